@@ -1,6 +1,6 @@
-//! Static scales of an fp8 pool: measured over prompts, written to a file, and read again.
+//! Static scales of an fp8 pool: measured over prompts, written to a file, and read from it.
 //!
-//! A scale is the largest number without sign that K or V of a head has in a layer, divided by 448, the largest of fp8.
+//! A scale is the largest absolute value of K or V of a head in a layer, divided by 448, the largest value of fp8.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::fields::read_json;
 use crate::runner::{Runner, Work};
 
-/// Hands steps to another runner, and looks at all K and V that they store.
+/// Forwards steps to another runner, and measures all K and V that they store.
 pub struct Calibrating<R> {
     inner: R,
     /// `[layers, kv_heads, K and V]`
@@ -22,14 +22,14 @@ pub struct Calibrating<R> {
 }
 
 impl<R: Runner<Backend = Cpu>> Calibrating<R> {
-    /// Nothing is seen yet.
+    /// Starts an empty measurement.
     pub fn new(inner: R) -> Self {
         let config = inner.config();
         let largest = vec![0.0; 2 * config.layers * config.kv_heads];
         Self { inner, largest }
     }
 
-    /// What was seen, as scales; 1 where there was nothing but 0.
+    /// Returns the measurement as scales; 1 if all values were 0.
     ///
     /// # Errors
     /// K or V that are not finite.
@@ -110,25 +110,25 @@ pub fn write(path: &Path, scales: &KvScales) -> Result<()> {
     write_table(path, &table)
 }
 
-/// Reads scales that [`write`] has written.
+/// Reads scales from a file of [`write()`].
 ///
 /// # Errors
-/// The file cannot be read, or holds no scales.
+/// The file cannot be read or contains no scales.
 pub fn read(path: &Path) -> Result<KvScales> {
     let table = Table::read(path)?;
-    // What is no number is no scale.
+    // A value that is not a number becomes NaN, which is rejected as a scale.
     let values = table.values(|value| Some(value.as_f64().unwrap_or(f64::NAN) as f32))?;
     KvScales::new(table.number("layers")?, table.number("kv_heads")?, values)
         .map_err(|error| table.refused(error.to_string()))
 }
 
-/// Writes what was measured over prompts.
+/// Writes a measurement.
 pub(crate) fn write_table(path: &Path, table: &Value) -> Result<()> {
     fs::write(path, format!("{table}\n"))
         .map_err(|error| Error::run(format!("cannot write {}: {error}", path.display())))
 }
 
-/// A file that [`write_table`] has written.
+/// Reads a file of [`write_table`].
 pub(crate) struct Table<'a> {
     path: &'a Path,
     file: Value,
@@ -140,7 +140,7 @@ impl<'a> Table<'a> {
         Ok(Self { path, file })
     }
 
-    /// Says that the file is wrong.
+    /// Returns the error for an invalid file.
     pub(crate) fn refused(&self, why: String) -> Error {
         Error::request(format!("{}: {why}", self.path.display()))
     }
@@ -151,7 +151,7 @@ impl<'a> Table<'a> {
         number.ok_or_else(|| self.refused(format!("no number of {name}")))
     }
 
-    /// The list `values`, each as `convert` takes it.
+    /// Returns the list `values`, each element converted by `convert`.
     pub(crate) fn values<T>(&self, convert: impl Fn(&Value) -> Option<T>) -> Result<Vec<T>> {
         let values = self.file["values"].as_array().map_or(&[][..], Vec::as_slice);
         let convert = |value| {

@@ -1,6 +1,6 @@
-//! Tensors of a model directory: one `model.safetensors`, or the shards that an index names.
+//! The tensors of a model directory: one `model.safetensors`, or the shards of an index.
 //!
-//! Not here: which tensors a model has (`model.rs`).
+//! Not here: the list of a model's tensors (`model.rs`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use crate::error::{Error, Result};
 use crate::fields::{Fields, read_file, read_json};
 use crate::matrix::{Matrix, Numbers};
 
-/// The name of a model in one file.
+/// The file name of a model without shards.
 const WHOLE: &str = "model.safetensors";
-/// What names a model's shards.
+/// The file name of the index of a model's shards.
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Every tensor of a directory, by name.
@@ -26,7 +26,7 @@ pub struct Checkpoint {
 struct Tensor {
     file: String,
     shape: Vec<usize>,
-    /// Other element types are refused only where the model needs the tensor.
+    /// Other element types are an error only if the model needs the tensor.
     numbers: std::result::Result<Numbers, Dtype>,
 }
 
@@ -47,26 +47,26 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Takes a matrix `[rows, cols]` out.
+    /// Removes and returns a matrix `[rows, cols]`.
     ///
     /// # Errors
-    /// It is missing or of another shape.
+    /// The tensor is missing or has another shape.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         Ok(Matrix::new(rows, cols, self.take(name, &[rows, cols])?))
     }
 
-    /// Takes `count` matrices `[rows, cols]` of one tensor out, one below the other.
+    /// Removes one tensor and returns it as `count` matrices `[rows, cols]`, one below the other.
     ///
     /// # Errors
-    /// It is missing or of another shape.
+    /// The tensor is missing or has another shape.
     pub fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
         Ok(Matrix::new(count * rows, cols, self.take(name, &[count, rows, cols])?))
     }
 
-    /// Takes a vector `[len]` out, in f32.
+    /// Removes and returns a vector `[len]`, in f32.
     ///
     /// # Errors
-    /// It is missing or of another shape.
+    /// The tensor is missing or has another shape.
     pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
         Ok(self.take(name, &[len])?.to_f32())
     }
@@ -113,10 +113,10 @@ impl Checkpoint {
     }
 }
 
-/// The files of a directory, with the tensors that an index says they hold.
+/// Returns the files of a directory, with the tensors that an index assigns to them.
 ///
 /// # Errors
-/// There is neither a whole model nor an index, or the index makes no sense.
+/// The directory has neither a whole model nor an index, or the index is invalid.
 pub fn shards(dir: &Path) -> Result<BTreeMap<String, Vec<String>>> {
     if dir.join(WHOLE).exists() {
         return Ok(BTreeMap::from([(WHOLE.to_owned(), Vec::new())]));
@@ -141,12 +141,12 @@ pub fn shards(dir: &Path) -> Result<BTreeMap<String, Vec<String>>> {
     Ok(names)
 }
 
-/// An index names a tensor that its shard lacks.
+/// The error for a tensor that the index assigns to a shard without it.
 pub fn lost_tensor(dir: &Path, file: &str, tensor: &str) -> Error {
     Error::model(format!("{}: {file} holds no tensor {tensor}", dir.join(INDEX).display()))
 }
 
-/// Whether a shard's name stays inside the directory.
+/// Returns whether a shard's name stays inside the directory.
 fn is_plain_name(file: &str) -> bool {
     let mut parts = Path::new(file).components();
     matches!(parts.next(), Some(std::path::Component::Normal(_))) && parts.next().is_none()

@@ -1,4 +1,4 @@
-//! Where a run's time goes.
+//! The time of a run by parts of its work.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,11 @@ pub enum Part {
     Attention,
     /// Norms, rotation, activation, embedding, residuals.
     Elementwise,
-    /// The product that makes logits.
+    /// The product that computes logits.
     Logits,
     /// Choosing tokens.
     Sampling,
-    /// Asking a GPU for a step.
+    /// Launching a step on a GPU.
     Launch,
     /// Waiting for a GPU.
     Wait,
@@ -51,7 +51,7 @@ impl Part {
     }
 }
 
-/// Adds up time by part: every moment between two laps belongs to the part named at the later one.
+/// Adds up time by part: the time between two laps belongs to the part of the later lap.
 #[derive(Clone, Debug)]
 pub struct Clock {
     last: Instant,
@@ -65,19 +65,19 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Starts a stretch whose time before counts for nobody.
+    /// Starts a stretch; the time before it belongs to no part.
     pub fn start(&mut self) {
         self.last = Instant::now();
     }
 
-    /// The time since the last lap was spent on `part`.
+    /// Adds the time since the last lap to `part`.
     pub fn lap(&mut self, part: Part) {
         let now = Instant::now();
         self.spent[part as usize] += now - self.last;
         self.last = now;
     }
 
-    /// Time spent on `part` so far.
+    /// Returns the time of `part` so far.
     pub fn spent(&self, part: Part) -> Duration {
         self.spent[part as usize]
     }

@@ -1,6 +1,6 @@
-//! `config.json` of a Hugging Face model directory: which model it is and of what shape.
+//! `config.json` of a Hugging Face model directory: the model's family and shape.
 //!
-//! Everything that the forward pass relies on is checked here, once. Not here: tensors.
+//! This file checks all assumptions of the forward pass, once. Not here: tensors.
 
 use std::path::Path;
 
@@ -31,9 +31,9 @@ pub struct ModelConfig {
     pub q_heads: usize,
     /// Key and value heads, a divisor of `q_heads`; 1 where rows are latent.
     pub kv_heads: usize,
-    /// Elements of one head of q and k as attention takes them: those of a whole latent row.
+    /// Elements of one head of q and k in attention: for latent rows, those of a whole row.
     pub head_dim: usize,
-    /// Elements of one head that attention gives.
+    /// Elements of one head of attention's output.
     pub value_dim: usize,
     /// Factor of the logits.
     pub scale: f32,
@@ -43,11 +43,11 @@ pub struct ModelConfig {
     pub experts: Option<ExpertsConfig>,
     /// Epsilon of every RMSNorm.
     pub norm_eps: f32,
-    /// Positions that the model was made for.
+    /// The model's maximum length in positions.
     pub max_len: usize,
     /// Rotary embedding.
     pub rope: Rope,
-    /// Whether the output projection is the embedding.
+    /// Whether the output projection is tied to the embedding.
     pub tied: bool,
     /// Whether q, k, v and o have a bias.
     pub attention_bias: bool,
@@ -63,8 +63,8 @@ impl ModelConfig {
     /// Reads `config.json`, and the stop tokens of `generation_config.json` if there is one.
     ///
     /// # Errors
-    /// A file that cannot be read or parsed, an architecture, activation or rope type that is not implemented, a
-    /// field that is missing or does not fit the others.
+    /// A file that cannot be read or parsed; an architecture, activation or rope type that is not implemented; a field
+    /// that is missing or contradicts another one.
     pub fn read(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         let mut config = Self::parse(&path, &read_json(&path)?)?;
@@ -78,7 +78,7 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// As [`ModelConfig::read`], from a value already read; `path` is for messages.
+    /// Reads the config from a parsed value; `path` is for messages.
     ///
     /// # Errors
     /// As [`ModelConfig::read`].
@@ -160,7 +160,7 @@ impl ModelConfig {
 }
 
 impl ModelConfig {
-    /// What each token stores in each layer.
+    /// Returns the shape of the K and V that each token stores in each layer.
     pub fn kv_shape(&self) -> KvShape {
         match self.latent {
             Some(latent) => KvShape::Latent { rank: latent.rank as u32, rope: latent.rope as u32 },
@@ -187,8 +187,8 @@ fn default_head_dim(
     Ok((hidden / q_heads).max(1))
 }
 
-/// Qwen3 may slide a window over some layers: those that `layer_types` names, or all from `max_window_layers` on. gpt-oss
-/// does over every other one, from the first on, unless `layer_types` says which.
+/// Qwen3 may slide a window over some layers: those in `layer_types`, or all from `max_window_layers` on. gpt-oss
+/// slides a window over every other layer, from the first on, unless `layer_types` differs.
 fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<u32>>> {
     let may = match family {
         Family::Llama | Family::DeepseekV3 => false,

@@ -1,4 +1,4 @@
-//! A model without pages: K and V side by side, attention of a dozen lines with sums in f64. For checking.
+//! A model without pages: contiguous K and V, and a short attention with sums in f64. For checks.
 
 use std::convert::Infallible;
 
@@ -13,7 +13,7 @@ struct Contiguous<'a> {
     config: &'a ModelConfig,
     k: Vec<Vec<f32>>,
     v: Vec<Vec<f32>>,
-    /// Who measures q and K, if anybody does.
+    /// Measures q and K, if requested.
     measured: Option<&'a mut Measured>,
 }
 
@@ -35,7 +35,7 @@ impl Attention for Contiguous<'_> {
         let first = self.k[layer].len() / kv_row;
         self.k[layer].extend_from_slice(k);
         self.v[layer].extend_from_slice(v);
-        // Latent rows begin with what is V.
+        // Latent rows begin with V.
         let values = if self.config.latent.is_some() { &self.k[layer] } else { &self.v[layer] };
         for (i, (q, out)) in q.chunks(q_row).zip(out.chunks_mut(out_row)).enumerate() {
             let seen = first + i + 1;
@@ -70,7 +70,7 @@ impl<'a> Contiguous<'a> {
     }
 }
 
-/// The logits after each token of a stream from number `from` on, `[len - from, vocab]`.
+/// Returns the logits after each token of a stream from number `from` on, `[len - from, vocab]`.
 pub fn logits(model: &Model, stream: &[u32], from: usize) -> Vec<f32> {
     let mut attention = Contiguous::new(&model.config);
     let (mut work, mut clock) = (Workspace::default(), Clock::default());
@@ -81,7 +81,7 @@ pub fn logits(model: &Model, stream: &[u32], from: usize) -> Vec<f32> {
     work.logits
 }
 
-/// Measures what each channel of K is worth over a stream.
+/// Measures the importance of each channel of K over a stream.
 pub fn measure(model: &Model, stream: &[u32], measured: &mut Measured) {
     let mut attention = Contiguous::new(&model.config);
     attention.measured = Some(measured);
@@ -91,7 +91,7 @@ pub fn measure(model: &Model, stream: &[u32], measured: &mut Measured) {
     let Ok(()) = model.forward(pass, &mut attention, &mut work, &mut clock);
 }
 
-/// Greedy tokens, and the logits of the first.
+/// Returns greedy tokens, and the logits of the first.
 pub fn greedy(model: &Model, prompt: &[u32], count: usize, chunk: usize) -> (Vec<u32>, Vec<f32>) {
     let mut attention = Contiguous::new(&model.config);
     let (mut work, mut clock) = (Workspace::default(), Clock::default());

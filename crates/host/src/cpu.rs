@@ -19,9 +19,9 @@ pub struct CpuRunner<'m> {
     work: Workspace,
     tokens: Vec<u32>,
     wanted: Vec<usize>,
-    /// For each draw the row of its logits: draws of one row share them.
+    /// For each draw the row of its logits; draws of one row share it.
     rows: Vec<usize>,
-    /// What the last step chose.
+    /// The tokens chosen by the last step.
     said: Vec<u32>,
     /// Logits of a draw with edits.
     edited: Vec<f32>,
@@ -45,33 +45,33 @@ impl<'m> CpuRunner<'m> {
         }
     }
 
-    /// Measures from now on what each channel of K is worth.
+    /// Measures the importance of each channel of K from now on.
     pub fn measure(self) -> Self {
         Self { measured: Some(Measured::new(&self.model.config)), ..self }
     }
 
-    /// What was measured, where it was.
+    /// Returns the measurement, if there was one.
     pub fn measured(&self) -> Option<&Measured> {
         self.measured.as_ref()
     }
 
-    /// Reads from now on what labels find; the backend's pool keeps them.
+    /// Reads the positions that labels find from now on; the backend's pool stores the labels.
     pub fn read_sparsely(self, reader: Reader) -> Self {
         Self { reader: Some(reader), ..self }
     }
 
-    /// Who reads what labels find.
+    /// Returns the reader of the positions that labels find.
     pub fn reader(&self) -> Option<&Reader> {
         self.reader.as_ref()
     }
 
-    /// Keeps which experts tokens go to from now on.
+    /// Records the experts of each token from now on.
     pub fn keep_routes(mut self) -> Self {
         self.work.routes = Some(Vec::new());
         self
     }
 
-    /// Which experts tokens went to, where that was kept.
+    /// Returns the recorded experts of the tokens, if requested.
     pub fn routes(&self) -> &[Routed] {
         self.work.routes.as_deref().unwrap_or_default()
     }
@@ -158,11 +158,11 @@ impl Runner for CpuRunner<'_> {
     }
 }
 
-/// Why a step's computation ended early.
+/// The reason for which a step's computation ended early.
 #[derive(Debug)]
 enum StepError {
     Backend(CpuError),
-    /// The user asked for a failure (`--fail-every`).
+    /// The user requested a failure (`--fail-every`).
     Injected,
 }
 
@@ -180,7 +180,7 @@ struct Paged<'a> {
     backend: &'a mut Cpu,
     plan: BatchPlan<'a>,
     attend: Attend,
-    /// The layer after which the step is to fail, if any.
+    /// The layer after which the step fails, if requested.
     fail_at: Option<usize>,
     measured: Option<&'a mut Measured>,
     reader: Option<&'a mut Reader>,

@@ -1,28 +1,28 @@
-//! One error for the whole program: a sentence for the user, and the exit code it ends with.
+//! The program's error: a sentence for the user, and the exit code.
 
 use std::fmt;
 
-/// Whose mistake it is; the number is the exit code.
+/// The category of the cause; the number is the exit code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// The run failed: a backend, an out-of-memory, a broken pipe.
     Run = 1,
-    /// The command line or a request cannot be served.
+    /// The program cannot serve the command line or a request.
     Request = 2,
-    /// The model cannot be used.
+    /// The program cannot use the model.
     Model = 3,
 }
 
 /// A sentence and an exit code.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
-    /// Whose mistake it is.
+    /// The category of the cause.
     pub fault: Fault,
-    /// What is wrong, naming the value.
+    /// The cause, with the value that is wrong.
     pub message: String,
 }
 
-/// What most functions here return.
+/// The result of most functions of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -31,12 +31,12 @@ impl Error {
         Self { fault: Fault::Run, message: message.into() }
     }
 
-    /// The command line or a request cannot be served.
+    /// The program cannot serve the command line or a request.
     pub fn request(message: impl Into<String>) -> Self {
         Self { fault: Fault::Request, message: message.into() }
     }
 
-    /// The model cannot be used.
+    /// The program cannot use the model.
     pub fn model(message: impl Into<String>) -> Self {
         Self { fault: Fault::Model, message: message.into() }
     }
@@ -50,7 +50,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// An error's sentence, and that of its cause.
+/// Returns an error's sentence, followed by that of its cause.
 pub fn with_cause(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(cause) => format!("{error}: {cause}"),

@@ -1,7 +1,8 @@
-//! Mixtures of experts: which experts a token goes to, and the sum of what they say.
+//! Mixtures of experts: the choice of a token's experts, and the sum of their outputs.
 //!
-//! DeepSeek V3: sigmoid scores, chosen with a correction bias from the best groups, weighted without it, beside a shared
-//! expert that all tokens go to. gpt-oss: the softmax of the chosen logits. Sums go by ascending expert.
+//! DeepSeek V3: sigmoid scores. A correction bias affects the choice from the best groups but not the weights, and all
+//! tokens also use a shared expert. gpt-oss: the softmax of the chosen logits. Sums are in the order of ascending
+//! experts.
 
 use crate::error::Result;
 use crate::family::Family;
@@ -11,18 +12,18 @@ use crate::matrix::Matrix;
 use crate::ops::SWIGLU_LIMIT as LIMIT;
 use crate::source::Source;
 
-/// How scores become weights.
+/// The conversion of scores to weights.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Routing {
     /// DeepSeek V3.
     Grouped {
-        /// Groups of neighbouring experts.
+        /// Groups of consecutive experts.
         groups: usize,
-        /// Groups that experts are chosen from: those whose best two experts score most.
+        /// Groups from which experts are chosen: those whose best two experts have the highest scores.
         kept: usize,
         /// Whether the weights are divided by their sum.
         normalised: bool,
-        /// What the weights are multiplied by then.
+        /// Factor of the weights after that.
         scaling: f32,
     },
     /// gpt-oss.
@@ -32,25 +33,25 @@ pub enum Routing {
 /// The experts of a model.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ExpertsConfig {
-    /// The first layer that has some.
+    /// The first layer with experts.
     pub first_layer: usize,
     /// Experts.
     pub count: usize,
     /// Experts of one token.
     pub per_token: usize,
-    /// Width of one.
+    /// Width of one expert.
     pub intermediate: usize,
-    /// Width of the one that all tokens go to; 0: there is none.
+    /// Width of the shared expert; 0: there is none.
     pub shared: usize,
-    /// How they are chosen.
+    /// The method of choice.
     pub routing: Routing,
 }
 
 impl ExpertsConfig {
-    /// Those of a family that has some.
+    /// Returns the experts of a model whose family has some.
     ///
     /// # Errors
-    /// A field that is missing, does not fit the others, or asks for what is not computed.
+    /// A field that is missing, contradicts another one, or requests an unsupported method.
     pub fn parse(fields: &Fields<'_>, family: Family) -> Result<Option<Self>> {
         let config = match family {
             Family::Llama | Family::Qwen3 => return Ok(None),
@@ -125,7 +126,7 @@ impl ExpertsConfig {
     }
 }
 
-/// Which experts a token went to in a layer.
+/// The experts of a token in a layer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Routed {
     /// The layer.
@@ -145,7 +146,7 @@ pub struct Experts {
     shared: Option<Mlp>,
 }
 
-/// What experts compute with, reused.
+/// Buffers of the computation, reused.
 #[derive(Default)]
 pub struct ExpertsWork {
     logits: Vec<f32>,
@@ -188,13 +189,13 @@ impl Experts {
         Ok(Self { config, router, correction: Some(correction), list, shared })
     }
 
-    /// Its projections.
+    /// Returns its projections.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let mlps = self.list.iter().chain(&self.shared);
         mlps.flat_map(Mlp::linears).chain([&self.router])
     }
 
-    /// `out[t]` = the weighted sum of what `x[t]`'s experts say, and what the shared one says.
+    /// Computes `out[t]`, the weighted sum of the outputs of `x[t]`'s experts and of the shared one.
     pub fn apply(
         &self,
         x: &[f32],
@@ -238,7 +239,7 @@ impl Experts {
         }
     }
 
-    /// Which experts the tokens of the last call went to, ascending.
+    /// Returns the experts of the last call's tokens, ascending.
     pub fn routes<'a>(&self, work: &'a ExpertsWork) -> impl Iterator<Item = Vec<usize>> + 'a {
         work.chosen.chunks_exact(self.config.per_token).map(|chosen| {
             let mut experts: Vec<_> = chosen.iter().map(|one| one.0).collect();
@@ -247,7 +248,7 @@ impl Experts {
         })
     }
 
-    /// One token's experts and their weights.
+    /// Returns one token's experts and their weights.
     fn choose(&self, logits: &[f32], chosen: &mut Vec<(usize, f32)>) {
         let first = chosen.len();
         let take = self.config.per_token;
@@ -268,8 +269,8 @@ impl Experts {
         let kept = best(&of_groups, kept);
         for (group, asked) in asked.chunks_exact_mut(size).enumerate() {
             if !kept.contains(&group) {
-                // Never chosen, whatever the sign of the rest. Transformers 5.17.0, modeling_deepseek_v3.py, line 162:
-                // scores_for_choice.masked_fill(~score_mask.bool(), float("-inf")).
+                // Never chosen, even if all other scores are negative. Transformers 5.17.0, modeling_deepseek_v3.py,
+                // line 162: scores_for_choice.masked_fill(~score_mask.bool(), float("-inf")).
                 asked.fill(f32::NEG_INFINITY);
             }
         }
@@ -280,7 +281,7 @@ impl Experts {
     }
 }
 
-/// Places of the `count` largest, the largest first; of equal ones those that come first.
+/// Returns the indices of the `count` largest, the largest first; of equal ones the lower index.
 fn best(numbers: &[f32], count: usize) -> Vec<usize> {
     let mut places: Vec<usize> = (0..numbers.len()).collect();
     places.sort_by(|&a, &b| numbers[b].total_cmp(&numbers[a]));
@@ -288,7 +289,7 @@ fn best(numbers: &[f32], count: usize) -> Vec<usize> {
     places
 }
 
-/// gpt-oss: all experts in one tensor, turned; rows of gate and up take turns.
+/// gpt-oss stores all experts in one tensor, transposed; rows of gate and up alternate.
 fn packed_experts(
     source: &mut impl Source,
     name: &str,

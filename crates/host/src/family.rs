@@ -1,4 +1,4 @@
-//! The families of models: what their layers are made of differs.
+//! The families of models, whose layers differ.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::fields::Fields;
 pub enum Family {
     /// `LlamaForCausalLM`
     Llama,
-    /// `Qwen3ForCausalLM`: each head of q and k is normed.
+    /// `Qwen3ForCausalLM`: norms each head of q and k.
     Qwen3,
     /// `DeepseekV3ForCausalLM`: latent attention, mixtures of experts.
     DeepseekV3,
@@ -19,10 +19,10 @@ pub enum Family {
 }
 
 impl Family {
-    /// Returns the family that `architectures`, or else `model_type`, names.
+    /// Returns the family of `architectures`, or else of `model_type`.
     ///
     /// # Errors
-    /// Neither is there, or the family is not implemented.
+    /// Both are missing, or the family is not implemented.
     pub fn parse(fields: &Fields<'_>) -> Result<Self> {
         let named =
             fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);

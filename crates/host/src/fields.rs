@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
-/// No real model has as many of anything but bytes; past it a config is damaged.
+/// Only byte counts of real models are larger; any other larger size shows that a config is damaged.
 const SIZE_MAX: usize = 1 << 24;
 
 /// Reads a JSON file.
@@ -27,7 +27,7 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|e| Error::model(format!("cannot read {}: {e}", path.display())))
 }
 
-/// Typed look-ups in a JSON object; null counts as absent, as in the reference framework.
+/// Typed look-ups in a JSON object. Null counts as absent, as in the reference framework.
 pub struct Fields<'a> {
     path: &'a Path,
     map: &'a Map<String, Value>,

@@ -1,14 +1,14 @@
-//! Times by their size: counts in buckets, each 1/16 of the power of two that it lies in, so that a quantile is right
-//! to 6 % however many times were added, and in 5 KB.
+//! Histograms of times. Buckets divide each power of two into 16, so a quantile is accurate to 6 % for any number of
+//! times, in 5 KB.
 
 use std::fmt::{self, Write};
 use std::time::Duration;
 
 /// Buckets of a power of two.
 const PARTS: u64 = 16;
-/// Powers of two of a nanosecond: up to half an hour; what is longer counts as that.
+/// Powers of two of a nanosecond: up to half an hour; longer times count as that.
 const POWERS: u64 = 41;
-/// Upper bounds of the buckets of monitors, in microseconds.
+/// Upper bounds of the buckets that monitors read, in microseconds.
 const BOUNDS: [u64; 17] = [
     500,
     1_000,
@@ -29,11 +29,11 @@ const BOUNDS: [u64; 17] = [
     100_000_000,
 ];
 
-/// How often which time was met.
+/// The number of times in each bucket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Histogram {
     counts: Vec<u64>,
-    /// Of each of [`BOUNDS`] the times that are above the one before it and at most this one.
+    /// For each of [`BOUNDS`], the times above the previous bound and at most this one.
     bounded: [u64; BOUNDS.len()],
     count: u64,
     sum: Duration,
@@ -53,7 +53,7 @@ impl Default for Histogram {
     }
 }
 
-/// The bucket of a number of nanoseconds: below 16 one each, then 16 for each power of two.
+/// Returns the bucket of a number of nanoseconds: below 16 one for each, then 16 for each power of two.
 fn bucket(nanos: u64) -> usize {
     let nanos = nanos.min((1 << POWERS) - 1);
     let power = u64::from(nanos.max(PARTS).ilog2());
@@ -61,14 +61,14 @@ fn bucket(nanos: u64) -> usize {
     (shift * PARTS + (nanos >> shift)) as usize
 }
 
-/// Where a bucket begins, in nanoseconds.
+/// Returns the begin of a bucket, in nanoseconds.
 fn start(bucket: usize) -> u64 {
     let (bucket, shift) = (bucket as u64, (bucket as u64 / PARTS).saturating_sub(1));
     (bucket - shift * PARTS) << shift
 }
 
 impl Histogram {
-    /// Counts a time.
+    /// Adds a time.
     pub fn add(&mut self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.counts[bucket(nanos)] += 1;
@@ -81,18 +81,18 @@ impl Histogram {
         self.greatest = self.greatest.max(time);
     }
 
-    /// Times counted.
+    /// Returns the number of times.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The longest one, in seconds, exactly.
+    /// Returns the longest time, in seconds, exactly.
     pub fn greatest(&self) -> f64 {
         self.greatest.as_secs_f64()
     }
 
-    /// The time, in seconds, that a part of all do not pass, 0.5 being the median: the middle of its bucket. 0 where
-    /// there was none.
+    /// Returns the time in seconds below which `part` of all times lie (0.5: the median), as the middle of its bucket.
+    /// 0 if there is no time.
     pub fn quantile(&self, part: f64) -> f64 {
         let wanted = ((part * self.count as f64) as u64).min(self.count.saturating_sub(1));
         let mut before = 0;
@@ -104,7 +104,7 @@ impl Histogram {
         reached.map_or(0.0, middle).min(self.greatest())
     }
 
-    /// Writes itself as a histogram in Prometheus's text format: cumulative counts, in seconds.
+    /// Writes the histogram in Prometheus's text format: cumulative counts, in seconds.
     ///
     /// # Errors
     /// The writer's.
@@ -145,7 +145,7 @@ mod test {
             times.add(Duration::from_micros(i * 37));
         }
         for part in [0.01, 0.5, 0.9, 0.99] {
-            // As many as the part are before it.
+            // The number of times before it equals the part.
             let (said, exact) = (times.quantile(part), (part * 1000.0 + 1.0) * 37e-6);
             assert!((said / exact - 1.0).abs() < 0.06, "{part}: {said} is not {exact}");
         }
@@ -165,7 +165,7 @@ mod test {
             .filter(|line| line.starts_with("t_bucket"))
             .map(|line| line.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("a count"))
             .collect();
-        // A time of exactly a bound is in its bucket.
+        // A time equal to a bound is in its bucket.
         assert_eq!(counts, [1, 3, 3, 4, 4, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 6]);
         for bound in ["0.0005", "0.001", "0.0025", "1", "100", "+Inf"] {
             assert!(text.contains(&format!("le=\"{bound}\"")), "{text}");

@@ -1,8 +1,8 @@
-//! Latent attention (DeepSeek V3): one row a token, of which all heads make their K and V.
+//! Latent attention (DeepSeek V3): a token stores one row, from which all heads derive K and V.
 //!
-//! What makes K of a row is multiplied into q instead, and what makes V into what was attended, so that attention reads
-//! the rows as they are stored: `q_h (W_h c) = (W_h^T q_h) c`. Of a row the first `rank` numbers are the latent, normed;
-//! the last `rope` are rotated, and so are the last of each head of q.
+//! The projection from a row to K is multiplied into q, and the projection to V into the attended rows. Attention
+//! therefore reads rows as they are stored: `q_h (W_h c) = (W_h^T q_h) c`. The first `rank` numbers of a row are the
+//! normed latent vector. The last `rope` numbers are rotated, like the last numbers of each head of q.
 
 use crate::error::Result;
 use crate::fields::Fields;
@@ -11,23 +11,23 @@ use crate::matrix::Matrix;
 use crate::ops::{self, Angles};
 use crate::source::Source;
 
-/// The norms inside have an epsilon of their own, whatever the config says of the others.
+/// The inner norms have a fixed epsilon, independent of the config.
 const EPS: f32 = 1e-6;
 
 /// Sizes of a latent attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LatentConfig {
-    /// Width that q is made over, if it is.
+    /// Width of the low-rank projection of q, if there is one.
     pub q_rank: Option<usize>,
     /// Numbers of a row that K and V share.
     pub rank: usize,
-    /// Rotated ones behind them.
+    /// Rotated numbers after them.
     pub rope: usize,
     /// Numbers of a head of K that are not rotated.
     pub nope: usize,
     /// Numbers of a head of V.
     pub value: usize,
-    /// Whether the numbers that turn together are neighbours, or half a head apart.
+    /// Whether rotated pairs are adjacent numbers, or half a head apart.
     pub interleaved: bool,
 }
 
@@ -35,7 +35,7 @@ impl LatentConfig {
     /// Reads the sizes.
     ///
     /// # Errors
-    /// A field that is missing or makes no sense.
+    /// A field that is missing or invalid.
     pub fn parse(fields: &Fields<'_>) -> Result<Self> {
         let rope = fields.size("qk_rope_head_dim")?;
         if !rope.is_multiple_of(2) {
@@ -56,10 +56,10 @@ impl LatentConfig {
     }
 }
 
-/// What makes q of x.
+/// The projection from x to q.
 enum Query {
     Whole(Linear),
-    /// Over a narrow, normed width.
+    /// Through a narrow, normed width.
     Narrow {
         down: Linear,
         norm: Vec<f32>,
@@ -80,7 +80,7 @@ pub struct Latent {
     out_of: Vec<Matrix>,
 }
 
-/// What it computes with, reused.
+/// Buffers of the computation, reused.
 #[derive(Default)]
 pub struct LatentWork {
     narrow: Vec<f32>,
@@ -135,7 +135,8 @@ impl Latent {
         linears.map(|linear| &linear.weight).chain(&self.into_q).chain(&self.out_of)
     }
 
-    /// Rows of q, `[tokens, heads, rank + rope]`, and those to store, `[tokens, rank + rope]`, of the normed x.
+    /// Computes rows of q, `[tokens, heads, rank + rope]`, and rows to store, `[tokens, rank + rope]`, from the normed
+    /// x.
     pub fn project(
         &self,
         x: &[f32],
@@ -180,7 +181,7 @@ impl Latent {
         }
     }
 
-    /// Heads of V, `[tokens, heads, value]`, of what was attended, `[tokens, heads, rank]`.
+    /// Computes heads of V, `[tokens, heads, value]`, from the attended rows, `[tokens, heads, rank]`.
     pub fn values(
         &self,
         attended: &[f32],

@@ -1,7 +1,7 @@
 //! A small LLM host on `kvarena`: Llama, Qwen3, DeepSeek V3 and gpt-oss from safetensors, with continuous batching.
 //!
 //! ```text
-//! error, clock, histogram           errors; where the time goes
+//! error, clock, histogram           errors; times of a run
 //! fields, family, config, rope      a model's config.json, and typed look-ups in it
 //! source, checkpoint                its tensors: from files, or random
 //! matrix, ops, linear               matrix products, element-wise operations, projections
@@ -9,7 +9,7 @@
 //! contiguous                        the same forward pass without pages, for checks
 //! sample, shaping, text, template   from logits to tokens, from tokens to text
 //! request, stream, draft            requests, each answer as it grows, drafts of its next tokens
-//! runner, cpu, gpu                  the seam to whatever computes steps; the CPU; a GPU (feature `cuda`)
+//! runner, cpu, gpu                  the interface of what computes steps; the CPU; a GPU (feature `cuda`)
 //! server, tally                     the serving loop and its counters
 //! calibrate                         static scales of fp8 pools
 //! sparse                            sparse reads of a long context

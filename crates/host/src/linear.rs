@@ -1,4 +1,4 @@
-//! Projections, and the MLP that is made of three of them.
+//! Projections, and the MLP of three projections.
 
 use crate::error::Result;
 use crate::matrix::Matrix;
@@ -41,7 +41,7 @@ impl Linear {
     }
 }
 
-/// What an MLP makes of its gate and its up projection.
+/// The activation of an MLP's gate and up projections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activation {
     /// `silu(gate) * up`
@@ -58,11 +58,11 @@ pub struct Mlp {
     pub up: Linear,
     /// `[hidden, intermediate]`
     pub down: Linear,
-    /// What stands between them.
+    /// The activation.
     pub activation: Activation,
 }
 
-/// What an MLP computes with, reused.
+/// Buffers of an MLP, reused.
 #[derive(Default)]
 pub struct MlpWork {
     /// `[tokens, intermediate]`
@@ -93,7 +93,7 @@ impl Mlp {
         })
     }
 
-    /// What is to be multiplied by `down`, in `work.gate`.
+    /// Computes the input of `down`, in `work.gate`.
     pub fn activate(&self, work: &mut MlpWork) {
         let width = self.gate.weight.rows();
         match self.activation {
@@ -102,7 +102,7 @@ impl Mlp {
         }
     }
 
-    /// All of it.
+    /// Computes the whole MLP.
     pub fn apply(&self, x: &[f32], out: &mut Vec<f32>, work: &mut MlpWork, turned: &mut Vec<f32>) {
         self.gate.apply(x, &mut work.gate, turned);
         self.up.apply(x, &mut work.up, turned);
@@ -110,13 +110,13 @@ impl Mlp {
         self.down.apply(&work.gate, out, turned);
     }
 
-    /// Its projections.
+    /// Returns its projections.
     pub fn linears(&self) -> [&Linear; 3] {
         [&self.gate, &self.up, &self.down]
     }
 }
 
-/// Sets a buffer's length; what it holds is about to be overwritten.
+/// Sets a buffer's length; the caller overwrites the contents.
 pub fn resize(buffer: &mut Vec<f32>, len: usize) {
     buffer.resize(len, 0.0);
 }

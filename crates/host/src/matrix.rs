@@ -1,10 +1,10 @@
 //! A weight matrix in its own element type, and its product with rows of f32.
 //!
-//! Sums are made in f32. A few rows (decode) are bound by reading the weights once: each core dots its share of the
-//! matrix with them. Many rows (prefill) are bound by arithmetic: each core widens a panel of the matrix and hands it
-//! to `gemm`.
+//! Sums are in f32. Products of a few rows (decode) are memory-bound and read the weights once: each core computes the
+//! dot products of its share of the matrix. Products of many rows (prefill) are compute-bound: each core widens a panel
+//! of the matrix and calls `gemm`.
 //!
-//! Not here: everything that is not a product (`ops.rs`).
+//! Not here: element-wise operations (`ops.rs`).
 
 use std::cell::RefCell;
 use std::ops::{Range, RangeInclusive};
@@ -14,19 +14,19 @@ use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-/// Up to so many rows are dotted directly.
+/// Most rows that are computed as direct dot products.
 const FEW_ROWS: usize = 16;
-/// Matrix rows that one task takes at least: more of them where a row is short, since waking a core takes a while.
+/// Fewest matrix rows of a task; more if a row is short, because waking a core takes time.
 const DOT_ROWS: usize = 64;
 const DOT_NUMBERS: usize = 1 << 15;
-/// Rows of a panel: one for each core, since each panel packs all of x for itself, but neither tiny nor huge.
+/// Rows of a panel: one panel for each core, because each panel packs all of x, but within these bounds.
 const PANEL_ROWS: RangeInclusive<usize> = 64..=1024;
-/// Matrix rows, and rows of x, whose products are made together.
+/// Matrix rows, and rows of x, whose products are computed together.
 const TILE: usize = 4;
-/// Columns that are widened at a time: 16 KiB of f32 for a tile, which stay in the innermost cache.
+/// Columns that are widened at a time: a tile of 16 KiB of f32, which fits the L1 cache.
 const COLS: usize = 1024;
 
-/// Elements in one of the types that models come in.
+/// Elements in one of the types of model files.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Numbers {
     /// IEEE binary32.
@@ -57,7 +57,7 @@ impl Numbers {
         if matches!(self, Self::F32(_)) { 4 } else { 2 }
     }
 
-    /// Those at some places.
+    /// Returns the elements at some indices.
     fn pick(&self, places: impl Iterator<Item = usize>) -> Self {
         match self {
             Self::F32(x) => Self::F32(places.map(|i| x[i]).collect()),
@@ -73,7 +73,7 @@ impl Numbers {
         wide
     }
 
-    /// As [`Numbers::widen`], inside a function that the vector instructions were chosen for.
+    /// [`Numbers::widen`] inside a function that is compiled for the chosen vector instructions.
     #[inline(always)]
     fn widen_here(&self, start: usize, wide: &mut [f32]) {
         match self {
@@ -96,7 +96,7 @@ impl Numbers {
     }
 }
 
-/// `[rows, cols]`, row-major.
+/// A matrix `[rows, cols]`, row-major.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Matrix {
     rows: usize,
@@ -108,7 +108,7 @@ impl Matrix {
     /// A matrix of these elements.
     ///
     /// # Panics
-    /// If there are not `rows * cols` of them.
+    /// If `numbers` does not have `rows * cols` elements.
     pub fn new(rows: usize, cols: usize, numbers: Numbers) -> Self {
         assert_eq!(
             Some(numbers.len()),
@@ -147,14 +147,14 @@ impl Matrix {
         Self::new(rows.len(), self.cols, self.numbers.pick(places))
     }
 
-    /// Every second row, from row `first` on.
+    /// Returns every second row, from row `first` on.
     pub fn every_other(&self, first: usize) -> Self {
         let rows = (first..self.rows).step_by(2);
         let places = rows.clone().flat_map(|row| row * self.cols..(row + 1) * self.cols);
         Self::new(rows.len(), self.cols, self.numbers.pick(places))
     }
 
-    /// Columns as rows.
+    /// Returns the transpose.
     pub fn turned(&self) -> Self {
         let places =
             (0..self.cols).flat_map(|col| (0..self.rows).map(move |row| row * self.cols + col));
@@ -221,7 +221,7 @@ fn gemm(w: &[f32], x: &[f32], cols: usize, tokens: usize, out: &mut [f32]) {
     let rows = w.len() / cols;
     assert!(w.len() == rows * cols && x.len() == tokens * cols && out.len() == rows * tokens);
     let (c, t) = (cols as isize, tokens as isize);
-    // SAFETY: the assert above holds the three slices to the sizes that these strides reach, and `out` is borrowed
+    // SAFETY: the assert above checks the three slices against the sizes of these strides, and `out` is borrowed
     // mutably, so it overlaps neither input.
     #[allow(unsafe_code)]
     unsafe {
@@ -249,7 +249,7 @@ fn gemm(w: &[f32], x: &[f32], cols: usize, tokens: usize, out: &mut [f32]) {
     }
 }
 
-/// `[rows, tokens]` to `[tokens, rows]`.
+/// Transposes `[rows, tokens]` to `[tokens, rows]`.
 fn transpose(turned: &[f32], tokens: usize, out: &mut [f32]) {
     let rows = out.len() / tokens;
     out.par_chunks_mut(rows).enumerate().for_each(|(t, out)| {
@@ -266,7 +266,7 @@ fn widen_bf16(x: &[bf16], wide: &mut [f32]) {
     }
 }
 
-/// A task: some rows of a matrix with every row of x.
+/// A task: some rows of a matrix, with every row of x.
 struct DotRows<'a> {
     matrix: &'a Matrix,
     first: usize,
@@ -340,7 +340,7 @@ fn dot_rows<S: Simd, const R: usize>(
     }
 }
 
-/// `R` matrix rows and `T` rows of x from row `t` on: each vector loaded serves several products.
+/// Multiplies `R` matrix rows with `T` rows of x from row `t` on; each loaded vector serves several products.
 #[inline(always)]
 fn dot_tile<S: Simd, const R: usize, const T: usize>(
     simd: S,
@@ -353,7 +353,7 @@ fn dot_tile<S: Simd, const R: usize, const T: usize>(
     let len = w[0].len();
     let w = w.map(|w| S::as_simd_f32s(&w[..len]));
     let x: [_; T] = std::array::from_fn(|i| S::as_simd_f32s(&x[(t + i) * stride..][..len]));
-    // All as long as the first, so that the loop below needs no checks.
+    // All slices have the length of the first, so the loop below needs no bounds checks.
     let vectors = w[0].0.len();
     let w_vectors = w.map(|w| &w.0[..vectors]);
     let x_vectors = x.map(|x| &x.0[..vectors]);
@@ -394,7 +394,7 @@ fn dot_bf16(w: &[bf16], x: &[f32]) -> f32 {
 mod test {
     use super::*;
 
-    /// Not a test: `cargo test --release speed -- --ignored --nocapture`
+    /// A measurement and not a test: `cargo test --release speed -- --ignored --nocapture`
     #[test]
     #[ignore = "prints speeds"]
     fn speed() {

@@ -1,7 +1,7 @@
 //! A model: weights, and one forward pass over the new tokens of a step.
 //!
-//! The pass knows neither pages nor sequences: it hands q, k and v of each layer to an [`Attention`] and takes the
-//! attended rows back. Not here: reading files (`checkpoint.rs`), pages and backends (`cpu.rs`).
+//! The pass is independent of pages and sequences: it passes q, k and v of each layer to an [`Attention`] and receives
+//! the attended rows. Not here: reading files (`checkpoint.rs`), pages and backends (`cpu.rs`).
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::matrix::Matrix;
 use crate::ops::{self, Angles};
 use crate::source::Source;
 
-/// What a layer asks of attention.
+/// The inputs of one layer's attention.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     /// Sliding window.
@@ -26,21 +26,21 @@ pub struct Asked<'a> {
     pub q: &'a [f32],
     /// `[tokens, kv_heads, head_dim]`
     pub k: &'a [f32],
-    /// The same; nothing where rows are latent, whose V is in K.
+    /// The same for V; empty if rows are latent, because K contains V.
     pub v: &'a [f32],
     /// `[q_heads]`
     pub sinks: Option<&'a [f32]>,
 }
 
-/// Stores a layer's K and V, and attends.
+/// Stores a layer's K and V, and computes attention.
 pub trait Attention {
-    /// What can go wrong.
+    /// The error of attention.
     type Error;
 
-    /// `out` is `[tokens, q_heads, value_dim]`.
+    /// Writes `out`, `[tokens, q_heads, value_dim]`.
     ///
     /// # Errors
-    /// Its own; the pass then ends with it.
+    /// The implementation's error, which ends the pass.
     fn layer(
         &mut self,
         layer: usize,
@@ -49,13 +49,13 @@ pub trait Attention {
     ) -> std::result::Result<(), Self::Error>;
 }
 
-/// What makes q, k and v of x.
+/// The projections from x to q, k and v.
 enum Projections {
     Heads { q: Linear, k: Linear, v: Linear, q_norm: Option<Vec<f32>>, k_norm: Option<Vec<f32>> },
     Latent(Latent),
 }
 
-/// What comes after attention.
+/// The layers after attention.
 enum Rest {
     Mlp(Mlp),
     Experts(Experts),
@@ -77,7 +77,7 @@ pub struct Model {
     embedding: Matrix,
     layers: Vec<Layer>,
     norm: Vec<f32>,
-    /// None: the embedding, turned.
+    /// `None`: the transposed embedding.
     output: Option<Matrix>,
 }
 
@@ -88,7 +88,7 @@ pub struct Pass<'a> {
     pub tokens: &'a [u32],
     /// The position of each.
     pub positions: &'a [u32],
-    /// Rows whose logits are wanted.
+    /// Rows whose logits are requested.
     pub wanted: &'a [usize],
 }
 
@@ -107,9 +107,9 @@ pub struct Workspace {
     latent: LatentWork,
     experts: ExpertsWork,
     turned: Vec<f32>,
-    /// Where tokens went, if that is to be kept: in the order of passes, layers and tokens.
+    /// The recorded experts of tokens, if requested, in the order of passes, layers and tokens.
     pub routes: Option<Vec<Routed>>,
-    /// `[wanted, vocab]`, of the last pass.
+    /// `[requested rows, vocab]`, of the last pass.
     pub logits: Vec<f32>,
 }
 
@@ -117,15 +117,15 @@ impl Model {
     /// Reads a model directory.
     ///
     /// # Errors
-    /// Everything that `config.rs` and `checkpoint.rs` refuse.
+    /// Any error of `config.rs` and `checkpoint.rs`.
     pub fn read(dir: &Path) -> Result<Self> {
         Self::build(ModelConfig::read(dir)?, &mut Checkpoint::read(dir)?)
     }
 
-    /// Takes all tensors that `config` asks for out of `source`.
+    /// Takes all tensors of `config` out of `source`.
     ///
     /// # Errors
-    /// One is missing or of another shape.
+    /// A tensor is missing or has another shape.
     pub fn build(config: ModelConfig, source: &mut impl Source) -> Result<Self> {
         let (vocab, hidden) = (config.vocab, config.hidden);
         let layer = |i| Layer::build(&config, source, i);
@@ -146,10 +146,10 @@ impl Model {
             + self.output.as_ref().map_or(0, Matrix::bytes)
     }
 
-    /// Runs the new tokens of a step through the model; the logits wanted are left in the workspace.
+    /// Runs the new tokens of a step through the model; the workspace then contains the requested logits.
     ///
     /// # Errors
-    /// Those of `attention`.
+    /// The errors of `attention`.
     ///
     /// # Panics
     /// If a token is not below the vocabulary's size.
@@ -185,7 +185,7 @@ impl Model {
         Ok(())
     }
 
-    /// `x += o(attention(rotate(q), rotate(k), v))`, all of the normed x.
+    /// Computes `x += o(attention(rotate(q), rotate(k), v))`, with q, k and v of the normed x.
     fn attend<A: Attention>(
         &self,
         index: usize,
@@ -241,7 +241,7 @@ impl Model {
         Ok(())
     }
 
-    /// `x +=` what the MLP or the experts say of the normed x.
+    /// Adds the output of the MLP or the experts, of the normed x, to `x`.
     fn rest(
         &self,
         (index, layer): (usize, &Layer),

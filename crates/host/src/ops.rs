@@ -1,13 +1,14 @@
-//! What a transformer does beside matrix products and attention. Rows are independent and spread over the cores.
+//! The transformer's operations other than matrix products and attention. Rows are independent and spread over the
+//! cores.
 
 use rayon::prelude::*;
 
 use crate::rope::Rope;
 
-/// Below so many elements one core is faster than waking the others.
+/// With fewer elements one core is faster than waking the others.
 const PARALLEL_MIN: usize = 1 << 15;
 
-/// Calls `each` with every row of `x`, in parallel where that pays.
+/// Calls `each` with every row of `x`, in parallel if that is faster.
 fn for_rows(x: &mut [f32], width: usize, each: impl Fn(usize, &mut [f32]) + Send + Sync) {
     let rows_min = (PARALLEL_MIN / width).max(1);
     let rows = x.par_chunks_mut(width).enumerate().with_min_len(rows_min);
@@ -45,7 +46,7 @@ pub struct Angles {
 }
 
 impl Angles {
-    /// Fills in the angles of these positions.
+    /// Computes the angles of these positions.
     pub fn set(&mut self, rope: &Rope, positions: &[u32]) {
         self.cos.clear();
         self.sin.clear();
@@ -86,8 +87,8 @@ pub fn norm_and_rotate(
     });
 }
 
-/// Rotates the last `rope` numbers of each head. `x` is `[tokens, heads, head]` by `(heads, head)`. Pairs are neighbours where
-/// they are interleaved, and stay where they are.
+/// Rotates the last `rope` numbers of each head. `x` is `[tokens, heads, head]` by `(heads, head)`. If `interleaved`,
+/// pairs are adjacent, and their order does not change.
 pub fn rotate_ends(
     x: &mut [f32],
     (heads, head): (usize, usize),
@@ -112,10 +113,10 @@ pub fn rotate_ends(
     });
 }
 
-/// Where gpt-oss clamps.
+/// The limit at which gpt-oss clamps.
 pub const SWIGLU_LIMIT: f32 = 7.0;
 
-/// `gate = gate * sigmoid(1.702 gate) * (up + 1)`, the gate clamped from above, up from both sides.
+/// Computes `gate = gate * sigmoid(1.702 gate) * (up + 1)`, with gate clamped from above and up from both sides.
 pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], width: usize) {
     for_rows(gate, width, |i, gate| {
         let up = &up[i * width..(i + 1) * width];

@@ -1,4 +1,4 @@
-//! What users ask for: requests, from the command line or a file of JSON lines.
+//! Requests, from the command line or a file of JSON lines.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,36 +12,36 @@ use crate::sample::Sampling;
 use crate::shaping::PreparedShaping;
 use crate::text::Text;
 
-/// A prompt and how to go on from it.
+/// A prompt and the parameters of its continuation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Request {
     /// Its tokens.
     pub prompt: Vec<TokenId>,
-    /// Most new tokens. None: as many as usual, fewer where the model or the pool ends.
+    /// Most new tokens. `None`: the default, fewer at the end of the model or the pool.
     pub max_new_tokens: Option<u32>,
-    /// Continuations wanted; they share the prompt's pages.
+    /// Number of continuations, which share the prompt's pages.
     pub samples: u32,
-    /// How to choose tokens.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// What changes logits before tokens are chosen; none: nothing does.
+    /// Edits of logits before the choice of tokens, if any.
     pub shaping: Option<Arc<PreparedShaping>>,
     /// Tokens that end a continuation.
     pub stop: Vec<u32>,
-    /// The client goes away after so many new tokens of a continuation.
+    /// Cancels a continuation after this many new tokens, as if its client had gone away.
     pub cancel_after: Option<u32>,
-    /// Keeps prefixes of different tenants apart.
+    /// Separates prefixes of different tenants.
     pub namespace: Namespace,
-    /// The salt by which routers tell the namespace from others, unless it is the default one.
+    /// The salt by which routers distinguish the namespace; `None` for the default one.
     pub salt: Option<Arc<str>>,
-    /// What the answer may be like, where drafts are looked for beside the prompt: a text that is to be edited, say.
+    /// A text that the answer may resemble; drafts are searched in it in addition to the prompt.
     pub prediction: Vec<u32>,
-    /// Whether the logits of each token of the prompt are wanted. No cached prefix is used then.
+    /// Whether the logits of each prompt token are requested. The request then uses no cached prefix.
     pub scores_prompt: bool,
-    /// Requests of the same group take turns with other groups as if they were one; none: a group of its own.
+    /// Requests of one group count as one when groups take turns; `None`: a group of its own.
     pub group: Option<u64>,
 }
 
-/// What a request's fields are where it does not name them.
+/// Defaults of a request's fields.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Defaults {
     /// As in [`Request`].
@@ -55,7 +55,7 @@ pub struct Defaults {
 }
 
 impl Defaults {
-    /// A request for `prompt` with nothing else said.
+    /// Returns a request for `prompt` with the defaults.
     pub fn request(&self, prompt: Vec<u32>) -> Request {
         Request {
             prompt: prompt.into_iter().map(TokenId::new).collect(),
@@ -74,10 +74,10 @@ impl Defaults {
     }
 }
 
-/// Reads a file of JSON lines, one request each; empty lines are skipped, unknown fields are ignored.
+/// Reads a file of JSON lines, one request each. Skips empty lines and ignores unknown fields.
 ///
 /// # Errors
-/// The file cannot be read, or a line makes no request; the message names the line.
+/// The file cannot be read, or a line is not a request; the message names the line.
 pub fn read_requests(path: &Path, defaults: &Defaults, text: &Text) -> Result<Vec<Request>> {
     let bytes = match path.to_str() {
         Some("-") => std::io::read_to_string(std::io::stdin()),

@@ -1,4 +1,4 @@
-//! Rotary position embedding: from the config's two styles to one table of frequencies.
+//! Rotary position embedding: converts the config's two styles to one table of frequencies.
 //!
 //! Types `default`, `linear`, `llama3` and `yarn`. Not here: the rotation itself (`ops.rs`).
 
@@ -12,9 +12,9 @@ use crate::fields::Fields;
 pub struct Rope {
     /// Radians per position, `[head_dim / 2]`.
     pub frequencies: Vec<f32>,
-    /// What rotated numbers are multiplied by.
+    /// Factor of the rotated numbers.
     pub amplitude: f32,
-    /// What DeepSeek multiplies the logits by, beside what heads say.
+    /// DeepSeek's factor of the logits, in addition to the heads' scale.
     pub logit_factor: f32,
 }
 
@@ -22,7 +22,7 @@ impl Rope {
     /// Reads `rope_parameters` (new style), or `rope_theta` and `rope_scaling` (old style).
     ///
     /// # Errors
-    /// A rope type that is not implemented, a field that is missing or makes no sense.
+    /// A rope type that is not implemented, or a field that is missing or invalid.
     pub fn parse(fields: &Fields<'_>, head_dim: usize) -> Result<Self> {
         let parameters = fields.object("rope_parameters")?;
         let scaling = fields.object("rope_scaling")?;
@@ -80,8 +80,9 @@ fn kind<'a>(rope: &Fields<'a>) -> Result<&'a str> {
     }
 }
 
-/// YaRN (arXiv:2309.00071): pairs that turn often over the length trained on keep their frequency, those that turn seldom
-/// are stretched by `factor`, those between are blended by place. Gives the amplitude, and DeepSeek's factor of logits.
+/// YaRN (arXiv:2309.00071). Pairs that turn often over the training length keep their frequency; those that turn seldom
+/// are stretched by `factor`; those between are blended by index. Returns the amplitude, and DeepSeek's factor of the
+/// logits.
 fn scale_yarn(rope: &Fields<'_>, theta: f64, frequencies: &mut [f64]) -> Result<(f64, f64)> {
     let factor = at_least_one(rope, "factor")?;
     let trained_len = rope.number("original_max_position_embeddings")?;
@@ -92,7 +93,7 @@ fn scale_yarn(rope: &Fields<'_>, theta: f64, frequencies: &mut [f64]) -> Result<
         )));
     }
     let dim = 2.0 * frequencies.len() as f64;
-    // The place of the pair that turns so often over the length trained on.
+    // The index of the pair that makes this many turns over the training length.
     let place = |turns: f64| dim * (trained_len / (turns * TAU)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (place(fast), place(slow));
     if rope.get("truncate").is_none() || rope.flag("truncate")? {
@@ -117,7 +118,7 @@ fn scale_yarn(rope: &Fields<'_>, theta: f64, frequencies: &mut [f64]) -> Result<
     Ok((amplitude, logit_factor))
 }
 
-/// Llama 3.1: long wavelengths are stretched by `factor`, short ones stay, those between are blended.
+/// Llama 3.1: long wavelengths are stretched by `factor`, short ones keep their frequency, those between are blended.
 fn scale_llama3(rope: &Fields<'_>, frequencies: &mut [f64]) -> Result<()> {
     let factor = at_least_one(rope, "factor")?;
     let low = rope.number("low_freq_factor")?;

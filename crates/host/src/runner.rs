@@ -1,4 +1,4 @@
-//! The seam between the serving loop and whoever computes its steps: the CPU (`cpu.rs`) or a GPU (`gpu/runner.rs`).
+//! The trait `Runner`: the interface between the serving loop and the CPU (`cpu.rs`) or a GPU (`gpu/runner.rs`).
 
 use kvarena::{Backend, OwnedPlan};
 
@@ -11,20 +11,20 @@ use crate::shaping::{Edit, Edits};
 /// A token to choose in a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Draw {
-    /// Which of the step's tokens it follows.
+    /// The token of the step that it follows.
     pub row: usize,
-    /// How to choose it.
+    /// The sampling parameters.
     pub sampling: Sampling,
-    /// Number of the sample among its request's.
+    /// Index of the sample within its request.
     pub sample: u32,
-    /// Number of the token among the sample's new ones.
+    /// Index of the token among the sample's new ones.
     pub index: u32,
-    /// What changes its logits first.
+    /// Edits of its logits before the choice.
     pub edits: Edits,
 }
 
 impl Draw {
-    /// Whether its logits are edited, or left out by min-p.
+    /// Returns whether its logits are edited, or filtered by min-p.
     pub fn is_shaped(&self) -> bool {
         !self.edits.is_none() || (self.sampling.temperature > 0.0 && self.sampling.min_p > 0.0)
     }
@@ -35,23 +35,23 @@ impl Draw {
 pub struct Work {
     /// Its sequences, positions and slots.
     pub plan: OwnedPlan,
-    /// Its tokens: a token, or -1 - i for the one that the step before chooses as its draw i.
+    /// Its tokens: a token, or -1 - i for the token that draw i of the previous step chooses.
     pub inputs: Vec<i32>,
     /// The tokens to choose.
     pub draws: Vec<Draw>,
-    /// Of all draws.
+    /// The edits of all draws.
     pub edits: Vec<Edit>,
 }
 
 /// Computes planned steps in the order in which they are launched.
 pub trait Runner {
-    /// Who holds K and V.
+    /// The backend that stores K and V.
     type Backend: Backend;
 
     /// The model's shape.
     fn config(&self) -> &ModelConfig;
 
-    /// A step is about to be planned, which sends its plan to the backend.
+    /// Prepares for a step. Planning follows, which sends the step's plan to the backend.
     ///
     /// # Errors
     /// The run failed.
@@ -59,18 +59,18 @@ pub trait Runner {
         Ok(())
     }
 
-    /// Starts a step, which the backend has begun. It may return before the step is done.
+    /// Starts a step that the backend has begun. May return before the step is done.
     ///
     /// # Errors
-    /// The step failed; it and all after it are to be aborted.
+    /// The step failed; the caller aborts it and all later steps.
     fn launch(&mut self, backend: &mut Self::Backend, work: &Work, clock: &mut Clock)
     -> Result<()>;
 
-    /// Waits for the oldest step that was launched and not collected, and gives the tokens it chose. With `fail`, the
-    /// step fails halfway.
+    /// Waits for the oldest launched step that was not collected, and returns its chosen tokens. With `fail`, the step
+    /// fails halfway.
     ///
     /// # Errors
-    /// The step failed; it and all after it are to be aborted.
+    /// The step failed; the caller aborts it and all later steps.
     fn collect(
         &mut self,
         backend: &mut Self::Backend,
@@ -80,19 +80,19 @@ pub trait Runner {
         clock: &mut Clock,
     ) -> Result<()>;
 
-    /// Waits for all that was launched, and forgets it.
+    /// Waits for all launched steps, and forgets them.
     ///
     /// # Errors
     /// The run failed.
     fn settle(&mut self, backend: &mut Self::Backend) -> Result<()>;
 
-    /// Most tokens that a step can choose; a step of more cannot be launched.
+    /// Most tokens that a step can choose; the loop launches no larger step.
     fn draws_max(&self) -> usize {
         usize::MAX
     }
 
-    /// Most edits that a step can have; a step of more cannot be launched, and a request that may need more is refused. 0:
-    /// so are all requests with a shaping or with `min_p`.
+    /// Most edits of a step. The loop launches no larger step, and rejects requests that may need more. 0: it rejects
+    /// all requests with a shaping or with `min_p`.
     fn edits_max(&self) -> usize {
         0
     }
@@ -100,6 +100,6 @@ pub trait Runner {
     /// Whether logits are kept.
     fn keeps_logits(&self) -> bool;
 
-    /// The logits of a draw of the step collected last; empty where they were not kept.
+    /// Returns the logits of a draw of the last collected step; empty if they were not kept.
     fn logits(&self, draw: usize) -> &[f32];
 }

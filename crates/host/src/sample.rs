@@ -1,20 +1,21 @@
-//! From logits to a token: greedy, or a seeded draw with temperature, min-p, top-k and top-p.
+//! The choice of a token from logits: greedy, or a seeded draw with temperature, min-p, top-k and top-p.
 //!
-//! A draw takes the greatest of `logit / temperature + noise`, where each token's noise (Gumbel's) is a hash of seed,
-//! sample, place and token. So it depends on nothing that was drawn before, and a GPU draws it in any order; this is
-//! the specification of `ptx/src/sample.cu`.
+//! A draw takes the maximum of `logit / temperature + noise`. The noise (Gumbel's) of a token is a hash of seed,
+//! sample, index and token. A draw therefore does not depend on earlier draws, and a GPU may draw in any order. This
+//! file is the specification of `ptx/src/sample.cu`.
 
-/// How to choose tokens.
+/// Sampling parameters.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sampling {
     /// 0: always the most likely token.
     pub temperature: f32,
-    /// Draw only from so many of the most likely tokens, and those as likely as the last of them. 0: from all.
+    /// Draw only from this many of the most likely tokens, and those that tie with the last of them. 0: from all.
     pub top_k: u32,
-    /// Draw only from the most likely tokens that together reach this probability, and those as likely as the last of
+    /// Draw only from the most likely tokens that together reach this probability, and those that tie with the last of
     /// them.
     pub top_p: f32,
-    /// Draw only from tokens at least so likely as this share of the most likely one; before `top_k` and `top_p`.
+    /// Draw only from tokens with at least this share of the most likely token's probability. Applied before `top_k`
+    /// and `top_p`.
     pub min_p: f32,
     /// Of the draws.
     pub seed: u64,
@@ -27,18 +28,18 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Whether some tokens are left out of the draw.
+    /// Returns whether the draw excludes some tokens.
     pub fn filters(&self) -> bool {
         self.temperature > 0.0 && (self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0)
     }
 
-    /// The key of the noise for new token number `index` of sample number `sample`.
+    /// Returns the key of the noise for new token number `index` of sample number `sample`.
     pub fn key(&self, sample: u32, index: u32) -> u64 {
         let mut state = self.seed ^ (u64::from(sample) << 32 | u64::from(index)).rotate_left(17);
         splitmix(&mut state)
     }
 
-    /// Chooses a token: the first of equals. The same key and logits give the same token.
+    /// Chooses a token: the first of equals. Equal keys and logits give equal tokens.
     pub fn choose(&self, key: u64, logits: &[f32]) -> u32 {
         let least = if self.filters() { self.least(logits) } else { f32::NEG_INFINITY };
         let (mut best, mut token) = (f32::NEG_INFINITY, 0);
@@ -57,7 +58,7 @@ impl Sampling {
         token
     }
 
-    /// How far below the greatest logit `min_p` lets one be.
+    /// Returns the distance below the greatest logit that `min_p` allows.
     pub fn depth(&self) -> f32 {
         match self.min_p > 0.0 {
             true => -self.temperature * self.min_p.ln(),
@@ -65,8 +66,8 @@ impl Sampling {
         }
     }
 
-    /// The least logit that min-p, then top-k and then top-p keep. Probabilities are whole multiples of 2^-32 of the greatest, so
-    /// that their sums do not depend on the order.
+    /// Returns the least logit that min-p, then top-k and then top-p keep. Probabilities are whole multiples of 2^-32
+    /// of the greatest, so their sums do not depend on the order.
     fn least(&self, logits: &[f32]) -> f32 {
         let mut order: Vec<f32> = logits.iter().copied().filter(|x| !x.is_nan()).collect();
         order.sort_unstable_by(|a, b| b.total_cmp(a));
@@ -94,7 +95,7 @@ impl Sampling {
     }
 }
 
-/// Noise of one token, of Gumbel's distribution.
+/// Returns the noise of one token, of Gumbel's distribution.
 pub fn gumbel(key: u64, token: u32) -> f32 {
     let mut h = token.wrapping_mul(0x9E37_79B9).wrapping_add(key as u32);
     h = (h ^ (h >> 16)).wrapping_mul(0x85EB_CA6B);

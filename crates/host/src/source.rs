@@ -1,4 +1,4 @@
-//! Where tensors come from: a checkpoint, or a generator of random numbers.
+//! The source of tensors: a checkpoint, or a generator of random numbers.
 
 use half::bf16;
 
@@ -44,16 +44,16 @@ impl Source for Checkpoint {
     }
 }
 
-/// Random weights, for measuring a shape without its checkpoint: for each name another stretch of the SplitMix64 sequence,
-/// so that whoever makes a tensor (`ptx/src/fill.cu` does on a GPU) makes the same.
+/// Random weights, to measure a shape without its checkpoint. Each name has its own part of the SplitMix64 sequence, so
+/// every generator (`ptx/src/fill.cu` on a GPU) produces equal tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Random {
-    /// Of all names' seeds.
+    /// The seed for all names.
     pub seed: u64,
 }
 
 impl Random {
-    /// Where the sequence of a tensor starts.
+    /// Returns the begin of a tensor's sequence.
     pub fn seed_of(&self, name: &str) -> u64 {
         // FNV-1a.
         let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
@@ -62,7 +62,7 @@ impl Random {
         splitmix(&mut (hash ^ self.seed))
     }
 
-    /// Width of the uniform distribution of a matrix with so many columns: its variance is 1 / cols, so that
+    /// Returns the width of the uniform distribution for a matrix with this many columns. Its variance is 1 / cols, so
     /// activations neither grow nor vanish.
     pub fn scale(cols: usize) -> f32 {
         (12.0 / cols as f32).sqrt()

@@ -1,4 +1,4 @@
-//! One continuation of a request: what it has said so far, and where it stands in the engine.
+//! One continuation of a request: its tokens so far, and its state in the engine.
 
 use std::time::Instant;
 
@@ -15,12 +15,12 @@ new_key_type! {
     pub(crate) struct StreamKey;
 }
 
-/// Why a continuation ended.
+/// The reason of a continuation's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finish {
-    /// It said a stop token, or its reader found a stop string.
+    /// A stop token, or a stop string that its reader found.
     Stop,
-    /// It has all the tokens asked for.
+    /// Its limit of tokens.
     Length,
     /// Its client went away.
     Cancelled,
@@ -31,38 +31,38 @@ pub enum Finish {
 pub struct Stream {
     /// Number of the request, in the order of submission.
     pub request: usize,
-    /// Which of the request's samples it is.
+    /// Index among the request's samples.
     pub sample: u32,
     /// New tokens so far, the stop token included.
     pub tokens: Vec<u32>,
-    /// Prompt tokens that needed no computing when it was first admitted.
+    /// Prompt tokens that were cached when it was first admitted.
     pub cached_tokens: u32,
-    /// Drafts of it that steps have checked.
+    /// Its checked drafts.
     pub drafted: u32,
-    /// Those of them that came true.
+    /// Its accepted drafts.
     pub accepted: u32,
-    /// Why it ended; none while it goes on.
+    /// The reason of its end; `None` while it continues.
     pub finish: Option<Finish>,
     pub(crate) asked: RequestKey,
     pub(crate) submitted: Instant,
     /// Its sequence in the engine, while it has one.
     pub(crate) seq: Option<SeqKey>,
-    /// Who computes what it needs, while it waits for that.
+    /// The leader that computes its prompt, while it waits for the leader.
     pub(crate) leader: Option<Leader>,
-    /// When it was admitted first, as a count: the youngest is preempted first.
+    /// Order of the first admission: the youngest stream is preempted first.
     pub(crate) age: u64,
-    /// Whether it was admitted before.
+    /// Whether it has been admitted before.
     pub(crate) admitted: bool,
     /// Its drafts.
     pub(crate) drafter: Drafter,
-    /// Counts of its new tokens, where its request penalises them.
+    /// Counts of its new tokens, if its request penalises them.
     pub(crate) counts: Counts,
-    /// Tokens of the prompt whose logits were given out, where they are wanted; the first one has none.
+    /// Tokens of the prompt whose logits were reported, if requested; the first one has none.
     pub(crate) scored: u32,
 }
 
 impl Stream {
-    /// A stream of a request, which has this key and this number.
+    /// Creates a stream of a request with this key and this number.
     pub(crate) fn new(
         (asked, request): (RequestKey, usize),
         sample: u32,
@@ -88,7 +88,7 @@ impl Stream {
         }
     }
 
-    /// The drafts that a step checks, if there are any.
+    /// Returns the drafts that a step checks, if there are any.
     pub(crate) fn drafts(&self) -> Option<Draft<'_>> {
         self.drafter.planned(self.seq?)
     }

@@ -1,4 +1,4 @@
-//! What a run did, and its report.
+//! The counters of a run, and its report.
 
 use std::fmt::Write;
 
@@ -18,30 +18,30 @@ pub struct Tally {
     pub steps: u64,
     /// Steps that failed or were planned after one that failed.
     pub aborted_steps: u64,
-    /// Streams preempted for want of pages.
+    /// Streams preempted because pages ran out.
     pub preemptions: u64,
-    /// Samples that share a parent's pages.
+    /// Samples that share their parent's pages.
     pub forks: u64,
     /// Streams whose client went away.
     pub cancelled: u64,
-    /// Tokens of prompts that needed no computing when they were first admitted.
+    /// Tokens of prompts that were cached when they were first admitted.
     pub cached_tokens: u64,
     /// Drafts that steps checked.
     pub drafted: u64,
-    /// Those that came true.
+    /// Accepted drafts.
     pub accepted: u64,
     /// Streams whose drafts were checked, counted in each step.
     pub checks: u64,
     /// Wall-clock time of serving.
     pub seconds: f64,
-    /// From the end of the step before, or from the start where nothing ran, to a step's end.
+    /// Time from the end of the previous step, or from the start if none ran, to a step's end.
     pub step_time: Histogram,
-    /// From when a request came to each stream's first token.
+    /// Time from the arrival of a request to each stream's first token.
     pub first_token: Histogram,
 }
 
 impl Tally {
-    /// The report at the end of a run: a few lines for a person.
+    /// Returns the report at the end of a run: a few lines for a person.
     pub fn report(&self, stats: &Stats, clock: &Clock) -> String {
         let mut text = String::new();
         let seconds = self.seconds.max(1e-9);

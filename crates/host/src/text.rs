@@ -1,6 +1,6 @@
-//! Between text and tokens: the model's tokenizer, its chat template, and decoding as tokens arrive.
+//! Conversion between text and tokens: the model's tokenizer, its chat template, and incremental decoding.
 //!
-//! All three are optional: a model without `tokenizer.json` takes and gives token ids.
+//! All three are optional: without `tokenizer.json` prompts and answers are token ids.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -12,23 +12,23 @@ use crate::error::{Error, Result};
 use crate::fields::read_file;
 use crate::template::Template;
 
-/// A message of a chat: who says it, and what.
+/// A message of a chat: its role and its text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
     /// `system`, `user` or `assistant`
     pub role: Cow<'static, str>,
-    /// What is said.
+    /// The text.
     pub content: String,
 }
 
-/// A model's way with text.
+/// The tokenizer and the chat template of a model.
 #[derive(Default)]
 pub struct Text {
     tokenizer: Option<Tokenizer>,
     template: Option<Template>,
     /// Bytes of the longest token.
     longest: usize,
-    /// A token that is a letter, behind which others keep their spaces.
+    /// A token that is a letter; tokens after it keep their spaces.
     letter: Option<u32>,
 }
 
@@ -37,7 +37,7 @@ pub struct Text {
 pub struct Rendered {
     /// The text.
     pub text: String,
-    /// Whether the tokenizer adds its special tokens: a template writes them itself.
+    /// Whether the tokenizer adds its special tokens; the output of a template already contains them.
     pub special: bool,
 }
 
@@ -45,7 +45,7 @@ impl Text {
     /// Reads `tokenizer.json`, and the chat template of `chat_template.jinja` or `tokenizer_config.json`.
     ///
     /// # Errors
-    /// A file that is there is damaged, or the tokenizer has tokens past the model's vocabulary.
+    /// An existing file is damaged, or the tokenizer has tokens beyond the model's vocabulary.
     pub fn read(dir: &Path, vocab: usize) -> Result<Self> {
         let path = dir.join("tokenizer.json");
         if !path.exists() {
@@ -73,12 +73,12 @@ impl Text {
         Self { tokenizer: Some(tokenizer), template, longest, letter }
     }
 
-    /// Bytes of text that a token has at most. Without a tokenizer: those of an id and what parts it from the next one.
+    /// Returns the most bytes of text of a token. Without a tokenizer: those of an id and its separator.
     pub fn longest_token(&self) -> usize {
         if self.has_tokenizer() { self.longest } else { 16 }
     }
 
-    /// The text of one token as a part of a longer text: with its spaces.
+    /// Returns the text of one token within a longer text, with its spaces.
     pub fn piece(&self, token: u32) -> String {
         let Some(letter) = self.letter else { return self.decode(&[token]) };
         let text = self.decode(&[letter, token]);
@@ -86,12 +86,13 @@ impl Text {
         text.strip_prefix(&before).map_or_else(|| self.decode(&[token]), str::to_owned)
     }
 
-    /// Whether there is a tokenizer.
+    /// Returns whether there is a tokenizer.
     pub fn has_tokenizer(&self) -> bool {
         self.tokenizer.is_some()
     }
 
-    /// The tokens of a text. Without a tokenizer the text is a list of token ids, parted by spaces or commas.
+    /// Returns the tokens of a text. Without a tokenizer the text is a list of token ids, separated by spaces or
+    /// commas.
     ///
     /// # Errors
     /// The text cannot be encoded.
@@ -99,10 +100,10 @@ impl Text {
         self.encode_with(text, true)
     }
 
-    /// As [`Text::encode`], with the special tokens that the tokenizer adds, or without.
+    /// [`Text::encode`], with or without the special tokens that the tokenizer adds.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Text::encode`].
     pub fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let Some(tokenizer) = &self.tokenizer else { return parse_ids(text) };
         let encoding = tokenizer.encode_fast(text, special);
@@ -111,7 +112,7 @@ impl Text {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of tokens, special ones left out. Without a tokenizer: their ids, parted by spaces.
+    /// Returns the text of tokens without special ones. Without a tokenizer: their ids, separated by spaces.
     pub fn decode(&self, tokens: &[u32]) -> String {
         match &self.tokenizer {
             Some(tokenizer) => tokenizer.decode(tokens, true).unwrap_or_default(),
@@ -119,10 +120,11 @@ impl Text {
         }
     }
 
-    /// The prompt for the assistant's next turn: by the model's template, else the messages one after another.
+    /// Returns the prompt for the assistant's next turn: by the model's template, or else the messages one after
+    /// another.
     ///
     /// # Errors
-    /// The template refuses the messages.
+    /// The template rejects the messages.
     pub fn chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let message = |m: &Message| json!({ "role": m.role, "content": m.content });
         let messages: Vec<Value> = messages.iter().map(message).collect();
@@ -130,11 +132,11 @@ impl Text {
         self.encode_with(&text, special)
     }
 
-    /// The prompt for the assistant's next turn as text, of messages as templates read them, with arguments for the
-    /// template.
+    /// Returns the prompt for the assistant's next turn as text, from messages in the template's form and arguments of
+    /// the template.
     ///
     /// # Errors
-    /// The template refuses the messages.
+    /// The template rejects the messages.
     pub fn render(&self, messages: &[Value], arguments: &Map<String, Value>) -> Result<Rendered> {
         if let Some(template) = &self.template {
             return Ok(Rendered { text: template.render(messages, arguments)?, special: false });
@@ -155,22 +157,22 @@ fn parse_ids(text: &str) -> Result<Vec<u32>> {
     words.map(id).collect()
 }
 
-/// So many tokens that make no whole character are given out as they are: a character has four bytes at most, so that
-/// these will not become one.
+/// This many tokens without a whole character are emitted as they are: a character has at most four bytes, so they
+/// cannot become one.
 const HELD_MAX: usize = 8;
 
-/// Turns tokens into text as they arrive, holding back what is not yet whole characters.
+/// Converts tokens to text as they arrive; holds back incomplete characters.
 #[derive(Default)]
 pub struct Decoder {
     tokens: Vec<u32>,
-    /// Tokens before this are context only, so that spaces between words come out right.
+    /// Tokens before this only provide context, so that spaces between words are correct.
     context: usize,
-    /// Tokens before this have been given out.
+    /// Tokens before this have been emitted.
     given: usize,
 }
 
 impl Decoder {
-    /// The text that became certain with this token.
+    /// Returns the text that is complete with this token.
     pub fn push(&mut self, text: &Text, token: u32) -> String {
         self.tokens.push(token);
         if !text.has_tokenizer() {
@@ -185,7 +187,7 @@ impl Decoder {
         self.give(text, &before, &now)
     }
 
-    /// What was held back, once no more tokens come: with a sign for what is no character.
+    /// Returns the held-back text at the end of the tokens, with replacement characters for invalid bytes.
     pub fn rest(&mut self, text: &Text) -> String {
         if !text.has_tokenizer() {
             return String::new();
@@ -199,7 +201,7 @@ impl Decoder {
         self.context = self.given;
         self.given = self.tokens.len();
         let new = now.strip_prefix(before).map(str::to_owned);
-        // Bytes that make no character may spoil the context, too.
+        // Invalid bytes may also damage the context.
         new.unwrap_or_else(|| text.decode(&self.tokens[self.context..]))
     }
 }
@@ -213,7 +215,7 @@ mod test {
     use super::byte_tokenizer::byte_tokenizer;
     use super::*;
 
-    /// A model that takes single bytes.
+    /// A model whose tokens are single bytes.
     fn bytes() -> Text {
         let tokenizer = byte_tokenizer(256).to_string();
         let tokenizer = Tokenizer::from_bytes(tokenizer).expect("a tokenizer");

@@ -1,5 +1,5 @@
-//! A chat on standard input: each line is a turn. The whole conversation is the prompt of each turn, so that all but
-//! its last page or so is found in the cache.
+//! A chat on standard input: each line is a turn. The whole conversation is the prompt of each turn, so the cache
+//! contains almost all of it.
 
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,43 +11,43 @@ use kvarena_host::runner::Runner;
 use kvarena_host::server::Server;
 use kvarena_host::text::{Message, Text};
 
-/// What Ctrl-C does, which depends on what the program is doing.
+/// The handling of Ctrl-C, which depends on the program's state.
 #[derive(Debug, Default)]
 pub struct Interrupt {
-    /// Set by Ctrl-C: the streams now running are cancelled.
+    /// Set by Ctrl-C: cancels the running streams.
     pub asked: AtomicBool,
-    /// While a person is asked for the next turn nothing runs that could be cancelled: Ctrl-C ends the program.
+    /// While the program waits for a turn, no stream can be cancelled, so Ctrl-C ends the program.
     waiting: AtomicBool,
 }
 
 impl Interrupt {
-    /// Nobody has asked.
+    /// The initial state, without Ctrl-C.
     pub const fn new() -> Self {
         Self { asked: AtomicBool::new(false), waiting: AtomicBool::new(false) }
     }
 
-    /// Takes note of a Ctrl-C; true where the program is to end: while it waits for a turn, or where it is the second
-    /// one and nobody took heed of the first.
+    /// Records a Ctrl-C. Returns whether the program must end: while it waits for a turn, or at a second Ctrl-C if the
+    /// first had no effect.
     pub fn ask(&self) -> bool {
         self.asked.swap(true, Ordering::Relaxed) || self.waiting.load(Ordering::Relaxed)
     }
 }
 
-/// Where a chat's turns come from, and where the answers go.
+/// The input and output of a chat.
 #[derive(Debug)]
 pub struct Console<I, O> {
-    /// A turn a line.
+    /// One turn in each line.
     pub input: I,
     /// The answers.
     pub out: O,
-    /// What is written where a turn is waited for.
+    /// The text that is written before each turn.
     pub sign: &'static str,
 }
 
-/// Chats until the input ends. A turn that cannot be served is reported and left out of the conversation.
+/// Chats until the input ends. Reports a turn that it cannot serve, and omits it from the conversation.
 ///
 /// # Errors
-/// The run failed, or the last turn that could not be served.
+/// The run failed, or the last turn could not be served.
 pub fn chat<R: Runner>(
     server: &mut Server<R>,
     text: &Text,
@@ -84,7 +84,7 @@ pub fn chat<R: Runner>(
     refusal
 }
 
-/// The next line, or none at the end of the input.
+/// Returns the next line, or `None` at the end of the input.
 fn ask(
     console: &mut Console<impl BufRead, impl Write>,
     interrupt: &Interrupt,
@@ -93,7 +93,7 @@ fn ask(
     let wrote = write!(out, "{sign}").and_then(|()| out.flush());
     wrote.map_err(|e| Error::run(format!("cannot write the output: {e}")))?;
     let mut line = String::new();
-    // What was asked for while the last turn ran has cancelled it.
+    // An earlier Ctrl-C has cancelled the last turn.
     interrupt.asked.store(false, Ordering::Relaxed);
     interrupt.waiting.store(true, Ordering::Relaxed);
     let read = input.read_line(&mut line);

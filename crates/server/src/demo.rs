@@ -1,4 +1,4 @@
-//! What is shown where nothing is asked: a small model explains words of kvarena, and the cache says what it saved.
+//! The demo without arguments: a small model explains words of kvarena, and the report shows the savings of the cache.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,7 +12,7 @@ use kvarena_host::server::{Server, Sink};
 use kvarena_host::stream::{Finish, Stream};
 use kvarena_host::text::{Message, Text};
 
-/// All of them have the system message of the model's chat template before them.
+/// The system message of the model's chat template precedes all of them.
 pub const QUESTIONS: [&str; 8] = [
     "What is kvarena?",
     "What is a page?",
@@ -27,13 +27,13 @@ pub const QUESTIONS: [&str; 8] = [
 /// A question as a turn of a chat.
 ///
 /// # Errors
-/// The chat template refuses it.
+/// The chat template rejects it.
 pub fn request(question: &str, defaults: &Defaults, text: &Text) -> Result<Request> {
     let turn = Message { role: "user".into(), content: question.to_owned() };
     text.chat(&[turn]).map(|prompt| defaults.request(prompt))
 }
 
-/// Asks the first question, then all others at once, and prints the answers with what they found in the cache.
+/// Runs the first question, then all others at once, and prints the answers with their cached tokens.
 ///
 /// # Errors
 /// The run failed.
@@ -64,10 +64,10 @@ pub fn show<R: Runner>(
     out.flush().map_err(failed)
 }
 
-/// Says nothing until all have ended.
+/// Collects the answers without printing.
 struct Quiet<'a> {
     interrupt: &'a AtomicBool,
-    /// By request: what it said, and how many tokens of its prompt needed no computing.
+    /// By request: its new tokens, and the number of its cached tokens.
     answers: BTreeMap<usize, (Vec<u32>, u32)>,
 }
 

@@ -1,4 +1,4 @@
-//! `generate`: reads the command line, serves, and says what went wrong.
+//! `generate`: reads the command line, serves, and reports errors.
 
 use std::io::{IsTerminal, StdoutLock, stdin, stdout};
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ use kvarena_server::output::{Form, Printer};
 use kvarena_server::setup;
 use serde_json::json;
 
-/// What Ctrl-C has asked for.
+/// The state of Ctrl-C.
 static INTERRUPT: Interrupt = Interrupt::new();
 
 fn main() -> ExitCode {
@@ -84,7 +84,7 @@ fn on_cpu(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Streams that generate read what labels find.
+/// Serves with sparse reads.
 fn sparsely(
     args: &Args,
     sparse: Sparse,
@@ -116,7 +116,7 @@ fn sparsely(
     let labels = match given {
         Some(labels) if !args.recall => labels,
         given => {
-            // All is read once: to find the channels, and to see what changes then.
+            // The first pass reads all positions, to choose the channels and to record the tokens.
             let mut server =
                 Server::new(CpuRunner::new(model).measure(), open(config, None)?, policy);
             submit(&mut server, &requests)?;
@@ -188,7 +188,7 @@ fn serve_on_gpu(
     Ok(())
 }
 
-/// Streams that generate read what labels find: their channels are measured while all is read once.
+/// Serves with sparse reads; the first pass reads all positions and measures the channels.
 #[cfg(feature = "cuda")]
 fn measured_on_gpu(args: &Args) -> Result<()> {
     use kvarena_host::gpu::sparse::Reading;
@@ -202,7 +202,7 @@ fn measured_on_gpu(args: &Args) -> Result<()> {
     let mut server = loaded.server(args, runner, None)?;
     submit(&mut server, &requests)?;
     server.run(&mut said)?;
-    // The same runner, so that both passes make products alike.
+    // The same runner, so both passes use the same implementations of products.
     let mut runner = server.into_runner();
     let measured = runner.take_measured().expect("it measures");
     let labels = measured.best(sparse.channels(None)?)?;

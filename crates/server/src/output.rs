@@ -1,4 +1,4 @@
-//! What is printed while streams go on: tokens as they come, or a line or a block for each request in order.
+//! The output of running streams: tokens as they arrive, or a line or a block for each request in order.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -36,11 +36,11 @@ pub struct Printer<'a, W: Write> {
     first_logits: usize,
     logits: BTreeMap<(usize, u32), Vec<f32>>,
     decoder: Decoder,
-    /// What ended ahead of its turn.
+    /// Output of requests that ended before their turn.
     held: BTreeMap<usize, Held>,
-    /// The request whose turn it is.
+    /// The request whose output is next.
     turn: usize,
-    /// Of a live stream that ended: its tokens, and its cached ones.
+    /// The tokens and cached tokens of the last live stream that ended.
     last: (Vec<u32>, u32),
     interrupt: &'a AtomicBool,
     failure: Option<io::Error>,
@@ -53,7 +53,7 @@ struct Held {
 }
 
 impl<'a, W: Write> Printer<'a, W> {
-    /// A printer to `out`; once `interrupt` is set, all streams are cancelled.
+    /// Creates a printer to `out`; once `interrupt` is set, all streams are cancelled.
     pub fn new(out: W, text: &'a Text, form: Form, interrupt: &'a AtomicBool) -> Self {
         Self {
             out,
@@ -70,20 +70,20 @@ impl<'a, W: Write> Printer<'a, W> {
         }
     }
 
-    /// Prints the first `count` logits of each first token, too.
+    /// Also prints the first `count` logits of each first token.
     pub fn with_first_logits(self, count: usize) -> Self {
         Self { first_logits: count, ..self }
     }
 
-    /// What the live stream that ended last said, and how many tokens of its prompt were cached.
+    /// Returns the tokens of the last live stream that ended, and the number of its cached prompt tokens.
     pub fn take_last(&mut self) -> (Vec<u32>, u32) {
         std::mem::take(&mut self.last)
     }
 
-    /// Whether everything could be written.
+    /// Returns an error if a write failed.
     ///
     /// # Errors
-    /// It could not.
+    /// A write failed.
     pub fn finish(mut self) -> Result<()> {
         let flushed = self.out.flush();
         let failure = self.failure.or(flushed.err());
@@ -124,7 +124,7 @@ impl<'a, W: Write> Printer<'a, W> {
         format!("{line}\n")
     }
 
-    /// Prints the requests whose turn has come.
+    /// Prints the output of the requests that are next.
     fn release(&mut self) {
         while self.held.get(&self.turn).is_some_and(|held| held.whole) {
             let held = self.held.remove(&self.turn).unwrap_or_default();

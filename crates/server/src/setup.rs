@@ -1,4 +1,4 @@
-//! From the command line to a model, an engine's config and requests.
+//! Converts the command line to a model, an engine's config and requests.
 
 use std::path::{Path, PathBuf};
 
@@ -22,26 +22,26 @@ use kvarena_host::server::Policy;
 use kvarena_host::source::Random;
 use kvarena_host::text::Text;
 
-/// Most bytes of K and V where the user does not say how many pages.
+/// Most bytes of K and V if the command line gives no number of pages.
 pub const POOL_BYTES: u64 = 1 << 30;
 
-/// Most unfinished steps; a fork that finds no step left waits instead.
+/// Most unfinished steps; a fork waits if no step is available.
 const STEPS_MAX: u32 = 1024;
 
-/// The model that runs where the user names none: it knows what some words of kvarena mean.
+/// The default model, which explains some words of kvarena.
 pub fn glossary_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data/glossary")
 }
 
-/// The model of the tests, whose words in the reference framework are known.
+/// The model of the tests, whose tokens in the reference framework are known.
 pub fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/tests/data/qwen3-tiny")
 }
 
-/// Reads the model, or makes it up.
+/// Reads the model, or generates random weights.
 ///
 /// # Errors
-/// It cannot be used.
+/// The model cannot be used.
 pub fn model(args: &Args) -> Result<(Model, Text)> {
     if let Some(shape) = args.random_model {
         let config = config_of(shape)?;
@@ -53,10 +53,10 @@ pub fn model(args: &Args) -> Result<(Model, Text)> {
     Ok((model, text))
 }
 
-/// The directory that the command line names, or the glossary's.
+/// The directory of the command line, or the glossary's.
 ///
 /// # Errors
-/// It is none.
+/// It is not a model directory.
 pub fn model_dir(args: &Args) -> Result<PathBuf> {
     let dir = args.model.clone().unwrap_or_else(glossary_model);
     match dir.is_dir() {
@@ -68,7 +68,7 @@ pub fn model_dir(args: &Args) -> Result<PathBuf> {
 /// The config of a random model.
 ///
 /// # Errors
-/// None: all of them make sense.
+/// None: all random models are valid.
 pub fn config_of(shape: Shape) -> Result<ModelConfig> {
     ModelConfig::parse(Path::new("random model"), &json_of(shape))
 }
@@ -139,10 +139,11 @@ fn json_of(shape: Shape) -> Value {
     }
 }
 
-/// The engine that the command line asks for, with a pool of at most so many bytes unless it says how many pages.
+/// Returns the engine's config from the command line, with a pool of at most this many bytes unless it gives the number
+/// of pages.
 ///
 /// # Errors
-/// A size that no engine can have.
+/// A size that the engine does not support.
 pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Result<EngineConfig> {
     let dtype = if args.calibrate.is_some() { KvDtype::F32 } else { args.kv_dtype.into() };
     let mut pool = PoolConfig {
@@ -174,7 +175,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
         event_pages: if events { pages.min(http::EVENT_PAGES_MAX) } else { 0 },
         max_sequences: args.concurrency,
         max_sequence_len: model.max_len as u32,
-        // Every fork with a partial page is a step of its own, so one batch may make many.
+        // Every fork with a partial page is a step of its own, so one batch may need many steps.
         max_steps: args.concurrency.saturating_add(4).min(STEPS_MAX),
         ..EngineConfig::from(pool)
     };
@@ -184,17 +185,17 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     Ok(config)
 }
 
-/// The CPU backend that the command line asks for.
+/// Returns the options of the CPU backend from the command line.
 ///
 /// # Errors
-/// Scales that cannot be read, or that the pool has no use for.
+/// Scales that cannot be read, or that the pool does not use.
 pub fn cpu_options(args: &Args) -> Result<CpuOptions> {
     let threads = |n: u16| CpuOptions::with_threads(n.into());
     let options = args.threads.map_or_else(CpuOptions::default, threads);
     Ok(CpuOptions { scales: scales(args)?, ..options })
 }
 
-/// The static scales that the command line names.
+/// Returns the static scales of the command line.
 ///
 /// # Errors
 /// As [`cpu_options`].
@@ -208,7 +209,7 @@ pub fn scales(args: &Args) -> Result<Option<KvScales>> {
     calibrate::read(path).map(Some)
 }
 
-/// What to say where the engine cannot be made.
+/// Returns the error for an engine that cannot be created.
 pub fn no_engine<E: std::error::Error + 'static>(error: EngineError<E>) -> Error {
     Error::run(format!("cannot make the engine: {}", with_cause(&error)))
 }
@@ -217,7 +218,7 @@ fn unusable(error: kvarena::ConfigError) -> Error {
     Error::request(format!("no pool of this shape can be made: {error}"))
 }
 
-/// The batching that the command line asks for.
+/// Returns the batching options of the command line.
 ///
 /// # Errors
 /// Drafts that cannot be checked.
@@ -234,11 +235,10 @@ pub fn policy(args: &Args, model: &ModelConfig) -> Result<Policy> {
     })
 }
 
-/// The drafts that the command line asks for.
+/// Returns the drafting options of the command line.
 ///
 /// # Errors
-/// Steps that are planned ahead, which drafts cannot be; trees where a layer has a window, through which no backend
-/// attends to them.
+/// Drafts together with overlap, which cannot plan them; trees for a model with a window, which no backend supports.
 fn drafting(args: &Args, model: &ModelConfig) -> Result<Option<Drafting>> {
     let Some(tokens) = args.draft else { return Ok(None) };
     if args.overlap == Some(Switch::On) {
@@ -256,12 +256,12 @@ fn drafting(args: &Args, model: &ModelConfig) -> Result<Option<Drafting>> {
     Ok(Some(Drafting { tokens, tree: args.draft_tree }))
 }
 
-/// Prompt tokens of a step.
+/// Returns the prompt tokens of a step.
 pub fn chunk(args: &Args) -> u32 {
     args.chunk.unwrap_or(if args.backend == BackendName::Cuda { 8192 } else { 512 })
 }
 
-/// What requests are where they do not say.
+/// Returns the defaults of requests.
 pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
     let mut stop = args.stop_token.clone();
     if !args.ignore_eos {
@@ -271,7 +271,7 @@ pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
         max_new_tokens: args.max_new_tokens,
         samples: args.n,
         sampling: Sampling {
-            // Whoever asks over HTTP is used to draws, who runs the program to one answer.
+            // Clients of the HTTP API expect draws; users of the program expect one answer.
             temperature: args.temperature.unwrap_or(if args.serve.is_some() { 1.0 } else { 0.0 }),
             top_k: args.top_k,
             top_p: args.top_p,
@@ -282,7 +282,7 @@ pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
     }
 }
 
-/// Whether the command line says nothing of what to generate, nor with which model: then it is shown.
+/// Returns whether the command line gives neither requests nor a model; the demo then runs.
 pub fn is_demo(args: &Args) -> bool {
     let asked =
         !args.prompt.is_empty() || args.requests.is_some() || args.random_requests.is_some();
@@ -290,10 +290,10 @@ pub fn is_demo(args: &Args) -> bool {
     !asked && !named && !args.chat
 }
 
-/// The requests that the command line asks for. Without any and without a model: the demo's questions.
+/// Returns the requests of the command line; without requests and model, the demo's questions.
 ///
 /// # Errors
-/// A file cannot be read, a line or a prompt makes no request, or there is none.
+/// A file cannot be read, a line or a prompt is not a request, or there is none.
 pub fn requests(args: &Args, model: &ModelConfig, text: &Text) -> Result<Vec<Request>> {
     let defaults = defaults(args, model);
     let mut requests = Vec::new();

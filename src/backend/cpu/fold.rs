@@ -1,4 +1,4 @@
-//! Attention over one tile with vectors: the twin of the portable code in `math.rs` and `attention.rs`.
+//! Attention over one tile with vectors: the twin of the portable code in `math.rs` and `attention/softmax.rs`.
 //!
 //! Numbers are widened in registers. Keys are read slot by slot, as they lie in memory, and the slots' values are
 //! prefetched meanwhile. The order of each row's sums depends on the instruction set and on the tile alone, so neither

@@ -1,6 +1,6 @@
-//! The calls of [`Backend`] on a GPU: what is asked for is checked, staged where it has to be, and launched.
+//! Implements [`Backend`] on a GPU: each call checks its arguments, stages the plan if necessary, and launches kernels.
 //!
-//! Not here: what else a host asks for (`opened.rs`).
+//! Not here: the host's other calls (`opened.rs`).
 
 use super::check::{attend_strides, check_attend, check_sinks};
 use super::driver::raw;
@@ -26,18 +26,19 @@ impl Backend for Cuda {
     type Sinks<'a> = DeviceRows<'a>;
     type Lse<'a> = DeviceRowsMut<'a>;
 
-    /// Waits only where the host is more than twice `max_steps` steps ahead of the device.
+    /// Waits only if the host is more than twice `max_steps` steps ahead of the device.
     ///
     /// # Errors
-    /// A plan that names what does not exist or is too large, whose step does not follow the last one, with trees where
-    /// a window was [prepared](Cuda::prepare), while the stream is captured, or the driver's.
+    /// Returns an error if the plan names pages or rows that do not exist, is too large, does not follow the last step,
+    /// or has trees although a window was [prepared](Cuda::prepare). Also fails while the stream is captured, and with
+    /// the driver's errors.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let step = plan.step;
         check::may_begin(&self.steps, step)?;
         check::window(plan, self.window)?;
         let stream = self.stream.raw();
-        // A replay would take the plan out of a slot that holds another one by then.
+        // A replay would read the plan from a slot that already holds another plan.
         if raw::is_capturing(stream)? {
             return Err(CudaError::NotStaged { step });
         }
@@ -50,10 +51,11 @@ impl Backend for Cuda {
         self.steps.end(end);
     }
 
-    /// Rows are of the pool's dtype, those of a quantised pool of [`Cuda::rows`].
+    /// Rows have the pool's dtype; rows for a quantised pool have [`Cuda::rows`].
     ///
     /// # Errors
-    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, or the driver's.
+    /// Returns an error if the plan's step is not open, if the plan names pages or rows that do not exist, if the rows
+    /// do not fit the plan, or if the driver fails.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -75,14 +77,15 @@ impl Backend for Cuda {
             .map_or(Ok(()), |labels| labels.store(&self.gpu, &self.pool, &image, layer, k, stream))
     }
 
-    /// Rows are of the pool's dtype, those of a quantised pool of [`Cuda::rows`], 16-byte aligned unless that is f32.
-    /// Rows of 16 bits: head_dim 64, 128 or 256; f32 (slow, for checking): a multiple of 32 up to 256. At most 16 query
-    /// heads for a kv head, 128 over latent rows. Sinks are packed f32; one that is NaN or infinity makes its head's
-    /// rows nonsense.
+    /// Rows have the pool's dtype; rows of a quantised pool have [`Cuda::rows`]. Rows of 16 bits are 16-byte aligned,
+    /// and head_dim is 64, 128 or 256. For f32 (slow, for checks) head_dim is a multiple of 32 up to 256. A kv head has
+    /// at most 16 query heads, 128 over latent rows. Sinks are packed f32; a sink that is NaN or infinite invalidates
+    /// its head's output.
     ///
     /// # Errors
-    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, an [`Attend`] that no
-    /// kernel serves, a window where rows are trees, or the driver's.
+    /// Returns an error if the plan's step is not open, if the plan names pages or rows that do not exist, if the rows
+    /// do not fit the plan, if no kernel serves the [`Attend`], if rows are trees and the variant has a window, or if
+    /// the driver fails.
     fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -96,7 +99,7 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// Pages that do not exist, or the driver's.
+    /// Pages that do not exist, or the driver's error.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let pages = self.pool.pages();
@@ -105,7 +108,7 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// Rows or slots that do not exist, or the driver's.
+    /// Rows or slots that do not exist, or the driver's error.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         check::compactions(compactions, self.pool.layout(), self.tables.shape())?;
@@ -113,14 +116,14 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// Whatever failed since the last call.
+    /// Any failure since the last call.
     fn synchronize(&mut self) -> Result<(), CudaError> {
         self.stream.synchronize()
     }
 }
 
 impl Cuda {
-    /// Attention, of rows that have lists over those.
+    /// Launches attention; rows that have lists attend over their lists.
     pub(super) fn attend_rows(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -173,7 +176,7 @@ impl Cuda {
         if latent_pool {
             let (gpu, pool, latent) = (&self.gpu, &self.pool, &self.variants.latent);
             let start = &mut self.stage.start;
-            // SAFETY: rows were checked above, the plan when it was staged.
+            // SAFETY: the rows were checked above; the plan was checked when it was staged.
             return unsafe {
                 match index {
                     Some(index) => latent.launch(gpu, pool, (index, layer), params, start, stream),
@@ -181,22 +184,22 @@ impl Cuda {
                 }
             };
         }
-        // The layer exists: its parameters do.
+        // The layer exists, because its parameters do.
         let scales = self.pool.scales(layer);
         let Some(index) = index else {
-            // SAFETY: rows were checked above, the plan when it was staged.
+            // SAFETY: the rows were checked above; the plan was checked when it was staged.
             return unsafe { launch_f32(&self.gpu, &self.pool, params, scales, stream) };
         };
         if let Some(selection) = &selection {
-            // SAFETY: the lists were checked above, the plan when it was staged.
+            // SAFETY: the lists were checked above; the plan was checked when it was staged.
             unsafe { self.resolve(index, params, selection) }?;
         }
         let start = &mut self.stage.start;
-        // SAFETY: rows were checked above, the plan when it was staged.
+        // SAFETY: the rows were checked above; the plan was checked when it was staged.
         unsafe { self.variants.launch(&self.gpu, index, &image, (params, scales), start, stream) }
     }
 
-    /// What attention of one layer takes but the host's rows.
+    /// The arguments of one layer's attention, except the host's rows.
     pub(super) fn attend_params(
         &self,
         image: &Image,

@@ -1,4 +1,4 @@
-//! The calls of [`SparseBackend`] on a GPU. Lists are packed u32 in device memory.
+//! Implements [`SparseBackend`] on a GPU. Lists are packed u32 in device memory.
 //!
 //! Not here: labels and scores (`store/labels.rs`), attention over lists (`attention/variants.rs`).
 
@@ -20,8 +20,8 @@ impl SparseBackend for Cuda {
     type PositionsMut<'a> = DeviceRowsMut<'a>;
 
     /// # Errors
-    /// As of attention; [`CudaError::SelectTokens`], where rows with lists see more tokens together than
-    /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens) has room for.
+    /// The errors of attention, and [`CudaError::SelectTokens`] if rows with lists together see more tokens than
+    /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens) allows.
     fn select(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -75,10 +75,10 @@ impl SparseBackend for Cuda {
         Ok(())
     }
 
-    /// Over 16-bit pools, with labels of any number of channels or without.
+    /// Supports 16-bit pools, with labels of any number of channels or without labels.
     ///
     /// # Errors
-    /// As of attention; [`CudaError::Lists`] over pools that no such kernel serves.
+    /// The errors of attention, and [`CudaError::Lists`] for pools that no such kernel serves.
     fn attend_selected(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -94,7 +94,7 @@ impl SparseBackend for Cuda {
 }
 
 impl Cuda {
-    /// Refuses lists that are not those of a plan.
+    /// Rejects lists that do not belong to a plan.
     pub(super) fn check_selection(
         &self,
         plan: &BatchPlan<'_>,
@@ -108,10 +108,10 @@ impl Cuda {
         check_packed(Operand::Selection, packed, lists, selection.top as usize)
     }
 
-    /// Finds the slots of a selection for a variant's kernel, in front of which this is launched.
+    /// Resolves the slots of a selection for a variant's kernel. Launch it before that kernel.
     ///
     /// # Safety
-    /// The lists were checked, and `params` are the staged plan's.
+    /// The lists were checked, and `params` belong to the staged plan.
     pub(super) unsafe fn resolve(
         &mut self,
         index: usize,
@@ -132,7 +132,7 @@ impl Cuda {
         let capturing = raw::is_capturing(stream)?;
         let start = self.stage.start.first(capturing);
         let (grid, block) = ((lists, 1), (RESOLVE_SELECTION.threads(), 1));
-        // SAFETY: the caller's; the buffers have room for the rows of every step.
+        // SAFETY: the caller guarantees the addresses; the buffers have room for the rows of every step.
         unsafe { self.gpu.launch(RESOLVE_SELECTION, grid, block, stream, &params, start) }?;
         self.stage.start.launched(capturing);
         Ok(())

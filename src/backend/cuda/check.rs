@@ -1,6 +1,6 @@
-//! Whether what the host asks for fits the kernels: its rows, its attention.
+//! Checks that the host's rows and attention fit the kernels.
 //!
-//! Not here: what every backend refuses (`backend/check.rs`).
+//! Not here: the checks of every backend (`backend/check.rs`).
 
 use super::error::CudaError;
 use crate::backend::cuda::attention::latent::LATENT_HEADS_MAX;
@@ -10,7 +10,7 @@ use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{Attend, Operand, PlanError, check, sparse};
 use crate::layout::{Dtype, PoolLayout};
 
-/// Bytes from row to row, if the rows fit. `width` elements a row.
+/// Returns the bytes from row to row of `width` elements each, if the rows fit.
 pub(super) fn row_stride(
     operand: Operand,
     stride: Option<usize>,
@@ -21,11 +21,11 @@ pub(super) fn row_stride(
 ) -> Result<u64, CudaError> {
     let size = u64::from(dtype.size());
     let stride = check::row_stride(operand, (bytes / size) as usize, stride, tokens, width)?;
-    // What does not fit 64 bits is longer than any memory: a stride that no second row needs.
+    // A stride beyond 64 bits is longer than any memory; only a single row can have it, which needs no stride.
     Ok((stride as u64).saturating_mul(size))
 }
 
-/// [`row_stride`] of rows to store, in 32 bits as the kernels take it.
+/// Returns [`row_stride`] of rows to store, in 32 bits as the kernels take it.
 pub(super) fn store_stride(
     operand: Operand,
     rows: &DeviceRows<'_>,
@@ -37,7 +37,7 @@ pub(super) fn store_stride(
     u32::try_from(stride).map_err(|_| CudaError::RowStride { bytes: stride })
 }
 
-/// Bytes from row to row of an attention's q and of its output, if they and the log-sum-exp fit.
+/// Returns the bytes from row to row of q and of the output, if both and the log-sum-exp fit.
 pub(super) fn attend_strides(
     attend: &Attend,
     pool: &Pool,
@@ -61,14 +61,14 @@ pub(super) fn attend_strides(
     Ok((q_stride, out_stride))
 }
 
-/// Refuses sinks that are fewer than the query heads, or not aligned.
+/// Rejects sinks that are fewer than the query heads or not aligned.
 pub(super) fn check_sinks(sinks: &DeviceRows<'_>, q_heads: u32) -> Result<(), CudaError> {
     row_stride(Operand::Sinks, sinks.stride, sinks.bytes, 1, q_heads as usize, Dtype::F32)?;
     let aligned = sinks.address.is_multiple_of(4);
     if aligned { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
 }
 
-/// Refuses rows of so many words, at an address with a stride and bytes, that are not packed, too few or not aligned.
+/// Rejects rows of `words` words that are not packed, too few or not aligned.
 pub(super) fn check_packed(
     operand: Operand,
     (address, stride, bytes): (u64, Option<usize>, u64),
@@ -82,18 +82,18 @@ pub(super) fn check_packed(
     if address.is_multiple_of(4) { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
 }
 
-/// Refuses lists of no or too many positions, and pools that no kernel over lists serves.
+/// Rejects lists of no positions or too many, and pools that no kernel over lists serves.
 pub(super) fn check_pool(top: u32, layout: &PoolLayout, longest_row: u64) -> Result<(), CudaError> {
     sparse::check_top(top, longest_row)?;
     let dtype = layout.dtype();
     let served = !layout.is_latent() && !dtype.is_quantised() && dtype.size() == 2;
-    // A slot that is no slot says that a place is empty.
+    // The slot number that marks an empty place.
     let counted = layout.slot_count() < u64::from(u32::MAX);
     if served && counted { Ok(()) } else { Err(CudaError::Lists { dtype }) }
 }
 
-/// What kernels are asked for: a window that no row of the page tables outgrows is none, so that kernels may add it to
-/// positions.
+/// Returns the window that kernels take. A window that no row of the page tables exceeds becomes none, so that kernels
+/// can add windows to positions without overflow.
 pub(super) fn check_attend(
     attend: &Attend,
     pool: &Pool,
@@ -102,7 +102,7 @@ pub(super) fn check_attend(
     served(attend, pool.layout(), pool.rows(), longest_row)
 }
 
-/// The same of a pool's layout and rows.
+/// The same check from a pool's layout and rows.
 fn served(
     attend: &Attend,
     layout: &PoolLayout,
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(rows(None, 48), Ok(16));
         assert_eq!(rows(Some(10), 56), Ok(20));
         assert_eq!(rows(Some(10), 55), Err(length.into()));
-        // 2 * 2^63 bytes, and 2^64 bytes a row: both would wrap to nothing.
+        // A stride of 2 * 2^63 bytes, and one of 2^64 bytes: both would wrap to 0.
         for stride in [1 << 62, 1 << 63, usize::MAX] {
             assert!(rows(Some(stride), 1 << 40).is_err());
         }
@@ -201,7 +201,7 @@ mod tests {
         };
         assert_eq!(window(1), Ok(Some(1)));
         assert_eq!(window(99), Ok(Some(99)));
-        // Kernels add windows to positions: these would wrap.
+        // Kernels add windows to positions, so these windows would wrap.
         for none in [100, u32::MAX - 1, u32::MAX] {
             assert_eq!(window(none), Ok(None), "{none}");
         }

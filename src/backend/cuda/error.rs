@@ -1,4 +1,4 @@
-//! What can go wrong on a GPU, as types.
+//! The errors of the GPU backend.
 
 use std::fmt;
 
@@ -6,24 +6,24 @@ use crate::backend::PlanError;
 use crate::id::StepId;
 use crate::layout::{Dtype, KvDtype, KvShape, LabelError, ScaleError};
 
-/// Why the GPU backend refused or failed.
+/// The reason for which the GPU backend rejected a call or failed.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// A plan, or what was asked with it, does not fit the pool.
+    /// A plan, or an argument that came with it, does not fit the pool.
     Plan(PlanError),
     /// The machine has no CUDA driver: no `libcuda.so.1` that can be opened.
     NoDriver,
-    /// The driver knows no such device.
+    /// The driver has no device of this ordinal.
     NoDevice {
-        /// The ordinal asked for.
+        /// The requested ordinal.
         ordinal: u32,
     },
     /// The driver is older than the kernels' PTX.
     DriverTooOld {
         /// CUDA version of the driver, as 1000 * major + 10 * minor.
         version: i32,
-        /// The least that serves.
+        /// The minimum version.
         wanted: i32,
     },
     /// The GPU is older than the kernels' target, sm_80.
@@ -31,7 +31,7 @@ pub enum CudaError {
         /// Its compute capability, as 10 * major + minor.
         capability: u32,
     },
-    /// The driver refused a kernel's PTX.
+    /// The driver rejected a kernel's PTX.
     Ptx {
         /// The kernel.
         kernel: &'static str,
@@ -39,7 +39,7 @@ pub enum CudaError {
         capability: u32,
         /// The driver's code.
         code: u32,
-        /// What its compiler says; empty where it says nothing.
+        /// The compiler's log; may be empty.
         log: Box<str>,
     },
     /// The archive of a kernel's PTX is corrupt, or does not contain the kernel.
@@ -49,7 +49,7 @@ pub enum CudaError {
         /// The device's compute capability, as 10 * major + minor.
         capability: u32,
     },
-    /// A kernel that devices of this compute capability are not known to run.
+    /// A kernel that is not known to run on devices of this compute capability.
     Capability {
         /// The kernel.
         kernel: &'static str,
@@ -58,10 +58,10 @@ pub enum CudaError {
     },
     /// An allocation failed, on the device or in pinned host memory.
     OutOfMemory {
-        /// Bytes asked for.
+        /// The requested bytes.
         bytes: u64,
     },
-    /// Any other failure that the driver reports; after an asynchronous one, by whichever call comes next.
+    /// Any other failure that the driver reports. The next call reports an asynchronous failure, whichever call it is.
     Driver {
         /// The driver's function.
         call: &'static str,
@@ -82,45 +82,45 @@ pub enum CudaError {
         /// The most that is allowed.
         max: u32,
     },
-    /// A step whose rows see more tokens together than kernels count.
+    /// A step whose rows together see more tokens than kernels can count.
     StepSees {
-        /// The tokens, and some for each row.
+        /// The tokens, plus an overhead for each row.
         tokens: u64,
         /// The most that is allowed.
         max: u64,
     },
-    /// Scales that are not for this pool.
+    /// Scales that do not fit this pool.
     Scales(ScaleError),
-    /// Rows of another type than the pool's, which is not quantised.
+    /// Rows of a type that differs from the type of the pool, which is not quantised.
     RowsDtype {
-        /// The rows'.
+        /// Type of the rows.
         rows: Dtype,
-        /// The pool's.
+        /// Type of the pool.
         pool: KvDtype,
     },
     /// A pool of a shape that no kernel serves.
     PoolShape {
-        /// The pool's.
+        /// The pool's layout.
         shape: KvShape,
     },
-    /// Channels that are not for this pool.
+    /// Channels that do not fit this pool.
     Labels(LabelError),
-    /// Labels of a pool, or lists over one, that no kernel serves: latent rows, fp8 or f32, or 2^32 slots and more.
+    /// Labels in a pool, or lists over a pool, that no kernel serves: latent rows, fp8 or f32, or at least 2^32 slots.
     Lists {
         /// The pool's.
         dtype: KvDtype,
     },
-    /// Rows of one new token that see more tokens together than a selection has room for:
-    /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens).
+    /// Rows of one new token that together see more tokens than
+    /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens) allows.
     SelectTokens {
         /// The tokens, rounded up for each row.
         tokens: u64,
-        /// The most that there is room for.
+        /// The most that is allowed.
         max: u64,
     },
     /// Two pools whose pages do not have the same bytes.
     PageShape,
-    /// Two pools in which a page's bytes mean something else: see
+    /// Two pools that interpret a page's bytes differently: see
     /// [`PoolLayout::page_fingerprint`](crate::PoolLayout::page_fingerprint).
     PageFingerprint {
         /// The source's.
@@ -128,11 +128,11 @@ pub enum CudaError {
         /// The target's.
         target: u64,
     },
-    /// Pages of more bytes than the copying kernel counts.
+    /// Pages of more bytes than the copy kernel can count.
     PageBytes {
         /// Bytes of one page.
         bytes: u64,
-        /// The most, where units are as large as in this copy.
+        /// The maximum for units of this copy's size.
         max: u64,
     },
     /// A pool, rows or a stream on another device than the backend's.
@@ -140,13 +140,13 @@ pub enum CudaError {
         /// The other device.
         ordinal: u32,
     },
-    /// A page in host memory that a copy still writes, or still reads where it is to be written. Wait for the copy's
-    /// event.
+    /// A page in host memory that a pending copy writes, or reads although the caller wants to write it. Wait for the
+    /// copy's event.
     PageInUse {
         /// The page.
         page: u32,
     },
-    /// Sequences of more tokens than kernels count.
+    /// Sequences of more tokens than kernels can count.
     RowTokens {
         /// Most tokens of a row of the page tables.
         tokens: u64,
@@ -160,39 +160,39 @@ pub enum CudaError {
         /// Heads of K and V.
         kv_heads: u32,
     },
-    /// A scale of 0, which no kernel serves.
+    /// A scale factor of 0, which no kernel serves.
     ZeroScale,
-    /// Rows of K or V that are further apart than the storing kernel counts: 4 GiB.
+    /// Rows of K or V whose stride is more than the store kernel can count: 4 GiB.
     RowStride {
         /// Bytes from row to row.
         bytes: u64,
     },
-    /// No attention kernel for this head_dim: 64, 128 and 256 have one.
+    /// No attention kernel has this head_dim; kernels have 64, 128 and 256.
     HeadDim {
-        /// The pool's.
+        /// The pool's head_dim.
         head_dim: u32,
     },
-    /// Rows whose address or stride is not a multiple of what the kernel moves at once.
+    /// Rows whose address or stride is not a multiple of the kernel's access size.
     RowsAlignment {
-        /// Bytes that address and stride must be multiples of.
+        /// The alignment in bytes that address and stride need.
         align: u32,
     },
-    /// While a stream is captured, a launch met a plan that is not the one on the device. Begin or stage it first.
+    /// While a stream was captured, a launch used a plan that is not on the device. Begin or stage the plan first.
     NotStaged {
         /// The plan's step.
         step: StepId,
     },
-    /// In a capture, a launch met a kernel that no earlier launch or [`prepare`](super::Cuda::prepare) has
-    /// loaded, attention of a variant that none has made memory for, or a copy to or from the host that none has.
+    /// During a capture, a launch used a kernel that no earlier launch or [`prepare`](super::Cuda::prepare) has loaded,
+    /// a variant of attention without memory, or a first copy to or from the host.
     NotPrepared,
-    /// Attention of more variants (query heads and windows) than a step is split for.
+    /// Attention of more variants (query heads and windows) than one step is split for.
     Variants {
-        /// The most there may be.
+        /// The maximum number of variants.
         max: usize,
     },
 }
 
-/// A compute capability in a sentence.
+/// A compute capability in prose.
 struct Capability(u32);
 
 impl fmt::Display for Capability {
@@ -309,7 +309,7 @@ impl From<PlanError> for CudaError {
     }
 }
 
-/// Turns a driver's result, whatever number it is, into ours.
+/// Converts a driver's result, also an unknown code, to this crate's error.
 pub(super) fn check(call: &'static str, result: u32) -> Result<(), CudaError> {
     match result {
         0 => Ok(()),
@@ -318,7 +318,7 @@ pub(super) fn check(call: &'static str, result: u32) -> Result<(), CudaError> {
     }
 }
 
-/// The same for an allocation.
+/// Converts the result of an allocation.
 pub(super) fn check_alloc(call: &'static str, bytes: u64, result: u32) -> Result<(), CudaError> {
     match check(call, result) {
         Err(CudaError::Driver { code: 2, .. }) => Err(CudaError::OutOfMemory { bytes }),

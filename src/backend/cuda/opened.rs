@@ -1,7 +1,7 @@
-//! An open backend on a GPU, and what a host asks of it beside the calls of [`Backend`](crate::Backend).
+//! An open backend on a GPU, and the host's calls in addition to [`Backend`](crate::Backend).
 //!
-//! Not here: those calls (`calls.rs`), copies of pages to other memory (`moves/page_moves.rs`), opening (`options.rs`),
-//! what is loaded before the first step (`prepare.rs`).
+//! Not here: the calls of `Backend` (`calls.rs`), copies of pages to other memory (`moves/page_moves.rs`), opening
+//! (`options.rs`), loading before the first step (`prepare.rs`).
 
 use super::error::CudaError;
 use crate::backend::cuda::attention::graph_key::GraphKey;
@@ -26,7 +26,7 @@ pub struct Cuda {
     pub(super) gpu: Gpu,
     pub(super) stream: CudaStream,
     pub(super) pool: Pool,
-    /// Where it keeps some.
+    /// The labels, if the pool keeps some.
     pub(super) labels: Option<Labels>,
     pub(super) tables: Tables,
     pub(super) stage: Stage,
@@ -34,23 +34,23 @@ pub struct Cuda {
     pub(super) limits: StepLimits,
     pub(super) copy_streams: Option<CopyStreams>,
     pub(super) steps: OpenSteps,
-    /// A window that attention was prepared for: then no plan may have trees.
+    /// Whether attention with a window was prepared; plans may then have no trees.
     pub(super) window: Option<u32>,
-    /// Modules that were loaded when it was last prepared.
+    /// Number of modules loaded at the last preparation.
     pub(super) prepared: Option<usize>,
 }
 
-/// Device addresses of the staged plan's arrays, for the host's own kernels, and which graphs it may replay.
+/// Device addresses of the staged plan's arrays, for the host's own kernels, and the key of its graphs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StagedPlan {
-    /// i32 or i64 `[tokens]`, as the plan has it.
+    /// i32 or i64 `[tokens]`, as in the plan.
     pub slot_mapping: u64,
     /// u32 `[tokens]`.
     pub positions: u64,
     /// [`BatchRow`](crate::BatchRow) `[rows]`.
     pub rows: u64,
-    /// Which graphs may be replayed for it.
+    /// The key of the graphs that may be replayed for this plan.
     pub graph: GraphKey,
 }
 
@@ -60,7 +60,7 @@ impl Cuda {
         &self.gpu
     }
 
-    /// The stream that everything is launched on.
+    /// The stream of all launches.
     pub fn stream(&self) -> &CudaStream {
         &self.stream
     }
@@ -68,8 +68,9 @@ impl Cuda {
     /// Launches on another stream of the same device from now on.
     ///
     /// # Safety
-    /// The host orders the two: what was asked of the one before comes first, opening and [`Cuda::prepare`] too, since
-    /// there is one staged plan and one set of tables, and kernels go where these say.
+    /// The host orders the two streams: the work on the old stream, opening and [`Cuda::prepare`] included, comes
+    /// first. Both streams share one staged plan and one set of page tables, which determine the addresses that kernels
+    /// access.
     pub unsafe fn set_stream(&mut self, stream: CudaStream) {
         self.stream = stream;
         self.stage.leave();
@@ -80,7 +81,7 @@ impl Cuda {
         self.pool.layout()
     }
 
-    /// The pool's memory, in the order that [`PoolLayout`] describes.
+    /// The pool's memory, in the order of [`PoolLayout`].
     pub fn pool(&self) -> &DeviceBuffer {
         self.pool.memory()
     }
@@ -90,7 +91,7 @@ impl Cuda {
         self.pool.rows()
     }
 
-    /// What the bytes of a page mean: see [`PoolLayout::page_fingerprint`].
+    /// The fingerprint of a page's bytes: see [`PoolLayout::page_fingerprint`].
     pub fn page_fingerprint(&self) -> u64 {
         self.pool.fingerprint()
     }
@@ -100,29 +101,29 @@ impl Cuda {
         self.stage.sent_bytes()
     }
 
-    /// For `benches/gpu`: what the staged step's time is made of, if it reads a span once.
+    /// For `benches/gpu`: the model of the staged step's time, if the step reads a span once.
     #[doc(hidden)]
     pub fn span_work(&self) -> Option<SpanWork> {
         self.variants.span_work()
     }
 
-    /// The page tables as they are on the device, after waiting for everything asked for. For tests.
+    /// Returns the page tables on the device after waiting for all submitted work. For tests.
     ///
     /// # Errors
-    /// Whatever failed.
+    /// Any failure of submitted work.
     pub fn table_words(&self) -> Result<Vec<u32>, CudaError> {
         self.tables.read()
     }
 
-    /// Makes `plan`, whose step is open, the one that launches and graphs read; the same plan
-    /// [padded](BatchPlan::padded) counts as another one.
+    /// Stages `plan`, whose step is open: later launches and graphs read it. The same plan [padded](BatchPlan::padded)
+    /// counts as another plan.
     ///
-    /// A launch does this by itself where needed. A graph cannot: capture the launches of a plan that is staged, and
-    /// replay the graph after staging any plan with the same [`StagedPlan::graph`].
+    /// A launch stages its plan if necessary. A graph cannot: stage a plan, capture its launches, and replay the graph
+    /// after staging any plan with the same [`StagedPlan::graph`].
     ///
     /// # Errors
-    /// A plan whose step is not open, that does not fit, with trees where a window was [prepared](Cuda::prepare), that
-    /// a selection has no room for where there was one, or while the stream is captured.
+    /// Returns an error if the plan's step is not open, if the plan does not fit, if it has trees although a window was
+    /// [prepared](Cuda::prepare), if it exceeds the memory for a selection, or while the stream is captured.
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
         let stream = self.stream.raw();
@@ -137,8 +138,8 @@ impl Cuda {
         Ok(StagedPlan { slot_mapping: slots, positions, rows, graph })
     }
 
-    /// Marks the stream's end: when the event is done, so is every step launched so far, and the engine may be told
-    /// with `complete`.
+    /// Records an event at the stream's end. When the event is done, all steps launched before it are done, and the
+    /// host may call the engine's `complete`.
     ///
     /// # Errors
     /// The driver's.

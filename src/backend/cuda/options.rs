@@ -1,4 +1,4 @@
-//! What a host chooses of a [`Cuda`], and how it is opened.
+//! The options of a [`Cuda`], and its opening.
 
 use super::error::CudaError;
 use super::opened::Cuda;
@@ -15,45 +15,43 @@ use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{OpenBackend, OpenSteps, PlanError};
 use crate::layout::{Dtype, KvScales, LabelChannels, PoolLayout, TableShape};
 
-/// How a [`Cuda`] is to work.
+/// Options of a [`Cuda`].
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
     /// The device.
     pub gpu: Gpu,
-    /// The stream on which everything is launched, as a rule the host's own ([`CudaStream::from_raw`]). `None`, as it
-    /// is by default, is the default stream.
+    /// The stream of all launches, usually the host's own ([`CudaStream::from_raw`]). Default: `None`, the default
+    /// stream.
     pub stream: Option<CudaStream>,
-    /// Most new tokens of a step, padding included. Host and device memory for plans is sized by it.
-    /// Default: 16,384.
+    /// Most new tokens of a step, padding included; determines the size of host and device memory for plans. Default:
+    /// 16,384.
     pub max_step_tokens: u32,
-    /// Most rows of a step, padding included; 0, the default, stands for as many as the page tables
-    /// have, and at least 256.
+    /// Most rows of a step, padding included. Default: 0, which means the rows of the page tables, and at least 256.
     pub max_step_rows: u32,
-    /// What the numbers of a quantised pool are multiplied by, where scales are given
-    /// ([`Scaling::Static`](crate::Scaling::Static)): those of what this rank holds ([`KvScales::local`]). Uploaded
-    /// once. Default: `None`, 1 for all.
+    /// Factors of a quantised pool's numbers, if the scales are static ([`Scaling::Static`](crate::Scaling::Static)),
+    /// for the heads of this rank ([`KvScales::local`]). Uploaded once. Default: `None`, 1 for all.
     pub scales: Option<KvScales>,
-    /// Element type of the host's rows, where the pool is quantised: of k and v before they are stored, of q and out.
-    /// Other pools take rows of their own type. Default: `None`, the pool's ([`KvDtype::rows`](crate::KvDtype::rows)).
+    /// Element type of the host's rows if the pool is quantised: of k and v before the store, of q and out. Other pools
+    /// take rows of their own type. Default: `None`, the pool's ([`KvDtype::rows`](crate::KvDtype::rows)).
     pub rows: Option<Dtype>,
-    /// Which channels of K are labels, where the pool keeps some: those of what this rank holds
-    /// ([`LabelChannels::local`]). Uploaded once. Default: `None`.
+    /// Channels of K that are labels, if the pool keeps labels, for the heads of this rank ([`LabelChannels::local`]).
+    /// Uploaded once. Default: `None`.
     pub labels: Option<LabelChannels>,
-    /// Most tokens that rows of one new token may see together in a step that selects by labels, each row's rounded up
-    /// to 256; four bytes of device memory for each and kv head, where the pool keeps labels. Rows that share pages
-    /// count them each. Default: 0, as many as the pool has slots, and 256 for each row.
+    /// Most tokens that the rows of one new token may see together in a step that selects by labels, each row's count
+    /// rounded up to 256. If the pool keeps labels, each such token takes four bytes of device memory per kv head. Each
+    /// row counts its shared pages. Default: 0, which means the pool's slots plus 256 for each row.
     pub select_tokens: u64,
-    /// For tests: every span that can be is read once, be it cheaper or not.
+    /// For tests: reads every possible span once, also where that is slower.
     #[doc(hidden)]
     pub all_spans: bool,
-    /// For tests: the compute capability, as 10 * major + minor, whose kernels serve in place of the device's. They are
-    /// compiled for the device as before.
+    /// For tests: the compute capability, as 10 * major + minor, that selects the kernels, instead of the device's. The
+    /// driver still compiles them for the device.
     #[doc(hidden)]
     pub selected_capability: Option<u32>,
 }
 
 impl CudaOptions {
-    /// On `gpu`: the default stream, 16,384 tokens, rows by the tables.
+    /// Returns the defaults for `gpu`: the default stream, 16,384 tokens, rows by the tables.
     pub fn new(gpu: &Gpu) -> Self {
         Self {
             gpu: gpu.clone(),
@@ -74,10 +72,10 @@ impl OpenBackend for CudaOptions {
     type Backend = Cuda;
 
     /// # Errors
-    /// [`CudaError::PoolShape`] for latent rows of other lengths than 512 + 64, [`CudaError::Lists`] for a pool of f32
-    /// or fp8 that keeps labels, [`CudaError::OutOfMemory`], [`CudaError::Scales`] or [`CudaError::Labels`]
-    /// that are not for this pool, [`CudaError::RowsDtype`], a stream of another device, rows of more tokens than
-    /// kernels count, or the driver's.
+    /// Returns [`CudaError::PoolShape`] if latent rows are not 512 + 64 long, [`CudaError::Lists`] if a pool of f32 or
+    /// fp8 keeps labels, [`CudaError::OutOfMemory`], [`CudaError::Scales`] or [`CudaError::Labels`] if these do not fit
+    /// the pool, [`CudaError::RowsDtype`], or the driver's error. Also fails if the stream belongs to another device or
+    /// if rows have more tokens than kernels can count.
     fn open(
         self,
         layout: &PoolLayout,
@@ -111,7 +109,7 @@ impl OpenBackend for CudaOptions {
             rows => rows,
         };
         let limits = StepLimits { tokens, rows, all_spans };
-        // A step takes a slot or two for each variant of attention.
+        // A step takes one or two slots for each variant of attention.
         let uploads = 2 * max_steps as usize + 2;
         let capability = self.selected_capability.unwrap_or(gpu.capability());
         let selection = Selection::of(capability, layout, rows_dtype);

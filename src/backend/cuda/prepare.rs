@@ -1,6 +1,6 @@
-//! What a host makes ready before its first step: the kernels of all that it will do, and the memory of attention.
+//! Preparation before the first step: loads the kernels that the host will use and allocates memory for attention.
 //!
-//! Not here: which kernel serves what (`kernels/selection.rs`, `attention/variants.rs`).
+//! Not here: selection of kernels (`kernels/selection.rs`, `attention/variants.rs`).
 
 use super::check::{check_attend, check_pool};
 use super::driver::raw::is_capturing;
@@ -13,17 +13,17 @@ use crate::backend::Attend;
 use crate::backend::cuda::attention::latent;
 use crate::layout::Dtype;
 
-/// What a host will do with a [`Cuda`]: [`Cuda::prepare`] loads the kernels of that, and no others.
+/// The host's future work with a [`Cuda`]. [`Cuda::prepare`] loads the kernels for this work and no others.
 #[derive(Clone, Copy, Debug)]
 pub struct Prepare<'a> {
-    /// How layers attend, each way once.
+    /// The distinct attention parameters of the layers.
     pub attend: &'a [Attend],
-    /// How layers attend over lists, each way once with the length of its lists. Default: none.
+    /// The distinct attention parameters of layers that attend over lists, with the lists' lengths. Default: none.
     pub lists: &'a [(Attend, u32)],
-    /// Most new tokens of a row in steps that decode, drafts among them; a step of `tokens` for `rows`, padding
-    /// included, as a graph's size, counts as `tokens.div_ceil(rows)`. Default: 1.
+    /// Most new tokens of a row in decode steps, drafts included. A graph's size of `tokens` for `rows`, padding
+    /// included, counts as `tokens.div_ceil(rows)`. Default: 1.
     pub decode_tokens: u32,
-    /// Rows have any number of new tokens in some steps, as prompts have. Default: `true`.
+    /// Rows of some steps have any number of new tokens, as prompts have. Default: `true`.
     pub extend: bool,
     /// Some rows are trees of drafts. Default: `false`.
     pub trees: bool,
@@ -36,7 +36,8 @@ pub struct Prepare<'a> {
 }
 
 impl<'a> Prepare<'a> {
-    /// Prompts, decode steps of one new token a row, and copies of pages, for layers that attend in these ways.
+    /// Returns the preparation for prompts, decode steps of one new token a row, and page copies, with these attention
+    /// parameters.
     pub const fn new(attend: &'a [Attend]) -> Self {
         Self {
             attend,
@@ -50,7 +51,7 @@ impl<'a> Prepare<'a> {
         }
     }
 
-    /// All ways of attention, with the length of their lists; 0: none.
+    /// Returns all attention parameters with the length of their lists (0: none).
     pub(super) fn variants(&self) -> impl Iterator<Item = (Attend, u32)> + use<'a> {
         let plain = self.attend.iter().map(|&attend| (attend, 0));
         plain.chain(self.lists.iter().copied())
@@ -58,17 +59,17 @@ impl<'a> Prepare<'a> {
 }
 
 impl Cuda {
-    /// Loads the kernels and makes the memory for what the host will do, several kernels at a time on several threads.
-    /// The texts of kernels are released at the end. A capture needs that to have happened, and a step that needs what
-    /// was not prepared waits until the driver has compiled it: [`Cuda::modules_after_prepare`] counts those.
+    /// Loads the kernels and allocates the memory for this work; several threads load several kernels at a time.
+    /// Releases the kernels' texts at the end. A capture requires this preparation. A step that needs an unprepared
+    /// kernel waits for the driver's compiler; [`Cuda::modules_after_prepare`] counts such modules.
     ///
-    /// A host prepares all that its model's layers attend with: where some have a window, plans with trees of drafts
-    /// are refused from then on as soon as they begin ([`PlanError::TreeWindow`](crate::PlanError)), and not at the
-    /// first such layer. Later calls add to earlier ones.
+    /// The host prepares the attention of all its layers. If some layers have a window, `begin` then rejects plans with
+    /// trees of drafts ([`PlanError::TreeWindow`](crate::PlanError)); otherwise the first such layer would. Later calls
+    /// add to earlier ones.
     ///
     /// # Errors
-    /// An [`Attend`] that no kernel serves, lists of length 0 or above a sequence's tokens or over a pool that no such
-    /// kernel serves, [`CudaError::NotPrepared`] while the stream captures, or the driver's.
+    /// Returns an error if no kernel serves an [`Attend`], if lists have length 0, exceed a sequence's tokens or need a
+    /// kernel that the pool lacks, [`CudaError::NotPrepared`] while the stream is captured, or the driver's error.
     pub fn prepare(&mut self, work: &Prepare<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
         if is_capturing(self.stream.raw())? {
@@ -119,8 +120,9 @@ impl Cuda {
         Ok(())
     }
 
-    /// Modules loaded in the device's context, by whoever uses this [`Gpu`](super::Gpu), since the last
-    /// [`Cuda::prepare`], or since the first kernel where there was none. 0 in a host that prepares all that it does.
+    /// Returns the number of modules that users of this [`Gpu`](super::Gpu) have loaded in the device's context since
+    /// the last [`Cuda::prepare`], or since the first kernel if there was none. It stays 0 if the host prepares all its
+    /// work.
     pub fn modules_after_prepare(&self) -> usize {
         self.gpu.module_count() - self.prepared.unwrap_or(0)
     }

@@ -1,60 +1,59 @@
-//! Drafts of one stream: guesses at what follows a token, as a tree.
+//! The drafts of one stream: a tree of guesses that follow a token.
 
-/// The last token of a stream, which is number 0 and the root, and guesses at what follows it, each behind the one
-/// that it follows.
+/// The last token of a stream, which is number 0 and the root, and the guesses, each after its parent.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Drafts {
     tokens: Vec<u32>,
-    /// The number of the one that each follows; the root's is its own.
+    /// The number of each one's parent; the root is its own.
     parents: Vec<u32>,
 }
 
 impl Drafts {
-    /// Forgets all, and begins with a root.
+    /// Removes all, and sets the root.
     pub fn begin(&mut self, root: u32) {
         self.clear();
         self.tokens.push(root);
         self.parents.push(0);
     }
 
-    /// Forgets all.
+    /// Removes all.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.parents.clear();
     }
 
-    /// Guesses, the root left out.
+    /// Returns the number of guesses, without the root.
     pub fn len(&self) -> usize {
         self.tokens.len().saturating_sub(1)
     }
 
-    /// Whether nothing is guessed.
+    /// Returns whether there are no guesses.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The guesses in order.
+    /// Returns the guesses in order.
     pub fn guesses(&self) -> &[u32] {
         self.tokens.get(1..).unwrap_or_default()
     }
 
-    /// The number of the one that each follows, the root first.
+    /// Returns the number of each one's parent, the root first.
     pub fn parents(&self) -> &[u32] {
         &self.parents
     }
 
-    /// Whether each follows the one before it.
+    /// Returns whether each is the child of the one before it.
     pub fn is_chain(&self) -> bool {
         self.parents.iter().zip(0_u32..).all(|(&parent, number)| parent == number.saturating_sub(1))
     }
 
-    /// Forgets the last ones, so that so many guesses are left. None is left without the one that it follows.
+    /// Removes the last guesses, so that this many remain. Parents precede children, so none loses its parent.
     pub fn truncate(&mut self, guesses: usize) {
         self.tokens.truncate(guesses + 1);
         self.parents.truncate(guesses + 1);
     }
 
-    /// Takes in what is missing of a way from the root, at most so many tokens. O(its length x guesses).
+    /// Adds the missing tokens of a path from the root, at most this many. O(its length x guesses).
     pub fn add(&mut self, way: impl Iterator<Item = u32>, mut most: usize) {
         let mut at = 0;
         for token in way {
@@ -71,15 +70,15 @@ impl Drafts {
         }
     }
 
-    /// The guess of `token` behind number `of`.
+    /// Returns the guess of `token` that follows number `of`.
     fn child(&self, of: u32, token: u32) -> Option<u32> {
         let behind = self.tokens.iter().zip(&self.parents).zip(0_u32..).skip(of as usize + 1);
         let mut fits = behind.filter(|&((&t, &parent), _)| (t, parent) == (token, of));
         fits.next().map(|(_, number)| number)
     }
 
-    /// The branch that came true: the root, the guess that is what `said` gives for it, and so on, until nothing was
-    /// guessed or a token ends the text. What is said for the last of them was not guessed, and follows it.
+    /// Returns the accepted branch: the root, its child that equals the token `said` returns for it, and so on, until
+    /// no child matches or a token ends the text. The token for the last of them was not guessed, and follows it.
     pub fn branch(&self, said: &[u32], ends: impl Fn(u32) -> bool, out: &mut Vec<u32>) {
         let mut next = Some(0);
         while let Some(number) = next {

@@ -1,28 +1,28 @@
-//! A text that grows, and what followed its end where that stood before.
+//! A growing text, with a search for earlier occurrences of its end.
 //!
 //! ```text
-//!   the page is full .. the page is          the last two or more tokens stood before: the longest stretch first,
-//!       ------- ----        -------          of equals the one that stood last
+//!   the page is full .. the page is          the last two or more tokens occurred before: the longest match first,
+//!       ------- ----        -------          of equal ones the latest
 //! ```
 //!
-//! Where that stretch overlaps the end of the text, what follows it goes on into itself, as in a text that repeats.
+//! If that match overlaps the end of the text, the continuation runs into itself, as in a text that repeats.
 
 use std::collections::HashMap;
 
 use super::{Drafting, Drafts};
 
-/// Tokens of a stretch that are compared: longer ones are as good.
+/// Most tokens of a match that are compared; longer matches count as equal.
 const STRETCH_MAX: usize = 8;
-/// Places that are looked at, from the end back.
+/// Most earlier places that are compared, from the end back.
 const PLACES_MAX: usize = 64;
 
-/// A text that grows.
+/// A growing text.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     tokens: Vec<u32>,
-    /// For each token the place before it where the same one stands; its own where there is none.
+    /// For each token the previous place of the same token; its own place if there is none.
     before: Vec<u32>,
-    /// Where each token stood last.
+    /// The last place of each token.
     last: HashMap<u32, u32>,
 }
 
@@ -46,9 +46,9 @@ impl History {
         }
     }
 
-    /// Guesses what follows: at most `rule.tokens` drafts, none further than `depth` behind the last token. As a tree
-    /// the best continuation has half of the drafts, the next one half of what is left, and so on; the best has what
-    /// nobody wants. O(places looked at, and drafts squared).
+    /// Guesses the continuation: at most `rule.tokens` drafts, each at most `depth` after the last token. In a tree,
+    /// the best continuation gets half of the drafts, the next one half of the rest, and so on; the best one gets the
+    /// remainder. O(places compared, and drafts squared).
     pub fn guess(&self, rule: Drafting, depth: usize, out: &mut Drafts) {
         out.clear();
         let Some(&root) = self.tokens.last() else { return };
@@ -66,7 +66,7 @@ impl History {
         }
     }
 
-    /// Where the last token stood before, the latest first, and how many tokens up to there are those up to the end.
+    /// Returns the earlier places of the last token, the latest first, with the length of their match with the end.
     fn places(&self) -> Vec<(usize, usize)> {
         let last = self.tokens.len() - 1;
         let before = |&place: &usize| {
@@ -77,14 +77,14 @@ impl History {
         places.take(PLACES_MAX).map(|place| (self.stretch(place), place)).collect()
     }
 
-    /// How many tokens up to a place are those up to the end.
+    /// Returns the length of the match between a place and the end.
     fn stretch(&self, place: usize) -> usize {
         let ends = [&self.tokens[..=place], &self.tokens[..]].map(|text| text.iter().rev());
         let [there, here] = ends;
         there.zip(here).take(STRETCH_MAX).take_while(|(there, here)| there == here).count()
     }
 
-    /// What followed a place, without end.
+    /// Returns the tokens after a place, without end.
     fn behind(&self, place: usize) -> impl Iterator<Item = u32> {
         self.tokens[place + 1..].iter().copied().cycle()
     }
@@ -96,7 +96,7 @@ mod tests {
 
     fn guess(text: &[u32], tokens: u32, tree: bool, depth: usize) -> Drafts {
         let mut history = History::default();
-        // In two pieces: it grows.
+        // In two parts, because the text grows.
         let (first, rest) = text.split_at(text.len() / 2);
         history.extend(first.iter().copied());
         history.extend(rest.iter().copied());
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn the_longest_stretch_is_followed_and_of_equals_the_latest() {
-        // 2 stood three times before; twice behind 1, the last time followed by 6.
+        // 2 occurred three times before: twice after 1, the last time followed by 6.
         let text = [1, 2, 5, 9, 1, 2, 6, 8, 4, 2, 7, 1, 2];
         assert_eq!(chain(&text, 1), [6]);
         assert_eq!(chain(&text, 3), [6, 8, 4]);
@@ -145,13 +145,13 @@ mod tests {
         assert_eq!(tree.parents(), [0, 0, 1, 2, 3, 0, 5, 0]);
         let flat = guess(&text, 7, true, 1);
         assert_eq!((flat.guesses(), flat.parents()), (&[6, 5, 7][..], &[0, 0, 0, 0][..]));
-        // One continuation alone has all of them.
+        // A single continuation gets all of them.
         let repeated = guess(&[9, 4, 4], 5, true, 63);
         assert!(repeated.is_chain());
         assert_eq!(repeated.guesses(), [4, 4, 4, 4, 4]);
     }
 
-    /// Against a search without an index.
+    /// Compares with a search without an index.
     #[test]
     fn the_index_finds_what_a_search_finds() {
         let mut state = 5;
@@ -164,7 +164,7 @@ mod tests {
                 let fits = |n: &usize| text[place + 1 - n..=place] == text[last + 1 - n..];
                 (1..=STRETCH_MAX.min(place + 1)).rev().find(fits).unwrap_or(0)
             };
-            // The last of the greatest.
+            // The last of the longest.
             let best = (0..last).max_by_key(|&place| stretch(place)).filter(|&p| stretch(p) > 0);
             let want: Vec<u32> = match best {
                 Some(place) => (0..6).map(|i| text[place + 1 + i % (last - place)]).collect(),

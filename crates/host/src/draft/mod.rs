@@ -1,11 +1,11 @@
-//! Drafts without a model: what followed the last words of a text where they stood before ("prompt lookup").
+//! Drafts without a model: the tokens that followed earlier occurrences of the text's end ("prompt lookup").
 //!
 //! ```text
 //! history     a text, and what followed its end where that stood before
 //! drafts      guesses at what follows a token, as a tree, and the branch that came true
 //! ```
 //!
-//! Not here: how they are checked (`server/drafts.rs`).
+//! Not here: checking of drafts (`server/drafts.rs`).
 
 mod drafts;
 mod history;
@@ -15,31 +15,31 @@ use kvarena::{DRAFT_MAX, Draft, DraftTree, SeqKey};
 pub use drafts::Drafts;
 pub use history::History;
 
-/// Most drafts of a stream: with the token that they follow they are the most that a step checks at once.
+/// Most drafts of a stream. Together with the token that they follow, they are the most that a step checks at once.
 pub const DRAFTS_MAX: u32 = DRAFT_MAX - 1;
 
-/// How streams are to be drafted for.
+/// Options of drafting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Drafting {
     /// Most drafts of a stream in a step: 1 to [`DRAFTS_MAX`].
     pub tokens: u32,
-    /// Several continuations at a time, merged where they begin alike.
+    /// Several continuations at a time, merged at common prefixes.
     pub tree: bool,
 }
 
-/// What a stream knows of its drafts.
+/// The drafting state of a stream.
 #[derive(Clone, Debug, Default)]
 pub struct Drafter {
-    /// What is predicted of it, its prompt, and what it has said.
+    /// Its prediction, its prompt, and its new tokens.
     pub history: History,
-    /// What the step in flight checks of it; none where that has none.
+    /// The drafts that the step in flight checks; empty if there are none.
     pub drafts: Drafts,
     /// Their masks, where they branch.
     pub tree: DraftTree,
 }
 
 impl Drafter {
-    /// The drafts as a plan takes them, if there are any.
+    /// Returns the drafts in a plan's form, if there are any.
     pub fn planned(&self, seq: SeqKey) -> Option<Draft<'_>> {
         match (self.drafts.is_empty(), self.drafts.is_chain()) {
             (true, _) => None,

@@ -1,4 +1,4 @@
-//! The GPU in use: its stream and kernels, and memory by address.
+//! The GPU: its stream and kernels, and device memory by address.
 
 use std::ptr::null;
 
@@ -9,19 +9,19 @@ use super::error::{GpuError, driver};
 use super::kernels::Kernels;
 use super::libs::load_cublaslt;
 
-/// A GPU, the stream that everything is asked for on, and the kernels.
+/// A GPU, the stream of all its work, and the kernels.
 #[derive(Debug)]
 pub struct Device {
     /// `kvarena`'s handle: the device's primary context.
     pub gpu: Gpu,
-    /// Where everything is launched.
+    /// The stream of all launches.
     pub stream: CudaStream,
     /// The host's own kernels.
     pub kernels: Kernels,
 }
 
 impl Device {
-    /// Takes the first GPU into use.
+    /// Opens the first GPU.
     ///
     /// # Errors
     /// As [`Device::open_number`].
@@ -29,10 +29,10 @@ impl Device {
         Self::open_number(0)
     }
 
-    /// Takes a GPU into use, whose context is then this thread's.
+    /// Opens a GPU and makes its context current in this thread.
     ///
     /// # Errors
-    /// No driver, no such device, no cublasLt, or a driver that refuses the kernels.
+    /// No driver, no such device, no cublasLt, or a driver that rejects the kernels.
     pub fn open_number(number: u32) -> Result<Self, GpuError> {
         let gpu = Gpu::new(number)?;
         gpu.bind()?;
@@ -44,7 +44,7 @@ impl Device {
         Ok(device)
     }
 
-    /// `kvarena` binds the primary context; `cudarc`'s calls are to meet the same.
+    /// `kvarena` binds the primary context, and the calls of `cudarc` must use the same context.
     fn check_context(&self) -> Result<(), GpuError> {
         self.gpu.free_memory()?;
         let mut current = std::ptr::null_mut();
@@ -59,7 +59,7 @@ impl Device {
         self.stream.raw()
     }
 
-    /// Memory of zeros.
+    /// Allocates zeroed memory.
     ///
     /// # Errors
     /// The driver's.
@@ -69,16 +69,16 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Copies from the device to pinned memory in the stream's order; nothing is waited for.
+    /// Copies from the device to pinned memory in the stream's order, without waiting.
     ///
     /// # Errors
     /// The driver's.
     ///
     /// # Panics
-    /// If the target has no room.
+    /// If the target is too short.
     ///
     /// # Safety
-    /// Until it is done the source is readable, and nobody reads or writes that part of the target.
+    /// Until the copy is done the source stays readable, and nothing else accesses that part of the target.
     pub unsafe fn copy_to_host(
         &self,
         target: &mut PinnedBuffer,
@@ -87,7 +87,7 @@ impl Device {
         bytes: usize,
     ) -> Result<(), GpuError> {
         let target = target.as_mut_slice()[at..at + bytes].as_mut_ptr().cast();
-        // SAFETY: the target has room (sliced above), the caller answers for the rest.
+        // SAFETY: the target is long enough (sliced above); the caller guarantees the rest.
         let result = unsafe {
             let stream = self.raw() as usize as sys::CUstream;
             sys::cuMemcpyDtoHAsync_v2(target, source, bytes, stream)

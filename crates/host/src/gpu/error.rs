@@ -1,4 +1,4 @@
-//! What a GPU host can lack, and what can fail on it.
+//! Errors of a GPU host: missing parts and failures.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use kvarena::backend::cuda::CudaError;
 
 use crate::error::{Error, Fault};
 
-/// What functions return that only a GPU can fail.
+/// The result of functions that fail only on a GPU.
 pub type GpuResult<T> = Result<T, GpuError>;
 
-/// Why the GPU cannot serve.
+/// The reason for which the GPU cannot serve.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum GpuError {
@@ -34,7 +34,7 @@ pub enum GpuError {
         /// The library's status.
         status: u32,
     },
-    /// NCCL, which several GPUs need, is in none of the folders.
+    /// NCCL, which more than one GPU requires, is in none of the folders.
     NoNccl {
         /// What was found instead.
         why: String,
@@ -43,24 +43,24 @@ pub enum GpuError {
     Nccl {
         /// Its name.
         call: &'static str,
-        /// What it says.
+        /// The library's message.
         what: String,
     },
-    /// A GPU cannot reach another one's memory.
+    /// A GPU cannot access another one's memory.
     NoPeer {
         /// The GPU.
         gpu: u32,
         /// The other one.
         peer: u32,
     },
-    /// The model cannot be spread over so many GPUs.
+    /// The model cannot be spread over this many GPUs.
     Ranks {
-        /// GPUs asked for.
+        /// Requested GPUs.
         ranks: usize,
-        /// What they do not divide.
+        /// The size that they do not divide.
         what: &'static str,
     },
-    /// cublasLt knows no way to make a product.
+    /// cublasLt has no algorithm for a product.
     NoProduct {
         /// Rows of x, columns of y, columns of x.
         shape: [usize; 3],
@@ -79,32 +79,32 @@ pub enum GpuError {
         /// Query heads for one of K and V.
         group: usize,
     },
-    /// A width that the kernels do not serve.
+    /// A width that the kernels do not support.
     Width {
         /// The field.
         name: &'static str,
         /// Its value.
         value: usize,
-        /// What it must be.
+        /// The required value.
         wanted: &'static str,
     },
-    /// The model has what only the CPU serves.
+    /// The model has a property that only the CPU supports.
     Missing {
-        /// What it has.
+        /// The property.
         what: &'static str,
     },
-    /// More tokens to choose in a step than there is room for.
+    /// More tokens to choose in a step than its memory holds.
     Draws {
         /// Tokens to choose.
         draws: usize,
-        /// The room.
+        /// The maximum.
         max: usize,
     },
-    /// More edits of logits in a step than there is room for.
+    /// More edits of logits in a step than its memory holds.
     Edits {
         /// Edits of all draws.
         edits: usize,
-        /// The room; 0 where the vocabulary is too large for edits and min-p.
+        /// The maximum; 0 if the vocabulary is too large for edits and min-p.
         max: usize,
     },
 }
@@ -172,7 +172,7 @@ impl From<CudaError> for GpuError {
 }
 
 impl GpuError {
-    /// Whether the machine or the model is to blame, rather than the run.
+    /// Whether the machine or the model is the cause, and not the run.
     pub fn is_unfit(&self) -> bool {
         match self {
             Self::Cuda(error) => matches!(
@@ -204,7 +204,7 @@ impl From<GpuError> for Error {
     }
 }
 
-/// The driver's answer to a call.
+/// Converts a result of the driver.
 pub(super) fn driver(
     call: &'static str,
     result: cudarc::driver::sys::CUresult,

@@ -1,4 +1,4 @@
-//! Tensors of a model directory, mapped: what is copied to the device comes straight from the files.
+//! The mapped tensors of a model directory; the device receives copies directly from the files.
 //!
 //! Not here: tensors in host memory (`checkpoint.rs`).
 
@@ -14,7 +14,7 @@ use safetensors::{Dtype, SafeTensors};
 use crate::checkpoint::{lost_tensor, shards};
 use crate::error::{Error, Result};
 
-/// A directory's files, mapped, and where each tensor is.
+/// A directory's mapped files, and the place of each tensor.
 pub(super) struct Files {
     dir: PathBuf,
     maps: Vec<Mmap>,
@@ -49,7 +49,8 @@ impl Files {
     fn map(&mut self, path: &Path) -> Result<()> {
         let cannot = |e| Error::model(format!("cannot read {}: {e}", path.display()));
         let file = File::open(path).map_err(cannot)?;
-        // SAFETY: the file is only read. Somebody who cuts it meanwhile ends this program, as the docs of `Mmap` say.
+        // SAFETY: the file is only read. If another process truncates it, this program ends, as the docs of `Mmap`
+        // state.
         let map = unsafe { Mmap::map(&file) }.map_err(cannot)?;
         let shard = SafeTensors::deserialize(&map)
             .map_err(|e| Error::model(format!("{}: damaged or truncated: {e}", path.display())))?;
@@ -64,10 +65,10 @@ impl Files {
         Ok(())
     }
 
-    /// The bytes of a tensor in bf16: those of the file, or rounded from f16 or f32.
+    /// Returns the bytes of a tensor in bf16: those of the file, or rounded from f16 or f32.
     ///
     /// # Errors
-    /// It is missing, of another shape or of no such type.
+    /// The tensor is missing, or its shape or type does not fit.
     pub(super) fn bf16(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>> {
         let dir = self.dir.display();
         let tensor = self

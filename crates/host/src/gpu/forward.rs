@@ -1,22 +1,25 @@
-//! One step on the device: everything that is launched for it, in order.
+//! One step on the device: all launches, in order.
 //!
 //! ```text
 //! embed | for each layer: qkv, rotate and store, attend, out, gate and up, down | logits, sample
 //! ```
 //!
-//! Not here: what each product reads and writes (`forward/operands.rs`), how it is made (`products.rs`), where tokens come
-//! from (`image.rs`), when (`runner.rs`).
+//! Not here: the operands of each product (`forward/operands.rs`) and its computation (`products.rs`), rotation and
+//! store (`forward/store.rs`), the choice of tokens (`forward/sampling.rs`), the source of tokens (`image.rs`), and the
+//! order of steps (`runner.rs`).
 
 mod operands;
+mod sampling;
+mod store;
 
 use std::rc::Rc;
 
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, Prepare, StagedPlan};
-use kvarena::{Attend, Backend, BatchPlan, LayerId, PlaneName, PoolLayout, SlotMapping, Strides};
+use kvarena::{Attend, Backend, BatchPlan, LayerId};
 
 use super::device::Device;
 use super::error::GpuError;
-use super::kernels::{EmbedParams, RopeStoreParams, SampleParams, ShapedParams};
+use super::kernels::EmbedParams;
 use super::products::{Choice, Op, Products, padded_rows};
 use super::shape::check_shape;
 use super::sparse::{Chosen, Gauge};
@@ -25,19 +28,17 @@ use super::weights::Weights;
 use crate::config::ModelConfig;
 use crate::sparse::channels::Measured;
 use operands::qkv_width;
+use store::Rotated;
 
-/// Blocks that sampling is spread over.
-const SAMPLE_BLOCKS: usize = 512;
-
-/// A fault put in on purpose, to see that the check finds it.
+/// A deliberate fault, to verify that the check finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fault {
     /// None.
     #[default]
     None,
-    /// K and V go to another layer's pages.
+    /// K and V go to the pages of another layer.
     Page,
-    /// Each token is rotated to where its neighbour stands.
+    /// Each token is rotated to its neighbour's position.
     Position,
     /// Frequencies of neighbouring pairs are swapped.
     Rotary,
@@ -45,28 +46,28 @@ pub enum Fault {
     Labels,
 }
 
-/// Which parts of a step are launched: all, but where their time is measured one by one.
+/// The parts of a step to launch: all, unless their times are measured separately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parts {
     /// Attention.
     pub attention: bool,
-    /// Products, with what the way of each takes along.
+    /// Products, with the work that their kernels include.
     pub products: bool,
     /// Embedding, rotation and store, sampling.
     pub small: bool,
 }
 
 impl Parts {
-    /// The whole step.
+    /// All parts.
     pub const ALL: Self = Self { attention: true, products: true, small: true };
 }
 
-/// How large a step may be.
+/// Limits of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Most tokens of a step.
     pub tokens: usize,
-    /// Most rows of logits made at a time.
+    /// Most rows of logits computed at a time.
     pub logits: usize,
     /// Most tokens chosen in a step.
     pub draws: usize,
@@ -78,12 +79,12 @@ pub struct Forward {
     /// Its shape.
     pub config: ModelConfig,
     weights: Rc<Weights>,
-    /// To the other ranks, where there are any.
+    /// Connection to the other ranks, if there are any.
     link: Option<Link>,
-    /// Up to so many rows ranks add their parts to x, which all have: the output's and the down product are such parts.
-    /// With more rows, the first rank's products are added to its x, and the others' take its place, to be summed.
+    /// Up to this many rows, the ranks' output and down products are parts that all ranks add to the x they share. With
+    /// more rows, the first rank adds its products to its x, the other ranks replace their x, and the ranks sum x.
     part_rows: usize,
-    /// Whether this rank chooses tokens: the first one does, since ranks may round differently.
+    /// Whether this rank chooses tokens. Only the first rank does, because ranks may round differently.
     leads: bool,
     products: Products,
     limits: Limits,
@@ -94,55 +95,45 @@ pub struct Forward {
     gate_up: DeviceBuffer,
     activated: DeviceBuffer,
     logits: DeviceBuffer,
-    /// Tokens chosen, in the order of draws: the next step reads them.
+    /// Chosen tokens, in the order of draws; the next step reads them.
     sampled: DeviceBuffer,
     best: DeviceBuffer,
     counters: DeviceBuffer,
     thresholds: DeviceBuffer,
     /// Frequencies with neighbours swapped, for [`Fault::Rotary`].
     swapped: DeviceBuffer,
-    /// Where the backend stores, as into a quantised pool and into one with labels, or K is measured.
+    /// Present if the backend stores K and V, as for quantised pools and pools with labels, or if K is measured.
     rotated: Option<Rotated>,
-    /// What rows of one new token read, where that is not all.
+    /// The positions that rows of one new token read, if they do not read all.
     chosen: Option<Chosen>,
-    /// Who measures channels, where somebody does.
+    /// Measures channels, if the host requested it.
     gauge: Option<Gauge>,
-    /// What is wrong on purpose.
+    /// The deliberate fault.
     pub fault: Fault,
 }
 
-/// Rows of K and V of a step, one after another, on their way to the backend's store.
-#[derive(Debug)]
-struct Rotated {
-    /// 0, 1, ..
-    slots: DeviceBuffer,
-    k: DeviceBuffer,
-    v: DeviceBuffer,
-    row_bytes: u64,
-}
-
-/// Where a step's tokens, draws and answers are on the device.
+/// Device addresses of a step's tokens, draws and answers.
 #[derive(Clone, Copy, Debug)]
 pub struct StepAddresses {
     /// i32 tokens.
     pub tokens: u64,
     /// `DeviceDraw`s.
     pub draws: u64,
-    /// The address of the answers' address.
+    /// The address that contains the answers' address.
     pub answers: u64,
     /// Draws, padding included.
     pub draw_count: usize,
-    /// Whether some draw leaves tokens out.
+    /// Whether a draw filters tokens.
     pub filtered: bool,
-    /// Where some draw has a shape: the `DeviceShape`s and `Edit`s.
+    /// The `DeviceShape`s and `Edit`s, if a draw has a shape.
     pub shapes: Option<[u64; 2]>,
 }
 
 impl Forward {
-    /// Memory for the activations of steps up to `limits`, of a whole model or of a rank's share.
+    /// Allocates activations for steps up to `limits`, of a whole model or of a rank's share.
     ///
     /// # Errors
-    /// A shape that the kernels do not serve, or too little memory.
+    /// A shape that the kernels do not support, or too little memory.
     pub fn new(
         device: &Device,
         config: ModelConfig,
@@ -206,30 +197,30 @@ impl Forward {
         self.weights.bytes()
     }
 
-    /// What connects this rank to the others.
+    /// The connection to the other ranks.
     pub fn link(&self) -> Option<&Link> {
         self.link.as_ref()
     }
 
-    /// The products' ways.
+    /// The products and their chosen kernels.
     pub fn products(&self) -> &Products {
         &self.products
     }
 
-    /// Rows of logits that are made at a time.
+    /// Returns the rows of logits that are computed at a time.
     pub fn logits_rows(&self) -> usize {
         self.limits.logits
     }
 
-    /// Where the logits lie: bf16 `[logits_rows, vocab]`.
+    /// Returns the address of the logits: bf16 `[logits_rows, vocab]`.
     pub fn logits_address(&self) -> u64 {
         self.logits.address()
     }
 
-    /// Rows of one new token, of which a step has at most so many, read `top` positions from now on.
+    /// Makes rows of one new token, at most `rows` in a step, read `top` positions from now on.
     ///
     /// # Errors
-    /// The driver's, where memory is short.
+    /// The driver's error, if memory is short.
     pub fn read_sparsely(
         &mut self,
         device: &Device,
@@ -240,29 +231,30 @@ impl Forward {
         Ok(())
     }
 
-    /// Measures from now on what each channel of K is worth, of steps that no graph replays.
+    /// Measures the importance of each channel of K from now on, in steps that are not replayed by a graph.
     ///
     /// # Errors
-    /// The driver's, where memory is short.
+    /// The driver's error, if memory is short.
     pub fn measure_channels(&mut self, device: &Device) -> Result<(), GpuError> {
         self.gauge = Some(Gauge::new(device, &self.config, padded_rows(self.limits.tokens))?);
         Ok(())
     }
 
-    /// Whether that is measured.
+    /// Returns whether channels are measured.
     pub fn is_measuring(&self) -> bool {
         self.gauge.is_some()
     }
 
-    /// What was measured, where it was; nothing is from now on.
+    /// Ends the measurement and returns its result, if there was one.
     pub fn take_measured(&mut self) -> Option<Measured> {
         self.gauge.take().map(Gauge::measured)
     }
 
-    /// Loads the kernels of what `work` names, of attention of this model's layers, and takes what the pool's stores do.
+    /// Loads the kernels for `work` and the attention of this model's layers, and allocates rows if the pool's store
+    /// needs them.
     ///
     /// # Errors
-    /// Heads that no kernel serves, or the driver's.
+    /// Heads that no kernel supports, or the driver's error.
     pub fn prepare(
         &mut self,
         device: &Device,
@@ -276,10 +268,7 @@ impl Forward {
         } else if self.rotated.is_none() {
             let rows = padded_rows(self.limits.tokens);
             let row_bytes = 2 * (self.config.kv_heads * self.config.head_dim) as u64;
-            let buffer = || device.zeros(rows * row_bytes as usize);
-            let slots: Vec<i32> = (0..rows as i32).collect();
-            let slots = DeviceBuffer::of(&device.gpu, &slots)?;
-            self.rotated = Some(Rotated { slots, k: buffer()?, v: buffer()?, row_bytes });
+            self.rotated = Some(Rotated::new(device, rows, row_bytes)?);
         }
         let attend: Vec<_> = (0..self.config.layers).map(|layer| self.attend(layer)).collect();
         let top = self.chosen.as_ref().map(|chosen| chosen.top);
@@ -288,20 +277,20 @@ impl Forward {
         Ok(backend.prepare(&Prepare { attend: &attend, lists: &lists, ..*work })?)
     }
 
-    /// Makes sums over ranks ready: kernels are loaded when they are first launched, and NCCL connects when it is first asked,
-    /// neither of which is to be in a capture or while somebody waits. Every rank does so at the same time. Spoils x.
+    /// Prepares sums over ranks. A kernel is loaded at its first launch, and NCCL connects at its first call; neither
+    /// may happen in a capture or during a request. All ranks call this at the same time. Overwrites x.
     ///
     /// # Errors
     /// The driver's or NCCL's.
     pub fn warm_sums(&self, device: &Device) -> Result<(), GpuError> {
         let Some(link) = &self.link else { return Ok(()) };
         let most = padded_rows(self.limits.tokens) * self.config.hidden;
-        // SAFETY: no numbers need no memory, and x has that many; the device is this rank's.
+        // SAFETY: a sum of no numbers accesses no memory, and x has `most` numbers; the device is this rank's.
         unsafe {
             if let Some(peers) = link.peers() {
                 peers.add(device, 0, 0, 0)?;
             }
-            // NCCL goes other ways for other lengths, and connects for each when it first does.
+            // NCCL uses other algorithms for other lengths, and connects for each at its first use.
             for doubled in (0..).map(|times| 4096 << times).take_while(|&count| count < most) {
                 link.sum(device, self.x.address(), doubled)?;
             }
@@ -315,7 +304,7 @@ impl Forward {
         Attend { window, ..Attend::new(q_heads as u32, head_dim as u32) }
     }
 
-    /// Asks for a step of a staged plan, whose products are planned. Of steps with more draws than rows of logits,
+    /// Submits a step of a staged plan, whose products are planned. If a step has more draws than rows of logits,
     /// `each` is called after each part of them, with its first draw and their number.
     ///
     /// # Errors
@@ -339,7 +328,7 @@ impl Forward {
             if parts.products {
                 let mut operands = self.operands(Op::Qkv, index, tokens);
                 if index == 0 {
-                    // The embedding's kernel has done it.
+                    // The kernel of the embedding has normed x.
                     (operands.x, operands.norm) = (operands.normed, 0);
                 }
                 self.product(device, Op::Qkv, tokens, operands)?;
@@ -374,33 +363,11 @@ impl Forward {
         self.share(device, step.draw_count)
     }
 
-    /// Makes logits of the last rows, so many at a time, and chooses tokens by them.
-    fn choose(
-        &self,
-        device: &Device,
-        step: StepAddresses,
-        parts: Parts,
-        mut each: impl FnMut(usize, usize) -> Result<(), GpuError>,
-    ) -> Result<(), GpuError> {
-        for first in (0..step.draw_count).step_by(self.limits.logits) {
-            let count = (step.draw_count - first).min(self.limits.logits);
-            let draws = step.draws + 32 * first as u64;
-            if parts.products {
-                self.product(device, Op::Logits, count, self.logits_operands(draws))?;
-            }
-            if parts.small {
-                self.sample(device, (first, count), step)?;
-            }
-            each(first, count)?;
-        }
-        Ok(())
-    }
-
-    /// Makes x what one GPU would have, of what the ranks have.
+    /// Sums x over the ranks, so that it equals the x of a single GPU.
     fn sum_up(&self, device: &Device, tokens: usize) -> Result<(), GpuError> {
         let Some(link) = &self.link else { return Ok(()) };
         let (x, count) = (self.x.address(), tokens * self.config.hidden);
-        // SAFETY: x and parts have room for the step's rows, and each rank asks for the same step.
+        // SAFETY: x and parts have memory for the step's rows, and all ranks submit the same step.
         unsafe {
             match link.peers() {
                 Some(peers) if self.are_parts(tokens) => {
@@ -411,10 +378,10 @@ impl Forward {
         }
     }
 
-    /// Gives all ranks the tokens that the first one chose, for the next step to read.
+    /// Sends the tokens chosen by the first rank to all ranks; the next step reads them.
     fn share(&self, device: &Device, draws: usize) -> Result<(), GpuError> {
         match &self.link {
-            // SAFETY: there is room for the step's draws, and each rank asks for the same step.
+            // SAFETY: there is memory for the step's draws, and all ranks submit the same step.
             Some(link) if draws > 0 => unsafe { link.share(device, self.sampled.address(), draws) },
             _ => Ok(()),
         }
@@ -434,63 +401,8 @@ impl Forward {
         };
         let block = (hidden / 8).next_multiple_of(32) as u32;
         // SAFETY: the width was checked in `new`; tokens are below the vocabulary (the server checks requests, and
-        // sampling gives no others); the buffers have room for the step.
+        // sampling returns no others); the buffers have memory for the step.
         unsafe { device.kernels.embed.launch(device.raw(), (tokens as u32, 1), block, &params) }
-    }
-
-    /// Where a layer's K and V go.
-    fn stored_layer(&self, layer: usize) -> usize {
-        match self.fault {
-            Fault::Page => (layer + 1) % self.config.layers,
-            _ => layer,
-        }
-    }
-
-    fn rotate_and_store(
-        &self,
-        device: &Device,
-        layer: usize,
-        (layout, pool): (&PoolLayout, u64),
-        (tokens, staged, slots): (usize, StagedPlan, SlotMapping<'_>),
-    ) -> Result<(), GpuError> {
-        let weights = &self.weights.layers[layer];
-        let [k, v] = planes(layout);
-        let stored = LayerId::new(self.stored_layer(layer) as u32);
-        let heads = self.config.q_heads + 2 * self.config.kv_heads;
-        // A warp for each head while that fills the device; then it keeps a token's angles.
-        let heads_each = (tokens * heads / 16384).clamp(1, heads);
-        let mut params = RopeStoreParams {
-            qkv: self.qkv.address(),
-            positions: staged.positions + if self.fault == Fault::Position { 4 } else { 0 },
-            slots: staged.slot_mapping,
-            q_norm: weights.q_norm,
-            k_norm: weights.k_norm,
-            frequencies: match self.fault {
-                Fault::Rotary => self.swapped.address(),
-                _ => self.weights.frequencies,
-            },
-            k_pool: pool + k.lane_origin(stored.raw()),
-            v_pool: pool + v.lane_origin(stored.raw()),
-            page_stride: k.page,
-            slot_stride: k.slot,
-            slot_bytes: if matches!(slots, SlotMapping::I32(_)) { 4 } else { 8 },
-            page_size: layout.page_size(),
-            tokens: tokens as u32,
-            q_heads: self.config.q_heads as u32,
-            kv_heads: self.config.kv_heads as u32,
-            heads_each: heads_each as u32,
-            eps: self.config.norm_eps,
-            reserved: 0,
-        };
-        if let Some(Rotated { slots, k, v, row_bytes }) = &self.rotated {
-            (params.slots, params.slot_bytes, params.page_size) = (slots.address(), 4, 1);
-            (params.k_pool, params.v_pool) = (k.address(), v.address());
-            (params.page_stride, params.slot_stride) = (*row_bytes, *row_bytes);
-        }
-        let warps = tokens * heads.div_ceil(heads_each);
-        let kernel = &device.kernels.rope_store[self.config.head_dim.ilog2() as usize - 6];
-        // SAFETY: head_dim was checked in `new`; the staged plan's slots were checked against the pool; qkv has room.
-        unsafe { kernel.launch(device.raw(), (warps.div_ceil(4) as u32, 1), 128, &params) }
     }
 
     fn attend_layer(
@@ -501,7 +413,7 @@ impl Forward {
     ) -> Result<(), GpuError> {
         let attend = self.attend(layer);
         let stride = Some(qkv_width(&self.config));
-        // SAFETY: both buffers have room for the step's rows, and are touched in the stream's order alone.
+        // SAFETY: both buffers have memory for the step's rows, and are accessed only in the stream's order.
         let (q, out) = unsafe {
             let q = DeviceRows::from_raw(self.qkv.address(), stride);
             (q, DeviceRowsMut::from_raw(self.attended.address(), None))
@@ -512,47 +424,4 @@ impl Forward {
             None => Ok(backend.attend(plan, layer, &attend, q, out, None)?),
         }
     }
-
-    fn sample(
-        &self,
-        device: &Device,
-        (first, count): (usize, usize),
-        step: StepAddresses,
-    ) -> Result<(), GpuError> {
-        let at = |buffer: &DeviceBuffer, bytes: u64| buffer.address() + bytes * first as u64;
-        assert!(first == 0 || !step.filtered || self.thresholds.bytes() > 0);
-        let params = SampleParams {
-            logits: self.logits.address(),
-            draws: step.draws + 32 * first as u64,
-            thresholds: if step.filtered { at(&self.thresholds, 4) } else { 0 },
-            best: at(&self.best, 8),
-            counters: at(&self.counters, 4),
-            sampled: at(&self.sampled, 4),
-            host: step.answers,
-            vocab: self.config.vocab as u32,
-            first: first as u32,
-        };
-        let kernels = &device.kernels;
-        let blocks = (SAMPLE_BLOCKS / count).clamp(1, (self.config.vocab / 2048).max(1));
-        // SAFETY: the vocabulary was checked in `new`, and for shapes by `Shapes::list`; logits and the arrays have room
-        // for the draws.
-        unsafe {
-            if step.filtered {
-                kernels.sample_filter.launch(device.raw(), (count as u32, 1), 1024, &params)?;
-            }
-            kernels.sample.launch(device.raw(), (blocks as u32, count as u32), 256, &params)?;
-            let Some([shapes, edits]) = step.shapes else { return Ok(()) };
-            let SampleParams { logits, draws, sampled, host, vocab, first, .. } = params;
-            let params = ShapedParams { logits, draws, shapes, edits, sampled, host, vocab, first };
-            kernels.sample_shaped.launch(device.raw(), (count as u32, 1), 1024, &params)
-        }
-    }
-}
-
-/// Where K and V lie in the pool: alike, but for where they begin.
-fn planes(layout: &PoolLayout) -> [Strides; 2] {
-    let [k, v] = [PlaneName::K, PlaneName::V]
-        .map(|plane| layout.strides(plane).expect("the pool is of heads"));
-    assert_eq!((k.page, k.slot), (v.page, v.slot), "a slot's K and V have one width");
-    [k, v]
 }

@@ -1,6 +1,6 @@
-//! `ptx/src/gemm_sm90a.cu`'s products: which kernels there are, how their work can be spread, and how it is launched.
+//! The products of `ptx/src/gemm_sm90a.cu`: the kernels, their possible splits, and their launch.
 //!
-//! Not here: which of the ways is taken (`products.rs`).
+//! Not here: the choice of a split (`products.rs`).
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ use super::device::Device;
 use super::error::{GpuError, driver};
 use super::kernels::{GemmParams, Launch, ProductMode, TensorMap, table};
 
-/// A kernel: what one of its CTAs takes.
+/// A kernel and the tile of one CTA.
 #[derive(Clone, Copy, Debug)]
 pub struct GemmKernel {
     /// Its entry.
@@ -36,25 +36,25 @@ pub const GEMMS: [GemmKernel; 6] = [
     kernel(table::GEMM_64_128, 64, 128),
 ];
 
-/// Most dynamic shared memory of a CTA: what there is, but for the kernels' own.
+/// Most dynamic shared memory of a CTA: the device's, without the kernels' static part.
 pub(super) const SHARED_MAX: usize = 224 << 10;
-/// Shared memory that a ring may take: of three CTAs on a multiprocessor, of two, of one.
+/// Shared memory of a ring if a multiprocessor runs three CTAs, two, or one.
 const BUDGETS: [usize; 3] = [72 << 10, 110 << 10, SHARED_MAX];
 const STAGES_MAX: usize = 24;
 /// Columns of a piece.
 const PIECE: usize = 64;
 /// Bytes by which a kernel aligns its shared memory.
 const SLACK: usize = 1024;
-/// Beyond so many rows of x the matrix would be read too often.
+/// With more rows of x the matrix would be read too often.
 const ROWS_MAX: usize = 256;
-/// Threads of a CTA, and those that it has more where it norms.
+/// Threads of a CTA, and the additional threads of a CTA that norms.
 const THREADS: u32 = 160;
 const SQUARERS: u32 = 64;
 
-/// How work is spread.
+/// A split of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GemmWay {
-    /// Of [`GEMMS`].
+    /// Index in [`GEMMS`].
     pub kernel: usize,
     /// CTAs that share the columns.
     pub split: usize,
@@ -77,14 +77,14 @@ pub struct Gemm {
     pub ins: usize,
     /// Rows.
     pub tokens: usize,
-    /// What becomes of the sums.
+    /// The operation on the sums.
     pub mode: ProductMode,
-    /// Norms x first: no weight, and this is added to the mean square.
+    /// Norms x first, without a weight; this is added to the mean square.
     pub norm: Option<f32>,
 }
 
 impl GemmWay {
-    /// All ways to make a product of so many rows.
+    /// Returns all splits of a product of this many rows.
     pub fn all(outs: usize, ins: usize, rows: usize) -> Vec<Self> {
         let pieces = ins.div_ceil(PIECE);
         let mut ways = Vec::new();
@@ -101,7 +101,7 @@ impl GemmWay {
                 for budget in BUDGETS {
                     let stages = ((budget - SLACK) / kernel.stage()).min(most);
                     let way = Self { kernel: index, split, stages };
-                    // A piece is given back when the next one is there.
+                    // A piece is released when the next one has arrived.
                     let runs = stages >= 2 || stages == most;
                     if runs && way.shared() <= budget && !ways.contains(&way) {
                         ways.push(way);
@@ -112,7 +112,8 @@ impl GemmWay {
         ways
     }
 
-    /// Whether a way can be fast: the matrix is work for most of the device, and split no more than that needs.
+    /// Returns whether a split can be fast: it occupies most of the device, and splits the matrix no more than that
+    /// requires.
     pub fn is_sensible(self, mode: ProductMode, outs: usize) -> bool {
         let ctas = self.ctas(mode, outs);
         ctas >= 60 && (self.split == 1 || ctas <= 800)
@@ -134,7 +135,7 @@ impl GemmWay {
         (self.stages * kernel.stage()).max(sums) + SLACK
     }
 
-    /// Asks for a product.
+    /// Submits a product.
     ///
     /// # Errors
     /// The driver's.
@@ -177,8 +178,8 @@ impl GemmWay {
             shared: self.shared() as u32,
             cluster: self.split as u32,
         };
-        // SAFETY: grid, block, clusters and shared memory are as the kernel's source says; the caller answers for the
-        // addresses.
+        // SAFETY: grid, block, clusters and shared memory meet the requirements in the kernel's source; the caller
+        // guarantees the addresses.
         unsafe { device.kernels.gemm[self.kernel].launch_as(device.raw(), launch, &params) }
     }
 }
@@ -194,7 +195,7 @@ fn matrices(mode: ProductMode) -> usize {
     if mode == ProductMode::Silu { 2 } else { 1 }
 }
 
-/// bf16 numbers in device memory, innermost dimension first; boxes of it are copied, past its ends zeros.
+/// bf16 numbers in device memory, innermost dimension first; the copy engine copies boxes, with zeros past the ends.
 struct Tensor<const DIMS: usize, const STRIDES: usize> {
     address: u64,
     dims: [u64; DIMS],

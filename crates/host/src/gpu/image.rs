@@ -1,14 +1,14 @@
-//! A step's tokens and draws on their way to the device, and the tokens it chooses on their way back.
+//! A step's tokens and draws on their way to the device, and the chosen tokens on their way back.
 //!
-//! The device has one image, at addresses that never change, so that graphs can name them:
+//! The device has one image, at fixed addresses, so that graphs can contain them:
 //!
 //! ```text
 //! address of this step's answers, padded to 64 bytes | DeviceDraw [draws_max] | i32 tokens [tokens_max]
 //! ```
 //!
-//! Each step writes it into a slot of pinned memory, from where a kernel takes it in the stream's order: after the step
-//! before has read its own. A slot, its answers and its events serve again `SLOTS` steps later; at most `SLOTS - 2`
-//! steps are in flight, so the device is done with them by then (asserted by the event).
+//! Each step writes the image into a slot of pinned memory. A kernel copies it in the stream's order, after the
+//! previous step has read its own image. A slot, its answers and its events are reused `SLOTS` steps later. At most
+//! `SLOTS - 2` steps are in flight, so the device has finished with them by then (asserted by the event).
 
 use kvarena::backend::cuda::{CudaEvent, DeviceBuffer, PinnedBuffer};
 
@@ -16,11 +16,11 @@ use super::device::Device;
 use super::error::GpuError;
 use super::kernels::{DeviceDraw, LoadStepParams};
 
-/// Steps whose slots are kept apart.
+/// Steps with separate slots.
 pub(super) const SLOTS: usize = 4;
 const DRAWS_AT: usize = 64;
 
-/// The image, and the slots it is written to.
+/// The image and its slots.
 #[derive(Debug)]
 pub(super) struct Images {
     image: DeviceBuffer,
@@ -30,18 +30,18 @@ pub(super) struct Images {
     draws_max: usize,
 }
 
-/// What a step in flight keeps on the host.
+/// The host's data of a step in flight.
 #[derive(Debug)]
 struct Slot {
     image: PinnedBuffer,
     answers: PinnedBuffer,
-    /// Before its plan was sent, and after its last kernel.
+    /// Events before its plan was sent, and after its last kernel.
     begun: CudaEvent,
     done: CudaEvent,
 }
 
 impl Images {
-    /// Room for steps of so many tokens and draws.
+    /// Allocates memory for steps of this many tokens and draws.
     pub(super) fn new(
         device: &Device,
         tokens_max: usize,
@@ -82,12 +82,12 @@ impl Images {
         self.image.address()
     }
 
-    /// Marks where step `number` begins, before its plan is sent.
+    /// Records the begin of step `number`, before its plan is sent.
     pub(super) fn begin(&mut self, device: &Device, number: u64) -> Result<(), GpuError> {
         Ok(self.slots[slot_of(number)].begun.record(&device.stream)?)
     }
 
-    /// Sends step `number`'s tokens and draws, padded to so many.
+    /// Sends step `number`'s tokens and draws, padded to `draw_count`.
     pub(super) fn send(
         &mut self,
         device: &Device,
@@ -110,37 +110,38 @@ impl Images {
         own.copy_from_slice(bytemuck::cast_slice(inputs));
         padding[..4 * (tokens - inputs.len())].fill(0);
         let source = slot.image.as_slice().as_ptr() as u64;
-        // Draws that there are not need no copying.
+        // Draws of padding need not be copied.
         let first = ((DRAWS_AT + draw_count * size_of::<DeviceDraw>()) / 16) as u32;
         let second = (4 * tokens).div_ceil(16) as u32;
         let (target, second_at) = (self.image.address(), (tokens_at / 16) as u32);
         let params = LoadStepParams { source, target, first, second_at, second, reserved: 0 };
         let grid = ((first + second).div_ceil(256), 1);
-        // SAFETY: pinned memory has one address for host and device; slot and image have room for that many units, the
-        // slot stays as it is until the step is done (asserted when it serves again).
+        // SAFETY: pinned memory has one address for host and device; slot and image have memory for that many units;
+        // the slot does not change until the step is done (asserted when it is reused).
         unsafe { device.kernels.load_step.launch(device.raw(), grid, 256, &params) }
     }
 
-    /// Marks where step `number` ends.
+    /// Records the end of step `number`.
     pub(super) fn end(&mut self, device: &Device, number: u64) -> Result<(), GpuError> {
         Ok(self.slots[slot_of(number)].done.record(&device.stream)?)
     }
 
-    /// Waits for step `number`, and gives the tokens it chose.
+    /// Waits for step `number` and returns the tokens that it chose.
     pub(super) fn answers_of(&self, number: u64, count: usize) -> Result<&[u32], GpuError> {
         let slot = &self.slots[slot_of(number)];
         slot.done.synchronize()?;
         Ok(&bytemuck::cast_slice(slot.answers.as_slice())[..count])
     }
 
-    /// Milliseconds from the end of the step before to the begin and the end of step `number`, which is done.
+    /// Returns the milliseconds from the end of the previous step to the begin and to the end of step `number`, which
+    /// is done.
     pub(super) fn times(&self, number: u64) -> Result<[f32; 2], GpuError> {
         let (before, slot) = (&self.slots[slot_of(number - 1)], &self.slots[slot_of(number)]);
         Ok([slot.begun.elapsed_ms(&before.done)?, slot.done.elapsed_ms(&before.done)?])
     }
 }
 
-/// The slot that a step uses.
+/// Returns the slot of a step.
 pub(super) fn slot_of(number: u64) -> usize {
     (number % SLOTS as u64) as usize
 }

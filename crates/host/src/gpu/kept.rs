@@ -1,4 +1,4 @@
-//! Logits that are kept on the host: for checking, and for log-probabilities.
+//! Logits copied to the host, for checks and for log-probabilities.
 
 use half::bf16;
 use kvarena::backend::cuda::PinnedBuffer;
@@ -7,7 +7,7 @@ use super::device::Device;
 use super::error::GpuResult;
 use super::image::SLOTS;
 
-/// Logits on the host, of as many draws of a step as there is room for.
+/// Logits on the host, for as many draws of a step as memory was allocated for.
 #[derive(Debug)]
 pub struct Kept {
     /// bf16 `[SLOTS][draws][vocab]`
@@ -17,16 +17,16 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Room for so many draws of each step in flight, of `vocab` logits each.
+    /// Allocates memory for this many draws of each step in flight, of `vocab` logits each.
     ///
     /// # Errors
-    /// The driver's, where memory is short.
+    /// The driver's error, if memory is short.
     pub fn new(device: &Device, draws: usize, vocab: usize) -> GpuResult<Self> {
         let memory = PinnedBuffer::new(&device.gpu, SLOTS * draws * 2 * vocab)?;
         Ok(Self { memory, draws, vocab })
     }
 
-    /// Copies the logits of some of a step's draws, to be read when the step is done.
+    /// Copies the logits of some of a step's draws; they can be read when the step is done.
     ///
     /// # Errors
     /// The driver's.
@@ -39,7 +39,7 @@ impl Kept {
     ) -> GpuResult<()> {
         let count = count.min(self.draws.saturating_sub(first));
         let at = 2 * (self.start(number) + first * self.vocab);
-        // SAFETY: there are logits of that many draws; the slot is read when the step is done.
+        // SAFETY: there are logits of that many draws; the slot is read only when the step is done.
         unsafe { device.copy_to_host(&mut self.memory, at, logits, 2 * count * self.vocab) }
     }
 
@@ -47,7 +47,7 @@ impl Kept {
         (number as usize % SLOTS) * self.draws * self.vocab
     }
 
-    /// The logits of a step's draws, as many as there is room for: bf16 `[draws, vocab]`. The step is done.
+    /// Returns the logits of a step's draws, as many as were kept: bf16 `[draws, vocab]`. The step is done.
     pub fn of(&self, number: u64, draws: usize) -> &[bf16] {
         let all: &[bf16] = bytemuck::cast_slice(self.memory.as_slice());
         &all[self.start(number)..][..draws.min(self.draws) * self.vocab]

@@ -1,6 +1,6 @@
-//! The kernels of `ptx/` and what they are given: the structs of `ptx/src/params.cuh`, and how each is launched.
+//! The kernels of `ptx/`, their parameters (the structs of `ptx/src/params.cuh`), and their launches.
 //!
-//! Not here: what they compute (`ptx/src`, `twin.rs`).
+//! Not here: the computation (`ptx/src`, `twin.rs`).
 
 pub(super) mod table;
 
@@ -29,9 +29,9 @@ macro_rules! params {
 }
 
 params! {
-    /// A token to sample, as `sample` and the kernels that gather its row know it.
+    /// A token to sample, as `sample` and the kernels that gather its row read it.
     DeviceDraw 32 { row: u32, inverse_temperature: f32, top_p: f32, top_k: u32, key: u64, shape: u64 }
-    /// What changes a draw's logits, and which of them min-p keeps.
+    /// The edits of a draw's logits, and its min-p.
     DeviceShape 16 { start: u32, count: u32, only: u32, depth: f32 }
     /// Of `load_step`.
     LoadStepParams 32 {
@@ -82,7 +82,7 @@ params! {
     }
 }
 
-/// What the copy engine knows of a matrix.
+/// A tensor map of a matrix, for the copy engine.
 #[derive(Clone, Copy, Default, PartialEq, Debug, Pod, Zeroable)]
 #[repr(C, align(64))]
 #[allow(missing_docs)] // told in ptx/src/params.cuh
@@ -90,7 +90,7 @@ pub struct TensorMap {
     pub words: [u64; 16],
 }
 
-/// The skinny kernels, and how many tiles of eight columns of y a block of each makes.
+/// The skinny kernels, and the tiles of eight columns of y that one of their blocks computes.
 pub const SKINNY: [(&Entry, usize); 6] = [
     (table::SKINNY_1_2, 1),
     (table::SKINNY_1_4, 1),
@@ -100,15 +100,15 @@ pub const SKINNY: [(&Entry, usize); 6] = [
     (table::SKINNY_4_2, 4),
 ];
 
-/// The largest vocabulary that `sample_shaped` serves: as in ptx/src/params.cuh.
+/// The largest vocabulary that `sample_shaped` supports: as in ptx/src/params.cuh.
 pub const SHAPED_VOCAB_MAX: usize = 327680;
 
 /// Most blocks of `sum_ranks`, and most ranks: as in ptx/src/params.cuh.
 pub const SUM_BLOCKS: usize = 64;
-/// As there.
+/// As in ptx/src/params.cuh.
 pub const RANKS_MAX: usize = 8;
 
-/// What a product does with its sums.
+/// The operation of a product on its sums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProductMode {
     /// y = sum
@@ -128,7 +128,7 @@ pub struct Launch {
     pub block: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
-    /// CTAs of a cluster, side by side in x.
+    /// CTAs of a cluster, adjacent in x.
     pub cluster: u32,
 }
 
@@ -136,8 +136,8 @@ pub struct Launch {
 #[derive(Debug)]
 pub struct Kernel<P> {
     function: sys::CUfunction,
-    /// Whether it waits by itself for the kernel before it, and may be set up while that one runs (programmatic dependent
-    /// launch).
+    /// Whether the kernel itself waits for the previous kernel, and may be set up while that one runs (programmatic
+    /// dependent launch).
     pdl: bool,
     params: PhantomData<fn(P)>,
 }
@@ -154,14 +154,14 @@ impl<P> Kernel<P> {
 }
 
 impl<P: Pod> Kernel<P> {
-    /// Launches it; nothing is waited for.
+    /// Launches the kernel without waiting.
     ///
     /// # Errors
     /// The driver's.
     ///
     /// # Safety
-    /// The kernel's needs (its source says which) are met by grid, block and parameters, whose addresses are valid for
-    /// what it does until it is done. The stream lives, and its context is current.
+    /// Grid, block and parameters meet the kernel's requirements (see its source), and the addresses are valid for its
+    /// accesses until it is done. The stream lives, and its context is current.
     pub unsafe fn launch(
         &self,
         stream: u64,
@@ -169,11 +169,11 @@ impl<P: Pod> Kernel<P> {
         block: u32,
         params: &P,
     ) -> Result<(), GpuError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the conditions.
         unsafe { self.launch_as(stream, Launch { grid, block, shared: 0, cluster: 1 }, params) }
     }
 
-    /// Launches it with shared memory and clusters of its own.
+    /// Launches the kernel with dynamic shared memory and clusters.
     ///
     /// # Errors
     /// The driver's.
@@ -201,7 +201,7 @@ impl<P: Pod> Kernel<P> {
         attributes[1].value.clusterDim.x = cluster;
         attributes[1].value.clusterDim.y = 1;
         attributes[1].value.clusterDim.z = 1;
-        // Kernels without clusters need not know of them, nor devices.
+        // Kernels without clusters do not need the attribute, and older devices lack it.
         let own = &mut attributes[usize::from(!self.pdl)..if cluster > 1 { 2 } else { 1 }];
         let config = sys::CUlaunchConfig {
             gridDimX: grid.0,
@@ -216,8 +216,8 @@ impl<P: Pod> Kernel<P> {
             numAttrs: own.len() as u32,
         };
         let mut arguments = [from_ref(params).cast_mut().cast::<c_void>()];
-        // SAFETY: config and attributes outlive the call; the function takes one `P` by value, which the driver copies
-        // before it returns; the caller answers for the rest.
+        // SAFETY: config and attributes outlive the call. The function takes one `P` by value, which the driver copies
+        // before it returns. The caller guarantees the rest.
         let result = unsafe {
             sys::cuLaunchKernelEx(&config, self.function, arguments.as_mut_ptr(), null_mut())
         };
@@ -241,14 +241,14 @@ pub struct Kernels {
     pub sum_ranks: Kernel<SumRanksParams>,
     pub fill: Kernel<FillParams>,
     pub fold: Kernel<FoldParams>,
-    /// As [`SKINNY`] lists them.
+    /// In the order of [`SKINNY`].
     pub skinny: Vec<Kernel<SkinnyParams>>,
-    /// As [`GEMMS`] lists them; none where the device has not what they need.
+    /// In the order of [`GEMMS`]; none if the device does not support them.
     pub gemm: Vec<Kernel<GemmParams>>,
 }
 
 impl Kernels {
-    /// Loads all.
+    /// Loads all kernels.
     pub(super) fn load(gpu: &Gpu) -> Result<Self, GpuError> {
         let runs = |kernel: &&Entry| kernel.runs_on(gpu.capability());
         gpu.load_all(&table::KERNELS.iter().filter(runs).collect::<Vec<_>>())?;

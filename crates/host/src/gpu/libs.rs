@@ -1,5 +1,5 @@
-//! Finds cublasLt and NCCL where toolkits and Python's wheels put them, and loads them by their paths: asked for
-//! cublasLt by name afterwards (as `cudarc` does), the dynamic linker answers with what is loaded already.
+//! Finds cublasLt and NCCL in the folders of toolkits and Python's wheels, and loads them by path. When `cudarc` later
+//! opens cublasLt by name, the dynamic linker returns the loaded library.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::error::GpuError;
 
-/// Folders to look in first, with `:` between.
+/// The folders to search first, separated by `:`.
 const FOLDERS: &str = "GENERATE_CUDA_LIB";
 const CUBLASLT: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
 const NCCL: [&str; 1] = ["libnccl.so.2"];
@@ -23,7 +23,7 @@ pub(super) fn load_cublaslt() -> Result<(), GpuError> {
     }
 }
 
-/// Loads NCCL, or says why not.
+/// Loads NCCL, or returns the reason of the failure.
 pub(super) fn load_nccl() -> Result<Library, String> {
     load(&NCCL)
 }
@@ -35,7 +35,7 @@ fn load(names: &[&str]) -> Result<Library, String> {
     for name in names {
         let found = folders.iter().map(|folder| folder.join(name)).filter(|path| path.exists());
         for path in found.chain([PathBuf::from(name)]) {
-            // SAFETY: loading NVIDIA's library runs its initialisers, which is what it is loaded for.
+            // SAFETY: loading NVIDIA's library runs its initialisers, which is intended.
             match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
                 Ok(library) => return Ok(library),
                 Err(error) if path.is_absolute() => why = error.to_string(),
@@ -46,7 +46,7 @@ fn load(names: &[&str]) -> Result<Library, String> {
     Err(why)
 }
 
-/// Where the library may be, most wanted first.
+/// Returns the possible paths of the library, in order of preference.
 fn folders() -> Vec<PathBuf> {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let listed = |name: &str| -> Vec<PathBuf> {
@@ -70,7 +70,7 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// `python3.*/site-packages/nvidia/*/lib` of a folder.
+/// Returns `python3.*/site-packages/nvidia/*/lib` of a folder.
 fn wheels(lib: &Path) -> Vec<PathBuf> {
     let children = |folder: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();

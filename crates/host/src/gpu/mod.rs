@@ -1,22 +1,23 @@
-//! The whole model on a GPU: weights, products, small kernels, sampling. `kvarena` keeps K and V there and attends.
+//! The whole model on a GPU: weights, products, small kernels, sampling. `kvarena` stores K and V and computes
+//! attention.
 //!
 //! ```text
-//! error, libs          what can be missing, where NVIDIA's libraries are
-//! device, kernels      the GPU, its stream; the kernels of ptx/ and what they are given
+//! error, libs          errors; the search for NVIDIA's libraries
+//! device, kernels      the GPU and its stream; the kernels of ptx/ and their parameters
 //! files, weights       from safetensors, or a seed, to device memory
-//! products             matrix products: by cublasLt, or by a kernel of ptx/; which is fastest is measured once
-//! gemm                 the ways in which Hopper's kernel for a few dozen rows can spread its work
-//! image, kept          a step's tokens and draws, on their way to the device and back; logits that are kept
-//! shapes               edits of logits and min-p, on their way to the device
-//! shape, forward       which models are served; one step: everything that is launched for it
-//! sparse               which positions streams read, and which channels find them
-//! nccl, peers, sums    what connects several GPUs: NCCL, memory that each writes to, sums over one or the other
-//! ranks                a model spread over them: one engine's plans on all
-//! runner               the seam to the serving loop: graphs, steps in flight, time
+//! products             matrix products by cublasLt or a kernel of ptx/, chosen by measurement
+//! gemm                 the splits of Hopper's kernel for a few dozen rows
+//! image, kept          upload of a step's tokens and draws, download of its tokens; kept logits
+//! shapes               upload of edits of logits and of min-p
+//! shape, forward       checks of models; the launches of one step
+//! sparse               sparse reads: the positions and the channels that select them
+//! nccl, peers, sums    sums over several GPUs, by NCCL or peer memory
+//! ranks                a model spread over several GPUs, all with the plans of one engine
+//! runner               the `Runner` on a GPU: graphs, steps in flight, times
 //! twin                 the kernels' specification, on the CPU
 //! ```
 //!
-//! Everything is asked for on one stream, so that work is done in the order in which it is asked for.
+//! All work is submitted to one stream, so it runs in the order of submission.
 #![allow(unsafe_code)]
 
 pub mod device;

@@ -1,8 +1,8 @@
-//! What ranks of a model do through NCCL: the few calls that are needed, from `libnccl.so.2`. Short sums need not
-//! (`peers.rs`).
+//! The communication of a model's ranks through NCCL: the few required calls, from `libnccl.so.2`. Short sums do not
+//! need NCCL (`peers.rs`).
 //!
-//! The library is found as cublasLt is. Its own binding in `cudarc` asks for names without the version alone, which
-//! wheels do not have; so these six functions are looked up here.
+//! The library is found like cublasLt. The binding in `cudarc` opens only names without a version, which wheels lack,
+//! so this file looks up the six functions.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -13,7 +13,7 @@ use super::libs::load_nccl;
 
 type Raw = *mut c_void;
 
-/// Of a number in bf16, and of one of 32 bits.
+/// NCCL's types of bf16, and of 32-bit integers.
 const BF16: c_int = 9;
 const I32: c_int = 2;
 const SUM: c_int = 0;
@@ -30,10 +30,10 @@ struct Calls {
 fn calls() -> Result<&'static Calls, GpuError> {
     static CALLS: OnceLock<Result<Calls, String>> = OnceLock::new();
     let calls = CALLS.get_or_init(|| {
-        // It stays loaded: these are its functions.
+        // The library stays loaded, because these are its functions.
         let library = Box::leak(Box::new(load_nccl()?));
         let missing = |error: libloading::Error| error.to_string();
-        // SAFETY: these are the functions' types in its header, which NCCL 2 keeps.
+        // SAFETY: these are the functions' types in NCCL's header, which are stable in NCCL 2.
         unsafe {
             Ok(Calls {
                 init_all: *library.get(b"ncclCommInitAll\0").map_err(missing)?,
@@ -51,18 +51,18 @@ fn check(calls: &Calls, call: &'static str, status: c_int) -> Result<(), GpuErro
     if status == 0 {
         return Ok(());
     }
-    // SAFETY: NCCL's answer is a text that stays.
+    // SAFETY: NCCL returns a static string.
     let what = unsafe { std::ffi::CStr::from_ptr((calls.error)(status)) };
     Err(GpuError::Nccl { call, what: what.to_string_lossy().into_owned() })
 }
 
-/// One rank's end of what connects them all.
+/// A rank's communicator.
 #[derive(Debug)]
 pub struct Comm {
     raw: Raw,
-    /// Its number.
+    /// The rank's number.
     pub rank: usize,
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: usize,
 }
 
@@ -70,15 +70,15 @@ pub struct Comm {
 unsafe impl Send for Comm {}
 
 impl Comm {
-    /// Connects the first devices, a rank each.
+    /// Connects the first devices, one for each rank.
     ///
     /// # Errors
-    /// No library, fewer devices, or what NCCL says.
+    /// No library, too few devices, or NCCL's error.
     pub fn connect(ranks: usize) -> Result<Vec<Self>, GpuError> {
         let calls = calls()?;
         let mut raw = vec![null_mut(); ranks];
         let devices: Vec<c_int> = (0..ranks as c_int).collect();
-        // SAFETY: there is room for as many handles as there are devices.
+        // SAFETY: the array has as many handles as there are devices.
         let status =
             unsafe { (calls.init_all)(raw.as_mut_ptr(), ranks as c_int, devices.as_ptr()) };
         check(calls, "ncclCommInitAll", status)?;
@@ -103,11 +103,11 @@ impl Comm {
     /// NCCL's.
     ///
     /// # Safety
-    /// The address is this rank's memory of that many numbers, until it is done. All ranks ask for the same.
+    /// Until the sum is done the address is this rank's memory of that many numbers. All ranks submit the same sum.
     pub unsafe fn sum(&self, address: u64, count: usize, stream: u64) -> Result<(), GpuError> {
         let calls = calls()?;
         let at = address as usize as Raw;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the conditions.
         let status = unsafe {
             (calls.all_reduce)(at, at, count, BF16, SUM, self.raw, stream as usize as Raw)
         };
@@ -124,7 +124,7 @@ impl Comm {
     pub unsafe fn share(&self, address: u64, count: usize, stream: u64) -> Result<(), GpuError> {
         let calls = calls()?;
         let at = address as usize as Raw;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the conditions.
         let status =
             unsafe { (calls.broadcast)(at, at, count, I32, 0, self.raw, stream as usize as Raw) };
         check(calls, "ncclBroadcast", status)

@@ -1,9 +1,9 @@
-//! Memory of each rank's GPU that the other ranks' kernels write to, and sums made through it (`ptx/src/sum_ranks.cu`).
+//! Memory of each rank's GPU that the other ranks' kernels write to, and sums through it (`ptx/src/sum_ranks.cu`).
 //!
-//! All of it is taken before there are steps, by `cuMemAlloc`: memory of pools is not reached by other devices. It is
-//! given back when the last rank is done with it.
+//! All of it is allocated before the first step, by `cuMemAlloc`, because other devices cannot access memory of pools.
+//! It is freed when the last rank has finished with it.
 //!
-//! Not here: which sums are made so (`sums.rs`).
+//! Not here: the choice of sums (`sums.rs`).
 
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use super::device::Device;
 use super::error::{GpuError, driver};
 use super::kernels::{RANKS_MAX, SUM_BLOCKS, SumRanksParams};
 
-/// Bytes that a rank sends in one sum at most: with more, whoever sends everything to everyone is slower than NCCL.
+/// Most bytes that a rank sends in one sum. With more bytes, sending everything to every rank is slower than NCCL.
 const SENT_MAX: usize = 2 << 20;
 const UNIT_BYTES: usize = 16;
 const UNIT_NUMBERS: usize = UNIT_BYTES / 2;
-/// A word of this is empty (`ptx/src/sum_ranks.cu`).
+/// The value of an empty word (`ptx/src/sum_ranks.cu`).
 const EMPTY_BYTE: u8 = 0xff;
 
-/// Inboxes of a rank, and the turns of its blocks.
+/// A rank's inboxes, and the turns of its blocks.
 #[derive(Debug)]
 struct Memory {
     gpu: Gpu,
@@ -39,7 +39,7 @@ impl Memory {
         Ok(Self { gpu, address })
     }
 
-    /// Sets bytes from `start` on, and waits for it.
+    /// Sets bytes from `start` on, and waits for the write.
     fn fill(&self, start: usize, byte: u8, bytes: usize) -> Result<(), GpuError> {
         self.gpu.bind()?;
         // SAFETY: the caller's range is inside this memory, of the bound context.
@@ -52,7 +52,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.gpu.bind().is_ok() {
-            // SAFETY: taken once, given back once; all ranks have waited for their work (`Peers::drop`).
+            // SAFETY: allocated once, freed once; all ranks have waited for their work (`Peers::drop`).
             unsafe { sys::cuMemFree_v2(self.address) };
         }
     }
@@ -75,13 +75,13 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Lets these GPUs reach each other's memory, and takes what the sums of a rank on each need.
+    /// Enables access between the memories of these GPUs, and allocates the memory for the sums of a rank on each.
     ///
     /// # Errors
-    /// [`GpuError::NoPeer`] where one cannot reach another; the driver's.
+    /// [`GpuError::NoPeer`] if one cannot access another; the driver's error.
     ///
     /// # Panics
-    /// If there is one alone, or more than [`RANKS_MAX`].
+    /// If there is only one GPU, or more than [`RANKS_MAX`].
     pub fn connect(numbers: &[u32]) -> Result<Vec<Self>, GpuError> {
         let ranks = numbers.len();
         assert!((2..=RANKS_MAX).contains(&ranks), "{ranks} ranks");
@@ -110,18 +110,19 @@ impl Peers {
         self.capacity * UNIT_NUMBERS
     }
 
-    /// Adds to x the sum over all ranks of y, numbers in bf16, in the stream's order: in f32, in the order of ranks,
-    /// rounded once. All ranks get the same x if they begin with the same. With a count of 0 the kernel is loaded, no more.
+    /// Adds the sum of y over all ranks to x, in bf16 and in the stream's order. The sum is computed in f32, in the
+    /// order of ranks, and rounded once. If all ranks begin with the same x, they get the same x. A count of 0 only
+    /// loads the kernel.
     ///
     /// # Errors
     /// The driver's.
     ///
     /// # Panics
-    /// If there are more numbers than [`Peers::most`], or not a multiple of 8.
+    /// If there are more numbers than [`Peers::most`], or if the count is not a multiple of 8.
     ///
     /// # Safety
-    /// The addresses are this rank's memory of that many numbers, until it is done, and begin at multiples of 16. The
-    /// device is this rank's. All ranks ask for the same sums in the same order, each in one stream.
+    /// Until the sum is done the addresses are this rank's memory of that many numbers, aligned to 16 bytes. The device
+    /// is this rank's. All ranks submit the same sums in the same order, each in one stream.
     pub unsafe fn add(
         &self,
         device: &Device,
@@ -148,14 +149,14 @@ impl Peers {
             ranks: ranks as u32,
         };
         let blocks = units.div_ceil(512).clamp(1, SUM_BLOCKS);
-        // SAFETY: there is room for that many units (asserted); the caller answers for the rest.
+        // SAFETY: there is memory for that many units (asserted); the caller guarantees the rest.
         unsafe { device.kernels.sum_ranks.launch(device.raw(), (blocks as u32, 1), 512, &params) }
     }
 }
 
 impl Drop for Peers {
     fn drop(&mut self) {
-        // What this rank still does reads and writes the memory of all: the last one gives that back.
+        // Pending work of this rank accesses the memory of all ranks; the last rank frees it.
         let _ = finish(&self.memory[self.rank].gpu);
     }
 }
@@ -179,7 +180,7 @@ fn can_reach(gpu: u32, peer: u32) -> Result<(), GpuError> {
     if can == 0 { Err(GpuError::NoPeer { gpu, peer }) } else { Ok(()) }
 }
 
-/// Lets a GPU's kernels reach another one's memory.
+/// Enables a GPU's kernels to access another one's memory.
 fn reach(gpu: &Gpu, peer: &Gpu) -> Result<(), GpuError> {
     peer.bind()?;
     let mut context = null_mut();
@@ -188,7 +189,7 @@ fn reach(gpu: &Gpu, peer: &Gpu) -> Result<(), GpuError> {
     gpu.bind()?;
     // SAFETY: both contexts are retained; a context is bound.
     match unsafe { sys::cuCtxEnablePeerAccess(context, 0) } {
-        // By NCCL, or for a model before this one.
+        // Access was already enabled, by NCCL or for an earlier model.
         sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
         result => driver("cuCtxEnablePeerAccess", result),
     }

@@ -1,11 +1,12 @@
-//! Matrix products with what stands before and after them, each in the way that was measured to be fastest for its
-//! number of rows: by cublasLt with one of the algorithms that it proposes, or by a kernel that takes norm, addition and
-//! activation along: `ptx/src/skinny.cu` for a few rows, on Hopper `ptx/src/gemm_sm90a.cu` for a few dozen.
+//! Matrix products with the operations before and after them. Each product uses the implementation that was measured to
+//! be fastest for its number of rows. This is cublasLt with one of its proposed algorithms, or a kernel that fuses
+//! norm, addition and activation: `ptx/src/skinny.cu` for a few rows, on Hopper `ptx/src/gemm_sm90a.cu` for a few
+//! dozen.
 //!
-//! A way is chosen when a number of rows is first met, and kept. Numbers of rows are rounded up to a few sizes: rows past
-//! the step's hold what earlier steps left there, and nobody reads what comes of them.
+//! An implementation is chosen at the first use of a number of rows, and kept. Numbers of rows are rounded up to a few
+//! sizes. Rows past the step's contain results of earlier steps, and their products are not read.
 //!
-//! Not here: how a way is chosen (`products/tuning.rs`).
+//! Not here: the choice (`products/tuning.rs`).
 
 mod tuning;
 
@@ -23,7 +24,7 @@ use super::kernels::{NormParams, ProductMode, SKINNY, SiluMulParams, SkinnyParam
 pub use tuning::Choice;
 
 const WORKSPACE_BYTES: usize = 64 << 20;
-/// Most bytes of the next product's matrix that are fetched ahead: a few microseconds of memory's time.
+/// Most bytes of the next product's matrix that are prefetched: a few microseconds of memory bandwidth.
 pub(super) const AHEAD_BYTES: usize = 16 << 20;
 /// The products of a model.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -40,16 +41,16 @@ pub enum Op {
     Logits,
 }
 
-/// What a product is of.
+/// The operands of a product.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands {
     /// The matrix.
     pub weight: u64,
-    /// Rows to multiply with.
+    /// Rows of x.
     pub x: u64,
-    /// Rows to write, or to add to.
+    /// Rows to write or to add to.
     pub y: u64,
-    /// The norm's weight; 0: x is normed already, or is not to be.
+    /// The norm's weight; 0: x is already normed, or needs no norm.
     pub norm: u64,
     /// The draws that name rows of x; 0: all rows.
     pub draws: u64,
@@ -57,23 +58,23 @@ pub struct Operands {
     pub normed: u64,
     /// Scratch for gate and up.
     pub gate_up: u64,
-    /// Address and bytes of what the next product reads first.
+    /// Address and bytes of the next product's first reads.
     pub next: (u64, usize),
 }
 
 /// A product's widths: columns of y and of x.
 #[derive(Clone, Copy, Debug)]
 pub struct Widths {
-    /// Of y; of gate and up: of each.
+    /// Columns of y; for gate and up, of each.
     pub outs: usize,
     /// Of x.
     pub ins: usize,
 }
 
-/// A product of each layer.
+/// A product in each layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {
-    /// Which.
+    /// The operation.
     pub op: Op,
     /// Its widths.
     pub widths: Widths,
@@ -85,13 +86,13 @@ pub struct Product<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     description: sys::cublasLtMatmulDesc_t,
-    /// Of the weight, x and y; made once, kept until the program ends.
+    /// Layouts of the weight, x and y, created once and kept until the program ends.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
     beta: f32,
 }
 
-/// A way to make a product.
+/// An implementation of a product.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     CublasLt(Plan),
@@ -101,7 +102,7 @@ enum Way {
     Gemm(GemmWay),
 }
 
-/// The products of one model, and how each is made.
+/// The products of one model, and the implementation of each.
 #[derive(Debug)]
 pub struct Products {
     handle: sys::cublasLtHandle_t,
@@ -109,12 +110,12 @@ pub struct Products {
     ways: HashMap<(Op, usize), Way>,
     eps: f32,
     choice: Choice,
-    /// From so many rows on the output's and the down product are added to what they write to; with fewer they take its
-    /// place. Of several ranks at most one adds, so that their sum is what one GPU would have.
+    /// From this many rows on, the output and down products are added to their target; with fewer rows they replace it.
+    /// Of several ranks at most one adds, so the sum of the ranks equals the result of one GPU.
     adds_from: usize,
 }
 
-/// The rows that a product is made of for so many tokens.
+/// Returns the rows of a product for this many tokens.
 pub fn padded_rows(tokens: usize) -> usize {
     const SIZES: [usize; 21] =
         [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512];
@@ -129,7 +130,7 @@ fn lt(call: &'static str, error: result::CublasError) -> GpuError {
 }
 
 impl Products {
-    /// No product yet.
+    /// Returns products without implementations.
     ///
     /// # Errors
     /// cublasLt's, or no memory.
@@ -144,12 +145,12 @@ impl Products {
         Ok(Self { handle, workspace, ways: HashMap::new(), eps, choice, adds_from })
     }
 
-    /// Whether a product of so many rows has its way.
+    /// Returns whether a product of this many rows has an implementation.
     pub fn is_planned(&self, op: Op, tokens: usize) -> bool {
         self.ways.contains_key(&(op, padded_rows(tokens)))
     }
 
-    /// The name of the way of a product, for reports.
+    /// Returns the name of a product's implementation, for reports.
     pub fn way(&self, op: Op, tokens: usize) -> String {
         self.ways.get(&(op, padded_rows(tokens))).map_or("none".into(), |way| self.name_of(way))
     }
@@ -162,13 +163,13 @@ impl Products {
         }
     }
 
-    /// Asks for a product that was planned.
+    /// Submits a planned product.
     ///
     /// # Errors
     /// The driver's or cublasLt's.
     ///
     /// # Panics
-    /// If it was not planned.
+    /// If the product was not planned.
     ///
     /// # Safety
     /// The operands are valid for [`padded_rows`] of `tokens` rows of these widths until the work is done.
@@ -181,7 +182,7 @@ impl Products {
         operands: Operands,
     ) -> Result<(), GpuError> {
         let way = self.ways[&(op, padded_rows(tokens))];
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the operands.
         unsafe { self.run_way(device, op, widths, tokens, way, operands) }
     }
 
@@ -218,15 +219,15 @@ impl Products {
             };
             let taken = if op == Op::GateUp { 4 * tiles } else { 8 * tiles };
             let grid = ((outs / taken) as u32, 1);
-            // SAFETY: the way was found to fit (`skinny_ways`); the caller answers for the operands.
+            // SAFETY: the implementation was found to fit (`skinny_ways`); the caller guarantees the operands.
             return unsafe { kernels.skinny[kernel].launch(stream, grid, 256, &params) };
         }
-        // Of layers the norm's weights stand in the matrix, so that the kernel can norm by itself.
+        // The matrices of layers contain the norm's weights, so the kernel itself can norm.
         let norms_itself = norm != 0 && op != Op::Logits && matches!(way, Way::Gemm(_));
         if norm != 0 && !norms_itself {
             let params =
                 NormParams { x, weight: norm, normed, draws, hidden: ins as u32, eps: self.eps };
-            // SAFETY: widths were checked when the forward pass was made; the caller answers for the operands.
+            // SAFETY: widths were checked when the forward pass was created; the caller guarantees the operands.
             unsafe {
                 let block = (ins / 8).next_multiple_of(32) as u32;
                 kernels.rms_norm.launch(stream, (tokens as u32, 1), block, &params)
@@ -238,7 +239,7 @@ impl Products {
             Way::Gemm(way) => {
                 let norm = norms_itself.then_some(self.eps);
                 let gemm = Gemm { weight, x, y, outs, ins, tokens, mode, norm };
-                // SAFETY: the way was found to fit; the caller answers for the operands.
+                // SAFETY: the implementation was found to fit; the caller guarantees the operands.
                 return unsafe { way.launch(device, &gemm) };
             }
             Way::Skinny(_) => unreachable!("done above"),
@@ -246,7 +247,7 @@ impl Products {
         if op == Op::GateUp {
             y = gate_up;
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the operands.
         unsafe { self.multiply(&plan, weight, x, y, stream) }?;
         if op == Op::GateUp {
             let params =
@@ -280,7 +281,7 @@ impl Products {
         let pointer = |address: u64| address as usize as *mut c_void;
         let alpha = 1.0_f32;
         // SAFETY: handle, description and layouts live; the algorithm was proposed for them with this workspace; the
-        // caller answers for the addresses.
+        // caller guarantees the addresses.
         let result = unsafe {
             result::matmul(
                 self.handle,

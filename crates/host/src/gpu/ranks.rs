@@ -1,5 +1,5 @@
-//! A model spread over several GPUs (tensor parallel): each rank has its part of the heads and of the MLP's width, and its
-//! own pool for the K and V of its heads.
+//! A model spread over several GPUs (tensor parallel). Each rank has its part of the heads and of the MLP's width, and
+//! its own pool for the K and V of its heads.
 //!
 //! ```text
 //! main thread     Server, Engine, GpuRunner of rank 0 --- Message ---> threads of the others: GpuRunner, Cuda
@@ -7,13 +7,12 @@
 //! GPUs            a sum over all ranks after attention's output and after the MLP; rank 0 chooses the tokens
 //! ```
 //!
-//! One engine plans for all: pages and slots are the same on every rank, so the others need no tables, just each plan,
-//! the ends of steps and the copies of forks, in the order in which the engine made them (the core's guide, `ranks`).
-//! Sums are launched by each rank's own thread in its own stream, in graphs too: that they meet is what `peers.rs` and
-//! NCCL are for.
+//! One engine plans for all ranks: pages and slots are equal on every rank, so the others need no page tables. They
+//! receive each plan, the ends of steps and the copies of forks, in the engine's order (the core's guide, `ranks`).
+//! Each rank's own thread launches the sums in its own stream, also in graphs; `peers.rs` and NCCL synchronise them.
 //!
-//! A rank that fails or panics leaves the others waiting for its sum for ever. It prints the cause and ends the program
-//! ([`or_end`]): an unwinding stack would drop what waits for them.
+//! If a rank fails or panics, the others would wait for its sum forever. It therefore prints the cause and ends the
+//! program (`or_end`): unwinding would drop values that wait for the other ranks.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,7 +40,7 @@ use crate::error::{Error, Result};
 use crate::runner::{Runner, Work};
 use crate::source::Random;
 
-/// Where a model's weights come from.
+/// The source of a model's weights.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// A directory.
@@ -63,35 +62,35 @@ impl Source {
     }
 }
 
-/// What rank 0 tells the others.
+/// Messages from rank 0 to the others.
 enum Message {
-    /// The pool is to be made, for streams that read so: the whole model's channels.
+    /// Open the pool, for streams that read these positions; the whole model's channels.
     Open(Option<Reading>, Box<PoolLayout>, TableShape, u32, Sender<Result<()>>),
-    /// The ways of steps of so many streams are to be chosen.
+    /// Choose the implementations for steps of this many streams.
     Warm(Vec<usize>),
-    /// A step was planned and is to be launched.
+    /// Launch a planned step.
     Launch(Work),
     /// Rank 0 has collected a step.
     Collect,
-    /// All that was launched is to be waited for, and forgotten.
+    /// Wait for all launched steps, and forget them.
     Settle(Sender<()>),
     /// Steps have ended.
     End(StepEnd),
-    /// Pages are to be copied.
+    /// Copy pages.
     Copy(Vec<PageCopy>),
-    /// Accepted drafts are to be moved together.
+    /// Compact accepted drafts.
     Compact(Vec<Compaction>),
 }
 
-/// The other ranks, as rank 0 knows them.
+/// The other ranks, as rank 0 uses them.
 pub struct Others {
     senders: Vec<Sender<Message>>,
     threads: Vec<JoinHandle<()>>,
-    /// The least memory that one of them has left, in bytes.
+    /// The minimum of the other GPUs' free memory, in bytes.
     pub free: u64,
 }
 
-/// A rank's part of the model, to be made by its thread.
+/// A rank's part of the model, which its thread creates.
 struct Seed {
     config: ModelConfig,
     source: Source,
@@ -100,7 +99,7 @@ struct Seed {
 }
 
 impl Others {
-    /// Starts a thread for each rank but the first, and waits until all have their weights.
+    /// Starts a thread for each rank but the first, and waits until all have loaded their weights.
     ///
     /// # Errors
     /// A GPU that cannot be used, or too little memory.
@@ -129,12 +128,12 @@ impl Others {
 
     fn tell(&self, message: impl Fn() -> Message) {
         for sender in &self.senders {
-            // A rank that has gone has ended the program.
+            // A rank that has failed has ended the program.
             let _ = sender.send(message());
         }
     }
 
-    /// Tells all, and waits for their answers.
+    /// Sends a message to all, and waits for their replies.
     fn ask<T>(&self, message: impl Fn(Sender<T>) -> Message) -> Result<Vec<T>> {
         let (sender, answers) = channel();
         self.tell(|| message(sender.clone()));
@@ -147,11 +146,11 @@ unsafe extern "C" {
     safe fn _exit(code: c_int) -> !;
 }
 
-/// What a program that panics ends with.
+/// The exit code of a program that panics.
 const PANICKED: c_int = 101;
 
-/// Does a rank's part of what the ranks do together. If it fails or panics, prints the cause and ends the program with the
-/// error's exit code. Handlers at exit do not run: those of a driver may wait for the other ranks' kernels.
+/// Runs a rank's part of the ranks' common work. If it fails or panics, prints the cause and ends the program with the
+/// error's exit code. Exit handlers do not run, because those of a driver may wait for the other ranks' kernels.
 fn or_end<T>(rank: usize, part: impl FnOnce() -> Result<T>) -> T {
     let code = match catch_unwind(AssertUnwindSafe(part)) {
         Ok(Ok(done)) => return done,
@@ -171,7 +170,7 @@ fn lost() -> Error {
     Error::run("a rank's thread has ended")
 }
 
-/// A rank's thread: does what rank 0 does, on its own GPU.
+/// A rank's thread: repeats the work of rank 0 on its own GPU.
 fn follow(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>) {
     let (rank, model) = (seed.link.rank(), seed.config.clone());
     let share = Share { rank, ranks: seed.link.ranks() };
@@ -224,7 +223,7 @@ fn obey(
             runner.launch(backend, &work, &mut clock)?;
         }
         Message::Collect => {
-            // Its tokens are rank 0's.
+            // Rank 0 chooses its tokens.
             let (work, mut tokens) = (Work::default(), Vec::new());
             runner.collect(pool(backend)?, &work, false, &mut tokens, &mut clock)?;
         }
@@ -239,7 +238,7 @@ fn obey(
     Ok(())
 }
 
-/// The pool of a rank that has been told to open it.
+/// Returns the pool of a rank that has opened it.
 fn pool(backend: &mut Option<Cuda>) -> Result<&mut Cuda> {
     backend.as_mut().ok_or_else(|| Error::run("the pool comes first"))
 }
@@ -250,11 +249,11 @@ pub struct RanksOptions {
     others: Rc<Others>,
 }
 
-/// The pools of all ranks: that of rank 0, and word to the others.
+/// The pools of all ranks: that of rank 0, and the connection to the others.
 pub struct Ranks {
     own: Cuda,
     others: Rc<Others>,
-    /// What the others open theirs with.
+    /// The options with which the others open their pools.
     table: TableShape,
     max_steps: u32,
 }
@@ -275,14 +274,14 @@ impl OpenBackend for RanksOptions {
 
 impl Backend for Ranks {
     type Error = CudaError;
-    // Rows are on each rank's own GPU, and its own backend is asked to store and attend.
+    // Rows are on each rank's own GPU, and its own backend stores and attends.
     type Rows<'a> = ();
     type RowsMut<'a> = ();
     type Sinks<'a> = ();
     type Lse<'a> = ();
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> std::result::Result<(), CudaError> {
-        // The others begin it with its launch, which comes next.
+        // The others begin the step with its launch, which follows.
         self.own.begin(plan)
     }
 
@@ -332,15 +331,15 @@ impl Backend for Ranks {
 pub struct RanksRunner {
     own: GpuRunner,
     others: Rc<Others>,
-    /// What streams that generate read, where that is not all: of the whole model.
+    /// The positions that generating streams read, if they do not read all; for the whole model.
     reading: Option<Reading>,
 }
 
 impl RanksRunner {
-    /// Takes a GPU for each rank into use, and gives each its share of the weights.
+    /// Opens a GPU for each rank, and loads each rank's share of the weights.
     ///
     /// # Errors
-    /// Fewer GPUs, no NCCL, a model that cannot be spread so, or too little memory.
+    /// Too few GPUs, no NCCL, a model that cannot be spread over them, or too little memory.
     pub fn new(
         config: &ModelConfig,
         source: &Source,
@@ -358,7 +357,8 @@ impl RanksRunner {
         Ok(Self { own, others: Rc::new(others), reading: None })
     }
 
-    /// Streams that generate read what labels find; `reading` is the whole `model`'s. Before the pools are opened.
+    /// Makes generating streams read the positions that labels find; `reading` is for the whole `model`. Call this
+    /// before the pools are opened.
     ///
     /// # Errors
     /// Channels of another model, or too little memory.
@@ -369,7 +369,7 @@ impl RanksRunner {
         Ok(())
     }
 
-    /// The least memory that a GPU has left, in bytes.
+    /// Returns the minimum of the GPUs' free memory, in bytes.
     ///
     /// # Errors
     /// The driver's.
@@ -382,10 +382,10 @@ impl RanksRunner {
         RanksOptions { own: self.own.backend(), others: Rc::clone(&self.others) }
     }
 
-    /// Opens the others' pools like that of rank 0, and chooses the ways of steps as [`GpuRunner::warm`] does.
+    /// Opens the others' pools like that of rank 0, and chooses implementations as [`GpuRunner::warm`] does.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`GpuRunner::warm`].
     pub fn warm(&mut self, backend: &mut Ranks, streams: &[usize]) -> Result<()> {
         let Ranks { own, table, max_steps, .. } = backend;
         let (layout, table, max_steps) = (*own.layout(), *table, *max_steps);
@@ -395,7 +395,7 @@ impl RanksRunner {
         opened.into_iter().collect::<Result<()>>()?;
         self.others.tell(|| Message::Warm(streams.to_vec()));
         or_end(0, || Ok(self.own.warm(own, streams)?));
-        // They may be slower to choose.
+        // The other ranks may take longer to choose.
         self.others.ask(Message::Settle).map(|_| ())
     }
 }

@@ -1,15 +1,18 @@
-//! Steps on a GPU, behind the serving loop's seam: graphs, steps in flight, where the time goes.
+//! Steps on a GPU, as a `Runner` of the serving loop: graphs, and steps in flight.
 //!
-//! A decode step (one token of each stream, and its drafts) is padded to one of a few sizes, and its launches are
-//! captured as a graph when that size is first met, and again where steps of that size take other kernels; other steps
-//! are launched one kernel at a time. The tokens that a step chooses stay on the device, where the next step reads them,
-//! so that it can be launched before they are known here.
+//! A decode step (one token of each stream, and its drafts) is padded to one of a few sizes. Its launches are captured
+//! as a graph at the first step of that size, and again if steps of that size use other kernels. Other steps are
+//! launched kernel by kernel. The chosen tokens stay on the device for the next step, so that step can be launched
+//! before the host knows them.
+
+mod options;
+mod times;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use kvarena::backend::cuda::{Cuda, CudaEvent, CudaGraph, CudaOptions, GraphKey, Prepare};
+use kvarena::backend::cuda::{Cuda, CudaGraph, CudaOptions, GraphKey, Prepare};
 use kvarena::{BatchPlan, StepScratch};
 
 use super::device::Device;
@@ -18,88 +21,24 @@ use super::forward::{Forward, Limits, Parts, StepAddresses};
 use super::image::Images;
 use super::kept::Kept;
 use super::kernels::DeviceDraw;
-use super::products::{Choice, padded_rows};
+use super::products::padded_rows;
 use super::shapes::Shapes;
 use super::sparse::Reading;
-use super::sums::{Link, Transport};
+use super::sums::Link;
 use super::weights::Weights;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::runner::{Draw, Runner, Work};
 use crate::sparse::channels::Measured;
+pub use options::GpuOptions;
+use options::padded_step;
+pub use times::StepTime;
 
 /// Most tokens chosen in one step.
 const DRAWS_MAX: usize = 4096;
-/// Most rows of logits that are made at a time for drafts.
+/// Most rows of logits computed at a time for drafts.
 const DRAFT_LOGITS_MAX: usize = 1024;
-
-/// How a [`GpuRunner`] is to work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GpuOptions {
-    /// Most prompt tokens of a step.
-    pub chunk: u32,
-    /// Most streams at a time.
-    pub concurrency: u32,
-    /// Most drafts of a stream.
-    pub drafts: u32,
-    /// Whether they may be trees.
-    pub trees: bool,
-    /// Replay decode steps as graphs.
-    pub graphs: bool,
-    /// How the ways of products are chosen.
-    pub choice: Choice,
-    /// What sums over ranks go through; unless told, what the GPUs can.
-    pub sums: Option<Transport>,
-    /// Copy logits to the host: for checking, and for log-probabilities.
-    pub keep_logits: bool,
-    /// Remember when steps were on the device: not where there is no end of them.
-    pub keep_times: bool,
-}
-
-impl GpuOptions {
-    /// Most tokens of a stream in a decode step.
-    fn width(&self) -> usize {
-        1 + self.drafts as usize
-    }
-
-    /// Most tokens for each row of a decode step, padding included.
-    fn decode_tokens(&self) -> u32 {
-        let sizes = (1..=self.concurrency as usize).flat_map(|streams| {
-            (streams..=streams * self.width()).map(move |tokens| padded_step(streams, tokens))
-        });
-        sizes.map(|(rows, tokens)| tokens.div_ceil(rows) as u32).max().unwrap_or(1)
-    }
-
-    /// Rows and tokens of the largest padded decode step.
-    fn decode_max(&self) -> (usize, usize) {
-        let streams = self.concurrency as usize;
-        padded_step(streams, streams * self.width())
-    }
-}
-
-/// The rows and tokens that a decode step is padded to. Where streams have drafts, there is a row of padding, which the
-/// tokens of padding are of.
-fn padded_step(rows: usize, tokens: usize) -> (usize, usize) {
-    if tokens == rows {
-        return (padded_rows(rows), padded_rows(rows));
-    }
-    let more = padded_rows(rows + 1);
-    (more, padded_rows(tokens + more - rows))
-}
-
-/// When a step was on the device.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct StepTime {
-    /// Its tokens.
-    pub tokens: usize,
-    /// Whether each stream had one of them, and its drafts.
-    pub decode: bool,
-    /// Milliseconds from the end of the step before to its own end; none for the first of a run.
-    pub period_ms: Option<f32>,
-    /// Those of them in which the device had nothing to do.
-    pub idle_ms: f32,
-}
 
 /// A step in flight.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +47,7 @@ struct Flying {
     tokens: usize,
     decode: bool,
     draws: usize,
-    /// Whether the step before was launched in the same stretch.
+    /// Whether the previous step was launched without a pause before this one.
     follows: bool,
 }
 
@@ -119,29 +58,29 @@ pub struct GpuRunner {
     images: Images,
     shapes: Shapes,
     options: GpuOptions,
-    /// By the steps that they serve, whether some draw leaves tokens out, and whether one has a shape.
+    /// By the steps that a graph serves, whether a draw filters tokens, and whether a draw has a shape.
     graphs: HashMap<(GraphKey, bool, bool), CudaGraph>,
     scratch: StepScratch,
     draws: Vec<DeviceDraw>,
-    /// Number of the step launched last.
+    /// Number of the last launched step.
     number: u64,
     flying: VecDeque<Flying>,
     fresh: bool,
-    /// What streams that generate read, where that is not all: of this rank.
+    /// The positions that generating streams read on this rank, if they do not read all.
     reading: Option<Reading>,
     kept: Option<Kept>,
     logits: Vec<f32>,
     times: Vec<StepTime>,
-    /// The decode steps, by their tokens, of which one is to be measured part by part.
+    /// The token count of the decode step whose parts are to be measured.
     measured: Option<usize>,
     parts: Option<[f32; 4]>,
 }
 
 impl GpuRunner {
-    /// Takes memory for steps of this size.
+    /// Allocates memory for steps of this size.
     ///
     /// # Errors
-    /// A shape that no kernel serves, or too little memory.
+    /// A shape that no kernel supports, or too little memory.
     pub fn new(
         device: Rc<Device>,
         config: ModelConfig,
@@ -151,7 +90,7 @@ impl GpuRunner {
         Self::of_rank(device, config, weights, options, None)
     }
 
-    /// The same of a rank's share of a model, with what connects it to the others.
+    /// Creates the runner of a rank's share of a model, with its link to the other ranks.
     ///
     /// # Errors
     /// As [`GpuRunner::new`].
@@ -195,10 +134,10 @@ impl GpuRunner {
         })
     }
 
-    /// Streams that generate read what labels find, in backends that are opened from now on.
+    /// Makes generating streams read the positions that labels find, in backends opened from now on.
     ///
     /// # Errors
-    /// The driver's, where memory is short.
+    /// The driver's error, if memory is short.
     pub fn read_sparsely(&mut self, reading: Reading) -> GpuResult<()> {
         let (rows, _) = self.options.decode_max();
         self.forward.read_sparsely(&self.device, reading.top, rows)?;
@@ -207,23 +146,23 @@ impl GpuRunner {
         Ok(())
     }
 
-    /// Measures what each channel of K is worth, in backends that are opened from now on: steps are waited for, layer
-    /// by layer.
+    /// Measures the importance of each channel of K in backends opened from now on. Each step then waits for every
+    /// layer.
     ///
     /// # Errors
-    /// The driver's, where memory is short.
+    /// The driver's error, if memory is short.
     pub fn measure_channels(&mut self) -> GpuResult<()> {
         self.forget();
         self.forward.measure_channels(&self.device)
     }
 
-    /// What was measured, where it was; nothing is from now on.
+    /// Ends the measurement and returns its result, if there was one.
     pub fn take_measured(&mut self) -> Option<Measured> {
         self.forget();
         self.forward.take_measured()
     }
 
-    /// Another backend will be opened: graphs name the last one.
+    /// Drops the graphs, which contain addresses of the last backend; another one will be opened.
     fn forget(&mut self) {
         self.graphs.clear();
         self.times.clear();
@@ -233,7 +172,7 @@ impl GpuRunner {
     /// Opens the backend for this runner's steps, on its stream.
     pub fn backend(&self) -> CudaOptions {
         let (rows, tokens) = self.options.decode_max();
-        // Streams that share pages count them each, so they may see more than the pool has.
+        // Each stream counts its shared pages, so streams together may see more tokens than the pool has.
         let seen = u64::from(self.options.concurrency) * self.forward.config.max_len as u64;
         CudaOptions {
             labels: self.reading.as_ref().map(|reading| reading.labels.clone()),
@@ -245,11 +184,11 @@ impl GpuRunner {
         }
     }
 
-    /// Loads all kernels that steps take, and chooses the ways of decode steps of so many streams, and of whole chunks alone and
-    /// beside them, before the first of them waits for it.
+    /// Loads all kernels for steps, and chooses the implementations of products before the first step: for decode steps
+    /// of these numbers of streams, and for whole chunks with and without them.
     ///
     /// # Errors
-    /// Heads that no kernel serves, or the driver's.
+    /// Heads that no kernel supports, or the driver's error.
     pub fn warm(&mut self, backend: &mut Cuda, streams: &[usize]) -> GpuResult<()> {
         let work = Prepare {
             decode_tokens: self.options.decode_tokens(),
@@ -285,18 +224,18 @@ impl GpuRunner {
         &self.forward
     }
 
-    /// The model, to put faults in; graphs are forgotten.
+    /// The model, to inject faults; drops the graphs.
     pub fn forward_mut(&mut self) -> &mut Forward {
         self.graphs.clear();
         &mut self.forward
     }
 
-    /// When steps were on the device.
+    /// Returns the times of the steps on the device.
     pub fn times(&self) -> &[StepTime] {
         &self.times
     }
 
-    /// When steps were on the device, since the last call.
+    /// Returns the times of the steps on the device since the last call.
     pub fn take_times(&mut self) -> Vec<StepTime> {
         std::mem::take(&mut self.times)
     }
@@ -308,13 +247,13 @@ impl GpuRunner {
         if draws > self.images.draws_max() {
             return Err(GpuError::Draws { draws, max: self.images.draws_max() });
         }
-        // Draws with a shape are filtered by the kernel that chooses them.
+        // The kernel that chooses a draw with a shape also filters it.
         let filters = |draw: &Draw| draw.sampling.filters() && !draw.is_shaped();
         let filtered = work.draws.iter().any(filters);
         self.draws.clear();
         self.draws.extend(work.draws.iter().map(device_draw));
         let shaped = self.forward.leads() && self.shapes.list(work, &mut self.draws)?;
-        // One token of each stream and its drafts, and room to choose as many.
+        // One token of each stream and its drafts, and memory for as many draws.
         let longest = plan.rows.iter().map(|row| row.extend_len as usize).max();
         let (size, most) = padded_step(rows, tokens);
         let decode =
@@ -378,7 +317,7 @@ impl GpuRunner {
             filtered,
             shapes: shaped.then(|| shapes.addresses()),
         };
-        // A graph's logits are copied after all of it.
+        // A graph's logits are copied after the whole graph.
         let keeps = self.kept.is_none() || draw_count <= rows;
         if decode && self.options.graphs && keeps && !forward.is_measuring() {
             let key = (staged.graph, filtered, shaped);
@@ -389,8 +328,8 @@ impl GpuRunner {
                 };
                 entry.insert(device.stream.capture(body)?);
             }
-            // SAFETY: all that the graph names lives as long as this runner and the engine, and is touched in the
-            // stream's order; a plan with this key was staged just now.
+            // SAFETY: all memory of the graph lives as long as this runner and the engine, and is accessed in the
+            // stream's order; a plan with this key has just been staged.
             unsafe { self.graphs[&key].launch(&device.stream) }?;
             return match &mut self.kept {
                 Some(kept) => kept.keep(device, number, logits, (0, draw_count)),
@@ -426,70 +365,17 @@ impl GpuRunner {
         }
         Ok(())
     }
-
-    /// Measures the parts of the next decode step of so many streams; [`GpuRunner::take_parts`] has them then. Spoils
-    /// what that step computes.
-    pub fn measure_parts(&mut self, streams: usize) {
-        (self.measured, self.parts) = (Some(streams), None);
-    }
-
-    /// Milliseconds of a decode step: whole, attention, products, the rest.
-    pub fn take_parts(&mut self) -> Option<[f32; 4]> {
-        self.parts.take()
-    }
-
-    fn measure(&mut self, backend: &mut Cuda, plan: &BatchPlan<'_>) -> GpuResult<()> {
-        let Self { device, forward, images, .. } = self;
-        let staged = backend.stage(plan)?;
-        let addresses = StepAddresses {
-            tokens: images.tokens(),
-            draws: images.draws(),
-            answers: images.answers(),
-            draw_count: plan.token_count(),
-            filtered: false,
-            shapes: None,
-        };
-        let only = |attention, products, small| Parts { attention, products, small };
-        let parts = [
-            Parts::ALL,
-            only(true, false, false),
-            only(false, true, false),
-            only(false, false, true),
-        ];
-        let mut times = [0.0; 4];
-        for (time, parts) in times.iter_mut().zip(parts) {
-            let graph = device.stream.capture(|| {
-                forward.run(device, backend, (plan, staged), addresses, parts, |_, _| Ok(()))
-            })?;
-            let mut samples = Vec::new();
-            let (mut begun, mut done) =
-                (CudaEvent::new(&device.gpu, true)?, CudaEvent::new(&device.gpu, true)?);
-            for _ in 0..12 {
-                begun.record(&device.stream)?;
-                // SAFETY: as where the step was launched; the same plan is staged.
-                unsafe { graph.launch(&device.stream) }?;
-                done.record(&device.stream)?;
-                done.synchronize()?;
-                samples.push(done.elapsed_ms(&begun)?);
-            }
-            samples.sort_by(f32::total_cmp);
-            *time = samples[samples.len() / 2];
-        }
-        self.parts = Some(times);
-        self.fresh = true;
-        Ok(())
-    }
 }
 
-/// A runner whose first GPU, which tells the time and chooses the tokens, is a [`GpuRunner`]'s.
+/// A runner whose first GPU, which measures time and chooses tokens, belongs to a [`GpuRunner`].
 pub trait OnGpu: Runner {
-    /// That runner.
+    /// Returns that runner.
     fn gpu(&self) -> &GpuRunner;
 
-    /// That runner.
+    /// Returns that runner.
     fn gpu_mut(&mut self) -> &mut GpuRunner;
 
-    /// Modules loaded since this GPU's pool was prepared: 0, unless a step waited for one.
+    /// Returns the modules loaded since this GPU's pool was prepared: 0, unless a step waited for one.
     fn late_modules(&self, backend: &Self::Backend) -> usize;
 }
 
@@ -507,7 +393,7 @@ impl OnGpu for GpuRunner {
     }
 }
 
-/// Fails where a step is asked to.
+/// Fails if the step was requested to fail.
 pub(super) fn asked_to(fail: bool) -> Result<()> {
     if fail { Err(Error::run("a failure was asked for")) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! Which models and pools the kernels serve.
+//! Checks which models and pools the kernels support.
 
 use kvarena::KvDtype;
 
@@ -6,13 +6,13 @@ use super::error::GpuError;
 use crate::config::ModelConfig;
 use crate::family::Family;
 
-/// The widest row that a block of 1,024 threads norms.
+/// The widest row that a block of 1,024 threads can norm.
 const HIDDEN_MAX: usize = 8192;
 
-/// Refuses what the kernels do not serve.
+/// Rejects models that the kernels do not support.
 ///
 /// # Errors
-/// Names what it is.
+/// Names the property.
 pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
     let missing = |what| Err(GpuError::Missing { what });
     match config.family {
@@ -44,10 +44,10 @@ pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
     Ok(())
 }
 
-/// Refuses pools that are neither of the activations' type nor of fp8.
+/// Rejects pools that have neither the activations' type nor fp8.
 ///
 /// # Errors
-/// Names it.
+/// Names the type.
 pub fn check_dtype(dtype: KvDtype) -> Result<(), GpuError> {
     match dtype {
         KvDtype::Bf16 | KvDtype::Fp8E4M3 => Ok(()),

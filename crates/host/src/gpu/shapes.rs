@@ -1,13 +1,13 @@
-//! What changes a step's logits, on its way to the device: edits and min-p of its draws.
+//! The edits and min-p of a step's draws, on their way to the device.
 //!
-//! The device has one image, at addresses that never change, so that graphs can name them:
+//! The device has one image, at fixed addresses, so that graphs can contain them:
 //!
 //! ```text
 //! DeviceShape [draws_max] | Edit [edits_max]
 //! ```
 //!
-//! A step with such draws writes it into a slot of pinned memory, as `image.rs` does the step's tokens; other steps send
-//! nothing.
+//! A step with such draws writes the image into a slot of pinned memory, as `image.rs` does for the tokens. Other steps
+//! send nothing.
 
 use kvarena::backend::cuda::{DeviceBuffer, PinnedBuffer};
 
@@ -21,7 +21,7 @@ use crate::shaping::Edit;
 /// Most edits of a step, unless one stream may have more: 4 MiB on the device, and in each slot.
 const EDITS_MAX: usize = 1 << 18;
 
-/// The image, and the slots it is written to.
+/// The image and its slots.
 #[derive(Debug)]
 pub(super) struct Shapes {
     image: DeviceBuffer,
@@ -32,7 +32,7 @@ pub(super) struct Shapes {
 }
 
 impl Shapes {
-    /// Room for steps of so many draws from so many tokens.
+    /// Allocates memory for steps of this many draws from a vocabulary of this size.
     pub(super) fn new(device: &Device, draws_max: usize, vocab: usize) -> Result<Self, GpuError> {
         // A stream has at most one edit of each token, so each fits a step of its own.
         let edits_max = if vocab > SHAPED_VOCAB_MAX { 0 } else { EDITS_MAX.max(vocab) };
@@ -42,7 +42,7 @@ impl Shapes {
         Ok(Self { image: device.zeros(bytes)?, slots, shapes: Vec::new(), draws_max, edits_max })
     }
 
-    /// Most edits of a step; 0 where the vocabulary is too large for the kernel.
+    /// Returns the most edits of a step; 0 if the vocabulary is too large for the kernel.
     pub(super) fn edits_max(&self) -> usize {
         self.edits_max
     }
@@ -53,7 +53,7 @@ impl Shapes {
         [start, start + (self.draws_max * size_of::<DeviceShape>()) as u64]
     }
 
-    /// Gives each draw that has one its shape. Returns whether one does.
+    /// Assigns a shape to each draw that needs one. Returns whether a draw has one.
     ///
     /// # Errors
     /// More edits than a step may have.
@@ -72,7 +72,7 @@ impl Shapes {
         }
     }
 
-    /// Sends the shapes that were listed, and their edits, of step `number`: its slot is free.
+    /// Sends the listed shapes and edits of step `number`, whose slot is free.
     pub(super) fn send(
         &mut self,
         device: &Device,
@@ -92,8 +92,8 @@ impl Shapes {
             reserved: 0,
         };
         let grid = ((params.first + params.second).div_ceil(256), 1);
-        // SAFETY: pinned memory has one address for host and device; slot and image have room for that many units
-        // (`list` checks the edits, the runner the draws); the slot stays as it is until the step is done.
+        // SAFETY: pinned memory has one address for host and device; slot and image have memory for that many units
+        // (`list` checks the edits, the runner the draws); the slot does not change until the step is done.
         unsafe { device.kernels.load_step.launch(device.raw(), grid, 256, &params) }
     }
 }

@@ -1,7 +1,9 @@
-//! Sparse reads on a GPU: channels for a pool's labels, attention over what these find, and how channels are measured.
+//! Sparse reads on a GPU: channels for a pool's labels, attention over the selected positions, and measurement of
+//! channels.
 //!
-//! Rows of one new token read a selection, which each layer writes anew at one address, so that graphs can name it. A
-//! measuring pass copies q and K of each layer to the host, where [`Measured`] looks at them: slow, and done once.
+//! Rows of one new token read a selection, which each layer rewrites at one address, so that graphs can contain it. A
+//! measuring pass copies q and K of each layer to the host, where [`Measured`] accumulates them. This is slow, and done
+//! once.
 
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 use kvarena::{
@@ -16,17 +18,17 @@ use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::sparse::channels::Measured;
 
-/// What streams that generate read.
+/// The positions that generating streams read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reading {
     /// Positions for each kv head.
     pub top: u32,
-    /// The channels that find them: of a whole model, or of a rank's heads.
+    /// The channels that select them, of a whole model or of a rank's heads.
     pub labels: LabelChannels,
 }
 
 impl Reading {
-    /// The part of a whole model's that a rank has.
+    /// Returns a rank's part of a whole model's channels.
     ///
     /// # Errors
     /// Channels of another model.
@@ -45,16 +47,16 @@ impl Reading {
     }
 }
 
-/// Positions on the device.
+/// Selected positions on the device.
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub(super) top: u32,
-    /// u32 `[rows, kv_heads, top]`, of one layer after another.
+    /// u32 `[rows, kv_heads, top]`, reused by each layer.
     positions: DeviceBuffer,
 }
 
 impl Chosen {
-    /// Room for `top` positions of each kv head, for so many rows.
+    /// Allocates memory for `top` positions of each kv head, for this many rows.
     pub(super) fn new(
         device: &Device,
         top: u32,
@@ -63,7 +65,7 @@ impl Chosen {
         Ok(Self { top, positions: device.zeros(4 * rows * kv_heads * top as usize)? })
     }
 
-    /// Attention of a layer: rows of one new token read what is selected for them, others all that they see.
+    /// Computes a layer's attention: rows of one new token read their selection, others read all visible tokens.
     pub(super) fn attend(
         &mut self,
         backend: &mut Cuda,
@@ -83,7 +85,7 @@ impl Chosen {
     }
 }
 
-/// Measures on the host what each channel of K is worth.
+/// Measures the importance of each channel of K on the host.
 #[derive(Debug)]
 pub(super) struct Gauge {
     measured: Measured,
@@ -94,7 +96,7 @@ pub(super) struct Gauge {
 }
 
 impl Gauge {
-    /// Nothing is seen yet; steps have at most so many tokens.
+    /// Starts an empty measurement, for steps of at most this many tokens.
     pub(super) fn new(device: &Device, config: &ModelConfig, tokens: usize) -> GpuResult<Self> {
         let [q, k] = [config.q_heads, config.kv_heads].map(|heads| heads * config.head_dim);
         let widths = [q, q + 2 * k, k];
@@ -102,7 +104,7 @@ impl Gauge {
         Ok(Self { measured: Measured::new(config), rows, widths })
     }
 
-    /// Looks at a layer's rotated rows of qkv and of K, which are waited for.
+    /// Measures a layer's rotated rows of qkv and of K, after waiting for them.
     pub(super) fn look(
         &mut self,
         device: &Device,
@@ -110,14 +112,14 @@ impl Gauge {
         layer: usize,
         [qkv, k]: [u64; 2],
     ) -> GpuResult<()> {
-        // Padding comes last, and is stored nowhere.
+        // Padding comes last and has no slots.
         let tokens = match plan.slot_mapping {
             SlotMapping::I32(slots) => slots.iter().filter(|&&slot| slot >= 0).count(),
             SlotMapping::I64(slots) => slots.iter().filter(|&&slot| slot >= 0).count(),
         };
         let [q_width, qkv_width, k_width] = self.widths;
         let k_at = tokens * qkv_width;
-        // SAFETY: the step's rows are that long, and nobody touches the copies before they are waited for.
+        // SAFETY: the step's rows have that length, and nothing accesses the copies before the wait.
         unsafe {
             device.copy_to_host(&mut self.rows, 0, qkv, 2 * k_at)?;
             device.copy_to_host(&mut self.rows, 2 * k_at, k, 2 * tokens * k_width)?;
@@ -132,13 +134,13 @@ impl Gauge {
         Ok(())
     }
 
-    /// What was measured.
+    /// Returns the measurement.
     pub(super) fn measured(self) -> Measured {
         self.measured
     }
 }
 
-/// The first channels of each head, to measure time by where weights are random and none is worth more than others.
+/// Returns the first channels of each head, for time measurements with random weights, where no channel matters more.
 pub fn first_channels(model: &ModelConfig, count: u32) -> Result<LabelChannels> {
     let (layers, kv_heads) = (model.layers as u32, model.kv_heads as u32);
     let values = (0..layers * kv_heads).flat_map(|_| 0..count).collect();
@@ -146,8 +148,8 @@ pub fn first_channels(model: &ModelConfig, count: u32) -> Result<LabelChannels> 
         .map_err(|error| Error::request(format!("--sparse: {error}")))
 }
 
-/// What of so many bytes is for K and V, beside the labels of so many channels and the scores by them, if each of so
-/// many streams is as long as the model allows.
+/// Returns the part of `bytes` for K and V, without the labels of this many channels and their scores, if each of this
+/// many streams has the model's maximum length.
 pub fn pool_bytes(model: &ModelConfig, (streams, channels): (u32, u32), bytes: u64) -> u64 {
     let ModelConfig { kv_heads, head_dim, max_len, .. } = *model;
     let scores = 4 * kv_heads as u64 * u64::from(streams) * max_len as u64;

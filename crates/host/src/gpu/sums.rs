@@ -1,5 +1,5 @@
-//! What connects the ranks of a model: short sums go over memory that they share, where their GPUs reach each other's;
-//! everything else through NCCL.
+//! The connections of a model's ranks. Short sums use shared memory if the GPUs can access each other's; all else uses
+//! NCCL.
 
 use super::device::Device;
 use super::error::GpuError;
@@ -9,7 +9,7 @@ use super::peers::Peers;
 /// How sums over GPUs are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
-    /// A kernel that writes to the other GPUs' memory, where sums are short; NCCL for the rest.
+    /// A kernel that writes to the other GPUs' memory for short sums, and NCCL for the rest.
     Peer,
     /// NCCL.
     Nccl,
@@ -25,7 +25,7 @@ impl Transport {
     }
 }
 
-/// One rank's end of what connects them all.
+/// A rank's connections to the others.
 #[derive(Debug)]
 pub struct Link {
     comm: Comm,
@@ -33,11 +33,11 @@ pub struct Link {
 }
 
 impl Link {
-    /// Connects the first GPUs, a rank each; without a wish for sums over peers where they can be made.
+    /// Connects the first GPUs, one for each rank. Without a requested transport, sums use peer memory if possible.
     ///
     /// # Errors
-    /// As [`Comm::connect`] and [`Peers::connect`]; but that a GPU does not reach another one is an error only where sums
-    /// over peers are wished for.
+    /// As [`Comm::connect`] and [`Peers::connect`]. A GPU that cannot access another one is an error only if peer
+    /// memory was requested.
     pub fn connect(ranks: usize, sums: Option<Transport>) -> Result<Vec<Self>, GpuError> {
         let comms = Comm::connect(ranks)?;
         let none = || (0..ranks).map(|_| None).collect();
@@ -62,12 +62,12 @@ impl Link {
         self.comm.ranks
     }
 
-    /// What short sums go over.
+    /// Returns the transport of short sums.
     pub fn sums(&self) -> Transport {
         if self.peers.is_some() { Transport::Peer } else { Transport::Nccl }
     }
 
-    /// What short sums are made over, if not through NCCL too.
+    /// Returns the peer memory for short sums, if they do not use NCCL.
     pub fn peers(&self) -> Option<&Peers> {
         self.peers.as_ref()
     }
@@ -80,7 +80,7 @@ impl Link {
     /// # Safety
     /// As [`Comm::sum`].
     pub unsafe fn sum(&self, device: &Device, x: u64, count: usize) -> Result<(), GpuError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the conditions.
         unsafe { self.comm.sum(x, count, device.raw()) }
     }
 
@@ -92,7 +92,7 @@ impl Link {
     /// # Safety
     /// As [`Comm::share`].
     pub unsafe fn share(&self, device: &Device, at: u64, count: usize) -> Result<(), GpuError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the conditions.
         unsafe { self.comm.share(at, count, device.raw()) }
     }
 }

@@ -1,17 +1,18 @@
-//! What the small kernels compute, on the CPU: the specification of `ptx/src/*.cu`. Sums in f32, rows in bf16.
+//! The computation of the small kernels on the CPU: the specification of `ptx/src/*.cu`. Sums in f32, rows in bf16.
 //!
-//! Of `sample` and `sample_filter` it is `sample.rs`, of `sample_shaped` also `shaping.rs`, of `fill` it is `model.rs`'s `Random`.
+//! Elsewhere: `sample` and `sample_filter` (`sample.rs`), `sample_shaped` (also `shaping.rs`), `fill` (`Random` of
+//! `source.rs`).
 
 use half::bf16;
 
 use super::kernels::ProductMode;
 
-/// A row to f32.
+/// Converts a row to f32.
 pub fn wide(row: &[bf16]) -> Vec<f32> {
     row.iter().map(|x| x.to_f32()).collect()
 }
 
-/// A row to bf16.
+/// Converts a row to bf16.
 pub fn narrow(row: &[f32]) -> Vec<bf16> {
     row.iter().map(|&x| bf16::from_f32(x)).collect()
 }
@@ -27,7 +28,7 @@ fn rms_scale(x: &[f32], eps: f32) -> f32 {
     1.0 / (mean + eps).sqrt()
 }
 
-/// A head of q or k: normed where there is a weight, rotated to its position.
+/// A head of q or k: normed if there is a weight, then rotated to its position.
 pub fn rotate(
     head: &[bf16],
     norm: Option<&[bf16]>,
@@ -56,7 +57,7 @@ pub fn silu_mul(gate_up: &[bf16]) -> Vec<bf16> {
     narrow(&gate.iter().zip(up).map(one).collect::<Vec<_>>())
 }
 
-/// `x` and what each rank adds to it, in the order of ranks.
+/// Adds each rank's part to `x`, in the order of ranks.
 pub fn sum_ranks(x: &[bf16], ranks: &[&[bf16]]) -> Vec<bf16> {
     let one = |i: usize| {
         let parts = ranks.iter().map(|part| part[i].to_f32());
@@ -69,8 +70,8 @@ fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
-/// A row of x with a matrix of so many rows as `y` has (of gate and up: twice as many), with what stands before and
-/// after.
+/// Multiplies a row of x with a matrix that has as many rows as `y` (for gate and up twice as many), including the
+/// operations before and after.
 pub fn skinny(
     x: &[bf16],
     weight: &[bf16],

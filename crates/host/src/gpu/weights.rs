@@ -1,7 +1,7 @@
 //! A model's weights in device memory, all in bf16: q, k and v of a layer in one matrix, gate and up in another.
 //!
-//! One piece of memory holds everything; first each tensor gets its offset, then it is filled. The weights of a layer's norms
-//! are folded into the matrices that read what is normed, and are ones from then on.
+//! One allocation contains everything; each tensor first gets its offset and is then filled. The weights of a layer's
+//! norms are folded into the matrices that read the normed rows, and are replaced by ones.
 
 use std::path::Path;
 use std::ptr::{null, null_mut};
@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::family::Family;
 use crate::source::Random;
 
-/// Bytes that tensors start at multiples of.
+/// Alignment of tensors in bytes.
 const ALIGN: u64 = 256;
 
 /// Device addresses of a layer's weights.
@@ -28,7 +28,7 @@ pub struct LayerWeights {
     pub attention_norm: u64,
     /// `[q_heads + 2 * kv_heads, head_dim, hidden]`
     pub qkv: u64,
-    /// `[head_dim]`, 0 where the family has none
+    /// `[head_dim]`, 0 if the family has none
     pub q_norm: u64,
     /// As `q_norm`.
     pub k_norm: u64,
@@ -52,13 +52,13 @@ pub struct Weights {
     pub embedding: u64,
     /// `[hidden]`
     pub norm: u64,
-    /// `[vocab, hidden]`: the embedding, where they are tied
+    /// `[vocab, hidden]`: the embedding, if they are tied
     pub output: u64,
     /// f32 `[head_dim / 2]`
     pub frequencies: u64,
 }
 
-/// Which rank of how many a model's share is for.
+/// A rank and the number of ranks that share a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Share {
     /// The rank's number.
@@ -68,13 +68,13 @@ pub struct Share {
 }
 
 impl Share {
-    /// All of it.
+    /// The whole model.
     pub const WHOLE: Self = Self { rank: 0, ranks: 1 };
 
-    /// The shape of the rank's model: its part of the heads and of the MLP's width.
+    /// Returns the shape of the rank's model: its part of the heads and of the MLP's width.
     ///
     /// # Errors
-    /// They cannot be parted so.
+    /// The sizes cannot be divided by the ranks.
     pub fn of(self, config: &ModelConfig) -> GpuResult<ModelConfig> {
         let ModelConfig { q_heads, kv_heads, intermediate, .. } = *config;
         let part = |value: usize, what| match value.is_multiple_of(self.ranks) {
@@ -90,7 +90,7 @@ impl Share {
     }
 }
 
-/// What of a tensor a rank has.
+/// The part of a tensor that a rank has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cut {
     Whole,
@@ -100,7 +100,7 @@ enum Cut {
     Cols,
 }
 
-/// A tensor and where it lies.
+/// A tensor and its place.
 struct NamedTensor {
     name: String,
     /// Of the whole tensor.
@@ -115,7 +115,7 @@ impl NamedTensor {
     }
 }
 
-/// Lays tensors one after another.
+/// Assigns consecutive places to tensors.
 struct Offsets {
     list: Vec<NamedTensor>,
     end: u64,
@@ -171,7 +171,7 @@ impl Weights {
     /// Copies a share of a model directory's tensors to the device; `config` is the whole model's.
     ///
     /// # Errors
-    /// What `checkpoint.rs` refuses, a model that cannot be parted so, or too little memory.
+    /// Any error of `checkpoint.rs`, a model that cannot be divided by the ranks, or too little memory.
     pub fn read(device: &Device, config: &ModelConfig, share: Share, dir: &Path) -> Result<Self> {
         let files = Files::open(dir)?;
         Self::make(device, config, share, |memory, at, tensor| {
@@ -183,7 +183,7 @@ impl Weights {
     /// Makes a share of the weights that [`Random`] makes, on the device.
     ///
     /// # Errors
-    /// A model that cannot be parted so, or too little memory.
+    /// A model that cannot be divided by the ranks, or too little memory.
     pub fn random(
         device: &Device,
         config: &ModelConfig,
@@ -278,7 +278,7 @@ impl Weights {
     }
 }
 
-/// Copies a rank's part of a tensor that lies whole at `source`, and waits for it.
+/// Copies a rank's part of a tensor, which is whole at `source`, and waits for the copy.
 fn part(
     device: &Device,
     tensor: &NamedTensor,
@@ -311,12 +311,12 @@ fn part(
         Height: rows,
     };
     let stream = device.raw() as usize as sys::CUstream;
-    // SAFETY: source and target have room for the tensor and the part of it; the struct lives through the call.
+    // SAFETY: source and target have memory for the tensor and the part of it; the struct outlives the call.
     driver("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream) })?;
     Ok(device.stream.synchronize()?)
 }
 
-/// Multiplies a matrix's columns with a norm's weights, which are ones then.
+/// Multiplies a matrix's columns by a norm's weights, which become ones.
 fn fold(device: &Device, matrix: u64, rows: usize, weight: u64, cols: usize) -> GpuResult<()> {
     let (kernels, grid) = (&device.kernels, (8 * device.gpu.multiprocessors(), 1));
     let count = (rows * cols) as u64;

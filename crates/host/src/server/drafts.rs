@@ -1,10 +1,10 @@
-//! Drafts of streams: guessed before a step is planned, checked by it, kept as far as they came true.
+//! Drafts of streams: guessed before a step is planned, checked by the step, and kept if accepted.
 //!
-//! A draft is checked with the draw that its place has, so that what is said is what would have been said without
-//! drafts, greedy or not. A step may say more tokens of a stream than one: never more than it may still say.
+//! A draft is checked with the draw of its place, so the tokens are the same as without drafts, greedy or not. A step
+//! may generate several tokens of a stream, within the stream's limit.
 //!
-//! Drafts are a stream's tokens in the engine only while a step checks them. A step that does not fit the pool with them
-//! is planned without, before anybody is preempted.
+//! Drafts are tokens of a stream's sequence only while a step checks them. If a step does not fit the pool with them,
+//! it is planned without them, before any stream is preempted.
 
 use kvarena::{Branch, TokenId};
 
@@ -15,7 +15,7 @@ use crate::runner::Runner;
 use crate::stream::StreamKey;
 
 impl<R: Runner> Server<R> {
-    /// Appends drafts to the streams that are about to compute one token, and has them checked with it.
+    /// Appends drafts to the streams that are about to compute one token; the step checks them.
     pub(super) fn draft(&mut self, rule: Drafting, streams: &[StreamKey]) -> Result<()> {
         for (&key, extend) in streams.iter().zip(&mut self.extends) {
             let stream = &mut self.streams[key];
@@ -23,14 +23,14 @@ impl<R: Runner> Server<R> {
             let said = stream.tokens.len();
             let known = request.prompt.len() + said;
             let planned = self.engine.planned_len(extend.seq).map_err(refused)?;
-            // A prompt, or what a resumed stream has to compute again, comes first.
+            // A prompt, or tokens that a resumed stream computes again, come first.
             // Edits of a draft's draw would depend on the drafts before it.
             if said == 0 || planned as usize + 1 != known || request.shaping.is_some() {
                 continue;
             }
             let cancel = request.cancel_after.unwrap_or(u32::MAX);
             let most = request.max_new_tokens.unwrap_or(0).min(cancel) as usize;
-            // The step says one token more than it has drafts.
+            // The step generates one token more than it has drafts.
             let depth = most.saturating_sub(said + 1);
             let room = self.engine.shape().max_sequence_len as usize - known;
             let drafter = &mut stream.drafter;
@@ -54,7 +54,7 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Takes the drafts of these streams back, which no step checks. Whether there were any.
+    /// Removes the drafts of these streams, which no step checks. Returns whether there were any.
     pub(super) fn withdraw(&mut self, streams: &[StreamKey]) -> Result<bool> {
         let mut some = false;
         for &key in streams {
@@ -71,8 +71,8 @@ impl<R: Runner> Server<R> {
         Ok(some)
     }
 
-    /// Keeps what came true of the drafts that a step has checked, before its commit; `branches` has then which draws
-    /// each of its streams says.
+    /// Keeps the accepted drafts of a step, before its commit; `branches` then contains the draws of each stream's
+    /// tokens.
     pub(super) fn keep(&mut self, flight: &Flight) -> Result<()> {
         let Self { engine, streams, asked, tokens, tally, branches, .. } = self;
         branches.clear();
@@ -115,11 +115,11 @@ impl<R: Runner> Server<R> {
     }
 }
 
-/// What came true for each stream of a step: numbers of its drafts, the root first.
+/// The accepted drafts of each stream of a step: their numbers, the root first.
 #[derive(Default)]
 pub(super) struct Branches {
     numbers: Vec<u32>,
-    /// Where each ends.
+    /// The end of each stream's numbers.
     ends: Vec<usize>,
 }
 
@@ -129,7 +129,7 @@ impl Branches {
         self.ends.clear();
     }
 
-    /// The branch of a stream.
+    /// Returns the branch of a stream.
     pub fn of(&self, index: usize) -> &[u32] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.numbers[start..self.ends[index]]

@@ -1,20 +1,20 @@
-//! What a request may ask for: the model's sizes and the pool's.
+//! The limits of requests: the sizes of the model and of the pool.
 
 use crate::request::Request;
 
-/// New tokens where a request does not say how many.
+/// New tokens of a request that gives no number.
 const USUAL_NEW_TOKENS: u32 = 128;
-/// A lower temperature above 0 is raised to this one, as vLLM does: scores divided by less lose the noise of draws.
+/// A lower temperature above 0 is raised to this one, as in vLLM: scores divided by less lose the noise of draws.
 const TEMPERATURE_MIN: f32 = 0.01;
 
-/// Sizes that no request may pass.
+/// The sizes that limit requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Tokens of the vocabulary.
     pub vocab: usize,
     /// Positions of the model.
     pub positions: usize,
-    /// Tokens that one sequence may have in the pool.
+    /// Most tokens of one sequence in the pool.
     pub pool: usize,
     /// Pages of the pool.
     pub pages: u32,
@@ -23,17 +23,18 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Most new tokens after a prompt of this length. The last one is never fed back, so it needs no K and V.
+    /// Returns the most new tokens after a prompt of this length. The last one is never fed back, so it needs no K and
+    /// V.
     pub fn room(&self, prompt: usize) -> usize {
         (self.positions.min(self.pool) + 1).saturating_sub(prompt)
     }
 
-    /// The request with its number of new tokens settled, if it can ever be served. A stop token that the model does not
-    /// have is left out: it never comes.
+    /// Returns the request with its final number of new tokens, if it can be served. Removes stop tokens that the model
+    /// does not have, because they never occur.
     ///
     /// # Errors
-    /// Says what is wrong: an empty prompt, a token that the model does not have, more tokens than the model has
-    /// positions or the pool has slots, a sampling that makes no sense.
+    /// An empty prompt, a token that the model does not have, more tokens than the model has positions or the pool has
+    /// slots, or invalid sampling parameters.
     pub fn check(&self, mut request: Request) -> Result<Request, String> {
         if request.prompt.is_empty() {
             return Err("the prompt has no tokens".into());
@@ -75,7 +76,7 @@ impl Limits {
         Ok(request)
     }
 
-    /// The size that a long request meets first.
+    /// Returns the size that a long request exceeds first.
     pub fn least(&self) -> String {
         let Self { positions, pool, pages, page_size, .. } = *self;
         match pool < positions {

@@ -9,12 +9,12 @@
 //!          has ended
 //! ```
 //!
-//! With overlap, step n + 1 is planned and launched before step n is collected: a token that n will choose is named by
-//! its index there. So whether a stream has said its stop token is seen a step late, and what n + 1 says for it is
-//! dropped. A step that fails is aborted, with the one planned after it, and planned again: streams change only in
+//! With overlap, step n + 1 is planned and launched before step n is collected; it refers to the tokens of step n by
+//! their index there. A stop token is therefore seen one step late, and the stream's token of step n + 1 is dropped. A
+//! failed step is aborted together with the step planned after it, and both are planned again: streams change only in
 //! `accept`. When pages run out, the youngest stream is preempted.
 //!
-//! Not here: who computes (`runner.rs`), what is printed (`output.rs`).
+//! Not here: the computation (`runner.rs`), output (`output.rs`).
 
 mod drafts;
 mod limits;
@@ -43,37 +43,38 @@ pub use limits::Limits;
 /// Failures in a row after which a run gives up.
 const FAILURES_MAX: u32 = 4;
 
-/// How to batch.
+/// Options of batching.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Policy {
     /// Most prompt tokens computed in one step, over all prompts.
     pub chunk: u32,
     /// Most streams at a time.
     pub concurrency: u32,
-    /// Plan a step before the last one's tokens are known.
+    /// Plan a step before the tokens of the previous one are known.
     pub overlap: bool,
-    /// Let every so manieth step fail, to see it retried.
+    /// Let every n-th step fail, to test the retry.
     pub fail_every: Option<u64>,
-    /// Let a stream wait for a running one that computes its prompt. How long it waits depends on `overlap`, and so do
-    /// the rows of the steps after it, and the last bits of products on a GPU.
+    /// Let a stream wait for a running one that computes its prompt. The length of the wait depends on `overlap`, and
+    /// so do the rows of later steps and the last bits of products on a GPU.
     pub wait_for_leaders: bool,
-    /// Check drafts beside each stream's next token; not with `overlap`, which plans before that token is known.
+    /// Check drafts together with each stream's next token; not with `overlap`, which plans before that token is known.
     pub drafts: Option<Drafting>,
 }
 
-/// Who hears of tokens.
+/// Receives the events of streams.
 pub trait Sink {
-    /// A stream said its newest token, chosen from these logits (empty where the runner does not keep them).
+    /// A stream has a new token, chosen from these logits (empty if the runner does not keep them).
     fn token(&mut self, _stream: &Stream, _logits: &[f32]) {}
 
-    /// The logits that token number `position` of a stream's prompt was one of, where they are wanted: in order, before
-    /// the stream says anything.
+    /// The logits from which token number `position` of a stream's prompt would have been chosen, if requested; in
+    /// order, before the stream's first token.
     fn prompt(&mut self, _stream: &Stream, _position: u32, _logits: &[f32]) {}
 
-    /// A stream ended, and is forgotten then; whether it was the last of its request.
+    /// A stream ended and will be removed; `last`: it was the last of its request.
     fn done(&mut self, _stream: &Stream, _last: bool) {}
 
-    /// Why the stream is to end now, if it is: its client has gone away, or has read enough. Asked before every step.
+    /// Returns the reason for which the stream must end now, if any: its client has gone away or has read enough.
+    /// Called before every step.
     fn ends(&mut self, _stream: &Stream) -> Option<Finish> {
         None
     }
@@ -86,28 +87,28 @@ struct Flight {
     step: StepId,
     /// The stream of each of the plan's rows.
     streams: Vec<StreamKey>,
-    /// Whose the draws of the work are, in order.
+    /// The stream of each draw of the work, in order.
     says: Vec<Say>,
-    /// Draws that are there for their logits alone.
+    /// Draws that only provide logits.
     scores: Vec<Score>,
     /// Scratch of the edits of a draw.
     changes: Vec<Edit>,
-    /// The age of the first stream whose edits had no room; 0 where all had.
+    /// The age of the first stream whose edits did not fit; 0 if all fit.
     edits_turn: u64,
 }
 
-/// Tokens of a prompt whose logits a step gives.
+/// Prompt tokens whose logits a step provides.
 #[derive(Clone, Copy, Debug)]
 struct Score {
     stream: StreamKey,
-    /// The first token, by its place in the prompt.
+    /// The first token, by its index in the prompt.
     position: u32,
-    /// The draw of its logits; the tokens after it have the draws after that.
+    /// The draw of its logits; later tokens have the draws after it.
     draw: usize,
     count: u32,
 }
 
-/// Whose draws are: the stream itself, or a sample that is forked from it then.
+/// The owner of draws: the stream itself, or a sample that is then forked from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Say {
     stream: StreamKey,
@@ -116,21 +117,21 @@ struct Say {
     draw: usize,
 }
 
-/// A request of which some stream has not ended.
+/// A request with a running or waiting stream.
 struct Asked {
     request: Request,
-    /// Tokens of the prompt in increasing order, each once, where the request has a repetition penalty.
+    /// Tokens of the prompt, sorted and without duplicates, if the request has a repetition penalty.
     prompt_tokens: Vec<u32>,
-    /// Whose turn it is when it runs: requests of a group share one.
+    /// Its group, which takes one turn.
     group: u64,
     /// Its streams that have not ended.
     open: u32,
 }
 
-/// How full a server is.
+/// The load of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Load {
-    /// Streams that wait to be admitted, or to be resumed.
+    /// Streams that wait to be admitted or resumed.
     pub waiting: usize,
     /// Streams that take part in steps.
     pub running: usize,
@@ -143,39 +144,40 @@ pub struct Server<R: Runner> {
     policy: Policy,
     /// Requests submitted so far.
     submitted: usize,
-    /// Requests and streams that have not ended: those that have are forgotten, so that a server may run for ever.
+    /// Requests and streams that have not ended. Ended ones are removed, so a server may run without a limit of time.
     asked: SlotMap<RequestKey, Asked>,
     streams: SlotMap<StreamKey, Stream>,
-    /// Streams without a sequence, first come first served.
+    /// Streams without a sequence, in the order of arrival.
     waiting: VecDeque<StreamKey>,
     /// Streams that take part in steps, oldest first.
     running: Vec<StreamKey>,
     /// Streams whose sequence is preempted, oldest first.
     preempted: VecDeque<StreamKey>,
     ages: u64,
-    /// The age from which on streams get room for edits first: of the first one that had none in the last step.
+    /// The age from which streams get room for edits first: that of the first stream whose edits did not fit in the
+    /// last step.
     edits_turn: u64,
-    /// The step planned and launched before the last one was collected.
+    /// The step that was planned and launched before the last one was collected.
     ahead: Option<Flight>,
-    /// Steps in a row that failed.
+    /// Failed steps in a row.
     failures: u32,
-    /// When the last step ended; none where there was nothing to do since.
+    /// The end of the last step; `None` if the server has been idle since.
     step_ended: Option<Instant>,
-    /// The last step planned, by a batch or a fork.
+    /// The last planned step, of a batch or a fork.
     last_step: StepId,
-    /// Steps that are over, to be planned into again.
+    /// Finished steps, whose memory is reused.
     spare: Vec<Flight>,
     scratch: StepScratch,
     extends: Vec<Extend>,
     tokens: Vec<u32>,
-    /// What came true of each stream's drafts in the step that is accepted.
+    /// The accepted drafts of each stream of the step in `accept`.
     branches: Branches,
     clock: Clock,
     tally: Tally,
 }
 
 impl<R: Runner> Server<R> {
-    /// A server without requests.
+    /// Creates a server without requests.
     pub fn new(runner: R, engine: Engine<R::Backend>, policy: Policy) -> Self {
         assert!(!policy.overlap || policy.drafts.is_none(), "drafts follow a token that is known");
         Self {
@@ -209,43 +211,43 @@ impl<R: Runner> Server<R> {
         &self.engine
     }
 
-    /// The engine, to drain its events. Other changes break the loop's own state.
+    /// The engine, to drain its events. Other changes make the loop's state inconsistent.
     pub fn engine_mut(&mut self) -> &mut Engine<R::Backend> {
         &mut self.engine
     }
 
-    /// Who computes its steps.
+    /// The runner of its steps.
     pub fn runner(&self) -> &R {
         &self.runner
     }
 
-    /// Who computes its steps.
+    /// The runner of its steps.
     pub fn runner_mut(&mut self) -> &mut R {
         &mut self.runner
     }
 
-    /// How it batches.
+    /// Its options of batching.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Who computed its steps; the engine goes.
+    /// Returns the runner and drops the engine.
     pub fn into_runner(self) -> R {
         self.runner
     }
 
-    /// Changes how many streams run at a time.
+    /// Changes the most streams that run at a time.
     pub fn set_concurrency(&mut self, streams: u32) {
         self.policy.concurrency = streams;
     }
 
-    /// How full it is.
+    /// Returns the load.
     pub fn load(&self) -> Load {
         let waiting = self.waiting.len() + self.preempted.len();
         Load { waiting, running: self.running.len() }
     }
 
-    /// What requests may ask for.
+    /// Returns the limits of requests.
     pub fn limits(&self) -> Limits {
         let (config, shape) = (self.runner.config(), self.engine.shape());
         Limits {
@@ -257,23 +259,23 @@ impl<R: Runner> Server<R> {
         }
     }
 
-    /// What was done so far, and where the time went.
+    /// Returns the counters so far, and the times by part.
     pub fn tally(&self) -> (&Tally, &Clock) {
         (&self.tally, &self.clock)
     }
 
-    /// Takes a request; its number is the count of requests before it.
+    /// Accepts a request and returns its number, the count of earlier requests.
     ///
     /// # Errors
-    /// It can never be served, as [`Limits::check`] says.
+    /// It can never be served, as [`Limits::check`] reports.
     pub fn submit(&mut self, request: Request) -> Result<usize> {
         self.submit_since(request, Instant::now())
     }
 
-    /// As [`Server::submit`], for a request that came at `since`.
+    /// [`Server::submit`] for a request that arrived at `since`.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Server::submit`].
     pub fn submit_since(&mut self, request: Request, since: Instant) -> Result<usize> {
         let number = self.submitted;
         let request = self
@@ -283,7 +285,7 @@ impl<R: Runner> Server<R> {
             .map_err(|what| Error::request(format!("request {number}: {what}")))?;
         self.submitted += 1;
         self.tally.prompt_tokens += request.prompt.len() as u64;
-        // Groups of hosts and requests without one do not meet.
+        // Groups from hosts and requests without a group never collide.
         let group = request.group.map_or((number as u64) << 1, |group| group << 1 | 1);
         let prompt_tokens = prompt_tokens(&request);
         let asked = self.asked.insert(Asked { request, prompt_tokens, group, open: 1 });
@@ -292,7 +294,7 @@ impl<R: Runner> Server<R> {
         Ok(number)
     }
 
-    /// The request, if the runner can ever change its logits as it wants them.
+    /// Returns the request if the runner supports its edits of logits.
     fn check_edits(&self, request: Request) -> std::result::Result<Request, String> {
         let (vocab, room) = (self.runner.config().vocab, self.runner.edits_max());
         if request.sampling.min_p > 0.0 && room == 0 {
@@ -333,10 +335,10 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Serves one step; false where no stream was left. Requests may be submitted between any two steps.
+    /// Serves one step; returns false if no stream is left. Requests may be submitted between any two steps.
     ///
     /// # Errors
-    /// Steps keep failing, or the engine refuses what should work.
+    /// Steps keep failing, or the engine rejects a valid call.
     pub fn step(&mut self, sink: &mut impl Sink) -> Result<bool> {
         let begun = match self.step_ended.take() {
             Some(ended) => ended,
@@ -351,7 +353,7 @@ impl<R: Runner> Server<R> {
             None => self.plan(None)?,
         };
         let Some(flight) = planned else { return self.check_idle().map(|()| false) };
-        // A stream that gives way does so between two steps.
+        // A stream yields only between two steps.
         let ahead = self.policy.overlap && !self.is_unfair();
         self.ahead = if ahead { self.plan(Some(&flight))? } else { None };
         self.clock.lap(Part::Engine);
@@ -369,7 +371,7 @@ impl<R: Runner> Server<R> {
         Ok(true)
     }
 
-    /// Aborts a step that failed, with the one planned after it, so that both are planned again.
+    /// Aborts a failed step together with the step planned after it, so both are planned again.
     fn retry(&mut self, flight: &Flight, error: Error) -> Result<()> {
         self.failures += 1;
         if self.failures == FAILURES_MAX {
@@ -377,7 +379,7 @@ impl<R: Runner> Server<R> {
             return Err(Error::run(what));
         }
         self.runner.settle(self.engine.backend_mut())?;
-        // Takes the step planned after it along.
+        // Also aborts the step planned after it.
         self.engine.abort(flight.step).map_err(refused)?;
         self.engine.complete(self.last_step).map_err(refused)?;
         self.withdraw(&flight.streams)?;
@@ -385,7 +387,7 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Nothing could be planned: fine only if nothing is left.
+    /// Handles a plan without rows, which is valid only if no stream is left.
     fn check_idle(&self) -> Result<()> {
         let Load { waiting, running } = self.load();
         let left = waiting + running;
@@ -399,7 +401,7 @@ impl<R: Runner> Server<R> {
     }
 }
 
-/// Tokens of a prompt in increasing order, each once, where they are penalised.
+/// Returns tokens of a prompt, sorted and without duplicates, if they are penalised.
 fn prompt_tokens(request: &Request) -> Vec<u32> {
     let mut tokens = Vec::new();
     if request.shaping.as_ref().is_some_and(|shaping| shaping.rules().repetition != 1.0) {
@@ -410,7 +412,7 @@ fn prompt_tokens(request: &Request) -> Vec<u32> {
     tokens
 }
 
-/// Passes over what is only a lack of room: it may work once others have ended.
+/// Ignores a shortage of pages, rows, steps or tokens: the call may succeed after other streams have ended.
 fn later(error: kvarena::Error) -> Result<()> {
     use kvarena::Error::{OutOfPages, OutOfSequences, OutOfSteps, OutOfTokens};
     match error {
@@ -421,7 +423,7 @@ fn later(error: kvarena::Error) -> Result<()> {
     }
 }
 
-/// The engine refused what the loop takes for legal.
+/// The error for a call that the engine rejects although the loop considers it valid.
 fn refused(error: kvarena::Error) -> Error {
     Error::run(format!("the engine refused: {error}"))
 }

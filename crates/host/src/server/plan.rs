@@ -1,4 +1,4 @@
-//! What the next step computes: admission, a plan, and preemption where pages run out.
+//! The next step: admission, a plan, and preemption when pages run out.
 
 use kvarena::{Draft, EngineError, Extend, Keep, Namespace, NamespaceNames, TokenId};
 
@@ -12,9 +12,9 @@ use crate::shaping::{Edits, History, PreparedShaping};
 use crate::stream::{Stream, StreamKey};
 
 impl<R: Runner> Server<R> {
-    /// Admits streams while there are rows and pages: preempted ones first, since they are older, then those of the group
-    /// with the fewest running streams. One whose prompt a running stream is just computing waits until that is done, and
-    /// lets those behind it go first.
+    /// Admits streams while rows and pages are available: preempted ones first, because they are older, then those of
+    /// the group with the fewest running streams. A stream whose prompt a running stream is computing waits for it, and
+    /// later streams may pass it.
     fn admit(&mut self) -> Result<()> {
         while self.running.len() < self.policy.concurrency as usize {
             let index = if let Some(&index) = self.preempted.front() {
@@ -43,19 +43,19 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Whether a stream waits for a leader that is still computing.
+    /// Returns whether a stream waits for a leader that is still computing.
     pub(super) fn follows(&self, index: StreamKey) -> bool {
         self.streams[index].leader.is_some_and(|leader| self.engine.is_leading(&leader))
     }
 
-    /// Admits a stream that has no sequence; false if there is no room, or it has a leader now.
+    /// Admits a stream without a sequence; returns false if pages or rows are short, or if it now has a leader.
     fn admit_new(&mut self, index: StreamKey) -> Result<bool> {
         let namespace = self.namespace(index);
         let stream = &mut self.streams[index];
         let request = &self.asked[stream.asked].request;
         let said = TokenId::from_raw(&stream.tokens);
         let known = [&request.prompt[..], said].concat();
-        // One of before leads no more.
+        // The previous leader no longer leads.
         stream.leader = None;
         let finds_leader = self.policy.wait_for_leaders && !request.scores_prompt;
         let names = names_of(request, namespace);
@@ -76,7 +76,7 @@ impl<R: Runner> Server<R> {
             Err(error) => Err(error),
         };
         if is_named {
-            // From here on the sequence keeps the name, and cached pages do, so that salts do not pile up.
+            // From here on the sequence and cached pages keep the name alive, so unused salts do not accumulate.
             self.engine.forget_namespace(namespace).map_err(refused)?;
         }
         let seq = match admitted {
@@ -90,15 +90,15 @@ impl<R: Runner> Server<R> {
         if !stream.admitted {
             stream.admitted = true;
             stream.cached_tokens = self.engine.cached_len(seq).map_err(refused)?;
-            // Later samples share what the first one has computed, which no prompt's cached tokens are.
+            // Later samples share the computed pages of the first one, which do not count as cached prompt tokens.
             let first = if stream.sample == 0 { stream.cached_tokens } else { 0 };
             self.tally.cached_tokens += u64::from(first);
         }
         Ok(true)
     }
 
-    /// Plans a step and launches it. `before`: the step still in flight; then nobody is preempted for this one. Drafts
-    /// are given up before anybody is preempted.
+    /// Plans a step and launches it. `before`: the step still in flight; then no stream is preempted for this one.
+    /// Drafts are dropped before a stream is preempted.
     pub(super) fn plan(&mut self, before: Option<&Flight>) -> Result<Option<Flight>> {
         let ahead = before.is_some();
         if !ahead {
@@ -145,7 +145,7 @@ impl<R: Runner> Server<R> {
         }
     }
 
-    /// Says what a planned step's tokens are, and which it chooses.
+    /// Sets a planned step's input tokens and its draws.
     fn describe(&self, flight: &mut Flight, before: Option<&Flight>) -> Result<()> {
         let Flight { work, streams, says, scores, changes, .. } = flight;
         let plan = work.plan.plan();
@@ -185,11 +185,11 @@ impl<R: Runner> Server<R> {
                     }));
                 }
             }
-            // One with more to compute says nothing yet.
+            // A stream with more prompt to compute has no new token yet.
             if row.kv_len < self.engine.token_count(seq).map_err(refused)? {
                 continue;
             }
-            // With drafts each token says what follows it there; else the last one does.
+            // With drafts each token has a draw; otherwise only the last one has.
             let first = if stream.drafts().is_some() { row.qo_start as usize } else { last };
             let number = |row: usize| plan.positions[row] + 1 - request.prompt.len() as u32;
             let forked = sample == 0 && number(first) == 0;
@@ -217,7 +217,8 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Chooses what each running stream computes next, oldest first; but streams take turns with a step's room for edits.
+    /// Chooses the tokens of each running stream for the next step, oldest first. Streams take turns for a step's room
+    /// for edits.
     fn select(&mut self, ahead: bool, flight: &mut Flight) -> Result<()> {
         let mut budget = self.policy.chunk;
         let mut edits = self.runner.edits_max();
@@ -236,7 +237,7 @@ impl<R: Runner> Server<R> {
             if len == 0 {
                 continue;
             }
-            // A step that does not reach the last token draws nothing.
+            // A stream that does not reach its last token in this step has no draw.
             let needed = if planned + len < known { 0 } else { self.edits_of(stream) };
             match edits.checked_sub(needed) {
                 Some(left) => edits = left,
@@ -255,7 +256,7 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Tokens of a stream that the next step can compute, with a chunk of at most `budget` tokens of its prompt.
+    /// Returns the tokens of a stream for the next step, with at most `budget` tokens of its prompt.
     fn next_len(
         &self,
         stream: &Stream,
@@ -265,8 +266,8 @@ impl<R: Runner> Server<R> {
     ) -> u32 {
         let request = self.request(stream);
         match known.saturating_sub(planned) {
-            // The step in flight will say a token; the one after it is worth planning unless that is the last, or its
-            // edits depend on that token.
+            // The step in flight will choose a token. The step after it is worth planning unless that token is the
+            // last, or its edits depend on that token.
             0 => {
                 let max_new = request.max_new_tokens.unwrap_or(0) as usize;
                 let shaping = request.shaping.as_ref();
@@ -279,7 +280,7 @@ impl<R: Runner> Server<R> {
         }
     }
 
-    /// Most edits of a stream's next draw.
+    /// Returns the most edits of a stream's next draw.
     fn edits_of(&self, stream: &Stream) -> usize {
         let Asked { request, prompt_tokens, .. } = &self.asked[stream.asked];
         let known = prompt_tokens.len() + stream.counts.distinct();
@@ -299,13 +300,13 @@ impl<R: Runner> Server<R> {
     }
 }
 
-/// Whether the `left` tokens that no step has computed are the one that a stream has said last.
+/// Returns whether the `left` uncomputed tokens are just the stream's last new one.
 fn is_last_token(stream: &Stream, left: u32) -> bool {
     left == 1 && !stream.tokens.is_empty()
 }
 
-/// The names of a request's namespace, unless it is the default one. No client can name the adapter of a namespace whose
-/// prompt is scored, so routers find no request for its pages.
+/// Returns the names of a request's namespace; `None` for the default one. No client can name the adapter of a
+/// namespace with a scored prompt, so routers match no request with its pages.
 fn names_of(request: &Request, namespace: Namespace) -> Option<NamespaceNames> {
     if request.scores_prompt {
         let lora = Some(format!("scored prompt {:x}", namespace.raw()));

@@ -1,4 +1,4 @@
-//! Executing a planned step, and what becomes of the streams then.
+//! Collects a launched step and updates its streams.
 
 use kvarena::{EngineError, TokenId};
 
@@ -17,7 +17,7 @@ impl<R: Runner> Server<R> {
         self.runner.collect(backend, &flight.work, fail, &mut self.tokens, clock)
     }
 
-    /// Takes over what a step computed.
+    /// Applies the results of a step.
     pub(super) fn accept(
         &mut self,
         flight: Flight,
@@ -40,7 +40,7 @@ impl<R: Runner> Server<R> {
             stream.scored = stream.scored.max(score.position + score.count);
         }
         for (i, say) in flight.says.iter().enumerate() {
-            // One that ended after this step was planned says no more.
+            // A stream that ended after this step was planned takes no further token.
             let Some(stream) = self.streams.get(say.stream) else { continue };
             let index = match say.sample == stream.sample {
                 true => say.stream,
@@ -52,7 +52,7 @@ impl<R: Runner> Server<R> {
                 self.say(index, (draw, is_last), sink)?;
             }
         }
-        // A fork's step comes after one planned ahead, and is completed with the step after that.
+        // A fork is a step after the one planned ahead, and completes with the step after that.
         let done = if ahead { flight.step } else { self.last_step };
         self.engine.complete(done).map_err(refused)?;
         self.spare.push(flight);
@@ -60,7 +60,8 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Makes another sample of a stream whose prompt is computed, sharing its pages; without room for it now, it waits.
+    /// Creates another sample of a stream whose prompt is computed, sharing its pages. If pages are short, the sample
+    /// waits.
     fn fork(&mut self, parent: StreamKey, sample: u32) -> Result<StreamKey> {
         let Stream { request, asked, submitted, seq, .. } = self.streams[parent];
         let mut stream = Stream::new((asked, request), sample, submitted);
@@ -92,8 +93,8 @@ impl<R: Runner> Server<R> {
         Ok(key)
     }
 
-    /// A stream says the token of a draw. The last one of a step is new to the engine: the stream ends or goes on with
-    /// it.
+    /// Adds the token of a draw to a stream. The last token of a step is new to the engine: the stream ends or
+    /// continues with it.
     fn say(
         &mut self,
         index: StreamKey,
@@ -128,7 +129,7 @@ impl<R: Runner> Server<R> {
         self.end(index, finish, sink)
     }
 
-    /// Ends the streams whose clients have gone away or read enough.
+    /// Ends the streams whose clients have gone away or have read enough.
     pub(super) fn cancel(&mut self, sink: &mut impl Sink) -> Result<()> {
         let live =
             [&self.running[..], self.preempted.make_contiguous(), self.waiting.make_contiguous()];
@@ -137,7 +138,7 @@ impl<R: Runner> Server<R> {
             let request = self.request(stream);
             let gone = request.cancel_after.is_some_and(|n| stream.tokens.len() as u32 >= n);
             let finish = match request.max_new_tokens == Some(0) {
-                // Nothing is asked for: it ends before it takes part in a step.
+                // No token is requested, so the stream ends before it takes part in a step.
                 true => Some(Finish::Length),
                 false if gone => Some(Finish::Cancelled),
                 false => sink.ends(stream),
@@ -150,7 +151,7 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Ends a stream; its pages go back, its computed prefix stays.
+    /// Ends a stream: its pages are released, and its computed prefix stays cached.
     fn end(&mut self, index: StreamKey, finish: Finish, sink: &mut impl Sink) -> Result<()> {
         let mut stream = self.streams.remove(index).expect("a stream ends once");
         stream.finish = Some(finish);

@@ -1,5 +1,5 @@
-//! Whose turn it is: groups of requests share the running streams evenly, so that one with many choices keeps no other
-//! waiting.
+//! Fair turns: groups of requests share the running streams evenly, so that a group with many choices does not block
+//! others.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::runner::Runner;
 use crate::stream::StreamKey;
 
-/// Namespaces from here on are of requests whose prompts are computed whole.
+/// Namespaces from here on belong to requests whose prompts are computed without the cache.
 const SCORED: u64 = 1 << 63;
 
 impl<R: Runner> Server<R> {
@@ -27,8 +27,8 @@ impl<R: Runner> Server<R> {
         self.asked[self.streams[key].asked].group
     }
 
-    /// The stream to admit next, and its place among those that wait: the first one of the group with the fewest running
-    /// streams. None where all follow a leader. O(waiting + running).
+    /// Returns the stream to admit next, and its index among the waiting ones: the first one of the group with the
+    /// fewest running streams. `None` if all follow a leader. O(waiting + running).
     pub(super) fn next_waiting(&self) -> Option<(usize, StreamKey)> {
         if self.waiting.is_empty() {
             return None;
@@ -40,13 +40,13 @@ impl<R: Runner> Server<R> {
             .min_by_key(|&(entry, key)| (shares.get(&self.group(key)).copied().unwrap_or(0), entry))
     }
 
-    /// Whether all rows are taken and the stream to admit next is of a group that has at least two running streams fewer
-    /// than another one.
+    /// Returns whether all rows are taken and the next stream's group has at least two running streams fewer than
+    /// another group.
     pub(super) fn is_unfair(&self) -> bool {
         self.gives_way().is_some()
     }
 
-    /// The youngest stream of the group with the most running streams, if it is to give way.
+    /// Returns the youngest stream of the group with the most running streams, if it must yield.
     fn gives_way(&self) -> Option<StreamKey> {
         let is_full = self.running.len() >= self.policy.concurrency as usize;
         if !is_full || !self.preempted.is_empty() {
@@ -60,8 +60,8 @@ impl<R: Runner> Server<R> {
         if most >= fewest + 2 { youngest() } else { None }
     }
 
-    /// Lets streams of crowded groups wait again, as long as that is unfair; what they have computed stays cached. Called
-    /// where no step is in flight.
+    /// Returns streams of the largest groups to the queue while turns are unfair; their computed prefixes stay cached.
+    /// Call this while no step is in flight.
     pub(super) fn give_way(&mut self) -> Result<()> {
         if let Some(key) = self.gives_way() {
             let stream = &mut self.streams[key];
@@ -75,7 +75,7 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// The namespace of a stream's prefix: one of its own where all of the prompt is to be computed.
+    /// Returns the namespace of a stream's prefix: one of its own if the whole prompt must be computed.
     pub(super) fn namespace(&self, key: StreamKey) -> Namespace {
         let stream = &self.streams[key];
         let request = self.request(stream);

@@ -1,4 +1,4 @@
-//! Which words change where streams do not read all.
+//! Counts the tokens that change if streams do not read all positions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use crate::server::Sink;
 use crate::stream::{Finish, Stream};
 
-/// Keeps what streams say, by request and sample.
+/// Records the tokens of streams, by request and sample.
 pub struct Said<'a> {
     tokens: BTreeMap<(usize, u32), Vec<u32>>,
     interrupt: &'a AtomicBool,
 }
 
 impl<'a> Said<'a> {
-    /// Nothing is said yet; once `interrupt` is set, all streams are cancelled.
+    /// Starts an empty record; once `interrupt` is set, all streams are cancelled.
     pub fn new(interrupt: &'a AtomicBool) -> Self {
         Self { tokens: BTreeMap::new(), interrupt }
     }
@@ -32,21 +32,21 @@ impl Sink for Said<'_> {
     }
 }
 
-/// What differs from what was said before.
+/// The difference from the recorded tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Count {
-    /// Tokens that were said before.
+    /// Recorded tokens.
     pub tokens: usize,
-    /// Those of them in whose place is another one, or none.
+    /// Those of them that changed or are missing.
     pub changed_tokens: usize,
-    /// Texts that were said before.
+    /// Recorded texts.
     pub texts: usize,
-    /// Those of them that are other ones.
+    /// Those of them that changed.
     pub changed_texts: usize,
 }
 
 impl Count {
-    /// As JSON; nothing where nothing was said before.
+    /// Returns JSON; `None` if nothing was recorded.
     pub fn json(&self) -> Value {
         let Self { tokens, changed_tokens, texts, changed_texts } = *self;
         if texts == 0 {
@@ -72,7 +72,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// Passes on what streams say, and counts what differs from what was said before.
+/// Forwards the events of streams, and counts the changed tokens.
 pub struct Change<'a, S> {
     sink: &'a mut S,
     before: &'a Said<'a>,
@@ -80,12 +80,12 @@ pub struct Change<'a, S> {
 }
 
 impl<'a, S: Sink> Change<'a, S> {
-    /// Nothing is said yet.
+    /// Starts with no tokens.
     pub fn new(sink: &'a mut S, before: &'a Said<'a>) -> Self {
         Self { sink, before, count: Count::default() }
     }
 
-    /// What was counted.
+    /// Returns the counts.
     pub fn count(&self) -> Count {
         self.count
     }

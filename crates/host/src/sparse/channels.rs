@@ -1,8 +1,8 @@
-//! Which channels of K are labels: found offline, as Double Sparsity does (Yang et al. 2024, arXiv:2408.07092).
+//! The channels of K that are labels, chosen offline as Double Sparsity does (Yang et al. 2024, arXiv:2408.07092).
 //!
-//! A channel's worth is the mean, over all queries and keys that were seen, of the absolute value of what it adds to a
-//! score: `|q * k|`, where q is the sum of the kv head's queries, as [`select`](kvarena::SparseBackend::select) takes
-//! it. Of a product of two numbers that is the product of their means.
+//! A channel's importance is the mean absolute value of its contribution to a score, `|q * k|`, over all measured
+//! queries and keys. Here q is the sum of the kv head's queries, as in [`select`](kvarena::SparseBackend::select). The
+//! mean of all products is the product of the means of `|q|` and `|k|`.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::calibrate::{Table, write_table};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 
-/// Sums of what was seen of each channel.
+/// Sums of the measurement, by channel.
 #[derive(Debug)]
 pub struct Measured {
     layers: usize,
@@ -25,18 +25,18 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Nothing is seen yet of a model.
+    /// Starts an empty measurement for a model.
     pub fn new(config: &ModelConfig) -> Self {
         Self::of(config.layers, config.kv_heads, config.head_dim)
     }
 
-    /// Nothing is seen yet of so many layers, heads and channels.
+    /// Starts an empty measurement for this many layers, heads and channels.
     pub fn of(layers: usize, kv_heads: usize, head_dim: usize) -> Self {
         let zeros = vec![0.0; layers * kv_heads * head_dim];
         Self { layers, kv_heads, head_dim, q: zeros.clone(), k: zeros }
     }
 
-    /// Looks at q, `[tokens, q_heads, head_dim]`, and k, `[tokens, kv_heads, head_dim]`, of a layer.
+    /// Measures q, `[tokens, q_heads, head_dim]`, and k, `[tokens, kv_heads, head_dim]`, of a layer.
     pub fn look(&mut self, layer: usize, q: &[f32], k: &[f32]) {
         let width = self.kv_heads * self.head_dim;
         let (q_sums, k_sums) = (&mut self.q[layer * width..], &mut self.k[layer * width..]);
@@ -52,7 +52,7 @@ impl Measured {
         }
     }
 
-    /// Of each head the `count` channels worth most; of equals the lower ones.
+    /// Returns the `count` most important channels of each head; of equals the lower ones.
     ///
     /// # Errors
     /// Numbers that are not finite.
@@ -89,10 +89,10 @@ pub fn write(path: &Path, labels: &LabelChannels) -> Result<()> {
     write_table(path, &table)
 }
 
-/// Reads channels that [`write`] has written.
+/// Reads channels from a file of [`write()`].
 ///
 /// # Errors
-/// The file cannot be read, or holds no channels.
+/// The file cannot be read or contains no channels.
 pub fn read(path: &Path) -> Result<LabelChannels> {
     let table = Table::read(path)?;
     let values = table.values(|value| u32::try_from(value.as_u64()?).ok())?;
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn channels_of_great_products_are_chosen() {
         let mut measured = Measured::of(1, 2, 4);
-        // Two query heads of each kv head: those of the first cancel out in channel 0.
+        // Two query heads for each kv head: in channel 0 those of the first kv head cancel out.
         let q = [9.0, 1.0, 1.0, 0.0, -9.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
         let k = [9.0, 2.0, -3.0, 9.0, 1.0, -1.0, 1.0, 1.0];
         measured.look(0, &q, &k);

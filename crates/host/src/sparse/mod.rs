@@ -1,4 +1,4 @@
-//! Sparse reads: streams that generate attend to the positions that labels find, and to no others.
+//! Sparse reads: generating streams attend only to the positions that labels find.
 //!
 //! ```text
 //! channels   which channels of K are labels: measured on a pass that reads all, kept in a file
@@ -20,15 +20,15 @@ use kvarena::{EngineConfig, PoolConfig, TableShape};
 
 use crate::error::{Error, Result};
 
-/// Channels of a head where the command line does not say.
+/// Channels of a head if the command line gives no number.
 const CHANNELS: u32 = 16;
 
-/// `K[,CHANNELS]`: positions that a stream reads, and labels to find them by.
+/// `K[,CHANNELS]`: the number of positions that a stream reads, and of label channels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sparse {
     /// Positions for each kv head, at least 1.
     pub top: u32,
-    /// Channels of a head, if that was said; at least 1.
+    /// Channels of a head, at least 1, if given.
     pub channels: Option<u32>,
 }
 
@@ -49,10 +49,10 @@ impl FromStr for Sparse {
 }
 
 impl Sparse {
-    /// Channels of a head: those that were said, else of a file's `given`, else as many as usual.
+    /// Returns the channels of a head: those of the option, else those of a file (`given`), else the default.
     ///
     /// # Errors
-    /// A file of another number than was said.
+    /// The file has another number of channels than the option.
     pub fn channels(&self, given: Option<u32>) -> Result<u32> {
         match (self.channels, given) {
             (Some(said), Some(given)) if said != given => {

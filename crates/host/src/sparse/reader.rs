@@ -5,7 +5,7 @@ use kvarena::{Attend, BatchPlan, Cpu, LayerId, Queries, Select, Selection, Spars
 
 use super::recall::Recall;
 
-/// Selects, and attends to what was selected.
+/// Selects positions and attends to them.
 pub struct Reader {
     top: u32,
     /// `[rows, kv_heads, top]`
@@ -14,20 +14,20 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// A reader of `top` positions; with `recall`, it looks at what they miss.
+    /// Returns a reader of `top` positions; with `recall`, it also measures their share of attention's weight.
     pub fn new(top: u32, recall: Option<Recall>) -> Self {
         Self { top, positions: Vec::new(), recall }
     }
 
-    /// What the positions hold, where that was to be looked at.
+    /// Returns the measured recall, if requested.
     pub fn recall(&self) -> Option<&Recall> {
         self.recall.as_ref()
     }
 
-    /// Attention of a layer: rows of one new token read what is selected for them, others all that they see.
+    /// Computes a layer's attention: rows of one new token read their selection, others read all visible tokens.
     ///
     /// # Errors
-    /// The backend's.
+    /// The backend's error.
     pub fn attend(
         &mut self,
         backend: &mut Cpu,

@@ -1,7 +1,7 @@
-//! How much of attention's weight chosen positions hold, beside the best ones of the same number.
+//! Measures the share of attention's weight on chosen positions, compared with the best positions of the same number.
 //!
-//! A position's weight is the sum of what the query heads of a kv head give it, in float64 over the K that is stored;
-//! sinks are left out. Recall is the weight that a list holds divided by the greatest that so many positions can.
+//! A position's weight is the sum of its weights from the query heads of a kv head, in float64 over the stored K,
+//! without sinks. Recall is the weight of a list divided by the greatest weight of any list of the same length.
 
 use std::fmt;
 
@@ -9,30 +9,30 @@ use kvarena::backend::CpuError;
 use kvarena::{Attend, BatchPlan, BatchRow, Cpu, LayerId, NO_POSITION, PlaneName, TableShape};
 use serde_json::{Value, json};
 
-/// What was seen of lists of fewer positions than their rows could see.
+/// Measurements of lists with fewer positions than their rows could see.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Recall {
     table: TableShape,
-    /// Lists seen.
+    /// Measured lists.
     pub lists: u64,
-    /// Sums over the lists: of recall, of the share of all weight that they hold, and of that of the best positions.
+    /// Sums over the lists: of recall, of the lists' share of all weight, and of the best positions' share.
     sums: [f64; 3],
-    /// The least recall of a list.
+    /// The minimum recall of a list.
     pub least: f64,
 }
 
 impl Recall {
-    /// Nothing is seen yet; `table` is the engine's.
+    /// Starts an empty measurement; `table` is the engine's.
     pub fn new(table: TableShape) -> Self {
         Self { table, lists: 0, sums: [0.0; 3], least: 1.0 }
     }
 
-    /// Means over the lists: recall, the share of all weight that they hold, and that of the best positions.
+    /// Returns means over the lists: recall, the lists' share of all weight, and the best positions' share.
     pub fn means(&self) -> [f64; 3] {
         self.sums.map(|sum| sum / self.lists as f64)
     }
 
-    /// As JSON; nothing where no list was seen.
+    /// Returns JSON; `None` if no list was measured.
     pub fn json(&self) -> Value {
         if self.lists == 0 {
             return Value::Null;
@@ -41,7 +41,7 @@ impl Recall {
         json!({"lists": self.lists, "mean": mean, "least": self.least, "held": held, "best": best})
     }
 
-    /// Looks at lists `[rows, kv_heads, top]` for q, `[tokens, q_heads, head_dim]`. O(context) for each list.
+    /// Measures lists `[rows, kv_heads, top]` for q, `[tokens, q_heads, head_dim]`. O(context) for each list.
     ///
     /// # Errors
     /// A layer or a slot that does not exist.
@@ -75,7 +75,7 @@ impl Recall {
         Ok(())
     }
 
-    /// K of the row's positions from `first` on.
+    /// Returns K of the row's positions from `first` on.
     fn keys(
         &self,
         backend: &Cpu,
@@ -106,7 +106,7 @@ impl Recall {
     }
 }
 
-/// Of each key the sum of its weights under the queries, of which each gives 1 in all.
+/// Returns for each key the sum of its weights under the queries; the weights of each query sum to 1.
 fn weights(queries: &[f32], keys: &[&[f32]], scale: f32) -> Vec<f64> {
     let mut weights = vec![0.0; keys.len()];
     for query in queries.chunks_exact(keys[0].len()) {

@@ -1,4 +1,4 @@
-//! What a stream says that reads sparsely, its tokens being given: for checking.
+//! Logits of a stream with sparse reads and given tokens, for checks.
 
 use kvarena::{
     Capacity, CpuOptions, Engine, EngineConfig, EngineError, Extend, KvDtype, LabelChannels,
@@ -14,11 +14,11 @@ use crate::runner::{Draw, Runner, Work};
 use crate::sample::Sampling;
 use crate::shaping::Edits;
 
-/// The logits after each token of a stream from number `from` on, `[len - from, vocab]`, on the CPU over a pool of
-/// bf16: one step reads all, up to that token, and each token after it reads `top` positions.
+/// Returns the logits after each token of a stream from number `from` on, `[len - from, vocab]`, on the CPU over a pool
+/// of bf16. One step reads all up to that token, and each later token reads `top` positions.
 ///
 /// # Errors
-/// Channels that are not the model's, or no such stream.
+/// Channels of another model, or an invalid stream.
 pub fn logits(
     model: &Model,
     stream: &[u32],

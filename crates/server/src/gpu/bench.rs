@@ -1,10 +1,10 @@
-//! How fast it is: the rows of `generate --bench`.
+//! Speed measurements: the rows of `generate --bench`.
 //!
-//! The work is that of a published engine's benchmark, so that numbers compare: prompts of random tokens below 10,000,
-//! stop tokens ignored; offline at temperature 0.6, prefill greedy, decode greedy unless told otherwise. A decode row's `ms`
-//! is as that engine measures, the median of 128 steps after prompts of 1,024 (`--context`); `ms_at_context` that of the
-//! first nine. With `--sparse` a row says what streams read.
-//! Times of a step's parts are null over several ranks: one rank's parts would wait for the others' sums for ever.
+//! The workload is that of a published engine's benchmark, so the numbers are comparable: prompts of random tokens
+//! below 10,000, stop tokens ignored; offline at temperature 0.6, prefill greedy, decode greedy by default. A decode
+//! row's `ms` is that engine's measure, the median of 128 steps after prompts of 1,024 (`--context`). `ms_at_context`
+//! is the median of the first nine. With `--sparse` a row contains the number of positions that streams read.
+//! Times of a step's parts are null over several ranks: one rank's parts would wait forever for the others' sums.
 
 mod sums;
 
@@ -27,8 +27,8 @@ use kvarena_host::server::{Server, Sink};
 /// Prompt and output tokens of the offline requests, in order.
 const OFFLINE: &str = include_str!("offline.json");
 const DECODE_STEPS: u32 = 128;
-/// Enough steps for the streams of the largest batch to meet, as each begins when its prompt is computed: if that takes
-/// no more than half as many steps, else so many more.
+/// Steps of the first pass, enough for all streams of the largest batch to run at once: each begins when its prompt is
+/// computed. If the prompts take more than half of these steps, the excess is added.
 const FIRST_STEPS: u32 = 64;
 const PREFILL_PROMPTS: usize = 64;
 
@@ -38,9 +38,9 @@ impl Sink for Nobody {}
 /// Random prompts.
 struct Prompts {
     state: u64,
-    /// Tokens that they are of.
+    /// The range of their tokens.
     vocab: u64,
-    /// How many they have in common, at their begin.
+    /// The length of their common prefix.
     common: usize,
 }
 
@@ -57,10 +57,10 @@ impl Prompts {
     }
 }
 
-/// Measures a part, a row a line.
+/// Measures a part and prints one row in each line.
 ///
 /// # Errors
-/// No GPU that serves, or a failed run.
+/// No usable GPU, or a failed run.
 pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
     let shape = args.random_model.unwrap_or(Shape::Qwen3_0_6B);
     let batches: Vec<usize> = args.batch.iter().map(|&n| n as usize).collect();
@@ -116,7 +116,7 @@ fn rows(
     }
 }
 
-/// A row as a line, with what it is of.
+/// Prints a row as a line, with its parameters.
 fn print(
     args: &Args,
     shape: Shape,
@@ -160,7 +160,7 @@ fn warm(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, temperature: f32
     Ok(())
 }
 
-/// The parts of time that the host spends, in microseconds since the run began.
+/// Returns the host's times by part, in microseconds since the run began.
 fn host_us(server: &Server<impl OnGpu>) -> [f64; 3] {
     let (_, clock) = server.tally();
     [Part::Engine, Part::Launch, Part::Wait].map(|part| clock.spent(part).as_secs_f64() * 1e6)
@@ -172,7 +172,7 @@ fn decode(
     (batch, context, alone): (usize, usize, bool),
     temperature: f32,
 ) -> Result<Value> {
-    // Once to capture graphs and to measure the parts, once for the time of steps.
+    // Once to capture graphs and measure the parts, once to measure the steps.
     let requests = |prompts: &mut Prompts, steps| -> Vec<Request> {
         (0..batch).map(|_| prompts.request(context, steps, temperature)).collect()
     };

@@ -1,4 +1,4 @@
-//! Whether the GPU says the words that the CPU would: `generate --check`.
+//! Compares the tokens of the GPU with those of the CPU: `generate --check`.
 //!
 //! ```text
 //! settings     how requests are served, and drawn
@@ -6,15 +6,14 @@
 //! report       all that is looked at, with a line for each
 //! ```
 //!
-//! Rounding differs, so tokens may where two logits are close. Therefore each stream that the device said is put
-//! through the f32 reference: the reference's logit of each token that the device took must be within
-//! [`TOKEN_BOUND`] of the best one, and the RMS difference of all logits within [`LOGITS_BOUND`]; both in standard
-//! deviations of the logits. A fault put in on purpose must fail that.
+//! Rounding differs, so tokens may differ if two logits are close. Each stream from the device is therefore put through
+//! the f32 reference. There the logit of each token must be within [`TOKEN_BOUND`] of the best one, and the RMS
+//! difference of all logits within [`LOGITS_BOUND`]; both are in standard deviations of the logits. A deliberate fault
+//! must fail this check.
 //!
-//! Where streams read fewer positions than they have, the reference does so too, by lists of its own. Rounding may put
-//! a position of nearly the same score in another's place, whose value is quite another one in models of random
-//! weights: so the bounds are wider there ([`FEW_TOKEN_BOUND`], [`FEW_LOGITS_BOUND`]). That the lists are the right
-//! ones for given q and K is what the core's tests compare, bit by bit.
+//! If streams read a subset of positions, the reference selects its own subset. Rounding may exchange two positions of
+//! nearly equal scores, and their values differ greatly in models of random weights. The bounds are therefore wider
+//! ([`FEW_TOKEN_BOUND`], [`FEW_LOGITS_BOUND`]). The core's tests compare the lists for given q and K, bit by bit.
 
 mod report;
 mod settings;
@@ -52,19 +51,19 @@ use kvarena_host::stream::Stream;
 pub use report::{run, run_ranks};
 pub use settings::{Setting, WAYS, Way, samplings, settings};
 
-/// How far below the best logit that of a token may be.
+/// Maximum distance of a token's logit from the best one.
 pub const TOKEN_BOUND: f64 = 0.1;
-/// The RMS difference that logits may have.
+/// Maximum RMS difference of logits.
 pub const LOGITS_BOUND: f64 = 0.03;
-/// The same where streams read fewer positions than they have; 4 to 5 by the wrong channels.
+/// The same if streams read a subset of positions; with wrong channels 4 to 5.
 pub const FEW_TOKEN_BOUND: f64 = 2.0;
-/// The same; 0.75 to 0.83 by the wrong channels, 0.07 to 0.11 by the right ones.
+/// The same; with wrong channels 0.75 to 0.83, with the right ones 0.07 to 0.11.
 pub const FEW_LOGITS_BOUND: f64 = 0.25;
 const NEW_TOKENS: u32 = 20;
-/// Channels of a head that are labels, where streams read sparsely.
+/// Label channels of a head, if streams read sparsely.
 const CHANNELS: u32 = 16;
 
-/// A model on both sides, and prompts for it.
+/// A model on both sides, with prompts.
 pub struct Case {
     /// Its name, for messages.
     pub name: &'static str,
@@ -72,35 +71,35 @@ pub struct Case {
     model: Model,
     weights: Rc<Weights>,
     source: Source,
-    /// GPUs that it is spread over.
+    /// Number of GPUs.
     pub ranks: usize,
-    /// What their sums go through.
+    /// Transport of sums.
     pub sums: Option<Transport>,
     prompts: Vec<Vec<u32>>,
-    /// What it says to each, where drafts are to come true.
+    /// Its tokens for each prompt, from which accepted drafts are made.
     foretold: Vec<Vec<u32>>,
-    /// Channels for labels, as the CPU measures them, and just any.
+    /// Channels for labels, as the CPU measures them, and wrong ones.
     labels: LabelChannels,
     wrong_labels: LabelChannels,
-    /// The reference's logits of streams seen before, by how many positions they read.
+    /// The reference's logits of earlier streams, by the number of positions that they read.
     reference: HashMap<(Vec<u32>, Option<u32>), Vec<f32>>,
 }
 
-/// How far a run is from the reference, in standard deviations of the logits.
+/// The distance of a run from the reference, in standard deviations of the logits.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Distance {
     /// The worst token.
     pub token: f64,
     /// All logits.
     pub logits: f64,
-    /// Tokens that were said.
+    /// Generated tokens.
     pub tokens: usize,
-    /// Whether streams read fewer positions than they have.
+    /// Whether streams read a subset of positions.
     pub few: bool,
 }
 
 impl Distance {
-    /// Whether it is within the bounds.
+    /// Returns whether it is within the bounds.
     pub fn is_close(&self) -> bool {
         let [token, logits] = match self.few {
             true => [FEW_TOKEN_BOUND, FEW_LOGITS_BOUND],
@@ -110,7 +109,7 @@ impl Distance {
     }
 }
 
-/// What streams said, and from which logits.
+/// The tokens of streams, and the logits from which they were chosen.
 #[derive(Default)]
 struct Heard {
     tokens: BTreeMap<(usize, u32), Vec<u32>>,
@@ -131,7 +130,7 @@ impl Case {
     /// The golden Qwen3 model with its prompts.
     ///
     /// # Errors
-    /// The data is not there, or the GPU cannot serve.
+    /// The data is missing, or the GPU cannot serve.
     pub fn golden(device: &Rc<Device>) -> Result<Self> {
         let dir = tiny_model();
         let model = Model::read(&dir)?;
@@ -178,7 +177,7 @@ impl Case {
         })
     }
 
-    /// Serves the prompts in a setting.
+    /// Serves the prompts with a setting.
     fn serve(&self, setting: Setting, sampling: Sampling) -> Result<Heard> {
         if self.ranks == 1 {
             let (runner, engine, policy) = self.parts(setting)?;
@@ -207,7 +206,7 @@ impl Case {
         let mut heard = Heard::default();
         server.run(&mut heard)?;
         server.engine().verify().map_err(|broken| Error::run(format!("broken: {broken}")))?;
-        // Streams that give way to other requests are finished and admitted again, not preempted.
+        // Streams that yield to other requests are finished and admitted again, not preempted.
         let preempted = server.engine().stats().preemptions > 0;
         if preempted != (setting.way == Way::Preempting) {
             return Err(Error::run(format!("{setting:?}: preempted {preempted}")));
@@ -223,7 +222,7 @@ impl Case {
         Ok(heard)
     }
 
-    /// The prompts as requests.
+    /// Returns the prompts as requests.
     pub fn requests(&self, setting: Setting, sampling: Sampling) -> Vec<Request> {
         let samples = if setting.way == Way::Forked { 3 } else { 1 };
         let stop = setting.stop.into_iter().collect();
@@ -232,7 +231,7 @@ impl Case {
             self.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
         for ((request, prompt), said) in requests.iter_mut().zip(&self.prompts).zip(&self.foretold)
         {
-            // Twice, with other mistakes: where a tree branches.
+            // Twice, with different mistakes, so that trees branch.
             for wrong in [5, 7] {
                 let text = prompt.iter().chain(said).enumerate();
                 let mistaken = text.map(|(i, &token)| token ^ u32::from(i % wrong == wrong - 1));
@@ -245,7 +244,7 @@ impl Case {
         requests
     }
 
-    /// What a server in a setting is made of.
+    /// The parts of a server with a setting.
     ///
     /// # Errors
     /// The GPU cannot serve.
@@ -262,7 +261,7 @@ impl Case {
         Ok((runner, engine, policy))
     }
 
-    /// What streams that generate read in a setting, if not all.
+    /// Returns the positions that generating streams read in a setting, if not all.
     fn reading(&self, setting: Setting) -> Option<Reading> {
         let labels = match setting.fault {
             Fault::Labels => &self.wrong_labels,
@@ -271,7 +270,7 @@ impl Case {
         setting.sparse.map(|top| Reading { top, labels: labels.clone() })
     }
 
-    /// The sizes of a server in a setting, on each GPU.
+    /// Returns the sizes of a server with a setting, on each GPU.
     fn shape(&self, setting: Setting) -> Result<(EngineConfig, Policy, GpuOptions)> {
         let share = Share { rank: 0, ranks: self.ranks };
         let config = &share.of(&self.model.config)?;
@@ -280,15 +279,16 @@ impl Case {
         let policy = Policy {
             chunk: match (setting.way, setting.sparse) {
                 (Way::Chunked, _) => 7,
-                // Some generate while others' prompts are computed, in parts of more than a token.
+                // Some streams generate while others' prompts are computed, in parts of several tokens.
                 (_, Some(_)) => 100,
                 _ => 512,
             },
-            // Room for all: a sample that waits computes its first token beside what its pages lack of the prompt.
+            // Memory for all: a waiting sample computes its first token together with the part of the prompt that its
+            // pages lack.
             concurrency: if setting.sparse.is_some() { 24 } else { 16 },
             overlap: setting.overlap,
             fail_every: setting.fail_every,
-            // Draws are compared with and without overlap: steps of other rows differ in their last bits.
+            // Draws are compared with and without overlap, and steps of other rows differ in their last bits.
             wait_for_leaders: false,
             drafts: setting.drafts,
         };
@@ -324,7 +324,7 @@ impl Case {
         Ok((engine_config, policy, options))
     }
 
-    /// What greedy streams say in a setting, by request and sample.
+    /// Returns the greedy tokens of streams with a setting, by request and sample.
     ///
     /// # Errors
     /// The run failed.
@@ -332,7 +332,7 @@ impl Case {
         Ok(self.serve(setting, Sampling::default())?.tokens)
     }
 
-    /// How far a setting's words are from the reference.
+    /// Returns the distance of a setting's tokens from the reference.
     ///
     /// # Errors
     /// The run failed.
@@ -388,7 +388,7 @@ impl Case {
         Ok(distance)
     }
 
-    /// Serves the prompts where drafts are to come true, unless that was done.
+    /// Serves the prompts to learn the tokens for accepted drafts, unless that was done.
     fn foretell(&mut self, setting: Setting) -> Result<()> {
         if setting.drafts.is_some() && self.foretold.is_empty() {
             self.foretold = self.words(Setting::default())?.into_values().collect();
@@ -396,10 +396,10 @@ impl Case {
         Ok(())
     }
 
-    /// Whether draws are the same with and without overlap and graphs; the tokens that were said.
+    /// Checks that draws are the same with and without overlap and graphs; returns the number of tokens.
     ///
     /// # Errors
-    /// The run failed, or they are not.
+    /// The run failed, or draws differ.
     pub fn draws_agree(&mut self, sampling: Sampling) -> Result<usize> {
         let mut first: Option<BTreeMap<(usize, u32), Vec<u32>>> = None;
         for (graphs, overlap) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -414,12 +414,12 @@ impl Case {
             }
         }
         let said = first.unwrap_or_default();
-        // All alike would be greedy.
+        // Equal samples would be greedy.
         Ok(said.values().map(Vec::len).sum())
     }
 }
 
-/// The channels of 16 that are worth most while the CPU computes the prompts.
+/// Returns the 16 most important channels while the CPU computes the prompts.
 fn labels(model: &Model, prompts: &[Vec<u32>]) -> Result<LabelChannels> {
     let mut measured = Measured::new(&model.config);
     for prompt in prompts {

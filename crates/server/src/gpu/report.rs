@@ -1,4 +1,4 @@
-//! What the device did in a run, step by step.
+//! The work of the device in a run, step by step.
 
 use serde_json::{Value, json};
 
@@ -10,22 +10,22 @@ use kvarena_host::server::Server;
 /// A run's numbers.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Times {
-    /// Steps, and how many of them were of one token a stream.
+    /// Steps, and decode steps among them.
     pub steps: [usize; 2],
-    /// Share of the time between steps' ends in which the device had nothing to do.
+    /// Share of the time between steps' ends in which the device was idle.
     pub idle: f64,
     /// The same of decode steps alone.
     pub decode_idle: f64,
-    /// Microseconds a step in the engine's calls, and in asking for the step.
+    /// Microseconds a step in the engine's calls, and in launching the step.
     pub host_us: [f64; 2],
-    /// What sums over GPUs went through, where there are several.
+    /// The transport of sums over GPUs, if there are several.
     pub sums: Option<Transport>,
     /// Modules loaded after the start.
     pub late_modules: usize,
 }
 
 impl Times {
-    /// Of all that a server did.
+    /// Returns the report of a server's whole run.
     pub fn of(server: &Server<impl OnGpu>) -> Self {
         let times = server.runner().gpu().times();
         let steps = times.len().max(1) as f64;
@@ -42,7 +42,7 @@ impl Times {
         }
     }
 
-    /// A line for a person.
+    /// Returns a line for a person.
     pub fn text(&self) -> String {
         let [engine, launch] = self.host_us;
         let sums = match self.sums {
@@ -60,7 +60,7 @@ impl Times {
         )
     }
 
-    /// The same for a program.
+    /// Returns JSON for a program.
     pub fn json(&self) -> Value {
         let mut report = json!({
             "steps": self.steps[0],
@@ -78,7 +78,7 @@ impl Times {
     }
 }
 
-/// Idle time over all time of these steps.
+/// Returns idle time divided by all time of these steps.
 pub fn idle(times: &[StepTime]) -> f64 {
     let known = || times.iter().filter_map(|time| Some((time.idle_ms, time.period_ms?)));
     let idle: f64 = known().map(|(idle, _)| f64::from(idle)).sum();
@@ -86,7 +86,7 @@ pub fn idle(times: &[StepTime]) -> f64 {
     if whole > 0.0 { idle / whole } else { 0.0 }
 }
 
-/// The median period of decode steps of so many streams, in milliseconds.
+/// Returns the median period of decode steps of this many streams, in milliseconds.
 pub fn median_ms(times: &[StepTime], streams: usize) -> Option<f32> {
     let wanted = times.iter().filter(|time| time.decode && time.tokens == streams);
     let mut periods: Vec<f32> = wanted.filter_map(|time| time.period_ms).collect();

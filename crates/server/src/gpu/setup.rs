@@ -1,4 +1,4 @@
-//! From the command line to a server on one GPU or several.
+//! Converts the command line to a server on one GPU or several.
 
 use std::rc::Rc;
 
@@ -22,34 +22,34 @@ use kvarena_host::server::{Policy, Server};
 use kvarena_host::sparse::{Sparse, channels};
 use kvarena_host::text::Text;
 
-/// Of the memory that weights and activations leave, this part is for page tables, plans and graphs.
+/// The part of the memory left by weights and activations that is reserved for page tables, plans and graphs.
 const RESERVE: u64 = 16;
 
-/// The server that the command line asks for on one GPU, ready to serve.
+/// Returns the server of the command line on one GPU, ready to serve.
 ///
 /// # Errors
-/// No GPU, no cublasLt, a model that cannot be used or does not fit, a pool that cannot be made.
+/// No GPU, no cublasLt, a model that cannot be used or does not fit, or a pool that cannot be created.
 pub fn server(args: &Args) -> Result<(Server<GpuRunner>, Text)> {
     let loaded = Loaded::new(args)?;
     let runner = loaded.runner(args)?;
     Ok((loaded.server(args, runner, reading(args, &loaded.config)?)?, loaded.text))
 }
 
-/// A model, and what of the command line was checked before its weights are read.
+/// A model and the checked options, before the weights are read.
 pub struct Loaded {
     /// Its shape.
     pub config: ModelConfig,
     source: Source,
-    /// Its way with text.
+    /// Its tokenizer and chat template.
     pub text: Text,
     policy: Policy,
 }
 
 impl Loaded {
-    /// Reads all but the weights.
+    /// Reads everything but the weights.
     ///
     /// # Errors
-    /// A model that no GPU serves, or what cannot be served.
+    /// A model that no GPU supports, or requests that cannot be served.
     pub fn new(args: &Args) -> Result<Self> {
         let (config, source, text) = model(args)?;
         check_shape(&config)?;
@@ -58,7 +58,7 @@ impl Loaded {
         Ok(Self { config, source, text, policy })
     }
 
-    /// Takes a GPU into use, and gives it the weights.
+    /// Opens a GPU and loads the weights.
     ///
     /// # Errors
     /// No GPU, no cublasLt, or a model that does not fit.
@@ -68,10 +68,10 @@ impl Loaded {
         Ok(GpuRunner::new(device, self.config.clone(), weights, options(args))?)
     }
 
-    /// A server whose streams that generate read so, or all.
+    /// Creates a server whose generating streams read these positions, or all.
     ///
     /// # Errors
-    /// A pool that cannot be made.
+    /// The pool cannot be created.
     pub fn server(
         &self,
         args: &Args,
@@ -94,7 +94,7 @@ impl Loaded {
 /// The same on several GPUs.
 ///
 /// # Errors
-/// As [`server`]; fewer GPUs, no NCCL, or a model that cannot be spread so.
+/// As [`server`]; too few GPUs, no NCCL, or a model that cannot be spread over them.
 pub fn ranks_server(args: &Args) -> Result<(Server<RanksRunner>, Text)> {
     if setup::scales(args)?.is_some() {
         return Err(Error::request("scales from a file are for one GPU"));
@@ -114,8 +114,8 @@ pub fn ranks_server(args: &Args) -> Result<(Server<RanksRunner>, Text)> {
     Ok((Server::new(runner, engine, policy), text))
 }
 
-/// An engine for what is `free` of a GPU's memory, whose pool keeps so many channels, if any. Where the command line
-/// asks for sparse reads, an engine without channels has no more pages than one with them.
+/// Returns an engine's config for a GPU's `free` memory; its pool stores this many label channels. With sparse reads,
+/// an engine without channels has no more pages than one with channels.
 fn engine_config(
     args: &Args,
     model: &ModelConfig,
@@ -133,7 +133,7 @@ fn engine_config(
     }
 }
 
-/// Refuses sparse reads that no GPU serves, before one is taken into use.
+/// Rejects sparse reads that no GPU supports, before a GPU is opened.
 fn check_sparse(args: &Args, model: &ModelConfig) -> Result<()> {
     let Some(sparse) = args.sparse else { return Ok(()) };
     let refuse = |what| Err(Error::request(what));
@@ -151,7 +151,7 @@ fn check_sparse(args: &Args, model: &ModelConfig) -> Result<()> {
             return refuse("--sparse with --tp needs --labels");
         }
     }
-    // As large a pool as any: what it refuses, all do.
+    // The largest possible pool; an option that it rejects is never valid.
     let pages = (model.max_len as u32).div_ceil(args.page_size.max(1));
     let args = Args { pages: Some(args.pages.unwrap_or(pages)), ..args.clone() };
     let config = setup::engine_config(&args, model, 0)?;
@@ -159,13 +159,14 @@ fn check_sparse(args: &Args, model: &ModelConfig) -> Result<()> {
     reading(&args, model).map(|_| ())
 }
 
-/// Channels of a head that the command line asks for.
+/// Returns the channels of a head from the command line.
 fn channel_count(args: &Args, sparse: Sparse) -> Result<u32> {
     let given = args.labels.as_deref().map(channels::read).transpose()?;
     sparse.channels(given.map(|labels| labels.channels()))
 }
 
-/// What streams are to read, where the command line says by which channels; a bench without a file takes the first.
+/// Returns the positions that streams read, if the command line names a file of channels; a bench without a file uses
+/// the first channels.
 fn reading(args: &Args, model: &ModelConfig) -> Result<Option<Reading>> {
     let Some(sparse) = args.sparse else { return Ok(None) };
     let labels = match &args.labels {
@@ -176,7 +177,7 @@ fn reading(args: &Args, model: &ModelConfig) -> Result<Option<Reading>> {
     Reading { top: sparse.top, labels }.of_rank(model, Share::WHOLE).map(Some)
 }
 
-/// The model's shape, where its weights come from, and its way with text.
+/// The model's shape, the source of its weights, and its tokenizer.
 fn model(args: &Args) -> Result<(ModelConfig, Source, Text)> {
     check_dtype(KvDtype::from(args.kv_dtype))?;
     if let Some(shape) = args.random_model {

@@ -1,4 +1,4 @@
-//! What the engine has cached, published to routers on the wire of `crates/events`.
+//! Publishes the engine's cached pages to routers in the wire format of `crates/events`.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use tokio::runtime::Runtime;
 use super::options::HttpOptions;
 use kvarena_host::error::{Error, Result};
 
-/// How pages are hashed for routers.
+/// The method of page hashes for routers.
 pub const HASHING: Hashing = Hashing::Dynamo;
-/// Pages whose events wait for the end of a step at most; where more has happened all is published again.
+/// Most pages whose events may wait for the end of a step; with more, all pages are published again.
 pub const EVENT_PAGES_MAX: u32 = 1 << 16;
-/// How often an idle engine looks whether a router asks for everything.
+/// Interval at which an idle engine checks whether a router requests all pages.
 pub const PAUSE: Duration = Duration::from_millis(50);
 
 /// Publishes an engine's events.
@@ -25,10 +25,10 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// Binds the sockets that the command line names, if it names some.
+    /// Binds the sockets of the command line, if any.
     ///
     /// # Errors
-    /// An address that is none, or is taken.
+    /// An invalid address, or one in use.
     pub fn bind(options: &HttpOptions, page_size: u32, runtime: &Runtime) -> Result<Option<Self>> {
         let Some(endpoint) = &options.kv_events else { return Ok(None) };
         let mut config =
@@ -42,12 +42,12 @@ impl Announcer {
         Ok(Some(Self { publisher, batch: Batch::new(HASHING, page_size) }))
     }
 
-    /// Where routers listen, and where they ask for what they have missed.
+    /// Returns the addresses of the events and of the replay.
     pub fn endpoints(&self) -> (&str, &str) {
         (&self.publisher.endpoint, &self.publisher.replay_endpoint)
     }
 
-    /// Publishes what has happened since the last call; everything, where a router has asked for that. O(pages).
+    /// Publishes the events since the last call; all pages if a router requested them. O(pages).
     pub fn publish<B: Backend>(&mut self, engine: &mut Engine<B>) {
         if self.publisher.dump_asked() {
             engine.restate_events();

@@ -1,4 +1,4 @@
-//! Answers in OpenAI's forms: whole, or in pieces as they come.
+//! Answers in OpenAI's format: whole, or as a stream of pieces.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,38 +19,38 @@ pub struct Answer {
     id: String,
     created: u64,
     choices: Vec<Choice>,
-    /// Whose choices have been heard of.
+    /// The choices that have had an event.
     begun: Vec<bool>,
-    /// For each choice whether the engine has said anything of it.
+    /// For each choice whether it has begun.
     heard: Vec<bool>,
-    /// For each prompt: its first choice, and its tokens that needed no computing.
+    /// For each prompt: its first choice, and the number of its cached tokens.
     prompts: Vec<(u32, u32)>,
-    /// For each choice: drafts of it that were checked, and those that came true.
+    /// For each choice: its checked drafts, and its accepted ones.
     drafts: Vec<[u32; 2]>,
-    /// Whether the answer was foretold, so that the counts of drafts belong to its usage.
+    /// Whether the request has a prediction, so that usage contains the counts of drafts.
     is_foretold: bool,
     prompt_tokens: usize,
     include_usage: bool,
     logprobs: Option<u32>,
-    /// The prompts, where the answer begins with them, and how likely their tokens were.
+    /// The prompts if the answer begins with them, and the log-probabilities of their tokens.
     echoes: Vec<Echo>,
     hides_new: bool,
 }
 
-/// A prompt that its choices begin with.
+/// A prompt with which its choices begin.
 struct Echo {
     tokens: Vec<u32>,
     logprobs: Vec<Option<Logprob>>,
 }
 
-/// What a token's text was, for an answer's log-probabilities.
+/// The text of a token, for an answer's log-probabilities.
 struct Named {
     text: String,
     bytes: Value,
 }
 
 impl Answer {
-    /// An answer to `ask`, which has number `number`.
+    /// Creates an answer to `ask`, with number `number`.
     pub fn new(host: Arc<Host>, ask: &Ask, number: &str) -> Self {
         let prefix = if ask.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -88,7 +88,7 @@ impl Answer {
         }
     }
 
-    /// Takes in an event; what is new of the answer, if anything.
+    /// Processes an event and returns the new piece of the answer, if any.
     ///
     /// # Errors
     /// The engine failed.
@@ -123,7 +123,7 @@ impl Answer {
         }
     }
 
-    /// The prompt of a choice that has not begun, where its text begins with that.
+    /// Returns the prompt of a choice that has not begun, if its text begins with the prompt.
     fn echo(&mut self, choice: u32) -> Option<Piece> {
         let is_first = !std::mem::replace(&mut self.heard[choice as usize], true);
         let prompt = self.prompts.partition_point(|&(first, _)| first <= choice) - 1;
@@ -131,23 +131,23 @@ impl Answer {
         Some(self.choices[choice as usize].echo(&self.host.text, &echo.tokens, &echo.logprobs))
     }
 
-    /// Tokens of its prompts that needed no computing, and new tokens so far.
+    /// Returns the cached tokens of its prompts, and the new tokens so far.
     pub fn counts(&self) -> (u32, u32) {
         let cached = self.prompts.iter().map(|(_, cached)| cached).sum();
         (cached, self.choices.iter().map(Choice::tokens).sum())
     }
 
-    /// Whether all choices have ended.
+    /// Returns whether all choices have ended.
     pub fn is_whole(&self) -> bool {
         self.choices.iter().all(Choice::is_done)
     }
 
-    /// Whether a stream ends with the counts of tokens.
+    /// Returns whether a stream ends with the counts of tokens.
     pub fn includes_usage(&self) -> bool {
         self.include_usage
     }
 
-    /// An event of a stream: a piece of a choice.
+    /// Returns an event of a stream: a piece of a choice.
     pub fn chunk(&mut self, piece: Piece) -> Value {
         let begun = std::mem::replace(&mut self.begun[piece.choice as usize], true);
         let mut choice = json!({ "index": piece.choice });
@@ -180,7 +180,7 @@ impl Answer {
         chunk
     }
 
-    /// The whole answer, from all its pieces.
+    /// Returns the whole answer, from all its pieces.
     pub fn whole(&self, pieces: Vec<Piece>) -> Value {
         let mut wholes = vec![Piece::default(); self.choices.len()];
         for mut piece in pieces {
@@ -242,13 +242,13 @@ impl Answer {
         usage
     }
 
-    /// The text of a token behind so many characters: decoders leave out the space of the first one.
+    /// Returns the text of a token after this many characters: decoders omit the space of the first token.
     fn name(&self, token: u32, offset: usize) -> Named {
         let text = match offset {
             0 => self.host.text.decode(&[token]),
             _ => self.host.text.piece(token),
         };
-        // A token may be a part of a character: then its text does not say what bytes it has.
+        // A token may be a part of a character; its text then does not show its bytes.
         let known = !text.contains('\u{FFFD}');
         let bytes = if known { text.as_bytes().into() } else { Value::Null };
         Named { text, bytes }
@@ -299,7 +299,7 @@ fn reason(finish: Option<Finish>) -> Value {
         None => Value::Null,
         Some(Finish::Stop) => "stop".into(),
         Some(Finish::Length) => "length".into(),
-        // Nobody reads it: the client has gone away.
+        // Without a reader: the client has gone away.
         Some(Finish::Cancelled) => "cancelled".into(),
     }
 }

@@ -1,6 +1,6 @@
-//! What clients ask for: OpenAI's completions and chat completions, checked to the last field that matters.
+//! The requests of OpenAI's completions and chat completions, with all their checks.
 //!
-//! Which fields there are is in `fields.rs`; fields that are not served are refused.
+//! `fields.rs` lists all fields; unsupported fields are refused.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -23,20 +23,20 @@ const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = 1024;
 /// Most stop tokens of a request.
 const STOP_TOKENS_MAX: usize = 128;
-/// Most characters of a cache salt, as vLLM has it: the engine keeps a salt while a page of its namespace is cached.
+/// Most characters of a cache salt, as in vLLM. The engine keeps a salt while a page of its namespace is cached.
 const SALT_CHARS_MAX: usize = 1024;
 /// Most tokens with a bias.
 const BIASES_MAX: usize = 1024;
 /// Most bad words, and most tokens of one.
 const BAD_WORDS_MAX: usize = 128;
-/// Most likely tokens named beside each one said.
+/// Most likely tokens that may be reported with each token.
 const TOP_MAX: u32 = 20;
-/// New tokens of a completion that does not say how many, as OpenAI has it. A chat goes on to the end of the model.
+/// New tokens of a completion without a number, as in OpenAI's API. A chat continues to the model's end.
 const COMPLETION_TOKENS: u32 = 16;
 
 pub(super) type Result<T> = std::result::Result<T, Refusal>;
 
-/// Which of the two ways of asking.
+/// The two kinds of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// `/v1/completions`
@@ -45,31 +45,31 @@ pub enum Kind {
     Chat,
 }
 
-/// The model that is served, and how.
+/// The served model and its limits.
 pub struct Host {
-    /// What clients call it.
+    /// The name for clients.
     pub model: String,
-    /// Its way with text.
+    /// Its tokenizer and chat template.
     pub text: Text,
-    /// What requests may ask for.
+    /// Limits of requests.
     pub limits: Limits,
-    /// What requests are where they do not say.
+    /// Defaults of requests.
     pub defaults: Defaults,
-    /// Most choices of one prompt: as many as a step can choose tokens for, should all prompts ask for so many.
+    /// Most choices of one prompt, so that a step can choose tokens for all prompts with this many.
     pub samples_max: u32,
-    /// Whether log-probabilities can be had.
+    /// Whether log-probabilities are available.
     pub keeps_logits: bool,
-    /// Whether logits can be changed before tokens are chosen.
+    /// Whether logits can be edited before the choice of tokens.
     pub shapes: bool,
-    /// Makes namespaces of `cache_salt`; its keys are of this run.
+    /// Hashes `cache_salt` to namespaces; its keys are random in each run.
     pub salts: RandomState,
 }
 
 impl Host {
-    /// Checks that the model asked for is this one.
+    /// Checks that a request names this model.
     ///
     /// # Errors
-    /// It is another one, or none.
+    /// It names another model, or none.
     pub fn check_model(&self, body: Body<'_>) -> Result<()> {
         match body.text("model")? {
             Some(name) if name == self.model => Ok(()),
@@ -82,29 +82,29 @@ impl Host {
 /// A request that can be served.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Ask {
-    /// How it was asked.
+    /// Its kind.
     pub kind: Kind,
     /// One for each prompt.
     pub requests: Vec<Request>,
-    /// Texts that end an answer, and are not part of it.
+    /// Stop strings, which do not belong to the answer.
     pub stop: Vec<String>,
-    /// Whether tokens are sent as they come.
+    /// Whether tokens are streamed.
     pub stream: bool,
     /// Whether a stream ends with the counts of tokens.
     pub include_usage: bool,
-    /// How many most likely tokens go with each one said, if log-probabilities are wanted.
+    /// The number of most likely tokens reported with each token, if log-probabilities are requested.
     pub logprobs: Option<u32>,
     /// Whether the answer begins with the prompt.
     pub echo: bool,
-    /// Whether new tokens are left out of the answer: none was asked for.
+    /// Whether the answer omits new tokens, because none was requested.
     pub hides_new: bool,
 }
 
 impl Ask {
-    /// Reads a request. `seed` is that of its draws where it has none.
+    /// Reads a request. `seed` is the default seed of its draws.
     ///
     /// # Errors
-    /// Anything that is not as it should be.
+    /// Any invalid field.
     pub fn parse(host: &Host, kind: Kind, bytes: &[u8], seed: u64) -> Result<Self> {
         let sent = Sent::read(bytes, kind)?;
         let body = sent.body();
@@ -146,7 +146,7 @@ impl Ask {
     }
 }
 
-/// Everything of a request but its prompt.
+/// Reads all of a request except its prompt.
 fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Request> {
     let mut request = host.defaults.request(Vec::new());
     let newest = match kind {
@@ -174,7 +174,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
     if sampling.min_p > 0.0 && !host.shapes {
         return Err(Refusal::unsupported("min_p", "min_p is not served by this backend"));
     }
-    // vLLM's -1 stands for all tokens.
+    // In vLLM -1 stands for all tokens.
     sampling.top_k = match body.whole::<i64>("top_k")? {
         None => sampling.top_k,
         Some(-1) => 0,
@@ -182,7 +182,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
             Refusal::field("top_k", format!("top_k {k} is not -1 or more, or too many"))
         })?,
     };
-    // OpenAI's seeds are signed; which number stands for which does not matter.
+    // OpenAI's seeds are signed; any mapping to unsigned numbers is valid.
     sampling.seed = body.whole::<i64>("seed")?.map_or(seed, |seed| seed as u64);
     if body.flag("ignore_eos")? {
         request.stop.clear();
@@ -196,14 +196,14 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
                 format!("cache_salt has {len} characters but must have from 1 to {SALT_CHARS_MAX}");
             return Err(Refusal::field("cache_salt", message));
         }
-        // Half of the numbers are the loop's own.
+        // Half of the numbers belong to the loop.
         request.namespace = Namespace::new((host.salts.hash_one(salt) >> 1).max(1));
         request.salt = Some(salt.into());
     }
     Ok(request)
 }
 
-/// A list of at most `most` token ids of the model, without repetitions.
+/// Returns a list of at most `most` token ids of the model, without duplicates.
 fn ids(body: Body<'_>, name: &str, most: usize, vocab: usize) -> Result<Vec<u32>> {
     let list = body.list(name)?.unwrap_or_default();
     let wrong = |what: String| Refusal::field(name, format!("{name}: {what}"));
@@ -220,7 +220,7 @@ fn ids(body: Body<'_>, name: &str, most: usize, vocab: usize) -> Result<Vec<u32>
     }
 }
 
-/// What changes logits; none where nothing does.
+/// Returns the edits of logits; `None` if there are none.
 fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
     let plain = Shaping::default();
     let vocab = host.limits.vocab;
@@ -265,7 +265,7 @@ fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
     Ok(Some(shaping))
 }
 
-/// Token ids as texts, each with what is added to its logit.
+/// Returns token ids as strings, each with the addend of its logit.
 fn biases(body: Body<'_>, vocab: usize) -> Result<Vec<(u32, f32)>> {
     let Some(fields) = body.object("logit_bias")? else { return Ok(Vec::new()) };
     let wrong = |what: String| Refusal::field("logit_bias", format!("logit_bias: {what}"));
@@ -284,7 +284,7 @@ fn biases(body: Body<'_>, vocab: usize) -> Result<Vec<(u32, f32)>> {
     fields.iter().map(bias).collect()
 }
 
-/// The tokens of each word that may not come, at the beginning of a text and behind a space.
+/// Returns the tokens of each bad word, at the beginning of a text and after a space.
 fn bad_words(body: Body<'_>, host: &Host) -> Result<Vec<Vec<u32>>> {
     let list = body.list("bad_words")?.unwrap_or_default();
     let wrong = |what: String| Refusal::field("bad_words", format!("bad_words: {what}"));
@@ -311,7 +311,7 @@ fn bad_words(body: Body<'_>, host: &Host) -> Result<Vec<Vec<u32>>> {
     Ok(words)
 }
 
-/// The request for one prompt, with its number of tokens settled.
+/// Returns the request for one prompt, with its final number of tokens.
 fn settle(host: &Host, kind: Kind, template: &Request, prompt: Vec<u32>) -> Result<Request> {
     let name = if kind == Kind::Chat { "messages" } else { "prompt" };
     let room = host.limits.room(prompt.len());

@@ -1,4 +1,4 @@
-//! What a monitor is told: the engine's thread posts its numbers after each step, and anybody reads the last ones.
+//! Metrics for monitors: the engine's thread posts its numbers after each step, and requests read the last ones.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::{self, Write};
@@ -31,7 +31,7 @@ struct Posted {
 }
 
 impl Board {
-    /// Posts what a server has done, and how many of its streams ended how.
+    /// Posts a server's counters, and the number of its streams by reason of their end.
     pub fn post<R: Runner>(&self, server: &Server<R>, ended: Ended) {
         let (tally, clock) = server.tally();
         let mut posted = lock(&self.posted);
@@ -47,10 +47,10 @@ impl Board {
         *lock(&self.answers).entry((path, status)).or_default() += 1;
     }
 
-    /// Everything in Prometheus's text format, with how many wait in the queue.
+    /// Returns everything in Prometheus's text format, with the length of the queue.
     pub fn text(&self, waiting: usize) -> String {
         let mut text = String::new();
-        // A String takes all that is written to it.
+        // A write to a String cannot fail.
         let _ = self.write(&mut text, waiting);
         text
     }
@@ -100,8 +100,7 @@ impl Board {
     }
 }
 
-/// The same in the OpenMetrics format: the names of counters lack their `_total` where they are described, and the text
-/// has an end.
+/// Returns the same in the OpenMetrics format: descriptions of counters omit `_total`, and the text has an end marker.
 pub fn open_metrics(text: &str) -> String {
     let counters: HashSet<&str> = text
         .lines()
@@ -128,7 +127,7 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Numbers stay numbers whoever panicked over them.
+    // A panic elsewhere does not invalidate the numbers.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

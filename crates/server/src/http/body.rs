@@ -9,14 +9,14 @@ use super::ask::Kind;
 use super::fields::{Field, Use};
 use super::refusal::Refusal;
 
-/// Bytes of a field other than those that carry texts.
+/// Most bytes of a field other than the texts.
 const FIELD_BYTES_MAX: usize = 1 << 20;
 
-/// A request's JSON, of which only what the table of fields serves is read.
+/// A request's JSON; only served fields are read.
 #[derive(Debug)]
 pub struct Sent<'a> {
     fields: Map<String, Value>,
-    /// The prompt: lists of tokens as values would take many times the bytes.
+    /// The prompt, separately, because lists of tokens as JSON values would take many times the bytes.
     pub prompt: Option<&'a RawValue>,
 }
 
@@ -24,7 +24,7 @@ impl<'a> Sent<'a> {
     /// Reads a request, and checks each field's name by the table.
     ///
     /// # Errors
-    /// No JSON object, a field that is not in the table, or one that is refused.
+    /// Not a JSON object, a field that is not in the table, or a refused field.
     pub fn read(bytes: &'a [u8], kind: Kind) -> Result<Self, Refusal> {
         let raw: BTreeMap<String, &RawValue> = serde_json::from_slice(bytes)
             .map_err(|e| Refusal::bad(format!("the body is not valid JSON, or no object: {e}")))?;
@@ -61,13 +61,13 @@ impl<'a> Sent<'a> {
         Ok(Self { fields, prompt })
     }
 
-    /// Its fields, the prompt left out.
+    /// Returns its fields without the prompt.
     pub fn body(&self) -> Body<'_> {
         Body(&self.fields)
     }
 }
 
-/// A request's fields. A field that is null is not there.
+/// A request's fields. Null counts as absent.
 #[derive(Clone, Copy, Debug)]
 pub struct Body<'a>(&'a Map<String, Value>);
 

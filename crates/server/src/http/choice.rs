@@ -1,36 +1,36 @@
-//! One choice as its client reads it: tokens become text, up to where it stops.
+//! One choice as its client reads it: converts tokens to text, up to a stop.
 
 use super::job::Logprob;
 use super::stop::StopMatcher;
 use kvarena_host::stream::Finish;
 use kvarena_host::text::{Decoder, Text};
 
-/// A token that was said, with how likely it was.
+/// A generated token with its log-probability.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Said {
     /// The token.
     pub token: u32,
-    /// How likely it was; none of the first token of a prompt.
+    /// Its log-probability; `None` for the first token of a prompt.
     pub logprob: Option<Logprob>,
     /// Characters of the choice's text before it.
     pub offset: usize,
 }
 
-/// What is new of a choice.
+/// A new piece of a choice.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Piece {
     /// Number of the choice.
     pub choice: u32,
-    /// Text that became certain.
+    /// New complete text.
     pub text: String,
-    /// The tokens that it came from, where log-probabilities are known.
+    /// The tokens of this text, if log-probabilities are known.
     pub said: Vec<Said>,
-    /// Why the choice ended, in its last piece.
+    /// The reason of the choice's end, in its last piece.
     pub finish: Option<Finish>,
 }
 
 impl Piece {
-    /// One piece of two that follow each other.
+    /// Joins two consecutive pieces.
     pub fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         match (first, second) {
             (Some(mut first), Some(second)) => {
@@ -43,32 +43,33 @@ impl Piece {
     }
 }
 
-/// A choice that goes on, or has ended.
+/// A choice, running or ended.
 #[derive(Default)]
 pub struct Choice {
     number: u32,
     decoder: Decoder,
     stops: StopMatcher,
-    /// Tokens that end it and are no part of its text.
+    /// Tokens that end it and do not belong to its text.
     stop_tokens: Vec<u32>,
-    /// Tokens said, the stop token included.
+    /// Generated tokens, the stop token included.
     tokens: u32,
     /// Characters decoded.
     decoded: usize,
-    /// Characters given out.
+    /// Characters emitted.
     given: usize,
-    /// Tokens whose text was not given out yet.
+    /// Tokens whose text has not been emitted.
     pending: Vec<Said>,
     finish: Option<Finish>,
 }
 
 impl Choice {
-    /// A choice that has said nothing.
+    /// Returns a choice without tokens.
     pub fn new(number: u32, stops: Vec<String>, stop_tokens: Vec<u32>) -> Self {
         Self { number, stops: StopMatcher::new(stops), stop_tokens, ..Self::default() }
     }
 
-    /// The text and the tokens of its prompt, with how likely they were; what it says comes after so many characters.
+    /// Returns the text and tokens of its prompt with their log-probabilities; the choice's text follows after this
+    /// many characters.
     pub fn echo(&mut self, text: &Text, prompt: &[u32], logprobs: &[Option<Logprob>]) -> Piece {
         let mut piece = Piece { choice: self.number, ..Piece::default() };
         for (i, &token) in prompt.iter().enumerate() {
@@ -83,17 +84,17 @@ impl Choice {
         piece
     }
 
-    /// Tokens said.
+    /// Returns the generated tokens.
     pub fn tokens(&self) -> u32 {
         self.tokens
     }
 
-    /// Whether it has ended.
+    /// Returns whether it has ended.
     pub fn is_done(&self) -> bool {
         self.finish.is_some()
     }
 
-    /// It said a token; what its client is to read now, if anything.
+    /// Processes a token, and returns the new piece for its client, if any.
     pub fn token(&mut self, text: &Text, token: u32, logprob: Option<Logprob>) -> Option<Piece> {
         if self.is_done() {
             return None;
@@ -110,7 +111,7 @@ impl Choice {
         (self.is_done() || !piece.text.is_empty()).then_some(piece)
     }
 
-    /// It ended; the last that its client is to read. None where it had ended before, by a stop string.
+    /// Processes the end, and returns the last piece for its client. `None` if a stop string had ended it before.
     pub fn done(&mut self, text: &Text, finish: Finish) -> Option<Piece> {
         if self.is_done() {
             return None;
@@ -151,7 +152,7 @@ mod test {
         let mut choice = Choice::new(3, vec!["2 7".into()], vec![9]);
         let piece = choice.token(&text, 5, logprob(-1.0)).expect("certain at once");
         assert_eq!((piece.choice, &piece.text[..], piece.said.len()), (3, "5 ", 1));
-        // The end of it may be the beginning of the stop string.
+        // The end of the text may be the beginning of the stop string.
         let piece = choice.token(&text, 12, logprob(-2.0)).expect("the 1 is certain");
         assert_eq!((&piece.text[..], piece.said[0].token, piece.said[0].offset), ("1", 12, 2));
         let piece = choice.token(&text, 8, logprob(-3.0)).expect("it was none");

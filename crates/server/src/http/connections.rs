@@ -1,7 +1,8 @@
-//! Connections: accepted up to a bound, and closed where they take too long.
+//! Connections: accepted up to a limit, and closed when they take too long.
 //!
-//! A connection waits for a request's headers, is busy with a request until its answer is written, or is idle. Beyond the
-//! bound the one that has waited longest is closed. Where all are busy, a few spare connections serve monitors alone.
+//! A connection waits for a request's headers, is busy with a request until its answer is written, or is idle. Beyond
+//! the limit the connection that has waited longest is closed. If all are busy, a few spare connections serve only
+//! monitors.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -26,13 +27,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::options::{Bounds, SPARES};
 
-/// Pause after a failed `accept`, such as one without a descriptor.
+/// Pause after a failed `accept`, for example for lack of a descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a connection does.
+/// The state of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Its client has connected or begun a request, whose headers are not whole.
+    /// Its client has connected or begun a request whose headers are incomplete.
     Header,
     /// A request is read and answered.
     Busy,
@@ -44,11 +45,11 @@ enum Phase {
 struct State {
     phase: Phase,
     since: Instant,
-    /// Since when the client takes no bytes, where it takes none.
+    /// The time since which the client takes no bytes, if it takes none.
     stalled: Option<Instant>,
 }
 
-/// A connection as the table and its own task know it.
+/// A connection, shared by the table and its own task.
 #[derive(Debug)]
 struct Peer {
     state: watch::Sender<State>,
@@ -71,7 +72,7 @@ impl Peer {
         self.state.send_modify(|state| (state.phase, state.since) = (phase, since));
     }
 
-    /// Notes whether the client takes bytes.
+    /// Records whether the client takes bytes.
     fn takes(&self, takes: bool) {
         self.state.send_if_modified(|state| {
             let changed = state.stalled.is_none() != takes;
@@ -82,7 +83,7 @@ impl Peer {
         });
     }
 
-    /// Returns when the connection has taken too long, or is to make room.
+    /// Returns when the connection has taken too long, or must close for another one.
     async fn overdue(&self, bounds: &Bounds) {
         let mut states = self.state.subscribe();
         loop {
@@ -117,7 +118,7 @@ struct Table {
 }
 
 impl Table {
-    /// Enters a new connection: its number, its peer, and whether it is a spare one. None where there is no room.
+    /// Adds a connection and returns its number, its peer, and whether it is a spare one. `None` beyond the limit.
     fn enter(&mut self, most: usize) -> Option<(u64, Arc<Peer>, bool)> {
         let spares = self.peers.values().filter(|(_, is_spare)| *is_spare).count();
         let is_spare = if self.peers.len() - spares < most || self.evict(false) {
@@ -133,7 +134,7 @@ impl Table {
         Some((number, peer, is_spare))
     }
 
-    /// Closes the connection that has waited longest; false where all are busy. O(connections).
+    /// Closes the connection that has waited longest; returns false if all are busy. O(connections).
     fn evict(&mut self, spare: bool) -> bool {
         let waiting = self
             .peers
@@ -148,7 +149,7 @@ impl Table {
     }
 }
 
-/// Serves connections by `router` until `end`, and spare ones by `crowded`; returns once all are closed.
+/// Serves connections by `router` until `end`, and spare ones by `crowded`; returns when all are closed.
 pub async fn serve(
     listener: TcpListener,
     (router, crowded): (Router, Router),
@@ -157,7 +158,7 @@ pub async fn serve(
 ) {
     let table = Arc::new(Mutex::new(Table::default()));
     let (ending, ends) = watch::channel(false);
-    // Each connection has a sender; all are gone when the last one is closed.
+    // Each connection has a sender; the channel closes with the last connection.
     let (open, mut closed) = mpsc::channel::<Infallible>(1);
     tokio::pin!(end);
     loop {
@@ -222,7 +223,7 @@ async fn connection(
     }
 }
 
-/// An answer's body; the connection is idle once it is written.
+/// An answer's body; its connection becomes idle when it is written.
 struct Answering {
     body: Body,
     peer: Arc<Peer>,
@@ -254,7 +255,7 @@ impl Drop for Answering {
     }
 }
 
-/// A stream that notes when a request begins and when its client takes no bytes.
+/// A stream that records the begin of a request, and whether its client takes bytes.
 struct Watched {
     stream: TcpStream,
     peer: Arc<Peer>,

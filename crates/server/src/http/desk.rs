@@ -1,4 +1,4 @@
-//! The engine's thread: takes jobs from the queue, serves them step by step, and says what becomes of them.
+//! The engine's thread: takes jobs from the queue, serves them step by step, and sends events to the clients.
 
 use std::collections::HashMap;
 
@@ -13,21 +13,21 @@ use kvarena_host::runner::Runner;
 use kvarena_host::server::{Server, Sink};
 use kvarena_host::stream::{Finish, Stream};
 
-/// How many streams ended in which way.
+/// The number of streams by reason of their end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ended {
-    /// With a stop token or a stop string.
+    /// By a stop token or a stop string.
     pub stopped: u64,
-    /// With all tokens asked for.
+    /// By their limit of tokens.
     pub at_length: u64,
     /// Because the client went away.
     pub cancelled: u64,
 }
 
-/// Serves what comes through the queue until that is closed and everything taken in has ended.
+/// Serves the jobs of the queue until the queue is closed and all jobs have ended.
 ///
 /// # Errors
-/// The run failed; whoever waits was told.
+/// The run failed; waiting clients have been informed.
 pub fn serve<R: Runner>(
     server: &mut Server<R>,
     queue: &Queue<Job>,
@@ -40,21 +40,21 @@ pub fn serve<R: Runner>(
         queue.close();
         desk.receive(server, queue);
         for job in desk.jobs.into_values() {
-            // Whoever has gone away needs no word.
+            // A client that has gone away needs no event.
             let _ = job.events.send(Event::Failed(error.message.clone()));
         }
     }
     outcome
 }
 
-/// Who asked for what is being served.
+/// The clients of the running jobs.
 #[derive(Default)]
 struct Desk {
     /// By number of request.
     jobs: HashMap<usize, Job>,
     incoming: Vec<Job>,
     ended: Ended,
-    /// Tells routers what is cached, where they want to know.
+    /// Publishes cached pages to routers, if requested.
     announcer: Option<Announcer>,
 }
 
@@ -107,7 +107,7 @@ impl Sink for Desk {
     fn token(&mut self, stream: &Stream, logits: &[f32]) {
         let Some(job) = self.jobs.get(&stream.request) else { return };
         let token = *stream.tokens.last().expect("it has just said one");
-        // Where more tokens were chosen in a step than logits are kept of, there are none.
+        // If a step chose more tokens than the kept logits, the others have no log-probabilities.
         let known = job.logprobs.filter(|_| !logits.is_empty());
         let event = Event::Token {
             choice: job.first_choice + stream.sample,
@@ -151,7 +151,7 @@ impl Sink for Desk {
     }
 }
 
-/// Log-probabilities of a token and of the `top` most likely ones. O(vocabulary * top) at worst.
+/// Returns the log-probabilities of a token and of the `top` most likely ones. O(vocabulary * top) at worst.
 fn logprob(logits: &[f32], token: u32, top: usize) -> Logprob {
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from(x - greatest).exp()).sum();
@@ -168,10 +168,10 @@ fn logprob(logits: &[f32], token: u32, top: usize) -> Logprob {
     Logprob { own: log(logits[token as usize]), top: best }
 }
 
-/// Audits a server that has nothing to do: the state is sound, and every page is free or cached. Says so in a line.
+/// Audits an idle server: the state is consistent, and every page is free or cached. Prints a line.
 ///
 /// # Errors
-/// It is not so.
+/// The audit failed.
 pub fn audit<R: Runner>(server: &Server<R>) -> Result<String> {
     let broken = |what: String| Error::run(format!("the audit at the end failed: {what}"));
     server.engine().verify().map_err(|what| broken(what.to_string()))?;

@@ -1,12 +1,12 @@
-//! Every field of the request types of OpenAI and of vLLM (with a few of SGLang's), and what becomes of it.
+//! Every field of the request types of OpenAI and of vLLM (with a few of SGLang's), and its use.
 //!
-//! This table is what requests are checked by. A field that is not in it is refused: it may change the answer.
+//! Requests are checked against this table. A field that is not in it is refused, because it may change the answer.
 
 use serde_json::Value;
 
 use super::ask::Kind;
 
-/// Requests that may have a field.
+/// Requests to which a field belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Of {
     /// Completions.
@@ -17,18 +17,18 @@ pub enum Of {
     Both,
 }
 
-/// What becomes of a field.
+/// The use of a field.
 #[derive(Clone, Copy, Debug)]
 pub enum Use {
-    /// It does what the API's documentation says.
+    /// It has the effect that the API's documentation describes.
     Served,
     /// It changes no answer, and is not read.
     Harmless,
-    /// It would change the answer: only values that do not are taken.
+    /// It would change the answer, so only values without an effect are accepted.
     Refused(Neutral),
 }
 
-/// Values that ask for nothing. Null is always one.
+/// Values without an effect. Null is always one.
 #[derive(Clone, Copy, Debug)]
 pub enum Neutral {
     /// `false`, 0, an empty list, object or text.
@@ -46,9 +46,9 @@ pub enum Neutral {
 pub struct Field {
     /// Its name.
     pub name: &'static str,
-    /// Which requests may have it.
+    /// The requests to which it belongs.
     pub of: Of,
-    /// What becomes of it.
+    /// Its use.
     pub becomes: Use,
 }
 
@@ -188,12 +188,12 @@ pub const FIELDS: &[Field] = &[
 ];
 
 impl Field {
-    /// The field of this name, if requests of this kind may have it.
+    /// Returns the field of this name, if requests of this kind have it.
     pub fn find(name: &str, kind: Kind) -> Option<&'static Field> {
         FIELDS.iter().find(|field| field.name == name && field.is_of(kind))
     }
 
-    /// Whether requests of this kind may have it.
+    /// Returns whether requests of this kind have it.
     pub fn is_of(&self, kind: Kind) -> bool {
         match kind {
             Kind::Completion => self.of != Of::Chat,
@@ -203,7 +203,7 @@ impl Field {
 }
 
 impl Neutral {
-    /// Whether a value asks for nothing.
+    /// Returns whether a value has no effect.
     pub fn takes(self, value: &Value) -> bool {
         let is_empty = match value {
             Value::Null => true,
@@ -223,7 +223,7 @@ impl Neutral {
     }
 }
 
-/// Whether two values are equal; 1 and 1.0 are.
+/// Returns whether two values are equal; 1 and 1.0 are.
 fn same(a: &Value, b: &Value) -> bool {
     a == b || a.as_f64().is_some_and(|a| b.as_f64() == Some(a))
 }
@@ -288,7 +288,7 @@ mod test {
         assert!(!Neutral::Text.takes(&json!({ "type": "json_object" })));
     }
 
-    /// The lists of the README are those of the table.
+    /// The lists of the README equal those of the table.
     #[test]
     fn the_documentation_lists_the_same() {
         let readme = include_str!("../../README.md");

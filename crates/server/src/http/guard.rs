@@ -1,4 +1,4 @@
-//! Who may ask: an API key, compared in a time that does not depend on where it differs, and origins of browsers.
+//! Access control: an API key, compared in constant time, and origins of browsers.
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, header};
@@ -12,7 +12,7 @@ use super::refusal::Refusal;
 use super::routes::refused;
 use kvarena_host::error::{Error, Result};
 
-/// Bytes of keys that are compared; a longer key is refused when the server starts.
+/// Bytes of keys that are compared; the server rejects longer keys at its start.
 pub const KEY_BYTES_MAX: usize = 512;
 
 /// Answers 401 unless the request has the key.
@@ -36,10 +36,10 @@ fn has_key(key: &Secret, headers: &HeaderMap) -> bool {
     padded(given).ct_eq(&padded(key.bytes())).into()
 }
 
-/// What browsers are told of pages from these origins.
+/// Returns the CORS headers for pages of these origins.
 ///
 /// # Errors
-/// One is no origin.
+/// An origin is invalid.
 pub fn cors(origins: &[String]) -> Result<CorsLayer> {
     let origin = |origin: &String| {
         let wrong = || Error::request(format!("--cors-origin {origin:?} is no origin"));

@@ -1,4 +1,4 @@
-//! What requests may hold: bytes while they are read, parsed and encoded, and tokens until they end.
+//! Limits of requests: bytes while bodies are read, parsed and encoded, and tokens until requests end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,12 +12,12 @@ use tokio::time::timeout;
 
 use super::refusal::Refusal;
 
-/// A body of so many bytes at most is read and parsed beside any number of others.
+/// A body of at most this many bytes is read and parsed in parallel with any number of others.
 const SHORT: usize = 64 << 10;
-/// So many of the longest bodies are read at a time.
+/// Number of the longest bodies that are read at a time.
 const BODIES: usize = 16;
-/// Bytes of a body that is too long which are read, to be dropped, before it is refused: most clients read no answer
-/// before they have sent all.
+/// Bytes of a body above the limit that are read and dropped before the server refuses it, because most clients read no
+/// answer before they have sent everything.
 const DROPPED_MAX: usize = 64 << 20;
 
 /// Budgets of all requests.
@@ -25,9 +25,9 @@ const DROPPED_MAX: usize = 64 << 20;
 pub struct Intake {
     body_max: usize,
     body_time: Duration,
-    /// Bytes of long bodies that are being read, or wait to be parsed.
+    /// Bytes of long bodies that are being read or wait for the parser.
     reading: Arc<Semaphore>,
-    /// Bytes of long bodies that are being parsed: values take several times the bytes they are read from.
+    /// Bytes of long bodies that are being parsed; JSON values take several times the bytes of their text.
     parsing: Arc<Semaphore>,
     held: Arc<AtomicUsize>,
     held_max: usize,
@@ -36,14 +36,14 @@ pub struct Intake {
 /// A body, and its share of the budget.
 #[derive(Debug)]
 pub struct Read {
-    /// What was sent.
+    /// The received bytes.
     pub bytes: Vec<u8>,
-    /// Held until it is dropped.
+    /// Held until the body is dropped.
     _reading: Option<OwnedSemaphorePermit>,
 }
 
 impl Intake {
-    /// Budgets of bodies of `body_max` bytes, which take `body_time`, and of `held_max` tokens.
+    /// Creates budgets for bodies of `body_max` bytes within `body_time`, and for `held_max` tokens.
     pub fn new(body_max: usize, body_time: Duration, held_max: usize) -> Self {
         let budget = |bytes: usize| Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS)));
         Self {
@@ -59,7 +59,7 @@ impl Intake {
     /// Reads a body.
     ///
     /// # Errors
-    /// It is too long (413) or takes too long (408), its client goes away, or too many bodies are being read (429).
+    /// It is too long (413) or too slow (408), its client goes away, or too many bodies are being read (429).
     pub async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Read, Refusal> {
         let mut chunks = body.into_data_stream();
         let length =
@@ -103,10 +103,10 @@ impl Intake {
         Ok(Read { bytes, _reading: reading })
     }
 
-    /// Runs `parse` over a body on a thread that may take its time; long bodies take turns.
+    /// Runs `parse` over a body on a blocking thread; long bodies take turns.
     ///
     /// # Errors
-    /// Those of `parse`, or its panic.
+    /// The error of `parse`, or its panic.
     pub async fn parse<T: Send + 'static>(
         &self,
         read: Read,
@@ -125,10 +125,10 @@ impl Intake {
         parsing.await.map_err(|e| Refusal::failed(e.to_string()))?
     }
 
-    /// Counts the tokens of a request, until the result is dropped.
+    /// Counts the tokens of a request until the result is dropped.
     ///
     /// # Errors
-    /// More than all requests together may hold (400), or more than those that are held leave (429).
+    /// More than all requests together may hold (400), or more than the present ones leave (429).
     pub fn hold(&self, tokens: usize) -> Result<Held, Refusal> {
         let most = self.held_max;
         if tokens > most {
@@ -146,7 +146,7 @@ impl Intake {
     }
 }
 
-/// Reads what comes, to a bound, and drops it.
+/// Reads and drops bytes, up to a limit.
 async fn drop_rest(chunks: &mut BodyDataStream) {
     let mut dropped = 0;
     while let Some(Ok(chunk)) = chunks.next().await {

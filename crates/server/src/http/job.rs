@@ -1,4 +1,4 @@
-//! What passes between a client's task and the engine's thread: a job there, events back, and who still reads.
+//! The messages between a client's task and the engine's thread: jobs, events, and cancellation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -13,68 +13,68 @@ use kvarena_host::stream::Finish;
 /// A prompt to be served.
 #[derive(Debug)]
 pub struct Job {
-    /// What is asked for.
+    /// The request.
     pub request: Request,
-    /// When it came.
+    /// The time of its arrival.
     pub since: Instant,
-    /// Number of its first choice among its client's.
+    /// Number of its first choice within its client's request.
     pub first_choice: u32,
-    /// How many most likely tokens go with each one said, if log-probabilities are wanted.
+    /// The number of most likely tokens reported with each token, if log-probabilities are requested.
     pub logprobs: Option<u32>,
-    /// Who hears of it. It holds at most an event for each token asked for.
+    /// The receiver of its events. The channel holds at most one event for each requested token.
     pub events: UnboundedSender<Event>,
-    /// Who still reads.
+    /// The choices that clients still read.
     pub readers: Arc<Readers>,
     /// The tokens of all prompts of the client's request, counted until its last job ends.
     pub _held: Arc<Held>,
 }
 
-/// What the engine's thread says.
+/// An event of the engine's thread.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
-    /// A choice said a token.
+    /// A choice has a new token.
     Token {
         /// Number of the choice.
         choice: u32,
         /// The token.
         token: u32,
-        /// Tokens of the prompt that needed no computing.
+        /// Cached tokens of the prompt.
         cached: u32,
-        /// Drafts of the choice that were checked so far, and those of them that came true.
+        /// Checked drafts of the choice so far, and accepted ones.
         drafts: [u32; 2],
-        /// How likely it was, if that is wanted and known.
+        /// Its log-probability, if requested and known.
         logprob: Option<Logprob>,
     },
     /// A choice ended.
     Done {
         /// Number of the choice.
         choice: u32,
-        /// Why.
+        /// The reason.
         finish: Finish,
     },
-    /// How likely a token of a choice's prompt was.
+    /// The log-probability of a token of a choice's prompt.
     Prompt {
         /// Number of the first choice of the prompt.
         choice: u32,
         /// The token's place in the prompt.
         position: u32,
-        /// How likely it was.
+        /// Its log-probability.
         logprob: Logprob,
     },
     /// The engine failed.
     Failed(String),
 }
 
-/// How likely a token was, by the model's own probabilities: those before temperature, top-k and top-p.
+/// The log-probability of a token by the model's own distribution, before temperature, top-k and top-p.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Logprob {
     /// Natural logarithm of its probability.
     pub own: f32,
-    /// The most likely tokens, and theirs.
+    /// The most likely tokens and their logarithms.
     pub top: Vec<(u32, f32)>,
 }
 
-/// For each choice of a client, whether somebody reads it.
+/// For each choice of a client, whether the client reads it.
 #[derive(Debug)]
 pub struct Readers(Box<[AtomicU8]>);
 
@@ -87,9 +87,9 @@ impl Readers {
         Self((0..choices).map(|_| AtomicU8::new(READS)).collect())
     }
 
-    /// Why a choice is to end, if it is.
+    /// Returns the reason for which a choice must end now, if any.
     pub fn ends(&self, choice: u32) -> Option<Finish> {
-        // Nothing else is read on the strength of it.
+        // No other memory access depends on this value.
         match self.0[choice as usize].load(Ordering::Relaxed) {
             READS => None,
             HAS_ENOUGH => Some(Finish::Stop),
@@ -98,7 +98,7 @@ impl Readers {
     }
 }
 
-/// The client's end: while it lives, somebody reads.
+/// The client's side: while it lives, the choices have a reader.
 #[derive(Debug)]
 pub struct Ticket {
     events: UnboundedReceiver<Event>,
@@ -106,7 +106,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// The jobs of a client's prompts, which are one group, and its end.
+    /// Creates the jobs of a client's prompts, which form one group, and the client's side.
     pub fn issue(
         requests: Vec<Request>,
         logprobs: Option<u32>,
@@ -130,17 +130,17 @@ impl Ticket {
         (jobs, Self { events, readers })
     }
 
-    /// The next event; none where the engine's thread has forgotten the jobs.
+    /// Returns the next event; `None` if the engine's thread has dropped the jobs.
     pub async fn next(&mut self) -> Option<Event> {
         self.events.recv().await
     }
 
-    /// An event that is there already.
+    /// Returns an event that has already arrived.
     pub fn next_now(&mut self) -> Option<Event> {
         self.events.try_recv().ok()
     }
 
-    /// Nobody needs more of a choice.
+    /// Declares that the client needs no more of a choice.
     pub fn has_enough(&self, choice: u32) {
         self.readers.0[choice as usize].store(HAS_ENOUGH, Ordering::Relaxed);
     }
@@ -150,7 +150,7 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         for reader in &self.readers.0 {
             let (is, gone) = (READS, IS_GONE);
-            // One that has enough stays so.
+            // A choice that the client has finished stays finished.
             let _ = reader.compare_exchange(is, gone, Ordering::Relaxed, Ordering::Relaxed);
         }
     }

@@ -1,4 +1,4 @@
-//! The request log: a line for each request once it has ended, by `tracing`.
+//! The request log: a line for each ended request, by `tracing`.
 
 use std::time::Instant;
 
@@ -6,12 +6,12 @@ use tracing::info;
 
 use super::options::LogForm;
 
-/// Begins to write lines to standard error, if a form is given.
+/// Starts the log to standard error, if a format is given.
 pub fn begin(form: Option<LogForm>) {
     let Some(form) = form else { return };
     let lines =
         tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).with_ansi(false);
-    // A process that has a subscriber already keeps it.
+    // An existing subscriber of the process stays.
     let _ = match form {
         LogForm::Text => tracing::subscriber::set_global_default(lines.finish()),
         LogForm::Json => {
@@ -20,7 +20,7 @@ pub fn begin(form: Option<LogForm>) {
     };
 }
 
-/// What the log has of a request. It writes itself when it is dropped; neither texts nor keys are in it.
+/// The log entry of a request. It is written when it is dropped and contains neither texts nor keys.
 #[derive(Debug)]
 pub struct Entry {
     /// Its name, as in the answer.
@@ -31,7 +31,7 @@ pub struct Entry {
     pub status: u16,
     /// Tokens of its prompts.
     pub prompt_tokens: usize,
-    /// Those of them that needed no computing.
+    /// Cached tokens among them.
     pub cached_tokens: u32,
     /// New tokens.
     pub new_tokens: u32,
@@ -42,7 +42,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A request that has just come.
+    /// Creates the entry of a new request.
     pub fn new(path: &'static str) -> Self {
         Self {
             id: String::new(),
@@ -57,7 +57,7 @@ impl Entry {
         }
     }
 
-    /// A token came.
+    /// Records a token.
     pub fn token(&mut self) {
         self.first.get_or_insert_with(Instant::now);
     }

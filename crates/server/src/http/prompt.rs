@@ -7,7 +7,7 @@ use super::ask::{CHOICES_MAX, Host, Result};
 use super::body::{Body, brief, brief_json};
 use super::refusal::Refusal;
 
-/// The tokens of a text, which is not encoded if it has more bytes than the model has room for.
+/// Returns the tokens of a text; rejects a text with more bytes than the model's positions can hold before encoding it.
 fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>> {
     let room = host.limits.room(0);
     let most = host.text.longest_token().saturating_mul(room);
@@ -92,8 +92,8 @@ fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
     list.iter().map(id).collect()
 }
 
-/// What the answer may be like; nothing where that is not said. It changes no answer, so it is as good as none where
-/// nothing is drafted.
+/// Returns the prediction; `None` if there is none. It does not change the answer, so a server without drafting ignores
+/// it.
 pub fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     let Some(value) = body.get("prediction") else { return Ok(Vec::new()) };
     let wrong = |what: String| Refusal::field("prediction", format!("prediction: {what}"));
@@ -110,7 +110,7 @@ pub fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     }
 }
 
-/// The prompt of a chat, by the model's own template.
+/// Returns the prompt of a chat, by the model's own template.
 pub fn messages(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     let wrong = |what: String| Refusal::field("messages", what);
     let list = body.list("messages")?.ok_or_else(|| wrong("messages is missing".into()))?;
@@ -128,14 +128,14 @@ pub fn messages(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     encode(host, "messages", &rendered.text, rendered.special)
 }
 
-/// Fields of messages that templates read, beside role and content.
+/// Fields of messages that templates read, in addition to role and content.
 const PASSED: [&str; 6] =
     ["name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"];
 
-/// A message as a template reads it.
+/// Converts a message to the template's form.
 fn message(value: &Value) -> std::result::Result<Value, String> {
     let role = match &value["role"] {
-        // What newer clients call it; templates know the older word.
+        // The role name of newer clients; templates use the older name.
         Value::String(role) if role == "developer" => "system".to_owned(),
         Value::String(role) => role.clone(),
         Value::Null => return Err("role is missing".into()),
@@ -157,7 +157,7 @@ fn message(value: &Value) -> std::result::Result<Value, String> {
         }
     }
     if has_calls {
-        // Templates write arguments as JSON; clients send them as a text that is JSON already.
+        // Templates write arguments as JSON; clients send them as a string that already contains JSON.
         for call in message["tool_calls"].as_array_mut().into_iter().flatten() {
             let parsed = call["function"]["arguments"].as_str().map(serde_json::from_str::<Value>);
             if let Some(Ok(arguments @ Value::Object(_))) = parsed {
@@ -168,7 +168,7 @@ fn message(value: &Value) -> std::result::Result<Value, String> {
     Ok(message)
 }
 
-/// The text of a message or of a prediction, if it has one.
+/// Returns the text of a message or of a prediction, if it has one.
 fn content(value: &Value) -> std::result::Result<Option<String>, String> {
     match &value["content"] {
         Value::String(content) => Ok(Some(content.clone())),
@@ -180,7 +180,7 @@ fn content(value: &Value) -> std::result::Result<Option<String>, String> {
     }
 }
 
-/// A part of a message; only texts are served.
+/// Returns a part of a message; only text is supported.
 fn part(value: &Value) -> std::result::Result<&str, String> {
     match (&value["type"], &value["text"]) {
         (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text),

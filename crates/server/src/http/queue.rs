@@ -1,19 +1,20 @@
-//! What was taken in and not begun: a bounded line between those who ask, on many threads, and the one that serves.
+//! The queue of accepted jobs that have not begun: a bounded queue between the clients' threads and the engine's
+//! thread.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Why nothing was pushed.
+/// The reason for which a push failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// As many wait as may.
+    /// The queue is full.
     Full,
-    /// No more are taken.
+    /// The queue is closed.
     Closed,
 }
 
-/// A line of jobs with an end.
+/// A queue of jobs that can be closed.
 #[derive(Debug)]
 pub struct Queue<T> {
     state: Mutex<State<T>>,
@@ -24,23 +25,23 @@ pub struct Queue<T> {
 #[derive(Debug)]
 struct State<T> {
     jobs: VecDeque<T>,
-    /// Of those that were taken, how many had not begun when it was last asked.
+    /// Number of taken jobs that had not begun at the last call.
     waiting: usize,
     is_closed: bool,
 }
 
 impl<T> Queue<T> {
-    /// A line in which `max` may wait, those that were taken and have not begun included.
+    /// Creates a queue for `max` waiting jobs, including those that were taken and have not begun.
     pub fn new(max: usize) -> Self {
         let state = State { jobs: VecDeque::new(), waiting: 0, is_closed: false };
         Self { state: Mutex::new(state), came: Condvar::new(), max }
     }
 
-    /// Puts in all jobs of a request, or none. They may pass the bound, which is for requests: one more is taken as
-    /// long as there is room for one job.
+    /// Pushes all jobs of a request, or none. The limit counts requests: a request is accepted while there is room for
+    /// one of its jobs.
     ///
     /// # Errors
-    /// Too many wait, or no more are taken.
+    /// The queue is full or closed.
     pub fn push(&self, jobs: Vec<T>) -> Result<(), Refused> {
         let mut state = self.lock();
         if state.is_closed {
@@ -54,15 +55,15 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Takes all jobs, first come first; of those taken before, `waiting` have not begun. Waits for nothing.
+    /// Takes all jobs in order; `waiting` of those taken before have not begun. Does not wait.
     pub fn take(&self, waiting: usize, jobs: &mut Vec<T>) {
         let mut state = self.lock();
         jobs.extend(state.jobs.drain(..));
-        // Those taken now have not begun either.
+        // The jobs taken now have not begun either.
         state.waiting = waiting + jobs.len();
     }
 
-    /// Waits until there are jobs; false once there are none and will be none. Called where nothing waits to begin.
+    /// Waits for jobs; returns false if the queue is empty and closed. Call this while no job waits to begin.
     pub fn wait(&self) -> bool {
         let mut state = self.lock();
         state.waiting = 0;
@@ -73,7 +74,7 @@ impl<T> Queue<T> {
         !state.jobs.is_empty()
     }
 
-    /// As [`Queue::wait`], at most so long; whether there are jobs, or none will come.
+    /// As [`Queue::wait`], for at most this time; returns whether there are jobs or the queue is closed.
     pub fn wait_at_most(&self, time: Duration) -> bool {
         let mut state = self.lock();
         state.waiting = 0;
@@ -82,25 +83,25 @@ impl<T> Queue<T> {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Takes no more jobs from now on; those that are in stay.
+    /// Closes the queue; jobs in it stay.
     pub fn close(&self) {
         self.lock().is_closed = true;
         self.came.notify_all();
     }
 
-    /// Whether no more are taken.
+    /// Returns whether the queue is closed.
     pub fn is_closed(&self) -> bool {
         self.lock().is_closed
     }
 
-    /// How many wait: those in the line, and those taken that had not begun.
+    /// Returns the number of waiting jobs: those in the queue, and those taken that had not begun.
     pub fn waiting(&self) -> usize {
         let state = self.lock();
         state.jobs.len() + state.waiting
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // Whoever panicked left a line that is whole: each change is one call.
+        // A panic leaves the queue consistent, because each change is one call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

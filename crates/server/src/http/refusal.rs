@@ -1,21 +1,21 @@
-//! Why a request is not served, in OpenAI's form.
+//! The reasons of refused requests, in OpenAI's format.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// A status and what is said with it.
+/// A status and its error body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
-    /// Of HTTP.
+    /// The HTTP status.
     pub status: u16,
     /// `type` of the error.
     pub kind: &'static str,
-    /// What is wrong, naming the value.
+    /// The message, with the value that is wrong.
     pub message: String,
-    /// The field that is wrong.
+    /// The field with the error.
     pub param: Option<String>,
-    /// For programs.
+    /// The machine-readable code.
     pub code: Option<&'static str>,
 }
 
@@ -24,24 +24,24 @@ impl Refusal {
         Self { status, kind, message: message.into(), param: None, code: None }
     }
 
-    /// The request makes no sense.
+    /// The request is invalid.
     pub fn bad(message: impl Into<String>) -> Self {
         Self::new(400, "invalid_request_error", message)
     }
 
-    /// A field of it makes no sense.
+    /// A field of it is invalid.
     pub fn field(name: &str, message: impl Into<String>) -> Self {
         Self { param: Some(name.into()), ..Self::bad(message) }
     }
 
     /// Prompt and output are longer than any sequence may be.
     pub fn too_long(name: &str, message: impl std::fmt::Display, room: usize) -> Self {
-        // Client libraries know the error by these words of OpenAI's.
+        // Client libraries recognise the error by OpenAI's words.
         let message = format!("This model's maximum context length is {room} tokens: {message}");
         Self { code: Some("context_length_exceeded"), ..Self::field(name, message) }
     }
 
-    /// Another model.
+    /// It names another model.
     pub fn unknown_model(name: &str) -> Self {
         Self {
             status: 404,
@@ -50,35 +50,35 @@ impl Refusal {
         }
     }
 
-    /// Another path, or another method for it.
+    /// Unknown path, or another method for it.
     pub fn no_such_path(status: u16, path: &str) -> Self {
         Self { status, ..Self::bad(format!("{path} is not served, or not by this method")) }
     }
 
-    /// A field that is not served.
+    /// A field that is not supported.
     pub fn unsupported(name: &str, message: impl Into<String>) -> Self {
         Self { code: Some("unsupported_parameter"), ..Self::field(name, message) }
     }
 
-    /// The body is longer than it may be.
+    /// The body is too long.
     pub fn body_too_long(most: usize) -> Self {
         let what = format!("the body has more than {most} bytes (--max-body)");
         Self { status: 413, code: Some("body_too_long"), ..Self::bad(what) }
     }
 
-    /// The body did not come in time.
+    /// The body took too long to arrive.
     pub fn body_too_slow(time: Duration) -> Self {
         let what = format!("the body did not come within {} s", time.as_secs_f32());
         Self { status: 408, code: Some("body_too_slow"), ..Self::bad(what) }
     }
 
-    /// Requests hold as much as they may.
+    /// The requests' budget of memory is exhausted.
     pub fn crowded(what: &str) -> Self {
         let message = format!("{what}; try again later");
         Self { code: Some("crowded"), ..Self::new(429, "rate_limit_error", message) }
     }
 
-    /// As many connections are open as may be.
+    /// The limit of connections is reached.
     pub fn no_connection() -> Self {
         let message = "too many connections are open; try again later";
         Self { code: Some("too_many_connections"), ..Self::new(503, "server_error", message) }
@@ -90,13 +90,13 @@ impl Refusal {
         Self { status: 401, code: Some("invalid_api_key"), ..Self::bad(message) }
     }
 
-    /// As many requests wait as may.
+    /// The queue is full.
     pub fn full(waiting: usize) -> Self {
         let message = format!("{waiting} requests wait already; try again later");
         Self { code: Some("queue_full"), ..Self::new(429, "rate_limit_error", message) }
     }
 
-    /// The server ends.
+    /// The server is shutting down.
     pub fn closing() -> Self {
         let message = "the server is shutting down";
         Self { code: Some("shutting_down"), ..Self::new(503, "server_error", message) }
@@ -107,7 +107,7 @@ impl Refusal {
         Self::new(500, "server_error", message)
     }
 
-    /// As OpenAI says it.
+    /// Returns OpenAI's error object.
     pub fn json(&self) -> Value {
         json!({ "error": {
             "message": self.message,

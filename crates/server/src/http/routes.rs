@@ -1,4 +1,4 @@
-//! Who is answered what: OpenAI's paths, and those of monitors.
+//! The routes: OpenAI's paths, and those of monitors.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -28,27 +28,27 @@ use super::refusal::Refusal;
 use super::sse;
 use kvarena_host::sample::splitmix;
 
-/// What all answers need.
+/// The state that all handlers share.
 pub struct App {
     /// The model.
     pub host: Arc<Host>,
-    /// To the engine's thread.
+    /// The queue to the engine's thread.
     pub queue: Arc<Queue<Job>>,
-    /// What requests may hold.
+    /// The limits of requests.
     pub intake: Intake,
-    /// From there, for monitors.
+    /// The engine's metrics, for monitors.
     pub board: Arc<Board>,
-    /// A number of this run: answers of two runs have different names, and draws without a seed differ.
+    /// A number of this run, so answers of two runs have different names and unseeded draws differ.
     pub run: u64,
-    /// Answers begun.
+    /// Number of answers begun.
     pub answers: AtomicU64,
-    /// When the model came up, in seconds since 1970.
+    /// The start time, in seconds since 1970.
     pub created: u64,
 }
 
 type Shared = State<Arc<App>>;
 
-/// All paths: those that need the key, where there is one, and those of monitors.
+/// All paths: those that need the key, if there is one, and those of monitors.
 pub fn router(app: Arc<App>, key: Option<Secret>, cors: CorsLayer) -> Router {
     let mut guarded = Router::new()
         .route("/v1/completions", post(completions))
@@ -68,13 +68,13 @@ pub fn router(app: Arc<App>, key: Option<Secret>, cors: CorsLayer) -> Router {
         .method_not_allowed_fallback(|uri: Uri| async move {
             refused(&Refusal::no_such_path(405, uri.path()))
         })
-        // `Intake` bounds bodies.
+        // `Intake` limits bodies.
         .layer(DefaultBodyLimit::disable())
         .layer(cors)
         .with_state(app)
 }
 
-/// What a connection beyond the bound is served.
+/// The paths of a spare connection.
 pub fn crowded(app: Arc<App>) -> Router {
     monitors().fallback(|| async { refused(&Refusal::no_connection()) }).with_state(app)
 }
@@ -122,7 +122,7 @@ async fn begin(
     let read = app.intake.read(&parts.headers, body).await?;
     let seed = splitmix(&mut app.run.wrapping_add(number));
     let host = Arc::clone(&app.host);
-    // A long prompt takes a while to encode: others are answered meanwhile.
+    // Encoding a long prompt takes time, so a blocking thread does it.
     let parse = move |bytes: &[u8]| Ask::parse(&host, kind, bytes, seed);
     let mut ask = app.intake.parse(read, parse).await?;
     let tokens =
@@ -139,12 +139,12 @@ async fn begin(
     Ok(Talk { answer, ticket, is_over: false, stream: ask.stream, entry: None })
 }
 
-/// A client and its answer. Once it is dropped the client has gone away, and what it asked for is cancelled.
+/// A client and its answer. A drop means that the client has gone away, which cancels its request.
 struct Talk {
     answer: Answer,
     ticket: Ticket,
     is_over: bool,
-    /// Whether tokens are sent as they come.
+    /// Returns whether tokens are streamed.
     stream: bool,
     entry: Option<Entry>,
 }
@@ -161,13 +161,13 @@ impl Drop for Talk {
 }
 
 impl Talk {
-    /// Logs it by this entry once it is over.
+    /// Sets the log entry that is written at the end.
     fn entry(mut self, entry: Entry) -> Self {
         self.entry = Some(entry);
         self
     }
 
-    /// What is new with an event; none stands for the engine's end.
+    /// Processes an event; `None` stands for the engine's end.
     fn hear(&mut self, event: Option<Event>) -> Result<Option<Piece>, Refusal> {
         let lost = || Event::Failed("the engine has stopped".into());
         let event = event.unwrap_or_else(lost);
@@ -185,7 +185,7 @@ impl Talk {
         Ok(piece)
     }
 
-    /// Frames for an event: what is new, and the end of the stream where it is.
+    /// Returns the frames of an event: the new piece, and the end of the stream if it has ended.
     fn frames(&mut self, event: Option<Event>) -> String {
         let mut frames = match self.hear(event) {
             Ok(Some(piece)) => sse::event(&self.answer.chunk(piece)),
@@ -221,7 +221,7 @@ fn events(talk: Talk) -> Response {
         while !talk.is_over {
             let event = talk.ticket.next().await;
             let mut frames = talk.frames(event);
-            // What else has come goes along in one write.
+            // Further events that have arrived go into the same write.
             while let Some(event) = (!talk.is_over).then(|| talk.ticket.next_now()).flatten() {
                 frames += &talk.frames(Some(event));
             }
@@ -294,7 +294,7 @@ async fn metrics(State(app): Shared, headers: HeaderMap) -> Response {
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
-/// Reads a body and makes an answer of it, where text is not yet a request.
+/// Reads a body and computes an answer from it, for paths without generation.
 async fn text_of(
     app: Arc<App>,
     request: Request,

@@ -1,11 +1,11 @@
-//! Server-sent events: how a stream of JSON values is framed.
+//! Server-sent events: the framing of a stream of JSON values.
 
 use serde_json::Value;
 
-/// The last event of a stream that went well.
+/// The last event of a successful stream.
 pub const DONE: &str = "data: [DONE]\n\n";
 
-/// An event with a value. JSON written in one line has no line ends of its own, which would end the event.
+/// Returns an event with a value. JSON on one line contains no line breaks, which would end the event.
 pub fn event(value: &Value) -> String {
     format!("data: {value}\n\n")
 }

@@ -1,7 +1,7 @@
-//! Stop strings in text that arrives in pieces: what may still become one is held back.
+//! Stop strings in text that arrives in pieces; holds back text that may become one.
 
-/// Looks for stop strings. The one that ends first wins, so that it does not matter how the text is cut in pieces; of
-/// those that end together, the longest.
+/// Searches for stop strings. The one that ends first wins, so the result does not depend on the pieces; of those that
+/// end together, the longest wins.
 #[derive(Clone, Default, Debug)]
 pub struct StopMatcher {
     stops: Vec<String>,
@@ -10,14 +10,14 @@ pub struct StopMatcher {
 }
 
 impl StopMatcher {
-    /// A matcher of these strings, none of which is empty.
+    /// Creates a matcher of these strings, none of which is empty.
     pub fn new(stops: Vec<String>) -> Self {
         assert!(stops.iter().all(|stop| !stop.is_empty()), "an empty string would match anywhere");
         Self { stops, held: String::new() }
     }
 
-    /// The text that became certain with this piece, and whether a stop string was found: then it is all there is
-    /// before that.
+    /// Returns the text that is certain with this piece, and whether a stop string was found; the text then ends before
+    /// it.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
         let found = self.stops.iter().filter_map(|stop| {
@@ -33,12 +33,12 @@ impl StopMatcher {
         (std::mem::replace(&mut self.held, kept), false)
     }
 
-    /// What was held back, once no more text comes.
+    /// Returns the held-back text at the end.
     pub fn rest(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Bytes at the end of what is held that begin some stop string: as many as may be.
+    /// Returns the length of the longest suffix of the held text that begins a stop string.
     fn beginning(&self) -> usize {
         let held = self.held.as_bytes();
         let longest = |stop: &String| {
@@ -107,7 +107,7 @@ mod test {
         assert_eq!(all(&["\u{20ac}!"], &[euro, "?"]), ("\u{20ac}?".into(), false));
     }
 
-    /// However a text is cut, the same is said; and as much as a search of the whole text says.
+    /// The result is the same for all ways to cut a text, and equals that of a search of the whole text.
     #[test]
     fn cuts_do_not_matter() {
         let mut state = 7;

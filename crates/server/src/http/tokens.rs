@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, as vLLM has them.
+//! `/tokenize` and `/detokenize`, in vLLM's format.
 
 use serde_json::{Map, Value, json};
 

@@ -1,6 +1,6 @@
-//! Attention over latent rows: which pools are served, the memory that each variant of it keeps, and its launches.
+//! Attention over latent rows: the supported pools, the memory of each variant, and the launches.
 //!
-//! Some devices have a kernel whose work is split on the host (`kernels/selection.rs`); all others have a plain one.
+//! Some devices have a kernel whose work the host splits (`kernels/selection.rs`); all others have a plain kernel.
 //!
 //! Not here: the split (`split/latent.rs`), the kernels (`ptx/src/latent`).
 
@@ -22,21 +22,21 @@ use crate::id::LayerId;
 use crate::layout::{KvShape, PoolLayout};
 use crate::plan::BatchPlan;
 
-/// Numbers of a row that kernels serve.
+/// Numbers of a row that kernels support.
 const SERVED: KvShape = KvShape::Latent { rank: 512, rope: 64 };
-/// Variants that there may be.
+/// Most variants.
 const VARIANTS_MAX: usize = 8;
 /// Most query heads over latent rows.
 pub(in crate::backend::cuda) const LATENT_HEADS_MAX: u32 = 128;
 
-/// Refuses latent rows of other lengths than kernels serve.
+/// Rejects latent rows of lengths that no kernel supports.
 pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
     let shape = layout.shape();
     let served = !layout.is_latent() || shape == SERVED;
     if served { Ok(()) } else { Err(CudaError::PoolShape { shape }) }
 }
 
-/// All kernels of a pool.
+/// Returns all kernels of a pool.
 pub(in crate::backend::cuda) fn kernels(of: &Selection) -> Vec<&'static Kernel> {
     match of.latent() {
         Latent::Plain(kernel) => vec![kernel],
@@ -44,28 +44,28 @@ pub(in crate::backend::cuda) fn kernels(of: &Selection) -> Vec<&'static Kernel> 
     }
 }
 
-/// CTAs of a kernel whose work is split: an even number, since clusters are of two.
+/// CTAs of a kernel whose work is split. The number is even, because a cluster has two CTAs.
 fn ctas(gpu: &Gpu) -> u32 {
     (gpu.multiprocessors() & !1).max(2)
 }
 
-/// One variant of attention over latent rows, where a step is split for it.
+/// One variant of attention over latent rows on a device whose kernel needs a split.
 #[derive(Debug)]
 struct Variant {
     /// Query heads, and window (0: none).
     key: (u32, u32),
     kernels: [&'static Kernel; 2],
     split: LatentSplit,
-    /// Items of the staged step that were cut.
+    /// Items of the staged step that were cut into parts.
     cut: u32,
     /// The plan on the device.
     plan: DeviceBuffer,
-    /// `[slots, 64, 512]`, and what the sums of each row are relative to, `[slots, 64, 2]`.
+    /// Partial sums `[slots, 64, 512]`, and the reference of each row's sums `[slots, 64, 2]`.
     partial: DeviceBuffer,
     tops: DeviceBuffer,
 }
 
-/// The variants met so far.
+/// The variants used so far.
 #[derive(Debug, Default)]
 pub(in crate::backend::cuda) struct LatentVariants {
     list: Vec<Variant>,
@@ -76,7 +76,7 @@ impl LatentVariants {
         self.list.len()
     }
 
-    /// Bytes of the largest plan.
+    /// Returns the bytes of the largest plan.
     pub(in crate::backend::cuda) fn plan_bytes(
         gpu: &Gpu,
         layout: &PoolLayout,
@@ -88,7 +88,7 @@ impl LatentVariants {
         4 * LatentSplit::words_max(LATENT_HEADS_MAX, ctas(gpu), (limits.rows, limits.tokens))
     }
 
-    /// The variant's index, making its memory where it is new; nothing where the plain kernel serves.
+    /// Returns the variant's index and allocates memory for a new variant; `None` if the plain kernel serves.
     pub(in crate::backend::cuda) fn prepare(
         &mut self,
         gpu: &Gpu,
@@ -111,7 +111,7 @@ impl LatentVariants {
         }
         kernels.iter().try_for_each(|kernel| gpu.load(kernel).map(|_| ()))?;
         let (ctas, sizes) = (ctas(gpu), (limits.rows, limits.tokens));
-        // Rows of 16 bits come to both CTAs of a cluster by boxes; bytes of fp8 need none.
+        // Boxes bring rows of 16 bits to both CTAs of a cluster; bytes of fp8 need no boxes.
         let pairs = fp8 || row_boxes::rows(pool.layout()) > 0;
         let split = LatentSplit::new(key.0, key.1, ctas, sizes).in_pairs(pairs);
         let rows = u64::from(split.slots()) * u64::from(LATENT_ROWS);
@@ -135,7 +135,7 @@ impl LatentVariants {
         }
     }
 
-    /// Sends the plans of the step that was split last.
+    /// Sends the plans of the last split.
     pub(in crate::backend::cuda) fn send(
         &self,
         gpu: &Gpu,
@@ -153,7 +153,7 @@ impl LatentVariants {
         Ok(())
     }
 
-    /// What a graph's key says of each variant: whether the staged step has sums to join.
+    /// Writes each variant's part of a graph's key: whether the staged step has sums to join.
     pub(in crate::backend::cuda) fn key(&self, kernels: &mut [u8; KEY_VARIANTS]) {
         for (key, variant) in kernels.iter_mut().zip(&self.list) {
             *key = u8::from(variant.cut > 0);
@@ -185,7 +185,7 @@ impl LatentVariants {
             true => extra(pool, layer),
             false => ExtraParams { boxes: row_boxes::of(pool, layer)?, ..ExtraParams::default() },
         };
-        // SAFETY: the caller answers for the rows; plan and sums are this variant's, for this grid; scales and rope are
+        // SAFETY: the caller guarantees the rows; plan and sums are this variant's, for this grid; scales and rope are
         // the layer's.
         unsafe { gpu.launch_attention(main, ctas, &params, &extra, first, stream) }?;
         start.launched(capturing);
@@ -198,13 +198,13 @@ impl LatentVariants {
     }
 }
 
-/// What kernels over fp8 take behind the rest.
+/// The extra parameters of kernels over fp8.
 fn extra(pool: &Pool, layer: LayerId) -> ExtraParams {
     let (scales, rope) = (pool.scales(layer), pool.rope(layer).unwrap_or_default());
     ExtraParams { scales, rope, ..ExtraParams::default() }
 }
 
-/// Launches the kernel of every GPU.
+/// Launches the kernel that runs on every GPU.
 ///
 /// # Safety
 /// The addresses in `params` are those of rows for every token of the staged step, and of the layer.
@@ -217,6 +217,6 @@ pub(in crate::backend::cuda) unsafe fn launch_plain(
 ) -> Result<(), CudaError> {
     let (Latent::Plain(kernel) | Latent::Split([kernel, _])) = pool.selection().latent();
     let (blocks, extra) = (8 * gpu.multiprocessors(), extra(pool, layer));
-    // SAFETY: the caller answers for the rows; scales and rope are the layer's.
+    // SAFETY: the caller guarantees the rows; scales and rope are the layer's.
     unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream) }
 }

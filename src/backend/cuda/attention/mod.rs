@@ -7,7 +7,7 @@
 //! graph_key                                          which steps replay a graph
 //! ```
 //!
-//! Not here: which kernels serve (`kernels/selection.rs`), how a plan reaches the device (`plan`).
+//! Not here: selection of kernels (`kernels/selection.rs`), upload of a plan (`plan`).
 
 pub(super) mod graph_key;
 pub(super) mod latent;

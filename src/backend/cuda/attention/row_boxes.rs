@@ -1,6 +1,6 @@
-//! Latent rows for the copy engine: a layer of a pool as a tensor, of which it brings boxes of rows.
+//! Describes a layer of latent rows as a tensor map; the copy engine (TMA) loads boxes of rows through it.
 //!
-//! Not here: who brings them (`ptx/src/latent/attend_latent_sm90a.cuh`).
+//! Not here: the loads (`ptx/src/latent/attend_latent_sm90a.cuh`).
 
 use std::ffi::c_void;
 use std::ptr::{from_mut, null_mut};
@@ -13,9 +13,9 @@ use crate::backend::cuda::store::pool::Pool;
 use crate::id::LayerId;
 use crate::layout::{Dtype, PoolLayout};
 
-/// Columns of a box: 128 bytes, which is what it is swizzled by.
+/// Columns of a box: 128 bytes, the width of the swizzle.
 const COLUMNS: u32 = 64;
-/// Fewest rows that are worth a box, and most: half of a tile's.
+/// Fewest and most rows of a box; the most is half of a tile's rows.
 const ROWS_LEAST: u32 = 8;
 const ROWS_MOST: u32 = 32;
 
@@ -52,20 +52,20 @@ fn encode() -> Result<Encode, CudaError> {
         if result != 0 || found.is_null() {
             return None;
         }
-        // SAFETY: the driver says that this is cuTensorMapEncodeTiled as of CUDA 12.0, which has this signature.
+        // SAFETY: the driver documents this signature of cuTensorMapEncodeTiled since CUDA 12.0.
         Some(unsafe { std::mem::transmute::<*mut c_void, Encode>(found) })
     };
     // CUDA_ERROR_NOT_FOUND.
     FOUND.get_or_init(find).ok_or(CudaError::Driver { call: "cuTensorMapEncodeTiled", code: 500 })
 }
 
-/// Rows of a box, which may not leave its page; 0 where pages are so odd or small that boxes are not worth it.
+/// Returns the rows of a box, which must not cross its page's end; 0 if the pages are too small or irregular for boxes.
 pub(in crate::backend::cuda) fn rows(layout: &PoolLayout) -> u32 {
     let most = 1 << layout.page_size().trailing_zeros();
     if most < ROWS_LEAST { 0 } else { most.min(ROWS_MOST) }
 }
 
-/// Those of a layer that the pool has.
+/// Returns the boxes of a layer of the pool.
 pub(in crate::backend::cuda) fn of(pool: &Pool, layer: LayerId) -> Result<RowBoxes, CudaError> {
     let (layout, strides) = (pool.layout(), pool.strides());
     let rows = rows(layout);
@@ -79,8 +79,8 @@ pub(in crate::backend::cuda) fn of(pool: &Pool, layer: LayerId) -> Result<RowBox
     let (window, steps) = ([COLUMNS, rows, 1], [1_u32; 3]);
     let (address, mut map) = (origin as usize as *mut c_void, TensorMap::default());
     let encode = encode()?;
-    // SAFETY: `map` is aligned as the driver wants it; all arrays live during the call and have an element for each of
-    // three dimensions (strides: one less).
+    // SAFETY: `map` has the alignment that the driver requires. All arrays live during the call and have an element for
+    // each of three dimensions (strides: one fewer).
     let result = unsafe {
         encode(
             &mut map,

@@ -1,7 +1,7 @@
-//! Decode that reads shared spans once: the kernel that serves a variant of attention, and the memory it keeps.
+//! Decode that reads shared spans once: the kernel and the memory of a variant of attention.
 //!
-//! A step goes through it where its split accepts a span; other steps are launched as if it were not there.
-//! Rows of a few new tokens take a kernel whose tails have room for them ([`TAIL_ROWS`]).
+//! A step uses this kernel if its split accepts a span; it does not affect the launches of other steps. Rows of a few
+//! new tokens use a kernel whose tails have room for them ([`TAIL_ROWS`]).
 //!
 //! Not here: the split (`split/shared.rs`), the kernel (`ptx/src/shared`).
 
@@ -23,15 +23,15 @@ use crate::backend::cuda::kernels::{Selection, Shared};
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::plan::BatchPlan;
 
-/// Variants of attention that may have it: the image has room for so many.
+/// Most variants that may read spans once; the image has room for this many.
 pub(in crate::backend::cuda) const SHARED_VARIANTS_MAX: usize = 2;
 
-/// Most CTAs of a kernel for any device that a multiprocessor is given: registers leave room for no more.
+/// Most CTAs per multiprocessor of a kernel for any device; registers limit the number.
 const RESIDENT: u32 = 2;
-/// Most work chunks of a multiprocessor.
+/// Most work chunks per multiprocessor.
 const CHUNKS: u32 = 8;
 
-/// Where the plan's arrays stand, in bytes from its first word; they depend on the step's numbers alone.
+/// Byte offsets of the plan's arrays from its first word. They depend only on the step's numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Offsets {
     works: usize,
@@ -43,12 +43,12 @@ struct Offsets {
 }
 
 impl Offsets {
-    /// For so many work chunks, rows, and new tokens of members.
+    /// Returns the offsets for these numbers of work chunks, rows, and members' new tokens.
     fn new(works: usize, (tokens, rows): (usize, usize), member_count: usize) -> Self {
         let shares = size_of::<SharedHead>() + works * size_of::<DecodeWork>();
         let members = shares + rows * size_of::<RowShare>();
         let spans = (members + member_count * size_of::<SpanMember>()).next_multiple_of(32);
-        // Rows of several new tokens may have items of their own.
+        // Rows of several new tokens may have their own items.
         let span_count = SPANS_MAX as usize + if tokens > rows { rows } else { 0 };
         let items = spans + span_count * size_of::<SpanParts>();
         let end = items + ITEMS_MAX as usize * size_of::<SpanItem>();
@@ -56,36 +56,36 @@ impl Offsets {
     }
 }
 
-/// What reads spans once for one variant of attention.
+/// The kernel, plan and memory with which one variant of attention reads spans once.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct SharedDecode {
     kernels: Shared,
     split: SharedSplit,
     grid: SharedGrid,
     shape: SplitShape,
-    /// What the staged step goes through, if it reads a span once.
+    /// The staged step's launch, if it reads a span once.
     taken: Option<Taken>,
     /// Bytes from the image's splits to its plan.
     image_at: usize,
     offsets: Offsets,
-    /// Partial sums: of tails, then of spans; what each is relative to behind it.
+    /// Partial sums, of tails and then of spans; their references follow.
     partial: DeviceBuffer,
-    /// A meeting for each CTA, then a counter for each (row, kv head).
+    /// A barrier for each CTA, then a counter for each (row, kv head).
     counters: DeviceBuffer,
 }
 
 impl SharedDecode {
-    /// Bytes of the image that its plans may take.
+    /// Returns the most bytes of the image that its plans may take.
     pub(in crate::backend::cuda) fn image_bytes(gpu: &Gpu, limits: StepLimits) -> usize {
         let rows = limits.rows.min(SHARED_ROWS_MAX) as usize;
-        // Of groups of one.
+        // For groups of one query head.
         let members = (limits.tokens as usize).min(rows * ITEM_ROWS as usize);
         SHARED_VARIANTS_MAX
             * Offsets::new((CHUNKS * gpu.multiprocessors()) as usize, (usize::MAX, rows), members)
                 .end
     }
 
-    /// Takes its memory, where a kernel serves such a pool on this device.
+    /// Allocates its memory if a kernel serves this pool on this device.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
         selection: &Selection,
@@ -132,18 +132,18 @@ impl SharedDecode {
         }))
     }
 
-    /// Bytes of a meeting for each CTA.
+    /// Returns the bytes of the barriers of all CTAs.
     fn meeting_bytes(grid: &SharedGrid) -> usize {
         grid.ctas as usize * size_of::<SpanMeeting>()
     }
 
-    /// Query rows that the tails' sums have room for.
+    /// Returns the query rows that the memory for tails' sums holds.
     fn own_rows(shape: &SplitShape, grid: &SharedGrid) -> usize {
         let (rows, part) = (SharedSplit::rows_max(shape), TAIL_ROWS[TAIL_ROWS.len() - 1]);
         part as usize * (2 * grid.warps * grid.ctas + rows * shape.kv_heads) as usize
     }
 
-    /// What of a step could go through it.
+    /// Returns the candidates of the staged step that the kernel could take.
     fn taken_of(&self, plan: &BatchPlan<'_>) -> Option<Taken> {
         if plan.rows.len() > SharedSplit::rows_max(&self.shape) as usize {
             return None;
@@ -151,19 +151,19 @@ impl SharedDecode {
         self.shape.taken(&self.grid, plan.token_count(), plan.rows)
     }
 
-    /// Loads the kernel that a step with spans may go through, which no capture can.
+    /// Loads the kernel that a step with spans may use, because a capture cannot load it.
     pub(in crate::backend::cuda) fn load(
         &self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
     ) -> Result<(), CudaError> {
-        // The narrowest was loaded with the variant.
+        // The narrowest kernel was loaded with the variant.
         let wide = self.taken_of(plan).filter(|taken| taken.tails > self.shape.narrowest());
         wide.map_or(Ok(()), |taken| gpu.load(self.kernels[taken.tails]).map(|_| ()))
     }
 
-    /// Splits a step into the image, of which `image` is what begins `image_at` bytes behind the splits' begin; gives
-    /// the bytes that are taken. `last`: nothing follows it, so that what is not used need not be sent.
+    /// Splits a step into the image and returns the used bytes. `image` begins `image_at` bytes after the begin of the
+    /// splits. `last`: nothing follows, so unused bytes need not be sent.
     pub(in crate::backend::cuda) fn split(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -193,17 +193,17 @@ impl SharedDecode {
         if last { used } else { offsets.end }
     }
 
-    /// What the staged step's time is made of, if it reads a span once.
+    /// Returns the model of the staged step's time, if the step reads a span once.
     pub(in crate::backend::cuda) fn work(&self) -> Option<SpanWork> {
         self.taken.map(|_| self.split.work)
     }
 
-    /// What of the staged step goes through it, if anything does.
+    /// Returns the staged step's launch, if the step reads a span once.
     pub(in crate::backend::cuda) fn taken(&self) -> Option<&Taken> {
         self.taken.as_ref()
     }
 
-    /// Launches it for the staged step, whose splits lie at `splits`.
+    /// Launches the kernel for the staged step, whose splits are at `splits`.
     ///
     /// # Safety
     /// The addresses in `attend` are those of rows for every token of the staged step, `scales` the layer's.
@@ -239,12 +239,12 @@ impl SharedDecode {
         let taken = self.taken.expect("the staged step goes through it");
         let (kernel, ctas) = (self.kernels[taken.tails], self.grid.ctas);
         let extra = ExtraParams { scales, ..ExtraParams::default() };
-        // SAFETY: the caller answers for the rows; plan, sums and counters are this variant's, for this grid.
+        // SAFETY: the caller guarantees the rows; plan, sums and counters are this variant's, for this grid.
         unsafe { gpu.launch_attention(kernel, ctas, &params, &extra, start, stream) }
     }
 }
 
-/// Copies records to offset `at`; gives the offset after them.
+/// Copies records to offset `at` and returns the offset after them.
 fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, records: &[T]) -> usize {
     let end = at + size_of_val(records);
     bytes[at..end].copy_from_slice(bytemuck::cast_slice(records));

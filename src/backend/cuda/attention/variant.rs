@@ -1,4 +1,4 @@
-//! One variant of attention: its kernels, and the memory that they keep.
+//! One variant of attention: its kernels and their memory.
 //!
 //! Not here: the list of variants, and their launches (`variants.rs`).
 
@@ -16,16 +16,16 @@ use crate::backend::cuda::plan::image::StepLimits;
 use crate::backend::cuda::store::pool::Pool;
 use crate::layout::KvDtype;
 
-/// No kernel has more CTAs than this on one multiprocessor.
+/// Most CTAs per multiprocessor of any kernel.
 pub(super) const RESIDENT_MAX: u32 = 8;
-/// Those of a decode kernel for more rows than one token's: registers and shared memory leave room for no more.
+/// The same for a decode kernel of several tokens' rows; registers and shared memory limit the number.
 pub(super) const WIDE_RESIDENT: u32 = 2;
 
-/// Query heads, window (0: none), positions of a list (0: none, all is read), and whether logits have the sign of their
-/// scores.
+/// Query heads, window (0: none), positions of a list (0: none, rows read all tokens), and whether the scale is
+/// positive.
 pub(super) type VariantKey = (u32, u32, u32, bool);
 
-/// Slots that the positions of a step's lists stand for, as kernels make them.
+/// Slots of the positions in a step's lists, which a kernel writes.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct ListBuffers {
     /// u32 `[rows, kv_heads, top]`.
@@ -38,21 +38,21 @@ pub(in crate::backend::cuda) struct ListBuffers {
 #[derive(Debug)]
 pub(super) struct Variant {
     pub(super) key: VariantKey,
-    /// What its kernels are selected by.
+    /// The properties that select its kernels.
     pub(super) of: Selection,
     pub(super) decode: Decodes,
-    /// Once a step goes to the extend kernel.
+    /// `None` until a step uses the extend kernel.
     pub(super) extend: Option<Extend>,
     pub(super) split: Split,
-    /// Where attention is over lists.
+    /// Present if attention is over lists.
     pub(super) lists: Option<ListBuffers>,
-    /// Whether a kernel may read spans once, of which there were none so far.
+    /// Whether a kernel may read spans once; no plan had spans so far.
     pub(super) may_share: bool,
-    /// Reads shared spans once, where a kernel does.
+    /// Reads shared spans once, if a kernel serves that.
     pub(super) shared: Option<SharedDecode>,
-    /// What the staged step came to.
+    /// The split of the staged step.
     pub(super) count: SplitCount,
-    /// Bytes from the image's splits to this variant's.
+    /// Bytes from the begin of the image's splits to this variant's split.
     pub(super) image_at: usize,
     /// Partial sums.
     pub(super) partial: DeviceBuffer,
@@ -64,7 +64,8 @@ pub(super) struct Variant {
 #[derive(Debug)]
 pub(super) struct Extend {
     pub(super) kernel: &'static Kernel,
-    /// In its place where rows are trees, and in graphs, which serve those too: where it knows none.
+    /// Replaces the extend kernel for trees, and in graphs, which also serve trees; present if the extend kernel
+    /// supports no trees.
     pub(super) trees: Option<&'static Kernel>,
     /// Its plan on the device.
     pub(super) plan: DeviceBuffer,
@@ -78,7 +79,7 @@ pub(super) fn key(attend: &Attend, top: u32) -> VariantKey {
     (attend.q_heads, attend.window.unwrap_or(0), top, attend.scale > 0.0)
 }
 
-/// A variant's shape, its kernels on no CTA yet.
+/// Returns a variant's shape, without grids.
 pub(super) fn shape_of(pool: &Pool, key: VariantKey, limits: StepLimits) -> SplitShape {
     let layout = pool.layout();
     let kv_heads = layout.kv_heads();
@@ -96,14 +97,14 @@ pub(super) fn shape_of(pool: &Pool, key: VariantKey, limits: StepLimits) -> Spli
     }
 }
 
-/// The decode kernels of a shape that is served.
+/// Returns the decode kernels of a supported shape.
 pub(super) fn decodes_of(of: &Selection, shape: &SplitShape) -> Result<Decodes, CudaError> {
     of.extend().ok_or(CudaError::HeadDim { head_dim: of.head_dim })?;
     if shape.top == 0 {
         return Ok(of.decodes(shape.group));
     }
     let narrowest = shape.narrowest();
-    // Rows of one token have lists, so no step takes a wider one. Quantised pools have none.
+    // Only rows of one token have lists, so no step uses a wider kernel. Quantised pools have no lists.
     let dtype = if of.scaling.is_some() { KvDtype::Fp8E4M3 } else { of.rows.into() };
     let over_lists = of.selected()[narrowest].ok_or(CudaError::Lists { dtype })?;
     let mut decodes = Decodes::default();
@@ -111,12 +112,12 @@ pub(super) fn decodes_of(of: &Selection, shape: &SplitShape) -> Result<Decodes, 
     Ok(decodes)
 }
 
-/// CTAs of a grid that fills the device.
+/// Returns the CTAs of a grid that fills the device.
 pub(super) fn ctas(gpu: &Gpu, kernel: &'static Kernel) -> Result<u32, CudaError> {
     Ok(gpu.multiprocessors() * gpu.resident(kernel)?.clamp(1, RESIDENT_MAX))
 }
 
-/// Words of zeros in device memory.
+/// Allocates words of zeros in device memory.
 pub(super) fn zeros(gpu: &Gpu, bytes: usize, stream: RawStream) -> Result<DeviceBuffer, CudaError> {
     let buffer = DeviceBuffer::lasting(gpu, bytes as u64)?;
     // SAFETY: the range is the buffer allocated above, whose size is a multiple of 4.
@@ -126,7 +127,7 @@ pub(super) fn zeros(gpu: &Gpu, bytes: usize, stream: RawStream) -> Result<Device
 }
 
 impl ListBuffers {
-    /// For as many rows as a step has.
+    /// Allocates the slots of a variant for the rows of the largest step.
     pub(super) fn new(gpu: &Gpu, shape: &SplitShape) -> Result<Self, CudaError> {
         let lists = u64::from(shape.batch_max) * u64::from(shape.kv_heads);
         let listed = DeviceBuffer::lasting(gpu, 4 * lists * u64::from(shape.top))?;
@@ -145,7 +146,7 @@ impl ListBuffers {
 }
 
 impl Variant {
-    /// Which kernels the staged step takes, `trees` among its rows or not.
+    /// Returns the kernels of the staged step; `trees`: some rows are trees.
     pub(super) fn key_of(&self, trees: bool) -> u8 {
         let taken = self.shared.as_ref().and_then(SharedDecode::taken);
         let tails = taken.map_or(0, |taken| taken.tails as u8 + 1);
@@ -157,7 +158,7 @@ impl Variant {
         decode | extend << 1 | (self.count.width as u8) << 3 | tails << 5
     }
 
-    /// The decode kernel of a width that steps have.
+    /// Returns the decode kernel of a width.
     pub(super) fn decode_of(&self, width: usize) -> &'static Kernel {
         self.decode[width].expect("a width with CTAs has a kernel")
     }
@@ -194,7 +195,7 @@ impl Variant {
         })
     }
 
-    /// Loads the extend kernel and makes its memory, once.
+    /// Loads the extend kernel and allocates its memory, once.
     pub(super) fn add_extend(&mut self, gpu: &Gpu, stream: RawStream) -> Result<(), CudaError> {
         if self.extend.is_some() {
             return Ok(());
@@ -213,7 +214,7 @@ impl Variant {
         Ok(())
     }
 
-    /// Loads the kernel that reads spans once and makes its memory, where one serves the variant.
+    /// Loads the kernel that reads spans once and allocates its memory, if a kernel serves the variant.
     pub(super) fn add_shared(
         &mut self,
         gpu: &Gpu,

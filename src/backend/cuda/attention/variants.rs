@@ -1,9 +1,9 @@
-//! Attention launches, and the memory that each variant of attention keeps.
+//! The variants of attention and their launches.
 //!
-//! A *variant* has its own query heads, sliding window and length of lists: a step is split for each. A model has one
-//! variant, or two where local and global layers alternate. The first launch of a variant makes its memory, and the
-//! first step that goes to the extend kernel or reads spans once the memory of that; from then on every step is split
-//! for it when its plan is staged.
+//! A *variant* has its own query heads, sliding window and length of lists; each step is split for each variant. A
+//! model has one variant, or two if local and global layers alternate. The first launch of a variant allocates its
+//! memory. The first step that uses the extend kernel, or reads spans once, allocates the memory for that. From then on
+//! staging a plan splits it for the variant.
 //!
 //! Not here: the split itself (`split/`), the kernels (`ptx/src`).
 
@@ -26,13 +26,13 @@ use crate::backend::cuda::store::pool::Pool;
 use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, BatchRow};
 
-/// Variants that the image has room for; twice as many where the pool keeps labels.
+/// Variants that the image has room for; twice as many if the pool keeps labels.
 const VARIANTS_MAX: usize = 8;
-/// The variants of attention met so far. Rows of f32 need none.
+/// The variants of attention used so far. Rows of f32 need none.
 #[derive(Debug, Default)]
 pub(in crate::backend::cuda) struct Variants {
     list: Vec<Variant>,
-    /// Those of a latent pool, which has no others.
+    /// The variants of a latent pool, which has no others.
     pub(in crate::backend::cuda) latent: LatentVariants,
 }
 
@@ -41,12 +41,12 @@ impl Variants {
         self.list.len() + self.latent.len()
     }
 
-    /// What the staged step's time is made of, if the first variant reads a span of it once.
+    /// Returns the model of the staged step's time, if the first variant reads a span of the step once.
     pub(in crate::backend::cuda) fn span_work(&self) -> Option<SpanWork> {
         self.list.first()?.shared.as_ref()?.work()
     }
 
-    /// Bytes of the image that the variants' decode splits take.
+    /// Returns the bytes of the image for the variants' decode splits.
     pub(in crate::backend::cuda) fn image_bytes(
         gpu: &Gpu,
         layout: &PoolLayout,
@@ -56,7 +56,7 @@ impl Variants {
         variants_max(layout) * (works + limits.rows as usize * size_of::<BatchRow>())
     }
 
-    /// Bytes of the largest extend plan, or that of latent rows.
+    /// Returns the bytes of the largest extend plan, or of the largest plan over latent rows.
     pub(in crate::backend::cuda) fn extend_bytes(
         gpu: &Gpu,
         layout: &PoolLayout,
@@ -78,8 +78,8 @@ impl Variants {
         (4 * shape.extend_words()).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
-    /// Loads the kernels that a step takes: all but the narrowest decode kernel, unless they were prepared, wait for
-    /// the first step that wants them, which no capture can stage.
+    /// Loads the kernels of a step. Unless prepared, all but the narrowest decode kernel are loaded by the first step
+    /// that needs them; a capture cannot stage such a step.
     pub(in crate::backend::cuda) fn load(
         &mut self,
         gpu: &Gpu,
@@ -109,7 +109,7 @@ impl Variants {
         })
     }
 
-    /// The kernels of the steps that a host prepares, for the variants that it names.
+    /// Loads the kernels of the prepared steps, for the prepared variants.
     pub(in crate::backend::cuda) fn kernels(
         &self,
         pool: &Pool,
@@ -128,7 +128,7 @@ impl Variants {
             let decodes = decodes_of(of, &shape)?;
             shape.decode_ctas = decodes.map(|kernel| u32::from(kernel.is_some()));
             let (group, narrowest) = (shape.group, shape.narrowest());
-            // Chunks of prompts raise a step's tokens for each row to any number.
+            // Chunks of prompts raise the tokens for each row to any number.
             let most = if work.extend { ITEM_ROWS } else { work.decode_tokens.clamp(1, ITEM_ROWS) };
             kernels
                 .extend((1..=most as usize).filter_map(|tokens| decodes[shape.width(tokens, 1)]));
@@ -147,7 +147,7 @@ impl Variants {
         Ok(kernels)
     }
 
-    /// Makes the memory for steps that a host prepares, of each variant that it names.
+    /// Allocates the memory for the prepared steps, for each prepared variant.
     pub(in crate::backend::cuda) fn prepare_all(
         &mut self,
         gpu: &Gpu,
@@ -169,7 +169,7 @@ impl Variants {
         Ok(())
     }
 
-    /// Splits a step for every variant, into the image from `at` on; gives the offset after them.
+    /// Splits a step for every variant into the image from `at` on, and returns the offset after the splits.
     pub(in crate::backend::cuda) fn split(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -177,7 +177,7 @@ impl Variants {
         at: usize,
     ) -> usize {
         self.latent.split(plan);
-        // Decode splits come first, so that they lie where they did when a step first reads spans once.
+        // Decode splits come first, so a step that first reads spans once does not move them.
         let mut end = at;
         for variant in &mut self.list {
             variant.image_at = end - at;
@@ -205,7 +205,7 @@ impl Variants {
         end
     }
 
-    /// Sends the extend plans of the step that was split last, unless every row has one token or none to compute.
+    /// Sends the extend plans of the last split, unless every row computes at most one token.
     pub(in crate::backend::cuda) fn send_extend(
         &self,
         gpu: &Gpu,
@@ -229,7 +229,7 @@ impl Variants {
         Ok(())
     }
 
-    /// The variant's index, making its memory where it is new. Rows of f32 have no variants.
+    /// Returns the variant's index and allocates memory for a new variant. Rows of f32 have no variants.
     pub(in crate::backend::cuda) fn prepare(
         &mut self,
         gpu: &Gpu,
@@ -255,12 +255,12 @@ impl Variants {
         Ok(self.list.len() - 1)
     }
 
-    /// Where the slots of a variant over lists go.
+    /// Returns the memory for the slots of a variant over lists.
     pub(in crate::backend::cuda) fn lists(&self, index: usize) -> Option<&ListBuffers> {
         self.list[index].lists.as_ref()
     }
 
-    /// What a graph's key says of each variant: which kernels the staged step takes.
+    /// Writes each variant's part of a graph's key: the kernels of the staged step.
     pub(in crate::backend::cuda) fn key(&self, trees: bool) -> [u8; KEY_VARIANTS] {
         let mut kernels = [0; KEY_VARIANTS];
         for (key, variant) in kernels.iter_mut().zip(&self.list) {
@@ -298,7 +298,7 @@ impl Variants {
         let decode = variant.count.decode_units > 0 || shared.is_some();
         if let Some(shared) = shared {
             let params = (params, scales);
-            // SAFETY: the caller answers for the rows.
+            // SAFETY: the caller guarantees the rows.
             unsafe { shared.launch(gpu, image.splits, params, decode_start, stream) }?;
         } else if decode {
             params.plan = image.splits + variant.image_at as u64;
@@ -310,17 +310,18 @@ impl Variants {
             let seen = (params.batch_rows, params.window);
             if let Some(buffers) = &variant.lists {
                 extra.lists = buffers.params(shape, params.page_size);
-                // Behind the split: a row's places for its tokens, of which it sees all.
+                // After the split: each row with its list's places as tokens, all of which it sees.
                 params.batch_rows = params.plan + 4 * shape.decode_words() as u64;
                 params.window = 0;
             }
             let (kernel, blocks) = (variant.decode_of(width), shape.decode_ctas[width]);
-            // SAFETY: the caller answers for the rows; plan, partial and counters are this variant's, for this grid.
+            // SAFETY: the caller guarantees the rows; plan, partial and counters are this variant's, for this grid.
             unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, decode_start, stream) }?;
             (params.batch_rows, params.window) = seen;
         }
         if let Some(extend) = extend {
-            // Its search for the greatest logit comes before the scale, which must not turn its sign then.
+            // The kernel searches for the greatest logit before it applies the scale, so the scale must be positive
+            // there.
             params.negate_q = u32::from(params.scale < 0.0);
             params.scale = params.scale.abs();
             params.plan = extend.plan.address();
@@ -341,23 +342,23 @@ impl Variants {
     }
 }
 
-/// Whether variant `index` may read spans once, of which the image has room for few.
+/// Returns whether variant `index` may read spans once; the image has room for only a few such variants.
 fn may_share(&(_, _, top, is_positive): &VariantKey, index: usize) -> bool {
     top == 0 && is_positive && index < SHARED_VARIANTS_MAX
 }
 
-/// Whether steps that a host prepares go to the extend kernel.
+/// Returns whether prepared steps use the extend kernel.
 fn has_extend(work: &Prepare<'_>) -> bool {
-    // The last padding row of a step with several tokens for a row may have any number.
+    // If a step has several tokens for a row, its last padding row may have any number of them.
     work.extend || work.trees || work.decode_tokens > 1
 }
 
-/// Most variants over a pool.
+/// Returns the most variants over a pool.
 fn variants_max(layout: &PoolLayout) -> usize {
     if layout.label_channels() > 0 { 2 * VARIANTS_MAX } else { VARIANTS_MAX }
 }
 
-/// Launches attention in f32, for rows that check rather than serve.
+/// Launches attention in f32, which is for checks and not for serving.
 ///
 /// # Safety
 /// The addresses in `params` are those of rows for every token of the staged step.
@@ -371,6 +372,6 @@ pub(in crate::backend::cuda) unsafe fn launch_f32(
     let kernel = pool.selection().check();
     let extra = ExtraParams { scales, ..ExtraParams::default() };
     let blocks = 8 * gpu.multiprocessors();
-    // SAFETY: the caller answers for the rows.
+    // SAFETY: the caller guarantees the rows.
     unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream) }
 }

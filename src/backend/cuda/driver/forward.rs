@@ -1,14 +1,14 @@
-//! The driver's functions by name, forwarded to a `libcuda.so.1` that is opened when the first of them is called.
+//! Forwards the driver's functions by name to a `libcuda.so.1` that the first call opens.
 //!
-//! So a program with this backend starts on any machine: without a driver each function answers
-//! `CUDA_ERROR_STUB_LIBRARY`, which is [`CudaError::NoDriver`](crate::backend::cuda::CudaError). Each name is a jump
-//! through a slot, which leads to the loader at first, to the driver's function from then on. The symbols are weak, so
-//! another definition of the same name may stand beside them. They are hidden, so the program does not export them to a
-//! shared library that calls the driver: that library reaches its own `libcuda`. They come before `-lcuda` on the
-//! linker's command line, so that it finds nothing left to take from there.
+//! A program with this backend therefore starts on any machine. Without a driver each function returns
+//! `CUDA_ERROR_STUB_LIBRARY`, which becomes [`CudaError::NoDriver`](crate::backend::cuda::CudaError). Each name is a
+//! jump through a slot, which first points to the loader and later to the driver's function. The symbols are weak, so
+//! another definition of the same name may exist. They are hidden, so the program does not export them to a shared
+//! library that calls the driver; that library reaches its own `libcuda`. They precede `-lcuda` on the linker's command
+//! line, so the linker resolves no name from that library.
 //!
-//! Linux on x86-64 and AArch64; elsewhere the linker needs the driver's library. Not here: types (`sys.rs`), and what
-//! the codes mean (`error.rs`).
+//! Linux on x86-64 and AArch64; elsewhere the linker needs the driver's library. Not here: types (`sys.rs`), the
+//! meaning of the codes (`error.rs`).
 
 mod names;
 
@@ -19,24 +19,24 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use names::for_each_name;
 
-/// Where a function of the driver is; never null.
+/// The address of a driver function; never null.
 type Slot = AtomicPtr<c_void>;
 
-/// What every function answers without a driver: `CUDA_ERROR_STUB_LIBRARY`.
+/// The result of every function without a driver: `CUDA_ERROR_STUB_LIBRARY`.
 extern "C" fn no_driver() -> u32 {
     34
 }
 
-/// What a function that the driver does not have answers: `CUDA_ERROR_NOT_FOUND`.
+/// The result of a function that the driver lacks: `CUDA_ERROR_NOT_FOUND`.
 extern "C" fn not_found() -> u32 {
     500
 }
 
-/// Finds all functions, once; whoever comes meanwhile waits.
+/// Finds all functions, once; concurrent callers wait.
 extern "C" fn load() {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {
-        // SAFETY: the name ends with a zero. The driver's library is made to be opened like this, and stays open.
+        // SAFETY: the name ends with a zero. The driver's library is meant to be opened this way, and stays open.
         let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
         for (name, slot) in NAMED {
             let found = if driver.is_null() {
@@ -53,8 +53,8 @@ extern "C" fn load() {
     });
 }
 
-/// Where every slot leads at first: loads, and goes on with the function of the slot that r11 points at, with the
-/// arguments as they came.
+/// The initial target of every slot: loads the functions, then calls the function of the slot in r11 with the original
+/// arguments.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 extern "C" fn first_call() {
@@ -94,7 +94,7 @@ extern "C" fn first_call() {
     )
 }
 
-/// The jump of one name through its slot. The registers it uses are those that the ABI leaves to such jumps.
+/// The jump of one name through its slot. It uses only registers that the ABI reserves for such jumps.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
     ($name:ident) => {
@@ -143,7 +143,7 @@ macro_rules! forward {
 
         $(jump!($name);)*
 
-        /// Every name and its slot. `used` keeps the object file in a program whose first caller is `cust`.
+        /// Every name and its slot. `used` keeps the object file in a program in which only `cust` calls the driver.
         #[used]
         static NAMED: [(&CStr, &Slot); [$(stringify!($name)),*].len()] = [$((
             match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {

@@ -1,6 +1,6 @@
-//! One device and its primary context, which other CUDA users of the process share (libtorch, cudarc).
+//! A device and its primary context, which other CUDA users of the process share (libtorch, cudarc).
 //!
-//! Contexts are per thread, so whoever calls the driver binds first. Not here: memory, streams, kernels.
+//! The current context is a property of a thread, so each call binds first. Not here: memory, streams, kernels.
 
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,15 +11,15 @@ use super::work;
 use crate::backend::cuda::error::{CudaError, check};
 use crate::backend::cuda::kernels::Loaded;
 
-/// CUDA version whose PTX (ISA 8.0) the kernels are in: drivers from 525 on. They were run with 580.
+/// CUDA version of the kernels' PTX (ISA 8.0), for drivers from 525 on. Tested with 580.
 const CUDA_WANTED: i32 = 12_000;
-/// CUDA version whose captures know programmatic dependent launches.
+/// CUDA version from which captures support programmatic dependent launches.
 const PDL_WANTED: i32 = 12_030;
 
 /// A device in use: a cheap handle to its retained primary context. Any thread may use it.
 ///
-/// Every call leaves that context current in the calling thread: a host that has another device current there (as
-/// `cudaSetDevice` makes it) sets it again. The last handle waits for the device when it is dropped.
+/// Every call leaves this context current in the calling thread. A host that uses another device there
+/// (`cudaSetDevice`) must set it again. The last handle waits for the device when it is dropped.
 #[derive(Clone, Debug)]
 pub struct Gpu {
     shared: Arc<Shared>,
@@ -27,7 +27,7 @@ pub struct Gpu {
 
 #[derive(Debug)]
 struct Shared {
-    // Before the context, so that modules are unloaded while it is there.
+    // Before the context, so modules are unloaded while the context exists.
     loaded: Mutex<Loaded>,
     context: Context,
     ordinal: u32,
@@ -66,13 +66,13 @@ impl Drop for Context {
 }
 
 impl Gpu {
-    /// Takes device `ordinal` into use.
+    /// Opens device `ordinal`.
     ///
     /// # Errors
-    /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::DriverTooOld`], [`CudaError::DeviceTooOld`]: on
-    /// any of them the program can go on with the CPU backend.
+    /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::DriverTooOld`], [`CudaError::DeviceTooOld`]: the
+    /// program can continue with the CPU backend.
     pub fn new(ordinal: u32) -> Result<Self, CudaError> {
-        // cuInit answers 100 where a driver finds no device.
+        // cuInit returns 100 if the driver finds no device.
         let no_device = |error| match error {
             CudaError::Driver { code: 100 | 101, .. } => CudaError::NoDevice { ordinal },
             error => error,
@@ -111,7 +111,7 @@ impl Gpu {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// The ordinal it was made with.
+    /// The device's ordinal.
     pub fn ordinal(&self) -> u32 {
         self.shared.ordinal
     }
@@ -126,9 +126,9 @@ impl Gpu {
         self.shared.multiprocessors
     }
 
-    /// Bytes of device memory that are free now. `Capacity::Bytes(gpu.free_memory()?.saturating_sub(reserve))` sizes a
-    /// pool; page tables, plans and partial sums are taken from the reserve. Memory that was dropped is freed first,
-    /// which waits for the work that uses it, unless a stream is captured.
+    /// Returns the free bytes of device memory. `Capacity::Bytes(gpu.free_memory()?.saturating_sub(reserve))` sizes a
+    /// pool; page tables, plans and partial sums use the reserve. The call first frees dropped memory, which waits for
+    /// the work that uses it, unless a stream is captured.
     ///
     /// # Errors
     /// The driver's.
@@ -141,7 +141,7 @@ impl Gpu {
         Ok(free as u64)
     }
 
-    /// Refuses what lies on another device; `None` is the host's to know.
+    /// Rejects objects of another device. For `None` the host guarantees the device.
     pub(in crate::backend::cuda) fn check_same(
         &self,
         ordinal: Option<u32>,
@@ -152,12 +152,12 @@ impl Gpu {
         }
     }
 
-    /// Whether kernels may start by programmatic dependent launch: see `launch.rs`.
+    /// Returns whether kernels may start by programmatic dependent launch: see `launch.rs`.
     pub(in crate::backend::cuda) fn supports_pdl(&self) -> bool {
         self.shared.pdl
     }
 
-    /// Whether the device has memory pools, whose memory is freed without a wait.
+    /// Returns whether the device has memory pools, whose memory is freed without a wait.
     pub(in crate::backend::cuda) fn has_pools(&self) -> bool {
         self.shared.pools
     }
@@ -167,8 +167,8 @@ impl Gpu {
         self.shared.context.handle
     }
 
-    /// Makes the device's primary context current in this thread, as every call of this crate that needs it does: for a
-    /// host's own calls of the driver.
+    /// Makes the device's primary context current in this thread, as this crate's calls do. For the host's own calls of
+    /// the driver.
     ///
     /// # Errors
     /// The driver's.
@@ -177,7 +177,7 @@ impl Gpu {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.shared.context.raw()) })
     }
 
-    /// Binds, and waits for everything asked of the device, on every stream, those that are gone included.
+    /// Binds, and waits for all submitted work of the device, on every stream, destroyed ones included.
     pub(in crate::backend::cuda) fn finish(&self) -> Result<(), CudaError> {
         self.bind()?;
         // SAFETY: takes no pointers; a context is bound.
@@ -193,8 +193,8 @@ impl Gpu {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The context is retained until the fields are dropped, after this; unloading modules needs it bound and their
-        // kernels done.
+        // The context is retained until the fields are dropped, after this. Unloading modules requires a bound context
+        // and finished kernels.
         work::end(self.context.handle);
     }
 }

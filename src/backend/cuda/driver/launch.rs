@@ -1,13 +1,13 @@
-//! Kernel launches: plain, or by programmatic dependent launch (PDL) where the kernel and the device know how.
+//! Kernel launches: in order, or by programmatic dependent launch (PDL) if the kernel and the device support it.
 //!
-//! By PDL a kernel is set up while the one before it on the stream ends, and waits by itself until that one is done
-//! and its writes are seen: 0.3 us less a launch, measured in graphs. Before it waits it reads nothing, or plan and
-//! page tables only. No kernel writes those but `load_plan`, after which the first launch of such a kernel is in order
-//! ([`Start`]); whatever follows it by PDL starts later than it.
+//! With PDL a kernel is set up while its predecessor on the stream ends. The kernel itself waits until that predecessor
+//! is done and its writes are visible. PDL saves 0.3 us a launch, measured in graphs. Before its wait a kernel reads
+//! nothing, or only the plan and page tables. Only `load_plan` writes those; the first launch of such a kernel after it
+//! is in order ([`Start`]), and later PDL launches start after that one.
 //!
-//! Drivers below CUDA 12.3, whose captures do not know such launches, get plain ones.
+//! Drivers below CUDA 12.3 cannot capture such launches, so all launches are in order there.
 //!
-//! Not here: which kernel (`kernels`), with what (`kernels/params.rs`), the instructions that make it wait
+//! Not here: choice of the kernel (`kernels`), its parameters (`kernels/params.rs`), the instructions of the wait
 //! (`kernels/marks.rs`).
 
 use std::ffi::c_void;
@@ -36,7 +36,7 @@ struct LaunchConfig {
     attribute_count: u32,
 }
 
-/// `CUlaunchAttribute`: a number, and 64 bytes of which this one uses four. The driver's union has pointers in it.
+/// `CUlaunchAttribute`: a number, and 64 bytes of which this attribute uses four. The driver's union contains pointers.
 #[repr(C, align(8))]
 struct LaunchAttribute {
     id: u32,
@@ -68,30 +68,31 @@ fn launch_ex() -> Result<LaunchEx, CudaError> {
         if result != 0 || found.is_null() {
             return None;
         }
-        // SAFETY: the driver says that this is cuLaunchKernelEx as of CUDA 11.8, which has this signature.
+        // SAFETY: the driver documents this signature of cuLaunchKernelEx since CUDA 11.8.
         Some(unsafe { std::mem::transmute::<*mut c_void, LaunchEx>(found) })
     };
     // CUDA_ERROR_NOT_FOUND.
     FOUND.get_or_init(find).ok_or(CudaError::Driver { call: "cuLaunchKernelEx", code: 500 })
 }
 
-/// When a kernel may start.
+/// The time at which a kernel may start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) enum Start {
-    /// When all work before it on the stream is done.
+    /// After all earlier work of the stream.
     InOrder,
-    /// Before that, by PDL, where kernel and device know how; else in order.
+    /// Earlier, by PDL, if kernel and device support it; otherwise in order.
     Pdl,
 }
 
 impl Start {
-    /// When a kernel may start that can be the first one after `load_plan`. A graph is launched in order as a whole, so
-    /// in a capture it may be by PDL.
+    /// Returns the start of a kernel that may be the first after `load_plan`. A graph as a whole is launched in order,
+    /// so a captured launch may use PDL.
     pub fn first(self, capturing: bool) -> Self {
         if capturing { Self::Pdl } else { self }
     }
 
-    /// Such a kernel was launched: those behind it start later, and so see the plan. A capture launches nothing.
+    /// Records the launch of such a kernel: later kernels start after it and so see the plan. A captured launch does
+    /// not run.
     pub fn launched(&mut self, capturing: bool) {
         if !capturing {
             *self = Self::Pdl;
@@ -99,7 +100,7 @@ impl Start {
     }
 }
 
-/// What kernels take behind their struct, as their `extra` lists.
+/// The parts that kernels take after their struct, as their `extra` lists.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::backend::cuda) struct ExtraParams {
     pub scales: LayerScales,
@@ -108,7 +109,7 @@ pub(in crate::backend::cuda) struct ExtraParams {
     pub boxes: RowBoxes,
 }
 
-/// Most bytes of a kernel's parameters that have several parts.
+/// Most bytes of a kernel's parameters with several parts.
 const PARAMS_MAX: usize = 512;
 
 impl ExtraParams {
@@ -121,7 +122,7 @@ impl ExtraParams {
         }
     }
 
-    /// The parameters of a kernel, one part behind the other.
+    /// The parameters of a kernel, its parts one after another.
     fn behind<P: Pod>(&self, params: &P, kernel: &Kernel) -> [u64; PARAMS_MAX / 8] {
         let mut all = [0; PARAMS_MAX / 8];
         let (bytes, mut end): (&mut [u8], _) = (cast_slice_mut(&mut all), 0);
@@ -135,42 +136,43 @@ impl ExtraParams {
 }
 
 impl Gpu {
-    /// Loads a kernel now rather than at its first launch, and returns its handle. The driver compiles it, which takes
-    /// up to a second where it has not kept what it made before.
+    /// Loads a kernel now instead of at its first launch, and returns its handle. The driver compiles the kernel, which
+    /// takes up to a second unless its cache contains the result.
     ///
     /// # Errors
-    /// [`CudaError::Capability`] if the device does not run it, [`CudaError::Archive`] if its text is corrupt,
-    /// [`CudaError::Ptx`] if the driver refuses it, or another one of the driver's.
+    /// [`CudaError::Capability`] if the device cannot run it, [`CudaError::Archive`] if its text is corrupt,
+    /// [`CudaError::Ptx`] if the driver rejects it, or another error of the driver.
     pub fn load(&self, kernel: &'static Kernel) -> Result<Function, CudaError> {
         self.bind()?;
         self.function(kernel)
     }
 
-    /// Loads several kernels, on up to 8 threads. Where the driver refuses one, the others are loaded.
+    /// Loads several kernels on up to 8 threads. If the driver rejects one, the others stay loaded.
     ///
     /// # Errors
-    /// As [`Gpu::load`], of the first that is refused.
+    /// As [`Gpu::load`], for the first rejected kernel.
     pub fn load_all(&self, kernels: &[&'static Kernel]) -> Result<(), CudaError> {
         self.bind()?;
         self.loaded().load(kernels, self.capability(), || self.bind())
     }
 
-    /// Names of the kernels loaded so far by this handle and its clones, in the order they came.
+    /// Returns the names of the kernels that this handle and its clones have loaded, in order.
     pub fn kernels(&self) -> Vec<&'static str> {
         self.loaded().kernels().map(Kernel::name).collect()
     }
 
-    /// Modules that are loaded in the device's context by this handle and its clones, the host's own among them.
+    /// Returns the number of modules that this handle and its clones have loaded in the device's context, the host's
+    /// own included.
     pub fn module_count(&self) -> usize {
         self.loaded().module_count()
     }
 
-    /// The kernel's handle. The context is bound.
+    /// Returns the kernel's handle. The context is bound.
     fn function(&self, kernel: &'static Kernel) -> Result<Function, CudaError> {
         self.loaded().function(kernel, self.capability())
     }
 
-    /// CTAs of the kernel's threads and shared memory that one multiprocessor holds at a time.
+    /// Returns the CTAs of the kernel that one multiprocessor runs at a time, with its threads and shared memory.
     pub(in crate::backend::cuda) fn resident(
         &self,
         kernel: &'static Kernel,
@@ -190,13 +192,13 @@ impl Gpu {
         Ok(blocks as u32)
     }
 
-    /// Launches a kernel; nothing is waited for. The context is bound.
+    /// Launches a kernel without waiting. The context is bound.
     ///
     /// # Errors
-    /// [`CudaError::NotPrepared`] for a kernel that is not loaded while the stream is captured, or the driver's.
+    /// [`CudaError::NotPrepared`] for a kernel that is not loaded while the stream is captured, or the driver's error.
     ///
     /// # Safety
-    /// The addresses in `params` are valid for what the kernel does with them, until it is done.
+    /// The addresses in `params` are valid for the kernel's accesses until it is done.
     pub(in crate::backend::cuda) unsafe fn launch<P: KernelParams>(
         &self,
         kernel: &'static Kernel,
@@ -210,14 +212,14 @@ impl Gpu {
             kernel.params() == P::NAME && kernel.extra().is_empty(),
             "the kernel takes another struct"
         );
-        // SAFETY: the caller's; the kernel takes one `P`.
+        // SAFETY: the caller guarantees the addresses; the kernel takes one `P`.
         unsafe { self.launch_with(kernel, grid, block, stream, from_ref(params).cast(), start) }
     }
 
-    /// Launches a kernel of attention on so many CTAs, of its threads.
+    /// Launches a kernel of attention on this many CTAs, with the kernel's threads.
     ///
     /// # Safety
-    /// As of [`Gpu::launch`], of the parameters and of what stands behind them.
+    /// As for [`Gpu::launch`], for the parameters and the extra parts.
     pub(in crate::backend::cuda) unsafe fn launch_attention<P: KernelParams + Pod>(
         &self,
         kernel: &'static Kernel,
@@ -230,12 +232,12 @@ impl Gpu {
         assert_eq!(kernel.params(), P::NAME, "the kernel takes another struct");
         let params = extra.behind(params, kernel);
         let (grid, block) = ((ctas, 1), (kernel.threads(), 1));
-        // SAFETY: the caller's; the kernel takes one `P`, and behind it what its `extra` lists.
+        // SAFETY: the caller guarantees the addresses; the kernel takes one `P`, and then the parts of its `extra`.
         unsafe { self.launch_with(kernel, grid, block, stream, params.as_ptr().cast(), start) }
     }
 
     /// # Safety
-    /// As of [`Gpu::launch`]; at `params` are as many bytes as the kernel takes.
+    /// As for [`Gpu::launch`]; `params` points to as many bytes as the kernel takes.
     unsafe fn launch_with(
         &self,
         kernel: &'static Kernel,
@@ -248,7 +250,7 @@ impl Gpu {
         let loaded = self.loaded().find(kernel);
         let function = match loaded {
             Some(function) => function,
-            // No capture loads a kernel.
+            // A capture loads no kernel.
             None if is_capturing(stream)? => return Err(CudaError::NotPrepared),
             None => self.function(kernel)?,
         };
@@ -265,9 +267,9 @@ impl Gpu {
         };
         let mut arguments = [params.cast_mut()];
         let launch = launch_ex()?;
-        // SAFETY: the config and its attribute outlive the call. The function takes one struct by value, as large as
-        // the table says (`ptx/build.py` compares it with the PTX), which the driver copies before it returns; the
-        // caller answers for the addresses inside.
+        // SAFETY: the config and its attribute outlive the call. The function takes one struct by value, of the size in
+        // the table (`ptx/build.py` compares it with the PTX). The driver copies it before it returns. The caller
+        // guarantees the addresses inside.
         let result =
             unsafe { launch(&config, function.handle(), arguments.as_mut_ptr(), null_mut()) };
         check("cuLaunchKernelEx", result)

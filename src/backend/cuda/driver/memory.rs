@@ -1,6 +1,6 @@
-//! Memory that is owned: device memory, and pinned host memory that kernels can reach too.
+//! Owned memory: device memory, and pinned host memory that kernels can access.
 //!
-//! Not here: what lies in it.
+//! Not here: the contents.
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -10,12 +10,12 @@ use super::sys;
 use super::work::{self, Dropped};
 use crate::backend::cuda::error::{CudaError, check, check_alloc};
 
-/// Device memory. Dropped, it is freed after what was asked of this crate's streams of its device. A host whose other
-/// streams, or other devices, use its address waits for those before it drops the buffer.
+/// Device memory. A drop frees it after the submitted work of this crate's streams of its device. A host that uses the
+/// address on other streams or devices waits for them before it drops the buffer.
 ///
-/// The host's come from the device's memory pool, where there is one. Their drop waits for nothing: a kernel may wait
-/// for one that this thread launches next. Freeing other memory makes the driver wait for all work of the context
-/// (300 ms of another stream's work, measured; 0.1 ms from the pool).
+/// Memory for the host comes from the device's memory pool, if there is one. Its drop does not wait, because a pending
+/// kernel may wait for a kernel that this thread launches next. When other memory is freed, the driver waits for all
+/// work of the context (300 ms of another stream's work, measured; 0.1 ms from the pool).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     gpu: Gpu,
@@ -25,7 +25,7 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Takes `bytes` of device memory, not initialised; 0 bytes take nothing.
+    /// Allocates `bytes` of device memory, not initialised; 0 bytes allocate nothing.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`].
@@ -33,8 +33,8 @@ impl DeviceBuffer {
         Self::take(gpu, bytes, gpu.has_pools())
     }
 
-    /// The same for memory that a backend has until its end, which is not from the pool: attention over a K and V pool
-    /// that is takes up to 1 % longer (32 kv heads, H200).
+    /// Allocates memory for a backend's lifetime, not from the memory pool: attention over a K and V pool in the memory
+    /// pool takes up to 1 % longer (32 kv heads, H200).
     pub(in crate::backend::cuda) fn lasting(gpu: &Gpu, bytes: u64) -> Result<Self, CudaError> {
         Self::take(gpu, bytes, false)
     }
@@ -44,7 +44,7 @@ impl DeviceBuffer {
         let from = if pooled { from_pool } else { from_device };
         let from = |bytes| if bytes > 0 { from(bytes) } else { Ok(0) };
         let address = match from(bytes) {
-            // Memory that was dropped may still be in use.
+            // Dropped memory may still be in use; free it and try again.
             Err(CudaError::OutOfMemory { .. }) if work::reclaim(gpu.context()) == Ok(true) => {
                 from(bytes)?
             }
@@ -53,7 +53,7 @@ impl DeviceBuffer {
         Ok(Self { gpu: gpu.clone(), address, bytes, pooled })
     }
 
-    /// Takes memory for a copy of `items`, and copies them, waiting for it.
+    /// Allocates memory for a copy of `items`, copies them, and waits for the copy.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`], or the driver's.
@@ -73,7 +73,7 @@ impl DeviceBuffer {
         self.bytes
     }
 
-    /// Overwrites from byte `start` on, after everything asked of the device is done, and waits for the copy.
+    /// Overwrites from byte `start` on, after all submitted work of the device, and waits for the copy.
     ///
     /// # Errors
     /// The driver's.
@@ -88,17 +88,17 @@ impl DeviceBuffer {
         // SAFETY: the target range is inside this buffer (asserted), the source is a live slice of `bytes` bytes.
         let result = unsafe { sys::cuMemcpyHtoD_v2(self.address + start, source, bytes) };
         check("cuMemcpyHtoD", result)?;
-        // From pageable memory the call returns when the bytes are staged, not when they have arrived.
+        // From pageable memory the call returns when the bytes are staged, before they have arrived.
         self.gpu.finish()
     }
 
-    /// Reads `len` items from byte `start` on, after everything asked of the device is done.
+    /// Reads `len` items from byte `start` on, after all submitted work of the device.
     ///
     /// # Errors
-    /// The driver's; a failure of earlier work shows here.
+    /// The driver's error; also reports failures of earlier work.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If the buffer has fewer items.
     pub fn read<T: bytemuck::Pod>(&self, start: u64, len: usize) -> Result<Vec<T>, CudaError> {
         let mut items = vec![T::zeroed(); len];
         let bytes = size_of_val(items.as_slice());
@@ -124,14 +124,14 @@ impl DeviceBuffer {
         self.gpu.finish()
     }
 
-    /// Everything from byte `start` on as rows to read, `stride` elements apart (`None`: packed).
+    /// Returns everything from byte `start` on as rows to read, `stride` elements apart (`None`: packed).
     pub fn rows(&self, start: u64, stride: Option<usize>) -> DeviceRows<'_> {
         let bytes = self.bytes.saturating_sub(start);
         let device = Some(self.gpu.ordinal());
         DeviceRows { address: self.address + start, stride, bytes, device, owner: PhantomData }
     }
 
-    /// Everything from byte `start` on as rows to write, `stride` elements apart (`None`: packed).
+    /// Returns everything from byte `start` on as rows to write, `stride` elements apart (`None`: packed).
     pub fn rows_mut(&mut self, start: u64, stride: Option<usize>) -> DeviceRowsMut<'_> {
         let bytes = self.bytes.saturating_sub(start);
         let device = Some(self.gpu.ordinal());
@@ -148,7 +148,7 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Memory of the bound context's pool, there for every stream.
+/// Allocates from the bound context's memory pool; every stream may use the memory.
 fn from_pool(bytes: u64) -> Result<u64, CudaError> {
     let (mut address, mut stream) = (0, ptr::null_mut());
     let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
@@ -157,13 +157,13 @@ fn from_pool(bytes: u64) -> Result<u64, CudaError> {
     // SAFETY: `address` is valid memory for one device address; the stream lives.
     let result = unsafe { sys::cuMemAllocAsync(&mut address, bytes as usize, stream) };
     let taken = check_alloc("cuMemAllocAsync", bytes, result);
-    // SAFETY: the stream lives, and nothing but the allocation was asked of it; destroyed once.
+    // SAFETY: the stream lives, and only the allocation was submitted to it; destroyed once.
     let (reached, _) =
         unsafe { (sys::cuStreamSynchronize(stream), sys::cuStreamDestroy_v2(stream)) };
     taken.and(check("cuStreamSynchronize", reached)).map(|()| address)
 }
 
-/// Memory of the bound context that is in no pool.
+/// Allocates memory of the bound context outside any memory pool.
 fn from_device(bytes: u64) -> Result<u64, CudaError> {
     let mut address = 0;
     // SAFETY: `address` is valid memory for one device address; a context is bound.
@@ -172,14 +172,14 @@ fn from_device(bytes: u64) -> Result<u64, CudaError> {
 }
 
 /// Rows of q, k or v in device memory: an address, and the distance from row to row.
-///
+/// Elements have the pool's dtype. Made by [`DeviceBuffer::rows`], or from the host's own address.
 /// Elements are of the pool's dtype. Made by [`DeviceBuffer::rows`], or from the host's own address.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRows<'a> {
     pub(in crate::backend::cuda) address: u64,
     pub(in crate::backend::cuda) stride: Option<usize>,
     pub(in crate::backend::cuda) bytes: u64,
-    /// The buffer's device; for its own addresses the host answers.
+    /// The buffer's device; `None` for the host's own addresses.
     pub(in crate::backend::cuda) device: Option<u32>,
     owner: PhantomData<&'a [u8]>,
 }
@@ -188,8 +188,8 @@ impl DeviceRows<'_> {
     /// Rows at the host's own device address, `stride` elements apart (`None`: packed).
     ///
     /// # Safety
-    /// Until the work that reads them is done, as many rows as the step has tokens are readable there by the device,
-    /// and nobody writes them out of the stream's order.
+    /// Until the work that reads them is done, the device can read as many rows there as the step has tokens, and
+    /// nothing writes them out of the stream's order.
     pub unsafe fn from_raw(address: u64, stride: Option<usize>) -> Self {
         Self { address, stride, bytes: u64::MAX, device: None, owner: PhantomData }
     }
@@ -201,7 +201,7 @@ pub struct DeviceRowsMut<'a> {
     pub(in crate::backend::cuda) address: u64,
     pub(in crate::backend::cuda) stride: Option<usize>,
     pub(in crate::backend::cuda) bytes: u64,
-    /// The buffer's device; for its own addresses the host answers.
+    /// The buffer's device; `None` for the host's own addresses.
     pub(in crate::backend::cuda) device: Option<u32>,
     owner: PhantomData<&'a mut [u8]>,
 }
@@ -210,16 +210,16 @@ impl DeviceRowsMut<'_> {
     /// Rows at the host's own device address, `stride` elements apart (`None`: packed).
     ///
     /// # Safety
-    /// Until the work that writes them is done, as many rows as the step has tokens are writable there by the device,
-    /// and nobody else touches them out of the stream's order.
+    /// Until the work that writes them is done, the device can write as many rows there as the step has tokens, and
+    /// nothing else accesses them out of the stream's order.
     pub unsafe fn from_raw(address: u64, stride: Option<usize>) -> Self {
         Self { address, stride, bytes: u64::MAX, device: None, owner: PhantomData }
     }
 }
 
-/// Pinned host memory: the device copies to and from it without the driver's help, and kernels reach it too. Dropped,
-/// it is freed after what was asked of this crate's streams of its device, which the drop waits for; the driver itself
-/// waits for all work of the context. A host whose other devices use it waits for those before it drops the buffer.
+/// Pinned host memory: the device copies to and from it without staging, and kernels access it. A drop waits for the
+/// submitted work of this crate's streams of its device, then frees it; the driver itself waits for all work of the
+/// context. A host that uses it on other devices waits for them before it drops the buffer.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     gpu: Gpu,
@@ -228,7 +228,7 @@ pub struct PinnedBuffer {
     bytes: usize,
 }
 
-// SAFETY: the memory belongs to this value alone; the driver does not tie it to a thread.
+// SAFETY: this value alone owns the memory, and the driver does not tie it to a thread.
 unsafe impl Send for PinnedBuffer {}
 
 impl PinnedBuffer {
@@ -248,30 +248,29 @@ impl PinnedBuffer {
         // SAFETY: `start` was allocated above, device-mapped; `address` is valid memory for one address.
         let result = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut buffer.address, start, 0) };
         check("cuMemHostGetDevicePointer", result)?;
-        // SAFETY: the range was allocated above and nobody else knows it.
+        // SAFETY: the range was allocated above and has no other user yet.
         unsafe { ptr::write_bytes(buffer.start, 0, bytes) };
         Ok(buffer)
     }
 
-    /// The bytes. Whoever copies asynchronously to them waits for the copy's event before reading.
+    /// The bytes. If a copy writes them asynchronously, wait for its event before reading.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: allocated for `bytes` bytes, initialised in `new`, alive while borrowed.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
-    /// The bytes. Whoever copies asynchronously from them waits for the copy's event before writing.
+    /// The bytes. If a copy reads them asynchronously, wait for its event before writing.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 
-    /// Host address, for the driver's copies.
+    /// The host address, for the driver's copies.
     pub(in crate::backend::cuda) fn host(&self) -> *mut u8 {
         self.start
     }
 
-    /// Device address of the first byte, for kernels. As with a copy, whoever has one write there waits for it before
-    /// reading.
+    /// The device address of the first byte, for kernels. If a kernel writes there, wait for it before reading.
     pub fn address(&self) -> u64 {
         self.address
     }

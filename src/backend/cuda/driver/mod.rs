@@ -1,4 +1,4 @@
-//! The driver layer: devices, memory, streams and launches, without plans and pools.
+//! The driver layer: devices, memory, streams and launches; independent of plans and pools.
 //!
 //! ```text
 //! gpu       a device and its context, which loaded kernels belong to
@@ -10,7 +10,7 @@
 //! forward   libcuda.so.1, opened at the first call
 //! ```
 //!
-//! A host uses [`Gpu`](gpu::Gpu) and the types of `stream` and `memory`; the rest is the backend's.
+//! A host uses [`Gpu`](gpu::Gpu) and the types of `stream` and `memory`; the rest is internal.
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod forward;

@@ -1,6 +1,6 @@
 //! The driver's handles as integers, which any thread may hold.
 //!
-//! Not here: who owns them.
+//! Not here: ownership.
 
 use super::sys;
 use crate::backend::cuda::error::{CudaError, check};

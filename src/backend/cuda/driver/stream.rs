@@ -1,6 +1,6 @@
-//! Streams, events and graphs: what a host without a CUDA binding of its own needs to order and replay work.
+//! Streams, events and graphs, for hosts without their own CUDA binding.
 //!
-//! Hosts with their own hand in raw `CUstream`s as integers, and answer for them. Not here: what is launched.
+//! Hosts with a binding pass raw `CUstream`s as integers and guarantee their lifetime. Not here: launches.
 
 use std::mem::ManuallyDrop;
 use std::ptr;
@@ -12,7 +12,7 @@ use super::sys;
 use super::work;
 use crate::backend::cuda::error::{CudaError, check};
 
-/// A stream: the host's, or one of our own. Clones are the same stream; one of our own goes with the last of them.
+/// A stream: the host's or our own. Clones share it; the last clone destroys a stream of our own.
 #[derive(Clone, Debug)]
 pub struct CudaStream {
     shared: Arc<Handle>,
@@ -47,8 +47,8 @@ impl CudaStream {
     /// The host's own stream, which stays the host's to destroy.
     ///
     /// # Safety
-    /// It is a stream of `gpu`'s primary context, and lives as long as any clone of this. A backend gives its clone up
-    /// when it gets another stream ([`Cuda::set_stream`](crate::backend::cuda::Cuda::set_stream)) and at its end.
+    /// It is a stream of `gpu`'s primary context, and outlives all clones of this value. A backend drops its clone when
+    /// it gets another stream ([`Cuda::set_stream`](crate::backend::cuda::Cuda::set_stream)) and at its end.
     pub unsafe fn from_raw(gpu: &Gpu, stream: RawStream) -> Self {
         Self::with(gpu, stream, false)
     }
@@ -68,24 +68,24 @@ impl CudaStream {
         &self.shared.gpu
     }
 
-    /// Waits for everything asked for.
+    /// Waits for all submitted work.
     ///
     /// # Errors
-    /// Whatever failed since the last call.
+    /// Any failure since the last call.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.gpu().bind()?;
         // SAFETY: the stream lives.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw(self.raw())) })
     }
 
-    /// A mark at the stream's end.
+    /// Records an event at the stream's end.
     pub(in crate::backend::cuda) fn mark(&self) -> Result<CudaEvent, CudaError> {
         let mut event = CudaEvent::new(self.gpu(), false)?;
         event.record(self)?;
         Ok(event)
     }
 
-    /// Captures what `body` asks of this stream into a graph, and runs none of it.
+    /// Captures the work that `body` submits to this stream into a graph, without running it.
     ///
     /// # Errors
     /// The body's, or the driver's.
@@ -104,7 +104,7 @@ impl CudaStream {
         let mut exec = ptr::null_mut();
         // SAFETY: `exec` is valid memory for one handle; `graph` was made above.
         let result = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) };
-        // SAFETY: the graph is destroyed once; what was instantiated lives on by itself.
+        // SAFETY: the graph is destroyed once; the instantiated graph does not depend on it.
         unsafe { sys::cuGraphDestroy(graph) };
         check("cuGraphInstantiateWithFlags", result)?;
         Ok(CudaGraph { gpu: self.gpu().clone(), exec: exec as usize as u64 })
@@ -122,13 +122,13 @@ impl Drop for Handle {
     }
 }
 
-/// A capture that was begun. Dropped, because its body failed or panicked, it ends without a graph.
+/// A capture in progress. If its body fails or panics, the drop ends the capture without a graph.
 struct Capture<'a> {
     stream: &'a CudaStream,
 }
 
 impl Capture<'_> {
-    /// Ends the capture; gives the graph, to be destroyed.
+    /// Ends the capture and returns the graph, which the caller destroys.
     fn end(self) -> Result<sys::CUgraph, CudaError> {
         let capture = ManuallyDrop::new(self);
         let (graph, result) = capture.stop();
@@ -155,7 +155,7 @@ impl Drop for Capture<'_> {
     }
 }
 
-/// Captured work, to be replayed.
+/// A captured graph of work, which can be replayed.
 #[derive(Debug)]
 pub struct CudaGraph {
     gpu: Gpu,
@@ -163,20 +163,20 @@ pub struct CudaGraph {
 }
 
 impl CudaGraph {
-    /// Asks for the captured work once more.
+    /// Submits the captured work once more.
     ///
     /// # Errors
     /// The driver's.
     ///
     /// # Safety
-    /// A graph knows addresses only. All that the captured calls were given is still there until the work is done:
-    /// backends, rows, host pages, which nobody touches meanwhile. In the stream's order before it, the backend has
-    /// [staged](crate::backend::cuda::Cuda::stage) a plan with the captured one's
-    /// [`GraphKey`](crate::backend::cuda::GraphKey).
+    /// A graph contains only addresses. All memory that the captured calls used (backends, rows, host pages) must exist
+    /// until the work is done, and nothing else may access it meanwhile. Before the graph, in the stream's order, the
+    /// backend has [staged](crate::backend::cuda::Cuda::stage) a plan with the
+    /// [`GraphKey`](crate::backend::cuda::GraphKey) of the captured plan.
     pub unsafe fn launch(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let exec = self.exec as usize as sys::CUgraphExec;
-        // SAFETY: the instantiated graph and the stream live; the caller answers for what the work uses.
+        // SAFETY: the instantiated graph and the stream live; the caller guarantees the memory that the work uses.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(exec, raw(stream.raw())) })
     }
 }
@@ -190,7 +190,7 @@ impl Drop for CudaGraph {
     }
 }
 
-/// A mark in a stream: done when everything asked for before it is done.
+/// An event in a stream: done when all work submitted before it is done.
 #[derive(Debug)]
 pub struct CudaEvent {
     gpu: Gpu,
@@ -198,7 +198,7 @@ pub struct CudaEvent {
 }
 
 impl CudaEvent {
-    /// An event that is done already, until it is recorded; `timed` events can be subtracted.
+    /// Creates an event, which is done until it is recorded. Only `timed` events measure time.
     ///
     /// # Errors
     /// The driver's.
@@ -221,7 +221,7 @@ impl CudaEvent {
         self.event as usize as sys::CUevent
     }
 
-    /// Sets the mark at the end of what was asked of the stream.
+    /// Records the event at the end of the stream's submitted work.
     ///
     /// # Errors
     /// The driver's.
@@ -231,7 +231,7 @@ impl CudaEvent {
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle(), raw(stream.raw())) })
     }
 
-    /// Makes the stream wait for the mark, and returns at once.
+    /// Makes the stream wait for the event, and returns at once.
     ///
     /// # Errors
     /// The driver's.
@@ -242,10 +242,10 @@ impl CudaEvent {
         check("cuStreamWaitEvent", result)
     }
 
-    /// Whether it is done; when it is, `engine.complete(step)` may follow.
+    /// Returns whether the event is done; the host may then call `engine.complete(step)`.
     ///
     /// # Errors
-    /// What failed before the mark.
+    /// A failure before the event.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         self.gpu.bind()?;
         // SAFETY: the event lives.
@@ -256,10 +256,10 @@ impl CudaEvent {
         }
     }
 
-    /// Waits until it is done.
+    /// Waits until the event is done.
     ///
     /// # Errors
-    /// What failed before the mark.
+    /// A failure before the event.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.gpu.bind()?;
         // SAFETY: the event lives.

@@ -1,11 +1,11 @@
-//! The driver's functions that are called here, with the types of `cust::sys` but for what they answer.
+//! Declares the driver's functions that this backend calls, with the types of `cust::sys` except the result type.
 //!
-//! Of `cust` this backend uses these types. Its functions answer with an enum of the codes that drivers of CUDA 11 had,
-//! and a code that an enum does not list is undefined behaviour; here it is the number, since the next driver may have
-//! more of them. Its modules have no place for the log of a PTX that is refused, and its contexts, streams and memory
-//! belong to one owner, where ours are shared with other users of the device.
+//! Only the types of `cust` are used here. Its functions return an enum of the result codes of CUDA 11 drivers, and a
+//! code outside an enum is undefined behaviour. Here the result is an integer, because later drivers may add codes. The
+//! modules of `cust` cannot return the log of a rejected PTX. Its contexts, streams and memory have one owner, but this
+//! backend shares them with other users of the device.
 //!
-//! Not here: where the functions are (`forward.rs`), what the codes mean (`error.rs`).
+//! Not here: the addresses of the functions (`forward.rs`), the meaning of the codes (`error.rs`).
 #![allow(missing_docs, reason = "NVIDIA's documentation of the driver has them")]
 
 use std::ffi::{c_char, c_void};

@@ -1,9 +1,9 @@
-//! Which work may still use memory that is dropped: all that was asked of this crate's streams of its context until
-//! then, and no other work.
+//! Tracks the work that may still use dropped memory: all work submitted to this crate's streams of its context before
+//! the drop, and no other work.
 //!
-//! One list for the process, since two handles of a device share its context. A stream is in it as long as a
-//! [`CudaStream`](crate::backend::cuda::CudaStream) of it lives; then an event at its end is, until that is done.
-//! Nothing waits while it holds the lock: the work that it waits for may be a kernel that waits for what another thread
+//! The process has one list, because two handles of a device share its context. The list contains a stream while a
+//! [`CudaStream`](crate::backend::cuda::CudaStream) of it lives, and then an event at its end until that event is done.
+//! No wait happens under the lock: the awaited work may be a kernel that waits for a kernel that another thread
 //! launches next.
 //!
 //! Not here: memory (`memory.rs`), streams (`stream.rs`).
@@ -16,19 +16,19 @@ use super::raw::{RawContext, RawStream, is_capturing, raw};
 use super::sys;
 use crate::backend::cuda::error::{CudaError, check};
 
-/// Memory of a context that its owner has dropped.
+/// Dropped memory of a context.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Dropped {
     /// Of the device's memory pool. The driver frees it without a wait.
     Pool(u64),
     /// Device memory of no pool. The driver waits for all work of the context before it frees it.
     Device(u64),
-    /// Pinned host memory, for which the driver waits too.
+    /// Pinned host memory, for which the driver also waits.
     Host(u64),
 }
 
 impl Dropped {
-    /// Gives it back. Its context is bound.
+    /// Frees the memory. Its context is bound.
     fn free(self) {
         // SAFETY: the memory was allocated in the bound context. It is freed once, since it leaves the list, and after
         // the work that may use it.
@@ -41,12 +41,12 @@ impl Dropped {
     }
 }
 
-/// The end of what was asked of a stream until now.
+/// The end of the work submitted to a stream so far.
 #[derive(Debug)]
 struct Mark {
-    /// None: the stream was captured, so that only the whole context can be waited for.
+    /// `None`: the stream was captured, so only the whole context can be waited for.
     event: Option<u64>,
-    /// The context was waited for.
+    /// The whole context has been waited for.
     passed: AtomicBool,
 }
 
@@ -60,11 +60,11 @@ struct Late {
 
 #[derive(Debug)]
 struct Work {
-    /// Of every `CudaStream` that lives, its stream; the same stream as often as there are handles of it.
+    /// The stream of every living `CudaStream`, once for each handle.
     streams: Vec<(RawContext, RawStream)>,
     /// Ends of streams without a handle.
     ends: Vec<(RawContext, Arc<Mark>)>,
-    /// In the order in which it was dropped.
+    /// In the order of the drops.
     late: Vec<Late>,
 }
 
@@ -76,12 +76,12 @@ fn work() -> MutexGuard<'static, Work> {
     WORK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Work may be asked of the stream from now on.
+/// Registers a stream to which work may be submitted.
 pub(in crate::backend::cuda) fn enter(context: RawContext, stream: RawStream) {
     work().streams.push((context, stream));
 }
 
-/// A handle of the stream goes. The stream still lives, and the context is bound.
+/// Removes a handle of the stream. The stream still lives, and the context is bound.
 pub(in crate::backend::cuda) fn leave(context: RawContext, stream: RawStream) {
     let (mut work, entry) = (work(), (context, stream));
     let at = work.streams.iter().position(|known| *known == entry).expect("it has entered");
@@ -93,8 +93,8 @@ pub(in crate::backend::cuda) fn leave(context: RawContext, stream: RawStream) {
     work.forget(context);
 }
 
-/// Frees memory of the bound context after the work that may use it. Waits for nothing where the memory is of a pool,
-/// else for that work.
+/// Frees memory of the bound context after the work that may use it. Does not wait for memory of a pool; otherwise
+/// waits for that work.
 pub(super) fn free(context: RawContext, memory: Dropped) {
     let mut work = work();
     let marks = work.marks(context);
@@ -102,15 +102,15 @@ pub(super) fn free(context: RawContext, memory: Dropped) {
     drop(work);
     match memory {
         Dropped::Pool(_) => sweep(context, |memory| matches!(memory, Dropped::Pool(_))),
-        // Where waiting fails, the context is broken or a stream is captured: a later call frees it.
+        // The wait fails if the context is broken or a stream is captured; a later call frees the memory.
         Dropped::Device(_) | Dropped::Host(_) => {
             let _ = reclaim(context);
         }
     }
 }
 
-/// Waits for the work that dropped memory of the bound context waits for, and frees that memory. Returns whether there
-/// was some.
+/// Waits for the work that may use dropped memory of the bound context, and frees that memory. Returns whether there
+/// was any.
 pub(super) fn reclaim(context: RawContext) -> Result<bool, CudaError> {
     let mut work = work();
     work.renew(context);
@@ -126,7 +126,7 @@ pub(super) fn reclaim(context: RawContext) -> Result<bool, CudaError> {
     Ok(!marks.is_empty())
 }
 
-/// Binds a context that may be released next, and waits for all of its work, others' too.
+/// Binds a context that may be released next, and waits for all of its work, including that of other users.
 pub(super) fn end(context: RawContext) {
     let marks = {
         let work = work();
@@ -134,7 +134,7 @@ pub(super) fn end(context: RawContext) {
         let late = work.late_of(context).flat_map(|late| &late.marks);
         ends.chain(late).cloned().collect::<Vec<_>>()
     };
-    // Where waiting fails, the context is broken.
+    // If the wait fails, the context is broken.
     let _ = bind(context).and_then(|()| synchronize());
     marks.iter().for_each(|mark| mark.passed.store(true, Ordering::Release));
     sweep(context, |_| true);
@@ -161,7 +161,7 @@ fn sweep(context: RawContext, of: impl Fn(Dropped) -> bool) {
 }
 
 impl Work {
-    /// What was dropped of a context and is not freed.
+    /// Returns a context's dropped memory that is not freed yet.
     fn late_of(&self, context: RawContext) -> impl Iterator<Item = &Late> {
         self.late.iter().filter(move |late| late.context == context)
     }
@@ -172,12 +172,12 @@ impl Work {
         of.map(|&(_, stream)| stream)
     }
 
-    /// Whether one of them is captured.
+    /// Returns whether one of the context's streams is captured.
     fn is_captured(&self, context: RawContext) -> bool {
         self.streams_of(context).any(|stream| is_capturing(stream).unwrap_or(true))
     }
 
-    /// The ends of all that was asked of a context's streams until now. The context is bound.
+    /// Returns the ends of all work submitted to a context's streams so far. The context is bound.
     fn marks(&self, context: RawContext) -> Vec<Arc<Mark>> {
         let mut streams: Vec<_> = self.streams_of(context).collect();
         streams.sort_unstable();
@@ -186,7 +186,7 @@ impl Work {
         ends.chain(streams.into_iter().map(|stream| Arc::new(Mark::new(stream)))).collect()
     }
 
-    /// Marks again where a stream was captured. The context is bound.
+    /// Marks again the streams that were captured. The context is bound.
     fn renew(&mut self, context: RawContext) {
         for i in 0..self.late.len() {
             let late = &self.late[i];
@@ -196,8 +196,8 @@ impl Work {
         }
     }
 
-    /// Gives up the ends of a context's streams that are done, unless a stream is captured: in a capture the driver
-    /// forbids to query an event.
+    /// Removes the finished ends of a context's streams, unless a stream is captured: during a capture the driver
+    /// forbids event queries.
     fn forget(&mut self, context: RawContext) -> bool {
         let may = !self.is_captured(context);
         self.ends.retain(|(of, mark)| !may || *of != context || !mark.is_done());
@@ -206,12 +206,12 @@ impl Work {
 }
 
 impl Mark {
-    /// Of a stream of the bound context.
+    /// Marks the end of a stream of the bound context.
     fn new(stream: RawStream) -> Self {
         Self { event: mark(stream).ok(), passed: AtomicBool::new(false) }
     }
 
-    /// Whether only the whole context can be waited for.
+    /// Returns whether only the whole context can be waited for.
     fn is_lost(&self) -> bool {
         self.event.is_none() && !self.passed.load(Ordering::Acquire)
     }
@@ -255,7 +255,7 @@ fn synchronize() -> Result<(), CudaError> {
 }
 
 fn bind(context: RawContext) -> Result<(), CudaError> {
-    // SAFETY: the caller's handle of the device keeps its context.
+    // SAFETY: the caller's handle of the device retains its context.
     check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context as usize as sys::CUcontext) })
 }
 

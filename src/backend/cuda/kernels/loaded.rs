@@ -1,6 +1,6 @@
-//! What one context has loaded: modules and kernels.
+//! The modules and kernels that one context has loaded.
 //!
-//! Not here: how kernels are launched (`driver/launch.rs`).
+//! Not here: launches (`driver/launch.rs`).
 
 use std::ffi::{CString, c_void};
 use std::panic::resume_unwind;
@@ -16,10 +16,10 @@ use crate::backend::cuda::error::{CudaError, check};
 
 /// Most threads that load modules at a time.
 const THREADS_MAX: usize = 8;
-/// Most bytes of a compiler's log that are kept.
+/// Most bytes kept of a compiler's log.
 const LOG_BYTES: usize = 4096;
 
-/// The modules and kernels of one context. They stay until it is released, so graphs may keep using them.
+/// The modules and kernels of one context. They stay until the context is released, so graphs may keep using them.
 #[derive(Debug, Default)]
 pub(in super::super) struct Loaded {
     modules: Vec<LoadedModule>,
@@ -35,8 +35,8 @@ struct LoadedModule {
 }
 
 impl LoadedModule {
-    /// Has the driver compile the PTX of a kernel; returns its code and its compiler's log if it refuses. The context
-    /// is bound.
+    /// Makes the driver compile a kernel's PTX; returns the driver's code and the compiler's log if the driver rejects
+    /// it. The context is bound.
     fn new(kernel: &'static Kernel, ptx: &str, capability: u32) -> Result<Self, (u32, Box<str>)> {
         let ptx = with_marks(ptx, capability);
         let ptx = CString::new(ptx.into_owned()).map_err(|_| (0, "a zero in the PTX".into()))?;
@@ -45,7 +45,7 @@ impl LoadedModule {
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         ];
-        // Of numbers the driver takes the value for the pointer.
+        // The driver takes numeric options by value, in place of the pointer.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
         let count = options.len() as u32;
         // SAFETY: `module` is valid memory for one handle, the text ends with a zero, and there are as many options as
@@ -99,7 +99,7 @@ impl Function {
         self.handle
     }
 
-    /// Whether it waits by itself for the work before it (programmatic dependent launch).
+    /// Whether it waits by itself for earlier work (programmatic dependent launch).
     pub fn waits(self) -> bool {
         self.pdl
     }
@@ -125,9 +125,9 @@ impl Loaded {
         self.modules.len()
     }
 
-    /// Loads kernels that are not loaded: each archive is decompressed once, each text compiled once, several at a
-    /// time. `bind` makes the context current in the calling thread. Where some are refused the others stay loaded.
-    /// The texts are released at the end.
+    /// Loads the missing kernels. Each archive is decompressed once and each text compiled once, several at a time.
+    /// `bind` makes the context current in the calling thread. If the driver rejects some, the others stay loaded. The
+    /// texts are released at the end.
     pub(in super::super) fn load(
         &mut self,
         kernels: &[&'static Kernel],
@@ -175,7 +175,7 @@ impl Loaded {
         error.map_or(Ok(()), Err)
     }
 
-    /// The kernel's handle, its module loaded when first asked for. The context is bound.
+    /// Returns the kernel's handle; loads its module at the first use. The context is bound.
     pub(in super::super) fn function(
         &mut self,
         kernel: &'static Kernel,
@@ -197,7 +197,7 @@ impl Loaded {
             .expect("the module is loaded")
             .entry(kernel.name())
             .map_err(|code| refused(kernel, capability, code, "".into()))?;
-        // With the static part, less than 48 KiB of dynamic memory may be too much without being asked for.
+        // Together with the static part, even less than 48 KiB of dynamic memory may exceed the default limit.
         if kernel.shared() > 0 {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -212,12 +212,12 @@ impl Loaded {
     }
 }
 
-/// The driver has refused a kernel.
+/// Creates the error for a kernel that the driver rejected.
 fn refused(kernel: &Kernel, capability: u32, code: u32, log: Box<str>) -> CudaError {
     CudaError::Ptx { kernel: kernel.name(), capability, code, log }
 }
 
-/// What `run` makes of each item, on several threads where there are several items.
+/// Returns `run`'s result for each item, on several threads if there are several items.
 fn in_parallel<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
     if items.len() < 2 {
         return items.iter().map(run).collect();
@@ -253,7 +253,7 @@ mod tests {
         Box::leak(Box::new(Kernel::new("nonsense", archive, 32, 0)))
     }
 
-    /// Errors before the driver is called.
+    /// Errors that occur before a call of the driver.
     #[test]
     fn what_cannot_be_loaded_names_kernel_and_capability() {
         let mut loaded = Loaded::default();
@@ -280,7 +280,7 @@ mod tests {
         error
     }
 
-    /// Two items of a list are at work at the same time, and each result stands in its item's place.
+    /// Two items run at the same time, and results are in the order of the items.
     #[test]
     fn several_are_loaded_at_a_time() {
         let both = std::sync::Barrier::new(2);

@@ -1,23 +1,22 @@
-//! The instructions that need compute capability 9.0: of programmatic dependent launch (PDL, `driver/launch.rs`), of
-//! fp8. The PTX is for 8.0 and newer, so they stand in it as comments (`pdl.cuh` and `e4m3.cuh` of `ptx/src/common`),
-//! which become instructions here where the device has them.
+//! Instructions that need compute capability 9.0: programmatic dependent launch (PDL, `driver/launch.rs`) and fp8. The
+//! PTX is for 8.0 and newer, so it contains them as comments (`pdl.cuh` and `e4m3.cuh` of `ptx/src/common`). This
+//! module replaces the comments by instructions if the device has them.
 //!
-//! Not here: who launches what.
+//! Not here: launches.
 
 use std::borrow::Cow;
 
-/// Comments in the PTX and the instructions they stand for.
+/// Comments in the PTX, and the instructions that replace them.
 const MARKS: [(&str, &str); 2] = [
     ("// pdl: wait", "griddepcontrol.wait;"),
     ("// pdl: launch dependents", "griddepcontrol.launch_dependents;"),
 ];
 
-/// What begins a line that stands for itself where the device is newer, and what ends one that is then left out
-/// (`e4m3.cuh`).
+/// The comment before a line for newer devices, and the comment after the lines that it replaces (`e4m3.cuh`).
 const NEWER: &str = "// sm_90: ";
 const OLDER: &str = "// sm_80";
 
-/// PTX for a device: with the instructions in place of the marks, where it has them.
+/// Returns the PTX for a device, with instructions in place of the marks that it supports.
 pub(super) fn with_marks(ptx: &str, capability: u32) -> Cow<'_, str> {
     if capability < 90 || !(ptx.contains(MARKS[0].0) || ptx.contains(NEWER)) {
         return Cow::Borrowed(ptx);
@@ -68,12 +67,12 @@ mod tests {
                 continue;
             }
             let wait = if entry.contains(MARKS[0].0) { MARKS[0].0 } else { MARKS[0].1 };
-            // The last one: CTAs without work wait, too, and those waits may stand in front.
-            // Where warps or CTAs have different roles each waits by itself: one's text is before another's wait.
+            // The last wait: CTAs without work also wait, and their waits may precede it.
+            // If warps or CTAs have different roles, each waits by itself; one role's text precedes another's wait.
             let roles = entry.contains("setmaxnreg") || name.starts_with("attend_shared_");
             let split = if roles { entry.split_once(wait) } else { entry.rsplit_once(wait) };
             let (before, _) = split.expect("a kernel of PDL waits");
-            // Plan and tables may be read before; a prefetch reads nothing.
+            // Plan and tables may be read before the wait; a prefetch reads nothing.
             for line in before.lines().filter(|line| line.contains(".global")) {
                 let known = ["ld.global.nc.", "cp.async.ca.shared.global", "prefetch.global."];
                 assert!(known.iter().any(|start| line.contains(start)), "{name}: {line}");
@@ -81,7 +80,7 @@ mod tests {
         }
     }
 
-    /// Slots of 257 to 1,024 once ran into the flags beside them.
+    /// Slots of 257 to 1,024 must not overlap the adjacent flags.
     #[test]
     fn decode_kernels_keep_the_slot_of_the_largest_page() {
         let decode = |kernel: &Kernel| {

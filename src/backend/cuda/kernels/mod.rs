@@ -1,4 +1,4 @@
-//! The kernels: generated PTX that is part of the crate, in an archive for each family.
+//! The kernels: generated PTX within the crate, in an archive for each family.
 //!
 //! ```text
 //! ptx/kernels.toml -- ptx/build.py --> ptx/out/*.zst, table
@@ -12,9 +12,8 @@
 //! selection  compute capability, pool and step -> kernels of attention
 //! ```
 //!
-//! The driver compiles a text when one of its entries is first needed; attention has a text for each entry, so that a
-//! pool waits for no kernels but its own. Not here: what they compute (`ptx/src`), how they are launched
-//! (`driver/launch.rs`).
+//! The driver compiles a text when one of its entries is first needed. Attention has a text for each entry, so a pool
+//! waits only for its own kernels. Not here: the kernels' code (`ptx/src`), launches (`driver/launch.rs`).
 
 mod archive;
 mod kernel;

@@ -1,10 +1,10 @@
-//! What the kernels of attention are given: the mirror of `ptx/src/common/params.cuh`; those that move bytes:
-//! `params/moves.rs`.
+//! Parameters of the attention kernels: the mirror of `ptx/src/common/params.cuh`. `params/moves.rs` has those of the
+//! kernels that move bytes.
 //!
-//! Every struct is passed or uploaded as its bytes. Sizes and offsets are asserted on both sides, and
-//! `ptx/build.py --check` compares the two lists of numbers.
+//! Every struct is passed or uploaded as its bytes. Both sides assert sizes and offsets, and `ptx/build.py --check`
+//! compares the two lists of numbers.
 //!
-//! Not here: who fills them.
+//! Not here: the code that fills them.
 
 use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};
@@ -23,18 +23,17 @@ pub use sparse::{CANDIDATES, Lists, SCORE_TOKENS, SelectParams, StoreLabelsParam
 use crate::layout::PAGE_SIZE_MAX;
 use crate::plan::BatchRow;
 
-/// Most tokens of a page: `attend_decode_*` keeps a slot of it in ten bits of a word.
+/// Most tokens of a page: `attend_decode_*` stores a slot of a page in ten bits of a word.
 pub const PAGE_TOKENS_MAX: u32 = 1024;
 
-/// Most K and V heads where rows have 16 bits, over pools of fp8 too: `attend_decode_*` keeps a head in sixteen bits of
-/// that word.
+/// Most K and V heads for rows of 16 bits, also over fp8: `attend_decode_*` stores a head in sixteen bits of that word.
 pub const KV_HEADS_MAX: u32 = 65535;
 
 const _: () =
     assert!(PAGE_SIZE_MAX <= PAGE_TOKENS_MAX, "attend_decode.cuh has no bits for the slot");
 
-/// What `attend_decode_*`, `attend_extend_*`, `attend_f32`, `attend_latent_*` and `attend_latent_join_*` take, by
-/// value; others have it in front of their own.
+/// The parameters of `attend_decode_*`, `attend_extend_*`, `attend_f32`, `attend_latent_*` and `attend_latent_join_*`,
+/// by value; the structs of others begin with it.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct AttendParams {
@@ -67,9 +66,9 @@ pub struct AttendParams {
     pub plan: u64,
     /// Device address of f32 scratch for partial sums, 16-byte aligned.
     pub partial: u64,
-    /// Device address of u32 counters: zero before the first launch; each launch leaves them zero. Of
-    /// `attend_latent_*_sm90a` and their join: f32 `[slots, 64, 2]`, what each row of a part is relative to, and the
-    /// sum of its weights.
+    /// Device address of u32 counters: zero before the first launch; each launch leaves them zero. For
+    /// `attend_latent_*_sm90a` and their join: f32 `[slots, 64, 2]`, the reference of each row of a part and the sum of
+    /// its weights.
     pub counters: u64,
     /// `ceil(2^32 / page_size)`: see [`magic`].
     pub page_magic: u64,
@@ -87,7 +86,7 @@ pub struct AttendParams {
     pub q_heads: u32,
     /// K and V heads.
     pub kv_heads: u32,
-    /// `q_heads / kv_heads`, 1 to 16, of latent rows to 128.
+    /// `q_heads / kv_heads`, 1 to 16; for latent rows up to 128.
     pub group: u32,
     /// Batch rows, padding included.
     pub batch: u32,
@@ -97,27 +96,27 @@ pub struct AttendParams {
     pub scale: f32,
     /// Soft cap of the logits; 0: none.
     pub soft_cap: f32,
-    /// `attend_extend_*` only: 1: q is negated, and `scale` with it, which must be above 0 there.
+    /// `attend_extend_*` only. 1: q and `scale` are negated; `scale` must be above 0 there.
     pub negate_q: u32,
     /// `attend_decode_*` only: stripes of kv heads; CTA c is in stripe `c % stripes`.
     pub stripes: u32,
     /// 0.
     pub reserved: u32,
-    /// Device address of f32 `[q_heads]`, minus infinity: none; 0: no head has one.
+    /// Device address of f32 `[q_heads]` (minus infinity: no sink); 0: no head has one.
     pub sinks: u64,
-    /// Device address of u64 `[tokens]`, of trees alone: see [`BatchPlan::masks`](crate::BatchPlan::masks).
+    /// Device address of u64 `[tokens]`, for trees only: see [`BatchPlan::masks`](crate::BatchPlan::masks).
     pub masks: u64,
 }
 
-/// Beside a row of the page tables, in the staged rows and in [`ExtendWork`]: the sequence is a tree of drafts, which
-/// `attend_extend_*` and `attend_decode_*_r64_sm90a` serve.
+/// Marks a row of the page tables, in the staged rows and in [`ExtendWork`]: the sequence is a tree of drafts, which
+/// `attend_extend_*` and `attend_decode_*_r64_sm90a` support.
 pub const TREE_ROW: u32 = 1 << 31;
 
-/// Where the scales of one layer of a quantised pool are; kernels over fp8 take it behind their struct.
+/// The scales of one layer of a quantised pool; kernels over fp8 take it after their struct.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct LayerScales {
-    /// Device address of f32: head h's at `k + h * head_stride`, by token that of page p, slot s at
+    /// Device address of f32: head h's scale at `k + h * head_stride`; with scales by token, that of page p, slot s at
     /// `+ p * page_stride + s * 4`.
     pub k: u64,
     /// The same of V.
@@ -126,7 +125,7 @@ pub struct LayerScales {
     pub page_stride: u64,
     /// Bytes from head to head.
     pub head_stride: u32,
-    /// 1: each token has a scale of its own.
+    /// 1: each token has its own scale.
     pub by_token: u32,
 }
 
@@ -136,7 +135,7 @@ pub struct LayerScales {
 pub struct DecodeWork {
     /// Units of a work chunk, the same for all: chunk `i` begins at unit `i * work_units`.
     pub work_units: u32,
-    /// End of this one's units; not above its begin where it has none.
+    /// End of this chunk's units; equal to or below its begin if it has none.
     pub unit_end: u32,
     /// Sequence of its first unit.
     pub batch_index: u32,
@@ -162,7 +161,7 @@ pub struct ExtendHead {
     pub reserved: [u32; 3],
 }
 
-/// Queries by tokens that one CTA of `attend_extend_*` works on, for each kv head.
+/// Queries and tokens that one CTA of `attend_extend_*` computes, for each kv head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct ExtendWork {
@@ -186,9 +185,9 @@ pub struct ExtendWork {
 
 /// Query rows of an item of `attend_shared_*`.
 pub const SPAN_ROWS: u32 = 128;
-/// The place of no span.
+/// The index that stands for no span.
 pub const NO_SPAN: u32 = u32::MAX;
-/// The same of head_dim 256.
+/// Query rows of an item for head_dim 256.
 pub const SPAN_ROWS_256: u32 = 64;
 /// Most (row, kv head)s of a step of `attend_shared_*`.
 pub const LISTED_SUMS: u32 = 4096;
@@ -196,7 +195,7 @@ pub const LISTED_SUMS: u32 = 4096;
 pub const LISTED_TAILS: u32 = 512;
 /// Warps of a CTA of `attend_shared_*` that decode.
 pub const TAIL_WARPS: u32 = 8;
-/// The same of the kernels for any device, and of those for head_dim 256.
+/// The same for the kernels for any device, and for those for head_dim 256.
 pub const TAIL_WARPS_ANY: u32 = 4;
 pub const TAIL_WARPS_256: u32 = 2;
 
@@ -212,7 +211,7 @@ pub struct SharedHead {
     pub span_ctas: u32,
     /// Tiles of each of these.
     pub work_tiles: u32,
-    /// Tiles of all query tiles, and between them, of one kv head.
+    /// Tiles of all query tiles, those added between them included, of one kv head.
     pub head_tiles: u32,
     /// Query rows of all query tiles, of one kv head.
     pub head_rows: u32,
@@ -220,11 +219,11 @@ pub struct SharedHead {
     pub reserved: [u32; 2],
 }
 
-/// What a row of the batch takes from spans, and where its own units are.
+/// A row's part of the spans, and the place of its own units.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct RowShare {
-    /// First position behind its spans.
+    /// First position after its spans.
     pub begin: u32,
     /// Its first new token's place among the members.
     pub place: u32,
@@ -238,11 +237,11 @@ pub struct RowShare {
     pub units: u32,
     /// Its first query row.
     pub qo_start: u32,
-    /// Its new tokens; 0: it is left to the extend kernel.
+    /// Its new tokens; 0: the extend kernel takes it.
     pub extend_len: u32,
 }
 
-/// Where the partial sums of a span stand: see `ptx/src/common/params.cuh`.
+/// The places of a span's partial sums: see `ptx/src/common/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SpanParts {
@@ -254,29 +253,29 @@ pub struct SpanParts {
     pub member_start: u32,
     /// Its members.
     pub member_count: u32,
-    /// The span before it on the way to the root, or [`NO_SPAN`].
+    /// The span's parent, or [`NO_SPAN`].
     pub parent: u32,
     /// Query rows of query tiles before it.
     pub row_at: u32,
-    /// Tiles from one of its query tiles to the next: those between count as work.
+    /// Tiles from one of its query tiles to the next; the tiles between count as work.
     pub stride: u32,
     /// 0.
     pub reserved: u32,
 }
 
-/// Where the CTAs that have parts of one query tile's sum meet; see `ptx/src/common/params.cuh`.
+/// A barrier for the CTAs that have parts of one query tile's sum; see `ptx/src/common/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct SpanMeeting {
-    /// Parts that are there; from bit 16 on, CTAs that have ceased to wait.
+    /// Parts that have arrived; from bit 16 on, CTAs that no longer wait.
     pub state: u64,
-    /// CTAs that look no more.
+    /// CTAs that no longer poll.
     pub left: u32,
     /// 0.
     pub reserved: u32,
 }
 
-/// Tiles of one query tile, of a span or of a row's own tokens. The first of a CTA for spans stands at the CTA's place.
+/// Tiles of one query tile, of a span or of a row's own tokens. The first item of a CTA for spans has the CTA's index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SpanItem {
@@ -290,21 +289,21 @@ pub struct SpanItem {
     pub parts: u16,
     /// Place of the CTA's next item; 0: there is none.
     pub next: u16,
-    /// Which of the query tile's items it is.
+    /// Index among the query tile's items.
     pub piece: u16,
     /// The query tile's members.
     pub member_count: u16,
-    /// Of a row's own tokens: one more than there are behind `kv_end`, or the most that fit; 0: members see all.
+    /// For a row's own tokens: one more than the tokens after `kv_end`, or the most that fit; 0: members see all.
     pub behind: u16,
     /// First position to read.
     pub kv_begin: u32,
     /// End of the positions to read.
     pub kv_end: u32,
-    /// Row of the spans' sums where its own stand.
+    /// Row of the spans' sums at which its own sums begin.
     pub part: u32,
 }
 
-/// A member of spans: one of a row's new tokens, which stand side by side.
+/// A member of spans: one of a row's new tokens, which are consecutive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SpanMember {
@@ -314,7 +313,7 @@ pub struct SpanMember {
     pub batch_index: u32,
 }
 
-/// What `attend_shared_*` takes, by value.
+/// The parameters of `attend_shared_*`, by value.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct AttendSharedParams {
@@ -329,7 +328,7 @@ pub struct AttendSharedParams {
     pub items: u64,
     /// Device address of `SpanMember[..]`.
     pub members: u64,
-    /// Device address of [`SpanMeeting`]s, one for each CTA that works on spans: zero between launches.
+    /// Device address of [`SpanMeeting`]s, one for each CTA that works on spans; zero between launches.
     pub meetings: u64,
     /// Device address of f32, as `partial`, `[rows, 2]` each.
     pub tops: u64,
@@ -339,14 +338,15 @@ pub struct AttendSharedParams {
     pub span_tops: u64,
 }
 
-/// The factor that divides by `divisor`: `n / divisor == n * magic >> 32`.
+/// Returns the factor for division by `divisor`: `n / divisor == n * magic >> 32`.
 ///
-/// Exact for all 32-bit `n` where `divisor` is a power of two, else for `n < 2^32 / divisor`.
+/// Exact for all 32-bit `n` if `divisor` is a power of two, otherwise for `n < 2^32 / divisor`.
 pub const fn magic(divisor: u32) -> u64 {
     (1_u64 << 32).div_ceil(divisor as u64)
 }
 
-/// The factor that divides by `divisor`: `n / divisor` is the high half of the 128-bit `n * wide_magic`; 0 for 1.
+/// Returns the factor for division by `divisor`: `n / divisor` is the high half of the 128-bit `n * wide_magic`; 0 for
+/// 1.
 ///
 /// Exact for `n * divisor < 2^64`.
 pub const fn wide_magic(divisor: u64) -> u64 {
@@ -354,14 +354,14 @@ pub const fn wide_magic(divisor: u64) -> u64 {
     if divisor == 1 { 0 } else { u64::MAX / divisor + 1 }
 }
 
-/// A struct that kernels take by value, by the name that their table has for it.
+/// A struct that kernels take by value, with its name in the kernels' table.
 pub trait KernelParams: Copy {
     /// The struct's name.
     const NAME: &'static str;
 }
 
-/// Asserts a struct's bytes and where its fields begin. `ptx/src/common/params.cuh` asserts the same of its own, and
-/// `ptx/build.py --check` compares the numbers.
+/// Asserts a struct's size and offsets. `ptx/src/common/params.cuh` asserts the same of its structs, and `ptx/build.py
+/// --check` compares the numbers.
 macro_rules! layout_is {
     ($($name:ident $bytes:literal { $($field:ident $offset:literal)* })*) => {
         const _: () = {$(

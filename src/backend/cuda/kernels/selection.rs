@@ -1,16 +1,17 @@
-//! Which kernels of attention serve a pool on a device: the only place that looks at the compute capability.
+//! Selects the attention kernels for a pool and a device. Only this file looks at the compute capability.
 //!
-//! Each step of attention takes the kernel of the table that serves the pool's contents, the rows' type and the
-//! head_dim; of two the one that only this device runs. A family has a place here by its columns `step` and `cache`.
+//! Each step of attention takes the kernel of the table that matches the pool's contents, the rows' type and the
+//! head_dim. If two match, the one for this device only wins. The table's columns `step` and `cache` place a family
+//! here.
 //!
-//! Not here: their memory and their launches (`attention/variants.rs`, `attention/shared.rs`, `attention/latent.rs`).
+//! Not here: memory and launches (`attention/variants.rs`, `attention/shared.rs`, `attention/latent.rs`).
 
 use super::kernel::{Kernel, Step};
 use super::table::KERNELS;
 use crate::backend::cuda::attention::split::{DECODE_ROWS, SplitShape, TAIL_ROWS};
 use crate::layout::{Dtype, PoolLayout, Scaling};
 
-/// The decode kernels of [`DECODE_ROWS`], where there is one.
+/// The decode kernels of [`DECODE_ROWS`], if available.
 pub(in super::super) type Decodes = [Option<&'static Kernel>; DECODE_ROWS.len()];
 
 /// The kernels that read spans once, for tails of each of [`TAIL_ROWS`].
@@ -19,18 +20,18 @@ pub(in super::super) type Shared = [&'static Kernel; TAIL_ROWS.len()];
 /// The kernels of latent rows.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Latent {
-    /// One whose work is split on the host, and that which joins what it leaves in parts.
+    /// A kernel whose work the host splits, and the kernel that joins its parts.
     Split([&'static Kernel; 2]),
-    /// One that walks all positions.
+    /// A kernel that walks all positions.
     Plain(&'static Kernel),
 }
 
-/// What decides which kernels serve.
+/// The properties that select kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) struct Selection {
     /// Compute capability, as 10 * major + minor.
     pub capability: u32,
-    /// Scales of the pool, if it is quantised.
+    /// Scales of the pool, if quantised.
     pub scaling: Option<Scaling>,
     /// Type of the host's rows.
     pub rows: Dtype,
@@ -38,12 +39,13 @@ pub(in super::super) struct Selection {
 }
 
 impl Selection {
-    /// Of a pool with the host's rows on a device of such a capability.
+    /// Returns the selection for a pool with these rows on a device of this capability.
     pub fn of(capability: u32, layout: &PoolLayout, rows: Dtype) -> Self {
         Self { capability, scaling: layout.scaling(), rows, head_dim: layout.head_dim() }
     }
 
-    /// The kernel of a step, for so many query rows where that matters. `own`: it may be one of this device alone.
+    /// Returns the kernel of a step, for this many query rows if that matters. `own`: kernels for this device only are
+    /// allowed.
     fn find(&self, step: Step, query_rows: u32, own: bool) -> Option<&'static Kernel> {
         let serves = |kernel: &&Kernel| {
             kernel.attention().is_some_and(|serves| {
@@ -58,11 +60,11 @@ impl Selection {
         KERNELS.iter().filter(serves).max_by_key(|kernel| kernel.is_sm90a())
     }
 
-    /// The decode kernels for groups of so many query heads.
+    /// Returns the decode kernels for groups of this many query heads.
     pub fn decodes(&self, group: u32) -> Decodes {
         let mut decodes = DECODE_ROWS.map(|rows| self.find(Step::Decode, rows, true));
         if decodes[2].is_some() && group <= DECODE_ROWS[0] {
-            // The wider one is as fast, and knows trees.
+            // The wider kernel is as fast, and supports trees.
             decodes[1] = None;
         }
         decodes
@@ -78,7 +80,7 @@ impl Selection {
         self.find(Step::Extend, 0, true)
     }
 
-    /// The extend kernel of steps with trees of drafts, if that is another one. Both read the same plan.
+    /// Returns the extend kernel for steps with trees of drafts, if it is another one. Both read the same plan.
     pub fn trees(&self) -> Option<&'static Kernel> {
         let has_trees = self.extend()?.has_trees();
         if has_trees { None } else { self.find(Step::Extend, 0, false) }
@@ -144,7 +146,7 @@ mod tests {
         }
     }
 
-    /// The parts of a kernel's name, from what it is selected by.
+    /// Returns the parts of a kernel's name from its selection.
     fn name(of: &Selection, step: &str, query_rows: u32, own: bool) -> String {
         let fp8 = if of.scaling.is_some() { "_fp8" } else { "" };
         let dtype = format!("{:?}", of.rows).to_lowercase();
@@ -188,7 +190,7 @@ mod tests {
         });
     }
 
-    /// Each row reads spans for itself where rows are of f32, and where there is a window.
+    /// Each row reads spans separately if rows are f32, and if there is a window.
     #[test]
     fn spans_are_read_once_for_rows_of_16_bits_alone() {
         each(|of| {
@@ -223,7 +225,7 @@ mod tests {
         }
     }
 
-    /// A driver compiles no more than what is launched.
+    /// A driver compiles only the launched kernels.
     #[test]
     fn a_text_of_attention_has_one_entry() {
         let mut texts = (String::new(), "");
@@ -259,7 +261,7 @@ mod tests {
         [list(&of.decodes(16)), list(&extend), list(&spans), list(&of.selected())]
     }
 
-    /// The lines of `ptx/README.md` with what each compute capability gets.
+    /// Returns the lines of `ptx/README.md` that list the kernels of each compute capability.
     fn table() -> String {
         let mut text = String::from(
             "| pool, head_dim | compute capability | decode | extend, trees | spans | lists |\n",
@@ -290,7 +292,7 @@ mod tests {
         text
     }
 
-    /// With `KVARENA_WRITE` in the environment the lines are written.
+    /// `KVARENA_WRITE` in the environment makes the test write the lines.
     #[test]
     fn the_readme_has_what_each_capability_gets() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/ptx/README.md");

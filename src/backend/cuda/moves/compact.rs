@@ -1,6 +1,6 @@
-//! Slots of rows moved together, in all planes: one launch for planes that lie alike, such as K and V.
+//! Moves slots of rows, in all planes: one launch for planes of the same shape, such as K and V.
 //!
-//! Not here: which slots are kept (`system/accept.rs`).
+//! Not here: the choice of slots (`system/accept.rs`).
 
 use super::copy::unit_bytes;
 use crate::backend::cuda::driver::gpu::Gpu;
@@ -14,7 +14,7 @@ use crate::backend::cuda::store::pool::Pool;
 use crate::layout::{Plane, PlaneOrder, Strides};
 use crate::plan::Compaction;
 
-/// Planes that follow one another as a plane's layers do, and store as much in the same order.
+/// Planes that follow one another like a plane's layers, and have the same size and order.
 #[derive(Clone, Copy)]
 struct Alike {
     plane: Plane,
@@ -57,7 +57,7 @@ fn compact_planes(
     stream: RawStream,
 ) -> Result<(), CudaError> {
     let head_bytes = u64::from(plane.elements) * u64::from(plane.dtype.size());
-    // By slot a token's heads are one run.
+    // In layout by slot, a token's heads form one run.
     let (runs, run_bytes) = match plane.order {
         PlaneOrder::BySlot => (1, head_bytes * u64::from(plane.heads)),
         PlaneOrder::ByPage => (plane.heads, head_bytes),
@@ -93,8 +93,8 @@ fn compact_planes(
     for some in compactions.chunks(COMPACTIONS_MAX) {
         params.compactions[..some.len()].copy_from_slice(some);
         let grid = (blocks, some.len() as u32);
-        // SAFETY: rows and places were checked, and words of the tables name pages of the pool: all addresses are in
-        // it.
+        // SAFETY: rows and places were checked, and the tables name only pages of the pool, so all addresses are in the
+        // pool.
         unsafe {
             gpu.launch(
                 COMPACT_SLOTS,

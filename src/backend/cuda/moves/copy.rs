@@ -1,14 +1,14 @@
 //! Copies of whole pages: inside a pool, between pools of either layout, and between a pool and pinned host memory.
 //!
-//! Everything is asynchronous on the stream that is given, with an event to wait for. On the device one kernel moves
-//! every layout into every other; the pages to copy travel in its parameters. To and from the host:
+//! All copies are asynchronous on the given stream, and return an event. On the device one kernel copies between all
+//! layouts; its parameters contain the pages. To and from the host:
 //!
-//! * pages that are one piece go by the copy engines, all of them in one call where the driver knows how (12.8 on), so
-//!   that no time is lost between them, else in two streams;
-//! * pages in many pieces are gathered (scattered) by the kernel in chunks through device memory, and go the same way;
-//! * small pages are moved by the kernel itself, which reaches pinned memory.
+//! * The copy engines move pages of one piece. The driver takes all of them in one call (CUDA 12.8 and newer), so no
+//!   time is lost between them; older drivers use two streams.
+//! * The kernel gathers (scatters) pages of many pieces in chunks of device memory, which the copy engines move.
+//! * The kernel itself moves small pages; it can access pinned memory.
 //!
-//! Not here: the host's pages (`host_pages.rs`), which pages are worth moving.
+//! Not here: the host's pages (`host_pages.rs`), the choice of pages.
 
 use super::host_pages::{HostPages, Way};
 use crate::backend::check;
@@ -25,9 +25,9 @@ use crate::backend::cuda::store::pool::{Pages, Pieces};
 use crate::id::PageId;
 use crate::plan::PageCopy;
 
-/// Smaller pages go through the kernel: a copy engine takes some microseconds to set up.
+/// The kernel moves smaller pages, because the setup of a copy engine takes some microseconds.
 const ENGINE_BYTES: u64 = 256 << 10;
-/// Device memory for pages on their way between many pieces and one.
+/// Device memory for the chunks between many pieces and one.
 const CHUNK_BYTES: u64 = 32 << 20;
 /// Units that one block of `copy_pages` moves.
 const BLOCK_UNITS: u32 = 1024;
@@ -52,14 +52,14 @@ impl<'a> HostCopy<'a> {
     }
 }
 
-/// What copies to and from the host keep: two streams and two chunks of device memory, made when first needed.
+/// State of copies to and from the host: two streams and two chunks of device memory, created at the first use.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct CopyStreams {
     streams: [CudaStream; 2],
-    /// Marks in the caller's stream, and in each of the two.
+    /// Events in the caller's stream, and in each of the two.
     fork: CudaEvent,
     joins: [CudaEvent; 2],
-    /// Of the last copy, whichever stream it was asked of.
+    /// The last copy's event, whatever its stream.
     done: CudaEvent,
     chunks: Option<[DeviceBuffer; 2]>,
     batch: Option<BatchCopy>,
@@ -99,7 +99,7 @@ impl CopyStreams {
             asked =
                 asked.and_then(|()| host.remember(way, copy.ends().map(|(_, page)| page), stream));
             if asked.is_err() {
-                // Part of it may be under way, and nobody would know.
+                // Part of the copy may have started, and the caller has no event for it.
                 let _ = gpu.finish();
             }
         }
@@ -107,7 +107,7 @@ impl CopyStreams {
         stream.mark()
     }
 
-    /// Asks for copies that were checked.
+    /// Submits copies that were checked.
     fn ask(&mut self, gpu: &Gpu, copy: &HostCopy<'_>, capturing: bool) -> Result<(), CudaError> {
         let HostCopy { pool, host, way, copies, stream } = *copy;
         if pool.page_bytes() < ENGINE_BYTES {
@@ -118,8 +118,8 @@ impl CopyStreams {
             };
             return copy_on_device(gpu, source, target, copies, stream.raw());
         }
-        // The chunks may still be in use by a copy on another stream. A capture knows nothing of what ran before, and a
-        // mark made in it is none afterwards.
+        // A copy on another stream may still use the chunks. A capture does not see earlier work, and an event recorded
+        // in it cannot be waited for afterwards.
         if !capturing {
             self.done.block(stream)?;
         }
@@ -134,7 +134,7 @@ impl CopyStreams {
         Ok(())
     }
 
-    /// Pages in one piece: straight from pool to host, in two streams.
+    /// Copies pages of one piece directly between pool and host, in two streams.
     fn copy_packed(&mut self, copy: &HostCopy<'_>, capturing: bool) -> Result<(), CudaError> {
         self.fork(copy.stream)?;
         let pool = copy.pool;
@@ -145,8 +145,8 @@ impl CopyStreams {
         self.join(copy.stream)
     }
 
-    /// Pages in many pieces: a chunk is gathered while the one before it is on its way to the host, or the other way
-    /// round. Chunks take turns in the two streams, each with its own memory.
+    /// Copies pages of many pieces: one chunk is gathered while the previous one moves to the host, or the other way
+    /// round. Chunks alternate between the two streams, each with its own memory.
     fn copy_pieces(
         &mut self,
         gpu: &Gpu,
@@ -188,7 +188,8 @@ impl CopyStreams {
         self.join(stream)
     }
 
-    /// Pages between device addresses and host pages, by the copy engines: in one call, or by turns in two streams.
+    /// Copies between device addresses and host pages by the copy engines, in one call or alternating between two
+    /// streams.
     fn transfer(
         &self,
         copy: &HostCopy<'_>,
@@ -207,13 +208,13 @@ impl CopyStreams {
         }
     }
 
-    /// Both streams go on from where the caller's is.
+    /// Makes both streams wait for the caller's stream.
     fn fork(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         self.fork.record(stream)?;
         self.streams.iter().try_for_each(|own| self.fork.block(own))
     }
 
-    /// The caller's stream goes on when both are done.
+    /// Makes the caller's stream wait for both.
     fn join(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         for (join, own) in self.joins.iter_mut().zip(&self.streams) {
             join.record(own)?;
@@ -223,11 +224,11 @@ impl CopyStreams {
     }
 }
 
-/// The driver's `cuMemcpyBatchAsync`, which older drivers do not have.
+/// The driver's `cuMemcpyBatchAsync`, which older drivers lack.
 #[derive(Clone, Copy, Debug)]
 struct BatchCopy(BatchFunction);
 
-/// Targets, sources and bytes, and their number; attributes, where each begins, and their number; which copy failed.
+/// Targets, sources and sizes, and their count; attributes, their begins, and their count; the index of a failed copy.
 type BatchFunction = unsafe extern "C" fn(
     *mut u64,
     *mut u64,
@@ -249,7 +250,7 @@ struct BatchAttributes {
     /// Type and id of a place, for managed memory: none.
     source_place: [i32; 2],
     target_place: [i32; 2],
-    /// 1: leave the multiprocessors to others.
+    /// 1: leave the multiprocessors to other work.
     flags: u32,
 }
 
@@ -262,7 +263,7 @@ impl BatchCopy {
         if result != 0 || found.is_null() {
             return None;
         }
-        // SAFETY: the driver gives this name, at this version, that signature.
+        // SAFETY: the driver documents this signature for the name at this version.
         Some(Self(unsafe { std::mem::transmute::<*mut std::ffi::c_void, BatchFunction>(found) }))
     }
 
@@ -288,7 +289,7 @@ impl BatchCopy {
         let mut attributes =
             BatchAttributes { source_order: 1, source_place, target_place, flags: 1 };
         let (mut start, mut failed) = (0, 0);
-        // SAFETY: the arrays hold `count` ranges each, all checked pages of pinned memory, the pool or a chunk; the
+        // SAFETY: the arrays contain `count` ranges each, all checked pages of pinned memory, the pool or a chunk. The
         // driver copies the arrays before it returns.
         let result = unsafe {
             (self.0)(
@@ -316,8 +317,8 @@ fn transfer(
     stream: RawStream,
 ) -> Result<(), CudaError> {
     let bytes = host.page_bytes as usize;
-    // SAFETY: the page was checked to be one of the host's, whose memory is pinned; the device range is a page of the
-    // pool or of a chunk.
+    // SAFETY: the page was checked to be a host page, whose memory is pinned; the device range is a page of the pool or
+    // of a chunk.
     let result = unsafe {
         let pinned = host.host_address(page).cast();
         match way {
@@ -328,7 +329,7 @@ fn transfer(
     check_call("cuMemcpyAsync", result)
 }
 
-/// Copies pages that were checked, wherever the device reaches, in the stream's order.
+/// Copies pages that were checked between any memory that the device can access, in the stream's order.
 pub(in crate::backend::cuda) fn copy_on_device(
     gpu: &Gpu,
     source: &Pages,
@@ -344,12 +345,12 @@ pub(in crate::backend::cuda) fn copy_on_device(
         return copy_pieces(gpu, &source.whole(), &target.whole(), copies, stream);
     }
     let mut groups = source.groups().iter().zip(target.groups());
-    // None is copied unless all can be.
+    // Copies none unless it can copy all.
     groups.clone().try_for_each(|(source, target)| Units::of(source, target).map(|_| ()))?;
     groups.try_for_each(|(source, target)| copy_pieces(gpu, source, target, copies, stream))
 }
 
-/// How the pieces of one page are counted by `copy_pages`, which does so in 32 bits.
+/// The counts with which `copy_pages` addresses the pieces of one page, in 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Units {
     /// Bytes of a unit.
@@ -361,13 +362,13 @@ struct Units {
 }
 
 impl Units {
-    /// Units that fit source and target both.
+    /// Returns the units that fit both source and target.
     fn of(source: &Pieces, target: &Pieces) -> Result<Self, CudaError> {
         let strides = |of: &Pieces| [of.address, of.page_stride, of.piece_stride];
         let [a, b, c] = strides(source);
         let [d, e, f] = strides(target);
         let bytes = unit_bytes(&[source.piece_bytes, a, b, c, d, e, f]);
-        // A thread of the last block adds up to a block's units to one that may not exist.
+        // A thread of the last block adds up to a block's units to an index, past the last unit.
         let max = u64::from(u32::MAX - BLOCK_UNITS) * u64::from(bytes);
         if source.bytes() > max {
             return Err(CudaError::PageBytes { bytes: source.bytes(), max });
@@ -377,7 +378,7 @@ impl Units {
     }
 }
 
-/// Copies pieces of one size, of pages that were checked.
+/// Copies pieces of one size, for pages that were checked.
 fn copy_pieces(
     gpu: &Gpu,
     source: &Pieces,
@@ -403,7 +404,7 @@ fn copy_pieces(
     for copies in copies.chunks(COPY_PAGES_MAX) {
         params.copies[..copies.len()].copy_from_slice(copies);
         let grid = (units.page.div_ceil(BLOCK_UNITS), copies.len() as u32);
-        // SAFETY: every page was checked against its side's count, so all addresses are inside the two memories.
+        // SAFETY: each page was checked against its side's count, so all addresses are inside the two memories.
         unsafe {
             gpu.launch(COPY_PAGES, grid, (COPY_PAGES.threads(), 1), stream, &params, Start::InOrder)
         }?;
@@ -411,7 +412,7 @@ fn copy_pieces(
     Ok(())
 }
 
-/// The most bytes a thread can move at once where all of these are multiples of it; 0 if not even 2 serve.
+/// Returns the most bytes that a thread can move at once if all of these are multiples of it; 0 if not even 2 fit.
 pub(in crate::backend::cuda) fn unit_bytes(multiples: &[u64]) -> u32 {
     let serves = |unit: &u32| multiples.iter().all(|n| n.is_multiple_of(u64::from(*unit)));
     [16, 4, 2].into_iter().find(serves).unwrap_or(0)
@@ -426,7 +427,7 @@ mod tests {
         Pieces { address: 1 << 40, page_stride, piece_stride: piece_bytes, piece_bytes, count }
     }
 
-    /// A page of 64 GiB was once counted as one of no units, and nothing was copied.
+    /// A page of 64 GiB must not count as 0 units, which would copy nothing.
     #[test]
     fn a_page_of_more_units_than_a_launch_counts_is_refused() {
         let units = |piece_bytes, count| {
@@ -440,7 +441,7 @@ mod tests {
             Units { bytes: 16, piece: u32::MAX - BLOCK_UNITS, page: u32::MAX - BLOCK_UNITS };
         assert_eq!(units(max, 1), Ok(largest));
         assert_eq!(units(max + 16, 1), Err(CudaError::PageBytes { bytes: max + 16, max }));
-        // 2^32 units, in one piece and in many; and of 2 bytes.
+        // 2^32 units, in one piece and in many, also units of 2 bytes.
         assert_eq!(units(64 << 30, 1), Err(CudaError::PageBytes { bytes: 64 << 30, max }));
         assert_eq!(units(1 << 30, 64), Err(CudaError::PageBytes { bytes: 64 << 30, max }));
         let (bytes, max) = (8 * ((1 << 30) + 2), 2 * u64::from(u32::MAX - BLOCK_UNITS));

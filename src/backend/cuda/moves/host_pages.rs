@@ -1,4 +1,4 @@
-//! Pages in pinned host memory, which know the copies that are not done and are not lent out beside them.
+//! Pages in pinned host memory. They record pending copies and reject conflicting access.
 //!
 //! Not here: the copies (`copy.rs`).
 
@@ -11,7 +11,7 @@ use crate::backend::cuda::error::CudaError;
 use crate::id::PageId;
 use crate::layout::PoolLayout;
 
-/// Which way pages go.
+/// The direction of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) enum Way {
     ToHost,
@@ -24,7 +24,7 @@ pub struct HostPages {
     memory: PinnedBuffer,
     pub(in crate::backend::cuda) page_bytes: u64,
     pub(in crate::backend::cuda) count: u32,
-    /// Copies that may not be done yet; those in graphs are the graph's.
+    /// Copies that may be pending. The host tracks copies in graphs.
     copies: Mutex<Vec<UnderWay>>,
 }
 
@@ -37,7 +37,7 @@ struct UnderWay {
 }
 
 impl HostPages {
-    /// Takes pinned memory for `count` pages of a pool's shape.
+    /// Allocates pinned memory for `count` pages of a pool's shape.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`].
@@ -48,33 +48,33 @@ impl HostPages {
         Ok(Self { memory, page_bytes, count, copies: Mutex::default() })
     }
 
-    /// One page, to read.
+    /// Returns one page, to read.
     ///
     /// # Errors
-    /// [`CudaError::PageInUse`] while a copy to it is under way: wait for its event first.
+    /// [`CudaError::PageInUse`] while a copy to the page is pending: wait for its event first.
     ///
     /// # Panics
-    /// Past the pages.
+    /// If the page does not exist.
     pub fn page(&self, page: PageId) -> Result<&[u8], CudaError> {
         self.check_done(page, false)?;
         let start = page.index() * self.page_bytes as usize;
         Ok(&self.memory.as_slice()[start..start + self.page_bytes as usize])
     }
 
-    /// One page, to write.
+    /// Returns one page, to write.
     ///
     /// # Errors
-    /// [`CudaError::PageInUse`] while a copy from or to it is under way: wait for its event first.
+    /// [`CudaError::PageInUse`] while a copy from or to the page is pending: wait for its event first.
     ///
     /// # Panics
-    /// Past the pages.
+    /// If the page does not exist.
     pub fn page_mut(&mut self, page: PageId) -> Result<&mut [u8], CudaError> {
         self.check_done(page, true)?;
         let start = page.index() * self.page_bytes as usize;
         Ok(&mut self.memory.as_mut_slice()[start..start + self.page_bytes as usize])
     }
 
-    /// Refuses a page that a copy still writes, or, if it is to be written, reads.
+    /// Rejects a page that a pending copy writes, or reads if the caller wants to write it.
     fn check_done(&self, page: PageId, write: bool) -> Result<(), CudaError> {
         assert!(page.raw() < self.count);
         for copy in self.copies().iter().filter(|copy| write || copy.way == Way::ToHost) {
@@ -96,7 +96,7 @@ impl HostPages {
         self.memory.address()
     }
 
-    /// Remembers a copy that is done where its stream is now, by a mark of its own: the caller may use theirs again.
+    /// Records a copy that ends at the stream's present end, with its own event, because the caller may reuse theirs.
     pub(in crate::backend::cuda) fn remember(
         &self,
         way: Way,
@@ -118,9 +118,9 @@ impl HostPages {
 
 impl Drop for HostPages {
     fn drop(&mut self) {
-        // Copies may be another device's, whose work the memory's drop does not wait for.
+        // Copies may run on another device, and the drop of the memory does not wait for that device's work.
         for copy in self.copies().drain(..) {
-            // Where waiting fails, that device's context is broken.
+            // If the wait fails, that device's context is broken.
             let _ = copy.done.synchronize();
         }
     }

@@ -1,4 +1,4 @@
-//! Bytes that move without being computed on.
+//! Moves of bytes without computation.
 //!
 //! ```text
 //! page_moves -- copy -- host_pages     pages between pools, and to and from pinned host memory

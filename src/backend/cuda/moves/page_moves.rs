@@ -1,6 +1,6 @@
 //! Copies of whole pages between a backend's pool and other memory: another pool, or pinned host memory.
 //!
-//! Not here: how they are made (`copy.rs`), copies inside a pool (`calls.rs`).
+//! Not here: the copies themselves (`copy.rs`), copies inside a pool (`calls.rs`).
 
 use super::copy::{CopyStreams, HostCopy, copy_on_device};
 use super::host_pages::{HostPages, Way};
@@ -16,8 +16,8 @@ impl Cuda {
     /// layout, on `stream`. The host orders that stream after the steps that write the pages.
     ///
     /// # Errors
-    /// Pages that do not exist, pages of another shape or whose bytes mean something else, a pool on another device, or
-    /// the driver's.
+    /// Returns an error if pages do not exist, if pages differ in shape or fingerprint, if the pool is on another
+    /// device, or if the driver fails.
     pub fn copy_to_pool(
         &self,
         target: &mut Cuda,
@@ -42,13 +42,14 @@ impl Cuda {
     }
 
     /// Copies pages of the pool (sources) to pinned host memory (targets), on `stream`. The host orders that stream
-    /// after the steps that write the pages; until the event is done, [`HostPages`] refuses them.
+    /// after the steps that write the pages. Until the event is done, [`HostPages`] rejects access to the targets.
     ///
-    /// The first copy makes streams and memory that all of them share. So a capture needs one before it, and the host
-    /// orders replays with other copies, and leaves the pages of replays alone until they are done.
+    /// The first copy creates streams and memory that all copies share. A capture therefore needs an earlier copy. The
+    /// host orders replays with other copies, and does not access the pages of a replay until it is done.
     ///
     /// # Errors
-    /// Pages that do not exist, pages of another shape, in a capture the first copy, or the driver's.
+    /// Returns an error if pages do not exist or differ in shape, for a first copy in a capture, or if the driver
+    /// fails.
     pub fn copy_to_host(
         &mut self,
         host: &mut HostPages,
@@ -59,7 +60,7 @@ impl Cuda {
     }
 
     /// Copies pages in pinned host memory (sources) to the pool (targets), on `stream`. The host orders that stream
-    /// before the steps that read the pages; until the event is done, [`HostPages`] lends them to be read only.
+    /// before the steps that read the pages. Until the event is done, [`HostPages`] permits only reads of the sources.
     ///
     /// # Errors
     /// As [`Cuda::copy_to_host`].

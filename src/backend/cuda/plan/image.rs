@@ -1,23 +1,23 @@
-//! The staged plan as launches know it: how large it may be, and where it lies on the device.
+//! The staged plan as launches see it: the limits of a step, and the device addresses.
 //!
-//! Not here: what is in it, and how it comes there (`stage.rs`).
+//! Not here: its contents and its upload (`stage.rs`).
 
-/// How large a step may be, and what is said of all of them.
+/// The limits of all steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) struct StepLimits {
     pub(in crate::backend::cuda) tokens: u32,
     pub(in crate::backend::cuda) rows: u32,
-    /// For tests: every span is read once, be it cheaper or not.
+    /// For tests: reads every span once, also where that is slower.
     pub(in crate::backend::cuda) all_spans: bool,
 }
 
-/// Where the staged plan lies on the device: all that a launch knows of it.
+/// The device addresses of the staged plan, which are all that a launch uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) struct Image {
     pub(in crate::backend::cuda) slots: u64,
     pub(in crate::backend::cuda) positions: u64,
     pub(in crate::backend::cuda) rows: u64,
-    /// Where rows' scores begin, in pools that keep labels.
+    /// The begins of rows' scores, in pools that keep labels.
     pub(in crate::backend::cuda) starts: u64,
     /// The decode splits of each variant of attention.
     pub(in crate::backend::cuda) splits: u64,
@@ -27,6 +27,6 @@ pub(in crate::backend::cuda) struct Image {
     pub(in crate::backend::cuda) trees: bool,
     pub(in crate::backend::cuda) token_count: usize,
     pub(in crate::backend::cuda) row_count: usize,
-    /// Of one entry of `slots`.
+    /// Bytes of one entry of `slots`.
     pub(in crate::backend::cuda) slot_bytes: usize,
 }

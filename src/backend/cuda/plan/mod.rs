@@ -1,12 +1,12 @@
 //! The staged plan: a step's arrays at fixed device addresses, and the page tables.
 //!
 //! ```text
-//! stage -- image     what is staged, and where it is on the device
+//! stage -- image     the staged plan and its device addresses
 //!       -- ring      pinned slots that bring it there
 //!       -- tables    page tables
 //! ```
 //!
-//! Not here: how attention is split (`attention/split`).
+//! Not here: the split of attention (`attention/split`).
 
 pub(super) mod image;
 pub(super) mod ring;

@@ -1,7 +1,7 @@
-//! The pinned upload ring: a few pieces of pinned host memory, each written again only after the device has read it.
+//! The pinned upload ring: a few slots of pinned memory. The host rewrites a slot only after the device has read it.
 //!
-//! The kernel that reads a slot writes its ticket into pinned memory when it is done, so that a step costs the host one
-//! launch: no copy, no event to record, none to query. Not here: what is uploaded.
+//! The kernel that reads a slot then writes the slot's ticket to pinned memory. A step therefore costs the host one
+//! launch, without a copy and without recording or querying an event. Not here: the uploaded contents.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,30 +14,30 @@ use crate::backend::cuda::error::{CudaError, check};
 use crate::backend::cuda::kernels::LOAD_PLAN;
 use crate::backend::cuda::kernels::params::LoadPlanParams;
 
-/// Slots of pinned memory, taken in turn.
+/// Slots of pinned memory, used in turn.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct UploadRing {
     memory: PinnedBuffer,
     slot_bytes: usize,
-    /// The ticket that each slot's last reader has written, `u64 [slots]`.
+    /// The ticket that the last reader of each slot has written, `u64 [slots]`.
     done: PinnedBuffer,
-    /// What the readers' blocks count themselves with, `u32 [slots]`.
+    /// Counters of the readers' blocks, `u32 [slots]`.
     counters: DeviceBuffer,
-    /// The last ticket given out for each slot, and which of the backend's streams it went to.
+    /// The last ticket issued for each slot, and the index of its stream among the backend's streams.
     sent: Vec<(u64, u32)>,
-    /// Streams that the backend had before.
+    /// The number of streams that the backend had before.
     turn: u32,
     next: usize,
     ticket: u64,
     sent_bytes: u64,
 }
 
-/// What a slot holds: an image from its start, and table writes somewhere in it.
+/// The contents of a slot: an image at its start, and table writes at an offset.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct Load {
     /// Bytes of the image; rounded up to units of 16.
     pub(in crate::backend::cuda) image_bytes: usize,
-    /// Device address that the image goes to, with room for the last unit.
+    /// Target address of the image on the device, with memory for the last unit.
     pub(in crate::backend::cuda) image: u64,
     /// Bytes from the slot's start to the table writes, a multiple of 8.
     pub(in crate::backend::cuda) writes_at: usize,
@@ -79,8 +79,8 @@ impl UploadRing {
         self.sent_bytes
     }
 
-    /// The next slot, `stream` being the backend's. Waits for its reader only where the host runs a whole ring ahead of
-    /// the device.
+    /// Returns the next slot; `stream` is the backend's. Waits for the slot's reader only if the host is a whole ring
+    /// ahead of the device.
     pub(in crate::backend::cuda) fn acquire(
         &mut self,
         stream: RawStream,
@@ -92,7 +92,7 @@ impl UploadRing {
             let result = unsafe { sys::cuStreamQuery(raw(stream)) };
             match check("cuStreamQuery", result) {
                 Ok(()) if turn == self.turn => break,
-                // The reader is in a stream that may be gone: its ticket alone shows when it is done.
+                // The reader's stream may be destroyed, so only its ticket shows that it is done.
                 Ok(()) | Err(CudaError::Driver { code: 600, .. }) => std::thread::yield_now(),
                 Err(error) => return Err(error),
             }
@@ -102,21 +102,21 @@ impl UploadRing {
         Ok(Upload { ring: self, slot, start })
     }
 
-    /// The backend goes on with another stream.
+    /// Records that the backend switches to another stream.
     pub(in crate::backend::cuda) fn leave(&mut self) {
         self.turn += 1;
     }
 
-    /// The last ticket that a slot's reader has written.
+    /// Returns the last ticket that a slot's reader has written.
     fn read(&self, slot: usize) -> u64 {
-        // SAFETY: the slot is inside `done`, 8-byte aligned (pinned memory is page aligned), and the device writes it
-        // as one word.
+        // SAFETY: the slot is inside `done` and 8-byte aligned (pinned memory is page aligned), and the device writes
+        // it as one word.
         let done = unsafe { &*self.done.host().cast::<AtomicU64>().add(slot) };
         done.load(Ordering::Acquire)
     }
 }
 
-/// A slot being filled and sent.
+/// A slot that is filled and then sent.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Upload<'a> {
     ring: &'a mut UploadRing,
@@ -125,13 +125,13 @@ pub(in crate::backend::cuda) struct Upload<'a> {
 }
 
 impl Upload<'_> {
-    /// The slot's bytes, which the device does not read any more.
+    /// The slot's bytes, which the device no longer reads.
     pub(in crate::backend::cuda) fn bytes(&mut self) -> &mut [u8] {
         let bytes = self.ring.slot_bytes;
         &mut self.ring.memory.as_mut_slice()[self.start..self.start + bytes]
     }
 
-    /// Has the device read the slot, in the stream's order. The context is bound.
+    /// Launches the kernel that reads the slot, in the stream's order. The context is bound.
     pub(in crate::backend::cuda) fn send(
         self,
         gpu: &Gpu,
@@ -160,8 +160,8 @@ impl Upload<'_> {
             writes: load.writes as u32,
             reserved: 0,
         };
-        // SAFETY: source and writes are inside the slot (asserted), which is not written before the ticket is back; the
-        // image has room, the writes were checked.
+        // SAFETY: source and writes are inside the slot (asserted), which is not rewritten before its ticket returns;
+        // the target has memory for the image, and the writes were checked.
         unsafe {
             gpu.launch(
                 LOAD_PLAN,

@@ -1,23 +1,22 @@
-//! The staged plan: one step's arrays at fixed device addresses, from which every kernel of the step reads.
+//! The staged plan: one step's arrays at fixed device addresses, which all kernels of the step read.
 //!
-//! A plan's image is one piece of memory, sent together with its table writes by one launch:
+//! A plan's image is contiguous; one launch sends it together with the plan's table writes:
 //!
 //! ```text
 //! slots [tokens] | positions [tokens] | rows [rows] | starts of scores [rows + 1] | decode split of each variant
 //! ```
 //!
-//! Its addresses depend on the numbers of tokens and rows alone, so a graph that was captured with one plan can be
-//! replayed for any later plan of (or padded to) the same numbers whose kernels it holds ([`GraphKey`]). There is one
-//! image: work on one stream is done in order, so the next plan may be sent as soon as the last launch of this one is
-//! asked for. A launch with another plan than the staged one stages it first. Plans are told apart by step, numbers and
-//! width of the slots: what a launch is given are the addresses of the image, which was checked, so that a plan that
-//! differs in what it says cannot send it elsewhere.
+//! Its addresses depend only on the numbers of tokens and rows. A graph that was captured with one plan can therefore
+//! be replayed for any later plan of these numbers (or padded to them) with the same kernels ([`GraphKey`]). There is
+//! one image: work on one stream runs in order, so the next plan may be sent once the last launch of this one is
+//! submitted. A launch with a plan that is not staged stages it first. Step, numbers and slot width identify a plan.
+//! Launches get the addresses of the checked image, so a plan with different contents cannot redirect a write.
 //!
-//! Where a row is a tree of drafts, its place in the page tables is marked in the image, and the masks are sent to a
-//! place of their own, which plans without trees neither send nor have read: so graphs serve both. Starts of scores are
-//! there where the pool keeps labels.
+//! If a row is a tree of drafts, the image marks its row of the page tables. The masks have their own memory; plans
+//! without trees neither send nor read them, so graphs serve both kinds. The begins of scores exist if the pool keeps
+//! labels.
 //!
-//! Not here: how the split is made (`attention/split/`), the tables themselves (`tables.rs`).
+//! Not here: the split (`attention/split/`), the tables (`tables.rs`).
 
 use super::image::{Image, StepLimits};
 use super::ring::{Load, UploadRing};
@@ -38,7 +37,7 @@ use crate::id::{RowId, StepId};
 use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, BatchRow, SlotMapping, SpanCheck, TableWrite};
 
-/// Which plan the image holds.
+/// The identity of the plan in the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Staged {
     step: StepId,
@@ -46,7 +45,7 @@ struct Staged {
     rows: usize,
     /// Of one entry of the slot mapping.
     slot_bytes: usize,
-    /// Variants of attention that it holds splits for.
+    /// Variants of attention whose splits the image contains.
     variants: usize,
 }
 
@@ -67,7 +66,7 @@ struct Offsets {
 }
 
 impl Offsets {
-    /// For a plan of these numbers.
+    /// Returns the offsets for a plan of these numbers.
     fn of(plan: &BatchPlan<'_>, layout: &PoolLayout) -> Self {
         Self::new(plan.token_count(), plan.rows.len(), slot_bytes(plan), layout)
     }
@@ -81,7 +80,7 @@ impl Offsets {
     }
 }
 
-/// The image on the device, and the ring it is sent through.
+/// The image on the device, and its upload ring.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Stage {
     image: DeviceBuffer,
@@ -92,12 +91,12 @@ pub(in crate::backend::cuda) struct Stage {
     spans: SpanCheck,
     /// The masks of the staged plan, if it has any.
     masks: DeviceBuffer,
-    /// Whether it has.
+    /// Whether the staged plan has masks.
     trees: bool,
-    /// The rows of a plan with trees, which are marked, or with padding that names rows as trees are marked.
+    /// The rows of a plan with trees, which are marked, or with padding whose row numbers look marked.
     marked: Vec<BatchRow>,
-    /// When a kernel may start that reads plan and tables before it waits: the first one after they were sent in order,
-    /// whatever follows it by PDL, since it starts later.
+    /// The start of a kernel that reads plan and tables before its wait. The first such kernel after an upload is in
+    /// order; later ones use PDL, because they start later.
     pub(in crate::backend::cuda) start: Start,
 }
 
@@ -110,7 +109,7 @@ impl Stage {
     ) -> Result<Self, CudaError> {
         let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
         let offsets = Offsets::new(tokens, rows, size_of::<i64>(), layout);
-        // Each new token changes a word of the tables or two; more than that goes in rounds.
+        // Each new token changes one or two words of the tables; more writes take several rounds.
         let writes = (2 * tokens + 4 * rows) * size_of::<TableWrite>();
         let decode =
             Variants::image_bytes(gpu, layout, limits) + SharedDecode::image_bytes(gpu, limits);
@@ -138,13 +137,12 @@ impl Stage {
         self.ring.sent_bytes()
     }
 
-    /// The backend goes on with another stream.
+    /// Records that the backend switches to another stream.
     pub(in crate::backend::cuda) fn leave(&mut self) {
         self.ring.leave();
     }
 
-    /// Makes the plan the staged one, unless it is, and says where it lies. Refuses to send anything while the stream
-    /// is captured.
+    /// Stages the plan unless it is staged, and returns its addresses. Rejects an upload while the stream is captured.
     pub(in crate::backend::cuda) fn ensure(
         &mut self,
         gpu: &Gpu,
@@ -164,7 +162,7 @@ impl Stage {
         Ok(self.lies(wanted))
     }
 
-    /// Where the staged arrays lie.
+    /// Returns the addresses of the staged arrays.
     fn lies(&self, staged: Staged) -> Image {
         let Staged { tokens, rows, slot_bytes, .. } = staged;
         let at = self.image.address();
@@ -183,7 +181,7 @@ impl Stage {
         }
     }
 
-    /// Which graphs the staged plan may replay.
+    /// Returns the key of the graphs that the staged plan may replay.
     pub(in crate::backend::cuda) fn key(&self, image: &Image, variants: &Variants) -> GraphKey {
         let Image { token_count: tokens, row_count: rows, slot_bytes, trees, .. } = *image;
         GraphKey { tokens, rows, slot_bytes, kernels: variants.key(trees) }
@@ -201,7 +199,7 @@ impl Stage {
         self.check(plan, tables)?;
         check::table_writes(plan.table_writes, &self.layout, tables.shape())?;
         let sent = self.send(gpu, plan, plan.table_writes, variants, tables, stream)?;
-        // What did not fit follows, a slot at a time.
+        // The remaining writes follow, one slot at a time.
         let empty = self.load(tables);
         for writes in plan.table_writes[sent..].chunks(self.ring.slot_bytes() / 8) {
             let mut upload = self.ring.acquire(stream)?;
@@ -211,13 +209,13 @@ impl Stage {
         Ok(())
     }
 
-    /// A load of nothing.
+    /// Returns a load without contents.
     fn load(&self, tables: &Tables) -> Load {
         let (image, words) = (self.image.address(), tables.address());
         Load { image_bytes: 0, image, writes_at: 0, writes: 0, words }
     }
 
-    /// Sends the image with as many of `writes` as fit; gives their number.
+    /// Sends the image with as many of `writes` as fit, and returns their number.
     fn send(
         &mut self,
         gpu: &Gpu,
@@ -258,7 +256,7 @@ impl Stage {
         Ok(fit)
     }
 
-    /// Sends the masks, where rows are trees.
+    /// Sends the masks, if rows are trees.
     fn send_masks(
         &mut self,
         gpu: &Gpu,
@@ -275,7 +273,8 @@ impl Stage {
         upload.send(gpu, &load, stream)
     }
 
-    /// Refuses a plan that would send a kernel outside the pool, the tables or the image, or past what a split counts.
+    /// Rejects a plan that would make a kernel access memory outside the pool, the tables or the image, or that exceeds
+    /// the counters of a split.
     fn check(&mut self, plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
         let StepLimits { tokens, rows, .. } = self.limits;
         if plan.token_count() > tokens as usize {
@@ -286,7 +285,7 @@ impl Stage {
         }
         check::plan(plan, &self.layout, tables.shape())?;
         check::spans(&mut self.spans, plan)?;
-        // A row's decode units beside its tokens: its extra ones, and what rounding up may add.
+        // A row's decode units beyond its tokens: its extra units, and the most that rounding up adds.
         let beside = (decode_extra(self.layout.dtype().is_quantised()) + 1) * DECODE_UNIT;
         let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(beside)).sum();
         let max = most_seen(self.layout.kv_heads());
@@ -294,8 +293,8 @@ impl Stage {
     }
 }
 
-/// The plan's rows, those of trees marked, in `marked` where they differ. A kernel takes any row from [`TREE_ROW`] on
-/// for a tree, and the caller may give padding such a row: it becomes row 0.
+/// Returns the plan's rows, with trees marked; writes them to `marked` if they differ. Kernels treat any row from
+/// [`TREE_ROW`] on as a tree, and the caller may give padding such a row; it becomes row 0.
 fn mark_trees<'a>(plan: &BatchPlan<'a>, marked: &'a mut Vec<BatchRow>) -> &'a [BatchRow] {
     let is_marked = |row: &BatchRow| row.row.raw() >= TREE_ROW;
     if plan.masks.is_empty() && !plan.rows.iter().fold(false, |any, row| any | is_marked(row)) {
@@ -324,7 +323,7 @@ fn slot_bytes(plan: &BatchPlan<'_>) -> usize {
     }
 }
 
-/// Copies items to offset `at`; gives the offset after them.
+/// Copies items to offset `at` and returns the offset after them.
 fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, items: &[T]) -> usize {
     let end = at + size_of_val(items);
     bytes[at..end].copy_from_slice(bytemuck::cast_slice(items));

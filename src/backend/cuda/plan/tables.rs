@@ -1,6 +1,6 @@
-//! The page tables in device memory: the same array of words as on the host, changed word by word.
+//! The page tables in device memory: the same array of words as on the host, updated word by word.
 //!
-//! Not here: what the words mean (`TableShape`).
+//! Not here: the meaning of the words (`TableShape`).
 
 use crate::backend::check::longest_row;
 use crate::backend::cuda::driver::gpu::Gpu;
@@ -19,7 +19,7 @@ pub(in crate::backend::cuda) struct Tables {
 }
 
 impl Tables {
-    /// Tables of zeros.
+    /// Allocates tables of zeros.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
         shape: TableShape,
@@ -44,24 +44,24 @@ impl Tables {
         self.words.address()
     }
 
-    /// Words of all directories, which the chunks follow.
+    /// Words of all directories; the chunks follow.
     pub(in crate::backend::cuda) fn chunk_base(&self) -> u32 {
         self.shape.rows * self.shape.chunks_per_row
     }
 
-    /// Most tokens that one row names pages for, of `page_size` tokens each.
+    /// Most tokens for which one row names pages of `page_size` tokens.
     pub(in crate::backend::cuda) fn longest_row(&self) -> u64 {
         longest_row(&self.shape, self.page_size)
     }
 
-    /// The words as they are on the device, after everything asked for is done. For tests.
+    /// Returns the words on the device, after all submitted work. For tests.
     pub(in crate::backend::cuda) fn read(&self) -> Result<Vec<u32>, CudaError> {
         self.words.read(0, self.shape.words())
     }
 }
 
-/// Refuses rows longer than kernels count: they add positions in 32 bits, and divide them by the page size as
-/// [`magic`](crate::backend::cuda::kernels::params::magic) says.
+/// Rejects rows that are too long for kernels, which add positions in 32 bits and divide them by the page size with
+/// [`magic`](crate::backend::cuda::kernels::params::magic).
 fn check_shape(shape: &TableShape, page_size: u32) -> Result<(), CudaError> {
     let exact = if page_size.is_power_of_two() { 1 } else { u64::from(page_size) };
     let (tokens, max) = (longest_row(shape, page_size), (1 << 32) / exact.max(2));

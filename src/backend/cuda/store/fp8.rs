@@ -1,6 +1,6 @@
-//! store_cache launches into quantised pools: rows become bytes, and scales where the pool makes them.
+//! store_cache launches into quantised pools: convert rows to bytes, and make scales if they are by token.
 //!
-//! Not here: pools that hold rows as they are (`rows.rs`), the plan that says which slots (`plan/stage.rs`).
+//! Not here: pools of unquantised rows (`rows.rs`), the plan's slots (`plan/stage.rs`).
 
 use super::pool::Pool;
 use crate::backend::Operand;
@@ -22,10 +22,10 @@ use crate::layout::{Dtype, PoolLayout};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// Elements of a thread of the kernel that is fast.
+/// Elements of a thread of the fast kernels.
 const UNIT: u32 = 16;
 
-/// The kernels that steps may take. Which one depends on how the host's rows are aligned.
+/// Returns the kernels that steps may use. The alignment of the host's rows selects one.
 pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, rows: Dtype) -> Vec<&'static Kernel> {
     if layout.is_latent() {
         return vec![STORE_LATENT_FP8];
@@ -35,7 +35,7 @@ pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, rows: Dtype) -> Vec
     kernels
 }
 
-/// Whether a kernel that is fast takes rows of this type, if they are aligned.
+/// Returns whether a fast kernel takes aligned rows of this type.
 fn has_fast(layout: &PoolLayout, rows: Dtype) -> bool {
     let units = layout.store_widths()[0] as u32 / UNIT;
     rows != Dtype::F32 && matches!(layout.value_dim(), 64 | 128 | 256) && units <= THREADS
@@ -51,7 +51,7 @@ pub(in crate::backend::cuda) fn store(
     stream: RawStream,
 ) -> Result<(), CudaError> {
     let (layout, tokens, dtype) = (pool.layout(), image.token_count, pool.rows());
-    // Of latent rows what is quantised.
+    // The quantised part of latent rows.
     let (kv_heads, head_dim) = (layout.kv_heads(), layout.value_dim());
     let [width, v_width] = layout.store_widths();
     let k_stride = store_stride(Operand::K, &k, tokens, width, dtype)?;
@@ -98,9 +98,10 @@ pub(in crate::backend::cuda) fn store(
     };
     if let Some(rope) = pool.rope(layer) {
         let params = StoreLatentFp8Params { store: params, rope };
-        // A warp a token.
+        // A warp for each token.
         let (grid, block) = ((params.store.tokens.div_ceil(8), 1), (THREADS, 1));
-        // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above), planes its own.
+        // SAFETY: slots are below the pool's (checked when staged), rows are long enough (checked above), planes belong
+        // to the pool.
         return unsafe { gpu.launch(STORE_LATENT_FP8, grid, block, stream, &params, Start::Pdl) };
     }
     let units = width as u32 / UNIT;
@@ -109,11 +110,12 @@ pub(in crate::backend::cuda) fn store(
         let y = THREADS / units;
         (STORE_CACHE_FP8, params.tokens.div_ceil(y), (units, y))
     } else {
-        // A warp a head.
+        // A warp for each head.
         let warps = u64::from(params.tokens) * u64::from(kv_heads);
         let grid = u32::try_from(warps.div_ceil(8)).expect("a step of fewer tokens");
         (STORE_CACHE_FP8_ANY, grid, (THREADS, 1))
     };
-    // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked above), scales its own.
+    // SAFETY: slots are below the pool's (checked when staged), rows are long enough (checked above), scales belong to
+    // the pool.
     unsafe { gpu.launch(kernel, (grid, 1), block, stream, &params, Start::Pdl) }
 }

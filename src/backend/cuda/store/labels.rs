@@ -1,9 +1,9 @@
-//! Labels on the device: which channels they are, their plane, and the scores of a selection.
+//! Labels on the device: their channels, their plane, and the scores of a selection.
 //!
-//! Scores of all rows with lists go to one piece of scratch, in chunks of [`SCORE_TOKENS`] positions; where each row's
-//! begin is staged with the plan.
+//! Scores of all rows with lists share one scratch buffer, in chunks of [`SCORE_TOKENS`] positions. Staging a plan
+//! sends each row's begin.
 //!
-//! Not here: attention over what is selected (`attention/variants.rs`), the kernels (`ptx/src/sparse`).
+//! Not here: attention over the selection (`attention/variants.rs`), the kernels (`ptx/src/sparse`).
 
 use super::pool::Pool;
 use crate::backend::Operand;
@@ -26,7 +26,7 @@ use crate::plan::{BatchPlan, BatchRow};
 
 /// CTAs of `score_labels_*` for each multiprocessor.
 const SCORE_RESIDENT: u32 = 3;
-/// CTAs of `select_top` for each multiprocessor, and for each list, at most.
+/// Most CTAs of `select_top`, for each multiprocessor and for each list.
 const TOP_RESIDENT: u32 = 2;
 const TOP_PARTS: u32 = 8;
 
@@ -36,25 +36,26 @@ pub(in crate::backend::cuda) struct Labels {
     /// u32 `[layers, kv_heads, channels]`.
     channels: DeviceBuffer,
     channel_count: u32,
-    /// The plane's, in the pool at `pool`.
+    /// The labels' plane, in the pool at `pool`.
     strides: Strides,
     pool: u64,
     /// u32 `[key_chunks, kv_heads, SCORE_TOKENS]`.
     keys: DeviceBuffer,
     key_chunks: u32,
-    /// (key, position) of u32 `[lists that have several CTAs, CANDIDATES]`, and u32 `[those, 2]` of zeros.
+    /// (key, position) of u32 `[lists with several CTAs, CANDIDATES]`, and u32 `[the same lists, 2]` of zeros.
     gathered: DeviceBuffer,
     gather_counters: DeviceBuffer,
-    /// Whether something was selected, so that plans which do not fit are refused before a graph is replayed.
+    /// Whether a selection has been launched. Plans that exceed its memory are then rejected before a graph is
+    /// replayed.
     pub(in crate::backend::cuda) used: bool,
 }
 
-/// Chunks of scores that a row of the batch has: `tree` says that it is one.
+/// Returns the chunks of scores of a row; `tree`: it is a tree.
 fn chunks(row: &BatchRow, tree: bool) -> u32 {
     if row.extend_len == 1 && !tree { row.kv_len.div_ceil(SCORE_TOKENS) } else { 0 }
 }
 
-/// Where each row's chunks begin, and their number; trees are marked.
+/// Writes the begin of each row's chunks, and returns their number; trees are marked.
 pub(in crate::backend::cuda) fn starts(rows: &[BatchRow], mut put: impl FnMut(u32)) {
     let mut start = 0;
     for row in rows {
@@ -65,7 +66,8 @@ pub(in crate::backend::cuda) fn starts(rows: &[BatchRow], mut put: impl FnMut(u3
 }
 
 impl Labels {
-    /// Of a pool, for which `given` is right, with room for the scores of so many tokens in `rows` rows.
+    /// Allocates labels of a pool with the channels `given`, and memory for the scores of `tokens` tokens in `rows`
+    /// rows.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
         pool: &Pool,
@@ -100,7 +102,7 @@ impl Labels {
         if rows == Dtype::F16 { SCORE_LABELS_F16 } else { SCORE_LABELS_BF16 }
     }
 
-    /// The kernels of stores, and those of selections.
+    /// Returns the kernels of stores, and of selections.
     pub(in crate::backend::cuda) fn kernels(rows: Dtype, selects: bool) -> Vec<&'static Kernel> {
         match selects {
             true => vec![STORE_LABELS, Self::score(rows), SELECT_TOP],
@@ -108,7 +110,7 @@ impl Labels {
         }
     }
 
-    /// Refuses a step whose scores there is no room for.
+    /// Rejects a step whose scores exceed the memory.
     pub(in crate::backend::cuda) fn check(&self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         let chunks = |row| u64::from(chunks(row, plan.tree(row).is_some()));
         let wanted: u64 = plan.rows.iter().map(chunks).sum();
@@ -124,7 +126,7 @@ impl Labels {
         self.channels.address() + u64::from(layer.raw()) * layer_bytes
     }
 
-    /// Stores the labels of rows of K that were checked and of which there are some.
+    /// Stores the labels of at least one row of K; the rows were checked.
     pub(in crate::backend::cuda) fn store(
         &self,
         gpu: &Gpu,
@@ -160,7 +162,7 @@ impl Labels {
         let labels = tokens as u64 * u64::from(layout.kv_heads()) * u64::from(self.channel_count);
         let blocks = labels.div_ceil(STORE_LABELS.threads().into());
         let grid = (u32::try_from(blocks).unwrap_or(u32::MAX), 1);
-        // SAFETY: slots are below the pool's (checked when staged), rows long enough (checked by the store of K).
+        // SAFETY: slots are below the pool's (checked when staged), rows are long enough (checked by the store of K).
         unsafe {
             gpu.launch(STORE_LABELS, grid, (STORE_LABELS.threads(), 1), stream, &params, Start::Pdl)
         }
@@ -203,13 +205,13 @@ impl Labels {
         let score = Self::score(pool.rows());
         let kv_heads = layout.kv_heads();
         let grid = (kv_heads.max(SCORE_RESIDENT * gpu.multiprocessors()), 1);
-        // SAFETY: the caller's; the kernel leaves out rows that there is no room for.
+        // SAFETY: the caller guarantees the addresses; the kernel omits rows whose scores exceed the memory.
         unsafe { gpu.launch(score, grid, (score.threads(), 1), stream, &params, start) }?;
         let lists = image.row_count as u32 * kv_heads;
-        // One CTA each, unless two find room: so there is scratch for all that are divided.
+        // One CTA for each list unless two fit, so all divided lists have scratch.
         let parts = (TOP_RESIDENT * gpu.multiprocessors() / lists).clamp(1, TOP_PARTS);
         let grid = (lists, parts);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the addresses.
         unsafe {
             gpu.launch(SELECT_TOP, grid, (SELECT_TOP.threads(), 1), stream, &params, Start::Pdl)
         }

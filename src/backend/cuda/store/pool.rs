@@ -1,6 +1,6 @@
-//! K and V in device memory, in either layout, and what kernels need to know to find them.
+//! K and V in device memory, in either layout, and their addresses for kernels.
 //!
-//! All offsets are 64-bit before they are multiplied. Not here: page tables.
+//! Offsets are 64-bit before multiplication. Not here: page tables.
 
 use super::scales::Scales;
 use crate::backend::check;
@@ -12,26 +12,26 @@ use crate::backend::cuda::kernels::params::{LayerRope, LayerScales};
 use crate::id::LayerId;
 use crate::layout::{Dtype, KvScales, LabelChannels, PLANES_MAX, PlaneName, PoolLayout, Strides};
 
-/// A pool in device memory. Not initialised: no kernel reads a slot that was not stored.
+/// A pool in device memory. Not initialised: kernels read only stored slots.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Pool {
     memory: DeviceBuffer,
     layout: PoolLayout,
     k: Strides,
-    /// As K's but for the origin: kernels take one set of strides for both.
+    /// Strides of K; V differs only in its origin, because kernels take one set of strides for both.
     v: Strides,
-    /// Where the rest of latent rows lies, if they are quantised.
+    /// The unquantised part of latent rows, if they are quantised.
     rope: Option<Strides>,
     pages: Pages,
     scales: Scales,
-    /// What its kernels are selected by.
+    /// The properties that select its kernels.
     selection: Selection,
-    /// What a page's bytes mean.
+    /// The fingerprint of a page's bytes.
     fingerprint: u64,
 }
 
 impl Pool {
-    /// With scales and channels that are right for it.
+    /// Allocates a pool; scales and channels were checked for it.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
         layout: PoolLayout,
@@ -66,12 +66,12 @@ impl Pool {
         self.fingerprint
     }
 
-    /// Scales of a layer that the pool has; none where its numbers have none.
+    /// Returns the scales of a layer of the pool; `None` if its numbers have no scales.
     pub(in crate::backend::cuda) fn scales(&self, layer: LayerId) -> LayerScales {
         self.scales.of(layer, self.layout.place(layer).lane)
     }
 
-    /// Where a layer that the pool has keeps what is not quantised of its latent rows of fp8.
+    /// Returns the address of the unquantised part of a layer's latent rows of fp8.
     pub(in crate::backend::cuda) fn rope(&self, layer: LayerId) -> Option<LayerRope> {
         self.rope.as_ref().map(|strides| LayerRope {
             at: self.memory.address() + strides.lane_origin(self.layout.place(layer).lane),
@@ -89,14 +89,14 @@ impl Pool {
         &self.memory
     }
 
-    /// Device addresses of page 0, slot 0 of one layer's K and V; latent rows are both.
+    /// Returns the device addresses of page 0, slot 0 of one layer's K and V, which are equal for latent rows.
     pub(in crate::backend::cuda) fn origins(&self, layer: LayerId) -> Result<[u64; 2], CudaError> {
         check::layer(layer, &self.layout)?;
         let lane = self.layout.place(layer).lane;
         Ok([self.k, self.v].map(|strides| self.memory.address() + strides.lane_origin(lane)))
     }
 
-    /// Bytes between neighbours, of K and of V.
+    /// Returns the strides of K and V.
     pub(in crate::backend::cuda) fn strides(&self) -> &Strides {
         &self.k
     }
@@ -106,7 +106,7 @@ impl Pool {
     }
 }
 
-/// Pieces of one size: piece `i` of page `p` lies at `address + p * page_stride + i * piece_stride`.
+/// Pieces of one size: piece `i` of page `p` is at `address + p * page_stride + i * piece_stride`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(in crate::backend::cuda) struct Pieces {
     pub(in crate::backend::cuda) address: u64,
@@ -123,8 +123,8 @@ impl Pieces {
     }
 }
 
-/// Where whole pages lie: the pieces of a page, one for each plane and layer, in as few groups of one size as there can
-/// be. A pool of K and V alone has one group.
+/// The addresses of whole pages: the pieces of a page, one for each plane and layer, in the fewest groups of one size.
+/// A pool of K and V alone has one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) struct Pages {
     groups: [Pieces; PLANES_MAX],
@@ -151,7 +151,7 @@ impl Pages {
         pages
     }
 
-    /// Pages of `like`'s shape that lie one after another, each in one piece of memory.
+    /// Returns consecutive pages of `like`'s shape, each contiguous.
     pub(in crate::backend::cuda) fn packed(address: u64, like: &Pages, count: u32) -> Self {
         let mut pages = Self { count, ..*like };
         let (page_stride, mut next) = (like.page_bytes(), address);
@@ -163,7 +163,7 @@ impl Pages {
         pages
     }
 
-    /// Planes whose pieces are of one size follow one another as a plane's layers do, in both layouts.
+    /// In both layouts, planes with pieces of one size follow one another like a plane's layers.
     fn push(&mut self, pieces: Pieces) {
         match self.groups[..self.group_count].last_mut() {
             Some(last) if last.piece_bytes == pieces.piece_bytes => last.count += pieces.count,
@@ -179,12 +179,12 @@ impl Pages {
         &self.groups[..self.group_count]
     }
 
-    /// Device address of the first page; where pages are packed, the others follow.
+    /// The device address of the first page; packed pages follow it.
     pub(in crate::backend::cuda) fn address(&self) -> u64 {
         self.groups[0].address
     }
 
-    /// Whether a page is one piece of memory.
+    /// Returns whether a page is contiguous.
     pub(in crate::backend::cuda) fn is_packed(&self) -> bool {
         let mut end = self.address();
         self.groups().iter().all(|group| {
@@ -194,7 +194,7 @@ impl Pages {
         })
     }
 
-    /// Packed pages as one piece each.
+    /// Returns packed pages as one piece each.
     pub(in crate::backend::cuda) fn whole(&self) -> Pieces {
         debug_assert!(self.is_packed());
         let bytes = self.page_bytes();
@@ -207,7 +207,7 @@ impl Pages {
         }
     }
 
-    /// Whether pages of the one may be copied to the other.
+    /// Returns whether pages of one may be copied to the other.
     pub(in crate::backend::cuda) fn is_like(&self, other: &Self) -> bool {
         let shape = |pieces: &Pieces| (pieces.piece_bytes, pieces.count);
         self.groups().iter().map(shape).eq(other.groups().iter().map(shape))

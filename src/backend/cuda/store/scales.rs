@@ -1,6 +1,6 @@
-//! The scales of a quantised pool on the device: given ones, uploaded once, or planes of the pool.
+//! The scales of a quantised pool on the device: static scales, uploaded once, or planes of the pool.
 //!
-//! Not here: how they are made (`ptx/src/moves/store_cache_fp8.cu`), what they are multiplied with (`ptx/src`).
+//! Not here: the computation of scales (`ptx/src/moves/store_cache_fp8.cu`) and their use (`ptx/src`).
 
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
@@ -12,10 +12,10 @@ use crate::layout::{KvScales, PlaneName, PoolLayout, Scaling, Strides};
 /// Bytes of K's and V's scale of one head.
 const HEAD_BYTES: u32 = 8;
 
-/// Where the scales of K and of V are.
+/// The place of the scales of K and of V.
 #[derive(Debug)]
 pub(in crate::backend::cuda) enum Scales {
-    /// Nowhere: numbers are as they are stored.
+    /// No scales: numbers are unscaled.
     None,
     /// f32 `[layers, kv_heads, K and V]`.
     Static { memory: DeviceBuffer, kv_heads: u32 },
@@ -24,7 +24,7 @@ pub(in crate::backend::cuda) enum Scales {
 }
 
 impl Scales {
-    /// Of a pool at device address `pool`, for which `given` is right.
+    /// Returns the scales of a pool at device address `pool`; `given` was checked.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
         layout: &PoolLayout,
@@ -34,7 +34,7 @@ impl Scales {
         Ok(match layout.scaling() {
             None => Self::None,
             Some(Scaling::ByToken) => {
-                // Where V is of K's numbers, so are its scales.
+                // If V consists of K's numbers, it has K's scales.
                 let v = if layout.is_latent() { PlaneName::KScales } else { PlaneName::VScales };
                 let planes = [PlaneName::KScales, v]
                     .map(|name| layout.strides(name).expect("they are made"));
@@ -53,7 +53,7 @@ impl Scales {
         })
     }
 
-    /// Those of one layer, which the pool has in this lane.
+    /// Returns the scales of one layer, which the pool has in this lane.
     pub(in crate::backend::cuda) fn of(&self, layer: LayerId, lane: u32) -> LayerScales {
         match self {
             Self::None => LayerScales::default(),

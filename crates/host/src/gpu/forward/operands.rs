@@ -1,4 +1,4 @@
-//! The products of a step: which matrix each has, what it reads and writes, and what the next one is to fetch.
+//! The operands of a step's products: their matrix, their input and output, and the prefetch of the next product.
 
 use super::super::device::Device;
 use super::super::error::GpuError;
@@ -7,8 +7,8 @@ use super::Forward;
 use crate::config::ModelConfig;
 
 impl Forward {
-    /// Chooses the ways of all products of steps of so many tokens and draws, as [`Products::plan`] does. Spoils the
-    /// activations.
+    /// Chooses the implementations of all products for steps of this many tokens and draws, as `Products::plan` does.
+    /// Overwrites the activations.
     ///
     /// # Errors
     /// cublasLt's or the driver's.
@@ -90,7 +90,7 @@ impl Forward {
         }
     }
 
-    /// Whether the output's and the down product of such a step are parts of what is added to x.
+    /// Returns whether the output and down products of such a step are parts that the ranks add to x.
     pub(super) fn are_parts(&self, tokens: usize) -> bool {
         padded_rows(tokens) <= self.part_rows
     }
@@ -102,7 +102,7 @@ impl Forward {
         tokens: usize,
         operands: Operands,
     ) -> Result<(), GpuError> {
-        // SAFETY: weights and activations live as long as the model, and have room for that many rows, rounded up.
+        // SAFETY: weights and activations live as long as the model, and have memory for that many rows, rounded up.
         unsafe { self.products.run(device, op, self.widths(op), tokens, operands) }
     }
 }

@@ -1,6 +1,6 @@
-//! How the ways of products are chosen: what can make a product, measured alone and then in a row with its neighbours.
+//! The choice of products' implementations: candidates are measured alone, and then in sequence with their neighbours.
 //!
-//! Not here: how a product is made in a way (`products.rs`).
+//! Not here: the computation of a product (`products.rs`).
 
 use std::mem::{discriminant, size_of};
 use std::ptr::from_ref;
@@ -14,48 +14,49 @@ use crate::gpu::error::GpuError;
 use crate::gpu::gemm::GemmWay;
 use crate::gpu::kernels::{ProductMode, SKINNY};
 
-/// Algorithms asked of cublasLt for numbers of rows that are tuned.
+/// Algorithms requested from cublasLt for numbers of rows that are tuned.
 const ALGORITHMS: usize = 8;
-/// Up to so many rows the skinny kernels serve.
+/// Most rows of the skinny kernels.
 const SKINNY_ROWS: usize = 16;
-/// Beyond so many rows the first algorithm that cublasLt proposes is taken, unless there is time to choose.
+/// With more rows the first algorithm that cublasLt proposes is used, unless `unhurried`.
 const TUNED_ROWS: usize = 512;
-/// Layers whose weights a measurement goes through, so that they do not stay in the cache; with more rows one is enough.
+/// Layers whose weights a measurement reads, so that the cache does not hold them; one layer is enough for more rows.
 const TUNED_LAYERS: usize = 12;
-/// Rounds in which a product's ways are measured: launches of each, of which the fastest counts, and how many of each
-/// kind go on.
+/// Rounds in which a product's candidates are measured: launches of each, of which the fastest counts, and the number
+/// of candidates of each kind that stay.
 const ROUNDS: [(usize, usize); 2] = [(1, 6), (5, 2)];
-/// Launches of products in a row.
+/// Launches of products in sequence.
 const LAUNCHES: usize = 5;
 
-/// How ways are chosen.
+/// The method of choice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Choice {
     /// The fastest, measured.
     #[default]
     Fastest,
-    /// cublasLt's first proposal: the same in every run.
+    /// cublasLt's first proposal, which is the same in every run.
     First,
-    /// A skinny kernel where one fits: the same in every run.
+    /// A skinny kernel if one fits, the same in every run.
     Skinny,
-    /// One of `gemm.rs` where one fits: the same in every run.
+    /// A kernel of `gemm.rs` if one fits, the same in every run.
     Gemm,
 }
 
 impl Product<'_> {
-    /// Layers that a measurement goes through.
+    /// Returns the layers that a measurement reads.
     fn layers(&self, rows: usize) -> usize {
         self.operands.len().min(if rows > TUNED_ROWS { 1 } else { TUNED_LAYERS })
     }
 }
 
 impl Products {
-    /// Chooses the ways of products of so many rows that follow each other in every layer: of each alone the fastest few,
-    /// of these the ones that are fastest in a row, since each begins while the one before it ends. What they write is
-    /// spoiled. `unhurried`: nobody waits, so that many rows are worth choosing for, too.
+    /// Chooses the implementations of products of this many rows that follow each other in every layer. First selects
+    /// the fastest few of each product alone. Of these, selects those that are fastest in sequence, because each
+    /// product begins while its predecessor ends. Overwrites their outputs. `unhurried`: the caller has time, so also
+    /// larger numbers of rows are tuned.
     ///
     /// # Errors
-    /// cublasLt knows no way, or something failed.
+    /// cublasLt has no algorithm, or a call failed.
     pub fn plan(
         &mut self,
         device: &Device,
@@ -88,8 +89,8 @@ impl Products {
             }
         }
         for (product, way) in row(&chosen) {
-            // Kernels are loaded when they are first launched, which is not to be in a capture.
-            // SAFETY: the caller hands over operands for that many rows.
+            // A kernel is loaded at its first launch, which must not be in a capture.
+            // SAFETY: the caller passes operands for that many rows.
             unsafe {
                 self.run_way(device, product.op, product.widths, rows, way, product.operands[0])
             }?;
@@ -98,7 +99,7 @@ impl Products {
         Ok(())
     }
 
-    /// The ways to make a product that are worth trying among others, the fastest first.
+    /// Returns the candidates for a product, the fastest first.
     fn shortlist(
         &self,
         device: &Device,
@@ -132,7 +133,7 @@ impl Products {
             }
             let mut times: Vec<(f32, Way)> = Vec::new();
             for &way in &ways {
-                // An algorithm that fails is one not to take.
+                // An algorithm that fails is not used.
                 let time = self.measure(device, rows, &[(product, way)], launches);
                 times.extend(time.ok().map(|time| (time, way)));
             }
@@ -149,7 +150,7 @@ impl Products {
         if ways.is_empty() { Err(GpuError::NoProduct { shape }) } else { Ok(ways) }
     }
 
-    /// What cublasLt proposes for `y = x * weight^T`, all row-major: to it, columns are rows.
+    /// Returns cublasLt's proposals for `y = x * weight^T`, all row-major; cublasLt treats columns as rows.
     fn cublaslt_ways(
         &self,
         op: Op,
@@ -196,7 +197,7 @@ impl Products {
         let mut proposed: Vec<_> = (0..most).map(|_| empty()).collect();
         let mut count = 0;
         let [weights, xs, ys] = layouts;
-        // SAFETY: all handles live, and there is room for `most` results.
+        // SAFETY: all handles live, and the array holds `most` results.
         let status = unsafe {
             let status = sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
@@ -222,7 +223,7 @@ impl Products {
         Ok(proposed[..count as usize].iter().map(|found| plan(found.algo)).collect())
     }
 
-    /// Milliseconds of products in a row over some layers, as a graph: the least of a few.
+    /// Returns the milliseconds of products in sequence over some layers, as a graph: the minimum of a few runs.
     fn measure(
         &self,
         device: &Device,
@@ -231,16 +232,16 @@ impl Products {
         launches: usize,
     ) -> Result<f32, GpuError> {
         let all = || {
-            // Once for each layer; logits have but one matrix, which is larger than the cache in any model of size.
+            // Once for each layer. Logits have only one matrix, which exceeds the cache in any large model.
             for layer in 0..row[0].0.layers(rows) {
                 for &(Product { op, widths, operands }, way) in row {
-                    // SAFETY: the caller of `plan` hands over operands for that many rows.
+                    // SAFETY: the caller of `plan` passes operands for that many rows.
                     unsafe { self.run_way(device, op, widths, rows, way, operands[layer]) }?;
                 }
             }
             Ok::<_, GpuError>(())
         };
-        // Outside of a capture first: kernels are loaded when they are first launched.
+        // First outside a capture, because kernels are loaded at their first launch.
         all()?;
         device.stream.synchronize()?;
         let graph = device.stream.capture(all)?;
@@ -249,7 +250,7 @@ impl Products {
             (CudaEvent::new(&device.gpu, true)?, CudaEvent::new(&device.gpu, true)?);
         for _ in 0..launches {
             begun.record(&device.stream)?;
-            // SAFETY: operands and weights live, and nothing of kvarena's is in the graph.
+            // SAFETY: operands and weights live, and the graph contains no work of kvarena.
             unsafe { graph.launch(&device.stream) }?;
             done.record(&device.stream)?;
             done.synchronize()?;
@@ -266,7 +267,7 @@ fn gemm_ways(device: &Device, Widths { outs, ins }: Widths, rows: usize) -> Vec<
     }
 }
 
-/// The skinny kernels that can make a product.
+/// Returns the skinny kernels that can compute a product.
 fn skinny_ways(op: Op, Widths { outs, ins }: Widths, rows: usize) -> Vec<Way> {
     if rows > SKINNY_ROWS || !ins.is_multiple_of(64) {
         return Vec::new();

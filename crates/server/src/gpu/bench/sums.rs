@@ -1,4 +1,4 @@
-//! How long a sum over ranks takes, alone: over peers and through NCCL, in rows as wide as a model.
+//! The time of a single sum over ranks, by peer memory and by NCCL, in rows as wide as a model.
 
 use std::io::Write;
 use std::thread;
@@ -15,14 +15,14 @@ use kvarena_host::gpu::error::{GpuError, GpuResult};
 use kvarena_host::gpu::kernels::FillParams;
 use kvarena_host::gpu::sums::Link;
 
-/// Sums of a graph, which is launched so often; the median counts.
+/// Sums of a graph, and launches of the graph; the median counts.
 const SUMS: usize = 100;
 const LAUNCHES: usize = 9;
 
-/// A row for each number of rows.
+/// Prints a row for each number of rows.
 ///
 /// # Errors
-/// One GPU alone, no NCCL, or a failed run.
+/// Only one GPU, no NCCL, or a failed run.
 pub fn run(args: &Args, shape: Shape, batches: &[usize], out: &mut impl Write) -> Result<()> {
     if args.tp == 1 {
         return Err(Error::request("--bench sums is for several GPUs: --tp 2"));
@@ -48,8 +48,8 @@ pub fn run(args: &Args, shape: Shape, batches: &[usize], out: &mut impl Write) -
     Ok(())
 }
 
-/// One rank's microseconds a sum. A rank that fails ends the program, since the others wait for it, and drops nothing before:
-/// `Peers` and the last handle of a GPU wait for its work, which may wait for other ranks.
+/// Returns one rank's microseconds a sum. A rank that fails ends the program, because the others wait for it. It drops
+/// nothing before: `Peers` and the last handle of a GPU wait for their work, which may wait for other ranks.
 fn rank_times(link: &Link, width: usize, batches: &[usize]) -> Vec<[Option<f32>; 2]> {
     let end = |error: GpuError| -> ! {
         let error = Error::from(error);
@@ -71,7 +71,7 @@ fn filled(device: &Device, seed: u64, count: usize) -> GpuResult<DeviceBuffer> {
     let buffer = device.zeros(2 * count)?;
     let out = buffer.address();
     let params = FillParams { out, count: count as u64, seed, scale: 0.1, offset: 0.0 };
-    // SAFETY: the buffer has room for that many numbers.
+    // SAFETY: the buffer has that many numbers.
     unsafe { device.kernels.fill.launch(device.raw(), (64, 1), 256, &params) }?;
     Ok(buffer)
 }
@@ -85,7 +85,7 @@ fn row_times(
     let count = rows * width;
     let peers = link.peers().filter(|peers| count <= peers.most());
     let peer = peers.map(|peers| {
-        // SAFETY: both have that many numbers, and all ranks do the same.
+        // SAFETY: both have that many numbers, and all ranks submit the same sums.
         sum_us(device, || unsafe { peers.add(device, x, y, count) })
     });
     // SAFETY: as above.
@@ -94,14 +94,14 @@ fn row_times(
 }
 
 fn sum_us(device: &Device, sum: impl Fn() -> GpuResult<()>) -> GpuResult<f32> {
-    // What is used for the first time makes itself ready, which is not to be in a capture.
+    // First uses initialise libraries and kernels, which must not be in a capture.
     sum()?;
     device.stream.synchronize()?;
     let graph = device.stream.capture(|| (0..SUMS).try_for_each(|_| sum()))?;
     let mut events = Vec::new();
     for _ in 0..=LAUNCHES {
         let mut event = CudaEvent::new(&device.gpu, true)?;
-        // SAFETY: what it names lives until the stream is waited for.
+        // SAFETY: the graph's memory lives until the stream is waited for.
         unsafe { graph.launch(&device.stream) }?;
         event.record(&device.stream)?;
         events.push(event);

@@ -1,4 +1,4 @@
-//! All that `generate --check` looks at, with a line for each.
+//! All checks of `generate --check`, with a line for each.
 
 use std::io::Write;
 use std::rc::Rc;
@@ -15,10 +15,10 @@ use kvarena_host::gpu::shape::check_shape;
 use kvarena_host::gpu::sums::Transport;
 use kvarena_host::sample::Sampling;
 
-/// Steps between failures, where some are to fail.
+/// Steps between failures, in settings with failures.
 const FAIL_EVERY: u64 = 5;
 
-/// Lines, and how many of them tell of a failure.
+/// The number of lines, and of failures.
 struct Report<'a, W> {
     out: &'a mut W,
     failures: usize,
@@ -29,7 +29,7 @@ impl<W: Write> Report<'_, W> {
         writeln!(self.out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
     }
 
-    /// Whether a setting's words are close to the reference's.
+    /// Checks that a setting's tokens are close to the reference's.
     fn setting(&mut self, case: &mut Case, setting: Setting) -> Result<()> {
         let distance = case.distance(setting)?;
         self.failures += usize::from(!distance.is_close());
@@ -40,7 +40,7 @@ impl<W: Write> Report<'_, W> {
         ))
     }
 
-    /// Whether a fault that is put in on purpose shows.
+    /// Checks that a deliberate fault is detected.
     fn fault(&mut self, case: &mut Case, fault: Fault) -> Result<()> {
         let sparse = (fault == Fault::Labels).then_some(FEW);
         let distance = case.distance(Setting { fault, sparse, ..settings()[0] })?;
@@ -52,7 +52,7 @@ impl<W: Write> Report<'_, W> {
         ))
     }
 
-    /// Whether draws are the same, however steps are launched.
+    /// Checks that draws do not depend on how steps are launched.
     fn draws(&mut self, case: &mut Case, sampling: Sampling) -> Result<()> {
         let name = case.name;
         match case.draws_agree(sampling) {
@@ -64,7 +64,7 @@ impl<W: Write> Report<'_, W> {
         }
     }
 
-    /// Whether changed logits give the tokens that the specification chooses.
+    /// Checks that edited logits yield the tokens that the specification chooses.
     fn shaped(&mut self, case: &mut Case, setting: Setting) -> Result<()> {
         let name = case.name;
         match case.shaped_draws(setting) {
@@ -79,7 +79,7 @@ impl<W: Write> Report<'_, W> {
         }
     }
 
-    /// Whether heads of 32, which are not served, are told by name.
+    /// Checks that unsupported heads of 32 are rejected by name.
     fn refusal(&mut self) -> Result<()> {
         let narrow = ModelConfig::read(&tiny_model().with_file_name("llama-tiny"))?;
         match check_shape(&narrow) {
@@ -99,10 +99,10 @@ impl<W: Write> Report<'_, W> {
     }
 }
 
-/// Checks everything on one GPU.
+/// Runs all checks on one GPU.
 ///
 /// # Errors
-/// The GPU cannot serve, or something is not as it should be.
+/// The GPU cannot serve, or a check failed.
 pub fn run(out: &mut impl Write) -> Result<()> {
     let device = Rc::new(Device::open()?);
     let mut report = Report { out, failures: 0 };
@@ -124,11 +124,12 @@ pub fn run(out: &mut impl Write) -> Result<()> {
     report.end()
 }
 
-/// Checks models that are spread over so many GPUs: every ninth setting, since each takes its GPUs anew, steps that fail,
-/// and draws. Whether the words are those of one GPU is said, and is no failure: sums over ranks round differently.
+/// Checks models that are spread over several GPUs: every ninth setting, because each opens its GPUs anew, steps that
+/// fail, and draws. Also reports whether the tokens equal those of one GPU, which is not required: sums over ranks
+/// round differently.
 ///
 /// # Errors
-/// The GPUs cannot serve, or something is not as it should be.
+/// The GPUs cannot serve, or a check failed.
 pub fn run_ranks(ranks: usize, sums: Option<Transport>, out: &mut impl Write) -> Result<()> {
     let device = Rc::new(Device::open()?);
     let mut report = Report { out, failures: 0 };

@@ -7,25 +7,25 @@ use kvarena_host::gpu::forward::Fault;
 use kvarena_host::gpu::products::Choice;
 use kvarena_host::sample::Sampling;
 
-/// As many positions as the longest stream of the check has.
+/// As many positions as the check's longest stream has.
 pub const ALL: u32 = 147;
-/// Fewer than most streams have.
+/// Fewer positions than most streams have.
 pub const FEW: u32 = 24;
 
-/// How requests come.
+/// The form of the requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     /// All at once.
     AllAtOnce,
     /// Prompts in chunks of seven tokens.
     Chunked,
-    /// A pool with room for the longest request and no more.
+    /// A pool with memory for the longest request only.
     Preempting,
     /// Three samples of each.
     Forked,
 }
 
-/// All ways.
+/// All forms.
 pub const WAYS: [Way; 4] = [Way::AllAtOnce, Way::Chunked, Way::Preempting, Way::Forked];
 
 /// One combination of settings.
@@ -35,25 +35,25 @@ pub struct Setting {
     pub page_size: u32,
     /// Order of K and V.
     pub layout: Layout,
-    /// Decode steps are replayed.
+    /// Decode steps are replayed as graphs.
     pub graphs: bool,
     /// Steps are launched ahead.
     pub overlap: bool,
-    /// How requests come.
+    /// The form of the requests.
     pub way: Way,
-    /// How products are made.
+    /// The choice of products' implementations.
     pub choice: Choice,
-    /// What is wrong on purpose.
+    /// The deliberate fault.
     pub fault: Fault,
-    /// Every so manieth step fails.
+    /// Every n-th step fails.
     pub fail_every: Option<u64>,
     /// A token that ends a stream.
     pub stop: Option<u32>,
     /// Drafts that steps check; not with `overlap`.
     pub drafts: Option<Drafting>,
-    /// Positions that streams that generate read, if not all.
+    /// Positions that generating streams read, if not all.
     pub sparse: Option<u32>,
-    /// Three of four requests change their logits.
+    /// Three of four requests edit their logits.
     pub shaped: bool,
 }
 
@@ -76,7 +76,7 @@ impl Default for Setting {
     }
 }
 
-/// Every combination, each kind of product with some of them.
+/// Returns every combination; each kind of product is used in some of them.
 pub fn settings() -> Vec<Setting> {
     let mut settings = Vec::new();
     for (page_size, layout) in
@@ -99,8 +99,8 @@ pub fn settings() -> Vec<Setting> {
     settings
 }
 
-/// Drafts in every way, with graphs and without: chains, which a decode kernel takes, and trees, which the same one
-/// takes with heads of 128 on compute capability 9.0, and the extend kernel else.
+/// Returns settings with drafts, with and without graphs. One decode kernel takes chains; with heads of 128 on compute
+/// capability 9.0 it also takes trees, otherwise the extend kernel does.
 fn drafted() -> impl Iterator<Item = Setting> {
     let pages = [(1, Layout::LayerFirst), (16, Layout::PageFirst)];
     let graphs = pages.into_iter().flat_map(|pages| [(pages, true), (pages, false)]);
@@ -113,8 +113,8 @@ fn drafted() -> impl Iterator<Item = Setting> {
     })
 }
 
-/// Sparse reads of as many positions as streams have, in every way; and of fewer, where each prompt is computed once and
-/// in parts of more than a token, so that the reference knows who read what.
+/// Returns settings with sparse reads: of as many positions as streams have, in every form; and of fewer. In the latter
+/// each prompt is computed once and in parts of several tokens, so the reference can select the same reads.
 fn sparse() -> impl Iterator<Item = Setting> {
     let pages = [(1, Layout::LayerFirst), (16, Layout::PageFirst)];
     let launched = [(true, true), (false, false), (true, false)];
@@ -130,7 +130,7 @@ fn sparse() -> impl Iterator<Item = Setting> {
     }))
 }
 
-/// Draws that leave out none, some, and most tokens.
+/// Sampling that excludes no tokens, some, and most.
 pub fn samplings() -> [Sampling; 3] {
     let warm = Sampling { temperature: 0.8, seed: 5, ..Sampling::default() };
     [warm, Sampling { top_k: 20, ..warm }, Sampling { top_k: 50, top_p: 0.7, ..warm }]

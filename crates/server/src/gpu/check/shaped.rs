@@ -1,4 +1,4 @@
-//! Whether draws with edits and min-p are what `shaping.rs` and `sample.rs` make of the device's own logits.
+//! Checks draws with edits and min-p against `shaping.rs` and `sample.rs` on the device's own logits.
 
 use super::{Case, Setting};
 use kvarena_host::error::{Error, Result};

@@ -1,9 +1,9 @@
-//! The decode kernel's shares.
+//! The shares of the decode kernel.
 //!
 //! Tokens are counted in units of [`DECODE_UNIT`]. The kv heads are striped: stripe `s` of `n` has heads `s`, `s + n`,
-//! `s + 2 * n`, .. In each stripe the units of all sequences and heads are numbered through and cut into equal work
-//! chunks, one for each CTA, wherever sequences begin and end. CTAs of different stripes read neighbouring heads of the
-//! same tokens at about the same time, which memory likes.
+//! `s + 2 * n`, .. In each stripe the units of all sequences and heads are numbered consecutively and cut into equal
+//! work chunks, one for each CTA, independent of the sequences' ends. CTAs of different stripes read neighbouring heads
+//! of the same tokens at about the same time, which improves memory locality.
 //!
 //! Not here: sequences with many query rows (`extend.rs`).
 
@@ -14,34 +14,34 @@ use core::mem::size_of;
 
 /// Tokens of one decode unit.
 pub const DECODE_UNIT: u32 = 16;
-/// Units without tokens that end a head of a sequence: what it costs beside its tokens, and who writes a padding
-/// row's zeros.
+/// Units without tokens at the end of a sequence's head. They represent its cost beyond its tokens, and their CTA
+/// writes a padding row's zeros.
 pub const DECODE_EXTRA: u32 = 6;
 /// The same over fp8, whose units take half the time.
 pub const DECODE_EXTRA_FP8: u32 = 12;
 
-/// Such units of a pool.
+/// Returns the number of such units for a pool.
 pub const fn decode_extra(is_quantised: bool) -> u32 {
     if is_quantised { DECODE_EXTRA_FP8 } else { DECODE_EXTRA }
 }
 
-/// Query rows that the decode kernels take for one sequence and kv head: `attend_decode_*_r8` and so on. The last is
-/// for Hopper alone.
+/// Query rows that the decode kernels take for one sequence and kv head: `attend_decode_*_r8` and so on. Only Hopper
+/// has the last kernel.
 pub const DECODE_ROWS: [u32; 3] = [8, 16, 64];
-/// The first of them that serves trees of drafts.
+/// The first decode kernel that supports trees of drafts.
 const TREES_FROM: usize = 2;
 /// Words of a work chunk.
 pub(super) const DECODE_WORDS: usize = size_of::<DecodeWork>() / 4;
 
 impl SplitShape {
-    /// The narrowest decode kernel of the group: its place in [`DECODE_ROWS`].
+    /// Returns the narrowest decode kernel of the group, as an index of [`DECODE_ROWS`].
     pub const fn narrowest(&self) -> usize {
         if self.group > 8 { 1 } else { 0 }
     }
 
-    /// The decode kernel for steps of so many tokens and rows: the narrowest that takes a row of as many tokens as
-    /// there are for each, or the narrowest of all where none does. Nothing else of a step matters, so that a graph,
-    /// whose kernels stay, serves each of these numbers.
+    /// Returns the decode kernel for steps of these numbers of tokens and rows. It is the narrowest that takes a row
+    /// with the average number of tokens, or the narrowest of all if none does. It depends on nothing else, so a graph,
+    /// whose kernels are fixed, serves all steps of these numbers.
     pub const fn width(&self, tokens: usize, rows: usize) -> usize {
         let narrowest = self.narrowest();
         if tokens <= rows || rows == 0 {
@@ -58,12 +58,13 @@ impl SplitShape {
         narrowest
     }
 
-    /// Which sequences a decode kernel takes.
+    /// Returns which sequences a decode kernel takes.
     pub(super) const fn decoded(&self, width: usize) -> Decoded {
         Decoded::new(DECODE_ROWS[width] / self.group, width >= TREES_FROM)
     }
 
-    /// Words of the largest decode plan: a [`DecodeWork`] for each work chunk, which the CTAs of all stripes share.
+    /// Returns the words of the largest decode plan: a [`DecodeWork`] for each work chunk, which the CTAs of all
+    /// stripes share.
     pub const fn decode_words(&self) -> usize {
         let (mut most, mut width) = (0, self.narrowest());
         while width < DECODE_ROWS.len() {
@@ -112,7 +113,7 @@ impl SplitShape {
         most as usize * 4
     }
 
-    /// Stripes of a decode plan: the most that divide the kv heads, up to 8.
+    /// Returns the stripes of a decode plan: the largest divisor of the kv heads up to 8 and up to the CTAs.
     pub const fn decode_stripes(&self, width: usize) -> u32 {
         let ctas = self.decode_ctas[width];
         let mut stripes = if ctas < 8 { ctas } else { 8 };
@@ -122,15 +123,15 @@ impl SplitShape {
         stripes
     }
 
-    /// Decode units of one kv head of a sequence that the decode kernel takes.
+    /// Returns the decode units of one kv head of a sequence that the decode kernel takes.
     pub(super) const fn units(&self, row: &BatchRow) -> u32 {
         let first = self.first_seen(row.kv_len.saturating_sub(row.extend_len));
-        // Rounded up, and the extra units, in one division.
+        // One division computes the rounded-up units and the extra units.
         (row.kv_len.saturating_sub(first) + (self.extra + 1) * DECODE_UNIT - 1) / DECODE_UNIT
     }
 }
 
-/// What is known of a step's sequences while their units are cut, in memory that stays.
+/// Per-sequence data of a step while its units are cut; the memory is reused.
 #[derive(Clone, Debug)]
 pub(super) struct DecodeSplit {
     /// Where each sequence ends, in units of one kv head.
@@ -142,7 +143,7 @@ impl DecodeSplit {
         Self { ends: Vec::with_capacity(shape.batch_max as usize) }
     }
 
-    /// Cuts the units into work chunks for a decode kernel; gives their number.
+    /// Cuts the units into work chunks for a decode kernel and returns their number.
     pub fn plan(
         &mut self,
         shape: &SplitShape,
@@ -161,7 +162,7 @@ impl DecodeSplit {
         let stripes = shape.decode_stripes(width);
         let heads = shape.kv_heads / stripes;
         let total = total * heads;
-        // Where there is little to do, fewer parts to join are worth more than CTAs that share it.
+        // A small step gains more from fewer parts to join than from more CTAs.
         let least = (total / 16).clamp(1, 32);
         let per = total.div_ceil(shape.decode_ctas[width] / stripes).max(least);
         let mut index = 0;
@@ -173,7 +174,7 @@ impl DecodeSplit {
             let begin = i as u32 * per;
             *work = [0; DECODE_WORDS];
             work[0] = per;
-            // The CTAs that are left over, too few for a chunk in each stripe, find theirs past the end.
+            // The remaining CTAs, too few for a chunk in each stripe, get empty chunks past the end.
             if begin < total {
                 while self.ends[index] * heads <= begin {
                     index += 1;

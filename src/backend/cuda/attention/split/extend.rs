@@ -1,7 +1,7 @@
-//! The extend kernel's items.
+//! The items of the extend kernel.
 //!
-//! An item is a tile of query rows and the tokens it sees. Items are sorted longest first, roughly, and taken in that
-//! order; where they are too few to fill the machine, each is cut over its tokens.
+//! An item is a tile of query rows and the tokens that it sees. CTAs take items in order, roughly longest first. If the
+//! items are too few to fill the device, each is cut over its tokens.
 //!
 //! Not here: sequences with few query rows (`decode.rs`).
 
@@ -12,8 +12,8 @@ use core::mem::size_of;
 
 /// Most parts an extend item is cut into.
 const PARTS_MAX: u32 = 16;
-/// Items are sorted by length in at most so many steps (the logarithm). Those of about one length stay as they are, by
-/// sequence: at work together they read the same tokens, which then come from the L2 cache.
+/// Number of length classes (as a logarithm) by which items are sorted. Items of one class stay in the order of
+/// sequences: they run at the same time and read the same tokens, which then come from the L2 cache.
 const LENGTHS_LOG2: u32 = 3;
 /// Words of the plan's head, and of one item.
 pub(super) const HEAD_WORDS: usize = size_of::<ExtendHead>() / 4;
@@ -50,7 +50,7 @@ impl SplitShape {
         (1 + self.extend_slots() as usize * self.kv_heads as usize) * 4
     }
 
-    /// Parts of extend items that may exist at once, for each kv head.
+    /// Most parts of extend items that may exist at once, for each kv head.
     pub(super) const fn extend_slots(&self) -> u32 {
         let slots = 2 * self.extend_ctas / self.kv_heads;
         if self.fills_machine(1) {
@@ -64,13 +64,13 @@ impl SplitShape {
         }
     }
 
-    /// Whether so many query tiles, each of all kv heads, are items enough without cutting them.
+    /// Returns whether these query tiles, each of all kv heads, are enough items without cuts.
     const fn fills_machine(&self, tiles: usize) -> bool {
         tiles as u64 * self.kv_heads as u64 >= 4 * self.extend_ctas as u64
     }
 }
 
-/// The extend kernel's words, made anew for each step in memory that stays.
+/// Builds the extend kernel's words of each step in reused memory.
 #[derive(Clone, Debug)]
 pub(super) struct ExtendSplit {
     pub words: Vec<u32>,
@@ -88,7 +88,7 @@ impl ExtendSplit {
         }
     }
 
-    /// Makes the items of the rows that are left to it; gives their number, over all kv heads.
+    /// Builds the items of the extend kernel's rows and returns their number, over all kv heads.
     pub fn plan(
         &mut self,
         shape: &SplitShape,
@@ -96,7 +96,7 @@ impl ExtendSplit {
         is_left: impl Fn(&BatchRow) -> bool,
     ) -> u32 {
         self.whole.clear();
-        // Most steps decode only: one pass of vectors says so.
+        // Most steps only decode; one vectorised pass detects that.
         if rows.iter().fold(false, |any, row| any | is_left(row)) {
             for row in rows.iter().filter(|row| is_left(row)) {
                 tiles(shape, row, &mut self.whole);
@@ -136,7 +136,7 @@ const fn last_token(work: &ExtendWork) -> u32 {
     (work.kv_end - work.kv_begin).saturating_sub(1)
 }
 
-/// Appends a sequence's query tiles, longest first, each with all the tokens it sees.
+/// Appends a sequence's query tiles, longest first, each with all the tokens that it sees.
 fn tiles(shape: &SplitShape, row: &BatchRow, works: &mut Vec<ExtendWork>) {
     let size = shape.extend_rows();
     let cached_len = row.kv_len.saturating_sub(row.extend_len);
@@ -161,9 +161,9 @@ fn tiles(shape: &SplitShape, row: &BatchRow, works: &mut Vec<ExtendWork>) {
     }
 }
 
-/// Tokens of a part, where cutting the items makes the step end sooner.
+/// Returns the tokens of a part, if cuts make the step end sooner.
 ///
-/// The estimate: CTAs take items in waves; a part costs as much as three tiles more, for its partial sum.
+/// The estimate: CTAs take items in waves; the partial sum of a part costs as much as three tiles.
 fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
     let (ctas, heads) = (shape.extend_ctas, shape.kv_heads);
     if whole.is_empty() || shape.fills_machine(whole.len()) {
@@ -172,7 +172,7 @@ fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
     let step = shape.extend_tokens();
     let count = |work: &ExtendWork| (work.kv_end - work.kv_begin).div_ceil(step).max(1);
     let longest = whole.iter().map(count).max()?;
-    // Tiles of one long row alone may see more than 32 bits count.
+    // The tiles of one long row may see more tokens than 32 bits count.
     let total = whole.iter().map(|work| u64::from(count(work))).sum::<u64>() * u64::from(heads);
     let mut best = (u32::MAX, 0);
     let mut last = 0;
@@ -197,7 +197,7 @@ fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
     (best.1 < longest).then_some(best.1 * step)
 }
 
-/// Cuts each item into parts of `chunk` tokens, the last as long as what is left.
+/// Cuts each item into parts of `chunk` tokens; the last part may be shorter.
 fn cut(whole: &[ExtendWork], chunk: u32, works: &mut Vec<ExtendWork>) {
     works.clear();
     let mut slot = 0;

@@ -1,21 +1,21 @@
 //! The items of attention over latent rows.
 //!
-//! An item is a tile of query rows, all heads of a query side by side, and the tokens it sees. Tiles are as wide as the
-//! step's sequences want them, since few query rows have a schedule of their own (`attend_latent_few_sm90a.cuh` of
-//! `ptx/src/latent`). They are dealt to the CTAs in order, about equally many units of tokens to each; an item that
-//! does not fit is cut, unless whole items do about as well, since parts cost memory and a join. Cost: O(items + CTAs),
-//! never the context.
+//! An item is a tile of query rows, with all heads of a query next to each other, and the tokens that it sees. The
+//! width of tiles depends on the step's sequences, because few query rows have their own schedule
+//! (`attend_latent_few_sm90a.cuh` of `ptx/src/latent`). Items are dealt to the CTAs in order, with about equal units of
+//! tokens. An item that does not fit is cut, unless whole items end about as soon, because parts cost memory and a
+//! join. Cost: O(items + CTAs), independent of the context.
 //!
-//! Tiles of one sequence read the same rows, so they are to be worked on at the same time: cut ones are, and whole ones
-//! where the sequences' first tiles are dealt before their second ones. Where clusters may share an item ([`PAIR`]),
-//! two tiles side by side are one item of a cluster, and lists are of clusters.
+//! Tiles of one sequence read the same rows, so they should run at the same time. Cut tiles do; whole tiles do if the
+//! sequences' first tiles are dealt before their second ones. If clusters may share an item ([`PAIR`]), two adjacent
+//! tiles form one item of a cluster, and each cluster has one list.
 //!
-//! * K5. Each (query row, token it sees) is in exactly one part; parts of an item have slots of their own, in a row.
+//! * K5. Each (query row, visible token) is in exactly one part; parts of an item have consecutive slots of their own.
 
 use crate::backend::cuda::kernels::params::{ExtendWork, LatentJoin};
 use crate::plan::BatchRow;
 
-/// Most query rows of an item; its sums take as much memory, however many it has.
+/// Most query rows of an item; its sums take this much memory for any number of rows.
 pub const LATENT_ROWS: u32 = 64;
 
 /// A kind of items.
@@ -25,53 +25,53 @@ struct Width {
     rows: u32,
     /// Tokens of a unit, in which items are cut.
     tokens: u32,
-    /// What an item costs beside its units of tokens, in such units: its queries, its results.
+    /// Cost of an item beyond its tokens, in units of tokens: its queries and results.
     extra: u32,
     /// Fewest units of tokens that are worth a CTA.
     least: u32,
-    /// CTAs that share an item, each with as many of its rows: those of a cluster, which read the same tokens.
+    /// CTAs that share an item: a cluster. Each has the same number of its rows, and all read the same tokens.
     ctas: u32,
 }
 
-/// Items of few query rows take memory's time, wide ones that of products.
+/// Narrow items are memory-bound; wide items are compute-bound.
 const WIDTHS: [Width; 3] = [
     Width { rows: 16, tokens: 16, extra: 9, least: 8, ctas: 1 },
     Width { rows: 32, tokens: 16, extra: 9, least: 8, ctas: 1 },
     Width { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 1 },
 ];
-/// Two wide items of the same tokens as one.
+/// Two wide items over the same tokens, as one.
 const PAIR: Width = Width { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
-/// Most tiles of a sequence that are dealt in turns.
+/// Most tiles of a sequence that are dealt in turn with other sequences.
 const TURNS: usize = 4;
 /// Words of the records.
 const WORK_WORDS: usize = size_of::<ExtendWork>() / 4;
 const JOIN_WORDS: usize = size_of::<LatentJoin>() / 4;
 
-/// Cuts steps for one number of query heads and one window, in memory that stays.
+/// Splits steps for one number of query heads and one window, in reused memory.
 #[derive(Clone, Debug)]
 pub struct LatentSplit {
     heads: u32,
     window: u32,
     ctas: u32,
-    /// Whether it has [`PAIR`] beside [`WIDTHS`].
+    /// Whether [`PAIR`] is available in addition to [`WIDTHS`].
     pairs: bool,
     /// `[joins, most rows of one, most parts of one, rows between parts] | LatentJoin[ctas] | first item of each CTA or
     /// pair of them, their number, rows of an item | ExtendWork[..]`
     words: Vec<u32>,
     used: usize,
-    /// In which the items were dealt.
+    /// The order in which the items were dealt.
     turns: usize,
 }
 
 impl LatentSplit {
-    /// Takes the memory for steps of so many rows and tokens at most. `window`: 0 for none.
+    /// Allocates the memory for steps of at most these rows and tokens. `window`: 0 for none.
     pub fn new(heads: u32, window: u32, ctas: u32, limits: (u32, u32)) -> Self {
         assert!(heads > 0 && ctas > 0);
         let words = vec![0; Self::words_max(heads, ctas, limits)];
         Self { heads, window, ctas, pairs: false, words, used: 0, turns: 1 }
     }
 
-    /// Whether two CTAs may share an item: their number is even then.
+    /// Returns whether two CTAs may share an item; the number of CTAs is then even.
     pub fn in_pairs(self, pairs: bool) -> Self {
         assert!(!pairs || self.ctas.is_multiple_of(2));
         Self { pairs, ..self }
@@ -90,7 +90,7 @@ impl LatentSplit {
         2 * self.ctas
     }
 
-    /// Word at which the lists begin.
+    /// Returns the word at which the lists begin.
     pub const fn lists_at(&self) -> usize {
         Self::lists(self.ctas)
     }
@@ -103,13 +103,13 @@ impl LatentSplit {
         Self::lists(ctas) + (ctas as usize + 2).next_multiple_of(4)
     }
 
-    /// The step's plan, as long as it is.
+    /// Returns the used part of the step's plan.
     pub fn words(&self) -> &[u32] {
         &self.words[..self.used]
     }
 
-    /// The kind of a step's items: the narrowest into which each sequence's query rows go, or else the widest; pairs
-    /// where few of their CTAs have no rows.
+    /// Returns the kind of a step's items: the narrowest that fits each sequence's query rows, or else the widest.
+    /// Pairs if few of their CTAs have no rows.
     fn width(&self, rows: &[BatchRow]) -> Width {
         let rows = rows.iter().map(|row| row.extend_len.saturating_mul(self.heads));
         let most = rows.clone().max().unwrap_or(0);
@@ -121,7 +121,7 @@ impl LatentSplit {
         if pays { PAIR } else { found }
     }
 
-    /// Splits a step; gives the number of items that were cut. Nothing is allocated.
+    /// Splits a step and returns the number of items that were cut. Allocates nothing.
     pub fn plan(&mut self, rows: &[BatchRow]) -> u32 {
         let width = self.width(rows);
         let (heads, ctas, extra) = (self.heads, self.ctas / width.ctas, width.extra);
@@ -133,9 +133,9 @@ impl LatentSplit {
         let longest = items(1).map(|work| cost(&work)).max().unwrap_or(0);
         let tiles = rows.iter().map(|row| (row.extend_len * heads).div_ceil(width.rows) as usize);
         let turns = tiles.max().unwrap_or(0).clamp(1, TURNS);
-        // Every CTA may cut an item, which then costs more.
+        // Every CTA may cut an item, which adds cost.
         let share = (total.div_ceil(ctas.into()) as u32 + extra).max(width.least + extra);
-        // A little more than the share of whole items is as good.
+        // Whole items are preferred up to a slightly larger share.
         let whole = (share + share / 12).max(longest);
         let cuts =
             whole > share + share / 8 + 4 || !fits(items(turns).map(|w| cost(&w)), whole, ctas);
@@ -207,7 +207,7 @@ impl LatentSplit {
     }
 }
 
-/// Whether whole items, in order, fit so many CTAs of room `share`.
+/// Returns whether whole items, in order, fit `ctas` CTAs of capacity `share`.
 fn fits(costs: impl Iterator<Item = u32>, share: u32, ctas: u32) -> bool {
     let (mut used, mut count) = (0_u32, 1_u32);
     for cost in costs {
@@ -219,7 +219,7 @@ fn fits(costs: impl Iterator<Item = u32>, share: u32, ctas: u32) -> bool {
     count <= ctas
 }
 
-/// How sequences become items.
+/// The conversion of sequences to items.
 #[derive(Clone, Copy)]
 struct Items {
     width: Width,
@@ -228,13 +228,13 @@ struct Items {
 }
 
 impl Items {
-    /// The items of a step: each `turns`th of every sequence, from its first on, then from its second.
+    /// Returns the items of a step: every `turns`th tile of each sequence from the first on, then from the second on.
     fn all(self, rows: &[BatchRow], turns: usize) -> impl Iterator<Item = ExtendWork> {
         let of = move |row, turn| self.of(row).skip(turn).step_by(turns);
         (0..turns).flat_map(move |turn| rows.iter().flat_map(move |row| of(row, turn)))
     }
 
-    /// The items of a sequence, uncut: those of padding have no tokens.
+    /// Returns the items of a sequence, uncut; items of padding have no tokens.
     fn of(self, row: &BatchRow) -> impl Iterator<Item = ExtendWork> + use<> {
         let Self { width, heads, window } = self;
         let BatchRow { row, qo_start, extend_len, kv_len } = *row;
@@ -273,7 +273,7 @@ mod tests {
         lens.iter().enumerate().map(row).collect()
     }
 
-    /// The items of each CTA, as the kernel reads them, and the joins.
+    /// Writes the items of each CTA, as the kernel reads them, and the joins.
     fn read(split: &LatentSplit) -> (Vec<Vec<ExtendWork>>, Vec<LatentJoin>) {
         let (words, ctas) = (split.words(), split.ctas as usize);
         assert_eq!(words[3], LATENT_ROWS.max(words[split.lists_at() + ctas + 1]));
@@ -291,7 +291,7 @@ mod tests {
         ((0..ctas).map(cta).collect(), joins)
     }
 
-    /// K5, and how many units the busiest CTA has, its items' extra ones with them.
+    /// Checks K5, and returns the units of the busiest CTA, extra units included.
     fn check(split: &mut LatentSplit, rows: &[BatchRow]) -> u32 {
         let cut = split.plan(rows);
         let (ctas, joins) = read(split);
@@ -372,7 +372,7 @@ mod tests {
         let (lists, _) = read(&split);
         assert!(lists[..64].iter().all(|works| works.len() == 2 && works[0].q_begin == 0));
         assert!(lists[64..].iter().all(Vec::is_empty));
-        // One tile of rows, or three, would leave a CTA of each pair or of every second one without rows.
+        // One tile of rows, or three, would leave a CTA of each pair or of every second pair without rows.
         for (heads, rows) in [(64, LATENT_ROWS), (96, 128), (128, 128), (40, 128)] {
             let mut split = LatentSplit::new(heads, 0, 132, (256, 8192)).in_pairs(true);
             split.plan(&batch(&[(1 + u32::from(heads == 40), 2048); 9]));

@@ -1,18 +1,18 @@
-//! Who works on what: cuts a step's attention into equal shares for a fixed number of CTAs. Pure arithmetic.
+//! Splits a step's attention into equal shares for a fixed number of CTAs. Pure arithmetic.
 //!
 //! Two kernels share a step. Sequences with few query rows (`extend_len * group`: up to 8, 16 or 64, by the step's
-//! [width](SplitShape::width)) go to a decode kernel, which reads each token once for all of them and is bound by
-//! memory (`decode.rs`); the rest go to the extend kernel, which is bound by arithmetic (`extend.rs`), and so do trees
-//! of drafts where the decode kernel knows none. Both run on a fixed grid and read what this module wrote, so a
-//! captured graph can be replayed while lengths, tables and the kind of work change. Cost: O(batch + CTAs + new query
-//! tiles), never the context.
+//! [width](SplitShape::width)) go to a decode kernel (`decode.rs`). It reads each token once for all of their rows and
+//! is memory-bound. The other sequences go to the extend kernel, which is compute-bound (`extend.rs`), and so do trees
+//! of drafts if the decode kernel does not support them. Both kernels run on a fixed grid and read this module's
+//! output, so a captured graph can be replayed for other lengths, page tables and kinds of work. Cost: O(batch + CTAs +
+//! new query tiles), independent of the context.
 //!
-//! * K1. Each (sequence with query rows, kv head, token some query sees) is in exactly one share.
-//! * K2. A CTA holds at most two partial sums of the decode plan: of what its work chunk begins with, and ends with.
-//! * K3. Parts of one extend item share a run of slots; runs do not overlap and end below the slots there are.
+//! * K1. Each (sequence with query rows, kv head, visible token) is in exactly one share.
+//! * K2. A CTA has at most two partial sums of the decode plan: one at the begin of its work chunk and one at its end.
+//! * K3. Parts of one extend item share a run of slots; runs do not overlap and end within the available slots.
 //!
-//! Over latent rows another kernel does both (`latent.rs`). Over lists (`selected.rs`) a kernel like decode reads what
-//! they name.
+//! Over latent rows one other kernel does both (`latent.rs`). Over lists (`selected.rs`) a kernel similar to decode
+//! reads the listed positions.
 //!
 //! Not here: device memory, launches.
 
@@ -33,7 +33,7 @@ pub use shared::{
     TAIL_ROWS, Taken,
 };
 
-/// What a split depends on besides the step. One [`Split`] is made for one shape.
+/// The inputs of a split that do not change by step. One [`Split`] is made for one shape.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SplitShape {
     /// K and V heads.
@@ -48,9 +48,9 @@ pub struct SplitShape {
     pub top: u32,
     /// [`decode_extra`] of the pool.
     pub extra: u32,
-    /// Grids of the decode kernels of [`DECODE_ROWS`]: multiprocessors times resident CTAs; 0 where there is none.
+    /// Grids of the decode kernels of [`DECODE_ROWS`]: multiprocessors times resident CTAs; 0 if there is no kernel.
     pub decode_ctas: [u32; DECODE_ROWS.len()],
-    /// Grid of the extend kernel; 0 where no step goes to it.
+    /// Grid of the extend kernel; 0 if no step uses it.
     pub extend_ctas: u32,
     /// Most batch rows.
     pub batch_max: u32,
@@ -59,11 +59,11 @@ pub struct SplitShape {
 }
 
 impl SplitShape {
-    /// Whether the extend kernel has rows of a plan, whose trees are not marked.
+    /// Returns whether the extend kernel has rows of a plan, whose trees are not marked.
     pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
         let width = self.width(plan.token_count(), plan.rows.len());
         let decoded = if self.top > 0 { Decoded::new(1, false) } else { self.decoded(width) };
-        // If the step reads spans once, the extend kernel has every row that is too long for a tail, padding included.
+        // If the step reads spans once, the extend kernel gets every row that is too long for a tail, padding included.
         let longest = match plan.shared.spans.is_empty() {
             true => decoded.longest,
             false => decoded.longest.min(self.decoded(self.narrowest()).longest),
@@ -74,7 +74,7 @@ impl SplitShape {
         })
     }
 
-    /// First position that the query at `position` sees.
+    /// Returns the first position that the query at `position` sees.
     const fn first_seen(&self, position: u32) -> u32 {
         if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
     }
@@ -85,36 +85,36 @@ impl SplitShape {
 struct Decoded {
     /// Most new tokens.
     longest: u32,
-    /// Rows beyond it are trees that it knows nothing of.
+    /// Rows above this number are trees that the kernel does not support.
     last_row: u32,
 }
 
 impl Decoded {
-    /// Sequences of up to so many new tokens, trees among them or not.
+    /// Returns the filter for sequences of up to this many new tokens, with or without trees.
     const fn new(longest: u32, trees: bool) -> Self {
         Self { longest, last_row: if trees { u32::MAX } else { TREE_ROW - 1 } }
     }
 
-    /// Whether the decode kernel has units of a sequence: of one without new tokens neither has anything.
+    /// Returns whether the decode kernel has units of a sequence; a sequence without new tokens is in neither kernel.
     fn has(self, row: &BatchRow) -> bool {
         (1..=self.longest).contains(&row.extend_len) & (row.row.raw() <= self.last_row)
     }
 
-    /// Whether the extend kernel has items of a sequence.
+    /// Returns whether the extend kernel has items of a sequence.
     const fn leaves(self, row: &BatchRow) -> bool {
         row.extend_len > self.longest || row.row.raw() > self.last_row
     }
 }
 
-/// Whether a row is marked as a tree of drafts.
+/// Returns whether a row is marked as a tree of drafts.
 const fn is_tree(row: &BatchRow) -> bool {
     row.row.raw() >= TREE_ROW
 }
 
-/// What a step's split came to. A kernel without work need not be launched, but in a graph both are.
+/// The result of a step's split. A kernel without work need not be launched, but a graph launches both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SplitCount {
-    /// The decode kernel: its place in [`DECODE_ROWS`].
+    /// The decode kernel, as an index of [`DECODE_ROWS`].
     pub width: usize,
     /// Units of the decode kernel.
     pub decode_units: u32,
@@ -122,7 +122,7 @@ pub struct SplitCount {
     pub extend_items: u32,
 }
 
-/// Makes the words of the two kernels, anew for each step, in memory that stays.
+/// Builds the words of the two kernels for each step, in reused memory.
 #[derive(Clone, Debug)]
 pub struct Split {
     shape: SplitShape,
@@ -131,7 +131,7 @@ pub struct Split {
 }
 
 impl Split {
-    /// Takes the memory for every split of this shape.
+    /// Allocates the memory for every split of this shape.
     pub fn new(shape: SplitShape) -> Self {
         assert!(shape.kv_heads > 0 && shape.decode_ctas[shape.narrowest()] > 0);
         assert!(matches!(shape.group, 1..=16));
@@ -139,20 +139,20 @@ impl Split {
         Self { shape, decode: DecodeSplit::new(&shape), extend: ExtendSplit::new(&shape) }
     }
 
-    /// Takes the memory for steps that go to an extend kernel on a grid of so many CTAs.
+    /// Allocates the memory for steps that use an extend kernel on a grid of this many CTAs.
     pub fn add_extend(&mut self, ctas: u32) {
         self.shape.extend_ctas = ctas;
         self.extend = ExtendSplit::new(&self.shape);
     }
 
-    /// The shape it was made for.
+    /// Returns the shape of this split.
     pub const fn shape(&self) -> &SplitShape {
         &self.shape
     }
 
-    /// Splits a step, whose trees are marked ([`TREE_ROW`]). `decode` becomes the decode kernel's words,
-    /// [`SplitShape::decode_words`] of them: upload them to `AttendParams::plan` of `attend_decode_*`. Nothing is
-    /// allocated. `tokens`: of the step, padding included.
+    /// Splits a step, whose trees are marked ([`TREE_ROW`]). Writes the decode kernel's words,
+    /// [`SplitShape::decode_words`] of them, to `decode`; upload them to `AttendParams::plan` of `attend_decode_*`.
+    /// Allocates nothing. `tokens`: tokens of the step, padding included.
     pub fn plan(&mut self, rows: &[BatchRow], tokens: usize, decode: &mut [u32]) -> SplitCount {
         assert!(
             rows.len() <= self.shape.batch_max as usize,
@@ -166,14 +166,14 @@ impl Split {
         SplitCount { width, decode_units, extend_items }
     }
 
-    /// The same of a step that a kernel reads spans of once: the extend kernel has what that one leaves, the decode
-    /// kernel nothing.
+    /// Splits a step whose spans another kernel reads once: the extend kernel gets the rows that that kernel leaves,
+    /// and the decode kernel gets nothing.
     pub fn plan_left(&mut self, rows: &[BatchRow], taken: &Taken) -> SplitCount {
         let extend_items = self.extend.plan(&self.shape, rows, |row| taken.leaves(row));
         SplitCount { extend_items, ..SplitCount::default() }
     }
 
-    /// The extend kernel's words: upload them to `AttendParams::plan` of `attend_extend_*`.
+    /// Returns the extend kernel's words; upload them to `AttendParams::plan` of `attend_extend_*`.
     pub fn extend_words(&self) -> &[u32] {
         &self.extend.words
     }
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
     use crate::id::RowId;
 
-    /// Sequence, kv head and tokens of one share, and whose it is.
+    /// Sequence, kv head and tokens of one share, and the share's owner.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
     struct Share {
         qo_start: u32,
@@ -232,8 +232,8 @@ mod tests {
         row.extend_len * shape.group <= DECODE_ROWS[width] && (!is_tree || DECODE_ROWS[width] == 64)
     }
 
-    /// What the decode kernel reads out of its plan, walked as it walks. Parts of a sum are counted, written and found
-    /// as in ptx/src/decode/decode_parts.cuh.
+    /// Reads the decode plan in the order of the decode kernel. Parts of a sum are counted, written and found as in
+    /// ptx/src/decode/decode_parts.cuh.
     fn decode_shares(
         shape: &SplitShape,
         width: usize,
@@ -277,7 +277,7 @@ mod tests {
                 let (first, last) = (begin / work[0], (begin + some - 1) / work[0]);
                 if at < some && first < last {
                     let first_cta = first * stripes + cta % stripes;
-                    // `finish` keeps a part in the place for what a work chunk begins with.
+                    // `finish` stores a part in the slot of its work chunk's begin.
                     assert!(unit + stop - at == end || cta > first_cta);
                     let join = joins.entry(first_cta).or_insert((begin, last - first + 1, vec![]));
                     assert_eq!(join.0, begin, "C4: a counter serves one sum");
@@ -297,7 +297,7 @@ mod tests {
             assert!(partial <= 2, "K2: two partial sums a CTA");
         }
         for (first_cta, (_, parts, slots)) in joins {
-            // Where `join` looks for them.
+            // The places where `join` looks for the parts.
             let slot = |part| 2 * (first_cta + part * stripes) + u32::from(part == 0);
             assert!(slots.into_iter().eq((0..parts).map(slot)), "C4: each part arrives once");
         }
@@ -324,12 +324,12 @@ mod tests {
         shares
     }
 
-    /// K1 by brute force: the shares of each (sequence, query tile, kv head) join up to what it sees.
+    /// Checks K1 by brute force: the shares of each (sequence, query tile, kv head) join to the tokens that it sees.
     fn check(shape: SplitShape, lens: &[(u32, u32)]) -> (Split, SplitCount, Vec<u32>) {
         check_trees(shape, lens, &[])
     }
 
-    /// [`check`] where some rows are marked as trees.
+    /// Runs [`check`] with some rows marked as trees.
     fn check_trees(
         shape: SplitShape,
         lens: &[(u32, u32)],
@@ -369,7 +369,7 @@ mod tests {
                         assert_eq!((share.qo_start, q, h), (row.qo_start, q_begin, head), "K1");
                         assert_eq!(share.begin, at, "K1: no gap, no overlap");
                         at = share.end;
-                        // What ends here may be followed by shares without tokens.
+                        // Shares without tokens may follow the shares that end here.
                         let same = |next: &&Share| {
                             let key = (next.qo_start, next.q_begin, next.head);
                             key == (row.qo_start, q_begin, head) && next.begin == stop
@@ -432,10 +432,10 @@ mod tests {
 
     #[test]
     fn few_query_tiles_are_cut() {
-        // 16 tiles of 8 heads on 264 CTAs: cut in two, they fill them.
+        // 16 tiles of 8 heads on 264 CTAs: cut in two, they fill the device.
         let (split, ..) = check(shape(), &[(512, 8192)]);
         assert_eq!(split.extend_words()[0], 32);
-        // 64 tiles of 8 heads fill them as they are.
+        // 64 tiles of 8 heads fill the device uncut.
         let (split, ..) = check(shape(), &[(2048, 32_768)]);
         assert_eq!(split.extend_words()[0], 64);
     }

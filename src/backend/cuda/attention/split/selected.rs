@@ -1,13 +1,13 @@
 //! The shares of attention over lists.
 //!
-//! A row with lists has the places of one of them for tokens: as many as it names at most. Other rows read all that
-//! they see, and belong to the extend kernel, short ones too.
+//! A row with lists has its lists' places as tokens: as many as the longest list names. Other rows, also short ones,
+//! read all visible tokens and go to the extend kernel.
 
 use super::{Decoded, Split, SplitCount, SplitShape, is_tree};
 use crate::plan::BatchRow;
 
 impl SplitShape {
-    /// A row as the kernel over lists takes it: with places for tokens, or without query rows.
+    /// Converts a row for the kernel over lists: with places for tokens, or without query rows.
     fn places(&self, row: &BatchRow) -> BatchRow {
         if row.extend_len != 1 || is_tree(row) {
             return BatchRow { extend_len: 0, kv_len: 0, ..*row };
@@ -18,7 +18,7 @@ impl SplitShape {
 }
 
 impl Split {
-    /// As [`Split::plan`], over lists; `places` become the kernel's rows of the batch.
+    /// Splits a step over lists as [`Split::plan`] does; `places` receives the kernel's rows of the batch.
     pub fn plan_selected(
         &mut self,
         rows: &[BatchRow],
@@ -32,7 +32,7 @@ impl Split {
         let width = self.shape.narrowest();
         let whole = SplitShape { window: 0, ..self.shape };
         let decode_units = self.decode.plan(&whole, width, places, decode);
-        // A row of one token is no extend item, whatever its group.
+        // A row of one token is never an extend item, for any group.
         let extend_items =
             self.extend.plan(&self.shape, rows, |row| Decoded::new(1, false).leaves(row));
         SplitCount { width, decode_units, extend_items }

@@ -1,23 +1,24 @@
-//! Steps whose rows share spans: which spans are read once, and who works on what then.
+//! Splits steps whose rows share spans: chooses the spans to read once, and deals the work to CTAs.
 //!
-//! A span is accepted where reading it once is cheaper than reading it by each row; a refused one is left to the spans
-//! below it that are accepted, so that what a row reads by itself is always one tail. Some CTAs work on the spans'
-//! items, as the extend kernel does; the others on the rows' tails, as the decode kernel does, a work chunk a warp
-//! ([`SharedGrid`]). They are dealt so that both are done at about the same time: products and memory then overlap.
+//! A span is accepted if one read of it is cheaper than a read by each row. The tokens of a rejected span go to its
+//! accepted children, so a row always reads exactly one tail by itself. Some CTAs work on the spans' items, as the
+//! extend kernel does. The others work on the rows' tails, as the decode kernel does, with one work chunk for each warp
+//! ([`SharedGrid`]). The deal makes both groups end at about the same time, so computation and memory access overlap.
 //!
-//! A span's query rows are worked on in query tiles, each over all of the span's tokens. All these tiles, head by head,
-//! are dealt to the CTAs for spans in equal shares, so a CTA has parts of the sums of two query tiles at most.
+//! A span's query rows form query tiles, each over all of the span's tokens. All tiles, head by head, are dealt to the
+//! CTAs for spans in equal shares, so a CTA has partial sums of at most two query tiles.
 //!
-//! A row's new tokens are members side by side, as a span ends before the first of them: each sees all of it. A row
-//! with more query rows than a tail has room for, up to 64, has items of its own tokens instead: they are cut as a span
-//! of which it is the only member, below its others. Longer rows and trees of drafts are left to the extend kernel.
+//! A row's new tokens are consecutive members, because a span ends before the first of them and each sees all of it. A
+//! row with more query rows than a tail holds, up to 64, has items over its own tokens instead. They are cut like a
+//! span with this row as the only member, below its other spans. The extend kernel takes longer rows and trees of
+//! drafts.
 //!
-//! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; parts of sums do not overlap.
+//! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; partial sums do not overlap.
 //!
 //! Cost: O(rows, members of all spans, CTAs, items).
 //!
-//! Not here: how spans are found (`plan/spans.rs`), which are accepted (`shared/accept.rs`), what they cost
-//! (`shared/cost.rs`), which kernel reads them (`shared/grid.rs`), steps without (`decode.rs`).
+//! Not here: the search for spans (`plan/spans.rs`), the choice of spans (`shared/accept.rs`), their cost
+//! (`shared/cost.rs`), the kernel that reads them (`shared/grid.rs`), steps without spans (`decode.rs`).
 
 mod accept;
 mod cost;
@@ -32,7 +33,7 @@ use accept::{Before, Eligible};
 pub use cost::{SpanCosts, SpanWork};
 pub use grid::{ITEM_ROWS, SharedGrid, TAIL_ROWS, Taken};
 
-/// No shape has more rows that spans are read once for.
+/// Most rows for which spans are read once, over all shapes.
 pub const SHARED_ROWS_MAX: u32 = 512;
 /// Accepted spans of a step.
 pub const SPANS_MAX: u32 = 64;
@@ -45,35 +46,35 @@ const SHARES_TRIED: u32 = 16;
 /// Query rows of all query tiles of a step.
 pub const PARTIAL_ROWS: u32 = 1 << 16;
 
-/// A span that is read once, or a row's own tokens: its eligible members' new tokens, and the positions that it covers.
+/// A span that is read once, or a row's own tokens: the new tokens of its eligible members, and its positions.
 #[derive(Clone, Copy, Debug)]
 struct Accepted {
     member_start: u32,
     member_count: u32,
-    /// Query tiles of their new tokens.
+    /// Query tiles of the members' new tokens.
     query_tiles: u32,
     begin: u32,
     end: u32,
     parent: u32,
-    /// Accepted spans around it, and itself.
+    /// Number of accepted spans that contain it, itself included.
     depth: u32,
     /// A member's row of the page tables.
     row: u32,
-    /// Whether these are tokens of that row alone, its new ones too.
+    /// Whether these are one row's own tokens, its new ones included.
     own: bool,
 }
 
 impl Accepted {
-    /// Of a row's own tokens: one more than there are behind `end`, as far as the kernel has to know.
+    /// For a row's own tokens: one more than the tokens after `end`, up to the most that the kernel needs.
     fn behind(&self, end: u32) -> u16 {
         if self.own { (self.end - end).saturating_add(1).min(0xffff) as u16 } else { 0 }
     }
 }
 
-/// How a step's spans are dealt out.
+/// The deal of a step's spans.
 #[derive(Clone, Copy, Debug)]
 struct Deal {
-    /// What the step's time is made of.
+    /// The model of the step's time.
     work: SpanWork,
     /// CTAs that work on spans.
     ctas: u32,
@@ -81,14 +82,14 @@ struct Deal {
     tiles: u32,
 }
 
-/// What the shared kernel is given of a step, made anew for each, in memory that stays.
+/// Builds the shared kernel's plan of each step, in reused memory.
 #[derive(Clone, Debug)]
 pub struct SharedSplit {
     shape: SplitShape,
     grid: SharedGrid,
     costs: SpanCosts,
     free: bool,
-    /// Rows that the kernel of the step takes.
+    /// The rows that the step's kernel takes.
     taken: Taken,
     pub head: SharedHead,
     pub works: Vec<DecodeWork>,
@@ -96,24 +97,24 @@ pub struct SharedSplit {
     pub members: Vec<SpanMember>,
     pub spans: Vec<SpanParts>,
     pub items: Vec<SpanItem>,
-    /// What the step's time is made of, if spans were to be read once.
+    /// The model of the step's time, if spans are read once.
     pub work: SpanWork,
     accepted: Vec<Accepted>,
-    /// Of each place of the plan's members, the eligible ones before it.
+    /// For each place of the plan's members, the number of eligible members before it.
     eligible: Vec<Eligible>,
-    /// What that was made of.
+    /// The input of the last acceptance.
     before: Before,
-    /// Whether `items` and `spans` are those of what is accepted now.
+    /// Whether `items` and `spans` match the accepted spans.
     is_cut: bool,
     /// Units of all tails, of one kv head.
     units: u32,
-    /// Ends of the accepted spans around the one at hand: `(end of their members, accepted)`.
+    /// Ends of the accepted spans around the current one: `(end of their members, accepted)`.
     around: Vec<(u32, u32)>,
 }
 
 impl SharedSplit {
-    /// Takes the memory for every split of this shape, whose window is none. `free`: all spans that fit are accepted,
-    /// whatever they cost.
+    /// Allocates the memory for every split of this shape, which has no window. `free`: all spans that fit are
+    /// accepted, for any cost.
     pub fn new(shape: SplitShape, grid: SharedGrid, free: bool) -> Self {
         assert!(shape.window == 0 && grid.serves(&shape));
         let rows = Self::rows_max(&shape) as usize;
@@ -139,14 +140,14 @@ impl SharedSplit {
         }
     }
 
-    /// Most rows of a batch that spans are read once for; where there are more, each row is read by itself.
+    /// Most rows of a batch for which spans are read once; in larger batches each row reads by itself.
     pub fn rows_max(shape: &SplitShape) -> u32 {
         let striped = shape.kv_heads / shape.decode_stripes(shape.narrowest());
         let listed = (LISTED_SUMS / shape.kv_heads).min(LISTED_TAILS / striped);
         shape.batch_max.min(SHARED_ROWS_MAX).min(listed)
     }
 
-    /// Splits a step for a kernel that takes these rows. False where each row is better read by itself.
+    /// Splits a step for a kernel that takes these rows. Returns false if separate reads of each row are cheaper.
     pub fn plan(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: Taken) -> bool {
         if rows.len() as u32 > Self::rows_max(&self.shape) || self.span_ctas_max() == 0 {
             return false;
@@ -166,7 +167,7 @@ impl SharedSplit {
         true
     }
 
-    /// Bytes of tails, and of accepted spans.
+    /// Returns the bytes of tails, and of accepted spans.
     fn distinct_bytes(&self) -> (f64, f64) {
         let with_tails = self.shares.iter().filter(|share| share.units > 0).count() as u32;
         let units = self.units - with_tails * DECODE_EXTRA;
@@ -177,12 +178,12 @@ impl SharedSplit {
         (bytes(units * DECODE_UNIT + items), bytes(spans))
     }
 
-    /// K and V of a token, all heads.
+    /// Returns the bytes of K and V of a token, all heads.
     fn token_bytes(&self) -> f64 {
         f64::from(2 * self.grid.number_bytes * self.shape.kv_heads * self.shape.head_dim)
     }
 
-    /// Members of a query tile, at most.
+    /// Returns the most members of a query tile.
     fn tile_members(&self) -> u32 {
         self.grid.rows / self.shape.group
     }
@@ -191,7 +192,7 @@ impl SharedSplit {
         members.div_ceil(self.tile_members())
     }
 
-    /// Where each row's tail begins, and its units of one kv head. Gives the tokens that rows read, each by itself.
+    /// Writes each row's tail begin and its units of one kv head. Returns the tokens that rows read separately.
     fn measure_tails(&mut self, rows: &[BatchRow]) -> f64 {
         let heads = self.shape.kv_heads / self.stripes();
         let (mut units, mut row_tokens) = (0, 0_u64);
@@ -208,7 +209,7 @@ impl SharedSplit {
         row_tokens as f64
     }
 
-    /// Cuts the accepted spans into items, unless they are cut like that.
+    /// Cuts the accepted spans into items, unless the present items match.
     fn cut_spans(&mut self, deal: &Deal) {
         if self.is_cut && (self.head.span_ctas, self.head.work_tiles) == (deal.ctas, deal.tiles) {
             return;
@@ -233,7 +234,7 @@ impl SharedSplit {
         assert!(self.items.len() <= ITEMS_MAX as usize, "K4: there is room for items");
     }
 
-    /// The accepted spans' records.
+    /// Writes the accepted spans' records.
     fn list_spans(&mut self) {
         for span in &self.accepted {
             let tiles = Self::token_tiles(span);
@@ -254,7 +255,7 @@ impl SharedSplit {
         assert!(self.head.head_rows * self.shape.kv_heads <= PARTIAL_ROWS, "K4: sums have room");
     }
 
-    /// Items of a query tile, one for each CTA that it is dealt to. `last`: the item before, and its CTA.
+    /// Writes the items of a query tile, one for each of its CTAs. `last`: the previous item and its CTA.
     fn cut_query_tile(
         &mut self,
         head: u32,
@@ -267,7 +268,7 @@ impl SharedSplit {
         let first_member = query_tile * whole;
         let begin = head * self.head.head_tiles + of.tile_at + query_tile * of.stride;
         let end = begin + of.tiles;
-        // Query tiles stand in their CTAs' order.
+        // Query tiles are in the order of their CTAs.
         let mut first = last.map_or(0, |(_, cta)| cta);
         while (first + 1) * per <= begin {
             first += 1;
@@ -309,29 +310,30 @@ impl SharedSplit {
         }
     }
 
-    /// Stripes of kv heads that the tails are cut in.
+    /// Returns the stripes of kv heads into which the tails are cut.
     const fn stripes(&self) -> u32 {
         self.shape.decode_stripes(self.shape.narrowest())
     }
 
-    /// Most CTAs that work on spans: tails want a warp of the others for each stripe.
+    /// Returns the most CTAs that work on spans: each stripe of the tails needs a warp of the other CTAs.
     const fn span_ctas_max(&self) -> u32 {
         self.grid.ctas.saturating_sub(self.stripes().div_ceil(self.grid.warps))
     }
 
-    /// Tiles of an accepted span's tokens.
+    /// Returns the tiles of an accepted span's tokens.
     fn token_tiles(span: &Accepted) -> u32 {
         (span.end - span.begin).div_ceil(SPAN_TOKENS)
     }
 
-    /// Tiles from one query tile of `tiles` to the next, where a CTA has `per`. If few more fill whole CTAs, they are
-    /// added: no CTA has two items then. Else as many as an item takes as long as beside its own.
+    /// Returns the tiles from one query tile of `tiles` to the next, if a CTA has `per`. If few more tiles fill whole
+    /// CTAs, they are added, so that no CTA has two items. Otherwise the added tiles represent an item's cost beyond
+    /// its own tiles.
     fn stride(&self, tiles: u32, per: u32) -> u32 {
         let up = tiles.next_multiple_of(per);
         up.min(tiles + self.grid.item_tiles)
     }
 
-    /// Tiles of all accepted spans' query tiles and those between.
+    /// Returns the tiles of all accepted spans' query tiles, with those added between them.
     fn all_tiles(&self, per: u32) -> u32 {
         let mut strides = self.accepted.iter().map(|span| {
             let tiles = Self::token_tiles(span);
@@ -343,7 +345,7 @@ impl SharedSplit {
         of_head * self.shape.kv_heads - behind
     }
 
-    /// The step's work where so many CTAs are for spans.
+    /// Returns the step's work if `ctas` CTAs work on spans.
     fn dealt(&self, work: &SpanWork, tiles: u32, ctas: u32) -> SpanWork {
         SpanWork {
             work_tiles: f64::from(tiles.div_ceil(ctas)),
@@ -352,8 +354,8 @@ impl SharedSplit {
         }
     }
 
-    /// How many CTAs work on `tiles` so that spans and tails end soonest. With one more, spans end no later and
-    /// tails no sooner, so the best number is where they change places, or the one before.
+    /// Returns the number of CTAs for `tiles` at which spans and tails end soonest. One more CTA makes spans end no
+    /// later and tails no sooner, so the best number is at the crossing, or one before it.
     fn balance(&self, work: &SpanWork, tiles: u32) -> u32 {
         let sides = |ctas| self.costs.sides(&self.dealt(work, tiles, ctas));
         let later = |ctas| sides(ctas).into_iter().fold(0.0, f64::max);
@@ -367,14 +369,14 @@ impl SharedSplit {
         if later(other) < later(low) { other } else { low }
     }
 
-    /// How many CTAs work on spans, so that spans and tails end soonest.
+    /// Chooses the number of CTAs that work on spans, so that spans and tails end soonest.
     fn deal(&self) -> Deal {
         let unit_bytes = f64::from(self.units * DECODE_UNIT) * self.token_bytes();
         let (own_bytes, span_bytes) = self.distinct_bytes();
         let work = SpanWork { unit_bytes, own_bytes, span_bytes, ..SpanWork::default() };
         let all = self.all_tiles(1);
         let least = all.div_ceil(self.balance(&work, all));
-        // Memory may want a longer share than that, or query tiles fit another one better.
+        // A longer share may suit the memory, and another length may fit the query tiles better.
         let mut best: Option<(f64, Deal)> = None;
         for more in 0.. {
             if more >= SHARES_TRIED && best.is_some() {
@@ -382,7 +384,7 @@ impl SharedSplit {
             }
             let tiles = least + (least * more).div_ceil(8);
             let all = self.all_tiles(tiles);
-            // Of these CTAs none is without a tile.
+            // Each of these CTAs has a tile.
             let ctas = all.div_ceil(tiles);
             if ctas <= self.span_ctas_max() {
                 let work = self.dealt(&work, all, ctas);

@@ -1,9 +1,9 @@
 //! The names of the driver's functions that `cust_raw` declares: all that `cust` and this backend call.
 //!
-//! Not here: what is made of them (`forward.rs`). A name that is missing does not link in
-//! `.ci/package.sh`, which calls all that `cust_raw` has.
+//! Not here: their definitions (`forward.rs`). `.ci/package.sh` calls all functions of `cust_raw`, so a missing name
+//! fails to link there.
 
-/// Hands all names to the macro `$then`.
+/// Passes all names to the macro `$then`.
 macro_rules! for_each_name {
     ($then:ident) => {
         $then! {

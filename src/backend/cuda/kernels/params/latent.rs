@@ -1,4 +1,4 @@
-//! What kernels over latent rows are given that no others are.
+//! Parameters of kernels over latent rows only.
 
 use core::mem::{offset_of, size_of};
 
@@ -18,12 +18,12 @@ pub struct LatentJoin {
     pub q_begin: u32,
     /// Packed query rows of the sequence.
     pub rows: u32,
-    /// `slot << 16 | parts`: the first part's slot, and how many follow one another.
+    /// `slot << 16 | parts`: the first part's slot, and the number of consecutive parts.
     pub part: u32,
 }
 
-/// Where what is not quantised of one layer's latent rows of fp8 is; kernels take it behind [`LayerScales`], which are
-/// K's and V's.
+/// The unquantised part of one layer's latent rows of fp8; kernels take it after [`LayerScales`], which contains K's
+/// and V's scales.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct LayerRope {
@@ -37,19 +37,19 @@ pub struct LayerRope {
     pub elements: u32,
 }
 
-/// What `cuTensorMapEncodeTiled` writes: a tensor in device memory, for the copy engine.
+/// A tensor map, as `cuTensorMapEncodeTiled` writes it: a tensor in device memory, for the copy engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C, align(64))]
 pub struct TensorMap {
-    /// The driver's.
+    /// The driver's format.
     pub words: [u64; 16],
 }
 
-/// Latent rows of one layer, for the copy engine; `attend_latent_DTYPE_sm90a` take it behind [`AttendParams`].
+/// Latent rows of one layer, for the copy engine; `attend_latent_DTYPE_sm90a` take it after [`AttendParams`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct RowBoxes {
-    /// Rows that come at once, a power of two up to 32 of which a page has a multiple; 0: there is no map.
+    /// Rows of a box, a power of two up to 32 that divides a page; 0: there is no map.
     pub rows: u32,
     /// 0.
     pub reserved: [u32; 11],
@@ -57,13 +57,13 @@ pub struct RowBoxes {
     pub map: [u64; 16],
 }
 
-/// What `store_latent_fp8` takes, by value: rows of K alone.
+/// The parameters of `store_latent_fp8`, by value: rows of K alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StoreLatentFp8Params {
-    /// Of one head, the first `head_dim` numbers of a row.
+    /// For one head, the first `head_dim` numbers of a row.
     pub store: StoreFp8Params,
-    /// Where the others go.
+    /// The target of the other numbers.
     pub rope: LayerRope,
 }
 

@@ -1,11 +1,11 @@
-//! What the kernels that move bytes are given: the mirror of `ptx/src/common/move_params.cuh`.
+//! Parameters of the kernels that move bytes: the mirror of `ptx/src/common/move_params.cuh`.
 
 use core::mem::{offset_of, size_of};
 
 use super::layout_is;
 use crate::plan::{Compaction, PageCopy, TableWrite};
 
-/// What `store_cache` and its kin take, by value. What the first instructions need stands first.
+/// The parameters of `store_cache` and its variants, by value. Fields that the first instructions need come first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StoreCacheParams {
@@ -27,7 +27,7 @@ pub struct StoreCacheParams {
     pub v_stride: u32,
     /// Rows.
     pub tokens: u32,
-    /// Slots of a page; 1 also where pages follow one another without a gap.
+    /// Slots of a page; 1 also if pages follow one another without a gap.
     pub page_size: u32,
     /// See [`wide_magic`], of `page_size`.
     pub page_magic: u64,
@@ -37,7 +37,7 @@ pub struct StoreCacheParams {
     pub slot_bytes: u32,
     /// Units of a row.
     pub row_units: u32,
-    /// 16, 4 or 2: what a thread moves at once.
+    /// 16, 4 or 2: the bytes that a thread moves at once.
     pub unit_bytes: u32,
 }
 
@@ -48,7 +48,7 @@ pub const ROWS_F16: u32 = 1;
 /// Rows of bf16.
 pub const ROWS_BF16: u32 = 2;
 
-/// What `store_cache_fp8` and its kin take, by value.
+/// The parameters of `store_cache_fp8` and its variants, by value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StoreFp8Params {
@@ -62,7 +62,7 @@ pub struct StoreFp8Params {
     pub k_pool: u64,
     /// Device address of this layer's V, same strides.
     pub v_pool: u64,
-    /// As in [`LayerScales`]; written by token, read otherwise.
+    /// As in [`LayerScales`]; written if scales are by token, otherwise read.
     pub k_scales: u64,
     /// The same of V.
     pub v_scales: u64,
@@ -92,7 +92,7 @@ pub struct StoreFp8Params {
     pub head_dim: u32,
     /// [`ROWS_F32`], [`ROWS_F16`] or [`ROWS_BF16`].
     pub rows: u32,
-    /// 1: each token has a scale of its own.
+    /// 1: each token has its own scale.
     pub by_token: u32,
     /// 0.
     pub reserved: u32,
@@ -101,7 +101,7 @@ pub struct StoreFp8Params {
 /// Pages that one launch of `copy_pages` takes.
 pub const COPY_PAGES_MAX: usize = 448;
 
-/// What `copy_pages` takes, by value: the pages to copy too, so that nothing is uploaded.
+/// The parameters of `copy_pages`, by value; they contain the pages, so nothing is uploaded.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CopyPagesParams {
@@ -123,7 +123,7 @@ pub struct CopyPagesParams {
     pub piece_units: u32,
     /// Units of one page.
     pub page_units: u32,
-    /// 16, 4 or 2: what a thread moves at once.
+    /// 16, 4 or 2: the bytes that a thread moves at once.
     pub unit_bytes: u32,
     /// 0.
     pub reserved: u32,
@@ -134,7 +134,7 @@ pub struct CopyPagesParams {
 /// Rows that one launch of `compact_slots` takes.
 pub const COMPACTIONS_MAX: usize = 200;
 
-/// What `compact_slots` takes, by value: the rows too, so that nothing is uploaded.
+/// The parameters of `compact_slots`, by value; they contain the rows, so nothing is uploaded.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CompactSlotsParams {
@@ -159,19 +159,19 @@ pub struct CompactSlotsParams {
     pub chunks_per_row: u32,
     /// Words of all directories.
     pub chunk_base: u32,
-    /// Layers, of all planes that lie alike.
+    /// Layers of all planes of the same shape.
     pub layers: u32,
-    /// Pieces of memory that a slot has in a layer.
+    /// Runs of memory that a slot has in a layer.
     pub runs: u32,
-    /// Units of one.
+    /// Units of one run.
     pub run_units: u32,
-    /// 16, 4 or 2: what a thread moves at once.
+    /// 16, 4 or 2: the bytes that a thread moves at once.
     pub unit_bytes: u32,
     /// As many as the grid's y.
     pub compactions: [Compaction; COMPACTIONS_MAX],
 }
 
-/// What `load_plan` takes, by value.
+/// The parameters of `load_plan`, by value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct LoadPlanParams {
@@ -183,7 +183,7 @@ pub struct LoadPlanParams {
     pub words: u64,
     /// Device address of a u32: zero between launches.
     pub counter: u64,
-    /// Device address of a u64 in pinned host memory: becomes `ticket` when the source may be written again.
+    /// Device address of a u64 in pinned host memory; becomes `ticket` when the host may rewrite the source.
     pub done: u64,
     /// See `done`.
     pub ticket: u64,

@@ -1,4 +1,4 @@
-//! What the kernels of sparse reads are given.
+//! Parameters of the kernels for sparse reads.
 
 use core::mem::{offset_of, size_of};
 
@@ -8,14 +8,14 @@ use super::AttendParams;
 
 /// Tokens of a chunk of keys.
 pub const SCORE_TOKENS: u32 = 256;
-/// Keys of a list that may be wanted, at most, which `select_top` gathers.
+/// Most candidate keys of a list that `select_top` gathers.
 pub const CANDIDATES: u32 = 4096;
 /// As [`crate::backend::NO_POSITION`].
 const NO_POSITION: u32 = 4294967295;
 
 const _: () = assert!(NO_POSITION == crate::backend::NO_POSITION);
 
-/// What `store_labels` takes, by value.
+/// The parameters of `store_labels`, by value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StoreLabelsParams {
@@ -52,16 +52,16 @@ pub struct StoreLabelsParams {
     pub slot_bytes: u32,
 }
 
-/// What `score_labels_*`, `select_top` and `resolve_selection` take, by value.
+/// The parameters of `score_labels_*`, `select_top` and `resolve_selection`, by value.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
 pub struct SelectParams {
-    /// Of these q, tables, batch and window; `k`: this layer's labels, with their strides.
+    /// Of these fields q, tables, batch and window are used; `k` is this layer's labels, with their strides.
     pub attend: AttendParams,
     /// Device address of u32 `[kv_heads, channel_count]`, this layer's.
     pub channels: u64,
-    /// Device address of u32 `[batch + 1]`: chunks of [`SCORE_TOKENS`] positions of the rows with lists, before each
-    /// row and in all.
+    /// Device address of u32 `[batch + 1]`: the number of chunks of [`SCORE_TOKENS`] positions in the rows with lists
+    /// before each row, and in all rows.
     pub starts: u64,
     /// Device address of u32 `[key_chunks, kv_heads, SCORE_TOKENS]`.
     pub keys: u64,
@@ -69,9 +69,9 @@ pub struct SelectParams {
     pub positions: u64,
     /// Device address of u32 `[batch, kv_heads, top]`: slots of the positions that a row sees.
     pub listed: u64,
-    /// Device address of u32 `[batch, kv_heads]`: how many.
+    /// Device address of u32 `[batch, kv_heads]`: the number of those slots.
     pub counts: u64,
-    /// Device address of (key, position) of u32 `[batch * kv_heads, CANDIDATES]`, where lists have several CTAs of
+    /// Device address of (key, position) of u32 `[batch * kv_heads, CANDIDATES]`, for lists with several CTAs of
     /// `select_top`.
     pub gathered: u64,
     /// Device address of u32 `[batch * kv_heads, 2]`, 0 before and after.
@@ -82,12 +82,12 @@ pub struct SelectParams {
     pub head_dim: u32,
     /// Positions of a list.
     pub top: u32,
-    /// Chunks that there is room for.
+    /// Most chunks that the memory holds.
     pub key_chunks: u32,
 }
 
-/// Lists of slots, as `resolve_selection` makes them; `attend_selected_*` take it behind [`AttendParams`], whose tokens
-/// are places in lists then, as are the lengths of `batch_rows`, and which has no window.
+/// Lists of slots, as `resolve_selection` writes them; `attend_selected_*` take it after [`AttendParams`]. There tokens
+/// and the lengths of `batch_rows` count places in lists, and there is no window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Lists {

@@ -1,4 +1,4 @@
-//! Groups of pieces against the layout's own byte ranges. Nothing is launched.
+//! Compares groups of pieces with the layout's own byte ranges. Launches nothing.
 
 use super::*;
 use crate::id::PageId;
@@ -22,7 +22,7 @@ fn ranges(pages: &Pages, page: u64) -> Vec<(u64, u64)> {
     pages.groups().iter().flat_map(group).collect()
 }
 
-/// The same bytes in as few ranges as there can be.
+/// Merges the ranges into the fewest ranges of the same bytes.
 fn joined(ranges: impl IntoIterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
     let mut joined: Vec<(u64, u64)> = Vec::new();
     for (start, end) in ranges {

@@ -1,8 +1,8 @@
-//! Which spans of a step are read once, for whose queries, and what each row takes from them.
+//! Chooses the spans of a step that are read once, their queries, and each row's part of them.
 //!
-//! From one decode step to the next lengths grow and the rest stays: then what was accepted stays, too.
+//! Usually only lengths grow from one decode step to the next; the accepted spans are then reused.
 //!
-//! Not here: what spans cost (`cost.rs`), who works on them (`shared.rs`).
+//! Not here: the cost of spans (`cost.rs`), the deal of work (`shared.rs`).
 
 use super::{Accepted, ITEMS_MAX, PARTIAL_ROWS, SPAN_TOKENS, SPANS_MAX, SharedSplit, Taken};
 use crate::backend::cuda::kernels::params::{NO_SPAN, RowShare, SpanMember, TREE_ROW};
@@ -15,18 +15,18 @@ pub(super) struct Eligible {
     tokens: u32,
 }
 
-/// What spans were last accepted for.
+/// The input of the last acceptance.
 #[derive(Clone, Debug)]
 pub(super) struct Before {
     rows: Vec<BatchRow>,
     spans: Vec<SharedSpan>,
     members: Vec<u32>,
-    /// None before the first.
+    /// `None` before the first step.
     taken: Option<Taken>,
 }
 
 impl Before {
-    /// Takes the memory for batches of so many rows: their spans are nested, so there are fewer of them.
+    /// Allocates the memory for batches of this many rows. Their spans are nested, so there are fewer spans than rows.
     pub(super) fn new(rows: usize) -> Self {
         Self {
             rows: Vec::with_capacity(rows),
@@ -41,7 +41,7 @@ impl Before {
         [self.rows.capacity(), self.spans.capacity(), self.members.capacity()]
     }
 
-    /// Whether nothing differs but lengths, which count for items of rows' own alone.
+    /// Returns whether nothing but lengths changed; lengths matter only for items of rows' own tokens.
     pub(super) fn is_like(
         &self,
         rows: &[BatchRow],
@@ -54,7 +54,7 @@ impl Before {
             && self.members == shared.members
             && self.spans == shared.spans
             && rows.iter().zip(&self.rows).fold(true, |like, (row, before)| {
-                // Without branches, so that it takes a fraction of a nanosecond a row.
+                // The loop has no branches, so a row takes a fraction of a nanosecond.
                 like & (row.row == before.row)
                     & (row.qo_start == before.qo_start)
                     & (row.extend_len == before.extend_len)
@@ -74,8 +74,8 @@ impl Before {
 }
 
 impl SharedSplit {
-    /// Accepts spans for a kernel that takes these rows: shares (but for the tails' units), members and accepted spans
-    /// are the step's from now on.
+    /// Accepts spans for a kernel that takes these rows. Afterwards shares (except the tails' units), members and
+    /// accepted spans are those of the step.
     pub(super) fn accept(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: Taken) {
         if self.before.is_like(rows, shared, taken) {
             return;
@@ -92,7 +92,7 @@ impl SharedSplit {
         }
     }
 
-    /// Each row's share, with nothing in it yet.
+    /// Initialises each row's share as empty.
     fn list_rows(&mut self, rows: &[BatchRow]) {
         let taken = self.taken;
         self.shares.clear();
@@ -108,7 +108,7 @@ impl SharedSplit {
         }));
     }
 
-    /// The members whose queries may be gathered, in their order, and how many there are before each place.
+    /// Lists the members whose queries may be gathered, in order, and counts them before each place.
     fn list_members(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
         self.members.clear();
         self.eligible.clear();
@@ -125,7 +125,7 @@ impl SharedSplit {
         }
     }
 
-    /// Decides which spans are read once, parents first: a child takes over what its parent was refused.
+    /// Decides which spans are read once, parents first; a child takes over the tokens of a rejected parent.
     fn accept_spans(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
         self.around.clear();
         self.accepted.clear();
@@ -165,7 +165,7 @@ impl SharedSplit {
         }
     }
 
-    /// Query tiles and query rows of rows' own items: such a row has one query tile.
+    /// Returns query tiles and query rows of rows' own items; such a row has one query tile.
     fn taken_by_items(&self, rows: &[BatchRow]) -> (u32, u32) {
         if !self.taken.may_have_items() {
             return (0, 0);
@@ -176,12 +176,12 @@ impl SharedSplit {
         })
     }
 
-    /// Any member's row of the page tables.
+    /// Returns any member's row of the page tables.
     fn table_row(rows: &[BatchRow], shared: &SharedSpans<'_>, span: &SharedSpan) -> u32 {
         rows[shared.members[span.range().start] as usize].row.raw() & !TREE_ROW
     }
 
-    /// Nanoseconds that the step gains if `rows` rows' next `len` tokens are read once for all their new tokens.
+    /// Returns the nanoseconds saved if one read serves all new tokens of `rows` rows for their next `len` tokens.
     fn gain(&self, rows: u32, members: u32, len: u32) -> f64 {
         if rows < 2 {
             return 0.0;
@@ -196,7 +196,7 @@ impl SharedSplit {
         self.costs.gain(f64::from(rows), bytes, tiles)
     }
 
-    /// Gives each row its deepest span. Parents stand first, so that a member's last one is that.
+    /// Assigns each row its deepest span. Parents come first, so a member's last span is the deepest.
     fn assign(&mut self) {
         for (i, span) in self.accepted.iter().enumerate() {
             let range =
@@ -239,7 +239,7 @@ impl SharedSplit {
     }
 }
 
-/// Lists a row's new tokens, at least one, side by side.
+/// Lists a row's new tokens, at least one, consecutively.
 fn add_members(members: &mut Vec<SpanMember>, share: &mut RowShare, batch_index: u32) {
     share.place = members.len() as u32;
     let first = SpanMember { qo_start: share.qo_start, batch_index };

@@ -1,31 +1,31 @@
-//! What a step takes whose rows share spans: the model that spans are accepted by, and CTAs dealt.
+//! Models the time of a step whose rows share spans. The model decides which spans are accepted and how CTAs are dealt.
 //!
-//! `benches/gpu spans` compares it with what steps take, and fits its constants.
+//! `benches/gpu spans` compares the model with measured times and fits its constants.
 
-/// What a kernel takes, in nanoseconds, and bytes a nanosecond.
+/// Constants of a kernel, in nanoseconds, and in bytes per nanosecond.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SpanCosts {
-    /// A multiprocessor's tile of products.
+    /// Time of a tile of products on a multiprocessor.
     pub tile: f64,
-    /// What spans take beside their tiles.
+    /// Time of spans in addition to their tiles.
     pub spans: f64,
-    /// What tails take beside their units.
+    /// Time of tails in addition to their units.
     pub tails: f64,
-    /// Bytes of decode units, those without tokens too, that a multiprocessor works off.
+    /// Bytes of decode units, units without tokens included, that a multiprocessor processes.
     pub units: f64,
-    /// Bytes from memory where spans are read once.
+    /// Bandwidth of memory if spans are read once.
     pub memory: f64,
-    /// A step that reads each row by itself, beside its bytes.
+    /// Time of a step that reads each row separately, in addition to its bytes.
     pub flat: f64,
-    /// Its bytes of tokens that are a row's own.
+    /// Bandwidth of rows' own tokens in such a step.
     pub own: f64,
-    /// Its bytes of spans, the first time that they are read.
+    /// Bandwidth of the first read of a span in such a step.
     pub first: f64,
-    /// The same, each time after that: from the L2 cache as far as they are there.
+    /// Bandwidth of each later read of a span, which the L2 cache partly serves.
     pub again: f64,
 }
 
-/// What a step's time is made of.
+/// The parts of a step's time.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct SpanWork {
     /// Tiles of each CTA that works on spans.
@@ -38,12 +38,12 @@ pub struct SpanWork {
     pub own_bytes: f64,
     /// Bytes of K and V of the spans, each counted once.
     pub span_bytes: f64,
-    /// Bytes of K and V where each row reads by itself.
+    /// Bytes of K and V if each row reads separately.
     pub row_bytes: f64,
 }
 
 impl SpanCosts {
-    /// Of H200s and rows of 128, by the query rows that a tail's kernel has room for: 8, and 16.
+    /// Constants for H200s and rows of 128, by the query rows of a tail's kernel: 8 and 16.
     pub const H200: [Self; 2] = [
         Self {
             tile: 2180.0,
@@ -69,9 +69,9 @@ impl SpanCosts {
         },
     ];
 
-    /// Of the kernels for any device, a whole multiprocessor's, by head_dim and place of the tail's kernel. Fitted to
-    /// what H200s took of head_dim 64, and of 256 flat, else to older forms of these kernels; of 128 products are those
-    /// of the extend kernel.
+    /// Constants of the kernels for any device, per multiprocessor, by head_dim and index of the tail's kernel. Fitted
+    /// to H200 measurements of head_dim 64, and of 256 with separate reads; the others are fitted to older forms of
+    /// these kernels. Products of head_dim 128 are those of the extend kernel.
     pub fn general(head_dim: u32, place: usize) -> Self {
         let narrow = Self::H200[0];
         let as_128 = [narrow.spans, narrow.tails, narrow.memory];
@@ -85,7 +85,7 @@ impl SpanCosts {
         if place == 0 { all } else { all.of_wide_tails() }
     }
 
-    /// The same of tails of 16 query rows, which are slower than those of 8 as they are of [`Self::H200`].
+    /// The same for tails of 16 query rows, which are slower than tails of 8 by the ratio of [`Self::H200`].
     fn of_wide_tails(self) -> Self {
         let [narrow, wide] = Self::H200;
         Self {
@@ -97,14 +97,14 @@ impl SpanCosts {
         }
     }
 
-    /// The same of CTAs, so many of which share a multiprocessor.
+    /// The same per CTA, if this many CTAs share a multiprocessor.
     pub fn of_ctas(self, resident: u32) -> Self {
         let resident = f64::from(resident);
         Self { tile: self.tile * resident, units: self.units / resident, ..self }
     }
 
-    /// Of the kernels over fp8, a whole multiprocessor's: fitted to what H200s took, but for tails of 16 query rows of
-    /// head_dim 64 and 256, which are taken to be slower as they are of 16 bits.
+    /// Constants of the kernels over fp8, per multiprocessor, fitted to H200 measurements. Tails of 16 query rows of
+    /// head_dim 64 and 256 are assumed to be slower by the ratio of the 16-bit kernels.
     pub fn over_fp8(head_dim: u32, place: usize) -> Self {
         let (tile, of_spans, units, of_flat) = match (head_dim, place) {
             (64, _) => (3110.0, [9800.0, 7230.0, 4600.0], 30.8, [7690.0, 2660.0, 2520.0, 5280.0]),
@@ -117,17 +117,18 @@ impl SpanCosts {
         if place == 0 || head_dim == 128 { all } else { all.of_wide_tails() }
     }
 
-    /// A step that reads spans once is to be faster by this factor, so that the model's error seldom makes it slower.
+    /// The model must predict at least this speedup before a step reads spans once, so an error of the model seldom
+    /// makes the step slower.
     const MARGIN: f64 = 1.2;
 
-    /// Nanoseconds until the multiprocessors for spans are done, and until those for tails are.
+    /// Returns the nanoseconds until the multiprocessors for spans are done, and until those for tails are done.
     pub fn sides(&self, work: &SpanWork) -> [f64; 2] {
         let tails = self.tails + work.unit_bytes / (work.tail_ctas * self.units);
         [self.spans + work.work_tiles * self.tile, tails]
     }
 
-    /// Nanoseconds of a step that reads spans once: both sides and what memory gives hinder one another where they take
-    /// about as long.
+    /// Returns the nanoseconds of a step that reads spans once. The two sides and the memory slow each other down if
+    /// they take about as long.
     pub fn once(&self, work: &SpanWork) -> f64 {
         let [spans, tails] = self.sides(work);
         let bytes = self.tails + (work.own_bytes + work.span_bytes) / self.memory;
@@ -135,19 +136,19 @@ impl SpanCosts {
         (fourth(spans) + fourth(tails) + fourth(bytes)).sqrt().sqrt()
     }
 
-    /// Nanoseconds of a step that reads each row by itself.
+    /// Returns the nanoseconds of a step that reads each row separately.
     pub fn flat(&self, work: &SpanWork) -> f64 {
         let again = work.row_bytes - work.own_bytes - work.span_bytes;
         self.flat + work.own_bytes / self.own + work.span_bytes / self.first + again / self.again
     }
 
-    /// Whether the step is better read once.
+    /// Returns whether reading spans once makes the step faster.
     pub fn is_better_once(&self, work: &SpanWork) -> bool {
         self.once(work) * Self::MARGIN < self.flat(work)
     }
 
-    /// Nanoseconds gained where `members` rows read a span of so many bytes once, with so many tiles of products for
-    /// each multiprocessor.
+    /// Returns the nanoseconds saved if `members` rows read a span of `bytes` bytes once, with `tiles` tiles of
+    /// products for each multiprocessor.
     pub fn gain(&self, members: f64, bytes: f64, tiles: f64) -> f64 {
         let flat = bytes / self.first + (members - 1.0) * bytes / self.again;
         flat - (tiles * self.tile).max(bytes / self.memory)

@@ -1,6 +1,6 @@
-//! Which kernel reads a step's spans once, and how its CTAs lie on a device.
+//! The kernels that read a step's spans once, and their grids on a device.
 //!
-//! Not here: what each CTA works on (`split/shared.rs`), the kernels' names (`shared.rs`).
+//! Not here: the work of each CTA (`split/shared.rs`), the kernels' names (`shared.rs`).
 
 use super::super::{DECODE_ROWS, Decoded, SplitShape, is_tree};
 use super::{PARTIAL_ROWS, SpanCosts};
@@ -9,25 +9,25 @@ use crate::backend::cuda::kernels::params::{
 };
 use crate::plan::BatchRow;
 
-/// Kernels whose tails have room for so many query rows: `attend_shared_*_r8_sm90a` and so on.
+/// Query rows that tails of each kernel hold: `attend_shared_*_r8_sm90a` and so on.
 pub const TAIL_ROWS: [u32; 2] = [DECODE_ROWS[0], DECODE_ROWS[1]];
 
-/// Most query rows of a row that has items of its own in place of a tail.
+/// Most query rows of a row that has its own items instead of a tail.
 pub const ITEM_ROWS: u32 = 64;
 
 /// Which rows a kernel that reads spans once takes; the extend kernel takes all others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
-    /// The kernel: its place in [`TAIL_ROWS`].
+    /// The kernel, as an index of [`TAIL_ROWS`].
     pub tails: usize,
     /// Rows that have a tail.
     with_tails: Decoded,
-    /// Most new tokens of a row that has items of its own instead: all of them are in one query tile.
+    /// Most new tokens of a row that has its own items instead; all of them are in one query tile.
     longest: u32,
 }
 
 impl Taken {
-    /// By the kernel of `tails`.
+    /// Returns the rows of the kernel of `tails`.
     pub fn new(shape: &SplitShape, grid: &SharedGrid, tails: usize) -> Self {
         let longest = ITEM_ROWS.min(grid.rows) / shape.group;
         Self { tails, with_tails: shape.decoded(tails), longest }
@@ -38,44 +38,44 @@ impl Taken {
         self.with_tails.has(row)
     }
 
-    /// Whether a row may have items of its own.
+    /// Returns whether a row may have its own items.
     pub const fn may_have_items(&self) -> bool {
         self.longest > self.with_tails.longest
     }
 
-    /// Whether it has items of its own.
+    /// Returns whether a row has its own items.
     pub fn has_items(&self, row: &BatchRow) -> bool {
         let is_long = row.extend_len > self.with_tails.longest && row.extend_len <= self.longest;
         is_long && row.kv_len > 0 && !is_tree(row)
     }
 
-    /// Whether the extend kernel has it.
+    /// Returns whether the extend kernel takes a row.
     pub fn leaves(&self, row: &BatchRow) -> bool {
         self.with_tails.leaves(row) && !self.has_items(row)
     }
 }
 
-/// How the kernels that read spans once for a variant lie on a device.
+/// The grid of a variant's kernels that read spans once.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SharedGrid {
     /// CTAs of a launch.
     pub ctas: u32,
-    /// Those of a multiprocessor.
+    /// CTAs of a multiprocessor.
     pub resident: u32,
     /// Warps of a CTA that work on tails.
     pub warps: u32,
     /// Query rows of a query tile, at most.
     pub rows: u32,
-    /// Tiles that an item takes as long as beside its own.
+    /// Tiles that represent an item's cost beyond its own tiles.
     pub item_tiles: u32,
     /// Bytes of a number of K or V.
     pub number_bytes: u32,
-    /// Of each of [`TAIL_ROWS`].
+    /// One for each of [`TAIL_ROWS`].
     pub costs: [SpanCosts; TAIL_ROWS.len()],
 }
 
 impl SharedGrid {
-    /// The kernels of Hopper for head_dim 128: a CTA fills a multiprocessor.
+    /// Returns the grid of Hopper's kernels for head_dim 128: a CTA fills a multiprocessor.
     pub const fn hopper(multiprocessors: u32) -> Self {
         Self {
             ctas: multiprocessors,
@@ -88,7 +88,7 @@ impl SharedGrid {
         }
     }
 
-    /// All others over 16 bits.
+    /// Returns the grid of all others over 16 bits.
     pub fn general(multiprocessors: u32, resident: u32, head_dim: u32) -> Self {
         let is_wide = head_dim > 128;
         Self {
@@ -102,7 +102,7 @@ impl SharedGrid {
         }
     }
 
-    /// Those over fp8.
+    /// Returns the grid of the kernels over fp8.
     pub fn over_fp8(multiprocessors: u32, resident: u32, head_dim: u32) -> Self {
         Self {
             number_bytes: 1,
@@ -111,29 +111,29 @@ impl SharedGrid {
         }
     }
 
-    /// Query rows that the spans' sums have room for.
+    /// Returns the query rows that the memory for spans' sums holds.
     pub const fn partial_rows(&self) -> usize {
         (2 * self.ctas * self.rows + PARTIAL_ROWS) as usize
     }
 
-    /// Whether there is a work chunk for each stripe of the tails.
+    /// Returns whether there is a work chunk for each stripe of the tails.
     pub fn serves(&self, shape: &SplitShape) -> bool {
         self.ctas > 1 && self.warps * self.ctas >= shape.decode_stripes(shape.narrowest())
     }
 
-    /// Work chunks of the tails, at most.
+    /// Returns the most work chunks of the tails.
     pub fn work_count(&self, shape: &SplitShape) -> usize {
         (self.warps * self.ctas).div_ceil(shape.decode_stripes(shape.narrowest())) as usize
     }
 }
 
 impl SplitShape {
-    /// What a kernel that reads spans once would take of a step. None where it would leave a row that the decode kernel
-    /// takes: a tree.
+    /// Returns the rows that a kernel that reads spans once would take from a step. `None` if it would leave a tree
+    /// that the decode kernel takes.
     pub fn taken(&self, grid: &SharedGrid, tokens: usize, rows: &[BatchRow]) -> Option<Taken> {
         let (narrowest, widest) = (self.narrowest(), TAIL_ROWS.len() - 1);
         if tokens <= rows.len() {
-            // There is no room for items of rows' own; none has one, but where others have no token.
+            // There is no memory for rows' own items; they occur only if other rows have no token.
             return Some(Taken { longest: 0, ..Taken::new(self, grid, narrowest) });
         }
         // Tails of fewer query rows are faster.
@@ -145,7 +145,7 @@ impl SplitShape {
         (!rows.iter().any(is_left)).then_some(taken)
     }
 
-    /// Most new tokens of members, in a step of so many tokens and rows.
+    /// Returns the most new tokens of members, in a step of these numbers of tokens and rows.
     pub fn members_max(&self, tokens: usize, rows: usize) -> usize {
         tokens.min(rows * (ITEM_ROWS / self.group) as usize)
     }

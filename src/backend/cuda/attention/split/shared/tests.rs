@@ -1,4 +1,4 @@
-//! K4 by brute force: what the shared kernel reads out of its plan, walked as it walks (`ptx/src/shared`).
+//! Checks K4 by brute force: reads the shared kernel's plan in the order of the kernel (`ptx/src/shared`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::testkit::spans::Spans;
 
 const MULTIPROCESSORS: u32 = 132;
 
-/// The kernels of Hopper for head_dim 128, or those of a head_dim for any device.
+/// Returns the grid of Hopper's kernels for head_dim 128, or of a head_dim on any device.
 fn grid(multiprocessors: u32, general: Option<u32>) -> SharedGrid {
     general.map_or(SharedGrid::hopper(multiprocessors), |head_dim| {
         SharedGrid::general(multiprocessors, if head_dim == 128 { 1 } else { 2 }, head_dim)
@@ -34,7 +34,7 @@ fn shape(kv_heads: u32, group: u32, multiprocessors: u32) -> SplitShape {
     }
 }
 
-/// Rows over random pages of 16 tokens, many of which begin alike.
+/// Returns rows over random pages of 16 tokens; many rows begin equally.
 fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
     let mut tables: Vec<Vec<PageId>> = vec![Vec::new()];
     let mut next = 0;
@@ -71,7 +71,7 @@ fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
     (rows, spans)
 }
 
-/// Query rows of a row that the kernel of `tails` takes, and whether they have items of their own.
+/// Returns the query rows of a row that the kernel of `tails` takes, and whether they have their own items.
 fn takes(split: &SharedSplit, tails: usize, row: &BatchRow) -> Option<bool> {
     let (rows, most) = (row.extend_len * split.shape.group, 64.min(split.grid.rows));
     let has_items = rows > TAIL_ROWS[tails];
@@ -79,12 +79,12 @@ fn takes(split: &SharedSplit, tails: usize, row: &BatchRow) -> Option<bool> {
     (is_taken && !(has_items && row.kv_len == 0)).then_some(has_items)
 }
 
-/// What a split's kernel of `tails` takes.
+/// Returns the rows that a split's kernel of `tails` takes.
 fn taken(split: &SharedSplit, tails: usize) -> Taken {
     Taken::new(&split.shape, &split.grid, tails)
 }
 
-/// Parts of a (row, kv head)'s own tokens, as the kernel counts them.
+/// Counts the parts of a (row, kv head)'s own tokens as the kernel does.
 fn own_parts(split: &SharedSplit, share: &RowShare, head: u32) -> u32 {
     let (stripes, per) = (split.stripes(), split.head.work_units);
     if share.units == 0 {
@@ -95,13 +95,13 @@ fn own_parts(split: &SharedSplit, share: &RowShare, head: u32) -> u32 {
     (begin + some - 1) / per - begin / per + 1
 }
 
-/// The items of a CTA for spans, as it goes on from one to the next.
+/// Returns the items of a CTA for spans in the order of the kernel.
 fn items_of(split: &SharedSplit, cta: u32) -> impl Iterator<Item = &SpanItem> {
     let next = |item: &&SpanItem| (item.next > 0).then(|| &split.items[usize::from(item.next)]);
     std::iter::successors(Some(&split.items[cta as usize]), next)
 }
 
-/// Where a span's parts of a member's sum are and how many there are, as the join reckons.
+/// Returns the place and the number of a span's parts of a member's sum, as the join computes them.
 fn parts_of(split: &SharedSplit, span: &SpanParts, place: u32, head: u32) -> Vec<u32> {
     let (rows, group, per) = (split.grid.rows, split.shape.group, split.head.work_tiles);
     let (whole, nth) = (rows / group, place - span.member_start);
@@ -117,7 +117,7 @@ fn parts_of(split: &SharedSplit, span: &SpanParts, place: u32, head: u32) -> Vec
 
 fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
     let (heads, group) = (split.shape.kv_heads, split.shape.group);
-    // Each item's part for each of its members: where it is written, and the tokens that it has seen.
+    // Each item's part for each of its members: its place, and the tokens that it covers.
     let mut written = BTreeMap::new();
     let mut count = 0;
     let items = |cta| items_of(split, cta).map(move |item| (cta, item));
@@ -127,7 +127,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
         assert!(item.kv_begin < item.kv_end && member_count * group <= split.grid.rows);
         let first = split.members[item.member_start as usize].batch_index as usize;
         if item.behind > 0 {
-            // All of a row's new tokens, which see what stands before them.
+            // For all of a row's new tokens, which see the tokens before them.
             assert_eq!(item.kv_end + u32::from(item.behind) - 1, rows[first].kv_len);
             assert_eq!((item.row, member_count), (rows[first].row.raw(), rows[first].extend_len));
         }
@@ -146,7 +146,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
     let starts: Vec<u32> = written.keys().copied().collect();
     assert!(starts.windows(2).all(|two| two[0] + group <= two[1]), "K4: parts do not overlap");
 
-    // The tails, as the decode kernel walks them: of each (row, head) its units' stretches of tokens, by warp.
+    // The tails in the order of the decode kernel: the token ranges of each (row, head)'s units, by warp.
     let stripes = split.stripes();
     let striped = heads / stripes;
     let mut tails: BTreeMap<(usize, u32), Vec<(u32, u32)>> = BTreeMap::new();
@@ -196,7 +196,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
             }
             assert_eq!(at, row.kv_len, "K4: the tail ends with the row");
             for query in 0..row.extend_len {
-                // The spans, deepest first, as the join looks for their parts.
+                // The spans, deepest first, in the order in which the join looks for their parts.
                 let (mut span, mut depth, mut seen) = (share.span, 0, BTreeSet::new());
                 while let Some(of) = split.spans.get(span as usize) {
                     assert!(of.parent == NO_SPAN || of.parent < span, "parents stand first");
@@ -271,8 +271,7 @@ fn every_token_once() {
     assert!(straddling > 20 && own > 1000, "{straddling} {own}");
 }
 
-/// Where nearly all of the work is a span's, most multiprocessors are given to it, but each stripe of the tails keeps a
-/// warp.
+/// If nearly all of the work is a span's, most multiprocessors work on it, but each stripe of the tails keeps a warp.
 #[test]
 fn every_stripe_of_the_tails_keeps_a_warp() {
     let pages: Vec<PageId> = (0..16_384).map(PageId::new).collect();
@@ -311,7 +310,7 @@ fn a_warm_split_does_not_allocate() {
     assert_eq!(room(&split), before);
 }
 
-/// Rows of one new token each, and spans without the last in so many.
+/// Rows of one new token each, and their spans without the last `dropped`.
 fn decoding(rng: &mut Rng, dropped: usize) -> (Vec<BatchRow>, Vec<SharedSpan>, Vec<u32>) {
     let count = rng.within(2, 60);
     let (mut rows, shared) = batch(rng, count);
@@ -323,7 +322,7 @@ fn decoding(rng: &mut Rng, dropped: usize) -> (Vec<BatchRow>, Vec<SharedSpan>, V
     (rows, spans.to_vec(), shared.members.to_vec())
 }
 
-/// A step's split is what it would be had there been none before it, whatever differs between the two.
+/// A step's split does not depend on earlier steps, whatever differs between them.
 #[test]
 fn what_stays_from_step_to_step_changes_nothing() {
     let mut rng = Rng::new(5);
@@ -398,13 +397,13 @@ fn rows_of(lens: &[(u32, u32, bool)]) -> Vec<BatchRow> {
     lens.iter().enumerate().map(row).collect()
 }
 
-/// Of Hopper: there a kernel of 64 query rows is the next after that of 8.
+/// A grid of Hopper, where the kernel of 64 query rows follows that of 8.
 fn hopper() -> SplitShape {
     let plain = shape(8, 4, MULTIPROCESSORS);
     SplitShape { decode_ctas: [264, 0, 264], ..plain }
 }
 
-/// The kernel whose tails have room for most rows, unless it leaves one that the decode kernel takes.
+/// The kernel whose tails hold the most rows, unless it leaves a row that the decode kernel takes.
 #[test]
 fn a_step_goes_through_the_kernel_that_takes_its_rows() {
     let tails = |lens: &[(u32, u32, bool)]| {
@@ -447,7 +446,7 @@ fn products_are_counted_by_new_tokens() {
     assert_eq!([work(2), work(4)], [(2 * tiles, units), (4 * tiles, units)]);
 }
 
-/// Each stripe of the tails has a warp, and spans a CTA: a device too small for that reads each row by itself.
+/// Each stripe of the tails has a warp, and spans have a CTA; on a device too small for that, each row reads by itself.
 #[test]
 fn devices_with_fewer_warps_than_stripes_are_refused() {
     let serves = |kv_heads, head_dim, ctas| {
@@ -460,7 +459,7 @@ fn devices_with_fewer_warps_than_stripes_are_refused() {
     assert_eq!([8 / warps - 1, 8 / warps].map(|ctas| serves(8, 256, ctas)), [false, true]);
 }
 
-/// One more multiprocessor never makes spans later, nor tails sooner; so the deal by halves is that of all numbers.
+/// One more multiprocessor never makes spans later nor tails sooner, so the bisection finds the best of all numbers.
 #[test]
 fn multiprocessors_are_dealt_as_well_as_by_trying_each_number() {
     let mut rng = Rng::new(6);
@@ -482,7 +481,7 @@ fn multiprocessors_are_dealt_as_well_as_by_trying_each_number() {
     }
 }
 
-/// All CTAs for spans have as many tiles but the last, whatever the spans' lengths are.
+/// All CTAs for spans but the last have equally many tiles, for all lengths of spans.
 #[test]
 fn tiles_are_dealt_in_equal_shares() {
     let mut rng = Rng::new(7);

@@ -1,0 +1,58 @@
+//! A runner's options, and the sizes that decode steps are padded to.
+
+use super::super::products::{Choice, padded_rows};
+use super::super::sums::Transport;
+
+/// Options of a [`GpuRunner`](super::GpuRunner).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GpuOptions {
+    /// Most prompt tokens of a step.
+    pub chunk: u32,
+    /// Most streams at a time.
+    pub concurrency: u32,
+    /// Most drafts of a stream.
+    pub drafts: u32,
+    /// Whether drafts may form trees.
+    pub trees: bool,
+    /// Replay decode steps as graphs.
+    pub graphs: bool,
+    /// The choice of products' implementations.
+    pub choice: Choice,
+    /// The transport of sums over ranks. `None`: the fastest that the GPUs support.
+    pub sums: Option<Transport>,
+    /// Copy logits to the host, for checks and for log-probabilities.
+    pub keep_logits: bool,
+    /// Record the times of steps on the device. Not for unbounded runs.
+    pub keep_times: bool,
+}
+
+impl GpuOptions {
+    /// Most tokens of a stream in a decode step.
+    pub(super) fn width(&self) -> usize {
+        1 + self.drafts as usize
+    }
+
+    /// Most tokens for each row of a decode step, padding included.
+    pub(super) fn decode_tokens(&self) -> u32 {
+        let sizes = (1..=self.concurrency as usize).flat_map(|streams| {
+            (streams..=streams * self.width()).map(move |tokens| padded_step(streams, tokens))
+        });
+        sizes.map(|(rows, tokens)| tokens.div_ceil(rows) as u32).max().unwrap_or(1)
+    }
+
+    /// Rows and tokens of the largest padded decode step.
+    pub(super) fn decode_max(&self) -> (usize, usize) {
+        let streams = self.concurrency as usize;
+        padded_step(streams, streams * self.width())
+    }
+}
+
+/// Returns the rows and tokens of a padded decode step. If streams have drafts, there is a row of padding, to which the
+/// tokens of padding belong.
+pub(super) fn padded_step(rows: usize, tokens: usize) -> (usize, usize) {
+    if tokens == rows {
+        return (padded_rows(rows), padded_rows(rows));
+    }
+    let more = padded_rows(rows + 1);
+    (more, padded_rows(tokens + more - rows))
+}

@@ -1,0 +1,150 @@
+//! Loads tiles of K and V: finds each slot's place in the pool, widens its numbers to f32 and scales them.
+//!
+//! Not here: the positions of a tile (`attention.rs`), folding of tiles (`softmax.rs`).
+
+use std::ops::Range;
+
+use bytemuck::cast_slice_mut;
+use half::bf16;
+
+use super::{Scratch, computes_in_place, scales_products};
+use crate::backend::cpu::fold::Widen;
+use crate::backend::cpu::math::{Line, TILE};
+use crate::backend::cpu::number::Number;
+use crate::backend::cpu::scales::{Row, byte, side_count};
+use crate::backend::cpu::unit::{Job, Unit};
+
+/// The place of a tile in the pool.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    /// Begins of its slots, in elements of the pool, of K and of V.
+    pub(super) starts: [[usize; TILE]; 2],
+    /// `[kv heads]`: its scales of K and of V; used if products are scaled instead of numbers.
+    pub(super) scales: Vec<[[f32; TILE]; 2]>,
+}
+
+impl Scratch {
+    /// Widens the unit's queries, and allocates its tiles.
+    pub(super) fn load_queries<T: Number>(&mut self, job: &Job<'_, T>, unit: Unit) {
+        let (group, lines) = (job.group(), job.lines());
+        let head_dim = job.layout.head_dim() as usize;
+        let rows = unit.row_count(group);
+        // The padding of a head to whole lines is zeroed here and never written.
+        grow(&mut self.q, rows * lines);
+        let tiles = if computes_in_place(job, unit) { 0 } else { unit.heads as usize * TILE };
+        grow(&mut self.k, tiles * lines);
+        if !job.layout.is_latent() {
+            grow(&mut self.v, tiles * lines);
+        }
+        grow(&mut self.logits, rows * TILE);
+        grow(&mut self.factors, rows);
+        grow(&mut self.places.scales, unit.heads as usize);
+        grow(&mut self.ahead.scales, unit.heads as usize);
+        for ((token, head), wide) in unit.rows(group).zip(self.q.chunks_exact_mut(lines)) {
+            let start = token * job.q_stride + head * head_dim;
+            let wide: &mut [f32] = cast_slice_mut(wide);
+            let wide = &mut wide[..head_dim];
+            job.q.elements.slice(start..start + head_dim).convert_into(wide);
+        }
+    }
+
+    /// Widens K and V of the positions in `tile`, page by page.
+    pub(super) fn load_tile<T: Number>(&mut self, job: &Job<'_, T>, unit: Unit, tile: Range<u32>) {
+        let page_size = job.layout.page_size();
+        let mut at = tile.start;
+        while at < tile.end {
+            // Slot by slot if a tree may exclude slots.
+            let first = unit.table_index(at);
+            let run = if unit.is_tree() { 1 } else { page_size - first % page_size };
+            let end = tile.end.min(at.saturating_add(run));
+            self.load_slots(job, unit, first..first + (end - at), (at - tile.start) as usize);
+            at = end;
+        }
+    }
+
+    /// Widens K and V of positions of one page, slot by slot in the order of memory, to their tiles from row `row` on.
+    /// For latent rows, K's tile contains V. For a unit that computes in place, stores only the places.
+    pub(super) fn load_slots<T: Number>(
+        &mut self,
+        job: &Job<'_, T>,
+        unit: Unit,
+        positions: Range<u32>,
+        row: usize,
+    ) {
+        let (page_size, first) = (job.layout.page_size(), positions.start);
+        let width = unit.heads as usize * stored_dim(job);
+        let page =
+            job.table.track_page(job.words, unit.row.row, job.place.track, first / page_size);
+        let in_place = computes_in_place(job, unit);
+        let sides = [(&job.k, &mut self.k), (&job.v, &mut self.v)];
+        for (side, (strides, tiles)) in sides.into_iter().enumerate().take(side_count(job.layout)) {
+            let head = u64::from(unit.first_head) * strides.head;
+            for position in positions.clone() {
+                let (offset, row) = (position % page_size, row + (position - first) as usize);
+                let byte = strides.row(job.place.lane, page, offset) + head;
+                let start = byte as usize / size_of::<T>();
+                self.ahead.starts[side][row] = start;
+                if !in_place {
+                    widen_slot(&job.pool[start..start + width], tiles, row, job);
+                }
+                let slot = Row { side, layer: job.layer, lane: job.place.lane, page, offset };
+                if scales_products(job) {
+                    let heads = unit.first_head..unit.first_head + unit.heads;
+                    for (head, scales) in heads.zip(&mut self.ahead.scales) {
+                        scales[side][row] = job.scales.of(job.numbers, slot, head);
+                    }
+                } else if T::QUANTISED {
+                    scale_slot(slot, unit, tiles, row, job);
+                    widen_rope(slot, tiles, row, job);
+                }
+            }
+        }
+    }
+}
+
+/// Grows a buffer to at least `len` elements; new ones are 0.
+fn grow<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
+    }
+}
+
+/// Returns the contiguous numbers of one head: all of K's, except the unquantised part of quantised latent rows.
+fn stored_dim<T: Number>(job: &Job<'_, T>) -> usize {
+    let dim = if T::QUANTISED { job.layout.value_dim() } else { job.layout.head_dim() };
+    dim as usize
+}
+
+/// Widens one slot's heads, each to row `row` of its tile.
+fn widen_slot<T: Number>(slot: &[T], tiles: &mut [Line], row: usize, job: &Job<'_, T>) {
+    let (lines, dim) = (job.lines(), stored_dim(job));
+    let tiles = tiles.chunks_exact_mut(TILE * lines);
+    for (head, tile) in slot.chunks_exact(dim).zip(tiles) {
+        let wide = &mut cast_slice_mut(&mut tile[row * lines..(row + 1) * lines])[..dim];
+        if let Some(Widen(head, wide)) = job.isa.run(Widen(head, wide)) {
+            T::widen(head, wide);
+        }
+    }
+}
+
+/// Widens the unquantised part of a latent row, after the quantised part.
+fn widen_rope<T: Number>(slot: Row, tiles: &mut [Line], row: usize, job: &Job<'_, T>) {
+    let Some((strides, pool)) = job.rope else { return };
+    let (lines, dim, row_len) = (job.lines(), stored_dim(job), job.layout.head_dim() as usize);
+    let start = byte(strides, slot, 0) as usize / size_of::<bf16>();
+    let wide: &mut [f32] = cast_slice_mut(&mut tiles[row * lines..(row + 1) * lines]);
+    bf16::widen(&pool[start..start + row_len - dim], &mut wide[dim..row_len]);
+}
+
+/// Multiplies row `row` of each head's tile by the head's scale in one slot, without the padding.
+fn scale_slot<T: Number>(slot: Row, unit: Unit, tiles: &mut [Line], row: usize, job: &Job<'_, T>) {
+    let (lines, dim) = (job.lines(), stored_dim(job));
+    let heads = unit.first_head..unit.first_head + unit.heads;
+    for (head, tile) in heads.zip(tiles.chunks_exact_mut(TILE * lines)) {
+        let scale = job.scales.of(job.numbers, slot, head);
+        let wide: &mut [f32] = cast_slice_mut(&mut tile[row * lines..(row + 1) * lines]);
+        for x in &mut wide[..dim] {
+            *x *= scale;
+        }
+    }
+}

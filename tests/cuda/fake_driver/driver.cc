@@ -3,7 +3,7 @@
  *
  * Device memory is host memory. Work is only queued: it is done when somebody waits, oldest first, or one piece whenever
  * somebody asks whether it is. So whoever does not wait where they must is seen. All streams of a device are one queue, and a capture
- * takes in all of them; what the driver forbids in a capture is refused with its codes. Whoever waits for a stream sees its work done
+ * takes in those that its thread uses; what the driver forbids in a capture is refused with its codes. Whoever waits for a stream sees its work done
  * and what was asked of others before it, no more. Work that has to meet another stream's or another device's is done when both have
  * come to it: whoever waits for it does the other's work too, and only its own stream and the default stream wait behind it. So it is
  * with a kernel that polls what another may write (loads of .sys).
@@ -97,13 +97,13 @@ struct Line {
 struct Stream { bool fresh, gone; };  /* nothing was launched in order since the last load_plan */
 struct Device {
     Line queue;
-    Line* capture = NULL;  /* where work goes instead */
-    int broken = OK;       /* what every call answers from then on that work or waiting is asked of */
+    int broken = OK;  /* what every call answers from then on that work or waiting is asked of */
     u64 asked = 0;
 };
 
 struct Event { Device* device; void* stream; u64 at; bool captured; };  /* how much of the device's work was asked before it */
 
+static thread_local Line* capturing = NULL;  /* where the thread's work goes instead: captures are thread-local */
 static Device devices[DEVICES + 1];  /* the last one is that of threads without */
 static bool reaches[DEVICES][DEVICES];  /* whose kernels may touch whose memory */
 static Device* running_on = devices;  /* whose work is done just now */
@@ -122,8 +122,8 @@ static int ask(const Work& work) {
     Device& device = here();
     if (device.broken || !bound()) return device.broken ? device.broken : NO_CONTEXT;
     Work numbered = work;
-    numbered.number = device.capture ? 0 : ++device.asked;
-    add(device.capture ? device.capture : &device.queue, numbered);
+    numbered.number = capturing ? 0 : ++device.asked;
+    add(capturing ? capturing : &device.queue, numbered);
     more.notify_all();
     return OK;
 }
@@ -203,7 +203,7 @@ static void reach(Device& device, void* stream, u64 number) {
 }
 static int wait_for(void* stream) {
     Device& device = here();
-    if (device.capture || !bound()) return device.capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
+    if (capturing || !bound()) return capturing ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
     reach(device, stream, device.asked);
     return device.broken;
 }
@@ -268,7 +268,7 @@ static u64 used_bytes() {
 }
 API int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = DEVICE_BYTES - used_bytes(), *total = DEVICE_BYTES, OK; }
 static int take(void** memory, size_t bytes, bool pooled = false, bool pinned = false) {
-    if (here().capture || !bound()) return here().capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
+    if (capturing || !bound()) return capturing ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
     if (bytes > DEVICE_BYTES - (pinned ? 0 : used_bytes())) return NO_MEMORY;
     *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!*memory) return NO_MEMORY;
@@ -300,13 +300,13 @@ static int copy(u64 target, u64 source, size_t bytes, void* stream = NULL) {
     return ask(work);
 }
 API int cuMemcpyHtoD_v2(u64 to, const void* from, size_t bytes) {
-    return here().capture ? CAPTURE_UNSUPPORTED : (copy(to, reinterpret_cast<u64>(from), bytes), wait());
+    return capturing ? CAPTURE_UNSUPPORTED : (copy(to, reinterpret_cast<u64>(from), bytes), wait());
 }
 API int cuMemcpyDtoH_v2(void* to, u64 from, size_t bytes) {
-    return here().capture ? CAPTURE_UNSUPPORTED : (copy(reinterpret_cast<u64>(to), from, bytes), wait());
+    return capturing ? CAPTURE_UNSUPPORTED : (copy(reinterpret_cast<u64>(to), from, bytes), wait());
 }
 API int cuMemcpyDtoD_v2(u64 to, u64 from, size_t bytes) {
-    return here().capture ? CAPTURE_UNSUPPORTED : (copy(to, from, bytes), wait());
+    return capturing ? CAPTURE_UNSUPPORTED : (copy(to, from, bytes), wait());
 }
 API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* stream) {
     return copy(to, reinterpret_cast<u64>(from), bytes, stream);
@@ -333,7 +333,7 @@ API int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
     return ask(work);
 }
 static int copy_batch(u64* to, u64* from, size_t* bytes, size_t count, void*, size_t*, size_t, size_t*, void* stream) {
-    if (here().capture) return CAPTURE_UNSUPPORTED;
+    if (capturing) return CAPTURE_UNSUPPORTED;
     int answer = OK;
     for (size_t i = 0; i < count && !answer; ++i) answer = copy(to[i], from[i], bytes[i], stream);
     return answer;
@@ -385,7 +385,7 @@ static std::string find_text(const char* text) {
     return text;
 }
 API int cuModuleLoadDataEx(Module** module, const void* image, u32 count, int* options, void** values) {
-    if (here().capture) return CAPTURE_UNSUPPORTED;
+    if (capturing) return CAPTURE_UNSUPPORTED;
     const std::string whole = find_text(static_cast<const char*>(image));
     const char *text = whole.c_str(), *isa = strstr(text, ".version ");
     const u64 version = setting("FAKE_DRIVER_VERSION", 12040), newest = 80 + version % 1000 / 10;  /* CUDA 12.0 has 8.0 */
@@ -477,8 +477,8 @@ API int cuLaunchKernelEx(const LaunchConfig* config, const Function* function, v
     Stream& stream = config->stream ? *config->stream : default_stream;
     const bool pdl = config->attribute_count > 0, decodes = function->name.starts_with("attend_decode");
     Lock lock(queue_lock);
-    if (here().capture && pdl && setting("FAKE_DRIVER_VERSION", 12040) < 12030) return INVALID;
-    if (!here().capture) {
+    if (capturing && pdl && setting("FAKE_DRIVER_VERSION", 12040) < 12030) return INVALID;
+    if (!capturing) {
         if (pdl && stream.fresh && decodes) return INVALID;
         stream.fresh = function->name == "load_plan" || (stream.fresh && pdl);
     }
@@ -500,48 +500,48 @@ API int cuStreamDestroy_v2(Stream* stream) { return gone(stream) ? BAD_HANDLE : 
 API int cuStreamSynchronize(Stream* stream) { return gone(stream) ? BAD_HANDLE : wait_for(stream); }
 API int cuStreamQuery(Stream* stream) {
     Device& device = here();
-    if (gone(stream) || device.capture) return gone(stream) ? BAD_HANDLE : CAPTURE_UNSUPPORTED;
+    if (gone(stream) || capturing) return gone(stream) ? BAD_HANDLE : CAPTURE_UNSUPPORTED;
     advance(device);
     return device.queue.first ? NOT_READY : OK;
 }
-API int cuStreamIsCapturing(void*, int* status) { return *status = here().capture != NULL, OK; }
+API int cuStreamIsCapturing(void*, int* status) { return *status = capturing != NULL, OK; }
 API int cuEventCreate(void** event, u32) { return *event = calloc(1, sizeof(Event)), OK; }
 API int cuEventDestroy_v2(void* event) { return free(event), OK; }
 API int cuEventRecord(Event* event, Stream* stream) {
-    return gone(stream) ? BAD_HANDLE : (*event = {&here(), stream, here().asked, here().capture != NULL}, OK);
+    return gone(stream) ? BAD_HANDLE : (*event = {&here(), stream, here().asked, capturing != NULL}, OK);
 }
 static bool is_over(const void* params) {
     const Event* event = static_cast<const Event*>(params);
     return !event->device || reached(*event->device, event->stream, event->at);
 }
 API int cuStreamWaitEvent(void* stream, Event* event, u32) {
-    if (here().capture && !event->captured && event->at > 0) return CAPTURE_ISOLATION;
-    if (!here().capture && event->captured) return CAPTURED_EVENT;
+    if (capturing && !event->captured && event->at > 0) return CAPTURE_ISOLATION;
+    if (!capturing && event->captured) return CAPTURED_EVENT;
     Work work = {Work::NOTHING};
     work.stream = stream;
     memcpy(work.params, event, sizeof *event);
-    if (!here().capture) work.ready = is_over;  /* in a graph, what the event stands for comes before it */
+    if (!capturing) work.ready = is_over;  /* in a graph, what the event stands for comes before it */
     return ask(work);
 }
 API int cuEventQuery(Event* event) {
     if (event->captured) return CAPTURED_EVENT;
-    if (here().capture) return CAPTURE_UNSUPPORTED;
+    if (capturing) return CAPTURE_UNSUPPORTED;
     Lock lock(queue_lock);
     if (!is_over(event)) advance(*event->device);
     return is_over(event) ? OK : NOT_READY;
 }
 API int cuEventSynchronize(Event* event) {
     if (event->captured) return CAPTURED_EVENT;
-    if (here().capture || !bound()) return here().capture ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
+    if (capturing || !bound()) return capturing ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
     if (event->device) reach(*event->device, event->stream, event->at);  /* and not what comes after it */
     return here().broken;
 }
 API int cuEventElapsedTime(float* ms, Event*, Event*) { return *ms = 0, OK; }
 API int cuStreamBeginCapture_v2(void*, int) {
-    if (here().capture) return INVALID;
-    return here().capture = new Line(), OK;
+    if (capturing) return INVALID;
+    return capturing = new Line(), OK;
 }
-API int cuStreamEndCapture(void*, Line** graph) { return *graph = here().capture, here().capture = NULL, OK; }
+API int cuStreamEndCapture(void*, Line** graph) { return *graph = capturing, capturing = NULL, OK; }
 API int cuGraphInstantiateWithFlags(Line** exec, Line* graph, u64) {
     *exec = new Line();
     for (Work* work = graph->first; work; work = work->next) add(*exec, *work);
@@ -556,7 +556,7 @@ API int cuGraphDestroy(Line* graph) {
 }
 API int cuGraphExecDestroy(Line* graph) { return cuGraphDestroy(graph); }
 API int cuGraphLaunch(Line* graph, void* stream) {
-    if (here().capture) return CAPTURE_UNSUPPORTED;
+    if (capturing) return CAPTURE_UNSUPPORTED;
     int answer = OK;
     for (Work* work = graph->first; work && !answer; work = work->next) {
         Work again = *work;

@@ -199,7 +199,9 @@ impl<T> Job<'_, T> {
             shares > 2 && row.extend_len.saturating_mul(group) <= UNIT_ROWS && is_large
         };
         let blocks = rows.clone().map(|(_, row, _, block)| {
-            let parts = if is_cut(row) { pairs(row) / u64::from(SEGMENT) } else { 0 };
+            // A segment is read once for all tokens of a unit.
+            let segments = pairs(row) / u64::from(SEGMENT * row.extend_len.clamp(1, block));
+            let parts = if is_cut(row) { segments } else { 0 };
             u64::from(row.extend_len.div_ceil(block)).max(parts)
         });
         let blocks: u64 = blocks.sum();

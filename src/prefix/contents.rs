@@ -62,6 +62,9 @@ impl PrefixTree {
         if self.chain.is_some() {
             self.on_detach(node, count, present);
         }
+        if self.cells.is_some() {
+            self.drop_cells(node, count, pages);
+        }
         if present {
             self.evictable -= count;
             self.epoch += 1;

@@ -6,6 +6,7 @@ use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 use crate::sequence::{RowMut, SequenceTable};
 use crate::system::release::release_pages;
+use crate::system::tails::{give_back, keep_tails};
 use crate::world::Buffers;
 
 /// Publishes a running sequence's whole pages of known, computed tokens. Where another sequence published the same
@@ -24,6 +25,29 @@ pub(crate) fn publish(
     buffers.pages.clear();
     Publisher { pages, prefixes, fence, buffers }.insert(row);
     pages.publish(&buffers.pages);
+}
+
+/// Keeps the tails behind a running sequence's published pages, as at a mark. The caller checked that this breaks no
+/// promise. O(tails).
+pub(crate) fn keep(
+    pages: &mut PagePool,
+    prefixes: &mut PrefixTree,
+    sequences: &mut SequenceTable,
+    fence: &mut Fence,
+    buffers: &mut Buffers,
+    seq: SeqKey,
+) {
+    if !prefixes.has_cells() {
+        return;
+    }
+    let mut row = sequences.row_mut(seq).expect("the caller looked it up");
+    let Buffers { pages: kept, freed, .. } = buffers;
+    kept.clear();
+    freed.clear();
+    let mark = row.sequence.published;
+    keep_tails(&mut row, prefixes, fence, mark, mark, kept, freed);
+    pages.publish(kept);
+    release_pages(pages, fence, row.sequence.last_step, freed);
 }
 
 /// The tables that publish a row's pages.
@@ -51,7 +75,8 @@ impl Publisher<'_> {
         let Self { pages, prefixes, fence, buffers } = self;
         let (mut at, end) = (row.sequence.published, computed(&row) / prefixes.page_size());
         // The buffer holds one row's pages and must not grow.
-        if buffers.pages.len() + (end - at) as usize > buffers.pages.capacity() {
+        let most = (end - at).max(row.most_kept());
+        if buffers.pages.len() + most as usize > buffers.pages.capacity() {
             pages.publish(&buffers.pages);
             buffers.pages.clear();
         }
@@ -68,7 +93,22 @@ impl Publisher<'_> {
             at += len;
         }
         row.sequence.lock = Some(lock);
-        row.publish_to(end, &mut buffers.freed);
+        let before = row.sequence.published;
+        if prefixes.has_cells() {
+            let Buffers { pages: kept, freed, .. } = &mut **buffers;
+            while let Some(mark) = row.take_mark(end) {
+                // A cell backs no promise, so no tail is kept that would break one (W4).
+                let evictable = prefixes.size_info().evictable;
+                let backing = pages.free_count() + pages.fenced_count() + evictable;
+                if row.all_promised() + row.keep_cost(mark, before) <= backing {
+                    keep_tails(&mut row, prefixes, fence, end, mark, kept, freed);
+                }
+            }
+        }
+        row.publish_to(end);
+        if prefixes.has_cells() {
+            give_back(&mut row, prefixes, fence, before, Some(end), &mut buffers.freed);
+        }
         row.advance_front();
         release_pages(pages, fence, row.sequence.last_step, &buffers.freed);
     }

@@ -165,6 +165,7 @@ impl PrefixTree {
     }
 
     /// Returns the longest cached prefix of a chain of hashes, and calls `each` with its pages in order, run by run.
+    /// It is group 0's match: a prompt may match less where other groups lack pages that its next token reads.
     /// O(hashes matched).
     pub fn match_hashes(&self, chain: &[PageHash], mut each: impl FnMut(&[PageId])) -> PrefixMatch {
         let scope = self.present_scope(Namespace::default());

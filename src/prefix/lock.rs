@@ -124,6 +124,7 @@ impl PrefixTree {
     }
 
     /// Returns the idle pages of a match in nodes.
+    #[inline]
     pub(crate) fn idle_node_pages(&self, found: &PrefixMatch) -> u32 {
         self.pages_while(found, |node| self.usage[node].lock_count == 0)
     }

@@ -3,12 +3,13 @@
 //! Not here: the cells themselves (`cells.rs`).
 
 use crate::fence::Fence;
-use crate::id::{CellId, NodeKey, PageId, PrefixLock, StepId};
+use crate::id::{CellId, NodeKey, PageId, PrefixLock, Scope, StepId};
 use crate::layout::Limits;
 use crate::memory::OutOfMemory;
 
 use super::cells::Cells;
 use super::span::SpanStore;
+use super::walk::Cursor;
 use super::{PrefixMatch, PrefixTree};
 
 /// A walk up a path, from its deepest page to its first one.
@@ -87,13 +88,18 @@ impl PrefixTree {
         at.entry + (place - at.place)
     }
 
-    /// Shortens a match to the longest prefix whose tails have all their cells. O(places that lack one, and tails).
-    pub(crate) fn hit(&self, full: PrefixMatch) -> PrefixMatch {
-        let Some(cells) = &self.cells else { return full };
-        let path = self.cursor(full.node, full.pages_in_node, full.pages);
+    /// Returns the match at or before the end of a walk that matches `pages` pages in group 0: the longest prefix whose
+    /// tails have all their cells. O(places that lack one, and tails).
+    ///
+    /// Outlined, so that a match pays one comparison where there is one group.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn hit(&self, scope: Scope, full: Cursor, pages: u32) -> PrefixMatch {
+        let cells = self.cells_ref();
+        let path = self.cursor(full.node, full.pages_in_node, pages);
         // Places of each group from the second number up to the hit have cells.
-        let mut groups = [(path, full.pages); 3];
-        let mut hit = full.pages;
+        let mut groups = [(path, pages); 3];
+        let mut hit = pages;
         'shorter: loop {
             for held in cells.limits.held_groups(hit) {
                 let (path, low) = &mut groups[held.group as usize];
@@ -109,7 +115,7 @@ impl PrefixTree {
             }
             break;
         }
-        let (mut node, mut pages_in_node, mut end) = (full.node, full.pages_in_node, full.pages);
+        let (mut node, mut pages_in_node, mut end) = (full.node, full.pages_in_node, pages);
         while let Some(at) = node
             && end - pages_in_node >= hit
         {
@@ -118,7 +124,8 @@ impl PrefixTree {
             pages_in_node = node.map_or(0, |parent| self.link[parent].span.pages());
         }
         let pages_in_node = pages_in_node - (end - hit);
-        PrefixMatch { node, pages_in_node, pages: hit, ..full }
+        let epoch = self.epoch;
+        PrefixMatch { scope, node, pages_in_node, pages: hit, full_pages: pages, epoch }
     }
 
     /// Hands over the cells of the tails of a match that is a hit.
@@ -133,7 +140,15 @@ impl PrefixTree {
     }
 
     /// Returns the idle pages of the tails of a hit; `step`: as of its completion.
+    #[inline]
     pub(super) fn idle_tail_pages(&self, found: &PrefixMatch, step: Option<StepId>) -> u32 {
+        if self.has_cells() { self.idle_cell_pages(found, step) } else { 0 }
+    }
+
+    /// [`PrefixTree::idle_tail_pages`] where there are groups.
+    #[cold]
+    #[inline(never)]
+    fn idle_cell_pages(&self, found: &PrefixMatch, step: Option<StepId>) -> u32 {
         let mut pages = 0;
         self.each_tail_cell(found, |cell| {
             let cells = self.cells_ref();
@@ -204,8 +219,6 @@ impl PrefixTree {
     }
 
     /// Drops the cells at the last `count` entries of a node, whose pages go.
-    #[cold]
-    #[inline(never)]
     pub(super) fn drop_cells(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
         let Self { cells, spans, link, evictable, .. } = self;
         let cells = cells.as_mut().expect("there are groups");

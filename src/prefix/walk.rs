@@ -78,8 +78,11 @@ impl PrefixTree {
             rest = &rest[(cursor.pages_in_node * self.page_size) as usize..];
         }
         let Cursor { node, pages_in_node } = cursor;
+        if self.has_cells() {
+            return self.hit(scope, cursor, pages);
+        }
         let (epoch, full_pages) = (self.epoch, pages);
-        self.hit(PrefixMatch { scope, node, pages_in_node, pages, full_pages, epoch })
+        PrefixMatch { scope, node, pages_in_node, pages, full_pages, epoch }
     }
 
     /// Returns where nodes end on the path of a match, deepest first, and last the start of its scope: the pages up to
@@ -117,17 +120,18 @@ impl PrefixTree {
     ) -> Option<Descent> {
         let first = tokens.get(..self.page_size as usize)?;
         let hash = self.children.hash(parent, scope, first);
-        let (mut pages_in_node, mut whole) = (0, false);
-        let node = self.children.find(hash, |node| {
+        let mut descent = None;
+        self.children.find(hash, |node| {
             let link = &self.link[node];
             if link.parent != parent || (parent.is_none() && self.scope[node] != scope) {
                 return false;
             }
-            pages_in_node = self.compare(&link.span, tokens, each);
-            whole = pages_in_node == link.span.pages();
+            let pages_in_node = self.compare(&link.span, tokens, each);
+            let whole = pages_in_node == link.span.pages();
+            descent = Some(Descent { cursor: Cursor { node: Some(node), pages_in_node }, whole });
             pages_in_node > 0
         })?;
-        Some(Descent { cursor: Cursor { node: Some(node), pages_in_node }, whole })
+        descent
     }
 
     /// Returns how many pages of a span are a prefix of `tokens`, and calls `each` with them.

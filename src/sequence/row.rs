@@ -150,18 +150,10 @@ impl RowMut<'_> {
         if promised == 0 { 0 } else { outstanding(page_len) - outstanding(page_len + places) }
     }
 
-    /// Returns what the row lacks to have `page_len` pages, all of them sent. Not inlined: rows that decode rarely call
-    /// it.
-    #[inline(never)]
+    /// Returns what the row lacks to have `page_len` pages, all of them sent.
+    #[inline]
     pub fn lacking(&self, page_len: u32) -> Lacking {
-        let Sequence { chunks: own, dirty_from, inherited, .. } = *self.sequence;
-        // Both stores divide a row at the same pages.
-        let chunks = self.stores.pages.chunks_for(page_len);
-        let dirty_chunks = chunks - self.stores.pages.chunks_for(dirty_from);
-        let limits = &self.stores.limits;
-        let pages = limits.held(dirty_from.max(inherited), page_len, self.sequence.published);
-        let table_writes = pages + dirty_chunks;
-        Lacking { chunks: chunks.saturating_sub(own), table_writes }
+        lacking(self.sequence, self.stores, page_len)
     }
 
     /// [`RowMut::lacking`] of one place more, for a row whose pages are sent. `ONE`: whether there is one track.
@@ -255,17 +247,15 @@ impl RowMut<'_> {
         sequence.dirty_from = page_len;
     }
 
-    /// Marks so many pages as published. What no later token reads then is promised again.
+    /// Marks so many pages as published where there are groups. What no later token reads then is promised again.
     pub fn publish_to(&mut self, published: u32) {
         let Self { sequence, stores } = self;
         let Sequence { promised, page_len, published: before, .. } = **sequence;
         sequence.published = published;
-        if !stores.limits.is_none() {
-            let kept = stores.kept(sequence);
-            let Stores { limits, promised: all, .. } = &mut **stores;
-            let outstanding = |published| limits.outstanding(promised, page_len, published, kept);
-            *all += outstanding(published) - outstanding(before);
-        }
+        let kept = stores.kept(sequence);
+        let Stores { limits, promised: all, .. } = &mut **stores;
+        let outstanding = |published| limits.outstanding(promised, page_len, published, kept);
+        *all += outstanding(published) - outstanding(before);
     }
 
     /// Appends `pages` places of the tree's pages of track 0. The caller names the cells of other tracks.
@@ -286,10 +276,9 @@ impl RowMut<'_> {
         &self.stores.limits
     }
 
-    /// Returns the most pages that publishing turns into the tree's; 0 where there is one group.
+    /// Returns the most pages of tails that a mark turns into the tree's.
     pub fn most_kept(&self) -> u32 {
-        let tracks = self.stores.pages.tracks();
-        if tracks == 1 { 0 } else { self.sequence.page_len * tracks }
+        self.sequence.page_len * (self.stores.pages.tracks() - 1)
     }
 
     /// Returns the cell of a group whose pages the row has at a place.
@@ -404,4 +393,16 @@ impl RowMut<'_> {
     pub fn token(&self, position: u32) -> TokenId {
         self.stores.tokens.token(self.sequence.row, position)
     }
+}
+
+/// [`RowMut::lacking`]. Not inlined: rows that decode rarely call it. Takes the row's references apart, so that a
+/// caller's loop keeps them in registers.
+#[inline(never)]
+fn lacking(sequence: &Sequence, stores: &Stores, page_len: u32) -> Lacking {
+    let Sequence { chunks: own, dirty_from, inherited, published, .. } = *sequence;
+    // Both stores divide a row at the same pages.
+    let chunks = stores.pages.chunks_for(page_len);
+    let dirty_chunks = chunks - stores.pages.chunks_for(dirty_from);
+    let pages = stores.limits.held(dirty_from.max(inherited), page_len, published);
+    Lacking { chunks: chunks.saturating_sub(own), table_writes: pages + dirty_chunks }
 }

@@ -255,6 +255,7 @@ fn check_prompt(
 }
 
 /// Checks the tokens of a prompt that are not cached: those that are were checked when they came.
+#[inline]
 fn check_rest(
     shape: &EngineShape,
     found: Option<&PrefixMatch>,
@@ -289,6 +290,7 @@ fn matchable(tokens: &[TokenId]) -> &[TokenId] {
 
 /// Returns the pages that a sequence of `len` tokens lacks behind `matched` pages, or those that become outstanding if
 /// it is promised more.
+#[inline]
 fn pages_lacking(
     shape: &EngineShape,
     limits: &Limits,
@@ -296,7 +298,11 @@ fn pages_lacking(
     len: u32,
     promise: u32,
 ) -> u32 {
-    let [len, promised] = [len, promise].map(|tokens| tokens.div_ceil(shape.layout.page_size()));
+    let page_size = shape.layout.page_size();
+    if limits.is_none() {
+        return len.max(promise).div_ceil(page_size) - matched;
+    }
+    let [len, promised] = [len, promise].map(|tokens| tokens.div_ceil(page_size));
     let lacking = limits.most(len) - limits.held(0, matched, matched);
     lacking.max(limits.outstanding(promised, matched, matched, matched))
 }

@@ -83,6 +83,7 @@ impl Bitmap {
     ///
     /// # Panics
     /// If one of them is a member already.
+    #[inline]
     pub fn insert(&mut self, bits: Bits) {
         let Bits { word: index, mask, count } = bits;
         let word = &mut self.words[index];

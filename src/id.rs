@@ -99,6 +99,23 @@ id_type!(
     "ns"
 );
 
+id_type!(
+    /// The cached pages of a group but group 0 at one entry of the prefix tree; 0: none.
+    CellId,
+    u32,
+    "c"
+);
+
+impl CellId {
+    /// No cell: the place's pages are private.
+    pub(crate) const NONE: CellId = CellId(0);
+
+    /// Returns whether there is a cell.
+    pub(crate) fn is_some(self) -> bool {
+        self != Self::NONE
+    }
+}
+
 impl TokenId {
     /// Placeholder in a plan for a token that is not known yet. No sequence contains it: the engine rejects it in
     /// prompts and appended tokens.

@@ -85,6 +85,8 @@ stats! {
         duplicate_pages,
         /// Pages evicted from the tree to make room.
         evicted_pages,
+        /// Cells evicted: cached pages of one group of layers but group 0, a page of each of its tracks.
+        evicted_cells,
     }
     levels {
         /// Pages free now.
@@ -101,6 +103,8 @@ stats! {
         evictable_pages,
         /// Pages of the tree that sequences use.
         protected_pages,
+        /// Cells in the tree: pages of groups of layers that do not keep everything, where prompts may match.
+        cells,
         /// Sequences, preempted ones included.
         sequences,
         /// Steps planned and not complete.

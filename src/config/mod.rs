@@ -128,9 +128,8 @@ impl EngineShape {
         self.shares_prefixes() || self.table.tracks > 1
     }
 
-    /// Returns whether prompts match cached prefixes. The tree has pages of group 0 only, so with more groups no prompt
-    /// does.
-    pub(crate) fn finds_prefixes(&self) -> bool {
+    /// Returns whether prompts find leaders: not with groups of layers, where only marks keep a leader's tails.
+    pub(crate) fn finds_leaders(&self) -> bool {
         self.shares_prefixes() && self.table.tracks == 1
     }
 }

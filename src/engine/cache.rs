@@ -19,7 +19,7 @@ impl<B: Backend> Engine<B> {
     /// with [`TokenId::PENDING`], which no sequence has.
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> PrefixMatch {
         let found =
-            if self.world.shape.finds_prefixes() { prompt.len().saturating_sub(1) } else { 0 };
+            if self.world.shape.shares_prefixes() { prompt.len().saturating_sub(1) } else { 0 };
         let tokens = &prompt[..found];
         self.world.prefixes.match_prefix(namespace, tokens)
     }

@@ -90,9 +90,12 @@ impl<B: Backend> Engine<B> {
     pub fn stats(&self) -> Stats {
         let World { pages, prefixes, sequences, steps, counters, .. } = &self.world;
         let size = prefixes.size_info();
+        let (cells, evicted_cells) = prefixes.cell_counts();
         Stats {
             published_pages: prefixes.published_pages(),
             duplicate_pages: prefixes.duplicate_pages(),
+            cells,
+            evicted_cells,
             free_pages: pages.free_count(),
             private_pages: pages.private_count(),
             cached_pages: pages.cached_count(),

@@ -32,6 +32,8 @@ struct Mark {
 pub struct Fence {
     /// All steps up to this one are complete.
     completed: StepId,
+    /// The newest step that a page or a lock has waited for.
+    newest: StepId,
     marks: VecDeque<Mark>,
     pages: VecDeque<PageId>,
     locks: VecDeque<(StepId, PrefixLock)>,
@@ -54,6 +56,7 @@ impl Fence {
     ) -> Result<Self, OutOfMemory> {
         Ok(Self {
             completed: StepId::default(),
+            newest: StepId::default(),
             marks: reserved_queue(u64::from(max_steps) + 1)?,
             pages: reserved_queue(page_count.into())?,
             locks: reserved_queue(max_locks)?,
@@ -75,37 +78,43 @@ impl Fence {
     /// Returns the step that something which `last_step` may still touch has to wait for; nothing, if that step is
     /// complete. Never falls, so that things return in the order they came.
     pub fn until(&self, last_step: StepId) -> Option<StepId> {
-        let newest = self.marks.back().map_or(last_step, |mark| mark.step.max(last_step));
-        (last_step > self.completed).then_some(newest)
+        (last_step > self.completed).then_some(self.newest.max(last_step))
+    }
+
+    /// Returns whether a step is complete.
+    pub(crate) fn is_complete(&self, step: StepId) -> bool {
+        step <= self.completed
     }
 
     /// Adds pages that wait for a step that [`Fence::until`] returned.
     pub fn push_pages(&mut self, pages: &[PageId], until: StepId) {
         self.pages.extend(pages);
+        self.newest = until;
         self.mark(until).pages += pages.len() as u32;
     }
 
     /// Adds a lock that waits for a step that [`Fence::until`] returned.
     pub fn push_lock(&mut self, lock: PrefixLock, until: StepId) {
+        self.newest = until;
         self.mark(until);
         self.locks.push_back((until, lock));
     }
 
-    /// Returns the mark of the newest step that something waits for, made where there is none.
+    /// Returns the mark of an unfinished step, made where there is none. O(1) for the newest one.
     fn mark(&mut self, step: StepId) -> &mut Mark {
-        match self.marks.back() {
-            Some(last) if last.step == step => {}
-            last => {
-                assert!(last.is_none_or(|last| last.step < step), "F1: the steps of marks rise");
-                self.marks.push_back(Mark { step, pages: 0, idle_pages: 0 });
-            }
+        let mut index = self.marks.len();
+        if self.marks.back().is_some_and(|last| last.step >= step) {
+            index = self.marks.partition_point(|mark| mark.step < step);
         }
-        self.marks.back_mut().expect("there is one by now")
+        if self.marks.get(index).is_none_or(|mark| mark.step != step) {
+            self.marks.insert(index, Mark { step, pages: 0, idle_pages: 0 });
+        }
+        &mut self.marks[index]
     }
 
     /// Counts pages of the tree that become idle when the step is complete. O(log unfinished steps).
     pub fn add_idle(&mut self, step: StepId, pages: u32) {
-        self.mark_of(step).idle_pages += pages;
+        self.mark(step).idle_pages += pages;
     }
 
     /// Uncounts pages of the tree that are idle already, or that stay in use. O(log unfinished steps).

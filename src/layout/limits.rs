@@ -18,6 +18,19 @@ pub(crate) struct Limit {
     most: u32,
 }
 
+/// What a sequence holds of a group but group 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldGroup {
+    /// The group, counted from 0 without group 0.
+    pub group: u32,
+    /// Its first page table.
+    pub track: u32,
+    /// Its page tables.
+    pub tracks: u32,
+    /// The first place that is held.
+    pub first: u32,
+}
+
 /// All groups but group 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -62,6 +75,26 @@ impl Limits {
         limit.reach.first(published * self.page_size) / self.page_size
     }
 
+    /// Returns each group but group 0 as its tracks hold pages behind so many published ones.
+    pub fn held_groups(&self, published: u32) -> impl Iterator<Item = HeldGroup> + use<'_> {
+        let mut track = 1;
+        (0..).zip(self.groups()).map(move |(group, limit)| {
+            let held = HeldGroup {
+                group,
+                track,
+                tracks: limit.tracks,
+                first: self.first_of(limit, published),
+            };
+            track += limit.tracks;
+            held
+        })
+    }
+
+    /// Returns the number of groups but group 0.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
     /// Returns each track but the first one, and the first place that a sequence of so many published pages holds of
     /// it.
     pub fn tracks(&self, published: u32) -> impl Iterator<Item = (u32, u32)> + use<'_> {
@@ -96,10 +129,11 @@ impl Limits {
     }
 
     /// Returns the pages that a sequence lacks of those of `promised` places: by group, since one has no use for
-    /// another's.
-    pub fn outstanding(&self, promised: u32, page_len: u32, published: u32) -> u32 {
+    /// another's. Cells stand at the places below `kept`. They count as lacking: a cell that the sequence gives back
+    /// may stay in use by others.
+    pub fn outstanding(&self, promised: u32, page_len: u32, published: u32, kept: u32) -> u32 {
         let limited = self.groups().iter().map(|limit| {
-            let held = page_len - self.first_of(limit, published);
+            let held = page_len - self.first_of(limit, published).max(kept);
             limit.tracks * promised.min(limit.most).saturating_sub(held)
         });
         promised.saturating_sub(page_len) + limited.sum::<u32>()
@@ -138,7 +172,7 @@ mod tests {
                     let held = page_len + 2 * (page_len - first);
                     assert_eq!(limits.held(0, page_len, published), held);
                     assert!(held <= limits.most(page_len), "{reach:?} {published} {more}");
-                    assert_eq!(limits.outstanding(page_len, page_len, published), {
+                    assert_eq!(limits.outstanding(page_len, page_len, published, 0), {
                         limits.most(page_len) - held
                     });
                     assert_eq!(limits.first_place(2, published), first);

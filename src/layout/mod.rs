@@ -39,7 +39,7 @@ pub use groups::{GROUPED_LAYERS_MAX, GROUPS_MAX, Groups, LayerPlace, Reach};
 #[cfg(feature = "serde")]
 pub use hf::HfError;
 pub use labels::{LabelChannels, LabelError};
-pub(crate) use limits::Limits;
+pub(crate) use limits::{HeldGroup, Limits};
 pub use plane::{Plane, PlaneName, PlaneOrder};
 pub use planes::PLANES_MAX;
 pub use pool::{Layout, PoolLayout, Strides};

@@ -165,10 +165,13 @@ impl PrefixTree {
     }
 
     /// Returns the longest cached prefix of a chain of hashes, and calls `each` with its pages in order, run by run.
+    /// It is group 0's match: a prompt may match less where other groups lack pages that its next token reads.
     /// O(hashes matched).
     pub fn match_hashes(&self, chain: &[PageHash], mut each: impl FnMut(&[PageId])) -> PrefixMatch {
         let scope = self.present_scope(Namespace::default());
-        let none = PrefixMatch { scope, node: None, pages_in_node: 0, pages: 0, epoch: self.epoch };
+        let epoch = self.epoch;
+        let none =
+            PrefixMatch { scope, node: None, pages_in_node: 0, pages: 0, full_pages: 0, epoch };
         let Some(column) = &self.chain else { return none };
         let (mut found, mut rest) = (none, chain);
         while let Some(&first) = rest.first() {
@@ -195,6 +198,7 @@ impl PrefixTree {
             }
             (found.node, found.pages_in_node) = (Some(node), here);
             found.pages += here;
+            found.full_pages += here;
             rest = &rest[here as usize..];
             if here < self.link[node].span.pages() {
                 break;

@@ -1,5 +1,7 @@
 //! The audit of the tree: every numbered invariant over every node. O(tree), never in a step.
 
+mod cells;
+
 use std::collections::{HashMap, HashSet};
 
 use crate::fence::Fence;
@@ -137,6 +139,7 @@ impl PrefixTree {
                 None,
             ));
         }
+        self.add_deferred_cells(&mut pages);
         let counted: HashMap<StepId, u32> = fence.idle_pages().collect();
         if counted != pages {
             return Err(("T7: the fence counts the pages of deferred nodes by step", None));
@@ -154,7 +157,7 @@ impl PrefixTree {
             let present = scopes[&node].generation == self.generation;
             self.ensure(present, "T8: idle nodes are of the present generation", node)?;
         }
-        let (mut evictable, mut protected) = (0, 0);
+        let (mut evictable, mut protected) = self.cell_sizes();
         for (node, usage) in &self.usage {
             let pages = self.link[node].span.pages();
             if usage.lock_count == 0 {
@@ -203,9 +206,10 @@ impl PrefixTree {
 
     /// Returns every page of the tree with its node, for the audit of all tables.
     pub(crate) fn pages(&self) -> impl Iterator<Item = (NodeKey, PageId)> + '_ {
-        self.link.keys().flat_map(move |node| {
+        let of_spans = self.link.keys().flat_map(move |node| {
             self.node_pages(node).flat_map(move |(_, pages)| pages.iter().map(move |&p| (node, p)))
-        })
+        });
+        of_spans.chain(self.cell_owners())
     }
 }
 

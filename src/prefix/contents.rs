@@ -59,8 +59,8 @@ impl PrefixTree {
     ) {
         #[cfg(test)]
         self.log_detached(node, count, present);
-        if self.chain.is_some() {
-            self.on_detach(node, count, present);
+        if self.chain.is_some() | self.cells.is_some() {
+            self.on_detach(node, count, present, pages);
         }
         if present {
             self.evictable -= count;
@@ -77,12 +77,18 @@ impl PrefixTree {
         self.emit_stored(lock, count);
     }
 
-    /// Emits the event of removed pages by their hashes, then drops the hashes.
+    /// Emits the event of removed pages by their hashes, then drops the hashes and cells. The pages of cells are
+    /// appended to `freed`.
     #[cold]
     #[inline(never)]
-    fn on_detach(&mut self, node: NodeKey, count: u32, present: bool) {
-        self.emit_removed(node, count, present);
-        self.remove_hashes(node, count);
+    fn on_detach(&mut self, node: NodeKey, count: u32, present: bool, freed: &mut Vec<PageId>) {
+        if self.chain.is_some() {
+            self.emit_removed(node, count, present);
+            self.remove_hashes(node, count);
+        }
+        if self.cells.is_some() {
+            self.drop_cells(node, count, freed);
+        }
     }
 }
 

@@ -22,9 +22,9 @@ impl PrefixTree {
     pub(crate) fn reset(&mut self, pages: &mut Vec<PageId>) {
         self.epoch += 1;
         self.generation = self.next_generation();
-        self.evictable = 0;
         self.emit_cleared();
         while let Some(node) = self.order.next() {
+            self.evictable -= self.link[node].span.pages();
             self.drop_idle(node, false, pages);
             self.look_ahead();
         }

@@ -69,6 +69,9 @@ impl PrefixTree {
         if keep {
             self.evictable += pages;
             self.order.enter(&mut self.usage, ONLY_LIST, node);
+            if let Some(cells) = &mut self.cells {
+                cells.stamp_node(node);
+            }
         } else {
             self.detach_pages(node, pages, false, freed);
             self.despawn(node);
@@ -110,11 +113,24 @@ impl PrefixTree {
 
     /// Returns the idle pages of a match, which locking it makes unevictable. O(idle nodes).
     pub(crate) fn idle_pages(&self, found: &PrefixMatch) -> u32 {
-        self.pages_while(found, |node| self.usage[node].lock_count == 0)
+        let pages = self.idle_node_pages(found);
+        pages + self.idle_tail_pages(found, None)
     }
 
     /// [`PrefixTree::idle_pages`] as it will be when `step` is complete, if nothing else happens.
     pub(crate) fn idle_pages_after(&self, found: &PrefixMatch, step: StepId) -> u32 {
+        let pages = self.node_pages_after(found, step);
+        pages + self.idle_tail_pages(found, Some(step))
+    }
+
+    /// Returns the idle pages of a match in nodes.
+    #[inline]
+    pub(crate) fn idle_node_pages(&self, found: &PrefixMatch) -> u32 {
+        self.pages_while(found, |node| self.usage[node].lock_count == 0)
+    }
+
+    /// [`PrefixTree::idle_node_pages`] as of the completion of `step`.
+    pub(crate) fn node_pages_after(&self, found: &PrefixMatch, step: StepId) -> u32 {
         self.pages_while(found, |node| {
             let deferred = self.is_deferred(node) && self.deferred[node].step <= step;
             self.usage[node].lock_count == 0 || deferred

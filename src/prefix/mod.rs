@@ -29,6 +29,7 @@
 //!
 //! Not here: page states and memory. A call that removes pages appends them to the caller's buffer.
 
+mod cells;
 mod chain;
 mod check;
 mod child_table;
@@ -47,6 +48,7 @@ mod order;
 mod shared_spans;
 mod span;
 mod split;
+mod tails;
 mod walk;
 
 use slotmap::{SecondaryMap, SlotMap};
@@ -54,6 +56,7 @@ use slotmap::{SecondaryMap, SlotMap};
 use crate::hash::Hashing;
 use crate::id::{NodeKey, PageId, PrefixLock, Scope, TokenId};
 use crate::memory::{OutOfMemory, reserved};
+use cells::Cells;
 use chain::Chain;
 use child_table::ChildTable;
 use column::{RareColumn, column_of, slot_size};
@@ -117,6 +120,8 @@ pub struct PrefixTree {
     children: ChildTable,
     /// Hashes of pages, if the config asks for them.
     chain: Option<Chain>,
+    /// Cached pages of groups that do not keep everything, if there are any.
+    cells: Option<Box<Cells>>,
     /// The events, if pages are hashed and the config asks for them.
     events: Option<EventBuffer>,
     /// Pages of idle nodes.
@@ -183,6 +188,7 @@ impl PrefixTree {
             spans: SpanStore::new(page_count, page_size)?,
             children: ChildTable::new(page_count, hash_bits)?,
             chain: None,
+            cells: None,
             events: None,
             evictable: 0,
             protected: 0,
@@ -250,6 +256,7 @@ impl PrefixTree {
         self.spans.prefault();
         self.children.prefault();
         self.chain.iter_mut().for_each(|chain| chain.prefault());
+        self.cells.iter_mut().for_each(|cells| cells.prefault());
         self.events.iter_mut().for_each(|events| events.prefault());
         self.scope.prefault();
         self.deferred.prefault();

@@ -360,6 +360,31 @@ impl SpanStore {
         })
     }
 
+    /// Returns the run that has the last of a span's first `pages` pages: its extent, its first entry, and how many of
+    /// those pages are in it. O(runs before it).
+    pub fn run_of(&self, span: &Span, pages: u32) -> (u32, u32, u32) {
+        let (mut index, mut rest) = (NONE, pages);
+        if pages == span.pages && span.last != NONE {
+            let (start, len) = self.run_at(span, span.last);
+            return (span.last, start, len);
+        }
+        loop {
+            let (start, len) = self.run_at(span, index);
+            if rest <= len {
+                return (index, start, rest);
+            }
+            rest -= len;
+            index = if index == NONE { span.more } else { self.extents[index as usize].next };
+        }
+    }
+
+    /// Returns the run before one of [`SpanStore::run_of`].
+    pub fn run_before(&self, span: &Span, index: u32) -> Option<(u32, u32, u32)> {
+        let extent = self.extents.get(index as usize)?;
+        let (start, len) = self.run_at(span, extent.prev);
+        Some((extent.prev, start, len))
+    }
+
     /// Returns the run of a further extent, or for [`NONE`] the span's own.
     fn run_at(&self, span: &Span, index: u32) -> (u32, u32) {
         match self.extents.get(index as usize) {

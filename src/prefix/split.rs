@@ -33,6 +33,9 @@ impl PrefixTree {
         self.children.insert(hash, node);
         if usage.lock_count == 0 {
             self.order.split(&mut self.usage, node, prefix);
+            if let Some(cells) = &mut self.cells {
+                cells.copy_stamp(node, prefix);
+            }
         }
         self.epoch += 1;
         if self.chain.is_some() {

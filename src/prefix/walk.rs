@@ -14,6 +14,7 @@ pub struct PrefixMatch {
     /// How many of that node's pages match; at least 1.
     pub(super) pages_in_node: u32,
     pub(super) pages: u32,
+    pub(super) full_pages: u32,
     pub(super) epoch: u64,
 }
 
@@ -21,6 +22,12 @@ impl PrefixMatch {
     /// Returns the number of matched pages.
     pub fn pages(&self) -> u32 {
         self.pages
+    }
+
+    /// Returns the number of pages that match in group 0, which keeps everything. They are more than
+    /// [`PrefixMatch::pages`] where other groups lack pages that the next token reads.
+    pub fn full_pages(&self) -> u32 {
+        self.full_pages
     }
 
     /// Returns the namespace and generation it was made in.
@@ -45,12 +52,13 @@ pub(super) struct Descent {
 }
 
 impl PrefixTree {
-    /// Returns the longest cached prefix of `tokens`, in whole pages. O(tokens matched).
+    /// Returns the longest cached prefix of `tokens`, in whole pages. Where there are groups of layers, the longest one
+    /// behind which all of them have what the next token reads. O(tokens matched).
     pub fn match_prefix(&self, namespace: Namespace, tokens: &[TokenId]) -> PrefixMatch {
         self.match_pages(namespace, tokens, |_| ())
     }
 
-    /// [`PrefixTree::match_prefix`] that also hands the matched pages over, in order, piece by piece.
+    /// [`PrefixTree::match_prefix`] that also hands over the pages that match in group 0, in order, piece by piece.
     pub fn match_pages(
         &self,
         namespace: Namespace,
@@ -70,7 +78,11 @@ impl PrefixTree {
             rest = &rest[(cursor.pages_in_node * self.page_size) as usize..];
         }
         let Cursor { node, pages_in_node } = cursor;
-        PrefixMatch { scope, node, pages_in_node, pages, epoch: self.epoch }
+        if self.has_cells() {
+            return self.hit(scope, cursor, pages);
+        }
+        let (epoch, full_pages) = (self.epoch, pages);
+        PrefixMatch { scope, node, pages_in_node, pages, full_pages, epoch }
     }
 
     /// Returns where nodes end on the path of a match, deepest first, and last the start of its scope: the pages up to
@@ -108,17 +120,18 @@ impl PrefixTree {
     ) -> Option<Descent> {
         let first = tokens.get(..self.page_size as usize)?;
         let hash = self.children.hash(parent, scope, first);
-        let (mut pages_in_node, mut whole) = (0, false);
-        let node = self.children.find(hash, |node| {
+        let mut descent = None;
+        self.children.find(hash, |node| {
             let link = &self.link[node];
             if link.parent != parent || (parent.is_none() && self.scope[node] != scope) {
                 return false;
             }
-            pages_in_node = self.compare(&link.span, tokens, each);
-            whole = pages_in_node == link.span.pages();
+            let pages_in_node = self.compare(&link.span, tokens, each);
+            let whole = pages_in_node == link.span.pages();
+            descent = Some(Descent { cursor: Cursor { node: Some(node), pages_in_node }, whole });
             pages_in_node > 0
         })?;
-        Some(Descent { cursor: Cursor { node: Some(node), pages_in_node }, whole })
+        descent
     }
 
     /// Returns how many pages of a span are a prefix of `tokens`, and calls `each` with them.

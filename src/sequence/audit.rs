@@ -17,6 +17,12 @@ impl SequenceTable {
             == u64::from(self.promised())
     }
 
+    /// Returns the marks of a row that wait.
+    pub(crate) fn marks(&self, sequence: &Sequence) -> impl Iterator<Item = u32> + '_ {
+        let marks = self.stores.marks.get(sequence.row.index());
+        marks.into_iter().flat_map(|marks| marks.waiting).filter(|&mark| mark > 0)
+    }
+
     /// Returns whether S5 holds. O(chunks).
     pub(crate) fn counts_chunks(&self) -> bool {
         let token_chunks =

@@ -10,7 +10,7 @@
 //!
 //! * S1. cached_len <= planned_len; page_len = ceil(planned_len / page_size).
 //! * S2. The first `published` pages of group 0 are the tree's, on the path of the lock; the rest are private and this
-//!   row's only, and so are all pages of other tracks.
+//!   row's only, and so are pages of other tracks at places without a cell.
 //!   Pages of those tracks that no later token reads are not held: `Limits` has the first place that is.
 //! * S3. A preempted sequence has tokens and nothing else.
 //! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not. The first
@@ -48,7 +48,7 @@ mod truncate;
 use slotmap::SlotMap;
 
 use crate::error::Error;
-use crate::id::{Namespace, PrefixLock, RowId, SeqKey, StepId, TokenId};
+use crate::id::{CellId, Namespace, PrefixLock, RowId, SeqKey, StepId, TokenId};
 use crate::layout::{Limits, TableShape};
 use crate::memory::{OutOfMemory, filled, reserved};
 use branches::Branches;
@@ -59,7 +59,7 @@ use token_store::TokenStore;
 pub use record::Sequence;
 pub(crate) use record::{AdmissionKind, Cuts};
 pub(crate) use row::RowMut;
-use row::Stores;
+use row::{Marks, Stores};
 
 /// All sequences.
 pub struct SequenceTable {
@@ -97,14 +97,27 @@ impl SequenceTable {
         let inflight = InflightIndex::new(shape.rows, hash_bits)?;
         let branches = Branches::new(shape.rows)?;
         let (limits, promised) = (Limits::NONE, 0);
-        let stores = Stores { page_size, limits, promised, tokens, pages, inflight, branches };
+        let marks = Vec::new();
+        let stores =
+            Stores { page_size, limits, promised, tokens, pages, marks, inflight, branches };
         let cuts = filled(shape.rows.into(), Cuts::NONE)?;
         Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
     }
 
     /// Sets the limits of an empty table: which places sequences hold in the tracks after the first one.
-    pub(crate) fn set_limits(&mut self, limits: Limits) {
+    ///
+    /// # Errors
+    /// The allocation that failed.
+    pub(crate) fn set_limits(&mut self, limits: Limits) -> Result<(), OutOfMemory> {
         self.stores.limits = limits;
+        self.stores.marks = filled(self.max.into(), Marks::default())?;
+        self.stores.pages.keep_cells(limits.count())
+    }
+
+    /// Returns the bytes that groups take beside a table.
+    pub(crate) fn group_bytes(shape: &TableShape, limits: &Limits) -> u64 {
+        let cells = PageTable::cell_count(shape, limits.count());
+        cells * size_of::<CellId>() as u64 + u64::from(shape.rows) * size_of::<Marks>() as u64
     }
 
     /// Returns which places sequences hold in the tracks after the first one.
@@ -243,6 +256,9 @@ impl SequenceTable {
             lock: Some(lock),
         };
         self.cuts[row.index()] = Cuts::NONE;
+        if let Some(marks) = self.stores.marks.get_mut(row.index()) {
+            *marks = Marks::default();
+        }
         let seq = self.rows.insert(sequence);
         self.row_mut(seq).expect("just made").append_tokens(tokens);
         seq
@@ -276,9 +292,8 @@ impl SequenceTable {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];
         assert!(sequence.page_len == 0, "S4: a row inherits before it has pages");
-        // Of other tracks none is published.
-        let shares = self.stores.pages.tracks() == 1;
-        let pages = if shares { self.stores.pages.whole_chunks(pages) } else { 0 };
+        // Of other tracks all that is held of them are cells.
+        let pages = self.stores.pages.whole_chunks(pages);
         self.stores.pages.share(from, sequence.row, pages);
         (sequence.page_len, sequence.inherited) = (pages, pages);
         if pages > 0 {

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::chunk_pool::ChunkPool;
 use super::pieces;
-use crate::id::{PageId, RowId};
+use crate::id::{CellId, PageId, RowId};
 use crate::layout::TableShape;
 use crate::memory::{OutOfMemory, prefetch_item, touch, zeroed};
 use crate::plan::TableWrite;
@@ -25,6 +25,10 @@ pub(super) struct PageTable {
     /// Words of the directory.
     directory_len: usize,
     chunks: ChunkPool,
+    /// Groups but group 0.
+    groups: u32,
+    /// `[chunk, group, page]`: the cell whose pages a place has; none where they are private.
+    cells: Vec<CellId>,
 }
 
 impl PageTable {
@@ -35,16 +39,53 @@ impl PageTable {
             words: zeroed(shape.words() as u64)?,
             directory_len: shape.directory_word(RowId::new(shape.rows), 0) as usize,
             chunks: ChunkPool::new(shape.chunk_count)?,
+            groups: 0,
+            cells: Vec::new(),
         })
     }
 
     pub fn prefault(&mut self) {
         touch(&mut self.words);
+        touch(&mut self.cells);
         self.chunks.prefault();
     }
 
     pub fn bytes(shape: &TableShape) -> u64 {
         4 * shape.words() as u64 + ChunkPool::bytes(shape.chunk_count)
+    }
+
+    /// Makes room for the cells of so many groups but group 0.
+    pub fn keep_cells(&mut self, groups: u32) -> Result<(), OutOfMemory> {
+        (self.groups, self.cells) = (groups, zeroed(Self::cell_count(&self.shape, groups))?);
+        Ok(())
+    }
+
+    /// Returns the cells of a table with so many groups but group 0.
+    pub fn cell_count(shape: &TableShape, groups: u32) -> u64 {
+        u64::from(shape.chunk_count) * u64::from(shape.chunk_pages) * u64::from(groups)
+    }
+
+    /// Returns the cell of a group whose pages a row has at a place.
+    pub fn cell(&self, row: RowId, group: u32, place: u32) -> CellId {
+        self.cells[self.cell_index(row, group, place)]
+    }
+
+    pub fn set_cell(&mut self, row: RowId, group: u32, place: u32, cell: CellId) {
+        let index = self.cell_index(row, group, place);
+        self.cells[index] = cell;
+    }
+
+    /// Makes the places `start..end` of a row private.
+    pub fn clear_cells(&mut self, row: RowId, start: u32, end: u32) {
+        for (group, place) in (0..self.groups).flat_map(|g| (start..end).map(move |at| (g, at))) {
+            self.set_cell(row, group, place, CellId::NONE);
+        }
+    }
+
+    fn cell_index(&self, row: RowId, group: u32, place: u32) -> usize {
+        let block = self.words[self.shape.directory_word(row, place) as usize];
+        let chunk = (block / self.shape.tracks * self.groups + group) as usize;
+        chunk * self.shape.chunk_pages as usize + (place & (self.shape.chunk_pages - 1)) as usize
     }
 
     /// Returns the chunks of so many pages.

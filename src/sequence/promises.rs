@@ -24,9 +24,15 @@ impl SequenceTable {
         self.stores.promised -= pages;
     }
 
+    /// Returns the outstanding pages of a sequence if it were promised so many places.
+    pub(crate) fn outstanding_of(&self, sequence: &Sequence, promised: u32) -> u32 {
+        let Sequence { page_len, published, .. } = *sequence;
+        let kept = self.stores.kept(sequence);
+        self.stores.limits.outstanding(promised, page_len, published, kept)
+    }
+
     /// Returns the outstanding pages of a sequence.
     pub(crate) fn outstanding(&self, sequence: &Sequence) -> u32 {
-        let Sequence { promised, page_len, published, .. } = *sequence;
-        self.stores.limits.outstanding(promised, page_len, published)
+        self.outstanding_of(sequence, sequence.promised)
     }
 }

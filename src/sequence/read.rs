@@ -1,6 +1,6 @@
 //! Reads of a sequence's pages and tokens.
 
-use crate::id::{PageId, TokenId};
+use crate::id::{CellId, PageId, TokenId};
 
 use super::{Sequence, SequenceTable};
 
@@ -29,9 +29,9 @@ impl SequenceTable {
         self.stores.pages.pieces(sequence.row, track, start, end).flatten().copied()
     }
 
-    /// Returns the page tables of a sequence.
-    pub(crate) fn tracks(&self) -> u32 {
-        self.stores.pages.tracks()
+    /// Returns the cell of a group whose pages a row has at a place.
+    pub(crate) fn cell(&self, sequence: &Sequence, group: u32, place: u32) -> CellId {
+        self.stores.pages.cell(sequence.row, group, place)
     }
 
     /// Returns a row's pages in order.

@@ -8,9 +8,18 @@ use super::page_table::PageTable;
 use super::record::Sequence;
 use super::token_store::TokenStore;
 use crate::error::Error;
-use crate::id::{PageId, SeqKey, TokenId};
-use crate::layout::Limits;
+use crate::id::{CellId, PageId, SeqKey, TokenId};
+use crate::layout::{HeldGroup, Limits};
 use crate::plan::TableWrite;
+
+/// Where the tails of a row are kept, by numbers of published pages; 0: none.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Marks {
+    /// Those that wait: of its full match, and of an equal prompt.
+    pub(super) waiting: [u32; 2],
+    /// The last one that was kept: the held places below it name cells, the others are private.
+    pub(super) kept: u32,
+}
 
 /// The chunked stores of all sequences.
 pub(super) struct Stores {
@@ -21,11 +30,18 @@ pub(super) struct Stores {
     pub(super) promised: u32,
     pub(super) tokens: TokenStore,
     pub(super) pages: PageTable,
+    /// By row, where there are groups.
+    pub(super) marks: Vec<Marks>,
     pub(super) inflight: InflightIndex,
     pub(super) branches: Branches,
 }
 
 impl Stores {
+    /// Returns the places of a row below which those that are held name cells.
+    pub(super) fn kept(&self, sequence: &Sequence) -> u32 {
+        self.marks.get(sequence.row.index()).map_or(0, |marks| marks.kept)
+    }
+
     /// Returns the tokens that a sequence knows at least if it has a front: those up to the end of the page, and one
     /// more.
     fn front_len(&self, sequence: &Sequence) -> u32 {
@@ -128,22 +144,16 @@ impl RowMut<'_> {
     /// Returns how many of the pages of the next `places` places are promised to the row.
     pub fn promised_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
-        let outstanding = |page_len| self.stores.limits.outstanding(promised, page_len, published);
+        let kept = self.stores.kept(self.sequence);
+        let outstanding =
+            |page_len| self.stores.limits.outstanding(promised, page_len, published, kept);
         if promised == 0 { 0 } else { outstanding(page_len) - outstanding(page_len + places) }
     }
 
-    /// Returns what the row lacks to have `page_len` pages, all of them sent. Not inlined: rows that decode rarely call
-    /// it.
-    #[inline(never)]
+    /// Returns what the row lacks to have `page_len` pages, all of them sent.
+    #[inline]
     pub fn lacking(&self, page_len: u32) -> Lacking {
-        let Sequence { chunks: own, dirty_from, inherited, .. } = *self.sequence;
-        // Both stores divide a row at the same pages.
-        let chunks = self.stores.pages.chunks_for(page_len);
-        let dirty_chunks = chunks - self.stores.pages.chunks_for(dirty_from);
-        let limits = &self.stores.limits;
-        let pages = limits.held(dirty_from.max(inherited), page_len, self.sequence.published);
-        let table_writes = pages + dirty_chunks;
-        Lacking { chunks: chunks.saturating_sub(own), table_writes }
+        lacking(self.sequence, self.stores, page_len)
     }
 
     /// [`RowMut::lacking`] of one place more, for a row whose pages are sent. `ONE`: whether there is one track.
@@ -173,6 +183,7 @@ impl RowMut<'_> {
             let own = rest.split_off(..(len - start) as usize).expect("a page for a place");
             table.write(sequence.row, track, start, own);
         }
+        table.clear_cells(sequence.row, sequence.page_len, len);
         debug_assert!(rest.is_empty(), "no page without a place");
         sequence.page_len = len;
         if len > 0 {
@@ -206,6 +217,7 @@ impl RowMut<'_> {
         sequence.page_len += 1;
         sequence.dirty_from = sequence.page_len;
         sequence.tail += 1;
+        stores.pages.clear_cells(sequence.row, sequence.page_len - 1, sequence.page_len);
         for (track, &page) in (0..).zip(pages) {
             write(stores.pages.write_track(sequence.tail, track, page));
         }
@@ -235,21 +247,102 @@ impl RowMut<'_> {
         sequence.dirty_from = page_len;
     }
 
-    /// Marks so many pages as published. What no later token reads is appended to `out`, to be released, and promised
-    /// again. O(pages released).
-    pub fn publish_to(&mut self, published: u32, out: &mut Vec<PageId>) {
-        let Self { sequence, stores: Stores { limits, promised: all, pages, .. } } = self;
-        let Sequence { row, promised, page_len, published: before, .. } = **sequence;
+    /// Marks so many pages as published where there are groups. What no later token reads then is promised again.
+    pub fn publish_to(&mut self, published: u32) {
+        let Self { sequence, stores } = self;
+        let Sequence { promised, page_len, published: before, .. } = **sequence;
         sequence.published = published;
-        if limits.is_none() {
-            return; // Decoding rows publish often.
-        }
-        let first = |published| limits.tracks(published).map(|(_, first)| first);
-        for (track, (start, end)) in (1..).zip(first(before).zip(first(published))) {
-            pages.pieces(row, track, start, end).for_each(|piece| out.extend_from_slice(piece));
-        }
-        let outstanding = |published| limits.outstanding(promised, page_len, published);
+        let kept = stores.kept(sequence);
+        let Stores { limits, promised: all, .. } = &mut **stores;
+        let outstanding = |published| limits.outstanding(promised, page_len, published, kept);
         *all += outstanding(published) - outstanding(before);
+    }
+
+    /// Appends `pages` places of the tree's pages of track 0. The caller names the cells of other tracks.
+    pub fn append_published(&mut self, pages: &[PageId]) {
+        let Self { sequence, stores: Stores { page_size, tokens, pages: table, .. } } = self;
+        let len = sequence.page_len + pages.len() as u32;
+        tokens.reserve(sequence.row, &mut sequence.chunks, len * *page_size);
+        table.reserve(sequence.row, sequence.page_len, len);
+        table.write(sequence.row, 0, sequence.page_len, pages);
+        sequence.page_len = len;
+        if len > 0 {
+            sequence.tail = table.entry(sequence.row, len - 1);
+        }
+    }
+
+    /// Returns which places the row holds in the tracks after the first one.
+    pub fn limits(&self) -> &Limits {
+        &self.stores.limits
+    }
+
+    /// Returns the most pages of tails that a mark turns into the tree's.
+    pub fn most_kept(&self) -> u32 {
+        self.sequence.page_len * (self.stores.pages.tracks() - 1)
+    }
+
+    /// Returns the cell of a group whose pages the row has at a place.
+    pub fn cell(&self, group: u32, place: u32) -> CellId {
+        self.stores.pages.cell(self.sequence.row, group, place)
+    }
+
+    /// Records that the row's own pages at a place have become a cell.
+    pub fn set_cell(&mut self, group: u32, place: u32, cell: CellId) {
+        self.stores.pages.set_cell(self.sequence.row, group, place, cell);
+    }
+
+    /// Makes the pages of a cell the row's at a place.
+    pub fn name_cell(&mut self, held: &HeldGroup, place: u32, cell: CellId, pages: &[PageId]) {
+        for (track, page) in (held.track..).zip(pages) {
+            let page = std::slice::from_ref(page);
+            self.stores.pages.write(self.sequence.row, track, place, page);
+        }
+        self.set_cell(held.group, place, cell);
+    }
+
+    /// Returns the page of a track at a place.
+    pub fn track_page(&self, track: u32, place: u32) -> PageId {
+        let entry = self.stores.pages.entry(self.sequence.row, place);
+        self.stores.pages.track_page_at(entry, track)
+    }
+
+    /// Sets the marks of a row that is admitted or resumed: its full match, and the last one of an equal prompt.
+    pub fn begin_marks(&mut self, full: u32, last: u32) {
+        let Self { sequence, stores } = self;
+        if let Some(marks) = stores.marks.get_mut(sequence.row.index()) {
+            let kept = sequence.published;
+            let waiting = [full, last].map(|mark| if mark > kept { mark } else { 0 });
+            *marks = Marks { waiting, kept };
+        }
+    }
+
+    /// Takes the first mark that lies within `published` pages, if there is one.
+    pub fn take_mark(&mut self, published: u32) -> Option<u32> {
+        let marks = self.stores.marks.get_mut(self.sequence.row.index())?;
+        let reached = marks.waiting.iter_mut().filter(|mark| (1..=published).contains(*mark));
+        reached.min_by_key(|mark| **mark).map(std::mem::take)
+    }
+
+    /// Returns how many promised pages become outstanding when the tails at a mark are kept.
+    pub fn keep_cost(&self, mark: u32, published: u32) -> u32 {
+        let Sequence { promised, page_len, .. } = *self.sequence;
+        let before = self.stores.kept(self.sequence);
+        let outstanding =
+            |kept| self.stores.limits.outstanding(promised, page_len, published, kept);
+        outstanding(before.max(mark)) - outstanding(before)
+    }
+
+    /// Records that the tails at a mark are kept.
+    pub fn set_kept(&mut self, mark: u32) {
+        let cost = self.keep_cost(mark, self.sequence.published);
+        self.stores.promised += cost;
+        let marks = &mut self.stores.marks[self.sequence.row.index()];
+        marks.kept = marks.kept.max(mark);
+    }
+
+    /// Returns the outstanding pages of all sequences.
+    pub fn all_promised(&self) -> u32 {
+        self.stores.promised
     }
 
     /// Returns whether plans have sent all its pages.
@@ -300,4 +393,16 @@ impl RowMut<'_> {
     pub fn token(&self, position: u32) -> TokenId {
         self.stores.tokens.token(self.sequence.row, position)
     }
+}
+
+/// [`RowMut::lacking`]. Not inlined: rows that decode rarely call it. Takes the row's references apart, so that a
+/// caller's loop keeps them in registers.
+#[inline(never)]
+fn lacking(sequence: &Sequence, stores: &Stores, page_len: u32) -> Lacking {
+    let Sequence { chunks: own, dirty_from, inherited, published, .. } = *sequence;
+    // Both stores divide a row at the same pages.
+    let chunks = stores.pages.chunks_for(page_len);
+    let dirty_chunks = chunks - stores.pages.chunks_for(dirty_from);
+    let pages = stores.limits.held(dirty_from.max(inherited), page_len, published);
+    Lacking { chunks: chunks.saturating_sub(own), table_writes: pages + dirty_chunks }
 }

@@ -2,7 +2,7 @@
 
 use crate::id::{PageId, SeqKey, StepId};
 
-use super::row::Stores;
+use super::row::{Marks, Stores};
 use super::{Cuts, Sequence, SequenceTable};
 
 impl SequenceTable {
@@ -19,9 +19,10 @@ impl SequenceTable {
         }
         self.stores.pages.shrink(sequence.row, sequence.page_len, page_len);
         // What was promised is promised again.
+        let kept = self.stores.kept(sequence);
         let Stores { limits, promised, .. } = &mut self.stores;
         let outstanding =
-            |page_len| limits.outstanding(sequence.promised, page_len, sequence.published);
+            |page_len| limits.outstanding(sequence.promised, page_len, sequence.published, kept);
         *promised += outstanding(page_len) - outstanding(sequence.page_len);
         sequence.page_len = page_len;
         sequence.dirty_from = sequence.dirty_from.min(page_len);
@@ -31,20 +32,15 @@ impl SequenceTable {
         self.shrink(seq);
     }
 
-    /// Appends the held pages of all tracks but the first one to `out`, for the caller to release. O(pages).
-    pub(crate) fn detach_tracks(&self, seq: SeqKey, out: &mut Vec<PageId>) {
-        let sequence = &self.rows[seq];
-        for (track, _) in self.stores.limits.tracks(0) {
-            out.extend(self.track_pages(sequence, track, 0));
-        }
-    }
-
     /// Forgets all pages, which the caller has released: the sequence is preempted.
     pub(crate) fn clear_pages(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
         assert!(sequence.promised == 0, "S3: a preempted sequence is promised nothing");
         self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
         (sequence.page_len, sequence.published) = (0, 0);
+        if let Some(marks) = self.stores.marks.get_mut(sequence.row.index()) {
+            *marks = Marks::default();
+        }
         (sequence.dirty_from, sequence.inherited) = (0, 0);
         (sequence.cached_len, sequence.planned_len) = (0, 0);
         (sequence.last_step, sequence.last_item) = (StepId::default(), 0);

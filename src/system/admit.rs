@@ -5,7 +5,8 @@ use crate::bitmap::Bits;
 use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
-use crate::id::{Namespace, PageId, PrefixLock, SeqKey, TokenId};
+use crate::id::{CellId, Namespace, PageId, PrefixLock, SeqKey, TokenId};
+use crate::layout::Limits;
 use crate::page::PagePool;
 use crate::plan::{Admission, Admitted, Prompt};
 use crate::prefix::{PrefixMatch, PrefixTree};
@@ -56,13 +57,14 @@ pub(crate) fn admission(
     let Estimate { shape, pages, prefixes, sequences, fence } = *world;
     check_prompt(shape, prefixes, namespace, prompt, promise)?;
     let found =
-        shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(shape, prompt)));
+        shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(prompt)));
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
     let budget = PageBudget::new(pages, prefixes, sequences, fence);
-    let most = sequences.limits().most(places(shape, prompt.len() as u32, promise));
-    let admission = estimate(shape, prefixes, &budget, found.as_ref(), most);
-    let leader = found.filter(|_| shape.finds_prefixes());
+    let len = prompt.len() as u32;
+    let admission =
+        estimate(shape, prefixes, sequences.limits(), &budget, found.as_ref(), len, promise);
+    let leader = found.filter(|_| shape.finds_leaders());
     let leader = leader.and_then(|found| leader_of(prefixes, sequences, &found, prompt));
     Ok(Admission { leader, ..admission })
 }
@@ -86,8 +88,8 @@ pub(crate) fn admit(
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
     let budget = PageBudget::new(pages, prefixes, sequences, fence);
-    let most = sequences.limits().most(places(shape, prompt.len() as u32, promise));
-    estimate(shape, prefixes, &budget, found.as_ref(), most).check()?;
+    let len = prompt.len() as u32;
+    estimate(shape, prefixes, sequences.limits(), &budget, found.as_ref(), len, promise).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     let seq = sequences.spawn(namespace, prompt, lock);
     prefixes.hold_names(namespace);
@@ -99,6 +101,7 @@ pub(crate) fn admit(
         promise,
         AdmissionKind::admitted(prompt.len() as u32),
     );
+    attach_tails(prefixes, sequences, fence, seq, found.as_ref());
     counters.admissions += 1;
     Ok(seq)
 }
@@ -128,11 +131,11 @@ pub(crate) fn resume(world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), 
     }
     let found = find(shape, prefixes, namespace, &buffers.tokens, &mut buffers.pages);
     let budget = PageBudget::new(pages, prefixes, sequences, fence);
-    let most = sequences.limits().most(places(shape, len, promise));
-    estimate(shape, prefixes, &budget, found.as_ref(), most).check()?;
+    estimate(shape, prefixes, sequences.limits(), &budget, found.as_ref(), len, promise).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     sequences.get_mut(seq)?.lock = Some(lock);
     attach_prefix(shape, sequences, buffers, seq, promise, kind);
+    attach_tails(prefixes, sequences, fence, seq, found.as_ref());
     counters.resumes += 1;
     Ok(())
 }
@@ -153,14 +156,16 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
     sequences.check_rows(prompts.len())?;
     sequences.check_chunks(chunks)?;
     let budget = PageBudget::new(pages, prefixes, sequences, fence);
-    let (lacking, idle) = estimate_all(shape, prefixes, sequences, buffers, prompts, |found| {
-        prefixes.idle_pages(found)
+    let now = |found: &PrefixMatch| prefixes.idle_node_pages(found);
+    let (lacking, idle) = estimate_all(shape, prefixes, sequences, buffers, prompts, now, |cell| {
+        prefixes.is_idle_cell(cell)
     });
     if lacking + idle > budget.unpromised() {
         let after = budget.after(0, |step| {
-            let idle_then = |found: &PrefixMatch| prefixes.idle_pages_after(found, step);
+            let idle_then = |found: &PrefixMatch| prefixes.node_pages_after(found, step);
+            let cell_then = |cell| prefixes.is_idle_cell_after(cell, step);
             let (lacking, idle) =
-                estimate_all(shape, prefixes, sequences, buffers, prompts, idle_then);
+                estimate_all(shape, prefixes, sequences, buffers, prompts, idle_then, cell_then);
             lacking + idle
         });
         let available = budget.unpromised().saturating_sub(idle);
@@ -169,7 +174,7 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
     buffers.admitted.clear();
     for &Prompt { namespace, tokens, promise } in prompts {
         let found = find(shape, prefixes, namespace, tokens, &mut buffers.pages);
-        let leader = found.filter(|_| shape.finds_prefixes());
+        let leader = found.filter(|_| shape.finds_leaders());
         let leader = leader.and_then(|found| leader_of(prefixes, sequences, &found, tokens));
         let lock = lock(prefixes, fence, found.as_ref(), namespace);
         let seq = sequences.spawn(namespace, tokens, lock);
@@ -182,6 +187,7 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
             promise,
             AdmissionKind::admitted(tokens.len() as u32),
         );
+        attach_tails(prefixes, sequences, fence, seq, found.as_ref());
         buffers.admitted.push(Admitted::new(seq, leader));
     }
     counters.admissions += prompts.len() as u64;
@@ -197,21 +203,30 @@ fn estimate_all(
     buffers: &mut Buffers,
     prompts: &[Prompt<'_>],
     idle_pages: impl Fn(&PrefixMatch) -> u32,
+    idle_cell: impl Fn(CellId) -> bool,
 ) -> (u64, u64) {
     let Buffers { pages, freed: idle, counted, .. } = buffers;
     let mut lacking = 0;
     idle.clear();
     for &Prompt { namespace, tokens, promise } in prompts {
         let found = find(shape, prefixes, namespace, tokens, pages);
-        let most = sequences.limits().most(places(shape, tokens.len() as u32, promise));
-        lacking += u64::from(most) - pages.len() as u64;
-        let idle_count = found.map_or(0, |found| idle_pages(&found)) as usize;
-        for page in &pages[pages.len() - idle_count..] {
-            if !counted.contains(page.raw()) {
-                counted.insert(Bits::one(page.index()));
-                idle.push(*page);
+        let (matched, len) = (pages.len() as u32, tokens.len() as u32);
+        lacking += u64::from(pages_lacking(shape, sequences.limits(), matched, len, promise));
+        let Some(found) = found else { continue };
+        let mut count = |list: &[PageId]| {
+            for page in list {
+                if !counted.contains(page.raw()) {
+                    counted.insert(Bits::one(page.index()));
+                    idle.push(*page);
+                }
             }
-        }
+        };
+        count(&pages[pages.len() - idle_pages(&found) as usize..]);
+        prefixes.each_tail_cell(&found, |cell| {
+            if idle_cell(cell) {
+                count(prefixes.cell_pages(cell));
+            }
+        });
     }
     idle.iter().for_each(|page| counted.remove(Bits::one(page.index())));
     (lacking, idle.len() as u64)
@@ -240,6 +255,7 @@ fn check_prompt(
 }
 
 /// Checks the tokens of a prompt that are not cached: those that are were checked when they came.
+#[inline]
 fn check_rest(
     shape: &EngineShape,
     found: Option<&PrefixMatch>,
@@ -260,33 +276,51 @@ fn find(
 ) -> Option<PrefixMatch> {
     pages.clear();
     shape.shares_prefixes().then(|| {
-        let tokens = matchable(shape, tokens);
-        prefixes.match_pages(namespace, tokens, |found| pages.extend_from_slice(found))
+        let tokens = matchable(tokens);
+        let found = prefixes.match_pages(namespace, tokens, |found| pages.extend_from_slice(found));
+        pages.truncate(found.pages() as usize);
+        found
     })
 }
 
 /// Returns the tokens that can match cached prefixes.
-fn matchable<'a>(shape: &EngineShape, tokens: &'a [TokenId]) -> &'a [TokenId] {
-    &tokens[..if shape.finds_prefixes() { tokens.len() - 1 } else { 0 }]
+fn matchable(tokens: &[TokenId]) -> &[TokenId] {
+    &tokens[..tokens.len() - 1]
 }
 
-/// Returns the places of a sequence of `len` tokens that is promised `promise` of them.
-fn places(shape: &EngineShape, len: u32, promise: u32) -> u32 {
-    len.max(promise).div_ceil(shape.layout.page_size())
+/// Returns the pages that a sequence of `len` tokens lacks behind `matched` pages, or those that become outstanding if
+/// it is promised more.
+#[inline]
+fn pages_lacking(
+    shape: &EngineShape,
+    limits: &Limits,
+    matched: u32,
+    len: u32,
+    promise: u32,
+) -> u32 {
+    let page_size = shape.layout.page_size();
+    if limits.is_none() {
+        return len.max(promise).div_ceil(page_size) - matched;
+    }
+    let [len, promised] = [len, promise].map(|tokens| tokens.div_ceil(page_size));
+    let lacking = limits.most(len) - limits.held(0, matched, matched);
+    lacking.max(limits.outstanding(promised, matched, matched, matched))
 }
 
-/// Returns the cost of a sequence that holds at most `most` pages, once its match is locked: the pages that it lacks,
+/// Returns the cost of a sequence of `len` tokens, once its match is locked: the pages that it lacks,
 /// and the idle ones, which back no promise any more.
 fn estimate(
     shape: &EngineShape,
     prefixes: &PrefixTree,
+    limits: &Limits,
     budget: &PageBudget<'_>,
     found: Option<&PrefixMatch>,
-    most: u32,
+    len: u32,
+    promise: u32,
 ) -> Admission {
     let page_size = shape.layout.page_size();
     let (matched, idle) = found.map_or((0, 0), |m| (m.pages(), prefixes.idle_pages(m)));
-    let lacking = most - matched;
+    let lacking = pages_lacking(shape, limits, matched, len, promise);
     let mut admission = Admission {
         cached_len: matched * page_size,
         idle_pages: idle,
@@ -325,11 +359,38 @@ fn attach_prefix(
 ) {
     let mut row = sequences.row_mut(seq).expect("just looked up");
     row.sequence.published = buffers.pages.len() as u32;
-    row.append_pages(row.sequence.published, &buffers.pages);
+    row.append_published(&buffers.pages);
+    row.begin_marks(0, 0);
     let sequence = row.sequence;
     sequence.cached_len = sequence.published * shape.layout.page_size();
     sequence.planned_len = sequence.cached_len;
     sequence.admission_kind = kind;
     sequences.row_mut(seq).expect("just looked up").begin_front(seq);
     sequences.promise(seq, promise.div_ceil(shape.layout.page_size()));
+}
+
+/// Makes a sequence a user of the cells in the tails of its prefix, and sets its marks. O(tails).
+fn attach_tails(
+    prefixes: &mut PrefixTree,
+    sequences: &mut SequenceTable,
+    fence: &mut Fence,
+    seq: SeqKey,
+    found: Option<&PrefixMatch>,
+) {
+    if !prefixes.has_cells() {
+        return;
+    }
+    let Some(found) = found else { return };
+    let mut row = sequences.row_mut(seq).expect("just looked up");
+    row.begin_marks(found.full_pages(), (row.sequence.token_len - 1) / prefixes.page_size());
+    let (limits, pages) = (*row.limits(), row.sequence.published);
+    for held in limits.held_groups(pages) {
+        let lock = row.sequence.lock.as_ref().expect("it is admitted");
+        let mut path = prefixes.path_of(lock, pages);
+        for place in (held.first..pages).rev() {
+            let cell = prefixes.cell_at(held.group, prefixes.entry_at(&mut path, place));
+            prefixes.gain_cell(cell, fence);
+            row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
+        }
+    }
 }

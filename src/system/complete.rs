@@ -30,6 +30,7 @@ pub(crate) fn complete(world: Complete<'_>, step: StepId) -> Result<(), Error> {
     let Complete { pages, prefixes, steps, fence, buffers } = world;
     steps.check_complete(step)?;
     steps.complete(step);
+    prefixes.complete_cells(step, fence);
     fence.take_pages(step, |run| pages.unfence(run));
     while let Some(lock) = fence.take_lock(step) {
         buffers.freed.clear();

@@ -10,8 +10,9 @@ use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
 use crate::system::access::access;
-use crate::system::publish::publish;
+use crate::system::publish::{keep as keep_at_end, publish};
 use crate::system::release::{release_lock, release_pages};
+use crate::system::tails::give_back;
 use crate::world::{Buffers, World};
 
 access! {
@@ -70,17 +71,21 @@ pub(crate) fn preempt(mut world: Finish<'_>, seq: SeqKey, keep: Keep) -> Result<
 /// Releases a running sequence's pages and prefix.
 fn release(world: &mut Finish<'_>, seq: SeqKey, keep: Keep) {
     let Finish { shape, pages, prefixes, sequences, fence, buffers, .. } = world;
+    sequences.promise(seq, 0);
     if keep == Keep::Publish && shape.shares_prefixes() {
         publish(pages, prefixes, sequences, fence, buffers, seq);
+        keep_at_end(pages, prefixes, sequences, fence, buffers, seq);
     }
-    sequences.promise(seq, 0);
     let sequence = sequences.get_mut(seq).expect("the caller looked it up");
     let (published, last_step) = (sequence.published, sequence.last_step);
     let lock = sequence.lock.take().expect("a running sequence holds its prefix");
     sequences.row_mut(seq).expect("just seen").drop_front();
     buffers.freed.clear();
     sequences.truncate_pages(seq, published, &mut buffers.freed);
-    sequences.detach_tracks(seq, &mut buffers.freed);
+    if prefixes.has_cells() {
+        let mut row = sequences.row_mut(seq).expect("just seen");
+        give_back(&mut row, prefixes, fence, published, None, &mut buffers.freed);
+    }
     release_pages(pages, fence, last_step, &buffers.freed);
     release_lock(pages, prefixes, fence, last_step, lock, &mut buffers.freed);
 }

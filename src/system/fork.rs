@@ -1,5 +1,5 @@
-//! Forks a sequence: whole pages of group 0 are shared; the partly filled tail page is copied, and so are the pages of
-//! other groups.
+//! Forks a sequence: whole pages are shared, those of other groups than group 0 as cells. The partly filled last page
+//! of each track is copied.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -14,7 +14,7 @@ use crate::step::StepLog;
 use crate::system::access::access;
 use crate::system::page_budget::PageBudget;
 use crate::system::promise::check_promise;
-use crate::system::publish::publish;
+use crate::system::publish::{keep, publish};
 use crate::system::reclaim::reclaim;
 use crate::world::{Buffers, World};
 
@@ -39,9 +39,8 @@ access! {
 pub struct Forked<'a> {
     /// The new sequences, with all known tokens of their parent and K and V of the computed ones.
     pub children: &'a [SeqKey],
-    /// Copies of the partly filled tail page, one for each child, and of the pages that the parent holds of other
-    /// groups of layers. The engine has passed them to its own backend. Backends of other ranks need `copy_pages` too,
-    /// ordered after the steps committed so far.
+    /// Copies of the partly filled last page of each track, for each child. The engine has passed them to its own
+    /// backend. Backends of other ranks need `copy_pages` too, ordered after the steps committed so far.
     pub copies: &'a [PageCopy],
     /// The step of the copies, which counts as committed and is completed like any other.
     pub step: Option<StepId>,
@@ -49,7 +48,7 @@ pub struct Forked<'a> {
 
 /// Forks a running sequence: `count` children, each promised the pages of `promise` tokens in all, are left in the
 /// buffers with their copies; returns the step of those. Its whole computed pages are published first, in prefix mode
-/// None for the family alone. Where there is one group of layers a child shares chunks of the page table, so its
+/// None for the family alone. A child shares chunks of the page table, so its
 /// first plan sends a word a chunk for them instead of one a page. O(tokens) for each child.
 ///
 /// # Errors
@@ -77,16 +76,18 @@ pub(crate) fn fork(
         return Ok(None);
     }
     let limits = *sequences.limits();
-    // Of each child: what it holds but the shared pages of track 0.
-    let copied = u64::from(limits.held(0, page_len, shared) - shared);
+    // Of each child: the partly filled page of each track.
+    let copied = u64::from(page_len - shared) * u64::from(shape.table.tracks);
     let has_copies = copied > 0;
     if has_copies {
         steps.check_room()?;
     }
     let wanted = u64::from(count) * copied;
-    let outstanding = u64::from(count) * u64::from(limits.outstanding(promised, page_len, shared));
+    let of_child = limits.outstanding(promised, page_len, shared, shared);
+    let outstanding = u64::from(count) * u64::from(of_child);
+    let of_parent = u64::from(sequences.row_mut(seq)?.keep_cost(shared, shared));
     let budget = PageBudget::new(pages, prefixes, sequences, fence);
-    budget.check(wanted + outstanding, 0)?;
+    budget.check(wanted + outstanding + of_parent, 0)?;
     // Before publishing, which may turn evictable pages into protected ones: nothing fails after this.
     let evicted = reclaim(pages, prefixes, wanted, &mut buffers.freed);
     counters.evicted_pages += u64::from(evicted);
@@ -96,15 +97,14 @@ pub(crate) fn fork(
         buffers.copies.push(PageCopy { source: target[0], target: target[0] });
     }
     publish(pages, prefixes, sequences, fence, buffers, seq);
+    keep(pages, prefixes, sequences, fence, buffers, seq);
     let parent = sequences.running(seq)?;
     let sent = steps.sent_for_good(parent.last_item, parent.dirty_from).max(parent.inherited);
     if has_copies {
         for copies in buffers.copies.chunks_exact_mut(copied as usize) {
-            let tail = sequences.page_pieces(parent, 0, shared, page_len).flatten();
-            let others = limits.tracks(shared).flat_map(|(track, first)| {
-                sequences.page_pieces(parent, track, first, page_len).flatten()
-            });
-            let copies = copies.iter_mut().zip(tail.chain(others));
+            let tails = (0..shape.table.tracks)
+                .flat_map(|track| sequences.page_pieces(parent, track, shared, page_len).flatten());
+            let copies = copies.iter_mut().zip(tails);
             copies.for_each(|(copy, source)| copy.source = *source);
         }
     }
@@ -120,11 +120,26 @@ pub(crate) fn fork(
         for piece in sequences.page_pieces(parent, 0, inherited, shared) {
             buffers.pages.extend_from_slice(piece);
         }
+        let mut row = sequences.row_mut(child).expect("just made");
+        row.sequence.published = shared;
+        row.begin_marks(shared, shared);
+        row.append_published(&buffers.pages);
+        for held in limits.held_groups(shared) {
+            for place in held.first..shared {
+                let parent = sequences.running(seq)?;
+                let cell = sequences.cell(parent, held.group, place);
+                prefixes.gain_cell(cell, fence);
+                if place >= inherited {
+                    let mut row = sequences.row_mut(child).expect("just made");
+                    row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
+                }
+            }
+        }
+        buffers.pages.clear();
         let own = index * copied as usize..(index + 1) * copied as usize;
         buffers.pages.extend(buffers.copies[own].iter().map(|copy| copy.target));
         let mut row = sequences.row_mut(child).expect("just made");
-        row.sequence.published = shared;
-        row.append_pages(page_len - inherited, &buffers.pages);
+        row.append_pages(page_len - shared, &buffers.pages);
         (row.sequence.cached_len, row.sequence.planned_len) = (cached_len, cached_len);
         row.begin_front(child);
         sequences.promise(child, promised);

@@ -19,6 +19,7 @@
 //! | [`accept`]: keep a branch of drafts | writes | | writes | writes | writes |
 //! | [`commit`]: advance `cached_len`, make whole pages matchable | writes | writes | writes | writes | writes |
 //! | [`publish`]: whole pages into the tree, duplicates out | writes | writes | writes | | writes |
+//! | [`tails`]: make cells of a row's pages, give held places back | | writes | | | writes |
 //! | [`complete`]: return pages and locks from the fence | writes | writes | | writes | writes |
 //! | [`abort`]: undo plans | writes | | writes | writes | writes |
 //! | [`finish`], `preempt`: release everything | writes | writes | writes | | writes |
@@ -52,3 +53,4 @@ pub mod reclaim;
 pub mod release;
 pub mod reset;
 pub mod rollback;
+pub mod tails;

@@ -104,6 +104,7 @@ pub(super) struct Packer<'step> {
 
 impl<'step> Packer<'step> {
     /// Creates arrays for so many entries, and pages in total.
+    #[inline] // Callers bound the sizes, which saves checks of each allocation.
     pub fn new(entries: usize, pages: usize, bump: &'step Bump) -> Self {
         Self {
             qo_indptr: bump.alloc_slice_fill_copy(entries + 1, 0),

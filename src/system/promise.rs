@@ -34,7 +34,7 @@ pub(crate) fn promise(world: Promise<'_>, seq: SeqKey, len: u32) -> Result<(), E
     check_promise(shape, len)?;
     let promised = len.div_ceil(shape.layout.page_size());
     let before = sequences.outstanding(sequence);
-    let after = sequences.limits().outstanding(promised, sequence.page_len, sequence.published);
+    let after = sequences.outstanding_of(sequence, promised);
     if after > before {
         let budget = PageBudget::new(pages, prefixes, sequences, fence);
         budget.check(u64::from(after - before), 0)?;

@@ -6,6 +6,7 @@ use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 use crate::sequence::{RowMut, SequenceTable};
 use crate::system::release::release_pages;
+use crate::system::tails::{give_back, keep_tails};
 use crate::world::Buffers;
 
 /// Publishes a running sequence's whole pages of known, computed tokens. Where another sequence published the same
@@ -24,6 +25,29 @@ pub(crate) fn publish(
     buffers.pages.clear();
     Publisher { pages, prefixes, fence, buffers }.insert(row);
     pages.publish(&buffers.pages);
+}
+
+/// Keeps the tails behind a running sequence's published pages, as at a mark. The caller checked that this breaks no
+/// promise. O(tails).
+pub(crate) fn keep(
+    pages: &mut PagePool,
+    prefixes: &mut PrefixTree,
+    sequences: &mut SequenceTable,
+    fence: &mut Fence,
+    buffers: &mut Buffers,
+    seq: SeqKey,
+) {
+    if !prefixes.has_cells() {
+        return;
+    }
+    let mut row = sequences.row_mut(seq).expect("the caller looked it up");
+    let Buffers { pages: kept, freed, .. } = buffers;
+    kept.clear();
+    freed.clear();
+    let mark = row.sequence.published;
+    keep_tails(&mut row, prefixes, fence, mark, mark, kept, freed);
+    pages.publish(kept);
+    release_pages(pages, fence, row.sequence.last_step, freed);
 }
 
 /// The tables that publish a row's pages.
@@ -68,9 +92,38 @@ impl Publisher<'_> {
             at += len;
         }
         row.sequence.lock = Some(lock);
-        row.publish_to(end, &mut buffers.freed);
+        if prefixes.has_cells() {
+            self.publish_tails(&mut row, end);
+        } else {
+            row.sequence.published = end;
+        }
         row.advance_front();
-        release_pages(pages, fence, row.sequence.last_step, &buffers.freed);
+        release_pages(self.pages, self.fence, row.sequence.last_step, &self.buffers.freed);
+    }
+
+    /// Keeps the tails at the marks that a row reaches with so many published pages, and gives back what no later token
+    /// reads. Outlined, so that a row pays one comparison where there is one group.
+    #[cold]
+    #[inline(never)]
+    fn publish_tails(&mut self, row: &mut RowMut<'_>, end: u32) {
+        let Self { pages, prefixes, fence, buffers } = self;
+        let Buffers { pages: kept, freed, .. } = &mut **buffers;
+        let before = row.sequence.published;
+        while let Some(mark) = row.take_mark(end) {
+            // The buffer holds one row's pages and must not grow.
+            if kept.len() + row.most_kept() as usize > kept.capacity() {
+                pages.publish(kept);
+                kept.clear();
+            }
+            // A cell backs no promise, so no tail is kept that would break one (W4).
+            let evictable = prefixes.size_info().evictable;
+            let backing = pages.free_count() + pages.fenced_count() + evictable;
+            if row.all_promised() + row.keep_cost(mark, before) <= backing {
+                keep_tails(row, prefixes, fence, end, mark, kept, freed);
+            }
+        }
+        row.publish_to(end);
+        give_back(row, prefixes, fence, before, Some(end), freed);
     }
 }
 

@@ -4,7 +4,7 @@ use crate::id::PageId;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 
-/// Evicts prefixes until `wanted` pages are free. Returns the pages evicted. O(pages evicted).
+/// Evicts prefixes until `wanted` pages are free. Returns the pages of group 0 that were evicted. O(pages evicted).
 ///
 /// # Panics
 /// If free and evictable pages together are fewer: the caller checked the room.
@@ -16,6 +16,12 @@ pub fn reclaim(
 ) -> u32 {
     let short = wanted.saturating_sub(pages.free_count().into());
     freed.clear();
+    if prefixes.has_cells() {
+        let short = u32::try_from(short).expect("no more than there are");
+        let evicted = prefixes.evict_groups(short, freed);
+        pages.free_cached(freed);
+        return evicted;
+    }
     prefixes.evict(u32::try_from(short).expect("no more than there are"), freed);
     pages.free_cached(freed);
     short as u32

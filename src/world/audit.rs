@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::id::{NodeKey, PageId, PrefixLock, SeqKey, StepId};
+use crate::id::{CellId, NodeKey, PageId, PrefixLock, SeqKey, StepId};
+use crate::layout::HeldGroup;
 use crate::page::PageState;
 use crate::sequence::Sequence;
 
@@ -27,6 +28,8 @@ impl World {
         let all = self.count_locks(|_| true);
         let fenced = self.count_locks(|holder| holder == LockHolder::Fence);
         self.prefixes.check(&all, &fenced, &self.fence).map_err(broken)?;
+        self.prefixes.check_cells(&self.count_cells(), &self.fence).map_err(broken)?;
+        self.check_tails().map_err(|invariant| broken((invariant, None)))?;
         if !self.prefixes.counts_names(self.sequences.iter().map(|(_, s)| s.namespace)) {
             return Err(broken(("T11: names stay while they have users, which are counted", None)));
         }
@@ -93,6 +96,56 @@ impl World {
         Ok(())
     }
 
+    /// Returns the places that a sequence holds of groups but group 0.
+    fn held_places<'a>(&'a self, s: &'a Sequence) -> impl Iterator<Item = (HeldGroup, u32)> + 'a {
+        let held = self.sequences.limits().held_groups(s.published);
+        held.flat_map(|held| (held.first..s.page_len).map(move |place| (held, place)))
+    }
+
+    /// Counts the held places that name each cell.
+    fn count_cells(&self) -> HashMap<CellId, u32> {
+        let mut counts = HashMap::new();
+        for (_, s) in self.sequences.iter() {
+            for (held, place) in self.held_places(s) {
+                let cell = self.sequences.cell(s, held.group, place);
+                if cell.is_some() {
+                    *counts.entry(cell).or_default() += 1;
+                }
+            }
+        }
+        counts
+    }
+
+    /// Checks G4 and G6.
+    fn check_tails(&self) -> Result<(), &'static str> {
+        for (_, s) in self.sequences.iter() {
+            let Some(lock) = &s.lock else { continue };
+            for (held, place) in self.held_places(s) {
+                let cell = self.sequences.cell(s, held.group, place);
+                if !cell.is_some() {
+                    continue; // W1: its pages are the row's own.
+                }
+                let mut path = self.prefixes.path_of(lock, s.published);
+                if place >= s.published
+                    || self.prefixes.cell_at(held.group, self.prefixes.entry_at(&mut path, place))
+                        != cell
+                {
+                    return Err("G4: a held place names the cell at its entry of the lock's path");
+                }
+                let tracks = held.track..held.track + held.tracks;
+                let own =
+                    tracks.flat_map(|track| self.sequences.track_pages(s, track, place).next());
+                if !own.eq(self.prefixes.cell_pages(cell).iter().copied()) {
+                    return Err("G4: a held place that names a cell has its pages");
+                }
+            }
+            if self.sequences.marks(s).any(|mark| mark <= s.published) {
+                return Err("G6: waiting marks are above the published pages");
+            }
+        }
+        Ok(())
+    }
+
     fn check_drafts(&self) -> Result<(), &'static str> {
         let waits = |s: &Sequence| {
             let item = self.steps.open_item(s.last_item);
@@ -152,11 +205,15 @@ impl World {
     /// Returns every page that is not free, with its owner.
     fn owners(&self) -> impl Iterator<Item = (PageId, Owner)> + '_ {
         let private = self.sequences.iter().flat_map(move |(seq, s)| {
-            let own = move |track| if track == 0 { s.published } else { 0 };
-            let tracks = 0..self.sequences.tracks();
-            let pages =
-                tracks.flat_map(move |track| self.sequences.track_pages(s, track, own(track)));
-            pages.map(move |page| (page, Owner::Sequence(seq)))
+            let first = self.sequences.track_pages(s, 0, s.published);
+            let private = |&(held, place): &(HeldGroup, u32)| {
+                !self.sequences.cell(s, held.group, place).is_some()
+            };
+            let others = self.held_places(s).filter(private).flat_map(move |(held, place)| {
+                (held.track..held.track + held.tracks)
+                    .flat_map(move |track| self.sequences.track_pages(s, track, place).next())
+            });
+            first.chain(others).map(move |page| (page, Owner::Sequence(seq)))
         });
         let cached = self.prefixes.pages().map(|(node, page)| (page, Owner::Node(node)));
         let fenced = self.fence.pages().map(|(page, step)| (page, Owner::Fence(step)));

@@ -5,6 +5,7 @@ use crate::config::{EngineConfig, EngineShape};
 use crate::error::ConfigError;
 use crate::fence::Fence;
 use crate::id::{PageId, SeqKey, TokenId};
+use crate::layout::Limits;
 use crate::page::PagePool;
 use crate::plan::{
     Admitted, BatchRow, Compaction, PageCopy, STEP_TOKENS_MAX, SharedSpan, TableWrite,
@@ -66,16 +67,25 @@ impl EngineShape {
             + 4 * u64::from(self.max_sequence_len)
             + u64::from(self.table.rows) * rows as u64
             + Bitmap::bytes(page_count);
+        let limits = Limits::new(&self.layout, self.promise_ahead);
+        let [of_tree, of_rows] = if limits.is_none() {
+            [0, 0]
+        } else {
+            [
+                PrefixTree::cell_bytes(&limits, page_count, self.max_steps),
+                SequenceTable::group_bytes(&self.table, &limits),
+            ]
+        };
         EngineBytes {
             kv: self.layout.total_bytes(),
             kv_tables: 4 * self.table.words() as u64,
             pages: PagePool::bytes(page_count),
-            prefixes: PrefixTree::bytes(page_count, page_size),
+            prefixes: PrefixTree::bytes(page_count, page_size) + of_tree,
             hashes: self.hashing.map_or(0, |hashing| PrefixTree::hash_bytes(page_count, hashing)),
             events: self.hashing.map_or(0, |hashing| {
                 PrefixTree::event_bytes(page_count, page_size, hashing, self.event_pages)
             }),
-            sequences: SequenceTable::bytes(&self.table, page_size),
+            sequences: SequenceTable::bytes(&self.table, page_size) + of_rows,
             steps: StepLog::bytes(self.max_steps, self.table.rows)
                 + Fence::bytes(page_count, self.max_steps, lock_count(self))
                 + SharedPrefixFinder::bytes(self.table.rows)

@@ -109,7 +109,9 @@ impl World {
             },
         };
         if shape.table.tracks > 1 {
-            world.sequences.set_limits(Limits::new(&shape.layout, shape.promise_ahead));
+            let limits = Limits::new(&shape.layout, shape.promise_ahead);
+            world.sequences.set_limits(limits)?;
+            world.prefixes.keep_cells(limits, page_count, shape.max_steps)?;
         }
         if let Some(hashing) = shape.hashing {
             world.prefixes.keep_hashes(hashing, hash_bits)?;

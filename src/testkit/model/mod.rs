@@ -3,6 +3,7 @@
 //! Written from the semantics (ARCHITECTURE.md and the documentation of `Engine`), not from the engine's code. It is
 //! slow on purpose: it searches where the engine knows, and counts where the engine keeps counters.
 
+mod cells;
 mod draft;
 mod leader;
 mod pages;
@@ -10,7 +11,7 @@ mod sequence;
 mod step;
 mod tree;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub use pages::{PageIs, Pages};
 pub use sequence::AdmissionWant;
@@ -48,6 +49,12 @@ struct Sequence {
     others: Vec<Vec<PageId>>,
     /// The first place that it holds of each further track.
     held: Vec<usize>,
+    /// Of each limited group the held places whose pages are a cell's.
+    cells: Vec<BTreeSet<usize>>,
+    /// Pages behind which it keeps its tails.
+    marks: BTreeSet<usize>,
+    /// The last mark whose tails it has kept.
+    kept: usize,
     /// Places that it is promised the pages of, those of `table` included.
     promised: usize,
     preempted: bool,
@@ -183,9 +190,11 @@ impl Model {
     }
 
     /// Pages of the promise of so many places that a sequence with such tables has not drawn.
-    fn outstanding(&self, promised: usize, len: usize, published: usize) -> usize {
+    ///
+    /// A cell counts as not drawn: given back, it may stay in use. Cells are those below `kept`.
+    fn outstanding(&self, promised: usize, len: usize, published: usize, kept: usize) -> usize {
         let others = self.reaches().into_iter().map(|(reach, most)| {
-            let held = len - self.first_held(reach, published);
+            let held = len - self.first_held(reach, published).max(kept);
             promised.min(most).saturating_sub(held)
         });
         promised.saturating_sub(len) + others.sum::<usize>()
@@ -196,15 +205,10 @@ impl Model {
         self.shares() || self.tracks() > 1
     }
 
-    /// Whether prompts find what is cached.
-    fn finds(&self) -> bool {
-        self.shares() && self.tracks() == 1
-    }
-
     /// What a prompt may find in the tree: one token must be computed.
     fn findable<'a>(&self, tokens: &'a [TokenId]) -> &'a [TokenId] {
         match tokens.split_last() {
-            Some((_, before)) if self.finds() => before,
+            Some((_, before)) if self.shares() => before,
             _ => &[],
         }
     }
@@ -282,7 +286,19 @@ impl Model {
     /// `Engine::promised`
     pub fn promised(&self, seq: SeqKey) -> Result<u32, Error> {
         let sequence = self.sequence(seq)?;
-        Ok(self.outstanding(sequence.promised, sequence.table.len(), sequence.published) as u32)
+        Ok(self.outstanding_of(sequence, sequence.promised, sequence.published, sequence.kept)
+            as u32)
+    }
+
+    /// Pages of a promise that a sequence has not drawn, if so many pages were published and kept.
+    fn outstanding_of(
+        &self,
+        sequence: &Sequence,
+        promised: usize,
+        published: usize,
+        kept: usize,
+    ) -> usize {
+        self.outstanding(promised, sequence.table.len(), published, kept)
     }
 
     /// Pages that are promised and not drawn.
@@ -318,6 +334,9 @@ impl Model {
     /// `Engine::stats`
     pub fn stats(&self) -> Stats {
         Stats {
+            cells: self.tree.cells.len() as u32,
+            evicted_pages: self.tree.evicted.0,
+            evicted_cells: self.tree.evicted.1,
             free_pages: self.pages.count(PageIs::Free),
             private_pages: self.pages.count(PageIs::Private),
             cached_pages: self.pages.count(PageIs::Cached),
@@ -365,8 +384,9 @@ impl Model {
     /// The first step that brings something back after which all is well, found by doing it.
     fn first_after(&self, is_well: impl Fn(&Self) -> bool) -> Option<StepId> {
         let mut after = self.clone();
-        let mut steps = self.fence.iter().map(|waits| waits.0);
-        let step = steps.find(|&step| {
+        let steps = self.fence.iter().map(|waits| waits.0);
+        let steps: BTreeSet<u64> = steps.chain(self.tree.cell_steps()).collect();
+        let step = steps.into_iter().find(|&step| {
             after.open_fence(step);
             is_well(&after)
         });
@@ -379,7 +399,6 @@ impl Model {
         let shortage = count.saturating_sub(self.pages.count(PageIs::Free));
         let evicted = self.tree.evict(shortage);
         self.pages.turn(&evicted, PageIs::Cached, PageIs::Free);
-        self.counters.evicted_pages += u64::from(shortage);
         self.pages.alloc(count)
     }
 
@@ -410,6 +429,7 @@ impl Model {
     }
 
     fn open_fence(&mut self, step: u64) {
+        self.tree.complete_cells(step);
         while self.fence.front().is_some_and(|waits| waits.0 <= step) {
             let (_, given) = self.fence.pop_front().expect("the front was seen");
             self.give_back(given);

@@ -1,6 +1,9 @@
 //! What a sequence goes through, but for its steps: admitted, extended with tokens, preempted, forked, finished.
 
+use std::collections::BTreeSet;
+
 use super::{AdmissionKind, ForkWant, Given, Lock, Model, PageIs, Sequence, Step};
+use crate::config::PrefixMode;
 use crate::error::Error;
 use crate::id::{Namespace, PageId, Scope, SeqKey, StepId, TokenId};
 use crate::plan::Prompt;
@@ -49,7 +52,7 @@ impl Model {
     /// Whole pages that `Engine::match_prefix` finds.
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> u32 {
         let scope = self.next_scope(namespace);
-        self.tree.matched(scope, self.findable(prompt)).len() as u32
+        self.hit(scope, self.findable(prompt)) as u32
     }
 
     /// The pages of a text's longest cached prefix.
@@ -107,14 +110,17 @@ impl Model {
 
     /// Idle pages of what prompts match, each counted once.
     fn idle_of_all(&self, prompts: &[Prompt<'_>]) -> u32 {
-        let mut locked = self.tree.clone();
-        let before = locked.evictable();
+        let mut locked = self.clone();
+        let before = locked.tree.evictable();
         for prompt in prompts {
             let scope = self.next_scope(prompt.namespace);
-            let pages = locked.matched(scope, self.findable(prompt.tokens)).len();
-            locked.lock(scope, prompt.tokens, pages);
+            let pages = self.hit(scope, self.findable(prompt.tokens));
+            locked.tree.lock(scope, prompt.tokens, pages);
+            for key in self.tail_cells(scope, prompt.tokens, pages) {
+                locked.tree.cells.get_mut(&key).expect("it was matched").users += 1;
+            }
         }
-        before - locked.evictable()
+        before - locked.tree.evictable()
     }
 
     /// `Engine::admit`, where the engine has answered with `key`, if with a sequence at all.
@@ -138,6 +144,9 @@ impl Model {
             table: Vec::new(),
             others: vec![Vec::new(); self.tracks() - 1],
             held: vec![0; self.tracks() - 1],
+            cells: Vec::new(),
+            marks: BTreeSet::new(),
+            kept: 0,
             promised: 0,
             preempted: false,
             front: None,
@@ -193,15 +202,19 @@ impl Model {
 
     /// What beginning with these tokens takes.
     fn ask(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> AdmissionWant {
-        let pages = self.tree.matched(scope, self.findable(tokens)).len();
-        let all = self.most_pages(tokens.len().max(promise as usize).div_ceil(self.page_size()));
+        let pages = self.hit(scope, self.findable(tokens));
+        let all = self.most_pages(tokens.len().div_ceil(self.page_size()));
+        let promised = (promise as usize).div_ceil(self.page_size());
+        let promised = self.outstanding(promised, pages, pages, pages);
         // Pages that are locked are there for nobody else, and for no promise.
         let room = |model: &Self| {
-            let idle = model.tree.idle_on_path(scope, tokens, pages);
+            let idle = model.tree.idle_on_path(scope, tokens, pages)
+                + model.idle_in_tails(scope, tokens, pages);
             (idle, model.available().saturating_sub(idle))
         };
         let (idle_pages, available_pages) = room(self);
-        let lacking_pages = (all - pages) as u32;
+        let held: usize = self.tail_pages(scope, tokens, pages);
+        let lacking_pages = (all - pages - held).max(promised) as u32;
         let fits = lacking_pages <= available_pages;
         AdmissionWant {
             cached_len: (pages * self.page_size()) as u32,
@@ -209,27 +222,34 @@ impl Model {
             lacking_pages,
             available_pages,
             after: self.first_after(|model| lacking_pages <= room(model).1).filter(|_| !fits),
-            leader: self.leader(scope, self.findable(tokens)).filter(|_| self.finds()),
+            leader: self
+                .leader(scope, self.findable(tokens))
+                .filter(|_| self.shares() && self.tracks() == 1),
         }
     }
 
     /// A sequence without pages begins with what the tree has of its tokens. Returns how many those are.
     fn begin_with(&mut self, key: SeqKey, scope: Scope, promise: u32) -> usize {
         let tokens = self.findable(&self.sequences[&key].tokens);
-        let pages = self.tree.matched(scope, tokens).len();
-        let (others, held) = (vec![Vec::new(); self.tracks() - 1], vec![0; self.tracks() - 1]);
+        let (pages, full) = (self.hit(scope, tokens), self.tree.matched(scope, tokens).len());
         let (len, promised) =
             (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
         let sequence = self.sequences.get_mut(&key).expect("the row was just made or seen");
         self.tree.lock(scope, &sequence.tokens, pages);
         sequence.table = self.tree.matched(scope, &sequence.tokens[..len]);
-        (sequence.others, sequence.held) = (others, held);
         sequence.scope = scope;
+        let last = (sequence.tokens.len() - 1) / self.shape.layout.page_size() as usize;
+        sequence.kept = pages;
+        sequence.marks = [full, last].into_iter().filter(|&mark| mark > pages).collect();
         sequence.published = pages;
         sequence.cached_len = len;
         sequence.planned_len = len;
         sequence.preempted = false;
         sequence.promised = promised;
+        if self.shape.prefix == PrefixMode::None {
+            sequence.marks.clear();
+        }
+        self.take_tails(key, pages);
         if !self.shares() {
             self.generation += 1;
         }
@@ -287,7 +307,7 @@ impl Model {
         let chunk_pages = self.shape.table.chunk_pages as usize;
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         let end = sequence.cached_len.min(sequence.tokens.len()) / page_size;
-        let mut duplicates = Vec::new();
+        let (mut duplicates, before) = (Vec::new(), sequence.published);
         while sequence.published < end {
             let start = sequence.published;
             let stop = end.min((start / chunk_pages + 1) * chunk_pages);
@@ -300,24 +320,18 @@ impl Model {
             self.counters.duplicate_pages += published.duplicates.len() as u64;
             duplicates.extend(published.duplicates);
         }
-        let last_step = sequence.last_step;
-        duplicates.extend(self.below_reach(seq));
+        let (last_step, end) = (sequence.last_step, sequence.published);
+        sequence.published = before;
+        while let Some(&mark) = self.sequences[&seq].marks.first().filter(|&&mark| mark <= end) {
+            if self.keeps_promises(seq, mark) {
+                duplicates.extend(self.keep_tails(seq, mark));
+            }
+            self.sequences.get_mut(&seq).expect("it lives").marks.remove(&mark);
+        }
+        self.sequences.get_mut(&seq).expect("it lives").published = end;
+        duplicates.extend(self.take_held(seq, |model, reach| model.first_held(reach, end)));
         self.give_up_pages(last_step, duplicates);
         self.look_at_front(seq, false);
-    }
-
-    /// Takes the pages that no later token of a sequence reads.
-    fn below_reach(&mut self, seq: SeqKey) -> Vec<PageId> {
-        let published = self.sequences[&seq].published;
-        let reaches = self.reaches().into_iter();
-        let firsts: Vec<_> = reaches.map(|(reach, _)| self.first_held(reach, published)).collect();
-        let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
-        let mut pages = Vec::new();
-        for ((held, first), own) in sequence.held.iter_mut().zip(firsts).zip(&sequence.others) {
-            pages.extend_from_slice(&own[*held..first]);
-            *held = first;
-        }
-        pages
     }
 
     /// A sequence releases its pages past the first `keep`, none of them published.
@@ -332,10 +346,14 @@ impl Model {
     /// A sequence releases all its pages and its lock.
     fn let_go(&mut self, seq: SeqKey) {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
+        let end = sequence.table.len();
         let mut pages = sequence.table.split_off(sequence.published);
-        for (own, held) in sequence.others.iter_mut().zip(&mut sequence.held) {
-            pages.extend(own.drain(..).skip(std::mem::take(held)));
-        }
+        pages.extend(self.take_held(seq, |_, _| end));
+        let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
+        sequence.others.iter_mut().for_each(Vec::clear);
+        sequence.held.fill(0);
+        sequence.marks.clear();
+        sequence.kept = 0;
         sequence.table.clear();
         sequence.promised = 0;
         let lock = Lock {
@@ -348,11 +366,36 @@ impl Model {
         self.give_up(last_step, Given::Lock(lock));
     }
 
+    /// Whether all promises can be kept if a sequence keeps its tails at a mark.
+    fn keeps_promises(&self, seq: SeqKey, mark: usize) -> bool {
+        let sequence = &self.sequences[&seq];
+        let outstanding =
+            |kept| self.outstanding_of(sequence, sequence.promised, sequence.published, kept);
+        let more = outstanding(sequence.kept.max(mark)) - outstanding(sequence.kept);
+        let promised = self.promised_pages() as usize + more;
+        promised <= (self.there() + self.pages.count(PageIs::Fenced)) as usize
+    }
+
+    /// Keeps the tails behind what is published.
+    fn keep_now(&mut self, seq: SeqKey) {
+        let Sequence { published, last_step, .. } = self.sequences[&seq];
+        let duplicates = self.keep_tails(seq, published);
+        self.give_up_pages(last_step, duplicates);
+    }
+
+    /// Pages of the cells in the tails of a prefix.
+    fn tail_pages(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
+        let keys = self.tail_cells(scope, tokens, pages);
+        keys.iter().map(|key| self.tree.cells[key].pages.len()).sum()
+    }
+
     /// `Engine::finish_with`
     pub fn finish(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
         if !self.sequence(seq)?.preempted {
+            self.sequences.get_mut(&seq).expect("seen above").promised = 0;
             if keep == Keep::Publish && self.shares() {
                 self.publish(seq);
+                self.keep_now(seq);
             }
             self.let_go(seq);
         }
@@ -364,8 +407,10 @@ impl Model {
     pub fn preempt(&mut self, seq: SeqKey, keep: Keep) -> Result<(), Error> {
         self.running(seq)?;
         self.check_accepted(seq)?;
+        self.sequences.get_mut(&seq).expect("seen above").promised = 0;
         if keep == Keep::Publish && self.shares() {
             self.publish(seq);
+            self.keep_now(seq);
         }
         self.let_go(seq);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
@@ -453,19 +498,19 @@ impl Model {
         if keys.is_empty() {
             return Ok(ForkWant { copies: Vec::new(), step: None });
         }
-        // Of further tracks nothing is shared, and copied what is held.
-        let reaches = self.reaches().into_iter();
-        let firsts: Vec<_> = reaches.map(|(reach, _)| self.first_held(reach, pages)).collect();
-        let copied = tail + firsts.iter().map(|first| pages + tail - first).sum::<usize>();
+        let copied = tail * self.tracks();
         if copied > 0 {
             self.check_steps()?;
         }
         let promised = (promise as usize).div_ceil(page_size);
-        let outstanding = self.outstanding(promised, pages + tail, pages);
-        self.check_pages(keys.len() * (copied + outstanding), 0)?;
+        let outstanding = self.outstanding(promised, pages + tail, pages, pages);
+        let of_parent = |kept| self.outstanding_of(parent, parent.promised, pages, kept);
+        let more = of_parent(pages) - of_parent(parent.kept);
+        self.check_pages(keys.len() * (copied + outstanding) + more, 0)?;
         // The copies' pages are taken first: publishing may put idle pages to use.
         let targets = self.take_pages(keys.len() * copied);
         self.publish(seq);
+        self.keep_now(seq);
         let step = (copied > 0).then(|| self.new_step(Step::copy()));
         let parent = self.sequences.get_mut(&seq).expect("seen above");
         parent.last_step = step.unwrap_or(parent.last_step);
@@ -477,10 +522,14 @@ impl Model {
             child.table.truncate(pages);
             let mut own = targets[index * copied..(index + 1) * copied].iter().copied();
             child.table.extend(own.by_ref().take(tail));
-            for (track, first) in child.others.iter_mut().zip(&firsts) {
-                track.truncate(*first);
-                track.extend(own.by_ref().take(pages + tail - first));
+            for track in &mut child.others {
+                track.truncate(pages);
+                track.extend(own.by_ref().take(tail));
             }
+            for key in self.tail_cells(child.scope, &child.tokens, pages) {
+                self.tree.cells.get_mut(&key).expect("the parent has it").users += 1;
+            }
+            child.marks.clear();
             child.promised = promised;
             child.preemption_epoch = 0;
             child.admission_kind = None;
@@ -492,8 +541,7 @@ impl Model {
             self.look_at_front(key, true);
         }
         self.counters.forks += keys.len() as u64;
-        let others = parent.others.iter().zip(&firsts);
-        let others = others.flat_map(|(own, first)| &own[*first..pages + tail]);
+        let others = parent.others.iter().flat_map(|own| &own[pages..pages + tail]);
         let sources: Vec<_> =
             parent.table[pages..pages + tail].iter().chain(others).copied().collect();
         Ok(ForkWant {

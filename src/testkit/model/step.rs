@@ -182,7 +182,8 @@ impl Model {
         let drawn = |item: &Extend| {
             let sequence = &self.sequences[&item.seq];
             let (len, published) = (sequence.table.len(), sequence.published);
-            let outstanding = |len| self.outstanding(sequence.promised, len, published);
+            let outstanding =
+                |len| self.outstanding(sequence.promised, len, published, sequence.kept);
             outstanding(len) - outstanding(len + self.pages_for(item))
         };
         items.iter().map(drawn).sum()

@@ -22,6 +22,25 @@ struct Held {
     first_of_node: bool,
 }
 
+/// A limited group, and the path of the page that its cell stands at.
+pub(super) type CellKey = (usize, Path);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct CellHeld {
+    pub pages: Vec<PageId>,
+    pub users: u32,
+    /// Steps that are not complete, of users that are gone.
+    pub waits: Vec<u64>,
+    /// When it came to have no users, but for those that wait.
+    pub since: u64,
+}
+
+impl CellHeld {
+    pub fn is_idle(&self) -> bool {
+        self.users == 0 && self.waits.is_empty()
+    }
+}
+
 /// What an insertion found and did.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Published {
@@ -38,9 +57,12 @@ pub struct Published {
 pub struct Tree {
     page_size: usize,
     pages: BTreeMap<Path, Held>,
+    pub(super) cells: BTreeMap<CellKey, CellHeld>,
+    /// Pages and cells that were evicted so far.
+    pub(super) evicted: (u64, u64),
     /// The generation whose idle pages are kept; of all others they go with the last user.
     kept_generation: Option<u64>,
-    clock: u64,
+    pub(super) clock: u64,
     changes: u64,
 }
 
@@ -48,10 +70,11 @@ impl Tree {
     /// An empty tree that keeps what is idle in `kept_generation`, if in any.
     pub fn new(page_size: u32, kept_generation: Option<u64>) -> Self {
         let page_size = page_size as usize;
-        Self { page_size, pages: BTreeMap::new(), kept_generation, clock: 0, changes: 0 }
+        let (pages, cells) = (BTreeMap::new(), BTreeMap::new());
+        Self { page_size, pages, cells, evicted: (0, 0), kept_generation, clock: 0, changes: 0 }
     }
 
-    fn path(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Path {
+    pub(super) fn path(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Path {
         (scope.namespace.raw(), scope.generation, tokens[..pages * self.page_size].to_vec())
     }
 
@@ -134,6 +157,7 @@ impl Tree {
             if self.kept_generation != Some(scope.generation) {
                 // No match can have found it: that of a kept generation would be stale since the reset.
                 gone.extend(self.pages.remove(&path).map(|held| held.page));
+                gone.extend(self.drop_cells(&path));
             }
         }
         gone
@@ -180,41 +204,60 @@ impl Tree {
         others == 0 && self.children(&path).is_empty()
     }
 
-    /// Evicts the `count` pages that are idle for the longest time.
+    /// Evicts at least `count` pages: the cell or the page that is idle for the longest time, until there are enough.
     pub fn evict(&mut self, count: u32) -> Vec<PageId> {
-        (0..count).map(|_| self.evict_one()).collect()
+        let mut gone = Vec::new();
+        while gone.len() < count as usize {
+            self.evict_one(&mut gone);
+        }
+        gone
     }
 
-    fn evict_one(&mut self) -> PageId {
+    fn evict_one(&mut self, gone: &mut Vec<PageId>) {
         let idle = self.pages.iter().filter(|(_, held)| held.users == 0);
-        let oldest = idle.min_by_key(|(_, held)| held.idle_since).map(|(path, _)| path.clone());
-        let oldest = oldest.expect("the model evicts without having checked");
-        assert!(self.children(&oldest).is_empty(), "the oldest idle page has no page below it");
+        let oldest = idle.min_by_key(|(_, held)| held.idle_since);
+        let oldest = oldest.map(|(path, held)| (held.idle_since, path.clone()));
+        let before = self.cells.len();
         self.changes += 1;
-        self.pages.remove(&oldest).expect("it was found").page
+        match (self.oldest_cell(), oldest) {
+            (Some((cell, key)), page) if page.as_ref().is_none_or(|page| cell < page.0) => {
+                gone.extend(self.cells.remove(&key).expect("it was found").pages);
+            }
+            (_, page) => {
+                let (_, path) = page.expect("the model evicts without having checked");
+                let below = self.children(&path);
+                assert!(below.is_empty(), "the oldest idle page has no page below it");
+                gone.push(self.pages.remove(&path).expect("it was found").page);
+                gone.extend(self.drop_cells(&path));
+                self.evicted.0 += 1;
+            }
+        }
+        self.evicted.1 += (before - self.cells.len()) as u64;
     }
 
     /// Drops every idle page, and from now on keeps only what `kept_generation` has.
     pub fn reset(&mut self, kept_generation: Option<u64>) -> Vec<PageId> {
         self.changes += 1;
         self.kept_generation = kept_generation;
+        let idle = self.pages.iter().filter(|(_, held)| held.users == 0);
+        let idle: Vec<_> = idle.map(|(path, _)| path.clone()).collect();
         let mut gone = Vec::new();
-        self.pages.retain(|_, held| {
-            if held.users == 0 {
-                gone.push(held.page);
-            }
-            held.users > 0
-        });
+        for path in idle {
+            gone.extend(self.pages.remove(&path).map(|held| held.page));
+            gone.extend(self.drop_cells(&path));
+        }
         gone
     }
 
     /// Pages that nobody uses.
     pub fn evictable(&self) -> u32 {
-        self.pages.values().filter(|held| held.users == 0).count() as u32
+        let pages = self.pages.values().filter(|held| held.users == 0).count() as u32;
+        pages + self.cell_pages(CellHeld::is_idle)
     }
 
     /// Pages that somebody uses.
     pub fn protected(&self) -> u32 {
-        self.pages.values().filter(|held| held.users > 0).count() as u32
+        let pages = self.pages.values().filter(|held| held.users > 0).count() as u32;
+        pages + self.cell_pages(|cell| !cell.is_idle())
     }
 }

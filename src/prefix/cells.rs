@@ -1,0 +1,357 @@
+//! Cells: the cached pages of the groups that do not keep everything, at entries of the tree's spans.
+//!
+//! A cell is the pages of one such group at one entry, one for each track. Sequences use cells by themselves, and
+//! independently of the locks on nodes: a window moves on while its prefix stays locked.
+//!
+//! * G1. A cell stands at an entry of a live span, and the entry names it; its pages are Cached. All other cells are
+//!   free.
+//! * G2. The users of a cell are the held places that name it, and those that wait for a step. A used cell's node is
+//!   locked.
+//! * G3. A cell without users is in the idle list, one whose users all wait in a deferred list, any other in none.
+//!   Stamps rise along the idle list.
+//! * G5. Deferred lists are in the order of their steps; the fence counts their pages as idle then.
+//!
+//! One counter stamps cells and nodes as they become idle, so that eviction takes the older one first.
+//!
+//! Not here: which places of a sequence name which cell (`sequence/`), when cells are made and used (`system/`).
+
+use std::collections::VecDeque;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::fence::Fence;
+use crate::id::{CellId, NodeKey, PageId, StepId};
+use crate::layout::Limits;
+use crate::memory::{OutOfMemory, reserved_queue, touch, zeroed};
+
+use super::column::RareColumn;
+
+/// One cell. All zeros: it was never used.
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Cell {
+    pub stamp: u64,
+    /// The last step that one of the waiting users waits for.
+    pub until: StepId,
+    pub users: u32,
+    /// Of `users`, those that only wait for a step.
+    pub waiting: u32,
+    pub entry: u32,
+    pub group: u32,
+    older: CellId,
+    younger: CellId,
+}
+
+/// A list of cells.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Ends {
+    pub oldest: CellId,
+    pub youngest: CellId,
+}
+
+/// The cells of one group: their numbers follow one another.
+#[derive(Clone, Copy, Default)]
+struct Group {
+    tracks: u32,
+    /// The number of the first cell, and the index of its first page.
+    base: u32,
+    page_base: usize,
+    /// Cells that were used so far.
+    fresh: u32,
+    /// The list of free cells, by `younger`.
+    free: CellId,
+}
+
+/// All cells.
+pub(super) struct Cells {
+    pub limits: Limits,
+    groups: [Group; 3],
+    entry_count: usize,
+    of_entry: Vec<CellId>,
+    pub cells: Vec<Cell>,
+    pages: Vec<PageId>,
+    pub idle: Ends,
+    /// A list for each step that deferred cells wait for.
+    pub deferred: VecDeque<(StepId, Ends)>,
+    clock: u64,
+    /// When each idle node became idle.
+    node_stamps: RareColumn<u64>,
+    /// Cells in use or cached.
+    pub count: u32,
+    pub evicted: u64,
+}
+
+impl Cells {
+    pub fn new(
+        limits: Limits,
+        page_count: u32,
+        entry_count: u32,
+        max_steps: u32,
+    ) -> Result<Self, OutOfMemory> {
+        let mut groups = [Group::default(); 3];
+        let (mut base, mut page_base) = (1, 0);
+        for held in limits.held_groups(0) {
+            let group = &mut groups[held.group as usize];
+            *group = Group { tracks: held.tracks, base, page_base, ..Group::default() };
+            let room = page_count / held.tracks;
+            base += room;
+            page_base += (room * held.tracks) as usize;
+        }
+        let entry_count = entry_count as usize;
+        Ok(Self {
+            groups,
+            entry_count,
+            of_entry: zeroed((entry_count * limits.count() as usize) as u64)?,
+            cells: zeroed(base.into())?,
+            pages: zeroed(page_base as u64)?,
+            idle: Ends::default(),
+            deferred: reserved_queue(u64::from(max_steps) + 1)?,
+            clock: 0,
+            node_stamps: RareColumn::new(page_count)?,
+            count: 0,
+            evicted: 0,
+            limits,
+        })
+    }
+
+    pub fn bytes(limits: &Limits, page_count: u32, entry_count: u32, max_steps: u32) -> u64 {
+        let group = |tracks: u32| {
+            let room = u64::from(page_count / tracks);
+            room * size_of::<Cell>() as u64
+                + room * u64::from(tracks) * size_of::<PageId>() as u64
+                + u64::from(entry_count) * size_of::<CellId>() as u64
+        };
+        limits.held_groups(0).map(|held| group(held.tracks)).sum::<u64>()
+            + u64::from(page_count) * size_of::<u64>() as u64
+            + (u64::from(max_steps) + 1) * size_of::<(StepId, Ends)>() as u64
+    }
+
+    pub fn prefault(&mut self) {
+        touch(&mut self.of_entry);
+        touch(&mut self.cells);
+        touch(&mut self.pages);
+        self.node_stamps.prefault();
+    }
+
+    /// Returns the cell of a group at an entry.
+    pub fn at(&self, group: u32, entry: u32) -> CellId {
+        self.of_entry[group as usize * self.entry_count + entry as usize]
+    }
+
+    /// Returns the pages of a cell, one for each track of its group.
+    pub fn pages(&self, cell: CellId) -> &[PageId] {
+        let Group { tracks, base, page_base, .. } =
+            self.groups[self.cells[cell.index()].group as usize];
+        let first = page_base + ((cell.raw() - base) * tracks) as usize;
+        &self.pages[first..first + tracks as usize]
+    }
+
+    /// Returns the tracks of a cell's group.
+    pub fn tracks(&self, cell: CellId) -> u32 {
+        self.groups[self.cells[cell.index()].group as usize].tracks
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// Makes a cell of these pages at an entry, with one user.
+    pub fn create(
+        &mut self,
+        group: u32,
+        entry: u32,
+        pages: impl Iterator<Item = PageId>,
+    ) -> CellId {
+        let of = &mut self.groups[group as usize];
+        let cell = match of.free {
+            CellId::NONE => {
+                of.fresh += 1;
+                CellId::new(of.base + of.fresh - 1)
+            }
+            cell => {
+                of.free = self.cells[cell.index()].younger;
+                cell
+            }
+        };
+        let first = of.page_base + ((cell.raw() - of.base) * of.tracks) as usize;
+        let own = &mut self.pages[first..first + of.tracks as usize];
+        own.iter_mut().zip(pages).for_each(|(own, page)| *own = page);
+        self.cells[cell.index()] = Cell { users: 1, entry, group, ..Cell::default() };
+        self.of_entry[group as usize * self.entry_count + entry as usize] = cell;
+        self.count += 1;
+        cell
+    }
+
+    /// Frees a cell without users; its pages are appended to `freed`.
+    pub fn remove(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
+        let Cell { users, entry, group, .. } = self.cells[cell.index()];
+        assert!(users == 0, "G2: a used cell's node is locked");
+        freed.extend_from_slice(self.pages(cell));
+        self.unlink(None, cell);
+        self.of_entry[group as usize * self.entry_count + entry as usize] = CellId::NONE;
+        let of = &mut self.groups[group as usize];
+        self.cells[cell.index()] = Cell { younger: of.free, ..Cell::default() };
+        of.free = cell;
+        self.count -= 1;
+    }
+
+    /// Returns whether a cell is idle once `step` is complete, or now.
+    pub fn is_idle_after(&self, cell: CellId, step: StepId) -> bool {
+        let Cell { users, waiting, until, .. } = self.cells[cell.index()];
+        users == 0 || users == waiting && until <= step
+    }
+
+    /// Returns whether a cell has no users.
+    pub fn is_idle(&self, cell: CellId) -> bool {
+        self.cells[cell.index()].users == 0
+    }
+
+    /// Counts one more user. Returns whether the cell was idle.
+    pub fn gain(&mut self, cell: CellId, fence: &mut Fence) -> bool {
+        let Cell { users, waiting, until, .. } = self.cells[cell.index()];
+        if users == 0 {
+            self.unlink(None, cell);
+        } else if users == waiting {
+            self.unlink(Some(until), cell);
+            fence.remove_idle(until, self.tracks(cell));
+        }
+        self.forget_waiting(cell, fence);
+        self.cells[cell.index()].users += 1;
+        users == 0
+    }
+
+    /// Removes users whose step is complete from the counts of a cell that others use.
+    fn forget_waiting(&mut self, cell: CellId, fence: &Fence) {
+        let cell = &mut self.cells[cell.index()];
+        if cell.waiting > 0 && fence.is_complete(cell.until) {
+            cell.users -= cell.waiting;
+            cell.waiting = 0;
+        }
+    }
+
+    /// Counts one user less, once `last_step` is complete. Returns whether the cell is idle now.
+    pub fn lose(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence) -> bool {
+        self.forget_waiting(cell, fence);
+        let now = fence.is_complete(last_step);
+        let of = &mut self.cells[cell.index()];
+        assert!(of.users > of.waiting, "G2: a user is counted until it goes");
+        if now {
+            of.users -= 1;
+        } else {
+            of.waiting += 1;
+            of.until = of.until.max(last_step);
+        }
+        let Cell { users, waiting, until, .. } = *of;
+        if users == 0 {
+            self.become_idle(cell);
+        } else if users == waiting {
+            fence.add_idle(until, self.tracks(cell));
+            self.defer(cell, until);
+        }
+        users == 0
+    }
+
+    fn become_idle(&mut self, cell: CellId) {
+        self.cells[cell.index()].stamp = self.tick();
+        let mut ends = self.idle;
+        self.link(&mut ends, cell);
+        self.idle = ends;
+    }
+
+    fn defer(&mut self, cell: CellId, until: StepId) {
+        let index = self.deferred.partition_point(|(step, _)| *step < until);
+        if self.deferred.get(index).is_none_or(|(step, _)| *step != until) {
+            self.deferred.insert(index, (until, Ends::default()));
+        }
+        let mut ends = self.deferred[index].1;
+        self.link(&mut ends, cell);
+        self.deferred[index].1 = ends;
+    }
+
+    /// Ends the wait of cells for `step` and those before it. Returns the pages that are idle now.
+    pub fn complete(&mut self, step: StepId, fence: &mut Fence) -> u32 {
+        let mut pages = 0;
+        while let Some(&(until, Ends { oldest, .. })) = self.deferred.front()
+            && until <= step
+        {
+            self.deferred.pop_front();
+            let mut at = oldest;
+            while at.is_some() {
+                let (cell, tracks) = (at, self.tracks(at));
+                at = self.cells[cell.index()].younger;
+                let of = &mut self.cells[cell.index()];
+                (of.users, of.waiting) = (0, 0);
+                fence.remove_idle(until, tracks);
+                pages += tracks;
+                self.become_idle(cell);
+            }
+        }
+        pages
+    }
+
+    /// Appends a cell to the young end of a list.
+    fn link(&mut self, ends: &mut Ends, cell: CellId) {
+        let of = &mut self.cells[cell.index()];
+        (of.older, of.younger) = (ends.youngest, CellId::NONE);
+        match ends.youngest {
+            CellId::NONE => ends.oldest = cell,
+            older => self.cells[older.index()].younger = cell,
+        }
+        ends.youngest = cell;
+    }
+
+    /// Takes a cell out of the list of a step, or out of the idle list.
+    fn unlink(&mut self, step: Option<StepId>, cell: CellId) {
+        let Cell { older, younger, .. } = self.cells[cell.index()];
+        if older.is_some() {
+            self.cells[older.index()].younger = younger;
+        }
+        if younger.is_some() {
+            self.cells[younger.index()].older = older;
+        }
+        let ends = match step {
+            None => &mut self.idle,
+            Some(step) => {
+                let index = self.deferred.partition_point(|(of, _)| *of < step);
+                &mut self.deferred[index].1
+            }
+        };
+        if ends.oldest == cell {
+            ends.oldest = younger;
+        }
+        if ends.youngest == cell {
+            ends.youngest = older;
+        }
+    }
+
+    /// Returns the cells of a list, oldest first.
+    pub fn list(&self, ends: Ends) -> impl Iterator<Item = CellId> + '_ {
+        let some = |cell: CellId| cell.is_some().then_some(cell);
+        let next = move |cell: &CellId| some(self.cells[cell.index()].younger);
+        std::iter::successors(some(ends.oldest), next)
+    }
+
+    /// Stamps a node that becomes idle.
+    pub fn stamp_node(&mut self, node: NodeKey) {
+        self.node_stamps[node] = self.tick();
+    }
+
+    /// Gives the prefix that was split off an idle node the node's stamp.
+    pub fn copy_stamp(&mut self, node: NodeKey, prefix: NodeKey) {
+        self.node_stamps[prefix] = self.node_stamps[node];
+    }
+
+    /// Returns when a node became idle.
+    pub fn node_stamp(&self, node: NodeKey) -> u64 {
+        self.node_stamps[node]
+    }
+
+    /// Returns every cell that an entry names, for audits.
+    pub fn named(&self) -> impl Iterator<Item = (u32, u32, CellId)> + '_ {
+        let named = self.of_entry.iter().enumerate().filter(|(_, cell)| cell.is_some());
+        named.map(|(at, &cell)| {
+            ((at / self.entry_count) as u32, (at % self.entry_count) as u32, cell)
+        })
+    }
+}

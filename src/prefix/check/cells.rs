@@ -1,0 +1,100 @@
+//! The audit of cells: G1 to G3 and G5.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::fence::Fence;
+use crate::id::{CellId, NodeKey, PageId, StepId};
+
+use super::{Broken, PrefixTree};
+
+impl PrefixTree {
+    /// Returns every named cell with the node that has its entry.
+    pub(crate) fn cells_by_node(&self) -> Vec<(Option<NodeKey>, CellId)> {
+        let Some(cells) = &self.cells else { return Vec::new() };
+        let of_node =
+            |node| self.spans.entries(&self.link[node].span).map(move |entry| (entry, node));
+        let nodes: HashMap<u32, NodeKey> = self.link.keys().flat_map(of_node).collect();
+        cells.named().map(|(_, entry, cell)| (nodes.get(&entry).copied(), cell)).collect()
+    }
+
+    /// Checks G1 to G3 and G5. `named`: held places that name each cell.
+    pub(crate) fn check_cells(
+        &self,
+        named: &HashMap<CellId, u32>,
+        fence: &Fence,
+    ) -> Result<(), Broken> {
+        let Some(cells) = &self.cells else { return Ok(()) };
+        let [mut idle, mut deferred] = [HashSet::new(), HashSet::new()];
+        let mut stamp = 0;
+        for cell in cells.list(cells.idle) {
+            let of = cells.cells[cell.index()];
+            let rises = of.stamp > stamp && idle.insert(cell);
+            ensure(rises, "G3: stamps rise along the idle list")?;
+            stamp = of.stamp;
+        }
+        let mut before = StepId::default();
+        for &(step, ends) in &cells.deferred {
+            let open = step > before && !fence.is_complete(step);
+            ensure(open, "G5: deferred cells are in the order of steps, none complete")?;
+            before = step;
+            for cell in cells.list(ends) {
+                let waits = cells.cells[cell.index()].until == step && deferred.insert(cell);
+                ensure(waits, "G5: a deferred cell waits for the step of its list")?;
+            }
+        }
+        for (group, entry, cell) in cells.named() {
+            let of = cells.cells[cell.index()];
+            let stands = (of.group, of.entry) == (group, entry);
+            ensure(stands, "G1: an entry names the cell that stands at it")?;
+            let users = named.get(&cell).copied().unwrap_or(0) + of.waiting;
+            ensure(
+                of.users == users,
+                "G2: users are the places that name a cell, and those that wait",
+            )?;
+            let waits = of.users > 0 && of.users == of.waiting;
+            let listed = idle.remove(&cell) == (of.users == 0) && deferred.remove(&cell) == waits;
+            ensure(listed, "G3: a cell is in the list of its state")?;
+        }
+        ensure(idle.is_empty() && deferred.is_empty(), "G1: cells that no entry names are free")?;
+        let count = cells.named().count() == cells.count as usize;
+        ensure(count, "G1: cells are counted")?;
+        for (node, cell) in self.cells_by_node() {
+            let Some(node) = node else {
+                return Err(("G1: a cell's entry is a live span's", None));
+            };
+            let locked = cells.is_idle(cell) || self.usage[node].lock_count > 0;
+            self.ensure(locked, "G2: a used cell's node is locked", node)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the evictable and the protected pages of cells.
+    pub(super) fn cell_sizes(&self) -> (u32, u32) {
+        let Some(cells) = &self.cells else { return (0, 0) };
+        cells.named().fold((0, 0), |(idle, used), (_, _, cell)| match cells.is_idle(cell) {
+            true => (idle + cells.tracks(cell), used),
+            false => (idle, used + cells.tracks(cell)),
+        })
+    }
+
+    /// Adds the pages of deferred cells by step.
+    pub(super) fn add_deferred_cells(&self, pages: &mut HashMap<StepId, u32>) {
+        let Some(cells) = &self.cells else { return };
+        for &(step, ends) in &cells.deferred {
+            for cell in cells.list(ends) {
+                *pages.entry(step).or_default() += cells.tracks(cell);
+            }
+        }
+    }
+
+    /// Returns the pages of cells, each with its node.
+    pub(super) fn cell_owners(&self) -> impl Iterator<Item = (NodeKey, PageId)> + '_ {
+        let owned = self.cells_by_node().into_iter();
+        let owned = owned.filter_map(|(node, cell)| Some((node?, cell)));
+        owned.flat_map(|(node, cell)| self.cell_pages(cell).iter().map(move |&page| (node, page)))
+    }
+}
+
+fn ensure(holds: bool, what: &'static str) -> Result<(), Broken> {
+    if holds { Ok(()) } else { Err((what, None)) }
+}

@@ -1,0 +1,284 @@
+//! Tails: the cells that a match needs behind the pages of the tree, found along its path.
+//!
+//! Not here: the cells themselves (`cells.rs`).
+
+use crate::fence::Fence;
+use crate::id::{CellId, NodeKey, PageId, PrefixLock, Scope, StepId};
+use crate::layout::Limits;
+use crate::memory::OutOfMemory;
+
+use super::cells::Cells;
+use super::span::SpanStore;
+use super::walk::Cursor;
+use super::{PrefixMatch, PrefixTree};
+
+/// A walk up a path, from its deepest page to its first one.
+#[derive(Clone, Copy)]
+pub(crate) struct PathCursor {
+    node: Option<NodeKey>,
+    extent: u32,
+    /// The entry of the run's first page, and the place of that page in the prefix.
+    entry: u32,
+    place: u32,
+}
+
+impl PrefixTree {
+    /// Keeps cells from now on. For an empty tree.
+    pub(crate) fn keep_cells(
+        &mut self,
+        limits: Limits,
+        page_count: u32,
+        max_steps: u32,
+    ) -> Result<(), OutOfMemory> {
+        let entries = SpanStore::entry_count(page_count);
+        self.cells = Some(Box::new(Cells::new(limits, page_count, entries, max_steps)?));
+        Ok(())
+    }
+
+    /// Bytes that cells take beside a tree.
+    pub(crate) fn cell_bytes(limits: &Limits, page_count: u32, max_steps: u32) -> u64 {
+        Cells::bytes(limits, page_count, SpanStore::entry_count(page_count), max_steps)
+    }
+
+    /// Returns whether there are groups whose pages cells keep.
+    #[inline]
+    pub(crate) fn has_cells(&self) -> bool {
+        self.cells.is_some()
+    }
+
+    /// Returns the cells that are cached now, and those that were evicted so far.
+    pub(crate) fn cell_counts(&self) -> (u32, u64) {
+        self.cells.as_ref().map_or((0, 0), |cells| (cells.count, cells.evicted))
+    }
+
+    pub(super) fn cells_ref(&self) -> &Cells {
+        self.cells.as_ref().expect("there are groups")
+    }
+
+    pub(super) fn cells_mut(&mut self) -> &mut Cells {
+        self.cells.as_mut().expect("there are groups")
+    }
+
+    fn cursor(&self, node: Option<NodeKey>, pages_in_node: u32, pages: u32) -> PathCursor {
+        let Some(at) = node else {
+            return PathCursor { node, extent: 0, entry: 0, place: 0 };
+        };
+        let (extent, entry, len) = self.spans.run_of(&self.link[at].span, pages_in_node);
+        PathCursor { node, extent, entry, place: pages - len }
+    }
+
+    /// Returns a walk up the path of a lock on `pages` pages.
+    pub(crate) fn path_of(&self, lock: &PrefixLock, pages: u32) -> PathCursor {
+        let in_node = lock.node().map_or(0, |node| self.link[node].span.pages());
+        self.cursor(lock.node(), in_node, pages)
+    }
+
+    /// Returns the entry of a place on a path, no deeper than those before. O(runs on the way).
+    pub(crate) fn entry_at(&self, at: &mut PathCursor, place: u32) -> u32 {
+        while place < at.place {
+            let mut node = at.node.expect("the path has the place");
+            let before = self.spans.run_before(&self.link[node].span, at.extent);
+            let (extent, entry, len) = before.unwrap_or_else(|| {
+                node = self.link[node].parent.expect("the path has the place");
+                let span = &self.link[node].span;
+                self.spans.run_of(span, span.pages())
+            });
+            *at = PathCursor { node: Some(node), extent, entry, place: at.place - len };
+        }
+        at.entry + (place - at.place)
+    }
+
+    /// Returns the match at or before the end of a walk that matches `pages` pages in group 0: the longest prefix whose
+    /// tails have all their cells. O(places that lack one, and tails).
+    ///
+    /// Outlined, so that a match pays one comparison where there is one group.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn hit(&self, scope: Scope, full: Cursor, pages: u32) -> PrefixMatch {
+        let cells = self.cells_ref();
+        let path = self.cursor(full.node, full.pages_in_node, pages);
+        // Places of each group from the second number up to the hit have cells.
+        let mut groups = [(path, pages); 3];
+        let mut hit = pages;
+        'shorter: loop {
+            for held in cells.limits.held_groups(hit) {
+                let (path, low) = &mut groups[held.group as usize];
+                *low = hit.min(*low);
+                while *low > held.first {
+                    let entry = self.entry_at(path, *low - 1);
+                    if !cells.at(held.group, entry).is_some() {
+                        hit = *low - 1;
+                        continue 'shorter;
+                    }
+                    *low -= 1;
+                }
+            }
+            break;
+        }
+        let (mut node, mut pages_in_node, mut end) = (full.node, full.pages_in_node, pages);
+        while let Some(at) = node
+            && end - pages_in_node >= hit
+        {
+            end -= pages_in_node;
+            node = self.link[at].parent;
+            pages_in_node = node.map_or(0, |parent| self.link[parent].span.pages());
+        }
+        let pages_in_node = pages_in_node - (end - hit);
+        let epoch = self.epoch;
+        PrefixMatch { scope, node, pages_in_node, pages: hit, full_pages: pages, epoch }
+    }
+
+    /// Hands over the cells of the tails of a match that is a hit.
+    pub(crate) fn each_tail_cell(&self, found: &PrefixMatch, mut each: impl FnMut(CellId)) {
+        let Some(cells) = &self.cells else { return };
+        for held in cells.limits.held_groups(found.pages) {
+            let mut path = self.cursor(found.node, found.pages_in_node, found.pages);
+            for place in (held.first..found.pages).rev() {
+                each(cells.at(held.group, self.entry_at(&mut path, place)));
+            }
+        }
+    }
+
+    /// Returns the idle pages of the tails of a hit; `step`: as of its completion.
+    #[inline]
+    pub(super) fn idle_tail_pages(&self, found: &PrefixMatch, step: Option<StepId>) -> u32 {
+        if self.has_cells() { self.idle_cell_pages(found, step) } else { 0 }
+    }
+
+    /// [`PrefixTree::idle_tail_pages`] where there are groups.
+    #[cold]
+    #[inline(never)]
+    fn idle_cell_pages(&self, found: &PrefixMatch, step: Option<StepId>) -> u32 {
+        let mut pages = 0;
+        self.each_tail_cell(found, |cell| {
+            let cells = self.cells_ref();
+            let idle = match step {
+                Some(step) => cells.is_idle_after(cell, step),
+                None => cells.is_idle(cell),
+            };
+            pages += if idle { cells.tracks(cell) } else { 0 };
+        });
+        pages
+    }
+
+    /// Returns whether a cell has no users.
+    pub(crate) fn is_idle_cell(&self, cell: CellId) -> bool {
+        self.cells_ref().is_idle(cell)
+    }
+
+    /// [`PrefixTree::is_idle_cell`] as of the completion of `step`.
+    pub(crate) fn is_idle_cell_after(&self, cell: CellId, step: StepId) -> bool {
+        self.cells_ref().is_idle_after(cell, step)
+    }
+
+    /// Returns the cell of a group at an entry.
+    pub(crate) fn cell_at(&self, group: u32, entry: u32) -> CellId {
+        self.cells_ref().at(group, entry)
+    }
+
+    /// Returns the pages of a cell, one for each track of its group.
+    pub(crate) fn cell_pages(&self, cell: CellId) -> &[PageId] {
+        self.cells_ref().pages(cell)
+    }
+
+    /// Makes a cell of these pages, with one user.
+    pub(crate) fn create_cell(
+        &mut self,
+        group: u32,
+        entry: u32,
+        pages: impl Iterator<Item = PageId>,
+    ) -> CellId {
+        let cells = self.cells_mut();
+        let cell = cells.create(group, entry, pages);
+        self.protected += self.cells_ref().tracks(cell);
+        cell
+    }
+
+    /// Counts one more user of a cell.
+    pub(crate) fn gain_cell(&mut self, cell: CellId, fence: &mut Fence) {
+        let was_idle = self.cells_mut().gain(cell, fence);
+        let pages = if was_idle { self.cells_ref().tracks(cell) } else { 0 };
+        self.evictable -= pages;
+        self.protected += pages;
+    }
+
+    /// Counts one user of a cell less, once `last_step` is complete.
+    pub(crate) fn lose_cell(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence) {
+        let is_idle = self.cells_mut().lose(cell, last_step, fence);
+        let pages = if is_idle { self.cells_ref().tracks(cell) } else { 0 };
+        self.evictable += pages;
+        self.protected -= pages;
+    }
+
+    /// Makes the cells idle whose users waited for `step` or an earlier one.
+    pub(crate) fn complete_cells(&mut self, step: StepId, fence: &mut Fence) {
+        let Some(cells) = &mut self.cells else { return };
+        let pages = cells.complete(step, fence);
+        self.evictable += pages;
+        self.protected -= pages;
+    }
+
+    /// Drops the cells at the last `count` entries of a node, whose pages go.
+    pub(super) fn drop_cells(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
+        let Self { cells, spans, link, evictable, .. } = self;
+        let cells = cells.as_mut().expect("there are groups");
+        for (start, len) in spans.last_runs_back(&link[node].span, count) {
+            for entry in start..start + len {
+                for group in 0..cells.limits.count() {
+                    let cell = cells.at(group, entry);
+                    if cell.is_some() {
+                        *evictable -= cells.tracks(cell);
+                        cells.remove(cell, freed);
+                    }
+                }
+            }
+        }
+    }
+
+    /// [`PrefixTree::evict`] where there are groups: takes at least `count` pages, idle cells among them, in the order
+    /// in which cells and nodes became idle. Returns the pages of the tree's spans among them.
+    pub(crate) fn evict_groups(&mut self, count: u32, freed: &mut Vec<PageId>) -> u32 {
+        let (mut of_spans, end) = (0, freed.len() + count as usize);
+        while freed.len() < end {
+            let cells = self.cells_ref();
+            let (cell, node) = (cells.idle.oldest, self.order.next());
+            let stamp = node.map_or(u64::MAX, |node| cells.node_stamp(node));
+            let before = cells.count;
+            if cell.is_some() && cells.cells[cell.index()].stamp < stamp {
+                self.evictable -= self.cells_ref().tracks(cell);
+                self.epoch += 1;
+                self.cells_mut().remove(cell, freed);
+            } else {
+                let node = node.expect("T5: evictable pages are in idle nodes and cells");
+                let lacking = (end - freed.len()) as u32;
+                let pages = self.victims(node, lacking);
+                of_spans += pages;
+                match pages == self.link[node].span.pages() {
+                    true => self.drop_idle(node, true, freed),
+                    false => self.detach_pages(node, pages, true, freed),
+                }
+            }
+            let evicted = u64::from(before - self.cells_ref().count);
+            self.cells_mut().evicted += evicted;
+        }
+        of_spans
+    }
+
+    /// Returns how many pages from the end of an idle node yield `lacking` pages, with their cells.
+    fn victims(&self, node: NodeKey, lacking: u32) -> u32 {
+        let (cells, span) = (self.cells_ref(), &self.link[node].span);
+        let (mut pages, mut yielded) = (0, 0);
+        for (start, len) in self.spans.last_runs_back(span, span.pages()) {
+            for entry in (start..start + len).rev() {
+                let own = (0..cells.limits.count()).map(|group| cells.at(group, entry));
+                let own = own.filter(|cell| cell.is_some()).map(|cell| cells.tracks(cell));
+                yielded += 1 + own.sum::<u32>();
+                pages += 1;
+                if yielded >= lacking {
+                    return pages;
+                }
+            }
+        }
+        pages
+    }
+}

@@ -1,0 +1,196 @@
+//! Cells of the model: the pages of one limited group at one cached page, found by looking at all of them.
+
+use std::ops::Range;
+
+use super::Model;
+use super::tree::{CellHeld, CellKey, Path, Tree};
+use crate::id::{PageId, Scope, SeqKey, TokenId};
+use crate::layout::Reach;
+
+impl Tree {
+    /// The cell at page `place` of a path.
+    fn key(&self, group: usize, scope: Scope, tokens: &[TokenId], place: usize) -> CellKey {
+        (group, self.path(scope, tokens, place + 1))
+    }
+
+    fn lose_cell(&mut self, key: &CellKey, last_step: u64, completed: u64) {
+        self.clock += 1;
+        let cell = self.cells.get_mut(key).expect("a used cell is cached");
+        cell.users -= 1;
+        if last_step > completed {
+            cell.waits.push(last_step);
+        }
+        cell.since = self.clock;
+    }
+
+    /// Steps up to this one are complete: what waited for them is idle, in the order of steps and of coming.
+    pub(super) fn complete_cells(&mut self, step: u64) {
+        let mut idle = Vec::new();
+        for (key, cell) in &mut self.cells {
+            let until = cell.waits.iter().max().copied();
+            cell.waits.retain(|&waits| waits > step);
+            if cell.users == 0 && cell.waits.is_empty() {
+                idle.extend(until.map(|until| (until, cell.since, key.clone())));
+            }
+        }
+        idle.sort();
+        for (_, _, key) in idle {
+            self.clock += 1;
+            self.cells.get_mut(&key).expect("just seen").since = self.clock;
+        }
+    }
+
+    /// The steps that cells without other users wait for.
+    pub(super) fn cell_steps(&self) -> impl Iterator<Item = u64> + '_ {
+        let deferred = self.cells.values().filter(|cell| cell.users == 0);
+        deferred.filter_map(|cell| cell.waits.iter().max().copied())
+    }
+
+    /// The oldest idle cell, and since when.
+    pub(super) fn oldest_cell(&self) -> Option<(u64, CellKey)> {
+        let idle = self.cells.iter().filter(|(_, cell)| cell.is_idle());
+        idle.map(|(key, cell)| (cell.since, key.clone())).min()
+    }
+
+    /// Drops the cells at a page that goes.
+    pub(super) fn drop_cells(&mut self, path: &Path) -> Vec<PageId> {
+        let here: Vec<_> = self.cells.keys().filter(|key| key.1 == *path).cloned().collect();
+        let gone = here.iter().map(|key| self.cells.remove(key).expect("just seen"));
+        gone.inspect(|cell| assert!(cell.is_idle(), "a used cell goes"))
+            .flat_map(|c| c.pages)
+            .collect()
+    }
+
+    pub(super) fn cell_pages(&self, is: impl Fn(&CellHeld) -> bool) -> u32 {
+        self.cells.values().filter(|cell| is(cell)).map(|cell| cell.pages.len() as u32).sum()
+    }
+}
+
+impl Model {
+    /// What each limited group reads, and its tracks among the further ones.
+    fn limited(&self) -> Vec<(Reach, Range<usize>)> {
+        let (layout, mut start) = (&self.shape.layout, 0);
+        let of = |(group, reach)| {
+            let tracks = start..start + layout.tracks_of(group) as usize;
+            start = tracks.end;
+            (reach, tracks)
+        };
+        layout.groups().limited().map(of).collect()
+    }
+
+    /// The places of a group behind a mark.
+    fn tail(&self, reach: Reach, mark: usize) -> Range<usize> {
+        self.first_held(reach, mark)..mark
+    }
+
+    /// Pages of the longest prefix of a text whose tails have all their cells.
+    pub(super) fn hit(&self, scope: Scope, tokens: &[TokenId]) -> usize {
+        let has = |group, place| {
+            self.tree.cells.contains_key(&self.tree.key(group, scope, tokens, place))
+        };
+        let complete = |pages: &usize| {
+            let mut groups = self.limited().into_iter().enumerate();
+            groups.all(|(group, (reach, _))| self.tail(reach, *pages).all(|at| has(group, at)))
+        };
+        let full = self.tree.matched(scope, tokens).len();
+        (0..=full).rev().find(complete).expect("nothing can always be matched")
+    }
+
+    /// The keys of all cells in the tails of a prefix.
+    pub(super) fn tail_cells(
+        &self,
+        scope: Scope,
+        tokens: &[TokenId],
+        pages: usize,
+    ) -> Vec<CellKey> {
+        let groups = self.limited().into_iter().enumerate();
+        let keys = groups.flat_map(|(group, (reach, _))| {
+            let places = self.tail(reach, pages);
+            places.map(move |at| self.tree.key(group, scope, tokens, at))
+        });
+        keys.collect()
+    }
+
+    /// Idle pages among those cells.
+    pub(super) fn idle_in_tails(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> u32 {
+        let keys = self.tail_cells(scope, tokens, pages);
+        let cells = keys.iter().map(|key| &self.tree.cells[key]);
+        cells.filter(|cell| cell.is_idle()).map(|cell| cell.pages.len() as u32).sum()
+    }
+
+    /// A sequence without pages takes the cells of the tails of its first `pages`.
+    pub(super) fn take_tails(&mut self, seq: SeqKey, pages: usize) {
+        let limited = self.limited();
+        let firsts: Vec<_> =
+            limited.iter().map(|(reach, _)| self.first_held(*reach, pages)).collect();
+        let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
+        sequence.cells = vec![Default::default(); limited.len()];
+        sequence.others.iter_mut().for_each(|own| *own = vec![PageId::default(); pages]);
+        for (group, (_, tracks)) in limited.into_iter().enumerate() {
+            sequence.held[tracks.clone()].fill(firsts[group]);
+            for place in firsts[group]..pages {
+                let key = self.tree.key(group, sequence.scope, &sequence.tokens, place);
+                let cell = self.tree.cells.get_mut(&key).expect("it was matched");
+                cell.users += 1;
+                for (track, page) in tracks.clone().zip(&cell.pages) {
+                    sequence.others[track][place] = *page;
+                }
+                sequence.cells[group].insert(place);
+            }
+        }
+    }
+
+    /// The private pages of a sequence's tails behind a mark become cells. Returns those that the tree has others for.
+    pub(super) fn keep_tails(&mut self, seq: SeqKey, mark: usize) -> Vec<PageId> {
+        let mut duplicates = Vec::new();
+        let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
+        sequence.kept = sequence.kept.max(mark);
+        for (group, (reach, tracks)) in self.limited().into_iter().enumerate() {
+            for place in self.tail(reach, mark) {
+                let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
+                if !sequence.cells[group].insert(place) {
+                    continue;
+                }
+                let key = self.tree.key(group, sequence.scope, &sequence.tokens, place);
+                let pages: Vec<_> =
+                    sequence.others[tracks.clone()].iter().map(|own| own[place]).collect();
+                if let Some(cell) = self.tree.cells.get_mut(&key) {
+                    cell.users += 1;
+                    for (track, page) in tracks.clone().zip(&cell.pages) {
+                        sequence.others[track][place] = *page;
+                    }
+                    duplicates.extend(pages);
+                } else {
+                    self.pages.turn(&pages, super::PageIs::Private, super::PageIs::Cached);
+                    let cell = CellHeld { pages, users: 1, waits: Vec::new(), since: 0 };
+                    self.tree.cells.insert(key, cell);
+                }
+            }
+        }
+        duplicates
+    }
+
+    /// Takes a sequence's held pages of limited groups up to `end` of each: cells lose a user, private pages return.
+    pub(super) fn take_held(
+        &mut self,
+        seq: SeqKey,
+        end: impl Fn(&Self, Reach) -> usize,
+    ) -> Vec<PageId> {
+        let mut pages = Vec::new();
+        for (group, (reach, tracks)) in self.limited().into_iter().enumerate() {
+            let end = end(self, reach);
+            let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
+            let (scope, last_step) = (sequence.scope, sequence.last_step);
+            for place in sequence.held[tracks.start]..end {
+                if sequence.cells[group].remove(&place) {
+                    let key = self.tree.key(group, scope, &sequence.tokens, place);
+                    self.tree.lose_cell(&key, last_step, self.completed);
+                } else {
+                    pages.extend(sequence.others[tracks.clone()].iter().map(|own| own[place]));
+                }
+            }
+            sequence.held[tracks].fill(end);
+        }
+        pages
+    }
+}

@@ -341,11 +341,10 @@ mod tests {
         );
     }
 
-    #[test]
-    fn columns_stand_under_their_heads() {
+    fn report(tally: Tally, groups: Option<&str>, runs: u32) -> Report {
         let step = StepWork { step: 1234, core_ns: 2_000, most_ns: 5_500, ..Default::default() };
         let outcome = Outcome {
-            tally: Tally::default(),
+            tally,
             stats: Stats::default(),
             steps: vec![step; 9],
             samples: Vec::new(),
@@ -353,17 +352,33 @@ mod tests {
             page_size: 16,
             token_bytes: 1,
         };
-        let report = |runs| {
-            Report::new(
-                Outcome { steps: outcome.steps.clone(), samples: Vec::new(), ..outcome },
-                "w".into(),
-                "radix".into(),
-                None,
-                "s".into(),
-                runs,
-                1,
-            )
+        let groups = groups.map(str::to_owned);
+        Report::new(outcome, "w".into(), "radix".into(), groups, "s".into(), runs, 1)
+    }
+
+    #[test]
+    fn only_groups_have_figures_of_groups() {
+        let tally =
+            Tally { input_tokens: 2000, full_hit_tokens: 1500, skipped: 1, ..Tally::default() };
+        let [one, several] = [None, Some("window:5x2")].map(|groups| report(tally, groups, 1));
+        let [json, grouped] = [&one, &several].map(|report| serde_json::to_string(report).unwrap());
+        let figures = r#""groups":"window:5x2","full_hit_tokens":1500,"evicted_cells":0,"#;
+        assert_eq!(grouped.replace(figures, ""), json);
+        assert_ne!(grouped, json);
+        let names = |report: &Report| -> Vec<String> {
+            report.table().lines().map(|line| line.chars().take(19).collect()).collect()
         };
+        let mut rows = names(&several);
+        rows.retain(|name| {
+            !["groups", "  cached in group 0", "evicted cells"].contains(&name.trim_end())
+        });
+        assert_eq!(rows, names(&one));
+        assert!(several.table().contains("  cached in group 0 1,500 (75.0 %)\n"));
+    }
+
+    #[test]
+    fn columns_stand_under_their_heads() {
+        let report = |runs| report(Tally::default(), None, runs);
         let text = report(2).table();
         let lines: Vec<&str> =
             text.lines().skip_while(|line| !line.contains("core, us  ")).collect();

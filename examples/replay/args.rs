@@ -6,13 +6,19 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use kvarena::{Capacity, PrefixMode};
 
+use crate::groups::LayerGroups;
+
 /// Replays a request trace through a kvarena engine as a continuous-batching server would, without a model.
 #[derive(Parser, Debug, Clone)]
 #[command(name = "replay")]
 pub struct Args {
-    /// Trace in Mooncake's JSON-lines format; without it, multi-turn chats are generated
+    /// Trace in Mooncake's JSON-lines format, - for standard input; without it, multi-turn chats are generated
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Tokens of a hash id of the trace. The ids may cover whole blocks only; the rest of a prompt then equals no other
+    /// [default: 512, with an id for the rest]
+    #[arg(long, value_name = "N", requires = "trace", value_parser = clap::value_parser!(u32).range(1..))]
+    pub block: Option<u32>,
     /// Equal prompts of 2,000 tokens that arrive at once, in place of chats
     #[arg(long, value_name = "N", conflicts_with_all = ["trace", "requests"])]
     pub burst: Option<NonZeroUsize>,
@@ -31,6 +37,11 @@ pub struct Args {
     /// Tokens of a page
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub page_size: u32,
+    /// Groups of layers besides the one that keeps everything, each as REACH:TOKENSxTRACKS, as in
+    /// window:1024x6,chunk:8192x3; needs --sequential and --pages
+    #[arg(long, value_name = "LIST", value_parser = LayerGroups::parse)]
+    #[arg(requires_all = ["sequential", "pages"])]
+    pub groups: Option<LayerGroups>,
     /// Whether prefixes are kept and shared
     #[arg(long, value_enum, default_value_t = Prefix::Radix)]
     pub prefix: Prefix,

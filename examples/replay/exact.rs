@@ -1,82 +1,11 @@
-//! Test only: serving one request at a time, told again without an engine. Pages are entries of a map, recency is a
-//! counter, eviction looks at every page. What the engine answers must be the same.
-
-use std::collections::HashMap;
+//! Test only: the figures of a sequential replay equal the oracle's exactly.
 
 use indicatif::ProgressBar;
-use kvarena::TokenId;
+use kvarena::Reach;
 
 use crate::args::Args;
+use crate::oracle::{Figures, Setting, naive};
 use crate::request::Request;
-
-#[derive(Debug, PartialEq, Eq)]
-struct Figures {
-    hit_tokens: u64,
-    evicted_pages: u64,
-    skipped: u64,
-}
-
-/// A cached page: its parent in the path (0 is the root), and when it was last given up.
-struct Page {
-    key: (u64, Vec<TokenId>),
-    idle_since: u64,
-}
-
-/// Younger than any page that is idle.
-const IN_USE: u64 = u64::MAX;
-
-/// Requests one after another, with an exact page-level LRU.
-fn naive(requests: &[Request], pages: usize, page_size: usize) -> Figures {
-    let mut figures = Figures { hit_tokens: 0, evicted_pages: 0, skipped: 0 };
-    let mut ids: HashMap<(u64, Vec<TokenId>), u64> = HashMap::new();
-    let mut cached: HashMap<u64, Page> = HashMap::new();
-    let (mut last_id, mut clock) = (0, 0);
-    let (mut prompt, mut output) = (Vec::new(), Vec::new());
-    for request in requests {
-        request.write_prompt(&mut prompt);
-        request.write_stored_output(&mut output);
-        let stored: Vec<TokenId> = prompt.iter().chain(&output).copied().collect();
-        let wanted = stored.len().div_ceil(page_size);
-        if wanted > pages {
-            figures.skipped += 1;
-            continue;
-        }
-        // Match all but the last token of the prompt.
-        let mut path = vec![0];
-        for page in prompt[..prompt.len() - 1].chunks_exact(page_size) {
-            let Some(&id) = ids.get(&(path[path.len() - 1], page.to_vec())) else { break };
-            cached.get_mut(&id).expect("it was found").idle_since = IN_USE;
-            path.push(id);
-        }
-        let matched = path.len() - 1;
-        figures.hit_tokens += (matched * page_size) as u64;
-        // Take the pages that the rest needs.
-        let free = pages - cached.len();
-        for _ in free..wanted - matched {
-            let oldest = cached.iter().min_by_key(|(_, page)| page.idle_since);
-            let oldest = *oldest.expect("pages are cached").0;
-            assert_ne!(cached[&oldest].idle_since, IN_USE, "a page is idle");
-            let page = cached.remove(&oldest).expect("it was found");
-            ids.remove(&page.key);
-            figures.evicted_pages += 1;
-        }
-        // Keep all whole pages; the deepest page is the oldest.
-        for page in stored.chunks_exact(page_size).skip(matched) {
-            let key = (path[path.len() - 1], page.to_vec());
-            let id = *ids.entry(key.clone()).or_insert_with(|| {
-                last_id += 1;
-                cached.insert(last_id, Page { key, idle_since: 0 });
-                last_id
-            });
-            path.push(id);
-        }
-        for id in path[1..].iter().rev() {
-            clock += 1;
-            cached.get_mut(id).expect("a path's pages are cached").idle_since = clock;
-        }
-    }
-    figures
-}
 
 fn engine(requests: &[Request], args: &Args) -> Figures {
     let outcome = crate::serve(args, requests, &ProgressBar::hidden()).expect("it serves");
@@ -89,9 +18,27 @@ fn engine(requests: &[Request], args: &Args) -> Figures {
     assert_eq!((s.private_pages, s.protected_pages, s.fenced_pages), (0, 0, 0), "{s:?}");
     assert_eq!((s.sequences, s.steps), (0, 0), "{s:?}");
     Figures {
-        hit_tokens: outcome.tally.hit_tokens,
-        evicted_pages: outcome.stats.evicted_pages,
         skipped: outcome.tally.skipped,
+        hit_tokens: outcome.tally.hit_tokens,
+        full_hit_tokens: outcome.tally.full_hit_tokens,
+        evicted_pages: outcome.stats.evicted_pages,
+        evicted_cells: outcome.stats.evicted_cells,
+        peak_pages: outcome.tally.peak_pages,
+    }
+}
+
+/// Returns the oracle's setting for a command line.
+fn setting(args: &Args) -> Setting {
+    let mut groups = vec![(Reach::All, 1)];
+    if let Some(given) = &args.groups {
+        let of = &given.groups;
+        groups.extend(of.limited().map(|(group, reach)| (reach, of.layers_of(group) as usize)));
+    }
+    Setting {
+        pages: args.pages.expect("the test names them") as usize,
+        page_size: args.page_size as usize,
+        step_tokens: args.step_tokens.unwrap_or(u32::MAX) as usize,
+        groups,
     }
 }
 
@@ -103,7 +50,7 @@ fn args(line: &str) -> Args {
 
 fn committed_trace() -> Vec<Request> {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/trace.jsonl");
-    crate::trace::read(file.as_ref(), usize::MAX).expect("the trace is good")
+    crate::trace::read(file.as_ref(), usize::MAX, None).expect("the trace is good")
 }
 
 #[test]
@@ -113,13 +60,13 @@ fn sequential_figures_are_exact() {
         [(512, 8), (512, 12), (512, 20), (512, 200), (128, 40), (16, 300), (100, 90), (1, 5000)]
     {
         let args = args(&format!("--sequential --pages {pages} --page-size {page_size}"));
-        let naive = naive(&trace, pages, page_size);
+        let naive = naive(&trace, &setting(&args));
         assert_eq!(engine(&trace, &args), naive, "{pages} pages of {page_size}");
     }
     // Computed by hand-written code of another language.
     let args = args("--sequential --pages 12 --page-size 512");
-    let figures = Figures { hit_tokens: 19_968, evicted_pages: 28, skipped: 0 };
-    assert_eq!(engine(&trace, &args), figures);
+    let Figures { hit_tokens, evicted_pages, skipped, .. } = engine(&trace, &args);
+    assert_eq!((hit_tokens, evicted_pages, skipped), (19_968, 28, 0));
 }
 
 #[test]
@@ -127,10 +74,34 @@ fn sequential_chats_are_exact() {
     let requests = crate::chat::generate(700, 5);
     for (page_size, pages) in [(256, 90), (256, 500), (64, 900)] {
         let args = args(&format!("--sequential --pages {pages} --page-size {page_size}"));
-        let naive = naive(&requests, pages, page_size);
+        let naive = naive(&requests, &setting(&args));
         assert!(naive.hit_tokens > 0 && naive.evicted_pages > 0, "{naive:?}");
         assert_eq!(engine(&requests, &args), naive, "{pages} pages of {page_size}");
     }
+}
+
+#[test]
+fn sequential_chats_with_groups_are_exact() {
+    let requests = crate::chat::generate(500, 7);
+    let mut skipped = 0;
+    for (page_size, step_tokens, groups, pages) in [
+        (256, 4096, "window:128x1", 150),
+        (256, 1024, "window:1024x6", 200),
+        (64, 512, "window:1024x2,chunk:2048x1", 600),
+        (64, 8192, "chunk:1024x3", 900),
+        (100, 300, "window:1x1,window:250x1,chunk:64x2", 300),
+        (16, 1000, "chunk:16x1,window:17x1", 1200),
+    ] {
+        let args = args(&format!(
+            "--sequential --pages {pages} --page-size {page_size} --step-tokens {step_tokens} --groups {groups}"
+        ));
+        let naive = naive(&requests, &setting(&args));
+        assert!(naive.full_hit_tokens > naive.hit_tokens, "{groups}: {naive:?}");
+        assert!(naive.hit_tokens > 0 && naive.evicted_cells > 0, "{groups}: {naive:?}");
+        assert_eq!(engine(&requests, &args), naive, "{args:?}");
+        skipped += naive.skipped;
+    }
+    assert!(skipped > 0);
 }
 
 #[test]
@@ -150,8 +121,9 @@ fn without_reuse_nothing_hits_or_is_evicted() {
     let trace = committed_trace();
     for schedule in ["--sequential", "--concurrency 4 --step-tokens 300"] {
         let args = args(&format!("{schedule} --pages 40 --page-size 128 --prefix none"));
-        let nothing = Figures { hit_tokens: 0, evicted_pages: 0, skipped: 0 };
-        assert_eq!(engine(&trace, &args), nothing, "{schedule}");
+        let figures = engine(&trace, &args);
+        let nothing = Figures { peak_pages: figures.peak_pages, ..Figures::default() };
+        assert_eq!(figures, nothing, "{schedule}");
     }
 }
 

@@ -8,7 +8,7 @@ use std::fmt;
 use indicatif::ProgressBar;
 use kvarena::{
     BatchPlan, BatchRow, Engine, EngineConfig, EngineError, Error, Namespace, Null, PoolConfig,
-    SharedSpan, Stats, StepScratch,
+    SharedSpan, Stats, StepScratch, TokenId,
 };
 
 use crate::core_time::CoreTime;
@@ -59,6 +59,8 @@ pub struct Tally {
     pub output_tokens: u64,
     /// Tokens of `input_tokens` that needed no computing when their request first started.
     pub hit_tokens: u64,
+    /// Tokens of `input_tokens` that were cached in group 0; counted only with several groups of layers.
+    pub full_hit_tokens: u64,
     /// Tokens that needed no computing when a preempted request was resumed.
     pub resume_hit_tokens: u64,
     pub preemptions: u64,
@@ -191,8 +193,20 @@ impl<'a> Host<'a> {
 
     /// Whether a request fits the pool when nothing else runs.
     pub fn fits(&self, request: &Request) -> bool {
+        let shape = self.engine.shape();
+        let len = request.stored_len();
+        u64::from(len) <= shape.layout.slot_count()
+            && shape.most_pages(len) <= shape.layout.page_count()
+    }
+
+    /// Counts the tokens of a prompt that are cached in group 0, if there are other groups. Call it before admission.
+    pub fn count_full_hit(&mut self, prompt: &[TokenId]) {
         let layout = &self.engine.shape().layout;
-        u64::from(request.stored_len()) <= layout.slot_count()
+        if layout.tracks() > 1 {
+            let found = self.engine.match_prefix(NAMESPACE, prompt);
+            self.tally.full_hit_tokens +=
+                u64::from(found.full_pages()) * u64::from(layout.page_size());
+        }
     }
 
     /// Counts a request that never runs.
@@ -220,8 +234,7 @@ impl<'a> Host<'a> {
 
     /// Ends a step. `planned` is the engine's state when all pages of the step were taken.
     pub fn end_step(&mut self, planned: Stats, running: usize) {
-        let in_use = planned.private_pages + planned.protected_pages;
-        self.tally.peak_pages = self.tally.peak_pages.max(in_use);
+        self.tally.peak_pages = self.tally.peak_pages.max(pages_in_use(&planned));
         self.tally.peak_running = self.tally.peak_running.max(running);
         self.work.step = self.steps.len() as u64 + 1;
         self.work.core_ns = self.core.end_step();
@@ -260,6 +273,11 @@ impl<'a> Host<'a> {
             token_bytes,
         }
     }
+}
+
+/// Pages that sequences use.
+pub fn pages_in_use(stats: &Stats) -> u32 {
+    stats.private_pages + stats.protected_pages
 }
 
 /// Names the request that the engine refused.

@@ -4,6 +4,7 @@
 //! ```text
 //! cargo run --release --example replay
 //! cargo run --release --example replay -- --trace FILE --pages 60000 --page-size 512 --sequential
+//! cargo run --release --example replay -- --trace FILE --pages 60000 --sequential --groups window:1024x6
 //! ```
 
 mod args;
@@ -12,7 +13,10 @@ mod chat;
 mod core_time;
 #[cfg(test)]
 mod exact;
+mod groups;
 mod host;
+#[cfg(test)]
+mod oracle;
 mod plot;
 mod report;
 mod request;
@@ -26,7 +30,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use kvarena::{KvDtype, KvShape, PoolConfig};
+use kvarena::{EngineConfig, Groups, KvDtype, KvShape, PoolConfig};
 
 use args::Args;
 use host::{Host, Outcome, ServeError};
@@ -63,7 +67,8 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         plot::draw(file, &title, &outcome.samples)?;
     }
     let prefix = format!("{:?}", args.prefix).to_lowercase();
-    let report = Report::new(outcome, workload, prefix, schedule(args), args.runs, wall_ns);
+    let groups = args.groups.as_ref().map(|groups| groups.text.clone());
+    let report = Report::new(outcome, workload, prefix, groups, schedule(args), args.runs, wall_ns);
     if args.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -81,9 +86,8 @@ fn workload(args: &Args) -> Result<(Vec<Request>, String), Box<dyn Error>> {
         let requests = chat::generate(args.max_requests(8000), args.seed);
         return Ok((requests, format!("generated chats, seed {}", args.seed)));
     };
-    let requests = trace::read(file, args.max_requests(usize::MAX))?;
-    let name = file.file_name().unwrap_or(file.as_os_str());
-    Ok((requests, name.to_string_lossy().into_owned()))
+    let requests = trace::read(file, args.max_requests(usize::MAX), args.block)?;
+    Ok((requests, trace::name(file)))
 }
 
 fn schedule(args: &Args) -> String {
@@ -97,12 +101,16 @@ fn schedule(args: &Args) -> String {
 /// Serves the requests with the engine that `args` ask for.
 fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Outcome, ServeError> {
     let running = if args.sequential { 1 } else { args.concurrency };
-    let config = host::engine_config(pool(args), args.prefix_mode(), requests, running);
+    let step_tokens = args.step_tokens.unwrap_or(if args.sequential { u32::MAX } else { 8192 });
+    let config = EngineConfig {
+        // A step, behind the tokens of a page that is not full and so not published.
+        promise_ahead: step_tokens.saturating_add(args.page_size.saturating_sub(1)),
+        ..host::engine_config(pool(args), args.prefix_mode(), requests, running)
+    };
     let mut host = Host::new(config, requests.len(), progress)?;
     if args.sequential {
-        sequential::serve(&mut host, requests, args.step_tokens.unwrap_or(u32::MAX))?;
+        sequential::serve(&mut host, requests, step_tokens)?;
     } else {
-        let step_tokens = args.step_tokens.unwrap_or(8192);
         let limits =
             batching::Limits { running: running as usize, step_tokens, follow: !args.no_waiting };
         batching::serve(&mut host, requests, limits)?;
@@ -110,10 +118,11 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
     Ok(host.outcome())
 }
 
-/// K and V of Qwen3-8B in bf16: 147,456 bytes a token. Only `--bytes` depends on it.
+/// K and V of Qwen3-8B in bf16: 147,456 bytes a token. Only `--bytes` depends on it. With groups a page has one layer.
 fn pool(args: &Args) -> PoolConfig {
     PoolConfig {
-        layers: 36,
+        layers: args.groups.as_ref().map_or(36, |groups| groups.layers),
+        groups: args.groups.as_ref().map_or(Groups::ONE, |groups| groups.groups),
         shape: KvShape::heads(8, 128),
         dtype: KvDtype::Bf16,
         page_size: args.page_size,

@@ -13,6 +13,16 @@ const PREFILL_RATE: f64 = 44_400.0;
 /// Slow steps that are listed.
 const SLOWEST: usize = 5;
 
+/// Figures of replays with several groups of layers.
+#[derive(Debug, Serialize)]
+pub struct GroupFigures {
+    /// The groups but group 0, as on the command line.
+    pub groups: String,
+    /// Prompt tokens that were cached in group 0, which keeps everything. A prompt uses `hit_tokens` of them.
+    pub full_hit_tokens: u64,
+    pub evicted_cells: u64,
+}
+
 /// The figures of a run, or of several: each step's time is then the least of its times. Times are core time, inside
 /// engine calls only, in nanoseconds.
 #[derive(Debug, Serialize)]
@@ -33,6 +43,8 @@ pub struct Report {
     /// Tokens that preempted requests found again in the cache.
     pub resume_hit_tokens: u64,
     pub evicted_pages: u64,
+    #[serde(flatten)]
+    pub groups: Option<GroupFigures>,
     pub preemptions: u64,
     /// Requests that waited for another one to compute what they needed, and tokens that came of it meanwhile.
     pub followers: u64,
@@ -80,6 +92,7 @@ impl Report {
         outcome: Outcome,
         workload: String,
         prefix: String,
+        groups: Option<String>,
         schedule: String,
         runs: u32,
         wall_ns: u64,
@@ -108,6 +121,11 @@ impl Report {
             computed_tokens: stats.computed_tokens,
             resume_hit_tokens: tally.resume_hit_tokens,
             evicted_pages: stats.evicted_pages,
+            groups: groups.map(|groups| GroupFigures {
+                groups,
+                full_hit_tokens: tally.full_hit_tokens,
+                evicted_cells: stats.evicted_cells,
+            }),
             preemptions: tally.preemptions,
             followers: tally.followers,
             awaited_tokens: tally.awaited_tokens,
@@ -172,9 +190,20 @@ impl Report {
             ("core steps, us", self.step_times()),
             ("machine, us", self.machine()),
         ];
+        let mut insert_after = |name: &str, row: (&'static str, String)| {
+            let at = rows.iter().position(|&(other, _)| other == name);
+            rows.insert(at.map_or(rows.len(), |at| at + 1), row);
+        };
         if self.skipped > 0 {
             let text = format!("{} that do not fit the pool even alone", grouped(self.skipped));
-            rows.insert(4, ("  skipped", text));
+            insert_after("requests", ("  skipped", text));
+        }
+        if let Some(GroupFigures { groups, full_hit_tokens, evicted_cells }) = &self.groups {
+            let full = percent(*full_hit_tokens, self.input_tokens);
+            let full = format!("{} ({full:.1} %)", grouped(*full_hit_tokens));
+            insert_after("pool", ("groups", groups.clone()));
+            insert_after("  from the cache", ("  cached in group 0", full));
+            insert_after("evicted pages", ("evicted cells", grouped(*evicted_cells)));
         }
         let lines = rows.iter().map(|(name, value)| format!("{name:<19} {value}\n"));
         lines.collect::<String>() + &self.slowest_steps()
@@ -312,11 +341,10 @@ mod tests {
         );
     }
 
-    #[test]
-    fn columns_stand_under_their_heads() {
+    fn report(tally: Tally, groups: Option<&str>, runs: u32) -> Report {
         let step = StepWork { step: 1234, core_ns: 2_000, most_ns: 5_500, ..Default::default() };
         let outcome = Outcome {
-            tally: Tally::default(),
+            tally,
             stats: Stats::default(),
             steps: vec![step; 9],
             samples: Vec::new(),
@@ -324,16 +352,33 @@ mod tests {
             page_size: 16,
             token_bytes: 1,
         };
-        let report = |runs| {
-            Report::new(
-                Outcome { steps: outcome.steps.clone(), samples: Vec::new(), ..outcome },
-                "w".into(),
-                "radix".into(),
-                "s".into(),
-                runs,
-                1,
-            )
+        let groups = groups.map(str::to_owned);
+        Report::new(outcome, "w".into(), "radix".into(), groups, "s".into(), runs, 1)
+    }
+
+    #[test]
+    fn only_groups_have_figures_of_groups() {
+        let tally =
+            Tally { input_tokens: 2000, full_hit_tokens: 1500, skipped: 1, ..Tally::default() };
+        let [one, several] = [None, Some("window:5x2")].map(|groups| report(tally, groups, 1));
+        let [json, grouped] = [&one, &several].map(|report| serde_json::to_string(report).unwrap());
+        let figures = r#""groups":"window:5x2","full_hit_tokens":1500,"evicted_cells":0,"#;
+        assert_eq!(grouped.replace(figures, ""), json);
+        assert_ne!(grouped, json);
+        let names = |report: &Report| -> Vec<String> {
+            report.table().lines().map(|line| line.chars().take(19).collect()).collect()
         };
+        let mut rows = names(&several);
+        rows.retain(|name| {
+            !["groups", "  cached in group 0", "evicted cells"].contains(&name.trim_end())
+        });
+        assert_eq!(rows, names(&one));
+        assert!(several.table().contains("  cached in group 0 1,500 (75.0 %)\n"));
+    }
+
+    #[test]
+    fn columns_stand_under_their_heads() {
+        let report = |runs| report(Tally::default(), None, runs);
         let text = report(2).table();
         let lines: Vec<&str> =
             text.lines().skip_while(|line| !line.contains("core, us  ")).collect();

@@ -5,7 +5,7 @@
 
 use kvarena::{EngineError, Extend, Stats, TokenId};
 
-use crate::host::{Host, NAMESPACE, ServeError};
+use crate::host::{Host, NAMESPACE, ServeError, pages_in_use};
 use crate::request::Request;
 
 /// Serves the requests in order.
@@ -22,12 +22,14 @@ pub fn serve(
         }
         request.write_prompt(&mut prompt);
         request.write_stored_output(&mut output);
+        host.count_full_hit(&prompt);
         let evicted = host.engine.stats().evicted_pages;
         let served = one(host, &prompt, &output, step_tokens)
             .map_err(|source| ServeError::Engine { request: i, source })?;
         host.started(request, served.hit);
         host.served(request);
         host.work.computed_tokens = u64::from(request.stored_len() - served.hit);
+        host.tally.peak_pages = host.tally.peak_pages.max(served.peak_pages);
         host.work.evicted_pages = served.planned.evicted_pages - evicted;
         host.end_step(served.planned, 1);
     }
@@ -36,6 +38,8 @@ pub fn serve(
 
 struct Served {
     hit: u32,
+    /// Most pages in use after a plan: with groups of layers, commits give pages back.
+    peak_pages: u32,
     /// The engine when all of the request's pages were taken.
     planned: Stats,
 }
@@ -54,17 +58,19 @@ fn one(
         if !output.is_empty() {
             engine.append(seq, output)?;
         }
+        let mut peak_pages = 0;
         let mut left = (prompt.len() + output.len()) as u32 - hit;
         loop {
             let len = left.min(step_tokens);
             let step = engine.plan_batch(scratch, &[Extend { seq, len }])?.step();
             let planned = engine.stats();
+            peak_pages = peak_pages.max(pages_in_use(&planned));
             engine.commit(step)?;
             engine.complete(step)?;
             left -= len;
             if left == 0 {
                 engine.finish(seq)?;
-                return Ok(Served { hit, planned });
+                return Ok(Served { hit, peak_pages, planned });
             }
         }
     })

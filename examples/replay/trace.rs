@@ -1,7 +1,8 @@
 //! Reads a request trace in Mooncake's JSON-lines format.
 //!
 //! One object a line: `timestamp` (ms), `input_length`, `output_length`, and `hash_ids`, one for each 512 tokens of the
-//! prompt; equal ids mean equal content. The lines' order is the order of arrival.
+//! prompt; equal ids mean equal content. The lines' order is the order of arrival. Traces with blocks of another size
+//! may have ids of whole blocks only.
 
 use std::fmt;
 use std::fs::File;
@@ -12,12 +13,11 @@ use serde::Deserialize;
 
 use crate::request::{Piece, Request};
 
-/// Tokens that one hash id stands for.
+/// Tokens that one hash id stands for, unless the caller says otherwise.
 const HASH_TOKENS: u32 = 512;
-/// Hash ids below this own their stretch of the token stream; larger ones (64-bit hashes) are spread over it.
-const SMALL_IDS: u64 = 1 << 22;
-/// Sampled tokens are numbered from here: above the small ids' tokens.
-const FIRST_OUTPUT: u64 = SMALL_IDS * HASH_TOKENS as u64;
+/// Tokens without a hash id, sampled ones included, are numbered from here. Each hash id owns a stretch of the numbers
+/// below; ids that are too large for that (64-bit hashes) are spread over the token stream.
+const FIRST_OWN: u64 = 1 << 31;
 
 /// A line as it stands in the file.
 #[derive(Deserialize)]
@@ -37,7 +37,7 @@ pub enum TraceError {
     Read { file: PathBuf, line: usize, source: io::Error },
     /// A line is not a JSON object with the four fields.
     Json { file: PathBuf, line: usize, source: serde_json::Error },
-    /// Not one hash id for each 512 tokens of the prompt.
+    /// Not one hash id for each block of the prompt.
     HashIds { file: PathBuf, line: usize, input_length: u32, expected: usize, actual: usize },
     /// A prompt of no tokens.
     EmptyPrompt { file: PathBuf, line: usize },
@@ -83,16 +83,36 @@ impl std::error::Error for TraceError {
     }
 }
 
-/// Reads the trace in `file`, at most `max` requests of it.
-pub fn read(file: &Path, max: usize) -> Result<Vec<Request>, TraceError> {
-    let opened =
-        File::open(file).map_err(|source| TraceError::Open { file: file.into(), source })?;
-    parse(BufReader::new(opened), file, max)
+/// The name of standard input on the command line.
+const STANDARD_INPUT: &str = "-";
+
+/// Returns the name of the trace in `file` for people.
+pub fn name(file: &Path) -> String {
+    match file.as_os_str() {
+        name if name == STANDARD_INPUT => "standard input".to_owned(),
+        name => file.file_name().unwrap_or(name).to_string_lossy().into_owned(),
+    }
 }
 
-fn parse(input: impl BufRead, file: &Path, max: usize) -> Result<Vec<Request>, TraceError> {
+/// Reads the trace in `file`, at most `max` requests of it. `block`: tokens of a hash id; ids may then cover whole
+/// blocks only.
+pub fn read(file: &Path, max: usize, block: Option<u32>) -> Result<Vec<Request>, TraceError> {
+    if file.as_os_str() == STANDARD_INPUT {
+        return parse(io::stdin().lock(), Path::new(&name(file)), max, block);
+    }
+    let opened =
+        File::open(file).map_err(|source| TraceError::Open { file: file.into(), source })?;
+    parse(BufReader::new(opened), file, max, block)
+}
+
+fn parse(
+    input: impl BufRead,
+    file: &Path,
+    max: usize,
+    block: Option<u32>,
+) -> Result<Vec<Request>, TraceError> {
     let mut requests = Vec::new();
-    let mut output_first = FIRST_OUTPUT;
+    let mut own = FIRST_OWN;
     for (line, text) in (1..).zip(input.lines()) {
         if requests.len() == max {
             break;
@@ -106,8 +126,8 @@ fn parse(input: impl BufRead, file: &Path, max: usize) -> Result<Vec<Request>, T
             line,
             source,
         })?;
-        let request = request(&parsed, output_first, file, line)?;
-        output_first += u64::from(request.output.len);
+        let request = request(&parsed, own, block, file, line)?;
+        own = request.output.first + u64::from(request.output.len);
         requests.push(request);
     }
     if requests.is_empty() {
@@ -116,18 +136,21 @@ fn parse(input: impl BufRead, file: &Path, max: usize) -> Result<Vec<Request>, T
     Ok(requests)
 }
 
+/// Returns the request of a line. Its tokens without a hash id are numbered from `own` on.
 fn request(
     line: &Line,
-    output_first: u64,
+    own: u64,
+    block: Option<u32>,
     file: &Path,
     number: usize,
 ) -> Result<Request, TraceError> {
-    let input = line.input_length;
-    let (expected, actual) = (input.div_ceil(HASH_TOKENS) as usize, line.hash_ids.len());
+    let (input, size) = (line.input_length, block.unwrap_or(HASH_TOKENS));
+    let (expected, actual) = (input.div_ceil(size) as usize, line.hash_ids.len());
+    let whole_blocks = block.is_some() && actual == (input / size) as usize;
     if input == 0 {
         return Err(TraceError::EmptyPrompt { file: file.into(), line: number });
     }
-    if expected != actual {
+    if expected != actual && !whole_blocks {
         return Err(TraceError::HashIds {
             file: file.into(),
             line: number,
@@ -140,24 +163,36 @@ fn request(
     if len >= u64::from(u32::MAX) {
         return Err(TraceError::TooLong { file: file.into(), line: number, len });
     }
-    let mut left = input;
-    let prompt = line.hash_ids.iter().map(|&id| {
-        let len = left.min(HASH_TOKENS);
+    let (mut left, mut prompt) = (input, Vec::new());
+    for &id in &line.hash_ids {
+        let len = left.min(size);
         left -= len;
-        Piece { first: first_token(id), len }
-    });
+        join(&mut prompt, Piece { first: first_token(id, size), len });
+    }
+    if left > 0 {
+        prompt.push(Piece { first: own, len: left });
+    }
     Ok(Request {
         arrival_ms: line.timestamp.max(0.0) as u64,
-        prompt: prompt.collect(),
+        prompt,
         // A prefill always samples one token; a trace that says 0 means that nobody looks at it.
-        output: Piece { first: output_first, len: line.output_length.max(1) },
+        output: Piece { first: own + u64::from(left), len: line.output_length.max(1) },
     })
 }
 
-/// Where the 512 tokens of a hash id begin in the stream: a function of the id alone.
-fn first_token(id: u64) -> u64 {
-    if id < SMALL_IDS {
-        return id * u64::from(HASH_TOKENS);
+/// Appends a piece, joined to the last one if it follows it. Traces number new blocks in order, so a prompt of many
+/// blocks has few pieces.
+fn join(prompt: &mut Vec<Piece>, piece: Piece) {
+    match prompt.last_mut() {
+        Some(last) if last.first + u64::from(last.len) == piece.first => last.len += piece.len,
+        _ => prompt.push(piece),
+    }
+}
+
+/// Returns where the tokens of a hash id begin in the stream: a function of the id and the block size alone.
+fn first_token(id: u64, size: u32) -> u64 {
+    if id < FIRST_OWN / u64::from(size) {
+        return id * u64::from(size);
     }
     // Half of the range, so that a piece does not run over the end.
     (id.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (id >> 29)) >> 1
@@ -168,7 +203,7 @@ mod tests {
     use super::*;
 
     fn parse_text(text: &str) -> Result<Vec<Request>, TraceError> {
-        parse(text.as_bytes(), Path::new("some.jsonl"), usize::MAX)
+        parse(text.as_bytes(), Path::new("some.jsonl"), usize::MAX, None)
     }
 
     fn message(text: &str) -> String {
@@ -191,10 +226,37 @@ mod tests {
     }
 
     #[test]
+    fn ids_may_cover_whole_blocks_only() {
+        let line = |len: u32, ids: &str| {
+            format!(
+                r#"{{"timestamp": 3, "input_length": {len}, "output_length": 2, "hash_ids": {ids}}}"#
+            )
+        };
+        let read = |text: &str| parse(text.as_bytes(), Path::new("some.jsonl"), 9, Some(64));
+        let text =
+            format!("{}\n{}\n{}", line(130, "[7, 8]"), line(3, "[]"), line(130, "[9, 8, 7]"));
+        let requests = read(&text).expect("the trace is good");
+        // Adjacent blocks are one piece, and the rest has numbers of its own.
+        let blocks = Piece { first: 7 * 64, len: 128 };
+        assert_eq!(requests[0].prompt, [blocks, Piece { first: FIRST_OWN, len: 2 }]);
+        assert_eq!(requests[0].output, Piece { first: FIRST_OWN + 2, len: 2 });
+        assert_eq!(requests[1].prompt, [Piece { first: FIRST_OWN + 4, len: 3 }]);
+        assert_eq!(requests[1].output.first, FIRST_OWN + 7);
+        // With an id for the rest.
+        let pieces =
+            [(9 * 64, 64), (8 * 64, 64), (7 * 64, 2)].map(|(first, len)| Piece { first, len });
+        assert_eq!(requests[2].prompt, pieces);
+        for ids in ["[7]", "[7, 8, 9, 10]"] {
+            assert!(read(&line(130, ids)).is_err(), "{ids}");
+        }
+        assert!(parse_text(&line(513, "[9]")).is_err());
+    }
+
+    #[test]
     fn the_committed_trace_reads() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/trace.jsonl");
-        assert_eq!(read(&file, usize::MAX).expect("the trace is good").len(), 20);
-        assert_eq!(read(&file, 3).expect("the trace is good").len(), 3);
+        assert_eq!(read(&file, usize::MAX, None).expect("the trace is good").len(), 20);
+        assert_eq!(read(&file, 3, None).expect("the trace is good").len(), 3);
     }
 
     #[test]
@@ -218,22 +280,25 @@ mod tests {
         assert_eq!(message(empty), "some.jsonl:1: input_length is 0");
         assert_eq!(message("\n"), "some.jsonl has no requests");
         let bytes: &[u8] = b"\xff\xfe\n";
-        let error = parse(bytes, Path::new("some.jsonl"), 1).expect_err("not UTF-8");
+        let error = parse(bytes, Path::new("some.jsonl"), 1, None).expect_err("not UTF-8");
         assert_eq!(error.to_string(), "some.jsonl:1: the line cannot be read");
     }
 
     #[test]
     fn a_missing_file_is_named() {
-        let error = read(Path::new("no/such.jsonl"), 1).expect_err("there is no such file");
+        let error = read(Path::new("no/such.jsonl"), 1, None).expect_err("there is no such file");
         assert_eq!(error.to_string(), "no/such.jsonl cannot be opened");
     }
 
     #[test]
     fn large_ids_do_not_overflow() {
-        let ids = [SMALL_IDS - 1, SMALL_IDS, u64::MAX / 2, u64::MAX - 1, u64::MAX];
-        let firsts = ids.map(first_token);
-        for (i, a) in firsts.iter().enumerate() {
-            assert!(firsts[i + 1..].iter().all(|b| a.abs_diff(*b) >= 512));
+        for size in [512, 64] {
+            let small = FIRST_OWN / u64::from(size);
+            let ids = [small - 1, small, u64::MAX / 2, u64::MAX - 1, u64::MAX];
+            let firsts = ids.map(|id| first_token(id, size));
+            for (i, a) in firsts.iter().enumerate() {
+                assert!(firsts[i + 1..].iter().all(|b| a.abs_diff(*b) >= u64::from(size)));
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ mod bytes;
 
 use crate::error::ConfigError;
 use crate::hash::Hashing;
-use crate::layout::{PoolConfig, PoolLayout, TableShape};
+use crate::layout::{Limits, PoolConfig, PoolLayout, TableShape};
 
 pub use bytes::ShapeBytesError;
 
@@ -117,6 +117,24 @@ pub struct EngineShape {
 }
 
 impl EngineShape {
+    /// Returns the most pages that a sequence of so many tokens holds in all groups of layers, if its plans are no
+    /// further ahead than `promise_ahead`. In a pool of fewer pages it may lack some even when it runs alone.
+    ///
+    /// ```
+    /// # use kvarena::{Capacity, EngineConfig, Groups, PoolConfig, Reach};
+    /// let groups = Groups::new(&[Reach::All, Reach::Window(128)], &[0, 1])?;
+    /// let capacity = Capacity::Pages(200);
+    /// let pool = PoolConfig { layers: 2, groups, capacity, page_size: 16, ..PoolConfig::default() };
+    /// let shape = EngineConfig { promise_ahead: 16, ..pool.into() }.shape()?;
+    /// // 127 tokens behind and 16 ahead are in 10 pages at most.
+    /// assert_eq!(shape.most_pages(1600), 100 + 10);
+    /// # Ok::<(), kvarena::ConfigError>(())
+    /// ```
+    pub fn most_pages(&self, tokens: u32) -> u32 {
+        let places = tokens.div_ceil(self.layout.page_size());
+        Limits::new(&self.layout, self.promise_ahead).most(places)
+    }
+
     /// Returns whether sequences share prefixes that other sequences computed.
     pub(crate) fn shares_prefixes(&self) -> bool {
         self.prefix == PrefixMode::Radix

@@ -1,0 +1,228 @@
+//! Test only: serves one request at a time without an engine. Pages are entries of maps, recency is a counter, and
+//! eviction looks at every page. The engine's figures must be equal.
+//!
+//! Group 0 is treated as a group of one track, whose tail at a mark is the whole prefix.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use kvarena::{Reach, TokenId};
+
+use crate::request::Request;
+
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    pub skipped: u64,
+    pub hit_tokens: u64,
+    /// Tokens that match in group 0; 0 if it is the only group.
+    pub full_hit_tokens: u64,
+    pub evicted_pages: u64,
+    pub evicted_cells: u64,
+    pub peak_pages: u32,
+}
+
+/// The pool, and how requests are served.
+pub struct Setting {
+    pub pages: usize,
+    pub page_size: usize,
+    pub step_tokens: usize,
+    /// The reach and the tracks of each group.
+    pub groups: Vec<(Reach, usize)>,
+}
+
+/// Younger than anything idle.
+const IN_USE: u64 = u64::MAX;
+
+/// Serves requests one after another, with an exact page-level LRU.
+pub fn naive(requests: &[Request], setting: &Setting) -> Figures {
+    let mut oracle = Oracle {
+        setting,
+        names: HashMap::new(),
+        cached: BTreeMap::new(),
+        clock: 0,
+        figures: Figures::default(),
+    };
+    requests.iter().for_each(|request| oracle.serve(request));
+    oracle.figures
+}
+
+struct Oracle<'a> {
+    setting: &'a Setting,
+    /// Numbers pages by the number of their parent (0 is the root) and their tokens.
+    names: HashMap<(u64, Vec<TokenId>), u64>,
+    /// When a cached page became idle, by number and group. In groups but group 0 it is a cell.
+    cached: BTreeMap<(u64, usize), u64>,
+    clock: u64,
+    figures: Figures,
+}
+
+impl Oracle<'_> {
+    fn serve(&mut self, request: &Request) {
+        let Setting { pages, page_size, step_tokens, ref groups } = *self.setting;
+        let (mut tokens, mut output) = (Vec::new(), Vec::new());
+        request.write_prompt(&mut tokens);
+        let limit = (tokens.len() - 1) / page_size;
+        request.write_stored_output(&mut output);
+        tokens.extend(output);
+        if self.most_pages(tokens.len()) > pages {
+            self.figures.skipped += 1;
+            return;
+        }
+        let path = self.path(&tokens);
+        // Match all but the last token of the prompt: the next token must find what it reads in every group.
+        let is_cached = |group, place: usize| self.cached.contains_key(&(path[place], group));
+        let full = (0..limit).take_while(|&place| is_cached(0, place)).count();
+        let is_hit = |mark: &usize| {
+            let has = |group| (self.first(group, *mark)..*mark).all(|at| is_cached(group, at));
+            (0..groups.len()).all(has)
+        };
+        let hit = (0..=full).rev().find(is_hit).expect("nothing is a hit");
+        self.figures.hit_tokens += (hit * page_size) as u64;
+        if groups.len() > 1 {
+            self.figures.full_hit_tokens += (full * page_size) as u64;
+        }
+        for group in 0..groups.len() {
+            for &name in &path[self.first(group, hit)..hit] {
+                self.cached.insert((name, group), IN_USE);
+            }
+        }
+        // The private pages of the request, by group and place.
+        let mut own = BTreeSet::new();
+        let (mut stored, mut published, mut places) = (hit * page_size, hit, hit);
+        while stored < tokens.len() {
+            stored = tokens.len().min(stored.saturating_add(step_tokens));
+            let more = places..stored.div_ceil(page_size);
+            places = more.end;
+            let of_group = |group| more.clone().map(move |place| (group, place));
+            let new: Vec<_> = (0..groups.len()).flat_map(of_group).collect();
+            self.make_room(self.cost(&new) + self.cost(&own));
+            own.extend(new);
+            let used = self.cached.iter().filter(|&(_, &since)| since == IN_USE);
+            let used: usize = used.map(|(&(_, group), _)| groups[group].1).sum();
+            let in_use = (used + self.cost(&own)) as u32;
+            self.figures.peak_pages = self.figures.peak_pages.max(in_use);
+            let before = published;
+            while published < stored / page_size {
+                published += 1;
+                self.publish(&path, 0, published - 1..published, &mut own);
+                if published == full || published == limit {
+                    self.keep_tails(&path, published, &mut own);
+                }
+            }
+            for group in 1..groups.len() {
+                let past = self.first(group, before)..self.first(group, published);
+                self.give_back(&path, group, past, &mut own);
+            }
+        }
+        self.keep_tails(&path, published, &mut own);
+        for group in 1..groups.len() {
+            self.give_back(&path, group, self.first(group, published)..places, &mut own);
+        }
+        // The deepest page is the oldest.
+        for &name in path.iter().rev() {
+            self.clock += 1;
+            self.cached.insert((name, 0), self.clock);
+        }
+    }
+
+    /// Returns the most pages that a request holds in all groups.
+    fn most_pages(&self, tokens: usize) -> usize {
+        let Setting { page_size, step_tokens, ref groups, .. } = *self.setting;
+        let all = tokens.div_ceil(page_size);
+        let most = |&(reach, tracks): &(Reach, usize)| match reach {
+            Reach::Window(size) | Reach::Chunk(size) => {
+                let behind = size as usize - 1;
+                let ahead = step_tokens + page_size - 1;
+                tracks * all.min((behind + ahead).div_ceil(page_size) + 1)
+            }
+            _ => all,
+        };
+        groups.iter().map(most).sum()
+    }
+
+    /// Returns the numbers of the whole pages of tokens.
+    fn path(&mut self, tokens: &[TokenId]) -> Vec<u64> {
+        let mut parent = 0;
+        let pages = tokens.chunks_exact(self.setting.page_size);
+        let name = |page: &[TokenId]| {
+            let new = self.names.len() as u64 + 1;
+            parent = *self.names.entry((parent, page.to_vec())).or_insert(new);
+            parent
+        };
+        pages.map(name).collect()
+    }
+
+    /// Returns the first place of a group that the token behind a mark reads.
+    fn first(&self, group: usize, mark: usize) -> usize {
+        let (position, (reach, _)) = (mark * self.setting.page_size, self.setting.groups[group]);
+        let first = match reach {
+            Reach::Window(size) => (position + 1).saturating_sub(size as usize),
+            Reach::Chunk(size) => position / size as usize * size as usize,
+            _ => 0,
+        };
+        first / self.setting.page_size
+    }
+
+    fn cost<'a>(&self, own: impl IntoIterator<Item = &'a (usize, usize)>) -> usize {
+        own.into_iter().map(|&(group, _)| self.setting.groups[group].1).sum()
+    }
+
+    /// Evicts until at least `wanted` pages are not cached.
+    fn make_room(&mut self, wanted: usize) {
+        let tracks = |group: usize| self.setting.groups[group].1;
+        let cached: usize = self.cached.keys().map(|&(_, group)| tracks(group)).sum();
+        let mut left = self.setting.pages - cached;
+        while left < wanted {
+            let oldest = self.cached.iter().min_by_key(|&(_, &since)| since);
+            let (&(name, group), &since) = oldest.expect("pages are cached");
+            assert_ne!(since, IN_USE, "a page is idle");
+            // Cells stand at cached pages of group 0, and are evicted with them.
+            let groups = if group == 0 { 0..self.setting.groups.len() } else { group..group + 1 };
+            for group in groups {
+                let Some(since) = self.cached.remove(&(name, group)) else { continue };
+                assert_ne!(since, IN_USE, "its cells are idle");
+                left += tracks(group);
+                match group {
+                    0 => self.figures.evicted_pages += 1,
+                    _ => self.figures.evicted_cells += 1,
+                }
+            }
+        }
+    }
+
+    /// Makes private pages cached ones in use. Duplicates of cached pages are freed.
+    fn publish(
+        &mut self,
+        path: &[u64],
+        group: usize,
+        places: std::ops::Range<usize>,
+        own: &mut BTreeSet<(usize, usize)>,
+    ) {
+        for place in places {
+            if own.remove(&(group, place)) {
+                self.cached.insert((path[place], group), IN_USE);
+            }
+        }
+    }
+
+    fn keep_tails(&mut self, path: &[u64], mark: usize, own: &mut BTreeSet<(usize, usize)>) {
+        for group in 1..self.setting.groups.len() {
+            self.publish(path, group, self.first(group, mark)..mark, own);
+        }
+    }
+
+    /// Frees private pages, and makes cached ones idle.
+    fn give_back(
+        &mut self,
+        path: &[u64],
+        group: usize,
+        places: std::ops::Range<usize>,
+        own: &mut BTreeSet<(usize, usize)>,
+    ) {
+        for place in places {
+            if !own.remove(&(group, place)) {
+                self.clock += 1;
+                self.cached.insert((path[place], group), self.clock);
+            }
+        }
+    }
+}

@@ -120,6 +120,10 @@ impl EngineShape {
     /// Returns the most pages that a sequence of so many tokens holds in all groups of layers, if its plans are no
     /// further ahead than `promise_ahead`. In a pool of fewer pages it may lack some even when it runs alone.
     ///
+    /// With limited groups, a prompt that is admitted with a promise and a hit also holds the cached pages that its hit
+    /// reads in those groups, until its window has moved past them. It fits an idle pool for certain if the pool has
+    /// these pages and `most_pages` of its promise.
+    ///
     /// ```
     /// # use kvarena::{Capacity, EngineConfig, Groups, PoolConfig, Reach};
     /// let groups = Groups::new(&[Reach::All, Reach::Window(128)], &[0, 1])?;

@@ -5,36 +5,10 @@
 use std::ffi::c_void;
 
 use cudarc::driver::sys;
-use kvarena::backend::cuda::Kernel as Entry;
 
 use super::device::Device;
 use super::error::{GpuError, driver};
-use super::kernels::{GemmParams, Launch, ProductMode, TensorMap, table};
-
-/// A kernel and the tile of one CTA.
-#[derive(Clone, Copy, Debug)]
-pub struct GemmKernel {
-    /// Its entry.
-    pub entry: &'static Entry,
-    /// Rows of x.
-    pub tokens: usize,
-    /// Rows of the matrix.
-    pub outs: usize,
-}
-
-const fn kernel(entry: &'static Entry, tokens: usize, outs: usize) -> GemmKernel {
-    GemmKernel { entry, tokens, outs }
-}
-
-/// All of them.
-pub const GEMMS: [GemmKernel; 6] = [
-    kernel(table::GEMM_16_64, 16, 64),
-    kernel(table::GEMM_16_128, 16, 128),
-    kernel(table::GEMM_32_64, 32, 64),
-    kernel(table::GEMM_32_128, 32, 128),
-    kernel(table::GEMM_64_64, 64, 64),
-    kernel(table::GEMM_64_128, 64, 128),
-];
+use super::kernels::{GEMMS, GemmKernel, GemmParams, Launch, ProductMode, TensorMap};
 
 /// Most dynamic shared memory of a CTA: the device's, without the kernels' static part.
 pub(super) const SHARED_MAX: usize = 224 << 10;

@@ -13,7 +13,6 @@ use cudarc::driver::sys;
 use kvarena::backend::cuda::{Gpu, Kernel as Entry};
 
 use super::error::{GpuError, driver};
-use super::gemm::GEMMS;
 
 macro_rules! params {
     ($($(#[$doc:meta])* $name:ident $bytes:literal { $($field:ident: $type:ty),* $(,)? })*) => {
@@ -224,6 +223,31 @@ impl<P: Pod> Kernel<P> {
         driver("cuLaunchKernelEx", result)
     }
 }
+
+/// A kernel of products and the tile of one CTA.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmKernel {
+    /// Its entry.
+    pub entry: &'static Entry,
+    /// Rows of x.
+    pub tokens: usize,
+    /// Rows of the matrix.
+    pub outs: usize,
+}
+
+const fn gemm(entry: &'static Entry, tokens: usize, outs: usize) -> GemmKernel {
+    GemmKernel { entry, tokens, outs }
+}
+
+/// All kernels of products.
+pub const GEMMS: [GemmKernel; 6] = [
+    gemm(table::GEMM_16_64, 16, 64),
+    gemm(table::GEMM_16_128, 16, 128),
+    gemm(table::GEMM_32_64, 32, 64),
+    gemm(table::GEMM_32_128, 32, 128),
+    gemm(table::GEMM_64_64, 64, 64),
+    gemm(table::GEMM_64_128, 64, 128),
+];
 
 /// All of them.
 #[derive(Debug)]

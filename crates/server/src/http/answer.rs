@@ -5,8 +5,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
-use super::ask::{Ask, Host, Kind};
+use super::ask::Ask;
 use super::choice::{Choice, Piece, Said};
+use super::fields::Kind;
+use super::host::Host;
 use super::job::{Event, Logprob};
 use super::refusal::Refusal;
 use kvarena_host::request::Request;

@@ -2,21 +2,19 @@
 //!
 //! `fields.rs` lists all fields; unsupported fields are refused.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 
 use kvarena::{Namespace, TokenId};
 use serde_json::Value;
 
 use super::body::{Body, Sent, brief};
+use super::fields::Kind;
+use super::host::{CHOICES_MAX, Host};
 use super::prompt::{messages, prediction, prompts, token};
-use super::refusal::Refusal;
-use kvarena_host::request::{Defaults, Request};
-use kvarena_host::server::Limits;
+use super::refusal::{Refusal, Result};
+use kvarena_host::request::Request;
 use kvarena_host::shaping::Shaping;
-use kvarena_host::text::Text;
 
-/// Most choices of one request, over all its prompts.
-pub const CHOICES_MAX: usize = 128;
 /// Most stop strings.
 const STOPS_MAX: usize = 16;
 /// Most bytes of a stop string.
@@ -33,51 +31,6 @@ const BAD_WORDS_MAX: usize = 128;
 const TOP_MAX: u32 = 20;
 /// New tokens of a completion without a number, as in OpenAI's API. A chat continues to the model's end.
 const COMPLETION_TOKENS: u32 = 16;
-
-pub(super) type Result<T> = std::result::Result<T, Refusal>;
-
-/// The two kinds of requests.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// `/v1/completions`
-    Completion,
-    /// `/v1/chat/completions`
-    Chat,
-}
-
-/// The served model and its limits.
-pub struct Host {
-    /// The name for clients.
-    pub model: String,
-    /// Its tokenizer and chat template.
-    pub text: Text,
-    /// Limits of requests.
-    pub limits: Limits,
-    /// Defaults of requests.
-    pub defaults: Defaults,
-    /// Most choices of one prompt, so that a step can choose tokens for all prompts with this many.
-    pub samples_max: u32,
-    /// Whether log-probabilities are available.
-    pub keeps_logits: bool,
-    /// Whether logits can be edited before the choice of tokens.
-    pub shapes: bool,
-    /// Hashes `cache_salt` to namespaces; its keys are random in each run.
-    pub salts: RandomState,
-}
-
-impl Host {
-    /// Checks that a request names this model.
-    ///
-    /// # Errors
-    /// It names another model, or none.
-    pub fn check_model(&self, body: Body<'_>) -> Result<()> {
-        match body.text("model")? {
-            Some(name) if name == self.model => Ok(()),
-            Some(name) => Err(Refusal::unknown_model(name)),
-            None => Err(Refusal::field("model", "model is missing")),
-        }
-    }
-}
 
 /// A request that can be served.
 #[derive(Clone, PartialEq, Debug)]

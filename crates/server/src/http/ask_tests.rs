@@ -1,8 +1,13 @@
 use serde_json::json;
 
 use super::*;
+use std::hash::RandomState;
+
 use crate::http::fields::{FIELDS, Use};
+use kvarena_host::request::Defaults;
 use kvarena_host::sample::Sampling;
+use kvarena_host::server::Limits;
+use kvarena_host::text::Text;
 
 /// A model without a tokenizer: texts are token ids.
 fn host() -> Host {

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::ask::Kind;
-use super::fields::{Field, Use};
+use super::fields::{Field, Kind, Use};
 use super::refusal::Refusal;
 
 /// Most bytes of a field other than the texts.

@@ -4,7 +4,14 @@
 
 use serde_json::Value;
 
-use super::ask::Kind;
+/// The two kinds of requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// `/v1/completions`
+    Completion,
+    /// `/v1/chat/completions`
+    Chat,
+}
 
 /// Requests to which a field belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

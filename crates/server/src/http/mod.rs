@@ -9,7 +9,8 @@
 //! ```text
 //! options, connections   the command line; accepting, time limits, the bound of open connections
 //! intake, guard          what requests may hold; the API key and origins
-//! fields, body, ask      the table of fields; typed look-ups; what is asked for
+//! fields, body, host     the table of fields; typed look-ups; the served model and its limits
+//! ask                    a request with all its checks
 //! prompt, tokens         prompts and messages as tokens; /tokenize
 //! refusal                why a request is not served
 //! queue, job, desk       what waits; what passes between the two sides; the engine's side
@@ -36,6 +37,7 @@ mod connections;
 mod desk;
 mod fields;
 mod guard;
+mod host;
 mod intake;
 mod job;
 mod journal;
@@ -66,8 +68,8 @@ use tokio::sync::oneshot;
 use crate::args::Args;
 use crate::setup;
 use announcer::Announcer;
-use ask::Host;
 use board::Board;
+use host::Host;
 use intake::Intake;
 use job::Job;
 use kvarena_host::error::{Error, Result};

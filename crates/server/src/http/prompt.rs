@@ -3,9 +3,9 @@
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::ask::{CHOICES_MAX, Host, Result};
 use super::body::{Body, brief, brief_json};
-use super::refusal::Refusal;
+use super::host::{CHOICES_MAX, Host};
+use super::refusal::{Refusal, Result};
 
 /// Returns the tokens of a text; rejects a text with more bytes than the model's positions can hold before encoding it.
 fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>> {

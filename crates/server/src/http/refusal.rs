@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+/// The result of a check of a request.
+pub(super) type Result<T> = std::result::Result<T, Refusal>;
+
 /// A status and its error body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {

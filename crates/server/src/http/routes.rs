@@ -15,10 +15,12 @@ use serde_json::{Value, json};
 use tower_http::cors::CorsLayer;
 
 use super::answer::Answer;
-use super::ask::{Ask, Host, Kind};
+use super::ask::Ask;
 use super::board::{Board, open_metrics};
 use super::choice::Piece;
+use super::fields::Kind;
 use super::guard;
+use super::host::Host;
 use super::intake::Intake;
 use super::job::{Event, Job, Ticket};
 use super::journal::Entry;

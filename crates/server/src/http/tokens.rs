@@ -2,10 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::ask::{Host, Kind, Result};
 use super::body::{Sent, brief};
+use super::fields::Kind;
+use super::host::Host;
 use super::prompt;
-use super::refusal::Refusal;
+use super::refusal::{Refusal, Result};
 
 /// `{"model", "prompt"}` or `{"model", "messages"}` to `{"count", "max_model_len", "tokens"}`.
 pub fn tokenize(host: &Host, bytes: &[u8]) -> Result<Value> {

@@ -1,0 +1,47 @@
+//! What requests are checked against: the served model, its limits and defaults.
+
+use std::hash::RandomState;
+
+use kvarena_host::request::Defaults;
+use kvarena_host::server::Limits;
+use kvarena_host::text::Text;
+
+use super::body::Body;
+use super::refusal::{Refusal, Result};
+
+/// Most choices of one request, over all its prompts.
+pub const CHOICES_MAX: usize = 128;
+
+/// The served model and its limits.
+pub struct Host {
+    /// The name for clients.
+    pub model: String,
+    /// Its tokenizer and chat template.
+    pub text: Text,
+    /// Limits of requests.
+    pub limits: Limits,
+    /// Defaults of requests.
+    pub defaults: Defaults,
+    /// Most choices of one prompt, so that a step can choose tokens for all prompts with this many.
+    pub samples_max: u32,
+    /// Whether log-probabilities are available.
+    pub keeps_logits: bool,
+    /// Whether logits can be edited before the choice of tokens.
+    pub shapes: bool,
+    /// Hashes `cache_salt` to namespaces; its keys are random in each run.
+    pub salts: RandomState,
+}
+
+impl Host {
+    /// Checks that a request names this model.
+    ///
+    /// # Errors
+    /// It names another model, or none.
+    pub fn check_model(&self, body: Body<'_>) -> Result<()> {
+        match body.text("model")? {
+            Some(name) if name == self.model => Ok(()),
+            Some(name) => Err(Refusal::unknown_model(name)),
+            None => Err(Refusal::field("model", "model is missing")),
+        }
+    }
+}

@@ -3,6 +3,7 @@
 //! Written from the semantics (ARCHITECTURE.md and the documentation of `Engine`), not from the engine's code. It is
 //! slow on purpose: it searches where the engine knows, and counts where the engine keeps counters.
 
+mod admission;
 mod cells;
 mod draft;
 mod leader;
@@ -13,8 +14,8 @@ mod tree;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+pub use admission::AdmissionWant;
 pub use pages::{PageIs, Pages};
-pub use sequence::AdmissionWant;
 pub use step::{PlanWant, RowWant};
 pub use tree::{Published, Tree};
 

@@ -1,39 +1,9 @@
-//! What a sequence goes through, but for its steps: admitted, extended with tokens, preempted, forked, finished.
-
-use std::collections::BTreeSet;
+//! What a sequence goes through after admission, but for its steps: extended, preempted, resumed, forked, finished.
 
 use super::{AdmissionKind, ForkWant, Given, Lock, Model, PageIs, Sequence, Step};
-use crate::config::PrefixMode;
 use crate::error::Error;
-use crate::id::{Namespace, PageId, Scope, SeqKey, StepId, TokenId};
-use crate::plan::Prompt;
+use crate::id::{Scope, SeqKey, StepId, TokenId};
 use crate::system::finish::Keep;
-
-/// What an admission must answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AdmissionWant {
-    /// Tokens that are cached.
-    pub cached_len: u32,
-    /// Pages of those that nobody uses.
-    pub idle_pages: u32,
-    /// Pages that the rest needs.
-    pub lacking_pages: u32,
-    /// Pages that there are for it.
-    pub available_pages: u32,
-    /// The step after which there are enough.
-    pub after: Option<StepId>,
-    /// Who leads, and the tokens that are cached then.
-    pub leader: Option<(SeqKey, u32)>,
-}
-
-impl AdmissionWant {
-    fn check(&self) -> Result<(), Error> {
-        let Self { lacking_pages, available_pages, after, .. } = *self;
-        let (wanted, available) = (lacking_pages.into(), available_pages.into());
-        let fits = lacking_pages <= available_pages;
-        if fits { Ok(()) } else { Err(Error::OutOfPages { wanted, available, after }) }
-    }
-}
 
 impl Sequence {
     /// Tokens from `len` on are about to be forgotten, if there are any.
@@ -45,218 +15,6 @@ impl Sequence {
 }
 
 impl Model {
-    pub(super) fn next_scope(&self, namespace: Namespace) -> Scope {
-        Scope { namespace, generation: self.generation }
-    }
-
-    /// Whole pages that `Engine::match_prefix` finds.
-    pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> u32 {
-        let scope = self.next_scope(namespace);
-        self.hit(scope, self.findable(prompt)) as u32
-    }
-
-    /// The pages of a text's longest cached prefix.
-    pub fn cached_pages(&self, namespace: Namespace, text: &[TokenId]) -> Vec<PageId> {
-        self.tree.matched(self.next_scope(namespace), text)
-    }
-
-    /// `Engine::admission`
-    pub fn admission(
-        &self,
-        namespace: Namespace,
-        prompt: &[TokenId],
-        promise: u32,
-    ) -> Result<AdmissionWant, Error> {
-        self.check_prompt(namespace, prompt, promise)?;
-        self.check_rows(1, prompt.len())?;
-        let scope = self.next_scope(namespace);
-        Ok(self.ask(scope, prompt, promise))
-    }
-
-    /// `Engine::admit_batch`, with `keys` as in [`Model::admit`]. Answers with each one's leader.
-    pub fn admit_batch(
-        &mut self,
-        keys: &[SeqKey],
-        prompts: &[Prompt<'_>],
-    ) -> Result<Vec<Option<(SeqKey, u32)>>, Error> {
-        for prompt in prompts {
-            self.check_prompt(prompt.namespace, prompt.tokens, prompt.promise)?;
-        }
-        let max = self.shape.table.rows;
-        if self.sequences.len() + prompts.len() > max as usize {
-            return Err(Error::OutOfSequences { max });
-        }
-        let chunks = prompts.iter().map(|prompt| prompt.tokens.len().div_ceil(self.chunk_tokens()));
-        self.check_chunks(chunks.sum())?;
-        let lacking = |prompt: &Prompt<'_>| {
-            let scope = self.next_scope(prompt.namespace);
-            u64::from(self.ask(scope, prompt.tokens, prompt.promise).lacking_pages)
-        };
-        let wanted: u64 = prompts.iter().map(lacking).sum();
-        let room =
-            |model: &Self| u64::from(model.available().saturating_sub(model.idle_of_all(prompts)));
-        if wanted > room(self) {
-            let after = self.first_after(|model| wanted <= room(model));
-            return Err(Error::OutOfPages { wanted, available: room(self), after });
-        }
-        let mut leaders = Vec::new();
-        for (&key, prompt) in keys.iter().zip(prompts) {
-            let scope = self.next_scope(prompt.namespace);
-            leaders.push(self.ask(scope, prompt.tokens, prompt.promise).leader);
-            self.admit(key, prompt.namespace, prompt.tokens, prompt.promise)?;
-        }
-        Ok(leaders)
-    }
-
-    /// Idle pages of what prompts match, each counted once.
-    fn idle_of_all(&self, prompts: &[Prompt<'_>]) -> u32 {
-        let mut locked = self.clone();
-        let before = locked.tree.evictable();
-        for prompt in prompts {
-            let scope = self.next_scope(prompt.namespace);
-            let pages = self.hit(scope, self.findable(prompt.tokens));
-            locked.tree.lock(scope, prompt.tokens, pages);
-            for key in self.tail_cells(scope, prompt.tokens, pages) {
-                locked.tree.cells.get_mut(&key).expect("it was matched").users += 1;
-            }
-        }
-        before - locked.tree.evictable()
-    }
-
-    /// `Engine::admit`, where the engine has answered with `key`, if with a sequence at all.
-    pub fn admit(
-        &mut self,
-        key: SeqKey,
-        namespace: Namespace,
-        prompt: &[TokenId],
-        promise: u32,
-    ) -> Result<(), Error> {
-        self.check_prompt(namespace, prompt, promise)?;
-        self.check_rows(1, prompt.len())?;
-        let scope = self.next_scope(namespace);
-        self.ask(scope, prompt, promise).check()?;
-        let sequence = Sequence {
-            scope,
-            tokens: prompt.to_vec(),
-            cached_len: 0,
-            planned_len: 0,
-            published: 0,
-            table: Vec::new(),
-            others: vec![Vec::new(); self.tracks() - 1],
-            held: vec![0; self.tracks() - 1],
-            cells: Vec::new(),
-            marks: BTreeSet::new(),
-            kept: 0,
-            promised: 0,
-            preempted: false,
-            front: None,
-            cuts: Vec::new(),
-            admission_kind: None,
-            preemption_epoch: 0,
-            last_step: 0,
-        };
-        self.sequences.insert(key, sequence);
-        let hit_len = self.begin_with(key, scope, promise);
-        let sequence = self.sequences.get_mut(&key).expect("just made");
-        sequence.admission_kind =
-            Some(AdmissionKind::Admitted { prompt_len: prompt.len(), hit_len });
-        self.counters.admissions += 1;
-        Ok(())
-    }
-
-    fn check_promise(&self, promise: u32) -> Result<(), Error> {
-        let (len, max) = (u64::from(promise), u64::from(self.shape.max_sequence_len));
-        if len > max { Err(Error::TooLong { len, max }) } else { Ok(()) }
-    }
-
-    /// Every namespace is named, if the hashes of pages hear names.
-    fn check_prompt(
-        &self,
-        namespace: Namespace,
-        prompt: &[TokenId],
-        promise: u32,
-    ) -> Result<(), Error> {
-        if prompt.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        let (len, max) = (prompt.len() as u64, u64::from(self.shape.max_sequence_len));
-        if len > max {
-            return Err(Error::TooLong { len, max });
-        }
-        self.check_promise(promise)?;
-        let deaf = self.shape.hashing.is_some_and(|hashing| !hashing.uses_names());
-        if deaf && namespace != Namespace::default() {
-            return Err(Error::UnnamedNamespace { namespace });
-        }
-        check_known(0, prompt)
-    }
-
-    /// Whether so many new sequences of so many tokens each fit the tables.
-    fn check_rows(&self, count: usize, tokens: usize) -> Result<(), Error> {
-        let max = self.shape.table.rows;
-        if self.sequences.len() + count > max as usize {
-            return Err(Error::OutOfSequences { max });
-        }
-        self.check_chunks(count * tokens.div_ceil(self.chunk_tokens()))
-    }
-
-    /// What beginning with these tokens takes.
-    fn ask(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> AdmissionWant {
-        let pages = self.hit(scope, self.findable(tokens));
-        let all = self.most_pages(tokens.len().div_ceil(self.page_size()));
-        let promised = (promise as usize).div_ceil(self.page_size());
-        let promised = self.outstanding(promised, pages, pages, pages);
-        // Pages that are locked are there for nobody else, and for no promise.
-        let room = |model: &Self| {
-            let idle = model.tree.idle_on_path(scope, tokens, pages)
-                + model.idle_in_tails(scope, tokens, pages);
-            (idle, model.available().saturating_sub(idle))
-        };
-        let (idle_pages, available_pages) = room(self);
-        let held: usize = self.tail_pages(scope, tokens, pages);
-        let lacking_pages = (all - pages - held).max(promised) as u32;
-        let fits = lacking_pages <= available_pages;
-        AdmissionWant {
-            cached_len: (pages * self.page_size()) as u32,
-            idle_pages,
-            lacking_pages,
-            available_pages,
-            after: self.first_after(|model| lacking_pages <= room(model).1).filter(|_| !fits),
-            leader: self
-                .leader(scope, self.findable(tokens))
-                .filter(|_| self.shares() && self.tracks() == 1),
-        }
-    }
-
-    /// A sequence without pages begins with what the tree has of its tokens. Returns how many those are.
-    fn begin_with(&mut self, key: SeqKey, scope: Scope, promise: u32) -> usize {
-        let tokens = self.findable(&self.sequences[&key].tokens);
-        let (pages, full) = (self.hit(scope, tokens), self.tree.matched(scope, tokens).len());
-        let (len, promised) =
-            (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
-        let sequence = self.sequences.get_mut(&key).expect("the row was just made or seen");
-        self.tree.lock(scope, &sequence.tokens, pages);
-        sequence.table = self.tree.matched(scope, &sequence.tokens[..len]);
-        sequence.scope = scope;
-        let last = (sequence.tokens.len() - 1) / self.shape.layout.page_size() as usize;
-        sequence.kept = pages;
-        sequence.marks = [full, last].into_iter().filter(|&mark| mark > pages).collect();
-        sequence.published = pages;
-        sequence.cached_len = len;
-        sequence.planned_len = len;
-        sequence.preempted = false;
-        sequence.promised = promised;
-        if self.shape.prefix == PrefixMode::None {
-            sequence.marks.clear();
-        }
-        self.take_tails(key, pages);
-        if !self.shares() {
-            self.generation += 1;
-        }
-        self.look_at_front(key, true);
-        len
-    }
-
     /// `Engine::append`
     pub fn append(&mut self, seq: SeqKey, tokens: &[TokenId]) -> Result<(), Error> {
         let sequence = self.sequence(seq)?;
@@ -273,7 +31,7 @@ impl Model {
         Ok(())
     }
 
-    fn chunk_tokens(&self) -> usize {
+    pub(super) fn chunk_tokens(&self) -> usize {
         self.shape.table.chunk_pages as usize * self.page_size()
     }
 
@@ -367,7 +125,7 @@ impl Model {
     }
 
     /// Whether all promises can be kept if a sequence keeps its tails at a mark.
-    fn keeps_promises(&self, seq: SeqKey, mark: usize) -> bool {
+    pub(super) fn keeps_promises(&self, seq: SeqKey, mark: usize) -> bool {
         let sequence = &self.sequences[&seq];
         let outstanding =
             |kept| self.outstanding_of(sequence, sequence.promised, sequence.published, kept);
@@ -384,7 +142,7 @@ impl Model {
     }
 
     /// Pages of the cells in the tails of a prefix.
-    fn tail_pages(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
+    pub(super) fn tail_pages(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
         let keys = self.tail_cells(scope, tokens, pages);
         keys.iter().map(|key| self.tree.cells[key].pages.len()).sum()
     }
@@ -561,7 +319,7 @@ impl Model {
 }
 
 /// Whether all tokens, which are to stand from `start` on, are tokens.
-fn check_known(start: usize, tokens: &[TokenId]) -> Result<(), Error> {
+pub(super) fn check_known(start: usize, tokens: &[TokenId]) -> Result<(), Error> {
     match tokens.iter().position(|token| *token == TokenId::PENDING) {
         Some(at) => Err(Error::PendingToken { position: (start + at) as u32 }),
         None => Ok(()),

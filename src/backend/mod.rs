@@ -9,6 +9,7 @@ mod check;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod either;
 mod null;
 mod open;
 mod open_steps;
@@ -18,6 +19,7 @@ mod sparse;
 pub use cpu::{
     Cpu, CpuError, CpuOptions, CpuPath, CpuRows, CpuRowsMut, Elements, ElementsMut, PATH_VARIABLE,
 };
+pub use either::{Either, EitherError};
 pub use null::Null;
 pub use open::OpenBackend;
 pub use open_steps::OpenSteps;
@@ -104,7 +106,7 @@ pub struct Queries<R, S> {
 ///   and the backend does not follow them.
 pub trait Backend {
     /// The backend's error.
-    type Error: std::error::Error + 'static;
+    type Error: std::error::Error + Send + Sync + 'static;
     /// Rows of q, k or v to read: `[tokens, heads, head_dim]`, contiguous within a row.
     type Rows<'a>: Copy;
     /// Output rows to write: `[tokens, q_heads, head_dim]`; for a latent pool `[tokens, q_heads, rank]`.

@@ -1,10 +1,15 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
+use std::cell::Cell;
+
+use kvarena::backend::Either;
 use kvarena::backend::cuda::{CudaError, Prepare};
 use kvarena::testkit::contract::{
     Case, Filter, check_backend, check_cases, check_served, check_sparse_backend,
 };
-use kvarena::{Attend, Capacity, KvDtype, KvShape, OpenBackend, PoolConfig, TableShape};
+use kvarena::{
+    Attend, Capacity, CpuOptions, KvDtype, KvShape, OpenBackend, PoolConfig, TableShape,
+};
 
 use crate::on_gpu::OnGpuOptions;
 use crate::{device, gpu, seeds};
@@ -13,6 +18,21 @@ use crate::{device, gpu, seeds};
 fn cuda_keeps_the_contract() {
     let Some(gpu) = gpu() else { return };
     println!("{}", check_backend(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(200)));
+}
+
+/// A backend chosen at run time, which is the GPU's in every second case.
+#[test]
+fn either_backend_keeps_the_contract() {
+    let Some(gpu) = gpu() else { return };
+    let on_gpu = Cell::new(false);
+    let options = |case: &Case| match on_gpu.replace(!on_gpu.get()) {
+        true => Either::Right(OnGpuOptions::new(&gpu).for_case(case)),
+        false => {
+            let (scales, labels) = (case.scales(), case.labels());
+            Either::Left(CpuOptions { scales, labels, ..CpuOptions::with_threads(1) })
+        }
+    };
+    println!("{}", check_backend(options, seeds(20)));
 }
 
 /// Pools of fp8 alone, of which the others draw one in four.

@@ -165,10 +165,10 @@ impl Cuda {
             return Ok(());
         }
         let params = AttendParams {
-            q: q.address,
-            out: out.address,
-            lse: lse.map_or(0, |lse| lse.address),
-            sinks: sinks.map_or(0, |sinks| sinks.address),
+            q: q.extent.address,
+            out: out.extent.address,
+            lse: lse.map_or(0, |lse| lse.extent.address),
+            sinks: sinks.map_or(0, |sinks| sinks.extent.address),
             q_stride,
             out_stride,
             ..self.attend_params(&image, layer, attend)?

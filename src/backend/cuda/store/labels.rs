@@ -141,9 +141,9 @@ impl Labels {
             return Ok(());
         }
         let [width, _] = layout.store_widths();
-        let k_stride = row_stride(Operand::K, k.stride, k.bytes, tokens, width, pool.rows())?;
+        let k_stride = row_stride(Operand::K, &k.extent, tokens, width, pool.rows())?;
         let params = StoreLabelsParams {
-            k: k.address,
+            k: k.extent.address,
             slots: image.slots,
             channels: self.channels_of(layout, layer),
             labels: self.pool + self.strides.lane_origin(layout.place(layer).lane),

@@ -140,7 +140,12 @@ impl Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         check::is_open(&self.steps, plan.step)?;
+        check::layer(layer, self.pool.layout())?;
         check::window(plan, attend.window)?;
+        match selection {
+            Some(_) => check::sparse_layer(layer, self.pool.layout())?,
+            None => check::reach(layer, self.pool.layout(), attend.window)?,
+        }
         let attend = &check_attend(attend, &self.pool, self.tables.longest_row())?;
         let tokens = plan.token_count();
         let (q_stride, out_stride) =
@@ -221,7 +226,7 @@ impl Cuda {
             page_size: layout.page_size(),
             chunk_pages: table.chunk_pages,
             chunks_per_row: table.chunks_per_row,
-            chunk_base: self.tables.chunk_base(),
+            chunk_base: self.tables.chunk_base(layout.place(layer).track),
             q_heads: attend.q_heads,
             kv_heads: layout.kv_heads(),
             group: attend.q_heads / layout.kv_heads(),

@@ -52,6 +52,19 @@ pub struct StagedPlan {
     pub rows: u64,
     /// The key of the graphs that may be replayed for this plan.
     pub graph: GraphKey,
+    /// The slots of the second track, and bytes from track to track.
+    track_slots: u64,
+    track_bytes: u64,
+}
+
+impl StagedPlan {
+    /// Returns the slots of the new tokens in a track, as [`BatchPlan::slots_of`]. Track 0 is `slot_mapping`.
+    pub fn slots_of(&self, track: u32) -> u64 {
+        match track.checked_sub(1) {
+            None => self.slot_mapping,
+            Some(index) => self.track_slots + u64::from(index) * self.track_bytes,
+        }
+    }
 }
 
 impl Cuda {
@@ -134,8 +147,9 @@ impl Cuda {
         }
         let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
         let graph = self.stage.key(&image, &self.variants);
-        let Image { slots, positions, rows, .. } = image;
-        Ok(StagedPlan { slot_mapping: slots, positions, rows, graph })
+        let Image { slots, track_slots, track_bytes, positions, rows, .. } = image;
+        let slot_mapping = slots;
+        Ok(StagedPlan { slot_mapping, positions, rows, graph, track_slots, track_bytes })
     }
 
     /// Records an event at the stream's end. When the event is done, all steps launched before it are done, and the

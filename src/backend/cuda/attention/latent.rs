@@ -7,7 +7,6 @@
 use super::graph_key::KEY_VARIANTS;
 use super::row_boxes;
 use super::split::{LATENT_ROWS, LatentSplit};
-use crate::backend::Attend;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
 use crate::backend::cuda::driver::memory::DeviceBuffer;
@@ -18,8 +17,9 @@ use crate::backend::cuda::kernels::{Kernel, Latent, Selection};
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::backend::cuda::plan::ring::{Load, UploadRing};
 use crate::backend::cuda::store::pool::Pool;
+use crate::backend::{Attend, PlanError};
 use crate::id::LayerId;
-use crate::layout::{KvShape, PoolLayout};
+use crate::layout::{KvShape, PoolLayout, Reach};
 use crate::plan::BatchPlan;
 
 /// Numbers of a row that kernels support.
@@ -29,11 +29,18 @@ const VARIANTS_MAX: usize = 8;
 /// Most query heads over latent rows.
 pub(in crate::backend::cuda) const LATENT_HEADS_MAX: u32 = 128;
 
-/// Rejects latent rows of lengths that no kernel supports.
+/// Rejects latent rows of lengths that no kernel supports, and groups of them that read chunks.
 pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
     let shape = layout.shape();
-    let served = !layout.is_latent() || shape == SERVED;
-    if served { Ok(()) } else { Err(CudaError::PoolShape { shape }) }
+    if !layout.is_latent() {
+        return Ok(());
+    }
+    let mut limited = layout.groups().limited();
+    match limited.find(|(_, reach)| matches!(reach, Reach::Chunk(_))) {
+        Some((group, reach)) => Err(PlanError::Group { group, reach }.into()),
+        None if shape == SERVED => Ok(()),
+        None => Err(CudaError::PoolShape { shape }),
+    }
 }
 
 /// Returns all kernels of a pool.

@@ -3,7 +3,8 @@
 //! A plan's image is contiguous; one launch sends it together with the plan's table writes:
 //!
 //! ```text
-//! slots [tokens] | positions [tokens] | rows [rows] | starts of scores [rows + 1] | decode split of each variant
+//! slots [tokens] | positions [tokens] | rows [rows] | starts of scores [rows + 1]
+//!     | slots of further tracks [tracks - 1, tokens] | decode split of each variant
 //! ```
 //!
 //! Its addresses depend only on the numbers of tokens and rows. A graph that was captured with one plan can therefore
@@ -62,6 +63,9 @@ struct Offsets {
     positions: usize,
     rows: usize,
     starts: usize,
+    /// Slots of the second track, and bytes from track to track.
+    tracks: usize,
+    track_bytes: usize,
     decode: usize,
 }
 
@@ -72,11 +76,14 @@ impl Offsets {
     }
 
     fn new(tokens: usize, rows: usize, slot_bytes: usize, layout: &PoolLayout) -> Self {
-        let positions = (tokens * slot_bytes).next_multiple_of(16);
+        let track_bytes = (tokens * slot_bytes).next_multiple_of(16);
+        let positions = track_bytes;
         let rows_at = positions + (tokens * 4).next_multiple_of(16);
         let starts = rows_at + rows * size_of::<BatchRow>();
         let words = if layout.label_channels() > 0 { rows + 1 } else { 0 };
-        Self { positions, rows: rows_at, starts, decode: starts + (4 * words).next_multiple_of(16) }
+        let tracks = starts + (4 * words).next_multiple_of(16);
+        let decode = tracks + (layout.tracks() as usize - 1) * track_bytes;
+        Self { positions, rows: rows_at, starts, tracks, track_bytes, decode }
     }
 }
 
@@ -109,8 +116,9 @@ impl Stage {
     ) -> Result<Self, CudaError> {
         let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
         let offsets = Offsets::new(tokens, rows, size_of::<i64>(), layout);
-        // Each new token changes one or two words of the tables; more writes take several rounds.
-        let writes = (2 * tokens + 4 * rows) * size_of::<TableWrite>();
+        // Each new token changes at most a word of each track and one more; more writes take several rounds.
+        let words = layout.tracks() as usize + 1;
+        let writes = (words * tokens + 4 * rows) * size_of::<TableWrite>();
         let decode =
             Variants::image_bytes(gpu, layout, limits) + SharedDecode::image_bytes(gpu, limits);
         let split = decode.max(Variants::extend_bytes(gpu, layout, limits));
@@ -169,6 +177,8 @@ impl Stage {
         let offsets = Offsets::new(tokens, rows, slot_bytes, &self.layout);
         Image {
             slots: at,
+            track_slots: at + offsets.tracks as u64,
+            track_bytes: offsets.track_bytes as u64,
             positions: at + offsets.positions as u64,
             rows: at + offsets.rows as u64,
             starts: at + offsets.starts as u64,
@@ -235,13 +245,14 @@ impl Stage {
         let plan = &BatchPlan { rows: mark_trees(plan, &mut self.marked), ..*plan };
         let mut upload = self.ring.acquire(stream)?;
         let bytes = upload.bytes();
-        match plan.slot_mapping {
-            SlotMapping::I32(slots) => put(bytes, 0, slots),
-            SlotMapping::I64(slots) => put(bytes, 0, slots),
-        };
+        put_slots(bytes, 0, plan.slot_mapping);
+        for track in 1..self.layout.tracks() {
+            let at = offsets.tracks + (track as usize - 1) * offsets.track_bytes;
+            put_slots(bytes, at, plan.slots_of(track));
+        }
         put(bytes, offsets.positions, plan.positions);
         put(bytes, offsets.rows, plan.rows);
-        if offsets.decode > offsets.starts {
+        if offsets.tracks > offsets.starts {
             let mut at = offsets.starts;
             labels::starts(plan.rows, |start| at = put(bytes, at, &[start]));
         }
@@ -321,6 +332,13 @@ fn slot_bytes(plan: &BatchPlan<'_>) -> usize {
         SlotMapping::I32(_) => size_of::<i32>(),
         SlotMapping::I64(_) => size_of::<i64>(),
     }
+}
+
+fn put_slots(bytes: &mut [u8], at: usize, slots: SlotMapping<'_>) {
+    match slots {
+        SlotMapping::I32(slots) => put(bytes, at, slots),
+        SlotMapping::I64(slots) => put(bytes, at, slots),
+    };
 }
 
 /// Copies items to offset `at` and returns the offset after them.

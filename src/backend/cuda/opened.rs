@@ -16,7 +16,7 @@ use crate::backend::cuda::plan::stage::Stage;
 use crate::backend::cuda::plan::tables::Tables;
 use crate::backend::cuda::store::labels::Labels;
 use crate::backend::cuda::store::pool::Pool;
-use crate::backend::{OpenSteps, check};
+use crate::backend::{Attend, OpenSteps, check};
 use crate::layout::{Dtype, PoolLayout};
 use crate::plan::BatchPlan;
 
@@ -34,8 +34,8 @@ pub struct Cuda {
     pub(super) limits: StepLimits,
     pub(super) copy_streams: Option<CopyStreams>,
     pub(super) steps: OpenSteps,
-    /// Whether attention with a window was prepared; plans may then have no trees.
-    pub(super) window: Option<u32>,
+    /// Prepared attention with a window or chunks, if any was; plans may then have no trees.
+    pub(super) limited: Option<Attend>,
     /// Number of modules loaded at the last preparation.
     pub(super) prepared: Option<usize>,
 }
@@ -141,7 +141,7 @@ impl Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         check::is_open(&self.steps, plan.step)?;
-        check::window(plan, self.window)?;
+        self.limited.as_ref().map_or(Ok(()), |attend| check::window(plan, attend))?;
         if let Some(labels) = self.labels.as_ref().filter(|labels| labels.used) {
             labels.check(plan)?;
         }

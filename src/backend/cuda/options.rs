@@ -72,8 +72,8 @@ impl OpenBackend for CudaOptions {
     type Backend = Cuda;
 
     /// # Errors
-    /// Returns [`CudaError::PoolShape`] if latent rows are not 512 + 64 long, [`PlanError::Group`](crate::PlanError) if
-    /// a group of latent rows reads chunks, [`CudaError::Lists`] if a pool of f32 or fp8 keeps labels,
+    /// Returns [`CudaError::PoolShape`] if latent rows are not 512 + 64 long, [`CudaError::ChunkTokens`] if pages do
+    /// not divide the chunks that a group reads, [`CudaError::Lists`] if a pool of f32 or fp8 keeps labels,
     /// [`CudaError::OutOfMemory`], [`CudaError::Scales`] or [`CudaError::Labels`] if these do not fit the pool,
     /// [`CudaError::RowsDtype`], or the driver's error. Also fails if the stream belongs to another device or if rows
     /// have more tokens than kernels can count.
@@ -124,12 +124,12 @@ impl OpenBackend for CudaOptions {
             pool,
             labels,
             tables: Tables::new(&gpu, *table, layout, stream.raw())?,
-            stage: Stage::new(&gpu, layout, limits, uploads)?,
+            stage: Stage::new(&gpu, (layout, table), limits, uploads)?,
             variants: Variants::default(),
             limits,
             copy_streams: None,
             steps: OpenSteps::new(max_steps),
-            window: None,
+            limited: None,
             prepared: None,
             gpu,
             stream,

@@ -93,11 +93,11 @@ impl Case {
     /// Plain attention of a layer: what its group reads.
     pub fn attend_of(&self, layer: LayerId) -> Attend {
         let group = self.layout.place(layer).group;
-        let window = match self.layout.groups().reach(group) {
-            Reach::Window(size) => Some(size),
-            _ => None,
-        };
-        Attend { window, ..self.attend() }
+        match self.layout.groups().reach(group) {
+            Reach::Window(size) => Attend { window: Some(size), ..self.attend() },
+            Reach::Chunk(size) => Attend { chunk: Some(size), ..self.attend() },
+            _ => self.attend(),
+        }
     }
 
     /// A random shape of at most [`POOL_BYTES`], of one group of layers or of several.
@@ -182,8 +182,7 @@ impl Case {
         let tokens = u64::from(table_rows * max_len);
         let max_steps = rng.within(1, 3) as u32;
         let plain = config.layout().expect("a valid pool");
-        let table = TableShape::new(page_size, table_rows, max_len, tokens);
-        let table = table.and_then(|table| table.with_tracks(plain.tracks()));
+        let table = TableShape::of(&plain, table_rows, max_len, tokens);
         Self {
             layout: if rng.one_in(4) { with_spare_plane(&config) } else { plain },
             table: table.expect("a small table"),
@@ -203,7 +202,10 @@ impl Case {
 pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     let layers = rng.within(2, 5) as u32;
     let count = rng.within(2, layers.min(4).into());
-    let limited = (1..count).map(|_| Reach::Window(rng.pick(&[1, 2, 5, 17, 33, 64, 100, 1000])));
+    let limited = (1..count).map(|_| match rng.one_in(3) {
+        true => Reach::Chunk(rng.pick(&[1, 8, 16, 32, 64, 256, 2048])),
+        false => Reach::Window(rng.pick(&[1, 2, 5, 17, 33, 64, 100, 1000])),
+    });
     let reaches: Vec<_> = std::iter::once(Reach::All).chain(limited).collect();
     let groups = loop {
         let layers: Vec<_> = (0..layers).map(|_| rng.below(count) as u8).collect();

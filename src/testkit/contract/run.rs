@@ -42,8 +42,8 @@ pub(super) type Asked<'a> = (&'a HostRows, Option<&'a HostRows>);
 
 pub(super) struct World<'a, B> {
     pub backend: B,
-    /// Windows, and signs of the scale, that were asked for.
-    kinds: BTreeSet<(Option<u32>, bool)>,
+    /// Windows, chunks, and signs of the scale, that were asked for.
+    kinds: BTreeSet<(Option<u32>, Option<u32>, bool)>,
     pub case: Case,
     /// What the backend was given.
     pub given: Given,
@@ -77,8 +77,9 @@ pub(super) fn run<B: TestBackend>(
     let shadow = vec![poison; case.layout.page_count() as usize];
     let planner = Planner::new(&case.layout, &case.table, seed);
     let (history, parents) = (Vec::new(), BTreeSet::new());
-    let limited = (0..case.layout.layers()).map(|layer| case.attend_of(LayerId::new(layer)).window);
-    let kinds = limited.filter(Option::is_some).map(|window| (window, true)).collect();
+    let limited = (0..case.layout.layers()).map(|layer| case.attend_of(LayerId::new(layer)));
+    let limited = limited.map(|attend| (attend.window, attend.chunk, true));
+    let kinds = limited.filter(|kind| *kind != (None, None, true)).collect();
     let given = Given { scales: case.scales(), labels: case.labels() };
     let mut world = World {
         backend,
@@ -435,12 +436,14 @@ impl<B: TestBackend> World<'_, B> {
         let soft_cap = self.rng.pick(&[0.5, 5.0, 30.0]);
         let scale = plain.scale * self.rng.pick(&[1.0, 1.0, 0.3, -1.5]);
         let window = (self.rng.one_in(3) && plan.masks.is_empty()).then_some(window);
-        let window = plain.window.or(window);
+        let (chunk, window) =
+            (plain.chunk, plain.window.or(window.filter(|_| plain.chunk.is_none())));
         let soft_cap = self.rng.one_in(3).then_some(soft_cap);
         // A backend may keep memory for each kind, and have room for few.
-        let has_room = self.kinds.len() < KINDS_MAX || self.kinds.contains(&(window, scale > 0.0));
+        let kind = (window, chunk, scale > 0.0);
+        let has_room = self.kinds.len() < KINDS_MAX || self.kinds.contains(&kind);
         let (scale, window) = if has_room { (scale, window) } else { (plain.scale, plain.window) };
-        self.kinds.insert((window, scale > 0.0));
+        self.kinds.insert((window, chunk, scale > 0.0));
         Attend { scale, window, soft_cap, ..plain }
     }
 
@@ -465,11 +468,16 @@ impl<B: TestBackend> World<'_, B> {
             assert!(result.is_err(), "seed {seed}: a window was taken for trees");
         }
         for layer in (0..=last).map(LayerId::new) {
-            let Some(size) = self.case.attend_of(layer).window else { continue };
-            for window in [None, Some(size + 1)] {
-                let (attend, out) = (Attend { window, ..*attend }, B::rows_mut(out));
+            let Attend { window, chunk, .. } = self.case.attend_of(layer);
+            let wrong = match (window, chunk) {
+                (Some(size), _) => [(None, None), (Some(size + 1), None), (window, Some(8))],
+                (_, Some(size)) => [(None, None), (None, Some(2 * size)), (Some(size), None)],
+                _ => continue,
+            };
+            for (window, chunk) in wrong {
+                let (attend, out) = (Attend { window, chunk, ..*attend }, B::rows_mut(out));
                 let result = self.backend.attend(plan, layer, &attend, B::rows(q), out, None);
-                assert!(result.is_err(), "seed {seed}: {layer:?} took {window:?}");
+                assert!(result.is_err(), "seed {seed}: {layer:?} took {window:?}, {chunk:?}");
             }
         }
         for (layer, attend) in [

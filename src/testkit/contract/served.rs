@@ -121,10 +121,10 @@ fn draw(rng: &mut Rng, in_groups: bool) -> (Case, EngineConfig) {
         ..EngineConfig::from(pool)
     };
     let layout = pool.layout().expect("a valid pool");
-    let table = TableShape::new(page_size, sequences, len, config.max_tokens);
+    let table = TableShape::of(&layout, sequences, len, config.max_tokens);
     let case = Case {
         layout,
-        table: table.and_then(|table| table.with_tracks(layout.tracks())).expect("a small table"),
+        table: table.expect("a small table"),
         max_steps: config.max_steps,
         group: rng.pick(&[1, 2, 4, 4, 8, 12]),
         kv_rows: rows,

@@ -7,6 +7,7 @@
 use super::graph_key::KEY_VARIANTS;
 use super::row_boxes;
 use super::split::{LATENT_ROWS, LatentSplit};
+use crate::backend::Attend;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
 use crate::backend::cuda::driver::memory::DeviceBuffer;
@@ -17,9 +18,8 @@ use crate::backend::cuda::kernels::{Kernel, Latent, Selection};
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::backend::cuda::plan::ring::{Load, UploadRing};
 use crate::backend::cuda::store::pool::Pool;
-use crate::backend::{Attend, PlanError};
 use crate::id::LayerId;
-use crate::layout::{KvShape, PoolLayout, Reach};
+use crate::layout::{KvShape, PoolLayout};
 use crate::plan::BatchPlan;
 
 /// Numbers of a row that kernels support.
@@ -29,18 +29,11 @@ const VARIANTS_MAX: usize = 8;
 /// Most query heads over latent rows.
 pub(in crate::backend::cuda) const LATENT_HEADS_MAX: u32 = 128;
 
-/// Rejects latent rows of lengths that no kernel supports, and groups of them that read chunks.
+/// Rejects latent rows of lengths that no kernel supports.
 pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
     let shape = layout.shape();
-    if !layout.is_latent() {
-        return Ok(());
-    }
-    let mut limited = layout.groups().limited();
-    match limited.find(|(_, reach)| matches!(reach, Reach::Chunk(_))) {
-        Some((group, reach)) => Err(PlanError::Group { group, reach }.into()),
-        None if shape == SERVED => Ok(()),
-        None => Err(CudaError::PoolShape { shape }),
-    }
+    let served = !layout.is_latent() || shape == SERVED;
+    if served { Ok(()) } else { Err(CudaError::PoolShape { shape }) }
 }
 
 /// Returns all kernels of a pool.
@@ -120,7 +113,8 @@ impl LatentVariants {
         let (ctas, sizes) = (ctas(gpu), (limits.rows, limits.tokens));
         // Boxes bring rows of 16 bits to both CTAs of a cluster; bytes of fp8 need no boxes.
         let pairs = fp8 || row_boxes::rows(pool.layout()) > 0;
-        let split = LatentSplit::new(key.0, key.1, ctas, sizes).in_pairs(pairs);
+        let align = row_boxes::rows(pool.layout()).max(1);
+        let split = LatentSplit::new(key.0, key.1, ctas, sizes).in_pairs(pairs).aligned(align);
         let rows = u64::from(split.slots()) * u64::from(LATENT_ROWS);
         let words = LatentSplit::words_max(key.0, ctas, sizes).next_multiple_of(4);
         self.list.push(Variant {

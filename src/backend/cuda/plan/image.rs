@@ -20,6 +20,8 @@ pub(in crate::backend::cuda) struct Image {
     pub(in crate::backend::cuda) track_bytes: u64,
     pub(in crate::backend::cuda) positions: u64,
     pub(in crate::backend::cuda) rows: u64,
+    /// The pieces of rows, for each size of chunks.
+    pub(in crate::backend::cuda) chunks: u64,
     /// The begins of rows' scores, in pools that keep labels.
     pub(in crate::backend::cuda) starts: u64,
     /// The decode splits of each variant of attention.

@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! slots [tokens] | positions [tokens] | rows [rows] | starts of scores [rows + 1]
-//!     | slots of further tracks [tracks - 1, tokens] | decode split of each variant
+//!     | slots of further tracks [tracks - 1, tokens] | pieces of rows for each size of chunks
+//!     | decode split of each variant
 //! ```
 //!
 //! Its addresses depend only on the numbers of tokens and rows. A graph that was captured with one plan can therefore
@@ -19,10 +20,10 @@
 //!
 //! Not here: the split (`attention/split/`), the tables (`tables.rs`).
 
+use super::chunk_rows::{self, ChunkRows};
 use super::image::{Image, StepLimits};
 use super::ring::{Load, UploadRing};
 use super::tables::Tables;
-use crate::backend::check;
 use crate::backend::cuda::attention::graph_key::GraphKey;
 use crate::backend::cuda::attention::shared::SharedDecode;
 use crate::backend::cuda::attention::split::{DECODE_UNIT, decode_extra};
@@ -34,8 +35,9 @@ use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::TREE_ROW;
 use crate::backend::cuda::store::labels;
+use crate::backend::{Attend, check};
 use crate::id::{RowId, StepId};
-use crate::layout::PoolLayout;
+use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, BatchRow, SlotMapping, SpanCheck, TableWrite};
 
 /// The identity of the plan in the image.
@@ -66,6 +68,8 @@ struct Offsets {
     /// Slots of the second track, and bytes from track to track.
     tracks: usize,
     track_bytes: usize,
+    /// Pieces of rows, for layers that read chunks.
+    chunks: usize,
     decode: usize,
 }
 
@@ -82,8 +86,9 @@ impl Offsets {
         let starts = rows_at + rows * size_of::<BatchRow>();
         let words = if layout.label_channels() > 0 { rows + 1 } else { 0 };
         let tracks = starts + (4 * words).next_multiple_of(16);
-        let decode = tracks + (layout.tracks() as usize - 1) * track_bytes;
-        Self { positions, rows: rows_at, starts, tracks, track_bytes, decode }
+        let chunks = tracks + (layout.tracks() as usize - 1) * track_bytes;
+        let decode = chunks + chunk_rows::bytes(layout, tokens, rows);
+        Self { positions, rows: rows_at, starts, tracks, track_bytes, chunks, decode }
     }
 }
 
@@ -96,6 +101,8 @@ pub(in crate::backend::cuda) struct Stage {
     layout: PoolLayout,
     staged: Option<Staged>,
     spans: SpanCheck,
+    /// The pieces of the staged plan's rows.
+    chunks: ChunkRows,
     /// The masks of the staged plan, if it has any.
     masks: DeviceBuffer,
     /// Whether the staged plan has masks.
@@ -110,7 +117,7 @@ pub(in crate::backend::cuda) struct Stage {
 impl Stage {
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
-        layout: &PoolLayout,
+        (layout, table): (&PoolLayout, &TableShape),
         limits: StepLimits,
         uploads: usize,
     ) -> Result<Self, CudaError> {
@@ -130,6 +137,7 @@ impl Stage {
             layout: *layout,
             staged: None,
             spans: SpanCheck::default(),
+            chunks: ChunkRows::new(layout, table, limits)?,
             trees: false,
             masks: DeviceBuffer::lasting(
                 gpu,
@@ -181,6 +189,7 @@ impl Stage {
             track_bytes: offsets.track_bytes as u64,
             positions: at + offsets.positions as u64,
             rows: at + offsets.rows as u64,
+            chunks: at + offsets.chunks as u64,
             starts: at + offsets.starts as u64,
             splits: at + offsets.decode as u64,
             masks: self.masks.address(),
@@ -188,6 +197,29 @@ impl Stage {
             token_count: tokens,
             row_count: rows,
             slot_bytes,
+        }
+    }
+
+    /// Returns the address and the number of the rows that a variant of attention reads, if it may read chunks.
+    pub(in crate::backend::cuda) fn rows_of(
+        &self,
+        image: &Image,
+        chunk: Option<u32>,
+    ) -> Result<(u64, u32), CudaError> {
+        let Some(chunk) = chunk else { return Ok((image.rows, image.row_count as u32)) };
+        let (at, _, pieces) = self
+            .chunks
+            .all()
+            .find(|&(_, size, _)| size == chunk)
+            .ok_or(CudaError::Chunk { chunk })?;
+        Ok((image.chunks + at as u64, pieces.len() as u32))
+    }
+
+    /// Rejects chunks that no group of the pool reads.
+    pub(in crate::backend::cuda) fn check_chunk(&self, attend: &Attend) -> Result<(), CudaError> {
+        match attend.chunk {
+            Some(chunk) if self.chunks.of(chunk).is_none() => Err(CudaError::Chunk { chunk }),
+            _ => Ok(()),
         }
     }
 
@@ -256,7 +288,11 @@ impl Stage {
             let mut at = offsets.starts;
             labels::starts(plan.rows, |start| at = put(bytes, at, &[start]));
         }
-        let image_bytes = variants.split(plan, bytes, offsets.decode);
+        self.chunks.cut(plan.rows, plan.token_count());
+        for (at, _, pieces) in self.chunks.all() {
+            put(bytes, offsets.chunks + at, pieces);
+        }
+        let image_bytes = variants.split(plan, &self.chunks, bytes, offsets.decode);
         let writes_at = image_bytes.next_multiple_of(16);
         let fit = writes.len().min((bytes.len() - writes_at) / size_of::<TableWrite>());
         put(bytes, writes_at, &writes[..fit]);

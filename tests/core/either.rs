@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::seeds;
 use super::small_cpu;
 use kvarena::backend::{Either, EitherError, Operand};
-use kvarena::testkit::contract::{Case, check_backend, check_sparse_backend};
+use kvarena::testkit::contract::{Case, Filter, check_backend, check_sparse_backend};
 use kvarena::{
     Attend, Backend, CpuOptions, CpuRows, CpuRowsMut, LayerId, OpenBackend, Queries, Select,
     Selection, SparseBackend,
@@ -28,7 +28,7 @@ fn in_turn() -> impl Fn(&Case) -> Either<CpuOptions, CpuOptions> {
 fn each_side_keeps_the_contract() {
     let report = check_backend(in_turn(), seeds(12, 40));
     assert!(report.rows > 300 * report.runs, "{report}");
-    let report = check_sparse_backend(in_turn(), seeds(6, 20));
+    let report = check_sparse_backend(&Filter::LABELS, in_turn(), seeds(6, 20));
     assert!(report.rows > 300 * report.runs, "{report}");
 }
 

@@ -143,7 +143,8 @@ fn what_does_not_fit_the_groups_is_refused() {
     };
     let reach = Reach::Window(WINDOW);
     for (layer, window) in [(1, None), (3, Some(WINDOW + 1)), (4, Some(WINDOW - 1))] {
-        let error = PlanError::Reach { layer: LayerId::new(layer), group: 1, reach, window };
+        let error =
+            PlanError::Reach { layer: LayerId::new(layer), group: 1, reach, window, chunk: None };
         assert_eq!(attend(layer, window), Err(CpuError::Plan(error)));
     }
     // A layer that keeps everything may be read through any window.

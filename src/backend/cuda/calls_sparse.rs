@@ -36,6 +36,7 @@ impl SparseBackend for Cuda {
         let (stream, layout) = (self.stream.raw(), *self.pool.layout());
         check::is_open(&self.steps, plan.step)?;
         check::layer(layer, &layout)?;
+        check::sparse_layer(layer, &layout)?;
         let longest = self.tables.longest_row();
         sparse::check(select, &layout, longest)?;
         let labels = self.labels.as_mut().ok_or(PlanError::NoLabels)?;

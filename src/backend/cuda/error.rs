@@ -89,6 +89,18 @@ pub enum CudaError {
         /// The most that is allowed.
         max: u64,
     },
+    /// Chunks that do not begin at multiples of the page tables' chunks: pages do not divide them.
+    ChunkTokens {
+        /// The size of the chunks that a group reads.
+        chunk: u32,
+        /// Tokens of a page table chunk.
+        tokens: u32,
+    },
+    /// Attention over chunks in a layer whose group does not read them, or over latent rows.
+    Chunk {
+        /// The size of the chunks.
+        chunk: u32,
+    },
     /// Scales that do not fit this pool.
     Scales(ScaleError),
     /// Rows of a type that differs from the type of the pool, which is not quantised.
@@ -258,6 +270,12 @@ impl fmt::Display for CudaError {
             }
             Self::StepSees { tokens, max } => {
                 write!(f, "rows that see {tokens} tokens together are above the limit of {max}")
+            }
+            Self::ChunkTokens { chunk, tokens } => {
+                write!(f, "chunks of {chunk} tokens do not begin at multiples of {tokens} tokens")
+            }
+            Self::Chunk { chunk } => {
+                write!(f, "chunks of {chunk} tokens in a layer whose group does not read them")
             }
             Self::Labels(error) => error.fmt(f),
             Self::Lists { dtype } => {

@@ -71,7 +71,7 @@ pub(in crate::backend::cuda) fn store(
     let params = StoreFp8Params {
         k: k.extent.address,
         v: v.extent.address,
-        slots: image.slots,
+        slots: image.slots_of(layout.place(layer).track),
         k_pool,
         v_pool,
         k_scales,

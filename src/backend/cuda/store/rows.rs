@@ -70,7 +70,7 @@ pub(in crate::backend::cuda) fn store(
     let params = StoreCacheParams {
         k: k.extent.address,
         v: v_address,
-        slots: image.slots,
+        slots: image.slots_of(layout.place(layer).track),
         k_pool,
         v_pool,
         page_stride: if linear { slot_stride } else { page_stride },

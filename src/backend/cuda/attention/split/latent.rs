@@ -55,6 +55,8 @@ pub struct LatentSplit {
     ctas: u32,
     /// Whether [`PAIR`] is available in addition to [`WIDTHS`].
     pairs: bool,
+    /// Items begin at multiples of this, which divides the page size: kernels read no page before a window's first.
+    align: u32,
     /// `[joins, most rows of one, most parts of one, rows between parts] | LatentJoin[ctas] | first item of each CTA or
     /// pair of them, their number, rows of an item | ExtendWork[..]`
     words: Vec<u32>,
@@ -68,7 +70,12 @@ impl LatentSplit {
     pub fn new(heads: u32, window: u32, ctas: u32, limits: (u32, u32)) -> Self {
         assert!(heads > 0 && ctas > 0);
         let words = vec![0; Self::words_max(heads, ctas, limits)];
-        Self { heads, window, ctas, pairs: false, words, used: 0, turns: 1 }
+        Self { heads, window, ctas, pairs: false, align: 1, words, used: 0, turns: 1 }
+    }
+
+    /// Makes items begin at multiples of this.
+    pub fn aligned(self, align: u32) -> Self {
+        Self { align, ..self }
     }
 
     /// Returns whether two CTAs may share an item; the number of CTAs is then even.
@@ -125,7 +132,7 @@ impl LatentSplit {
     pub fn plan(&mut self, rows: &[BatchRow]) -> u32 {
         let width = self.width(rows);
         let (heads, ctas, extra) = (self.heads, self.ctas / width.ctas, width.extra);
-        let wanted = Items { width, heads, window: self.window };
+        let wanted = Items { width, heads, window: self.window, align: self.align };
         let items = |turns| wanted.all(rows, turns);
         let units = |work: &ExtendWork| wanted.units(work);
         let cost = |work: &ExtendWork| units(work) + extra;
@@ -225,6 +232,7 @@ struct Items {
     width: Width,
     heads: u32,
     window: u32,
+    align: u32,
 }
 
 impl Items {
@@ -236,7 +244,7 @@ impl Items {
 
     /// Returns the items of a sequence, uncut; items of padding have no tokens.
     fn of(self, row: &BatchRow) -> impl Iterator<Item = ExtendWork> + use<> {
-        let Self { width, heads, window } = self;
+        let Self { width, heads, window, align } = self;
         let BatchRow { row, qo_start, extend_len, kv_len } = *row;
         let rows = extend_len * heads;
         (0..rows).step_by(width.rows as usize).map(move |q_begin| {
@@ -245,7 +253,7 @@ impl Items {
             let seen = |packed: u32| kv_len.saturating_sub(extend_len) + packed / heads + 1;
             let kv_end = if kv_len == 0 { 0 } else { seen(last) };
             let first = if window == 0 { 0 } else { seen(q_begin).saturating_sub(window) };
-            let kv_begin = if kv_len == 0 { 0 } else { first / width.tokens * width.tokens };
+            let kv_begin = if kv_len == 0 { 0 } else { first / align * align };
             let row = row.raw();
             ExtendWork { row, qo_start, extend_len, kv_len, q_begin, kv_begin, kv_end, part: 1 }
         })
@@ -305,7 +313,8 @@ mod tests {
         // A cluster's CTAs have one list.
         assert!(ctas[(split.ctas / width.ctas) as usize..].iter().all(Vec::is_empty));
         assert_eq!(split.words()[split.lists_at() + split.ctas as usize + 1], width.rows);
-        let items = Items { width, heads: split.heads, window: split.window };
+        let (heads, window, align) = (split.heads, split.window, split.align);
+        let items = Items { width, heads, window, align };
         let all = rows.iter().flat_map(|row| items.of(row)).count();
         assert_eq!(items.all(rows, split.turns).count(), all);
         for whole in items.all(rows, split.turns) {
@@ -342,7 +351,8 @@ mod tests {
             let (heads, ctas) = (rng.within(1, 128) as u32, rng.within(1, 140) as u32);
             let window = rng.pick(&[0, 0, 1, 63, 64, 65, 1000]);
             let pairs = ctas % 2 == 0 && rng.one_in(2);
-            let mut split = LatentSplit::new(heads, window, ctas, (40, 4000)).in_pairs(pairs);
+            let split = LatentSplit::new(heads, window, ctas, (40, 4000)).in_pairs(pairs);
+            let mut split = split.aligned(rng.pick(&[1, 8, 32]));
             let rows = (0..rng.below(40)).map(|_| {
                 let extend_len = rng.pick(&[0, 1, 1, 1, 2, 4, 17, 90]) as u32;
                 let most = rng.pick(&[1, 70, 5000]);

@@ -15,8 +15,33 @@
 use crate::backend::cuda::kernels::params::{ExtendWork, LatentJoin};
 use crate::plan::BatchRow;
 
-/// Most query rows of an item; its sums take this much memory for any number of rows.
-pub const LATENT_ROWS: u32 = 64;
+/// Most query rows of an item of a CTA of the kernels for compute capability 9.0.
+const LATENT_ROWS: u32 = 64;
+
+/// The kernels whose items are split.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LatentItems {
+    /// Those of compute capability 9.0 alone.
+    Hopper,
+    /// Those of every GPU (`attend_latent_tiles.cuh`).
+    Tiles,
+}
+
+impl LatentItems {
+    /// The kinds of items, the narrowest first.
+    const fn widths(self) -> &'static [Width] {
+        match self {
+            Self::Hopper => &WIDTHS,
+            Self::Tiles => &[TILE],
+        }
+    }
+
+    /// Most query rows of an item of a CTA; its sums take this much memory for any number of rows.
+    pub const fn rows(self) -> u32 {
+        let widths = self.widths();
+        widths[widths.len() - 1].rows
+    }
+}
 
 /// A kind of items.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,16 +56,21 @@ struct Width {
     least: u32,
     /// CTAs that share an item: a cluster. Each has the same number of its rows, and all read the same tokens.
     ctas: u32,
+    /// Items begin at multiples of this many tokens.
+    align: u32,
 }
 
 /// Narrow items are memory-bound; wide items are compute-bound.
 const WIDTHS: [Width; 3] = [
-    Width { rows: 16, tokens: 16, extra: 9, least: 8, ctas: 1 },
-    Width { rows: 32, tokens: 16, extra: 9, least: 8, ctas: 1 },
-    Width { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 1 },
+    Width { rows: 16, tokens: 16, extra: 9, least: 8, ctas: 1, align: 16 },
+    Width { rows: 32, tokens: 16, extra: 9, least: 8, ctas: 1, align: 16 },
+    Width { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 1, align: 64 },
 ];
 /// Two wide items over the same tokens, as one.
-const PAIR: Width = Width { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
+const PAIR: Width =
+    Width { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2, align: 64 };
+/// Items of [`LatentItems::Tiles`].
+const TILE: Width = Width { rows: 16, tokens: 32, extra: 3, least: 2, ctas: 1, align: 1 };
 /// Most tiles of a sequence that are dealt in turn with other sequences.
 const TURNS: usize = 4;
 /// Words of the records.
@@ -50,6 +80,7 @@ const JOIN_WORDS: usize = size_of::<LatentJoin>() / 4;
 /// Splits steps for one number of query heads and one window, in reused memory.
 #[derive(Clone, Debug)]
 pub struct LatentSplit {
+    items: LatentItems,
     heads: u32,
     window: u32,
     ctas: u32,
@@ -65,22 +96,32 @@ pub struct LatentSplit {
 
 impl LatentSplit {
     /// Allocates the memory for steps of at most these rows and tokens. `window`: 0 for none.
-    pub fn new(heads: u32, window: u32, ctas: u32, limits: (u32, u32)) -> Self {
+    pub fn new(
+        items: LatentItems,
+        (heads, window): (u32, u32),
+        ctas: u32,
+        limits: (u32, u32),
+    ) -> Self {
         assert!(heads > 0 && ctas > 0);
-        let words = vec![0; Self::words_max(heads, ctas, limits)];
-        Self { heads, window, ctas, pairs: false, words, used: 0, turns: 1 }
+        let words = vec![0; Self::words_max(items, heads, ctas, limits)];
+        Self { items, heads, window, ctas, pairs: false, words, used: 0, turns: 1 }
     }
 
     /// Returns whether two CTAs may share an item; the number of CTAs is then even.
     pub fn in_pairs(self, pairs: bool) -> Self {
         assert!(!pairs || self.ctas.is_multiple_of(2));
-        Self { pairs, ..self }
+        Self { pairs: pairs && self.items == LatentItems::Hopper, ..self }
     }
 
     /// Most words of a plan, a multiple of 4.
-    pub const fn words_max(heads: u32, ctas: u32, (rows, tokens): (u32, u32)) -> usize {
+    pub const fn words_max(
+        items: LatentItems,
+        heads: u32,
+        ctas: u32,
+        (rows, tokens): (u32, u32),
+    ) -> usize {
         // Each sequence may leave its last tile partly empty; each CTA may cut an item.
-        let tiles = tokens as u64 * heads as u64 / LATENT_ROWS as u64;
+        let tiles = tokens as u64 * heads as u64 / items.rows() as u64;
         let tiles = tiles + rows as u64 + ctas as u64;
         Self::works_at(ctas) + tiles as usize * WORK_WORDS
     }
@@ -113,8 +154,9 @@ impl LatentSplit {
     fn width(&self, rows: &[BatchRow]) -> Width {
         let rows = rows.iter().map(|row| row.extend_len.saturating_mul(self.heads));
         let most = rows.clone().max().unwrap_or(0);
-        let widest = WIDTHS[WIDTHS.len() - 1];
-        let found = *WIDTHS.iter().find(|width| width.rows >= most).unwrap_or(&widest);
+        let widths = self.items.widths();
+        let widest = widths[widths.len() - 1];
+        let found = *widths.iter().find(|width| width.rows >= most).unwrap_or(&widest);
         let tiles = |rows_of: u32| rows.clone().map(|rows| u64::from(rows.div_ceil(rows_of))).sum();
         let (alone, paired): (u64, u64) = (tiles(LATENT_ROWS), 2 * tiles(PAIR.rows));
         let pays = self.pairs && found == widest && paired <= alone + alone / 8;
@@ -184,7 +226,7 @@ impl LatentSplit {
         assert!(fit, "K5: parts have slots");
         (cta + 1..=self.ctas).for_each(|cta| self.list(cta, count));
         self.list(self.ctas + 1, width.rows);
-        let between = LATENT_ROWS * width.ctas;
+        let between = self.items.rows() * width.ctas;
         self.words[..4].copy_from_slice(&[joins as u32, most_rows, most_parts, between]);
         self.turns = turns;
         self.used = self.work_at(count);
@@ -245,7 +287,7 @@ impl Items {
             let seen = |packed: u32| kv_len.saturating_sub(extend_len) + packed / heads + 1;
             let kv_end = if kv_len == 0 { 0 } else { seen(last) };
             let first = if window == 0 { 0 } else { seen(q_begin).saturating_sub(window) };
-            let kv_begin = if kv_len == 0 { 0 } else { first / width.tokens * width.tokens };
+            let kv_begin = if kv_len == 0 { 0 } else { first / width.align * width.align };
             let row = row.raw();
             ExtendWork { row, qo_start, extend_len, kv_len, q_begin, kv_begin, kv_end, part: 1 }
         })
@@ -273,10 +315,14 @@ mod tests {
         lens.iter().enumerate().map(row).collect()
     }
 
+    fn dealt(items: LatentItems, heads: u32) -> LatentSplit {
+        LatentSplit::new(items, (heads, 0), 132, (256, 8192))
+    }
+
     /// Writes the items of each CTA, as the kernel reads them, and the joins.
     fn read(split: &LatentSplit) -> (Vec<Vec<ExtendWork>>, Vec<LatentJoin>) {
         let (words, ctas) = (split.words(), split.ctas as usize);
-        assert_eq!(words[3], LATENT_ROWS.max(words[split.lists_at() + ctas + 1]));
+        assert_eq!(words[3], split.items.rows().max(words[split.lists_at() + ctas + 1]));
         let lists = &words[split.lists_at()..][..ctas + 1];
         let works: &[ExtendWork] =
             bytemuck::cast_slice(&words[LatentSplit::works_at(split.ctas)..]);
@@ -300,7 +346,8 @@ mod tests {
         let (mut joined, mut slot) = (joins.iter(), 0);
         let width = split.width(rows);
         let most = rows.iter().map(|row| row.extend_len * split.heads).max().unwrap_or(0);
-        assert!(width.rows >= most.min(LATENT_ROWS) && (width.rows == 16 || most > width.rows / 2));
+        let widest = split.items.rows();
+        assert!(width.rows >= most.min(widest) && (width.rows == 16 || most > width.rows / 2));
         assert!(width.rows != PAIR.rows || split.pairs);
         // A cluster's CTAs have one list.
         assert!(ctas[(split.ctas / width.ctas) as usize..].iter().all(Vec::is_empty));
@@ -342,7 +389,9 @@ mod tests {
             let (heads, ctas) = (rng.within(1, 128) as u32, rng.within(1, 140) as u32);
             let window = rng.pick(&[0, 0, 1, 63, 64, 65, 1000]);
             let pairs = ctas % 2 == 0 && rng.one_in(2);
-            let mut split = LatentSplit::new(heads, window, ctas, (40, 4000)).in_pairs(pairs);
+            let items = rng.pick(&[LatentItems::Hopper, LatentItems::Tiles]);
+            let mut split =
+                LatentSplit::new(items, (heads, window), ctas, (40, 4000)).in_pairs(pairs);
             let rows = (0..rng.below(40)).map(|_| {
                 let extend_len = rng.pick(&[0, 1, 1, 1, 2, 4, 17, 90]) as u32;
                 let most = rng.pick(&[1, 70, 5000]);
@@ -356,7 +405,7 @@ mod tests {
 
     #[test]
     fn whole_tiles_of_a_sequence_are_worked_on_at_the_same_time() {
-        let mut split = LatentSplit::new(128, 0, 132, (256, 8192));
+        let mut split = dealt(LatentItems::Hopper, 128);
         assert_eq!(split.plan(&batch(&vec![(1, 2048); 128])), 0);
         let (ctas, _) = read(&split);
         for (first, second) in ctas[..64].iter().zip(&ctas[64..128]) {
@@ -367,18 +416,18 @@ mod tests {
 
     #[test]
     fn pairs_have_both_halves_of_what_they_read() {
-        let mut split = LatentSplit::new(128, 0, 132, (256, 8192)).in_pairs(true);
+        let mut split = dealt(LatentItems::Hopper, 128).in_pairs(true);
         assert_eq!(split.plan(&batch(&vec![(1, 2048); 128])), 0);
         let (lists, _) = read(&split);
         assert!(lists[..64].iter().all(|works| works.len() == 2 && works[0].q_begin == 0));
         assert!(lists[64..].iter().all(Vec::is_empty));
         // One tile of rows, or three, would leave a CTA of each pair or of every second pair without rows.
         for (heads, rows) in [(64, LATENT_ROWS), (96, 128), (128, 128), (40, 128)] {
-            let mut split = LatentSplit::new(heads, 0, 132, (256, 8192)).in_pairs(true);
+            let mut split = dealt(LatentItems::Hopper, heads).in_pairs(true);
             split.plan(&batch(&[(1 + u32::from(heads == 40), 2048); 9]));
             assert_eq!(split.words()[split.lists_at() + 133], rows, "{heads} heads");
         }
-        let mut split = LatentSplit::new(64, 0, 132, (256, 8192)).in_pairs(true);
+        let mut split = dealt(LatentItems::Hopper, 64).in_pairs(true);
         split.plan(&batch(&[(3, 2048); 9]));
         assert_eq!(split.words()[split.lists_at() + 133], LATENT_ROWS);
     }
@@ -395,10 +444,20 @@ mod tests {
             (vec![(1, 8192)], 16, 17),
         ] {
             for pairs in [false, true] {
-                let split = LatentSplit::new(heads, 0, 132, (256, 8192));
+                let split = dealt(LatentItems::Hopper, heads);
                 let load = check(&mut split.in_pairs(pairs), &batch(&rows));
                 assert!(load <= most, "{} x {:?}, {heads} heads: {load}", rows.len(), rows[0]);
             }
+        }
+        // 16 query rows an item, units of 32 tokens: 8 items of the last row share its 2,048 units.
+        for (rows, heads, most) in [
+            (vec![(1, 4096); 64], 16, 67),
+            (vec![(1, 4096); 64], 128, 512),
+            (vec![(1, 8192)], 16, 5),
+            (vec![(1, 8192)], 128, 19),
+        ] {
+            let load = check(&mut dealt(LatentItems::Tiles, heads), &batch(&rows));
+            assert!(load <= most, "{} x {:?}, {heads} heads: {load}", rows.len(), rows[0]);
         }
     }
 }

@@ -38,6 +38,7 @@ impl<'a> Bench<'a> {
         (noise, bytes): (&'a Noise, &'a Fp8Noise),
         fp8: bool,
         page_size: u32,
+        selected_capability: Option<u32>,
     ) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
         let config = PoolConfig {
@@ -51,7 +52,7 @@ impl<'a> Bench<'a> {
             ..PoolConfig::default()
         };
         let stream = Some(timer.stream.clone());
-        let options = CudaOptions { stream, ..CudaOptions::new(gpu) };
+        let options = CudaOptions { stream, selected_capability, ..CudaOptions::new(gpu) };
         let cuda = options.open(&config.layout()?, &table(page_size), 2)?;
         if fp8 {
             bytes.fill(&cuda, noise)?
@@ -131,27 +132,47 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// (sequences, new tokens, tokens).
+const SHAPES: [(usize, u32, u32); 7] = [
+    (1, 1, 8_192),
+    (16, 1, 4_096),
+    (64, 1, 4_096),
+    (128, 1, 2_048),
+    (64, 2, 4_096),
+    (64, 4, 4_096),
+    (1, 512, 8_192),
+];
+
 /// Bytes of the rows are read once; where products take longer, the table's rate says less.
 pub fn mla(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    of_capability(gpu, &[64, 1], None, report)
+}
+
+/// The same with the kernels that other devices get, on pages of 64.
+pub fn mla_general(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    of_capability(gpu, &[64], Some(80), report)
+}
+
+fn of_capability(
+    gpu: &Gpu,
+    pages: &[u32],
+    capability: Option<u32>,
+    report: &mut Report,
+) -> Outcome<()> {
     let noise = (Noise::new(gpu)?, Fp8Noise::new(gpu)?);
     let noise = (&noise.0, &noise.1);
-    for (fp8, page_size) in [(false, 64), (false, 1), (true, 64), (true, 1)] {
-        let mut bench = Bench::new(gpu, noise, fp8, page_size)?;
+    let section = if capability.is_some() { "mla-general" } else { "mla" };
+    for (fp8, page_size) in
+        [false, true].iter().flat_map(|&fp8| pages.iter().map(move |&p| (fp8, p)))
+    {
+        let mut bench = Bench::new(gpu, noise, fp8, page_size, capability)?;
         let (kind, row) = if fp8 { ("fp8", 644) } else { ("bf16", 2 * ROW) };
-        for (batch, new, len) in [
-            (1_usize, 1_u32, 8_192_u32),
-            (16, 1, 4_096),
-            (64, 1, 4_096),
-            (128, 1, 2_048),
-            (64, 2, 4_096),
-            (64, 4, 4_096),
-            (1, 512, 8_192),
-        ] {
+        for (batch, new, len) in SHAPES {
             for heads in [16, 128] {
                 let (us, ok) = bench.run(&vec![(new, len); batch], heads)?;
                 let case = format!("B{batch} q{new} L{len} {heads}q page{page_size}");
                 let bytes = batch as f64 * f64::from(len) * f64::from(row);
-                report.row("mla", &case, kind, us, Rate::Bytes(bytes), ok);
+                report.row(section, &case, kind, us, Rate::Bytes(bytes), ok);
             }
         }
     }

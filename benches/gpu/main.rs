@@ -7,8 +7,8 @@
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
 //! Sections: ceil, store, copy, decode, shared, sharedq, spans, spans-dims, spans-fp8, spans-fp8-dims, shortq, extend,
-//! fp8 (and its parts fp8-decode, fp8-extend, fp8-store, fp8-shared alone), groups, mla, sparse, plan, first; and
-//! spans-small, for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
+//! fp8 (and its parts fp8-decode, fp8-extend, fp8-store, fp8-shared alone), groups, mla, mla-general, sparse, plan,
+//! first; and spans-small, for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
 #![allow(unsafe_code)]
 
 mod attention;
@@ -98,6 +98,9 @@ fn main() -> Outcome<()> {
     }
     if wanted("mla") {
         latent::mla(&gpu, &mut report)?;
+    }
+    if wanted("mla-general") {
+        latent::mla_general(&gpu, &mut report)?;
     }
     if wanted("sparse") {
         sparse::run(&gpu, &mut report)?;

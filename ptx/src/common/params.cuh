@@ -53,8 +53,8 @@ struct AttendParams {
     u64 batch_rows;     // BatchRow[batch]
     u64 plan;           // u32: the planner's words for this kernel (src/backend/cuda/attention/split/), 16-byte aligned
     u64 partial;        // f32 scratch for split sums, 16-byte aligned
-    u64 counters;       // u32, zero before the first launch; each launch leaves them zero. attend_latent_*_sm90a and their join:
-                        // f32 [slots, 64, 2]: what each row of a part is relative to, and the sum of its weights
+    u64 counters;       // u32, zero before the first launch; each launch leaves them zero. attend_latent_* of 16 bits and their join:
+                        // f32 [slots, rows, 2]: what each row of a part is relative to, and the sum of its weights
     u64 page_magic;     // ceil(2^32 / page_size): position / page_size == position * page_magic >> 32
     u64 chunk_magic;    // ceil(2^32 / chunk_pages)
     u32 page_size;      // tokens of a page, 1..=PAGE_TOKENS_MAX
@@ -498,8 +498,8 @@ KV_AT(AttendSelectedParams, lists, 208);
 
 // ---- latent rows: attend_latent_* ----------------------------------------------------------------------------------------
 //
-// The plan of the kernels of Hopper stands in latent_plan.cuh: its items are ExtendWork of up to 16, 32 or 64 packed query rows, with
-// `part` as in the extend plan. That of the join: its number of records, the most rows and the most parts of one, a zero, then
+// The plan stands in latent_plan.cuh: its items are ExtendWork of up to 16, 32 or 64 packed query rows, with `part` as in the extend plan.
+// That of the join: its number of records, the most rows and the most parts of one, rows from a part's slot to the next, then
 
 struct LatentJoin {
     u32 qo_start;

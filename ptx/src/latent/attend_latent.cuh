@@ -1,4 +1,4 @@
-// Attention over latent rows, for every GPU and every dtype; right rather than fast.
+// Attention over latent rows by queries of f32: right rather than fast.
 //
 // A warp takes one query and HEADS of its heads, which read the same rows, one token after another. A lane has the numbers 2 i and
 // 2 i + 1 of a row for i = lane, lane + 32, ..: those of the first RANK numbers are V too.
@@ -18,14 +18,7 @@ DEVICE float2 load_pair(bf16, u64 at, u32 i) {
     const u32 bits = load_written_u32(at + i * 4ull);
     return make_float2(__int_as_float(bits << 16), __int_as_float(bits & 0xffff0000));
 }
-DEVICE float2 load_pair(f16, u64 at, u32 i) {
-    const u32 bits = load_written_u32(at + i * 4ull);
-    float2 pair;
-    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }" : "=f"(pair.x), "=f"(pair.y) : "r"(bits));
-    return pair;
-}
 DEVICE void store_pair(f32, u64 at, u32 i, float x, float y) { store_float(at + i * 8ull, x), store_float(at + i * 8ull + 4, y); }
-template <class T> DEVICE void store_pair(T, u64 at, u32 i, float x, float y) { store_u32(at + i * 4ull, pack(T(), x, y)); }
 
 // Rows of T, as they are.
 template <class T> struct CachedLatent {

@@ -1,10 +1,10 @@
-// The plan of attention over latent rows on Hopper (src/backend/cuda/attention/split/latent.rs): the first item of each CTA, and their number;
-// how many query rows an item has at most, 16, 32, 64 or 128; ExtendWork[..], 16-byte aligned. Items of 128 rows are those of pairs: the
-// lists are of clusters then, and a cluster's CTAs have 64 rows of an item each.
+// The plan of attention over latent rows (src/backend/cuda/attention/split/latent.rs): the first item of each CTA, and their number; how many
+// query rows an item has at most, 16, 32, 64 or 128; ExtendWork[..], 16-byte aligned. Items of 128 rows are those of pairs: the lists are
+// of clusters then, and a cluster's CTAs have 64 rows of an item each.
 #pragma once
 #include "attend.cuh"
 
-// Rows between a part's slots where items have that many or fewer; those of pairs have two such places each.
+// Rows between a part's slots on Hopper where items have that many or fewer; those of pairs have two such places each.
 #define LATENT_ROWS 64
 #define LATENT_PAIR_ROWS 128
 

@@ -1,12 +1,12 @@
 //! Attention over latent rows: the supported pools, the memory of each variant, and the launches.
 //!
-//! Some devices have a kernel whose work the host splits (`kernels/selection.rs`); all others have a plain kernel.
+//! Rows of 16 bits have a kernel whose work the host splits; rows of f32 have a plain kernel (`kernels/selection.rs`).
 //!
 //! Not here: the split (`split/latent.rs`), the kernels (`ptx/src/latent`).
 
 use super::graph_key::KEY_VARIANTS;
 use super::row_boxes;
-use super::split::{LATENT_ROWS, LatentSplit};
+use super::split::{LatentItems, LatentSplit};
 use crate::backend::Attend;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
@@ -40,7 +40,7 @@ pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), C
 pub(in crate::backend::cuda) fn kernels(of: &Selection) -> Vec<&'static Kernel> {
     match of.latent() {
         Latent::Plain(kernel) => vec![kernel],
-        Latent::Split(kernels) => kernels.to_vec(),
+        Latent::Split(kernels, _) => kernels.to_vec(),
     }
 }
 
@@ -49,7 +49,7 @@ fn ctas(gpu: &Gpu) -> u32 {
     (gpu.multiprocessors() & !1).max(2)
 }
 
-/// One variant of attention over latent rows on a device whose kernel needs a split.
+/// One variant of attention over latent rows of 16 bits.
 #[derive(Debug)]
 struct Variant {
     /// Query heads, and window (0: none).
@@ -60,7 +60,8 @@ struct Variant {
     cut: u32,
     /// The plan on the device.
     plan: DeviceBuffer,
-    /// Partial sums `[slots, 64, 512]`, and the reference of each row's sums `[slots, 64, 2]`.
+    /// Partial sums `[slots, rows, 512]`, and the reference of each row's sums `[slots, rows, 2]`, for the most rows of
+    /// an item.
     partial: DeviceBuffer,
     tops: DeviceBuffer,
 }
@@ -76,7 +77,7 @@ impl LatentVariants {
         self.list.len()
     }
 
-    /// Returns the bytes of the largest plan.
+    /// Returns the bytes of the largest plan, that of the narrowest items.
     pub(in crate::backend::cuda) fn plan_bytes(
         gpu: &Gpu,
         layout: &PoolLayout,
@@ -85,7 +86,8 @@ impl LatentVariants {
         if !layout.is_latent() {
             return 0;
         }
-        4 * LatentSplit::words_max(LATENT_HEADS_MAX, ctas(gpu), (limits.rows, limits.tokens))
+        let sizes = (limits.rows, limits.tokens);
+        4 * LatentSplit::words_max(LatentItems::Tiles, LATENT_HEADS_MAX, ctas(gpu), sizes)
     }
 
     /// Returns the variant's index and allocates memory for a new variant; `None` if the plain kernel serves.
@@ -98,7 +100,7 @@ impl LatentVariants {
         stream: RawStream,
     ) -> Result<Option<usize>, CudaError> {
         let fp8 = pool.layout().dtype().is_quantised();
-        let Latent::Split(kernels) = pool.selection().latent() else { return Ok(None) };
+        let Latent::Split(kernels, items) = pool.selection().latent() else { return Ok(None) };
         let key = (attend.q_heads, attend.window.unwrap_or(0));
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(Some(index));
@@ -114,9 +116,9 @@ impl LatentVariants {
         // Boxes bring rows of 16 bits to both CTAs of a cluster; bytes of fp8 need no boxes.
         let pairs = fp8 || row_boxes::rows(pool.layout()) > 0;
         let align = row_boxes::rows(pool.layout()).max(1);
-        let split = LatentSplit::new(key.0, key.1, ctas, sizes).in_pairs(pairs).aligned(align);
-        let rows = u64::from(split.slots()) * u64::from(LATENT_ROWS);
-        let words = LatentSplit::words_max(key.0, ctas, sizes).next_multiple_of(4);
+        let split = LatentSplit::new(items, key, ctas, sizes).in_pairs(pairs).aligned(align);
+        let rows = u64::from(split.slots()) * u64::from(items.rows());
+        let words = LatentSplit::words_max(items, key.0, ctas, sizes).next_multiple_of(4);
         self.list.push(Variant {
             key,
             kernels,
@@ -205,7 +207,7 @@ fn extra(pool: &Pool, layer: LayerId) -> ExtraParams {
     ExtraParams { scales, rope, ..ExtraParams::default() }
 }
 
-/// Launches the kernel that runs on every GPU.
+/// Launches the kernel of rows of f32.
 ///
 /// # Safety
 /// The addresses in `params` are those of rows for every token of the staged step, and of the layer.
@@ -216,7 +218,7 @@ pub(in crate::backend::cuda) unsafe fn launch_plain(
     params: AttendParams,
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let (Latent::Plain(kernel) | Latent::Split([kernel, _])) = pool.selection().latent();
+    let (Latent::Plain(kernel) | Latent::Split([kernel, _], _)) = pool.selection().latent();
     let (blocks, extra) = (8 * gpu.multiprocessors(), extra(pool, layer));
     // SAFETY: the caller guarantees the rows; scales and rope are the layer's.
     unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream) }

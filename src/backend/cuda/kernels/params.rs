@@ -67,8 +67,8 @@ pub struct AttendParams {
     /// Device address of f32 scratch for partial sums, 16-byte aligned.
     pub partial: u64,
     /// Device address of u32 counters: zero before the first launch; each launch leaves them zero. For
-    /// `attend_latent_*_sm90a` and their join: f32 `[slots, 64, 2]`, the reference of each row of a part and the sum of
-    /// its weights.
+    /// `attend_latent_*` of 16 bits and their join: f32 `[slots, rows, 2]`, the reference of each row of a part and the
+    /// sum of its weights.
     pub counters: u64,
     /// `ceil(2^32 / page_size)`: see [`magic`].
     pub page_magic: u64,

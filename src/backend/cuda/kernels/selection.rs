@@ -8,7 +8,7 @@
 
 use super::kernel::{Kernel, Step};
 use super::table::KERNELS;
-use crate::backend::cuda::attention::split::{DECODE_ROWS, SplitShape, TAIL_ROWS};
+use crate::backend::cuda::attention::split::{DECODE_ROWS, LatentItems, SplitShape, TAIL_ROWS};
 use crate::layout::{Dtype, PoolLayout, Scaling};
 
 /// The decode kernels of [`DECODE_ROWS`], if available.
@@ -20,9 +20,9 @@ pub(in super::super) type Shared = [&'static Kernel; TAIL_ROWS.len()];
 /// The kernels of latent rows.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Latent {
-    /// A kernel whose work the host splits, and the kernel that joins its parts.
-    Split([&'static Kernel; 2]),
-    /// A kernel that walks all positions.
+    /// A kernel whose work the host splits into these items, and the kernel that joins its parts.
+    Split([&'static Kernel; 2], LatentItems),
+    /// The kernel of rows of f32, which walks all positions.
     Plain(&'static Kernel),
 }
 
@@ -98,9 +98,10 @@ impl Selection {
     /// The kernels of latent rows.
     pub fn latent(&self) -> Latent {
         let main = self.find(Step::Latent, 0, true).expect("every dtype has one");
+        let items = if main.is_sm90a() { LatentItems::Hopper } else { LatentItems::Tiles };
         match self.find(Step::LatentJoin, 0, true) {
-            Some(join) if main.is_sm90a() => Latent::Split([main, join]),
-            _ => Latent::Plain(main),
+            Some(join) => Latent::Split([main, join], items),
+            None => Latent::Plain(main),
         }
     }
 
@@ -203,24 +204,27 @@ mod tests {
     }
 
     #[test]
-    fn latent_rows_have_kernels_of_their_own_on_hopper_alone() {
+    fn latent_rows_of_16_bits_have_split_work_on_every_device() {
         for (capability, scaling) in
             CAPABILITIES.into_iter().flat_map(|c| [(c, None), (c, Some(Scaling::ByToken))])
         {
             for (rows, dtype) in [(Dtype::F32, "f32"), (Dtype::F16, "f16"), (Dtype::Bf16, "bf16")] {
                 let of = Selection { capability, scaling, rows, head_dim: 576 };
                 let fp8 = if scaling.is_some() { "fp8_" } else { "" };
-                match of.latent() {
-                    Latent::Plain(kernel) => {
-                        assert!(capability != 90 || rows == Dtype::F32);
-                        assert_eq!(kernel.name(), format!("attend_latent_{fp8}{dtype}"));
+                let (main, join, items) = match of.latent() {
+                    Latent::Plain(kernel) => (kernel, None, None),
+                    Latent::Split([main, join], items) => (main, Some(join), Some(items)),
+                };
+                let (name, wanted) = match (rows, capability) {
+                    (Dtype::F32, _) => (format!("attend_latent_{fp8}f32"), None),
+                    (_, 90) => {
+                        (format!("attend_latent_{fp8}{dtype}_sm90a"), Some(LatentItems::Hopper))
                     }
-                    Latent::Split([main, join]) => {
-                        assert_eq!(capability, 90);
-                        assert_eq!(main.name(), format!("attend_latent_{fp8}{dtype}_sm90a"));
-                        assert_eq!(join.name(), format!("attend_latent_join_{dtype}_sm90a"));
-                    }
-                }
+                    _ => (format!("attend_latent_tiles_{fp8}{dtype}"), Some(LatentItems::Tiles)),
+                };
+                assert_eq!((main.name(), items), (&*name, wanted));
+                let join_name = wanted.map(|_| format!("attend_latent_join_{dtype}"));
+                assert_eq!(join.map(Kernel::name), join_name.as_deref());
             }
         }
     }
@@ -251,7 +255,7 @@ mod tests {
     fn cells(of: Selection) -> [String; 4] {
         if of.head_dim == 576 {
             let kernels = match of.latent() {
-                Latent::Split(kernels) => kernels.map(Some),
+                Latent::Split(kernels, _) => kernels.map(Some),
                 Latent::Plain(kernel) => [Some(kernel), None],
             };
             return [list(&kernels), "the same".into(), list(&[]), list(&[])];

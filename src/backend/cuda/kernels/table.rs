@@ -237,22 +237,22 @@ pub static KERNELS: [Kernel; 112] = [
     Kernel::new("attend_latent_fp8_f16_sm90a", &ATTEND_LATENT_FP8, 384, 229_376).sm90a().pdl()
         .takes("AttendParams").then(&[Extra::LayerScales, Extra::LayerRope])
         .serves(Step::Latent, Cache::Fp8, Dtype::F16, 0, 0),
-    Kernel::new("attend_latent_join_bf16_sm90a", &ATTEND_LATENT, 128, 0).sm90a().pdl().takes("AttendParams")
+    Kernel::new("attend_latent_tiles_bf16", &ATTEND_LATENT, 256, 74_752).pdl().takes("AttendParams")
+        .serves(Step::Latent, Cache::Rows, Dtype::Bf16, 0, 0),
+    Kernel::new("attend_latent_tiles_f16", &ATTEND_LATENT, 256, 74_752).pdl().takes("AttendParams")
+        .serves(Step::Latent, Cache::Rows, Dtype::F16, 0, 0),
+    Kernel::new("attend_latent_tiles_fp8_bf16", &ATTEND_LATENT_FP8, 256, 78_336).pdl().takes("AttendParams")
+        .then(&[Extra::LayerScales, Extra::LayerRope]).serves(Step::Latent, Cache::Fp8, Dtype::Bf16, 0, 0),
+    Kernel::new("attend_latent_tiles_fp8_f16", &ATTEND_LATENT_FP8, 256, 78_336).pdl().takes("AttendParams")
+        .then(&[Extra::LayerScales, Extra::LayerRope]).serves(Step::Latent, Cache::Fp8, Dtype::F16, 0, 0),
+    Kernel::new("attend_latent_join_bf16", &ATTEND_LATENT, 128, 0).pdl().takes("AttendParams")
         .serves(Step::LatentJoin, Cache::Any, Dtype::Bf16, 0, 0),
-    Kernel::new("attend_latent_join_f16_sm90a", &ATTEND_LATENT, 128, 0).sm90a().pdl().takes("AttendParams")
+    Kernel::new("attend_latent_join_f16", &ATTEND_LATENT, 128, 0).pdl().takes("AttendParams")
         .serves(Step::LatentJoin, Cache::Any, Dtype::F16, 0, 0),
     Kernel::new("attend_latent_f32", &ATTEND_LATENT, 128, 0).takes("AttendParams")
         .serves(Step::Latent, Cache::Rows, Dtype::F32, 0, 0),
-    Kernel::new("attend_latent_bf16", &ATTEND_LATENT, 128, 0).takes("AttendParams")
-        .serves(Step::Latent, Cache::Rows, Dtype::Bf16, 0, 0),
-    Kernel::new("attend_latent_f16", &ATTEND_LATENT, 128, 0).takes("AttendParams")
-        .serves(Step::Latent, Cache::Rows, Dtype::F16, 0, 0),
     Kernel::new("attend_latent_fp8_f32", &ATTEND_LATENT_FP8, 128, 0).takes("AttendParams")
         .then(&[Extra::LayerScales, Extra::LayerRope]).serves(Step::Latent, Cache::Fp8, Dtype::F32, 0, 0),
-    Kernel::new("attend_latent_fp8_bf16", &ATTEND_LATENT_FP8, 128, 0).takes("AttendParams")
-        .then(&[Extra::LayerScales, Extra::LayerRope]).serves(Step::Latent, Cache::Fp8, Dtype::Bf16, 0, 0),
-    Kernel::new("attend_latent_fp8_f16", &ATTEND_LATENT_FP8, 128, 0).takes("AttendParams")
-        .then(&[Extra::LayerScales, Extra::LayerRope]).serves(Step::Latent, Cache::Fp8, Dtype::F16, 0, 0),
     Kernel::new("store_labels", &SPARSE, 256, 0).pdl().takes("StoreLabelsParams"),
     Kernel::new("score_labels_bf16", &SPARSE, 128, 70_656).pdl().takes("SelectParams"),
     Kernel::new("score_labels_f16", &SPARSE, 128, 70_656).pdl().takes("SelectParams"),

@@ -15,8 +15,33 @@
 use crate::backend::cuda::kernels::params::{ExtendWork, LatentJoin};
 use crate::plan::BatchRow;
 
-/// Most query rows of an item; its sums take this much memory for any number of rows.
-pub const LATENT_ROWS: u32 = 64;
+/// Most query rows of an item of a CTA of the kernels for compute capability 9.0.
+const LATENT_ROWS: u32 = 64;
+
+/// The kernels whose items are split.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LatentItems {
+    /// Those of compute capability 9.0 alone.
+    Hopper,
+    /// Those of every GPU (`attend_latent_tiles.cuh`).
+    Tiles,
+}
+
+impl LatentItems {
+    /// The kinds of items, the narrowest first.
+    const fn widths(self) -> &'static [Width] {
+        match self {
+            Self::Hopper => &WIDTHS,
+            Self::Tiles => &[TILE],
+        }
+    }
+
+    /// Most query rows of an item of a CTA; its sums take this much memory for any number of rows.
+    pub const fn rows(self) -> u32 {
+        let widths = self.widths();
+        widths[widths.len() - 1].rows
+    }
+}
 
 /// A kind of items.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +66,8 @@ const WIDTHS: [Width; 3] = [
 ];
 /// Two wide items over the same tokens, as one.
 const PAIR: Width = Width { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
+/// Items of [`LatentItems::Tiles`].
+const TILE: Width = Width { rows: 16, tokens: 32, extra: 3, least: 2, ctas: 1 };
 /// Most tiles of a sequence that are dealt in turn with other sequences.
 const TURNS: usize = 4;
 /// Words of the records.
@@ -50,6 +77,7 @@ const JOIN_WORDS: usize = size_of::<LatentJoin>() / 4;
 /// Splits steps for one number of query heads and one window, in reused memory.
 #[derive(Clone, Debug)]
 pub struct LatentSplit {
+    items: LatentItems,
     heads: u32,
     window: u32,
     ctas: u32,
@@ -67,27 +95,38 @@ pub struct LatentSplit {
 
 impl LatentSplit {
     /// Allocates the memory for steps of at most these rows and tokens. `window`: 0 for none.
-    pub fn new(heads: u32, window: u32, ctas: u32, limits: (u32, u32)) -> Self {
+    pub fn new(
+        items: LatentItems,
+        (heads, window): (u32, u32),
+        ctas: u32,
+        limits: (u32, u32),
+    ) -> Self {
         assert!(heads > 0 && ctas > 0);
-        let words = vec![0; Self::words_max(heads, ctas, limits)];
-        Self { heads, window, ctas, pairs: false, align: 1, words, used: 0, turns: 1 }
+        let words = vec![0; Self::words_max(items, heads, ctas, limits)];
+        Self { items, heads, window, ctas, pairs: false, align: 1, words, used: 0, turns: 1 }
     }
 
-    /// Makes items begin at multiples of this.
+    /// Makes items of Hopper's kernels begin at multiples of this.
     pub fn aligned(self, align: u32) -> Self {
+        let align = if self.items == LatentItems::Hopper { align } else { 1 };
         Self { align, ..self }
     }
 
     /// Returns whether two CTAs may share an item; the number of CTAs is then even.
     pub fn in_pairs(self, pairs: bool) -> Self {
         assert!(!pairs || self.ctas.is_multiple_of(2));
-        Self { pairs, ..self }
+        Self { pairs: pairs && self.items == LatentItems::Hopper, ..self }
     }
 
     /// Most words of a plan, a multiple of 4.
-    pub const fn words_max(heads: u32, ctas: u32, (rows, tokens): (u32, u32)) -> usize {
+    pub const fn words_max(
+        items: LatentItems,
+        heads: u32,
+        ctas: u32,
+        (rows, tokens): (u32, u32),
+    ) -> usize {
         // Each sequence may leave its last tile partly empty; each CTA may cut an item.
-        let tiles = tokens as u64 * heads as u64 / LATENT_ROWS as u64;
+        let tiles = tokens as u64 * heads as u64 / items.rows() as u64;
         let tiles = tiles + rows as u64 + ctas as u64;
         Self::works_at(ctas) + tiles as usize * WORK_WORDS
     }
@@ -120,8 +159,9 @@ impl LatentSplit {
     fn width(&self, rows: &[BatchRow]) -> Width {
         let rows = rows.iter().map(|row| row.extend_len.saturating_mul(self.heads));
         let most = rows.clone().max().unwrap_or(0);
-        let widest = WIDTHS[WIDTHS.len() - 1];
-        let found = *WIDTHS.iter().find(|width| width.rows >= most).unwrap_or(&widest);
+        let widths = self.items.widths();
+        let widest = widths[widths.len() - 1];
+        let found = *widths.iter().find(|width| width.rows >= most).unwrap_or(&widest);
         let tiles = |rows_of: u32| rows.clone().map(|rows| u64::from(rows.div_ceil(rows_of))).sum();
         let (alone, paired): (u64, u64) = (tiles(LATENT_ROWS), 2 * tiles(PAIR.rows));
         let pays = self.pairs && found == widest && paired <= alone + alone / 8;
@@ -191,7 +231,7 @@ impl LatentSplit {
         assert!(fit, "K5: parts have slots");
         (cta + 1..=self.ctas).for_each(|cta| self.list(cta, count));
         self.list(self.ctas + 1, width.rows);
-        let between = LATENT_ROWS * width.ctas;
+        let between = self.items.rows() * width.ctas;
         self.words[..4].copy_from_slice(&[joins as u32, most_rows, most_parts, between]);
         self.turns = turns;
         self.used = self.work_at(count);
@@ -281,10 +321,14 @@ mod tests {
         lens.iter().enumerate().map(row).collect()
     }
 
+    fn dealt(items: LatentItems, heads: u32) -> LatentSplit {
+        LatentSplit::new(items, (heads, 0), 132, (256, 8192))
+    }
+
     /// Writes the items of each CTA, as the kernel reads them, and the joins.
     fn read(split: &LatentSplit) -> (Vec<Vec<ExtendWork>>, Vec<LatentJoin>) {
         let (words, ctas) = (split.words(), split.ctas as usize);
-        assert_eq!(words[3], LATENT_ROWS.max(words[split.lists_at() + ctas + 1]));
+        assert_eq!(words[3], split.items.rows().max(words[split.lists_at() + ctas + 1]));
         let lists = &words[split.lists_at()..][..ctas + 1];
         let works: &[ExtendWork] =
             bytemuck::cast_slice(&words[LatentSplit::works_at(split.ctas)..]);
@@ -308,7 +352,8 @@ mod tests {
         let (mut joined, mut slot) = (joins.iter(), 0);
         let width = split.width(rows);
         let most = rows.iter().map(|row| row.extend_len * split.heads).max().unwrap_or(0);
-        assert!(width.rows >= most.min(LATENT_ROWS) && (width.rows == 16 || most > width.rows / 2));
+        let widest = split.items.rows();
+        assert!(width.rows >= most.min(widest) && (width.rows == 16 || most > width.rows / 2));
         assert!(width.rows != PAIR.rows || split.pairs);
         // A cluster's CTAs have one list.
         assert!(ctas[(split.ctas / width.ctas) as usize..].iter().all(Vec::is_empty));
@@ -351,8 +396,9 @@ mod tests {
             let (heads, ctas) = (rng.within(1, 128) as u32, rng.within(1, 140) as u32);
             let window = rng.pick(&[0, 0, 1, 63, 64, 65, 1000]);
             let pairs = ctas % 2 == 0 && rng.one_in(2);
-            let split = LatentSplit::new(heads, window, ctas, (40, 4000)).in_pairs(pairs);
-            let mut split = split.aligned(rng.pick(&[1, 8, 32]));
+            let items = rng.pick(&[LatentItems::Hopper, LatentItems::Tiles]);
+            let split = LatentSplit::new(items, (heads, window), ctas, (40, 4000));
+            let mut split = split.in_pairs(pairs).aligned(rng.pick(&[1, 8, 32]));
             let rows = (0..rng.below(40)).map(|_| {
                 let extend_len = rng.pick(&[0, 1, 1, 1, 2, 4, 17, 90]) as u32;
                 let most = rng.pick(&[1, 70, 5000]);
@@ -366,7 +412,7 @@ mod tests {
 
     #[test]
     fn whole_tiles_of_a_sequence_are_worked_on_at_the_same_time() {
-        let mut split = LatentSplit::new(128, 0, 132, (256, 8192));
+        let mut split = dealt(LatentItems::Hopper, 128);
         assert_eq!(split.plan(&batch(&vec![(1, 2048); 128])), 0);
         let (ctas, _) = read(&split);
         for (first, second) in ctas[..64].iter().zip(&ctas[64..128]) {
@@ -377,18 +423,18 @@ mod tests {
 
     #[test]
     fn pairs_have_both_halves_of_what_they_read() {
-        let mut split = LatentSplit::new(128, 0, 132, (256, 8192)).in_pairs(true);
+        let mut split = dealt(LatentItems::Hopper, 128).in_pairs(true);
         assert_eq!(split.plan(&batch(&vec![(1, 2048); 128])), 0);
         let (lists, _) = read(&split);
         assert!(lists[..64].iter().all(|works| works.len() == 2 && works[0].q_begin == 0));
         assert!(lists[64..].iter().all(Vec::is_empty));
         // One tile of rows, or three, would leave a CTA of each pair or of every second pair without rows.
         for (heads, rows) in [(64, LATENT_ROWS), (96, 128), (128, 128), (40, 128)] {
-            let mut split = LatentSplit::new(heads, 0, 132, (256, 8192)).in_pairs(true);
+            let mut split = dealt(LatentItems::Hopper, heads).in_pairs(true);
             split.plan(&batch(&[(1 + u32::from(heads == 40), 2048); 9]));
             assert_eq!(split.words()[split.lists_at() + 133], rows, "{heads} heads");
         }
-        let mut split = LatentSplit::new(64, 0, 132, (256, 8192)).in_pairs(true);
+        let mut split = dealt(LatentItems::Hopper, 64).in_pairs(true);
         split.plan(&batch(&[(3, 2048); 9]));
         assert_eq!(split.words()[split.lists_at() + 133], LATENT_ROWS);
     }
@@ -405,10 +451,20 @@ mod tests {
             (vec![(1, 8192)], 16, 17),
         ] {
             for pairs in [false, true] {
-                let split = LatentSplit::new(heads, 0, 132, (256, 8192));
+                let split = dealt(LatentItems::Hopper, heads);
                 let load = check(&mut split.in_pairs(pairs), &batch(&rows));
                 assert!(load <= most, "{} x {:?}, {heads} heads: {load}", rows.len(), rows[0]);
             }
+        }
+        // 16 query rows an item, units of 32 tokens: 8 items of the last row share its 2,048 units.
+        for (rows, heads, most) in [
+            (vec![(1, 4096); 64], 16, 67),
+            (vec![(1, 4096); 64], 128, 512),
+            (vec![(1, 8192)], 16, 5),
+            (vec![(1, 8192)], 128, 19),
+        ] {
+            let load = check(&mut dealt(LatentItems::Tiles, heads), &batch(&rows));
+            assert!(load <= most, "{} x {:?}, {heads} heads: {load}", rows.len(), rows[0]);
         }
     }
 }

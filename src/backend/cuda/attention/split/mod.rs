@@ -27,7 +27,7 @@ use crate::plan::{BatchPlan, BatchRow};
 use decode::DecodeSplit;
 pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT, decode_extra};
 use extend::ExtendSplit;
-pub use latent::{LATENT_ROWS, LatentSplit};
+pub use latent::{LatentItems, LatentSplit};
 pub use shared::{
     ITEM_ROWS, ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanCosts, SpanWork,
     TAIL_ROWS, Taken,

@@ -88,7 +88,8 @@ impl PrefixTree {
         at.entry + (place - at.place)
     }
 
-    /// Returns the match at or before the end of a match in group 0: the longest prefix whose tails have all their cells. O(places that lack one, and tails).
+    /// Returns the match at or before the end of a walk that matches `pages` pages in group 0: the longest prefix whose
+    /// tails have all their cells. O(places that lack one, and tails).
     ///
     /// Outlined, so that a match pays one comparison where there is one group.
     #[cold]

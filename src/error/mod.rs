@@ -238,6 +238,18 @@ pub enum Error {
         /// The sequence's tokens now.
         max: u32,
     },
+    /// A mark is below the sequence's published tokens.
+    MarkLen {
+        /// The length asked for.
+        len: u32,
+        /// The shortest that is allowed.
+        min: u32,
+    },
+    /// As many marks of the host wait in the sequence as there can be.
+    OutOfMarks {
+        /// The most that can wait.
+        max: u32,
+    },
     /// The step is not open, or was never planned.
     UnknownStep {
         /// The step.
@@ -381,6 +393,11 @@ impl fmt::Display for Error {
             Self::RollbackLen { len, min, max } => {
                 write!(f, "a rollback to {} is outside {min} to {max}", Count(len.into(), "token"))
             }
+            Self::MarkLen { len, min } => {
+                let len = Count(len.into(), "token");
+                write!(f, "a mark at {len} is below the {min} published ones")
+            }
+            Self::OutOfMarks { max } => write!(f, "{max} marks wait in the sequence already"),
             Self::UnknownStep { step } => write!(f, "step {} is not open", step.raw()),
             Self::StepOrder { step, first } => {
                 write!(f, "step {} cannot commit before step {}", step.raw(), first.raw())

@@ -32,6 +32,8 @@
 //! | `NamespaceNamed`, `NamesTaken` | names belong to one namespace: forget it, and wait until its pages are evicted |
 //! | `ExtendLen { max: 0, .. }` | the sequence has nothing to compute: append first |
 //! | `RollbackLen` | fork before drafting that far, or finish and admit again |
+//! | `MarkLen` | mark a prompt before it is computed that far |
+//! | `OutOfMarks` | mark again once the sequence has reached one of its marks |
 //! | `StepTokens`, `PackedLimit` | plan a smaller batch |
 //! | `PackedRows` | pass the whole plan of these items |
 //! | `PackedTree` | draft in chains, or use the backend's own attention |

@@ -71,6 +71,11 @@ impl<R: Runner> Server<R> {
             Ok(None) => self.engine.admit(namespace, &known, 0).map(Some),
             Ok(found) => {
                 stream.leader = found;
+                // With groups of layers the leader keeps what the stream will read. If too many streams follow other
+                // prefixes of it, this one finds less.
+                if let Some(leader) = found {
+                    _ = self.engine.mark(leader.seq, leader.cached_len);
+                }
                 Ok(None)
             }
             Err(error) => Err(error),

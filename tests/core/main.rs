@@ -19,6 +19,7 @@ mod layout;
 mod leaders;
 mod packed;
 mod plan_bytes;
+mod plan_padded;
 mod plan_scratch;
 mod promise;
 mod read_plan;

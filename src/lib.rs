@@ -90,8 +90,8 @@ pub mod world;
 
 #[doc(inline)]
 pub use backend::{
-    Attend, Backend, Cpu, CpuOptions, NO_POSITION, Null, OpenBackend, PlanError, Queries, Select,
-    Selection, SparseBackend,
+    Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, NO_POSITION, Null, OpenBackend,
+    PlanError, Queries, Select, Selection, SparseBackend,
 };
 #[doc(inline)]
 pub use config::{EngineConfig, EngineShape, PrefixMode};

@@ -109,7 +109,7 @@ fn each_refusal_is_an_error() {
                 Err(EngineError::Backend(error)) => {
                     assert!(matches!(error, CpuError::OutOfMemory { bytes } if bytes > 0));
                 }
-                Err(error) => panic!("{error:#}"),
+                Err(error) => panic!("{error}"),
             }
             assert_eq!(LIVE.get(), before, "what was given is given back");
             refusals += 1;
@@ -193,7 +193,7 @@ fn any_numbers_whatever_make_an_engine_or_an_error() {
                 wrong += 1;
                 assert_eq!(bytes, Err(error), "{config:?}");
             }
-            Err(error) => panic!("{error:#}"),
+            Err(error) => panic!("{error}"),
         }
         assert_eq!(LIVE.get(), before, "what was given is given back");
     }

@@ -7,14 +7,15 @@
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
 //! Sections: ceil, store, copy, decode, shared, sharedq, spans, spans-dims, spans-fp8, spans-fp8-dims, shortq, extend,
-//! fp8 (and its parts fp8-decode, fp8-extend, fp8-store, fp8-shared alone), mla, mla-general, sparse, plan, first; and
-//! spans-small, for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
+//! fp8 (and its parts fp8-decode, fp8-extend, fp8-store, fp8-shared alone), groups, mla, mla-general, sparse, plan,
+//! first; and spans-small, for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
 #![allow(unsafe_code)]
 
 mod attention;
 mod batch;
 mod ceilings;
 mod fp8;
+mod groups;
 mod host;
 mod kernels;
 mod latent;
@@ -91,6 +92,9 @@ fn main() -> Outcome<()> {
         .map(|part| wanted("fp8") || wanted(part));
     if fp8.contains(&true) {
         fp8::run(&gpu, fp8, &mut report)?;
+    }
+    if wanted("groups") {
+        groups::run(&gpu, &mut report)?;
     }
     if wanted("mla") {
         latent::mla(&gpu, &mut report)?;

@@ -54,25 +54,25 @@ pub(super) fn plan(
     slots_exist(plan.slot_mapping, layout.slot_count())
 }
 
-/// Rejects a window for a plan with trees, because windows count positions and masks count slots.
-pub(super) fn window(plan: &BatchPlan<'_>, window: Option<u32>) -> Result<(), PlanError> {
-    match window {
-        Some(window) if !plan.masks.is_empty() => Err(PlanError::TreeWindow { window }),
-        _ => Ok(()),
+/// Rejects a window or chunks for a plan with trees, because these count positions and masks count slots.
+pub(super) fn window(plan: &BatchPlan<'_>, attend: &Attend) -> Result<(), PlanError> {
+    match (attend.window, attend.chunk) {
+        _ if plan.masks.is_empty() => Ok(()),
+        (Some(window), _) => Err(PlanError::TreeWindow { window }),
+        (None, Some(chunk)) => Err(PlanError::TreeChunk { chunk }),
+        (None, None) => Ok(()),
     }
 }
 
-/// Checks that attention uses the window of the layer's group (B17).
-pub(super) fn reach(
-    layer: LayerId,
-    layout: &PoolLayout,
-    window: Option<u32>,
-) -> Result<(), PlanError> {
+/// Checks that attention uses the window or the chunks of the layer's group (B17).
+pub(super) fn reach(layer: LayerId, layout: &PoolLayout, attend: &Attend) -> Result<(), PlanError> {
     let group = layout.place(layer).group;
-    match layout.groups().reach(group) {
-        Reach::All => Ok(()),
-        Reach::Window(size) if window == Some(size) => Ok(()),
-        reach => Err(PlanError::Reach { layer, group, reach, window }),
+    let (reach, Attend { window, chunk, .. }) = (layout.groups().reach(group), *attend);
+    match (reach, window, chunk) {
+        (Reach::All, ..) => Ok(()),
+        (Reach::Window(size), Some(window), None) if window == size => Ok(()),
+        (Reach::Chunk(size), None, Some(chunk)) if chunk == size => Ok(()),
+        _ => Err(PlanError::Reach { layer, group, reach, window, chunk }),
     }
 }
 
@@ -193,6 +193,9 @@ pub(super) fn attend(attend: &Attend, layout: &PoolLayout) -> Result<(), PlanErr
     let (q_heads, kv_heads) = (attend.q_heads, layout.kv_heads());
     if q_heads == 0 || q_heads % kv_heads != 0 {
         return Err(PlanError::Heads { q_heads, kv_heads });
+    }
+    if let Some(chunk) = attend.chunk.filter(|chunk| !chunk.is_power_of_two()) {
+        return Err(PlanError::ChunkSize { chunk });
     }
     if attend.window == Some(0) {
         return Err(PlanError::EmptyWindow);

@@ -9,6 +9,7 @@ mod check;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod either;
 mod null;
 mod open;
 mod open_steps;
@@ -18,6 +19,7 @@ mod sparse;
 pub use cpu::{
     Cpu, CpuError, CpuOptions, CpuPath, CpuRows, CpuRowsMut, Elements, ElementsMut, PATH_VARIABLE,
 };
+pub use either::{Either, EitherError};
 pub use null::Null;
 pub use open::OpenBackend;
 pub use open_steps::OpenSteps;
@@ -25,6 +27,7 @@ pub use plan_error::{Operand, PlanError};
 pub use sparse::{NO_POSITION, Select, Selection, SparseBackend};
 
 use crate::id::LayerId;
+use crate::layout::Reach;
 use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
 
 /// Parameters of attention that are the same for all rows of a step.
@@ -40,6 +43,10 @@ pub struct Attend {
     pub scale: f32,
     /// Sliding window in tokens, at least 1: a query at position `p` reads positions above `p - window` only.
     pub window: Option<u32>,
+    /// Chunked attention: a query reads positions of its own chunk only. Chunks begin at multiples of this size, which
+    /// is a power of two. `Cuda` serves the chunks that the layer's group reads, and no others.
+    #[doc(alias = "attention_chunk_size")]
+    pub chunk: Option<u32>,
     /// Soft cap of the logits, above 0 and finite.
     pub soft_cap: Option<f32>,
 }
@@ -48,7 +55,7 @@ impl Attend {
     /// Returns causal attention with `q_heads` query heads, scaled by `1 / sqrt(head_dim)`. For latent rows use
     /// [`Attend::latent`].
     pub fn new(q_heads: u32, head_dim: u32) -> Self {
-        Self { q_heads, scale: 1.0 / (head_dim as f32).sqrt(), window: None, soft_cap: None }
+        Self::latent(q_heads, 1.0 / (head_dim as f32).sqrt())
     }
 
     /// Returns causal attention over latent rows with the model's `scale`.
@@ -56,7 +63,18 @@ impl Attend {
     /// The scale does not follow from a row's length. It is `1 / sqrt(head_dim)` of the heads that the rows compress,
     /// times the model's factor for long contexts.
     pub fn latent(q_heads: u32, scale: f32) -> Self {
-        Self { q_heads, scale, window: None, soft_cap: None }
+        Self { q_heads, scale, window: None, chunk: None, soft_cap: None }
+    }
+
+    /// Returns the most positions that a query reads.
+    pub(crate) fn reach(&self) -> u32 {
+        self.window.unwrap_or(u32::MAX).min(self.chunk.unwrap_or(u32::MAX))
+    }
+
+    /// Returns the first position that a query at `position` reads.
+    pub(crate) fn first_seen(&self, position: u32) -> u32 {
+        let window = self.window.map_or(0, |size| Reach::Window(size).first(position));
+        window.max(self.chunk.map_or(0, |size| Reach::Chunk(size).first(position)))
     }
 }
 
@@ -98,13 +116,13 @@ pub struct Queries<R, S> {
 /// * B11. [`compact`](Backend::compact) moves the kept slots of each row to the places from `first` on, all planes of
 ///   all layers, in every track, and writes nothing else. It finds them through the row's page table as `begin` last
 ///   wrote it. All slots of a row are read before one is written. Rows are distinct.
-/// * B17. A layer of a group that reads a window takes exactly that window; the backend rejects any other and none. A
-///   group that reads chunks takes no window. Lists of positions belong to layers of group 0.
+/// * B17. A layer of a group that reads a window or a chunk takes exactly that; the backend rejects any other and none.
+///   Lists of positions belong to layers of group 0.
 /// * B18. In a group that reads a window or a chunk, page table words that no new token of the row reads are undefined,
 ///   and the backend does not follow them.
 pub trait Backend {
     /// The backend's error.
-    type Error: std::error::Error + 'static;
+    type Error: std::error::Error + Send + Sync + 'static;
     /// Rows of q, k or v to read: `[tokens, heads, head_dim]`, contiguous within a row.
     type Rows<'a>: Copy;
     /// Output rows to write: `[tokens, q_heads, head_dim]`; for a latent pool `[tokens, q_heads, rank]`.

@@ -102,7 +102,7 @@ pub enum PlanError {
         /// Slots expected: tokens times the tracks after the first.
         wanted: usize,
     },
-    /// Attention used another window than the layer's group has, or none.
+    /// Attention used another window or chunk than the layer's group has, or none.
     Reach {
         /// The layer.
         layer: LayerId,
@@ -112,6 +112,8 @@ pub enum PlanError {
         reach: Reach,
         /// The window given.
         window: Option<u32>,
+        /// The size of chunks given.
+        chunk: Option<u32>,
     },
     /// A sparse read of a layer whose group does not keep every token.
     SparseGroup {
@@ -120,17 +122,20 @@ pub enum PlanError {
         /// Its group.
         group: u32,
     },
-    /// The backend does not serve a group with this reach.
-    Group {
-        /// The group.
-        group: u32,
-        /// The positions that its tokens read.
-        reach: Reach,
-    },
     /// A sliding window was given for a plan with trees of drafts.
     TreeWindow {
         /// The window.
         window: u32,
+    },
+    /// Chunks were given for a plan with trees of drafts.
+    TreeChunk {
+        /// The size of chunks.
+        chunk: u32,
+    },
+    /// The size of chunks is no power of two.
+    ChunkSize {
+        /// The size given.
+        chunk: u32,
     },
     /// A sequence's row is past the page tables.
     Row {
@@ -280,15 +285,19 @@ impl fmt::Display for PlanError {
             Self::TrackSlots { slots, wanted } => {
                 write!(f, "{} of further tracks where {wanted} belong", Count(slots as u64, "slot"))
             }
-            Self::Reach { layer, group, reach, window } => {
+            Self::Reach { layer, group, reach, window, chunk } => {
                 let layer = layer.raw();
                 write!(
                     f,
                     "layer {layer} of group {group} reads {reach}, and was attended to through "
                 )?;
-                match window {
-                    Some(window) => write!(f, "a window of {window}"),
-                    None => write!(f, "no window"),
+                match (window, chunk) {
+                    (Some(window), Some(chunk)) => {
+                        write!(f, "a window of {window} and chunks of {chunk}")
+                    }
+                    (Some(window), None) => write!(f, "a window of {window}"),
+                    (None, Some(chunk)) => write!(f, "chunks of {chunk}"),
+                    (None, None) => write!(f, "no window"),
                 }
             }
             Self::SparseGroup { layer, group } => {
@@ -298,12 +307,13 @@ impl fmt::Display for PlanError {
                     layer.raw()
                 )
             }
-            Self::Group { group, reach } => {
-                write!(f, "group {group}, which reads {reach}, is not served by this backend")
-            }
             Self::TreeWindow { window } => {
                 write!(f, "a sliding window of {window} for a plan with trees of drafts")
             }
+            Self::TreeChunk { chunk } => {
+                write!(f, "chunks of {chunk} for a plan with trees of drafts")
+            }
+            Self::ChunkSize { chunk } => write!(f, "chunks of {chunk}, which is no power of two"),
             Self::Row { row, rows } => missing(f, "page table row", row.raw().into(), rows.into()),
             Self::KvLen { row, kv_len, min, max } => {
                 write!(f, "kv_len {kv_len} of row {} is outside {min} to {max}", row.raw())

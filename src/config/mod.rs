@@ -184,13 +184,7 @@ impl EngineConfig {
         }
         let len_max = layout.slot_count().min(1 << 30);
         let max_sequence_len = u64::from(self.max_sequence_len).min(len_max) as u32;
-        let table = TableShape::new(
-            layout.page_size(),
-            self.max_sequences,
-            max_sequence_len,
-            self.max_tokens,
-        )?
-        .with_tracks(layout.tracks())?;
+        let table = TableShape::of(&layout, self.max_sequences, max_sequence_len, self.max_tokens)?;
         Ok(EngineShape {
             layout,
             table,

@@ -416,8 +416,8 @@ impl StdError for Error {}
 
 /// An error of an engine: of its config, its core or its backend.
 ///
-/// The message names the part that failed, and the [`source`](StdError::source) gives the reason: a [`ConfigError`], an
-/// [`enum@Error`] or the backend's error. `{error:#}` prints both.
+/// The message names the part that failed and the reason, since some callers keep the text alone. The
+/// [`source`](StdError::source) is the reason: a [`ConfigError`], an [`enum@Error`] or the backend's error.
 ///
 /// ```
 /// # use kvarena::{EngineError, Error, backend::CpuError};
@@ -425,7 +425,7 @@ impl StdError for Error {}
 /// let error = EngineError::<CpuError>::Core(Error::EmptyPrompt);
 /// let source = error.source().and_then(|source| source.downcast_ref());
 /// assert_eq!(source, Some(&Error::EmptyPrompt));
-/// assert_eq!(format!("{error:#}"), "the engine rejected the call: a prompt has no tokens");
+/// assert_eq!(error.to_string(), "the engine rejected the call: a prompt has no tokens");
 /// ```
 #[derive(Debug, PartialEq)]
 #[non_exhaustive]
@@ -457,8 +457,7 @@ impl<E: fmt::Display> fmt::Display for EngineError<E> {
             Self::Core(error) => ("the engine rejected the call", error),
             Self::Backend(error) => ("the backend failed", error),
         };
-        f.write_str(who)?;
-        if f.alternate() { write!(f, ": {why}") } else { Ok(()) }
+        write!(f, "{who}: {why}")
     }
 }
 

@@ -60,7 +60,7 @@
 //! let error = engine.plan_batch(&mut scratch, &both).expect_err("they do not fit");
 //! assert!(matches!(&error, EngineError::Core(error) if error.is_shortage()));
 //! let text = "the engine rejected the call: 6 pages needed, 4 available";
-//! assert_eq!(format!("{error:#}"), text);
+//! assert_eq!(error.to_string(), text);
 //! let step = engine.plan_batch(&mut scratch, &both[..1])?.step();
 //!
 //! // The device fails partway: the host undoes the step and plans again.

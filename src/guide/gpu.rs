@@ -2,15 +2,31 @@
 //!
 //! The backend launches on the host's stream, takes device addresses and shares the device's primary context, which
 //! cudarc and libtorch also use. The stream orders the model's kernels and the backend's, so the host neither copies
-//! rows nor waits. With cudarc, the host passes these handles:
+//! rows nor waits. A host with its own binding passes raw handles: the stream, with a value that keeps it alive, and
+//! device addresses, with the type and the number of their elements. With cudarc these are `stream.cu_stream()`, an
+//! `Arc<cudarc::driver::CudaStream>`, and what `device_ptr` returns.
 //!
-//! ```text
-//! let context = cudarc::driver::CudaContext::new(0)?;                // retains the primary context
-//! let stream = context.new_stream()?;
-//! let theirs = unsafe { CudaStream::from_raw(&gpu, stream.cu_stream() as usize as u64) };
-//! let (address, _guard) = k.device_ptr(&stream);                     // k: CudaSlice<half::bf16>
-//! let rows = unsafe { DeviceRows::from_raw(address, bytes, None) };
 //! ```
+//! # #[cfg(feature = "cuda")]
+//! use std::sync::Arc;
+//! # #[cfg(feature = "cuda")]
+//! use kvarena::{Dtype, backend::cuda::{CudaError, CudaStream, DeviceRows, Gpu, RawStream}};
+//!
+//! # #[cfg(feature = "cuda")]
+//! # struct ModelStream(RawStream);
+//! # #[cfg(feature = "cuda")]
+//! fn rows_of_model(gpu: &Gpu, stream: Arc<ModelStream>, k: u64) -> Result<(), CudaError> {
+//!     // SAFETY: a stream of the device's primary context, which lives as long as its `Arc`.
+//!     let stream = unsafe { CudaStream::from_raw(gpu, stream.0, stream.clone()) }?;
+//!     // SAFETY: the model wrote 3 rows of 2 heads of 128 there, and frees them in the stream's order.
+//!     let rows = unsafe { DeviceRows::from_raw(k, Dtype::Bf16, 3 * 2 * 128, None) };
+//! #   let _ = (stream, rows);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! A host that runs with or without a GPU chooses at run time: [`Either`](crate::backend::Either) of a `Cpu` and a
+//! `Cuda` is a backend too.
 //!
 //! The program needs the feature `cuda` and a GPU. Without a GPU it prints the error and ends.
 //!

@@ -2,6 +2,8 @@
 //!
 //! Not here: the words (`sequence/page_table.rs`, the backends).
 
+use super::groups::Reach;
+use super::pool::PoolLayout;
 use crate::error::ConfigError;
 use crate::id::{PageId, RowId};
 
@@ -42,11 +44,41 @@ impl TableShape {
     /// [`ConfigError::Overflow`] where a word's index would not fit 32 bits, [`ConfigError::Zero`] for a page of no
     /// tokens.
     pub fn new(page_size: u32, rows: u32, len_max: u32, tokens: u64) -> Result<Self, ConfigError> {
+        Self::in_chunks(CHUNK_TOKENS, page_size, rows, len_max, tokens)
+    }
+
+    /// Returns the shape of a pool's page tables for as many sequences and tokens: as many tracks as it has, and chunks
+    /// that are no larger than those that its groups read. O(groups).
+    ///
+    /// # Errors
+    /// As [`TableShape::new`].
+    pub fn of(
+        layout: &PoolLayout,
+        rows: u32,
+        len_max: u32,
+        tokens: u64,
+    ) -> Result<Self, ConfigError> {
+        let chunks = layout.groups().limited().filter_map(|(_, reach)| match reach {
+            Reach::Chunk(size) => Some(size),
+            _ => None,
+        });
+        let chunk_tokens = chunks.fold(CHUNK_TOKENS, u32::min);
+        let shape = Self::in_chunks(chunk_tokens, layout.page_size(), rows, len_max, tokens)?;
+        shape.with_tracks(layout.tracks())
+    }
+
+    fn in_chunks(
+        chunk_tokens: u32,
+        page_size: u32,
+        rows: u32,
+        len_max: u32,
+        tokens: u64,
+    ) -> Result<Self, ConfigError> {
         if page_size == 0 {
             return Err(ConfigError::Zero { name: "page_size" });
         }
         // A power of two, so that finding a page takes no division.
-        let chunk_pages = 1 << (CHUNK_TOKENS / page_size).max(1).ilog2();
+        let chunk_pages = 1 << (chunk_tokens / page_size).max(1).ilog2();
         let chunk_tokens = chunk_pages * page_size;
         // Every row may leave its last chunk partly empty.
         let chunk_count = tokens / u64::from(chunk_tokens) + u64::from(rows);
@@ -62,11 +94,7 @@ impl TableShape {
         shape.with_tracks(1)
     }
 
-    /// Returns the shape of as many sequences and tokens, of which each has so many page tables.
-    ///
-    /// # Errors
-    /// [`ConfigError::Overflow`] where a word's index would not fit 32 bits.
-    pub fn with_tracks(self, tracks: u32) -> Result<Self, ConfigError> {
+    fn with_tracks(self, tracks: u32) -> Result<Self, ConfigError> {
         let chunk_words = u128::from(tracks) * u128::from(self.chunk_pages);
         let words = u128::from(self.rows) * u128::from(self.chunks_per_row)
             + u128::from(self.chunk_count) * chunk_words;
@@ -74,6 +102,11 @@ impl TableShape {
             return Err(ConfigError::Overflow { name: "page table words" });
         }
         Ok(Self { tracks, ..self })
+    }
+
+    /// Returns the words of all directories.
+    pub(crate) const fn directory_words(&self) -> u64 {
+        self.rows as u64 * self.chunks_per_row as u64
     }
 
     /// Returns the words of the whole array.

@@ -16,6 +16,7 @@ pub mod op;
 pub mod page_pool;
 pub mod parallel;
 pub mod planner;
+pub mod poison;
 pub mod prefix_tree;
 pub mod quantised;
 pub mod replay;

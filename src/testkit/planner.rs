@@ -17,13 +17,17 @@ use crate::plan::{
 pub struct Planned {
     /// Its row in the page tables.
     pub row: RowId,
-    /// Its pages in order.
+    /// Its pages in order, in the first track.
     pub pages: Vec<PageId>,
+    /// Pages of the other tracks in order; none at places that were given back.
+    further: Vec<Vec<Option<PageId>>>,
     /// Its tokens.
     pub len: u32,
+    /// Leading tokens that no later step computes again.
+    pub fixed_len: u32,
     /// Chunks of the page tables that its row uses.
     chunks: Vec<u32>,
-    /// Leading pages that it does not own.
+    /// Leading places whose pages it does not own.
     shared: usize,
 }
 
@@ -31,6 +35,25 @@ impl Planned {
     /// The first place in it that is on a page of its own.
     pub fn own_from(&self, page_size: u32) -> u32 {
         self.shared as u32 * page_size
+    }
+
+    /// Its pages in all tracks.
+    pub fn all_pages(&self) -> impl Iterator<Item = PageId> + use<'_> {
+        self.pages.iter().copied().chain(self.further.iter().flatten().flatten().copied())
+    }
+
+    /// Its own pages in all tracks.
+    fn own_pages(&self) -> impl Iterator<Item = PageId> + use<'_> {
+        let further = self.further.iter().flat_map(|pages| &pages[self.shared..]);
+        self.pages[self.shared..].iter().copied().chain(further.flatten().copied())
+    }
+
+    /// The page of a track at a place, if it has one.
+    fn page(&self, track: u32, place: usize) -> Option<PageId> {
+        match track.checked_sub(1) {
+            None => Some(self.pages[place]),
+            Some(index) => self.further[index as usize][place],
+        }
     }
 }
 
@@ -116,8 +139,10 @@ impl Planner {
     /// A new sequence without tokens; none if all rows are taken.
     pub fn admit(&mut self) -> Option<usize> {
         let row = self.free_rows.pop()?;
+        let further = vec![Vec::new(); self.layout.tracks() as usize - 1];
         let (pages, chunks) = (Vec::new(), Vec::new());
-        self.sequences.push(Some(Planned { row, pages, len: 0, chunks, shared: 0 }));
+        let (len, fixed_len, shared) = (0, 0, 0);
+        self.sequences.push(Some(Planned { row, pages, further, len, fixed_len, chunks, shared }));
         Some(self.sequences.len() - 1)
     }
 
@@ -129,33 +154,66 @@ impl Planner {
         let sequence = self.sequences[index].as_mut().expect("a live sequence");
         sequence.len += len;
         while (sequence.pages.len() as u32) < sequence.len.div_ceil(self.layout.page_size()) {
-            let page = self.free_pages.pop().expect("a free page");
-            push_page(sequence, page, &self.table, &mut self.free_chunks, &mut self.writes);
+            let free = &mut self.free_pages;
+            let page = |_| Some(free.pop().expect("a free page"));
+            push_place(sequence, page, &self.table, &mut self.free_chunks, &mut self.writes);
         }
     }
 
-    /// A sequence with the same tokens: shares the whole pages and wants a copy of the last, partial one; none if all
+    /// Gives back a sequence's pages that no token behind the first `fixed_len` reads, and returns them. Its page
+    /// tables go on naming them.
+    ///
+    /// # Panics
+    /// If the sequence is finished.
+    pub fn give_back(&mut self, index: usize, fixed_len: u32) -> Vec<PageId> {
+        let sequence = self.sequences[index].as_mut().expect("a live sequence");
+        sequence.fixed_len = fixed_len;
+        let mut track = 1;
+        let mut given = Vec::new();
+        for (group, reach) in self.layout.groups().limited() {
+            let first = (reach.first(fixed_len) / self.layout.page_size()) as usize;
+            for _ in 0..self.layout.tracks_of(group) {
+                let pages = &mut sequence.further[track - 1];
+                let places = pages.iter_mut().enumerate().take(first);
+                let own = places.filter_map(|(place, page)| Some((place, page.take()?)));
+                given.extend(
+                    own.filter(|&(place, _)| place >= sequence.shared).map(|(_, page)| page),
+                );
+                track += 1;
+            }
+        }
+        self.free_pages.extend(&given);
+        given
+    }
+
+    /// A sequence with the same tokens: shares the whole pages and wants copies of the last, partial ones; none if all
     /// rows are taken. What it shares must outlive it: finish the child first.
     ///
     /// # Panics
     /// As [`Planner::grow`].
-    pub fn fork(&mut self, index: usize) -> Option<(usize, Option<PageCopy>)> {
+    pub fn fork(&mut self, index: usize) -> Option<(usize, Vec<PageCopy>)> {
         let parent = self.sequence(index)?.clone();
         let child = self.admit()?;
         let partial = parent.len % self.layout.page_size() != 0;
         let sequence = self.sequences[child].as_mut().expect("just admitted");
-        sequence.len = parent.len;
+        (sequence.len, sequence.fixed_len) = (parent.len, parent.fixed_len);
         sequence.shared = parent.pages.len() - usize::from(partial);
-        for &page in &parent.pages[..sequence.shared] {
-            push_page(sequence, page, &self.table, &mut self.free_chunks, &mut self.writes);
+        for place in 0..sequence.shared {
+            let page = |track| parent.page(track, place);
+            push_place(sequence, page, &self.table, &mut self.free_chunks, &mut self.writes);
         }
-        if !partial {
-            return Some((child, None));
+        let mut copies = Vec::new();
+        if partial {
+            let (free, place) = (&mut self.free_pages, sequence.shared);
+            let page = |track| {
+                let source = parent.page(track, place)?;
+                let target = free.pop().expect("a free page");
+                copies.push(PageCopy { source, target });
+                Some(target)
+            };
+            push_place(sequence, page, &self.table, &mut self.free_chunks, &mut self.writes);
         }
-        let source = parent.pages[sequence.shared];
-        let target = self.free_pages.pop().expect("a free page");
-        push_page(sequence, target, &self.table, &mut self.free_chunks, &mut self.writes);
-        Some((child, Some(PageCopy { source, target })))
+        Some((child, copies))
     }
 
     /// Keeps of a sequence's last tokens those of `keep`, from place `first` on, and gives back the pages behind.
@@ -168,6 +226,8 @@ impl Planner {
         let pages = sequence.len.div_ceil(self.layout.page_size()) as usize;
         while sequence.pages.len() > pages {
             self.free_pages.extend(sequence.pages.pop());
+            let further = sequence.further.iter_mut().filter_map(|pages| pages.pop().flatten());
+            self.free_pages.extend(further);
             if sequence.pages.len().is_multiple_of(self.table.chunk_pages as usize) {
                 self.free_chunks.extend(sequence.chunks.pop());
             }
@@ -179,16 +239,25 @@ impl Planner {
     pub fn finish(&mut self, index: usize) {
         let Some(sequence) = self.sequences[index].take() else { return };
         self.free_rows.push(sequence.row);
+        self.free_pages.extend(sequence.own_pages());
         self.free_chunks.extend(sequence.chunks);
-        self.free_pages.extend(&sequence.pages[sequence.shared..]);
         shuffle(&mut self.rng, &mut self.free_pages);
         shuffle(&mut self.rng, &mut self.free_chunks);
     }
 
-    /// The slot of a position.
+    /// The slot of a position in the first track.
     pub fn slot(&self, sequence: &Planned, position: u32) -> SlotId {
+        self.track_slot(sequence, 0, position)
+    }
+
+    /// The slot of a position in a track.
+    ///
+    /// # Panics
+    /// If the position's page was given back.
+    pub fn track_slot(&self, sequence: &Planned, track: u32, position: u32) -> SlotId {
         let size = self.layout.page_size();
-        self.layout.slot(sequence.pages[(position / size) as usize], position % size)
+        let page = sequence.page(track, (position / size) as usize);
+        self.layout.slot(page.expect("a page that is held"), position % size)
     }
 
     /// The plan of a batch; sequences grow by it. Carries all changes of the page tables since the last plan.
@@ -205,7 +274,8 @@ impl Planner {
     /// # Panics
     /// As [`Planner::grow`].
     pub fn plan_trees(&mut self, items: &[Item], is_tree: &[bool]) -> OwnedPlan {
-        let (mut rows, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rows, mut positions) = (Vec::new(), Vec::new());
+        let mut slots = vec![Vec::new(); self.layout.tracks() as usize];
         let mut tables = Vec::new();
         for item in items {
             let qo_start = positions.len() as u32;
@@ -227,12 +297,11 @@ impl Planner {
             for i in 0..extend_len {
                 let position = (kv_len + i).saturating_sub(extend_len);
                 positions.push(position);
-                slots.push(match (item, sequence) {
-                    (Item::Extend { .. }, Some(sequence)) => {
-                        self.slot(sequence, position).raw() as i64
-                    }
-                    _ => -1,
-                });
+                let stored = sequence.filter(|_| matches!(item, Item::Extend { .. }));
+                for (track, slots) in (0..).zip(&mut slots) {
+                    let slot = |sequence| self.track_slot(sequence, track, position).raw() as i64;
+                    slots.push(stored.map_or(-1, slot));
+                }
             }
         }
         let page_size = self.layout.page_size();
@@ -282,24 +351,27 @@ impl Planner {
         &mut self,
         rows: &[BatchRow],
         positions: &[u32],
-        slots: &[i64],
+        slots: &[Vec<i64>],
         shared: &Spans,
         masks: &[u64],
     ) -> OwnedPlan {
         self.step += 1;
         let tokens: Vec<_> = positions.iter().map(|&p| TokenId::new(p + 7)).collect();
+        let slots = slots.concat();
         let narrow: Vec<_> = slots.iter().map(|&slot| slot as i32).collect();
+        let (first, narrow_first) = (slots.split_at(tokens.len()), narrow.split_at(tokens.len()));
+        let [slot_mapping, track_slots] = match self.wide_slots {
+            true => [first.0, first.1].map(SlotMapping::I64),
+            false => [narrow_first.0, narrow_first.1].map(SlotMapping::I32),
+        };
         let writes = latest(std::mem::take(&mut self.writes));
         OwnedPlan::from(&BatchPlan {
             step: StepId::new(self.step),
             rows,
             tokens: &tokens,
             positions,
-            slot_mapping: match self.wide_slots {
-                true => SlotMapping::I64(slots),
-                false => SlotMapping::I32(&narrow),
-            },
-            track_slots: SlotMapping::I32(&[]),
+            slot_mapping,
+            track_slots,
             table_writes: &writes,
             shared: shared.plan(),
             masks,
@@ -307,10 +379,10 @@ impl Planner {
     }
 }
 
-/// Adds a page to a sequence and to its row.
-fn push_page(
+/// Adds a place to a sequence and to its row: `page` gives each track its page, if the track has one there.
+fn push_place(
     sequence: &mut Planned,
-    page: PageId,
+    mut page: impl FnMut(u32) -> Option<PageId>,
     table: &TableShape,
     free_chunks: &mut Vec<u32>,
     writes: &mut Vec<TableWrite>,
@@ -319,11 +391,21 @@ fn push_page(
     if index.is_multiple_of(table.chunk_pages) {
         let chunk = free_chunks.pop().expect("a free chunk");
         sequence.chunks.push(chunk);
-        writes.push(TableWrite { index: table.directory_word(sequence.row, index), value: chunk });
+        let (index, value) = (table.directory_word(sequence.row, index), chunk * table.tracks);
+        writes.push(TableWrite { index, value });
     }
-    let chunk = sequence.chunks[(index / table.chunk_pages) as usize];
-    writes.push(TableWrite { index: table.page_word(chunk, index), value: page.raw() });
-    sequence.pages.push(page);
+    let block = sequence.chunks[(index / table.chunk_pages) as usize] * table.tracks;
+    for track in 0..table.tracks {
+        let page = page(track);
+        if let Some(page) = page {
+            let index = table.page_word(block + track, index);
+            writes.push(TableWrite { index, value: page.raw() });
+        }
+        match track.checked_sub(1) {
+            None => sequence.pages.push(page.expect("the first track keeps every page")),
+            Some(index) => sequence.further[index as usize].push(page),
+        }
+    }
 }
 
 /// The last write of each word, so that their order does not matter.

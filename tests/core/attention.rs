@@ -9,7 +9,9 @@ use super::seeds;
 use super::small_cpu::{self, Arrays, all_bytes, opened};
 use half::f16;
 use kvarena::backend::{Backend, CpuError, CpuPath, CpuRows, CpuRowsMut, Elements, PATH_VARIABLE};
-use kvarena::testkit::contract::{Case, check_backend, check_served, check_sparse_backend};
+use kvarena::testkit::contract::{
+    Case, Filter, check_backend, check_cases, check_served, check_sparse_backend,
+};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
@@ -27,11 +29,26 @@ fn cpu_keeps_the_contract_on_every_path_of_the_machine() {
     }
 }
 
+/// Layers in several groups, whose pages are given back and poisoned.
+#[test]
+fn cpu_keeps_the_contract_in_groups() {
+    for path in CpuPath::available() {
+        let report = check_cases(&Filter::ALL.in_groups(), options(path), seeds(25, 100));
+        println!("CPU path {}: {report}", path.name());
+        assert!(report.rows > 380 * report.runs, "{report}");
+        let report = check_served(true, options(path), seeds(4, 12), |_| {});
+        println!("{report}");
+        assert!(report.rows > 800 * report.runs, "{report}");
+        let labels = Filter::LABELS.in_groups();
+        println!("{}", check_sparse_backend(&labels, options(path), seeds(10, 40)));
+    }
+}
+
 /// An engine's own plans: texts that begin alike.
 #[test]
 fn an_engine_serves_texts_over_the_cpu() {
     for path in CpuPath::available() {
-        let report = check_served(options(path), seeds(4, 12), |_| {});
+        let report = check_served(false, options(path), seeds(4, 12), |_| {});
         println!("{report}");
         assert!(report.rows > 800 * report.runs, "{report}");
     }
@@ -40,7 +57,7 @@ fn an_engine_serves_texts_over_the_cpu() {
 #[test]
 fn cpu_reads_what_a_selection_names() {
     for path in CpuPath::available() {
-        let report = check_sparse_backend(options(path), seeds(30, 120));
+        let report = check_sparse_backend(&Filter::LABELS, options(path), seeds(30, 120));
         println!("{report}");
         assert!(report.rows > 400 * report.runs, "{report}");
     }

@@ -2,11 +2,11 @@
 //! what does not fit the groups is refused.
 
 use kvarena::backend::CpuError;
-use kvarena::page::PageState;
+use kvarena::testkit::poison::poison;
 use kvarena::{
     Attend, Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Extend, Groups,
-    KvDtype, KvShape, LayerId, Namespace, Null, OwnedPlan, PageId, PlanError, PoolConfig,
-    PrefixMode, Reach, Select, SeqKey, SlotMapping, SparseBackend, StepScratch, TokenId,
+    KvDtype, KvShape, LayerId, Namespace, Null, OwnedPlan, PlanError, PoolConfig, PrefixMode,
+    Reach, Select, SeqKey, SlotMapping, SparseBackend, StepScratch, TokenId,
 };
 
 /// Layers 1, 3 and 4 read a window.
@@ -75,19 +75,8 @@ fn step(engine: &mut Engine<Cpu>, items: &[Extend]) -> Vec<u32> {
     engine.commit(step).expect("it is open");
     engine.complete(step).expect("it is committed");
     engine.verify().expect("all invariants hold");
-    poison(engine);
+    poison(engine, |cpu, id, page| cpu.write_page(id, page).expect("the page exists"));
     bits
-}
-
-/// Fills all free pages with NaN: whoever reads what was given back is found out.
-fn poison(engine: &mut Engine<Cpu>) {
-    let layout = engine.shape().layout;
-    let page: Vec<u8> = (0..layout.page_bytes() / 4).flat_map(|_| f32::NAN.to_le_bytes()).collect();
-    for id in (0..layout.page_count()).map(PageId::new) {
-        if engine.world().pages.state(id) == PageState::Free {
-            engine.backend_mut().write_page(id, &page).expect("the page exists");
-        }
-    }
 }
 
 /// Two conversations in chunks, decoded together, one of them forked.
@@ -154,7 +143,8 @@ fn what_does_not_fit_the_groups_is_refused() {
     };
     let reach = Reach::Window(WINDOW);
     for (layer, window) in [(1, None), (3, Some(WINDOW + 1)), (4, Some(WINDOW - 1))] {
-        let error = PlanError::Reach { layer: LayerId::new(layer), group: 1, reach, window };
+        let error =
+            PlanError::Reach { layer: LayerId::new(layer), group: 1, reach, window, chunk: None };
         assert_eq!(attend(layer, window), Err(CpuError::Plan(error)));
     }
     // A layer that keeps everything may be read through any window.

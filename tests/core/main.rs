@@ -8,6 +8,7 @@ mod attention;
 mod bench_work;
 mod config;
 mod drafts;
+mod either;
 mod ended_steps;
 mod engine;
 mod errors;

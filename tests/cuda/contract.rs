@@ -1,10 +1,15 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
+use std::cell::Cell;
+
+use kvarena::backend::Either;
 use kvarena::backend::cuda::{CudaError, Prepare};
 use kvarena::testkit::contract::{
     Case, Filter, check_backend, check_cases, check_served, check_sparse_backend,
 };
-use kvarena::{Attend, Capacity, KvDtype, KvShape, OpenBackend, PoolConfig, TableShape};
+use kvarena::{
+    Attend, Capacity, CpuOptions, KvDtype, KvShape, OpenBackend, PoolConfig, TableShape,
+};
 
 use crate::on_gpu::OnGpuOptions;
 use crate::{device, gpu, seeds};
@@ -13,6 +18,38 @@ use crate::{device, gpu, seeds};
 fn cuda_keeps_the_contract() {
     let Some(gpu) = gpu() else { return };
     println!("{}", check_backend(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(200)));
+}
+
+/// A backend chosen at run time, which is the GPU's in every second case.
+#[test]
+fn either_backend_keeps_the_contract() {
+    let Some(gpu) = gpu() else { return };
+    let on_gpu = Cell::new(false);
+    let options = |case: &Case| match on_gpu.replace(!on_gpu.get()) {
+        true => Either::Right(OnGpuOptions::new(&gpu).for_case(case)),
+        false => {
+            let (scales, labels) = (case.scales(), case.labels());
+            Either::Left(CpuOptions { scales, labels, ..CpuOptions::with_threads(1) })
+        }
+    };
+    println!("{}", check_backend(options, seeds(20)));
+}
+
+/// Layers in several groups, over every kind of pool: pages that a group no longer reads are given back and poisoned.
+#[test]
+fn cuda_keeps_the_contract_in_groups() {
+    let Some(gpu) = gpu() else { return };
+    let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
+    println!("{}", check_cases(&Filter::ALL.in_groups(), options, seeds(200)));
+    let seeds = seeds(60);
+    for filter in [Filter::FP8, Filter::SHORT, Filter::SPANS, Filter::FP8_SPANS] {
+        println!("{}", check_cases(&filter.in_groups(), options, seeds.clone()));
+    }
+    let few = seeds.start..seeds.start + seeds.clone().count().div_ceil(4) as u64;
+    println!("{}", check_cases(&Filter::LATENT.in_groups(), options, few.clone()));
+    println!("{}", check_cases(&Filter::LATENT_FP8.in_groups(), options, few));
+    println!("{}", check_sparse_backend(&Filter::LABELS.in_groups(), options, seeds.clone()));
+    println!("{}", check_served(true, options, seeds, |_| {}));
 }
 
 /// Pools of fp8 alone, of which the others draw one in four.
@@ -28,7 +65,7 @@ fn cuda_keeps_the_contract_over_fp8() {
 fn cuda_keeps_the_contract_of_sparse_reads() {
     let Some(gpu) = gpu() else { return };
     let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
-    println!("{}", check_sparse_backend(options, seeds(200)));
+    println!("{}", check_sparse_backend(&Filter::LABELS, options, seeds(200)));
 }
 
 #[test]
@@ -46,7 +83,7 @@ fn an_engine_serves_texts_that_share_spans() {
     let Some(gpu) = gpu() else { return };
     let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
     let (seeds, mut once) = (seeds(60), 0);
-    let report = check_served(options, seeds.clone(), |backend| {
+    let report = check_served(false, options, seeds.clone(), |backend| {
         once += u32::from(backend.cuda.span_work().is_some());
     });
     println!("{report}; {once} launches read a span once");

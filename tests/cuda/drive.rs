@@ -104,8 +104,8 @@ impl Drive {
 
     /// A child of a sequence whose pages are full, with all that it has.
     pub fn fork(&mut self, sequence: usize) -> usize {
-        let (child, copy) = self.planner.fork(sequence).expect("a free row");
-        assert!(copy.is_none(), "pages are full");
+        let (child, copies) = self.planner.fork(sequence).expect("a free row");
+        assert!(copies.is_empty(), "pages are full");
         let history = self.history[sequence].clone();
         self.history.push(history);
         child

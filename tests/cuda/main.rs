@@ -11,6 +11,7 @@ mod dropped;
 mod errors;
 mod fp8;
 mod graph;
+mod groups;
 mod large;
 mod latent;
 mod on_gpu;

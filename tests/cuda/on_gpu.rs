@@ -11,7 +11,7 @@ use kvarena::backend::cuda::{
 use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes};
 use kvarena::{
     Attend, Backend, BatchPlan, Dtype, KvScales, KvShape, LabelChannels, LayerId, OpenBackend,
-    PageCopy, PageId, PoolLayout, Queries, Select, Selection, SparseBackend, TableShape,
+    PageCopy, PageId, PoolLayout, Queries, Reach, Select, Selection, SparseBackend, TableShape,
     forward_backend,
 };
 
@@ -202,6 +202,14 @@ impl TestBackend for OnGpu {
         let layout = &case.layout;
         let (dtype, latent) = (layout.dtype(), layout.is_latent());
         if layout.label_channels() > 0 && dtype.size() != 2 {
+            return false;
+        }
+        let chunk_tokens = case.table.chunk_pages * layout.page_size();
+        let is_served = |(_, reach)| match reach {
+            Reach::Chunk(size) => !latent && size % chunk_tokens == 0,
+            _ => true,
+        };
+        if !layout.groups().limited().all(is_served) {
             return false;
         }
         let rows = if dtype.is_quantised() { case.kv_rows } else { dtype.rows() };

@@ -58,8 +58,9 @@ fn nothing_is_loaded_after_prepare() {
     let two = few.start..few.end.min(few.start + 2);
     println!("{}", check_cases(&Filter::LATENT, options, two.clone()));
     println!("{}", check_cases(&Filter::LATENT_FP8, options, two.clone()));
-    println!("{}", check_served(options, two, |_| {}));
-    println!("{}", check_sparse_backend(|case: &Case| Prepared::new(case, true), few));
+    println!("{}", check_served(false, options, two, |_| {}));
+    let with_lists = |case: &Case| Prepared::new(case, true);
+    println!("{}", check_sparse_backend(&Filter::LABELS, with_lists, few));
 }
 
 /// A pool of two kv heads.

@@ -128,9 +128,10 @@ fn quantised(
     slot: SlotId,
 ) -> Vec<f32> {
     let (page, offset) = layout.page_of(slot);
+    let lane = layout.place(layer).lane;
     let at = |plane, head: u32| {
         let strides = layout.strides(plane).expect("the pool has it");
-        (strides.row(layer.raw(), page, offset) + strides.head * u64::from(head)) as usize
+        (strides.row(lane, page, offset) + strides.head * u64::from(head)) as usize
     };
     let scale = |plane, head| -> f32 {
         let at = at(plane, head);
@@ -159,9 +160,9 @@ fn the_engine_over_the_gpu_is_the_model() {
     let mut summary = Summary::default();
     for seed in seeds(300) {
         let mut workload = Workload::new(seed);
-        // Latent rows so short have no kernels, and the backend refuses plans of several groups.
+        // Latent rows so short have no kernels.
         let drawn = workload.config();
-        let config = SmallConfig { kv_heads: drawn.kv_heads.max(1), groups: 0, ..drawn };
+        let config = SmallConfig { kv_heads: drawn.kv_heads.max(1), ..drawn };
         match replay_on(&config, WatchedOptions(OnGpuOptions::new(&gpu)), &workload.take_ops(200)) {
             Ok(more) => summary.add(&more),
             Err(mismatch) => panic!("seed {seed}: {mismatch}"),

@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::thread;
 
 use cust::sys;
@@ -67,7 +68,8 @@ impl Drop for Other {
 /// A backend on the other user's stream.
 fn open(gpu: &Gpu, other: &Other) -> Cuda {
     // SAFETY: a stream of the primary context, which ends after the backend.
-    let stream = unsafe { CudaStream::from_raw(gpu, other.stream as usize as u64) };
+    let stream = unsafe { CudaStream::from_raw(gpu, other.stream as usize as u64, Arc::new(())) };
+    let stream = stream.expect("not the stream of each thread");
     let options = CudaOptions { stream: Some(stream), max_step_tokens: 4, ..CudaOptions::new(gpu) };
     let (capacity, dtype) = (Capacity::Pages(8), KvDtype::Bf16);
     let config =
@@ -124,4 +126,26 @@ fn the_primary_context_is_shared() {
     drop(cuda);
     drop(gpu);
     other.work(6);
+}
+
+#[test]
+fn a_stream_keeps_its_owner_until_the_backend_drops_it() {
+    let Some(gpu) = gpu() else { return };
+    let other = Other::new();
+    let (handle, owner) = (other.stream as usize as u64, Arc::new(()));
+    // SAFETY: the stream is of the primary context, and is destroyed at the end of the test.
+    let of = |handle| unsafe { CudaStream::from_raw(&gpu, handle, owner.clone()) };
+    let stream = of(handle).expect("a stream");
+    let clone = stream.clone();
+    assert_eq!(Arc::strong_count(&owner), 2);
+    drop(stream);
+    assert_eq!(Arc::strong_count(&owner), 2, "a clone is left");
+    drop(clone);
+    assert_eq!(Arc::strong_count(&owner), 1);
+    // The default stream has two handles; the one of each thread is no stream to order work on.
+    for handle in [0, 1] {
+        let stream = of(handle).expect("the default stream");
+        assert_eq!((stream.raw(), stream.synchronize()), (0, Ok(())));
+    }
+    assert_eq!(of(2).map(|_| ()), Err(CudaError::PerThreadStream));
 }

@@ -47,8 +47,10 @@ impl<R: Runner<Backend = Cpu>> Calibrating<R> {
     fn look(&mut self, backend: &Cpu, plan: &BatchPlan<'_>) -> Result<()> {
         let (layers, head_dim) = (self.inner.config().layers, self.inner.config().head_dim);
         let kv_heads = self.inner.config().kv_heads;
-        for slot in (0..plan.token_count()).filter_map(|i| plan.slot_mapping.get(i)) {
-            for layer in 0..layers {
+        for layer in 0..layers {
+            let track = backend.layout().place(LayerId::new(layer as u32)).track;
+            let slots = plan.slots_of(track);
+            for slot in (0..plan.token_count()).filter_map(|i| slots.get(i)) {
                 for (side, plane) in [PlaneName::K, PlaneName::V].into_iter().enumerate() {
                     let row = backend
                         .read_slot(plane, LayerId::new(layer as u32), slot)

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use kvarena::KvShape;
+use kvarena::{Groups, KvShape, Reach};
 use serde_json::Value;
 
 use crate::error::Result;
@@ -12,6 +12,7 @@ use crate::experts::ExpertsConfig;
 use crate::family::Family;
 use crate::fields::{Fields, read_json};
 use crate::latent::LatentConfig;
+use crate::linear::Activation;
 use crate::rope::Rope;
 
 /// The shape of a model.
@@ -47,6 +48,12 @@ pub struct ModelConfig {
     pub max_len: usize,
     /// Rotary embedding.
     pub rope: Rope,
+    /// Rotary embedding of layers with a window, if it differs.
+    pub window_rope: Option<Rope>,
+    /// Factor of the embedding's rows.
+    pub embedding_scale: f32,
+    /// The activation of MLPs.
+    pub activation: Activation,
     /// Whether the output projection is tied to the embedding.
     pub tied: bool,
     /// Whether q, k, v and o have a bias.
@@ -88,9 +95,10 @@ impl ModelConfig {
         if fields.get("quantization_config").is_some() {
             return Err(fields.wrong("quantization_config: quantised weights are not implemented"));
         }
-        let activation = fields.text("hidden_act")?.unwrap_or("silu");
-        if activation != "silu" {
-            return Err(fields.wrong(&format!("hidden_act {activation:?} is not implemented")));
+        let activation = activation(&fields, family)?;
+        let gemma = family == Family::Gemma3;
+        if gemma {
+            check_gemma(&fields)?;
         }
         let hidden = fields.size("hidden_size")?;
         let q_heads = fields.size("num_attention_heads")?;
@@ -122,9 +130,16 @@ impl ModelConfig {
         }
         let layers = fields.size("num_hidden_layers")?;
         let default_len = if family == Family::Llama { 2048 } else { 32768 };
-        let rope = Rope::parse(&fields, rotated)?;
+        let (rope, window_rope) = match family {
+            Family::Gemma3 => {
+                let (rope, of_windows) = Rope::parse_pair(&fields, rotated)?;
+                (rope, Some(of_windows))
+            }
+            _ => (Rope::parse(&fields, rotated)?, None),
+        };
         let scale = match &latent {
             Some(latent) => rope.logit_factor / ((latent.nope + latent.rope) as f32).sqrt(),
+            None if gemma => 1.0 / (fields.size_or("query_pre_attn_scalar", 256)? as f32).sqrt(),
             None => 1.0 / (head_dim as f32).sqrt(),
         };
         if family == Family::DeepseekV3 && fields.flag("attention_bias")? {
@@ -150,7 +165,13 @@ impl ModelConfig {
             norm_eps,
             max_len: fields.size_or("max_position_embeddings", default_len)?,
             rope,
-            tied: fields.flag("tie_word_embeddings")?,
+            window_rope,
+            embedding_scale: if gemma { (hidden as f32).sqrt() } else { 1.0 },
+            activation,
+            tied: match fields.get("tie_word_embeddings") {
+                None => gemma,
+                Some(_) => fields.flag("tie_word_embeddings")?,
+            },
             attention_bias,
             mlp_bias: fields.flag("mlp_bias")?,
             windows: windows(&fields, family, layers)?,
@@ -167,6 +188,49 @@ impl ModelConfig {
             None => KvShape::heads(self.kv_heads as u32, self.head_dim as u32),
         }
     }
+
+    /// Returns the groups of layers: those that read everything, and those of each window. One group if all layers are
+    /// alike, or if [`Groups`] cannot contain them.
+    pub fn groups(&self) -> Groups {
+        let mut reaches = vec![Reach::All];
+        let group = |window: &Option<u32>| {
+            let reach = window.map_or(Reach::All, Reach::Window);
+            let group = reaches.iter().position(|&other| other == reach);
+            group.unwrap_or_else(|| {
+                reaches.push(reach);
+                reaches.len() - 1
+            }) as u8
+        };
+        let layers: Vec<u8> = self.windows.iter().map(group).collect();
+        Groups::new(&reaches, &layers).unwrap_or(Groups::ONE)
+    }
+}
+
+/// Returns the activation of MLPs; rejects an activation that the family does not have.
+fn activation(fields: &Fields<'_>, family: Family) -> Result<Activation> {
+    let (field, name, activation) = match family {
+        Family::Gemma3 => ("hidden_activation", "gelu_pytorch_tanh", Activation::GeluTanh),
+        _ => ("hidden_act", "silu", Activation::Silu),
+    };
+    match fields.text(field)? {
+        Some(other) if other != name => {
+            Err(fields.wrong(&format!("{field} {other:?} is not implemented")))
+        }
+        _ => Ok(activation),
+    }
+}
+
+/// Rejects options of Gemma 3 that change the forward pass.
+fn check_gemma(fields: &Fields<'_>) -> Result<()> {
+    for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        if let Some(value) = fields.get(name) {
+            return Err(fields.wrong(&format!("{name} {value} is not implemented")));
+        }
+    }
+    match fields.flag("use_bidirectional_attention")? {
+        true => Err(fields.wrong("use_bidirectional_attention is not implemented")),
+        false => Ok(()),
+    }
 }
 
 fn default_head_dim(
@@ -178,6 +242,7 @@ fn default_head_dim(
     match family {
         Family::Qwen3 => return Ok(128),
         Family::GptOss => return Ok(64),
+        Family::Gemma3 => return Ok(256),
         Family::Llama | Family::DeepseekV3 => {}
     }
     if fields.get("head_dim").is_none() && !hidden.is_multiple_of(q_heads) {
@@ -187,13 +252,14 @@ fn default_head_dim(
     Ok((hidden / q_heads).max(1))
 }
 
-/// Qwen3 may slide a window over some layers: those in `layer_types`, or all from `max_window_layers` on. gpt-oss
-/// slides a window over every other layer, from the first on, unless `layer_types` differs.
+/// Qwen3 may slide a window over some layers: those in `layer_types`, or all from `max_window_layers` on. Unless
+/// `layer_types` differs, gpt-oss slides a window over every other layer, from the first on, and Gemma 3 over all
+/// layers but every sixth.
 fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<u32>>> {
     let may = match family {
         Family::Llama | Family::DeepseekV3 => false,
         Family::Qwen3 => fields.flag("use_sliding_window")?,
-        Family::GptOss => true,
+        Family::GptOss | Family::Gemma3 => true,
     };
     if !may {
         return Ok(vec![None; layers]);
@@ -202,6 +268,11 @@ fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Opt
     let Some(types) = fields.get("layer_types") else {
         if family == Family::GptOss {
             return Ok((0..layers).map(|i| window.filter(|_| i % 2 == 0)).collect());
+        }
+        if family == Family::Gemma3 {
+            let pattern = fields.size_or("sliding_window_pattern", 6)?;
+            let is_full = |i: usize| (i + 1).is_multiple_of(pattern);
+            return Ok((0..layers).map(|i| window.filter(|_| !is_full(i))).collect());
         }
         let first = fields.size_or("max_window_layers", 28)?;
         return Ok((0..layers).map(|i| window.filter(|_| i >= first)).collect());

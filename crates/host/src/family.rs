@@ -16,6 +16,8 @@ pub enum Family {
     DeepseekV3,
     /// `GptOssForCausalLM`: sinks, windows, mixtures of experts.
     GptOss,
+    /// `Gemma3ForCausalLM`: windows with a rope of their own, norms of outputs.
+    Gemma3,
 }
 
 impl Family {
@@ -36,9 +38,10 @@ impl Family {
             "Qwen3ForCausalLM" | "qwen3" => Ok(Self::Qwen3),
             "DeepseekV3ForCausalLM" | "deepseek_v3" => Ok(Self::DeepseekV3),
             "GptOssForCausalLM" | "gpt_oss" => Ok(Self::GptOss),
+            "Gemma3ForCausalLM" | "gemma3_text" => Ok(Self::Gemma3),
             other => Err(fields.wrong(&format!(
                 "architecture {other:?} is not implemented, only LlamaForCausalLM, Qwen3ForCausalLM, \
-                 DeepseekV3ForCausalLM and GptOssForCausalLM"
+                 DeepseekV3ForCausalLM, GptOssForCausalLM and Gemma3ForCausalLM"
             ))),
         }
     }

@@ -1,4 +1,4 @@
-//! A small LLM host on `kvarena`: Llama, Qwen3, DeepSeek V3 and gpt-oss from safetensors, with continuous batching.
+//! A small LLM host on `kvarena`: Llama, Qwen3, DeepSeek V3, gpt-oss and Gemma 3 from safetensors, with continuous batching.
 //!
 //! ```text
 //! error, clock, histogram           errors; times of a run

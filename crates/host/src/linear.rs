@@ -48,6 +48,8 @@ pub enum Activation {
     Silu,
     /// gpt-oss: both clamped, `gate * sigmoid(1.702 gate) * (up + 1)`.
     Clamped,
+    /// `gelu(gate) * up`, GeLU by its tanh approximation.
+    GeluTanh,
 }
 
 /// An MLP: `down(activation(gate, up))`.
@@ -99,6 +101,7 @@ impl Mlp {
         match self.activation {
             Activation::Silu => ops::silu_times(&mut work.gate, &work.up, width),
             Activation::Clamped => ops::clamped_swiglu(&mut work.gate, &work.up, width),
+            Activation::GeluTanh => ops::gelu_times(&mut work.gate, &work.up, width),
         }
     }
 

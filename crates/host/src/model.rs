@@ -68,6 +68,8 @@ struct Layer {
     o: Linear,
     mlp_norm: Vec<f32>,
     rest: Rest,
+    /// Gemma 3 norms the outputs of attention and of the MLP.
+    output_norms: Option<[Vec<f32>; 2]>,
 }
 
 /// A model in memory.
@@ -96,6 +98,7 @@ pub struct Pass<'a> {
 #[derive(Default)]
 pub struct Workspace {
     angles: Angles,
+    window_angles: Angles,
     x: Vec<f32>,
     normed: Vec<f32>,
     q: Vec<f32>,
@@ -131,7 +134,7 @@ impl Model {
         let layer = |i| Layer::build(&config, source, i);
         let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;
         let embedding = source.matrix("model.embed_tokens.weight", vocab, hidden)?;
-        let norm = source.vector("model.norm.weight", hidden)?;
+        let norm = norm(&config, source, "model.norm.weight", hidden)?;
         let output = match config.tied {
             true => None,
             false => Some(source.matrix("lm_head.weight", vocab, hidden)?),
@@ -162,9 +165,15 @@ impl Model {
     ) -> std::result::Result<(), A::Error> {
         let (hidden, eps) = (self.config.hidden, self.config.norm_eps);
         work.angles.set(&self.config.rope, pass.positions);
+        if let Some(rope) = &self.config.window_rope {
+            work.window_angles.set(rope, pass.positions);
+        }
         resize(&mut work.x, pass.tokens.len() * hidden);
         for (row, &token) in work.x.chunks_exact_mut(hidden).zip(pass.tokens) {
             self.embedding.row(token as usize, row);
+        }
+        if self.config.embedding_scale != 1.0 {
+            work.x.iter_mut().for_each(|x| *x *= self.config.embedding_scale);
         }
         resize(&mut work.normed, work.x.len());
         for (i, layer) in self.layers.iter().enumerate() {
@@ -205,8 +214,12 @@ impl Model {
                 clock.lap(Part::Products);
                 let q_norm = q_norm.as_deref().map(|w| (w, eps));
                 let k_norm = k_norm.as_deref().map(|w| (w, eps));
-                ops::norm_and_rotate(&mut work.q, q_heads, head_dim, q_norm, &work.angles);
-                ops::norm_and_rotate(&mut work.k, kv_heads, head_dim, k_norm, &work.angles);
+                let angles = match (&self.config.window_rope, self.config.windows[index]) {
+                    (Some(_), Some(_)) => &work.window_angles,
+                    _ => &work.angles,
+                };
+                ops::norm_and_rotate(&mut work.q, q_heads, head_dim, q_norm, angles);
+                ops::norm_and_rotate(&mut work.k, kv_heads, head_dim, k_norm, angles);
                 clock.lap(Part::Elementwise);
             }
             Projections::Latent(latent) => {
@@ -237,8 +250,19 @@ impl Model {
         };
         layer.o.apply(values, &mut work.normed, &mut work.turned);
         clock.lap(Part::Products);
-        ops::add(&mut work.x, &work.normed);
+        self.add_output(layer.output_norms.as_ref().map(|[norm, _]| &norm[..]), work);
         Ok(())
+    }
+
+    /// Adds the output in `work.normed` to `x`, normed if the model norms outputs.
+    fn add_output(&self, norm: Option<&[f32]>, work: &mut Workspace) {
+        if let Some(norm) = norm {
+            resize(&mut work.values, work.normed.len());
+            ops::rms_norm(&work.normed, norm, self.config.norm_eps, &mut work.values);
+            ops::add(&mut work.x, &work.values);
+        } else {
+            ops::add(&mut work.x, &work.normed);
+        }
     }
 
     /// Adds the output of the MLP or the experts, of the normed x, to `x`.
@@ -261,7 +285,7 @@ impl Model {
                 clock.lap(Part::Elementwise);
                 mlp.down.apply(&work.mlp.gate, &mut work.normed, &mut work.turned);
                 clock.lap(Part::Products);
-                ops::add(&mut work.x, &work.normed);
+                self.add_output(layer.output_norms.as_ref().map(|[_, norm]| &norm[..]), work);
             }
             Rest::Experts(experts) => {
                 let (said, turned) = (&mut work.values, &mut work.turned);
@@ -300,12 +324,21 @@ impl Layer {
             Some(experts) => Rest::Experts(Experts::build(source, &name("mlp"), hidden, experts)?),
             None => {
                 let size = (hidden, config.intermediate);
-                Rest::Mlp(Mlp::build(source, &name("mlp"), size, config.mlp_bias)?)
+                let mlp = Mlp::build(source, &name("mlp"), size, config.mlp_bias)?;
+                Rest::Mlp(Mlp { activation: config.activation, ..mlp })
             }
         };
-        let attention_norm = source.vector(&name("input_layernorm.weight"), hidden)?;
-        let mlp_norm = source.vector(&name("post_attention_layernorm.weight"), hidden)?;
-        Ok(Self { attention_norm, projections, sinks, o, mlp_norm, rest })
+        let mut norm = |part: &str| norm(config, source, &name(part), hidden);
+        let attention_norm = norm("input_layernorm.weight")?;
+        let after_attention = norm("post_attention_layernorm.weight")?;
+        let (mlp_norm, output_norms) = match config.family {
+            Family::Gemma3 => {
+                let after_mlp = norm("post_feedforward_layernorm.weight")?;
+                (norm("pre_feedforward_layernorm.weight")?, Some([after_attention, after_mlp]))
+            }
+            _ => (after_attention, None),
+        };
+        Ok(Self { attention_norm, projections, sinks, o, mlp_norm, rest, output_norms })
     }
 
     /// Bytes of its matrices.
@@ -322,6 +355,20 @@ impl Layer {
     }
 }
 
+/// Takes the weight of a norm. Gemma's checkpoints store its difference from 1.
+fn norm(
+    config: &ModelConfig,
+    source: &mut impl Source,
+    name: &str,
+    len: usize,
+) -> Result<Vec<f32>> {
+    let mut weight = source.vector(name, len)?;
+    if config.family == Family::Gemma3 {
+        weight.iter_mut().for_each(|w| *w += 1.0);
+    }
+    Ok(weight)
+}
+
 /// Projections to heads of q, k and v.
 fn heads(
     config: &ModelConfig,
@@ -333,11 +380,11 @@ fn heads(
     let q = Linear::build(source, &name("self_attn.q_proj"), q_width, hidden, bias)?;
     let k = Linear::build(source, &name("self_attn.k_proj"), kv_width, hidden, bias)?;
     let v = Linear::build(source, &name("self_attn.v_proj"), kv_width, hidden, bias)?;
-    let mut norm = |part: &str| match config.family {
-        Family::Qwen3 => source.vector(&name(part), head_dim).map(Some),
+    let mut head_norm = |part: &str| match config.family {
+        Family::Qwen3 | Family::Gemma3 => norm(config, source, &name(part), head_dim).map(Some),
         _ => Ok(None),
     };
-    let q_norm = norm("self_attn.q_norm.weight")?;
-    let k_norm = norm("self_attn.k_norm.weight")?;
+    let q_norm = head_norm("self_attn.q_norm.weight")?;
+    let k_norm = head_norm("self_attn.k_norm.weight")?;
     Ok(Projections::Heads { q, k, v, q_norm, k_norm })
 }

@@ -137,6 +137,18 @@ pub fn silu_times(gate: &mut [f32], up: &[f32], width: usize) {
     });
 }
 
+/// `gate = gelu(gate) * up`, GeLU by its tanh approximation.
+pub fn gelu_times(gate: &mut [f32], up: &[f32], width: usize) {
+    const FACTOR: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2;
+    for_rows(gate, width, |i, gate| {
+        let up = &up[i * width..(i + 1) * width];
+        for (gate, up) in gate.iter_mut().zip(up) {
+            let x = *gate;
+            *gate = 0.5 * x * (1.0 + (FACTOR * (x + 0.044715 * x * x * x)).tanh()) * up;
+        }
+    });
+}
+
 /// `x += y`
 pub fn add(x: &mut [f32], y: &[f32]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);

@@ -25,8 +25,33 @@ impl Rope {
     /// A rope type that is not implemented, or a field that is missing or invalid.
     pub fn parse(fields: &Fields<'_>, head_dim: usize) -> Result<Self> {
         let parameters = fields.object("rope_parameters")?;
-        let scaling = fields.object("rope_scaling")?;
         let old_theta = fields.number_or("rope_theta", 10_000.0)?;
+        Self::of(fields, parameters, (old_theta, fields.object("rope_scaling")?), head_dim)
+    }
+
+    /// Reads the two ropes of Gemma 3: of layers that read everything, and of those that read a window. In the old
+    /// style only the first one is scaled.
+    ///
+    /// # Errors
+    /// As [`Rope::parse`].
+    pub fn parse_pair(fields: &Fields<'_>, head_dim: usize) -> Result<(Self, Self)> {
+        let parameters = fields.object("rope_parameters")?;
+        let of_kind = |kind| parameters.as_ref().map_or(Ok(None), |both| both.object(kind));
+        let theta = fields.number_or("rope_theta", 1_000_000.0)?;
+        let local_theta = fields.number_or("rope_local_base_freq", 10_000.0)?;
+        let scaling = fields.object("rope_scaling")?;
+        let all = Self::of(fields, of_kind("full_attention")?, (theta, scaling), head_dim)?;
+        let window = of_kind("sliding_attention")?;
+        Ok((all, Self::of(fields, window, (local_theta, None), head_dim)?))
+    }
+
+    /// Reads a rope in the new style from `parameters`, or in the old one.
+    fn of(
+        fields: &Fields<'_>,
+        parameters: Option<Fields<'_>>,
+        (old_theta, scaling): (f64, Option<Fields<'_>>),
+        head_dim: usize,
+    ) -> Result<Self> {
         let theta = match &parameters {
             Some(new) => new.number_or("rope_theta", old_theta)?,
             None => old_theta,

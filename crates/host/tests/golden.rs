@@ -33,7 +33,11 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
     assert_eq!(left, (0, 0, 0, 0, 0), "{name}, {setting:?}: everything is given back");
     if setting.prefix == PrefixMode::None {
         assert_eq!((ran.stats.hit_tokens, ran.stats.cached_pages), (0, 0), "{name}, {setting:?}");
-    } else if setting.way == Way::OneByOne && setting.page_size < 64 {
+    } else if setting.way == Way::OneByOne
+        && setting.page_size < 64
+        && !common::GROUPED.contains(&name)
+    {
+        // With groups a first meeting finds no tails: `groups.rs` checks the hits.
         assert!(ran.stats.hit_tokens > 0, "{name}, {setting:?}: prompts share prefixes");
     }
     if setting.way == Way::SmallPool {
@@ -107,6 +111,8 @@ golden! {
     deepseek_groups_f32: "deepseek-groups", F32, false;
     gpt_oss_f32: "gpt-oss-tiny", F32, false;
     gpt_oss_f32_overlap: "gpt-oss-tiny", F32, true;
+    gemma3_f32: "gemma3-tiny", F32, false;
+    gemma3_f32_overlap: "gemma3-tiny", F32, true;
 }
 
 /// What pools of 16 bits change in mixtures of experts: each token that is another one, and whether some expert of the

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use kvarena::{
-    Capacity, CpuOptions, EngineConfig, EngineError, KvDtype, KvScales, PoolConfig, PrefixMode,
-    Scaling,
+    Capacity, CpuOptions, EngineConfig, EngineError, Groups, KvDtype, KvScales, PoolConfig,
+    PrefixMode, Scaling,
 };
 use serde_json::{Value, json};
 
@@ -148,6 +148,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     let dtype = if args.calibrate.is_some() { KvDtype::F32 } else { args.kv_dtype.into() };
     let mut pool = PoolConfig {
         layers: model.layers as u32,
+        groups: groups(args, model)?,
         shape: model.kv_shape(),
         dtype,
         scaling: if dtype.is_quantised() { args.kv_scales.into() } else { Scaling::Static },
@@ -156,11 +157,13 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
         layout: args.layout.into(),
         ..PoolConfig::default()
     };
-    let page_bytes = pool.layout().map_err(unusable)?.page_bytes();
+    let promise_ahead = policy(args, model)?.promise_ahead(args.page_size.max(1));
+    let limits = EngineConfig { promise_ahead, ..EngineConfig::from(pool) };
+    let limits = limits.shape().map_err(unusable)?;
     let usual = || {
-        let tokens = u64::from(args.concurrency).saturating_mul(model.max_len as u64);
-        let pages = tokens.div_ceil(u64::from(args.page_size));
-        pages.min(pool_bytes / page_bytes).max(1) as u32
+        let longest = u64::from(limits.most_pages(model.max_len as u32));
+        let pages = u64::from(args.concurrency).saturating_mul(longest);
+        pages.min(pool_bytes / limits.layout.page_bytes()).max(1) as u32
     };
     let pages = args.pages.unwrap_or_else(usual);
     pool.capacity = Capacity::Pages(pages);
@@ -177,12 +180,29 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
         max_sequence_len: model.max_len as u32,
         // Every fork with a partial page is a step of its own, so one batch may need many steps.
         max_steps: args.concurrency.saturating_add(4).min(STEPS_MAX),
+        promise_ahead,
         ..EngineConfig::from(pool)
     };
     let sequence_len = config.shape().map_err(unusable)?.max_sequence_len;
     config.max_tokens = u64::from(args.concurrency) * u64::from(sequence_len);
     config.shape().map_err(unusable)?;
     Ok(config)
+}
+
+/// Returns the groups of layers: the model's, unless the command line turns them off, on the CPU. Sparse reads are of
+/// layers that keep everything.
+///
+/// # Errors
+/// Groups on a GPU or with sparse reads.
+fn groups(args: &Args, model: &ModelConfig) -> Result<Groups> {
+    let served = args.backend == BackendName::Cpu && args.sparse.is_none();
+    match args.groups {
+        Some(Switch::On) if !served => {
+            Err(Error::request("--groups on is for the CPU, without --sparse"))
+        }
+        Some(Switch::Off) => Ok(Groups::ONE),
+        _ => Ok(if served { model.groups() } else { Groups::ONE }),
+    }
 }
 
 /// Returns the options of the CPU backend from the command line.

@@ -178,10 +178,10 @@ impl Cpu {
         self.check_open(plan)?;
         check::layer(layer, &self.layout)?;
         check::attend(attend, &self.layout)?;
-        check::window(plan, attend.window)?;
+        check::window(plan, attend)?;
         match selection {
             Some(_) => check::sparse_layer(layer, &self.layout)?,
-            None => check::reach(layer, &self.layout, attend.window)?,
+            None => check::reach(layer, &self.layout, attend)?,
         }
         let (tokens, q_heads) = (plan.token_count(), attend.q_heads as usize);
         let q_width = q_heads * self.layout.head_dim() as usize;

@@ -85,12 +85,12 @@ impl Unit {
     }
 
     /// What query token `i` of the unit sees: numbers in the order of slots, all of them where the row is no tree.
-    pub fn sees(&self, i: u32, window: Option<u32>) -> Range<u32> {
+    pub fn sees(&self, i: u32, attend: &Attend) -> Range<u32> {
         if self.mask != 0 {
             return 0..self.row.kv_len.saturating_sub(u64::BITS) + self.mask.count_ones();
         }
         let end = self.row.kv_len - self.row.extend_len + self.first + i + 1;
-        end.saturating_sub(window.unwrap_or(end))..end
+        attend.first_seen(end - 1)..end
     }
 
     /// Whether it is of a tree.
@@ -118,8 +118,8 @@ impl Unit {
     }
 
     /// What any of its query tokens sees.
-    fn sees_in_all(&self, window: Option<u32>) -> Range<u32> {
-        self.sees(0, window).start..self.sees(self.tokens - 1, window).end
+    fn sees_in_all(&self, attend: &Attend) -> Range<u32> {
+        self.sees(0, attend).start..self.sees(self.tokens - 1, attend).end
     }
 
     /// Query rows of each of its kv heads.
@@ -182,14 +182,14 @@ impl<T> Job<'_, T> {
     pub fn units(&self) -> impl Iterator<Item = Unit> + Send + use<'_, T> {
         let (group, kv_heads) = (self.group() as u32, self.layout.kv_heads());
         let block = (UNIT_ROWS / group).max(1);
-        let (plan, window) = (self.plan, self.attend.window);
+        let (plan, attend) = (self.plan, self.attend);
         let rows = plan.rows.iter().enumerate().filter(|(_, row)| row.kv_len > 0);
         let rows = rows.map(move |(index, row)| {
             let masks = plan.tree(row);
             (index, row, masks.unwrap_or_default(), if masks.is_some() { 1 } else { block })
         });
         let pairs = move |row: &BatchRow| {
-            u64::from(row.extend_len) * u64::from(row.kv_len.min(window.unwrap_or(u32::MAX)))
+            u64::from(row.extend_len) * u64::from(row.kv_len.min(attend.reach()))
         };
         let all_pairs =
             rows.clone().fold(0_u64, |sum, (_, row, ..)| sum.saturating_add(pairs(row)));
@@ -234,7 +234,7 @@ impl<T> Job<'_, T> {
                         mask,
                         list,
                     };
-                    let all = whole.sees_in_all(window);
+                    let all = whole.sees_in_all(attend);
                     let is_cut = !selects && is_cut(&row);
                     let parts = segments(if is_cut { all.clone() } else { 0..0 });
                     parts.chain((!is_cut).then_some(all.clone())).map(move |part| Unit {
@@ -252,7 +252,7 @@ impl<T> Job<'_, T> {
     pub fn listed(&self, unit: Unit) -> Option<impl Iterator<Item = u32>> {
         let (selection, list) = (self.selection?, unit.list?);
         let top = selection.top as usize;
-        let seen = unit.sees(0, self.attend.window);
+        let seen = unit.sees(0, self.attend);
         let listed = &selection.positions[list * top..(list + 1) * top];
         Some(listed.iter().copied().filter(move |position| seen.contains(position)))
     }
@@ -262,7 +262,7 @@ impl<T> Job<'_, T> {
         let dims = u64::from(self.layout.head_dim()) + u64::from(self.layout.value_dim());
         let row_work = u64::from(self.attend.q_heads) * dims;
         let work = self.plan.rows.iter().fold(0_u64, |sum, row| {
-            let seen = row.kv_len.min(self.attend.window.unwrap_or(u32::MAX));
+            let seen = row.kv_len.min(self.attend.reach());
             let pairs = u64::from(row.extend_len) * u64::from(seen);
             sum.saturating_add(pairs.saturating_mul(row_work))
         });

@@ -36,7 +36,7 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let step = plan.step;
         check::may_begin(&self.steps, step)?;
-        check::window(plan, self.window)?;
+        self.limited.as_ref().map_or(Ok(()), |attend| check::window(plan, attend))?;
         let stream = self.stream.raw();
         // A replay would read the plan from a slot that already holds another plan.
         if raw::is_capturing(stream)? {
@@ -140,8 +140,14 @@ impl Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         check::is_open(&self.steps, plan.step)?;
-        check::window(plan, attend.window)?;
+        check::layer(layer, self.pool.layout())?;
+        check::window(plan, attend)?;
+        match selection {
+            Some(_) => check::sparse_layer(layer, self.pool.layout())?,
+            None => check::reach(layer, self.pool.layout(), attend)?,
+        }
         let attend = &check_attend(attend, &self.pool, self.tables.longest_row())?;
+        self.stage.check_chunk(attend)?;
         let tokens = plan.token_count();
         let (q_stride, out_stride) =
             attend_strides(attend, &self.pool, tokens, &q, &out, lse.as_ref())?;
@@ -165,10 +171,10 @@ impl Cuda {
             return Ok(());
         }
         let params = AttendParams {
-            q: q.address,
-            out: out.address,
-            lse: lse.map_or(0, |lse| lse.address),
-            sinks: sinks.map_or(0, |sinks| sinks.address),
+            q: q.extent.address,
+            out: out.extent.address,
+            lse: lse.map_or(0, |lse| lse.extent.address),
+            sinks: sinks.map_or(0, |sinks| sinks.extent.address),
             q_stride,
             out_stride,
             ..self.attend_params(&image, layer, attend)?
@@ -208,6 +214,7 @@ impl Cuda {
     ) -> Result<AttendParams, CudaError> {
         let (layout, table) = (self.pool.layout(), self.tables.shape());
         let (strides, [k, v]) = (self.pool.strides(), self.pool.origins(layer)?);
+        let (batch_rows, batch) = self.stage.rows_of(image, attend.chunk)?;
         Ok(AttendParams {
             k,
             v,
@@ -215,17 +222,18 @@ impl Cuda {
             slot_stride: strides.slot,
             head_stride: strides.head,
             table: self.tables.address(),
-            batch_rows: image.rows,
+            batch_rows,
             page_magic: magic(layout.page_size()),
             chunk_magic: magic(table.chunk_pages),
             page_size: layout.page_size(),
             chunk_pages: table.chunk_pages,
-            chunks_per_row: table.chunks_per_row,
-            chunk_base: self.tables.chunk_base(),
+            // Pieces of rows are numbered by their first word of a directory.
+            chunks_per_row: if attend.chunk.is_some() { 1 } else { table.chunks_per_row },
+            chunk_base: self.tables.chunk_base(layout.place(layer).track),
             q_heads: attend.q_heads,
             kv_heads: layout.kv_heads(),
             group: attend.q_heads / layout.kv_heads(),
-            batch: image.row_count as u32,
+            batch,
             masks: image.masks,
             window: attend.window.unwrap_or(0),
             scale: attend.scale,

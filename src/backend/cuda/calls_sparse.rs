@@ -6,7 +6,7 @@ use super::check::{check_packed, check_pool, row_stride};
 use super::error::CudaError;
 use super::kernels::RESOLVE_SELECTION;
 use super::opened::Cuda;
-use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
+use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut, Element};
 use crate::backend::cuda::driver::raw;
 use crate::backend::cuda::kernels::params::{AttendParams, SelectParams};
 use crate::backend::cuda::store::labels::Labels;
@@ -36,19 +36,19 @@ impl SparseBackend for Cuda {
         let (stream, layout) = (self.stream.raw(), *self.pool.layout());
         check::is_open(&self.steps, plan.step)?;
         check::layer(layer, &layout)?;
+        check::sparse_layer(layer, &layout)?;
         let longest = self.tables.longest_row();
         sparse::check(select, &layout, longest)?;
         let labels = self.labels.as_mut().ok_or(PlanError::NoLabels)?;
         let width = select.q_heads as usize * layout.head_dim() as usize;
         let (tokens, dtype) = (plan.token_count(), self.pool.rows());
-        let q_stride = row_stride(Operand::Q, q.stride, q.bytes, tokens, width, dtype)?;
-        if [q.address, q_stride].iter().any(|x| x % 2 != 0) {
+        let q_stride = row_stride(Operand::Q, &q.extent, tokens, width, dtype)?;
+        if [q.extent.address, q_stride].iter().any(|x| x % 2 != 0) {
             return Err(CudaError::RowsAlignment { align: 2 });
         }
         let lists = plan.rows.len() * layout.kv_heads() as usize;
-        let DeviceRowsMut { address, stride, bytes, .. } = positions;
-        let packed = (address, stride, bytes);
-        check_packed(Operand::Selection, packed, lists, select.top as usize)?;
+        let (extent, shape) = (&positions.extent, (lists, select.top as usize));
+        check_packed(Operand::Selection, extent, shape, Element::Position)?;
         labels.check(plan)?;
         if !labels.used {
             if raw::is_capturing(stream)? {
@@ -64,11 +64,11 @@ impl SparseBackend for Cuda {
         let window = select.window.filter(|&window| u64::from(window) < longest);
         let attend = Attend { window, ..Attend::new(select.q_heads, layout.head_dim()) };
         let params = self.attend_params(&image, layer, &attend)?;
-        let params = AttendParams { q: q.address, q_stride, ..params };
+        let params = AttendParams { q: q.extent.address, q_stride, ..params };
         let capturing = raw::is_capturing(stream)?;
         let start = self.stage.start.first(capturing);
         let labels = self.labels.as_ref().expect("the pool keeps labels");
-        let (of, list) = ((layer, params), (address, select.top));
+        let (of, list) = ((layer, params), (positions.extent.address, select.top));
         // SAFETY: q and the lists were checked above, the plan when it was staged.
         unsafe { labels.select(&self.gpu, &self.pool, &image, of, list, (start, stream)) }?;
         self.stage.start.launched(capturing);
@@ -102,10 +102,9 @@ impl Cuda {
     ) -> Result<(), CudaError> {
         check_pool(selection.top, self.pool.layout(), self.tables.longest_row())?;
         self.gpu.check_same(selection.positions.device)?;
-        let DeviceRows { address, stride, bytes, .. } = selection.positions;
         let lists = plan.rows.len() * self.pool.layout().kv_heads() as usize;
-        let packed = (address, stride, bytes);
-        check_packed(Operand::Selection, packed, lists, selection.top as usize)
+        let (extent, shape) = (&selection.positions.extent, (lists, selection.top as usize));
+        check_packed(Operand::Selection, extent, shape, Element::Position)
     }
 
     /// Resolves the slots of a selection for a variant's kernel. Launch it before that kernel.
@@ -123,7 +122,7 @@ impl Cuda {
         let lists = params.batch * params.kv_heads;
         let params = SelectParams {
             attend: params,
-            positions: selection.positions.address,
+            positions: selection.positions.extent.address,
             listed: buffers.listed.address(),
             counts: buffers.counts.address(),
             top: selection.top,

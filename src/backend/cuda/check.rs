@@ -4,7 +4,7 @@
 
 use super::error::CudaError;
 use crate::backend::cuda::attention::latent::LATENT_HEADS_MAX;
-use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
+use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut, Element, Extent};
 use crate::backend::cuda::kernels::params::KV_HEADS_MAX;
 use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{Attend, Operand, PlanError, check, sparse};
@@ -13,16 +13,32 @@ use crate::layout::{Dtype, PoolLayout};
 /// Returns the bytes from row to row of `width` elements each, if the rows fit.
 pub(super) fn row_stride(
     operand: Operand,
-    stride: Option<usize>,
-    bytes: u64,
+    rows: &Extent,
     tokens: usize,
     width: usize,
     dtype: Dtype,
 ) -> Result<u64, CudaError> {
+    check_element(operand, rows, Element::Number(dtype))?;
     let size = u64::from(dtype.size());
-    let stride = check::row_stride(operand, (bytes / size) as usize, stride, tokens, width)?;
+    let len = (rows.bytes / size) as usize;
+    let stride = check::row_stride(operand, len, rows.stride, tokens, width)?;
     // A stride beyond 64 bits is longer than any memory; only a single row can have it, which needs no stride.
     Ok((stride as u64).saturating_mul(size))
+}
+
+/// Rejects elements of another type than `wanted`; a buffer's bytes have every type.
+fn check_element(operand: Operand, rows: &Extent, wanted: Element) -> Result<(), CudaError> {
+    let number = |element| match element {
+        Element::Number(dtype) => Some(dtype),
+        Element::Bytes | Element::Position => None,
+    };
+    match rows.element {
+        Element::Bytes => Ok(()),
+        actual if actual == wanted => Ok(()),
+        actual => {
+            Err(CudaError::Element { operand, actual: number(actual), wanted: number(wanted) })
+        }
+    }
 }
 
 /// Returns [`row_stride`] of rows to store, in 32 bits as the kernels take it.
@@ -33,7 +49,7 @@ pub(super) fn store_stride(
     width: usize,
     dtype: Dtype,
 ) -> Result<u32, CudaError> {
-    let stride = row_stride(operand, rows.stride, rows.bytes, tokens, width, dtype)?;
+    let stride = row_stride(operand, &rows.extent, tokens, width, dtype)?;
     u32::try_from(stride).map_err(|_| CudaError::RowStride { bytes: stride })
 }
 
@@ -49,37 +65,43 @@ pub(super) fn attend_strides(
     let (heads, dtype) = (attend.q_heads as usize, pool.rows());
     let q_width = heads * pool.layout().head_dim() as usize;
     let width = heads * pool.layout().value_dim() as usize;
-    let q_stride = row_stride(Operand::Q, q.stride, q.bytes, tokens, q_width, dtype)?;
-    let out_stride = row_stride(Operand::Out, out.stride, out.bytes, tokens, width, dtype)?;
+    let (q, out) = (&q.extent, &out.extent);
+    let q_stride = row_stride(Operand::Q, q, tokens, q_width, dtype)?;
+    let out_stride = row_stride(Operand::Out, out, tokens, width, dtype)?;
     let align = if dtype == Dtype::F32 { 4 } else { 16 };
     if [q.address, out.address, q_stride, out_stride].iter().any(|x| x % align != 0) {
         return Err(CudaError::RowsAlignment { align: align as u32 });
     }
-    if let Some(&DeviceRowsMut { address, stride, bytes, .. }) = lse {
-        check_packed(Operand::Lse, (address, stride, bytes), tokens, heads)?;
+    if let Some(lse) = lse {
+        check_packed(Operand::Lse, &lse.extent, (tokens, heads), Element::Number(Dtype::F32))?;
     }
     Ok((q_stride, out_stride))
 }
 
 /// Rejects sinks that are fewer than the query heads or not aligned.
 pub(super) fn check_sinks(sinks: &DeviceRows<'_>, q_heads: u32) -> Result<(), CudaError> {
-    row_stride(Operand::Sinks, sinks.stride, sinks.bytes, 1, q_heads as usize, Dtype::F32)?;
-    let aligned = sinks.address.is_multiple_of(4);
+    row_stride(Operand::Sinks, &sinks.extent, 1, q_heads as usize, Dtype::F32)?;
+    let aligned = sinks.extent.address.is_multiple_of(4);
     if aligned { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
 }
 
-/// Rejects rows of `words` words that are not packed, too few or not aligned.
+/// Rejects rows of words that are of another type than `element`, not packed, too few or not aligned.
 pub(super) fn check_packed(
     operand: Operand,
-    (address, stride, bytes): (u64, Option<usize>, u64),
-    rows: usize,
-    width: usize,
+    words: &Extent,
+    (rows, width): (usize, usize),
+    element: Element,
 ) -> Result<(), CudaError> {
-    row_stride(operand, stride, bytes, rows, width, Dtype::F32)?;
-    if let Some(stride) = stride.filter(|&stride| stride != width) {
+    check_element(operand, words, element)?;
+    check::row_stride(operand, (words.bytes / 4) as usize, words.stride, rows, width)?;
+    if let Some(stride) = words.stride.filter(|&stride| stride != width) {
         return Err(PlanError::Stride { operand, stride, width }.into());
     }
-    if address.is_multiple_of(4) { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
+    if words.address.is_multiple_of(4) {
+        Ok(())
+    } else {
+        Err(CudaError::RowsAlignment { align: 4 })
+    }
 }
 
 /// Rejects lists of no positions or too many, and pools that no kernel over lists serves.
@@ -146,9 +168,15 @@ mod tests {
         served(attend, layout, layout.dtype().rows(), longest_row)
     }
 
+    /// Bytes of a buffer.
+    fn extent(address: u64, stride: Option<usize>, bytes: u64) -> Extent {
+        Extent { address, stride, bytes, element: Element::Bytes }
+    }
+
     #[test]
     fn rows_are_measured_in_bytes() {
-        let rows = |stride, bytes| row_stride(Operand::Q, stride, bytes, 3, 8, Dtype::F16);
+        let rows =
+            |stride, bytes| row_stride(Operand::Q, &extent(4096, stride, bytes), 3, 8, Dtype::F16);
         let length = PlanError::Length { operand: Operand::Q, actual: 27, wanted: 28 };
         assert_eq!(rows(None, 48), Ok(16));
         assert_eq!(rows(Some(10), 56), Ok(20));
@@ -157,36 +185,61 @@ mod tests {
         for stride in [1 << 62, 1 << 63, usize::MAX] {
             assert!(rows(Some(stride), 1 << 40).is_err());
         }
-        let one = row_stride(Operand::Q, Some(1 << 63), 16, 1, 8, Dtype::F16);
+        let one = row_stride(Operand::Q, &extent(4096, Some(1 << 63), 16), 1, 8, Dtype::F16);
         assert_eq!(one, Ok(u64::MAX));
     }
 
     #[test]
+    fn raw_rows_are_checked_for_type_and_length() {
+        // SAFETY: nothing is launched.
+        let rows = |dtype, len| unsafe { DeviceRows::from_raw(4096, dtype, len, None) };
+        let check = |rows: DeviceRows<'_>| row_stride(Operand::K, &rows.extent, 3, 8, Dtype::F16);
+        assert_eq!(check(rows(Dtype::F16, 24)), Ok(16));
+        let length = PlanError::Length { operand: Operand::K, actual: 23, wanted: 24 };
+        assert_eq!(check(rows(Dtype::F16, 23)), Err(length.into()));
+        let wanted = Some(Dtype::F16);
+        let element = |actual| Err(CudaError::Element { operand: Operand::K, actual, wanted });
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            assert_eq!(check(rows(dtype, 24)), element(Some(dtype)));
+        }
+        // The length in bytes saturates.
+        assert_eq!(check(rows(Dtype::F16, usize::MAX)), Ok(16));
+        // SAFETY: nothing is launched.
+        let lists = unsafe { DeviceRows::positions_from_raw(4096, 24) };
+        assert_eq!(check(lists), element(None));
+        let selection = |rows: DeviceRows<'_>| {
+            check_packed(Operand::Selection, &rows.extent, (3, 8), Element::Position)
+        };
+        assert_eq!(selection(lists), Ok(()));
+        let (operand, actual) = (Operand::Selection, Some(Dtype::F32));
+        let floats = Err(CudaError::Element { operand, actual, wanted: None });
+        assert_eq!(selection(rows(Dtype::F32, 24)), floats);
+    }
+
+    #[test]
     fn sums_and_lists_are_packed_and_aligned() {
-        let sums = |address, stride| check_packed(Operand::Lse, (address, stride, 96), 3, 8);
+        let packed =
+            |operand, extent| check_packed(operand, &extent, (3, 8), Element::Number(Dtype::F32));
+        let sums = |address, stride| packed(Operand::Lse, extent(address, stride, 96));
         assert_eq!(sums(4096, None), Ok(()));
         assert_eq!(sums(4096, Some(8)), Ok(()));
-        let wide = check_packed(Operand::Lse, (4096, Some(9), 1 << 20), 3, 8);
+        let wide = packed(Operand::Lse, extent(4096, Some(9), 1 << 20));
         let stride = PlanError::Stride { operand: Operand::Lse, stride: 9, width: 8 };
         assert_eq!(wide, Err(stride.into()));
         assert_eq!(sums(4098, None), Err(CudaError::RowsAlignment { align: 4 }));
         let operand = Operand::Selection;
         let short = PlanError::Length { operand, actual: 23, wanted: 24 };
-        assert_eq!(check_packed(operand, (4096, None, 95), 3, 8), Err(short.into()));
+        assert_eq!(packed(operand, extent(4096, None, 95)), Err(short.into()));
     }
 
     #[test]
     fn sinks_are_as_many_as_heads_and_aligned() {
-        let sinks = |address, bytes| {
-            // SAFETY: nothing is launched.
-            let mut rows = unsafe { DeviceRows::from_raw(address, None) };
-            rows.bytes = bytes;
-            rows
-        };
-        assert_eq!(check_sinks(&sinks(4096, 32), 8), Ok(()));
+        // SAFETY: nothing is launched.
+        let sinks = |address, len| unsafe { DeviceRows::from_raw(address, Dtype::F32, len, None) };
+        assert_eq!(check_sinks(&sinks(4096, 8), 8), Ok(()));
         let length = PlanError::Length { operand: Operand::Sinks, actual: 7, wanted: 8 };
-        assert_eq!(check_sinks(&sinks(4096, 31), 8), Err(length.into()));
-        assert_eq!(check_sinks(&sinks(4098, 32), 8), Err(CudaError::RowsAlignment { align: 4 }));
+        assert_eq!(check_sinks(&sinks(4096, 7), 8), Err(length.into()));
+        assert_eq!(check_sinks(&sinks(4098, 8), 8), Err(CudaError::RowsAlignment { align: 4 }));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::backend::PlanError;
+use crate::backend::{Operand, PlanError};
 use crate::id::StepId;
 use crate::layout::{Dtype, KvDtype, KvShape, LabelError, ScaleError};
 
@@ -89,6 +89,18 @@ pub enum CudaError {
         /// The most that is allowed.
         max: u64,
     },
+    /// Chunks that do not begin at multiples of the page tables' chunks: pages do not divide them.
+    ChunkTokens {
+        /// The size of the chunks that a group reads.
+        chunk: u32,
+        /// Tokens of a page table chunk.
+        tokens: u32,
+    },
+    /// Attention over chunks in a layer whose group does not read them, or over latent rows.
+    Chunk {
+        /// The size of the chunks.
+        chunk: u32,
+    },
     /// Scales that do not fit this pool.
     Scales(ScaleError),
     /// Rows of a type that differs from the type of the pool, which is not quantised.
@@ -98,6 +110,17 @@ pub enum CudaError {
         /// Type of the pool.
         pool: KvDtype,
     },
+    /// An argument at a raw address has elements of another type than the call expects.
+    Element {
+        /// The argument.
+        operand: Operand,
+        /// Its type; `None`: positions.
+        actual: Option<Dtype>,
+        /// The expected type; `None`: positions.
+        wanted: Option<Dtype>,
+    },
+    /// The stream that differs in each thread (handle 2, `CU_STREAM_PER_THREAD`), on which no work can be ordered.
+    PerThreadStream,
     /// A pool of a shape that no kernel serves.
     PoolShape {
         /// The pool's layout.
@@ -201,6 +224,15 @@ impl fmt::Display for Capability {
     }
 }
 
+/// The type of an element in prose; `None` for positions.
+struct ElementName(Option<Dtype>);
+
+impl fmt::Display for ElementName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(write!(f, "position"), |dtype| write!(f, "{dtype:?}"))
+    }
+}
+
 impl fmt::Display for CudaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -239,6 +271,12 @@ impl fmt::Display for CudaError {
             Self::StepSees { tokens, max } => {
                 write!(f, "rows that see {tokens} tokens together are above the limit of {max}")
             }
+            Self::ChunkTokens { chunk, tokens } => {
+                write!(f, "chunks of {chunk} tokens do not begin at multiples of {tokens} tokens")
+            }
+            Self::Chunk { chunk } => {
+                write!(f, "chunks of {chunk} tokens in a layer whose group does not read them")
+            }
             Self::Labels(error) => error.fmt(f),
             Self::Lists { dtype } => {
                 write!(f, "there are no kernels for selections over this pool of {dtype:?}")
@@ -246,6 +284,11 @@ impl fmt::Display for CudaError {
             Self::SelectTokens { tokens, max } => {
                 write!(f, "a selection from {tokens} tokens is above the limit of {max}")
             }
+            Self::Element { operand, actual, wanted } => {
+                let [actual, wanted] = [actual, wanted].map(ElementName);
+                write!(f, "{operand} has elements of type {actual} where {wanted} is expected")
+            }
+            Self::PerThreadStream => write!(f, "stream 2 is another stream in each thread"),
             Self::PoolShape { shape } => write!(f, "there are no kernels for pools of {shape:?}"),
             Self::Scales(error) => error.fmt(f),
             Self::RowsDtype { rows, pool } => {

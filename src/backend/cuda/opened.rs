@@ -16,7 +16,7 @@ use crate::backend::cuda::plan::stage::Stage;
 use crate::backend::cuda::plan::tables::Tables;
 use crate::backend::cuda::store::labels::Labels;
 use crate::backend::cuda::store::pool::Pool;
-use crate::backend::{OpenSteps, check};
+use crate::backend::{Attend, OpenSteps, check};
 use crate::layout::{Dtype, PoolLayout};
 use crate::plan::BatchPlan;
 
@@ -34,8 +34,8 @@ pub struct Cuda {
     pub(super) limits: StepLimits,
     pub(super) copy_streams: Option<CopyStreams>,
     pub(super) steps: OpenSteps,
-    /// Whether attention with a window was prepared; plans may then have no trees.
-    pub(super) window: Option<u32>,
+    /// Prepared attention with a window or chunks, if any was; plans may then have no trees.
+    pub(super) limited: Option<Attend>,
     /// Number of modules loaded at the last preparation.
     pub(super) prepared: Option<usize>,
 }
@@ -52,6 +52,19 @@ pub struct StagedPlan {
     pub rows: u64,
     /// The key of the graphs that may be replayed for this plan.
     pub graph: GraphKey,
+    /// The slots of the second track, and bytes from track to track.
+    track_slots: u64,
+    track_bytes: u64,
+}
+
+impl StagedPlan {
+    /// Returns the slots of the new tokens in a track, as [`BatchPlan::slots_of`]. Track 0 is `slot_mapping`.
+    pub fn slots_of(&self, track: u32) -> u64 {
+        match track.checked_sub(1) {
+            None => self.slot_mapping,
+            Some(index) => self.track_slots + u64::from(index) * self.track_bytes,
+        }
+    }
 }
 
 impl Cuda {
@@ -129,14 +142,15 @@ impl Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         check::is_open(&self.steps, plan.step)?;
-        check::window(plan, self.window)?;
+        self.limited.as_ref().map_or(Ok(()), |attend| check::window(plan, attend))?;
         if let Some(labels) = self.labels.as_ref().filter(|labels| labels.used) {
             labels.check(plan)?;
         }
         let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
         let graph = self.stage.key(&image, &self.variants);
-        let Image { slots, positions, rows, .. } = image;
-        Ok(StagedPlan { slot_mapping: slots, positions, rows, graph })
+        let Image { slots, track_slots, track_bytes, positions, rows, .. } = image;
+        let slot_mapping = slots;
+        Ok(StagedPlan { slot_mapping, positions, rows, graph, track_slots, track_bytes })
     }
 
     /// Records an event at the stream's end. When the event is done, all steps launched before it are done, and the

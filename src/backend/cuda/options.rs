@@ -12,7 +12,7 @@ use crate::backend::cuda::plan::stage::Stage;
 use crate::backend::cuda::plan::tables::Tables;
 use crate::backend::cuda::store::labels::Labels;
 use crate::backend::cuda::store::pool::Pool;
-use crate::backend::{OpenBackend, OpenSteps, PlanError};
+use crate::backend::{OpenBackend, OpenSteps};
 use crate::layout::{Dtype, KvScales, LabelChannels, PoolLayout, TableShape};
 
 /// Options of a [`Cuda`].
@@ -72,10 +72,11 @@ impl OpenBackend for CudaOptions {
     type Backend = Cuda;
 
     /// # Errors
-    /// Returns [`CudaError::PoolShape`] if latent rows are not 512 + 64 long, [`CudaError::Lists`] if a pool of f32 or
-    /// fp8 keeps labels, [`CudaError::OutOfMemory`], [`CudaError::Scales`] or [`CudaError::Labels`] if these do not fit
-    /// the pool, [`CudaError::RowsDtype`], or the driver's error. Also fails if the stream belongs to another device or
-    /// if rows have more tokens than kernels can count.
+    /// Returns [`CudaError::PoolShape`] if latent rows are not 512 + 64 long, [`CudaError::ChunkTokens`] if pages do
+    /// not divide the chunks that a group reads, [`CudaError::Lists`] if a pool of f32 or fp8 keeps labels,
+    /// [`CudaError::OutOfMemory`], [`CudaError::Scales`] or [`CudaError::Labels`] if these do not fit the pool,
+    /// [`CudaError::RowsDtype`], or the driver's error. Also fails if the stream belongs to another device or if rows
+    /// have more tokens than kernels can count.
     fn open(
         self,
         layout: &PoolLayout,
@@ -91,9 +92,6 @@ impl OpenBackend for CudaOptions {
         let rows_dtype = self.rows.unwrap_or(own);
         if rows_dtype != own && !dtype.is_quantised() {
             return Err(CudaError::RowsDtype { rows: rows_dtype, pool: dtype });
-        }
-        if let Some((group, reach)) = layout.groups().limited().next() {
-            return Err(PlanError::Group { group, reach }.into());
         }
         attend_latent::check_shape(layout)?;
         LabelChannels::check_pool(self.labels.as_ref(), layout)?;
@@ -126,12 +124,12 @@ impl OpenBackend for CudaOptions {
             pool,
             labels,
             tables: Tables::new(&gpu, *table, layout, stream.raw())?,
-            stage: Stage::new(&gpu, layout, limits, uploads)?,
+            stage: Stage::new(&gpu, (layout, table), limits, uploads)?,
             variants: Variants::default(),
             limits,
             copy_streams: None,
             steps: OpenSteps::new(max_steps),
-            window: None,
+            limited: None,
             prepared: None,
             gpu,
             stream,

@@ -63,9 +63,9 @@ impl Cuda {
     /// Releases the kernels' texts at the end. A capture requires this preparation. A step that needs an unprepared
     /// kernel waits for the driver's compiler; [`Cuda::modules_after_prepare`] counts such modules.
     ///
-    /// The host prepares the attention of all its layers. If some layers have a window, `begin` then rejects plans with
-    /// trees of drafts ([`PlanError::TreeWindow`](crate::PlanError)); otherwise the first such layer would. Later calls
-    /// add to earlier ones.
+    /// The host prepares the attention of all its layers. If some layers have a window or chunks, `begin` then rejects
+    /// plans with trees of drafts ([`PlanError::TreeWindow`](crate::PlanError)); otherwise the first such layer would.
+    /// Later calls add to earlier ones.
     ///
     /// # Errors
     /// Returns an error if no kernel serves an [`Attend`], if lists have length 0, exceed a sequence's tokens or need a
@@ -76,7 +76,10 @@ impl Cuda {
             return Err(CudaError::NotPrepared);
         }
         let (layout, longest) = (*self.pool.layout(), self.tables.longest_row());
-        let checked = |attend: &Attend| check_attend(attend, &self.pool, longest);
+        let checked = |attend: &Attend| {
+            self.stage.check_chunk(attend)?;
+            check_attend(attend, &self.pool, longest)
+        };
         let attend = work.attend.iter().map(checked).collect::<Result<Vec<_>, _>>()?;
         let over_list = |&(attend, top): &(Attend, u32)| {
             check_pool(top, &layout, longest)?;
@@ -115,7 +118,9 @@ impl Cuda {
         if let Some(labels) = self.labels.as_mut().filter(|_| selects) {
             labels.used = true;
         }
-        self.window = self.window.or(work.variants().find_map(|(attend, _)| attend.window));
+        let mut all = work.variants().map(|(attend, _)| attend);
+        let is_limited = |attend: &Attend| attend.window.or(attend.chunk).is_some();
+        self.limited = self.limited.or_else(|| all.find(is_limited));
         self.prepared = Some(self.gpu.module_count());
         Ok(())
     }

@@ -3,9 +3,10 @@
 use half::{bf16, f16};
 
 use crate::backend::Attend;
+use crate::id::LayerId;
 use crate::layout::{
     Capacity, Dtype, Groups, KvDtype, KvScales, KvShape, LabelChannels, Layout, Plane, PlaneName,
-    PlaneOrder, PoolConfig, PoolLayout, Scaling, TableShape,
+    PlaneOrder, PoolConfig, PoolLayout, Reach, Scaling, TableShape,
 };
 use crate::testkit::quantised;
 use crate::testkit::rng::Rng;
@@ -89,10 +90,20 @@ impl Case {
         }
     }
 
-    /// A random shape of at most [`POOL_BYTES`].
-    pub(super) fn random(rng: &mut Rng) -> Self {
+    /// Plain attention of a layer: what its group reads.
+    pub fn attend_of(&self, layer: LayerId) -> Attend {
+        let group = self.layout.place(layer).group;
+        match self.layout.groups().reach(group) {
+            Reach::Window(size) => Attend { window: Some(size), ..self.attend() },
+            Reach::Chunk(size) => Attend { chunk: Some(size), ..self.attend() },
+            _ => self.attend(),
+        }
+    }
+
+    /// A random shape of at most [`POOL_BYTES`], of one group of layers or of several.
+    pub(super) fn random(rng: &mut Rng, in_groups: bool) -> Self {
         loop {
-            let case = Self::any(rng);
+            let case = Self::any(rng, in_groups);
             if case.layout.total_bytes() <= POOL_BYTES {
                 return case;
             }
@@ -128,7 +139,7 @@ impl Case {
         }
     }
 
-    fn any(rng: &mut Rng) -> Self {
+    fn any(rng: &mut Rng, in_groups: bool) -> Self {
         let dtypes = [Dtype::F32, Dtype::F16, Dtype::Bf16];
         let dtype = rng.pick(&dtypes);
         let rows = rng.pick(&[dtype, dtype, Dtype::F32, Dtype::F16, Dtype::Bf16]);
@@ -164,15 +175,17 @@ impl Case {
             tp_size: 1,
             tp_rank: 0,
         };
+        let config = if in_groups { with_groups(&config, rng) } else { config };
         let config = if rng.one_in(4) { with_fp8(&config, rng) } else { config };
         let (config, group) = if rng.one_in(6) { latent(&config, rng) } else { (config, group) };
         let given = config.dtype.is_quantised() && config.scaling == Scaling::Static;
         let tokens = u64::from(table_rows * max_len);
         let max_steps = rng.within(1, 3) as u32;
         let plain = config.layout().expect("a valid pool");
+        let table = TableShape::of(&plain, table_rows, max_len, tokens);
         Self {
             layout: if rng.one_in(4) { with_spare_plane(&config) } else { plain },
-            table: TableShape::new(page_size, table_rows, max_len, tokens).expect("a small table"),
+            table: table.expect("a small table"),
             max_steps,
             group,
             kv_rows: rows,
@@ -183,6 +196,28 @@ impl Case {
             label_seed: rng.bits(),
         }
     }
+}
+
+/// The same pool of several groups of layers, with as many pages for each track.
+pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
+    let layers = rng.within(2, 5) as u32;
+    let count = rng.within(2, layers.min(4).into());
+    let limited = (1..count).map(|_| match rng.one_in(3) {
+        true => Reach::Chunk(rng.pick(&[1, 8, 16, 32, 64, 256, 2048])),
+        false => Reach::Window(rng.pick(&[1, 2, 5, 17, 33, 64, 100, 1000])),
+    });
+    let reaches: Vec<_> = std::iter::once(Reach::All).chain(limited).collect();
+    let groups = loop {
+        let layers: Vec<_> = (0..layers).map(|_| rng.below(count) as u8).collect();
+        // Each group has a layer.
+        if let Ok(groups) = Groups::new(&reaches, &layers) {
+            break groups;
+        }
+    };
+    let config = PoolConfig { layers, groups, ..*config };
+    let tracks = config.layout().expect("a valid pool").tracks();
+    let Capacity::Pages(pages) = config.capacity else { return config };
+    PoolConfig { capacity: Capacity::Pages(pages * tracks), ..config }
 }
 
 /// The same pool of latent rows, and query heads.

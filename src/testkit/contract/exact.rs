@@ -37,7 +37,8 @@ pub fn attention<T: Copy + Into<f64>>(
 /// The positions that a query at `position` sees.
 pub fn sees(attend: &Attend, position: usize) -> RangeInclusive<usize> {
     let first = (position + 1).saturating_sub(attend.window.map_or(usize::MAX, |w| w as usize));
-    first..=position
+    let of_chunk = attend.chunk.map_or(0, |size| position / size as usize * size as usize);
+    first.max(of_chunk)..=position
 }
 
 /// [`attention`] to just these positions, whatever the window; with none of them the output is 0.

@@ -9,6 +9,8 @@ use crate::testkit::rng::Rng;
 pub struct Filter {
     /// So many kv heads, in small pools made for them; nothing for random pools.
     kv_heads: Option<u32>,
+    /// Pools of several groups of layers.
+    in_groups: bool,
     /// Query heads of a kv head and most new tokens of a row, drawn from these; an empty list changes nothing.
     groups: &'static [u32],
     extends: &'static [Extends],
@@ -27,7 +29,8 @@ use Extends::{QueryRows, Tokens};
 
 impl Filter {
     /// All cases.
-    pub const ALL: Self = Self { kv_heads: None, groups: &[], extends: &[], conditions: &[] };
+    pub const ALL: Self =
+        Self { kv_heads: None, in_groups: false, groups: &[], extends: &[], conditions: &[] };
 
     /// Quantised pools.
     pub const FP8: Self = Self { conditions: &[is_fp8], ..Self::ALL };
@@ -98,11 +101,17 @@ impl Filter {
         Self { kv_heads: Some(kv_heads), ..Self::ALL }
     }
 
+    /// Returns the same filter of pools whose layers are in several groups.
+    #[must_use]
+    pub const fn in_groups(self) -> Self {
+        Self { in_groups: true, ..self }
+    }
+
     /// Draws a case; returns none where a condition does not hold.
     pub(super) fn draw(&self, rng: &mut Rng) -> Option<Case> {
         let mut case = match self.kv_heads {
             Some(kv_heads) => Case::of_many_heads(rng, kv_heads),
-            None => Case::random(rng),
+            None => Case::random(rng, self.in_groups),
         };
         if !self.groups.is_empty() {
             case.group = rng.pick(self.groups);

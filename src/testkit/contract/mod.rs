@@ -20,6 +20,7 @@
 mod case;
 mod compare;
 mod cpu;
+mod either;
 mod exact;
 mod filter;
 mod history;

@@ -9,7 +9,7 @@ use super::stored::Given;
 use super::{Report, TestBackend};
 use crate::backend::{Attend, Queries};
 use crate::id::{LayerId, PageId, RowId};
-use crate::layout::Dtype;
+use crate::layout::{Dtype, LayerPlace};
 use crate::plan::{BatchPlan, Compaction, OwnedPlan, StepEnd, StepScratch};
 use crate::testkit::planner::{Item, Planner, shuffle};
 use crate::testkit::rng::Rng;
@@ -42,8 +42,8 @@ pub(super) type Asked<'a> = (&'a HostRows, Option<&'a HostRows>);
 
 pub(super) struct World<'a, B> {
     pub backend: B,
-    /// Windows, and signs of the scale, that were asked for.
-    kinds: BTreeSet<(Option<u32>, bool)>,
+    /// Windows, chunks, and signs of the scale, that were asked for.
+    kinds: BTreeSet<(Option<u32>, Option<u32>, bool)>,
     pub case: Case,
     /// What the backend was given.
     pub given: Given,
@@ -76,7 +76,10 @@ pub(super) fn run<B: TestBackend>(
     let poison = vec![0xff; case.layout.page_bytes() as usize];
     let shadow = vec![poison; case.layout.page_count() as usize];
     let planner = Planner::new(&case.layout, &case.table, seed);
-    let (history, parents, kinds) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+    let (history, parents) = (Vec::new(), BTreeSet::new());
+    let limited = (0..case.layout.layers()).map(|layer| case.attend_of(LayerId::new(layer)));
+    let limited = limited.map(|attend| (attend.window, attend.chunk, true));
+    let kinds = limited.filter(|kind| *kind != (None, None, true)).collect();
     let given = Given { scales: case.scales(), labels: case.labels() };
     let mut world = World {
         backend,
@@ -104,6 +107,9 @@ pub(super) fn run<B: TestBackend>(
 impl<B: TestBackend> World<'_, B> {
     fn round(&mut self) {
         self.change_sequences();
+        if self.case.layout.tracks() > 1 {
+            self.give_back();
+        }
         let steps: Vec<_> =
             (0..self.rng.within(1, self.case.max_steps.into())).map(|_| self.plan()).collect();
         if self.rng.one_in(2) {
@@ -128,8 +134,8 @@ impl<B: TestBackend> World<'_, B> {
             if planned.len == 0 || self.parents.contains(&sequence) || !self.planner.is_sent() {
                 continue;
             }
-            // Nobody else's tail page, and none that is shared.
-            let own = planned.own_from(self.case.layout.page_size());
+            // Nobody else's tail page, none that is shared, and none that was given back.
+            let own = planned.own_from(self.case.layout.page_size()).max(planned.fixed_len);
             let most = (planned.len - own.min(planned.len)).min(u64::BITS);
             if most == 0 {
                 continue;
@@ -138,9 +144,13 @@ impl<B: TestBackend> World<'_, B> {
             let first = planned.len - len;
             let keep = self.rng.bits() & (u64::MAX >> (u64::BITS - len));
             for (from, to) in (Compaction { row: planned.row, first, keep }).moves() {
-                let [source, target] = [from, to]
-                    .map(|place| self.case.layout.page_of(self.planner.slot(&planned, place)));
-                self.shadow_move(source, target);
+                for track in 0..self.case.layout.tracks() {
+                    let [source, target] = [from, to].map(|place| {
+                        let slot = self.planner.track_slot(&planned, track, place);
+                        self.case.layout.page_of(slot)
+                    });
+                    self.shadow_move(source, target);
+                }
             }
             for history in &mut self.history[sequence] {
                 history.keep(planned.len, first, keep);
@@ -178,6 +188,21 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
+    /// Gives back pages that some sequences no longer read, and poisons them.
+    fn give_back(&mut self) {
+        for sequence in self.planner.live() {
+            let planned = self.planner.sequence(sequence).expect("it lives");
+            if self.parents.contains(&sequence) || self.rng.one_in(2) {
+                continue;
+            }
+            let fixed_len = self.rng.within(planned.fixed_len.into(), planned.len.into()) as u32;
+            for page in self.planner.give_back(sequence, fixed_len) {
+                self.shadow[page.index()].fill(0xff);
+                self.backend.write_page(page, &self.shadow[page.index()]);
+            }
+        }
+    }
+
     /// Gives a new sequence tokens whose K and V come as pages, not from a step.
     fn bring_in(&mut self, sequence: usize) {
         let len = self.rng.within(1, self.case.max_len.into()) as u32;
@@ -188,13 +213,14 @@ impl<B: TestBackend> World<'_, B> {
             let widths = self.case.kv_widths();
             let [k, v] =
                 widths.map(|width| HostRows::random(&mut self.rng, dtype, len as usize, width));
+            let LayerPlace { track, .. } = self.case.layout.place(LayerId::new(layer as u32));
             for position in 0..len {
-                let slot = self.planner.slot(&planned, position);
+                let slot = self.planner.track_slot(&planned, track, position);
                 self.shadow_rows(layer, slot, [&k, &v].map(|rows| rows.row(position as usize)));
             }
             self.remember(sequence, layer, [&k, &v], 0..len as usize);
         }
-        for page in planned.pages {
+        for page in planned.all_pages() {
             self.backend.write_page(page, &self.shadow[page.index()]);
         }
     }
@@ -215,11 +241,13 @@ impl<B: TestBackend> World<'_, B> {
     }
 
     fn fork(&mut self, parent: usize) {
-        let Some((_, copy)) = self.planner.fork(parent) else { return };
+        let Some((_, copies)) = self.planner.fork(parent) else { return };
         self.parents.insert(parent);
         self.history.push(self.history[parent].clone());
-        if let Some(copy) = copy {
-            self.backend.copy_pages(&[copy]).expect("pages of the pool");
+        if !copies.is_empty() {
+            self.backend.copy_pages(&copies).expect("pages of the pool");
+        }
+        for copy in copies {
             self.shadow[copy.target.index()] = self.shadow[copy.source.index()].clone();
         }
     }
@@ -237,7 +265,7 @@ impl<B: TestBackend> World<'_, B> {
             let most = self.rng.pick(&[3, 3, 100, 300]).min(room);
             items.insert(at, Item::Padding { len: self.rng.within(1, most) as u32 });
         }
-        let trees = self.rng.one_in(3);
+        let trees = self.rng.one_in(3) && self.case.layout.groups().count() == 1;
         let is_tree: Vec<_> = items.iter().map(|_| trees && self.rng.one_in(2)).collect();
         let mut plan = self.planner.plan_trees(&items, &is_tree);
         if self.rng.one_in(4) {
@@ -257,8 +285,9 @@ impl<B: TestBackend> World<'_, B> {
     fn item(&mut self, sequence: usize) -> Option<Item> {
         let planned = self.planner.sequence(sequence)?;
         let (len, room) = (planned.len, self.case.max_len - planned.len);
-        if len > 0 && (room == 0 || self.rng.one_in(8)) {
-            let len = self.rng.within(1, u64::from(len.min(20))) as u32;
+        let again = (len - planned.fixed_len).min(20);
+        if again > 0 && (room == 0 || self.rng.one_in(8)) {
+            let len = self.rng.within(1, again.into()) as u32;
             return Some(Item::Again { sequence, len });
         }
         let most = u64::from(self.rng.pick(&[1, 1, 1, 5, 40, 200]).min(room));
@@ -335,7 +364,7 @@ impl<B: TestBackend> World<'_, B> {
     fn refuses_ended(&mut self, step: &Step) {
         let (plan, layer, seed) = (step.plan.plan(), LayerId::new(0), self.seed);
         let (tokens, width) = (plan.token_count(), self.case.q_width());
-        let attend = self.case.attend();
+        let attend = self.case.attend_of(layer);
         let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
         let to = HostRows::random(&mut self.rng, self.case.q_rows, tokens, self.case.out_width());
         let [k, v] = [0, 1].map(|i| self.backend.input(&step.kv[0][i]));
@@ -355,10 +384,11 @@ impl<B: TestBackend> World<'_, B> {
         let [k, v] = [0, 1].map(|i| self.backend.input(&all[layer][i]));
         self.backend.store_cache(&plan, id, B::rows(&k), B::rows(&v)).expect("a valid store");
         for i in 0..plan.token_count() {
-            let Some(slot) = plan.slot_mapping.get(i) else { continue };
+            let track = self.case.layout.place(id).track;
+            let Some(slot) = plan.slots_of(track).get(i) else { continue };
             self.shadow_rows(layer, slot, [0, 1].map(|side: usize| all[layer][side].row(i)));
         }
-        let attend = self.attend(&plan);
+        let attend = self.attend(&plan, id);
         let (tokens, width) = (plan.token_count(), self.case.q_width());
         let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
         let out_width = self.case.out_width();
@@ -400,17 +430,20 @@ impl<B: TestBackend> World<'_, B> {
         sinks
     }
 
-    fn attend(&mut self, plan: &BatchPlan<'_>) -> Attend {
-        let plain = self.case.attend();
+    fn attend(&mut self, plan: &BatchPlan<'_>, layer: LayerId) -> Attend {
+        let plain = self.case.attend_of(layer);
         let window = self.rng.pick(&[1, 2, 17, 33, 64, 1000, u32::MAX]);
         let soft_cap = self.rng.pick(&[0.5, 5.0, 30.0]);
         let scale = plain.scale * self.rng.pick(&[1.0, 1.0, 0.3, -1.5]);
         let window = (self.rng.one_in(3) && plan.masks.is_empty()).then_some(window);
+        let (chunk, window) =
+            (plain.chunk, plain.window.or(window.filter(|_| plain.chunk.is_none())));
         let soft_cap = self.rng.one_in(3).then_some(soft_cap);
         // A backend may keep memory for each kind, and have room for few.
-        let has_room = self.kinds.len() < KINDS_MAX || self.kinds.contains(&(window, scale > 0.0));
-        let (scale, window) = if has_room { (scale, window) } else { (plain.scale, None) };
-        self.kinds.insert((window, scale > 0.0));
+        let kind = (window, chunk, scale > 0.0);
+        let has_room = self.kinds.len() < KINDS_MAX || self.kinds.contains(&kind);
+        let (scale, window) = if has_room { (scale, window) } else { (plain.scale, plain.window) };
+        self.kinds.insert((window, chunk, scale > 0.0));
         Attend { scale, window, soft_cap, ..plain }
     }
 
@@ -433,6 +466,19 @@ impl<B: TestBackend> World<'_, B> {
             let (id, out) = (LayerId::new(last), B::rows_mut(out));
             let result = self.backend.attend(plan, id, &windowed, B::rows(q), out, None);
             assert!(result.is_err(), "seed {seed}: a window was taken for trees");
+        }
+        for layer in (0..=last).map(LayerId::new) {
+            let Attend { window, chunk, .. } = self.case.attend_of(layer);
+            let wrong = match (window, chunk) {
+                (Some(size), _) => [(None, None), (Some(size + 1), None), (window, Some(8))],
+                (_, Some(size)) => [(None, None), (None, Some(2 * size)), (Some(size), None)],
+                _ => continue,
+            };
+            for (window, chunk) in wrong {
+                let (attend, out) = (Attend { window, chunk, ..*attend }, B::rows_mut(out));
+                let result = self.backend.attend(plan, layer, &attend, B::rows(q), out, None);
+                assert!(result.is_err(), "seed {seed}: {layer:?} took {window:?}, {chunk:?}");
+            }
         }
         for (layer, attend) in [
             (past, *attend),

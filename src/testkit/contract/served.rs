@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::case::{Case, HostRows};
+use super::case::{Case, HostRows, with_groups};
 use super::compare::compare_row;
 use super::exact::attention;
 use super::history::History;
@@ -59,12 +59,13 @@ struct Server<'a, B: TestBackend> {
     report: &'a mut Report,
 }
 
-/// Serves texts over engines, one a seed, each opened with what `options` make of its shape. `looked` sees the backend
-/// after each step's attention.
+/// Serves texts over engines, one a seed, each opened with what `options` make of its shape, of one group of layers or
+/// of several. `looked` sees the backend after each step's attention.
 ///
 /// # Panics
 /// At the first output that is off; the message names the seed, the shape and the place.
 pub fn check_served<O>(
+    in_groups: bool,
     options: impl Fn(&Case) -> O,
     seeds: Range<u64>,
     mut looked: impl FnMut(&O::Backend),
@@ -75,7 +76,7 @@ where
     let mut report = Report::default();
     for seed in seeds {
         let mut rng = Rng::new(mix(seed));
-        let (case, config) = std::iter::repeat_with(|| draw(&mut rng))
+        let (case, config) = std::iter::repeat_with(|| draw(&mut rng, in_groups))
             .find(|(case, _)| O::Backend::supports(case))
             .expect("a backend supports some shape");
         let engine = Engine::new(config, options(&case)).expect("a small engine opens");
@@ -94,7 +95,7 @@ where
 }
 
 /// A shape that kernels serve, with room for some of the texts.
-fn draw(rng: &mut Rng) -> (Case, EngineConfig) {
+fn draw(rng: &mut Rng, in_groups: bool) -> (Case, EngineConfig) {
     let rows = rng.pick(&[Dtype::F16, Dtype::Bf16]);
     let is_fp8 = rng.one_in(3);
     let scaling = rng.pick(&[Scaling::Static, Scaling::ByToken]);
@@ -110,6 +111,7 @@ fn draw(rng: &mut Rng) -> (Case, EngineConfig) {
         layout: rng.pick(&[Layout::LayerFirst, Layout::PageFirst]),
         ..PoolConfig::default()
     };
+    let pool = if in_groups { with_groups(&pool, rng) } else { pool };
     let config = EngineConfig {
         max_sequences: sequences,
         max_sequence_len: len,
@@ -118,10 +120,11 @@ fn draw(rng: &mut Rng) -> (Case, EngineConfig) {
         prefault: false,
         ..EngineConfig::from(pool)
     };
+    let layout = pool.layout().expect("a valid pool");
+    let table = TableShape::of(&layout, sequences, len, config.max_tokens);
     let case = Case {
-        layout: pool.layout().expect("a valid pool"),
-        table: TableShape::new(page_size, sequences, len, config.max_tokens)
-            .expect("a small table"),
+        layout,
+        table: table.expect("a small table"),
         max_steps: config.max_steps,
         group: rng.pick(&[1, 2, 4, 4, 8, 12]),
         kv_rows: rows,
@@ -295,9 +298,9 @@ impl<B: TestBackend> Server<'_, B> {
 
     /// Stores K and V, attends, and compares, layer by layer.
     fn step(&mut self, items: &[Extend], plan: &BatchPlan<'_>, looked: &mut impl FnMut(&B)) {
-        let attend = self.case.attend();
         let (tokens, q_width) = (plan.token_count(), self.case.q_width());
         for layer in 0..self.case.layout.layers() as usize {
+            let attend = self.case.attend_of(LayerId::new(layer as u32));
             let [k, v] = self.new_rows(items, plan, layer);
             let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, q_width);
             let values = vec![f32::NAN; tokens * self.case.out_width()];
@@ -348,7 +351,7 @@ impl<B: TestBackend> Server<'_, B> {
         q: &HostRows,
         (out, lse): (Vec<f32>, Vec<f32>),
     ) {
-        let attend = self.case.attend();
+        let attend = self.case.attend_of(LayerId::new(layer as u32));
         let (q_heads, head_dim) = (attend.q_heads as usize, self.case.layout.head_dim() as usize);
         let all = plan.token_count() as u64 * q_heads as u64;
         let unit = self.engine.backend().unit(&self.case);

@@ -36,17 +36,21 @@ pub trait SparseTestBackend: TestBackend + SparseBackend {
     fn read_lists(&mut self, lists: &Self::Lists) -> Vec<u32>;
 }
 
-/// As [`check_backend`](super::check_backend), over pools that keep labels, with B9 and B10.
+/// As [`check_cases`](super::check_cases), over pools that keep labels, with B9 and B10.
 ///
 /// # Panics
 /// At the first breach; the message names the seed, the shape and the place.
-pub fn check_sparse_backend<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+pub fn check_sparse_backend<O>(
+    filter: &Filter,
+    options: impl Fn(&Case) -> O,
+    seeds: Range<u64>,
+) -> Report
 where
     O: OpenBackend<Backend: SparseTestBackend>,
 {
     let also: Also<O::Backend> =
         |world, step, layer, attend, asked| world.check_sparse(step, layer, attend, asked);
-    check_seeds(&Filter::LABELS, options, seeds, Some(also))
+    check_seeds(filter, options, seeds, Some(also))
 }
 
 impl<B: SparseTestBackend> World<'_, B> {
@@ -59,9 +63,14 @@ impl<B: SparseTestBackend> World<'_, B> {
         let mut chosen = self.backend.lists(&vec![7; lists * top as usize]);
         let select = Select { q_heads: attend.q_heads, top, window: attend.window };
         self.refuses_selections(step, &select, &queries);
-        self.backend
-            .select(&plan, id, &select, B::rows(&queries), B::positions_mut(&mut chosen))
-            .expect("a valid selection");
+        let to = B::positions_mut(&mut chosen);
+        let selected = self.backend.select(&plan, id, &select, B::rows(&queries), to);
+        if self.case.layout.place(id).group > 0 {
+            // Lists name tokens of layers that keep all of them.
+            assert!(selected.is_err(), "seed {}: a list was made for {id:?}", self.seed);
+            return;
+        }
+        selected.expect("a valid selection");
         self.backend.synchronize().expect("nothing failed");
         let mut positions = self.backend.read_lists(&chosen);
         let wanted = self.selected(step, layer, &select, q);

@@ -412,11 +412,13 @@ impl Forward {
         layer: usize,
     ) -> Result<(), GpuError> {
         let attend = self.attend(layer);
-        let stride = Some(qkv_width(&self.config));
-        // SAFETY: both buffers have memory for the step's rows, and are accessed only in the stream's order.
+        let (stride, dtype) = (qkv_width(&self.config), backend.rows());
+        let len = |buffer: &DeviceBuffer| (buffer.bytes() / u64::from(dtype.size())) as usize;
+        // SAFETY: both buffers live, and are accessed only in the stream's order.
         let (q, out) = unsafe {
-            let q = DeviceRows::from_raw(self.qkv.address(), stride);
-            (q, DeviceRowsMut::from_raw(self.attended.address(), None))
+            let (q, out) = (&self.qkv, &self.attended);
+            let q = DeviceRows::from_raw(q.address(), dtype, len(q), Some(stride));
+            (q, DeviceRowsMut::from_raw(out.address(), dtype, len(out), None))
         };
         let layer = LayerId::new(layer as u32);
         match &mut self.chosen {

@@ -1,5 +1,7 @@
 //! The limits of requests: the sizes of the model and of the pool.
 
+use kvarena::EngineShape;
+
 use crate::request::Request;
 
 /// New tokens of a request that gives no number.
@@ -20,6 +22,19 @@ pub struct Limits {
     pub pages: u32,
     /// Tokens of a page.
     pub page_size: u32,
+}
+
+/// Returns the most tokens of a sequence that runs alone in the pool. O(log of the tokens).
+pub fn longest(shape: &EngineShape) -> u32 {
+    let (mut fits, mut above) = (0, shape.max_sequence_len + 1);
+    while above - fits > 1 {
+        let middle = fits + (above - fits) / 2;
+        match shape.most_pages(middle) <= shape.layout.page_count() {
+            true => fits = middle,
+            false => above = middle,
+        }
+    }
+    fits
 }
 
 impl Limits {

@@ -38,7 +38,7 @@ use crate::stream::{Finish, RequestKey, Stream, StreamKey};
 use crate::tally::Tally;
 
 use drafts::Branches;
-pub use limits::Limits;
+pub use limits::{Limits, longest};
 
 /// Failures in a row after which a run gives up.
 const FAILURES_MAX: u32 = 4;
@@ -59,6 +59,16 @@ pub struct Policy {
     pub wait_for_leaders: bool,
     /// Check drafts together with each stream's next token; not with `overlap`, which plans before that token is known.
     pub drafts: Option<Drafting>,
+}
+
+impl Policy {
+    /// Returns the most tokens that steps are planned past a stream's published ones, in pages of `page_size` tokens:
+    /// [`EngineConfig::promise_ahead`](kvarena::EngineConfig) of a pool with groups of layers.
+    pub fn promise_ahead(&self, page_size: u32) -> u32 {
+        let drafts = self.drafts.map_or(0, |drafts| drafts.tokens);
+        let step = self.chunk.max(drafts + 1);
+        step.saturating_mul(1 + u32::from(self.overlap)).saturating_add(page_size - 1)
+    }
 }
 
 /// Receives the events of streams.
@@ -253,7 +263,7 @@ impl<R: Runner> Server<R> {
         Limits {
             vocab: config.vocab,
             positions: config.max_len,
-            pool: shape.max_sequence_len as usize,
+            pool: longest(shape) as usize,
             pages: shape.layout.page_count(),
             page_size: shape.layout.page_size(),
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvarena::{
-    Capacity, Cpu, CpuOptions, Engine, EngineConfig, KvDtype, KvScales, Layout, PoolConfig,
+    Capacity, Cpu, CpuOptions, Engine, EngineConfig, Groups, KvDtype, KvScales, Layout, PoolConfig,
     PrefixMode, Scaling, Stats,
 };
 use kvarena_host::cpu::CpuRunner;
@@ -42,6 +42,8 @@ pub struct Setting {
     pub overlap: bool,
     pub fail_every: Option<u64>,
     pub drafts: Option<Drafting>,
+    /// Layers with a window keep only what it reads.
+    pub groups: bool,
 }
 
 impl Default for Setting {
@@ -56,6 +58,7 @@ impl Default for Setting {
             overlap: false,
             fail_every: None,
             drafts: None,
+            groups: true,
         }
     }
 }
@@ -108,38 +111,7 @@ pub fn serve_by<R: Runner<Backend = Cpu>>(
     scaling: Scaling,
     scales: Option<KvScales>,
 ) -> (Ran, Server<R>) {
-    let model = runner.config();
-    let longest = requests.iter().map(|r| r.prompt.len() as u32 + 20 - 1).max().expect("a request");
-    let tokens = if setting.way == Way::SmallPool { longest } else { 4096 };
-    let pool = PoolConfig {
-        layers: model.layers as u32,
-        shape: model.kv_shape(),
-        dtype: setting.dtype,
-        scaling,
-        page_size: setting.page_size,
-        capacity: Capacity::Pages(tokens.div_ceil(setting.page_size)),
-        layout: setting.layout,
-        ..PoolConfig::default()
-    };
-    let config = EngineConfig {
-        prefix: setting.prefix,
-        max_sequences: 16,
-        max_sequence_len: 2048,
-        max_tokens: 16 * 2048,
-        max_steps: 20,
-        ..EngineConfig::from(pool)
-    };
-    let policy = Policy {
-        chunk: if setting.way == Way::ChunksOf7 { 7 } else { setting.chunk },
-        concurrency: if setting.way == Way::OneByOne { 1 } else { 16 },
-        overlap: setting.overlap,
-        fail_every: setting.fail_every,
-        wait_for_leaders: true,
-        drafts: setting.drafts,
-    };
-    let options = CpuOptions { scales, ..CpuOptions::with_threads(1) };
-    let engine = Engine::new(config, options).expect("the config is sound");
-    let mut server = Server::new(runner, engine, policy);
+    let mut server = server(runner, requests, setting, scaling, scales);
     for request in requests {
         server.submit(request.clone()).expect("the request fits");
     }
@@ -148,4 +120,52 @@ pub fn serve_by<R: Runner<Backend = Cpu>>(
     server.engine().verify().unwrap_or_else(|broken| panic!("{setting:?}: {broken}"));
     let tally = server.tally().0.clone();
     (Ran { heard, stats: server.engine().stats(), tally }, server)
+}
+
+/// A server in a setting, with room for these requests.
+pub fn server<R: Runner<Backend = Cpu>>(
+    runner: R,
+    requests: &[Request],
+    setting: Setting,
+    scaling: Scaling,
+    scales: Option<KvScales>,
+) -> Server<R> {
+    let model = runner.config();
+    let longest = requests.iter().map(|r| r.prompt.len() as u32 + 20 - 1).max().expect("a request");
+    let tokens = if setting.way == Way::SmallPool { longest } else { 4096 };
+    let policy = Policy {
+        chunk: if setting.way == Way::ChunksOf7 { 7 } else { setting.chunk },
+        concurrency: if setting.way == Way::OneByOne { 1 } else { 16 },
+        overlap: setting.overlap,
+        fail_every: setting.fail_every,
+        wait_for_leaders: true,
+        drafts: setting.drafts,
+    };
+    let mut pool = PoolConfig {
+        layers: model.layers as u32,
+        groups: if setting.groups { model.groups() } else { Groups::ONE },
+        shape: model.kv_shape(),
+        dtype: setting.dtype,
+        scaling,
+        page_size: setting.page_size,
+        capacity: Capacity::Pages(1),
+        layout: setting.layout,
+        ..PoolConfig::default()
+    };
+    let promise_ahead = policy.promise_ahead(setting.page_size);
+    let limits = EngineConfig { promise_ahead, ..EngineConfig::from(pool) };
+    let pages = limits.shape().expect("the config is sound").most_pages(tokens);
+    pool.capacity = Capacity::Pages(pages);
+    let config = EngineConfig {
+        promise_ahead,
+        prefix: setting.prefix,
+        max_sequences: 16,
+        max_sequence_len: 2048,
+        max_tokens: 16 * 2048,
+        max_steps: 20,
+        ..EngineConfig::from(pool)
+    };
+    let options = CpuOptions { scales, ..CpuOptions::with_threads(1) };
+    let engine = Engine::new(config, options).expect("the config is sound");
+    Server::new(runner, engine, policy)
 }

@@ -27,7 +27,7 @@ impl Scratch {
         results: (&mut [Line], &mut [Softmax]),
     ) {
         self.fold_rows(job, unit, results, (tile.len(), ahead), |query| {
-            let seen = unit.sees(query, job.attend.window);
+            let seen = unit.sees(query, job.attend);
             let (start, end) = (seen.start.max(tile.start), seen.end.min(tile.end));
             start.saturating_sub(tile.start) as usize..end.saturating_sub(tile.start) as usize
         });

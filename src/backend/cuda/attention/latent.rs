@@ -115,7 +115,8 @@ impl LatentVariants {
         let (ctas, sizes) = (ctas(gpu), (limits.rows, limits.tokens));
         // Boxes bring rows of 16 bits to both CTAs of a cluster; bytes of fp8 need no boxes.
         let pairs = fp8 || row_boxes::rows(pool.layout()) > 0;
-        let split = LatentSplit::new(items, key, ctas, sizes).in_pairs(pairs);
+        let align = row_boxes::rows(pool.layout()).max(1);
+        let split = LatentSplit::new(items, key, ctas, sizes).in_pairs(pairs).aligned(align);
         let rows = u64::from(split.slots()) * u64::from(items.rows());
         let words = LatentSplit::words_max(items, key.0, ctas, sizes).next_multiple_of(4);
         self.list.push(Variant {

@@ -12,6 +12,7 @@ use crate::backend::cuda::driver::sys;
 use crate::backend::cuda::error::{CudaError, check};
 use crate::backend::cuda::kernels::params::{Lists, wide_magic};
 use crate::backend::cuda::kernels::{Decodes, Kernel, Selection};
+use crate::backend::cuda::plan::chunk_rows;
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::backend::cuda::store::pool::Pool;
 use crate::layout::KvDtype;
@@ -21,9 +22,20 @@ pub(super) const RESIDENT_MAX: u32 = 8;
 /// The same for a decode kernel of several tokens' rows; registers and shared memory limit the number.
 pub(super) const WIDE_RESIDENT: u32 = 2;
 
-/// Query heads, window (0: none), positions of a list (0: none, rows read all tokens), and whether the scale is
-/// positive.
-pub(super) type VariantKey = (u32, u32, u32, bool);
+/// The parameters of attention that make a variant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct VariantKey {
+    /// Query heads.
+    q_heads: u32,
+    /// Sliding window; 0: none.
+    window: u32,
+    /// Size of chunks; 0: none.
+    pub(super) chunk: u32,
+    /// Positions of a list; 0: none, rows read all tokens.
+    pub(super) top: u32,
+    /// Whether the scale is positive.
+    pub(super) is_positive: bool,
+}
 
 /// Slots of the positions in a step's lists, which a kernel writes.
 #[derive(Debug)]
@@ -76,7 +88,13 @@ pub(super) struct Extend {
 }
 
 pub(super) fn key(attend: &Attend, top: u32) -> VariantKey {
-    (attend.q_heads, attend.window.unwrap_or(0), top, attend.scale > 0.0)
+    VariantKey {
+        q_heads: attend.q_heads,
+        window: attend.window.unwrap_or(0),
+        chunk: attend.chunk.unwrap_or(0),
+        top,
+        is_positive: attend.scale > 0.0,
+    }
 }
 
 /// Returns a variant's shape, without grids.
@@ -85,14 +103,14 @@ pub(super) fn shape_of(pool: &Pool, key: VariantKey, limits: StepLimits) -> Spli
     let kv_heads = layout.kv_heads();
     SplitShape {
         kv_heads,
-        group: key.0 / kv_heads,
+        group: key.q_heads / kv_heads,
         head_dim: layout.head_dim(),
-        window: key.1,
-        top: key.2,
+        window: key.window,
+        top: key.top,
         extra: decode_extra(layout.dtype().is_quantised()),
         decode_ctas: [0; DECODE_ROWS.len()],
         extend_ctas: 0,
-        batch_max: limits.rows,
+        batch_max: if key.chunk > 0 { chunk_rows::most(layout, limits) } else { limits.rows },
         tokens_max: limits.tokens,
     }
 }
@@ -185,7 +203,7 @@ impl Variant {
             decode,
             extend: None,
             split: Split::new(shape),
-            lists: if key.2 > 0 { Some(ListBuffers::new(gpu, &shape)?) } else { None },
+            lists: if key.top > 0 { Some(ListBuffers::new(gpu, &shape)?) } else { None },
             may_share: false,
             shared: None,
             count: SplitCount::default(),

@@ -1,9 +1,9 @@
 //! The variants of attention and their launches.
 //!
-//! A *variant* has its own query heads, sliding window and length of lists; each step is split for each variant. A
-//! model has one variant, or two if local and global layers alternate. The first launch of a variant allocates its
-//! memory. The first step that uses the extend kernel, or reads spans once, allocates the memory for that. From then on
-//! staging a plan splits it for the variant.
+//! A *variant* has its own query heads, sliding window or chunks, and length of lists; each step is split for each
+//! variant. A model has one variant, or two if local and global layers alternate. The first launch of a variant
+//! allocates its memory. The first step that uses the extend kernel, or reads spans once, allocates the memory for
+//! that. From then on staging a plan splits it for the variant.
 //!
 //! Not here: the split itself (`split/`), the kernels (`ptx/src`).
 
@@ -19,6 +19,7 @@ use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::kernels::params::{AttendParams, DecodeWork, LayerScales};
+use crate::backend::cuda::plan::chunk_rows::{self, ChunkRows};
 use crate::backend::cuda::plan::image::{Image, StepLimits};
 use crate::backend::cuda::plan::ring::{Load, UploadRing};
 use crate::backend::cuda::prepare::Prepare;
@@ -72,7 +73,7 @@ impl Variants {
             extra: decode_extra(layout.dtype().is_quantised()),
             decode_ctas: [ctas; DECODE_ROWS.len()],
             extend_ctas: ctas,
-            batch_max: limits.rows,
+            batch_max: chunk_rows::most(layout, limits),
             tokens_max: limits.tokens,
         };
         (4 * shape.extend_words()).max(LatentVariants::plan_bytes(gpu, layout, limits))
@@ -173,6 +174,7 @@ impl Variants {
     pub(in crate::backend::cuda) fn split(
         &mut self,
         plan: &BatchPlan<'_>,
+        chunks: &ChunkRows,
         image: &mut [u8],
         at: usize,
     ) -> usize {
@@ -197,9 +199,12 @@ impl Variants {
                 variant.count = variant.split.plan_selected(plan.rows, places, words);
                 continue;
             }
+            // Pieces of rows are no longer than the rows: the step's own width serves them.
+            let width = variant.split.shape().width(plan.token_count(), plan.rows.len());
+            let rows = chunks.of(variant.key.chunk).unwrap_or(plan.rows);
             variant.count = match variant.shared.as_ref().and_then(SharedDecode::taken) {
                 Some(taken) => variant.split.plan_left(plan.rows, taken),
-                None => variant.split.plan(plan.rows, plan.token_count(), words),
+                None => variant.split.plan(rows, width, words),
             };
         }
         end
@@ -343,8 +348,8 @@ impl Variants {
 }
 
 /// Returns whether variant `index` may read spans once; the image has room for only a few such variants.
-fn may_share(&(_, _, top, is_positive): &VariantKey, index: usize) -> bool {
-    top == 0 && is_positive && index < SHARED_VARIANTS_MAX
+fn may_share(&VariantKey { chunk, top, is_positive, .. }: &VariantKey, index: usize) -> bool {
+    top == 0 && chunk == 0 && is_positive && index < SHARED_VARIANTS_MAX
 }
 
 /// Returns whether prepared steps use the extend kernel.

@@ -9,6 +9,7 @@ use super::gpu::Gpu;
 use super::sys;
 use super::work::{self, Dropped};
 use crate::backend::cuda::error::{CudaError, check, check_alloc};
+use crate::layout::Dtype;
 
 /// Device memory. A drop frees it after the submitted work of this crate's streams of its device. A host that uses the
 /// address on other streams or devices waits for them before it drops the buffer.
@@ -124,18 +125,23 @@ impl DeviceBuffer {
         self.gpu.finish()
     }
 
-    /// Returns everything from byte `start` on as rows to read, `stride` elements apart (`None`: packed).
+    /// Returns everything from byte `start` on as rows to read, `stride` elements apart (`None`: packed), of the type
+    /// that the call expects.
     pub fn rows(&self, start: u64, stride: Option<usize>) -> DeviceRows<'_> {
-        let bytes = self.bytes.saturating_sub(start);
         let device = Some(self.gpu.ordinal());
-        DeviceRows { address: self.address + start, stride, bytes, device, owner: PhantomData }
+        DeviceRows { extent: self.extent(start, stride), device, owner: PhantomData }
     }
 
-    /// Returns everything from byte `start` on as rows to write, `stride` elements apart (`None`: packed).
+    /// Returns everything from byte `start` on as rows to write, `stride` elements apart (`None`: packed), of the type
+    /// that the call writes.
     pub fn rows_mut(&mut self, start: u64, stride: Option<usize>) -> DeviceRowsMut<'_> {
-        let bytes = self.bytes.saturating_sub(start);
         let device = Some(self.gpu.ordinal());
-        DeviceRowsMut { address: self.address + start, stride, bytes, device, owner: PhantomData }
+        DeviceRowsMut { extent: self.extent(start, stride), device, owner: PhantomData }
+    }
+
+    fn extent(&self, start: u64, stride: Option<usize>) -> Extent {
+        let bytes = self.bytes.saturating_sub(start);
+        Extent { address: self.address + start, stride, bytes, element: Element::Bytes }
     }
 }
 
@@ -171,49 +177,102 @@ fn from_device(bytes: u64) -> Result<u64, CudaError> {
     check_alloc("cuMemAlloc", bytes, result).map(|()| address)
 }
 
-/// Rows of q, k or v in device memory: an address, and the distance from row to row.
-/// Elements have the pool's dtype. Made by [`DeviceBuffer::rows`], or from the host's own address.
-/// Elements are of the pool's dtype. Made by [`DeviceBuffer::rows`], or from the host's own address.
+/// Type of the elements at an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::backend::cuda) enum Element {
+    /// Bytes of a buffer, which have the type that a call expects.
+    Bytes,
+    Number(Dtype),
+    /// u32, of a selection's lists.
+    Position,
+}
+
+/// Place of rows in device memory, by which they are checked.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cuda) struct Extent {
+    pub address: u64,
+    /// Elements from row to row; `None`: packed.
+    pub stride: Option<usize>,
+    pub bytes: u64,
+    pub element: Element,
+}
+
+/// Rows of q, k or v, sinks, or lists in device memory: an address, the number of elements, and the distance from row
+/// to row. Made by [`DeviceBuffer::rows`], or from the host's own address.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRows<'a> {
-    pub(in crate::backend::cuda) address: u64,
-    pub(in crate::backend::cuda) stride: Option<usize>,
-    pub(in crate::backend::cuda) bytes: u64,
+    pub(in crate::backend::cuda) extent: Extent,
     /// The buffer's device; `None` for the host's own addresses.
     pub(in crate::backend::cuda) device: Option<u32>,
     owner: PhantomData<&'a [u8]>,
 }
 
 impl DeviceRows<'_> {
-    /// Rows at the host's own device address, `stride` elements apart (`None`: packed).
+    /// Returns `len` elements of type `dtype` at the host's own device address as rows, `stride` elements apart
+    /// (`None`: packed). A call that expects another type or more elements rejects them.
     ///
     /// # Safety
-    /// Until the work that reads them is done, the device can read as many rows there as the step has tokens, and
-    /// nothing writes them out of the stream's order.
-    pub unsafe fn from_raw(address: u64, stride: Option<usize>) -> Self {
-        Self { address, stride, bytes: u64::MAX, device: None, owner: PhantomData }
+    /// Until the work that reads them is done, the device can read these elements, and nothing writes them out of the
+    /// stream's order.
+    pub unsafe fn from_raw(address: u64, dtype: Dtype, len: usize, stride: Option<usize>) -> Self {
+        Self {
+            extent: Extent::of_numbers(address, dtype, len, stride),
+            device: None,
+            owner: PhantomData,
+        }
+    }
+
+    /// Returns `len` positions (u32) at the host's own device address as the lists of a selection.
+    ///
+    /// # Safety
+    /// As for [`from_raw`](DeviceRows::from_raw).
+    pub unsafe fn positions_from_raw(address: u64, len: usize) -> Self {
+        Self { extent: Extent::of_positions(address, len), device: None, owner: PhantomData }
     }
 }
 
-/// Rows of attention's output, or of its log-sum-exp (packed f32), in device memory.
+/// Rows of attention's output, its log-sum-exp (packed f32), or lists to fill, in device memory.
 #[derive(Debug)]
 pub struct DeviceRowsMut<'a> {
-    pub(in crate::backend::cuda) address: u64,
-    pub(in crate::backend::cuda) stride: Option<usize>,
-    pub(in crate::backend::cuda) bytes: u64,
+    pub(in crate::backend::cuda) extent: Extent,
     /// The buffer's device; `None` for the host's own addresses.
     pub(in crate::backend::cuda) device: Option<u32>,
     owner: PhantomData<&'a mut [u8]>,
 }
 
 impl DeviceRowsMut<'_> {
-    /// Rows at the host's own device address, `stride` elements apart (`None`: packed).
+    /// Returns `len` elements of type `dtype` at the host's own device address as rows, `stride` elements apart
+    /// (`None`: packed). A call that expects another type or more elements rejects them.
     ///
     /// # Safety
-    /// Until the work that writes them is done, the device can write as many rows there as the step has tokens, and
-    /// nothing else accesses them out of the stream's order.
-    pub unsafe fn from_raw(address: u64, stride: Option<usize>) -> Self {
-        Self { address, stride, bytes: u64::MAX, device: None, owner: PhantomData }
+    /// Until the work that writes them is done, the device can write these elements, and nothing else accesses them out
+    /// of the stream's order.
+    pub unsafe fn from_raw(address: u64, dtype: Dtype, len: usize, stride: Option<usize>) -> Self {
+        Self {
+            extent: Extent::of_numbers(address, dtype, len, stride),
+            device: None,
+            owner: PhantomData,
+        }
+    }
+
+    /// Returns room for `len` positions (u32) at the host's own device address as the lists of a selection.
+    ///
+    /// # Safety
+    /// As for [`from_raw`](DeviceRowsMut::from_raw).
+    pub unsafe fn positions_from_raw(address: u64, len: usize) -> Self {
+        Self { extent: Extent::of_positions(address, len), device: None, owner: PhantomData }
+    }
+}
+
+impl Extent {
+    fn of_numbers(address: u64, dtype: Dtype, len: usize, stride: Option<usize>) -> Self {
+        let bytes = (len as u64).saturating_mul(dtype.size().into());
+        Self { address, stride, bytes, element: Element::Number(dtype) }
+    }
+
+    fn of_positions(address: u64, len: usize) -> Self {
+        let bytes = (len as u64).saturating_mul(4);
+        Self { address, stride: None, bytes, element: Element::Position }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Streams, events and graphs, for hosts without their own CUDA binding.
 //!
-//! Hosts with a binding pass raw `CUstream`s as integers and guarantee their lifetime. Not here: launches.
+//! Hosts with a binding pass raw `CUstream`s as integers, with a value that keeps them alive. Not here: launches.
 
+use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
@@ -11,6 +12,12 @@ use super::raw::{RawStream, raw};
 use super::sys;
 use super::work;
 use crate::backend::cuda::error::{CudaError, check};
+
+/// `CU_STREAM_LEGACY`: the default stream, whose other handle is 0.
+const LEGACY: RawStream = 1;
+
+/// `CU_STREAM_PER_THREAD`: another stream in each thread.
+const PER_THREAD: RawStream = 2;
 
 /// A stream: the host's or our own. Clones share it; the last clone destroys a stream of our own.
 #[derive(Clone, Debug)]
@@ -22,7 +29,17 @@ pub struct CudaStream {
 struct Handle {
     gpu: Gpu,
     stream: RawStream,
-    own: bool,
+    owner: Owner,
+}
+
+/// Who destroys a stream.
+#[derive(Debug)]
+enum Owner {
+    Us,
+    /// The driver: the default stream lives as long as its context.
+    Nobody,
+    /// The host; the value keeps the stream alive.
+    Host(#[expect(dead_code, reason = "held for its drop")] Arc<dyn Any + Send + Sync>),
 }
 
 impl CudaStream {
@@ -36,26 +53,37 @@ impl CudaStream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `stream` is valid memory for one handle; a context is bound.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-        Ok(Self::with(gpu, stream as usize as u64, true))
+        Ok(Self::with(gpu, stream as usize as u64, Owner::Us))
     }
 
     /// The device's default stream.
     pub fn default_of(gpu: &Gpu) -> Self {
-        Self::with(gpu, 0, false)
+        Self::with(gpu, 0, Owner::Nobody)
     }
 
-    /// The host's own stream, which stays the host's to destroy.
+    /// The host's own stream, which `owner` keeps alive until the last clone of this value is dropped. Handles 0 and 1
+    /// are the default stream.
+    ///
+    /// # Errors
+    /// [`CudaError::PerThreadStream`] for handle 2.
     ///
     /// # Safety
-    /// It is a stream of `gpu`'s primary context, and outlives all clones of this value. A backend drops its clone when
-    /// it gets another stream ([`Cuda::set_stream`](crate::backend::cuda::Cuda::set_stream)) and at its end.
-    pub unsafe fn from_raw(gpu: &Gpu, stream: RawStream) -> Self {
-        Self::with(gpu, stream, false)
+    /// It is a stream of `gpu`'s primary context, and lives as long as `owner`.
+    pub unsafe fn from_raw(
+        gpu: &Gpu,
+        stream: RawStream,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self, CudaError> {
+        match stream {
+            PER_THREAD => Err(CudaError::PerThreadStream),
+            LEGACY => Ok(Self::with(gpu, 0, Owner::Host(owner))),
+            _ => Ok(Self::with(gpu, stream, Owner::Host(owner))),
+        }
     }
 
-    fn with(gpu: &Gpu, stream: RawStream, own: bool) -> Self {
+    fn with(gpu: &Gpu, stream: RawStream, owner: Owner) -> Self {
         work::enter(gpu.context(), stream);
-        Self { shared: Arc::new(Handle { gpu: gpu.clone(), stream, own }) }
+        Self { shared: Arc::new(Handle { gpu: gpu.clone(), stream, owner }) }
     }
 
     /// The raw `CUstream`.
@@ -115,7 +143,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let bound = self.gpu.bind().is_ok();
         work::leave(self.gpu.context(), self.stream);
-        if self.own && bound {
+        if matches!(self.owner, Owner::Us) && bound {
             // SAFETY: made by cuStreamCreate, destroyed once; work in it still runs to its end.
             unsafe { sys::cuStreamDestroy_v2(raw(self.stream)) };
         }

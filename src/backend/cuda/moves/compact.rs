@@ -1,4 +1,5 @@
-//! Moves slots of rows, in all planes: one launch for planes of the same shape, such as K and V.
+//! Moves slots of rows, in all planes and tracks: one launch for each track, for planes of the same shape such as K
+//! and V.
 //!
 //! Not here: the choice of slots (`system/accept.rs`).
 
@@ -82,7 +83,7 @@ fn compact_planes(
         page_size: pool.layout().page_size(),
         chunk_pages: shape.chunk_pages,
         chunks_per_row: shape.chunks_per_row,
-        chunk_base: tables.chunk_base(),
+        chunk_base: 0,
         layers,
         runs,
         run_units: (run_bytes / u64::from(unit)) as u32,
@@ -90,8 +91,13 @@ fn compact_planes(
         compactions: [Compaction::default(); COMPACTIONS_MAX],
     };
     let blocks = ((all / u64::from(unit)) as u32).div_ceil(COMPACT_SLOTS.threads());
-    for some in compactions.chunks(COMPACTIONS_MAX) {
+    let tracks = pool.layout().tracks();
+    for (some, track) in compactions
+        .chunks(COMPACTIONS_MAX)
+        .flat_map(|some| (0..tracks).map(move |track| (some, track)))
+    {
         params.compactions[..some.len()].copy_from_slice(some);
+        params.chunk_base = tables.chunk_base(track);
         let grid = (blocks, some.len() as u32);
         // SAFETY: rows and places were checked, and the tables name only pages of the pool, so all addresses are in the
         // pool.

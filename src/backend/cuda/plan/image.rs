@@ -15,8 +15,13 @@ pub(in crate::backend::cuda) struct StepLimits {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) struct Image {
     pub(in crate::backend::cuda) slots: u64,
+    /// Slots of the second track, and bytes from track to track.
+    pub(in crate::backend::cuda) track_slots: u64,
+    pub(in crate::backend::cuda) track_bytes: u64,
     pub(in crate::backend::cuda) positions: u64,
     pub(in crate::backend::cuda) rows: u64,
+    /// The pieces of rows, for each size of chunks.
+    pub(in crate::backend::cuda) chunks: u64,
     /// The begins of rows' scores, in pools that keep labels.
     pub(in crate::backend::cuda) starts: u64,
     /// The decode splits of each variant of attention.
@@ -29,4 +34,14 @@ pub(in crate::backend::cuda) struct Image {
     pub(in crate::backend::cuda) row_count: usize,
     /// Bytes of one entry of `slots`.
     pub(in crate::backend::cuda) slot_bytes: usize,
+}
+
+impl Image {
+    /// Returns the slots of the new tokens in a track.
+    pub(in crate::backend::cuda) fn slots_of(&self, track: u32) -> u64 {
+        match track.checked_sub(1) {
+            None => self.slots,
+            Some(index) => self.track_slots + u64::from(index) * self.track_bytes,
+        }
+    }
 }

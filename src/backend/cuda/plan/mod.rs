@@ -1,13 +1,15 @@
 //! The staged plan: a step's arrays at fixed device addresses, and the page tables.
 //!
 //! ```text
-//! stage -- image     the staged plan and its device addresses
-//!       -- ring      pinned slots that bring it there
-//!       -- tables    page tables
+//! stage -- image       the staged plan and its device addresses
+//!       -- chunk_rows  the rows of a step for layers that read chunks
+//!       -- ring        pinned slots that bring it there
+//!       -- tables      page tables
 //! ```
 //!
 //! Not here: the split of attention (`attention/split`).
 
+pub(super) mod chunk_rows;
 pub(super) mod image;
 pub(super) mod ring;
 pub(super) mod stage;

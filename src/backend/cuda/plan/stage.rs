@@ -3,7 +3,9 @@
 //! A plan's image is contiguous; one launch sends it together with the plan's table writes:
 //!
 //! ```text
-//! slots [tokens] | positions [tokens] | rows [rows] | starts of scores [rows + 1] | decode split of each variant
+//! slots [tokens] | positions [tokens] | rows [rows] | starts of scores [rows + 1]
+//!     | slots of further tracks [tracks - 1, tokens] | pieces of rows for each size of chunks
+//!     | decode split of each variant
 //! ```
 //!
 //! Its addresses depend only on the numbers of tokens and rows. A graph that was captured with one plan can therefore
@@ -18,10 +20,10 @@
 //!
 //! Not here: the split (`attention/split/`), the tables (`tables.rs`).
 
+use super::chunk_rows::{self, ChunkRows};
 use super::image::{Image, StepLimits};
 use super::ring::{Load, UploadRing};
 use super::tables::Tables;
-use crate::backend::check;
 use crate::backend::cuda::attention::graph_key::GraphKey;
 use crate::backend::cuda::attention::shared::SharedDecode;
 use crate::backend::cuda::attention::split::{DECODE_UNIT, decode_extra};
@@ -33,8 +35,9 @@ use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::TREE_ROW;
 use crate::backend::cuda::store::labels;
+use crate::backend::{Attend, check};
 use crate::id::{RowId, StepId};
-use crate::layout::PoolLayout;
+use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, BatchRow, SlotMapping, SpanCheck, TableWrite};
 
 /// The identity of the plan in the image.
@@ -62,6 +65,11 @@ struct Offsets {
     positions: usize,
     rows: usize,
     starts: usize,
+    /// Slots of the second track, and bytes from track to track.
+    tracks: usize,
+    track_bytes: usize,
+    /// Pieces of rows, for layers that read chunks.
+    chunks: usize,
     decode: usize,
 }
 
@@ -72,11 +80,15 @@ impl Offsets {
     }
 
     fn new(tokens: usize, rows: usize, slot_bytes: usize, layout: &PoolLayout) -> Self {
-        let positions = (tokens * slot_bytes).next_multiple_of(16);
+        let track_bytes = (tokens * slot_bytes).next_multiple_of(16);
+        let positions = track_bytes;
         let rows_at = positions + (tokens * 4).next_multiple_of(16);
         let starts = rows_at + rows * size_of::<BatchRow>();
         let words = if layout.label_channels() > 0 { rows + 1 } else { 0 };
-        Self { positions, rows: rows_at, starts, decode: starts + (4 * words).next_multiple_of(16) }
+        let tracks = starts + (4 * words).next_multiple_of(16);
+        let chunks = tracks + (layout.tracks() as usize - 1) * track_bytes;
+        let decode = chunks + chunk_rows::bytes(layout, tokens, rows);
+        Self { positions, rows: rows_at, starts, tracks, track_bytes, chunks, decode }
     }
 }
 
@@ -89,6 +101,8 @@ pub(in crate::backend::cuda) struct Stage {
     layout: PoolLayout,
     staged: Option<Staged>,
     spans: SpanCheck,
+    /// The pieces of the staged plan's rows.
+    chunks: ChunkRows,
     /// The masks of the staged plan, if it has any.
     masks: DeviceBuffer,
     /// Whether the staged plan has masks.
@@ -103,14 +117,15 @@ pub(in crate::backend::cuda) struct Stage {
 impl Stage {
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
-        layout: &PoolLayout,
+        (layout, table): (&PoolLayout, &TableShape),
         limits: StepLimits,
         uploads: usize,
     ) -> Result<Self, CudaError> {
         let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
         let offsets = Offsets::new(tokens, rows, size_of::<i64>(), layout);
-        // Each new token changes one or two words of the tables; more writes take several rounds.
-        let writes = (2 * tokens + 4 * rows) * size_of::<TableWrite>();
+        // Each new token changes at most a word of each track and one more; more writes take several rounds.
+        let words = layout.tracks() as usize + 1;
+        let writes = (words * tokens + 4 * rows) * size_of::<TableWrite>();
         let decode =
             Variants::image_bytes(gpu, layout, limits) + SharedDecode::image_bytes(gpu, limits);
         let split = decode.max(Variants::extend_bytes(gpu, layout, limits));
@@ -122,6 +137,7 @@ impl Stage {
             layout: *layout,
             staged: None,
             spans: SpanCheck::default(),
+            chunks: ChunkRows::new(layout, table, limits)?,
             trees: false,
             masks: DeviceBuffer::lasting(
                 gpu,
@@ -169,8 +185,11 @@ impl Stage {
         let offsets = Offsets::new(tokens, rows, slot_bytes, &self.layout);
         Image {
             slots: at,
+            track_slots: at + offsets.tracks as u64,
+            track_bytes: offsets.track_bytes as u64,
             positions: at + offsets.positions as u64,
             rows: at + offsets.rows as u64,
+            chunks: at + offsets.chunks as u64,
             starts: at + offsets.starts as u64,
             splits: at + offsets.decode as u64,
             masks: self.masks.address(),
@@ -178,6 +197,29 @@ impl Stage {
             token_count: tokens,
             row_count: rows,
             slot_bytes,
+        }
+    }
+
+    /// Returns the address and the number of the rows that a variant of attention reads, if it may read chunks.
+    pub(in crate::backend::cuda) fn rows_of(
+        &self,
+        image: &Image,
+        chunk: Option<u32>,
+    ) -> Result<(u64, u32), CudaError> {
+        let Some(chunk) = chunk else { return Ok((image.rows, image.row_count as u32)) };
+        let (at, _, pieces) = self
+            .chunks
+            .all()
+            .find(|&(_, size, _)| size == chunk)
+            .ok_or(CudaError::Chunk { chunk })?;
+        Ok((image.chunks + at as u64, pieces.len() as u32))
+    }
+
+    /// Rejects chunks that no group of the pool reads.
+    pub(in crate::backend::cuda) fn check_chunk(&self, attend: &Attend) -> Result<(), CudaError> {
+        match attend.chunk {
+            Some(chunk) if self.chunks.of(chunk).is_none() => Err(CudaError::Chunk { chunk }),
+            _ => Ok(()),
         }
     }
 
@@ -235,17 +277,22 @@ impl Stage {
         let plan = &BatchPlan { rows: mark_trees(plan, &mut self.marked), ..*plan };
         let mut upload = self.ring.acquire(stream)?;
         let bytes = upload.bytes();
-        match plan.slot_mapping {
-            SlotMapping::I32(slots) => put(bytes, 0, slots),
-            SlotMapping::I64(slots) => put(bytes, 0, slots),
-        };
+        put_slots(bytes, 0, plan.slot_mapping);
+        for track in 1..self.layout.tracks() {
+            let at = offsets.tracks + (track as usize - 1) * offsets.track_bytes;
+            put_slots(bytes, at, plan.slots_of(track));
+        }
         put(bytes, offsets.positions, plan.positions);
         put(bytes, offsets.rows, plan.rows);
-        if offsets.decode > offsets.starts {
+        if offsets.tracks > offsets.starts {
             let mut at = offsets.starts;
             labels::starts(plan.rows, |start| at = put(bytes, at, &[start]));
         }
-        let image_bytes = variants.split(plan, bytes, offsets.decode);
+        self.chunks.cut(plan.rows, plan.token_count());
+        for (at, _, pieces) in self.chunks.all() {
+            put(bytes, offsets.chunks + at, pieces);
+        }
+        let image_bytes = variants.split(plan, &self.chunks, bytes, offsets.decode);
         let writes_at = image_bytes.next_multiple_of(16);
         let fit = writes.len().min((bytes.len() - writes_at) / size_of::<TableWrite>());
         put(bytes, writes_at, &writes[..fit]);
@@ -321,6 +368,13 @@ fn slot_bytes(plan: &BatchPlan<'_>) -> usize {
         SlotMapping::I32(_) => size_of::<i32>(),
         SlotMapping::I64(_) => size_of::<i64>(),
     }
+}
+
+fn put_slots(bytes: &mut [u8], at: usize, slots: SlotMapping<'_>) {
+    match slots {
+        SlotMapping::I32(slots) => put(bytes, at, slots),
+        SlotMapping::I64(slots) => put(bytes, at, slots),
+    };
 }
 
 /// Copies items to offset `at` and returns the offset after them.

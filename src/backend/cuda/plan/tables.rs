@@ -44,9 +44,9 @@ impl Tables {
         self.words.address()
     }
 
-    /// Words of all directories; the chunks follow.
-    pub(in crate::backend::cuda) fn chunk_base(&self) -> u32 {
-        self.shape.rows * self.shape.chunks_per_row
+    /// Returns the index of a track's words in the first chunk, which follows all directories.
+    pub(in crate::backend::cuda) fn chunk_base(&self, track: u32) -> u32 {
+        self.shape.page_word(track, 0)
     }
 
     /// Most tokens for which one row names pages of `page_size` tokens.

@@ -56,7 +56,7 @@ pub(in crate::backend::cuda) fn store(
     let [width, v_width] = layout.store_widths();
     let k_stride = store_stride(Operand::K, &k, tokens, width, dtype)?;
     let v_stride = store_stride(Operand::V, &v, tokens, v_width, dtype)?;
-    let multiples = [u64::from(k_stride), k.address, u64::from(v_stride), v.address];
+    let multiples = [u64::from(k_stride), k.extent.address, u64::from(v_stride), v.extent.address];
     let multiples = if layout.is_latent() { &multiples[..2] } else { &multiples };
     let aligned = |bytes: u64| multiples.iter().all(|n| n.is_multiple_of(bytes));
     if !aligned(dtype.size().into()) {
@@ -69,9 +69,9 @@ pub(in crate::backend::cuda) fn store(
     let LayerScales { k: k_scales, v: v_scales, page_stride, head_stride, by_token } =
         pool.scales(layer);
     let params = StoreFp8Params {
-        k: k.address,
-        v: v.address,
-        slots: image.slots,
+        k: k.extent.address,
+        v: v.extent.address,
+        slots: image.slots_of(layout.place(layer).track),
         k_pool,
         v_pool,
         k_scales,

@@ -21,7 +21,7 @@ use crate::backend::cuda::kernels::{
 };
 use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
-use crate::layout::{Dtype, LabelChannels, PlaneName, PoolLayout, Strides};
+use crate::layout::{Dtype, LabelChannels, LayerPlace, PlaneName, PoolLayout, Strides};
 use crate::plan::{BatchPlan, BatchRow};
 
 /// CTAs of `score_labels_*` for each multiprocessor.
@@ -141,12 +141,13 @@ impl Labels {
             return Ok(());
         }
         let [width, _] = layout.store_widths();
-        let k_stride = row_stride(Operand::K, k.stride, k.bytes, tokens, width, pool.rows())?;
+        let k_stride = row_stride(Operand::K, &k.extent, tokens, width, pool.rows())?;
+        let LayerPlace { track, lane, .. } = layout.place(layer);
         let params = StoreLabelsParams {
-            k: k.address,
-            slots: image.slots,
+            k: k.extent.address,
+            slots: image.slots_of(track),
             channels: self.channels_of(layout, layer),
-            labels: self.pool + self.strides.lane_origin(layout.place(layer).lane),
+            labels: self.pool + self.strides.lane_origin(lane),
             page_stride: self.strides.page,
             slot_stride: self.strides.slot,
             head_stride: self.strides.head,

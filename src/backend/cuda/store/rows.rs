@@ -47,16 +47,16 @@ pub(in crate::backend::cuda) fn store(
     let ([width, v_width], dtype) = (layout.store_widths(), layout.dtype().rows());
     let k_stride = store_stride(Operand::K, &k, tokens, width, dtype)?;
     let mut v_stride = store_stride(Operand::V, &v, tokens, v_width, dtype)?;
-    let (mut row_bytes, mut v_address) = ((width * dtype.size() as usize) as u64, v.address);
+    let (mut row_bytes, mut v_address) = ((width * dtype.size() as usize) as u64, v.extent.address);
     let [k_pool, mut v_pool] = pool.origins(layer)?;
     if layout.is_latent() {
         // The kernel stores two rows a token; for latent rows these are the two halves of one row.
         row_bytes /= 2;
-        (v_stride, v_address) = (k_stride, k.address.saturating_add(row_bytes));
+        (v_stride, v_address) = (k_stride, k.extent.address.saturating_add(row_bytes));
         v_pool += row_bytes;
     }
     let unit_bytes =
-        unit_bytes(&[row_bytes, k_stride.into(), v_stride.into(), k.address, v_address]);
+        unit_bytes(&[row_bytes, k_stride.into(), v_stride.into(), k.extent.address, v_address]);
     if unit_bytes < dtype.size().min(4) {
         return Err(CudaError::RowsAlignment { align: dtype.size() });
     }
@@ -68,9 +68,9 @@ pub(in crate::backend::cuda) fn store(
     let linear = page_stride == slot_stride * u64::from(layout.page_size());
     let page_size = if linear { 1 } else { layout.page_size() };
     let params = StoreCacheParams {
-        k: k.address,
+        k: k.extent.address,
         v: v_address,
-        slots: image.slots,
+        slots: image.slots_of(layout.place(layer).track),
         k_pool,
         v_pool,
         page_stride: if linear { slot_stride } else { page_stride },

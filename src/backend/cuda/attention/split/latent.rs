@@ -56,21 +56,18 @@ struct Width {
     least: u32,
     /// CTAs that share an item: a cluster. Each has the same number of its rows, and all read the same tokens.
     ctas: u32,
-    /// Items begin at multiples of this many tokens.
-    align: u32,
 }
 
 /// Narrow items are memory-bound; wide items are compute-bound.
 const WIDTHS: [Width; 3] = [
-    Width { rows: 16, tokens: 16, extra: 9, least: 8, ctas: 1, align: 16 },
-    Width { rows: 32, tokens: 16, extra: 9, least: 8, ctas: 1, align: 16 },
-    Width { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 1, align: 64 },
+    Width { rows: 16, tokens: 16, extra: 9, least: 8, ctas: 1 },
+    Width { rows: 32, tokens: 16, extra: 9, least: 8, ctas: 1 },
+    Width { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 1 },
 ];
 /// Two wide items over the same tokens, as one.
-const PAIR: Width =
-    Width { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2, align: 64 };
+const PAIR: Width = Width { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
 /// Items of [`LatentItems::Tiles`].
-const TILE: Width = Width { rows: 16, tokens: 32, extra: 3, least: 2, ctas: 1, align: 1 };
+const TILE: Width = Width { rows: 16, tokens: 32, extra: 3, least: 2, ctas: 1 };
 /// Most tiles of a sequence that are dealt in turn with other sequences.
 const TURNS: usize = 4;
 /// Words of the records.
@@ -86,6 +83,8 @@ pub struct LatentSplit {
     ctas: u32,
     /// Whether [`PAIR`] is available in addition to [`WIDTHS`].
     pairs: bool,
+    /// Items begin at multiples of this, which divides the page size: kernels read no page before a window's first.
+    align: u32,
     /// `[joins, most rows of one, most parts of one, rows between parts] | LatentJoin[ctas] | first item of each CTA or
     /// pair of them, their number, rows of an item | ExtendWork[..]`
     words: Vec<u32>,
@@ -104,7 +103,13 @@ impl LatentSplit {
     ) -> Self {
         assert!(heads > 0 && ctas > 0);
         let words = vec![0; Self::words_max(items, heads, ctas, limits)];
-        Self { items, heads, window, ctas, pairs: false, words, used: 0, turns: 1 }
+        Self { items, heads, window, ctas, pairs: false, align: 1, words, used: 0, turns: 1 }
+    }
+
+    /// Makes items of Hopper's kernels begin at multiples of this.
+    pub fn aligned(self, align: u32) -> Self {
+        let align = if self.items == LatentItems::Hopper { align } else { 1 };
+        Self { align, ..self }
     }
 
     /// Returns whether two CTAs may share an item; the number of CTAs is then even.
@@ -167,7 +172,7 @@ impl LatentSplit {
     pub fn plan(&mut self, rows: &[BatchRow]) -> u32 {
         let width = self.width(rows);
         let (heads, ctas, extra) = (self.heads, self.ctas / width.ctas, width.extra);
-        let wanted = Items { width, heads, window: self.window };
+        let wanted = Items { width, heads, window: self.window, align: self.align };
         let items = |turns| wanted.all(rows, turns);
         let units = |work: &ExtendWork| wanted.units(work);
         let cost = |work: &ExtendWork| units(work) + extra;
@@ -267,6 +272,7 @@ struct Items {
     width: Width,
     heads: u32,
     window: u32,
+    align: u32,
 }
 
 impl Items {
@@ -278,7 +284,7 @@ impl Items {
 
     /// Returns the items of a sequence, uncut; items of padding have no tokens.
     fn of(self, row: &BatchRow) -> impl Iterator<Item = ExtendWork> + use<> {
-        let Self { width, heads, window } = self;
+        let Self { width, heads, window, align } = self;
         let BatchRow { row, qo_start, extend_len, kv_len } = *row;
         let rows = extend_len * heads;
         (0..rows).step_by(width.rows as usize).map(move |q_begin| {
@@ -287,7 +293,7 @@ impl Items {
             let seen = |packed: u32| kv_len.saturating_sub(extend_len) + packed / heads + 1;
             let kv_end = if kv_len == 0 { 0 } else { seen(last) };
             let first = if window == 0 { 0 } else { seen(q_begin).saturating_sub(window) };
-            let kv_begin = if kv_len == 0 { 0 } else { first / width.align * width.align };
+            let kv_begin = if kv_len == 0 { 0 } else { first / align * align };
             let row = row.raw();
             ExtendWork { row, qo_start, extend_len, kv_len, q_begin, kv_begin, kv_end, part: 1 }
         })
@@ -352,7 +358,8 @@ mod tests {
         // A cluster's CTAs have one list.
         assert!(ctas[(split.ctas / width.ctas) as usize..].iter().all(Vec::is_empty));
         assert_eq!(split.words()[split.lists_at() + split.ctas as usize + 1], width.rows);
-        let items = Items { width, heads: split.heads, window: split.window };
+        let (heads, window, align) = (split.heads, split.window, split.align);
+        let items = Items { width, heads, window, align };
         let all = rows.iter().flat_map(|row| items.of(row)).count();
         assert_eq!(items.all(rows, split.turns).count(), all);
         for whole in items.all(rows, split.turns) {
@@ -390,8 +397,8 @@ mod tests {
             let window = rng.pick(&[0, 0, 1, 63, 64, 65, 1000]);
             let pairs = ctas % 2 == 0 && rng.one_in(2);
             let items = rng.pick(&[LatentItems::Hopper, LatentItems::Tiles]);
-            let mut split =
-                LatentSplit::new(items, (heads, window), ctas, (40, 4000)).in_pairs(pairs);
+            let split = LatentSplit::new(items, (heads, window), ctas, (40, 4000));
+            let mut split = split.in_pairs(pairs).aligned(rng.pick(&[1, 8, 32]));
             let rows = (0..rng.below(40)).map(|_| {
                 let extend_len = rng.pick(&[0, 1, 1, 1, 2, 4, 17, 90]) as u32;
                 let most = rng.pick(&[1, 70, 5000]);

@@ -150,16 +150,15 @@ impl Split {
         &self.shape
     }
 
-    /// Splits a step, whose trees are marked ([`TREE_ROW`]). Writes the decode kernel's words,
-    /// [`SplitShape::decode_words`] of them, to `decode`; upload them to `AttendParams::plan` of `attend_decode_*`.
-    /// Allocates nothing. `tokens`: tokens of the step, padding included.
-    pub fn plan(&mut self, rows: &[BatchRow], tokens: usize, decode: &mut [u32]) -> SplitCount {
+    /// Splits a step, whose trees are marked ([`TREE_ROW`]), for a decode kernel of a [width](SplitShape::width).
+    /// Writes its words, [`SplitShape::decode_words`] of them, to `decode`; upload them to `AttendParams::plan` of
+    /// `attend_decode_*`. Allocates nothing.
+    pub fn plan(&mut self, rows: &[BatchRow], width: usize, decode: &mut [u32]) -> SplitCount {
         assert!(
             rows.len() <= self.shape.batch_max as usize,
             "more rows than the split has room for"
         );
         assert_eq!(decode.len(), self.shape.decode_words());
-        let width = self.shape.width(tokens, rows.len());
         let decode_units = self.decode.plan(&self.shape, width, rows, decode);
         let decoded = self.shape.decoded(width);
         let extend_items = self.extend.plan(&self.shape, rows, |row| decoded.leaves(row));
@@ -342,7 +341,8 @@ mod tests {
         let mut split = Split::new(shape);
         let mut words = vec![u32::MAX; shape.decode_words()];
         let tokens = rows.iter().map(|row| row.extend_len as usize).sum();
-        let count = split.plan(&rows, tokens, &mut words);
+        let width = split.shape.width(tokens, rows.len());
+        let count = split.plan(&rows, width, &mut words);
         let mut shares = decode_shares(&shape, count.width, &words, &rows);
         let decoded = shares.len();
         shares.extend(extend_shares(&shape, &split));
@@ -446,9 +446,9 @@ mod tests {
         let mut words = vec![0; shape().decode_words()];
         let room = |split: &Split| (split.decode.ends.capacity(), split.extend.capacities());
         let before = room(&split);
-        split.plan(&batch(&[(60_000, 131_072)]), 60_000, &mut words);
-        split.plan(&batch(&[(512, 8192), (1, 100)]), 513, &mut words);
-        split.plan(&batch(&[(8, 8192), (6, 100)]), 14, &mut words);
+        split.plan(&batch(&[(60_000, 131_072)]), shape().width(60_000, 1), &mut words);
+        split.plan(&batch(&[(512, 8192), (1, 100)]), shape().width(513, 2), &mut words);
+        split.plan(&batch(&[(8, 8192), (6, 100)]), shape().width(14, 2), &mut words);
         assert_eq!(room(&split), before);
     }
 }

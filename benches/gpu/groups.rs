@@ -1,0 +1,156 @@
+//! Decode attention of a model's layers, in one group and in groups: full layers, and layers that read a window.
+
+use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::testkit::planner::{Item, Planner};
+use kvarena::{
+    Attend, Backend, Capacity, Groups, KvDtype, KvShape, LayerId, OpenBackend, OwnedPlan,
+    PoolConfig, Reach, TableShape,
+};
+
+use crate::Outcome;
+use crate::batch::Noise;
+use crate::report::{Rate, Report};
+use crate::timer::Timer;
+
+/// Turns of both ways, one after the other.
+const TURNS: usize = 5;
+const PAGE_SIZE: u32 = 16;
+
+/// A model whose layers read everything, or a window.
+struct Model {
+    name: &'static str,
+    full: u32,
+    windowed: u32,
+    window: u32,
+    q_heads: u32,
+    kv: KvShape,
+}
+
+/// gpt-oss-20b; and of Gemma 3 27B the heads, and a fifth of the layers.
+fn models() -> [Model; 2] {
+    [
+        Model {
+            name: "gpt-oss-20b",
+            full: 12,
+            windowed: 12,
+            window: 128,
+            q_heads: 64,
+            kv: KvShape::heads(8, 64),
+        },
+        Model {
+            name: "gemma-3-27b / 5",
+            full: 2,
+            windowed: 10,
+            window: 1024,
+            q_heads: 32,
+            kv: KvShape::heads(16, 128),
+        },
+    ]
+}
+
+impl Model {
+    fn attend(&self, layer: u32) -> Attend {
+        let window = (layer >= self.full).then_some(self.window);
+        Attend { window, ..Attend::new(self.q_heads, self.kv.head_dim()) }
+    }
+
+    /// Every layer keeps everything, or layers with a window are a group.
+    fn ways(&self) -> Outcome<Vec<(&'static str, Groups)>> {
+        let layers: Vec<u8> =
+            (0..self.full + self.windowed).map(|layer| u8::from(layer >= self.full)).collect();
+        let groups = Groups::new(&[Reach::All, Reach::Window(self.window)], &layers)?;
+        Ok(vec![("one group", Groups::ONE), ("groups", groups)])
+    }
+}
+
+/// A backend with a step of rows of one new token.
+struct Way {
+    name: &'static str,
+    cuda: Cuda,
+    plan: OwnedPlan,
+    q: DeviceBuffer,
+    out: DeviceBuffer,
+}
+
+impl Way {
+    fn new(
+        gpu: &Gpu,
+        (noise, timer): (&Noise, &Timer),
+        model: &Model,
+        (name, groups): (&'static str, Groups),
+        (rows, len): (u32, u32),
+    ) -> Outcome<Self> {
+        let config = PoolConfig {
+            layers: model.full + model.windowed,
+            groups,
+            shape: model.kv,
+            dtype: KvDtype::Bf16,
+            page_size: PAGE_SIZE,
+            ..PoolConfig::default()
+        };
+        let places = rows * (len.div_ceil(PAGE_SIZE) + 1);
+        let pages = places * config.layout()?.tracks();
+        let layout = PoolConfig { capacity: Capacity::Pages(pages), ..config }.layout()?;
+        let table = TableShape::of(&layout, rows, len + PAGE_SIZE, (rows * 2 * len).into())?;
+        let options = CudaOptions { stream: Some(timer.stream.clone()), ..CudaOptions::new(gpu) };
+        let mut cuda = options.open(&layout, &table, 2)?;
+        noise.fill(cuda.pool())?;
+        let mut planner = Planner::new(&layout, &table, 3);
+        for _ in 0..rows {
+            let sequence = planner.admit().ok_or("a row is taken")?;
+            planner.grow(sequence, len - 1);
+            planner.give_back(sequence, len - 1);
+        }
+        let items: Vec<_> =
+            planner.live().into_iter().map(|sequence| Item::Extend { sequence, len: 1 }).collect();
+        let plan = planner.plan(&items);
+        cuda.begin(&plan.plan())?;
+        let bytes = u64::from(rows * model.q_heads * model.kv.head_dim()) * 2;
+        let (q, out) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
+        Ok(Self { name, cuda, plan, q, out })
+    }
+
+    /// Microseconds of a layer of these, which take turns.
+    fn time(
+        &mut self,
+        timer: &mut Timer,
+        model: &Model,
+        layers: std::ops::Range<u32>,
+    ) -> Outcome<f64> {
+        let Self { cuda, plan, q, out, .. } = self;
+        let plan = plan.plan();
+        timer.graph(layers.len(), |i| {
+            let layer = layers.start + i as u32;
+            let (q, out) = (q.rows(0, None), out.rows_mut(0, None));
+            cuda.attend(&plan, LayerId::new(layer), &model.attend(layer), q, out, None)
+        })
+    }
+}
+
+pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let (noise, mut timer) = (Noise::new(gpu)?, Timer::new(gpu)?);
+    for (model, rows, len) in
+        models().iter().flat_map(|model| [(model, 64, 4096), (model, 256, 1024), (model, 8, 8192)])
+    {
+        let mut ways = Vec::new();
+        for way in model.ways()? {
+            ways.push(Way::new(gpu, (&noise, &timer), model, way, (rows, len))?);
+        }
+        for (kind, layers) in
+            [("full", 0..model.full), ("window", model.full..model.full + model.windowed)]
+        {
+            let mut times = vec![Vec::new(); ways.len()];
+            for _ in 0..TURNS {
+                for (way, times) in ways.iter_mut().zip(&mut times) {
+                    times.push(way.time(&mut timer, model, layers.clone())?);
+                }
+            }
+            for (way, mut times) in ways.iter().zip(times) {
+                times.sort_by(f64::total_cmp);
+                let case = format!("{} {kind} {rows} x {len}", model.name);
+                report.row("groups", &case, way.name, times[TURNS / 2], Rate::None, true);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! Models with groups of layers: the words do not depend on the groups, whatever was given back is read by nobody, and
+//! prompts find what an equal prompt or the turn before has left.
+
+mod common;
+
+use common::serving::{Heard, Setting, requests, server};
+use kvarena::testkit::poison::poison;
+use kvarena::{Groups, PoolConfig, PrefixMode, Reach, Scaling, TokenId};
+use kvarena_host::contiguous::greedy;
+use kvarena_host::cpu::CpuRunner;
+use kvarena_host::model::Model;
+use kvarena_host::request::Request;
+use kvarena_host::server::Server;
+
+/// New tokens of each request.
+const NEW: usize = 20;
+
+/// Serves requests, with NaN in every free page after each step.
+fn run(server: &mut Server<CpuRunner<'_>>, requests: &[Request], setting: Setting) -> Heard {
+    let mut heard = Heard::default();
+    for request in requests {
+        server.submit(request.clone()).expect("the request fits");
+    }
+    while server.step(&mut heard).unwrap_or_else(|error| panic!("{setting:?}: {error}")) {
+        server.engine().verify().unwrap_or_else(|broken| panic!("{setting:?}: {broken}"));
+        poison(server.engine_mut(), |cpu, page, bytes| {
+            cpu.write_page(page, bytes).expect("the page exists");
+        });
+    }
+    heard
+}
+
+/// The requests of a second turn: what was said, and some tokens more.
+fn second_turns(requests: &[Request], heard: &Heard) -> Vec<Request> {
+    let turn = |(request, said): (&Request, &Vec<u32>)| {
+        let mut request = request.clone();
+        request.prompt.extend(said.iter().copied().chain(3..14).map(TokenId::new));
+        request
+    };
+    requests.iter().zip(words(heard)).map(turn).collect()
+}
+
+fn words(heard: &Heard) -> Vec<&Vec<u32>> {
+    heard.tokens.values().collect()
+}
+
+/// Three rounds: prompts, the same prompts again, and second turns.
+fn rounds(name: &str, overlap: bool) {
+    let model = Model::read(&common::dir(name)).expect("the golden model loads");
+    let cases = common::cases(name);
+    let first = requests(&cases);
+    let expected: Vec<_> = cases.iter().map(|case| &case.tokens).collect();
+    let mut second = Vec::new();
+    for (page_size, chunk) in [1, 8, 16].into_iter().flat_map(|size| [(size, 512), (size, 48)]) {
+        let mut cached = Vec::new();
+        for groups in [false, true] {
+            let setting = Setting { page_size, chunk, overlap, groups, ..Setting::default() };
+            let largest = Request { prompt: vec![Default::default(); 2000], ..first[0].clone() };
+            let runner = CpuRunner::new(&model);
+            let mut server = server(runner, &[largest], setting, Scaling::Static, None);
+            assert_eq!(*server.engine().shape().layout.groups() == Groups::ONE, !groups);
+            let heard = run(&mut server, &first, setting);
+            assert_eq!(words(&heard), expected, "{name}, {setting:?}");
+
+            let heard = run(&mut server, &first, setting);
+            assert_eq!(words(&heard), expected, "{name}, {setting:?}, again");
+            let hits: Vec<_> = first
+                .iter()
+                .map(|request| (request.prompt.len() as u32 - 1) / page_size * page_size)
+                .collect();
+            assert_eq!(sorted(&heard.cached), sorted(&hits), "{name}, {setting:?}, again");
+
+            let turns = second_turns(&first, &heard);
+            if second.is_empty() {
+                second = turns.iter().map(|turn| said_without_pages(&model, turn)).collect();
+            }
+            let heard = run(&mut server, &turns, setting);
+            assert_eq!(
+                words(&heard),
+                second.iter().collect::<Vec<_>>(),
+                "{name}, {setting:?}, turn"
+            );
+            cached.push(sorted(&heard.cached));
+        }
+        assert_eq!(cached[0], cached[1], "{name}: groups lose no hit of a second turn");
+    }
+}
+
+fn said_without_pages(model: &Model, request: &Request) -> Vec<u32> {
+    let prompt: Vec<_> = request.prompt.iter().map(|token| token.raw()).collect();
+    greedy(model, &prompt, NEW, usize::MAX).0
+}
+
+fn sorted(numbers: &[u32]) -> Vec<u32> {
+    let mut numbers = numbers.to_vec();
+    numbers.sort_unstable();
+    numbers
+}
+
+#[test]
+fn gpt_oss_says_the_same_with_groups() {
+    rounds("gpt-oss-tiny", false);
+}
+
+#[test]
+fn gpt_oss_says_the_same_with_groups_and_overlap() {
+    rounds("gpt-oss-tiny", true);
+}
+
+#[test]
+fn gemma3_says_the_same_with_groups() {
+    rounds("gemma3-tiny", false);
+}
+
+#[test]
+fn gemma3_says_the_same_with_groups_and_overlap() {
+    rounds("gemma3-tiny", true);
+}
+
+/// The host's groups are those that the core reads from the same file.
+#[test]
+fn the_groups_are_those_of_the_config_file() {
+    for name in common::GROUPED {
+        let model = Model::read(&common::dir(name)).expect("the golden model loads");
+        let file = std::fs::read_to_string(common::dir(name).join("config.json")).expect("a file");
+        let pool = PoolConfig::from_hf(&file).expect("the config makes a pool");
+        assert_eq!(model.config.groups(), pool.groups, "{name}");
+        assert_eq!(pool.groups.reach(1), Reach::Window(32), "{name}");
+    }
+    let plain = Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads");
+    assert_eq!(plain.config.groups(), Groups::ONE);
+}
+
+/// A pool that has room for one request of each model: streams are preempted, and say the same.
+#[test]
+fn words_survive_preemption() {
+    for name in common::GROUPED {
+        let model = Model::read(&common::dir(name)).expect("the golden model loads");
+        let cases = common::cases(name);
+        let requests = requests(&cases);
+        let expected: Vec<_> = cases.iter().map(|case| &case.tokens).collect();
+        for prefix in [PrefixMode::Radix, PrefixMode::None] {
+            let setting = Setting {
+                page_size: 8,
+                chunk: 48,
+                way: common::serving::Way::SmallPool,
+                prefix,
+                ..Setting::default()
+            };
+            let runner = CpuRunner::new(&model);
+            let mut server = server(runner, &requests, setting, Scaling::Static, None);
+            let heard = run(&mut server, &requests, setting);
+            assert_eq!(words(&heard), expected, "{name}, {setting:?}");
+            assert!(server.tally().0.preemptions > 0, "{name}, {setting:?}");
+        }
+    }
+}

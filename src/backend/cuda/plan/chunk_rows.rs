@@ -1,0 +1,205 @@
+//! The rows of a step as layers that read chunks see them.
+//!
+//! A token reads its own chunk alone. So each row is cut where a chunk ends, and each piece counts positions from its
+//! chunk's begin: kernels compute plain causal attention, and read nothing before. The chunks of a group begin at
+//! multiples of the page tables' chunks, so a piece's pages begin at a word of its row's directory. Its row number is
+//! the index of that word, as in a directory of one word for each row.
+//!
+//! Not here: the tokens of a page table chunk (`TableShape::of`).
+
+use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::params::TREE_ROW;
+use crate::backend::cuda::plan::image::StepLimits;
+use crate::id::RowId;
+use crate::layout::{PoolLayout, Reach, TableShape};
+use crate::plan::BatchRow;
+
+/// Returns the sizes of the chunks that layers of a pool read, without those over latent rows, which have no kernel.
+fn sizes(layout: &PoolLayout) -> impl Iterator<Item = u32> + use<'_> {
+    let limited = layout.groups().limited().filter(|_| !layout.is_latent());
+    limited.filter_map(|(_, reach)| if let Reach::Chunk(size) = reach { Some(size) } else { None })
+}
+
+/// Returns the pieces of a step of these numbers of tokens and rows, empty ones included. They depend on nothing else,
+/// so that graphs can read them.
+pub(in crate::backend::cuda) fn count(size: u32, tokens: usize, rows: usize) -> usize {
+    // Of its pieces only a row's first and last may be short.
+    rows + rows.min(tokens / 2) + tokens / size as usize
+}
+
+/// Returns the most pieces of a step.
+pub(in crate::backend::cuda) fn most(layout: &PoolLayout, limits: StepLimits) -> u32 {
+    let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
+    let pieces = sizes(layout).map(|size| count(size, tokens, rows)).max();
+    pieces.unwrap_or(rows) as u32
+}
+
+/// Returns the bytes of all pieces of a step.
+pub(in crate::backend::cuda) fn bytes(layout: &PoolLayout, tokens: usize, rows: usize) -> usize {
+    let pieces: usize = sizes(layout).map(|size| count(size, tokens, rows)).sum();
+    pieces * size_of::<BatchRow>()
+}
+
+/// The pieces of the staged step's rows, for each size of chunks.
+#[derive(Debug)]
+pub(in crate::backend::cuda) struct ChunkRows {
+    list: Vec<Pieces>,
+    /// Directory words of a row.
+    row_words: u32,
+}
+
+/// The pieces for chunks of one size.
+#[derive(Debug)]
+struct Pieces {
+    size: u32,
+    /// Directory words of a chunk.
+    words: u32,
+    rows: Vec<BatchRow>,
+}
+
+impl ChunkRows {
+    /// Allocates the pieces of the largest step.
+    pub(in crate::backend::cuda) fn new(
+        layout: &PoolLayout,
+        table: &TableShape,
+        limits: StepLimits,
+    ) -> Result<Self, CudaError> {
+        let chunk_tokens = table.chunk_pages * layout.page_size();
+        let pieces = |size: u32| {
+            let is_numbered = table.directory_words() <= u64::from(TREE_ROW);
+            if !size.is_multiple_of(chunk_tokens) || !is_numbered {
+                return Err(CudaError::ChunkTokens { chunk: size, tokens: chunk_tokens });
+            }
+            let rows = Vec::with_capacity(most(layout, limits) as usize);
+            Ok(Pieces { size, words: size / chunk_tokens, rows })
+        };
+        let list = sizes(layout).map(pieces).collect::<Result<_, _>>()?;
+        Ok(Self { list, row_words: table.chunks_per_row })
+    }
+
+    /// Cuts the rows of a step of so many tokens; trees, which no such layer reads, have no pieces.
+    pub(in crate::backend::cuda) fn cut(&mut self, rows: &[BatchRow], tokens: usize) {
+        for pieces in &mut self.list {
+            let count = count(pieces.size, tokens, rows.len());
+            pieces.rows.clear();
+            for row in rows.iter().filter(|row| row.row.raw() < TREE_ROW) {
+                pieces.cut(row, self.row_words);
+            }
+            assert!(pieces.rows.len() <= count, "a row has more pieces than its tokens allow");
+            pieces.rows.resize(count, EMPTY);
+        }
+    }
+
+    /// Returns the pieces for chunks of a size.
+    pub(in crate::backend::cuda) fn of(&self, size: u32) -> Option<&[BatchRow]> {
+        let pieces = self.list.iter().find(|pieces| pieces.size == size)?;
+        Some(&pieces.rows)
+    }
+
+    /// Returns all pieces, size by size, and before those of each size the number of bytes.
+    pub(in crate::backend::cuda) fn all(&self) -> impl Iterator<Item = (usize, u32, &[BatchRow])> {
+        let mut at = 0;
+        self.list.iter().map(move |pieces| {
+            let before = at;
+            at += size_of_val(&pieces.rows[..]);
+            (before, pieces.size, &pieces.rows[..])
+        })
+    }
+}
+
+/// A row without query rows.
+const EMPTY: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 0, kv_len: 0 };
+
+impl Pieces {
+    fn cut(&mut self, row: &BatchRow, row_words: u32) {
+        if row.kv_len == 0 {
+            self.rows.push(BatchRow { row: RowId::new(0), ..*row });
+            return;
+        }
+        let (mut position, mut qo_start) = (row.kv_len - row.extend_len, row.qo_start);
+        while position < row.kv_len {
+            let chunk = position / self.size;
+            let first = chunk * self.size;
+            let end = row.kv_len.min(first.saturating_add(self.size));
+            let word = row.row.raw() * row_words + chunk * self.words;
+            let (extend_len, kv_len) = (end - position, end - first);
+            self.rows.push(BatchRow { row: RowId::new(word), qo_start, extend_len, kv_len });
+            qo_start += extend_len;
+            position = end;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{Capacity, Groups, PoolConfig};
+    use crate::testkit::rng::Rng;
+
+    fn layout(size: u32, page_size: u32) -> PoolLayout {
+        let groups = Groups::new(&[Reach::All, Reach::Chunk(size)], &[0, 1]).expect("two groups");
+        let capacity = Capacity::Pages(64);
+        let config = PoolConfig { layers: 2, groups, page_size, capacity, ..PoolConfig::default() };
+        config.layout().expect("a small pool")
+    }
+
+    #[test]
+    fn each_token_is_in_the_piece_of_its_chunk() {
+        let mut rng = Rng::new(1);
+        for (size, page_size) in [(1, 1), (8, 1), (16, 4), (32, 32), (2048, 16)] {
+            let layout = layout(size, page_size);
+            let table = TableShape::of(&layout, 9, 5000, 45_000).expect("a small table");
+            let limits = StepLimits { tokens: 5000, rows: 9, all_spans: false };
+            let mut chunks = ChunkRows::new(&layout, &table, limits).expect("aligned chunks");
+            for _ in 0..200 {
+                let (mut rows, mut tokens) = (Vec::new(), 0);
+                for row in 0..rng.within(1, 9) as u32 {
+                    let extend_len = rng.pick(&[0, 1, 1, 2, 7, 64, 500]);
+                    let kv_len = extend_len + rng.below(4000) as u32;
+                    let kv_len = if rng.one_in(5) { 0 } else { kv_len };
+                    let row = RowId::new(row);
+                    rows.push(BatchRow { row, qo_start: tokens, extend_len, kv_len });
+                    tokens += extend_len;
+                }
+                chunks.cut(&rows, tokens as usize);
+                let pieces = chunks.of(size).expect("the pool's chunks");
+                assert_eq!(pieces.len(), count(size, tokens as usize, rows.len()));
+                assert!(pieces.len() <= most(&layout, limits) as usize);
+                assert_eq!(size_of_val(pieces), bytes(&layout, tokens as usize, rows.len()));
+                let mut tokens = Vec::new();
+                for piece in pieces {
+                    for i in 0..piece.extend_len {
+                        tokens.push((piece.qo_start + i, piece.row, piece.kv_len, i, piece));
+                    }
+                }
+                let wanted = rows.iter().flat_map(|row| (0..row.extend_len).map(move |i| (row, i)));
+                assert_eq!(tokens.len(), wanted.clone().count());
+                for ((row, i), (query, word, len, at, piece)) in wanted.zip(tokens) {
+                    assert_eq!(query, row.qo_start + i);
+                    if row.kv_len == 0 {
+                        assert_eq!((word.raw(), len), (0, 0));
+                        continue;
+                    }
+                    let position = row.kv_len - row.extend_len + i;
+                    let seen = len - piece.extend_len + at;
+                    assert_eq!(seen, position % size, "the position in its chunk");
+                    let page = (position - seen) / page_size;
+                    assert_eq!(word.raw(), table.directory_word(row.row, page));
+                    assert_eq!(page % table.chunk_pages, 0, "its chunk begins a page table chunk");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_that_pages_do_not_divide_are_refused() {
+        let limits = StepLimits { tokens: 10, rows: 1, all_spans: false };
+        for (size, page_size, chunk_tokens) in [(8, 16, 16), (64, 3, 48), (2048, 3, 768)] {
+            let layout = layout(size, page_size);
+            let table = TableShape::of(&layout, 1, 100, 100).expect("a small table");
+            let refused = ChunkRows::new(&layout, &table, limits).map(|_| ());
+            let error = CudaError::ChunkTokens { chunk: size, tokens: chunk_tokens };
+            assert_eq!(refused, Err(error));
+        }
+    }
+}

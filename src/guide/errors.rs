@@ -43,6 +43,7 @@
 //! | `NotDrafted`, `NotABranch` | fix the verifier: it keeps a root and that root's successors |
 //! | `UnknownSequence`, `Preempted`, `NotPreempted` | fix the scheduler: it has lost track of a request |
 //! | `EmptyBatch`, `RepeatedSequence`, `NotPlanned` | fix the scheduler: its batch is wrong or out of order |
+//! | `PlanSize` | choose a size that holds the batch and a token for each row of padding |
 //!
 //! ```
 //! use kvarena::*;

@@ -21,6 +21,7 @@ mod leaders;
 mod marks;
 mod packed;
 mod plan_bytes;
+mod plan_padded;
 mod plan_scratch;
 mod promise;
 mod read_plan;

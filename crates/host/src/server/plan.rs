@@ -121,7 +121,11 @@ impl<R: Runner> Server<R> {
             self.runner.before_plan()?;
             let drafts = flight.streams.iter().filter_map(|&key| self.streams[key].drafts());
             let drafts: Vec<Draft<'_>> = drafts.collect();
-            let planned = self.engine.plan_drafts(&mut self.scratch, &self.extends, &drafts);
+            let (engine, scratch, items) = (&mut self.engine, &mut self.scratch, &self.extends);
+            let planned = match self.runner.step_size(items) {
+                Some(size) => engine.plan_padded(scratch, items, &drafts, size),
+                None => engine.plan_drafts(scratch, items, &drafts),
+            };
             let shortage = match planned {
                 Ok(plan) => {
                     flight.work.plan.copy_from(&plan);

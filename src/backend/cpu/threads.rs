@@ -22,18 +22,27 @@ fn cores() -> usize {
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }
 
-/// Returns the pool, or none if there is one core or no thread can start. A forked child has none, because it inherits
-/// the pool without its threads.
+/// A pool, and the process that started it.
+type Pool = (u32, ThreadPool);
+
+/// Returns the pool, or none if there is one core or no thread can start now. A forked child has none, because it
+/// inherits the pool without its threads.
 fn pool() -> Option<&'static ThreadPool> {
-    static POOL: OnceLock<(u32, Option<ThreadPool>)> = OnceLock::new();
-    let start = || {
-        let others = cores() - 1;
-        let name = |i| format!("kvarena-{i}");
-        let build = || ThreadPoolBuilder::new().num_threads(others).thread_name(name).build().ok();
-        if others > 0 { build() } else { None }
-    };
-    let (process, pool) = POOL.get_or_init(|| (process::id(), start()));
-    pool.as_ref().filter(|_| *process == process::id())
+    static POOL: OnceLock<Pool> = OnceLock::new();
+    let others = cores() - 1;
+    let name = |i| format!("kvarena-{i}");
+    let start = || ThreadPoolBuilder::new().num_threads(others).thread_name(name).build().ok();
+    let (process, pool) = if others > 0 { started(&POOL, start)? } else { return None };
+    (*process == process::id()).then_some(pool)
+}
+
+/// Returns the pool, started now unless an earlier call has. A start that fails is tried again by the next call.
+fn started(pool: &OnceLock<Pool>, start: impl Fn() -> Option<ThreadPool>) -> Option<&Pool> {
+    if pool.get().is_none() {
+        // Of two that start at once, one is dropped.
+        let _ = pool.set((process::id(), start()?));
+    }
+    pool.get()
 }
 
 /// A thread that computes, until dropped.
@@ -134,6 +143,15 @@ mod tests {
         };
         thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(engine))));
         assert!(most.into_inner() <= cores() + 1);
+    }
+
+    #[test]
+    fn a_start_that_fails_is_tried_again() {
+        let pool = OnceLock::new();
+        assert!(started(&pool, || None).is_none());
+        let start = || ThreadPoolBuilder::new().num_threads(1).build().ok();
+        assert!(started(&pool, start).is_some());
+        assert!(started(&pool, || panic!("it has started")).is_some());
     }
 
     #[test]

@@ -239,16 +239,14 @@ fn plans(table: &mut Table, page_size: u32) {
             continue;
         }
         let mut decode = Decode::new(page_size, 256, kv_len);
-        decode.check();
-        let plans = (0..400).map(|_| {
-            decode.prepare();
-            let mut step = None;
-            let ns = median_ns(1, 1, || step = Some(decode.plan()));
-            decode.rest(step.expect("it was planned"));
-            ns
-        });
-        let ns = median(plans.collect());
-        table.row(&case, page_size, ns, None, 10_000.0);
+        let one = plan_ns(&mut decode);
+        table.row(&case, page_size, one, None, 10_000.0);
+        for tracks in [2, 4].into_iter().filter(|_| kv_len == 4096) {
+            // A track costs at most 0.3 of a plan of one track.
+            let ns = plan_ns(&mut Decode::with_tracks(page_size, 256, kv_len, tracks));
+            let target = one * (1.0 + 0.3 * f64::from(tracks - 1));
+            table.row(&format!("{case}, {tracks} tracks"), page_size, ns, None, target);
+        }
         let steps = (0..400).map(|_| {
             decode.prepare();
             median_ns(1, 1, || decode.step())
@@ -256,6 +254,19 @@ fn plans(table: &mut Table, page_size: u32) {
         let ns = median(steps.collect());
         table.row(&format!("step, 256 of {kv_len}"), page_size, ns, None, None);
     }
+}
+
+/// Returns the median time of a plan.
+fn plan_ns(decode: &mut Decode) -> f64 {
+    decode.check();
+    let plans = (0..400).map(|_| {
+        decode.prepare();
+        let mut step = None;
+        let ns = median_ns(1, 1, || step = Some(decode.plan()));
+        decode.rest(step.expect("it was planned"));
+        ns
+    });
+    median(plans.collect())
 }
 
 fn alloc_free(table: &mut Table) {

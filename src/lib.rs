@@ -122,8 +122,8 @@ pub use layout::{
 #[doc(inline)]
 pub use plan::{
     Admission, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree,
-    Extend, Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, Prompt, SharedSpan, SharedSpans,
-    SlotMapping, StepEnd, StepScratch, TableWrite,
+    Extend, Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, PlanSize, Prompt, SharedSpan,
+    SharedSpans, SlotMapping, StepEnd, StepScratch, TableWrite,
 };
 #[doc(inline)]
 pub use prefix::PrefixMatch;

@@ -57,6 +57,8 @@ stats! {
         hit_tokens,
         /// Other tokens of resumed sequences that needed no computing, counted at the first commit after the resume.
         resume_hit_tokens,
+        /// Tokens behind the match of an admitted or resumed sequence that only group 0 had cached.
+        lost_hit_tokens,
         /// Tokens whose K and V committed steps computed, for sequences still running at the commit.
         computed_tokens,
         /// Prompts admitted.

@@ -23,7 +23,8 @@ struct Model {
     windowed: u32,
     window: u32,
     q_heads: u32,
-    kv: KvShape,
+    kv_heads: u32,
+    head_dim: u32,
 }
 
 /// gpt-oss-20b; and of Gemma 3 27B the heads, and a fifth of the layers.
@@ -35,7 +36,8 @@ fn models() -> [Model; 2] {
             windowed: 12,
             window: 128,
             q_heads: 64,
-            kv: KvShape::heads(8, 64),
+            kv_heads: 8,
+            head_dim: 64,
         },
         Model {
             name: "gemma-3-27b / 5",
@@ -43,7 +45,8 @@ fn models() -> [Model; 2] {
             windowed: 10,
             window: 1024,
             q_heads: 32,
-            kv: KvShape::heads(16, 128),
+            kv_heads: 16,
+            head_dim: 128,
         },
     ]
 }
@@ -51,7 +54,7 @@ fn models() -> [Model; 2] {
 impl Model {
     fn attend(&self, layer: u32) -> Attend {
         let window = (layer >= self.full).then_some(self.window);
-        Attend { window, ..Attend::new(self.q_heads, self.kv.head_dim()) }
+        Attend { window, ..Attend::new(self.q_heads, self.head_dim) }
     }
 
     /// Every layer keeps everything, or layers with a window are a group.
@@ -83,7 +86,7 @@ impl Way {
         let config = PoolConfig {
             layers: model.full + model.windowed,
             groups,
-            shape: model.kv,
+            shape: KvShape::heads(model.kv_heads, model.head_dim),
             dtype: KvDtype::Bf16,
             page_size: PAGE_SIZE,
             ..PoolConfig::default()
@@ -105,7 +108,7 @@ impl Way {
             planner.live().into_iter().map(|sequence| Item::Extend { sequence, len: 1 }).collect();
         let plan = planner.plan(&items);
         cuda.begin(&plan.plan())?;
-        let bytes = u64::from(rows * model.q_heads * model.kv.head_dim()) * 2;
+        let bytes = u64::from(rows * model.q_heads * model.head_dim) * 2;
         let (q, out) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
         Ok(Self { name, cuda, plan, q, out })
     }

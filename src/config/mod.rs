@@ -121,8 +121,8 @@ impl EngineShape {
     /// further ahead than `promise_ahead`. In a pool of fewer pages it may lack some even when it runs alone.
     ///
     /// With limited groups, a prompt that is admitted with a promise and a hit also holds the cached pages that its hit
-    /// reads in those groups, until its window has moved past them. It fits an idle pool for certain if the pool has
-    /// these pages and `most_pages` of its promise.
+    /// reads in those groups, until its window has moved past them. If an idle pool has `most_pages` of its promise but
+    /// not these pages, the prompt is admitted without its hit.
     ///
     /// ```
     /// # use kvarena::{Capacity, EngineConfig, Groups, PoolConfig, Reach};
@@ -148,11 +148,6 @@ impl EngineShape {
     /// pages that no later token reads.
     pub(crate) fn publishes(&self) -> bool {
         self.shares_prefixes() || self.table.tracks > 1
-    }
-
-    /// Returns whether prompts find leaders: not with groups of layers, where only marks keep a leader's tails.
-    pub(crate) fn finds_leaders(&self) -> bool {
-        self.shares_prefixes() && self.table.tracks == 1
     }
 }
 

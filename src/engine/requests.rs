@@ -9,6 +9,7 @@ use crate::system::append::{Append, append};
 use crate::system::finish::{Finish, Keep, finish, preempt};
 use crate::system::fork::{Fork, Forked, fork};
 use crate::system::leader::{IsLeading, is_leading};
+use crate::system::mark::{Mark, mark};
 use crate::system::promise::{Promise, promise};
 use crate::system::rollback::{Rollback, rollback};
 use crate::world::Buffers;
@@ -23,7 +24,8 @@ impl<B: Backend> Engine<B> {
     /// Changes nothing, not even recency, so schedulers can call it before [`admit`](Engine::admit).
     ///
     /// A [leader](Admission::leader) is a running sequence that computes more of the prompt than is cached. A prompt
-    /// that waits while [it is leading](Engine::is_leading) then finds these tokens in the cache. So of many equal
+    /// that waits while [it is leading](Engine::is_leading) then finds these tokens in the cache; with groups of layers
+    /// only if the host [marks](Engine::mark) the leader at [`cached_len`](Leader::cached_len). So of many equal
     /// prompts at a cold server one is computed, and the others wait for a step or two. No prompt waits for ever if the
     /// host plans its running sequences: a sequence that is finished, preempted, cut or done leads no prompt.
     ///
@@ -164,6 +166,23 @@ impl<B: Backend> Engine<B> {
     /// for more than the known tokens.
     pub fn rollback(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
         rollback(Rollback::of(&mut self.world), seq, len)
+    }
+
+    /// Marks the whole pages among a running sequence's first `len` tokens as a place where prompts can match. O(pages
+    /// that are kept).
+    ///
+    /// With [groups of layers](crate::Groups) a prompt matches only where all groups have what the next token reads. A
+    /// sequence keeps this at the end of its prompt, where its prompt parts from a cached one, and where it ends. The
+    /// host marks other places: the end of a system prompt, or what a [leader](Admission::leader) was named for. The
+    /// mark takes effect when exactly these pages are published; at most 4 wait. It keeps nothing if the pages back
+    /// promises. A preemption drops marks that wait. Without groups of layers, and in
+    /// [`PrefixMode::None`](crate::PrefixMode::None), marks have no effect.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the published tokens,
+    /// [`Error::OutOfMarks`].
+    pub fn mark(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
+        mark(Mark::of(&mut self.world), seq, len)
     }
 
     /// Preempts a sequence: releases its pages and keeps its tokens and its row, to be [resumed](Engine::resume).

@@ -4,7 +4,8 @@ use crate::backend::Backend;
 use crate::error::{EngineError, Error};
 use crate::id::{SeqKey, StepId};
 use crate::plan::{
-    BatchPlan, Branch, Compaction, Draft, Extend, PackedLevels, PackedPlan, StepEnd, StepScratch,
+    BatchPlan, Branch, Compaction, Draft, Extend, PackedLevels, PackedPlan, PlanSize, StepEnd,
+    StepScratch,
 };
 use crate::system::abort::{Abort, abort};
 use crate::system::accept::{Accept, accept, check_branches};
@@ -59,7 +60,34 @@ impl<B: Backend> Engine<B> {
         items: &[Extend],
         drafts: &[Draft<'_>],
     ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
-        let plan = plan_batch(PlanBatch::of(&mut self.world), scratch, items, drafts);
+        self.plan(scratch, items, drafts, None)
+    }
+
+    /// [`Engine::plan_drafts`] padded to a size, for a graph that was captured at that size. The backend stages the
+    /// padded plan, once. O(as `plan_batch`, and padding).
+    ///
+    /// The padding is that of [`BatchPlan::padded`].
+    ///
+    /// # Errors
+    /// As [`Engine::plan_drafts`], and [`Error::PlanSize`] for a size that does not hold the batch.
+    pub fn plan_padded<'step>(
+        &mut self,
+        scratch: &'step mut StepScratch,
+        items: &[Extend],
+        drafts: &[Draft<'_>],
+        size: PlanSize,
+    ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
+        self.plan(scratch, items, drafts, Some(size))
+    }
+
+    fn plan<'step>(
+        &mut self,
+        scratch: &'step mut StepScratch,
+        items: &[Extend],
+        drafts: &[Draft<'_>],
+        size: Option<PlanSize>,
+    ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
+        let plan = plan_batch(PlanBatch::of(&mut self.world), scratch, items, drafts, size);
         let plan = self.world.counters.count_refusal(plan)?;
         if let Err(error) = self.backend.begin(&plan) {
             self.abort(plan.step).expect("the step was just planned");

@@ -3,8 +3,8 @@
 
 use super::Engine;
 use crate::backend::Null;
-use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
-use crate::layout::{Capacity, PoolConfig};
+use crate::id::{CellId, Namespace, PageId, SeqKey, StepId, TokenId};
+use crate::layout::{Capacity, Groups, HeldGroup, PoolConfig, Reach};
 use crate::page::PageState;
 use crate::plan::{Extend, StepScratch};
 use crate::sequence::Sequence;
@@ -238,4 +238,64 @@ fn a_fenced_page_is_nobodys_until_its_step_is_complete() {
     sound.engine.complete(step).expect("it counts as committed");
     assert_eq!(sound.engine.world.pages.state(page), PageState::Free);
     assert_eq!(sound.engine.verify(), Ok(()));
+}
+
+/// A sound engine of two groups, to be broken: a sequence whose prompt's tail is kept, and the entry of its window.
+fn grouped() -> (Engine<Null>, SeqKey, HeldGroup) {
+    let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1]).expect("two groups");
+    let capacity = Capacity::Pages(40);
+    let pool = PoolConfig { layers: 2, groups, page_size: 4, capacity, ..Default::default() };
+    let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("the config is right");
+    let prompt: Vec<TokenId> = (0..22).map(TokenId::new).collect();
+    let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
+    engine.mark(seq, 28).expect("it is ahead");
+    let mut scratch = StepScratch::new();
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 22 }]);
+    let step = plan.expect("there is room").step();
+    engine.commit(step).expect("it is open");
+    engine.complete(step).expect("it is committed");
+    assert_eq!(engine.verify(), Ok(()));
+    let limits = engine.world.sequences.limits();
+    let held = limits.held_groups(5).next().expect("a group");
+    assert_eq!(held.first, 3);
+    (engine, seq, held)
+}
+
+#[test]
+fn g4_held_places_name_the_cells_of_the_path() {
+    let spoiled = |spoil: fn(&mut World, SeqKey, &HeldGroup)| {
+        let (mut engine, seq, held) = grouped();
+        spoil(&mut engine.world, seq, &held);
+        engine.verify().expect_err("the audit finds it").invariant
+    };
+    let swapped = spoiled(|world, seq, held| {
+        let mut row = world.sequences.row_mut(seq).expect("it is live");
+        let cells = [3, 4].map(|place| row.cell(held.group, place));
+        assert!(cells.iter().all(|cell| cell.is_some()), "the tail of the prompt is kept");
+        row.set_cell(held.group, 3, cells[1]);
+        row.set_cell(held.group, 4, cells[0]);
+    });
+    assert_eq!(swapped, "G4: a held place names the cell at its entry of the lock's path");
+    let beyond = spoiled(|world, seq, held| {
+        let mut row = world.sequences.row_mut(seq).expect("it is live");
+        let cell = row.cell(held.group, 4);
+        row.set_cell(held.group, 4, CellId::NONE);
+        row.set_cell(held.group, 5, cell);
+    });
+    assert_eq!(beyond, "G4: a held place names the cell at its entry of the lock's path");
+    let pages = spoiled(|world, seq, held| {
+        let mut row = world.sequences.row_mut(seq).expect("it is live");
+        let (cell, other) = (row.cell(held.group, 4), row.track_page(held.track, 3));
+        row.name_cell(held, 4, cell, &[other]);
+    });
+    assert_eq!(pages, "G4: a held place that names a cell has its pages");
+}
+
+#[test]
+fn g6_waiting_marks_are_ahead() {
+    let (mut engine, seq, _) = grouped();
+    let mut row = engine.world.sequences.row_mut(seq).expect("it is live");
+    row.add_mark(5).expect("one waits");
+    let broken = engine.verify().expect_err("the audit finds it");
+    assert_eq!(broken.invariant, "G6: waiting marks are above the published pages");
 }

@@ -119,6 +119,18 @@ pub enum Error {
     },
     /// The batch has no sequences.
     EmptyBatch,
+    /// The batch cannot be padded to the size: each padding row takes at least one padding token, and padding tokens
+    /// need a padding row.
+    PlanSize {
+        /// Rows asked for.
+        rows: usize,
+        /// Tokens asked for.
+        tokens: usize,
+        /// Sequences of the batch.
+        batch_rows: usize,
+        /// Tokens of the batch.
+        batch_tokens: usize,
+    },
     /// The item is not the last plan of its sequence, that plan's step is complete, or the item is repeated or out of
     /// order.
     NotPlanned {
@@ -238,6 +250,18 @@ pub enum Error {
         /// The sequence's tokens now.
         max: u32,
     },
+    /// A mark is below the sequence's published tokens.
+    MarkLen {
+        /// The length asked for.
+        len: u32,
+        /// The shortest that is allowed.
+        min: u32,
+    },
+    /// As many marks of the host wait in the sequence as there can be.
+    OutOfMarks {
+        /// The most that can wait.
+        max: u32,
+    },
     /// The step is not open, or was never planned.
     UnknownStep {
         /// The step.
@@ -326,6 +350,14 @@ impl fmt::Display for Error {
                 }
             }
             Self::EmptyBatch => write!(f, "a batch has no sequences"),
+            Self::PlanSize { rows, tokens, batch_rows, batch_tokens } => {
+                let of = |rows: usize, tokens: usize| {
+                    (Count(rows as u64, "row"), Count(tokens as u64, "token"))
+                };
+                let ((rows, tokens), batch) = (of(rows, tokens), of(batch_rows, batch_tokens));
+                write!(f, "a batch of {} and {} cannot be padded ", batch.0, batch.1)?;
+                write!(f, "to {rows} and {tokens}")
+            }
             Self::NotPlanned { seq, len } => {
                 let len = Count(len.into(), "token");
                 write!(f, "an item of {len} is not the last plan of sequence {seq:?}")
@@ -381,6 +413,11 @@ impl fmt::Display for Error {
             Self::RollbackLen { len, min, max } => {
                 write!(f, "a rollback to {} is outside {min} to {max}", Count(len.into(), "token"))
             }
+            Self::MarkLen { len, min } => {
+                let len = Count(len.into(), "token");
+                write!(f, "a mark at {len} is below the {min} published ones")
+            }
+            Self::OutOfMarks { max } => write!(f, "{max} marks wait in the sequence already"),
             Self::UnknownStep { step } => write!(f, "step {} is not open", step.raw()),
             Self::StepOrder { step, first } => {
                 write!(f, "step {} cannot commit before step {}", step.raw(), first.raw())

@@ -32,6 +32,8 @@
 //! | `NamespaceNamed`, `NamesTaken` | names belong to one namespace: forget it, and wait until its pages are evicted |
 //! | `ExtendLen { max: 0, .. }` | the sequence has nothing to compute: append first |
 //! | `RollbackLen` | fork before drafting that far, or finish and admit again |
+//! | `MarkLen` | mark a prompt before it is computed that far |
+//! | `OutOfMarks` | mark again once the sequence has reached one of its marks |
 //! | `StepTokens`, `PackedLimit` | plan a smaller batch |
 //! | `PackedRows` | pass the whole plan of these items |
 //! | `PackedTree` | draft in chains, or use the backend's own attention |
@@ -41,6 +43,7 @@
 //! | `NotDrafted`, `NotABranch` | fix the verifier: it keeps a root and that root's successors |
 //! | `UnknownSequence`, `Preempted`, `NotPreempted` | fix the scheduler: it has lost track of a request |
 //! | `EmptyBatch`, `RepeatedSequence`, `NotPlanned` | fix the scheduler: its batch is wrong or out of order |
+//! | `PlanSize` | choose a size that holds the batch and a token for each row of padding |
 //!
 //! ```
 //! use kvarena::*;

@@ -99,6 +99,27 @@ impl PoolLayout {
         if group == 0 { 1 } else { self.groups.layers_of(group).div_ceil(self.lanes) }
     }
 
+    /// Returns the bytes of the pages that a sequence of so many computed tokens holds in a group.
+    ///
+    /// ```
+    /// # use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};
+    /// // Gemma 3 27B in bf16: every sixth layer reads everything.
+    /// let layers: Vec<u8> = (1..=62).map(|layer| u8::from(layer % 6 > 0)).collect();
+    /// let groups = Groups::new(&[Reach::All, Reach::Window(1024)], &layers)?;
+    /// let (shape, dtype) = (KvShape::heads(16, 128), KvDtype::Bf16);
+    /// let layout = PoolConfig { layers: 62, groups, shape, dtype, ..Default::default() }.layout()?;
+    /// assert_eq!([0, 1].map(|group| layout.sequence_bytes(group, 8192) / 1_000_000), [671, 503]);
+    /// # Ok::<(), kvarena::ConfigError>(())
+    /// ```
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn sequence_bytes(&self, group: u32, tokens: u32) -> u64 {
+        let (places, published) = (tokens.div_ceil(self.page_size), tokens / self.page_size);
+        let first = self.groups.reach(group).first(published * self.page_size) / self.page_size;
+        u64::from(places - first) * u64::from(self.tracks_of(group)) * self.page_bytes
+    }
+
     /// Returns the place of a layer's K and V. O(layers / 64).
     pub fn place(&self, layer: LayerId) -> LayerPlace {
         if self.groups.count() == 1 {

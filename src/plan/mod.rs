@@ -39,6 +39,42 @@ pub struct Extend {
     pub len: u32,
 }
 
+/// The numbers of sequences and tokens of a plan, padding included.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PlanSize {
+    /// Sequences: rows of the plan.
+    pub rows: usize,
+    /// New tokens.
+    pub tokens: usize,
+}
+
+impl PlanSize {
+    /// Returns whether a plan of these numbers can be padded to this size: each padding row takes at least one padding
+    /// token, padding tokens need a padding row, and there are at most [`STEP_TOKENS_MAX`] tokens.
+    pub(crate) fn holds(self, plan: Self) -> bool {
+        let rows = self.rows.checked_sub(plan.rows);
+        let tokens = self.tokens.checked_sub(plan.tokens);
+        rows.zip(tokens).is_some_and(|(rows, tokens)| rows <= tokens && (rows > 0 || tokens == 0))
+            && self.tokens <= STEP_TOKENS_MAX as usize
+    }
+
+    /// Returns padding row `i` of a plan of these numbers that is padded to this size: each has one padding token, and
+    /// the last one has the rest.
+    fn padding_row(self, plan: Self, i: usize) -> BatchRow {
+        let is_last = plan.rows + i + 1 == self.rows;
+        let qo_start = plan.tokens + i;
+        let extend_len = if is_last { (self.tokens - qo_start) as u32 } else { 1 };
+        BatchRow { row: RowId::new(0), qo_start: qo_start as u32, extend_len, kv_len: 0 }
+    }
+
+    /// Writes the padding rows behind those of a plan of these numbers.
+    pub(crate) fn pad_rows(self, plan: Self, rows: &mut [BatchRow]) {
+        for (i, row) in rows[plan.rows..].iter_mut().enumerate() {
+            *row = self.padding_row(plan, i);
+        }
+    }
+}
+
 /// One sequence of a step, 16 bytes.
 ///
 /// Its query rows are `qo_start..qo_start + extend_len`; row `qo_start + i` stands at position
@@ -179,7 +215,14 @@ impl<'step> BatchPlan<'step> {
         masks.first().is_some_and(|&mask| mask != 0).then_some(masks)
     }
 
-    /// Returns the plan padded to `rows` sequences and `tokens` tokens, for a graph that was captured at that size.
+    /// Returns the numbers of sequences and tokens, padding included.
+    pub(crate) fn size(&self) -> PlanSize {
+        PlanSize { rows: self.rows.len(), tokens: self.token_count() }
+    }
+
+    /// Returns the plan padded to `rows` sequences and `tokens` tokens, for a graph that was captured at that size. A
+    /// backend stages the result as another plan; [`Engine::plan_padded`](crate::Engine::plan_padded) makes a plan that
+    /// is padded from the start.
     ///
     /// A padding row has `kv_len` 0: it attends to nothing and its output is 0. A padding token has slot -1: nothing is
     /// stored. Each padding row takes one padding token, and the last row takes the rest.
@@ -201,15 +244,10 @@ impl<'step> BatchPlan<'step> {
         assert!(tokens <= STEP_TOKENS_MAX as usize, "a step has at most {STEP_TOKENS_MAX} tokens");
         assert!(more_rows <= more_tokens, "each padding row takes at least one padding token");
         assert!(more_rows > 0 || more_tokens == 0, "padding tokens need a padding row");
-        let pad_row = |i: usize| BatchRow {
-            row: RowId::new(0),
-            qo_start: (self.token_count() + i) as u32,
-            extend_len: if i + 1 == more_rows { (more_tokens - i) as u32 } else { 1 },
-            kv_len: 0,
-        };
+        let size = PlanSize { rows, tokens };
         BatchPlan {
             step: self.step,
-            rows: pad(bump, self.rows, rows, pad_row),
+            rows: pad(bump, self.rows, rows, |i| size.padding_row(self.size(), i)),
             tokens: pad(bump, self.tokens, tokens, |_| TokenId::new(0)),
             positions: pad(bump, self.positions, tokens, |_| 0),
             slot_mapping: match self.slot_mapping {

@@ -355,3 +355,6 @@ impl Cells {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,6 +30,11 @@ impl PrefixMatch {
         self.full_pages
     }
 
+    /// Returns the same match without its pages: nothing that is cached is used.
+    pub(crate) fn without_hit(self) -> Self {
+        Self { node: None, pages_in_node: 0, pages: 0, ..self }
+    }
+
     /// Returns the namespace and generation it was made in.
     pub fn scope(&self) -> Scope {
         self.scope
@@ -63,9 +68,34 @@ impl PrefixTree {
         &self,
         namespace: Namespace,
         tokens: &[TokenId],
-        mut each: impl FnMut(&[PageId]),
+        each: impl FnMut(&[PageId]),
     ) -> PrefixMatch {
         let scope = self.present_scope(namespace);
+        let (cursor, pages) = self.walk(scope, tokens, each);
+        if self.has_cells() {
+            return self.hit(scope, cursor, pages);
+        }
+        let Cursor { node, pages_in_node } = cursor;
+        let (epoch, full_pages) = (self.epoch, pages);
+        PrefixMatch { scope, node, pages_in_node, pages, full_pages, epoch }
+    }
+
+    /// Returns the longest prefix of `tokens` in group 0. O(tokens matched).
+    pub(crate) fn match_full(&self, namespace: Namespace, tokens: &[TokenId]) -> PrefixMatch {
+        let scope = self.present_scope(namespace);
+        let (Cursor { node, pages_in_node }, pages) = self.walk(scope, tokens, |_| ());
+        let epoch = self.epoch;
+        PrefixMatch { scope, node, pages_in_node, pages, full_pages: pages, epoch }
+    }
+
+    /// Walks down as far as `tokens` match, in pages. Returns where that is, and how many pages match.
+    #[inline(always)]
+    fn walk(
+        &self,
+        scope: Scope,
+        tokens: &[TokenId],
+        mut each: impl FnMut(&[PageId]),
+    ) -> (Cursor, u32) {
         let mut rest = tokens;
         let mut cursor = Cursor { node: None, pages_in_node: 0 };
         let mut pages = 0;
@@ -77,12 +107,7 @@ impl PrefixTree {
             }
             rest = &rest[(cursor.pages_in_node * self.page_size) as usize..];
         }
-        let Cursor { node, pages_in_node } = cursor;
-        if self.has_cells() {
-            return self.hit(scope, cursor, pages);
-        }
-        let (epoch, full_pages) = (self.epoch, pages);
-        PrefixMatch { scope, node, pages_in_node, pages, full_pages, epoch }
+        (cursor, pages)
     }
 
     /// Returns where nodes end on the path of a match, deepest first, and last the start of its scope: the pages up to

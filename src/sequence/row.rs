@@ -12,11 +12,14 @@ use crate::id::{CellId, PageId, SeqKey, TokenId};
 use crate::layout::{HeldGroup, Limits};
 use crate::plan::TableWrite;
 
+/// Most marks of the host that wait in a row.
+const HOST_MARKS: usize = 4;
+
 /// Where the tails of a row are kept, by numbers of published pages; 0: none.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Marks {
-    /// Those that wait: of its full match, and of an equal prompt.
-    pub(super) waiting: [u32; 2],
+    /// Those that wait: of its full match, of an equal prompt, and the host's.
+    pub(super) waiting: [u32; 2 + HOST_MARKS],
     /// The last one that was kept: the held places below it name cells, the others are private.
     pub(super) kept: u32,
 }
@@ -311,9 +314,21 @@ impl RowMut<'_> {
         let Self { sequence, stores } = self;
         if let Some(marks) = stores.marks.get_mut(sequence.row.index()) {
             let kept = sequence.published;
-            let waiting = [full, last].map(|mark| if mark > kept { mark } else { 0 });
-            *marks = Marks { waiting, kept };
+            *marks = Marks { kept, ..Marks::default() };
+            marks.waiting[..2]
+                .copy_from_slice(&[full, last].map(|mark| if mark > kept { mark } else { 0 }));
         }
+    }
+
+    /// Adds a mark above the published pages.
+    pub fn add_mark(&mut self, mark: u32) -> Result<(), Error> {
+        let marks = &mut self.stores.marks[self.sequence.row.index()];
+        if marks.waiting.contains(&mark) {
+            return Ok(());
+        }
+        let free = marks.waiting[2..].iter_mut().find(|waiting| **waiting == 0);
+        *free.ok_or(Error::OutOfMarks { max: HOST_MARKS as u32 })? = mark;
+        Ok(())
     }
 
     /// Takes the first mark that lies within `published` pages, if there is one.

@@ -8,7 +8,7 @@ use crate::fence::Fence;
 use crate::id::{CellId, Namespace, PageId, PrefixLock, SeqKey, TokenId};
 use crate::layout::Limits;
 use crate::page::PagePool;
-use crate::plan::{Admission, Admitted, Prompt};
+use crate::plan::{Admission, Admitted, Leader, Prompt};
 use crate::prefix::{PrefixMatch, PrefixTree};
 use crate::sequence::{AdmissionKind, SequenceTable};
 use crate::stats::Stats;
@@ -56,17 +56,16 @@ pub(crate) fn admission(
 ) -> Result<Admission, Error> {
     let Estimate { shape, pages, prefixes, sequences, fence } = *world;
     check_prompt(shape, prefixes, namespace, prompt, promise)?;
-    let found =
+    let mut found =
         shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(prompt)));
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
     let budget = PageBudget::new(pages, prefixes, sequences, fence);
     let len = prompt.len() as u32;
-    let admission =
-        estimate(shape, prefixes, sequences.limits(), &budget, found.as_ref(), len, promise);
-    let leader = found.filter(|_| shape.finds_leaders());
-    let leader = leader.and_then(|found| leader_of(prefixes, sequences, &found, prompt));
-    Ok(Admission { leader, ..admission })
+    let limits = sequences.limits();
+    let cost = cost(shape, prefixes, limits, &budget, found.as_mut(), len, promise);
+    let leader = find_leader(prefixes, sequences, found.as_ref(), prompt);
+    Ok(Admission { leader, ..cost })
 }
 
 /// Admits a prompt as a new sequence, which is promised the pages of `promise` tokens in all. O(prompt); all its page
@@ -84,12 +83,13 @@ pub(crate) fn admit(
 ) -> Result<SeqKey, Error> {
     let Admit { shape, pages, prefixes, sequences, fence, counters, buffers } = world;
     check_prompt(shape, prefixes, namespace, prompt, promise)?;
-    let found = find(shape, prefixes, namespace, prompt, &mut buffers.pages);
+    let mut found = find(shape, prefixes, namespace, prompt, &mut buffers.pages);
     check_rest(shape, found.as_ref(), prompt)?;
     sequences.check_room(1, prompt.len() as u32)?;
     let budget = PageBudget::new(pages, prefixes, sequences, fence);
     let len = prompt.len() as u32;
-    estimate(shape, prefixes, sequences.limits(), &budget, found.as_ref(), len, promise).check()?;
+    let limits = sequences.limits();
+    cost(shape, prefixes, limits, &budget, found.as_mut(), len, promise).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     let seq = sequences.spawn(namespace, prompt, lock);
     prefixes.hold_names(namespace);
@@ -98,10 +98,11 @@ pub(crate) fn admit(
         sequences,
         buffers,
         seq,
+        found.as_ref(),
         promise,
         AdmissionKind::admitted(prompt.len() as u32),
     );
-    attach_tails(prefixes, sequences, fence, seq, found.as_ref());
+    attach_tails(prefixes, sequences, fence, counters, seq, found.as_ref());
     counters.admissions += 1;
     Ok(seq)
 }
@@ -129,13 +130,14 @@ pub(crate) fn resume(world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), 
     for piece in sequences.token_pieces(sequence, 0, len) {
         buffers.tokens.extend_from_slice(piece);
     }
-    let found = find(shape, prefixes, namespace, &buffers.tokens, &mut buffers.pages);
+    let mut found = find(shape, prefixes, namespace, &buffers.tokens, &mut buffers.pages);
     let budget = PageBudget::new(pages, prefixes, sequences, fence);
-    estimate(shape, prefixes, sequences.limits(), &budget, found.as_ref(), len, promise).check()?;
+    let limits = sequences.limits();
+    cost(shape, prefixes, limits, &budget, found.as_mut(), len, promise).check()?;
     let lock = lock(prefixes, fence, found.as_ref(), namespace);
     sequences.get_mut(seq)?.lock = Some(lock);
-    attach_prefix(shape, sequences, buffers, seq, promise, kind);
-    attach_tails(prefixes, sequences, fence, seq, found.as_ref());
+    attach_prefix(shape, sequences, buffers, seq, found.as_ref(), promise, kind);
+    attach_tails(prefixes, sequences, fence, counters, seq, found.as_ref());
     counters.resumes += 1;
     Ok(())
 }
@@ -160,7 +162,9 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
     let (lacking, idle) = estimate_all(shape, prefixes, sequences, buffers, prompts, now, |cell| {
         prefixes.is_idle_cell(cell)
     });
-    if lacking + idle > budget.unpromised() {
+    let fits = lacking + idle <= budget.unpromised();
+    let hits = fits || !fit_without_hits(shape, sequences.limits(), &budget, prompts);
+    if !fits && hits {
         let after = budget.after(0, |step| {
             let idle_then = |found: &PrefixMatch| prefixes.node_pages_after(found, step);
             let cell_then = |cell| prefixes.is_idle_cell_after(cell, step);
@@ -174,8 +178,8 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
     buffers.admitted.clear();
     for &Prompt { namespace, tokens, promise } in prompts {
         let found = find(shape, prefixes, namespace, tokens, &mut buffers.pages);
-        let leader = found.filter(|_| shape.finds_leaders());
-        let leader = leader.and_then(|found| leader_of(prefixes, sequences, &found, tokens));
+        let found = if hits { found } else { found.map(PrefixMatch::without_hit) };
+        let leader = find_leader(prefixes, sequences, found.as_ref(), tokens);
         let lock = lock(prefixes, fence, found.as_ref(), namespace);
         let seq = sequences.spawn(namespace, tokens, lock);
         prefixes.hold_names(namespace);
@@ -184,14 +188,29 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
             sequences,
             buffers,
             seq,
+            found.as_ref(),
             promise,
             AdmissionKind::admitted(tokens.len() as u32),
         );
-        attach_tails(prefixes, sequences, fence, seq, found.as_ref());
+        attach_tails(prefixes, sequences, fence, counters, seq, found.as_ref());
         buffers.admitted.push(Admitted::new(seq, leader));
     }
     counters.admissions += prompts.len() as u64;
     Ok(())
+}
+
+/// Returns whether prompts fit an idle pool together if they use no hits, as [`cost`] lets one do.
+#[cold]
+fn fit_without_hits(
+    shape: &EngineShape,
+    limits: &Limits,
+    budget: &PageBudget<'_>,
+    prompts: &[Prompt<'_>],
+) -> bool {
+    let lacking = prompts.iter().map(|prompt| {
+        u64::from(pages_lacking(shape, limits, 0, prompt.tokens.len() as u32, prompt.promise))
+    });
+    !limits.is_none() && budget.is_idle(shape) && lacking.sum::<u64>() <= budget.unpromised()
 }
 
 /// Returns the pages that prompts lack together, and the idle ones of what they match, each counted once; `idle_pages`:
@@ -336,6 +355,64 @@ fn estimate(
     admission
 }
 
+/// Returns the cost of a sequence of `len` tokens with the match that it uses: `found`, or none of its pages.
+#[inline]
+fn cost(
+    shape: &EngineShape,
+    prefixes: &PrefixTree,
+    limits: &Limits,
+    budget: &PageBudget<'_>,
+    found: Option<&mut PrefixMatch>,
+    len: u32,
+    promise: u32,
+) -> Admission {
+    let cost = estimate(shape, prefixes, limits, budget, found.as_deref(), len, promise);
+    if cost.fits() {
+        return cost;
+    }
+    let other = cost_without_hit(shape, prefixes, limits, budget, found, len, promise);
+    other.unwrap_or(cost)
+}
+
+/// Returns what a sequence of `len` tokens costs without a hit, if it has a hit and only the tails of that keep it from
+/// an idle pool. While sequences run, a prompt rather waits than loses its hit.
+#[cold]
+#[inline(never)]
+fn cost_without_hit(
+    shape: &EngineShape,
+    prefixes: &PrefixTree,
+    limits: &Limits,
+    budget: &PageBudget<'_>,
+    found: Option<&mut PrefixMatch>,
+    len: u32,
+    promise: u32,
+) -> Option<Admission> {
+    let found = found.filter(|_| !limits.is_none() && budget.is_idle(shape))?;
+    let without = found.without_hit();
+    let cost = estimate(shape, prefixes, limits, budget, Some(&without), len, promise);
+    if !cost.fits() {
+        return None;
+    }
+    *found = without;
+    Some(cost)
+}
+
+/// Returns the leader of a prompt of which `found` is cached, if there is one.
+fn find_leader(
+    prefixes: &PrefixTree,
+    sequences: &SequenceTable,
+    found: Option<&PrefixMatch>,
+    prompt: &[TokenId],
+) -> Option<Leader> {
+    let found = found?;
+    if prefixes.has_cells() {
+        // It computes more than group 0 has cached.
+        let full = prefixes.match_full(found.scope().namespace, matchable(prompt));
+        return leader_of(prefixes, sequences, &full, prompt);
+    }
+    leader_of(prefixes, sequences, found, prompt)
+}
+
 fn lock(
     prefixes: &mut PrefixTree,
     fence: &mut Fence,
@@ -354,12 +431,13 @@ fn attach_prefix(
     sequences: &mut SequenceTable,
     buffers: &mut Buffers,
     seq: SeqKey,
+    found: Option<&PrefixMatch>,
     promise: u32,
     kind: AdmissionKind,
 ) {
     let mut row = sequences.row_mut(seq).expect("just looked up");
-    row.sequence.published = buffers.pages.len() as u32;
-    row.append_published(&buffers.pages);
+    row.sequence.published = found.map_or(0, PrefixMatch::pages);
+    row.append_published(&buffers.pages[..row.sequence.published as usize]);
     row.begin_marks(0, 0);
     let sequence = row.sequence;
     sequence.cached_len = sequence.published * shape.layout.page_size();
@@ -374,6 +452,7 @@ fn attach_tails(
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,
     fence: &mut Fence,
+    counters: &mut Stats,
     seq: SeqKey,
     found: Option<&PrefixMatch>,
 ) {
@@ -384,6 +463,8 @@ fn attach_tails(
     let mut row = sequences.row_mut(seq).expect("just looked up");
     row.begin_marks(found.full_pages(), (row.sequence.token_len - 1) / prefixes.page_size());
     let (limits, pages) = (*row.limits(), row.sequence.published);
+    counters.lost_hit_tokens +=
+        u64::from(found.full_pages() - pages) * u64::from(prefixes.page_size());
     for held in limits.held_groups(pages) {
         let lock = row.sequence.lock.as_ref().expect("it is admitted");
         let mut path = prefixes.path_of(lock, pages);

@@ -20,6 +20,7 @@
 //! | [`commit`]: advance `cached_len`, make whole pages matchable | writes | writes | writes | writes | writes |
 //! | [`publish`]: whole pages into the tree, duplicates out | writes | writes | writes | | writes |
 //! | [`tails`]: make cells of a row's pages, give held places back | | writes | | | writes |
+//! | [`mark`]: keep tails where prompts can match | writes | writes | writes | | writes |
 //! | [`complete`]: return pages and locks from the fence | writes | writes | | writes | writes |
 //! | [`abort`]: undo plans | writes | | writes | writes | writes |
 //! | [`finish`], `preempt`: release everything | writes | writes | writes | | writes |
@@ -42,6 +43,7 @@ pub mod find_spans;
 pub mod finish;
 pub mod fork;
 pub mod leader;
+pub mod mark;
 pub mod packed;
 pub mod packed_levels;
 pub mod page_budget;

@@ -14,6 +14,7 @@
 //! So the engine refuses a plan of promised pages only while some of them are in the fence. The step that the error
 //! names returns enough of them.
 
+use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::StepId;
@@ -52,6 +53,11 @@ impl<'a> PageBudget<'a> {
     /// Returns the pages that are promised to no sequence.
     pub fn unpromised(&self) -> u64 {
         self.available(0, 0)
+    }
+
+    /// Returns whether no sequence uses a page or is promised one, and none is in the fence.
+    pub fn is_idle(&self, shape: &EngineShape) -> bool {
+        self.unpromised() == u64::from(shape.layout.page_count())
     }
 
     /// Returns the first step whose completion lets a call take its pages, if no other call comes first. `wanted`

@@ -115,16 +115,27 @@ impl Publisher<'_> {
                 pages.publish(kept);
                 kept.clear();
             }
-            // A cell backs no promise, so no tail is kept that would break one (W4).
-            let evictable = prefixes.size_info().evictable;
-            let backing = pages.free_count() + pages.fenced_count() + evictable;
-            if row.all_promised() + row.keep_cost(mark, before) <= backing {
+            if may_keep(row, prefixes, pages, mark, before) {
                 keep_tails(row, prefixes, fence, end, mark, kept, freed);
             }
         }
         row.publish_to(end);
         give_back(row, prefixes, fence, before, Some(end), freed);
     }
+}
+
+/// Returns whether a row of `published` pages may keep its tails at a mark. A cell backs no promise, so no tail is kept
+/// that would break one (W4).
+pub(crate) fn may_keep(
+    row: &RowMut<'_>,
+    prefixes: &PrefixTree,
+    pages: &PagePool,
+    mark: u32,
+    published: u32,
+) -> bool {
+    let evictable = prefixes.size_info().evictable;
+    let backing = pages.free_count() + pages.fenced_count() + evictable;
+    row.all_promised() + row.keep_cost(mark, published) <= backing
 }
 
 /// Returns the known tokens that have K and V.

@@ -105,6 +105,13 @@ pub enum Op {
         /// What is promised.
         promise: Promise,
     },
+    /// `mark`
+    Mark {
+        /// The sequence; above 250 a finished one.
+        pick: u8,
+        /// The length: so many tokens more than half a page below the published ones, modulo eight pages.
+        more: u8,
+    },
     /// `promise`
     Promise {
         /// The sequence; above 250 a finished one.

@@ -1,6 +1,11 @@
 //! Fp8 as it is defined, by search: what a quantised pool must hold.
 
+use std::sync::LazyLock;
+
 use crate::layout::KvScales;
+
+/// The values of the bytes without sign up to the largest, ascending.
+static SIZES: LazyLock<[f64; 127]> = LazyLock::new(|| std::array::from_fn(|i| value(i as u8)));
 
 /// What a byte of E4M3 stands for.
 pub fn value(byte: u8) -> f64 {
@@ -16,25 +21,21 @@ pub fn value(byte: u8) -> f64 {
 /// The byte whose value is nearest, of two that are as near the one that ends in 0; what is beyond the largest becomes
 /// it, NaN 0x7f.
 pub fn nearest(x: f32) -> u8 {
-    const LARGEST: u8 = 0x7e;
     if x.is_nan() {
         return 0x7f;
     }
-    let size = f64::from(x.abs());
-    let (mut below, mut above) = (0, LARGEST);
-    // The value of `below` is never more than the size, but that of `above` is, or is the largest.
-    while above - below > 1 {
-        let middle = below + (above - below) / 2;
-        if value(middle) <= size { below = middle } else { above = middle }
-    }
-    let (under, over) = (size - value(below), value(above) - size);
+    let (size, sizes) = (f64::from(x.abs()), &*SIZES);
+    // The value of `below` is never more than the size; that of `above` is, or it is the largest.
+    let above = sizes[..126].partition_point(|&value| value <= size);
+    let below = above - 1;
+    let (under, over) = (size - sizes[below], sizes[above] - size);
     let even = if below % 2 == 0 { below } else { above };
     let byte = match under.total_cmp(&over) {
         std::cmp::Ordering::Less => below,
         std::cmp::Ordering::Equal => even,
         std::cmp::Ordering::Greater => above,
     };
-    byte | if x.is_sign_negative() { 0x80 } else { 0 }
+    byte as u8 | if x.is_sign_negative() { 0x80 } else { 0 }
 }
 
 /// The scale of one token's head, where it is made at the store.

@@ -5,7 +5,7 @@
 use super::op::{Op, Prompt, SmallConfig};
 use super::rng::{Rng, mix};
 
-const KINDS: usize = 17;
+const KINDS: usize = 18;
 
 /// An endless stream of ops, and the config they were drawn for. Depends on the seed alone.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ impl Workload {
         let mut config = draw_config(&mut rng);
         draw_followers(&mut Rng::new(mix(seed)), &mut config);
         // Calls that keep a server going are common in every workload, the rest in some.
-        let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0, 3, 0, 0];
+        let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0, 3, 0, 0, 0];
         let mut weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
         for i in [1, 6, 8, 10, 11] {
             weights[i] *= rng.pick(&[0, 1, 1, 4]);
@@ -39,6 +39,7 @@ impl Workload {
         weights[13] = rng.pick(&[0, 3, 10]) * u64::from(promising > 0);
         let drafting = rng.pick(&[0, 0, 1, 3]);
         (weights[15], weights[16]) = (12 * drafting, 30 * drafting);
+        weights[17] = if config.groups > 0 { [0, 0, 6][(seed % 3) as usize] } else { 0 };
         let greedy = rng.below(17);
         let wrong = rng.pick(&[8, 32, 256]);
         Self { config, rng, weights, greedy, promising, wrong }
@@ -92,6 +93,7 @@ impl Workload {
                 let wrong = if self.is_wrong() { 0 } else { 8 };
                 Op::Accept { pick: self.step(224), seed: wrong + self.byte() % 248 }
             }
+            17 => Op::Mark { pick: self.seq(), more: self.byte() },
             _ => Op::Promise { pick: self.seq(), promise: self.promise() },
         }
     }

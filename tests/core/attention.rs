@@ -100,8 +100,7 @@ fn the_environment_names_a_path() {
         let error = CpuError::Path { path }.to_string();
         assert_eq!(shown(Some(path.name())), if has { path.name() } else { &error });
     }
-    let no_name =
-        "the environment variable KVARENA_CPU_PATH names none of portable, neon, avx2, avx512";
+    let no_name = "KVARENA_CPU_PATH is \"sse9\", which is none of portable, neon, avx2, avx512";
     assert_eq!(shown(Some("sse9")), no_name);
     let missing = CpuError::Path { path: CpuPath::Neon }.to_string();
     assert_eq!(missing, "this machine has no instructions for the path neon");

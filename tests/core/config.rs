@@ -240,6 +240,48 @@ fn layers_that_read_a_window_or_a_chunk_are_in_groups() {
     }
 }
 
+/// Bytes of a sequence of 8,192 tokens in bf16, by group and without groups.
+#[test]
+fn a_sequence_takes_fewer_bytes_with_groups() {
+    let types: Vec<_> = (1..=62)
+        .map(|layer| if layer % 6 == 0 { "full_attention" } else { "sliding_attention" })
+        .collect();
+    for (changes, of_groups, one) in [
+        (
+            json!({
+                "num_hidden_layers": 24, "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128,
+                "sliding_window_pattern": 2,
+            }),
+            [201, 3],
+            402,
+        ),
+        (
+            json!({
+                "num_hidden_layers": 62, "num_key_value_heads": 16, "head_dim": 128, "sliding_window": 1024,
+                "layer_types": types,
+            }),
+            [671, 503],
+            4160,
+        ),
+        (
+            json!({
+                "num_hidden_layers": 48, "num_key_value_heads": 8, "head_dim": 128, "attention_chunk_size": 8192,
+                "no_rope_layers": [],
+            }),
+            [402, 0],
+            1610,
+        ),
+    ] {
+        let config = with(changes).expect("a pool");
+        let layout = config.layout().expect("a pool");
+        let megabytes = |bytes: u64| bytes / 1_000_000;
+        let by_group = [0, 1].map(|group| megabytes(layout.sequence_bytes(group, 8192)));
+        assert_eq!(by_group, of_groups);
+        let plain = PoolConfig { groups: Groups::ONE, ..config }.layout().expect("a pool");
+        assert_eq!(megabytes(plain.sequence_bytes(0, 8192)), one);
+    }
+}
+
 #[test]
 fn groups_are_read_as_they_were_written() {
     let groups = every(62, 6, Reach::Window(1024));

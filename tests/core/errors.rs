@@ -103,6 +103,9 @@ fn errors_are_in_plain_words() {
     let text = "2 pages needed, 1 available, enough after step 3";
     assert_eq!(said(&lacking(2, 1, after)), text);
     assert_eq!(said(&Error::OutOfSteps { max: 1 }), "at most 1 step may be unfinished");
+    let size = Error::PlanSize { rows: 1, tokens: 4, batch_rows: 2, batch_tokens: 1 };
+    let text = "a batch of 2 rows and 1 token cannot be padded to 1 row and 4 tokens";
+    assert_eq!(said(&size), text);
     assert_eq!(said(&ConfigError::OutOfMemory { bytes: 1 }), "the host has no memory for 1 byte");
     for (error, text) in [
         (

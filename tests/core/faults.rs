@@ -40,7 +40,7 @@ fn any_one_call_fails() {
 #[test]
 fn every_third_call_fails() {
     let (mut plans, mut forks) = (0, 0);
-    for seed in 0..200 {
+    for seed in 0..250 {
         let (config, ops) = workload(seed);
         for fault in [Fault::Before, Fault::After] {
             let backend = Failing::every(CpuOptions::with_threads(1), fault, seed % 3, 3);

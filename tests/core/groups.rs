@@ -232,15 +232,18 @@ fn null(all: usize, others: usize, reach: Reach, pages: u32) -> Engine<Null> {
     Engine::new(pool, Null).expect("a small pool")
 }
 
-/// Computes all of a sequence's tokens in steps of 512.
-fn compute(engine: &mut Engine<Null>, seq: SeqKey) {
+/// Computes all of a sequence's tokens in steps of 512; false if pages run out.
+fn compute(engine: &mut Engine<Null>, seq: SeqKey) -> bool {
     let mut scratch = StepScratch::new();
     loop {
         let len = engine.extend_max(seq).expect("it runs").min(512);
         if len == 0 {
-            return;
+            return true;
         }
-        let step = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room").step();
+        let Ok(plan) = engine.plan_batch(&mut scratch, &[Extend { seq, len }]) else {
+            return false;
+        };
+        let step = plan.step();
         engine.commit(step).expect("it is open");
         engine.complete(step).expect("it is committed");
     }
@@ -259,7 +262,7 @@ fn a_sequence_holds_what_later_tokens_read() {
         let mut engine = null(all, others, reach, 3000);
         let prompt: Vec<_> = (0..tokens).map(TokenId::new).collect();
         let seq = engine.admit(Namespace::default(), &prompt, tokens).expect("there is room");
-        compute(&mut engine, seq);
+        assert!(compute(&mut engine, seq));
         engine.verify().expect("all invariants hold");
         let stats = engine.stats();
         assert_eq!(stats.private_pages + stats.protected_pages, pages, "{reach:?}");
@@ -279,30 +282,38 @@ fn a_sequence_holds_what_later_tokens_read() {
 
 #[test]
 fn more_sequences_run_before_one_is_out_of_pages() {
-    // Unlike prompts of 64 tokens, each decoded to 8,192, each promised those; as many bytes as one group has.
-    let run = |mut engine: Engine<Null>| {
+    // Unlike prompts of 64 tokens, each decoded to 8,192, each promised those or none; as many bytes as one group has.
+    let run = |mut engine: Engine<Null>, promise: u32| {
         let mut seqs = Vec::new();
         for seed in 0.. {
             let text: Vec<_> = (0..8192).map(|i| TokenId::new(seed * 8192 + i)).collect();
-            let Ok(seq) = engine.admit(Namespace::default(), &text[..64], 8192) else { break };
+            let Ok(seq) = engine.admit(Namespace::default(), &text[..64], promise) else { break };
             engine.append(seq, &text[64..]).expect("there is room");
-            compute(&mut engine, seq);
+            if !compute(&mut engine, seq) {
+                break; // The first preemption.
+            }
             seqs.push(seq);
         }
         engine.verify().expect("all invariants hold");
         seqs.len()
     };
     // gpt-oss-20b: a page of one group holds 24 layers, of two groups 12. Gemma 3 27B: 62, and 10.
-    for (all, others, window, times) in [(12, 12, 128, 1.8), (10, 52, 1024, 2.9)] {
+    for (all, others, window, promise, times) in [
+        (12, 12, 128, 0, 1.9),
+        (10, 52, 1024, 0, 3.4),
+        (12, 12, 128, 8192, 1.8),
+        (10, 52, 1024, 8192, 2.9),
+    ] {
         let bytes: u32 = 20 * 512 * (all + others) as u32;
-        let several = run(null(all, others, Reach::Window(window), bytes / all as u32));
+        let several = run(null(all, others, Reach::Window(window), bytes / all as u32), promise);
         let pool = PoolConfig {
             layers: (all + others) as u32,
             capacity: Capacity::Pages(bytes / (all + others) as u32),
             ..PoolConfig::default()
         };
-        let one = run(Engine::new(pool, Null).expect("a small pool"));
+        let one = run(Engine::new(pool, Null).expect("a small pool"), promise);
         assert_eq!(one, 20);
+        println!("window {window}, promise {promise}: {several} sequences, {one} with one group");
         assert!(several as f64 >= times * one as f64, "{several} sequences, not {times} x {one}");
     }
 }

@@ -120,7 +120,7 @@ fn stores_alike(
     let options = OnGpuOptions::of_rows(gpu, k.dtype).with_scales(given.cloned());
     let mut backend = options.open(pool, &table, 1).expect("a small pool");
     let blank = vec![0; pool.page_bytes() as usize];
-    (0..40).for_each(|page| backend.write_page(PageId::new(page), &blank));
+    (0..40).for_each(|page| backend.write_pages(&[PageId::new(page)], &blank));
     let mut planner = kvarena::testkit::planner::Planner::new(pool, &table, 3);
     let sequence = planner.admit().expect("a row");
     let plan = planner.plan(&[Item::Extend { sequence, len: TOKENS as u32 }]);
@@ -136,7 +136,7 @@ fn stores_alike(
     let [mut wanted, mut got] = [(); 2].map(|()| vec![0; pool.page_bytes() as usize]);
     for page in 0..40 {
         cpu.read_page(PageId::new(page), &mut wanted).expect("a page");
-        backend.read_page(PageId::new(page), &mut got);
+        backend.read_pages(&[PageId::new(page)], &mut got);
         if let Some(at) = got.iter().zip(&wanted).position(|(a, b)| a != b) {
             let (got, wanted) = (got[at], wanted[at]);
             panic!("{case}: page {page} byte {at}: {got:#x} is not {wanted:#x}");
@@ -295,11 +295,11 @@ fn every_byte_is_read_as_it_is() {
                 let plane = [kvarena::PlaneName::V, kvarena::PlaneName::K][turn.min(1)];
                 let (page, offset) = shape.pool().page_of(slot);
                 let mut bytes = vec![0; shape.pool().page_bytes() as usize];
-                backend.read_page(page, &mut bytes);
+                backend.read_pages(&[page], &mut bytes);
                 let strides = shape.pool().page_strides(plane).expect("the pool has it");
                 bytes[strides.row(id.raw(), PageId::new(0), offset) as usize + 5] =
                     [0x7f, 0xff][turn.min(1)];
-                backend.write_page(page, &bytes);
+                backend.write_pages(&[page], &bytes);
             }
             // Of V the one dim of each query of the head; of K all dims.
             let queries = (new * group) as usize;

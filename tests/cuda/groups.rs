@@ -138,7 +138,7 @@ impl Host {
         let page = vec![0xff; layout.page_bytes() as usize];
         for id in (0..layout.page_count()).map(PageId::new) {
             if self.engine.world().pages.state(id) == PageState::Free {
-                self.engine.backend_mut().write_page(id, &page);
+                self.engine.backend_mut().write_pages(&[id], &page);
             }
         }
     }

@@ -19,7 +19,15 @@ use kvarena::{
 #[derive(Clone, Debug)]
 pub struct OnGpuOptions(CudaOptions);
 
-/// A [`Cuda`] on a stream of its own, and a page of pinned memory to look through.
+/// Most bytes of pinned memory to look through, but for a page.
+const WINDOW_BYTES: u64 = 64 << 20;
+
+/// Numbers of pages in order.
+fn ids() -> impl Iterator<Item = PageId> {
+    (0..).map(PageId::new)
+}
+
+/// A [`Cuda`] on a stream of its own, and pages of pinned memory to look through.
 #[derive(Debug)]
 pub struct OnGpu {
     pub cuda: Cuda,
@@ -96,8 +104,15 @@ impl OpenBackend for OnGpuOptions {
 impl OnGpu {
     fn window(&mut self) -> HostPages {
         self.window.take().unwrap_or_else(|| {
-            HostPages::new(self.cuda.gpu(), self.cuda.layout(), 1).expect("a pinned page")
+            let count = self.window_pages() as u32;
+            HostPages::new(self.cuda.gpu(), self.cuda.layout(), count).expect("pinned pages")
         })
+    }
+
+    /// Pages of the window: the whole pool, unless that is large.
+    fn window_pages(&self) -> usize {
+        let layout = self.cuda.layout();
+        (WINDOW_BYTES / layout.page_bytes()).clamp(1, layout.page_count().into()) as usize
     }
 }
 
@@ -267,21 +282,39 @@ impl TestBackend for OnGpu {
         sums.read(0, sums.bytes() as usize / size_of::<f32>()).expect("numbers")
     }
 
-    fn read_page(&mut self, page: PageId, target: &mut [u8]) {
-        let mut window = self.window();
-        let copy = PageCopy { source: page, target: PageId::new(0) };
-        let event = self.cuda.copy_to_host(&mut window, &[copy], &self.stream);
-        event.and_then(|event| event.synchronize()).expect("a page of the pool");
-        target.copy_from_slice(window.page(PageId::new(0)).expect("the copy is done"));
+    fn read_pages(&mut self, pages: &[PageId], target: &mut [u8]) {
+        let (mut window, page_bytes) = (self.window(), self.cuda.layout().page_bytes() as usize);
+        let most = self.window_pages();
+        for (pages, target) in pages.chunks(most).zip(target.chunks_mut(most * page_bytes)) {
+            let copies: Vec<_> = pages
+                .iter()
+                .zip(ids())
+                .map(|(&source, target)| PageCopy { source, target })
+                .collect();
+            let event = self.cuda.copy_to_host(&mut window, &copies, &self.stream);
+            event.and_then(|event| event.synchronize()).expect("pages of the pool");
+            for (target, page) in target.chunks_exact_mut(page_bytes).zip(ids()) {
+                target.copy_from_slice(window.page(page).expect("the copy is done"));
+            }
+        }
         self.window = Some(window);
     }
 
-    fn write_page(&mut self, page: PageId, source: &[u8]) {
-        let mut window = self.window();
-        window.page_mut(PageId::new(0)).expect("the copy is done").copy_from_slice(source);
-        let copy = PageCopy { source: PageId::new(0), target: page };
-        let event = self.cuda.copy_from_host(&window, &[copy], &self.stream);
-        event.and_then(|event| event.synchronize()).expect("a page of the pool");
+    fn write_pages(&mut self, pages: &[PageId], source: &[u8]) {
+        let (mut window, page_bytes) = (self.window(), self.cuda.layout().page_bytes() as usize);
+        let most = self.window_pages();
+        for (pages, source) in pages.chunks(most).zip(source.chunks(most * page_bytes)) {
+            for (source, page) in source.chunks_exact(page_bytes).zip(ids()) {
+                window.page_mut(page).expect("the copy is done").copy_from_slice(source);
+            }
+            let copies: Vec<_> = pages
+                .iter()
+                .zip(ids())
+                .map(|(&target, source)| PageCopy { source, target })
+                .collect();
+            let event = self.cuda.copy_from_host(&window, &copies, &self.stream);
+            event.and_then(|event| event.synchronize()).expect("pages of the pool");
+        }
         self.window = Some(window);
     }
 }

@@ -7,7 +7,8 @@ use kvarena::testkit::contract::{
 };
 use kvarena::{
     Attend, Capacity, Dtype, Engine, Extend, KvDtype, KvShape, LabelChannels, LayerId, Namespace,
-    OpenBackend, PoolConfig, PoolLayout, Scaling, SeqKey, StepScratch, TableShape, TokenId,
+    OpenBackend, PlanSize, PoolConfig, PoolLayout, Scaling, SeqKey, StepScratch, TableShape,
+    TokenId,
 };
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};
@@ -211,6 +212,7 @@ fn padding_beside_spans_is_written_by_a_kernel_loaded_for_it() {
     assert_eq!(kept, None, "every row is written");
 }
 
+/// Neither kernels nor an upload: a plan that is padded from the start is staged by its begin.
 #[test]
 fn padded_steps_of_several_tokens_need_nothing_more() {
     let Some(_gpu) = gpu() else { return };
@@ -222,10 +224,11 @@ fn padded_steps_of_several_tokens_need_nothing_more() {
         engine.append(seq, &[1, 2].map(TokenId::new)).expect("it runs");
     }
     let items: Vec<Extend> = admitted[..4].iter().map(|&seq| Extend { seq, len: 2 }).collect();
-    let (mut scratch, mut padding) = (StepScratch::new(), StepScratch::new());
-    let plan = engine.plan_batch(&mut scratch, &items).expect("it fits");
-    let plan = plan.padded(&mut padding, 8, 16);
+    let (mut scratch, size) = (StepScratch::new(), PlanSize { rows: 8, tokens: 16 });
+    let plan = engine.plan_padded(&mut scratch, &items, &[], size).expect("it fits");
+    let sent = engine.backend().uploaded_bytes();
     engine.backend_mut().stage(&plan).expect("it fits");
+    assert_eq!(engine.backend().uploaded_bytes(), sent);
     assert_eq!(engine.backend().modules_after_prepare(), 0);
     // In a capture there is nothing to compile.
     let stream = engine.backend().stream().clone();

@@ -10,7 +10,7 @@
 //! sample, shaping, text, template   from logits to tokens, from tokens to text
 //! request, stream, draft            requests, each answer as it grows, drafts of its next tokens
 //! runner, cpu, gpu                  the interface of what computes steps; the CPU; a GPU (feature `cuda`)
-//! server, tally                     the serving loop and its counters
+//! server, tally, memory             the serving loop, its counters, the memory of a sequence
 //! calibrate                         static scales of fp8 pools
 //! sparse                            sparse reads of a long context
 //! ```
@@ -36,6 +36,7 @@ pub mod histogram;
 pub mod latent;
 pub mod linear;
 pub mod matrix;
+pub mod memory;
 pub mod model;
 pub mod ops;
 pub mod request;

@@ -1,6 +1,6 @@
 //! The trait `Runner`: the interface between the serving loop and the CPU (`cpu.rs`) or a GPU (`gpu/runner.rs`).
 
-use kvarena::{Backend, OwnedPlan};
+use kvarena::{Backend, Extend, OwnedPlan, PlanSize};
 
 use crate::clock::Clock;
 use crate::config::ModelConfig;
@@ -33,7 +33,7 @@ impl Draw {
 /// A planned step.
 #[derive(Default)]
 pub struct Work {
-    /// Its sequences, positions and slots.
+    /// Its sequences, positions and slots, with padding behind them.
     pub plan: OwnedPlan,
     /// Its tokens: a token, or -1 - i for the token that draw i of the previous step chooses.
     pub inputs: Vec<i32>,
@@ -50,6 +50,11 @@ pub trait Runner {
 
     /// The model's shape.
     fn config(&self) -> &ModelConfig;
+
+    /// Returns the size to which a step of these items is padded, if it is.
+    fn step_size(&self, _items: &[Extend]) -> Option<PlanSize> {
+        None
+    }
 
     /// Prepares for a step. Planning follows, which sends the step's plan to the backend.
     ///

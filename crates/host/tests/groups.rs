@@ -155,3 +155,23 @@ fn words_survive_preemption() {
         }
     }
 }
+
+/// Of equal prompts that come at once one is computed: the others wait, and find what its leader has kept for them.
+#[test]
+fn equal_prompts_are_computed_once() {
+    for name in common::GROUPED {
+        let model = Model::read(&common::dir(name)).expect("the golden model loads");
+        let cases = common::cases(name);
+        let longest = cases.iter().max_by_key(|case| case.prompt.len()).expect("there are cases");
+        let requests = vec![requests(std::slice::from_ref(longest)).remove(0); 4];
+        for overlap in [false, true] {
+            let setting = Setting { page_size: 1, chunk: 48, overlap, ..Setting::default() };
+            let runner = CpuRunner::new(&model);
+            let mut server = server(runner, &requests, setting, Scaling::Static, None);
+            let heard = run(&mut server, &requests, setting);
+            assert_eq!(words(&heard), [&longest.tokens; 4], "{name}, {setting:?}");
+            let hits = 3 * (longest.prompt.len() as u64 - 1);
+            assert_eq!(server.engine().stats().hit_tokens, hits, "{name}, {setting:?}");
+        }
+    }
+}

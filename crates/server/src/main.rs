@@ -8,6 +8,7 @@ use kvarena::{CpuOptions, Engine, EngineConfig, LabelChannels};
 use kvarena_host::calibrate::{self, Calibrating};
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::error::{Error, Result};
+use kvarena_host::memory;
 use kvarena_host::model::Model;
 use kvarena_host::request::Request;
 use kvarena_host::runner::Runner;
@@ -284,5 +285,6 @@ fn report<R: Runner>(args: &Args, server: &Server<R>) {
     if !args.quiet {
         let (tally, clock) = server.tally();
         eprint!("{}", tally.report(&server.engine().stats(), clock));
+        eprint!("{}", memory::report(&server.engine().shape().layout).unwrap_or_default());
     }
 }

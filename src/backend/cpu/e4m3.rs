@@ -1,13 +1,10 @@
 //! Numbers of fp8 E4M3: a sign, 4 bits of exponent with bias 7, 3 bits of mantissa; no infinities, and NaN where all
 //! bits below the sign are set. Conversion is integer arithmetic, as on targets that have no instruction for it.
 
-use bytemuck::{Pod, Zeroable, cast_slice};
-
-use super::number::Number;
-use super::simd::Lanes;
+use bytemuck::{Pod, Zeroable};
 
 /// One number.
-#[derive(Clone, Copy, Pod, Zeroable, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Pod, Zeroable, PartialEq, Eq, Debug, Default)]
 #[repr(transparent)]
 pub(super) struct E4m3(u8);
 
@@ -39,41 +36,21 @@ impl E4m3 {
         Self(sign | rounded as u8)
     }
 
+    #[cfg(target_arch = "x86_64")]
+    pub const fn from_bits(bits: u8) -> Self {
+        Self(bits)
+    }
+
     /// Exactly.
     #[inline(always)]
-    pub fn to_f32(self) -> f32 {
-        let size = u32::from(self.0 & 0x7f);
+    pub const fn to_f32(self) -> f32 {
+        let size = (self.0 & 0x7f) as u32;
         // Both without a branch, so that a loop over it is vectorised.
         let normal = (size << 20) + (120 << 23);
         let subnormal = (size as f32 * (1.0 / 512.0)).to_bits();
         let bits = if size < 8 { subnormal } else { normal };
-        let bits = if size == u32::from(NAN) { f32::NAN.to_bits() } else { bits };
-        f32::from_bits(bits | u32::from(self.0 & 0x80) << 24)
-    }
-}
-
-impl Number for E4m3 {
-    const QUANTISED: bool = true;
-
-    #[inline(always)]
-    fn widen(source: &[Self], target: &mut [f32]) {
-        assert_eq!(source.len(), target.len());
-        for (x, y) in source.iter().zip(target) {
-            *y = x.to_f32();
-        }
-    }
-
-    #[inline(always)]
-    fn narrow(source: &[f32], target: &mut [Self]) {
-        assert_eq!(source.len(), target.len());
-        for (x, y) in source.iter().zip(target) {
-            *y = Self::from_f32(*x);
-        }
-    }
-
-    #[inline(always)]
-    fn load<S: Lanes>(s: S, source: &[Self]) -> S::f32s {
-        s.e4m3(cast_slice(source))
+        let bits = if size == NAN as u32 { f32::NAN.to_bits() } else { bits };
+        f32::from_bits(bits | ((self.0 & 0x80) as u32) << 24)
     }
 }
 

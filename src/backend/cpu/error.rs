@@ -8,7 +8,7 @@ use crate::error::Count;
 use crate::layout::{LabelError, PlaneName, ScaleError};
 
 /// Why the CPU backend refused a call. Nothing was written.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum CpuError {
     /// A plan, or what was asked with it, does not fit the pool.
@@ -49,7 +49,10 @@ pub enum CpuError {
         path: CpuPath,
     },
     /// The environment variable [`PATH_VARIABLE`] names no path.
-    PathName,
+    PathName {
+        /// Its value, with characters replaced that are not Unicode.
+        name: String,
+    },
     /// A buffer of another size than one page.
     PageBytes {
         /// Its bytes.
@@ -79,10 +82,10 @@ impl From<LabelError> for CpuError {
 
 impl fmt::Display for CpuError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
+        match self {
             Self::Plan(error) => error.fmt(f),
             Self::OutOfMemory { bytes } => {
-                write!(f, "the host has no memory for {}", Count(bytes, "byte"))
+                write!(f, "the host has no memory for {}", Count(*bytes, "byte"))
             }
             Self::Piece { piece, pieces } => {
                 write!(f, "piece {piece} is not among {pieces} of a page")
@@ -96,9 +99,9 @@ impl fmt::Display for CpuError {
             Self::Path { path } => {
                 write!(f, "this machine has no instructions for the path {}", path.name())
             }
-            Self::PathName => {
+            Self::PathName { name } => {
                 let names = CpuPath::ALL.map(CpuPath::name).join(", ");
-                write!(f, "the environment variable {PATH_VARIABLE} names none of {names}")
+                write!(f, "{PATH_VARIABLE} is {name:?}, which is none of {names}")
             }
             Self::PageBytes { actual, wanted } => {
                 write!(f, "a buffer of {actual} bytes for a page of {wanted}")

@@ -90,37 +90,30 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Op for Fold<'_, T, F> {
                 }
             }
         }
-        let step = if self.tile.ahead.is_some() { AHEAD } else { TILE };
-        for first in (0..len).step_by(step) {
-            for head in 0..heads {
-                let mut row = 0;
-                while row < count {
-                    let block = block_of(count - row);
-                    let (seen, mut alike) = (self.seen_of(row, first, step), true);
-                    for i in 1..block {
-                        alike &= self.seen_of(row + i, first, step) == seen;
-                    }
-                    match block {
-                        4 if alike => self.accumulate::<S, 4>(s, head, row, seen),
-                        3 if alike => self.accumulate::<S, 3>(s, head, row, seen),
-                        2 if alike => self.accumulate::<S, 2>(s, head, row, seen),
-                        _ => {
-                            for i in 0..block {
-                                let seen = self.seen_of(row + i, first, step);
-                                self.accumulate::<S, 1>(s, head, row + i, seen);
-                            }
+        for head in 0..heads {
+            let mut row = 0;
+            while row < count {
+                let block = block_of(count - row);
+                let (seen, mut alike) = ((self.rows.sees)(row), true);
+                for i in 1..block {
+                    alike &= (self.rows.sees)(row + i) == seen;
+                }
+                match block {
+                    4 if alike => self.accumulate::<S, 4>(s, head, row, seen),
+                    3 if alike => self.accumulate::<S, 3>(s, head, row, seen),
+                    2 if alike => self.accumulate::<S, 2>(s, head, row, seen),
+                    _ => {
+                        for i in 0..block {
+                            let seen = (self.rows.sees)(row + i);
+                            self.accumulate::<S, 1>(s, head, row + i, seen);
                         }
                     }
-                    row += block;
                 }
+                row += block;
             }
         }
     }
 }
-
-/// Positions whose values are taken in at a time where the tile is in the pool, and by which keys are prefetched ahead:
-/// memory is then read about in order, since a slot's heads lie side by side.
-const AHEAD: usize = 8;
 
 /// Rows to compute together, of so many: a single one only where it is alone.
 #[inline(always)]
@@ -133,31 +126,17 @@ fn block_of(rows: usize) -> usize {
 }
 
 impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
-    /// Prefetches a head's values, and its keys some positions ahead.
+    /// Prefetches a head's values, and its keys of the next tile.
     #[inline(always)]
     fn prefetch(&self, head: usize, positions: Range<usize>) {
         let Some(ahead) = self.tile.ahead else { return };
         let own = head * self.tile.apart..(head + 1) * self.tile.apart;
         for position in positions {
             prefetch_far(&self.tile.values[position][own.clone()]);
-            let position = position + AHEAD;
-            let len = self.tile.keys.len();
-            let key = if position < len {
-                self.tile.keys.get(position)
-            } else {
-                ahead.get(position - len)
-            };
-            if let Some(key) = key {
+            if let Some(key) = ahead.get(position) {
                 prefetch_far(&key[own.clone()]);
             }
         }
-    }
-
-    /// The positions that a row sees of `step` from `first` on.
-    #[inline(always)]
-    fn seen_of(&self, row: usize, first: usize, step: usize) -> Range<usize> {
-        let seen = (self.rows.sees)(row);
-        seen.start.max(first)..seen.end.min(first + step)
     }
 
     /// Products of `R` queries with `P` keys.
@@ -178,15 +157,27 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
         let queries: [&[f32]; R] = array::from_fn(|r| &self.rows.q[(row + r) * width..][..width]);
         let zero = s.splat_f32s(0.0);
         let mut sums = [[zero; P]; R];
-        for at in (0..width).step_by(lanes) {
-            let mut k = [zero; P];
+        let whole = width - width % (4 * lanes);
+        for at in (0..whole).step_by(4 * lanes) {
+            let mut k = [[zero; 4]; P];
             for p in 0..P {
-                k[p] = T::load(s, &keys[p][at..at + lanes]);
+                k[p] = T::load_all(s, &keys[p][at..at + 4 * lanes]);
             }
+            for v in 0..4 {
+                for r in 0..R {
+                    let q = load(&queries[r][at + v * lanes..][..lanes]);
+                    for p in 0..P {
+                        sums[r][p] = s.mul_add_f32s(q, k[p][v], sums[r][p]);
+                    }
+                }
+            }
+        }
+        for at in (whole..width).step_by(lanes) {
             for r in 0..R {
                 let q = load(&queries[r][at..at + lanes]);
                 for p in 0..P {
-                    sums[r][p] = s.mul_add_f32s(q, k[p], sums[r][p]);
+                    let k = T::load(s, &keys[p][at..at + lanes]);
+                    sums[r][p] = s.mul_add_f32s(q, k, sums[r][p]);
                 }
             }
         }
@@ -255,7 +246,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
         self.rows.factors[row] = factor;
     }
 
-    /// `out = factor * out + weights * values` of `R` rows that see the same; their factors are 1 then.
+    /// `out = factor * out + weights * values` of `R` rows that see the same.
     #[inline(always)]
     fn accumulate<S: Lanes, const R: usize>(
         &mut self,
@@ -278,8 +269,6 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
         for at in (whole..width).step_by(S::F32_LANES) {
             self.accumulate_part::<S, R, 1>(s, head, row, seen.clone(), at);
         }
-        let row = head * self.rows.count + row;
-        self.rows.factors[row..row + R].fill(1.0);
     }
 
     /// `V` vectors of each row from element `at` on, held in registers over all positions.
@@ -309,10 +298,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
         let start = head * self.tile.apart + at;
         for (p, values) in self.tile.values[seen].iter().enumerate() {
             let values = &values[start..][..V * lanes];
-            let mut x = [zero; V];
-            for v in 0..V {
-                x[v] = T::load(s, &values[v * lanes..][..lanes]);
-            }
+            let x = T::load_all::<S, V>(s, values);
             for r in 0..R {
                 let weight = s.splat_f32s(weights[r][p]);
                 for v in 0..V {

@@ -6,6 +6,7 @@ use bytemuck::{Pod, cast_slice};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use super::e4m3::E4m3;
 use super::simd::{Isa, Lanes, Op, load};
 
 /// An element type of pools and rows.
@@ -19,6 +20,16 @@ pub(super) trait Number: Pod + Send + Sync {
     fn narrow(source: &[f32], target: &mut [Self]);
     /// Widens one vector, exactly.
     fn load<S: Lanes>(s: S, source: &[Self]) -> S::f32s;
+
+    /// Widens `N` vectors, exactly.
+    #[inline(always)]
+    fn load_all<S: Lanes, const N: usize>(s: S, source: &[Self]) -> [S::f32s; N] {
+        let mut wide = [s.splat_f32s(0.0); N];
+        for n in 0..N {
+            wide[n] = Self::load(s, &source[n * S::F32_LANES..][..S::F32_LANES]);
+        }
+        wide
+    }
 }
 
 impl Number for f32 {
@@ -47,7 +58,7 @@ impl Number for f16 {
 
     #[inline(always)]
     fn load<S: Lanes>(s: S, source: &[Self]) -> S::f32s {
-        s.f16(cast_slice(source))
+        s.f16(source)
     }
 }
 
@@ -76,6 +87,36 @@ impl Number for bf16 {
     fn load<S: Lanes>(s: S, source: &[Self]) -> S::f32s {
         let high = s.wrapping_dyn_shl_u32s(s.halves(cast_slice(source)), s.splat_u32s(16));
         s.transmute_f32s_u32s(high)
+    }
+}
+
+impl Number for E4m3 {
+    const QUANTISED: bool = true;
+
+    #[inline(always)]
+    fn widen(source: &[Self], target: &mut [f32]) {
+        assert_eq!(source.len(), target.len());
+        for (x, y) in source.iter().zip(target) {
+            *y = x.to_f32();
+        }
+    }
+
+    #[inline(always)]
+    fn narrow(source: &[f32], target: &mut [Self]) {
+        assert_eq!(source.len(), target.len());
+        for (x, y) in source.iter().zip(target) {
+            *y = Self::from_f32(*x);
+        }
+    }
+
+    #[inline(always)]
+    fn load<S: Lanes>(s: S, source: &[Self]) -> S::f32s {
+        s.e4m3::<1>(source)[0]
+    }
+
+    #[inline(always)]
+    fn load_all<S: Lanes, const N: usize>(s: S, source: &[Self]) -> [S::f32s; N] {
+        s.e4m3(source)
     }
 }
 

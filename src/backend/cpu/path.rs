@@ -11,9 +11,9 @@ pub const PATH_VARIABLE: &str = "KVARENA_CPU_PATH";
 pub enum CpuPath {
     /// Code for the crate's compile target. Always available.
     Portable,
-    /// AVX2 with FMA, 8 numbers at a time.
+    /// AVX2 with FMA and F16C, 8 numbers at a time.
     Avx2,
-    /// AVX-512 (F, BW, CD, DQ, VL), 16 numbers at a time.
+    /// AVX-512 (F, BW, CD, DQ, VL, VBMI), 16 numbers at a time: Intel from Ice Lake on, AMD from Zen 4 on.
     Avx512,
     /// Advanced SIMD of ARMv8, 4 numbers at a time. CI compiles this path and does not run it.
     Neon,

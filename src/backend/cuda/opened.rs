@@ -128,8 +128,9 @@ impl Cuda {
         self.tables.read()
     }
 
-    /// Stages `plan`, whose step is open: later launches and graphs read it. The same plan [padded](BatchPlan::padded)
-    /// counts as another plan.
+    /// Stages `plan`, whose step is open: later launches and graphs read it. `begin` has staged it already, unless
+    /// another plan was staged since. The same plan [padded](BatchPlan::padded) later counts as another plan; one
+    /// [padded from the start](crate::Engine::plan_padded) is sent once.
     ///
     /// A launch stages its plan if necessary. A graph cannot: stage a plan, capture its launches, and replay the graph
     /// after staging any plan with the same [`StagedPlan::graph`].

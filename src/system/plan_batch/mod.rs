@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::{PageId, SeqKey};
 use crate::page::PagePool;
-use crate::plan::{BatchPlan, Draft, Extend, STEP_TOKENS_MAX, StepScratch};
+use crate::plan::{BatchPlan, Draft, Extend, PlanSize, STEP_TOKENS_MAX, StepScratch};
 use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::{Sequence, SequenceTable};
 use crate::stats::Stats;
@@ -48,20 +48,21 @@ struct Needs {
     table_writes: usize,
 }
 
-/// Plans a batch; the plan lives in `scratch`. O(batch, new tokens and page table words to be sent): all words of a
+/// Plans a batch, padded to `size` if there is one; the plan lives in `scratch`. O(batch, new tokens and page table words to be sent): all words of a
 /// sequence's row in its first plan since `admit` or `resume`, later none but those of new pages, of pages that
 /// publishing found to be duplicates and those behind them, and of plans that were aborted.
 ///
 /// # Errors
 /// [`Error::EmptyBatch`], [`Error::OutOfSteps`]; for an item [`Error::UnknownSequence`], [`Error::Preempted`],
 /// [`Error::RepeatedSequence`], [`Error::NotAccepted`], [`Error::ExtendLen`]; [`Error::StepTokens`],
-/// [`Error::OutOfTokens`]; for a draft [`Error::DraftOrder`], [`Error::ExtendLen`], [`Error::DraftLen`],
+/// [`Error::PlanSize`], [`Error::OutOfTokens`]; for a draft [`Error::DraftOrder`], [`Error::ExtendLen`], [`Error::DraftLen`],
 /// [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`]; [`Error::OutOfPages`]. Nothing changes then.
 pub(crate) fn plan_batch<'step>(
     world: PlanBatch<'_>,
     scratch: &'step mut StepScratch,
     items: &[Extend],
     drafts: &[Draft<'_>],
+    size: Option<PlanSize>,
 ) -> Result<BatchPlan<'step>, Error> {
     let PlanBatch { shape, pages, prefixes, sequences, steps, fence, finder, .. } = world;
     let plan = sequences.next_plan();
@@ -70,6 +71,13 @@ pub(crate) fn plan_batch<'step>(
         _ => check::<false>(shape, sequences, steps, items, plan),
     }?;
     check_drafts(sequences, items, drafts)?;
+    let own = PlanSize { rows: items.len(), tokens: needs.tokens };
+    let size = size.unwrap_or(own);
+    if !size.holds(own) {
+        let PlanSize { rows, tokens } = size;
+        let (batch_rows, batch_tokens) = (own.rows, own.tokens);
+        return Err(Error::PlanSize { rows, tokens, batch_rows, batch_tokens });
+    }
     PageBudget::new(pages, prefixes, sequences, fence).check(needs.pages, needs.promised)?;
     let evicted = reclaim(pages, prefixes, needs.pages, &mut world.buffers.freed);
     sequences.consume_promised(needs.promised as u32);
@@ -78,7 +86,7 @@ pub(crate) fn plan_batch<'step>(
     let new_pages = bump.alloc_slice_fill_copy(needs.pages as usize, PageId::default());
     assert!(pages.alloc(new_pages), "the pages were reclaimed");
     let shared = find_spans(shape, prefixes, sequences, finder, items, bump);
-    let batch = Batch { shape, items, drafts, needs, new_pages };
+    let batch = Batch { shape, items, drafts, needs, size, new_pages };
     let plan = if shape.layout.slots_fit_i32() {
         fill::<i32>(sequences, steps, &batch, bump)
     } else {
@@ -193,7 +201,7 @@ mod tests {
             items.push(Extend { seq, len: LEN });
             let (tokens, max) = (count << 30, u64::from(STEP_TOKENS_MAX));
             let mut scratch = StepScratch::new();
-            let refused = plan_batch(PlanBatch::of(&mut world), &mut scratch, &items, &[]);
+            let refused = plan_batch(PlanBatch::of(&mut world), &mut scratch, &items, &[], None);
             match refused.expect_err("no pool is as large") {
                 Error::StepTokens { tokens: named, max: limit } => {
                     assert_eq!((named, limit), (tokens, max));

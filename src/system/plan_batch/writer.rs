@@ -5,7 +5,9 @@ use bytemuck::Zeroable;
 
 use crate::config::EngineShape;
 use crate::id::{PageId, StepId, TokenId};
-use crate::plan::{BatchPlan, BatchRow, Draft, Extend, SharedSpans, SlotMapping, TableWrite};
+use crate::plan::{
+    BatchPlan, BatchRow, Draft, Extend, PlanSize, SharedSpans, SlotMapping, TableWrite,
+};
 use crate::sequence::{RowMut, Sequence, SequenceTable};
 use crate::step::{StepItem, StepLog};
 use crate::system::plan_drafts::begin_drafts;
@@ -18,11 +20,13 @@ pub(super) struct Batch<'a> {
     pub items: &'a [Extend],
     pub drafts: &'a [Draft<'a>],
     pub needs: Needs,
+    /// The size of the plan, padding included.
+    pub size: PlanSize,
     pub new_pages: &'a [PageId],
 }
 
 /// Assigns the new pages in batch order, records each sequence's part in the step, and writes the plan but for its
-/// shared spans. `T`: the number type of the pool's slots. Not inlined, so that its loop keeps its registers.
+/// shared spans, and the padding behind the batch. `T`: the number type of the pool's slots. Not inlined, so that its loop keeps its registers.
 #[inline(never)]
 pub(super) fn fill<'step, T: SlotNumber>(
     sequences: &mut SequenceTable,
@@ -30,14 +34,14 @@ pub(super) fn fill<'step, T: SlotNumber>(
     batch: &Batch<'_>,
     bump: &'step Bump,
 ) -> BatchPlan<'step> {
-    let Batch { shape, items, drafts, ref needs, new_pages } = *batch;
+    let Batch { shape, items, drafts, ref needs, size, new_pages } = *batch;
     let step = steps.begin(true, items.len());
-    let further = (shape.table.tracks as usize - 1) * needs.tokens;
-    let [slots, others] = [needs.tokens, further].map(|n| bump.alloc_slice_fill_copy(n, T::ZERO));
-    let tokens = bump.alloc_slice_fill_copy(needs.tokens, TokenId::PENDING);
-    let positions = bump.alloc_slice_fill_copy(needs.tokens, 0);
+    let further = (shape.table.tracks as usize - 1) * size.tokens;
+    let [slots, others] = [size.tokens, further].map(|n| bump.alloc_slice_fill_copy(n, T::NONE));
+    let tokens = bump.alloc_slice_fill_copy(size.tokens, TokenId::PENDING);
+    let positions = bump.alloc_slice_fill_copy(size.tokens, 0);
     let table_writes = bump.alloc_slice_fill_copy(needs.table_writes, TableWrite::default());
-    let rows = bump.alloc_slice_fill_with(items.len(), |_| BatchRow::zeroed());
+    let rows = bump.alloc_slice_fill_with(size.rows, |_| BatchRow::zeroed());
     let mut out = PlanWriter {
         page_size: shape.layout.page_size(),
         tracks: shape.table.tracks as usize,
@@ -48,7 +52,7 @@ pub(super) fn fill<'step, T: SlotNumber>(
         tokens: &mut *tokens,
         positions: &mut *positions,
         slots: &mut *slots,
-        all_tokens: needs.tokens,
+        all_tokens: size.tokens,
         others: &mut *others,
         writes: table_writes.iter_mut(),
     };
@@ -64,6 +68,8 @@ pub(super) fn fill<'step, T: SlotNumber>(
     }
     assert!(out.writes.len() == 0, "the words that are taken were counted");
     assert!(out.new_pages.is_empty(), "the pages that are taken were counted");
+    size.pad_rows(PlanSize { rows: items.len(), tokens: needs.tokens }, rows);
+    tokens[needs.tokens..].fill(TokenId::new(0));
     let masks = match drafts {
         [] => &[],
         _ => begin_drafts(sequences, steps, items, drafts, rows, positions, bump),
@@ -111,7 +117,7 @@ struct PlanWriter<'a, T> {
     tokens: &'a mut [TokenId],
     positions: &'a mut [u32],
     slots: &'a mut [T],
-    /// Tokens of the batch.
+    /// Tokens of the plan, padding included.
     all_tokens: usize,
     /// Slots of the further tracks, `[tracks - 1, all_tokens]`.
     others: &'a mut [T],
@@ -215,9 +221,12 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
             positions[count] = planned_len - 1;
             slots[count] = T::from_slot(slot_at(page, page_size, offset));
             if !ONE {
-                for (track, slots) in (1..).zip(others.chunks_exact_mut(self.all_tokens)) {
+                // By index: chunks of a slice cost a division a row.
+                let mut at = qo_start as usize;
+                for track in 1..self.tracks as u32 {
                     let page = row.last_track_page(track);
-                    slots[qo_start as usize] = T::from_slot(slot_at(page, page_size, offset));
+                    others[at] = T::from_slot(slot_at(page, page_size, offset));
+                    at += self.all_tokens;
                 }
             }
             count += 1;
@@ -252,13 +261,14 @@ fn slot_at(page: PageId, page_size: u32, offset: u32) -> u64 {
 
 /// A number type of slot mappings.
 pub(super) trait SlotNumber: Copy + 'static {
-    const ZERO: Self;
+    /// No slot: nothing is written.
+    const NONE: Self;
     fn from_slot(slot: u64) -> Self;
     fn mapping(slots: &[Self]) -> SlotMapping<'_>;
 }
 
 impl SlotNumber for i32 {
-    const ZERO: Self = 0;
+    const NONE: Self = -1;
 
     fn from_slot(slot: u64) -> Self {
         slot as i32
@@ -270,7 +280,7 @@ impl SlotNumber for i32 {
 }
 
 impl SlotNumber for i64 {
-    const ZERO: Self = 0;
+    const NONE: Self = -1;
 
     fn from_slot(slot: u64) -> Self {
         slot as i64

@@ -314,12 +314,11 @@ pub fn round(dtype: Dtype, x: f32) -> f32 {
 
 /// The bytes of numbers in `dtype`, rounded to nearest even.
 pub fn bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
-    let element = |&x: &f32| match dtype {
-        Dtype::F32 => x.to_le_bytes().to_vec(),
-        Dtype::F16 => f16::from_f32(x).to_le_bytes().to_vec(),
-        Dtype::Bf16 => bf16::from_f32(x).to_le_bytes().to_vec(),
-    };
-    values.iter().flat_map(element).collect()
+    match dtype {
+        Dtype::F32 => bytemuck::cast_slice(values).to_vec(),
+        Dtype::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+        Dtype::Bf16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+    }
 }
 
 /// Half the distance from 1 to the next number of `dtype`: the relative error of rounding.

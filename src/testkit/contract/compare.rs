@@ -80,11 +80,13 @@ impl<B: TestBackend> World<'_, B> {
     /// Every byte of the pool.
     pub fn compare_pool(&mut self) {
         self.backend.synchronize().expect("nothing failed");
-        let mut page_bytes = vec![0; self.case.layout.page_bytes() as usize];
-        for (page, wanted) in self.shadow.iter().enumerate() {
-            self.backend.read_page(PageId::new(page as u32), &mut page_bytes);
-            if page_bytes != *wanted {
-                let first = page_bytes.iter().zip(wanted).position(|(a, b)| a != b);
+        let page_bytes = self.case.layout.page_bytes() as usize;
+        let pages: Vec<_> = (0..self.shadow.len() as u32).map(PageId::new).collect();
+        let mut got = vec![0; pages.len() * page_bytes];
+        self.backend.read_pages(&pages, &mut got);
+        for (page, (got, wanted)) in got.chunks_exact(page_bytes).zip(&self.shadow).enumerate() {
+            if got != *wanted {
+                let first = got.iter().zip(wanted).position(|(a, b)| a != b);
                 let (seed, case) = (self.seed, &self.case);
                 panic!("seed {seed} {case:?}: page {page} differs at byte {first:?}");
             }

@@ -112,12 +112,18 @@ impl TestBackend for Cpu {
         sums.clone()
     }
 
-    fn read_page(&mut self, page: PageId, target: &mut [u8]) {
-        Cpu::read_page(self, page, target).expect("a page of the pool");
+    fn read_pages(&mut self, pages: &[PageId], target: &mut [u8]) {
+        let page_bytes = self.layout().page_bytes() as usize;
+        for (&page, target) in pages.iter().zip(target.chunks_exact_mut(page_bytes)) {
+            self.read_page(page, target).expect("a page of the pool");
+        }
     }
 
-    fn write_page(&mut self, page: PageId, source: &[u8]) {
-        Cpu::write_page(self, page, source).expect("a page of the pool");
+    fn write_pages(&mut self, pages: &[PageId], source: &[u8]) {
+        let page_bytes = self.layout().page_bytes() as usize;
+        for (&page, source) in pages.iter().zip(source.chunks_exact(page_bytes)) {
+            self.write_page(page, source).expect("a page of the pool");
+        }
     }
 }
 

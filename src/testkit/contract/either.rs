@@ -77,17 +77,17 @@ impl<L: TestBackend, R: TestBackend> TestBackend for Either<L, R> {
         both!(self, sums; |backend, x| backend.read_sums(x))
     }
 
-    fn read_page(&mut self, page: PageId, target: &mut [u8]) {
+    fn read_pages(&mut self, pages: &[PageId], target: &mut [u8]) {
         match self {
-            Self::Left(backend) => backend.read_page(page, target),
-            Self::Right(backend) => backend.read_page(page, target),
+            Self::Left(backend) => backend.read_pages(pages, target),
+            Self::Right(backend) => backend.read_pages(pages, target),
         }
     }
 
-    fn write_page(&mut self, page: PageId, source: &[u8]) {
+    fn write_pages(&mut self, pages: &[PageId], source: &[u8]) {
         match self {
-            Self::Left(backend) => backend.write_page(page, source),
-            Self::Right(backend) => backend.write_page(page, source),
+            Self::Left(backend) => backend.write_pages(pages, source),
+            Self::Right(backend) => backend.write_pages(pages, source),
         }
     }
 }

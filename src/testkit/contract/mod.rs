@@ -89,11 +89,11 @@ pub trait TestBackend: Backend + Send {
     /// All numbers of a buffer.
     fn read_sums(&mut self, sums: &Self::Sums) -> Vec<f32>;
 
-    /// A page's bytes, in the order `[plane, layer, piece]`.
-    fn read_page(&mut self, page: PageId, target: &mut [u8]);
+    /// The bytes of pages, one page after another, each in the order `[plane, layer, piece]`.
+    fn read_pages(&mut self, pages: &[PageId], target: &mut [u8]);
 
-    /// Replaces a page's bytes, in the same order.
-    fn write_page(&mut self, page: PageId, source: &[u8]);
+    /// Replaces the bytes of pages, in the same order.
+    fn write_pages(&mut self, pages: &[PageId], source: &[u8]);
 }
 
 /// What a check saw.

@@ -95,9 +95,7 @@ pub(super) fn run<B: TestBackend>(
         shadow,
         report,
     };
-    for page in 0..world.shadow.len() {
-        world.backend.write_page(PageId::new(page as u32), &world.shadow[page]);
-    }
+    world.write_shadow(&(0..world.shadow.len() as u32).map(PageId::new).collect::<Vec<_>>());
     world.compare_pool();
     for _ in 0..world.rng.within(1, 4) {
         world.round();
@@ -196,10 +194,9 @@ impl<B: TestBackend> World<'_, B> {
                 continue;
             }
             let fixed_len = self.rng.within(planned.fixed_len.into(), planned.len.into()) as u32;
-            for page in self.planner.give_back(sequence, fixed_len) {
-                self.shadow[page.index()].fill(0xff);
-                self.backend.write_page(page, &self.shadow[page.index()]);
-            }
+            let pages = self.planner.give_back(sequence, fixed_len);
+            pages.iter().for_each(|page| self.shadow[page.index()].fill(0xff));
+            self.write_shadow(&pages);
         }
     }
 
@@ -220,9 +217,13 @@ impl<B: TestBackend> World<'_, B> {
             }
             self.remember(sequence, layer, [&k, &v], 0..len as usize);
         }
-        for page in planned.all_pages() {
-            self.backend.write_page(page, &self.shadow[page.index()]);
-        }
+        self.write_shadow(&planned.all_pages().collect::<Vec<_>>());
+    }
+
+    /// Pages of the pool become those of the shadow.
+    fn write_shadow(&mut self, pages: &[PageId]) {
+        let bytes: Vec<_> = pages.iter().map(|page| &self.shadow[page.index()][..]).collect();
+        self.backend.write_pages(pages, &bytes.concat());
     }
 
     /// Some rows of k and v come behind what a sequence has in a layer.

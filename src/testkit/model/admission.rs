@@ -79,22 +79,31 @@ impl Model {
         }
         let chunks = prompts.iter().map(|prompt| prompt.tokens.len().div_ceil(self.chunk_tokens()));
         self.check_chunks(chunks.sum())?;
-        let lacking = |prompt: &Prompt<'_>| {
-            let scope = self.next_scope(prompt.namespace);
-            u64::from(self.ask(scope, prompt.tokens, prompt.promise).lacking_pages)
+        let hit = |prompt: &Prompt<'_>| {
+            self.hit(self.next_scope(prompt.namespace), self.findable(prompt.tokens))
         };
-        let wanted: u64 = prompts.iter().map(lacking).sum();
+        let mut hits: Vec<_> = prompts.iter().map(hit).collect();
+        let lacking = |(prompt, &pages): (&Prompt<'_>, &usize)| {
+            let scope = self.next_scope(prompt.namespace);
+            u64::from(self.ask_with(scope, prompt.tokens, prompt.promise, pages).lacking_pages)
+        };
+        let wanted: u64 = prompts.iter().zip(&hits).map(lacking).sum();
         let room =
             |model: &Self| u64::from(model.available().saturating_sub(model.idle_of_all(prompts)));
         if wanted > room(self) {
-            let after = self.first_after(|model| wanted <= room(model));
-            return Err(Error::OutOfPages { wanted, available: room(self), after });
+            let without: u64 = prompts.iter().map(|prompt| lacking((prompt, &0))).sum();
+            if !self.is_idle() || without > u64::from(self.available()) {
+                let after = self.first_after(|model| wanted <= room(model));
+                return Err(Error::OutOfPages { wanted, available: room(self), after });
+            }
+            hits.fill(0);
         }
         let mut leaders = Vec::new();
-        for (&key, prompt) in keys.iter().zip(prompts) {
+        for ((&key, prompt), pages) in keys.iter().zip(prompts).zip(hits) {
             let scope = self.next_scope(prompt.namespace);
-            leaders.push(self.ask(scope, prompt.tokens, prompt.promise).leader);
-            self.admit(key, prompt.namespace, prompt.tokens, prompt.promise)?;
+            leaders
+                .push(self.leader(scope, self.findable(prompt.tokens)).filter(|_| self.shares()));
+            self.admit_with(key, scope, prompt.tokens, prompt.promise, pages);
         }
         Ok(leaders)
     }
@@ -126,6 +135,20 @@ impl Model {
         self.check_rows(1, prompt.len())?;
         let scope = self.next_scope(namespace);
         self.ask(scope, prompt, promise).check()?;
+        let pages = self.used_hit(scope, prompt, promise);
+        self.admit_with(key, scope, prompt, promise, pages);
+        Ok(())
+    }
+
+    /// A new sequence begins, using so many pages of its hit.
+    fn admit_with(
+        &mut self,
+        key: SeqKey,
+        scope: Scope,
+        prompt: &[TokenId],
+        promise: u32,
+        pages: usize,
+    ) {
         let sequence = Sequence {
             scope,
             tokens: prompt.to_vec(),
@@ -137,6 +160,7 @@ impl Model {
             held: vec![0; self.tracks() - 1],
             cells: Vec::new(),
             marks: BTreeSet::new(),
+            asked: BTreeSet::new(),
             kept: 0,
             promised: 0,
             preempted: false,
@@ -147,12 +171,11 @@ impl Model {
             last_step: 0,
         };
         self.sequences.insert(key, sequence);
-        let hit_len = self.begin_with(key, scope, promise);
+        let hit_len = self.begin_with(key, scope, promise, pages);
         let sequence = self.sequences.get_mut(&key).expect("just made");
         sequence.admission_kind =
             Some(AdmissionKind::Admitted { prompt_len: prompt.len(), hit_len });
         self.counters.admissions += 1;
-        Ok(())
     }
 
     pub(super) fn check_promise(&self, promise: u32) -> Result<(), Error> {
@@ -191,9 +214,34 @@ impl Model {
         self.check_chunks(count * tokens.div_ceil(self.chunk_tokens()))
     }
 
+    /// Pages of the hit that a sequence of these tokens uses: none where it would not fit an idle pool otherwise.
+    pub(super) fn used_hit(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> usize {
+        let pages = self.hit(scope, self.findable(tokens));
+        let fits = |pages| {
+            let want = self.ask_with(scope, tokens, promise, pages);
+            want.lacking_pages <= want.available_pages
+        };
+        if !fits(pages) && self.is_idle() && fits(0) { 0 } else { pages }
+    }
+
+    /// Whether every page is there for anybody.
+    fn is_idle(&self) -> bool {
+        self.tracks() > 1 && self.available() == self.shape.layout.page_count()
+    }
+
     /// What beginning with these tokens takes.
     pub(super) fn ask(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> AdmissionWant {
-        let pages = self.hit(scope, self.findable(tokens));
+        self.ask_with(scope, tokens, promise, self.used_hit(scope, tokens, promise))
+    }
+
+    /// What beginning with these tokens takes, if so many pages of them are used.
+    fn ask_with(
+        &self,
+        scope: Scope,
+        tokens: &[TokenId],
+        promise: u32,
+        pages: usize,
+    ) -> AdmissionWant {
         let all = self.most_pages(tokens.len().div_ceil(self.page_size()));
         let promised = (promise as usize).div_ceil(self.page_size());
         let promised = self.outstanding(promised, pages, pages, pages);
@@ -213,16 +261,20 @@ impl Model {
             lacking_pages,
             available_pages,
             after: self.first_after(|model| lacking_pages <= room(model).1).filter(|_| !fits),
-            leader: self
-                .leader(scope, self.findable(tokens))
-                .filter(|_| self.shares() && self.tracks() == 1),
+            leader: self.leader(scope, self.findable(tokens)).filter(|_| self.shares()),
         }
     }
 
     /// A sequence without pages begins with what the tree has of its tokens. Returns how many those are.
-    pub(super) fn begin_with(&mut self, key: SeqKey, scope: Scope, promise: u32) -> usize {
+    pub(super) fn begin_with(
+        &mut self,
+        key: SeqKey,
+        scope: Scope,
+        promise: u32,
+        pages: usize,
+    ) -> usize {
         let tokens = self.findable(&self.sequences[&key].tokens);
-        let (pages, full) = (self.hit(scope, tokens), self.tree.matched(scope, tokens).len());
+        let full = self.tree.matched(scope, tokens).len();
         let (len, promised) =
             (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
         let sequence = self.sequences.get_mut(&key).expect("the row was just made or seen");
@@ -237,6 +289,8 @@ impl Model {
         sequence.planned_len = len;
         sequence.preempted = false;
         sequence.promised = promised;
+        self.counters.lost_hit_tokens +=
+            ((full - pages) * self.shape.layout.page_size() as usize) as u64;
         if self.shape.prefix == PrefixMode::None {
             sequence.marks.clear();
         }

@@ -52,8 +52,9 @@ struct Sequence {
     held: Vec<usize>,
     /// Of each limited group the held places whose pages are a cell's.
     cells: Vec<BTreeSet<usize>>,
-    /// Pages behind which it keeps its tails.
+    /// Pages behind which it keeps its tails, and those among them that the host asked for.
     marks: BTreeSet<usize>,
+    asked: BTreeSet<usize>,
     /// The last mark whose tails it has kept.
     kept: usize,
     /// Places that it is promised the pages of, those of `table` included.

@@ -84,7 +84,9 @@ impl Model {
             if self.keeps_promises(seq, mark) {
                 duplicates.extend(self.keep_tails(seq, mark));
             }
-            self.sequences.get_mut(&seq).expect("it lives").marks.remove(&mark);
+            let sequence = self.sequences.get_mut(&seq).expect("it lives");
+            sequence.marks.remove(&mark);
+            sequence.asked.remove(&mark);
         }
         self.sequences.get_mut(&seq).expect("it lives").published = end;
         duplicates.extend(self.take_held(seq, |model, reach| model.first_held(reach, end)));
@@ -111,6 +113,7 @@ impl Model {
         sequence.others.iter_mut().for_each(Vec::clear);
         sequence.held.fill(0);
         sequence.marks.clear();
+        sequence.asked.clear();
         sequence.kept = 0;
         sequence.table.clear();
         sequence.promised = 0;
@@ -192,7 +195,8 @@ impl Model {
         // It begins anew: in the present generation, or with prefix reuse off in one of its own.
         let scope = self.next_scope(sequence.scope.namespace);
         self.ask(scope, &sequence.tokens, promise).check()?;
-        let hit_len = self.begin_with(seq, scope, promise);
+        let pages = self.used_hit(scope, &sequence.tokens, promise);
+        let hit_len = self.begin_with(seq, scope, promise, pages);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.admission_kind = Some(match sequence.admission_kind {
             Some(AdmissionKind::Admitted { prompt_len, .. }) => {
@@ -201,6 +205,34 @@ impl Model {
             _ => AdmissionKind::Resumed { hit_len },
         });
         self.counters.resumes += 1;
+        Ok(())
+    }
+
+    /// `Engine::mark`
+    pub fn mark(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
+        let published = self.running(seq)?.published;
+        if !self.shares() || self.tracks() == 1 {
+            return Ok(());
+        }
+        let mark = len as usize / self.page_size();
+        if mark < published {
+            return Err(Error::MarkLen { len, min: (published * self.page_size()) as u32 });
+        }
+        if mark == published {
+            if self.keeps_promises(seq, mark) {
+                self.keep_now(seq);
+            }
+            return Ok(());
+        }
+        let sequence = self.sequences.get_mut(&seq).expect("it runs");
+        if sequence.marks.contains(&mark) {
+            return Ok(());
+        }
+        if sequence.asked.len() == 4 {
+            return Err(Error::OutOfMarks { max: 4 });
+        }
+        sequence.marks.insert(mark);
+        sequence.asked.insert(mark);
         Ok(())
     }
 
@@ -288,6 +320,7 @@ impl Model {
                 self.tree.cells.get_mut(&key).expect("the parent has it").users += 1;
             }
             child.marks.clear();
+            child.asked.clear();
             child.promised = promised;
             child.preemption_epoch = 0;
             child.admission_kind = None;

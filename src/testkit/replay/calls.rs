@@ -37,6 +37,7 @@ impl<B: Inspect> Host<B> {
             Op::Finish { pick, publish } => self.finish(pick, keep(publish)),
             Op::Preempt { pick, publish } => self.preempt(pick, keep(publish)),
             Op::Resume { pick, promise } => self.resume(pick, promise),
+            Op::Mark { pick, more } => self.mark(pick, more),
             Op::Promise { pick, promise } => self.promise_more(pick, promise),
             Op::Fork { pick, count, promise } => self.fork(pick, count % 4, promise),
             Op::Rollback { pick, fewer } => self.rollback(pick, fewer),
@@ -443,6 +444,16 @@ impl<B: Inspect> Host<B> {
         let want = self.model.promise(seq, promise);
         let want = self.model.counted(want);
         self.answer("promise", &got, &want)
+    }
+
+    fn mark(&mut self, pick: u8, more: u8) -> Result<(), String> {
+        let seq = self.pick(pick);
+        let page_size = self.page_size() as u32;
+        let more = u32::from(more) * self.scale() as u32 % (8 * page_size);
+        let len = (self.model.published_len(seq) + more).saturating_sub(page_size.div_ceil(2));
+        let got = self.engine.mark(seq, len);
+        let want = self.model.mark(seq, len);
+        self.answer("mark", &got, &want)
     }
 
     /// Known tokens of a sequence; none if it is finished.

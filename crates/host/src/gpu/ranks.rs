@@ -23,8 +23,8 @@ use std::thread::{self, JoinHandle};
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions};
 use kvarena::{
-    Attend, Backend, BatchPlan, Compaction, LayerId, OpenBackend, OwnedPlan, PageCopy, PoolLayout,
-    Queries, StepEnd, TableShape,
+    Attend, Backend, BatchPlan, Compaction, Extend, LayerId, OpenBackend, OwnedPlan, PageCopy,
+    PlanSize, PoolLayout, Queries, StepEnd, TableShape,
 };
 
 use super::device::Device;
@@ -435,6 +435,10 @@ impl Runner for RanksRunner {
 
     fn config(&self) -> &ModelConfig {
         self.own.config()
+    }
+
+    fn step_size(&self, items: &[Extend]) -> Option<PlanSize> {
+        self.own.step_size(items)
     }
 
     fn before_plan(&mut self) -> Result<()> {

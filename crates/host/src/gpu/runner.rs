@@ -13,7 +13,7 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 use kvarena::backend::cuda::{Cuda, CudaGraph, CudaOptions, GraphKey, Prepare};
-use kvarena::{BatchPlan, StepScratch};
+use kvarena::{BatchPlan, Extend, PlanSize};
 
 use super::device::Device;
 use super::error::{GpuError, GpuResult};
@@ -60,7 +60,6 @@ pub struct GpuRunner {
     options: GpuOptions,
     /// By the steps that a graph serves, whether a draw filters tokens, and whether a draw has a shape.
     graphs: HashMap<(GraphKey, bool, bool), CudaGraph>,
-    scratch: StepScratch,
     draws: Vec<DeviceDraw>,
     /// Number of the last launched step.
     number: u64,
@@ -120,7 +119,6 @@ impl GpuRunner {
             shapes,
             options,
             graphs: HashMap::new(),
-            scratch: StepScratch::new(),
             draws: Vec::new(),
             number: 0,
             flying: VecDeque::new(),
@@ -242,7 +240,9 @@ impl GpuRunner {
 
     fn start(&mut self, backend: &mut Cuda, work: &Work, clock: &mut Clock) -> GpuResult<()> {
         let plan = work.plan.plan();
-        let (tokens, rows) = (plan.token_count(), plan.rows.len());
+        // Padding has no tokens of a sequence.
+        let lens = plan.rows.iter().filter(|row| row.kv_len > 0).map(|row| row.extend_len as usize);
+        let (tokens, longest) = (lens.clone().sum(), lens.max());
         let draws = work.draws.len();
         if draws > self.images.draws_max() {
             return Err(GpuError::Draws { draws, max: self.images.draws_max() });
@@ -254,32 +254,15 @@ impl GpuRunner {
         self.draws.extend(work.draws.iter().map(device_draw));
         let shaped = self.forward.leads() && self.shapes.list(work, &mut self.draws)?;
         // One token of each stream and its drafts, and memory for as many draws.
-        let longest = plan.rows.iter().map(|row| row.extend_len as usize).max();
-        let (size, most) = padded_step(rows, tokens);
+        let most = plan.token_count();
         let decode =
             longest.is_some_and(|longest| longest <= self.options.width()) && draws <= most;
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let padded;
-        let (plan, draw_count) = match decode {
-            true if most > tokens => {
-                padded = plan.padded(&mut scratch, size, most);
-                (padded, most)
-            }
-            true => (plan, most),
-            false => (plan, draws),
-        };
-        let outcome =
-            self.start_padded(backend, &plan, work, (decode, draw_count), (filtered, shaped));
-        let measured = match outcome {
-            Ok(()) if decode && self.measured == Some(tokens) => {
-                self.measured = None;
-                self.measure(backend, &plan)
-            }
-            _ => Ok(()),
-        };
-        self.scratch = scratch;
-        outcome?;
-        measured?;
+        let draw_count = if decode { most } else { draws };
+        self.submit(backend, &plan, work, (decode, draw_count), (filtered, shaped))?;
+        if decode && self.measured == Some(tokens) {
+            self.measured = None;
+            self.measure(backend, &plan)?;
+        }
         self.images.end(&self.device, self.number)?;
         let follows = !std::mem::take(&mut self.fresh);
         self.flying.push_back(Flying { number: self.number, tokens, decode, draws, follows });
@@ -287,7 +270,7 @@ impl GpuRunner {
         Ok(())
     }
 
-    fn start_padded(
+    fn submit(
         &mut self,
         backend: &mut Cuda,
         plan: &BatchPlan<'_>,
@@ -416,6 +399,13 @@ impl Runner for GpuRunner {
 
     fn config(&self) -> &ModelConfig {
         &self.forward.config
+    }
+
+    fn step_size(&self, items: &[Extend]) -> Option<PlanSize> {
+        let longest = items.iter().map(|item| item.len as usize).max()?;
+        let tokens = items.iter().map(|item| item.len as usize).sum();
+        let (rows, tokens) = padded_step(items.len(), tokens);
+        (longest <= self.options.width()).then_some(PlanSize { rows, tokens })
     }
 
     fn before_plan(&mut self) -> Result<()> {

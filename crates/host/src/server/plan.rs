@@ -71,6 +71,11 @@ impl<R: Runner> Server<R> {
             Ok(None) => self.engine.admit(namespace, &known, 0).map(Some),
             Ok(found) => {
                 stream.leader = found;
+                // With groups of layers the leader keeps what the stream will read. If too many streams follow other
+                // prefixes of it, this one finds less.
+                if let Some(leader) = found {
+                    _ = self.engine.mark(leader.seq, leader.cached_len);
+                }
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -116,7 +121,11 @@ impl<R: Runner> Server<R> {
             self.runner.before_plan()?;
             let drafts = flight.streams.iter().filter_map(|&key| self.streams[key].drafts());
             let drafts: Vec<Draft<'_>> = drafts.collect();
-            let planned = self.engine.plan_drafts(&mut self.scratch, &self.extends, &drafts);
+            let (engine, scratch, items) = (&mut self.engine, &mut self.scratch, &self.extends);
+            let planned = match self.runner.step_size(items) {
+                Some(size) => engine.plan_padded(scratch, items, &drafts, size),
+                None => engine.plan_drafts(scratch, items, &drafts),
+            };
             let shortage = match planned {
                 Ok(plan) => {
                     flight.work.plan.copy_from(&plan);

@@ -205,8 +205,8 @@ fn pages_move_only_between_pools_where_they_mean_the_same() {
         let before = target.pool.bytes().to_vec();
         let (from, to) = (source.page_fingerprint(), target.page_fingerprint());
         let refused = CpuError::PageFingerprint { source: from, target: to };
-        assert_eq!(source.copy_to_pool(&mut target, &copies[..1]), Err(refused));
         assert!(!refused.to_string().is_empty());
+        assert_eq!(source.copy_to_pool(&mut target, &copies[..1]), Err(refused));
         assert_eq!(target.pool.bytes(), before);
     }
 }

@@ -1,0 +1,56 @@
+//! The memory of a long sequence, by group of layers and without groups, for reports.
+
+use std::fmt::Write;
+
+use kvarena::PoolLayout;
+
+/// Tokens of the sequence.
+const TOKENS: u32 = 8192;
+
+/// Returns a line on what a sequence of 8,192 tokens takes, if there are groups of layers.
+pub fn report(layout: &PoolLayout) -> Option<String> {
+    let groups = layout.groups();
+    if groups.count() == 1 {
+        return None;
+    }
+    let of = |group| layout.sequence_bytes(group, TOKENS);
+    let all: u64 = (0..groups.count()).map(of).sum();
+    let one = of(0) / u64::from(layout.lanes()) * u64::from(layout.layers());
+    let [all, one] = [all, one].map(megabytes);
+    let mut line = format!("{TOKENS} tokens of a sequence take {all} MB, {one} without groups of layers");
+    for group in 0..groups.count() {
+        let (layers, reach) = (groups.layers_of(group), groups.reach(group));
+        _ = write!(line, "; {layers} layers that read {reach}: {}", megabytes(of(group)));
+    }
+    Some(line + "\n")
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};
+
+    use super::report;
+
+    #[test]
+    fn gemma_3_27b_takes_less_than_a_third() {
+        let layers: Vec<u8> = (1..=62).map(|layer| u8::from(layer % 6 > 0)).collect();
+        let groups = Groups::new(&[Reach::All, Reach::Window(1024)], &layers).expect("two groups");
+        let pool = PoolConfig {
+            layers: 62,
+            groups,
+            shape: KvShape::heads(16, 128),
+            dtype: KvDtype::Bf16,
+            ..PoolConfig::default()
+        };
+        let line = report(&pool.layout().expect("a pool"));
+        let want = "8192 tokens of a sequence take 1174.4 MB, 4160.7 without groups of layers; 10 layers that read \
+                    everything: 671.1; 52 layers that read a window of 1024: 503.3\n";
+        assert_eq!(line.as_deref(), Some(want));
+        let plain = PoolConfig { groups: Groups::ONE, ..pool }.layout().expect("a pool");
+        assert_eq!(report(&plain), None);
+    }
+}

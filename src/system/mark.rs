@@ -1,0 +1,51 @@
+//! Marks a place of a sequence where prompts can match: its tails there are kept as cells.
+
+use crate::config::EngineShape;
+use crate::error::Error;
+use crate::fence::Fence;
+use crate::id::SeqKey;
+use crate::page::PagePool;
+use crate::prefix::PrefixTree;
+use crate::sequence::SequenceTable;
+use crate::system::access::access;
+use crate::system::publish::{keep, may_keep};
+use crate::world::{Buffers, World};
+
+access! {
+    /// Tables of [`mark`].
+    struct Mark of &mut World {
+        shape: &EngineShape,
+        pages: &mut PagePool,
+        prefixes: &mut PrefixTree,
+        sequences: &mut SequenceTable,
+        fence: &mut Fence,
+        buffers: &mut Buffers,
+    }
+}
+
+/// Marks the whole pages among a running sequence's first `len` tokens. The mark takes effect now if exactly these are
+/// published, else at the commit that publishes the last of them. O(tails).
+///
+/// # Errors
+/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the published tokens,
+/// [`Error::OutOfMarks`]. Nothing changes then.
+pub(crate) fn mark(world: Mark<'_>, seq: SeqKey, len: u32) -> Result<(), Error> {
+    let Mark { shape, pages, prefixes, sequences, fence, buffers } = world;
+    let published = sequences.running(seq)?.published;
+    if !shape.shares_prefixes() || !prefixes.has_cells() {
+        return Ok(()); // A prompt can match at any page, or at none.
+    }
+    let page_size = shape.layout.page_size();
+    let mark = len / page_size;
+    if mark < published {
+        return Err(Error::MarkLen { len, min: published * page_size });
+    }
+    let mut row = sequences.row_mut(seq)?;
+    if mark > published {
+        return row.add_mark(mark);
+    }
+    if may_keep(&row, prefixes, pages, mark, published) {
+        keep(pages, prefixes, sequences, fence, buffers, seq);
+    }
+    Ok(())
+}

@@ -5,13 +5,19 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use crate::paged::{gemma3, llama, qwen3};
+/// A family of models.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Family {
+    Qwen3,
+    Llama,
+    Gemma3,
+}
 
-/// The config of one of the served models.
-pub enum Config {
-    Qwen3(qwen3::Config),
-    Llama(llama::Config),
-    Gemma3(gemma3::Config),
+/// A config in the form of transformers 4.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub family: Family,
+    values: Map<String, Value>,
 }
 
 /// Why a config is not served.
@@ -54,30 +60,34 @@ impl Config {
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut config: Map<String, Value> = serde_json::from_str(text)?;
         let kind = config.get("model_type").and_then(Value::as_str).map(str::to_owned);
-        match kind.as_deref() {
-            Some("qwen3") => {
-                one_rope(&mut config)?;
-                default_rope_only(&config)?;
-                Ok(Self::Qwen3(typed(config)?))
+        let family = match kind.as_deref() {
+            Some("qwen3") => Family::Qwen3,
+            Some("llama") => Family::Llama,
+            Some("gemma3_text") => Family::Gemma3,
+            Some(_) => {
+                return Err(ConfigError::Unsupported("model_type", config["model_type"].clone()));
             }
-            Some("llama") => {
-                one_rope(&mut config)?;
-                let of: llama::LlamaConfig = typed(config)?;
-                Ok(Self::Llama(of.into_config(false)))
-            }
-            Some("gemma3_text") => {
-                two_ropes(&mut config)?;
-                pattern(&mut config)?;
-                Ok(Self::Gemma3(typed(config)?))
-            }
-            Some(_) => Err(ConfigError::Unsupported("model_type", config["model_type"].clone())),
-            None => Err(ConfigError::Missing("model_type")),
+            None => return Err(ConfigError::Missing("model_type")),
+        };
+        if family == Family::Gemma3 {
+            two_ropes(&mut config)?;
+            pattern(&mut config)?;
+        } else {
+            one_rope(&mut config)?;
         }
+        if family != Family::Llama {
+            default_rope_only(&config)?;
+        }
+        Ok(Self { family, values: config })
     }
-}
 
-fn typed<T: DeserializeOwned>(config: Map<String, Value>) -> Result<T, ConfigError> {
-    Ok(serde_json::from_value(Value::Object(config))?)
+    /// Returns the config as a model's file declares it.
+    ///
+    /// # Errors
+    /// [`ConfigError::Json`] for a missing key.
+    pub fn of<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
+        Ok(serde_json::from_value(Value::Object(self.values.clone()))?)
+    }
 }
 
 /// Returns the tokens that end a text: one, several or none.
@@ -126,7 +136,7 @@ fn two_ropes(config: &mut Map<String, Value>) -> Result<(), ConfigError> {
             config.insert(to.into(), rope["rope_theta"].clone());
         }
     }
-    default_rope_only(config)
+    Ok(())
 }
 
 /// Derives `sliding_window_pattern` from `layer_types` of transformers 5.

@@ -2,6 +2,7 @@
 //! applies. [`serve`](mod@serve) runs them, the programs `chat` and `batch` show it.
 
 pub mod config;
+pub mod contiguous;
 pub mod serve;
 pub mod text;
 
@@ -50,6 +51,7 @@ use kvarena::{Capacity, KvDtype, PoolConfig};
 use kvarena_candle::Step;
 
 use config::{Config, ConfigError};
+use config::Family;
 use paged::{gemma3, llama, qwen3};
 
 /// Why a model was not loaded.
@@ -75,6 +77,12 @@ impl std::fmt::Display for LoadError {
 
 impl std::error::Error for LoadError {}
 
+impl From<ConfigError> for LoadError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
+}
+
 impl From<candle::Error> for LoadError {
     fn from(error: candle::Error) -> Self {
         Self::Candle(error)
@@ -95,6 +103,7 @@ pub struct Loaded {
     pub pool: PoolConfig,
     /// The tokens that end a text.
     pub end: Vec<u32>,
+    pub family: Family,
 }
 
 /// Loads a folder in Hugging Face's form: `config.json` of transformers 4 or 5, and `*.safetensors`.
@@ -104,13 +113,14 @@ pub struct Loaded {
 pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Loaded, LoadError> {
     let (config, text) = read_config(folder)?;
     let vb = weights(folder, dtype, device)?;
-    let model = match &config {
-        Config::Qwen3(config) => Model::Qwen3(qwen3::ModelForCausalLM::new(config, vb)?),
-        Config::Llama(config) => {
-            let cache = llama::Cache::new(dtype, config, device)?;
-            Model::Llama(llama::Llama::load(vb, config)?, cache)
+    let model = match config.family {
+        Family::Qwen3 => Model::Qwen3(qwen3::ModelForCausalLM::new(&config.of()?, vb)?),
+        Family::Llama => {
+            let config = config.of::<llama::LlamaConfig>()?.into_config(false);
+            let cache = llama::Cache::new(dtype, &config, device)?;
+            Model::Llama(llama::Llama::load(vb, &config)?, cache)
         }
-        Config::Gemma3(config) => Model::Gemma3(gemma3::Model::new(config, vb)?),
+        Family::Gemma3 => Model::Gemma3(gemma3::Model::new(&config.of()?, vb)?),
     };
     let pool = PoolConfig::from_hf(&text).map_err(|error| LoadError::Config(error.into()))?;
     let dtype = match dtype {
@@ -119,7 +129,7 @@ pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Loaded, Load
         _ => KvDtype::F32,
     };
     let pool = PoolConfig { dtype, capacity: Capacity::Pages(0), ..pool };
-    Ok(Loaded { model, pool, end: config::end_tokens(&text) })
+    Ok(Loaded { model, pool, end: config::end_tokens(&text), family: config.family })
 }
 
 /// Reads a folder's config, and returns its text too.

@@ -64,7 +64,7 @@ pub fn serve(
         let step = step.launched();
         for (item, &token) in items.iter().zip(&tokens) {
             let prompt = running.iter().find(|one| one.seq == item.seq).expect("it runs").prompt;
-            let left = arena.engine.extend_max(item.seq).map_err(kvarena::EngineError::from)?;
+            let left = left(arena, item.seq)?;
             if left > 0 {
                 watch(prompt, None, left);
                 continue;
@@ -99,7 +99,7 @@ fn admit(
             Err(error) => return Err(kvarena::EngineError::from(error).into()),
         };
         waiting.pop_front();
-        let left = arena.engine.extend_max(seq).map_err(kvarena::EngineError::from)?;
+        let left = left(arena, seq)?;
         served.prompt_tokens += tokens.len();
         served.hit_tokens += tokens.len() - left as usize;
         running.push(Running { seq, prompt });
@@ -111,13 +111,19 @@ fn admit(
 fn items(arena: &KvArena, running: &[Running], step_tokens: u32) -> Result<Vec<Extend>, Error> {
     let (mut items, mut room) = (Vec::new(), step_tokens);
     for one in running {
-        let len = arena.engine.extend_max(one.seq).map_err(kvarena::EngineError::from)?.min(room);
+        let len = left(arena, one.seq)?.min(room);
         if len > 0 {
             items.push(Extend { seq: one.seq, len });
             room -= len;
         }
     }
     Ok(items)
+}
+
+/// Returns the known tokens of a sequence that no step has computed.
+fn left(arena: &KvArena, seq: SeqKey) -> Result<u32, Error> {
+    let (engine, failed) = (&arena.engine, kvarena::EngineError::from);
+    Ok(engine.token_count(seq).map_err(failed)? - engine.planned_len(seq).map_err(failed)?)
 }
 
 /// Finishes texts that have all their tokens, or an end.

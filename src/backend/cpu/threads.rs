@@ -178,4 +178,50 @@ mod tests {
         });
         assert!(steps.into_inner() < 5_000, "the short call ended first");
     }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    #[ignore = "a measurement: cargo test --release --lib the_pool_wakes -- --ignored --nocapture"]
+    fn the_pool_wakes_fast_and_burns_nothing_between_steps() {
+        use std::fs;
+        use std::time::{Duration, Instant};
+        // Nanoseconds that the pool's threads have computed.
+        let computed = || -> u64 {
+            let tasks = fs::read_dir("/proc/self/task").expect("Linux lists threads");
+            let tasks = tasks.map(|task| task.expect("a thread").path());
+            let own = tasks.filter(|task| {
+                fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("kvarena-"))
+            });
+            own.map(|task| {
+                let text = fs::read_to_string(task.join("schedstat")).expect("the thread lives");
+                let first = text.split(' ').next().expect("a number");
+                first.parse::<u64>().expect("a number")
+            })
+            .sum()
+        };
+        let mut wakes = Vec::new();
+        let mut burnt = 0;
+        for _ in 0..200 {
+            thread::sleep(Duration::from_millis(1));
+            let before = computed();
+            thread::sleep(Duration::from_millis(4));
+            burnt += computed() - before;
+            let start = Instant::now();
+            let caller = thread::current().id();
+            let woken = Mutex::new(None);
+            share(&mut [(); 2], |()| {
+                let mut woken = woken.lock().expect("no step panics");
+                if thread::current().id() != caller {
+                    woken.get_or_insert(start.elapsed());
+                }
+                woken.is_none() && start.elapsed() < Duration::from_secs(1)
+            });
+            wakes.extend(woken.into_inner().expect("no step panics"));
+        }
+        wakes.sort();
+        let median = wakes[wakes.len() / 2];
+        println!("wakes in {:?} to {median:?} (median of {})", wakes[0], wakes.len());
+        println!("computes {} us in 800 ms between steps", burnt / 1_000);
+        assert!(burnt < 8_000_000, "1 % of the time");
+    }
 }

@@ -111,7 +111,7 @@ impl TableShape {
 
     /// Returns the words of the whole array.
     pub const fn words(&self) -> usize {
-        self.rows as usize * self.chunks_per_row as usize
+        self.directory_words() as usize
             + self.chunk_count as usize * self.tracks as usize * self.chunk_pages as usize
     }
 

@@ -13,6 +13,7 @@ use crate::family::Family;
 use crate::fields::{Fields, read_json};
 use crate::latent::LatentConfig;
 use crate::linear::Activation;
+use crate::nope::NopeConfig;
 use crate::rope::Rope;
 
 /// The shape of a model.
@@ -62,6 +63,10 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// For each layer its sliding window, if it has one.
     pub windows: Vec<Option<u32>>,
+    /// For each layer the chunks that it reads, if it reads chunks.
+    pub chunks: Vec<Option<u32>>,
+    /// Llama 4's positions, where the family has them.
+    pub nope: Option<NopeConfig>,
     /// Tokens that end a generation.
     pub eos: Vec<u32>,
 }
@@ -111,6 +116,10 @@ impl ModelConfig {
             Family::DeepseekV3 => Some(LatentConfig::parse(&fields)?),
             _ => None,
         };
+        let nope = match family {
+            Family::Llama4 => Some(NopeConfig::parse(&fields)?),
+            _ => None,
+        };
         let (kv_heads, head_dim) = match &latent {
             Some(latent) => (1, latent.rank + latent.rope),
             None => {
@@ -153,7 +162,10 @@ impl ModelConfig {
             family,
             vocab: fields.size("vocab_size")?,
             hidden,
-            intermediate: fields.size("intermediate_size")?,
+            intermediate: match family {
+                Family::Llama4 => fields.size("intermediate_size_mlp")?,
+                _ => fields.size("intermediate_size")?,
+            },
             layers,
             q_heads,
             kv_heads,
@@ -175,6 +187,8 @@ impl ModelConfig {
             attention_bias,
             mlp_bias: fields.flag("mlp_bias")?,
             windows: windows(&fields, family, layers)?,
+            chunks: nope.as_ref().map_or(vec![None; layers], NopeConfig::chunks),
+            nope,
             eos: fields.tokens("eos_token_id")?,
         })
     }
@@ -189,19 +203,20 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the groups of layers: those that read everything, and those of each window. One group if all layers are
+    /// Returns the groups of layers: those that read everything, and those of each window and chunk. One group if all layers are
     /// alike, or if [`Groups`] cannot contain them.
     pub fn groups(&self) -> Groups {
         let mut reaches = vec![Reach::All];
-        let group = |window: &Option<u32>| {
-            let reach = window.map_or(Reach::All, Reach::Window);
+        let group = |(window, chunk): (&Option<u32>, &Option<u32>)| {
+            let reach = chunk.map_or(Reach::All, Reach::Chunk);
+            let reach = window.map_or(reach, Reach::Window);
             let group = reaches.iter().position(|&other| other == reach);
             group.unwrap_or_else(|| {
                 reaches.push(reach);
                 reaches.len() - 1
             }) as u8
         };
-        let layers: Vec<u8> = self.windows.iter().map(group).collect();
+        let layers: Vec<u8> = self.windows.iter().zip(&self.chunks).map(group).collect();
         Groups::new(&reaches, &layers).unwrap_or(Groups::ONE)
     }
 }
@@ -243,6 +258,7 @@ fn default_head_dim(
         Family::Qwen3 => return Ok(128),
         Family::GptOss => return Ok(64),
         Family::Gemma3 => return Ok(256),
+        Family::Llama4 => return Ok(128),
         Family::Llama | Family::DeepseekV3 => {}
     }
     if fields.get("head_dim").is_none() && !hidden.is_multiple_of(q_heads) {
@@ -257,7 +273,7 @@ fn default_head_dim(
 /// layers but every sixth.
 fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<u32>>> {
     let may = match family {
-        Family::Llama | Family::DeepseekV3 => false,
+        Family::Llama | Family::DeepseekV3 | Family::Llama4 => false,
         Family::Qwen3 => fields.flag("use_sliding_window")?,
         Family::GptOss | Family::Gemma3 => true,
     };

@@ -20,12 +20,8 @@ struct Contiguous<'a> {
 impl Attention for Contiguous<'_> {
     type Error = Infallible;
 
-    fn layer(
-        &mut self,
-        layer: usize,
-        Asked { window, q, k, v, sinks }: Asked<'_>,
-        out: &mut [f32],
-    ) -> Result<(), Infallible> {
+    fn layer(&mut self, layer: usize, asked: Asked<'_>, out: &mut [f32]) -> Result<(), Infallible> {
+        let Asked { q, k, v, sinks, .. } = asked;
         let ModelConfig { q_heads, kv_heads, head_dim, value_dim, .. } = *self.config;
         let (q_row, kv_row) = (q_heads * head_dim, kv_heads * head_dim);
         let out_row = q_heads * value_dim;
@@ -39,7 +35,7 @@ impl Attention for Contiguous<'_> {
         let values = if self.config.latent.is_some() { &self.k[layer] } else { &self.v[layer] };
         for (i, (q, out)) in q.chunks(q_row).zip(out.chunks_mut(out_row)).enumerate() {
             let seen = first + i + 1;
-            let from = seen.saturating_sub(window.unwrap_or(u32::MAX) as usize);
+            let from = asked.first(seen as u32 - 1) as usize;
             let heads = q.chunks(head_dim).zip(out.chunks_mut(value_dim));
             for (h, (q, out)) in heads.enumerate() {
                 let at = |p: usize| p * kv_row + h / (q_heads / kv_heads) * head_dim;

@@ -192,10 +192,10 @@ impl Attention for Paged<'_> {
     fn layer(
         &mut self,
         layer: usize,
-        Asked { window, q, k, v, sinks }: Asked<'_>,
+        Asked { window, chunk, q, k, v, sinks }: Asked<'_>,
         out: &mut [f32],
     ) -> std::result::Result<(), StepError> {
-        let attend = Attend { window, ..self.attend };
+        let attend = Attend { window, chunk, ..self.attend };
         let id = LayerId::new(layer as u32);
         if let Some(measured) = &mut self.measured {
             measured.look(layer, q, k);

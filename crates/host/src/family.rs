@@ -18,6 +18,8 @@ pub enum Family {
     GptOss,
     /// `Gemma3ForCausalLM`: windows with a rope of their own, norms of outputs.
     Gemma3,
+    /// `Llama4ForCausalLM`: chunks with rotary positions, and layers without them. Its text model, without experts.
+    Llama4,
 }
 
 impl Family {
@@ -39,9 +41,10 @@ impl Family {
             "DeepseekV3ForCausalLM" | "deepseek_v3" => Ok(Self::DeepseekV3),
             "GptOssForCausalLM" | "gpt_oss" => Ok(Self::GptOss),
             "Gemma3ForCausalLM" | "gemma3_text" => Ok(Self::Gemma3),
+            "Llama4ForCausalLM" | "llama4_text" => Ok(Self::Llama4),
             other => Err(fields.wrong(&format!(
                 "architecture {other:?} is not implemented, only LlamaForCausalLM, Qwen3ForCausalLM, \
-                 DeepseekV3ForCausalLM, GptOssForCausalLM and Gemma3ForCausalLM"
+                 DeepseekV3ForCausalLM, GptOssForCausalLM, Gemma3ForCausalLM and Llama4ForCausalLM"
             ))),
         }
     }

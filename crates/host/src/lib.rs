@@ -1,11 +1,11 @@
-//! A small LLM host on `kvarena`: Llama, Qwen3, DeepSeek V3, gpt-oss and Gemma 3 from safetensors, with continuous batching.
+//! A small LLM host on `kvarena`: Llama 3 and 4, Qwen3, DeepSeek V3, gpt-oss and Gemma 3 from safetensors, with continuous batching.
 //!
 //! ```text
 //! error, clock, histogram           errors; times of a run
 //! fields, family, config, rope      a model's config.json, and typed look-ups in it
 //! source, checkpoint                its tensors: from files, or random
 //! matrix, ops, linear               matrix products, element-wise operations, projections
-//! latent, experts, model            the forward pass, without pages or sequences
+//! latent, nope, experts, model      the forward pass, without pages or sequences
 //! contiguous                        the same forward pass without pages, for checks
 //! sample, shaping, text, template   from logits to tokens, from tokens to text
 //! request, stream, draft            requests, each answer as it grows, drafts of its next tokens
@@ -38,6 +38,7 @@ pub mod linear;
 pub mod matrix;
 pub mod memory;
 pub mod model;
+pub mod nope;
 pub mod ops;
 pub mod request;
 pub mod rope;

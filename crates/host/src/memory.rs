@@ -17,7 +17,8 @@ pub fn report(layout: &PoolLayout) -> Option<String> {
     let all: u64 = (0..groups.count()).map(of).sum();
     let one = of(0) / u64::from(layout.lanes()) * u64::from(layout.layers());
     let [all, one] = [all, one].map(megabytes);
-    let mut line = format!("{TOKENS} tokens of a sequence take {all} MB, {one} without groups of layers");
+    let mut line =
+        format!("{TOKENS} tokens of a sequence take {all} MB, {one} without groups of layers");
     for group in 0..groups.count() {
         let (layers, reach) = (groups.layers_of(group), groups.reach(group));
         _ = write!(line, "; {layers} layers that read {reach}: {}", megabytes(of(group)));

@@ -5,6 +5,8 @@
 
 use std::path::Path;
 
+use kvarena::Reach;
+
 use crate::checkpoint::Checkpoint;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
@@ -22,6 +24,8 @@ use crate::source::Source;
 pub struct Asked<'a> {
     /// Sliding window.
     pub window: Option<u32>,
+    /// Chunk.
+    pub chunk: Option<u32>,
     /// `[tokens, q_heads, head_dim]`
     pub q: &'a [f32],
     /// `[tokens, kv_heads, head_dim]`
@@ -30,6 +34,14 @@ pub struct Asked<'a> {
     pub v: &'a [f32],
     /// `[q_heads]`
     pub sinks: Option<&'a [f32]>,
+}
+
+impl Asked<'_> {
+    /// Returns the first position that a query at `position` reads.
+    pub fn first(&self, position: u32) -> u32 {
+        let window = self.window.map_or(Reach::All, Reach::Window);
+        self.chunk.map_or(window, Reach::Chunk).first(position)
+    }
 }
 
 /// Stores a layer's K and V, and computes attention.
@@ -177,7 +189,7 @@ impl Model {
         }
         resize(&mut work.normed, work.x.len());
         for (i, layer) in self.layers.iter().enumerate() {
-            self.attend(i, layer, attention, work, clock)?;
+            self.attend((i, layer), pass.positions, attention, work, clock)?;
             self.rest((i, layer), pass.positions, work, clock);
         }
 
@@ -197,8 +209,8 @@ impl Model {
     /// Computes `x += o(attention(rotate(q), rotate(k), v))`, with q, k and v of the normed x.
     fn attend<A: Attention>(
         &self,
-        index: usize,
-        layer: &Layer,
+        (index, layer): (usize, &Layer),
+        positions: &[u32],
         attention: &mut A,
         work: &mut Workspace,
         clock: &mut Clock,
@@ -212,14 +224,19 @@ impl Model {
                 k.apply(&work.normed, &mut work.k, &mut work.turned);
                 v.apply(&work.normed, &mut work.v, &mut work.turned);
                 clock.lap(Part::Products);
-                let q_norm = q_norm.as_deref().map(|w| (w, eps));
-                let k_norm = k_norm.as_deref().map(|w| (w, eps));
-                let angles = match (&self.config.window_rope, self.config.windows[index]) {
-                    (Some(_), Some(_)) => &work.window_angles,
-                    _ => &work.angles,
-                };
-                ops::norm_and_rotate(&mut work.q, q_heads, head_dim, q_norm, angles);
-                ops::norm_and_rotate(&mut work.k, kv_heads, head_dim, k_norm, angles);
+                if let Some(nope) = &self.config.nope {
+                    let (q, k) = ((&mut work.q[..], q_heads), (&mut work.k[..], kv_heads));
+                    nope.place(index, q, k, (head_dim, eps), (positions, &work.angles));
+                } else {
+                    let q_norm = q_norm.as_deref().map(|w| (w, eps));
+                    let k_norm = k_norm.as_deref().map(|w| (w, eps));
+                    let angles = match (&self.config.window_rope, self.config.windows[index]) {
+                        (Some(_), Some(_)) => &work.window_angles,
+                        _ => &work.angles,
+                    };
+                    ops::norm_and_rotate(&mut work.q, q_heads, head_dim, q_norm, angles);
+                    ops::norm_and_rotate(&mut work.k, kv_heads, head_dim, k_norm, angles);
+                }
                 clock.lap(Part::Elementwise);
             }
             Projections::Latent(latent) => {
@@ -233,6 +250,7 @@ impl Model {
         resize(&mut work.attended, work.q.len() / head_dim * self.config.value_dim);
         let asked = Asked {
             window: self.config.windows[index],
+            chunk: self.config.chunks[index],
             q: &work.q,
             k: &work.k,
             v: &work.v,
@@ -324,7 +342,8 @@ impl Layer {
             Some(experts) => Rest::Experts(Experts::build(source, &name("mlp"), hidden, experts)?),
             None => {
                 let size = (hidden, config.intermediate);
-                let mlp = Mlp::build(source, &name("mlp"), size, config.mlp_bias)?;
+                let part = if config.nope.is_some() { "feed_forward" } else { "mlp" };
+                let mlp = Mlp::build(source, &name(part), size, config.mlp_bias)?;
                 Rest::Mlp(Mlp { activation: config.activation, ..mlp })
             }
         };

@@ -87,6 +87,14 @@ pub fn norm_and_rotate(
     });
 }
 
+/// Divides each head by the root of its mean square.
+pub fn norm_heads(x: &mut [f32], head_dim: usize, eps: f32) {
+    for_rows(x, head_dim, |_, head| {
+        let scale = rms_scale(head, eps);
+        head.iter_mut().for_each(|x| *x *= scale);
+    });
+}
+
 /// Rotates the last `rope` numbers of each head. `x` is `[tokens, heads, head]` by `(heads, head)`. If `interleaved`,
 /// pairs are adjacent, and their order does not change.
 pub fn rotate_ends(

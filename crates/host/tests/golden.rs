@@ -40,7 +40,8 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
         // With groups a first meeting finds no tails: `groups.rs` checks the hits.
         assert!(ran.stats.hit_tokens > 0, "{name}, {setting:?}: prompts share prefixes");
     }
-    if setting.way == Way::SmallPool {
+    // Where chunks end most layers keep nothing, so all of Llama 4's streams may fit at once.
+    if setting.way == Way::SmallPool && name != "llama4-tiny" {
         assert!(ran.tally.preemptions > 0, "{name}, {setting:?}: the pool is too small for all");
         let evicted = ran.stats.evicted_pages > 0;
         assert_eq!(evicted, setting.prefix == PrefixMode::Radix, "{name}, {setting:?}");
@@ -113,6 +114,8 @@ golden! {
     gpt_oss_f32_overlap: "gpt-oss-tiny", F32, true;
     gemma3_f32: "gemma3-tiny", F32, false;
     gemma3_f32_overlap: "gemma3-tiny", F32, true;
+    llama4_f32: "llama4-tiny", F32, false;
+    llama4_f32_overlap: "llama4-tiny", F32, true;
 }
 
 /// What pools of 16 bits change in mixtures of experts: each token that is another one, and whether some expert of the

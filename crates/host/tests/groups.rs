@@ -117,6 +117,16 @@ fn gemma3_says_the_same_with_groups_and_overlap() {
     rounds("gemma3-tiny", true);
 }
 
+#[test]
+fn llama4_says_the_same_with_groups() {
+    rounds("llama4-tiny", false);
+}
+
+#[test]
+fn llama4_says_the_same_with_groups_and_overlap() {
+    rounds("llama4-tiny", true);
+}
+
 /// The host's groups are those that the core reads from the same file.
 #[test]
 fn the_groups_are_those_of_the_config_file() {
@@ -125,7 +135,9 @@ fn the_groups_are_those_of_the_config_file() {
         let file = std::fs::read_to_string(common::dir(name).join("config.json")).expect("a file");
         let pool = PoolConfig::from_hf(&file).expect("the config makes a pool");
         assert_eq!(model.config.groups(), pool.groups, "{name}");
-        assert_eq!(pool.groups.reach(1), Reach::Window(32), "{name}");
+        let chunks = name == "llama4-tiny";
+        let reach = if chunks { Reach::Chunk(32) } else { Reach::Window(32) };
+        assert_eq!(pool.groups.reach(1), reach, "{name}");
     }
     let plain = Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads");
     assert_eq!(plain.config.groups(), Groups::ONE);

@@ -11,7 +11,9 @@ use kvarena_host::model::Model;
 
 #[test]
 fn the_model_alone_says_the_golden_tokens() {
-    for name in common::MODELS.into_iter().chain(common::MIXTURES).chain(["gemma3-tiny"]) {
+    for name in
+        common::MODELS.into_iter().chain(common::MIXTURES).chain(["gemma3-tiny", "llama4-tiny"])
+    {
         let model = Model::read(&common::dir(name)).expect("the golden model loads");
         for (number, case) in common::cases(name).iter().enumerate() {
             for chunk in [usize::MAX, 7] {

@@ -10,7 +10,7 @@ use crate::http::options::HttpOptions;
 use kvarena_host::draft::DRAFTS_MAX;
 use kvarena_host::sparse::Sparse;
 
-/// A small LLM host on kvarena: Llama, Qwen3, DeepSeek V3, gpt-oss and Gemma 3 models from safetensors, served with continuous batching.
+/// A small LLM host on kvarena: Llama, Qwen3, DeepSeek V3, gpt-oss, Gemma 3 and Llama 4 models from safetensors, served with continuous batching.
 ///
 /// Without arguments a small model explains words of kvarena. Exit codes: 0 done, 1 the run failed, 2 the command line
 /// or a request cannot be served, 3 the model cannot be used.
@@ -154,7 +154,7 @@ pub struct Args {
     #[arg(long)]
     pub no_prefix: bool,
 
-    /// Layers that read a window keep only the K and V that it reads. On the CPU; not with --sparse [default: on].
+    /// Layers that read a window or a chunk keep only the K and V that it reads. On the CPU; not with --sparse [default: on].
     #[arg(long, num_args = 0..=1, default_missing_value = "on")]
     pub groups: Option<Switch>,
 

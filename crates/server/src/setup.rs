@@ -265,12 +265,12 @@ fn drafting(args: &Args, model: &ModelConfig) -> Result<Option<Drafting>> {
         let what = "--draft follows a token that is known, and --overlap on plans before it is";
         return Err(Error::request(what));
     }
-    let mut windows = model.windows.iter().zip(0..);
-    if let Some((window, layer)) = windows.find_map(|(w, layer)| w.map(|w| (w, layer)))
+    let limits = model.windows.iter().zip(&model.chunks).map(|(window, chunk)| window.or(*chunk));
+    if let Some((window, layer)) = limits.zip(0..).find_map(|(w, layer)| w.map(|w| (w, layer)))
         && args.draft_tree
     {
         return Err(Error::request(format!(
-            "--draft-tree is not for a model with sliding windows, such as {window} of layer {layer}: --draft alone is"
+            "--draft-tree is not for a model with sliding windows or chunks, such as {window} of layer {layer}: --draft alone is"
         )));
     }
     Ok(Some(Drafting { tokens, tree: args.draft_tree }))

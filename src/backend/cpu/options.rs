@@ -17,8 +17,8 @@ use crate::plan::SpanCheck;
 /// Options of a [`Cpu`].
 ///
 /// The pool asks the system for huge pages, without which random pages of K and V miss the TLB. Where the system grants
-/// them, the first write to a page of the pool takes a whole huge page of memory (2 MiB on x86). A pool with few pages in
-/// use may therefore take up to its whole size from the system.
+/// them, the first write to a page of the pool takes a whole huge page of memory (2 MiB on x86). A pool with few pages
+/// in use may therefore take up to its whole size from the system.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CpuOptions {
     /// Most threads that compute attention, the caller's included; 0 counts as 1. Results do not depend on it. All

@@ -20,6 +20,7 @@ pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
         Family::DeepseekV3 => return missing("a latent attention"),
         Family::GptOss => return missing("a mixture of experts"),
         Family::Gemma3 => return missing("norms of outputs"),
+        Family::Llama4 => return missing("layers without rotary positions"),
     }
     if config.rope.amplitude != 1.0 {
         return missing("a rope that changes lengths");

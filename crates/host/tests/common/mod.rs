@@ -18,8 +18,8 @@ pub const MODELS: [&str; 2] = ["qwen3-tiny", "llama-tiny"];
 /// Those with experts: latent rows, and sinks.
 pub const MIXTURES: [&str; 2] = ["deepseek-tiny", "gpt-oss-tiny"];
 
-/// Those with layers that read a window.
-pub const GROUPED: [&str; 2] = ["gpt-oss-tiny", "gemma3-tiny"];
+/// Those with layers that read a window or a chunk.
+pub const GROUPED: [&str; 3] = ["gpt-oss-tiny", "gemma3-tiny", "llama4-tiny"];
 
 /// A golden model's directory. The tests of the server include this file, too.
 pub fn dir(model: &str) -> PathBuf {

@@ -1,0 +1,153 @@
+//! Llama 4's positions. Layers that read chunks rotate q and k, and norm each head after that. The other layers read
+//! everything without rotary positions, and scale queries by their position.
+
+use serde_json::Value;
+
+use crate::error::Result;
+use crate::fields::Fields;
+use crate::ops::{self, Angles};
+
+/// The layers with and without rotary positions.
+#[derive(Clone, PartialEq, Debug)]
+pub struct NopeConfig {
+    /// For each layer whether it has rotary positions and reads chunks.
+    pub rotated: Vec<bool>,
+    /// Tokens of a chunk.
+    pub chunk: u32,
+    /// Whether layers with rotary positions norm each head of q and k.
+    pub norms: bool,
+    /// The scale of the other layers' queries, if there is one.
+    pub temperature: Option<Temperature>,
+}
+
+/// A query at position p is scaled by `1 + scale * ln(1 + floor((p + 1) / floor))`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Temperature {
+    /// Tokens of a step of the scale.
+    pub floor: f32,
+    /// Factor of the logarithm.
+    pub scale: f32,
+}
+
+impl NopeConfig {
+    /// Reads `no_rope_layers` or `no_rope_layer_interval`, and what belongs to them.
+    ///
+    /// # Errors
+    /// Layers with experts, a chunk that is no power of two, or lists that contradict one another.
+    pub fn parse(fields: &Fields<'_>) -> Result<Self> {
+        let layers = fields.size("num_hidden_layers")?;
+        if !fields.get("moe_layers").and_then(Value::as_array).is_some_and(Vec::is_empty) {
+            return Err(
+                fields.wrong("experts of Llama 4 are not implemented: moe_layers is not []")
+            );
+        }
+        let chunk = fields.size("attention_chunk_size")? as u32;
+        if !chunk.is_power_of_two() {
+            return Err(fields.wrong(&format!("attention_chunk_size {chunk} is no power of two")));
+        }
+        let rotated: Vec<bool> = match list(fields, "no_rope_layers") {
+            [] => {
+                let interval = fields.size_or("no_rope_layer_interval", 4)?;
+                (1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect()
+            }
+            layers => layers.iter().map(is_set).collect(),
+        };
+        let types = list(fields, "layer_types").iter().map(|kind| kind == "chunked_attention");
+        if rotated.len() != layers || !(types.len() == 0 || types.eq(rotated.iter().copied())) {
+            let what = format!("no_rope_layers or layer_types do not fit {layers} layers");
+            return Err(fields.wrong(&what));
+        }
+        let temperature = Temperature {
+            floor: fields.number_or("floor_scale", 8192.0)? as f32,
+            scale: fields.number_or("attn_scale", 0.1)? as f32,
+        };
+        let is_tuned = fields.get("attn_temperature_tuning").is_none_or(is_set);
+        Ok(Self {
+            rotated,
+            chunk,
+            norms: fields.get("use_qk_norm").is_none_or(is_set),
+            temperature: is_tuned.then_some(temperature),
+        })
+    }
+
+    /// Returns the chunks that each layer reads.
+    pub fn chunks(&self) -> Vec<Option<u32>> {
+        self.rotated.iter().map(|&rotated| rotated.then_some(self.chunk)).collect()
+    }
+
+    /// Gives q and k of a layer their positions; each is `[tokens, heads, head_dim]`, with its number of heads.
+    pub fn place(
+        &self,
+        layer: usize,
+        (q, q_heads): (&mut [f32], usize),
+        (k, kv_heads): (&mut [f32], usize),
+        (head_dim, eps): (usize, f32),
+        (positions, angles): (&[u32], &Angles),
+    ) {
+        if !self.rotated[layer] {
+            let Some(Temperature { floor, scale }) = self.temperature else { return };
+            for (row, &position) in q.chunks_exact_mut(q_heads * head_dim).zip(positions) {
+                let steps = ((position + 1) as f32 / floor).floor();
+                let factor = steps.ln_1p() * scale + 1.0;
+                row.iter_mut().for_each(|x| *x *= factor);
+            }
+            return;
+        }
+        for (x, heads) in [(q, q_heads), (k, kv_heads)] {
+            ops::rotate_ends(x, (heads, head_dim), head_dim, true, angles);
+            if self.norms {
+                ops::norm_heads(x, head_dim, eps);
+            }
+        }
+    }
+}
+
+/// Returns a list; empty where it is absent.
+fn list<'a>(fields: &Fields<'a>, name: &str) -> &'a [Value] {
+    fields.get(name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// Returns whether a value is neither false nor 0.
+fn is_set(value: &Value) -> bool {
+    value != &Value::Bool(false) && value.as_u64() != Some(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::NopeConfig;
+    use crate::fields::Fields;
+
+    fn parse(changes: Value) -> Result<NopeConfig, String> {
+        let mut config =
+            json!({"num_hidden_layers": 8, "attention_chunk_size": 32, "moe_layers": []});
+        let changes = changes.as_object().expect("an object").clone();
+        config.as_object_mut().expect("an object").extend(changes);
+        let fields = Fields::new(Path::new("config.json"), &config).expect("an object");
+        NopeConfig::parse(&fields).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn every_fourth_layer_has_no_positions() {
+        let config = parse(json!({})).expect("it is complete");
+        assert_eq!(config.rotated, [true, true, true, false, true, true, true, false]);
+        let few =
+            json!({"num_hidden_layers": 2, "no_rope_layers": [0, 1], "attn_temperature_tuning": 0});
+        let config = parse(few).expect("it is complete");
+        assert_eq!((config.chunks(), config.temperature), (vec![None, Some(32)], None));
+    }
+
+    #[test]
+    fn what_is_not_implemented_is_named() {
+        let refused = |changes| parse(changes).expect_err("it is refused");
+        assert!(refused(json!({"moe_layers": [1]})).contains("moe_layers"));
+        assert!(refused(json!({"moe_layers": null})).contains("moe_layers"));
+        assert!(refused(json!({"attention_chunk_size": 48})).contains("48"));
+        assert!(refused(json!({"no_rope_layers": [1, 0]})).contains("8 layers"));
+        let types = vec!["full_attention"; 8];
+        assert!(refused(json!({"layer_types": types})).contains("layer_types"));
+    }
+}

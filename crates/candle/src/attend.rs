@@ -3,6 +3,7 @@
 //! The operation borrows the tensors' memory. It allocates the result and copies nothing.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, Layout, Shape, Storage, Tensor, WithDType};
@@ -66,7 +67,11 @@ fn check_dims(operand: Operand, x: &Tensor, wanted: &[usize]) -> Result<(), Erro
 }
 
 fn check_contiguous(operand: Operand, x: &Tensor, is_contiguous: bool) -> Result<(), Error> {
-    if is_contiguous { Ok(()) } else { Err(Error::Strides { operand, strides: x.stride().to_vec() }) }
+    if is_contiguous {
+        Ok(())
+    } else {
+        Err(Error::Strides { operand, strides: x.stride().to_vec() })
+    }
 }
 
 /// One layer's attention.
@@ -103,8 +108,7 @@ impl Operation<'_> {
         let mut pool = self.pool.borrow_mut();
         pool.store_cache(self.plan, self.layer, k, v).map_err(EngineError::Backend)?;
         let queries = Queries { rows: q, sinks };
-        let attended =
-            pool.attend_queries(self.plan, self.layer, self.attend, queries, out, None);
+        let attended = pool.attend_queries(self.plan, self.layer, self.attend, queries, out, None);
         Ok(attended.map_err(EngineError::Backend)?)
     }
 
@@ -125,22 +129,32 @@ impl Operation<'_> {
         let mut out = vec![T::zero(); q.shape().elem_count()];
         let to = Either::Left(CpuRowsMut::from(&mut out[..]));
         let held = self.sinks.map(Tensor::storage_and_layout);
-        let sinks = held.as_ref().map(|(storage, layout)| cpu_sinks(storage, layout)).transpose()?;
+        let sinks =
+            held.as_ref().map(|(storage, layout)| cpu_sinks(storage, layout)).transpose()?;
         self.run(rows.map(Either::Left), sinks.map(Either::Left), to)?;
         Ok(T::to_cpu_storage_owned(out))
     }
 }
 
 /// Rows in the memory of a tensor.
-fn cpu_rows<'a>(operand: Operand, (x, at): (&'a CpuStorage, &Layout)) -> Result<CpuRows<'a>, Error> {
-    let from = at.start_offset();
+fn cpu_rows<'a>(
+    operand: Operand,
+    (x, at): (&'a CpuStorage, &Layout),
+) -> Result<CpuRows<'a>, Error> {
+    let range = elements(at);
     let elements = match x {
-        CpuStorage::F32(x) => Elements::F32(&x[from..]),
-        CpuStorage::F16(x) => Elements::F16(&x[from..]),
-        CpuStorage::BF16(x) => Elements::Bf16(&x[from..]),
+        CpuStorage::F32(x) => Elements::F32(&x[range]),
+        CpuStorage::F16(x) => Elements::F16(&x[range]),
+        CpuStorage::BF16(x) => Elements::Bf16(&x[range]),
         other => return Err(Error::Dtype { operand, dtype: other.dtype() }),
     };
     Ok(CpuRows { elements, stride: row_stride(at) })
+}
+
+/// Elements of a tensor `[rows, heads, dim]` in its memory, from the first row's first to the last row's last.
+pub(crate) fn elements(at: &Layout) -> Range<usize> {
+    let (dims, from) = (at.dims(), at.start_offset());
+    from..from + (dims[0] - 1) * row_stride(at).unwrap_or(0) + dims[1] * dims[2]
 }
 
 /// Elements from row to row of `[rows, heads, dim]`. A single row has no stride; candle gives it any.
@@ -170,7 +184,8 @@ impl CustomOp3 for Operation<'_> {
         v: &CpuStorage,
         v_at: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let out = self.on_cpu([(q, q_at), (k, k_at), (v, v_at)]).map_err(|error| self.fail(error))?;
+        let out =
+            self.on_cpu([(q, q_at), (k, k_at), (v, v_at)]).map_err(|error| self.fail(error))?;
         Ok((out, self.shape(q_at)))
     }
 

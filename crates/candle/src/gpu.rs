@@ -1,5 +1,6 @@
 //! The GPU's half: candle's stream and memory, as kvarena's backend takes them.
 
+use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Layout, Storage, Tensor};
@@ -11,7 +12,7 @@ use kvarena::backend::{Either, EitherError, Operand};
 use kvarena::{Dtype, EngineError};
 
 use crate::Error;
-use crate::attend::{Operation, row_stride};
+use crate::attend::{Operation, elements, row_stride};
 
 fn failed(error: CudaError) -> Error {
     EngineError::Backend(EitherError::Right(error)).into()
@@ -67,20 +68,22 @@ fn run_of<T: CudaDType + candle_core::cuda_backend::cudarc::driver::DeviceRepr>(
     let sinks_at = sinks.as_ref().map(|(slice, from)| (slice.device_ptr(&stream), *from));
     let (to, written) = out.device_ptr_mut(&stream);
     let size = size_of::<T>() as u64;
-    let rows = |at: u64, layout: &Layout, all: usize| {
-        let from = layout.start_offset();
+    let rows = |at: u64, layout: &Layout| {
+        let range = elements(layout);
+        let (first, stride) = (at + range.start as u64 * size, row_stride(layout));
         // SAFETY: the tensor's memory lives through the launches, which its stream orders before its reuse.
-        unsafe { DeviceRows::from_raw(at + from as u64 * size, dtype, all - from, row_stride(layout)) }
+        unsafe { DeviceRows::from_raw(first, dtype, range.len(), stride) }
     };
-    let qkv = [
-        rows(q_at, q.1, slice::<T>(Operand::Q, q.0)?.len()),
-        rows(k_at, k.1, k_slice.len()),
-        rows(v_at, v.1, v_slice.len()),
-    ];
+    let qkv = [rows(q_at, q.1), rows(k_at, k.1), rows(v_at, v.1)];
     let sinks = sinks_at.as_ref().map(|((at, _guard), from)| {
         // SAFETY: as above.
         Either::Right(unsafe {
-            DeviceRows::from_raw(at + 4 * *from as u64, Dtype::F32, op.attend.q_heads as usize, None)
+            DeviceRows::from_raw(
+                at + 4 * *from as u64,
+                Dtype::F32,
+                op.attend.q_heads as usize,
+                None,
+            )
         })
     });
     // SAFETY: as above; nothing else accesses the result.

@@ -144,7 +144,8 @@ fn pattern(config: &mut Map<String, Value>) -> Result<(), ConfigError> {
     let Some(Value::Array(types)) = config.get("layer_types") else { return Ok(()) };
     let full = |layer: &Value| layer == "full_attention";
     let every = types.iter().position(full).map_or(types.len() + 1, |first| first + 1);
-    let is_regular = types.iter().enumerate().all(|(i, layer)| full(layer) == ((i + 1) % every == 0));
+    let is_regular =
+        types.iter().enumerate().all(|(i, layer)| full(layer) == ((i + 1) % every == 0));
     if !is_regular {
         return Err(ConfigError::Unsupported("layer_types", config["layer_types"].clone()));
     }

@@ -37,15 +37,19 @@ impl Contiguous {
     ///
     /// # Errors
     /// candle's.
-    pub fn generate(&mut self, prompt: &[u32], new: usize, end: &[u32]) -> candle::Result<Vec<u32>> {
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        new: usize,
+        end: &[u32],
+    ) -> candle::Result<Vec<u32>> {
         self.clear()?;
         let (mut tokens, mut text) = (prompt.to_vec(), Vec::new());
         let mut cached = 0;
         while text.len() < new {
             let input = Tensor::new(&tokens[cached..], &Device::Cpu)?.unsqueeze(0)?;
-            let logits = self.forward(&input, cached)?;
+            let token = self.logits(&input, cached)?.argmax(D::Minus1)?.to_scalar::<u32>()?;
             cached = tokens.len();
-            let token = logits.flatten_all()?.argmax(D::Minus1)?.to_scalar::<u32>()?;
             tokens.push(token);
             text.push(token);
             if end.contains(&token) {
@@ -55,7 +59,11 @@ impl Contiguous {
         Ok(text)
     }
 
-    fn clear(&mut self) -> candle::Result<()> {
+    /// Empties the cache.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn clear(&mut self) -> candle::Result<()> {
         match self {
             Self::Qwen3(model) => model.clear_kv_cache(),
             Self::Llama(_, config, dtype, cache) => {
@@ -66,13 +74,19 @@ impl Contiguous {
         Ok(())
     }
 
-    fn forward(&mut self, input: &Tensor, offset: usize) -> candle::Result<Tensor> {
-        match self {
+    /// Returns the logits after tokens `[1, new]` behind `offset` cached ones, `[vocab]`. Clear the cache before the
+    /// first call.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn logits(&mut self, input: &Tensor, offset: usize) -> candle::Result<Tensor> {
+        let logits = match self {
             Self::Qwen3(model) => model.forward(input, offset),
             Self::Llama(model, _, _, cache) => {
                 model.forward(input, offset, cache.as_mut().expect("cleared first"))
             }
             Self::Gemma3(model) => model.forward(input, offset),
-        }
+        }?;
+        logits.flatten_all()
     }
 }

@@ -50,8 +50,8 @@ use candle_nn::VarBuilder;
 use kvarena::{Capacity, KvDtype, PoolConfig};
 use kvarena_candle::Step;
 
-use config::{Config, ConfigError};
 use config::Family;
+use config::{Config, ConfigError};
 use paged::{gemma3, llama, qwen3};
 
 /// Why a model was not loaded.
@@ -154,7 +154,8 @@ pub fn weights(
 ) -> Result<VarBuilder<'static>, LoadError> {
     let named = |error| LoadError::File(folder.display().to_string(), error);
     let entries = fs::read_dir(folder).map_err(named)?;
-    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>().map_err(named)?;
+    let mut files =
+        entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>().map_err(named)?;
     files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
     files.sort();
     // SAFETY: the files are not changed while the program runs, as for every program that maps weights.

@@ -71,7 +71,10 @@ pub fn serve(
             }
             served.texts[prompt].push(token);
             watch(prompt, Some(token), 0);
-            arena.engine.append(item.seq, &[TokenId::new(token)]).map_err(kvarena::EngineError::from)?;
+            arena
+                .engine
+                .append(item.seq, &[TokenId::new(token)])
+                .map_err(kvarena::EngineError::from)?;
         }
         arena.close(step)?;
         finish(arena, end, limits, &mut running, &served)?;

@@ -6,7 +6,7 @@
 use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use candle::{DType, Device};
 use clap::Parser;
@@ -23,7 +23,10 @@ struct Args {
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/tests/data/qwen3-tiny"))]
     model: PathBuf,
     /// The text before every prompt.
-    #[arg(long, default_value = "You answer in one short sentence, and you say so where you do not know.")]
+    #[arg(
+        long,
+        default_value = "You answer in one short sentence, and you say so where you do not know."
+    )]
     system: String,
     /// A file with a prompt a line. Without it: eight questions.
     #[arg(long)]
@@ -54,21 +57,31 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut own = Contiguous::load(&args.model, DType::F32, &device)?;
     let start = Instant::now();
     let texts = prompts.iter().map(|prompt| own.generate(prompt, args.new_tokens, &loaded.end));
-    let texts = texts.collect::<candle::Result<Vec<_>>>()?;
+    let texts = texts.collect::<candle::Result<Vec<_>>>();
     let time = start.elapsed();
 
-    let new = |texts: &[Vec<u32>]| texts.iter().map(Vec::len).sum::<usize>();
     println!("{} prompts, {} tokens", prompts.len(), served.prompt_tokens);
     println!("| | new tokens | seconds | tokens/s | prompt tokens cached |");
     println!("|---|---|---|---|---|");
-    for (name, texts, time, hits) in [
-        ("kvarena", &served.texts, served.time, served.hit_tokens),
-        ("candle, one by one", &texts, time, 0),
-    ] {
-        let (new, seconds) = (new(texts), time.as_secs_f64());
-        println!("| {name} | {new} | {seconds:.3} | {:.1} | {hits} |", new as f64 / seconds);
+    row("kvarena", &served.texts, served.time, served.hit_tokens);
+    match texts {
+        Ok(texts) => {
+            row("candle, one by one", &texts, time, 0);
+            let same = served.texts.iter().zip(&texts).filter(|(ours, own)| ours == own).count();
+            println!("{same} of {} texts are equal", texts.len());
+        }
+        // candle 0.11.1's gemma3 cannot append to its own cache on a CPU.
+        Err(error) => {
+            println!(
+                "candle's own model fails: {}",
+                error.to_string().lines().next().unwrap_or("")
+            );
+        }
     }
-    let same = served.texts.iter().zip(&texts).filter(|(ours, own)| ours == own).count();
-    println!("{same} of {} texts are equal", texts.len());
     Ok(())
+}
+
+fn row(name: &str, texts: &[Vec<u32>], time: Duration, hits: usize) {
+    let (new, seconds) = (texts.iter().map(Vec::len).sum::<usize>(), time.as_secs_f64());
+    println!("| {name} | {new} | {seconds:.3} | {:.1} | {hits} |", new as f64 / seconds);
 }

@@ -91,7 +91,7 @@ pub mod world;
 #[doc(inline)]
 pub use backend::{
     Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, NO_POSITION, Null, OpenBackend,
-    PlanError, Queries, Select, Selection, SparseBackend,
+    PlanError, Queries, Rope, Select, Selection, SparseBackend,
 };
 #[doc(inline)]
 pub use config::{EngineConfig, EngineShape, PrefixMode};

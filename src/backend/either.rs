@@ -5,7 +5,9 @@
 use std::error::Error;
 use std::fmt;
 
-use super::{Attend, Backend, OpenBackend, Operand, Queries, Select, Selection, SparseBackend};
+use super::{
+    Attend, Backend, OpenBackend, Operand, Queries, Rope, Select, Selection, SparseBackend,
+};
 use crate::id::LayerId;
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
@@ -115,6 +117,18 @@ fn queries<Q, S, R, T, E>(
     Ok(Queries { rows: rows(of.rows, Operand::Q)?, sinks })
 }
 
+/// Takes the weights and frequencies out of an [`Either`], each by its function.
+fn rope<W: Copy, F: Copy, R, T, E>(
+    of: &Rope<W, F>,
+    norm: impl Fn(W, Operand) -> Result<R, E>,
+    frequencies: impl FnOnce(F, Operand) -> Result<T, E>,
+) -> Result<Rope<R, T>, E> {
+    let Rope { q_heads, eps, .. } = *of;
+    let norm = |given: Option<W>| given.map(|given| norm(given, Operand::Norm)).transpose();
+    let frequencies = frequencies(of.frequencies, Operand::Frequencies)?;
+    Ok(Rope { q_heads, q_norm: norm(of.q_norm)?, k_norm: norm(of.k_norm)?, eps, frequencies })
+}
+
 impl<L: Backend, R: Backend> Backend for Either<L, R> {
     type Error = EitherError<L::Error, R::Error>;
     type Rows<'a> = Either<L::Rows<'a>, R::Rows<'a>>;
@@ -151,6 +165,25 @@ impl<L: Backend, R: Backend> Backend for Either<L, R> {
             Self::Right(backend) => {
                 let (k, v) = (k.right(Operand::K)?, v.right(Operand::V)?);
                 backend.store_cache(plan, layer, k, v).map_err(EitherError::Right)
+            }
+        }
+    }
+
+    fn rope_store(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        of: &Rope<Self::Rows<'_>, Self::Sinks<'_>>,
+        qkv: Self::RowsMut<'_>,
+    ) -> Result<(), Self::Error> {
+        match self {
+            Self::Left(backend) => {
+                let (of, qkv) = (rope(of, Either::left, Either::left)?, qkv.left(Operand::Qkv)?);
+                backend.rope_store(plan, layer, &of, qkv).map_err(EitherError::Left)
+            }
+            Self::Right(backend) => {
+                let (of, qkv) = (rope(of, Either::right, Either::right)?, qkv.right(Operand::Qkv)?);
+                backend.rope_store(plan, layer, &of, qkv).map_err(EitherError::Right)
             }
         }
     }

@@ -14,6 +14,7 @@ mod null;
 mod open;
 mod open_steps;
 mod plan_error;
+mod rope;
 mod sparse;
 
 pub use cpu::{
@@ -24,6 +25,7 @@ pub use null::Null;
 pub use open::OpenBackend;
 pub use open_steps::OpenSteps;
 pub use plan_error::{Operand, PlanError};
+pub use rope::Rope;
 pub use sparse::{NO_POSITION, Select, Selection, SparseBackend};
 
 use crate::id::LayerId;
@@ -120,6 +122,8 @@ pub struct Queries<R, S> {
 ///   Lists of positions belong to layers of group 0.
 /// * B18. In a group that reads a window or a chunk, page table words that no new token of the row reads are undefined,
 ///   and the backend does not follow them.
+/// * B19. [`rope_store`](Backend::rope_store) writes the heads of q and k of each token normed and rotated, rounded to
+///   the rows' type, in their place, and nothing else in the rows. It stores these k, and v, as B3 does.
 pub trait Backend {
     /// The backend's error.
     type Error: std::error::Error + Send + Sync + 'static;
@@ -157,6 +161,22 @@ pub trait Backend {
         layer: LayerId,
         k: Self::Rows<'_>,
         v: Self::Rows<'_>,
+    ) -> Result<(), Self::Error>;
+
+    /// Norms and rotates q and k of a step's new tokens in place, and stores k and v as
+    /// [`store_cache`](Backend::store_cache) does (B19).
+    ///
+    /// `qkv`: `[tokens, q_heads + 2 * kv_heads, head_dim]`, the heads of q, k and v of a token one after another. Pools
+    /// of latent rows have no such heads.
+    ///
+    /// # Errors
+    /// The backend's own.
+    fn rope_store(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        rope: &Rope<Self::Rows<'_>, Self::Sinks<'_>>,
+        qkv: Self::RowsMut<'_>,
     ) -> Result<(), Self::Error>;
 
     /// Computes attention of a step's query rows over the cached tokens of their sequences, including this step's.

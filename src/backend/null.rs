@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use super::{Attend, Backend, OpenBackend, Queries};
+use super::{Attend, Backend, OpenBackend, Queries, Rope};
 use crate::id::LayerId;
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
@@ -37,6 +37,16 @@ impl Backend for Null {
         _: &BatchPlan<'_>,
         _: LayerId,
         _: (),
+        _: (),
+    ) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn rope_store(
+        &mut self,
+        _: &BatchPlan<'_>,
+        _: LayerId,
+        _: &Rope<(), ()>,
         _: (),
     ) -> Result<(), Infallible> {
         Ok(())

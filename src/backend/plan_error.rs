@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::error::Count;
 use crate::id::{LayerId, PageId, RowId, SlotId, StepId};
-use crate::layout::Reach;
+use crate::layout::{KvShape, Reach};
 
 /// An array argument of a backend call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,6 +18,12 @@ pub enum Operand {
     K,
     /// Values.
     V,
+    /// Queries, keys and values of a token one after another.
+    Qkv,
+    /// Weights of a norm.
+    Norm,
+    /// Frequencies of a rotation.
+    Frequencies,
     /// Attention sinks.
     Sinks,
     /// The output of attention.
@@ -34,6 +40,9 @@ impl fmt::Display for Operand {
             Self::Q => "q",
             Self::K => "k",
             Self::V => "v",
+            Self::Qkv => "qkv",
+            Self::Norm => "the norm's weights",
+            Self::Frequencies => "the frequencies",
             Self::Sinks => "sinks",
             Self::Out => "out",
             Self::Lse => "the log-sum-exp",
@@ -215,6 +224,11 @@ pub enum PlanError {
         /// The scale.
         scale: f32,
     },
+    /// The pool has no heads of an even number of elements to rotate.
+    Rope {
+        /// The shape of its K and V.
+        shape: KvShape,
+    },
     /// The scale is `1 / sqrt` of a latent row's length; it must follow from the heads that the row compresses.
     LatentScale {
         /// The scale.
@@ -339,6 +353,7 @@ impl fmt::Display for PlanError {
             }
             Self::EmptyWindow => write!(f, "a sliding window of 0 tokens"),
             Self::Scale { scale } => write!(f, "scale {scale} is not finite"),
+            Self::Rope { shape } => write!(f, "{shape:?} has no heads of pairs to rotate"),
             Self::LatentScale { scale } => {
                 write!(f, "scale {scale} is by the length of latent rows, not of heads")
             }

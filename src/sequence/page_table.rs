@@ -82,6 +82,18 @@ impl PageTable {
         }
     }
 
+    /// Makes the place private whose page of track 0 is at an entry.
+    #[inline]
+    pub fn clear_cells_at(&mut self, entry: u32) {
+        let TableShape { chunk_pages, tracks, .. } = self.shape;
+        let chunk = entry / chunk_pages / tracks;
+        let mut at = (chunk * self.groups * chunk_pages + entry % chunk_pages) as usize;
+        for _ in 0..self.groups {
+            self.cells[at] = CellId::NONE;
+            at += chunk_pages as usize;
+        }
+    }
+
     fn cell_index(&self, row: RowId, group: u32, place: u32) -> usize {
         let block = self.words[self.shape.directory_word(row, place) as usize];
         let chunk = (block / self.shape.tracks * self.groups + group) as usize;

@@ -147,10 +147,13 @@ impl RowMut<'_> {
     /// Returns how many of the pages of the next `places` places are promised to the row.
     pub fn promised_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
+        if promised == 0 {
+            return 0;
+        }
         let kept = self.stores.kept(self.sequence);
         let outstanding =
             |page_len| self.stores.limits.outstanding(promised, page_len, published, kept);
-        if promised == 0 { 0 } else { outstanding(page_len) - outstanding(page_len + places) }
+        outstanding(page_len) - outstanding(page_len + places)
     }
 
     /// Returns what the row lacks to have `page_len` pages, all of them sent.
@@ -220,7 +223,7 @@ impl RowMut<'_> {
         sequence.page_len += 1;
         sequence.dirty_from = sequence.page_len;
         sequence.tail += 1;
-        stores.pages.clear_cells(sequence.row, sequence.page_len - 1, sequence.page_len);
+        stores.pages.clear_cells_at(sequence.tail);
         for (track, &page) in (0..).zip(pages) {
             write(stores.pages.write_track(sequence.tail, track, page));
         }

@@ -118,7 +118,7 @@ impl<O: OpenBackend> OpenBackend for Failing<O> {
 
 impl<B: Backend> Backend for Failing<B> {
     type Error = Failed<B::Error>;
-    forward_backend!(inner: B, Failed::Inner; types, end, store_cache, attend, synchronize);
+    forward_backend!(inner: B, Failed::Inner; types, end, store_cache, rope_store, attend, synchronize);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error> {
         self.call(|inner| inner.begin(plan))

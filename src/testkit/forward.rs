@@ -6,7 +6,7 @@
 /// ```ignore
 /// impl<B: Backend> Backend for Failing<B> {
 ///     type Error = Failed<B::Error>;
-///     forward_backend!(inner: B, Failed::Inner; types, end, store_cache, attend, synchronize);
+///     forward_backend!(inner: B, Failed::Inner; types, end, store_cache, rope_store, attend, synchronize);
 ///     // .. `begin`, `copy_pages` and `compact`, which may fail.
 /// }
 /// ```
@@ -40,6 +40,17 @@ macro_rules! forward_backend {
             v: Self::Rows<'_>,
         ) -> Result<(), Self::Error> {
             self.$field.store_cache(plan, layer, k, v).map_err($error)
+        }
+    };
+    (@rope_store $field:ident, $inner:ty, $error:expr) => {
+        fn rope_store(
+            &mut self,
+            plan: &$crate::BatchPlan<'_>,
+            layer: $crate::LayerId,
+            rope: &$crate::Rope<Self::Rows<'_>, Self::Sinks<'_>>,
+            qkv: Self::RowsMut<'_>,
+        ) -> Result<(), Self::Error> {
+            self.$field.rope_store(plan, layer, rope, qkv).map_err($error)
         }
     };
     (@attend $field:ident, $inner:ty, $error:expr) => {

@@ -10,7 +10,7 @@ use super::small_cpu::{self, Arrays, all_bytes, opened};
 use half::f16;
 use kvarena::backend::{Backend, CpuError, CpuPath, CpuRows, CpuRowsMut, Elements, PATH_VARIABLE};
 use kvarena::testkit::contract::{
-    Case, Filter, check_backend, check_cases, check_served, check_sparse_backend,
+    Case, Filter, check_backend, check_cases, check_rotated, check_served, check_sparse_backend,
 };
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
@@ -41,6 +41,16 @@ fn cpu_keeps_the_contract_in_groups() {
         assert!(report.rows > 800 * report.runs, "{report}");
         let labels = Filter::LABELS.in_groups();
         println!("{}", check_sparse_backend(&labels, options(path), seeds(10, 40)));
+    }
+}
+
+#[test]
+fn cpu_rotates_and_stores_rows() {
+    for path in CpuPath::available().take(1) {
+        let report = check_rotated(&Filter::HEADS, options(path), seeds(15, 60));
+        println!("{report}");
+        let groups = Filter::HEADS.in_groups();
+        println!("{}", check_rotated(&groups, options(path), seeds(5, 20)));
     }
 }
 

@@ -9,7 +9,7 @@ use kvarena::{
     Reach, Select, SeqKey, SlotMapping, SparseBackend, StepScratch, TokenId,
 };
 
-/// Layers 1, 3 and 4 read a window.
+/// Layers 1, 3 and 4 read a window, or a chunk.
 const WINDOW: u32 = 5;
 const WINDOWED: [bool; 5] = [false, true, false, true, true];
 const Q_HEADS: usize = 4;
@@ -31,7 +31,11 @@ fn config(groups: Groups, page_size: u32, prefix: PrefixMode) -> EngineConfig {
 
 /// Group 1 has three layers where group 0 has two: its second track has a lane that nobody uses.
 fn windows() -> Groups {
-    Groups::new(&[Reach::All, Reach::Window(WINDOW)], &WINDOWED.map(u8::from)).expect("two groups")
+    limited(Reach::Window(WINDOW))
+}
+
+fn limited(reach: Reach) -> Groups {
+    Groups::new(&[Reach::All, reach], &WINDOWED.map(u8::from)).expect("two groups")
 }
 
 /// Numbers that depend on what they are of.
@@ -46,7 +50,7 @@ fn numbers(kind: u64, layer: u32, token: TokenId, position: u32, count: usize) -
 }
 
 /// One step of both: stores and attends to every layer. The attention's bits.
-fn step(engine: &mut Engine<Cpu>, items: &[Extend]) -> Vec<u32> {
+fn step(engine: &mut Engine<Cpu>, reach: Reach, items: &[Extend]) -> Vec<u32> {
     let (mut scratch, mut padded) = (StepScratch::new(), StepScratch::new());
     let plan = engine.plan_batch(&mut scratch, items).expect("there is room");
     let plan = plan.padded(&mut padded, items.len() + 1, plan.token_count() + 2);
@@ -61,8 +65,14 @@ fn step(engine: &mut Engine<Cpu>, items: &[Extend]) -> Vec<u32> {
             at.flat_map(|(&token, &at)| numbers(kind, layer, token, at, heads * DIM)).collect()
         };
         let (k, v, q) = (rows(1, KV_HEADS), rows(2, KV_HEADS), rows(3, Q_HEADS));
-        let window = WINDOWED[layer as usize].then_some(WINDOW);
-        let attend = Attend { window, ..Attend::new(Q_HEADS as u32, DIM as u32) };
+        let plain = Attend::new(Q_HEADS as u32, DIM as u32);
+        let attend = match reach {
+            Reach::Window(size) if WINDOWED[layer as usize] => {
+                Attend { window: Some(size), ..plain }
+            }
+            Reach::Chunk(size) if WINDOWED[layer as usize] => Attend { chunk: Some(size), ..plain },
+            _ => plain,
+        };
         let (backend, layer) = (engine.backend_mut(), LayerId::new(layer));
         backend.store_cache(&plan, layer, k[..].into(), v[..].into()).expect("rows fit");
         let mut out = vec![0.0; tokens * Q_HEADS * DIM];
@@ -80,7 +90,7 @@ fn step(engine: &mut Engine<Cpu>, items: &[Extend]) -> Vec<u32> {
 }
 
 /// Two conversations in chunks, decoded together, one of them forked.
-fn run(engine: &mut Engine<Cpu>) -> Vec<u32> {
+fn run(engine: &mut Engine<Cpu>, reach: Reach) -> Vec<u32> {
     let token = |seed: u32, i: u32| TokenId::new(1 + (seed * 31 + i * 7) % 97);
     let mut bits = Vec::new();
     let mut seqs: Vec<SeqKey> = Vec::new();
@@ -88,7 +98,7 @@ fn run(engine: &mut Engine<Cpu>) -> Vec<u32> {
         let prompt: Vec<_> = (0..23 + seed).map(|i| token(seed, i)).collect();
         let seq = engine.admit(Namespace::default(), &prompt, 40).expect("there is room");
         for len in [9, 1, 13 + seed] {
-            bits.extend(step(engine, &[Extend { seq, len }]));
+            bits.extend(step(engine, reach, &[Extend { seq, len }]));
         }
         seqs.push(seq);
     }
@@ -102,7 +112,7 @@ fn run(engine: &mut Engine<Cpu>) -> Vec<u32> {
             engine.append(seq, &[token(at, 100 + i)]).expect("there is room");
         }
         let items: Vec<_> = seqs.iter().map(|&seq| Extend { seq, len: 1 }).collect();
-        bits.extend(step(engine, &items));
+        bits.extend(step(engine, reach, &items));
     }
     for seq in seqs {
         engine.finish(seq).expect("it runs");
@@ -113,14 +123,16 @@ fn run(engine: &mut Engine<Cpu>) -> Vec<u32> {
 
 #[test]
 fn attention_does_not_depend_on_groups() {
-    for page_size in [1, 4, 16] {
+    let ways = [Reach::Window(WINDOW), Reach::Chunk(8)].into_iter();
+    for (reach, page_size) in ways.flat_map(|reach| [1, 4, 16].map(|size| (reach, size))) {
         for prefix in [PrefixMode::Radix, PrefixMode::None] {
-            let [one, several] = [Groups::ONE, windows()].map(|groups| {
+            let [one, several] = [Groups::ONE, limited(reach)].map(|groups| {
                 let config = config(groups, page_size, prefix);
-                run(&mut Engine::new(config, CpuOptions::with_threads(1)).expect("a small pool"))
+                let engine = Engine::new(config, CpuOptions::with_threads(1));
+                run(&mut engine.expect("a small pool"), reach)
             });
             assert_eq!(one.len(), several.len());
-            assert!(one == several, "attention differs, pages of {page_size}, {prefix:?}");
+            assert!(one == several, "{reach:?} differs, pages of {page_size}, {prefix:?}");
             assert!(one.iter().all(|&bits| !f32::from_bits(bits).is_nan()));
         }
     }

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use kvarena::backend::Either;
 use kvarena::backend::cuda::{CudaError, Prepare};
 use kvarena::testkit::contract::{
-    Case, Filter, check_backend, check_cases, check_served, check_sparse_backend,
+    Case, Filter, check_backend, check_cases, check_rotated, check_served, check_sparse_backend,
 };
 use kvarena::{
     Attend, Capacity, CpuOptions, KvDtype, KvShape, OpenBackend, PoolConfig, TableShape,
@@ -58,6 +58,15 @@ fn cuda_keeps_the_contract_over_fp8() {
     let Some(gpu) = gpu() else { return };
     let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
     println!("{}", check_cases(&Filter::FP8, options, seeds(200)));
+}
+
+/// Norm, rotation and store in one call, over rows of every type, fp8 and labels.
+#[test]
+fn cuda_keeps_the_contract_of_rotated_rows() {
+    let Some(gpu) = gpu() else { return };
+    let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
+    println!("{}", check_rotated(&Filter::KERNEL_HEADS, options, seeds(60)));
+    println!("{}", check_rotated(&Filter::KERNEL_HEADS.in_groups(), options, seeds(10)));
 }
 
 /// Pools that keep labels alone: selections bit by bit, and attention over them and over any others.

@@ -1,4 +1,4 @@
-// Parameters of the kernels that move bytes: store_cache*, store_latent_fp8, copy_pages, compact_slots, load_plan. As in params.cuh;
+// Parameters of the kernels that move bytes: store_cache*, store_latent_fp8, rope_store*, copy_pages, compact_slots, load_plan. As in params.cuh;
 // the Rust mirror is src/backend/cuda/kernels/params/moves.rs.
 #pragma once
 #include "params.cuh"
@@ -36,6 +36,47 @@ KV_AT(StoreCacheParams, slot_stride, 72);
 KV_AT(StoreCacheParams, slot_bytes, 76);
 KV_AT(StoreCacheParams, row_units, 80);
 KV_AT(StoreCacheParams, unit_bytes, 84);
+
+// What rope_store* take.
+struct RopeStoreParams {
+    u64 qkv;          // [tokens, q_heads + 2 * kv_heads, head_dim], rows qkv_stride apart: q and k are rotated where they are
+    u64 positions;    // u32 [tokens]
+    u64 slots;        // i32 or i64 [tokens]; negative: nothing is stored
+    u64 q_norm;       // [head_dim]; 0: no norm
+    u64 k_norm;       // the same
+    u64 frequencies;  // f32 [head_dim / 2]
+    u64 k_pool;       // this layer's K: page p, slot s of it at k_pool + p * page_stride + s * slot_stride; 0: nothing is stored
+    u64 v_pool;       // this layer's V, same strides
+    u64 page_stride;  // bytes
+    u64 qkv_stride;   // bytes
+    u32 slot_stride;  // bytes
+    u32 slot_bytes;   // 4 or 8
+    u32 page_size;    // slots of a page
+    u32 tokens;
+    u32 q_heads;
+    u32 kv_heads;
+    u32 heads_each;   // heads of a warp
+    float eps;        // of the norms
+};
+KV_SIZE(RopeStoreParams, 112);
+KV_AT(RopeStoreParams, qkv, 0);
+KV_AT(RopeStoreParams, positions, 8);
+KV_AT(RopeStoreParams, slots, 16);
+KV_AT(RopeStoreParams, q_norm, 24);
+KV_AT(RopeStoreParams, k_norm, 32);
+KV_AT(RopeStoreParams, frequencies, 40);
+KV_AT(RopeStoreParams, k_pool, 48);
+KV_AT(RopeStoreParams, v_pool, 56);
+KV_AT(RopeStoreParams, page_stride, 64);
+KV_AT(RopeStoreParams, qkv_stride, 72);
+KV_AT(RopeStoreParams, slot_stride, 80);
+KV_AT(RopeStoreParams, slot_bytes, 84);
+KV_AT(RopeStoreParams, page_size, 88);
+KV_AT(RopeStoreParams, tokens, 92);
+KV_AT(RopeStoreParams, q_heads, 96);
+KV_AT(RopeStoreParams, kv_heads, 100);
+KV_AT(RopeStoreParams, heads_each, 104);
+KV_AT(RopeStoreParams, eps, 108);
 
 // What store_cache_fp8* take. Rows are [tokens, kv_heads, head_dim] of `rows`, and become bytes and, by token, scales.
 #define ROWS_F32 0

@@ -19,6 +19,7 @@ mod options;
 mod pages;
 mod path;
 mod pool;
+mod rope;
 mod rows;
 mod scales;
 mod simd;
@@ -35,7 +36,7 @@ pub use path::{CpuPath, PATH_VARIABLE};
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
 use super::sparse::{self, Select, Selection, SparseBackend};
-use super::{Attend, Backend, OpenSteps, Operand, PlanError, Queries, check};
+use super::{Attend, Backend, OpenSteps, Operand, PlanError, Queries, Rope, check};
 use crate::id::LayerId;
 use crate::layout::{LayerPlace, PlaneName, PoolLayout, Strides, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, SpanCheck, StepEnd};
@@ -294,6 +295,19 @@ impl Backend for Cpu {
             }
         });
         Ok(())
+    }
+
+    /// # Errors
+    /// As [`store_cache`](Backend::store_cache), for norms or frequencies of another length, and for pools without
+    /// heads of pairs.
+    fn rope_store(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        rope: &Rope<CpuRows<'_>, &[f32]>,
+        qkv: CpuRowsMut<'_>,
+    ) -> Result<(), CpuError> {
+        self.rotate_and_store(plan, layer, rope, qkv)
     }
 
     /// # Errors

@@ -6,7 +6,7 @@ use super::check::{attend_strides, check_attend, check_sinks};
 use super::driver::raw;
 use super::error::CudaError;
 use super::opened::Cuda;
-use super::store::{fp8 as store_fp8, rows as store};
+use super::store::{fp8 as store_fp8, rope as store_rope, rows as store};
 use crate::backend::cuda::attention::latent as attend_latent;
 use crate::backend::cuda::attention::variants::launch_f32;
 use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
@@ -14,7 +14,7 @@ use crate::backend::cuda::kernels::params::{AttendParams, magic};
 use crate::backend::cuda::moves::compact::compact;
 use crate::backend::cuda::moves::copy::copy_on_device;
 use crate::backend::cuda::plan::image::Image;
-use crate::backend::{Attend, Backend, Queries, Selection, check};
+use crate::backend::{Attend, Backend, Queries, Rope, Selection, check};
 use crate::id::LayerId;
 use crate::layout::Dtype;
 use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
@@ -75,6 +75,37 @@ impl Backend for Cuda {
         self.labels
             .as_ref()
             .map_or(Ok(()), |labels| labels.store(&self.gpu, &self.pool, &image, layer, k, stream))
+    }
+
+    /// Rows have [`Cuda::rows`], and head_dim is 64, 128 or 256. One launch also stores, unless the pool is quantised.
+    ///
+    /// # Errors
+    /// As [`store_cache`](Backend::store_cache), for norms or frequencies that are too short, and for pools that no
+    /// kernel serves.
+    fn rope_store(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        rope: &Rope<DeviceRows<'_>, DeviceRows<'_>>,
+        qkv: DeviceRowsMut<'_>,
+    ) -> Result<(), CudaError> {
+        let norms = [rope.q_norm, rope.k_norm].map(|norm| norm.and_then(|norm| norm.device));
+        [qkv.device, rope.frequencies.device, norms[0], norms[1]]
+            .into_iter()
+            .try_for_each(|device| self.gpu.check_same(device))?;
+        self.gpu.bind()?;
+        let stream = self.stream.raw();
+        check::is_open(&self.steps, plan.step)?;
+        let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
+        let (gpu, pool) = (&self.gpu, &self.pool);
+        check::layer(layer, pool.layout())?;
+        let [k, v] = store_rope::rotate(gpu, pool, &image, layer, rope, qkv, stream)?;
+        if pool.layout().dtype().is_quantised() {
+            return store_fp8::store(gpu, pool, &image, layer, [k, v], stream);
+        }
+        self.labels
+            .as_ref()
+            .map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
     }
 
     /// Rows have the pool's dtype; rows of a quantised pool have [`Cuda::rows`]. Rows of 16 bits are 16-byte aligned,

@@ -78,6 +78,15 @@ pub(super) fn attend_strides(
     Ok((q_stride, out_stride))
 }
 
+/// Rejects frequencies that are fewer than `count` numbers or not aligned.
+pub(super) fn check_frequencies(
+    frequencies: &DeviceRows<'_>,
+    count: usize,
+) -> Result<(), CudaError> {
+    let of = &frequencies.extent;
+    check_packed(Operand::Frequencies, of, (1, count), Element::Number(Dtype::F32))
+}
+
 /// Rejects sinks that are fewer than the query heads or not aligned.
 pub(super) fn check_sinks(sinks: &DeviceRows<'_>, q_heads: u32) -> Result<(), CudaError> {
     row_stride(Operand::Sinks, &sinks.extent, 1, q_heads as usize, Dtype::F32)?;

@@ -8,7 +8,7 @@ use super::error::CudaError;
 use super::kernels::{COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, RESOLVE_SELECTION};
 use super::opened::Cuda;
 use super::store::labels::Labels;
-use super::store::{fp8, rows};
+use super::store::{fp8, rope, rows};
 use crate::backend::Attend;
 use crate::backend::cuda::attention::latent;
 use crate::layout::Dtype;
@@ -31,6 +31,8 @@ pub struct Prepare<'a> {
     pub spans: bool,
     /// Pages are copied. Default: `true`.
     pub copies: bool,
+    /// q and k are rotated by [`rope_store`](crate::Backend::rope_store). Default: `false`.
+    pub rope_store: bool,
     /// Slots are [compacted](crate::Backend::compact). Default: `false`.
     pub compactions: bool,
 }
@@ -47,6 +49,7 @@ impl<'a> Prepare<'a> {
             trees: false,
             spans: true,
             copies: true,
+            rope_store: false,
             compactions: false,
         }
     }
@@ -93,6 +96,9 @@ impl Cuda {
             true => fp8::kernels(&layout, of.rows),
             false => rows::kernels(&layout, self.limits.tokens),
         };
+        if work.rope_store {
+            kernels.push(rope::kernel(&self.pool)?);
+        }
         kernels.push(LOAD_PLAN);
         kernels.extend(work.copies.then_some(COPY_PAGES));
         kernels.extend(work.compactions.then_some(COMPACT_SLOTS));

@@ -48,15 +48,16 @@ struct Needs {
     table_writes: usize,
 }
 
-/// Plans a batch, padded to `size` if there is one; the plan lives in `scratch`. O(batch, new tokens and page table words to be sent): all words of a
-/// sequence's row in its first plan since `admit` or `resume`, later none but those of new pages, of pages that
-/// publishing found to be duplicates and those behind them, and of plans that were aborted.
+/// Plans a batch, padded to `size` if there is one; the plan lives in `scratch`. O(batch, new tokens and page table
+/// words to be sent): all words of a sequence's row in its first plan since `admit` or `resume`, later none but those
+/// of new pages, of pages that publishing found to be duplicates and those behind them, and of plans that were aborted.
 ///
 /// # Errors
 /// [`Error::EmptyBatch`], [`Error::OutOfSteps`]; for an item [`Error::UnknownSequence`], [`Error::Preempted`],
 /// [`Error::RepeatedSequence`], [`Error::NotAccepted`], [`Error::ExtendLen`]; [`Error::StepTokens`],
-/// [`Error::PlanSize`], [`Error::OutOfTokens`]; for a draft [`Error::DraftOrder`], [`Error::ExtendLen`], [`Error::DraftLen`],
-/// [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`]; [`Error::OutOfPages`]. Nothing changes then.
+/// [`Error::PlanSize`], [`Error::OutOfTokens`]; for a draft [`Error::DraftOrder`], [`Error::ExtendLen`],
+/// [`Error::DraftLen`], [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`]; [`Error::OutOfPages`].
+/// Nothing changes then.
 pub(crate) fn plan_batch<'step>(
     world: PlanBatch<'_>,
     scratch: &'step mut StepScratch,

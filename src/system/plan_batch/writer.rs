@@ -26,7 +26,8 @@ pub(super) struct Batch<'a> {
 }
 
 /// Assigns the new pages in batch order, records each sequence's part in the step, and writes the plan but for its
-/// shared spans, and the padding behind the batch. `T`: the number type of the pool's slots. Not inlined, so that its loop keeps its registers.
+/// shared spans, and the padding behind the batch. `T`: the number type of the pool's slots. Not inlined, so that its
+/// loop keeps its registers.
 #[inline(never)]
 pub(super) fn fill<'step, T: SlotNumber>(
     sequences: &mut SequenceTable,

@@ -35,6 +35,15 @@ impl Filter {
     /// Quantised pools.
     pub const FP8: Self = Self { conditions: &[is_fp8], ..Self::ALL };
 
+    /// Pools of heads whose elements are pairs.
+    pub const HEADS: Self = Self {
+        conditions: &[|case| !case.layout.is_latent() && case.layout.head_dim() % 2 == 0],
+        ..Self::ALL
+    };
+
+    /// Pools of the heads that kernels rotate.
+    pub const KERNEL_HEADS: Self = Self { conditions: &[has_heads_for_spans], ..Self::ALL };
+
     /// Pools that keep labels.
     pub const LABELS: Self =
         Self { conditions: &[|case| case.layout.label_channels() > 0], ..Self::ALL };

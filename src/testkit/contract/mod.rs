@@ -1,5 +1,5 @@
 //! The contract of [`Backend`], checked for any implementation: B1 to B8 and B11 over random shapes and batches (B9
-//! and B10: `sparse`).
+//! and B10: `sparse`; B19: `rotated`).
 //!
 //! A run is one pool and a few rounds. A round brings in, forks and finishes sequences, begins several plans, runs them
 //! layer by layer (through bytes, on another thread, padded: as it falls), ends them (B8: what is asked of their plans
@@ -24,6 +24,7 @@ mod either;
 mod exact;
 mod filter;
 mod history;
+mod rotated;
 mod run;
 mod served;
 mod shadow;
@@ -37,6 +38,7 @@ pub use case::{Case, HostRows, bytes, round, rounding, with_spare_plane};
 pub use cpu::{Numbers, OwnedRows};
 pub use exact::{Exact, attention, attention_to};
 pub use filter::Filter;
+pub use rotated::check_rotated;
 pub use served::check_served;
 pub use sparse::{SparseTestBackend, check_sparse_backend};
 

@@ -378,17 +378,23 @@ impl<B: TestBackend> World<'_, B> {
         assert!(self.backend.begin(&plan).is_err(), "seed {seed}: it begins again");
     }
 
-    /// One layer of one step.
-    fn layer(&mut self, steps: &[Step], step: usize, layer: usize) -> Pending<B> {
-        let Step { plan, kv: all, .. } = &steps[step];
-        let (plan, id) = (plan.plan(), LayerId::new(layer as u32));
-        let [k, v] = [0, 1].map(|i| self.backend.input(&all[layer][i]));
+    /// Stores K and V of a layer of a step; the rows.
+    pub fn store(&mut self, step: &Step, layer: usize) -> [B::Input; 2] {
+        let (plan, id, rows) = (step.plan.plan(), LayerId::new(layer as u32), &step.kv[layer]);
+        let [k, v] = rows.each_ref().map(|rows| self.backend.input(rows));
         self.backend.store_cache(&plan, id, B::rows(&k), B::rows(&v)).expect("a valid store");
         for i in 0..plan.token_count() {
             let track = self.case.layout.place(id).track;
             let Some(slot) = plan.slots_of(track).get(i) else { continue };
-            self.shadow_rows(layer, slot, [0, 1].map(|side: usize| all[layer][side].row(i)));
+            self.shadow_rows(layer, slot, rows.each_ref().map(|rows| rows.row(i)));
         }
+        [k, v]
+    }
+
+    /// One layer of one step.
+    fn layer(&mut self, steps: &[Step], step: usize, layer: usize) -> Pending<B> {
+        let (plan, id) = (steps[step].plan.plan(), LayerId::new(layer as u32));
+        let [k, v] = self.store(&steps[step], layer);
         let attend = self.attend(&plan, id);
         let (tokens, width) = (plan.token_count(), self.case.q_width());
         let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);

@@ -24,7 +24,7 @@ use std::thread::{self, JoinHandle};
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions};
 use kvarena::{
     Attend, Backend, BatchPlan, Compaction, Extend, LayerId, OpenBackend, OwnedPlan, PageCopy,
-    PlanSize, PoolLayout, Queries, StepEnd, TableShape,
+    PlanSize, PoolLayout, Queries, Rope, StepEnd, TableShape,
 };
 
 use super::device::Device;
@@ -298,6 +298,16 @@ impl Backend for Ranks {
         (): (),
     ) -> std::result::Result<(), CudaError> {
         unreachable!("each rank stores its own rows")
+    }
+
+    fn rope_store(
+        &mut self,
+        _: &BatchPlan<'_>,
+        _: LayerId,
+        _: &Rope<(), ()>,
+        (): (),
+    ) -> std::result::Result<(), CudaError> {
+        unreachable!("each rank rotates its own rows")
     }
 
     fn attend_queries(

@@ -240,6 +240,17 @@ pub struct DeviceRowsMut<'a> {
     owner: PhantomData<&'a mut [u8]>,
 }
 
+impl<'a> DeviceRowsMut<'a> {
+    /// Returns the columns from byte `start` of each row on, rows `stride` elements apart, to read once they are
+    /// written in the stream's order.
+    pub(in crate::backend::cuda) fn part(&self, start: u64, stride: u64) -> DeviceRows<'a> {
+        let Extent { address, bytes, element, .. } = self.extent;
+        let (address, bytes) = (address.saturating_add(start), bytes.saturating_sub(start));
+        let extent = Extent { address, bytes, element, stride: Some(stride as usize) };
+        DeviceRows { extent, device: self.device, owner: PhantomData }
+    }
+}
+
 impl DeviceRowsMut<'_> {
     /// Returns `len` elements of type `dtype` at the host's own device address as rows, `stride` elements apart
     /// (`None`: packed). A call that expects another type or more elements rejects them.

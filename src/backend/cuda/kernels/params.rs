@@ -16,7 +16,7 @@ mod sparse;
 pub use latent::{LatentJoin, LayerRope, RowBoxes, StoreLatentFp8Params, TensorMap};
 pub use moves::{
     COMPACTIONS_MAX, COPY_PAGES_MAX, CompactSlotsParams, CopyPagesParams, LoadPlanParams,
-    ROWS_BF16, ROWS_F16, ROWS_F32, StoreCacheParams, StoreFp8Params,
+    ROWS_BF16, ROWS_F16, ROWS_F32, RopeStoreParams, StoreCacheParams, StoreFp8Params,
 };
 pub use sparse::{CANDIDATES, Lists, SCORE_TOKENS, SelectParams, StoreLabelsParams};
 

@@ -34,11 +34,12 @@ static ATTEND_SHARED_FP8_D128: Archive = archive!("attend_shared_fp8_d128");
 static ATTEND_SHARED_FP8_D256: Archive = archive!("attend_shared_fp8_d256");
 static ATTEND_SHARED_FP8_D64: Archive = archive!("attend_shared_fp8_d64");
 static MOVES: Archive = archive!("moves");
+static ROPE_STORE: Archive = archive!("rope_store");
 static SPARSE: Archive = archive!("sparse");
 
 /// All of them.
 #[rustfmt::skip]
-pub static KERNELS: [Kernel; 112] = [
+pub static KERNELS: [Kernel; 121] = [
     Kernel::new("attend_decode_bf16_d128_r16", &ATTEND_DECODE_D128, 128, 90_112).pdl().takes("AttendParams")
         .serves(Step::Decode, Cache::Rows, Dtype::Bf16, 128, 16),
     Kernel::new("attend_decode_f16_d128_r16", &ATTEND_DECODE_D128, 128, 90_112).pdl().takes("AttendParams")
@@ -264,6 +265,15 @@ pub static KERNELS: [Kernel; 112] = [
     Kernel::new("store_cache_fp8", &MOVES, 256, 0).pdl().takes("StoreFp8Params"),
     Kernel::new("store_cache_fp8_any", &MOVES, 256, 0).of("store_cache_fp8").pdl().takes("StoreFp8Params"),
     Kernel::new("store_latent_fp8", &MOVES, 256, 0).pdl().takes("StoreLatentFp8Params"),
+    Kernel::new("rope_store_f32_d128", &ROPE_STORE, 128, 0).pdl().takes("RopeStoreParams"),
+    Kernel::new("rope_store_bf16_d128", &ROPE_STORE, 128, 0).pdl().takes("RopeStoreParams"),
+    Kernel::new("rope_store_f16_d128", &ROPE_STORE, 128, 0).pdl().takes("RopeStoreParams"),
+    Kernel::new("rope_store_f32_d256", &ROPE_STORE, 128, 0).pdl().takes("RopeStoreParams"),
+    Kernel::new("rope_store_bf16_d256", &ROPE_STORE, 128, 0).pdl().takes("RopeStoreParams"),
+    Kernel::new("rope_store_f16_d256", &ROPE_STORE, 128, 0).pdl().takes("RopeStoreParams"),
+    Kernel::new("rope_store_f32_d64", &ROPE_STORE, 128, 0).pdl().takes("RopeStoreParams"),
+    Kernel::new("rope_store_bf16_d64", &ROPE_STORE, 128, 0).pdl().takes("RopeStoreParams"),
+    Kernel::new("rope_store_f16_d64", &ROPE_STORE, 128, 0).pdl().takes("RopeStoreParams"),
     Kernel::new("copy_pages", &MOVES, 256, 0).takes("CopyPagesParams"),
     Kernel::new("compact_slots", &MOVES, 256, 0).takes("CompactSlotsParams"),
     Kernel::new("load_plan", &MOVES, 256, 0).takes("LoadPlanParams"),
@@ -280,6 +290,15 @@ pub const STORE_CACHE_ANY: &Kernel = &KERNELS[105];
 pub const STORE_CACHE_FP8: &Kernel = &KERNELS[106];
 pub const STORE_CACHE_FP8_ANY: &Kernel = &KERNELS[107];
 pub const STORE_LATENT_FP8: &Kernel = &KERNELS[108];
-pub const COPY_PAGES: &Kernel = &KERNELS[109];
-pub const COMPACT_SLOTS: &Kernel = &KERNELS[110];
-pub const LOAD_PLAN: &Kernel = &KERNELS[111];
+pub const ROPE_STORE_F32_D128: &Kernel = &KERNELS[109];
+pub const ROPE_STORE_BF16_D128: &Kernel = &KERNELS[110];
+pub const ROPE_STORE_F16_D128: &Kernel = &KERNELS[111];
+pub const ROPE_STORE_F32_D256: &Kernel = &KERNELS[112];
+pub const ROPE_STORE_BF16_D256: &Kernel = &KERNELS[113];
+pub const ROPE_STORE_F16_D256: &Kernel = &KERNELS[114];
+pub const ROPE_STORE_F32_D64: &Kernel = &KERNELS[115];
+pub const ROPE_STORE_BF16_D64: &Kernel = &KERNELS[116];
+pub const ROPE_STORE_F16_D64: &Kernel = &KERNELS[117];
+pub const COPY_PAGES: &Kernel = &KERNELS[118];
+pub const COMPACT_SLOTS: &Kernel = &KERNELS[119];
+pub const LOAD_PLAN: &Kernel = &KERNELS[120];

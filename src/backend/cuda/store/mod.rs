@@ -4,6 +4,7 @@
 //! pool      memory of K and V, by layer
 //! rows      rows as they are         -> pool
 //! fp8       rows as bytes of fp8     -> pool, with scales
+//! rope      rows rotated in place -> pool, or the stores above
 //! labels    channels of K            -> the label plane; scores of a selection
 //! ```
 //!
@@ -12,5 +13,6 @@
 pub(super) mod fp8;
 pub(super) mod labels;
 pub(super) mod pool;
+pub(super) mod rope;
 pub(super) mod rows;
 mod scales;

@@ -41,6 +41,49 @@ pub struct StoreCacheParams {
     pub unit_bytes: u32,
 }
 
+/// The parameters of `rope_store` and its variants, by value.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[repr(C)]
+pub struct RopeStoreParams {
+    /// Device address of `[tokens, q_heads + 2 * kv_heads, head_dim]`, rows `qkv_stride` apart.
+    pub qkv: u64,
+    /// Device address of u32 `[tokens]`.
+    pub positions: u64,
+    /// Device address of i32 or i64 `[tokens]`; negative: nothing is stored.
+    pub slots: u64,
+    /// Device address of the weights of q's norm, `[head_dim]`; 0: no norm.
+    pub q_norm: u64,
+    /// The same of k.
+    pub k_norm: u64,
+    /// Device address of f32 `[head_dim / 2]`.
+    pub frequencies: u64,
+    /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`; 0: nothing
+    /// is stored.
+    pub k_pool: u64,
+    /// Device address of this layer's V, same strides.
+    pub v_pool: u64,
+    /// Bytes from page to page.
+    pub page_stride: u64,
+    /// Bytes from row to row.
+    pub qkv_stride: u64,
+    /// Bytes from slot to slot.
+    pub slot_stride: u32,
+    /// 4 or 8.
+    pub slot_bytes: u32,
+    /// Slots of a page.
+    pub page_size: u32,
+    /// Rows.
+    pub tokens: u32,
+    /// Query heads.
+    pub q_heads: u32,
+    /// Heads of k, and of v.
+    pub kv_heads: u32,
+    /// Heads of a warp.
+    pub heads_each: u32,
+    /// Of the norms.
+    pub eps: f32,
+}
+
 /// Rows of f32, to `store_cache_fp8_any`.
 pub const ROWS_F32: u32 = 0;
 /// Rows of f16.
@@ -201,6 +244,11 @@ layout_is! {
     StoreCacheParams 88 {
         k 0 v 8 slots 16 k_pool 24 v_pool 32 page_stride 40 k_stride 48 v_stride 52 tokens 56
         page_size 60 page_magic 64 slot_stride 72 slot_bytes 76 row_units 80 unit_bytes 84
+    }
+    RopeStoreParams 112 {
+        qkv 0 positions 8 slots 16 q_norm 24 k_norm 32 frequencies 40 k_pool 48 v_pool 56
+        page_stride 64 qkv_stride 72 slot_stride 80 slot_bytes 84 page_size 88 tokens 92 q_heads 96
+        kv_heads 100 heads_each 104 eps 108
     }
     StoreFp8Params 128 {
         k 0 v 8 slots 16 k_pool 24 v_pool 32 k_scales 40 v_scales 48 page_stride 56

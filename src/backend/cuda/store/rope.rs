@@ -1,0 +1,109 @@
+//! rope_store launches: norm and rotation of q and k, with the store of rows of 16 or 32 bits.
+//!
+//! Not here: the stores of quantised pools and of labels, which follow (`fp8.rs`, `labels.rs`).
+
+use super::pool::Pool;
+use crate::backend::cuda::check::{check_frequencies, row_stride};
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::launch::Start;
+use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
+use crate::backend::cuda::driver::raw::RawStream;
+use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::params::RopeStoreParams;
+use crate::backend::cuda::kernels::{
+    Kernel, ROPE_STORE_BF16_D64, ROPE_STORE_BF16_D128, ROPE_STORE_BF16_D256, ROPE_STORE_F16_D64,
+    ROPE_STORE_F16_D128, ROPE_STORE_F16_D256, ROPE_STORE_F32_D64, ROPE_STORE_F32_D128,
+    ROPE_STORE_F32_D256,
+};
+use crate::backend::cuda::plan::image::Image;
+use crate::backend::{Operand, Rope, rope};
+use crate::id::LayerId;
+use crate::layout::Dtype;
+
+/// Heads from which a launch fills the device; then a warp takes several heads and reuses a token's angles.
+const FILLING_HEADS: usize = 16384;
+
+/// Returns the kernel of a pool's rows.
+pub(in crate::backend::cuda) fn kernel(pool: &Pool) -> Result<&'static Kernel, CudaError> {
+    rope::check(pool.layout())?;
+    let head_dim = pool.layout().head_dim();
+    let kernels = match pool.rows() {
+        Dtype::F32 => [ROPE_STORE_F32_D64, ROPE_STORE_F32_D128, ROPE_STORE_F32_D256],
+        Dtype::Bf16 => [ROPE_STORE_BF16_D64, ROPE_STORE_BF16_D128, ROPE_STORE_BF16_D256],
+        Dtype::F16 => [ROPE_STORE_F16_D64, ROPE_STORE_F16_D128, ROPE_STORE_F16_D256],
+    };
+    match head_dim {
+        64 => Ok(kernels[0]),
+        128 => Ok(kernels[1]),
+        256 => Ok(kernels[2]),
+        _ => Err(CudaError::HeadDim { head_dim }),
+    }
+}
+
+/// Rotates the rows of the staged plan and, if the pool has rows of their type, stores k and v. Returns the rows of k
+/// and of v.
+pub(in crate::backend::cuda) fn rotate<'a>(
+    gpu: &Gpu,
+    pool: &Pool,
+    image: &Image,
+    layer: LayerId,
+    of: &Rope<DeviceRows<'_>, DeviceRows<'_>>,
+    qkv: DeviceRowsMut<'a>,
+    stream: RawStream,
+) -> Result<[DeviceRows<'a>; 2], CudaError> {
+    let kernel = kernel(pool)?;
+    let (layout, dtype, tokens) = (pool.layout(), pool.rows(), image.token_count);
+    let (dim, size) = (layout.head_dim() as usize, u64::from(dtype.size()));
+    let (q_heads, kv_heads) = (of.q_heads as usize, layout.kv_heads() as usize);
+    let width = (q_heads + 2 * kv_heads) * dim;
+    let qkv_stride = row_stride(Operand::Qkv, &qkv.extent, tokens, width, dtype)?;
+    let norms = [of.q_norm, of.k_norm];
+    for norm in norms.iter().flatten() {
+        row_stride(Operand::Norm, &norm.extent, 1, dim, dtype)?;
+    }
+    check_frequencies(&of.frequencies, dim / 2)?;
+    let [q_norm, k_norm] = norms.map(|norm| norm.map_or(0, |norm| norm.extent.address));
+    // A lane's elements.
+    let align = layout.head_dim() / 64 * dtype.size();
+    let addresses = [qkv.extent.address, qkv_stride, q_norm, k_norm];
+    if addresses.iter().any(|at| at % u64::from(align) != 0) {
+        return Err(CudaError::RowsAlignment { align });
+    }
+    let part = |heads: usize| qkv.part((heads * dim) as u64 * size, qkv_stride / size);
+    let parts = [part(q_heads), part(q_heads + kv_heads)];
+    let [k_pool, v_pool] = match layout.dtype().is_quantised() {
+        true => [0; 2],
+        false => pool.origins(layer)?,
+    };
+    if tokens == 0 {
+        return Ok(parts);
+    }
+    let heads = q_heads + if k_pool == 0 { kv_heads } else { 2 * kv_heads };
+    let heads_each = (tokens * heads / FILLING_HEADS).clamp(1, heads);
+    let params = RopeStoreParams {
+        qkv: qkv.extent.address,
+        positions: image.positions,
+        slots: image.slots_of(layout.place(layer).track),
+        q_norm,
+        k_norm,
+        frequencies: of.frequencies.extent.address,
+        k_pool,
+        v_pool,
+        page_stride: pool.strides().page,
+        qkv_stride,
+        slot_stride: pool.strides().slot as u32,
+        slot_bytes: image.slot_bytes as u32,
+        page_size: layout.page_size(),
+        tokens: tokens as u32,
+        q_heads: of.q_heads,
+        kv_heads: layout.kv_heads(),
+        heads_each: heads_each as u32,
+        eps: of.eps,
+    };
+    let warps = tokens * heads.div_ceil(heads_each);
+    let grid = u32::try_from(warps.div_ceil(4)).expect("a step of fewer tokens");
+    // SAFETY: slots are below the pool's (checked when staged), rows, weights and frequencies are long enough (checked
+    // above).
+    unsafe { gpu.launch(kernel, (grid, 1), (kernel.threads(), 1), stream, &params, Start::Pdl) }?;
+    Ok(parts)
+}

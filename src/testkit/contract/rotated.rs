@@ -1,0 +1,130 @@
+//! B19: rows of q, k and v that are rotated and stored in one call.
+//!
+//! Rows are compared with the norm and the rotation in float64, and the pool with a shadow that holds the rows of k as
+//! the backend wrote them, and v. Then the step's own K and V are stored again.
+
+use std::ops::Range;
+
+use super::case::{HostRows, rounding};
+use super::run::{Also, Step, World};
+use super::{Case, Filter, Report, TestBackend, check_seeds};
+use crate::backend::{OpenBackend, Rope};
+use crate::id::LayerId;
+use crate::layout::Dtype;
+
+/// As [`check_cases`](super::check_cases), with B19; the filter draws pools of [heads](Filter::HEADS).
+///
+/// # Panics
+/// At the first breach; the message names the seed, the shape and the place.
+pub fn check_rotated<O>(filter: &Filter, options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+where
+    O: OpenBackend<Backend: TestBackend>,
+{
+    let also: Also<O::Backend> = |world, step, layer, _, _| world.check_rotated(step, layer);
+    check_seeds(filter, options, seeds, Some(also))
+}
+
+/// The numbers of a call.
+struct Given {
+    q_heads: usize,
+    qkv: HostRows,
+    /// Of q and of k; no rows: no norm.
+    norms: [Option<HostRows>; 2],
+    eps: f32,
+    frequencies: HostRows,
+}
+
+impl Given {
+    /// A head of a token as the call makes it, and the size of what is added up for each element.
+    fn exact(&self, token: usize, head: usize, dim: usize, position: u32) -> Vec<(f64, f64)> {
+        let norm = &self.norms[usize::from(head >= self.q_heads)];
+        let numbers = &self.qkv.row(token)[head * dim..(head + 1) * dim];
+        let mut x: Vec<f64> = numbers.iter().map(|&x| x.into()).collect();
+        if let Some(norm) = norm {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / dim as f64;
+            let scale = 1.0 / (mean + f64::from(self.eps)).sqrt();
+            x.iter_mut().zip(norm.row(0)).for_each(|(x, &w)| *x *= scale * f64::from(w));
+        }
+        let (low, high) = x.split_at(dim / 2);
+        let pair = |(i, sign): (usize, f64)| {
+            // The angle is a product in f32.
+            let (sin, cos) = f64::from(position as f32 * self.frequencies.row(0)[i]).sin_cos();
+            let (a, b) = if sign < 0.0 { (low[i], high[i]) } else { (high[i], low[i]) };
+            (a * cos + sign * b * sin, (a * cos).abs() + (b * sin).abs())
+        };
+        let of = |sign| (0..dim / 2).map(move |i| pair((i, sign)));
+        of(-1.0).chain(of(1.0)).collect()
+    }
+}
+
+impl<B: TestBackend> World<'_, B> {
+    /// One layer of one step.
+    fn check_rotated(&mut self, step: &Step, layer: usize) {
+        let (plan, id) = (step.plan.plan(), LayerId::new(layer as u32));
+        let dim = self.case.layout.head_dim() as usize;
+        let kv_heads = self.case.layout.kv_heads() as usize;
+        let given = self.given_rows(plan.token_count());
+        let mut qkv = self.backend.output(&given.qkv);
+        self.call(step, id, &given, &mut qkv).expect("a valid call");
+        let past = LayerId::new(self.case.layout.layers());
+        assert!(self.call(step, past, &given, &mut qkv).is_err(), "a layer past the last");
+        self.backend.synchronize().expect("nothing failed");
+        let got = self.backend.read_output(&qkv);
+        let location = format!("seed {} {:?}", self.seed, self.case);
+        let (unit, first_v) = (rounding(self.case.kv_rows), (given.q_heads + kv_heads) * dim);
+        for (token, row) in got.chunks_exact(given.qkv.stride).enumerate() {
+            let is =
+                |at: usize| row[at].to_bits() == given.qkv.values[token * row.len() + at].to_bits();
+            assert!((first_v..given.qkv.width).all(is), "{location}: token {token}: v has changed");
+            let between = &row[given.qkv.width..];
+            assert!(between.iter().all(|x| x.is_nan()), "{location}: written between rows");
+            for head in 0..given.q_heads + kv_heads {
+                let exact = given.exact(token, head, dim, plan.positions[token]);
+                for (i, (&got, (wanted, size))) in row[head * dim..].iter().zip(exact).enumerate() {
+                    let bound = unit * wanted.abs() + 2_f64.powi(-19) * size + 2_f64.powi(-25);
+                    let error = (f64::from(got) - wanted).abs();
+                    assert!(error <= bound, "{location}: {token} {head} {i}: {got}, not {wanted}");
+                }
+            }
+            let Some(slot) = plan.slots_of(self.case.layout.place(id).track).get(token) else {
+                continue;
+            };
+            let width = kv_heads * dim;
+            let k = &row[given.q_heads * dim..][..width];
+            self.shadow_rows(layer, slot, [k, &row[first_v..][..width]]);
+        }
+        self.compare_pool();
+        self.store(step, layer);
+    }
+
+    /// Random rows, with norms or without.
+    fn given_rows(&mut self, tokens: usize) -> Given {
+        let (layout, dtype) = (&self.case.layout, self.case.kv_rows);
+        let (dim, kv_heads) = (layout.head_dim() as usize, layout.kv_heads() as usize);
+        let q_heads = self.case.q_heads() as usize;
+        let rng = &mut self.rng;
+        let qkv = HostRows::random(rng, dtype, tokens, (q_heads + 2 * kv_heads) * dim);
+        let norms = [(); 2].map(|()| rng.one_in(2).then(|| HostRows::random(rng, dtype, 1, dim)));
+        let mut frequencies = HostRows::random(rng, Dtype::F32, 1, dim / 2);
+        frequencies.values.truncate(dim / 2);
+        frequencies.stride = dim / 2;
+        let eps = rng.pick(&[1e-6, 1e-5, 0.1]);
+        Given { q_heads, qkv, norms, eps, frequencies }
+    }
+
+    fn call(
+        &mut self,
+        step: &Step,
+        layer: LayerId,
+        given: &Given,
+        qkv: &mut B::Output,
+    ) -> Result<(), B::Error> {
+        let mut input = |rows: &HostRows| self.backend.input(rows);
+        let norms = given.norms.each_ref().map(|norm| norm.as_ref().map(&mut input));
+        let frequencies = input(&given.frequencies);
+        let [q_norm, k_norm] = norms.each_ref().map(|norm| norm.as_ref().map(B::rows));
+        let (q_heads, eps) = (given.q_heads as u32, given.eps);
+        let rope = Rope { q_heads, q_norm, k_norm, eps, frequencies: B::sinks(&frequencies) };
+        self.backend.rope_store(&step.plan.plan(), layer, &rope, B::rows_mut(qkv))
+    }
+}

@@ -1,0 +1,87 @@
+//! A file of prompts behind one system prompt, a line each: with the shared prefix in the arena, and with candle's own
+//! caches, one prompt after the other.
+//!
+//!     cargo run --release -p kvarena-candle-models --bin batch -- --system TEXT --prompts FILE
+
+use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use candle::{DType, Device};
+use clap::Parser;
+use kvarena::{Capacity, PoolConfig};
+use kvarena_candle::KvArena;
+use kvarena_candle_models::contiguous::Contiguous;
+use kvarena_candle_models::load;
+use kvarena_candle_models::serve::{Limits, serve};
+use kvarena_candle_models::text::Text;
+
+#[derive(Parser)]
+struct Args {
+    /// A model's folder in Hugging Face's form. Without it: a tiny model with random weights.
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/tests/data/qwen3-tiny"))]
+    model: PathBuf,
+    /// The text before every prompt.
+    #[arg(
+        long,
+        default_value = "You answer in one short sentence, and you say so where you do not know."
+    )]
+    system: String,
+    /// A file with a prompt a line. Without it: eight questions.
+    #[arg(long)]
+    prompts: Option<PathBuf>,
+    /// New tokens of each text.
+    #[arg(long, default_value_t = 32)]
+    new_tokens: usize,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let device = Device::Cpu;
+    let loaded = load(&args.model, DType::F32, &device)?;
+    let text = Text::load(&args.model).map_err(|error| error.to_string())?;
+    let questions = match &args.prompts {
+        Some(path) => fs::read_to_string(path)?,
+        None => (1..=8).map(|n| format!("What is {n} times {n}?\n")).collect(),
+    };
+    let prompts = questions.lines().map(|line| text.encode(&format!("{}\n{line}\n", args.system)));
+    let prompts = prompts.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+    let tokens: usize = prompts.iter().map(|prompt| prompt.len() + args.new_tokens).sum();
+    let capacity = Capacity::Pages(tokens.div_ceil(16) as u32 + prompts.len() as u32);
+    let pool = PoolConfig { page_size: 16, capacity, ..loaded.pool };
+    let mut arena = KvArena::new(pool, &device)?;
+    let limits = Limits { new_tokens: args.new_tokens, step_tokens: 2048, joins: 1 };
+    let served = serve(&loaded.model, &mut arena, &prompts, &loaded.end, limits, |_, _, _| {})?;
+
+    let mut own = Contiguous::load(&args.model, DType::F32, &device)?;
+    let start = Instant::now();
+    let texts = prompts.iter().map(|prompt| own.generate(prompt, args.new_tokens, &loaded.end));
+    let texts = texts.collect::<candle::Result<Vec<_>>>();
+    let time = start.elapsed();
+
+    println!("{} prompts, {} tokens", prompts.len(), served.prompt_tokens);
+    println!("| | new tokens | seconds | tokens/s | prompt tokens cached |");
+    println!("|---|---|---|---|---|");
+    row("kvarena", &served.texts, served.time, served.hit_tokens);
+    match texts {
+        Ok(texts) => {
+            row("candle, one by one", &texts, time, 0);
+            let same = served.texts.iter().zip(&texts).filter(|(ours, own)| ours == own).count();
+            println!("{same} of {} texts are equal", texts.len());
+        }
+        // candle 0.11.1's gemma3 cannot append to its own cache on a CPU.
+        Err(error) => {
+            println!(
+                "candle's own model fails: {}",
+                error.to_string().lines().next().unwrap_or("")
+            );
+        }
+    }
+    Ok(())
+}
+
+fn row(name: &str, texts: &[Vec<u32>], time: Duration, hits: usize) {
+    let (new, seconds) = (texts.iter().map(Vec::len).sum::<usize>(), time.as_secs_f64());
+    println!("| {name} | {new} | {seconds:.3} | {:.1} | {hits} |", new as f64 / seconds);
+}

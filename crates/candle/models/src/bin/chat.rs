@@ -1,0 +1,98 @@
+//! A chat in the terminal. The conversation so far is a cached prefix, so each turn computes the new tokens alone.
+//!
+//!     cargo run --release -p kvarena-candle-models -- --model FOLDER
+
+use std::error::Error;
+use std::io::{self, BufRead, Write};
+use std::path::PathBuf;
+
+use candle::{DType, Device};
+use clap::Parser;
+use kvarena::{Capacity, PoolConfig};
+use kvarena_candle::KvArena;
+use kvarena_candle_models::config::Family;
+use kvarena_candle_models::load;
+use kvarena_candle_models::serve::{Limits, serve};
+use kvarena_candle_models::text::Text;
+
+#[derive(Parser)]
+struct Args {
+    /// A model's folder in Hugging Face's form. Without it: a tiny model with random weights, which talks nonsense.
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/tests/data/qwen3-tiny"))]
+    model: PathBuf,
+    /// Most tokens of an answer.
+    #[arg(long, default_value_t = 64)]
+    new_tokens: usize,
+    /// Most tokens of a step; a longer prompt is computed in several.
+    #[arg(long, default_value_t = 512)]
+    step_tokens: u32,
+    /// Tokens that the cache has room for.
+    #[arg(long, default_value_t = 16_384)]
+    cache_tokens: u32,
+}
+
+/// What stands before and after a user's words, as the family was trained.
+fn around(family: Family) -> [&'static str; 2] {
+    match family {
+        Family::Qwen3 => ["<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"],
+        Family::Llama => [
+            "<|start_header_id|>user<|end_header_id|>\n\n",
+            "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+        ],
+        Family::Gemma3 => ["<start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n"],
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let device = Device::Cpu;
+    let loaded = load(&args.model, DType::F32, &device)?;
+    let text = Text::load(&args.model).map_err(|error| error.to_string())?;
+    let capacity = Capacity::Pages(args.cache_tokens.div_ceil(16));
+    let pool = PoolConfig { page_size: 16, capacity, ..loaded.pool };
+    let mut arena = KvArena::new(pool, &device)?;
+    let limits = Limits { new_tokens: args.new_tokens, step_tokens: args.step_tokens, joins: 1 };
+    let [before, after] = around(loaded.family);
+    let mut said: Vec<u32> = Vec::new();
+    prompt()?;
+    for line in io::stdin().lock().lines() {
+        let turn = format!("{before}{}{after}", line?);
+        said.extend(text.encode(&turn).map_err(|error| error.to_string())?);
+        let (mut answer, mut shown, total) = (Vec::new(), 0, said.len());
+        let watch = |_, token: Option<u32>, left: u32| {
+            let Some(token) = token else { return progress(total, left) };
+            answer.push(token);
+            let all = text.decode(&answer).unwrap_or_default();
+            // A character may end in a later token.
+            if !all.ends_with('\u{fffd}') {
+                print!("{}", &all[shown..]);
+                shown = all.len();
+                let _ = io::stdout().flush();
+            }
+        };
+        let served = serve(&loaded.model, &mut arena, &[said.clone()], &loaded.end, limits, watch)?;
+        let (new, seconds) = (served.texts[0].len(), served.time.as_secs_f64());
+        println!();
+        let rate = new as f64 / seconds;
+        println!("[{new} tokens, {rate:.1} tokens/s, {} of {} cached]", served.hit_tokens, total);
+        said.extend(&served.texts[0]);
+        prompt()?;
+    }
+    println!();
+    Ok(())
+}
+
+fn prompt() -> io::Result<()> {
+    print!("> ");
+    io::stdout().flush()
+}
+
+/// Draws how much of a long prompt is computed.
+fn progress(total: usize, left: u32) {
+    let done = total - left as usize;
+    let bar = "#".repeat(40 * done / total);
+    eprint!("\r[{bar:<40}] {done} of {total} tokens");
+    if left == 0 {
+        eprintln!();
+    }
+}

@@ -1,0 +1,92 @@
+//! candle's own models with their own caches, one text after the other: the peer of `batch`.
+
+use std::path::Path;
+
+use candle::{D, DType, Device, Tensor};
+
+use crate::config::Family;
+use crate::models::{gemma3, llama, qwen3};
+use crate::{LoadError, read_config, weights};
+
+/// One of candle's models with its cache.
+pub enum Contiguous {
+    Qwen3(qwen3::ModelForCausalLM),
+    Llama(Box<llama::Llama>, llama::Config, DType, Option<llama::Cache>),
+    Gemma3(gemma3::Model),
+}
+
+impl Contiguous {
+    /// Loads a folder as [`load`](crate::load) does.
+    ///
+    /// # Errors
+    /// As [`load`](crate::load).
+    pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Self, LoadError> {
+        let (config, _) = read_config(folder)?;
+        let vb = weights(folder, dtype, device)?;
+        Ok(match config.family {
+            Family::Qwen3 => Self::Qwen3(qwen3::ModelForCausalLM::new(&config.of()?, vb)?),
+            Family::Llama => {
+                let config = config.of::<llama::LlamaConfig>()?.into_config(false);
+                Self::Llama(Box::new(llama::Llama::load(vb, &config)?), config, dtype, None)
+            }
+            Family::Gemma3 => Self::Gemma3(gemma3::Model::new(false, &config.of()?, vb)?),
+        })
+    }
+
+    /// Returns the new tokens of a prompt, each the likeliest.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        new: usize,
+        end: &[u32],
+    ) -> candle::Result<Vec<u32>> {
+        self.clear()?;
+        let (mut tokens, mut text) = (prompt.to_vec(), Vec::new());
+        let mut cached = 0;
+        while text.len() < new {
+            let input = Tensor::new(&tokens[cached..], &Device::Cpu)?.unsqueeze(0)?;
+            let token = self.logits(&input, cached)?.argmax(D::Minus1)?.to_scalar::<u32>()?;
+            cached = tokens.len();
+            tokens.push(token);
+            text.push(token);
+            if end.contains(&token) {
+                break;
+            }
+        }
+        Ok(text)
+    }
+
+    /// Empties the cache.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn clear(&mut self) -> candle::Result<()> {
+        match self {
+            Self::Qwen3(model) => model.clear_kv_cache(),
+            Self::Llama(_, config, dtype, cache) => {
+                *cache = Some(llama::Cache::new(true, *dtype, config, &Device::Cpu)?);
+            }
+            Self::Gemma3(model) => model.clear_kv_cache(),
+        }
+        Ok(())
+    }
+
+    /// Returns the logits after tokens `[1, new]` behind `offset` cached ones, `[vocab]`. Clear the cache before the
+    /// first call.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn logits(&mut self, input: &Tensor, offset: usize) -> candle::Result<Tensor> {
+        let logits = match self {
+            Self::Qwen3(model) => model.forward(input, offset),
+            Self::Llama(model, _, _, cache) => {
+                model.forward(input, offset, cache.as_mut().expect("cleared first"))
+            }
+            Self::Gemma3(model) => model.forward(input, offset),
+        }?;
+        logits.flatten_all()
+    }
+}

@@ -1,0 +1,177 @@
+//! candle's own models over `kvarena-candle`: each is candle's file with a patch of `patches/`, which the build script
+//! applies. [`serve`](mod@serve) runs them, the programs `chat` and `batch` show it.
+
+pub mod config;
+pub mod contiguous;
+pub mod serve;
+pub mod text;
+
+/// candle's own models, with its caches: what `batch` compares with.
+#[allow(clippy::all, missing_docs, dead_code, unexpected_cfgs)]
+pub mod models {
+    pub mod gemma3 {
+        include!(concat!(env!("OUT_DIR"), "/gemma3.rs"));
+    }
+    pub mod llama {
+        include!(concat!(env!("OUT_DIR"), "/llama.rs"));
+    }
+    pub mod qwen3 {
+        include!(concat!(env!("OUT_DIR"), "/qwen3.rs"));
+    }
+    pub mod with_tracing {
+        include!(concat!(env!("OUT_DIR"), "/with_tracing.rs"));
+    }
+}
+
+/// The same files, patched: K and V are pages of an arena.
+#[allow(clippy::all, missing_docs, dead_code, unexpected_cfgs)]
+pub mod paged {
+    pub mod gemma3 {
+        include!(concat!(env!("OUT_DIR"), "/paged_gemma3.rs"));
+    }
+    pub mod llama {
+        include!(concat!(env!("OUT_DIR"), "/paged_llama.rs"));
+    }
+    pub mod qwen3 {
+        include!(concat!(env!("OUT_DIR"), "/paged_qwen3.rs"));
+    }
+}
+
+#[allow(clippy::all, dead_code)]
+mod utils {
+    include!(concat!(env!("OUT_DIR"), "/utils.rs"));
+}
+
+use std::path::Path;
+use std::{fs, io};
+
+use candle::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use kvarena::{Capacity, KvDtype, PoolConfig};
+use kvarena_candle::Step;
+
+use config::Family;
+use config::{Config, ConfigError};
+use paged::{gemma3, llama, qwen3};
+
+/// Why a model was not loaded.
+#[derive(Debug)]
+pub enum LoadError {
+    /// A file could not be read.
+    File(String, io::Error),
+    /// `config.json` does not describe a model that is served.
+    Config(ConfigError),
+    /// candle rejected the weights.
+    Candle(candle::Error),
+}
+
+impl std::fmt::Display for LoadError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::File(path, error) => write!(f, "{path}: {error}"),
+            Self::Config(error) => write!(f, "config.json: {error}"),
+            Self::Candle(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+impl From<ConfigError> for LoadError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
+}
+
+impl From<candle::Error> for LoadError {
+    fn from(error: candle::Error) -> Self {
+        Self::Candle(error)
+    }
+}
+
+/// One of the served models, with its weights.
+pub enum Model {
+    Qwen3(qwen3::ModelForCausalLM),
+    Llama(llama::Llama, llama::Cache),
+    Gemma3(gemma3::Model),
+}
+
+/// A model as it was loaded.
+pub struct Loaded {
+    pub model: Model,
+    /// Layers, heads and groups; the capacity is the caller's to choose.
+    pub pool: PoolConfig,
+    /// The tokens that end a text.
+    pub end: Vec<u32>,
+    pub family: Family,
+}
+
+/// Loads a folder in Hugging Face's form: `config.json` of transformers 4 or 5, and `*.safetensors`.
+///
+/// # Errors
+/// A file that is missing, a config that misses a key or describes another model, or candle's error.
+pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Loaded, LoadError> {
+    let (config, text) = read_config(folder)?;
+    let vb = weights(folder, dtype, device)?;
+    let model = match config.family {
+        Family::Qwen3 => Model::Qwen3(qwen3::ModelForCausalLM::new(&config.of()?, vb)?),
+        Family::Llama => {
+            let config = config.of::<llama::LlamaConfig>()?.into_config(false);
+            let cache = llama::Cache::new(dtype, &config, device)?;
+            Model::Llama(llama::Llama::load(vb, &config)?, cache)
+        }
+        Family::Gemma3 => Model::Gemma3(gemma3::Model::new(&config.of()?, vb)?),
+    };
+    let pool = PoolConfig::from_hf(&text).map_err(|error| LoadError::Config(error.into()))?;
+    let dtype = match dtype {
+        DType::BF16 => KvDtype::Bf16,
+        DType::F16 => KvDtype::F16,
+        _ => KvDtype::F32,
+    };
+    let pool = PoolConfig { dtype, capacity: Capacity::Pages(0), ..pool };
+    Ok(Loaded { model, pool, end: config::end_tokens(&text), family: config.family })
+}
+
+/// Reads a folder's config, and returns its text too.
+///
+/// # Errors
+/// As [`load`].
+pub fn read_config(folder: &Path) -> Result<(Config, String), LoadError> {
+    let path = folder.join("config.json");
+    let text = fs::read_to_string(&path)
+        .map_err(|error| LoadError::File(path.display().to_string(), error))?;
+    Ok((Config::parse(&text).map_err(LoadError::Config)?, text))
+}
+
+/// Maps a folder's weights into memory.
+///
+/// # Errors
+/// As [`load`].
+pub fn weights(
+    folder: &Path,
+    dtype: DType,
+    device: &Device,
+) -> Result<VarBuilder<'static>, LoadError> {
+    let named = |error| LoadError::File(folder.display().to_string(), error);
+    let entries = fs::read_dir(folder).map_err(named)?;
+    let mut files =
+        entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>().map_err(named)?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
+    files.sort();
+    // SAFETY: the files are not changed while the program runs, as for every program that maps weights.
+    Ok(unsafe { VarBuilder::from_mmaped_safetensors(&files, dtype, device) }?)
+}
+
+impl Model {
+    /// Returns the logits after the last token of each item of a step, `[items, vocab]`.
+    ///
+    /// # Errors
+    /// candle's, among them those of [`Step::attend`].
+    pub fn forward(&self, step: &Step<'_>) -> candle::Result<Tensor> {
+        match self {
+            Self::Qwen3(model) => model.forward(step),
+            Self::Llama(model, cache) => model.forward(step, cache),
+            Self::Gemma3(model) => model.forward(step),
+        }
+    }
+}

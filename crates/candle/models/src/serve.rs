@@ -1,0 +1,149 @@
+//! A scheduler: prompts join while others decode, long prompts come in chunks, and every token is the likeliest one.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use candle::D;
+use kvarena::{Extend, Namespace, SeqKey, TokenId};
+use kvarena_candle::{Error, KvArena};
+
+use crate::Model;
+
+/// What to serve at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// New tokens of a text.
+    pub new_tokens: usize,
+    /// Tokens of a step; longer prompts are computed in several.
+    pub step_tokens: u32,
+    /// Prompts that join in one step.
+    pub joins: usize,
+}
+
+/// What was served.
+#[derive(Clone, Debug, Default)]
+pub struct Served {
+    /// The new tokens of each prompt.
+    pub texts: Vec<Vec<u32>>,
+    /// Tokens of all prompts, and those of them that were cached.
+    pub prompt_tokens: usize,
+    pub hit_tokens: usize,
+    /// Time of all steps.
+    pub time: Duration,
+}
+
+/// A sequence that is served.
+struct Running {
+    seq: SeqKey,
+    prompt: usize,
+}
+
+/// Serves prompts. `watch` is told each prompt's index with its new token, or with `None` and the tokens that are left
+/// while its prompt is computed.
+///
+/// # Errors
+/// The engine's and candle's. A prompt that does not fit the pool alone is an error too.
+pub fn serve(
+    model: &Model,
+    arena: &mut KvArena,
+    prompts: &[Vec<u32>],
+    end: &[u32],
+    limits: Limits,
+    mut watch: impl FnMut(usize, Option<u32>, u32),
+) -> Result<Served, Error> {
+    let mut served = Served { texts: vec![Vec::new(); prompts.len()], ..Served::default() };
+    let mut waiting: VecDeque<usize> = (0..prompts.len()).collect();
+    let mut running: Vec<Running> = Vec::new();
+    let start = Instant::now();
+    while !waiting.is_empty() || !running.is_empty() {
+        admit(arena, prompts, limits, &mut waiting, &mut running, &mut served)?;
+        let items = items(arena, &running, limits.step_tokens)?;
+        let step = arena.step(&items)?;
+        let logits = model.forward(&step)?;
+        let tokens = logits.argmax(D::Minus1)?.to_vec1::<u32>()?;
+        let step = step.launched();
+        for (item, &token) in items.iter().zip(&tokens) {
+            let prompt = running.iter().find(|one| one.seq == item.seq).expect("it runs").prompt;
+            let left = left(arena, item.seq)?;
+            if left > 0 {
+                watch(prompt, None, left);
+                continue;
+            }
+            served.texts[prompt].push(token);
+            watch(prompt, Some(token), 0);
+            arena
+                .engine
+                .append(item.seq, &[TokenId::new(token)])
+                .map_err(kvarena::EngineError::from)?;
+        }
+        arena.close(step)?;
+        finish(arena, end, limits, &mut running, &served)?;
+    }
+    served.time = start.elapsed();
+    Ok(served)
+}
+
+/// Admits prompts while their tokens and all new ones fit.
+fn admit(
+    arena: &mut KvArena,
+    prompts: &[Vec<u32>],
+    limits: Limits,
+    waiting: &mut VecDeque<usize>,
+    running: &mut Vec<Running>,
+    served: &mut Served,
+) -> Result<(), Error> {
+    for _ in 0..limits.joins {
+        let Some(&prompt) = waiting.front() else { break };
+        let tokens: Vec<TokenId> = prompts[prompt].iter().copied().map(TokenId::new).collect();
+        let promise = (tokens.len() + limits.new_tokens) as u32;
+        let seq = match arena.engine.admit(Namespace::default(), &tokens, promise) {
+            Ok(seq) => seq,
+            Err(error) if error.is_shortage() && !running.is_empty() => break,
+            Err(error) => return Err(kvarena::EngineError::from(error).into()),
+        };
+        waiting.pop_front();
+        let left = left(arena, seq)?;
+        served.prompt_tokens += tokens.len();
+        served.hit_tokens += tokens.len() - left as usize;
+        running.push(Running { seq, prompt });
+    }
+    Ok(())
+}
+
+/// Takes what each sequence has to compute, as far as a step goes: the oldest first.
+fn items(arena: &KvArena, running: &[Running], step_tokens: u32) -> Result<Vec<Extend>, Error> {
+    let (mut items, mut room) = (Vec::new(), step_tokens);
+    for one in running {
+        let len = left(arena, one.seq)?.min(room);
+        if len > 0 {
+            items.push(Extend { seq: one.seq, len });
+            room -= len;
+        }
+    }
+    Ok(items)
+}
+
+/// Returns the known tokens of a sequence that no step has computed.
+fn left(arena: &KvArena, seq: SeqKey) -> Result<u32, Error> {
+    let (engine, failed) = (&arena.engine, kvarena::EngineError::from);
+    Ok(engine.token_count(seq).map_err(failed)? - engine.planned_len(seq).map_err(failed)?)
+}
+
+/// Finishes texts that have all their tokens, or an end.
+fn finish(
+    arena: &mut KvArena,
+    end: &[u32],
+    limits: Limits,
+    running: &mut Vec<Running>,
+    served: &Served,
+) -> Result<(), Error> {
+    let is_done = |one: &Running| {
+        let text = &served.texts[one.prompt];
+        text.len() == limits.new_tokens || text.last().is_some_and(|token| end.contains(token))
+    };
+    for one in running.iter().filter(|one| is_done(one)) {
+        arena.engine.finish(one.seq).map_err(kvarena::EngineError::from)?;
+    }
+    running.retain(|one| !is_done(one));
+    Ok(())
+}

@@ -1,0 +1,43 @@
+//! Text as tokens: a model's `tokenizer.json`, or bytes for the tiny models, which have none.
+
+use std::path::Path;
+
+use tokenizers::Tokenizer;
+
+/// A tokenizer, or bytes.
+pub struct Text(Option<Tokenizer>);
+
+impl Text {
+    /// Reads a folder's `tokenizer.json`, if it has one.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn load(folder: &Path) -> tokenizers::Result<Self> {
+        let path = folder.join("tokenizer.json");
+        Ok(Self(path.exists().then(|| Tokenizer::from_file(path)).transpose()?))
+    }
+
+    /// Returns a text's tokens.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn encode(&self, text: &str) -> tokenizers::Result<Vec<u32>> {
+        match &self.0 {
+            Some(tokenizer) => Ok(tokenizer.encode(text, false)?.get_ids().to_vec()),
+            None => Ok(text.bytes().map(u32::from).collect()),
+        }
+    }
+
+    /// Returns the text of tokens. A tiny model's tokens past the printable bytes show as dots.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn decode(&self, tokens: &[u32]) -> tokenizers::Result<String> {
+        let byte =
+            |&token: &u32| char::from_u32(token).filter(|c| c.is_ascii_graphic()).unwrap_or('.');
+        match &self.0 {
+            Some(tokenizer) => tokenizer.decode(tokens, true),
+            None => Ok(tokens.iter().map(byte).collect()),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! [`Error`]: why a call of this crate failed.
+
+use std::fmt;
+
+use candle_core::{DType, DeviceLocation};
+use kvarena::backend::Operand;
+use kvarena::{Backend, EngineError};
+
+use crate::Pool;
+
+/// The reason for which a call failed. It converts into candle's error, which keeps its text.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The engine or its backend rejected the call.
+    Engine(EngineError<<Pool as Backend>::Error>),
+    /// candle failed.
+    Candle(candle_core::Error),
+    /// A device that no backend serves, or a tensor on another device than the arena's.
+    Device {
+        /// The device.
+        location: DeviceLocation,
+    },
+    /// A tensor of another shape than `[rows, heads, dim]` of the step and the pool.
+    Shape {
+        /// The argument.
+        operand: Operand,
+        /// Its shape.
+        actual: Vec<usize>,
+        /// The expected shape.
+        wanted: Vec<usize>,
+    },
+    /// A tensor whose rows are not contiguous, so that reading it would take a copy.
+    Strides {
+        /// The argument.
+        operand: Operand,
+        /// Its strides, in elements.
+        strides: Vec<usize>,
+    },
+    /// A tensor of a type that the backend does not read.
+    Dtype {
+        /// The argument.
+        operand: Operand,
+        /// Its type.
+        dtype: DType,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Engine(error) => error.fmt(f),
+            Self::Candle(error) => error.fmt(f),
+            Self::Device { location } => write!(f, "{location:?} is not a device of this arena"),
+            Self::Shape { operand, actual, wanted } => {
+                write!(f, "{operand} has shape {actual:?} where {wanted:?} is expected")
+            }
+            Self::Strides { operand, strides } => {
+                write!(f, "{operand} has strides {strides:?}: its rows are not contiguous")
+            }
+            Self::Dtype { operand, dtype } => {
+                write!(f, "{operand} has type {dtype:?}, which is not read")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Engine(error) => error.source(),
+            Self::Candle(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<EngineError<<Pool as Backend>::Error>> for Error {
+    fn from(error: EngineError<<Pool as Backend>::Error>) -> Self {
+        Self::Engine(error)
+    }
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Candle(error)
+    }
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(error) => error,
+            error => Self::wrap(error),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The GPU's half: candle's stream and memory, as kvarena's backend takes them.
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::CudaDType;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
+use candle_core::{CudaDevice, CudaStorage, DType, Device, Layout, Storage, Tensor};
+use half::{bf16, f16};
+use kvarena::backend::cuda::{
+    Cuda, CudaError, CudaOptions, CudaStream, DeviceRows, DeviceRowsMut, Gpu,
+};
+use kvarena::backend::{Either, EitherError, Operand};
+use kvarena::{Dtype, EngineError};
+
+use crate::Error;
+use crate::attend::{Operation, elements, row_stride};
+
+fn failed(error: CudaError) -> Error {
+    EngineError::Backend(EitherError::Right(error)).into()
+}
+
+/// Options of a backend on candle's stream, which the backend keeps alive.
+pub(crate) fn options(device: &CudaDevice) -> Result<CudaOptions, Error> {
+    let stream = device.cuda_stream();
+    let gpu = Gpu::new(stream.context().ordinal() as u32).map_err(failed)?;
+    let raw = stream.cu_stream() as usize as u64;
+    // SAFETY: candle's context is the device's primary one, and the stream lives as long as its `Arc`.
+    let stream = unsafe { CudaStream::from_raw(&gpu, raw, stream) }.map_err(failed)?;
+    Ok(CudaOptions { stream: Some(stream), ..CudaOptions::new(&gpu) })
+}
+
+/// Whether tensors of a device are in the order of the backend's stream.
+pub(crate) fn is_on(cuda: &Cuda, device: &Device) -> bool {
+    let Device::Cuda(device) = device else { return false };
+    device.cuda_stream().cu_stream() as usize as u64 == cuda.stream().raw()
+        && device.cuda_stream().context().ordinal() as u32 == cuda.gpu().ordinal()
+}
+
+/// Attention on the GPU, into memory that candle allocates.
+pub(crate) fn run(
+    op: &Operation<'_>,
+    qkv: [(&CudaStorage, &Layout); 3],
+) -> Result<CudaStorage, Error> {
+    match qkv[0].0.dtype() {
+        DType::F32 => run_of::<f32>(op, qkv, Dtype::F32),
+        DType::F16 => run_of::<f16>(op, qkv, Dtype::F16),
+        DType::BF16 => run_of::<bf16>(op, qkv, Dtype::Bf16),
+        dtype => Err(Error::Dtype { operand: Operand::Q, dtype }),
+    }
+}
+
+fn run_of<T: CudaDType + candle_core::cuda_backend::cudarc::driver::DeviceRepr>(
+    op: &Operation<'_>,
+    [q, k, v]: [(&CudaStorage, &Layout); 3],
+    dtype: Dtype,
+) -> Result<CudaStorage, Error> {
+    let device = q.0.device().clone();
+    let stream = device.cuda_stream();
+    let len = q.1.shape().elem_count();
+    // SAFETY: the backend writes every element of the result.
+    let mut out: CudaSlice<T> = unsafe { device.alloc(len) }?;
+    // The guards record the use of the memory when they are dropped, after the launches.
+    let (k_slice, v_slice) = (slice::<T>(Operand::K, k.0)?, slice::<T>(Operand::V, v.0)?);
+    let (q_at, _q) = slice::<T>(Operand::Q, q.0)?.device_ptr(&stream);
+    let (k_at, _k) = k_slice.device_ptr(&stream);
+    let (v_at, _v) = v_slice.device_ptr(&stream);
+    let held = op.sinks.map(Tensor::storage_and_layout);
+    let sinks = held.as_ref().map(|(storage, layout)| sinks_of(storage, layout)).transpose()?;
+    let sinks_at = sinks.as_ref().map(|(slice, from)| (slice.device_ptr(&stream), *from));
+    let (to, written) = out.device_ptr_mut(&stream);
+    let size = size_of::<T>() as u64;
+    let rows = |at: u64, layout: &Layout| {
+        let range = elements(layout);
+        let (first, stride) = (at + range.start as u64 * size, row_stride(layout));
+        // SAFETY: the tensor's memory lives through the launches, which its stream orders before its reuse.
+        unsafe { DeviceRows::from_raw(first, dtype, range.len(), stride) }
+    };
+    let qkv = [rows(q_at, q.1), rows(k_at, k.1), rows(v_at, v.1)];
+    let sinks = sinks_at.as_ref().map(|((at, _guard), from)| {
+        // SAFETY: as above.
+        Either::Right(unsafe {
+            DeviceRows::from_raw(
+                at + 4 * *from as u64,
+                Dtype::F32,
+                op.attend.q_heads as usize,
+                None,
+            )
+        })
+    });
+    // SAFETY: as above; nothing else accesses the result.
+    let to = unsafe { DeviceRowsMut::from_raw(to, dtype, len, None) };
+    op.run(qkv.map(Either::Right), sinks, Either::Right(to))?;
+    drop(written);
+    Ok(CudaStorage::wrap_cuda_slice(out, device))
+}
+
+fn slice<T: CudaDType>(operand: Operand, x: &CudaStorage) -> Result<&CudaSlice<T>, Error> {
+    x.as_cuda_slice::<T>().map_err(|_| Error::Dtype { operand, dtype: x.dtype() })
+}
+
+/// Sinks in f32, and the element at which they begin.
+fn sinks_of<'a>(storage: &'a Storage, at: &Layout) -> Result<(&'a CudaSlice<f32>, usize), Error> {
+    match storage {
+        Storage::Cuda(storage) => Ok((slice(Operand::Sinks, storage)?, at.start_offset())),
+        other => Err(Error::Dtype { operand: Operand::Sinks, dtype: other.dtype() }),
+    }
+}

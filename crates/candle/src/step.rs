@@ -1,0 +1,130 @@
+//! [`Step`]: one forward pass.
+
+use std::cell::RefCell;
+
+use candle_core::{Device, Tensor};
+use kvarena::{Attend, BatchPlan, Engine, LayerId, StepId};
+
+use crate::attend::attend;
+use crate::{Error, Pool};
+
+/// What a model reads of a step. Rows of tokens are packed in the order of the step's items, without padding.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// New tokens, u32 `[rows]`.
+    pub tokens: Tensor,
+    /// Their positions in their sequences, u32 `[rows]`.
+    pub positions: Tensor,
+    /// For each item the row of its last token, whose logits give the next one, u32 `[items]`.
+    pub last_rows: Tensor,
+}
+
+impl Inputs {
+    /// Uploads all three in one piece.
+    fn new(plan: &BatchPlan<'_>, device: &Device) -> candle_core::Result<Self> {
+        let tokens = plan.tokens.iter().map(|token| token.raw());
+        let last_rows = plan.rows.iter().map(|row| row.qo_start + row.extend_len - 1);
+        let (rows, items) = (plan.tokens.len(), plan.rows.len());
+        let all: Vec<u32> = tokens.chain(plan.positions.iter().copied()).chain(last_rows).collect();
+        let all = Tensor::from_vec(all, 2 * rows + items, device)?;
+        Ok(Self {
+            tokens: all.narrow(0, 0, rows)?,
+            positions: all.narrow(0, rows, rows)?,
+            last_rows: all.narrow(0, 2 * rows, items)?,
+        })
+    }
+}
+
+/// One forward pass over new tokens of some sequences.
+///
+/// It borrows the arena until [`launched`](Step::launched). A step that is dropped in any other way, such as by an
+/// error in the model, is aborted: its sequences are as they were before it.
+pub struct Step<'a> {
+    /// What the model reads.
+    pub inputs: Inputs,
+    undo: Undo<'a>,
+    plan: BatchPlan<'a>,
+}
+
+/// Aborts its step when it is dropped.
+struct Undo<'a> {
+    engine: RefCell<&'a mut Engine<Pool>>,
+    /// `None` after the launch.
+    step: Option<StepId>,
+}
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        let Some(step) = self.step else { return };
+        let engine = self.engine.get_mut();
+        engine.abort(step).expect("the last step that was planned is open");
+        // Refused while an earlier step is open: the next `close` completes both.
+        let _ = engine.complete(step);
+    }
+}
+
+impl<'a> Step<'a> {
+    pub(crate) fn new(
+        engine: &'a mut Engine<Pool>,
+        plan: BatchPlan<'a>,
+        device: &Device,
+    ) -> Result<Self, Error> {
+        let undo = Undo { engine: RefCell::new(engine), step: Some(plan.step()) };
+        Ok(Self { inputs: Inputs::new(&plan, device)?, undo, plan })
+    }
+
+    /// The step's number, for [`KvArena::close`](crate::KvArena::close).
+    pub fn id(&self) -> StepId {
+        self.plan.step()
+    }
+
+    /// The plan: rows, positions, slots.
+    pub fn plan(&self) -> &BatchPlan<'a> {
+        &self.plan
+    }
+
+    /// Stores a layer's K and V of the new tokens, and returns attention of their queries over all tokens of their
+    /// sequences, `[rows, q_heads, head_dim]` of q's type.
+    ///
+    /// q is `[rows, q_heads, head_dim]`, k and v are `[rows, kv_heads, head_dim]`. A row is contiguous, and rows may be
+    /// parts of longer ones, as in a fused projection. On the CPU each may have any type of f32, f16 and bf16; on a GPU
+    /// they have the pool's.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Strides`], [`Error::Dtype`], [`Error::Device`]; [`Error::Engine`] for a layer that
+    /// does not exist, a window that is not the layer's, or a failure of the device.
+    pub fn attend(
+        &self,
+        layer: usize,
+        attend: &Attend,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+    ) -> Result<Tensor, Error> {
+        self.attend_with_sinks(layer, attend, [q, k, v], None)
+    }
+
+    /// The same with attention sinks, f32 `[q_heads]`: see [`Queries::sinks`](kvarena::Queries::sinks).
+    ///
+    /// # Errors
+    /// Those of [`attend`](Step::attend).
+    pub fn attend_with_sinks(
+        &self,
+        layer: usize,
+        parameters: &Attend,
+        qkv: [&Tensor; 3],
+        sinks: Option<&Tensor>,
+    ) -> Result<Tensor, Error> {
+        let layer = LayerId::new(u32::try_from(layer).unwrap_or(u32::MAX));
+        let mut engine = self.undo.engine.borrow_mut();
+        let layout = engine.shape().layout;
+        attend(engine.backend_mut(), &layout, (&self.plan, layer), parameters, qkv, sinks)
+    }
+
+    /// Ends the borrow of the arena after the last layer, and returns the step's number for
+    /// [`KvArena::close`](crate::KvArena::close).
+    pub fn launched(mut self) -> StepId {
+        self.undo.step = None;
+        self.plan.step()
+    }
+}

@@ -1,0 +1,245 @@
+//! The bridge against attention in float64 over contiguous K and V, and what it rejects.
+
+use candle_core::{DType, Device, Tensor};
+use kvarena::backend::Operand;
+use kvarena::testkit::rng::Rng;
+use kvarena::{Attend, Capacity, Extend, KvDtype, KvShape, Namespace, PoolConfig, SeqKey, TokenId};
+use kvarena_candle::{Error, KvArena, Step};
+
+const KV_HEADS: usize = 2;
+const Q_HEADS: usize = 4;
+const DIM: usize = 32;
+const LAYERS: usize = 2;
+
+fn arena() -> KvArena {
+    let config = PoolConfig {
+        layers: LAYERS as u32,
+        shape: KvShape::heads(KV_HEADS as u32, DIM as u32),
+        dtype: KvDtype::F32,
+        page_size: 4,
+        capacity: Capacity::Pages(256),
+        ..PoolConfig::default()
+    };
+    KvArena::new(config, &Device::Cpu).expect("a small pool")
+}
+
+fn attention() -> Attend {
+    Attend::new(Q_HEADS as u32, DIM as u32)
+}
+
+/// Random numbers for each new token: q, k and v behind one another in a row, as a fused projection gives them.
+fn fused(rng: &mut Rng, rows: usize) -> (Vec<f32>, [Tensor; 3]) {
+    let heads = Q_HEADS + 2 * KV_HEADS;
+    let number = |_| rng.within(0, 2000) as f32 / 1000.0 - 1.0;
+    let numbers: Vec<f32> = (0..rows * heads * DIM).map(number).collect();
+    let all = Tensor::from_slice(&numbers, (rows, heads, DIM), &Device::Cpu).expect("numbers");
+    let part = |from, heads| all.narrow(1, from, heads).expect("heads");
+    let parts = [part(0, Q_HEADS), part(Q_HEADS, KV_HEADS), part(Q_HEADS + KV_HEADS, KV_HEADS)];
+    (numbers, parts)
+}
+
+/// A sequence, with the fused rows of all its tokens in each layer.
+struct Sequence {
+    seq: SeqKey,
+    rows: [Vec<Vec<f32>>; LAYERS],
+}
+
+/// Attention of the last row over all rows, in float64.
+fn exact(rows: &[Vec<f32>], head: usize) -> Vec<f64> {
+    let q = &rows.last().expect("a row")[head * DIM..][..DIM];
+    let kv_head = head / (Q_HEADS / KV_HEADS);
+    let of = |row: &[f32], side: usize| {
+        let from = (Q_HEADS + side * KV_HEADS + kv_head) * DIM;
+        row[from..from + DIM].iter().map(|&x| f64::from(x)).collect::<Vec<_>>()
+    };
+    let weight = |row: &Vec<f32>| {
+        let product: f64 = of(row, 0).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum();
+        (product / (DIM as f64).sqrt()).exp()
+    };
+    let weights: Vec<f64> = rows.iter().map(weight).collect();
+    let total: f64 = weights.iter().sum();
+    let mut out = vec![0.0; DIM];
+    for (row, weight) in rows.iter().zip(&weights) {
+        for (out, v) in out.iter_mut().zip(of(row, 1)) {
+            *out += weight / total * v;
+        }
+    }
+    out
+}
+
+/// Computes some layers of a step, and compares every row with the exact one.
+fn compute(step: &Step<'_>, rng: &mut Rng, running: &mut [Sequence], layers: usize) {
+    let lens: Vec<usize> = step.plan().rows.iter().map(|row| row.extend_len as usize).collect();
+    for layer in 0..layers {
+        let (numbers, [q, k, v]) = fused(rng, step.plan().token_count());
+        let out = step.attend(layer, &attention(), &q, &k, &v).expect("valid attention");
+        let out = out.to_vec3::<f32>().expect("numbers");
+        let mut rows = numbers.chunks((Q_HEADS + 2 * KV_HEADS) * DIM).zip(out);
+        for (sequence, len) in running.iter_mut().zip(&lens) {
+            for (row, out) in rows.by_ref().take(*len) {
+                sequence.rows[layer].push(row.to_vec());
+                for (head, out) in out.iter().enumerate() {
+                    for (out, exact) in out.iter().zip(exact(&sequence.rows[layer], head)) {
+                        assert!((f64::from(*out) - exact).abs() < 1e-5, "{out} for {exact}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// One turn of a random program: a prompt joins, a step is computed and closed or dropped, a sequence finishes.
+fn turn(arena: &mut KvArena, rng: &mut Rng, running: &mut Vec<Sequence>, turn: u32) {
+    if running.is_empty() || (running.len() < 4 && rng.one_in(2)) {
+        // Unlike prompts, so that no page is shared: the rows are random.
+        let tokens = (0..rng.within(1, 20) as u32).map(|at| TokenId::new(1000 * turn + at));
+        let tokens: Vec<TokenId> = tokens.collect();
+        let seq = arena.engine.admit(Namespace::default(), &tokens, 0).expect("room");
+        running.push(Sequence { seq, rows: Default::default() });
+    }
+    let mut item = |one: &Sequence| {
+        let planned = arena.engine.planned_len(one.seq).expect("it runs");
+        let left = arena.engine.token_count(one.seq).expect("it runs") - planned;
+        Extend { seq: one.seq, len: rng.within(1, left.into()) as u32 }
+    };
+    let items: Vec<Extend> = running.iter().map(&mut item).collect();
+    let before: Vec<_> = running.iter().map(|one| one.rows.clone()).collect();
+    let step = arena.step(&items).expect("room");
+    let layers = if rng.one_in(4) { rng.below(LAYERS as u64 + 1) as usize } else { LAYERS };
+    compute(&step, rng, running, layers);
+    if layers == LAYERS && !rng.one_in(5) {
+        let id = step.launched();
+        for one in &*running {
+            let engine = &mut arena.engine;
+            if engine.token_count(one.seq) == engine.planned_len(one.seq) {
+                engine.append(one.seq, &[TokenId::new(7)]).expect("room");
+            }
+        }
+        arena.close(id).expect("it was launched");
+    } else {
+        // A step that is dropped is undone, in whichever layer it is.
+        drop(step);
+        running.iter_mut().zip(before).for_each(|(one, rows)| one.rows = rows);
+    }
+    if running.len() > 1 && rng.one_in(6) {
+        let done = running.swap_remove(rng.below(running.len() as u64) as usize);
+        arena.engine.finish(done.seq).expect("it runs");
+    }
+    arena.engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn steps_of_random_sequences_are_exact() {
+    for seed in 0..20 {
+        let (mut arena, mut rng, mut running) = (arena(), Rng::new(seed), Vec::new());
+        (0..30).for_each(|at| turn(&mut arena, &mut rng, &mut running, at));
+    }
+}
+
+#[test]
+fn what_cannot_be_read_in_place_is_rejected() {
+    let mut arena = arena();
+    let tokens: Vec<TokenId> = (0..3).map(TokenId::new).collect();
+    let seq = arena.engine.admit(Namespace::default(), &tokens, 0).expect("room");
+    let step = arena.step(&[Extend { seq, len: 3 }]).expect("room");
+    let attend = attention();
+    let (_, [q, k, v]) = fused(&mut Rng::new(1), 3);
+    let refused = |q: &Tensor, k: &Tensor, v: &Tensor| {
+        step.attend(0, &attend, q, k, v).expect_err("it must not be read")
+    };
+    let error = refused(&q, &k.narrow(0, 0, 2).expect("rows"), &v);
+    assert!(matches!(error, Error::Shape { operand: Operand::K, .. }), "{error}");
+    assert_eq!(error.to_string(), "k has shape [2, 2, 32] where [3, 2, 32] is expected");
+    // Heads before rows, as candle's own models have them: reading it would take a copy.
+    let heads_first = v.transpose(0, 1).and_then(|v| v.contiguous()?.transpose(0, 1));
+    let error = refused(&q, &k, &heads_first.expect("a view"));
+    assert!(matches!(error, Error::Strides { operand: Operand::V, .. }), "{error}");
+    let broadcast =
+        k.narrow(0, 0, 1).and_then(|k| k.contiguous()?.broadcast_as((3, KV_HEADS, DIM)));
+    let error = refused(&q, &broadcast.expect("a view"), &v);
+    assert!(matches!(error, Error::Engine(_)), "{error}");
+    let error = refused(&q.to_dtype(DType::F64).expect("numbers"), &k, &v);
+    assert!(matches!(error, Error::Dtype { operand: Operand::Q, dtype: DType::F64 }), "{error}");
+    let error = refused(&q, &k.to_dtype(DType::U32).expect("numbers"), &v);
+    assert!(matches!(error, Error::Dtype { operand: Operand::K, dtype: DType::U32 }), "{error}");
+    let error = step.attend(LAYERS, &attend, &q, &k, &v).expect_err("there are two layers");
+    assert_eq!(error.to_string(), "the backend failed: there is no layer 2 of 2: the first is 0");
+    // candle keeps the text alone.
+    let text = candle_core::Error::from(error).to_string();
+    assert!(text.contains("there is no layer 2"), "{text}");
+    let window = Attend { window: Some(0), ..attend };
+    assert!(step.attend(0, &window, &q, &k, &v).is_err());
+    // The step goes on after what was rejected, and so does the arena.
+    step.attend(0, &attend, &q, &k, &v).expect("valid attention");
+    drop(step);
+    arena.engine.verify().expect("all invariants hold");
+    assert_eq!(arena.engine.planned_len(seq), Ok(0));
+}
+
+#[test]
+fn sinks_take_their_part_of_the_softmax() {
+    let mut arena = arena();
+    let seq = arena.engine.admit(Namespace::default(), &[TokenId::new(1)], 0).expect("room");
+    let step = arena.step(&[Extend { seq, len: 1 }]).expect("room");
+    let attend = attention();
+    let (numbers, [q, k, v]) = fused(&mut Rng::new(2), 1);
+    let plain = step.attend(0, &attend, &q, &k, &v).expect("valid attention");
+    let logit = |head: usize| {
+        let kv_head = Q_HEADS + head / (Q_HEADS / KV_HEADS);
+        let [q, k] = [head, kv_head].map(|head| &numbers[head * DIM..][..DIM]);
+        q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>() / (DIM as f32).sqrt()
+    };
+    let of = |sinks: Vec<f32>| {
+        let sinks = Tensor::from_vec(sinks, Q_HEADS, &Device::Cpu).expect("numbers");
+        step.attend_with_sinks(0, &attend, [&q, &k, &v], Some(&sinks)).expect("valid attention")
+    };
+    // A sink as large as the only logit takes half of it; minus infinity takes nothing.
+    let (half, none) =
+        (of((0..Q_HEADS).map(logit).collect()), of(vec![f32::NEG_INFINITY; Q_HEADS]));
+    let [plain, half, none] = [plain, half, none]
+        .map(|x| x.flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("numbers"));
+    assert_eq!(plain, none);
+    for (plain, half) in plain.iter().zip(&half) {
+        assert!((plain / 2.0 - half).abs() < 1e-6, "{half} is not half of {plain}");
+    }
+    let few = Tensor::zeros(1, DType::F32, &Device::Cpu).expect("numbers");
+    let error = step.attend_with_sinks(0, &attend, [&q, &k, &v], Some(&few)).expect_err("one sink");
+    assert!(matches!(error, Error::Shape { operand: Operand::Sinks, .. }), "{error}");
+}
+
+#[test]
+fn a_step_that_panics_is_undone_and_tensors_outlive_the_arena() {
+    let mut arena = arena();
+    let seq = arena.engine.admit(Namespace::default(), &[TokenId::new(1)], 0).expect("room");
+    let items = [Extend { seq, len: 1 }];
+    let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _step = arena.step(&items).expect("room");
+        panic!("in the model");
+    }));
+    assert!(panics.is_err());
+    arena.engine.verify().expect("all invariants hold");
+    let step = arena.step(&items).expect("the same step again");
+    let (_, [q, k, v]) = fused(&mut Rng::new(3), 1);
+    let out = step.attend(0, &attention(), &q, &k, &v).expect("valid attention");
+    let inputs = step.inputs.clone();
+    drop(step);
+    drop(arena);
+    assert_eq!(out.dims(), [1, Q_HEADS, DIM]);
+    assert_eq!(inputs.tokens.to_vec1::<u32>().expect("numbers"), [1]);
+}
+
+/// An earlier step that is still open keeps a dropped one from completing; closing it completes both.
+#[test]
+fn a_later_step_may_be_dropped_while_an_earlier_one_is_open() {
+    let mut arena = arena();
+    let seqs = [1, 2].map(|token| {
+        arena.engine.admit(Namespace::default(), &[TokenId::new(token)], 0).expect("room")
+    });
+    let first = arena.step(&[Extend { seq: seqs[0], len: 1 }]).expect("room").launched();
+    drop(arena.step(&[Extend { seq: seqs[1], len: 1 }]).expect("room"));
+    arena.engine.verify().expect("all invariants hold");
+    arena.close(first).expect("it was launched");
+    let second = arena.step(&[Extend { seq: seqs[1], len: 1 }]).expect("room").launched();
+    arena.close(second).expect("it was launched");
+    arena.engine.verify().expect("all invariants hold");
+}

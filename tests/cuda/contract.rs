@@ -1,6 +1,7 @@
 //! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
 
-use std::cell::Cell;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use kvarena::backend::Either;
 use kvarena::backend::cuda::{CudaError, Prepare};
@@ -24,8 +25,8 @@ fn cuda_keeps_the_contract() {
 #[test]
 fn either_backend_keeps_the_contract() {
     let Some(gpu) = gpu() else { return };
-    let on_gpu = Cell::new(false);
-    let options = |case: &Case| match on_gpu.replace(!on_gpu.get()) {
+    let on_gpu = AtomicBool::new(false);
+    let options = |case: &Case| match on_gpu.fetch_not(Relaxed) {
         true => Either::Right(OnGpuOptions::new(&gpu).for_case(case)),
         false => {
             let (scales, labels) = (case.scales(), case.labels());

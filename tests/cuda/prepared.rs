@@ -1,7 +1,9 @@
 //! What is loaded before the first step: all that a host does, and nothing else.
 
 use kvarena::backend::Backend;
-use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Prepare};
+use kvarena::backend::cuda::{
+    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare,
+};
 use kvarena::testkit::contract::{
     Case, Filter, check_backend, check_cases, check_served, check_sparse_backend,
 };
@@ -166,7 +168,10 @@ fn engine_of_spans(gpu: &Gpu, work: &Prepare<'_>) -> (Engine<Cuda>, Vec<SeqKey>)
         capacity: Capacity::Pages(64),
         ..PoolConfig::default()
     };
-    let options = CudaOptions { max_step_tokens: 256, all_spans: true, ..CudaOptions::new(gpu) };
+    // The default stream cannot be captured.
+    let stream = Some(CudaStream::new(gpu).expect("a stream"));
+    let options =
+        CudaOptions { stream, max_step_tokens: 256, all_spans: true, ..CudaOptions::new(gpu) };
     let mut engine = Engine::new(config, options).expect("a small pool");
     let prompt: Vec<TokenId> = (0..33).map(TokenId::new).collect();
     let mut scratch = StepScratch::new();

@@ -7,8 +7,8 @@ use common::gpu::{EPS, Numbers, buffer, close, device, read};
 use half::bf16;
 use kvarena::backend::cuda::PinnedBuffer;
 use kvarena_host::gpu::kernels::{
-    DeviceDraw, DeviceShape, EmbedParams, FillParams, FoldParams, NormParams, RopeStoreParams,
-    SampleParams, ShapedParams, SiluMulParams,
+    DeviceDraw, DeviceShape, EmbedParams, FillParams, FoldParams, NormParams, SampleParams,
+    ShapedParams, SiluMulParams,
 };
 use kvarena_host::gpu::twin;
 use kvarena_host::sample::{Sampling, gumbel};
@@ -78,106 +78,6 @@ fn embed_and_norm() {
             .flat_map(|draw| twin::rms_norm(&picked[draw.row as usize], &weight, EPS))
             .collect();
         close(&read(&normed, 5 * hidden), &expected, "rms_norm");
-    }
-}
-
-#[test]
-fn rotation_and_store() {
-    let Some(device) = device() else { return };
-    let mut numbers = Numbers(2);
-    let (q_heads, kv_heads, page_size, pages) = (6, 2, 5_usize, 7_usize);
-    let heads = q_heads + 2 * kv_heads;
-    for (number, (index, dims)) in
-        [(0, 64), (1, 128), (2, 256)].into_iter().flat_map(|d| [d; 4]).enumerate()
-    {
-        let (wide_slots, normed) = (number % 2 == 1, number % 4 < 2);
-        let tokens = 11;
-        let qkv = numbers.vec(tokens * heads * dims, 1.0);
-        let (q_norm, k_norm) = (numbers.vec(dims, 1.0), numbers.vec(dims, 1.0));
-        let frequencies: Vec<f32> =
-            (0..dims / 2).map(|i| 1e4_f32.powf(-2.0 * i as f32 / dims as f32)).collect();
-        let positions: Vec<u32> = (0..tokens).map(|_| numbers.below(40_000) as u32).collect();
-        // Distinct slots; the last stores nothing.
-        let slots: Vec<i64> = (0..tokens)
-            .map(|i| if i + 1 == tokens { -1 } else { (3 * i % (page_size * pages)) as i64 })
-            .collect();
-        let narrow_slots: Vec<i32> = slots.iter().map(|&slot| slot as i32).collect();
-        let slot_stride = kv_heads * dims;
-        let (page_stride, pool_len) =
-            (page_size * slot_stride + 16, pages * (page_size * slot_stride + 16));
-        let old = numbers.vec(pool_len, 1.0);
-        let (k_pool, v_pool) = (buffer(&device, &old), buffer(&device, &old));
-        let d_qkv = buffer(&device, &qkv);
-        let d_slots =
-            if wide_slots { buffer(&device, &slots) } else { buffer(&device, &narrow_slots) };
-        let (d_positions, d_frequencies) =
-            (buffer(&device, &positions), buffer(&device, &frequencies));
-        let (d_q_norm, d_k_norm) = (buffer(&device, &q_norm), buffer(&device, &k_norm));
-        let heads_each = 1 + number as u32 % 4;
-        let params = RopeStoreParams {
-            qkv: d_qkv.address(),
-            positions: d_positions.address(),
-            slots: d_slots.address(),
-            q_norm: if normed { d_q_norm.address() } else { 0 },
-            k_norm: if normed { d_k_norm.address() } else { 0 },
-            frequencies: d_frequencies.address(),
-            k_pool: k_pool.address(),
-            v_pool: v_pool.address(),
-            page_stride: 2 * page_stride as u64,
-            slot_stride: 2 * slot_stride as u64,
-            slot_bytes: if wide_slots { 8 } else { 4 },
-            page_size: page_size as u32,
-            tokens: tokens as u32,
-            q_heads: q_heads as u32,
-            kv_heads: kv_heads as u32,
-            heads_each,
-            eps: EPS,
-            reserved: 0,
-        };
-        let warps = tokens * heads.div_ceil(heads_each as usize);
-        // SAFETY: all buffers have the sizes that the kernel's source asks for; slots are below the pool's.
-        unsafe {
-            device.kernels.rope_store[index].launch(
-                device.raw(),
-                (warps.div_ceil(4) as u32, 1),
-                128,
-                &params,
-            )
-        }
-        .unwrap();
-        let after: Vec<bf16> = read(&d_qkv, qkv.len());
-        let (mut k, mut v) = (old.clone(), old.clone());
-        for token in 0..tokens {
-            for head in 0..heads {
-                let at = (token * heads + head) * dims;
-                let row = &qkv[at..][..dims];
-                let weight = if head < q_heads { &q_norm } else { &k_norm };
-                let rotated = twin::rotate(
-                    row,
-                    normed.then_some(&weight[..]),
-                    EPS,
-                    &frequencies,
-                    positions[token],
-                );
-                if head < q_heads {
-                    close(&after[at..][..dims], &rotated, "q");
-                    continue;
-                }
-                let Ok(slot) = usize::try_from(slots[token]) else { continue };
-                let is_k = head < q_heads + kv_heads;
-                let kv_head = head - q_heads - if is_k { 0 } else { kv_heads };
-                let to = slot / page_size * page_stride
-                    + slot % page_size * slot_stride
-                    + kv_head * dims;
-                if is_k {
-                    k[to..][..dims].copy_from_slice(&rotated);
-                } else {
-                    v[to..][..dims].copy_from_slice(row);
-                }
-            }
-        }
-        close(&read(&k_pool, pool_len), &k, "k");
-        assert_eq!(read::<bf16>(&v_pool, pool_len), v, "v");
     }
 }
 

@@ -53,6 +53,7 @@ pub use attention::graph_key::GraphKey;
 #[doc(hidden)]
 pub use attention::split::{SpanCosts, SpanWork};
 pub use driver::gpu::Gpu;
+pub use driver::launch::Launch;
 pub use driver::memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 pub use driver::raw::RawStream;
 pub use driver::stream::{CudaEvent, CudaGraph, CudaStream};

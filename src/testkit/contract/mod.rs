@@ -44,6 +44,7 @@ pub use sparse::{SparseTestBackend, check_sparse_backend};
 
 use crate::backend::{Backend, OpenBackend};
 use crate::id::PageId;
+use crate::testkit::parallel;
 use crate::testkit::rng::{Rng, mix};
 use run::Also;
 
@@ -113,6 +114,19 @@ pub struct Report {
     pub worst_lse: f64,
 }
 
+impl Report {
+    /// Returns what this check and another one saw together.
+    fn and(&self, other: &Self) -> Self {
+        Self {
+            runs: self.runs + other.runs,
+            steps: self.steps + other.steps,
+            rows: self.rows + other.rows,
+            worst_out: self.worst_out.max(other.worst_out),
+            worst_lse: self.worst_lse.max(other.worst_lse),
+        }
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { runs, steps, rows, worst_out, worst_lse } = self;
@@ -126,7 +140,7 @@ impl fmt::Display for Report {
 ///
 /// # Panics
 /// At the first breach; the message names the seed, the shape and the place.
-pub fn check_backend<O>(options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+pub fn check_backend<O>(options: impl Fn(&Case) -> O + Sync, seeds: Range<u64>) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,
 {
@@ -137,33 +151,38 @@ where
 ///
 /// # Panics
 /// As [`check_backend`].
-pub fn check_cases<O>(filter: &Filter, options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+pub fn check_cases<O>(
+    filter: &Filter,
+    options: impl Fn(&Case) -> O + Sync,
+    seeds: Range<u64>,
+) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,
 {
     check_seeds(filter, options, seeds, None)
 }
 
-/// Runs each seed on the first case of the filter that the backend supports.
+/// Runs each seed on the first case of the filter that the backend supports; cores run several seeds at a time.
 fn check_seeds<O>(
     filter: &Filter,
-    options: impl Fn(&Case) -> O,
+    options: impl Fn(&Case) -> O + Sync,
     seeds: Range<u64>,
     also: Option<Also<O::Backend>>,
 ) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,
 {
-    let mut report = Report::default();
-    for seed in seeds {
+    let seeds: Vec<u64> = seeds.collect();
+    let reports = parallel::map(&seeds, |&seed| {
         let mut rng = Rng::new(mix(seed));
         let case = (0..10_000)
             .filter_map(|_| filter.draw(&mut rng))
             .find(O::Backend::supports)
             .expect("a backend supports one shape of ten thousand");
         let backend = options(&case).open(&case.layout, &case.table, case.max_steps);
+        let mut report = Report { runs: 1, ..Report::default() };
         run::run(backend.expect("a small pool opens"), case, seed, rng, also, &mut report);
-        report.runs += 1;
-    }
-    report
+        report
+    });
+    reports.iter().fold(Report::default(), |all, report| all.and(report))
 }

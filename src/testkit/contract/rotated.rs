@@ -16,7 +16,11 @@ use crate::layout::Dtype;
 ///
 /// # Panics
 /// At the first breach; the message names the seed, the shape and the place.
-pub fn check_rotated<O>(filter: &Filter, options: impl Fn(&Case) -> O, seeds: Range<u64>) -> Report
+pub fn check_rotated<O>(
+    filter: &Filter,
+    options: impl Fn(&Case) -> O + Sync,
+    seeds: Range<u64>,
+) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,
 {

@@ -42,7 +42,7 @@ pub trait SparseTestBackend: TestBackend + SparseBackend {
 /// At the first breach; the message names the seed, the shape and the place.
 pub fn check_sparse_backend<O>(
     filter: &Filter,
-    options: impl Fn(&Case) -> O,
+    options: impl Fn(&Case) -> O + Sync,
     seeds: Range<u64>,
 ) -> Report
 where

@@ -537,7 +537,9 @@ API int cuEventSynchronize(Event* event) {
     return here().broken;
 }
 API int cuEventElapsedTime(float* ms, Event*, Event*) { return *ms = 0, OK; }
-API int cuStreamBeginCapture_v2(void*, int) {
+API int cuStreamBeginCapture_v2(void* stream, int) {
+    // The default stream cannot be captured.
+    if (!stream) return CAPTURE_UNSUPPORTED;
     if (capturing) return INVALID;
     return capturing = new Line(), OK;
 }

@@ -49,21 +49,6 @@ struct NormParams {
 };
 GEN_SIZE(NormParams, 40)
 
-struct RopeStoreParams {
-    u64 qkv;          // bf16 [tokens, q_heads + 2 * kv_heads, head_dim]
-    u64 positions;    // u32 [tokens]
-    u64 slots;        // i32 or i64 [tokens]
-    u64 q_norm;       // bf16 [head_dim]; 0: none
-    u64 k_norm;       // bf16 [head_dim]; 0: none
-    u64 frequencies;  // f32 [head_dim / 2]
-    u64 k_pool, v_pool, page_stride, slot_stride;  // bytes
-    u32 slot_bytes, page_size, tokens, q_heads, kv_heads;
-    u32 heads_each;  // heads that one warp takes
-    float eps;
-    u32 reserved;
-};
-GEN_SIZE(RopeStoreParams, 112)
-
 struct BiasParams {
     u64 y;     // bf16 [rows, width]
     u64 bias;  // bf16 [width]

@@ -15,7 +15,7 @@ mod store;
 
 use std::rc::Rc;
 
-use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, Prepare, StagedPlan};
+use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, Prepare};
 use kvarena::{Attend, Backend, BatchPlan, Dtype, LayerId, Queries};
 
 use super::device::Device;
@@ -31,7 +31,6 @@ use crate::family::Family;
 use crate::sparse::channels::Measured;
 use experts::Mixture;
 use operands::qkv_width;
-use store::Rotated;
 
 /// A deliberate fault, to verify that the check finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -41,7 +40,7 @@ pub enum Fault {
     None,
     /// K and V go to the pages of another layer.
     Page,
-    /// Each token is rotated to its neighbour's position.
+    /// Positions count 1 % too much.
     Position,
     /// Frequencies of neighbouring pairs are swapped.
     Rotary,
@@ -109,8 +108,8 @@ pub struct Forward {
     thresholds: DeviceBuffer,
     /// Frequencies with neighbours swapped, for [`Fault::Rotary`].
     swapped: DeviceBuffer,
-    /// Present if the backend stores K and V, as for quantised pools and pools with labels, or if K is measured.
-    rotated: Option<Rotated>,
+    /// Frequencies 1 % above the model's, for [`Fault::Position`].
+    stretched: DeviceBuffer,
     /// The positions that rows of one new token read, if they do not read all.
     chosen: Option<Chosen>,
     /// Measures channels, if the host requested it.
@@ -165,6 +164,7 @@ impl Forward {
         let rows_of = |width: usize| device.zeros(2 * rows * width);
         let mut swapped = config.rope.frequencies.clone();
         swapped.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
+        let stretched: Vec<f32> = config.rope.frequencies.iter().map(|f| 1.01 * f).collect();
         let leads = link.as_ref().is_none_or(|link| link.rank() == 0);
         let peers = link.as_ref().and_then(Link::peers);
         let part_rows = peers.map_or(0, |peers| peers.most() / hidden);
@@ -187,7 +187,7 @@ impl Forward {
             counters: device.zeros(4 * limits.draws)?,
             thresholds: device.zeros(4 * limits.draws)?,
             swapped: DeviceBuffer::of(&device.gpu, &swapped)?,
-            rotated: None,
+            stretched: DeviceBuffer::of(&device.gpu, &stretched)?,
             chosen: None,
             gauge: None,
             fault: Fault::None,
@@ -263,31 +263,21 @@ impl Forward {
         self.gauge.take().map(Gauge::measured)
     }
 
-    /// Loads the kernels for `work` and the attention of this model's layers, and allocates rows if the pool's store
-    /// needs them.
+    /// Loads the kernels for `work` and the attention of this model's layers.
     ///
     /// # Errors
     /// Heads that no kernel supports, or the driver's error.
-    pub fn prepare(
-        &mut self,
-        device: &Device,
-        backend: &mut Cuda,
-        work: &Prepare<'_>,
-    ) -> Result<(), GpuError> {
-        let layout = backend.layout();
-        let apart = layout.dtype().is_quantised() || layout.label_channels() > 0;
-        if !(apart || self.is_measuring()) {
-            self.rotated = None;
-        } else if self.rotated.is_none() {
-            let rows = padded_rows(self.limits.tokens);
-            let row_bytes = 2 * (self.config.kv_heads * self.config.head_dim) as u64;
-            self.rotated = Some(Rotated::new(device, rows, row_bytes)?);
-        }
+    pub fn prepare(&mut self, backend: &mut Cuda, work: &Prepare<'_>) -> Result<(), GpuError> {
         let attend: Vec<_> = (0..self.config.layers).map(|layer| self.attend(layer)).collect();
         let top = self.chosen.as_ref().map(|chosen| chosen.top);
         let lists: Vec<_> =
             top.iter().flat_map(|&top| attend.iter().map(move |&a| (a, top))).collect();
-        Ok(backend.prepare(&Prepare { attend: &attend, lists: &lists, ..*work })?)
+        Ok(backend.prepare(&Prepare {
+            attend: &attend,
+            lists: &lists,
+            rope_store: true,
+            ..*work
+        })?)
     }
 
     /// Prepares sums over ranks. A kernel is loaded at its first launch, and NCCL connects at its first call; neither
@@ -328,14 +318,12 @@ impl Forward {
         &mut self,
         device: &Device,
         backend: &mut Cuda,
-        (plan, staged): (&BatchPlan<'_>, StagedPlan),
+        plan: &BatchPlan<'_>,
         step: StepAddresses,
         parts: Parts,
         each: impl FnMut(usize, usize) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
         let (tokens, hidden) = (plan.token_count(), self.config.hidden);
-        let layout = *backend.layout();
-        let pool = backend.pool().address();
         if parts.small {
             self.embed(device, tokens, step.tokens)?;
         }
@@ -351,14 +339,9 @@ impl Forward {
                 self.add_bias(device, (self.qkv.address(), bias), qkv_width(&self.config), tokens)?;
             }
             if parts.small {
-                let step = (tokens, staged, plan.slot_mapping);
-                self.rotate_and_store(device, index, (&layout, pool), step)?;
-                if let Some(Rotated { k, v, .. }) = &self.rotated {
-                    if let Some(gauge) = &mut self.gauge {
-                        gauge.look(device, plan, index, [self.qkv.address(), k.address()])?;
-                    }
-                    let layer = LayerId::new(self.stored_layer(index) as u32);
-                    backend.store_cache(plan, layer, k.rows(0, None), v.rows(0, None))?;
+                self.rotate_and_store(backend, plan, index)?;
+                if let Some(gauge) = &mut self.gauge {
+                    gauge.look(device, plan, index, self.qkv.address())?;
                 }
             }
             if parts.attention {

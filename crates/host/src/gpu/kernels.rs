@@ -4,15 +4,13 @@
 
 pub(super) mod table;
 
-use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::ptr::{from_ref, null_mut};
 
 use bytemuck::{Pod, Zeroable};
-use cudarc::driver::sys;
-use kvarena::backend::cuda::{Gpu, Kernel as Entry};
+pub use kvarena::backend::cuda::Launch;
+use kvarena::backend::cuda::{Function, Gpu, Kernel as Entry};
 
-use super::error::{GpuError, driver};
+use super::error::GpuError;
 
 macro_rules! params {
     ($($(#[$doc:meta])* $name:ident $bytes:literal { $($field:ident: $type:ty),* $(,)? })*) => {
@@ -57,13 +55,6 @@ params! {
     }
     /// Of `rms_norm`.
     NormParams 40 { x: u64, weight: u64, normed: u64, draws: u64, hidden: u32, eps: f32 }
-    /// Of `rope_store_d*`.
-    RopeStoreParams 112 {
-        qkv: u64, positions: u64, slots: u64, q_norm: u64, k_norm: u64, frequencies: u64,
-        k_pool: u64, v_pool: u64, page_stride: u64, slot_stride: u64,
-        slot_bytes: u32, page_size: u32, tokens: u32, q_heads: u32, kv_heads: u32, heads_each: u32,
-        eps: f32, reserved: u32,
-    }
     /// Of `silu_mul` and `gelu_mul`.
     SiluMulParams 24 { gate_up: u64, out: u64, width: u32, reserved: u32 }
     /// Of `sample` and `sample_filter`.
@@ -136,37 +127,16 @@ pub enum ProductMode {
     Silu = 2,
 }
 
-/// A launch's shape.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Launch {
-    /// CTAs.
-    pub grid: (u32, u32),
-    /// Threads of a CTA.
-    pub block: u32,
-    /// Bytes of dynamic shared memory.
-    pub shared: u32,
-    /// CTAs of a cluster, adjacent in x.
-    pub cluster: u32,
-}
-
 /// A loaded kernel that takes a `P`.
 #[derive(Debug)]
 pub struct Kernel<P> {
-    function: sys::CUfunction,
-    /// Whether the kernel itself waits for the previous kernel, and may be set up while that one runs (programmatic
-    /// dependent launch).
-    pdl: bool,
+    function: Function,
     params: PhantomData<fn(P)>,
 }
 
 impl<P> Kernel<P> {
     fn load(gpu: &Gpu, kernel: &'static Entry) -> Result<Self, GpuError> {
-        let function = gpu.load(kernel)?;
-        Ok(Self {
-            function: function.raw() as usize as sys::CUfunction,
-            pdl: function.waits(),
-            params: PhantomData,
-        })
+        Ok(Self { function: gpu.load(kernel)?, params: PhantomData })
     }
 }
 
@@ -203,42 +173,8 @@ impl<P: Pod> Kernel<P> {
         launch: Launch,
         params: &P,
     ) -> Result<(), GpuError> {
-        use sys::CUlaunchAttributeID::{
-            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER,
-            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as PDL,
-        };
-        let Launch { grid, block, shared, cluster } = launch;
-        let attribute = |id| sys::CUlaunchAttribute {
-            id,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { pad: [0; 64] },
-        };
-        let mut attributes = [attribute(PDL), attribute(CLUSTER)];
-        attributes[0].value.programmaticStreamSerializationAllowed = 1;
-        attributes[1].value.clusterDim.x = cluster;
-        attributes[1].value.clusterDim.y = 1;
-        attributes[1].value.clusterDim.z = 1;
-        // Kernels without clusters do not need the attribute, and older devices lack it.
-        let own = &mut attributes[usize::from(!self.pdl)..if cluster > 1 { 2 } else { 1 }];
-        let config = sys::CUlaunchConfig {
-            gridDimX: grid.0,
-            gridDimY: grid.1,
-            gridDimZ: 1,
-            blockDimX: block,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: shared,
-            hStream: stream as usize as sys::CUstream,
-            attrs: own.as_mut_ptr(),
-            numAttrs: own.len() as u32,
-        };
-        let mut arguments = [from_ref(params).cast_mut().cast::<c_void>()];
-        // SAFETY: config and attributes outlive the call. The function takes one `P` by value, which the driver copies
-        // before it returns. The caller guarantees the rest.
-        let result = unsafe {
-            sys::cuLaunchKernelEx(&config, self.function, arguments.as_mut_ptr(), null_mut())
-        };
-        driver("cuLaunchKernelEx", result)
+        // SAFETY: the function takes one `P`; the caller guarantees the rest.
+        Ok(unsafe { self.function.launch(stream, launch, params) }?)
     }
 }
 
@@ -274,8 +210,6 @@ pub struct Kernels {
     pub load_step: Kernel<LoadStepParams>,
     pub embed: Kernel<EmbedParams>,
     pub rms_norm: Kernel<NormParams>,
-    /// Of head_dim 64, 128 and 256.
-    pub rope_store: [Kernel<RopeStoreParams>; 3],
     pub silu_mul: Kernel<SiluMulParams>,
     pub gelu_mul: Kernel<SiluMulParams>,
     pub add_bias: Kernel<BiasParams>,
@@ -310,11 +244,6 @@ impl Kernels {
             load_step: Kernel::load(gpu, table::LOAD_STEP)?,
             embed: Kernel::load(gpu, table::EMBED)?,
             rms_norm: Kernel::load(gpu, table::RMS_NORM)?,
-            rope_store: [
-                Kernel::load(gpu, table::ROPE_STORE_D64)?,
-                Kernel::load(gpu, table::ROPE_STORE_D128)?,
-                Kernel::load(gpu, table::ROPE_STORE_D256)?,
-            ],
             silu_mul: Kernel::load(gpu, table::SILU_MUL)?,
             gelu_mul: Kernel::load(gpu, table::GELU_MUL)?,
             add_bias: Kernel::load(gpu, table::ADD_BIAS)?,

@@ -194,7 +194,7 @@ impl GpuRunner {
             compactions: self.options.trees,
             ..Prepare::new(&[])
         };
-        self.forward.prepare(&self.device, backend, &work)?;
+        self.forward.prepare(backend, &work)?;
         self.forward.warm_sums(&self.device)?;
         let width = self.options.width();
         for (&streams, width) in streams.iter().flat_map(|streams| [(streams, 1), (streams, width)])
@@ -305,10 +305,8 @@ impl GpuRunner {
         if decode && self.options.graphs && keeps && !forward.is_measuring() {
             let key = (staged.graph, filtered, shaped);
             if let Entry::Vacant(entry) = self.graphs.entry(key) {
-                let body = || {
-                    forward
-                        .run(device, backend, (plan, staged), addresses, Parts::ALL, |_, _| Ok(()))
-                };
+                let body =
+                    || forward.run(device, backend, plan, addresses, Parts::ALL, |_, _| Ok(()));
                 entry.insert(device.stream.capture(body)?);
             }
             // SAFETY: all memory of the graph lives as long as this runner and the engine, and is accessed in the
@@ -320,11 +318,9 @@ impl GpuRunner {
             };
         }
         let kept = &mut self.kept;
-        forward.run(device, backend, (plan, staged), addresses, Parts::ALL, |first, count| {
-            match kept {
-                Some(kept) => kept.keep(device, number, logits, (first, count)),
-                None => Ok(()),
-            }
+        forward.run(device, backend, plan, addresses, Parts::ALL, |first, count| match kept {
+            Some(kept) => kept.keep(device, number, logits, (first, count)),
+            None => Ok(()),
         })
     }
 

@@ -88,9 +88,9 @@ impl Chosen {
 #[derive(Debug)]
 pub(super) struct Gauge {
     measured: Measured,
-    /// bf16 rows of q, k and v, and then of K: `[tokens, qkv + kv]`
+    /// bf16 rows of q, k and v: `[tokens, qkv]`
     rows: PinnedBuffer,
-    /// Numbers of q, of qkv and of K in a row.
+    /// Numbers of q, of K and of qkv in a row.
     widths: [usize; 3],
 }
 
@@ -98,37 +98,33 @@ impl Gauge {
     /// Starts an empty measurement, for steps of at most this many tokens.
     pub(super) fn new(device: &Device, config: &ModelConfig, tokens: usize) -> GpuResult<Self> {
         let [q, k] = [config.q_heads, config.kv_heads].map(|heads| heads * config.head_dim);
-        let widths = [q, q + 2 * k, k];
-        let rows = PinnedBuffer::new(&device.gpu, 2 * tokens * (widths[1] + k))?;
+        let widths = [q, k, q + 2 * k];
+        let rows = PinnedBuffer::new(&device.gpu, 2 * tokens * widths[2])?;
         Ok(Self { measured: Measured::new(config), rows, widths })
     }
 
-    /// Measures a layer's rotated rows of qkv and of K, after waiting for them.
+    /// Measures a layer's rotated rows of q and k, after waiting for them.
     pub(super) fn look(
         &mut self,
         device: &Device,
         plan: &BatchPlan<'_>,
         layer: usize,
-        [qkv, k]: [u64; 2],
+        qkv: u64,
     ) -> GpuResult<()> {
         // Padding comes last and has no slots.
         let tokens = match plan.slot_mapping {
             SlotMapping::I32(slots) => slots.iter().filter(|&&slot| slot >= 0).count(),
             SlotMapping::I64(slots) => slots.iter().filter(|&&slot| slot >= 0).count(),
         };
-        let [q_width, qkv_width, k_width] = self.widths;
-        let k_at = tokens * qkv_width;
-        // SAFETY: the step's rows have that length, and nothing accesses the copies before the wait.
-        unsafe {
-            device.copy_to_host(&mut self.rows, 0, qkv, 2 * k_at)?;
-            device.copy_to_host(&mut self.rows, 2 * k_at, k, 2 * tokens * k_width)?;
-        }
+        let [q_width, k_width, width] = self.widths;
+        // SAFETY: the step's rows have that length, and nothing accesses the copy before the wait.
+        unsafe { device.copy_to_host(&mut self.rows, 0, qkv, 2 * tokens * width) }?;
         device.stream.synchronize()?;
         let rows: &[half::bf16] = bytemuck::cast_slice(self.rows.as_slice());
-        let (q, k) = rows.split_at(k_at);
         let wide = |row: &[half::bf16]| row.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
-        for (q, k) in q.chunks_exact(qkv_width).zip(k.chunks_exact(k_width)) {
-            self.measured.look(layer, &wide(&q[..q_width]), &wide(k));
+        for row in rows[..tokens * width].chunks_exact(width) {
+            let (q, k) = row.split_at(q_width);
+            self.measured.look(layer, &wide(q), &wide(&k[..k_width]));
         }
         Ok(())
     }

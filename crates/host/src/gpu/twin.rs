@@ -29,28 +29,6 @@ fn rms_scale(x: &[f32], eps: f32) -> f32 {
     1.0 / (mean + eps).sqrt()
 }
 
-/// A head of q or k: normed if there is a weight, then rotated to its position.
-pub fn rotate(
-    head: &[bf16],
-    norm: Option<&[bf16]>,
-    eps: f32,
-    frequencies: &[f32],
-    position: u32,
-) -> Vec<bf16> {
-    let mut x = wide(head);
-    if let Some(weight) = norm {
-        let scale = rms_scale(&x, eps);
-        x.iter_mut().zip(weight).for_each(|(x, w)| *x *= scale * w.to_f32());
-    }
-    let half = x.len() / 2;
-    for (i, f) in frequencies.iter().enumerate() {
-        let (sin, cos) = (position as f32 * f).sin_cos();
-        let (a, b) = (x[i], x[i + half]);
-        (x[i], x[i + half]) = (a * cos - b * sin, b * cos + a * sin);
-    }
-    narrow(&x)
-}
-
 /// `silu(gate) * up`
 pub fn silu_mul(gate_up: &[bf16]) -> Vec<bf16> {
     let (gate, up) = gate_up.split_at(gate_up.len() / 2);

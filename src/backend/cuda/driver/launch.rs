@@ -46,8 +46,87 @@ struct LaunchAttribute {
 
 const _: () = assert!(size_of::<LaunchConfig>() == 56 && size_of::<LaunchAttribute>() == 72);
 
+/// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
+const CLUSTER: u32 = 4;
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 const PROGRAMMATIC: u32 = 6;
+
+impl LaunchAttribute {
+    fn new(id: u32, numbers: [u32; 3]) -> Self {
+        let mut value = [0; 16];
+        value[..3].copy_from_slice(&numbers);
+        Self { id, padding: 0, value }
+    }
+}
+
+/// The shape of a launch of a host's own kernel ([`Function::launch`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Launch {
+    /// CTAs, in x and y.
+    pub grid: (u32, u32),
+    /// Threads of a CTA.
+    pub block: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// CTAs of a cluster, adjacent in x; 1: no clusters, which devices below compute capability 9.0 lack.
+    pub cluster: u32,
+}
+
+impl Function {
+    /// Launches a host's own kernel without waiting: by programmatic dependent launch if the kernel
+    /// [waits](Function::waits) by itself. A context is bound ([`Gpu::bind`]).
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// The kernel takes one `P` by value. Shape and parameters meet its requirements, and the addresses are valid for
+    /// its accesses until it is done. The stream and the kernel's [`Gpu`] live.
+    pub unsafe fn launch<P: Pod>(
+        self,
+        stream: RawStream,
+        launch: Launch,
+        params: &P,
+    ) -> Result<(), CudaError> {
+        let Launch { grid, block, shared, cluster } = launch;
+        let mut attributes = [
+            LaunchAttribute::new(PROGRAMMATIC, [1, 0, 0]),
+            LaunchAttribute::new(CLUSTER, [cluster, 1, 1]),
+        ];
+        let own = &mut attributes[usize::from(!self.waits())..if cluster > 1 { 2 } else { 1 }];
+        let params = from_ref(params).cast();
+        // SAFETY: the caller guarantees the conditions.
+        unsafe { submit(self, (grid, (block, 1), shared), stream, own, params) }
+    }
+}
+
+/// Calls the driver with a grid, a block and dynamic shared memory.
+///
+/// # Safety
+/// The function takes one struct by value, of the size of the one at `params`, whose addresses are valid for the kernel's
+/// accesses until it is done.
+unsafe fn submit(
+    function: Function,
+    (grid, block, shared): ((u32, u32), (u32, u32), u32),
+    stream: RawStream,
+    attributes: &mut [LaunchAttribute],
+    params: *const c_void,
+) -> Result<(), CudaError> {
+    let config = LaunchConfig {
+        grid: [grid.0, grid.1, 1],
+        block: [block.0, block.1, 1],
+        shared,
+        stream: raw(stream),
+        attributes: attributes.as_mut_ptr(),
+        attribute_count: attributes.len() as u32,
+    };
+    let mut arguments = [params.cast_mut()];
+    let launch = launch_ex()?;
+    // SAFETY: the config and its attributes outlive the call. The driver copies the struct before it returns. The caller
+    // guarantees the rest.
+    let result = unsafe { launch(&config, function.handle(), arguments.as_mut_ptr(), null_mut()) };
+    check("cuLaunchKernelEx", result)
+}
 
 type LaunchEx = unsafe extern "C" fn(
     *const LaunchConfig,
@@ -255,24 +334,11 @@ impl Gpu {
             None => self.function(kernel)?,
         };
         let pdl = function.waits() && start == Start::Pdl && self.supports_pdl();
-        let mut attribute = LaunchAttribute { id: PROGRAMMATIC, padding: 0, value: [0; 16] };
-        attribute.value[0] = 1;
-        let config = LaunchConfig {
-            grid: [grid.0, grid.1, 1],
-            block: [block.0, block.1, 1],
-            shared: kernel.shared(),
-            stream: raw(stream),
-            attributes: &mut attribute,
-            attribute_count: u32::from(pdl),
-        };
-        let mut arguments = [params.cast_mut()];
-        let launch = launch_ex()?;
-        // SAFETY: the config and its attribute outlive the call. The function takes one struct by value, of the size in
-        // the table (`ptx/build.py` compares it with the PTX). The driver copies it before it returns. The caller
-        // guarantees the addresses inside.
-        let result =
-            unsafe { launch(&config, function.handle(), arguments.as_mut_ptr(), null_mut()) };
-        check("cuLaunchKernelEx", result)
+        let mut attributes = [LaunchAttribute::new(PROGRAMMATIC, [1, 0, 0])];
+        let own = &mut attributes[..usize::from(pdl)];
+        // SAFETY: the function takes one struct by value, of the size in the table (`ptx/build.py` compares it with the
+        // PTX). The caller guarantees the addresses inside.
+        unsafe { submit(function, (grid, block, kernel.shared()), stream, own, params) }
     }
 }
 

@@ -35,7 +35,7 @@ impl GpuRunner {
     /// Measures the parts of a decode step, each as a graph.
     pub(super) fn measure(&mut self, backend: &mut Cuda, plan: &BatchPlan<'_>) -> GpuResult<()> {
         let Self { device, forward, images, .. } = self;
-        let staged = backend.stage(plan)?;
+        backend.stage(plan)?;
         let addresses = StepAddresses {
             tokens: images.tokens(),
             draws: images.draws(),
@@ -53,9 +53,9 @@ impl GpuRunner {
         ];
         let mut times = [0.0; 4];
         for (time, parts) in times.iter_mut().zip(parts) {
-            let graph = device.stream.capture(|| {
-                forward.run(device, backend, (plan, staged), addresses, parts, |_, _| Ok(()))
-            })?;
+            let graph = device
+                .stream
+                .capture(|| forward.run(device, backend, plan, addresses, parts, |_, _| Ok(())))?;
             let mut samples = Vec::new();
             let (mut begun, mut done) =
                 (CudaEvent::new(&device.gpu, true)?, CudaEvent::new(&device.gpu, true)?);

@@ -141,10 +141,12 @@ impl Share {
             true => Ok(value / self.ranks),
             false => Err(GpuError::Ranks { ranks: self.ranks, what }),
         };
+        let (q_heads, kv_heads) =
+            (part(q_heads, "query heads")?, part(kv_heads, "heads of K and V")?);
         let intermediate = part(intermediate, "intermediate size")?;
         Ok(ModelConfig {
-            q_heads: part(q_heads, "query heads")?,
-            kv_heads: part(kv_heads, "heads of K and V")?,
+            q_heads,
+            kv_heads,
             intermediate,
             // All of a layer's experts are as wide as its MLP would be.
             experts: config.experts.map(|experts| ExpertsConfig { intermediate, ..experts }),

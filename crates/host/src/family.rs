@@ -23,6 +23,19 @@ pub enum Family {
 }
 
 impl Family {
+    /// Returns whether heads of q and k are normed.
+    pub fn norms_heads(self) -> bool {
+        matches!(self, Self::Qwen3 | Self::Gemma3)
+    }
+
+    /// Returns the name of the norm before the MLP.
+    pub fn mlp_norm(self) -> &'static str {
+        match self {
+            Self::Gemma3 => "pre_feedforward_layernorm",
+            _ => "post_attention_layernorm",
+        }
+    }
+
     /// Returns the family of `architectures`, or else of `model_type`.
     ///
     /// # Errors

@@ -39,15 +39,20 @@ fn embed_and_norm() {
             normed: normed.address(),
             hidden: hidden as u32,
             eps: EPS,
+            scale: if hidden % 3 == 0 { 1.5 } else { 1.0 },
+            reserved: 0,
         };
         let block = (hidden / 8).next_multiple_of(32) as u32;
         // SAFETY: all buffers have the sizes that the kernel's source asks for.
         unsafe { device.kernels.embed.launch(device.raw(), (rows as u32, 1), block, &params) }
             .unwrap();
-        let picked: Vec<&[bf16]> = tokens
+        let scaled = |row: &[bf16]| -> Vec<bf16> {
+            row.iter().map(|x| bf16::from_f32(x.to_f32() * params.scale)).collect()
+        };
+        let picked: Vec<Vec<bf16>> = tokens
             .iter()
             .map(|&t| if t < 0 { sampled[(-1 - t) as usize] as usize } else { t as usize })
-            .map(|t| &table[t * hidden..][..hidden])
+            .map(|t| scaled(&table[t * hidden..][..hidden]))
             .collect();
         assert_eq!(read::<bf16>(&x, rows * hidden), picked.concat());
         let expected: Vec<bf16> =
@@ -70,7 +75,7 @@ fn embed_and_norm() {
         unsafe { device.kernels.rms_norm.launch(device.raw(), (5, 1), block, &params) }.unwrap();
         let expected: Vec<bf16> = draws
             .iter()
-            .flat_map(|draw| twin::rms_norm(picked[draw.row as usize], &weight, EPS))
+            .flat_map(|draw| twin::rms_norm(&picked[draw.row as usize], &weight, EPS))
             .collect();
         close(&read(&normed, 5 * hidden), &expected, "rms_norm");
     }
@@ -195,6 +200,10 @@ fn activation() {
         unsafe { device.kernels.silu_mul.launch(device.raw(), grid, 128, &params) }.unwrap();
         let expected: Vec<bf16> = gate_up.chunks(2 * width).flat_map(twin::silu_mul).collect();
         close(&read(&out, rows * width), &expected, "silu_mul");
+        // SAFETY: as above.
+        unsafe { device.kernels.gelu_mul.launch(device.raw(), grid, 128, &params) }.unwrap();
+        let expected: Vec<bf16> = gate_up.chunks(2 * width).flat_map(twin::gelu_mul).collect();
+        close(&read(&out, rows * width), &expected, "gelu_mul");
     }
 }
 

@@ -154,7 +154,7 @@ pub struct Args {
     #[arg(long)]
     pub no_prefix: bool,
 
-    /// Layers that read a window or a chunk keep only the K and V that it reads. On the CPU; not with --sparse [default: on].
+    /// Layers that read a window or a chunk keep only the K and V that it reads. Not with --sparse [default: on].
     #[arg(long, num_args = 0..=1, default_missing_value = "on")]
     pub groups: Option<Switch>,
 

@@ -189,19 +189,19 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     Ok(config)
 }
 
-/// Returns the groups of layers: the model's, unless the command line turns them off, on the CPU. Sparse reads are of
-/// layers that keep everything.
+/// Returns the groups of layers: the model's, unless the command line turns them off. Sparse reads are of layers that
+/// keep everything.
 ///
 /// # Errors
-/// Groups on a GPU or with sparse reads.
+/// Groups with sparse reads.
 fn groups(args: &Args, model: &ModelConfig) -> Result<Groups> {
-    let served = args.backend == BackendName::Cpu && args.sparse.is_none();
     match args.groups {
-        Some(Switch::On) if !served => {
-            Err(Error::request("--groups on is for the CPU, without --sparse"))
+        Some(Switch::On) if args.sparse.is_some() => {
+            Err(Error::request("--groups on is not for --sparse"))
         }
         Some(Switch::Off) => Ok(Groups::ONE),
-        _ => Ok(if served { model.groups() } else { Groups::ONE }),
+        _ if args.sparse.is_some() => Ok(Groups::ONE),
+        _ => Ok(model.groups()),
     }
 }
 
@@ -234,7 +234,7 @@ pub fn no_engine<E: std::error::Error + 'static>(error: EngineError<E>) -> Error
     Error::run(format!("cannot make the engine: {}", with_cause(&error)))
 }
 
-fn unusable(error: kvarena::ConfigError) -> Error {
+pub(crate) fn unusable(error: kvarena::ConfigError) -> Error {
     Error::request(format!("no pool of this shape can be made: {error}"))
 }
 

@@ -1,7 +1,7 @@
-// embed: a token's embedding, and its RMSNorm for the first layer.
+// embed: a token's embedding times a factor, and its RMSNorm for the first layer.
 // rms_norm: RMSNorm of rows of x, or of those that draws name.
 // Twin:    src/gpu/twin.rs embed, rms_norm         (the specification)
-// Params:  EmbedParams, 56 bytes; NormParams, 40 bytes
+// Params:  EmbedParams, 64 bytes; NormParams, 40 bytes
 // Shapes:  see params.cuh
 // Grid:    x = rows, block hidden / 8 rounded up to 32
 // Needs:   hidden % 8 == 0, hidden <= 8,192; tokens below the vocabulary
@@ -17,7 +17,13 @@ extern "C" __global__ void __launch_bounds__(1024) embed(const __grid_constant__
     const u64 row = static_cast<u64>(blockIdx.x) * p.hidden;
     float x[8] = {};
     if (at < p.hidden) {
-        const Eight read = eight(p.table, static_cast<u64>(token) * p.hidden + at);
+        Eight read = eight(p.table, static_cast<u64>(token) * p.hidden + at);
+        if (p.scale != 1.0f) {
+            widen(read, x);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[i] *= p.scale;
+            read = narrowed(x);
+        }
         eight(p.x, row + at) = read;
         widen(read, x);
     }

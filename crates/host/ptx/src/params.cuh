@@ -36,8 +36,10 @@ struct EmbedParams {
     u64 normed;   // bf16 [tokens, hidden]
     u32 hidden;
     float eps;
+    float scale;  // of the table's rows
+    u32 reserved;
 };
-GEN_SIZE(EmbedParams, 56)
+GEN_SIZE(EmbedParams, 64)
 
 struct NormParams {
     u64 x, weight, normed;
@@ -61,6 +63,51 @@ struct RopeStoreParams {
     u32 reserved;
 };
 GEN_SIZE(RopeStoreParams, 112)
+
+struct BiasParams {
+    u64 y;     // bf16 [rows, width]
+    u64 bias;  // bf16 [width]
+    u32 width, reserved;
+};
+GEN_SIZE(BiasParams, 24)
+
+struct NormAddParams {
+    u64 x, y;    // bf16 [rows, hidden]
+    u64 weight;  // bf16 [hidden]
+    u32 hidden;
+    float eps;
+};
+GEN_SIZE(NormAddParams, 32)
+
+// The most experts of a layer.
+#define ROUTED_MAX 256
+
+// An expert of a token.
+struct Route {
+    u32 expert;
+    float weight;
+};
+GEN_SIZE(Route, 8)
+
+struct RouteParams {
+    u64 x;       // bf16 [tokens, hidden]
+    u64 weight;  // bf16 [experts, hidden]
+    u64 bias;    // bf16 [experts]
+    u64 routes;  // Route [tokens, per_token]
+    u32 hidden, experts, per_token, reserved;
+};
+GEN_SIZE(RouteParams, 48)
+
+struct ExpertsParams {
+    u64 x;       // experts_up: bf16 [tokens, ins]; experts_down: bf16 [tokens, per_token, ins]
+    u64 weight;  // experts_up: bf16 [experts, ins, outs, gate and up]; experts_down: bf16 [experts, ins, outs]
+    u64 bias;    // experts_up: bf16 [experts, outs, gate and up]; experts_down: bf16 [experts, outs]; 0: none
+    u64 routes;  // Route [tokens, per_token]
+    u64 y;       // experts_up: bf16 [tokens, per_token, outs]; experts_down: bf16 [tokens, outs]
+    u32 ins, outs, per_token;
+    u32 add;  // experts_down: whether y is added to
+};
+GEN_SIZE(ExpertsParams, 56)
 
 struct SiluMulParams {
     u64 gate_up, out;  // bf16 [tokens, 2 * width], [tokens, width]

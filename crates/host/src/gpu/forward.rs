@@ -4,10 +4,11 @@
 //! embed | for each layer: qkv, rotate and store, attend, out, gate and up, down | logits, sample
 //! ```
 //!
-//! Not here: the operands of each product (`forward/operands.rs`) and its computation (`products.rs`), rotation and
-//! store (`forward/store.rs`), the choice of tokens (`forward/sampling.rs`), the source of tokens (`image.rs`), and the
-//! order of steps (`runner.rs`).
+//! Not here: the operands of each product (`forward/operands.rs`) and its computation (`products.rs`), experts and norms
+//! of outputs (`forward/experts.rs`), rotation and store (`forward/store.rs`), the choice of tokens
+//! (`forward/sampling.rs`), the source of tokens (`image.rs`), and the order of steps (`runner.rs`).
 
+mod experts;
 mod operands;
 mod sampling;
 mod store;
@@ -15,7 +16,7 @@ mod store;
 use std::rc::Rc;
 
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, Prepare, StagedPlan};
-use kvarena::{Attend, Backend, BatchPlan, LayerId};
+use kvarena::{Attend, Backend, BatchPlan, Dtype, LayerId, Queries};
 
 use super::device::Device;
 use super::error::GpuError;
@@ -26,7 +27,9 @@ use super::sparse::{Chosen, Gauge};
 use super::sums::Link;
 use super::weights::Weights;
 use crate::config::ModelConfig;
+use crate::family::Family;
 use crate::sparse::channels::Measured;
+use experts::Mixture;
 use operands::qkv_width;
 use store::Rotated;
 
@@ -94,6 +97,10 @@ pub struct Forward {
     attended: DeviceBuffer,
     gate_up: DeviceBuffer,
     activated: DeviceBuffer,
+    /// Output of attention or of the MLP, if the model norms it.
+    output: Option<DeviceBuffer>,
+    /// Present if layers have experts.
+    mixture: Option<Mixture>,
     logits: DeviceBuffer,
     /// Chosen tokens, in the order of draws; the next step reads them.
     sampled: DeviceBuffer,
@@ -147,7 +154,9 @@ impl Forward {
         let limits = Limits { logits: padded_rows(limits.logits), ..limits };
         let ModelConfig { hidden, intermediate, vocab, .. } = config;
         let (q, qkv) = (config.q_heads * config.head_dim, qkv_width(&config));
-        let widths = [2 * hidden, qkv, q, 3 * intermediate].iter().sum::<usize>();
+        let norms_outputs = config.family == Family::Gemma3;
+        let more = if norms_outputs { hidden } else { Mixture::width(&config) };
+        let widths = [2 * hidden, qkv, q, 3 * intermediate, more].iter().sum::<usize>();
         let wanted = 2 * (rows * widths + limits.logits * vocab) as u64;
         let free = device.gpu.free_memory()?;
         if wanted > free {
@@ -159,9 +168,13 @@ impl Forward {
         let leads = link.as_ref().is_none_or(|link| link.rank() == 0);
         let peers = link.as_ref().and_then(Link::peers);
         let part_rows = peers.map_or(0, |peers| peers.most() / hidden);
-        let adds_from = if leads { part_rows + 1 } else { usize::MAX };
+        let adds_from = if leads && !norms_outputs { part_rows + 1 } else { usize::MAX };
+        // Outputs that are normed are summed over the ranks before.
+        let part_rows = if norms_outputs { 0 } else { part_rows };
         Ok(Self {
-            products: Products::new(device, config.norm_eps, choice, adds_from)?,
+            products: Products::new(device, &config, choice, adds_from)?,
+            output: if norms_outputs { Some(rows_of(hidden)?) } else { None },
+            mixture: Mixture::new(device, &config, rows)?,
             x: rows_of(hidden)?,
             normed: rows_of(hidden)?,
             qkv: rows_of(qkv)?,
@@ -299,9 +312,11 @@ impl Forward {
     }
 
     fn attend(&self, layer: usize) -> Attend {
-        let ModelConfig { q_heads, head_dim, .. } = self.config;
+        let ModelConfig { q_heads, head_dim, scale, .. } = self.config;
         let window = self.config.windows[layer];
-        Attend { window, ..Attend::new(q_heads as u32, head_dim as u32) }
+        // Rotation leaves out the rope's factor of q and of k.
+        let scale = scale * self.config.rope.amplitude * self.config.rope.amplitude;
+        Attend { window, scale, ..Attend::new(q_heads as u32, head_dim as u32) }
     }
 
     /// Submits a step of a staged plan, whose products are planned. If a step has more draws than rows of logits,
@@ -318,7 +333,7 @@ impl Forward {
         parts: Parts,
         each: impl FnMut(usize, usize) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
-        let tokens = plan.token_count();
+        let (tokens, hidden) = (plan.token_count(), self.config.hidden);
         let layout = *backend.layout();
         let pool = backend.pool().address();
         if parts.small {
@@ -332,6 +347,8 @@ impl Forward {
                     (operands.x, operands.norm) = (operands.normed, 0);
                 }
                 self.product(device, Op::Qkv, tokens, operands)?;
+                let bias = self.weights.layers[index].qkv_bias;
+                self.add_bias(device, (self.qkv.address(), bias), qkv_width(&self.config), tokens)?;
             }
             if parts.small {
                 let step = (tokens, staged, plan.slot_mapping);
@@ -348,13 +365,22 @@ impl Forward {
                 self.attend_layer(backend, plan, index)?;
             }
             if parts.products {
-                for op in [Op::Out, Op::GateUp, Op::Down] {
-                    let operands = self.operands(op, index, tokens);
-                    self.product(device, op, tokens, operands)?;
-                    if op != Op::GateUp {
-                        self.sum_up(device, tokens)?;
+                let layer = self.weights.layers[index];
+                let operands = self.operands(Op::Out, index, tokens);
+                self.product(device, Op::Out, tokens, operands)?;
+                self.sum_up(device, tokens)?;
+                self.add_bias(device, (self.x.address(), layer.o_bias), hidden, tokens)?;
+                self.add_output(device, layer.output_norms[0], tokens)?;
+                if self.mixture.is_some() {
+                    self.mix(device, index, tokens)?;
+                } else {
+                    for op in [Op::GateUp, Op::Down] {
+                        let operands = self.operands(op, index, tokens);
+                        self.product(device, op, tokens, operands)?;
                     }
                 }
+                self.sum_up(device, tokens)?;
+                self.add_output(device, layer.output_norms[1], tokens)?;
             }
         }
         if self.leads {
@@ -366,7 +392,8 @@ impl Forward {
     /// Sums x over the ranks, so that it equals the x of a single GPU.
     fn sum_up(&self, device: &Device, tokens: usize) -> Result<(), GpuError> {
         let Some(link) = &self.link else { return Ok(()) };
-        let (x, count) = (self.x.address(), tokens * self.config.hidden);
+        let x = self.output.as_ref().unwrap_or(&self.x).address();
+        let count = tokens * self.config.hidden;
         // SAFETY: x and parts have memory for the step's rows, and all ranks submit the same step.
         unsafe {
             match link.peers() {
@@ -398,6 +425,8 @@ impl Forward {
             normed: self.normed.address(),
             hidden: hidden as u32,
             eps: self.config.norm_eps,
+            scale: self.config.embedding_scale,
+            reserved: 0,
         };
         let block = (hidden / 8).next_multiple_of(32) as u32;
         // SAFETY: the width was checked in `new`; tokens are below the vocabulary (the server checks requests, and
@@ -414,16 +443,18 @@ impl Forward {
         let attend = self.attend(layer);
         let (stride, dtype) = (qkv_width(&self.config), backend.rows());
         let len = |buffer: &DeviceBuffer| (buffer.bytes() / u64::from(dtype.size())) as usize;
-        // SAFETY: both buffers live, and are accessed only in the stream's order.
-        let (q, out) = unsafe {
+        let (sinks, q_heads) = (self.weights.layers[layer].sinks, self.config.q_heads);
+        // SAFETY: both buffers live, and are accessed only in the stream's order; each head has a sink, or none has.
+        let (rows, out, sinks) = unsafe {
             let (q, out) = (&self.qkv, &self.attended);
             let q = DeviceRows::from_raw(q.address(), dtype, len(q), Some(stride));
-            (q, DeviceRowsMut::from_raw(out.address(), dtype, len(out), None))
+            let sinks = (sinks > 0).then(|| DeviceRows::from_raw(sinks, Dtype::F32, q_heads, None));
+            (q, DeviceRowsMut::from_raw(out.address(), dtype, len(out), None), sinks)
         };
-        let layer = LayerId::new(layer as u32);
+        let (layer, q) = (LayerId::new(layer as u32), Queries { rows, sinks });
         match &mut self.chosen {
             Some(chosen) => chosen.attend(backend, (plan, layer), &attend, q, out),
-            None => Ok(backend.attend(plan, layer, &attend, q, out, None)?),
+            None => Ok(backend.attend_queries(plan, layer, &attend, q, out, None)?),
         }
     }
 }

@@ -37,8 +37,23 @@ params! {
         source: u64, target: u64, first: u32, second_at: u32, second: u32, reserved: u32,
     }
     /// Of `embed`.
-    EmbedParams 56 {
+    EmbedParams 64 {
         table: u64, tokens: u64, sampled: u64, x: u64, weight: u64, normed: u64, hidden: u32, eps: f32,
+        scale: f32, reserved: u32,
+    }
+    /// Of `add_bias`.
+    BiasParams 24 { y: u64, bias: u64, width: u32, reserved: u32 }
+    /// Of `norm_add`.
+    NormAddParams 32 { x: u64, y: u64, weight: u64, hidden: u32, eps: f32 }
+    /// An expert of a token, as `route` writes it.
+    Route 8 { expert: u32, weight: f32 }
+    /// Of `route`.
+    RouteParams 48 {
+        x: u64, weight: u64, bias: u64, routes: u64, hidden: u32, experts: u32, per_token: u32, reserved: u32,
+    }
+    /// Of `experts_up` and `experts_down`.
+    ExpertsParams 56 {
+        x: u64, weight: u64, bias: u64, routes: u64, y: u64, ins: u32, outs: u32, per_token: u32, add: u32,
     }
     /// Of `rms_norm`.
     NormParams 40 { x: u64, weight: u64, normed: u64, draws: u64, hidden: u32, eps: f32 }
@@ -49,7 +64,7 @@ params! {
         slot_bytes: u32, page_size: u32, tokens: u32, q_heads: u32, kv_heads: u32, heads_each: u32,
         eps: f32, reserved: u32,
     }
-    /// Of `silu_mul`.
+    /// Of `silu_mul` and `gelu_mul`.
     SiluMulParams 24 { gate_up: u64, out: u64, width: u32, reserved: u32 }
     /// Of `sample` and `sample_filter`.
     SampleParams 64 {
@@ -98,6 +113,9 @@ pub const SKINNY: [(&Entry, usize); 6] = [
     (table::SKINNY_4_1, 4),
     (table::SKINNY_4_2, 4),
 ];
+
+/// The most experts that `route` supports: as in ptx/src/params.cuh.
+pub const ROUTED_MAX: usize = 256;
 
 /// The largest vocabulary that `sample_shaped` supports: as in ptx/src/params.cuh.
 pub const SHAPED_VOCAB_MAX: usize = 327680;
@@ -259,6 +277,12 @@ pub struct Kernels {
     /// Of head_dim 64, 128 and 256.
     pub rope_store: [Kernel<RopeStoreParams>; 3],
     pub silu_mul: Kernel<SiluMulParams>,
+    pub gelu_mul: Kernel<SiluMulParams>,
+    pub add_bias: Kernel<BiasParams>,
+    pub norm_add: Kernel<NormAddParams>,
+    pub route: Kernel<RouteParams>,
+    pub experts_up: Kernel<ExpertsParams>,
+    pub experts_down: Kernel<ExpertsParams>,
     pub sample: Kernel<SampleParams>,
     pub sample_filter: Kernel<SampleParams>,
     pub sample_shaped: Kernel<ShapedParams>,
@@ -292,6 +316,12 @@ impl Kernels {
                 Kernel::load(gpu, table::ROPE_STORE_D256)?,
             ],
             silu_mul: Kernel::load(gpu, table::SILU_MUL)?,
+            gelu_mul: Kernel::load(gpu, table::GELU_MUL)?,
+            add_bias: Kernel::load(gpu, table::ADD_BIAS)?,
+            norm_add: Kernel::load(gpu, table::NORM_ADD)?,
+            route: Kernel::load(gpu, table::ROUTE)?,
+            experts_up: Kernel::load(gpu, table::EXPERTS_UP)?,
+            experts_down: Kernel::load(gpu, table::EXPERTS_DOWN)?,
             sample: Kernel::load(gpu, table::SAMPLE)?,
             sample_filter: Kernel::load(gpu, table::SAMPLE_FILTER)?,
             sample_shaped: Kernel::load(gpu, table::SAMPLE_SHAPED)?,

@@ -21,6 +21,8 @@ use super::device::Device;
 use super::error::GpuError;
 use super::gemm::{Gemm, GemmWay};
 use super::kernels::{NormParams, ProductMode, SKINNY, SiluMulParams, SkinnyParams};
+use crate::config::ModelConfig;
+use crate::linear::Activation;
 pub use tuning::Choice;
 
 const WORKSPACE_BYTES: usize = 64 << 20;
@@ -109,6 +111,7 @@ pub struct Products {
     workspace: DeviceBuffer,
     ways: HashMap<(Op, usize), Way>,
     eps: f32,
+    activation: Activation,
     choice: Choice,
     /// From this many rows on, the output and down products are added to their target; with fewer rows they replace it.
     /// Of several ranks at most one adds, so the sum of the ranks equals the result of one GPU.
@@ -136,13 +139,14 @@ impl Products {
     /// cublasLt's, or no memory.
     pub fn new(
         device: &Device,
-        eps: f32,
+        config: &ModelConfig,
         choice: Choice,
         adds_from: usize,
     ) -> Result<Self, GpuError> {
+        let (eps, activation) = (config.norm_eps, config.activation);
         let handle = result::create_handle().map_err(|e| lt("cublasLtCreate", e))?;
         let workspace = device.zeros(WORKSPACE_BYTES)?;
-        Ok(Self { handle, workspace, ways: HashMap::new(), eps, choice, adds_from })
+        Ok(Self { handle, workspace, ways: HashMap::new(), eps, activation, choice, adds_from })
     }
 
     /// Returns whether a product of this many rows has an implementation.
@@ -253,10 +257,19 @@ impl Products {
             let params =
                 SiluMulParams { gate_up, out: operands.y, width: outs as u32, reserved: 0 };
             let grid = ((outs / 8).div_ceil(128) as u32, tokens as u32);
+            let kernel = match self.activation {
+                Activation::GeluTanh => &kernels.gelu_mul,
+                _ => &kernels.silu_mul,
+            };
             // SAFETY: as above.
-            unsafe { kernels.silu_mul.launch(stream, grid, 128, &params) }?;
+            unsafe { kernel.launch(stream, grid, 128, &params) }?;
         }
         Ok(())
+    }
+
+    /// Returns whether the output and down products of this many rows are added to their target.
+    pub fn adds(&self, tokens: usize) -> bool {
+        self.mode_of(Op::Down, padded_rows(tokens)) == ProductMode::Add
     }
 
     fn mode_of(&self, op: Op, rows: usize) -> ProductMode {

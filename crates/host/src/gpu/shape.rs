@@ -3,6 +3,7 @@
 use kvarena::KvDtype;
 
 use super::error::GpuError;
+use super::kernels::ROUTED_MAX;
 use crate::config::ModelConfig;
 use crate::family::Family;
 
@@ -16,14 +17,12 @@ const HIDDEN_MAX: usize = 8192;
 pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
     let missing = |what| Err(GpuError::Missing { what });
     match config.family {
-        Family::Llama | Family::Qwen3 => {}
+        Family::Llama | Family::Qwen3 | Family::GptOss | Family::Gemma3 => {}
         Family::DeepseekV3 => return missing("a latent attention"),
-        Family::GptOss => return missing("a mixture of experts"),
-        Family::Gemma3 => return missing("norms of outputs"),
         Family::Llama4 => return missing("layers without rotary positions"),
     }
-    if config.rope.amplitude != 1.0 {
-        return missing("a rope that changes lengths");
+    if config.experts.is_some_and(|experts| experts.count > ROUTED_MAX) {
+        return missing("a layer of so many experts");
     }
     let (head_dim, group) = (config.head_dim, config.q_heads / config.kv_heads);
     if ![64, 128, 256].contains(&head_dim) || group > 16 {
@@ -40,8 +39,8 @@ pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
     if !vocab.is_multiple_of(8) {
         return width("vocab_size", vocab, "a multiple of 8");
     }
-    if config.attention_bias || config.mlp_bias {
-        return Err(GpuError::Missing { what: "a bias" });
+    if config.mlp_bias {
+        return missing("a bias of an MLP");
     }
     Ok(())
 }

@@ -71,17 +71,16 @@ impl Chosen {
         backend: &mut Cuda,
         (plan, layer): (&BatchPlan<'_>, LayerId),
         attend: &Attend,
-        q: DeviceRows<'_>,
+        q: Queries<DeviceRows<'_>, DeviceRows<'_>>,
         out: DeviceRowsMut<'_>,
     ) -> GpuResult<()> {
         if plan.rows.iter().all(|row| row.extend_len != 1) {
-            return Ok(backend.attend(plan, layer, attend, q, out, None)?);
+            return Ok(backend.attend_queries(plan, layer, attend, q, out, None)?);
         }
         let select = Select { q_heads: attend.q_heads, top: self.top, window: attend.window };
-        backend.select(plan, layer, &select, q, self.positions.rows_mut(0, None))?;
+        backend.select(plan, layer, &select, q.rows, self.positions.rows_mut(0, None))?;
         let selection = Selection { positions: self.positions.rows(0, None), top: self.top };
-        let asked = Queries { rows: q, sinks: None };
-        Ok(backend.attend_selected(plan, layer, attend, selection, asked, out, None)?)
+        Ok(backend.attend_selected(plan, layer, attend, selection, q, out, None)?)
     }
 }
 

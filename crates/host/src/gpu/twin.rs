@@ -5,7 +5,8 @@
 
 use half::bf16;
 
-use super::kernels::ProductMode;
+use super::kernels::{ProductMode, Route};
+use crate::ops;
 
 /// Converts a row to f32.
 pub fn wide(row: &[bf16]) -> Vec<f32> {
@@ -55,6 +56,63 @@ pub fn silu_mul(gate_up: &[bf16]) -> Vec<bf16> {
     let (gate, up) = gate_up.split_at(gate_up.len() / 2);
     let one = |(g, u): (&bf16, &bf16)| silu(g.to_f32()) * u.to_f32();
     narrow(&gate.iter().zip(up).map(one).collect::<Vec<_>>())
+}
+
+/// `gelu(gate) * up`, GeLU by its tanh approximation.
+pub fn gelu_mul(gate_up: &[bf16]) -> Vec<bf16> {
+    let (gate, up) = gate_up.split_at(gate_up.len() / 2);
+    let mut gate = wide(gate);
+    ops::gelu_times(&mut gate, &wide(up), up.len());
+    narrow(&gate)
+}
+
+/// `y + bias`
+pub fn add_bias(y: &[bf16], bias: &[bf16]) -> Vec<bf16> {
+    narrow(&y.iter().zip(bias).map(|(y, b)| y.to_f32() + b.to_f32()).collect::<Vec<_>>())
+}
+
+/// `x + y / rms(y) * weight`
+pub fn norm_add(x: &[bf16], y: &[bf16], weight: &[bf16], eps: f32) -> Vec<bf16> {
+    let scale = rms_scale(&wide(y), eps);
+    let normed = y.iter().zip(weight).map(|(y, w)| y.to_f32() * scale * w.to_f32());
+    narrow(&x.iter().zip(normed).map(|(x, y)| x.to_f32() + y).collect::<Vec<_>>())
+}
+
+/// A token's experts, the best first, and their weights.
+pub fn route(x: &[bf16], weight: &[bf16], bias: &[bf16], per_token: usize) -> Vec<Route> {
+    let x = wide(x);
+    let dot = |row: &[bf16]| row.iter().zip(&x).map(|(w, x)| w.to_f32() * x).sum::<f32>();
+    let rows = weight.chunks_exact(x.len()).zip(bias);
+    let mut logits: Vec<_> = (0..).zip(rows.map(|(row, b)| dot(row) + b.to_f32())).collect();
+    logits.sort_by(|a: &(u32, f32), b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    logits.truncate(per_token);
+    let weights: Vec<f32> = logits.iter().map(|one| (one.1 - logits[0].1).exp()).collect();
+    let sum: f32 = weights.iter().sum();
+    let chosen = logits.iter().zip(weights);
+    chosen.map(|(&(expert, _), weight)| Route { expert, weight: weight / sum }).collect()
+}
+
+/// The activation of one expert of a token; `weight` is `[ins, outs, gate and up]`, `bias` `[outs, gate and up]`.
+pub fn expert_up(x: &[bf16], weight: &[bf16], bias: &[bf16]) -> Vec<bf16> {
+    let both = times(x, weight, bias);
+    let mut gate: Vec<f32> = both.iter().step_by(2).copied().collect();
+    let up: Vec<f32> = both.iter().skip(1).step_by(2).copied().collect();
+    ops::clamped_swiglu(&mut gate, &up, up.len());
+    narrow(&gate)
+}
+
+/// The output of one expert of a token; `weight` is `[ins, outs]`.
+pub fn expert_down(x: &[bf16], weight: &[bf16], bias: &[bf16]) -> Vec<f32> {
+    times(x, weight, bias)
+}
+
+/// A row times a matrix that has a row for each of its numbers, and a bias.
+fn times(x: &[bf16], weight: &[bf16], bias: &[bf16]) -> Vec<f32> {
+    let mut y = wide(bias);
+    for (x, row) in x.iter().zip(weight.chunks_exact(bias.len())) {
+        y.iter_mut().zip(row).for_each(|(y, w)| *y += x.to_f32() * w.to_f32());
+    }
+    y
 }
 
 /// Adds each rank's part to `x`, in the order of ranks.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::ptr::{null, null_mut};
 
 use cudarc::driver::sys;
+use half::bf16;
 use kvarena::backend::cuda::DeviceBuffer;
 
 use super::device::Device;
@@ -15,6 +16,7 @@ use super::files::Files;
 use super::kernels::{FillParams, FoldParams};
 use crate::config::ModelConfig;
 use crate::error::Result;
+use crate::experts::ExpertsConfig;
 use crate::family::Family;
 use crate::source::Random;
 
@@ -36,10 +38,68 @@ pub struct LayerWeights {
     pub o: u64,
     /// `[hidden]`
     pub mlp_norm: u64,
-    /// `[2, intermediate, hidden]`
+    /// `[2, intermediate, hidden]`, 0 if there are experts
     pub gate_up: u64,
-    /// `[hidden, intermediate]`
+    /// `[hidden, intermediate]`, 0 if there are experts
     pub down: u64,
+    /// `[q_heads + 2 * kv_heads, head_dim]`, 0 if there is none
+    pub qkv_bias: u64,
+    /// `[hidden]`, 0 if there is none
+    pub o_bias: u64,
+    /// f32 `[q_heads]`, 0 if there are none
+    pub sinks: u64,
+    /// Norms of the outputs of attention and of the MLP, `[hidden]`; 0 if there are none
+    pub output_norms: [u64; 2],
+    /// All 0 if there are none.
+    pub experts: ExpertWeights,
+}
+
+/// Device addresses of the weights of a layer's experts.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct ExpertWeights {
+    /// `[experts, hidden]`
+    pub router: u64,
+    /// `[experts]`
+    pub router_bias: u64,
+    /// `[experts, hidden, intermediate, gate and up]`
+    pub gate_up: u64,
+    /// `[experts, intermediate, gate and up]`
+    pub gate_up_bias: u64,
+    /// `[experts, intermediate, hidden]`
+    pub down: u64,
+    /// `[experts, hidden]`
+    pub down_bias: u64,
+}
+
+impl LayerWeights {
+    /// Returns all addresses.
+    fn addresses(&mut self) -> [&mut u64; 19] {
+        let Self { attention_norm, qkv, q_norm, k_norm, o, mlp_norm, gate_up, down, .. } = self;
+        let Self { qkv_bias, o_bias, sinks, output_norms: [norm, last_norm], experts, .. } = self;
+        let ExpertWeights { router, router_bias, gate_up_bias, down_bias, .. } = experts;
+        let ExpertWeights { gate_up: up, down: last, .. } = experts;
+        [
+            attention_norm,
+            qkv,
+            q_norm,
+            k_norm,
+            o,
+            mlp_norm,
+            gate_up,
+            down,
+            qkv_bias,
+            o_bias,
+            sinks,
+            norm,
+            last_norm,
+            router,
+            router_bias,
+            up,
+            gate_up_bias,
+            last,
+            down_bias,
+        ]
+    }
 }
 
 /// A model's weights on the device.
@@ -54,8 +114,8 @@ pub struct Weights {
     pub norm: u64,
     /// `[vocab, hidden]`: the embedding, if they are tied
     pub output: u64,
-    /// f32 `[head_dim / 2]`
-    pub frequencies: u64,
+    /// f32 `[head_dim / 2]`: of layers that read everything, and of those with a window
+    pub frequencies: [u64; 2],
 }
 
 /// A rank and the number of ranks that share a model.
@@ -81,10 +141,15 @@ impl Share {
             true => Ok(value / self.ranks),
             false => Err(GpuError::Ranks { ranks: self.ranks, what }),
         };
+        let (q_heads, kv_heads) =
+            (part(q_heads, "query heads")?, part(kv_heads, "heads of K and V")?);
+        let intermediate = part(intermediate, "intermediate size")?;
         Ok(ModelConfig {
-            q_heads: part(q_heads, "query heads")?,
-            kv_heads: part(kv_heads, "heads of K and V")?,
-            intermediate: part(intermediate, "intermediate size")?,
+            q_heads,
+            kv_heads,
+            intermediate,
+            // All of a layer's experts are as wide as its MLP would be.
+            experts: config.experts.map(|experts| ExpertsConfig { intermediate, ..experts }),
             ..config.clone()
         })
     }
@@ -105,8 +170,12 @@ struct NamedTensor {
     name: String,
     /// Of the whole tensor.
     shape: Vec<usize>,
+    /// Rows and columns, as it is cut.
+    view: [usize; 2],
     cut: Cut,
     at: u64,
+    /// What is added to each of its numbers.
+    offset: f32,
 }
 
 impl NamedTensor {
@@ -120,13 +189,25 @@ struct Offsets {
     list: Vec<NamedTensor>,
     end: u64,
     ranks: usize,
+    /// Gemma's checkpoints store the difference of a norm's weight from 1.
+    is_gemma: bool,
 }
 
 impl Offsets {
     fn add(&mut self, name: String, shape: &[usize], cut: Cut) -> u64 {
         let at = self.end;
         let cut = if self.ranks == 1 { Cut::Whole } else { cut };
-        let tensor = NamedTensor { name, shape: shape.to_vec(), cut, at };
+        let view = match *shape {
+            [rows] => [rows, 1],
+            [rows, cols] => [rows, cols],
+            // Of each of several matrices a part of its columns, or of its rows.
+            [count, rows, cols] if cut == Cut::Cols => [count * rows, cols],
+            [count, rows, cols] => [count, rows * cols],
+            _ => unreachable!("tensors have at most three dimensions"),
+        };
+        let cut = if shape.len() == 3 && cut == Cut::Rows { Cut::Cols } else { cut };
+        let offset = if self.is_gemma && name.contains("norm") { 1.0 } else { 0.0 };
+        let tensor = NamedTensor { name, shape: shape.to_vec(), view, cut, at, offset };
         let parts = if cut == Cut::Whole { 1 } else { self.ranks };
         self.end += 2 * (tensor.elements() / parts) as u64;
         self.list.push(tensor);
@@ -144,26 +225,65 @@ impl Offsets {
 
     fn layer(&mut self, config: &ModelConfig, index: usize) -> LayerWeights {
         let ModelConfig { hidden, intermediate, head_dim, q_heads, kv_heads, .. } = *config;
-        let name = |part: &str| format!("model.layers.{index}.{part}.weight");
+        let named = |part: &str| format!("model.layers.{index}.{part}");
+        let name = |part: &str| format!("{}.weight", named(part));
         let (q, kv) = (q_heads * head_dim, kv_heads * head_dim);
         let mut weights = LayerWeights {
             attention_norm: self.aligned(name("input_layernorm"), &[hidden]),
-            mlp_norm: self.aligned(name("post_attention_layernorm"), &[hidden]),
+            mlp_norm: self.aligned(name(config.family.mlp_norm()), &[hidden]),
             qkv: self.aligned_part(name("self_attn.q_proj"), &[q, hidden], Cut::Rows),
             ..LayerWeights::default()
         };
         self.add(name("self_attn.k_proj"), &[kv, hidden], Cut::Rows);
         self.add(name("self_attn.v_proj"), &[kv, hidden], Cut::Rows);
         weights.o = self.aligned_part(name("self_attn.o_proj"), &[hidden, q], Cut::Cols);
-        let (gate, up) = (name("mlp.gate_proj"), name("mlp.up_proj"));
-        weights.gate_up = self.aligned_part(gate, &[intermediate, hidden], Cut::Rows);
-        self.add(up, &[intermediate, hidden], Cut::Rows);
-        weights.down = self.aligned_part(name("mlp.down_proj"), &[hidden, intermediate], Cut::Cols);
-        if config.family == Family::Qwen3 {
+        if let Some(experts) = &config.experts {
+            weights.experts = self.experts(hidden, experts, named);
+        } else {
+            let (gate, up) = (name("mlp.gate_proj"), name("mlp.up_proj"));
+            weights.gate_up = self.aligned_part(gate, &[intermediate, hidden], Cut::Rows);
+            self.add(up, &[intermediate, hidden], Cut::Rows);
+            let down = name("mlp.down_proj");
+            weights.down = self.aligned_part(down, &[hidden, intermediate], Cut::Cols);
+        }
+        if config.attention_bias {
+            let bias = |part: &str| named(&format!("self_attn.{part}_proj.bias"));
+            weights.qkv_bias = self.aligned_part(bias("q"), &[q], Cut::Rows);
+            self.add(bias("k"), &[kv], Cut::Rows);
+            self.add(bias("v"), &[kv], Cut::Rows);
+            weights.o_bias = self.aligned(bias("o"), &[hidden]);
+        }
+        if config.family == Family::GptOss {
+            weights.sinks = self.aligned_part(named("self_attn.sinks"), &[q_heads], Cut::Rows);
+        }
+        if config.family == Family::Gemma3 {
+            let norms = ["post_attention_layernorm", "post_feedforward_layernorm"];
+            weights.output_norms = norms.map(|norm| self.aligned(name(norm), &[hidden]));
+        }
+        if config.family.norms_heads() {
             weights.q_norm = self.aligned(name("self_attn.q_norm"), &[head_dim]);
             weights.k_norm = self.aligned(name("self_attn.k_norm"), &[head_dim]);
         }
         weights
+    }
+
+    fn experts(
+        &mut self,
+        hidden: usize,
+        &ExpertsConfig { count, intermediate, .. }: &ExpertsConfig,
+        named: impl Fn(&str) -> String,
+    ) -> ExpertWeights {
+        let both = 2 * intermediate;
+        let name = |part: &str| named(&format!("mlp.experts.{part}"));
+        let (up, down) = ([count, hidden, both], [count, intermediate, hidden]);
+        ExpertWeights {
+            router: self.aligned(named("mlp.router.weight"), &[count, hidden]),
+            router_bias: self.aligned(named("mlp.router.bias"), &[count]),
+            gate_up: self.aligned_part(name("gate_up_proj"), &up, Cut::Cols),
+            gate_up_bias: self.aligned_part(name("gate_up_proj_bias"), &[count, both], Cut::Cols),
+            down: self.aligned_part(name("down_proj"), &down, Cut::Rows),
+            down_bias: self.aligned(name("down_proj_bias"), &[count, hidden]),
+        }
     }
 }
 
@@ -175,7 +295,13 @@ impl Weights {
     pub fn read(device: &Device, config: &ModelConfig, share: Share, dir: &Path) -> Result<Self> {
         let files = Files::open(dir)?;
         Self::make(device, config, share, |memory, at, tensor| {
-            let bytes = files.bf16(&tensor.name, &tensor.shape)?;
+            let mut bytes = files.bf16(&tensor.name, &tensor.shape)?;
+            if tensor.offset != 0.0 {
+                for number in bytes.to_mut().chunks_exact_mut(2) {
+                    let sum = bf16::from_le_bytes([number[0], number[1]]).to_f32() + tensor.offset;
+                    number.copy_from_slice(&bf16::from_f32(sum).to_le_bytes());
+                }
+            }
             Ok(memory.write(at, &bytes).map_err(GpuError::from)?)
         })
     }
@@ -192,9 +318,10 @@ impl Weights {
     ) -> Result<Self> {
         Self::make(device, config, share, |memory, at, tensor| {
             let (scale, offset) = match tensor.shape[..] {
-                [_, cols] => (Random::scale(cols), 0.0),
+                [_, cols] | [_, _, cols] => (Random::scale(cols), 0.0),
                 _ => (0.0, 1.0),
             };
+            let offset = offset + tensor.offset;
             let count = tensor.elements() as u64;
             let seed = random.seed_of(&tensor.name);
             let out = memory.address() + at;
@@ -216,7 +343,9 @@ impl Weights {
     ) -> Result<Self> {
         let config = &share.of(whole)?;
         let (vocab, hidden) = (config.vocab, config.hidden);
-        let mut offsets = Offsets { list: Vec::new(), end: 0, ranks: share.ranks };
+        // An address of 0 means that there is no tensor.
+        let is_gemma = config.family == Family::Gemma3;
+        let mut offsets = Offsets { list: Vec::new(), end: ALIGN, ranks: share.ranks, is_gemma };
         let mut layers: Vec<LayerWeights> =
             (0..config.layers).map(|i| offsets.layer(whole, i)).collect();
         let mut embedding = offsets.aligned("model.embed_tokens.weight".into(), &[vocab, hidden]);
@@ -228,7 +357,10 @@ impl Weights {
         let frequencies_at = offsets.end.next_multiple_of(ALIGN);
         let parted = offsets.list.iter().filter(|tensor| tensor.cut != Cut::Whole);
         let scratch = 2 * parted.map(NamedTensor::elements).max().unwrap_or(0) as u64;
-        let own = frequencies_at + 4 * config.rope.frequencies.len() as u64;
+        let ropes = [&config.rope, config.window_rope.as_ref().unwrap_or(&config.rope)];
+        let sinks_at = frequencies_at + 2 * 4 * config.rope.frequencies.len() as u64;
+        let sinks_bytes = 4 * config.q_heads as u64;
+        let own = sinks_at + sinks_bytes * config.layers as u64;
         let wanted = own + scratch;
         let free = device.gpu.free_memory().map_err(GpuError::from)?;
         if wanted > free {
@@ -245,20 +377,22 @@ impl Weights {
             fill(&mut scratch, 0, tensor)?;
             part(device, tensor, share, scratch.address(), memory.address() + tensor.at)?;
         }
-        memory.write(frequencies_at, &config.rope.frequencies).map_err(GpuError::from)?;
+        let mut frequencies = [frequencies_at, frequencies_at + (sinks_at - frequencies_at) / 2];
+        for (at, rope) in frequencies.iter_mut().zip(ropes) {
+            memory.write(*at, &rope.frequencies).map_err(GpuError::from)?;
+            *at += memory.address();
+        }
         device.stream.synchronize().map_err(GpuError::from)?;
+        for (layer, at) in layers.iter_mut().zip((sinks_at..).step_by(sinks_bytes as usize)) {
+            if layer.sinks > 0 {
+                layer.sinks = widen_sinks(&mut memory, layer.sinks, at, config.q_heads)?;
+            }
+        }
 
         let base = memory.address();
-        for layer in &mut layers {
-            let LayerWeights { attention_norm, qkv, q_norm, k_norm, o, mlp_norm, gate_up, down } =
-                layer;
-            for address in [attention_norm, qkv, o, mlp_norm, gate_up, down] {
-                *address += base;
-            }
-            if config.family == Family::Qwen3 {
-                *q_norm += base;
-                *k_norm += base;
-            }
+        let all = layers.iter_mut().flat_map(LayerWeights::addresses);
+        for address in all.filter(|address| **address > 0) {
+            *address += base;
         }
         for address in [&mut embedding, &mut norm, &mut output] {
             *address += base;
@@ -266,10 +400,12 @@ impl Weights {
         for layer in &layers {
             let heads = config.q_heads + 2 * config.kv_heads;
             fold(device, layer.qkv, heads * config.head_dim, layer.attention_norm, hidden)?;
-            fold(device, layer.gate_up, 2 * config.intermediate, layer.mlp_norm, hidden)?;
+            if layer.gate_up > 0 {
+                fold(device, layer.gate_up, 2 * config.intermediate, layer.mlp_norm, hidden)?;
+            }
         }
         device.stream.synchronize().map_err(GpuError::from)?;
-        Ok(Self { memory, layers, embedding, norm, output, frequencies: base + frequencies_at })
+        Ok(Self { memory, layers, embedding, norm, output, frequencies })
     }
 
     /// Bytes of device memory.
@@ -286,7 +422,7 @@ fn part(
     source: u64,
     target: u64,
 ) -> GpuResult<()> {
-    let [rows, cols] = tensor.shape[..] else { unreachable!("norms are whole") };
+    let [rows, cols] = tensor.view;
     let (rows, width, first) = match tensor.cut {
         Cut::Rows => (rows / share.ranks, cols, share.rank * (rows / share.ranks) * cols),
         _ => (rows, cols / share.ranks, share.rank * (cols / share.ranks)),
@@ -314,6 +450,14 @@ fn part(
     // SAFETY: source and target have memory for the tensor and the part of it; the struct outlives the call.
     driver("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream) })?;
     Ok(device.stream.synchronize()?)
+}
+
+/// Converts a layer's sinks to f32, and returns their place.
+fn widen_sinks(memory: &mut DeviceBuffer, from: u64, to: u64, heads: usize) -> GpuResult<u64> {
+    let sinks: Vec<bf16> = memory.read(from, heads)?;
+    let wide: Vec<f32> = sinks.into_iter().map(bf16::to_f32).collect();
+    memory.write(to, &wide)?;
+    Ok(to)
 }
 
 /// Multiplies a matrix's columns by a norm's weights, which become ones.

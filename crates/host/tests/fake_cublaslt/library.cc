@@ -66,7 +66,8 @@ KERNEL(embed, EmbedParams) {
         int token = at<int>(p.tokens)[row];
         if (token < 0) token = at<int>(p.sampled)[-1 - token];
         u16* x = at<u16>(p.x) + row * p.hidden;
-        memcpy(x, at<u16>(p.table) + static_cast<u64>(token) * p.hidden, 2 * p.hidden);
+        const u16* from = at<u16>(p.table) + static_cast<u64>(token) * p.hidden;
+        for (u32 i = 0; i < p.hidden; ++i) x[i] = narrow(wide(from[i]) * p.scale);
         norm_row(x, p.weight, at<u16>(p.normed) + row * p.hidden, p.hidden, p.eps);
     }
 }
@@ -110,10 +111,84 @@ KERNEL(rope_store_d64, RopeStoreParams) { rope_store(p, 64); }
 KERNEL(rope_store_d128, RopeStoreParams) { rope_store(p, 128); }
 KERNEL(rope_store_d256, RopeStoreParams) { rope_store(p, 256); }
 
-KERNEL(silu_mul, SiluMulParams) {
-    for (u64 row = 0; row < grid_y; ++row) {
+static float gelu(float x) { return 0.5f * x * (1 + tanhf(0.7978845608f * (x + 0.044715f * x * x * x))); }
+static void multiply(const SiluMulParams& p, u32 rows, float (*activation)(float)) {
+    for (u64 row = 0; row < rows; ++row) {
         const u16* gate = at<u16>(p.gate_up) + 2 * row * p.width;
-        for (u32 i = 0; i < p.width; ++i) at<u16>(p.out)[row * p.width + i] = narrow(silu(wide(gate[i])) * wide(gate[p.width + i]));
+        for (u32 i = 0; i < p.width; ++i) at<u16>(p.out)[row * p.width + i] = narrow(activation(wide(gate[i])) * wide(gate[p.width + i]));
+    }
+}
+KERNEL(silu_mul, SiluMulParams) { multiply(p, grid_y, silu); }
+KERNEL(gelu_mul, SiluMulParams) { multiply(p, grid_y, gelu); }
+
+KERNEL(add_bias, BiasParams) {
+    for (u64 row = 0; row < grid_y; ++row) {
+        u16* y = at<u16>(p.y) + row * p.width;
+        for (u32 i = 0; i < p.width; ++i) y[i] = narrow(wide(y[i]) + wide(at<u16>(p.bias)[i]));
+    }
+}
+KERNEL(norm_add, NormAddParams) {
+    std::vector<float> y(p.hidden);
+    for (u64 row = 0; row < grid_x; ++row) {
+        for (u32 i = 0; i < p.hidden; ++i) y[i] = wide(at<u16>(p.y)[row * p.hidden + i]);
+        const float scale = scale_of(y.data(), p.hidden, p.eps);
+        u16* x = at<u16>(p.x) + row * p.hidden;
+        for (u32 i = 0; i < p.hidden; ++i) x[i] = narrow(wide(x[i]) + y[i] * scale * wide(at<u16>(p.weight)[i]));
+    }
+}
+
+KERNEL(route, RouteParams) {
+    std::vector<float> logits(p.experts);
+    for (u64 token = 0; token < grid_x; ++token) {
+        const u16* x = at<u16>(p.x) + token * p.hidden;
+        for (u64 expert = 0; expert < p.experts; ++expert) {
+            const u16* row = at<u16>(p.weight) + expert * p.hidden;
+            float sum = 0;
+            for (u32 i = 0; i < p.hidden; ++i) sum += wide(x[i]) * wide(row[i]);
+            logits[expert] = sum + wide(at<u16>(p.bias)[expert]);
+        }
+        Route* routes = at<Route>(p.routes) + token * p.per_token;
+        float best = 0, sum = 0;
+        for (u32 n = 0; n < p.per_token; ++n) {
+            const u32 expert = std::max_element(logits.begin(), logits.end()) - logits.begin();
+            if (n == 0) best = logits[expert];
+            routes[n] = {expert, expf(logits[expert] - best)};
+            sum += routes[n].weight;
+            logits[expert] = -INFINITY;
+        }
+        for (u32 n = 0; n < p.per_token; ++n) routes[n].weight /= sum;
+    }
+}
+/* A row of x times a matrix with a row for each of its numbers, and a bias. */
+static std::vector<float> times(const u16* x, const u16* weight, const u16* bias, u32 ins, u64 outs) {
+    std::vector<float> y(outs);
+    for (u64 out = 0; bias && out < outs; ++out) y[out] = wide(bias[out]);
+    for (u32 i = 0; i < ins; ++i)
+        for (u64 out = 0; out < outs; ++out) y[out] += wide(x[i]) * wide(weight[i * outs + out]);
+    return y;
+}
+KERNEL(experts_up, ExpertsParams) {
+    for (u64 chosen = 0; chosen < grid_x; ++chosen) {
+        const u64 expert = at<Route>(p.routes)[chosen].expert, outs = 2ull * p.outs;
+        const auto y = times(at<u16>(p.x) + chosen / p.per_token * p.ins, at<u16>(p.weight) + expert * p.ins * outs, at<u16>(p.bias) + expert * outs, p.ins, outs);
+        for (u32 out = 0; out < p.outs; ++out) {
+            const float gate = fminf(y[2 * out], 7), up = fminf(fmaxf(y[2 * out + 1], -7), 7);
+            at<u16>(p.y)[chosen * p.outs + out] = narrow(gate / (1 + expf(-1.702f * gate)) * (up + 1));
+        }
+    }
+}
+KERNEL(experts_down, ExpertsParams) {
+    for (u64 token = 0; token < grid_x; ++token) {
+        u16* out = at<u16>(p.y) + token * p.outs;
+        std::vector<float> sums(p.outs);
+        for (u32 i = 0; p.add && i < p.outs; ++i) sums[i] = wide(out[i]);
+        for (u64 chosen = token * p.per_token; chosen < (token + 1) * p.per_token; ++chosen) {
+            const Route& route = at<Route>(p.routes)[chosen];
+            const u16* bias = p.bias ? at<u16>(p.bias) + static_cast<u64>(route.expert) * p.outs : nullptr;
+            const auto y = times(at<u16>(p.x) + chosen * p.ins, at<u16>(p.weight) + static_cast<u64>(route.expert) * p.ins * p.outs, bias, p.ins, p.outs);
+            for (u32 i = 0; i < p.outs; ++i) sums[i] += route.weight * y[i];
+        }
+        for (u32 i = 0; i < p.outs; ++i) out[i] = narrow(sums[i]);
     }
 }
 

@@ -26,7 +26,8 @@ check=the_gpu_says_what_the_cpu_says
  -- $all --test gpu_sums
 FAKE_DRIVER_DEVICES=1 -- $all --test gpu_sums
 FAKE_DRIVER_DEVICES=4 FAKE_DRIVER_SLICE=50 -- $all --test gpu_sums
- -- $all --test gpu_kernels --test gpu_products
+ -- $all --test gpu_kernels --test gpu_experts --test gpu_products
+ -- $all --test gpu_groups
  -- $all --test gpu_sparse
  -- $all --test gpu_ranks
 FAKE_DRIVER_PEERS=0 -- $all --test gpu_sums what_sums

@@ -21,14 +21,16 @@ mod shaped;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use kvarena::backend::cuda::Cuda;
-use kvarena::{Capacity, Engine, EngineConfig, KvDtype, LabelChannels, PoolConfig, PrefixMode};
+use kvarena::{
+    Capacity, Engine, EngineConfig, Groups, KvDtype, LabelChannels, PoolConfig, PrefixMode,
+};
 
 use crate::args::Shape;
-use crate::setup::{config_of, no_engine, tiny_model};
+use crate::setup::{config_of, no_engine, tiny_model, unusable};
 use kvarena_host::contiguous;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::fields::read_json;
@@ -92,6 +94,8 @@ pub struct Distance {
     pub token: f64,
     /// All logits.
     pub logits: f64,
+    /// The logits of a token, at the median.
+    pub median: f64,
     /// Generated tokens.
     pub tokens: usize,
     /// Whether streams read a subset of positions.
@@ -146,6 +150,27 @@ impl Case {
         let model = Model::build(config, &mut random)?;
         let prompts = prompts(tiny_model().with_file_name("llama-tiny"))?;
         Self::new("llama-tiny-64", device, model, Source::Random(64), prompts)
+    }
+
+    /// A tiny model of the host's tests, of layers that read everything and layers that read a window.
+    ///
+    /// # Errors
+    /// As [`Case::golden`].
+    pub fn tiny(device: &Rc<Device>, name: &'static str) -> Result<Self> {
+        let dir = tiny_model().with_file_name(name);
+        let model = Model::read(&dir)?;
+        Self::new(name, device, model, Source::Files(dir.clone()), prompts(dir)?)
+    }
+
+    /// Returns the tokens that a reference implementation generates for the prompts of a model directory.
+    ///
+    /// # Errors
+    /// The data is missing, or the weights are random.
+    pub fn expected(&self) -> Result<Vec<Vec<u32>>> {
+        match &self.source {
+            Source::Files(dir) => golden_ids(dir, "tokens"),
+            Source::Random(_) => Err(Error::run("random weights have no reference")),
+        }
     }
 
     fn new(
@@ -292,17 +317,26 @@ impl Case {
             wait_for_leaders: false,
             drafts: setting.drafts,
         };
+        let has_groups = setting.groups && setting.sparse.is_none();
         let pool = PoolConfig {
             layers: config.layers as u32,
+            groups: if has_groups { config.groups() } else { Groups::ONE },
             shape: config.kv_shape(),
-            dtype: KvDtype::Bf16,
+            dtype: if setting.fp8 { KvDtype::Fp8E4M3 } else { KvDtype::Bf16 },
             page_size: setting.page_size,
-            capacity: Capacity::Pages(tokens.div_ceil(setting.page_size)),
             layout: setting.layout,
             label_channels: setting.sparse.map_or(0, |_| self.labels.channels()),
             ..PoolConfig::default()
         };
+        let promise_ahead = policy.promise_ahead(setting.page_size);
+        let alone = EngineConfig { promise_ahead, ..EngineConfig::from(pool) };
+        let pages = match setting.way {
+            Way::Preempting => alone.shape().map_err(unusable)?.most_pages(longest),
+            _ => tokens.div_ceil(setting.page_size) * pool.layout().map_err(unusable)?.tracks(),
+        };
+        let pool = PoolConfig { capacity: Capacity::Pages(pages), ..pool };
         let engine_config = EngineConfig {
+            promise_ahead,
             prefix: PrefixMode::Radix,
             max_sequences: policy.concurrency,
             max_sequence_len: config.max_len as u32,
@@ -342,7 +376,7 @@ impl Case {
         let vocab = self.model.config.vocab;
         let mut distance = Distance::default();
         let (mut squares, mut numbers, mut sum, mut sum_squares) = (0.0, 0, 0.0, 0.0);
-        let mut gaps = Vec::new();
+        let (mut gaps, mut of_tokens) = (Vec::new(), Vec::new());
         for (key, tokens) in &heard.tokens {
             let prompt = &self.prompts[key.0];
             let mut stream = [&prompt[..], tokens].concat();
@@ -368,11 +402,17 @@ impl Case {
                 let what = format!("{setting:?}: {} logits, {} tokens", device.len(), tokens.len());
                 return Err(Error::run(what));
             }
-            for (a, b) in device.iter().zip(&*reference) {
-                let (a, b) = (f64::from(*a), f64::from(*b));
-                squares += (a - b) * (a - b);
-                sum += b;
-                sum_squares += b * b;
+            for (device, reference) in device.chunks_exact(vocab).zip(reference.chunks_exact(vocab))
+            {
+                let mut of_token = 0.0;
+                for (a, b) in device.iter().zip(reference) {
+                    let (a, b) = (f64::from(*a), f64::from(*b));
+                    of_token += (a - b) * (a - b);
+                    sum += b;
+                    sum_squares += b * b;
+                }
+                squares += of_token;
+                of_tokens.push(of_token);
             }
             numbers += reference.len();
             for (token, logits) in tokens.iter().zip(reference.chunks_exact(vocab)) {
@@ -384,6 +424,9 @@ impl Case {
         let deviation = (sum_squares / numbers - (sum / numbers).powi(2)).sqrt();
         distance.token = gaps.iter().copied().fold(0.0, f64::max) / deviation;
         distance.logits = (squares / numbers).sqrt() / deviation;
+        of_tokens.sort_by(f64::total_cmp);
+        let median = of_tokens.get(of_tokens.len() / 2).copied().unwrap_or(0.0);
+        distance.median = (median / vocab as f64).sqrt() / deviation;
         distance.tokens = gaps.len();
         Ok(distance)
     }
@@ -429,10 +472,15 @@ fn labels(model: &Model, prompts: &[Vec<u32>]) -> Result<LabelChannels> {
 }
 
 fn prompts(dir: PathBuf) -> Result<Vec<Vec<u32>>> {
+    golden_ids(&dir, "prompt")
+}
+
+/// Reads the tokens of each golden case.
+fn golden_ids(dir: &Path, field: &str) -> Result<Vec<Vec<u32>>> {
     let golden = read_json(&dir.join("golden.json"))?;
     let cases = golden["cases"].as_array().map_or(&[][..], Vec::as_slice);
     let ids = |case: &serde_json::Value| {
-        let ids = case["prompt"].as_array().map_or(&[][..], Vec::as_slice);
+        let ids = case[field].as_array().map_or(&[][..], Vec::as_slice);
         ids.iter().filter_map(|id| id.as_u64()).map(|id| id as u32).collect()
     };
     Ok(cases.iter().map(ids).collect())

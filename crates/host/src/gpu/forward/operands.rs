@@ -19,15 +19,20 @@ impl Forward {
         unhurried: bool,
     ) -> Result<(), GpuError> {
         assert!(tokens <= padded_rows(self.limits.tokens) && draws <= self.limits.logits);
-        const LAYER: [Op; 4] = [Op::Qkv, Op::Out, Op::GateUp, Op::Down];
+        // Experts are no products.
+        let ops: &[Op] = match self.mixture {
+            Some(_) => &[Op::Qkv, Op::Out],
+            None => &[Op::Qkv, Op::Out, Op::GateUp, Op::Down],
+        };
         if tokens > 0 && !self.products.is_planned(Op::Qkv, tokens) {
             let layers = 0..self.config.layers;
-            let operands: Vec<Vec<Operands>> = LAYER
-                .map(|op| layers.clone().map(|layer| self.operands(op, layer, tokens)).collect())
-                .to_vec();
-            let product = |(op, operands)| Product { op, widths: self.widths(op), operands };
+            let of_layers = |&op| -> Vec<Operands> {
+                layers.clone().map(|layer| self.operands(op, layer, tokens)).collect()
+            };
+            let operands: Vec<_> = ops.iter().map(of_layers).collect();
+            let product = |(&op, operands)| Product { op, widths: self.widths(op), operands };
             let products: Vec<_> =
-                LAYER.into_iter().zip(operands.iter().map(Vec::as_slice)).map(product).collect();
+                ops.iter().zip(operands.iter().map(Vec::as_slice)).map(product).collect();
             self.products.plan(device, tokens, &products, unhurried)?;
         }
         if draws > 0 && !self.products.is_planned(Op::Logits, draws) {
@@ -53,7 +58,11 @@ impl Forward {
 
     pub(super) fn operands(&self, op: Op, index: usize, tokens: usize) -> Operands {
         let layer = &self.weights.layers[index];
-        let sum = if self.are_parts(tokens) { &self.normed } else { &self.x };
+        let sum = match &self.output {
+            Some(output) => output,
+            None if self.are_parts(tokens) => &self.normed,
+            None => &self.x,
+        };
         let (weight, x, y, norm) = match op {
             Op::Qkv => (layer.qkv, &self.x, &self.qkv, layer.attention_norm),
             Op::Out => (layer.o, &self.attended, sum, 0),
@@ -71,7 +80,9 @@ impl Forward {
             },
         };
         let Widths { outs, ins } = self.widths(after);
-        let next = (next, (2 * outs * ins).min(AHEAD_BYTES));
+        // No product follows before experts.
+        let bytes = if next == 0 { 0 } else { (2 * outs * ins).min(AHEAD_BYTES) };
+        let next = (next, bytes);
         let (x, y) = (x.address(), y.address());
         let (normed, gate_up) = (self.normed.address(), self.gate_up.address());
         Operands { weight, x, y, norm, draws: 0, normed, gate_up, next }

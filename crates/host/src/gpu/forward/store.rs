@@ -47,7 +47,8 @@ impl Forward {
     ) -> Result<(), GpuError> {
         let weights = &self.weights.layers[layer];
         let [k, v] = planes(layout);
-        let stored = LayerId::new(self.stored_layer(layer) as u32);
+        let stored = layout.place(LayerId::new(self.stored_layer(layer) as u32));
+        let windowed = usize::from(self.config.windows[layer].is_some());
         let heads = self.config.q_heads + 2 * self.config.kv_heads;
         // A warp for each head until that fills the device; then a warp takes several heads and reuses a token's
         // angles.
@@ -55,15 +56,15 @@ impl Forward {
         let mut params = RopeStoreParams {
             qkv: self.qkv.address(),
             positions: staged.positions + if self.fault == Fault::Position { 4 } else { 0 },
-            slots: staged.slot_mapping,
+            slots: staged.slots_of(stored.track),
             q_norm: weights.q_norm,
             k_norm: weights.k_norm,
             frequencies: match self.fault {
                 Fault::Rotary => self.swapped.address(),
-                _ => self.weights.frequencies,
+                _ => self.weights.frequencies[windowed],
             },
-            k_pool: pool + k.lane_origin(stored.raw()),
-            v_pool: pool + v.lane_origin(stored.raw()),
+            k_pool: pool + k.lane_origin(stored.lane),
+            v_pool: pool + v.lane_origin(stored.lane),
             page_stride: k.page,
             slot_stride: k.slot,
             slot_bytes: if matches!(slots, SlotMapping::I32(_)) { 4 } else { 8 },

@@ -14,7 +14,7 @@ static SMALL: Archive = archive!("small");
 
 /// All of them.
 #[rustfmt::skip]
-pub static KERNELS: [Kernel; 25] = [
+pub static KERNELS: [Kernel; 31] = [
     Kernel::new("load_step", &SMALL, 256, 0).takes("LoadStepParams"),
     Kernel::new("embed", &SMALL, 1024, 0).of("norm").pdl().takes("EmbedParams"),
     Kernel::new("rms_norm", &SMALL, 1024, 0).of("norm").pdl().takes("NormParams"),
@@ -22,6 +22,12 @@ pub static KERNELS: [Kernel; 25] = [
     Kernel::new("rope_store_d128", &SMALL, 128, 0).of("rope_store").pdl().takes("RopeStoreParams"),
     Kernel::new("rope_store_d256", &SMALL, 128, 0).of("rope_store").pdl().takes("RopeStoreParams"),
     Kernel::new("silu_mul", &SMALL, 128, 0).pdl().takes("SiluMulParams"),
+    Kernel::new("gelu_mul", &SMALL, 128, 0).of("silu_mul").pdl().takes("SiluMulParams"),
+    Kernel::new("add_bias", &SMALL, 128, 0).of("add").pdl().takes("BiasParams"),
+    Kernel::new("norm_add", &SMALL, 1024, 0).of("add").pdl().takes("NormAddParams"),
+    Kernel::new("route", &SMALL, 128, 0).of("experts").pdl().takes("RouteParams"),
+    Kernel::new("experts_up", &SMALL, 128, 0).of("experts").pdl().takes("ExpertsParams"),
+    Kernel::new("experts_down", &SMALL, 128, 0).of("experts").pdl().takes("ExpertsParams"),
     Kernel::new("sample", &SMALL, 256, 0).pdl().takes("SampleParams"),
     Kernel::new("sample_filter", &SMALL, 1024, 0).of("sample").pdl().takes("SampleParams"),
     Kernel::new("sample_shaped", &SMALL, 1024, 0).pdl().takes("ShapedParams"),
@@ -49,21 +55,27 @@ pub const ROPE_STORE_D64: &Kernel = &KERNELS[3];
 pub const ROPE_STORE_D128: &Kernel = &KERNELS[4];
 pub const ROPE_STORE_D256: &Kernel = &KERNELS[5];
 pub const SILU_MUL: &Kernel = &KERNELS[6];
-pub const SAMPLE: &Kernel = &KERNELS[7];
-pub const SAMPLE_FILTER: &Kernel = &KERNELS[8];
-pub const SAMPLE_SHAPED: &Kernel = &KERNELS[9];
-pub const SUM_RANKS: &Kernel = &KERNELS[10];
-pub const FILL: &Kernel = &KERNELS[11];
-pub const FOLD: &Kernel = &KERNELS[12];
-pub const SKINNY_1_2: &Kernel = &KERNELS[13];
-pub const SKINNY_1_4: &Kernel = &KERNELS[14];
-pub const SKINNY_2_1: &Kernel = &KERNELS[15];
-pub const SKINNY_2_2: &Kernel = &KERNELS[16];
-pub const SKINNY_4_1: &Kernel = &KERNELS[17];
-pub const SKINNY_4_2: &Kernel = &KERNELS[18];
-pub const GEMM_16_64: &Kernel = &KERNELS[19];
-pub const GEMM_16_128: &Kernel = &KERNELS[20];
-pub const GEMM_32_64: &Kernel = &KERNELS[21];
-pub const GEMM_32_128: &Kernel = &KERNELS[22];
-pub const GEMM_64_64: &Kernel = &KERNELS[23];
-pub const GEMM_64_128: &Kernel = &KERNELS[24];
+pub const GELU_MUL: &Kernel = &KERNELS[7];
+pub const ADD_BIAS: &Kernel = &KERNELS[8];
+pub const NORM_ADD: &Kernel = &KERNELS[9];
+pub const ROUTE: &Kernel = &KERNELS[10];
+pub const EXPERTS_UP: &Kernel = &KERNELS[11];
+pub const EXPERTS_DOWN: &Kernel = &KERNELS[12];
+pub const SAMPLE: &Kernel = &KERNELS[13];
+pub const SAMPLE_FILTER: &Kernel = &KERNELS[14];
+pub const SAMPLE_SHAPED: &Kernel = &KERNELS[15];
+pub const SUM_RANKS: &Kernel = &KERNELS[16];
+pub const FILL: &Kernel = &KERNELS[17];
+pub const FOLD: &Kernel = &KERNELS[18];
+pub const SKINNY_1_2: &Kernel = &KERNELS[19];
+pub const SKINNY_1_4: &Kernel = &KERNELS[20];
+pub const SKINNY_2_1: &Kernel = &KERNELS[21];
+pub const SKINNY_2_2: &Kernel = &KERNELS[22];
+pub const SKINNY_4_1: &Kernel = &KERNELS[23];
+pub const SKINNY_4_2: &Kernel = &KERNELS[24];
+pub const GEMM_16_64: &Kernel = &KERNELS[25];
+pub const GEMM_16_128: &Kernel = &KERNELS[26];
+pub const GEMM_32_64: &Kernel = &KERNELS[27];
+pub const GEMM_32_128: &Kernel = &KERNELS[28];
+pub const GEMM_64_64: &Kernel = &KERNELS[29];
+pub const GEMM_64_128: &Kernel = &KERNELS[30];

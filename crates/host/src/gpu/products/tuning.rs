@@ -13,6 +13,7 @@ use crate::gpu::device::Device;
 use crate::gpu::error::GpuError;
 use crate::gpu::gemm::GemmWay;
 use crate::gpu::kernels::{ProductMode, SKINNY};
+use crate::linear::Activation;
 
 /// Algorithms requested from cublasLt for numbers of rows that are tuned.
 const ALGORITHMS: usize = 8;
@@ -111,6 +112,8 @@ impl Products {
         let mut ways = self.cublaslt_ways(op, widths, rows, if tune { ALGORITHMS } else { 1 })?;
         let own = match self.choice {
             Choice::First => Vec::new(),
+            // Kernels that fuse the activation have no other.
+            _ if op == Op::GateUp && self.activation != Activation::Silu => Vec::new(),
             Choice::Fastest if !tune => Vec::new(),
             Choice::Fastest => {
                 let mut own = gemm_ways(device, widths, rows);

@@ -55,6 +55,10 @@ pub struct Setting {
     pub sparse: Option<u32>,
     /// Three of four requests edit their logits.
     pub shaped: bool,
+    /// Layers that read a window are groups; not with `sparse`.
+    pub groups: bool,
+    /// K and V are fp8.
+    pub fp8: bool,
 }
 
 impl Default for Setting {
@@ -72,6 +76,8 @@ impl Default for Setting {
             drafts: None,
             sparse: None,
             shaped: false,
+            groups: true,
+            fp8: false,
         }
     }
 }

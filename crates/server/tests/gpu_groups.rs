@@ -1,0 +1,91 @@
+//! Models with layers that read a window, on a GPU (or a driver on the CPU that stands for one), with those layers in groups
+//! and without, in every way of serving.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use std::rc::Rc;
+
+use common::gpu::device;
+use kvarena::Layout;
+use kvarena::backend::cuda::Gpu;
+use kvarena_host::draft::Drafting;
+use kvarena_host::gpu::device::Device;
+use kvarena_host::gpu::products::Choice;
+use kvarena_host::gpu::sums::Transport;
+use kvarena_server::gpu::check::{Case, LOGITS_BOUND, Setting, Way};
+
+/// Largest RMS difference of all logits where an expert of some tokens is another one.
+const EXPERTS_BOUND: f64 = 0.15;
+
+/// Compares a model in a setting.
+type Check = fn(&mut Case, Setting);
+
+/// Each stream has the words of the reference implementation.
+fn has_the_words(case: &mut Case, setting: Setting) {
+    let expected = case.expected().expect("golden words");
+    let words = case.words(setting).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
+    for ((request, sample), words) in words {
+        let name = case.name;
+        assert_eq!(words, expected[request], "{name}: request {request}.{sample}, {setting:?}");
+    }
+}
+
+/// Most tokens' logits are the CPU's. Rounding exchanges an expert now and then, which changes those of the others, and
+/// their words.
+fn is_close(case: &mut Case, setting: Setting) {
+    let distance = case.distance(setting).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
+    println!("{}: {distance:?}, {setting:?}", case.name);
+    assert!(
+        distance.median <= LOGITS_BOUND && distance.logits <= EXPERTS_BOUND,
+        "{}: {distance:?}, {setting:?}",
+        case.name
+    );
+}
+
+/// Groups change no word.
+fn has_equal_words(case: &Case, setting: Setting) {
+    let [with, without] = [true, false].map(|groups| {
+        let setting = Setting { groups, ..setting };
+        case.words(setting).unwrap_or_else(|error| panic!("{}, {setting:?}: {error}", case.name))
+    });
+    assert_eq!(with, without, "{}: {setting:?}", case.name);
+}
+
+fn serve(device: &Rc<Device>, name: &'static str, check: Check) {
+    let mut case = Case::tiny(device, name).expect("a served model");
+    let plain = Setting::default();
+    let small = Setting { page_size: 1, layout: Layout::LayerFirst, ..plain };
+    let drafts = Some(Drafting { tokens: 4, tree: false });
+    for setting in [
+        plain,
+        Setting { overlap: false, choice: Choice::Skinny, ..plain },
+        Setting { way: Way::Chunked, graphs: false, ..small },
+        Setting { way: Way::Forked, page_size: 8, ..plain },
+        Setting { way: Way::Preempting, ..small },
+    ] {
+        check(&mut case, setting);
+        check(&mut case, Setting { groups: false, ..setting });
+    }
+    has_equal_words(&case, plain);
+    has_equal_words(&case, Setting { fp8: true, ..plain });
+    is_close(&mut case, Setting { drafts, overlap: false, ..plain });
+    if Gpu::new(1).is_ok() {
+        (case.ranks, case.sums) = (2, Some(Transport::Nccl));
+        check(&mut case, plain);
+        case.sums = Some(Transport::Peer);
+        check(&mut case, Setting { overlap: false, graphs: false, ..small });
+    }
+}
+
+#[test]
+fn gpt_oss_says_what_the_cpu_says() {
+    let Some(device) = device() else { return };
+    serve(&device, "gpt-oss-tiny", is_close);
+}
+
+#[test]
+fn gemma_has_the_references_words() {
+    let Some(device) = device() else { return };
+    serve(&device, "gemma3-tiny", has_the_words);
+}

@@ -103,8 +103,8 @@ impl Function {
 /// Calls the driver with a grid, a block and dynamic shared memory.
 ///
 /// # Safety
-/// The function takes one struct by value, of the size of the one at `params`, whose addresses are valid for the kernel's
-/// accesses until it is done.
+/// The function takes one struct by value, of the size of the one at `params`, whose addresses are valid for the
+/// kernel's accesses until it is done.
 unsafe fn submit(
     function: Function,
     (grid, block, shared): ((u32, u32), (u32, u32), u32),
@@ -122,8 +122,8 @@ unsafe fn submit(
     };
     let mut arguments = [params.cast_mut()];
     let launch = launch_ex()?;
-    // SAFETY: the config and its attributes outlive the call. The driver copies the struct before it returns. The caller
-    // guarantees the rest.
+    // SAFETY: the config and its attributes outlive the call. The driver copies the struct before it returns. The
+    // caller guarantees the rest.
     let result = unsafe { launch(&config, function.handle(), arguments.as_mut_ptr(), null_mut()) };
     check("cuLaunchKernelEx", result)
 }

@@ -10,8 +10,8 @@
 //! forward   libcuda.so.1, opened at the first call
 //! ```
 //!
-//! A host uses [`Gpu`](gpu::Gpu), the types of `stream` and `memory`, and [`Launch`](launch::Launch) for its own kernels;
-//! the rest is internal.
+//! A host uses [`Gpu`](gpu::Gpu), the types of `stream` and `memory`, and [`Launch`](launch::Launch) for its own
+//! kernels; the rest is internal.
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod forward;

@@ -57,8 +57,8 @@ pub struct RopeStoreParams {
     pub k_norm: u64,
     /// Device address of f32 `[head_dim / 2]`.
     pub frequencies: u64,
-    /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`; 0: nothing
-    /// is stored.
+    /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`; 0:
+    /// nothing is stored.
     pub k_pool: u64,
     /// Device address of this layer's V, same strides.
     pub v_pool: u64,

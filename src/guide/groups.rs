@@ -2,7 +2,7 @@
 //!
 //! Many models mix layers that read all tokens with layers that read the last 128 or 1,024. The pool need not keep more
 //! than these tokens for them. [`Groups`](crate::Groups) assign each layer to a group, and
-//! [`PoolConfig::from_hf`](crate::PoolConfig::from_hf) reads them from a model's `config.json`. A sequence then gives
+//! `PoolConfig::from_hf` (feature `serde`) reads them from a model's `config.json`. A sequence then gives
 //! pages back as it grows:
 //!
 //! | 8,192 tokens in bf16 | all layers keep everything | with groups |

@@ -456,10 +456,11 @@ mod tests {
                 assert!(load <= most, "{} x {:?}, {heads} heads: {load}", rows.len(), rows[0]);
             }
         }
-        // 16 query rows an item, units of 32 tokens: 8 items of the last row share its 2,048 units.
+        // 16 query rows an item, units of 32 tokens, 3 of cost for each item: four whole items of 128 units are 524,
+        // and 8 items of the last row share its 2,048 units.
         for (rows, heads, most) in [
             (vec![(1, 4096); 64], 16, 67),
-            (vec![(1, 4096); 64], 128, 512),
+            (vec![(1, 4096); 64], 128, 524),
             (vec![(1, 8192)], 16, 5),
             (vec![(1, 8192)], 128, 19),
         ] {

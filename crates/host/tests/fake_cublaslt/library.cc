@@ -78,39 +78,6 @@ KERNEL(rms_norm, NormParams) {
     }
 }
 
-static void rope_store(const RopeStoreParams& p, u32 dims) {
-    const u32 heads = p.q_heads + 2 * p.kv_heads, half = dims / 2;
-    for (u64 token = 0; token < p.tokens; ++token) {
-        const long long slot = p.slot_bytes == 4 ? at<int>(p.slots)[token] : at<long long>(p.slots)[token];
-        for (u32 head = 0; head < heads; ++head) {
-            u16* row = at<u16>(p.qkv) + (token * heads + head) * dims;
-            std::vector<u16> out(row, row + dims);
-            if (head < p.q_heads + p.kv_heads) {
-                std::vector<float> x(dims);
-                for (u32 i = 0; i < dims; ++i) x[i] = wide(row[i]);
-                const u64 weight = head < p.q_heads ? p.q_norm : p.k_norm;
-                const float scale = weight ? scale_of(x.data(), dims, p.eps) : 1;
-                for (u32 i = 0; weight && i < dims; ++i) x[i] *= scale * wide(at<u16>(weight)[i]);
-                for (u32 i = 0; i < half; ++i) {
-                    const float angle = at<u32>(p.positions)[token] * at<float>(p.frequencies)[i];
-                    out[i] = narrow(x[i] * cosf(angle) - x[i + half] * sinf(angle));
-                    out[i + half] = narrow(x[i + half] * cosf(angle) + x[i] * sinf(angle));
-                }
-            }
-            if (head < p.q_heads) {
-                memcpy(row, out.data(), 2 * dims);
-            } else if (slot >= 0) {
-                const bool is_k = head < p.q_heads + p.kv_heads;
-                const u64 place = slot / p.page_size * p.page_stride + slot % p.page_size * p.slot_stride;
-                memcpy(at<char>((is_k ? p.k_pool : p.v_pool) + place) + 2ull * dims * (head - p.q_heads - (is_k ? 0 : p.kv_heads)), out.data(), 2 * dims);
-            }
-        }
-    }
-}
-KERNEL(rope_store_d64, RopeStoreParams) { rope_store(p, 64); }
-KERNEL(rope_store_d128, RopeStoreParams) { rope_store(p, 128); }
-KERNEL(rope_store_d256, RopeStoreParams) { rope_store(p, 256); }
-
 static float gelu(float x) { return 0.5f * x * (1 + tanhf(0.7978845608f * (x + 0.044715f * x * x * x))); }
 static void multiply(const SiluMulParams& p, u32 rows, float (*activation)(float)) {
     for (u64 row = 0; row < rows; ++row) {

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
 pub use kvarena::backend::cuda::Launch;
-use kvarena::backend::cuda::{Function, Gpu, Kernel as Entry};
+use kvarena::backend::cuda::{CudaError, Function, Gpu, Kernel as Entry};
 
 use super::error::GpuError;
 
@@ -174,7 +174,12 @@ impl<P: Pod> Kernel<P> {
         params: &P,
     ) -> Result<(), GpuError> {
         // SAFETY: the function takes one `P`; the caller guarantees the rest.
-        Ok(unsafe { self.function.launch(stream, launch, params) }?)
+        let launched = unsafe { self.function.launch(stream, launch, params) };
+        launched.map_err(|error| match error {
+            // The run failed, and not the opening of the GPU.
+            CudaError::Driver { call, code } => GpuError::Driver { call, code },
+            other => other.into(),
+        })
     }
 }
 

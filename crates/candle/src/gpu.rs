@@ -12,7 +12,7 @@ use kvarena::backend::{Either, EitherError, Operand};
 use kvarena::{Dtype, EngineError};
 
 use crate::Error;
-use crate::attend::{Operation, elements, row_stride};
+use crate::operation::{Operation, elements, row_stride};
 
 fn failed(error: CudaError) -> Error {
     EngineError::Backend(EitherError::Right(error)).into()

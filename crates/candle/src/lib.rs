@@ -39,6 +39,7 @@ mod attend;
 mod error;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod operation;
 mod step;
 
 pub use arena::{KvArena, Pool};

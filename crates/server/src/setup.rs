@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::args::{Args, BackendName, ScalesName, Shape, Switch};
 use crate::demo;
-use crate::http;
+use crate::http::announcer::{EVENT_PAGES_MAX, HASHING};
 use kvarena_host::calibrate;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::draft::Drafting;
@@ -174,8 +174,8 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     }
     let mut config = EngineConfig {
         prefix: if off { PrefixMode::None } else { PrefixMode::Radix },
-        hashing: events.then_some(http::HASHING),
-        event_pages: if events { pages.min(http::EVENT_PAGES_MAX) } else { 0 },
+        hashing: events.then_some(HASHING),
+        event_pages: if events { pages.min(EVENT_PAGES_MAX) } else { 0 },
         max_sequences: args.concurrency,
         max_sequence_len: model.max_len as u32,
         // Every fork with a partial page is a step of its own, so one batch may need many steps.

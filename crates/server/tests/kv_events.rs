@@ -17,7 +17,7 @@ use kvarena_host::model::Model;
 use kvarena_host::request::Defaults;
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server};
-use kvarena_server::http::HASHING;
+use kvarena_server::http::announcer::HASHING;
 use serde_json::{Value, json};
 
 struct Ending(Child);

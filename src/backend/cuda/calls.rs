@@ -77,7 +77,8 @@ impl Backend for Cuda {
             .map_or(Ok(()), |labels| labels.store(&self.gpu, &self.pool, &image, layer, k, stream))
     }
 
-    /// Rows have [`Cuda::rows`], and head_dim is 64, 128 or 256. One launch also stores, unless the pool is quantised.
+    /// Rows have [`Cuda::rows`], and head_dim is 64, 128 or 256. One launch also stores, unless the pool is quantised
+    /// or keeps labels.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache), for norms or frequencies that are too short, and for pools that no

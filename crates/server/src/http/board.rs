@@ -7,11 +7,21 @@ use std::time::Duration;
 
 use kvarena::Stats;
 
-use super::desk::Ended;
 use kvarena_host::clock::Part;
 use kvarena_host::runner::Runner;
 use kvarena_host::server::{Load, Server};
 use kvarena_host::tally::Tally;
+
+/// The number of streams by reason of their end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ended {
+    /// By a stop token or a stop string.
+    pub stopped: u64,
+    /// By their limit of tokens.
+    pub at_length: u64,
+    /// Because the client went away.
+    pub cancelled: u64,
+}
 
 /// The last numbers posted, and counts of answers.
 #[derive(Debug, Default)]

@@ -5,24 +5,13 @@ use std::collections::HashMap;
 use kvarena::Stats;
 
 use super::announcer::{self, Announcer};
-use super::board::Board;
+use super::board::{Board, Ended};
 use super::job::{Event, Job, Logprob};
 use super::queue::Queue;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::runner::Runner;
 use kvarena_host::server::{Server, Sink};
 use kvarena_host::stream::{Finish, Stream};
-
-/// The number of streams by reason of their end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Ended {
-    /// By a stop token or a stop string.
-    pub stopped: u64,
-    /// By their limit of tokens.
-    pub at_length: u64,
-    /// Because the client went away.
-    pub cancelled: u64,
-}
 
 /// Serves the jobs of the queue until the queue is closed and all jobs have ended.
 ///

@@ -8,8 +8,7 @@ use subtle::ConstantTimeEq;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::options::Secret;
-use super::refusal::Refusal;
-use super::routes::refused;
+use super::refusal::{Refusal, refused};
 use kvarena_host::error::{Error, Result};
 
 /// Bytes of keys that are compared; the server rejects longer keys at its start.

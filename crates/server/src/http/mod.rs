@@ -27,7 +27,7 @@
 //!
 //! Not here: the loop (`server`), who computes (`runner`).
 
-mod announcer;
+pub mod announcer;
 mod answer;
 mod ask;
 mod board;
@@ -49,8 +49,6 @@ mod routes;
 mod sse;
 mod stop;
 mod tokens;
-
-pub use announcer::{EVENT_PAGES_MAX, HASHING};
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
@@ -125,7 +123,7 @@ pub fn run<R: Runner>(
     if let Some((endpoint, replay)) = announcer.as_ref().map(Announcer::endpoints) {
         announce(&format!("events at {endpoint}, missed ones at {replay}"))?;
     }
-    board.post(server, desk::Ended::default());
+    board.post(server, board::Ended::default());
     let outcome = desk::serve(server, &queue, &board, announcer);
     // The queue is closed and nothing runs; clients still read.
     let _ = over.send(());

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 /// The result of a check of a request.
@@ -20,6 +22,18 @@ pub struct Refusal {
     pub param: Option<String>,
     /// The machine-readable code.
     pub code: Option<&'static str>,
+}
+
+/// Returns the answer to a refused request; it may come again soon where the server is only busy.
+pub(super) fn refused(refusal: &Refusal) -> Response {
+    let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let body = ([(header::CONTENT_TYPE, "application/json")], refusal.json().to_string());
+    let mut response = (status, body).into_response();
+    if [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&status) {
+        let soon = header::HeaderValue::from_static("1");
+        response.headers_mut().insert(header::RETRY_AFTER, soon);
+    }
+    response
 }
 
 impl Refusal {

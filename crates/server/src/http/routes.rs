@@ -26,7 +26,7 @@ use super::job::{Event, Job, Ticket};
 use super::journal::Entry;
 use super::options::Secret;
 use super::queue::{Queue, Refused};
-use super::refusal::Refusal;
+use super::refusal::{Refusal, refused};
 use super::sse;
 use kvarena_host::sample::splitmix;
 
@@ -240,16 +240,6 @@ fn events(talk: Talk) -> Response {
 
 fn json_response(status: StatusCode, value: &Value) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
-}
-
-pub(super) fn refused(refusal: &Refusal) -> Response {
-    let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = json_response(status, &refusal.json());
-    if [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&status) {
-        let soon = header::HeaderValue::from_static("1");
-        response.headers_mut().insert(header::RETRY_AFTER, soon);
-    }
-    response
 }
 
 fn card(app: &App) -> Value {

@@ -1,0 +1,61 @@
+//! [`Operation`]: one layer's store and attention, whichever memory the tensors are in.
+//!
+//! Not here: the memory of candle's tensors (`attend.rs` for the CPU, `gpu.rs`).
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+
+use candle_core::{Layout, Shape, Tensor};
+use kvarena::{Attend, Backend, BatchPlan, EngineError, LayerId, Queries};
+
+use crate::{Error, Pool};
+
+/// One layer's attention.
+pub(crate) struct Operation<'a> {
+    pub(crate) pool: RefCell<&'a mut Pool>,
+    pub(crate) plan: &'a BatchPlan<'a>,
+    pub(crate) layer: LayerId,
+    pub(crate) attend: &'a Attend,
+    pub(crate) sinks: Option<&'a Tensor>,
+    /// Why the operation failed: candle would keep the text alone.
+    pub(crate) failed: Cell<Option<Error>>,
+}
+
+impl Operation<'_> {
+    /// Returns the shape of the result, `[rows, q_heads, head_dim]`.
+    pub(crate) fn shape(&self, q: &Layout) -> Shape {
+        q.shape().clone()
+    }
+
+    /// Keeps an error, and returns its text as candle's.
+    pub(crate) fn fail(&self, error: Error) -> candle_core::Error {
+        let text = candle_core::Error::msg(&error);
+        self.failed.set(Some(error));
+        text
+    }
+
+    /// Makes both calls of the backend.
+    pub(crate) fn run(
+        &self,
+        [q, k, v]: [<Pool as Backend>::Rows<'_>; 3],
+        sinks: Option<<Pool as Backend>::Sinks<'_>>,
+        out: <Pool as Backend>::RowsMut<'_>,
+    ) -> Result<(), Error> {
+        let mut pool = self.pool.borrow_mut();
+        pool.store_cache(self.plan, self.layer, k, v).map_err(EngineError::Backend)?;
+        let queries = Queries { rows: q, sinks };
+        let attended = pool.attend_queries(self.plan, self.layer, self.attend, queries, out, None);
+        Ok(attended.map_err(EngineError::Backend)?)
+    }
+}
+
+/// Elements of a tensor `[rows, heads, dim]` in its memory, from the first row's first to the last row's last.
+pub(crate) fn elements(at: &Layout) -> Range<usize> {
+    let (dims, from) = (at.dims(), at.start_offset());
+    from..from + (dims[0] - 1) * row_stride(at).unwrap_or(0) + dims[1] * dims[2]
+}
+
+/// Elements from row to row of `[rows, heads, dim]`. A single row has no stride; candle gives it any.
+pub(crate) fn row_stride(at: &Layout) -> Option<usize> {
+    (at.dims()[0] > 1).then_some(at.stride()[0])
+}

@@ -59,6 +59,18 @@ id_type!(
     "p"
 );
 id_type!(
+    /// A page of host memory, of as many bytes as a page of the pool.
+    HostPageId,
+    u32,
+    "h"
+);
+id_type!(
+    /// One batch of saves or loads, numbered from 1 in the order of the calls; saves and loads share the numbers.
+    MoveId,
+    u64,
+    "move"
+);
+id_type!(
     /// One token's place in the pool: `page * page_size + offset`.
     #[doc(alias = "out_cache_loc")]
     SlotId,

@@ -90,8 +90,8 @@ pub mod world;
 
 #[doc(inline)]
 pub use backend::{
-    Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, NO_POSITION, Null, OpenBackend,
-    PlanError, Queries, Rope, Select, Selection, SparseBackend,
+    Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, HostMemory, Moved, NO_POSITION, Null,
+    OpenBackend, PlanError, Queries, Rope, Select, Selection, SparseBackend,
 };
 #[doc(inline)]
 pub use config::{EngineConfig, EngineShape, PrefixMode};
@@ -108,7 +108,8 @@ pub use hash::HashSeed;
 pub use hash::{Hashing, NamespaceNames, PageHash, PageHashes};
 #[doc(inline)]
 pub use id::{
-    LayerId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, TokenId,
+    HostPageId, LayerId, MoveId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey,
+    SlotId, StepId, TokenId,
 };
 #[cfg(feature = "serde")]
 #[doc(inline)]
@@ -122,8 +123,8 @@ pub use layout::{
 #[doc(inline)]
 pub use plan::{
     Admission, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree,
-    Extend, Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, PlanSize, Prompt, SharedSpan,
-    SharedSpans, SlotMapping, StepEnd, StepScratch, TableWrite,
+    Extend, Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, PageMove, PlanSize, Prompt,
+    SharedSpan, SharedSpans, SlotMapping, StepEnd, StepScratch, TableWrite,
 };
 #[doc(inline)]
 pub use prefix::PrefixMatch;

@@ -5,10 +5,12 @@
 //!
 //! Cost: O(rows and new tokens) in loops that vectorise. A second loop finds the wrong entry only when there is one.
 
-use super::{Attend, OpenSteps, Operand, PlanError};
-use crate::id::{LayerId, PageId, SlotId, StepId};
+use super::{Attend, Moved, OpenSteps, Operand, PlanError};
+use crate::id::{LayerId, MoveId, PageId, SlotId, StepId};
 use crate::layout::{PoolLayout, Reach, TableShape};
-use crate::plan::{self, BatchPlan, Compaction, PageCopy, SlotMapping, SpanCheck, TableWrite};
+use crate::plan::{
+    self, BatchPlan, Compaction, PageCopy, PageMove, SlotMapping, SpanCheck, TableWrite,
+};
 
 /// Checks that a step may begin now (B2, B8).
 pub(super) fn may_begin(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> {
@@ -170,6 +172,24 @@ pub(super) fn copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), Plan
     copies
         .iter()
         .try_for_each(|copy| page(copy.source, counts.0).and_then(|()| page(copy.target, counts.1)))
+}
+
+/// Checks the number and the pages of a batch of moves, after the batches of `last`.
+pub(super) fn moves(
+    id: MoveId,
+    moves: &[PageMove],
+    layout: &PoolLayout,
+    last: Moved,
+) -> Result<(), PlanError> {
+    let last = last.saved.max(last.loaded);
+    if id <= last {
+        return Err(PlanError::MoveOrder { id, last });
+    }
+    let pages = layout.host_region_pages();
+    moves.iter().try_for_each(|&PageMove { device, host }| {
+        page(device, layout.page_count())?;
+        if host.raw() < pages { Ok(()) } else { Err(PlanError::HostPage { page: host, pages }) }
+    })
 }
 
 /// Checks that compactions stay within rows of the page tables.

@@ -6,11 +6,12 @@ use std::error::Error;
 use std::fmt;
 
 use super::{
-    Attend, Backend, OpenBackend, Operand, Queries, Rope, Select, Selection, SparseBackend,
+    Attend, Backend, HostMemory, Moved, OpenBackend, Operand, Queries, Rope, Select, Selection,
+    SparseBackend,
 };
-use crate::id::LayerId;
+use crate::id::{HostPageId, LayerId, MoveId};
 use crate::layout::{PoolLayout, TableShape};
-use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
+use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
 
 /// One of two, chosen at run time: backends, the options that open them, or the rows of their calls.
 ///
@@ -249,10 +250,75 @@ impl<L: Backend, R: Backend> Backend for Either<L, R> {
         }
     }
 
+    fn host_pages(&self) -> u32 {
+        match self {
+            Self::Left(backend) => backend.host_pages(),
+            Self::Right(backend) => backend.host_pages(),
+        }
+    }
+
+    fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
+        match self {
+            Self::Left(backend) => backend.save_pages(id, moves).map_err(EitherError::Left),
+            Self::Right(backend) => backend.save_pages(id, moves).map_err(EitherError::Right),
+        }
+    }
+
+    fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
+        match self {
+            Self::Left(backend) => backend.load_pages(id, moves).map_err(EitherError::Left),
+            Self::Right(backend) => backend.load_pages(id, moves).map_err(EitherError::Right),
+        }
+    }
+
+    fn moved(&mut self) -> Result<Moved, Self::Error> {
+        match self {
+            Self::Left(backend) => backend.moved().map_err(EitherError::Left),
+            Self::Right(backend) => backend.moved().map_err(EitherError::Right),
+        }
+    }
+
     fn synchronize(&mut self) -> Result<(), Self::Error> {
         match self {
             Self::Left(backend) => backend.synchronize().map_err(EitherError::Left),
             Self::Right(backend) => backend.synchronize().map_err(EitherError::Right),
+        }
+    }
+}
+
+impl<L: AsRef<[u8]>, R: AsRef<[u8]>> AsRef<[u8]> for Either<L, R> {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Left(bytes) => bytes.as_ref(),
+            Self::Right(bytes) => bytes.as_ref(),
+        }
+    }
+}
+
+impl<L: AsMut<[u8]>, R: AsMut<[u8]>> AsMut<[u8]> for Either<L, R> {
+    fn as_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Left(bytes) => bytes.as_mut(),
+            Self::Right(bytes) => bytes.as_mut(),
+        }
+    }
+}
+
+impl<L: HostMemory, R: HostMemory> HostMemory for Either<L, R> {
+    type Read = Either<L::Read, R::Read>;
+    type Write = Either<L::Write, R::Write>;
+
+    fn lease(&mut self, page: HostPageId) -> Self::Read {
+        match self {
+            Self::Left(backend) => Either::Left(backend.lease(page)),
+            Self::Right(backend) => Either::Right(backend.lease(page)),
+        }
+    }
+
+    fn lease_mut(&mut self, page: HostPageId) -> Self::Write {
+        match self {
+            Self::Left(backend) => Either::Left(backend.lease_mut(page)),
+            Self::Right(backend) => Either::Right(backend.lease_mut(page)),
         }
     }
 }

@@ -10,6 +10,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod either;
+mod host_memory;
 mod null;
 mod open;
 mod open_steps;
@@ -18,9 +19,11 @@ mod rope;
 mod sparse;
 
 pub use cpu::{
-    Cpu, CpuError, CpuOptions, CpuPath, CpuRows, CpuRowsMut, Elements, ElementsMut, PATH_VARIABLE,
+    Cpu, CpuError, CpuOptions, CpuPath, CpuRead, CpuRows, CpuRowsMut, CpuWrite, Elements,
+    ElementsMut, PATH_VARIABLE,
 };
 pub use either::{Either, EitherError};
+pub use host_memory::{HostMemory, Moved};
 pub use null::Null;
 pub use open::OpenBackend;
 pub use open_steps::OpenSteps;
@@ -28,9 +31,9 @@ pub use plan_error::{Operand, PlanError};
 pub use rope::Rope;
 pub use sparse::{NO_POSITION, Select, Selection, SparseBackend};
 
-use crate::id::LayerId;
+use crate::id::{LayerId, MoveId};
 use crate::layout::Reach;
-use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
+use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
 
 /// Parameters of attention that are the same for all rows of a step.
 ///
@@ -118,6 +121,16 @@ pub struct Queries<R, S> {
 /// * B11. [`compact`](Backend::compact) moves the kept slots of each row to the places from `first` on, all planes of
 ///   all layers, in every track, and writes nothing else. It finds them through the row's page table as `begin` last
 ///   wrote it. All slots of a row are read before one is written. Rows are distinct.
+/// * B12. [`save_pages`](Backend::save_pages) and [`load_pages`](Backend::load_pages) copy whole pages, all planes of
+///   all lanes; a host page has the order `[plane, layer, piece]`, whatever the pool's layout. Targets of one call are
+///   distinct. A save reads the effects of all earlier calls, later calls read those of a load, and the next call may
+///   use both sides again.
+/// * B13. A load takes effect after all earlier calls except those of open steps, which never use its targets.
+/// * B14. [`moved`](Backend::moved) is a watermark in each direction: all saves up to its `saved` are done, and all
+///   loads up to its `loaded`. It never falls and never waits.
+/// * B15. If a save or load fails, the contents of all its targets are undefined, and its sources are unchanged.
+/// * B16. No call writes a host page that a [read lease](HostMemory::lease) covers, and no call uses one that a
+///   [write lease](HostMemory::lease_mut) covers.
 /// * B17. A layer of a group that reads a window or a chunk takes exactly that; the backend rejects any other and none.
 ///   Lists of positions belong to layers of group 0.
 /// * B18. In a group that reads a window or a chunk, page table words that no new token of the row reads are undefined,
@@ -221,7 +234,46 @@ pub trait Backend {
     /// The backend's own.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), Self::Error>;
 
-    /// Waits until all calls so far are done.
+    /// Returns how many host pages are ready for saves, loads and leases: numbers below this.
+    ///
+    /// The number grows while a backend prepares its memory in the background, up to
+    /// [`PoolLayout::host_region_pages`](crate::PoolLayout::host_region_pages). A backend without host memory returns
+    /// 0; one without bytes returns any larger number.
+    fn host_pages(&self) -> u32 {
+        0
+    }
+
+    /// Copies pages of the pool to host pages (B12). Numbers of moves rise over both directions.
+    ///
+    /// # Errors
+    /// The backend's own, among them pages that do not exist.
+    ///
+    /// # Panics
+    /// If a lease covers a target (B16), or if the backend has no host memory.
+    fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
+        panic!("{id:?} saves {} pages to a backend without host memory", moves.len())
+    }
+
+    /// Copies host pages to pages of the pool (B12, B13). Numbers of moves rise over both directions.
+    ///
+    /// # Errors
+    /// The backend's own, among them pages that do not exist.
+    ///
+    /// # Panics
+    /// If a write lease covers a source (B16), or if the backend has no host memory.
+    fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
+        panic!("{id:?} loads {} pages from a backend without host memory", moves.len())
+    }
+
+    /// Returns the last save and the last load that are done (B14). Never waits.
+    ///
+    /// # Errors
+    /// A failure of an earlier call (B6).
+    fn moved(&mut self) -> Result<Moved, Self::Error> {
+        Ok(Moved::default())
+    }
+
+    /// Waits until all calls so far are done, moves included.
     ///
     /// # Errors
     /// The first failure since the last call (B6).

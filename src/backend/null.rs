@@ -2,10 +2,10 @@
 
 use std::convert::Infallible;
 
-use super::{Attend, Backend, OpenBackend, Queries, Rope};
-use crate::id::LayerId;
+use super::{Attend, Backend, HostMemory, Moved, OpenBackend, Queries, Rope};
+use crate::id::{HostPageId, LayerId, MoveId};
 use crate::layout::{PoolLayout, TableShape};
-use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
+use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
 
 /// A backend that holds no K and V. Every call succeeds and does nothing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -72,7 +72,37 @@ impl Backend for Null {
         Ok(())
     }
 
+    /// As many as any pool has.
+    fn host_pages(&self) -> u32 {
+        u32::MAX
+    }
+
+    fn save_pages(&mut self, _: MoveId, _: &[PageMove]) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn load_pages(&mut self, _: MoveId, _: &[PageMove]) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn moved(&mut self) -> Result<Moved, Infallible> {
+        Ok(Moved::ALL)
+    }
+
     fn synchronize(&mut self) -> Result<(), Infallible> {
         Ok(())
+    }
+}
+
+impl HostMemory for Null {
+    type Read = [u8; 0];
+    type Write = [u8; 0];
+
+    fn lease(&mut self, _: HostPageId) -> [u8; 0] {
+        []
+    }
+
+    fn lease_mut(&mut self, _: HostPageId) -> [u8; 0] {
+        []
     }
 }

@@ -5,7 +5,7 @@
 use std::fmt;
 
 use crate::error::Count;
-use crate::id::{LayerId, PageId, RowId, SlotId, StepId};
+use crate::id::{HostPageId, LayerId, MoveId, PageId, RowId, SlotId, StepId};
 use crate::layout::{KvShape, Reach};
 
 /// An array argument of a backend call.
@@ -203,6 +203,20 @@ pub enum PlanError {
         /// Number of pages.
         page_count: u32,
     },
+    /// A page is past the host region.
+    HostPage {
+        /// The page.
+        page: HostPageId,
+        /// Pages of the region.
+        pages: u32,
+    },
+    /// A batch of moves does not follow the last one.
+    MoveOrder {
+        /// Its number.
+        id: MoveId,
+        /// The number of the last batch.
+        last: MoveId,
+    },
     /// A layer is past the model.
     Layer {
         /// The layer.
@@ -344,6 +358,12 @@ impl fmt::Display for PlanError {
             }
             Self::Page { page, page_count } => {
                 missing(f, "page", page.raw().into(), page_count.into())
+            }
+            Self::HostPage { page, pages } => {
+                missing(f, "host page", page.raw().into(), pages.into())
+            }
+            Self::MoveOrder { id, last } => {
+                write!(f, "move {} does not follow move {}", id.raw(), last.raw())
             }
             Self::Layer { layer, layers } => missing(f, "layer", layer.raw().into(), layers.into()),
             Self::Heads { q_heads, kv_heads } => {

@@ -98,13 +98,15 @@ struct Words {
     hashing: [u64; 5],
     promise_ahead: u64,
     groups: [u64; Groups::WORDS],
+    host_pages: u64,
+    stage_pages: u64,
 }
 
 impl EngineShape {
     /// Bytes of the byte form.
     pub const BYTES: usize = size_of::<Words>();
 
-    /// Returns the byte form: 38 little-endian words of 64 bits.
+    /// Returns the byte form: 40 little-endian words of 64 bits.
     ///
     /// | words | |
     /// |---|---|
@@ -123,6 +125,7 @@ impl EngineShape {
     /// | 26 | groups of layers, and 2^32 times the layers in groups: 0 layers where there is one group |
     /// | 27 to 29 | of each group but group 0: its size, and 2^32 times 1 for a window, 2 for a chunk; or 0 |
     /// | 30 to 37 | a bit of each of 256 layers, bit 0 of its group's number; the same of bit 1 |
+    /// | 38, 39 | `host_pages`, `stage_pages` |
     ///
     /// Heads are those of the shape's rank. All ranks hold as many, so the same bytes open each rank's backend.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
@@ -155,6 +158,8 @@ impl EngineShape {
             hashing: self.hashing.map_or([0; 5], Hashing::to_words),
             promise_ahead: self.promise_ahead.into(),
             groups: layout.groups().to_words(),
+            host_pages: layout.host_pages().into(),
+            stage_pages: layout.stage_pages().into(),
         };
         let mut bytes = [0; Self::BYTES];
         bytes.copy_from_slice(bytemuck::bytes_of(&words));
@@ -192,6 +197,8 @@ impl EngineShape {
             label_channels: narrow("label_channels", words.label_channels)?,
             page_size: narrow("page_size", words.page_size)?,
             capacity: Capacity::Pages(narrow("page_count", words.page_count)?),
+            host_pages: narrow("host_pages", words.host_pages)?,
+            stage_pages: narrow("stage_pages", words.stage_pages)?,
             layout: one_of("layout", &LAYOUTS, words.layout)?,
             tp_size: 1,
             tp_rank: 0,

@@ -57,6 +57,10 @@ pub struct PoolConfig {
     pub page_size: u32,
     /// Size of the pool. Default: 1,024 pages.
     pub capacity: Capacity,
+    /// Pages of host memory that evicted pages move to. 0: evicted pages are lost. Default: 0.
+    pub host_pages: u32,
+    /// Further pages of host memory, through which a store reads pages of the pool. Default: 0.
+    pub stage_pages: u32,
     /// Physical order. Default: [`Layout::PageFirst`].
     pub layout: Layout,
     /// Ranks that share the model's heads. Either number divides the other: with more ranks than heads, each rank
@@ -78,6 +82,8 @@ impl Default for PoolConfig {
             label_channels: 0,
             page_size: 16,
             capacity: Capacity::Pages(1024),
+            host_pages: 0,
+            stage_pages: 0,
             layout: Layout::PageFirst,
             tp_size: 1,
             tp_rank: 0,
@@ -174,6 +180,7 @@ impl PoolConfig {
             .page_bytes(lanes, self.page_size)
             .ok_or(ConfigError::Overflow { name: "page_bytes" })?;
         let page_count = self.page_count(page_bytes)?;
+        self.check_host_region(page_bytes, page_count)?;
         let tracks = (1..groups.count()).map(|group| groups.layers_of(group).div_ceil(lanes));
         Ok(PoolLayout {
             layers,
@@ -186,6 +193,8 @@ impl PoolConfig {
             page_size: self.page_size,
             page_bytes,
             page_count,
+            host_pages: self.host_pages,
+            stage_pages: self.stage_pages,
             layout: self.layout,
         })
     }
@@ -208,6 +217,17 @@ impl PoolConfig {
         }
         page_bytes.checked_mul(page_count).ok_or(ConfigError::Overflow { name: "pool bytes" })?;
         Ok(page_count as u32)
+    }
+
+    /// Checks that all pages, on the device and on the host, can be numbered, and that the host's bytes fit 64 bits.
+    fn check_host_region(&self, page_bytes: u64, page_count: u32) -> Result<(), ConfigError> {
+        let pages = u64::from(self.host_pages) + u64::from(self.stage_pages);
+        let max = u64::from(u32::MAX - 1 - page_count);
+        if pages > max {
+            return Err(ConfigError::Limit { name: "host_pages + stage_pages", value: pages, max });
+        }
+        let bytes = page_bytes.checked_mul(pages);
+        bytes.map(|_| ()).ok_or(ConfigError::Overflow { name: "host bytes" })
     }
 
     /// Returns this rank's shape, after checks of zeros and scales.

@@ -70,6 +70,8 @@ pub struct PoolLayout {
     pub(super) page_size: u32,
     pub(super) page_bytes: u64,
     pub(super) page_count: u32,
+    pub(super) host_pages: u32,
+    pub(super) stage_pages: u32,
     pub(super) layout: Layout,
 }
 
@@ -188,6 +190,21 @@ impl PoolLayout {
     /// Returns the pages of the pool.
     pub const fn page_count(&self) -> u32 {
         self.page_count
+    }
+
+    /// Returns the pages of host memory that evicted pages move to.
+    pub const fn host_pages(&self) -> u32 {
+        self.host_pages
+    }
+
+    /// Returns the further pages of host memory, through which a store reads pages of the pool.
+    pub const fn stage_pages(&self) -> u32 {
+        self.stage_pages
+    }
+
+    /// Returns all pages of host memory.
+    pub const fn host_region_pages(&self) -> u32 {
+        self.host_pages + self.stage_pages
     }
 
     /// Returns the physical order.

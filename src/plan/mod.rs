@@ -19,6 +19,7 @@ use crate::id::{PageId, RowId, SeqKey, SlotId, StepId, TokenId};
 pub use crate::admission::{Admission, Admitted, Leader, Prompt};
 pub use draft::{Branch, Compaction, DRAFT_MAX, Draft, DraftTree};
 pub(crate) use draft::{MaskRow, check_len, check_masks};
+pub use moves::PageMove;
 pub use owned::{OwnedPlan, PlanBytesError};
 pub(crate) use spans::SpanCheck;
 pub use spans::{SharedSpan, SharedSpans};

@@ -1,10 +1,21 @@
-//! The byte forms of lists of page copies and of compactions, for other ranks.
+//! Moves between device and host pages, and the byte forms of lists of page copies and of compactions, for other ranks.
 //!
 //! Not here: how they are made (`system/fork.rs`, `system/accept.rs`).
 
-use bytemuck::Pod;
+use bytemuck::{Pod, Zeroable};
 
 use super::{Compaction, PageCopy, PlanBytesError};
+use crate::id::{HostPageId, PageId};
+
+/// A page of the pool and a page of host memory, one of which is copied to the other: all planes of all lanes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct PageMove {
+    /// The page of the pool.
+    pub device: PageId,
+    /// The page of host memory.
+    pub host: HostPageId,
+}
 
 /// Marks the byte form of copies, and its version.
 const COPIES: u64 = u64::from_le_bytes(*b"kvcopy01");

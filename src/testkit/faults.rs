@@ -4,10 +4,10 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use super::replay::Inspect;
-use crate::backend::{Backend, OpenBackend};
-use crate::id::{LayerId, SlotId};
+use crate::backend::{Backend, HostMemory, Moved, OpenBackend};
+use crate::id::{HostPageId, LayerId, MoveId, SlotId};
 use crate::layout::{PlaneName, PoolLayout, TableShape};
-use crate::plan::{BatchPlan, Compaction, PageCopy};
+use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove};
 
 /// When a call fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,7 +18,8 @@ pub enum Fault {
     After,
 }
 
-/// Forwards to a backend, but some calls of `begin`, `copy_pages` and `compact` fail: those that an engine makes.
+/// Forwards to a backend, but some calls of `begin`, `copy_pages`, `compact`, `save_pages`, `load_pages` and `moved`
+/// fail: those that an engine makes.
 /// Around what opens a backend, it opens one that fails.
 #[derive(Clone, Debug)]
 pub struct Failing<B> {
@@ -88,16 +89,16 @@ impl<E: StdError + 'static> StdError for Failed<E> {
 
 impl<B: Backend> Failing<B> {
     /// Makes a call, or fails before or after it.
-    fn call(
+    fn call<T>(
         &mut self,
-        call: impl FnOnce(&mut B) -> Result<(), B::Error>,
-    ) -> Result<(), Failed<B::Error>> {
+        call: impl FnOnce(&mut B) -> Result<T, B::Error>,
+    ) -> Result<T, Failed<B::Error>> {
         let fails = self.fails_now();
         if fails && self.fault == Fault::Before {
             return Err(Failed::OnPurpose);
         }
-        call(&mut self.inner).map_err(Failed::Inner)?;
-        if fails { Err(Failed::OnPurpose) } else { Ok(()) }
+        let done = call(&mut self.inner).map_err(Failed::Inner)?;
+        if fails { Err(Failed::OnPurpose) } else { Ok(done) }
     }
 }
 
@@ -118,7 +119,7 @@ impl<O: OpenBackend> OpenBackend for Failing<O> {
 
 impl<B: Backend> Backend for Failing<B> {
     type Error = Failed<B::Error>;
-    forward_backend!(inner: B, Failed::Inner; types, end, store_cache, rope_store, attend, synchronize);
+    forward_backend!(inner: B, Failed::Inner; types, end, store_cache, rope_store, attend, host_pages, synchronize);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error> {
         self.call(|inner| inner.begin(plan))
@@ -130,6 +131,31 @@ impl<B: Backend> Backend for Failing<B> {
 
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), Self::Error> {
         self.call(|inner| inner.compact(compactions))
+    }
+
+    fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
+        self.call(|inner| inner.save_pages(id, moves))
+    }
+
+    fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
+        self.call(|inner| inner.load_pages(id, moves))
+    }
+
+    fn moved(&mut self) -> Result<Moved, Self::Error> {
+        self.call(B::moved)
+    }
+}
+
+impl<B: HostMemory> HostMemory for Failing<B> {
+    type Read = B::Read;
+    type Write = B::Write;
+
+    fn lease(&mut self, page: HostPageId) -> B::Read {
+        self.inner.lease(page)
+    }
+
+    fn lease_mut(&mut self, page: HostPageId) -> B::Write {
+        self.inner.lease_mut(page)
     }
 }
 

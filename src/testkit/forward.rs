@@ -1,13 +1,13 @@
 //! Calls of [`Backend`](crate::Backend) handed on to a backend inside: for doubles that change only some of them.
 
 /// Inside `impl Backend for ..`: the named calls go to the backend in a field, with an error mapped; `types` are its
-/// rows.
+/// rows, `moves` its saves, its loads and `moved`.
 ///
 /// ```ignore
 /// impl<B: Backend> Backend for Failing<B> {
 ///     type Error = Failed<B::Error>;
-///     forward_backend!(inner: B, Failed::Inner; types, end, store_cache, rope_store, attend, synchronize);
-///     // .. `begin`, `copy_pages` and `compact`, which may fail.
+///     forward_backend!(inner: B, Failed::Inner; types, end, store_cache, rope_store, attend, host_pages, synchronize);
+///     // .. `begin`, `copy_pages` and the others that may fail.
 /// }
 /// ```
 #[macro_export(local_inner_macros)]
@@ -74,6 +74,32 @@ macro_rules! forward_backend {
     (@compact $field:ident, $inner:ty, $error:expr) => {
         fn compact(&mut self, compactions: &[$crate::Compaction]) -> Result<(), Self::Error> {
             self.$field.compact(compactions).map_err($error)
+        }
+    };
+    (@moves $field:ident, $inner:ty, $error:expr) => {
+        fn save_pages(
+            &mut self,
+            id: $crate::MoveId,
+            moves: &[$crate::PageMove],
+        ) -> Result<(), Self::Error> {
+            self.$field.save_pages(id, moves).map_err($error)
+        }
+
+        fn load_pages(
+            &mut self,
+            id: $crate::MoveId,
+            moves: &[$crate::PageMove],
+        ) -> Result<(), Self::Error> {
+            self.$field.load_pages(id, moves).map_err($error)
+        }
+
+        fn moved(&mut self) -> Result<$crate::Moved, Self::Error> {
+            self.$field.moved().map_err($error)
+        }
+    };
+    (@host_pages $field:ident, $inner:ty, $error:expr) => {
+        fn host_pages(&self) -> u32 {
+            self.$field.host_pages()
         }
     };
     (@synchronize $field:ident, $inner:ty, $error:expr) => {

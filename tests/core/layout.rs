@@ -237,6 +237,30 @@ fn every_config_error_names_its_value() {
             },
             Overflow { name: "pool bytes" },
         ),
+        (
+            PoolConfig {
+                layers: huge / 2,
+                shape: KvShape::heads(1, 1 << 20),
+                page_size: 1,
+                capacity: Capacity::Pages(1),
+                host_pages: 1 << 12,
+                ..good
+            },
+            Overflow { name: "host bytes" },
+        ),
+        (
+            PoolConfig {
+                capacity: Capacity::Pages(10),
+                host_pages: huge - 12,
+                stage_pages: 2,
+                ..good
+            },
+            Limit {
+                name: "host_pages + stage_pages",
+                value: u64::from(huge) - 10,
+                max: u64::from(huge) - 11,
+            },
+        ),
     ];
     for (config, error) in pools {
         assert_eq!(config.layout(), Err(error), "{config:?}");
@@ -339,7 +363,7 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
             },
             layout: LAYOUTS[number() as usize % 2],
             tp_size: if number() % 2 == 0 { 1 } else { number() },
-            tp_rank: 0,
+            ..PoolConfig::default()
         };
         let Ok(pool) = config.layout() else { continue };
         made += 1;

@@ -204,7 +204,8 @@ impl Backend for OnGpu {
     type Error = CudaError;
     forward_backend!(
         cuda: Cuda, identity;
-        types, begin, end, store_cache, rope_store, attend, copy_pages, compact, synchronize
+        types, begin, end, store_cache, rope_store, attend, copy_pages, compact, host_pages, moves,
+        synchronize
     );
 }
 

@@ -45,7 +45,7 @@ impl OpenBackend for WatchedOptions {
 
 impl Backend for Watched {
     type Error = CudaError;
-    forward_backend!(gpu: OnGpu, identity; types, end, rope_store, attend, synchronize);
+    forward_backend!(gpu: OnGpu, identity; types, end, rope_store, attend, host_pages, moves, synchronize);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.begin(plan)?;

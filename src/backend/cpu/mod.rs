@@ -12,6 +12,7 @@ mod attention;
 mod e4m3;
 mod error;
 mod fold;
+mod host;
 mod labels;
 mod math;
 mod number;
@@ -31,16 +32,18 @@ use std::num::NonZeroUsize;
 use half::bf16;
 
 pub use error::CpuError;
+pub use host::{CpuRead, CpuWrite};
 pub use options::CpuOptions;
 pub use path::{CpuPath, PATH_VARIABLE};
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
 use super::sparse::{self, Select, Selection, SparseBackend};
-use super::{Attend, Backend, OpenSteps, Operand, PlanError, Queries, Rope, check};
-use crate::id::LayerId;
+use super::{Attend, Backend, Moved, OpenSteps, Operand, PlanError, Queries, Rope, check};
+use crate::id::{LayerId, MoveId};
 use crate::layout::{LayerPlace, PlaneName, PoolLayout, Strides, TableShape};
-use crate::plan::{BatchPlan, Compaction, PageCopy, SpanCheck, StepEnd};
+use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, SpanCheck, StepEnd};
 use attention::Scratch;
+use host::HostPages;
 use labels::{Labels, Scorer, SelectScratch};
 use math::{Line, Softmax};
 use number::Number;
@@ -58,6 +61,7 @@ pub struct Cpu {
     layout: PoolLayout,
     table: TableShape,
     pool: Pool,
+    host: HostPages,
     /// Where K and V lie; latent rows are both.
     kv: [Strides; 2],
     /// Where the rest of latent rows lies, if they are quantised.
@@ -93,7 +97,8 @@ impl Cpu {
         &self.words
     }
 
-    /// Bytes taken: pool, scales that were given, page tables, and scratch, which grows to the largest step attended.
+    /// Bytes taken: pool, host pages, scales that were given, page tables, and scratch, which grows to the largest step
+    /// attended.
     pub fn bytes(&self) -> u64 {
         let scratch = self.scratch.iter().map(Scratch::bytes).sum::<usize>()
             + self.out.capacity() * size_of::<Line>()
@@ -102,7 +107,8 @@ impl Cpu {
             + self.scales.bytes()
             + self.labels.bytes()
             + self.selects.bytes();
-        self.layout.total_bytes() + (size_of_val(&*self.words) + scratch) as u64
+        let pages = self.layout.total_bytes() + self.host.bytes(&self.layout);
+        pages + (size_of_val(&*self.words) + scratch) as u64
     }
 
     /// Where K and V are.
@@ -352,6 +358,22 @@ impl Backend for Cpu {
             }
         }
         Ok(())
+    }
+
+    fn host_pages(&self) -> u32 {
+        self.layout.host_region_pages()
+    }
+
+    fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
+        self.save(id, moves)
+    }
+
+    fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
+        self.load(id, moves)
+    }
+
+    fn moved(&mut self) -> Result<Moved, CpuError> {
+        Ok(self.last_moved())
     }
 
     /// # Errors

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::thread;
 
+use super::host::HostPages;
 use super::labels::{Labels, SelectScratch};
 use super::path::CpuPath;
 use super::pool::{self, Pool};
@@ -78,6 +79,7 @@ impl OpenBackend for CpuOptions {
             layout: *layout,
             table: *table,
             pool: Pool::new(layout)?,
+            host: HostPages::new(layout)?,
             kv: Cpu::kv_planes(layout)
                 .map(|name| layout.strides(name).expect("the pool has its shape's planes")),
             rope: layout.strides(PlaneName::Rope),

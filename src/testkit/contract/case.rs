@@ -172,8 +172,7 @@ impl Case {
             page_size,
             capacity: Capacity::Pages(pages),
             layout: rng.pick(&[Layout::LayerFirst, Layout::PageFirst]),
-            tp_size: 1,
-            tp_rank: 0,
+            ..PoolConfig::default()
         };
         let config = if in_groups { with_groups(&config, rng) } else { config };
         let config = if rng.one_in(4) { with_fp8(&config, rng) } else { config };

@@ -18,13 +18,15 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions};
 use kvarena::{
-    Attend, Backend, BatchPlan, Compaction, Extend, LayerId, OpenBackend, OwnedPlan, PageCopy,
-    PlanSize, PoolLayout, Queries, Rope, StepEnd, TableShape,
+    Attend, Backend, BatchPlan, Compaction, Extend, LayerId, MoveId, Moved, OpenBackend, OwnedPlan,
+    PageCopy, PageMove, PlanSize, PoolLayout, Queries, Rope, StepEnd, TableShape,
 };
 
 use super::device::Device;
@@ -80,12 +82,45 @@ enum Message {
     Copy(Vec<PageCopy>),
     /// Compact accepted drafts.
     Compact(Vec<Compaction>),
+    /// Save pages to host memory, or load them.
+    Move(Way, MoveId, Vec<PageMove>, Sender<Moving>),
+    /// Publish the progress of moves.
+    Moved,
+}
+
+/// The direction of moves between device and host pages.
+#[derive(Clone, Copy)]
+enum Way {
+    Save,
+    Load,
+}
+
+/// Whether a rank began its part of a batch of moves.
+type Moving = std::result::Result<(), CudaError>;
+
+/// The progress of a rank's moves and of its host memory, which rank 0 reads at any time.
+#[derive(Default)]
+struct Progress {
+    host_pages: AtomicU32,
+    saved: AtomicU64,
+    loaded: AtomicU64,
+}
+
+impl Progress {
+    fn publish(&self, backend: &mut Cuda) -> Result<()> {
+        let moved = backend.moved().map_err(GpuError::from)?;
+        self.saved.store(moved.saved.raw(), Ordering::Release);
+        self.loaded.store(moved.loaded.raw(), Ordering::Release);
+        self.host_pages.store(backend.host_pages(), Ordering::Release);
+        Ok(())
+    }
 }
 
 /// The other ranks, as rank 0 uses them.
 pub struct Others {
     senders: Vec<Sender<Message>>,
     threads: Vec<JoinHandle<()>>,
+    progress: Vec<Arc<Progress>>,
     /// The minimum of the other GPUs' free memory, in bytes.
     pub free: u64,
 }
@@ -110,12 +145,14 @@ impl Others {
         options: GpuOptions,
     ) -> Result<Self> {
         let (mut senders, mut threads, mut ready) = (Vec::new(), Vec::new(), Vec::new());
-        for link in links {
+        let progress: Vec<_> = links.iter().map(|_| Arc::new(Progress::default())).collect();
+        for (link, progress) in links.into_iter().zip(&progress) {
             let (sender, messages) = channel();
             let (tell, told) = channel();
             let options = GpuOptions { keep_logits: false, keep_times: false, ..options };
             let seed = Seed { config: config.clone(), source: source.clone(), options, link };
-            threads.push(thread::spawn(move || follow(seed, &messages, &tell)));
+            let progress = Arc::clone(progress);
+            threads.push(thread::spawn(move || follow(seed, &messages, &tell, &progress)));
             senders.push(sender);
             ready.push(told);
         }
@@ -123,7 +160,7 @@ impl Others {
         for told in ready {
             free = free.min(told.recv().map_err(|_| lost())??);
         }
-        Ok(Self { senders, threads, free })
+        Ok(Self { senders, threads, progress, free })
     }
 
     fn tell(&self, message: impl Fn() -> Message) {
@@ -171,7 +208,12 @@ fn lost() -> Error {
 }
 
 /// A rank's thread: repeats the work of rank 0 on its own GPU.
-fn follow(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>) {
+fn follow(
+    seed: Seed,
+    messages: &Receiver<Message>,
+    ready: &Sender<Result<u64>>,
+    progress: &Progress,
+) {
     let (rank, model) = (seed.link.rank(), seed.config.clone());
     let share = Share { rank, ranks: seed.link.ranks() };
     let begin = || -> Result<(GpuRunner, u64)> {
@@ -194,7 +236,10 @@ fn follow(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>)
     };
     let mut backend = None;
     for message in messages {
-        or_end(rank, || obey(&mut runner, &mut backend, (&model, share), message));
+        or_end(rank, || {
+            obey(&mut runner, &mut backend, (&model, share), message)?;
+            backend.as_mut().map_or(Ok(()), |backend| progress.publish(backend))
+        });
     }
     let _ = runner.device().stream.synchronize();
 }
@@ -234,8 +279,20 @@ fn obey(
         Message::End(end) => pool(backend)?.end(end),
         Message::Copy(copies) => pool(backend)?.copy_pages(&copies).map_err(GpuError::from)?,
         Message::Compact(moves) => pool(backend)?.compact(&moves).map_err(GpuError::from)?,
+        Message::Move(way, id, moves, begun) => {
+            // Rank 0 reports the failure.
+            let _ = begun.send(begin_moves(pool(backend)?, way, id, &moves));
+        }
+        Message::Moved => {}
     }
     Ok(())
+}
+
+fn begin_moves(backend: &mut Cuda, way: Way, id: MoveId, moves: &[PageMove]) -> Moving {
+    match way {
+        Way::Save => backend.save_pages(id, moves),
+        Way::Load => backend.load_pages(id, moves),
+    }
 }
 
 /// Returns the pool of a rank that has opened it.
@@ -256,6 +313,17 @@ pub struct Ranks {
     /// The options with which the others open their pools.
     table: TableShape,
     max_steps: u32,
+}
+
+impl Ranks {
+    /// Moves each rank's part of pages. The moves of all ranks fail if one rank's do.
+    fn move_pages(&mut self, way: Way, id: MoveId, moves: &[PageMove]) -> Moving {
+        let (begun, answers) = channel();
+        self.others.tell(|| Message::Move(way, id, moves.to_vec(), begun.clone()));
+        drop(begun);
+        let own = begin_moves(&mut self.own, way, id, moves);
+        answers.iter().fold(own, Moving::and)
+    }
 }
 
 impl OpenBackend for RanksOptions {
@@ -330,6 +398,31 @@ impl Backend for Ranks {
     fn compact(&mut self, compactions: &[Compaction]) -> std::result::Result<(), CudaError> {
         self.others.tell(|| Message::Compact(compactions.to_vec()));
         self.own.compact(compactions)
+    }
+
+    /// Returns the least of all ranks' pages.
+    fn host_pages(&self) -> u32 {
+        let others = self.others.progress.iter();
+        let others = others.map(|progress| progress.host_pages.load(Ordering::Acquire));
+        others.fold(self.own.host_pages(), u32::min)
+    }
+
+    fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Moving {
+        self.move_pages(Way::Save, id, moves)
+    }
+
+    fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Moving {
+        self.move_pages(Way::Load, id, moves)
+    }
+
+    /// Returns the least of all ranks' progress, of the others as of their last message.
+    fn moved(&mut self) -> std::result::Result<Moved, CudaError> {
+        self.others.tell(|| Message::Moved);
+        let least = |all: Moved, rank: &Arc<Progress>| Moved {
+            saved: all.saved.min(MoveId::new(rank.saved.load(Ordering::Acquire))),
+            loaded: all.loaded.min(MoveId::new(rank.loaded.load(Ordering::Acquire))),
+        };
+        Ok(self.others.progress.iter().fold(self.own.moved()?, least))
     }
 
     fn synchronize(&mut self) -> std::result::Result<(), CudaError> {

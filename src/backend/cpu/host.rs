@@ -1,0 +1,138 @@
+//! The host pages of the CPU backend, and leases on them.
+//!
+//! Not here: which host page contains which prefix.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::error::CpuError;
+use super::pages::bytes_of;
+use super::{Cpu, pool};
+use crate::backend::{HostMemory, Moved, check};
+use crate::id::{HostPageId, MoveId};
+use crate::layout::PoolLayout;
+use crate::plan::PageMove;
+
+/// The bytes of a page; readers share them.
+type Bytes = Arc<Box<[u8]>>;
+
+/// The place of a host page; empty while a writer has its bytes.
+type Place = Arc<Mutex<Option<Bytes>>>;
+
+/// The host pages of a backend. Every move is done when its call returns.
+#[derive(Debug)]
+pub(super) struct HostPages {
+    pages: Box<[Place]>,
+    moved: Moved,
+}
+
+/// The bytes of a leased host page, to read.
+#[derive(Clone, Debug)]
+pub struct CpuRead(Bytes);
+
+impl AsRef<[u8]> for CpuRead {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// The bytes of a leased host page, to write.
+#[derive(Debug)]
+pub struct CpuWrite {
+    bytes: Option<Bytes>,
+    place: Place,
+}
+
+impl AsMut<[u8]> for CpuWrite {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.bytes.as_mut().and_then(Arc::get_mut).expect("B16: the lease has the only copy")
+    }
+}
+
+impl Drop for CpuWrite {
+    fn drop(&mut self) {
+        *lock(&self.place) = self.bytes.take();
+    }
+}
+
+/// Locks a place. A panic cannot leave it half changed.
+fn lock(place: &Place) -> std::sync::MutexGuard<'_, Option<Bytes>> {
+    place.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl HostPages {
+    pub fn new(layout: &PoolLayout) -> Result<Self, CpuError> {
+        let bytes = || pool::zeroed(layout.page_bytes());
+        let page = |_| Ok(Arc::new(Mutex::new(Some(Arc::new(bytes()?)))));
+        let pages = (0..layout.host_region_pages()).map(page).collect::<Result<_, CpuError>>()?;
+        Ok(Self { pages, moved: Moved::default() })
+    }
+
+    pub fn bytes(&self, layout: &PoolLayout) -> u64 {
+        self.pages.len() as u64 * layout.page_bytes()
+    }
+
+    /// Returns the bytes of a page that no writer has.
+    fn read(&self, page: HostPageId) -> Bytes {
+        let bytes = lock(&self.pages[page.index()]).clone();
+        bytes.unwrap_or_else(|| panic!("B16: a writer has leased {page:?}"))
+    }
+
+    /// Changes a page that nobody has leased.
+    fn write(&self, page: HostPageId, write: impl FnOnce(&mut [u8])) {
+        let mut place = lock(&self.pages[page.index()]);
+        let bytes = place.as_mut().and_then(Arc::get_mut);
+        write(bytes.unwrap_or_else(|| panic!("B16: {page:?} is leased")));
+    }
+}
+
+impl Cpu {
+    pub(super) fn save(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
+        check::moves(id, moves, &self.layout, self.host.moved)?;
+        for PageMove { device, host } in moves {
+            self.host.write(*host, |bytes| {
+                let mut rest = bytes;
+                for piece in 0..self.layout.pieces_per_page() {
+                    let source = bytes_of(&self.layout, *device, piece);
+                    let target = rest.split_off_mut(..source.len()).expect("pieces make a page");
+                    target.copy_from_slice(&self.pool.bytes()[source]);
+                }
+            });
+        }
+        self.host.moved.saved = id;
+        Ok(())
+    }
+
+    pub(super) fn load(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
+        check::moves(id, moves, &self.layout, self.host.moved)?;
+        for PageMove { device, host } in moves {
+            let bytes = self.host.read(*host);
+            self.write_page(*device, &bytes)?;
+        }
+        self.host.moved.loaded = id;
+        Ok(())
+    }
+
+    pub(super) fn last_moved(&self) -> Moved {
+        self.host.moved
+    }
+}
+
+impl HostMemory for Cpu {
+    type Read = CpuRead;
+    type Write = CpuWrite;
+
+    fn lease(&mut self, page: HostPageId) -> CpuRead {
+        CpuRead(self.host.read(page))
+    }
+
+    fn lease_mut(&mut self, page: HostPageId) -> CpuWrite {
+        let place = Arc::clone(&self.host.pages[page.index()]);
+        let mut bytes = lock(&place).take();
+        let free = bytes.as_mut().is_some_and(|bytes| Arc::get_mut(bytes).is_some());
+        if !free {
+            *lock(&place) = bytes;
+            panic!("B16: {page:?} is leased");
+        }
+        CpuWrite { bytes, place }
+    }
+}

@@ -1,0 +1,44 @@
+//! [`HostMemory`]: the bytes of host pages, for stores that read and write them on threads of their own.
+//!
+//! Not here: which host page contains which prefix.
+
+use super::Backend;
+use crate::id::{HostPageId, MoveId};
+
+/// The last finished move of each direction; number 0: none. A backend without bytes may return any larger number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Moved {
+    /// All saves up to this one are done.
+    pub saved: MoveId,
+    /// All loads up to this one are done.
+    pub loaded: MoveId,
+}
+
+impl Moved {
+    /// All moves so far are done.
+    pub(crate) const ALL: Self =
+        Self { saved: MoveId::new(u64::MAX), loaded: MoveId::new(u64::MAX) };
+}
+
+/// A backend whose host pages other threads may read and write.
+///
+/// A lease is the right to do so (B16). It outlives the backend and ends when it is dropped. Leased pages have no
+/// unfinished move.
+pub trait HostMemory: Backend {
+    /// The bytes of a host page, to read.
+    type Read: AsRef<[u8]> + Send + 'static;
+    /// The bytes of a host page, to write.
+    type Write: AsMut<[u8]> + Send + 'static;
+
+    /// Leases a host page to a reader. A page may have several.
+    ///
+    /// # Panics
+    /// If the page is not ready, a write lease covers it, or an unfinished save writes it.
+    fn lease(&mut self, page: HostPageId) -> Self::Read;
+
+    /// Leases a host page to a writer.
+    ///
+    /// # Panics
+    /// If the page is not ready, any lease covers it, or an unfinished move uses it.
+    fn lease_mut(&mut self, page: HostPageId) -> Self::Write;
+}

@@ -74,6 +74,18 @@ impl Scales {
         }
     }
 
+    /// Reads the scales of a head's consecutive slots from `first` on, as many as `scales` holds. A head's scales are
+    /// contiguous in a page.
+    pub fn read(&self, pool: &[f32], first: Row, head: u32, scales: &mut [f32]) {
+        match self {
+            Self::ByToken(planes) => {
+                let at = scale_at(&planes[first.side], first, head);
+                scales.copy_from_slice(&pool[at..at + scales.len()]);
+            }
+            _ => scales.fill(self.of(pool, first, head)),
+        }
+    }
+
     /// Stores one row; `strides` say where K or V lies, `wide` is room for one head.
     pub fn store(
         &self,

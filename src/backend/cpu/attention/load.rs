@@ -79,6 +79,7 @@ impl Scratch {
         let sides = [(&job.k, &mut self.k), (&job.v, &mut self.v)];
         for (side, (strides, tiles)) in sides.into_iter().enumerate().take(side_count(job.layout)) {
             let head = u64::from(unit.first_head) * strides.head;
+            let slot = Row { side, layer: job.layer, lane: job.place.lane, page, offset: 0 };
             for position in positions.clone() {
                 let (offset, row) = (position % page_size, row + (position - first) as usize);
                 let byte = strides.row(job.place.lane, page, offset) + head;
@@ -87,15 +88,18 @@ impl Scratch {
                 if !in_place {
                     widen_slot(&job.pool[start..start + width], tiles, row, job);
                 }
-                let slot = Row { side, layer: job.layer, lane: job.place.lane, page, offset };
-                if scales_products(job) {
-                    let heads = unit.first_head..unit.first_head + unit.heads;
-                    for (head, scales) in heads.zip(&mut self.ahead.scales) {
-                        scales[side][row] = job.scales.of(job.numbers, slot, head);
-                    }
-                } else if T::QUANTISED {
+                if T::QUANTISED && !scales_products(job) {
+                    let slot = Row { offset, ..slot };
                     scale_slot(slot, unit, tiles, row, job);
                     widen_rope(slot, tiles, row, job);
+                }
+            }
+            if scales_products(job) {
+                let slot = Row { offset: first % page_size, ..slot };
+                let heads = unit.first_head..unit.first_head + unit.heads;
+                for (head, scales) in heads.zip(&mut self.ahead.scales) {
+                    let scales = &mut scales[side][row..row + positions.len()];
+                    job.scales.read(job.numbers, slot, head, scales);
                 }
             }
         }

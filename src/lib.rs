@@ -94,7 +94,7 @@ pub use backend::{
     OpenBackend, PlanError, Queries, Rope, Select, Selection, SparseBackend,
 };
 #[doc(inline)]
-pub use config::{EngineConfig, EngineShape, PrefixMode};
+pub use config::{EngineConfig, EngineShape, PrefixMode, StepBounds};
 #[doc(inline)]
 pub use engine::Engine;
 #[doc(inline)]

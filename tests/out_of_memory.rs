@@ -170,6 +170,7 @@ fn any_numbers_whatever_make_an_engine_or_an_error() {
             max_sequence_len: number(),
             max_tokens: u64::from(number()) * u64::from(number()),
             max_steps: number(),
+            max_step_tokens: number(),
             promise_ahead: 512,
             prefault: number() % 2 == 0,
         };

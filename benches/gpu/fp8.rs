@@ -8,7 +8,7 @@ use kvarena::testkit::quantised::{scales, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Attend, Backend, BatchPlan, Capacity, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend,
-    PlaneName, PoolConfig, PoolLayout, Scaling, SharedSpans, SlotId, StepEnd,
+    PlaneName, PoolConfig, PoolLayout, Scaling, SharedSpans, SlotId, StepBounds, StepEnd,
 };
 
 use crate::Outcome;
@@ -330,11 +330,11 @@ fn store(gpu: &Gpu, (noise, _): (&Noise, &Fp8Noise), report: &mut Report) -> Out
         let options = CudaOptions {
             stream: Some(timer.stream.clone()),
             scales: kind.scales(sets),
-            max_step_tokens: tokens,
             ..CudaOptions::new(gpu)
         };
         let pool = kind.pool(sets, page_size, slots);
-        let mut cuda = options.open(&pool, &table(page_size), 2)?;
+        let bounds = StepBounds { steps: 2, tokens };
+        let mut cuda = options.open(&pool, &table(page_size), bounds)?;
         let batch =
             Batch::stores(1, &distinct(&mut rng, tokens as usize, pool.slot_count() as u32));
         cuda.begin(&batch.plan())?;

@@ -100,13 +100,14 @@ struct Words {
     groups: [u64; Groups::WORDS],
     host_pages: u64,
     stage_pages: u64,
+    max_step_tokens: u64,
 }
 
 impl EngineShape {
     /// Bytes of the byte form.
     pub const BYTES: usize = size_of::<Words>();
 
-    /// Returns the byte form: 40 little-endian words of 64 bits.
+    /// Returns the byte form: 41 little-endian words of 64 bits.
     ///
     /// | words | |
     /// |---|---|
@@ -126,6 +127,7 @@ impl EngineShape {
     /// | 27 to 29 | of each group but group 0: its size, and 2^32 times 1 for a window, 2 for a chunk; or 0 |
     /// | 30 to 37 | a bit of each of 256 layers, bit 0 of its group's number; the same of bit 1 |
     /// | 38, 39 | `host_pages`, `stage_pages` |
+    /// | 40 | `max_step_tokens` |
     ///
     /// Heads are those of the shape's rank. All ranks hold as many, so the same bytes open each rank's backend.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
@@ -160,6 +162,7 @@ impl EngineShape {
             groups: layout.groups().to_words(),
             host_pages: layout.host_pages().into(),
             stage_pages: layout.stage_pages().into(),
+            max_step_tokens: self.max_step_tokens.into(),
         };
         let mut bytes = [0; Self::BYTES];
         bytes.copy_from_slice(bytemuck::bytes_of(&words));
@@ -224,6 +227,7 @@ impl EngineShape {
             max_sequence_len: narrow("max_sequence_len", words.max_sequence_len)?,
             max_tokens: max_tokens.ok_or(ShapeBytesError::Mixed)?.max(1),
             max_steps: narrow("max_steps", words.max_steps)?,
+            max_step_tokens: narrow("max_step_tokens", words.max_step_tokens)?,
             promise_ahead: narrow("promise_ahead", words.promise_ahead)?,
             prefault: one_of("prefault", &BOOLS, words.prefault)?,
         };

@@ -12,6 +12,25 @@ use crate::layout::{Limits, PoolConfig, PoolLayout, TableShape};
 
 pub use bytes::ShapeBytesError;
 
+/// Most new tokens of a step unless the config sets another number.
+const STEP_TOKENS: u32 = 16 << 10;
+
+/// Limits of the steps of a backend, which determine the memory that it takes for plans.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepBounds {
+    /// Most open steps.
+    pub steps: u32,
+    /// Most new tokens of a step, padding included.
+    pub tokens: u32,
+}
+
+impl From<u32> for StepBounds {
+    /// Returns so many steps of at most 16,384 tokens.
+    fn from(steps: u32) -> Self {
+        Self { steps, tokens: STEP_TOKENS }
+    }
+}
+
 /// Whether prefixes are cached and shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(
@@ -58,6 +77,9 @@ pub struct EngineConfig {
     pub max_tokens: u64,
     /// Most steps that are planned and not complete. Default: 8.
     pub max_steps: u32,
+    /// Most new tokens of a step, padding included; a backend takes memory for plans of so many. Capped at 2^31 - 1.
+    /// Default: 16,384.
+    pub max_step_tokens: u32,
     /// Tokens that plans of a sequence may be ahead of its published ones within its promise, for models with groups of
     /// layers. [`Engine::admit`](crate::Engine::admit) counts pages for plans so far ahead. A plan that is further
     /// ahead also takes available pages. Default: 512.
@@ -79,6 +101,7 @@ impl From<PoolConfig> for EngineConfig {
             max_sequence_len: 128 << 10,
             max_tokens: 4 << 20,
             max_steps: 8,
+            max_step_tokens: STEP_TOKENS,
             promise_ahead: 512,
             prefault: true,
         }
@@ -104,6 +127,8 @@ pub struct EngineShape {
     pub max_sequence_len: u32,
     /// Most unfinished steps.
     pub max_steps: u32,
+    /// Most new tokens of a step, padding included.
+    pub max_step_tokens: u32,
     /// Tokens that plans may be ahead of the published ones within a promise.
     pub promise_ahead: u32,
     /// Whether prefixes are cached and shared.
@@ -139,6 +164,11 @@ impl EngineShape {
         Limits::new(&self.layout, self.promise_ahead).most(places)
     }
 
+    /// Returns the limits of steps, with which backends are opened.
+    pub fn step_bounds(&self) -> StepBounds {
+        StepBounds { steps: self.max_steps, tokens: self.max_step_tokens }
+    }
+
     /// Returns whether sequences share prefixes that other sequences computed.
     pub(crate) fn shares_prefixes(&self) -> bool {
         self.prefix == PrefixMode::Radix
@@ -163,6 +193,7 @@ impl EngineConfig {
             ("max_sequence_len", u64::from(self.max_sequence_len)),
             ("max_tokens", self.max_tokens),
             ("max_steps", u64::from(self.max_steps)),
+            ("max_step_tokens", u64::from(self.max_step_tokens)),
         ] {
             if value == 0 {
                 return Err(ConfigError::Zero { name });
@@ -185,6 +216,7 @@ impl EngineConfig {
             table,
             max_sequence_len,
             max_steps: self.max_steps,
+            max_step_tokens: self.max_step_tokens.min(i32::MAX as u32),
             promise_ahead: self.promise_ahead,
             prefix: self.prefix,
             hashing: self.hashing.filter(|_| self.prefix == PrefixMode::Radix),

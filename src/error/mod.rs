@@ -74,7 +74,7 @@ pub enum Error {
         /// Its position in the sequence.
         position: u32,
     },
-    /// The step has more tokens than a plan can number.
+    /// The step has more tokens, padding included, than the config allows.
     StepTokens {
         /// New tokens of the batch.
         tokens: u64,

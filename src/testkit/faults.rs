@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::replay::Inspect;
 use crate::backend::{Backend, HostMemory, Moved, OpenBackend};
+use crate::config::StepBounds;
 use crate::id::{HostPageId, LayerId, MoveId, SlotId};
 use crate::layout::{PlaneName, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove};
@@ -109,10 +110,10 @@ impl<O: OpenBackend> OpenBackend for Failing<O> {
         self,
         layout: &PoolLayout,
         table: &TableShape,
-        max_steps: u32,
+        bounds: impl Into<StepBounds>,
     ) -> Result<Self::Backend, Failed<<O::Backend as Backend>::Error>> {
         let Self { inner, fault, first, every, calls, failures } = self;
-        let inner = inner.open(layout, table, max_steps).map_err(Failed::Inner)?;
+        let inner = inner.open(layout, table, bounds).map_err(Failed::Inner)?;
         Ok(Failing { inner, fault, first, every, calls, failures })
     }
 }

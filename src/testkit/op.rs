@@ -274,6 +274,8 @@ impl SmallConfig {
             max_sequence_len: self.sequence_len,
             max_tokens: self.tokens,
             max_steps: self.steps,
+            // Less than some batches have.
+            max_step_tokens: 2 * self.sequence_len,
             // As other sizes, so that plans go further at times.
             promise_ahead: 3 * self.page_size,
             prefault: true,

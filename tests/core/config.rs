@@ -45,6 +45,7 @@ fn a_config_is_what_was_written() {
         max_sequence_len: 1000,
         max_tokens: 5000,
         max_steps: 2,
+        max_step_tokens: 300,
         promise_ahead: 100,
         prefault: false,
         pool,

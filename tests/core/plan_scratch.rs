@@ -7,8 +7,13 @@ use kvarena::{
 
 fn engine(page_size: u32, pages: u32, max_sequences: u32, max_tokens: u64) -> Engine<Null> {
     let pool = PoolConfig { page_size, capacity: Capacity::Pages(pages), ..Default::default() };
-    let config =
-        EngineConfig { max_sequences, max_tokens, prefault: false, ..EngineConfig::from(pool) };
+    let config = EngineConfig {
+        max_sequences,
+        max_tokens,
+        max_step_tokens: 1 << 20,
+        prefault: false,
+        ..EngineConfig::from(pool)
+    };
     Engine::new(config, Null).expect("the config is right")
 }
 

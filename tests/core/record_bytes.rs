@@ -50,6 +50,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         max_sequence_len: rng.within(1, 1 << 20) as u32,
         max_tokens: rng.within(1, 1 << 22),
         max_steps: rng.within(1, 10) as u32,
+        max_step_tokens: rng.within(1, u32::MAX.into()) as u32,
         promise_ahead: rng.bits() as u32,
         prefault: rng.one_in(2),
     }
@@ -117,6 +118,7 @@ fn the_byte_forms_are_as_documented() {
         max_sequence_len: 4000,
         max_tokens: 5000,
         max_steps: 2,
+        max_step_tokens: 48,
         promise_ahead: 100,
         ..pool.into()
     };
@@ -150,7 +152,8 @@ fn the_byte_forms_are_as_documented() {
         100, // tokens ahead
         1,   // one group of layers
     ];
-    let words = words.into_iter().chain([0; 11]).chain([1000, 20]);
+    // Host pages, staged pages, the most tokens of a step.
+    let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);
 
@@ -249,6 +252,8 @@ fn shapes_that_lie_are_refused_by_name() {
     {
         assert_eq!(with(word, value), Err(ShapeBytesError::Mixed), "word {word} = {value}");
     }
+    let none = ConfigError::Zero { name: "max_step_tokens" };
+    assert_eq!(with(40, 0), Err(ShapeBytesError::Config(none)));
     for actual in (0..EngineShape::BYTES).chain([EngineShape::BYTES + 1, 4096]) {
         let mut other = bytes.to_vec();
         other.resize(actual, 0);

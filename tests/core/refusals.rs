@@ -5,7 +5,7 @@ use kvarena::backend::{Backend, CpuError, CpuRows, CpuRowsMut, Operand};
 use kvarena::{
     Attend, Capacity, Compaction, CpuOptions, KvShape, LabelChannels, LabelError, LayerId,
     NO_POSITION, OpenBackend, PageCopy, PageId, PlanError, PlaneName, PoolConfig, Queries, RowId,
-    Select, Selection, SlotId, SparseBackend, StepId, TableShape,
+    Select, Selection, SlotId, SparseBackend, StepBounds, StepId, TableShape,
 };
 
 #[test]
@@ -323,4 +323,21 @@ fn a_scale_by_the_length_of_latent_rows_is_refused() {
 
 fn refused<T>(error: PlanError) -> Result<T, CpuError> {
     Err(CpuError::Plan(error))
+}
+
+#[test]
+fn a_step_of_more_tokens_than_the_backend_was_opened_for_is_refused() {
+    let (layout, table) = pool();
+    let plan = Arrays::good();
+    for tokens in [4, 5] {
+        let bounds = StepBounds { steps: 1, tokens };
+        let mut cpu =
+            CpuOptions::with_threads(1).open(&layout, &table, bounds).expect("a small pool");
+        let wanted = match tokens {
+            4 => refused(PlanError::StepTokens { tokens: 5, max: 4 }),
+            _ => Ok(()),
+        };
+        assert_eq!(cpu.begin(&plan.plan()), wanted);
+        assert_eq!(cpu.table_words().iter().any(|&word| word > 0), tokens == 5);
+    }
 }

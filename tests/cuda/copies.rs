@@ -49,7 +49,7 @@ fn pool(shape: Shape, layout: Layout) -> PoolLayout {
 
 fn open(gpu: &Gpu, layout: &PoolLayout) -> OnGpu {
     let table = TableShape::new(layout.page_size(), 2, 16, 32).expect("a small table");
-    OnGpuOptions::with_tokens(gpu, 16).open(layout, &table, 1).expect("a small pool")
+    OnGpuOptions::new(gpu).open(layout, &table, 1).expect("a small pool")
 }
 
 /// A page's bytes, told by its seed.

@@ -99,15 +99,7 @@ impl Both {
         let options = CpuOptions { labels: given.clone(), ..CpuOptions::with_threads(2) };
         Self {
             cpu: Engine::new(config, options).expect("a small pool"),
-            gpu: open(
-                gpu,
-                CudaOptions {
-                    labels: given,
-                    max_step_tokens: tokens.max(16_384),
-                    ..CudaOptions::new(gpu)
-                },
-                config,
-            ),
+            gpu: open(gpu, CudaOptions { labels: given, ..CudaOptions::new(gpu) }, config),
             device: gpu.clone(),
             scratch: [StepScratch::new(), StepScratch::new()],
             kind,

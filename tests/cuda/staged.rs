@@ -15,8 +15,9 @@ fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
     let (capacity, dtype) = (Capacity::Pages(8), KvDtype::Bf16);
     let shape = KvShape::heads(1, WIDTH as u32);
     let config = PoolConfig { capacity, dtype, shape, ..PoolConfig::default() };
-    let options = CudaOptions { max_step_tokens: 64, ..CudaOptions::new(gpu) };
-    options.open(&config.layout().expect("a small pool"), table, 2).expect("a small pool")
+    CudaOptions::new(gpu)
+        .open(&config.layout().expect("a small pool"), table, 2)
+        .expect("a small pool")
 }
 
 /// Rows of one token each, of sequences as long as `kv_len`.

@@ -157,7 +157,8 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
         layout: args.layout.into(),
         ..PoolConfig::default()
     };
-    let promise_ahead = policy(args, model)?.promise_ahead(args.page_size.max(1));
+    let policy = policy(args, model)?;
+    let promise_ahead = policy.promise_ahead(args.page_size.max(1));
     let limits = EngineConfig { promise_ahead, ..EngineConfig::from(pool) };
     let limits = limits.shape().map_err(unusable)?;
     let usual = || {
@@ -180,6 +181,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
         max_sequence_len: model.max_len as u32,
         // Every fork with a partial page is a step of its own, so one batch may need many steps.
         max_steps: args.concurrency.saturating_add(4).min(STEPS_MAX),
+        max_step_tokens: policy.step_tokens(),
         promise_ahead,
         ..EngineConfig::from(pool)
     };

@@ -73,6 +73,7 @@ pub struct Cpu {
     /// The page tables. Every word names a chunk or a page that exists.
     words: Box<[u32]>,
     steps: OpenSteps,
+    max_step_tokens: u32,
     spans: SpanCheck,
     scratch: Vec<Scratch>,
     selects: SelectScratch,
@@ -248,6 +249,7 @@ impl Backend for Cpu {
     /// A plan that names what does not exist, or whose step does not follow the last one.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
         check::may_begin(&self.steps, plan.step)?;
+        check::step_tokens(plan, self.max_step_tokens)?;
         check::plan(plan, &self.layout, &self.table)?;
         check::spans(&mut self.spans, plan)?;
         check::table_writes(plan.table_writes, &self.layout, &self.table)?;

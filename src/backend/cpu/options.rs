@@ -11,6 +11,7 @@ use super::scales::Scales;
 use super::simd::Isa;
 use super::{Cpu, CpuError};
 use crate::backend::{OpenBackend, OpenSteps};
+use crate::config::StepBounds;
 use crate::layout::{KvScales, LabelChannels, PlaneName, PoolLayout, TableShape};
 use crate::memory::OutOfMemory;
 use crate::plan::SpanCheck;
@@ -63,8 +64,9 @@ impl OpenBackend for CpuOptions {
         self,
         layout: &PoolLayout,
         table: &TableShape,
-        max_steps: u32,
+        bounds: impl Into<StepBounds>,
     ) -> Result<Cpu, CpuError> {
+        let StepBounds { steps, tokens } = bounds.into();
         let refused = |error: OutOfMemory| CpuError::OutOfMemory { bytes: error.bytes };
         if let Some(scales) = &self.scales {
             scales.check_pool(layout)?;
@@ -87,7 +89,8 @@ impl OpenBackend for CpuOptions {
             labels,
             wide: pool::zeroed(wide.into())?,
             words: pool::zeroed::<u32>(table.words() as u64)?,
-            steps: OpenSteps::try_new(max_steps).map_err(refused)?,
+            steps: OpenSteps::try_new(steps).map_err(refused)?,
+            max_step_tokens: tokens,
             spans: SpanCheck::default(),
             scratch: Vec::new(),
             selects: SelectScratch::default(),

@@ -68,13 +68,6 @@ pub enum CudaError {
         /// Its code.
         code: u32,
     },
-    /// A step of more tokens than [`CudaOptions::max_step_tokens`](super::CudaOptions::max_step_tokens).
-    StepTokens {
-        /// The step's tokens.
-        tokens: usize,
-        /// The most that is allowed.
-        max: u32,
-    },
     /// A step of more rows than [`CudaOptions::max_step_rows`](super::CudaOptions::max_step_rows).
     StepRows {
         /// The step's rows.
@@ -262,9 +255,6 @@ impl fmt::Display for CudaError {
             }
             Self::OutOfMemory { bytes } => write!(f, "an allocation of {bytes} bytes failed"),
             Self::Driver { call, code } => write!(f, "{call} failed with code {code}"),
-            Self::StepTokens { tokens, max } => {
-                write!(f, "a step of {tokens} tokens is above the limit of {max}")
-            }
             Self::StepRows { rows, max } => {
                 write!(f, "a step of {rows} rows is above the limit of {max}")
             }

@@ -169,14 +169,13 @@ impl GpuRunner {
 
     /// Opens the backend for this runner's steps, on its stream.
     pub fn backend(&self) -> CudaOptions {
-        let (rows, tokens) = self.options.decode_max();
+        let (rows, _) = self.options.decode_max();
         // Each stream counts its shared pages, so streams together may see more tokens than the pool has.
         let seen = u64::from(self.options.concurrency) * self.forward.config.max_len as u64;
         CudaOptions {
             labels: self.reading.as_ref().map(|reading| reading.labels.clone()),
             select_tokens: seen,
             stream: Some(self.device.stream.clone()),
-            max_step_tokens: self.options.chunk + tokens as u32,
             max_step_rows: rows as u32,
             ..CudaOptions::new(&self.device.gpu)
         }

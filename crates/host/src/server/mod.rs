@@ -69,6 +69,15 @@ impl Policy {
         let step = self.chunk.max(drafts + 1);
         step.saturating_mul(1 + u32::from(self.overlap)).saturating_add(page_size - 1)
     }
+
+    /// Returns the most tokens of a step: [`EngineConfig::max_step_tokens`](kvarena::EngineConfig).
+    pub fn step_tokens(&self) -> u32 {
+        /// Rows and tokens are padded to multiples of 256 at most.
+        const PADDING: u32 = 512;
+        let drafts = self.drafts.map_or(0, |drafts| drafts.tokens);
+        let decode = self.concurrency.saturating_mul(drafts.saturating_add(1));
+        self.chunk.saturating_add(decode).saturating_add(PADDING)
+    }
 }
 
 /// Receives the events of streams.

@@ -342,6 +342,7 @@ impl Case {
             max_sequence_len: config.max_len as u32,
             max_tokens: u64::from(policy.concurrency) * config.max_len as u64,
             max_steps: 2 * policy.concurrency,
+            max_step_tokens: policy.step_tokens(),
             ..EngineConfig::from(pool)
         };
         let options = GpuOptions {

@@ -324,9 +324,7 @@ impl Stage {
     /// the counters of a split.
     fn check(&mut self, plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
         let StepLimits { tokens, rows, .. } = self.limits;
-        if plan.token_count() > tokens as usize {
-            return Err(CudaError::StepTokens { tokens: plan.token_count(), max: tokens });
-        }
+        check::step_tokens(plan, tokens)?;
         if plan.rows.len() > rows as usize {
             return Err(CudaError::StepRows { rows: plan.rows.len(), max: rows });
         }

@@ -116,9 +116,9 @@ pub use id::{
 pub use layout::HfError;
 #[doc(inline)]
 pub use layout::{
-    Capacity, Dtype, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError, LayerPlace,
-    Layout, Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError, Scaling,
-    Strides, TableShape,
+    Capacity, Dtype, GroupShape, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError,
+    LayerPlace, Layout, Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError,
+    Scaling, Strides, TableShape,
 };
 #[doc(inline)]
 pub use plan::{

@@ -91,6 +91,18 @@ pub enum ConfigError {
         /// Those that are in groups.
         grouped: u32,
     },
+    /// A shape of its own for group 0, which has the pool's, or for a group that does not exist.
+    GroupShape {
+        /// The group.
+        group: u32,
+        /// The groups.
+        groups: u32,
+    },
+    /// Pages of layers of unlike shapes are contiguous, and a pool in LayerFirst order has none such.
+    LayerFirst {
+        /// The first group with a shape of its own.
+        group: u32,
+    },
     /// The rank is not below the number of ranks.
     Rank {
         /// The rank.
@@ -157,6 +169,15 @@ impl fmt::Display for ConfigError {
                 let (layers, grouped) =
                     (Count(layers.into(), "layer"), Count(grouped.into(), "layer"));
                 write!(f, "groups of {grouped} do not fit a model of {layers}")
+            }
+            Self::GroupShape { group: 0, .. } => {
+                write!(f, "group 0 has the pool's shape, not one of its own")
+            }
+            Self::GroupShape { group, groups } => {
+                write!(f, "a shape is given for group {group} of {}", Count(groups.into(), "group"))
+            }
+            Self::LayerFirst { group } => {
+                write!(f, "group {group} has a shape of its own, which no LayerFirst pool holds")
             }
             Self::Rank { tp_rank, tp_size } => {
                 write!(f, "rank {tp_rank} is not below tp_size {tp_size}")

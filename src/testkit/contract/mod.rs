@@ -177,7 +177,7 @@ where
         let mut rng = Rng::new(mix(seed));
         let case = (0..10_000)
             .filter_map(|_| filter.draw(&mut rng))
-            .find(O::Backend::supports)
+            .find(|case| case.groups().all(|case| O::Backend::supports(&case)))
             .expect("a backend supports one shape of ten thousand");
         let backend = options(&case).open(&case.layout, &case.table, case.max_steps);
         let mut report = Report { runs: 1, ..Report::default() };

@@ -99,7 +99,7 @@ impl PoolLayout {
         if group == 0 { 1 } else { self.groups.layers_of(group).div_ceil(self.lanes) }
     }
 
-    /// Returns the bytes of the pages that a sequence of so many computed tokens holds in a group.
+    /// Returns the bytes of the pages that a sequence of `tokens` computed tokens holds in a group.
     ///
     /// ```
     /// # use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};

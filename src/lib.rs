@@ -51,7 +51,7 @@
 //! [`guide`] goes on from here, in chapters.
 //!
 //! Modules are listed in the order of dependency: [`id`] <- [`layout`] <- `page`, `prefix`, `sequence` <- `world` <-
-//! `system` <- [`engine`], and [`plan`] <- `system`, [`backend`]. ARCHITECTURE.md tells one step from end to end.
+//! `system` <- [`engine`], and [`plan`] <- `system`, [`backend`]. ARCHITECTURE.md follows one step from end to end.
 
 // Marks on docs.rs which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,5 +1,5 @@
-//! An engine for which there is no memory is an error that says how much was wanted, whichever table the system
-//! refuses, and whatever the config's numbers: never an abort.
+//! An engine for which there is no memory returns an error with the requested bytes and never aborts, whichever table
+//! the system refuses and whatever the config's numbers.
 
 #![allow(unsafe_code)] // An allocator that refuses.
 

@@ -15,7 +15,7 @@ use kvarena::{
     PoolConfig, Scaling, StepEnd, TableShape,
 };
 
-/// Turns of a case: so many, or for so long.
+/// Turns of a case: this number, or as many as fit into `TIME`.
 const TURNS: usize = 60;
 const TIME: Duration = Duration::from_secs(3);
 

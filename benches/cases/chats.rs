@@ -119,7 +119,7 @@ impl ServeFloor {
         }
     }
 
-    /// A place for so many tokens, far from the last one.
+    /// Returns a place for `tokens` tokens, far from the last place.
     fn far_place(&mut self, tokens: usize) -> usize {
         self.place += 79_190;
         self.place % (self.pages.len() - tokens.div_ceil(self.page_size))

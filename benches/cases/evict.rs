@@ -105,8 +105,9 @@ impl Evict {
     }
 }
 
-/// What an eviction has to read, in slabs as large as the tree's: of a leaf, whose turn a list says, half a line of
-/// each of two columns, its entry of a child table, and its page ids, which are copied. Nothing is written but these.
+/// The reads of an eviction, in slabs as large as the tree's. A list gives the next leaf. An eviction reads half a
+/// cache line in each of two columns, the leaf's entry of the child table, and its page ids. It writes only a copy of
+/// the ids.
 pub struct EvictFloor {
     columns: [Vec<[u32; 8]>; 2],
     table: Vec<[u32; 3]>,

@@ -16,7 +16,7 @@ pub fn full_cache(page_size: u32, sequences: usize, spare: usize) -> Cache {
     cache
 }
 
-/// Pages of so many sequences and all prompts.
+/// Returns the pages of `sequences` sequences and of all prompts.
 pub fn sequence_pages(page_size: u32, sequences: usize) -> u32 {
     let own = (work::SEQUENCE_LEN - work::PROMPT_LEN) * sequences;
     whole_pages(own + work::PROMPTS * work::PROMPT_LEN, page_size)

@@ -9,7 +9,7 @@ use kvarena::{PageId, PrefixLock, TokenId};
 use super::hit::full_cache;
 use super::{Cache, NAMESPACE, whole_pages};
 
-/// Sequences that a round inserts; the cache has room for so many beside the cached ones.
+/// Sequences that a round inserts. The cache has room for them in addition to the cached ones.
 pub const ROUND: usize = 500;
 
 /// Inserts new sequences, a round at a time; between rounds they are evicted again, so that every insert after the

@@ -141,7 +141,8 @@ pub struct ChatRequest {
 
 const USERS: usize = 200;
 const TURNS: usize = 8;
-/// Requests that run at a time: a user asks again only when none of his is among the last so many.
+/// Requests that run at a time. A user sends the next request only when the last `IN_FLIGHT` requests include none of
+/// his.
 const IN_FLIGHT: usize = 32;
 
 struct Conversation {

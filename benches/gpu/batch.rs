@@ -79,13 +79,14 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Sequences whose random pages a forest says, whole ones in its spans, with so many new tokens each.
+    /// Creates a step over random pages. `forest` gives the sequences and their spans of whole pages; `new_lens` gives
+    /// the new tokens of each sequence.
     pub fn forest(
         step: u64,
         layout: &PoolLayout,
         table: &TableShape,
         forest: &Forest,
-        news: &[u32],
+        new_lens: &[u32],
         rng: &mut Rng,
     ) -> Self {
         let size = layout.page_size();
@@ -110,7 +111,7 @@ impl Batch {
         let around = |row: usize| {
             forest.spans.iter().filter(move |span| span.0.contains(&row)).map(|span| span.1)
         };
-        let lens = forest.own.iter().zip(news).enumerate();
+        let lens = forest.own.iter().zip(new_lens).enumerate();
         let lens: Vec<(u32, u32)> =
             lens.map(|(row, (own, new))| (*new, around(row).sum::<u32>() + own)).collect();
         let whole = |(pages, &(new, len)): (&Vec<u32>, &(u32, u32))| -> Vec<PageId> {

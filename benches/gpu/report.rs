@@ -18,7 +18,7 @@ pub enum Rate {
 }
 
 impl Rate {
-    /// Operations of attention of 32 heads of 128: so many rows of `new` tokens each, behind `cached` others.
+    /// Returns the rate for attention with 32 heads of 128, over `rows` rows with `new` tokens behind `cached` tokens.
     pub fn extend(rows: u32, new: u32, cached: u32) -> Self {
         let (new, cached) = (f64::from(new), f64::from(cached));
         let pairs = new * cached + new * (new + 1.0) / 2.0;
@@ -42,7 +42,7 @@ impl Distance {
         }
     }
 
-    /// Whether it is what rounding to bf16 may do.
+    /// Returns whether rounding to bf16 explains the distance.
     pub fn is_small(&self) -> bool {
         (self.wrong / self.norm).sqrt() < 1e-2
     }

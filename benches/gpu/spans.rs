@@ -143,11 +143,11 @@ impl Bench {
         f64::from(2 * layout.kv_heads() * layout.head_dim()) * layout.dtype().size() as f64
     }
 
-    /// Times a forest each way; `report` is told of results that differ.
+    /// Times a forest each way, and reports results that differ.
     fn run(&mut self, case: &str, forest: &Forest, report: &mut Report) -> Outcome<Timed> {
         let layout = *self.choosing.layout();
-        let news = vec![1; forest.own.len()];
-        let batch = Batch::forest(0, &layout, &table(PAGE), forest, &news, &mut self.rng);
+        let new_lens = vec![1; forest.own.len()];
+        let batch = Batch::forest(0, &layout, &table(PAGE), forest, &new_lens, &mut self.rng);
         let bytes = distinct(forest) as f64 * self.token_bytes();
         let sets = ((400e6 / bytes).ceil() as usize).clamp(2, LAYERS as usize);
         let (flat, _, exact) = self.time(&batch, How::Flat, sets)?;
@@ -373,7 +373,7 @@ fn verdict(what: &str, all: &[(String, Timed)], chosen: impl Fn(&Timed) -> f64) 
 }
 
 fn summarize(code: &SpanCosts, shapes: &[(String, Timed)], forests: &[(String, Timed)]) {
-    // A step of which no span could be read once says nothing of the model.
+    // A step without a span that can be read once does not test the model.
     let known = |all: &'_ [(String, Timed)]| -> Vec<usize> {
         (0..all.len()).filter(|&i| all[i].1.work.work_tiles > 0.0).collect()
     };

@@ -17,7 +17,7 @@ const HEAD_DIM: u32 = 128;
 const KV_HEADS: u32 = 8;
 const Q_HEADS: u32 = 32;
 const PAGE_SIZE: u32 = 16;
-/// Layers that calls take turns over; each is far larger than the L2 cache.
+/// Consecutive calls use different layers, so that no call finds its rows in the L2 cache: a layer is far larger.
 const LAYERS: u32 = 4;
 /// Positions of a list.
 const TOP: u32 = 1024;
@@ -34,7 +34,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Over a pool of noise, labels too, for so many tokens.
+    /// Creates the bench over a pool of `tokens` tokens, whose K, V and labels are noise.
     fn new(gpu: &Gpu, noise: &'a Noise, channels: u32, tokens: u32) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
         let config = PoolConfig {
@@ -67,8 +67,8 @@ impl<'a> Bench<'a> {
     fn run(&mut self, rows: u32, len: u32, report: &mut Report) -> Outcome<()> {
         let layout = *self.cuda.layout();
         let forest = Forest::alone(vec![len; rows as usize]);
-        let news = vec![1; rows as usize];
-        let batch = Batch::forest(1, &layout, &table(PAGE_SIZE), &forest, &news, &mut self.rng);
+        let new_lens = vec![1; rows as usize];
+        let batch = Batch::forest(1, &layout, &table(PAGE_SIZE), &forest, &new_lens, &mut self.rng);
         let plan = batch.plan();
         self.cuda.begin(&plan)?;
         let select = Select { q_heads: Q_HEADS, top: TOP, window: None };

@@ -37,8 +37,8 @@ impl Timer {
         Ok(times[3])
     }
 
-    /// Microseconds of one call in a row of calls that take turns over `sets` input sets; not in a graph, into which a
-    /// capture puts more than a step needs. The calls must take the device longer than the host.
+    /// Microseconds of one call in a row of calls, each with the next of `sets` input sets; not in a graph, into which
+    /// a capture puts more than a step needs. The calls must take the device longer than the host.
     pub fn row(
         &mut self,
         sets: usize,
@@ -49,7 +49,7 @@ impl Timer {
         Ok(self.median(all)? / calls as f64)
     }
 
-    /// Microseconds of one call in a graph of calls that take turns over `sets` input sets.
+    /// Microseconds of one call in a graph of calls, each with the next of `sets` input sets.
     pub fn graph(
         &mut self,
         sets: usize,

@@ -76,7 +76,7 @@ pub enum Prefix {
 }
 
 impl Args {
-    /// Most requests, `default` if nothing is said.
+    /// Most requests; `default` without the option.
     pub fn max_requests(&self, default: usize) -> usize {
         self.requests.map_or(default, NonZeroUsize::get)
     }

@@ -78,7 +78,7 @@ enum Asked {
         seq: SeqKey,
         hit: u32,
     },
-    /// It had better wait for a leader; so many tokens are cached by now.
+    /// The request should wait for a leader; `cached_len` tokens are cached by now.
     Follow {
         leader: Leader,
         cached_len: u32,

@@ -153,7 +153,7 @@ pub struct Host<'a> {
     /// What each step before it did.
     pub steps: Vec<StepWork>,
     pub samples: Vec<Sample>,
-    /// The next sample is due when so many requests are done.
+    /// Finished requests at which the next sample is due.
     next_sample: u64,
     sample_stride: u64,
     progress: &'a ProgressBar,

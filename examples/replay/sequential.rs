@@ -1,7 +1,7 @@
 //! One request at a time: no scheduler, so every figure is a function of the workload and the pool alone.
 //!
 //! The sampled tokens are known beforehand here, so a request is appended whole and computed in as few steps as
-//! `step_tokens` allows (one, if it says nothing): decoding token by token would change no count, only take longer.
+//! `step_tokens` allows (one step without a limit): decoding token by token would change no count, only take longer.
 
 use kvarena::{EngineError, Extend, Stats, TokenId};
 

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::request::{Piece, Request};
 
-/// Tokens that one hash id stands for, unless the caller says otherwise.
+/// Tokens that one hash id stands for, by default.
 const HASH_TOKENS: u32 = 512;
 /// Tokens without a hash id, sampled ones included, are numbered from here. Each hash id owns a stretch of the numbers
 /// below; ids that are too large for that (64-bit hashes) are spread over the token stream.
@@ -175,7 +175,7 @@ fn request(
     Ok(Request {
         arrival_ms: line.timestamp.max(0.0) as u64,
         prompt,
-        // A prefill always samples one token; a trace that says 0 means that nobody looks at it.
+        // A prefill always samples one token; 0 in a trace means that the token is not used.
         output: Piece { first: own + u64::from(left), len: line.output_length.max(1) },
     })
 }

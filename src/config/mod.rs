@@ -142,7 +142,7 @@ pub struct EngineShape {
 }
 
 impl EngineShape {
-    /// Returns the most pages that a sequence of so many tokens holds in all groups of layers, if its plans are no
+    /// Returns the most pages that a sequence of `tokens` tokens holds in all groups of layers, if its plans are no
     /// further ahead than `promise_ahead`. In a pool of fewer pages it may lack some even when it runs alone.
     ///
     /// With limited groups, a prompt that is admitted with a promise and a hit also holds the cached pages that its hit

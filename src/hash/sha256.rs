@@ -76,7 +76,7 @@ impl Recipe for Sglang {
     fn seed(_: Hashing, names: &NamespaceNames) -> PageHash {
         let mut hasher = Sha256::new_with_prefix(b"sglang-cache-namespace-v1");
         for name in [&names.lora, &names.salt] {
-            // Whether it is there, and its length, keep joined names apart.
+            // A presence byte and the length keep joined names apart.
             hasher.update([u8::from(name.is_some())]);
             if let Some(name) = name {
                 hasher.update((name.len() as u64).to_le_bytes());

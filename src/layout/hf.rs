@@ -97,7 +97,7 @@ const LAYER_TYPES: [&str; 3] = ["full_attention", "sliding_attention", "chunked_
 const LIMITED_TYPES: [(&str, &str); 2] =
     [(LAYER_TYPES[1], "sliding_window"), (LAYER_TYPES[2], "attention_chunk_size")];
 
-/// Of how many layers one has full attention, where layers are chunked and nothing is said of which.
+/// Interval of layers with full attention, if layers are chunked and the config does not list their types.
 const NO_ROPE_INTERVAL: u32 = 4;
 
 impl PoolConfig {
@@ -185,13 +185,13 @@ impl<'a> Fields<'a> {
 
     /// Returns whether layers store latent rows.
     fn is_latent(&self) -> bool {
-        self.get("kv_lora_rank").is_some_and(says)
+        self.get("kv_lora_rank").is_some_and(is_set)
     }
 
     /// Rejects models that store neither heads of K and V in every layer nor latent rows.
     fn check_shape(&self) -> Result<(), HfError> {
         for name in OTHER_SHAPES {
-            if let Some(value) = self.get(name).filter(|value| says(value)) {
+            if let Some(value) = self.get(name).filter(|value| is_set(value)) {
                 return Err(self.unsupported(name, value));
             }
         }
@@ -247,7 +247,7 @@ impl<'a> Fields<'a> {
         Err(self.unfit(name, value, "256 layers of several kinds at most"))
     }
 
-    /// Returns the type of each layer, and the field that tells it; nothing where no field does.
+    /// Returns the type of each layer, and the field that defines the types; `None` without such a field.
     fn kinds(&self, layers: u32) -> Result<Option<(&'static str, Vec<&'a str>)>, HfError> {
         let wanted = "one for each of num_hidden_layers";
         let list = |field: &'static str| {
@@ -269,7 +269,7 @@ impl<'a> Fields<'a> {
             return Ok(Some(("layer_types", types.iter().filter_map(Value::as_str).collect())));
         }
         let field = "sliding_window_pattern";
-        if self.get(field).is_some_and(says) && self.get("sliding_window").is_some() {
+        if self.get(field).is_some_and(is_set) && self.get("sliding_window").is_some() {
             self.check_grouped(layers)?;
             return Ok(Some((field, every(self.size(field)?, sliding))));
         }
@@ -278,7 +278,7 @@ impl<'a> Fields<'a> {
         }
         if let Some(rope) = list("no_rope_layers")? {
             // Those without rotary positions read everything.
-            let kind = |value: &Value| if says(value) { chunked } else { LAYER_TYPES[0] };
+            let kind = |value: &Value| if is_set(value) { chunked } else { LAYER_TYPES[0] };
             return Ok(Some(("no_rope_layers", rope.iter().map(kind).collect())));
         }
         self.check_grouped(layers)?;
@@ -331,7 +331,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Returns whether a field is set to a value other than 0 or false.
-fn says(value: &Value) -> bool {
+fn is_set(value: &Value) -> bool {
     !matches!(value, Value::Bool(false)) && value.as_u64() != Some(0)
 }
 

@@ -162,7 +162,7 @@ impl PoolLayout {
         first..first + self.tracks_of(group)
     }
 
-    /// Returns the bytes of the pages that a sequence of so many computed tokens holds in a group.
+    /// Returns the bytes of the pages that a sequence of `tokens` computed tokens holds in a group.
     ///
     /// ```
     /// # use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};

@@ -161,7 +161,7 @@ pub enum ScaleError {
     Count {
         /// Values given.
         actual: usize,
-        /// Values of so many layers and heads.
+        /// The values that the layers and heads need.
         wanted: u64,
     },
     /// A scale that is not finite, or not above 0.

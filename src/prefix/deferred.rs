@@ -129,7 +129,7 @@ mod tests {
             Self { tree: PrefixTree::new(10, 1, 31), fence: Fence::new(0, 3, 4) }
         }
 
-        /// A lock on so many pages of one token each, of one text.
+        /// Returns a lock on `len` pages of one text, with one token a page.
         fn lock(&mut self, len: u32) -> PrefixLock {
             let Self { tree, fence } = self;
             let text: Vec<TokenId> = (0..len).map(TokenId::new).collect();

@@ -118,11 +118,11 @@ pub struct PrefixTree {
     order: Order<1>,
     spans: SpanStore,
     children: ChildTable,
-    /// Hashes of pages, if the config asks for them.
+    /// Hashes of pages, if the config enables them.
     chain: Option<Chain>,
     /// Cached pages of groups that do not keep everything, if there are any.
     cells: Option<Box<Cells>>,
-    /// The events, if pages are hashed and the config asks for them.
+    /// The events, if pages are hashed and the config enables events.
     events: Option<EventBuffer>,
     /// Pages of idle nodes.
     evictable: u32,
@@ -210,12 +210,12 @@ impl PrefixTree {
             + SpanStore::bytes(page_count, page_size)
     }
 
-    /// Bytes that hashes of pages take beside them.
+    /// Returns the bytes that the hashes of pages take.
     pub(crate) fn hash_bytes(page_count: u32, hashing: Hashing) -> u64 {
         Chain::bytes(page_count, hashing)
     }
 
-    /// Bytes that events of so many pages take, if they are told of.
+    /// Returns the bytes that events of `page_count` pages take, if the config enables events.
     pub(crate) fn event_bytes(
         page_count: u32,
         page_size: u32,

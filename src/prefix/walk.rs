@@ -41,7 +41,7 @@ impl PrefixMatch {
     }
 }
 
-/// The position of a walk: so many pages into a node, or before the first node.
+/// The position of a walk: a number of pages into a node, or before the first node.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor {
     pub node: Option<NodeKey>,
@@ -52,7 +52,7 @@ pub(super) struct Cursor {
 pub(super) struct Descent {
     /// In the child; at least one page into it.
     pub cursor: Cursor,
-    /// Whether it is the child's end.
+    /// Whether the cursor is at the child's end.
     pub whole: bool,
 }
 

@@ -17,7 +17,7 @@ pub(super) struct Branches {
 }
 
 impl Branches {
-    /// Creates the table for so many rows, 64 bytes each.
+    /// Creates the table for `rows` rows, 64 bytes each.
     pub fn new(rows: u32) -> Result<Self, OutOfMemory> {
         Ok(Self { parents: filled(rows.into(), [NONE; DRAFT_MAX as usize])? })
     }

@@ -189,7 +189,7 @@ impl SequenceTable {
         if sequence.is_preempted() { Err(Error::Preempted { seq }) } else { Ok(sequence) }
     }
 
-    /// Checks that so many new rows, of so many tokens each, fit.
+    /// Checks that `rows` new rows, of `tokens` tokens each, fit.
     ///
     /// # Errors
     /// [`Error::OutOfSequences`], [`Error::OutOfTokens`].
@@ -198,7 +198,7 @@ impl SequenceTable {
         self.check_chunks(u64::from(rows) * u64::from(self.chunks_for(tokens)))
     }
 
-    /// Checks that so many new rows fit.
+    /// Checks that `rows` new rows fit.
     ///
     /// # Errors
     /// [`Error::OutOfSequences`].
@@ -207,7 +207,7 @@ impl SequenceTable {
         if rows <= free { Ok(()) } else { Err(Error::OutOfSequences { max: self.max }) }
     }
 
-    /// Returns the chunks that so many tokens take.
+    /// Returns the chunks that `tokens` tokens take.
     pub(crate) fn chunks_for(&self, tokens: u32) -> u32 {
         self.stores.tokens.chunks_for(tokens)
     }

@@ -54,13 +54,13 @@ impl PageTable {
         4 * shape.words() as u64 + ChunkPool::bytes(shape.chunk_count)
     }
 
-    /// Makes room for the cells of so many groups but group 0.
+    /// Makes room for the cells of `groups` groups, without group 0.
     pub fn keep_cells(&mut self, groups: u32) -> Result<(), OutOfMemory> {
         (self.groups, self.cells) = (groups, zeroed(Self::cell_count(&self.shape, groups))?);
         Ok(())
     }
 
-    /// Returns the cells of a table with so many groups but group 0.
+    /// Returns the cells of a table with `groups` groups, without group 0.
     pub fn cell_count(shape: &TableShape, groups: u32) -> u64 {
         u64::from(shape.chunk_count) * u64::from(shape.chunk_pages) * u64::from(groups)
     }
@@ -100,12 +100,12 @@ impl PageTable {
         chunk * self.shape.chunk_pages as usize + (place & (self.shape.chunk_pages - 1)) as usize
     }
 
-    /// Returns the chunks of so many pages.
+    /// Returns the number of chunks for `pages` pages.
     pub fn chunks_for(&self, pages: u32) -> u32 {
         (pages + self.shape.chunk_pages - 1) >> self.shape.chunk_pages.trailing_zeros()
     }
 
-    /// Returns the pages of the whole chunks among so many.
+    /// Returns `pages`, rounded down to whole chunks.
     pub fn whole_chunks(&self, pages: u32) -> u32 {
         pages & !(self.shape.chunk_pages - 1)
     }
@@ -263,7 +263,7 @@ impl PageTable {
         }
     }
 
-    /// Returns the chunks of a row of so many pages, for audits.
+    /// Returns the chunks of a row of `pages` pages, for audits.
     pub fn chunks_of(&self, row: RowId, pages: u32) -> impl Iterator<Item = u32> + use<'_> {
         let first = self.shape.directory_word(row, 0) as usize;
         let blocks = &self.words[first..first + self.chunks_for(pages) as usize];

@@ -24,7 +24,7 @@ impl SequenceTable {
         self.stores.promised -= pages;
     }
 
-    /// Returns the outstanding pages of a sequence if it were promised so many places.
+    /// Returns the outstanding pages that a sequence would have with `promised` promised places.
     pub(crate) fn outstanding_of(&self, sequence: &Sequence, promised: u32) -> u32 {
         let Sequence { page_len, published, .. } = *sequence;
         let kept = self.stores.kept(sequence);

@@ -45,8 +45,7 @@ impl Stores {
         self.marks.get(sequence.row.index()).map_or(0, |marks| marks.kept)
     }
 
-    /// Returns the tokens that a sequence knows at least if it has a front: those up to the end of the page, and one
-    /// more.
+    /// Returns the fewest tokens of a sequence that has a front: those up to the end of its front's page, and one more.
     fn front_len(&self, sequence: &Sequence) -> u32 {
         (sequence.published + 1) * self.page_size + 1
     }
@@ -253,7 +252,8 @@ impl RowMut<'_> {
         sequence.dirty_from = page_len;
     }
 
-    /// Marks so many pages as published where there are groups. What no later token reads then is promised again.
+    /// Marks the first `published` pages as published, if there are groups. Pages that no later token reads are
+    /// promised again.
     pub fn publish_to(&mut self, published: u32) {
         let Self { sequence, stores } = self;
         let Sequence { promised, page_len, published: before, .. } = **sequence;

@@ -69,7 +69,7 @@ impl TokenStore {
         self.chunk_tokens
     }
 
-    /// Returns the chunks that hold so many tokens.
+    /// Returns the chunks that hold `tokens` tokens.
     pub fn chunks_for(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.chunk_tokens)
     }
@@ -87,7 +87,7 @@ impl TokenStore {
         Err(Error::OutOfTokens { wanted: tokens(chunks), available: tokens(free) })
     }
 
-    /// Gives a row, which has `chunks`, more of them for so many tokens. The caller checked the room.
+    /// Adds chunks to a row of `chunks` chunks, until it has room for `tokens` tokens. The caller has checked the room.
     #[inline]
     pub fn reserve(&mut self, row: RowId, chunks: &mut u32, tokens: u32) {
         while *chunks * self.chunk_tokens < tokens {
@@ -192,7 +192,7 @@ impl TokenStore {
         &self.tokens[first..first + len * size]
     }
 
-    /// Returns the chunks of a row that has so many, for audits.
+    /// Returns the `chunks` chunks of a row, for audits.
     pub fn chunks_of(&self, row: RowId, chunks: u32) -> impl Iterator<Item = u32> + use<'_> {
         let first = self.directory_word(row, 0);
         self.directory[first..first + chunks as usize].iter().copied()

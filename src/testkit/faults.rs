@@ -1,4 +1,4 @@
-//! A backend that fails when told to: proves that an error leaves the engine whole.
+//! A backend that fails on demand, to prove that an error leaves the engine consistent.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -64,7 +64,7 @@ impl<B> Failing<B> {
 /// What a [`Failing`] backend answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failed<E> {
-    /// It was told to fail.
+    /// The test requested this failure.
     OnPurpose,
     /// The backend behind it failed.
     Inner(E),

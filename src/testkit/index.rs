@@ -1,4 +1,4 @@
-//! What somebody knows who has only heard events: an index of cached pages, built from nothing else.
+//! An index of cached pages, built from events alone, as a router builds it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,10 +6,10 @@ use crate::event::{Event, Stored};
 use crate::hash::{Hashing, Named, NamespaceNames, PageHash};
 use crate::id::{Namespace, TokenId};
 
-/// A page that somebody has heard of.
+/// A page of the index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Known {
-    /// Whose prefix it is in.
+    /// The namespace of its prefix.
     pub namespace: Namespace,
     /// The page before it.
     pub parent: Option<PageHash>,
@@ -17,7 +17,7 @@ pub struct Known {
     pub tokens: Vec<TokenId>,
 }
 
-/// All pages that somebody has heard of, by their hashes.
+/// All pages that events have stored and not removed, by their hashes.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
     page_size: usize,
@@ -85,7 +85,7 @@ impl Index {
     /// Compares with what is cached: the namespaces and all tokens up to the end of each cached page, prefixes first.
     ///
     /// # Errors
-    /// What was heard and cannot be, or what differs.
+    /// An event that is impossible, or a page that differs.
     pub fn agrees<'a>(
         &self,
         hashing: Hashing,

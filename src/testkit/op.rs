@@ -31,7 +31,7 @@ pub struct Prompt {
 }
 
 /// How many tokens a sequence is promised room for: 0 none, 255 more than allowed, 254 half of its tokens, else all of
-/// its tokens and so many more, modulo about four pages.
+/// its tokens and this many more, modulo about four pages.
 pub type Promise = u8;
 
 /// One call of a host, or two that belong together.
@@ -109,7 +109,7 @@ pub enum Op {
     Mark {
         /// The sequence; above 250 a finished one.
         pick: u8,
-        /// The length: so many tokens more than half a page below the published ones, modulo eight pages.
+        /// The length: this many tokens more than half a page below the published ones, modulo eight pages.
         more: u8,
     },
     /// `promise`
@@ -190,7 +190,7 @@ pub struct SmallConfig {
     pub hashing: u8,
     /// Pages that events have room for, where pages are hashed; 0: none.
     pub event_pages: u8,
-    /// Events are drained after every so many ops; at least 1.
+    /// Ops between two drains of events; at least 1.
     pub drain_every: u8,
 }
 

@@ -38,12 +38,12 @@ pub enum PageOp {
     Fence {
         /// Which private pages.
         which: Which,
-        /// The step they wait for, so many after the last complete one, modulo 4.
+        /// The step they wait for, counted from the last complete one, modulo 4.
         after: u8,
     },
     /// `Fence::complete`, and what that gives back
     Unfence {
-        /// So many steps more are complete, modulo 4.
+        /// Number of further complete steps, modulo 4.
         steps: u8,
     },
 }

@@ -1,6 +1,6 @@
 //! A naive plan maker: sequences with random pages, so that a backend can be driven without an engine.
 //!
-//! It shares pages only where told to (`fork`), knows no prefixes and no fence, and hands out pages, chunks and rows in
+//! It shares pages only in `fork`, has no prefixes and no fence, and hands out pages, chunks and rows in
 //! random order, so that nothing in a plan is where a backend might guess it to be.
 
 use super::rng::Rng;
@@ -280,8 +280,8 @@ impl Planner {
         self.plan_trees(items, &[])
     }
 
-    /// [`Planner::plan`], where an item of up to 64 tokens for which `is_tree` says so is a random tree, or sees
-    /// whatever random masks let it.
+    /// [`Planner::plan`] with draft trees: each item of up to 64 tokens whose `is_tree` is set is a random tree, or has
+    /// random masks.
     ///
     /// # Panics
     /// As [`Planner::grow`].

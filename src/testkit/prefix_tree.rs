@@ -74,12 +74,12 @@ pub enum PrefixOp {
     DeferUnlock {
         /// The lock, modulo those held.
         pick: u8,
-        /// The step it waits for, so many after the last announced, modulo 2.
+        /// The step it waits for, counted from the last announced one, modulo 2.
         later: u8,
     },
     /// `unlock_deferred` of all that wait for this step or an earlier one.
     Complete {
-        /// So many steps more are complete, modulo 3.
+        /// Number of further complete steps, modulo 3.
         steps: u8,
     },
     /// `evict`
@@ -100,7 +100,7 @@ pub struct PrefixConfig {
     pub page_size: u32,
     /// Bits of the child table's hashes; fewer than 32, so that a finding replays.
     pub hash_bits: u32,
-    /// 0: pages are not hashed; else how, modulo the recipes that hear names.
+    /// 0: pages are not hashed; otherwise the recipe, modulo the recipes that use names.
     pub hashing: u8,
     /// Pages that events have room for, where pages are hashed; 0: none.
     pub event_pages: u8,

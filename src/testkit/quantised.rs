@@ -53,8 +53,8 @@ pub fn quantise(head: &[f32], given: Option<f32>) -> (Vec<u8>, f32) {
     (head.iter().map(|x| nearest(x / scale)).collect(), scale)
 }
 
-/// Scales that differ for each layer and head, and for K and V: what a seed tells, and such that some numbers of the
-/// size of 1 are beyond the largest.
+/// Returns random scales that differ for each layer and head, and for K and V. Divided by some of them, numbers near 1
+/// exceed the largest fp8 number.
 pub fn scales(layers: u32, kv_heads: u32, seed: u64) -> KvScales {
     let mut rng = super::rng::Rng::new(seed);
     let count = 2 * layers as usize * kv_heads as usize;

@@ -63,7 +63,7 @@ impl Spans {
     }
 }
 
-/// Spans whatever their order: of each its rows, its begin and its end.
+/// Spans in any order: the rows, the start and the end of each.
 pub fn unordered(shared: &SharedSpans<'_>) -> BTreeSet<(BTreeSet<u32>, u32, u32)> {
     let members = |span: &SharedSpan| shared.members[span.range()].iter().copied().collect();
     shared.spans.iter().map(|span| (members(span), span.begin, span.end)).collect()

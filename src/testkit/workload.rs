@@ -13,11 +13,11 @@ pub struct Workload {
     config: SmallConfig,
     rng: Rng,
     weights: [u64; KINDS],
-    /// How often, in 16, a plan item asks for all that is allowed.
+    /// How often, in 16, a plan item extends by the most tokens that are allowed.
     greedy: u64,
     /// How often, in 16, something is promised.
     promising: u64,
-    /// One in so many picks is wrong on purpose.
+    /// One in `wrong` picks is wrong on purpose.
     wrong: u64,
 }
 

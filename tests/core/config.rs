@@ -155,7 +155,7 @@ fn models_of_the_supported_shape_are_read() {
         with(json!({"v_head_dim": 128, "is_encoder_decoder": false})),
         Ok(pool(36, grouped, bf16))
     );
-    // Latent rows, whatever is said of heads.
+    // Latent rows, whatever the fields about heads.
     let latent = json!({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 64});
     let rows = KvShape::Latent { rank: 512, rope: 64 };
     assert_eq!(with(latent), Ok(pool(36, rows, bf16)));

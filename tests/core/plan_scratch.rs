@@ -26,7 +26,7 @@ fn bytes(plan: &BatchPlan<'_>) -> u64 {
     (size_of_val(plan.rows) + 12 * plan.token_count() + size_of_val(plan.table_writes)) as u64
 }
 
-/// Plans in a scratch of the size that the shape says, which must not grow; gives the plan's bytes.
+/// Plans in a scratch of the shape's size, which must not grow. Returns the plan's bytes.
 fn plan(engine: &mut Engine<Null>, items: &[Extend]) -> u64 {
     let tokens = items.iter().map(|item| item.len).sum();
     let mut scratch = scratch(engine.shape(), items.len() as u32, tokens);

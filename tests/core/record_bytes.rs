@@ -56,7 +56,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
     }
 }
 
-/// Groups of so many layers, or one where they do not make several.
+/// Returns random groups of `layers` layers, or one group if the layers do not make several.
 fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
     let size = rng.within(1, 5000) as u32;
     let reaches =

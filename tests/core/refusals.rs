@@ -38,7 +38,7 @@ fn plans_that_name_what_does_not_exist_are_refused() {
         (spoilt(&|a| a.slots[4] = 60), PlanError::Slot { slot: SlotId::new(60), slot_count: 60 }),
         (spoilt(&|a| a.masks = vec![0; 4]), PlanError::Mask { token: 5, mask: 0 }),
         (
-            // Slots 0 to 4 are bits 4 to 0: the third token is said to see the fourth.
+            // Slots 0 to 4 are bits 4 to 0: the mask lets the third token see the fourth.
             spoilt(&|a| a.masks = vec![0b10000, 0b11000, 0b11110, 0b11110, 0b11111]),
             PlanError::Mask { token: 2, mask: 0b11110 },
         ),

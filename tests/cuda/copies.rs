@@ -52,13 +52,13 @@ fn open(gpu: &Gpu, layout: &PoolLayout) -> OnGpu {
     OnGpuOptions::new(gpu).open(layout, &table, 1).expect("a small pool")
 }
 
-/// A page's bytes, told by its seed.
+/// Returns a page's bytes, derived from its seed.
 fn page(layout: &PoolLayout, seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     (0..layout.page_bytes()).map(|_| rng.bits() as u8).collect()
 }
 
-/// A page's bytes read straight from the pool's memory, piece by piece as the layout says.
+/// Reads a page's bytes directly from the pool's memory, piece by piece at the layout's offsets.
 fn raw_page(cuda: &Cuda, id: u32) -> Vec<u8> {
     let layout = cuda.layout();
     let memory = cuda.pool();

@@ -36,7 +36,7 @@ fn no_such_device() {
     assert_eq!(error, CudaError::NoDevice { ordinal: 99 });
 }
 
-/// `KVARENA_GPU_ERROR` says what to expect of this machine: see `tests/cuda/fake_driver/run.sh`.
+/// `KVARENA_GPU_ERROR` is the error that this machine must return: see `tests/cuda/fake_driver/run.sh`.
 #[test]
 fn a_machine_that_cannot_says_why() {
     let error = Gpu::new(0).err();

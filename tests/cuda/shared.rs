@@ -39,7 +39,7 @@ impl Other {
         Self { context, address, stream }
     }
 
-    /// Writes and reads its memory, with its context current as it knows to make it.
+    /// Writes and reads its memory, after making its context current in its own way.
     fn work(&self, byte: u8) {
         let (source, mut target) = ([byte; 256], [0_u8; 256]);
         // SAFETY: all three ranges are 256 bytes and live.

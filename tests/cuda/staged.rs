@@ -1,4 +1,4 @@
-//! Whatever plan a safe caller hands in once another has begun, kernels go where a checked plan says.
+//! Whatever plan a safe caller passes after another plan's `begin`, kernels access only the places of a checked plan.
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Prepare};
 use kvarena::{

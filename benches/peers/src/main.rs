@@ -81,7 +81,7 @@ fn main() {
 
 type New = fn(usize, u32) -> Box<dyn Cache>;
 
-/// One after another, so that only one is in memory. Each has room for so many tokens.
+/// Yields one cache after another, so that only one is in memory. Each has room for `tokens` tokens.
 fn caches(page_size: u32, tokens: usize) -> impl Iterator<Item = Box<dyn Cache>> {
     let all: [New; 5] = [ours::new, chain::new, btree::new, kvbm::new, router::new];
     all.into_iter().map(move |new| new(tokens / page_size as usize, page_size))

@@ -15,7 +15,7 @@ pub fn timed<T>(spent: &mut f64, call: impl FnOnce() -> T) -> T {
     answer
 }
 
-/// Bytes of memory that this process has, where the system says it.
+/// Returns the bytes of memory of this process, if the system reports them.
 pub fn resident_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;

@@ -1,7 +1,7 @@
 //! A message's payload, read: events of vLLM and SGLang, as maps or, from engines before June 2026, as arrays.
 //!
-//! All of a payload is read and checked before any of it is handed over, and what is wrong is said with the place of
-//! the byte. Not here: MessagePack (`msgpack.rs`), which message is next (`subscriber.rs`).
+//! A payload is read and checked as a whole before its first event is returned. An error names the position of the
+//! wrong byte. Not here: MessagePack (`msgpack.rs`), which message is next (`subscriber.rs`).
 
 use std::fmt;
 
@@ -26,7 +26,7 @@ pub struct StoredPages {
     pub medium: Option<String>,
 }
 
-/// What an engine says.
+/// A message of an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum WireEvent {
     /// `BlockStored`
@@ -80,7 +80,7 @@ pub enum Wrong {
         /// What is there.
         found: &'static str,
     },
-    /// An event of a type that nobody knows.
+    /// An event of an unknown type.
     EventType {
         /// Its name.
         name: String,

@@ -1,7 +1,8 @@
 //! Engines without bytes behind a router, and a trace of requests over them: who is sent where, and what that is worth.
 //!
-//! Each engine computes its requests in the order they come, so many tokens a second; a request waits for those before
-//! it. The router knows of an engine what that has said. Not here: how a trace is read, how an outcome is drawn.
+//! Each engine computes its requests in the order of arrival, at a fixed rate of tokens a second; a request waits for
+//! those before it. The router's knowledge of an engine is the engine's events. Not here: how a trace is read, how an
+//! outcome is drawn.
 
 use std::fmt;
 
@@ -66,7 +67,7 @@ pub struct Outcome {
     pub computed: Vec<u64>,
     /// How long each request waited for those before it, in seconds.
     pub waits: Vec<f64>,
-    /// Events that all engines said.
+    /// Events of all engines.
     pub events: u64,
     /// Bytes of all payloads.
     pub event_bytes: u64,
@@ -187,10 +188,10 @@ fn choose(
     (0..config.engines).min_by(better).expect("a fleet has engines")
 }
 
-/// What saying what it has costs one engine.
+/// The cost of publishing its contents, for one engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// What it does.
+    /// The work that is measured.
     pub what: &'static str,
     /// Seconds for all requests, core and all.
     pub seconds: f64,
@@ -200,7 +201,7 @@ pub struct Cost {
     pub pages: u64,
 }
 
-/// Serves requests on one engine that says nothing, one that hashes, and so on. The least of some runs counts.
+/// Serves requests on an engine without events, on one that hashes, and so on. Returns the fastest of several runs.
 pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
     const RUNS: usize = 3;
     let silent = HostConfig { hashing: None, ..host };
@@ -258,7 +259,7 @@ pub fn index_bytes_a_page(page_size: u32, engines: u64, pages: u32) -> Option<f6
             let first = (engine * u64::from(pages / CHAT) + chat) * u64::from(CHAT * page_size);
             let text: Vec<TokenId> =
                 (0..CHAT * page_size).map(|at| TokenId::new(first as u32 + at)).collect();
-            // One engine says what all of them have: that it forgets, nobody hears.
+            // One engine plays all engines, so the router must not receive the events of its reset.
             host.engine.reset();
             host.engine.drain_events(|_| ());
             host.serve(Namespace::default(), &text, &[]).expect("it fits");

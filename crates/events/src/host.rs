@@ -1,6 +1,6 @@
-//! A host of an engine without bytes: it serves prompts, one after another, and says what its engine has.
+//! A host of an engine without bytes. It serves prompts one after another, and publishes the engine's events.
 //!
-//! Not here: who sends it prompts.
+//! Not here: the source of the prompts.
 
 use std::convert::Infallible;
 
@@ -11,7 +11,7 @@ use kvarena::{
 
 use crate::encode::Batch;
 
-/// What an engine is to be.
+/// The config of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct HostConfig {
     /// Tokens of a page.
@@ -20,7 +20,7 @@ pub struct HostConfig {
     pub pages: u32,
     /// How pages are hashed, if they are.
     pub hashing: Option<Hashing>,
-    /// Pages that wait to be told of at most.
+    /// Most pages whose events wait in the buffer.
     pub event_pages: u32,
 }
 
@@ -92,7 +92,7 @@ impl Host {
         self.engine.complete(step).expect("committed");
     }
 
-    /// What has happened since the last call, as a payload and its number of events; none if nothing has.
+    /// Returns the events since the last call, as a payload and their number; `None` without events.
     pub fn say(&mut self, seconds: f64) -> Option<(Vec<u8>, u32)> {
         let batch = self.batch.as_mut()?;
         self.engine.drain_events(|event| batch.push(event));

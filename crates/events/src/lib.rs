@@ -1,5 +1,5 @@
-//! What an engine holds, said to others on the wire of vLLM and SGLang: a publisher over ZeroMQ, a subscriber that
-//! finds what it lost, a router that believes both, and a fleet of engines behind it.
+//! Publishes an engine's cache contents on the wire of vLLM and SGLang: a publisher over ZeroMQ, a subscriber that
+//! recovers lost messages, a router fed by it, and a fleet of engines behind the router.
 //!
 //! ```text
 //! engine --drain_events--> [encode] --payload--> [publisher] ==PUB==> [subscriber] --payload--> [router]

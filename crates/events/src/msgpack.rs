@@ -1,4 +1,4 @@
-//! MessagePack, read value by value from bytes that somebody else has written: what is wrong is said with its place.
+//! Reads MessagePack value by value from untrusted bytes. An error names the position of the wrong byte.
 //!
 //! Not here: what the values mean (`decode.rs`).
 
@@ -96,7 +96,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// A number of so many bytes, the highest first.
+    /// Reads a number of `len` bytes in big-endian order.
     fn number(&mut self, len: usize) -> Result<u64, Malformed> {
         Ok(self.take(len)?.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)))
     }

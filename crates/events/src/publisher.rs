@@ -1,11 +1,11 @@
-//! Sends payloads over ZeroMQ: PUB for those who listen, ROUTER for those who have missed something.
+//! Sends payloads over ZeroMQ: PUB for subscribers, ROUTER for subscribers that have missed messages.
 //!
 //! A message is `[topic, number as 8 bytes, payload]`; numbers count from 0 and the last ones are kept. A request is
 //! `["", number]`, answered by all kept messages from that number on as `["", topic, number, payload]` and then
-//! `["", "", 2^64 - 1, ""]`. That is vLLM's and SGLang's. `["", "dump"]` is this example's own: the host is to say
-//! everything again, in the messages that come next.
+//! `["", "", 2^64 - 1, ""]`. That is the protocol of vLLM and SGLang. This example adds `["", "dump"]`: the host then
+//! sends everything again, in its next messages.
 //!
-//! Not here: what payloads say (`encode.rs`).
+//! Not here: the contents of payloads (`encode.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage
 
 /// The number of the message that ends an answer.
 pub const END: u64 = u64::MAX;
-/// What asks for everything.
+/// The request for everything.
 pub const DUMP: &[u8] = b"dump";
 
 /// How to send.
 #[derive(Clone, Debug)]
 pub struct PublisherConfig {
-    /// Where those who listen connect.
+    /// The endpoint of the PUB socket.
     pub endpoint: String,
-    /// Where those who have missed something ask.
+    /// The endpoint of the ROUTER socket, for replays.
     pub replay_endpoint: String,
     /// The first frame of every message.
     pub topic: String,
@@ -44,7 +44,7 @@ impl Default for PublisherConfig {
 /// A payload on its way out.
 enum Outgoing {
     Send(Bytes),
-    /// It is numbered and kept, and nobody gets it: as if a queue on the way had been full.
+    /// Numbers and keeps the payload without sending it, as if a queue on the way had been full.
     Lose(Bytes),
 }
 
@@ -52,7 +52,7 @@ enum Outgoing {
 pub struct Publisher {
     /// Where those who listen connect, with the port that was given.
     pub endpoint: String,
-    /// Where those who have missed something ask.
+    /// The endpoint of the ROUTER socket, for replays.
     pub replay_endpoint: String,
     outgoing: mpsc::UnboundedSender<Outgoing>,
     dump: Arc<AtomicBool>,
@@ -83,22 +83,22 @@ impl Publisher {
         Ok(Self { endpoint, replay_endpoint, outgoing, dump, task })
     }
 
-    /// Sends a payload to all who listen.
+    /// Sends a payload to all subscribers.
     pub fn send(&self, payload: Vec<u8>) {
         self.push(Outgoing::Send(payload.into()));
     }
 
-    /// Numbers and keeps a payload that nobody gets: what a full queue on the way does.
+    /// Numbers and keeps a payload without sending it, as if a queue on the way had been full.
     pub fn lose(&self, payload: Vec<u8>) {
         self.push(Outgoing::Lose(payload.into()));
     }
 
     fn push(&self, outgoing: Outgoing) {
-        // A task that has ended says why in `close`.
+        // `close` returns the error of a task that has ended.
         _ = self.outgoing.send(outgoing);
     }
 
-    /// Whether somebody has asked for everything since the last call.
+    /// Returns whether a subscriber has requested everything since the last call.
     pub fn dump_asked(&self) -> bool {
         self.dump.swap(false, Ordering::AcqRel)
     }
@@ -152,16 +152,16 @@ impl Served {
         }
     }
 
-    /// Answers who asks; what is no request is not answered.
+    /// Answers a request, and ignores other messages.
     async fn answer(&mut self, request: ZmqMessage) -> ZmqResult<()> {
         let request = request.into_vec();
-        let [who, empty, asked] = &request[..] else { return Ok(()) };
+        let [sender, empty, asked] = &request[..] else { return Ok(()) };
         if !empty.is_empty() {
             return Ok(());
         }
         let reply = |topic: &Bytes, number, payload: &Bytes| {
             let empty = Bytes::new();
-            frames(&[who.clone(), empty, topic.clone(), number_frame(number), payload.clone()])
+            frames(&[sender.clone(), empty, topic.clone(), number_frame(number), payload.clone()])
         };
         if asked == DUMP {
             self.dump.store(true, Ordering::Release);

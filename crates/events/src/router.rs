@@ -44,16 +44,16 @@ pub struct Router {
 }
 
 impl Router {
-    /// Knows nothing of any engine.
+    /// Creates a router without contents of any engine.
     pub fn new(page_size: u32) -> Self {
         let normalizer = ZmqEventNormalizer::new(page_size);
         Self { tree: RadixTree::new(), normalizer, page_size, events: 0 }
     }
 
-    /// Takes over what an engine says.
+    /// Applies a payload of an engine.
     ///
     /// # Errors
-    /// [`RouterError::Wire`]: nothing of it is taken over.
+    /// [`RouterError::Wire`]: the router has applied no event of the payload.
     pub fn believe(&mut self, engine: u64, payload: &[u8]) -> Result<(), RouterError> {
         decode(payload).map_err(RouterError::Wire)?;
         self.apply(engine, payload)
@@ -80,12 +80,12 @@ impl Router {
         Ok(())
     }
 
-    /// Forgets what an engine has said.
+    /// Removes all pages of an engine.
     pub fn forget(&mut self, engine: u64) {
         self.tree.clear_all_blocks(engine);
     }
 
-    /// Of each engine that has pages of a prompt, how many it has from its begin on.
+    /// Returns each engine that has leading pages of a prompt, and the number of these pages.
     pub fn overlap(&self, names: &NamespaceNames, prompt: &[TokenId]) -> Vec<(u64, u32)> {
         let options = BlockHashOptions {
             lora_name: names.lora.as_deref(),

@@ -1,8 +1,8 @@
-//! Hears an engine's messages in order, and notices what it has missed.
+//! Receives an engine's messages in order, and detects missed messages.
 //!
-//! A number that is too large is a gap: what was lost is asked for, and if it is not kept any more, everything is. A
-//! number that goes back is a restart: what is known of the engine is of one that is no more, and everything is asked
-//! for too. Not here: what payloads say.
+//! A number that is too large is a gap. The subscriber requests the lost messages; if the publisher does not keep them
+//! any more, it requests everything. A smaller number is a restart: the earlier messages belong to an engine that has
+//! ended, so the subscriber requests everything. Not here: the contents of payloads (`decode.rs`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,23 +12,23 @@ use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqError};
 
 use crate::publisher::{DUMP, END, frames};
 
-/// What is heard of an engine.
+/// What a subscriber receives of an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Heard {
     /// The next payload.
     Payload(Bytes),
-    /// Messages are lost for good: nothing that is known is sure. Everything will be said again.
+    /// Messages are lost for good, so the receiver's state may be wrong. The engine will send everything again.
     Lost {
-        /// The first of them.
+        /// Number of the first lost message.
         from: u64,
-        /// The first that is there again.
+        /// Number of the first message after the lost ones.
         to: u64,
     },
-    /// It is another engine, which knows nothing yet; what it has will be said.
+    /// The engine has restarted with an empty cache. It will send its contents.
     Restarted,
 }
 
-/// Why nothing can be heard.
+/// An error while receiving.
 #[derive(Debug)]
 pub enum HearError {
     /// The socket.
@@ -71,7 +71,7 @@ pub struct Subscriber {
 }
 
 impl Subscriber {
-    /// Connects to an engine's publisher; what it has kept from before is heard first.
+    /// Connects to an engine's publisher. The messages that the publisher has kept come first.
     ///
     /// # Errors
     /// Those of ZeroMQ, and of an answer that is none.
@@ -100,13 +100,13 @@ impl Subscriber {
         Ok(self.ready.pop_front().expect("something is"))
     }
 
-    /// A message has come.
+    /// Takes a message from the PUB socket.
     async fn take(&mut self, number: u64, payload: Bytes) -> Result<(), HearError> {
         if number > self.next {
             self.catch_up(number).await?;
         } else if number < self.next {
             self.ready.push_back(Heard::Restarted);
-            // The one that was there has gone with its connection.
+            // The previous connection ended with the previous process.
             self.replay = connected(&self.replay_endpoint).await?;
             self.ask_for_all().await?;
         }
@@ -115,12 +115,12 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Asks for what lies before a message.
+    /// Requests the messages before number `end`.
     async fn catch_up(&mut self, end: u64) -> Result<(), HearError> {
         let from = self.next;
         self.ask(&from.to_be_bytes()).await?;
         while let Some((number, payload)) = self.answer().await? {
-            // What lies behind comes by itself, or has come.
+            // Later messages arrive on the PUB socket, or have arrived.
             if number == self.next && number < end {
                 self.next += 1;
                 self.ready.push_back(Heard::Payload(payload));

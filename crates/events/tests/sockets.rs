@@ -80,7 +80,7 @@ impl Engine {
     }
 }
 
-/// Hears until the router knows so many pages of each prompt: of a subscriber that falls behind, all is said anew.
+/// Receives until the router has `pages` pages of each prompt. A subscriber that falls behind receives everything anew.
 async fn until(
     router: &mut Router,
     (number, engine, subscriber): (u64, &mut Engine, &mut Subscriber),
@@ -112,7 +112,7 @@ async fn a_prompt_goes_where_it_is_cached() {
     let mut engines = Vec::new();
     for number in 0..2 {
         let mut engine = Engine::new(PublisherConfig::default()).await;
-        // Said before anybody listens: it is kept.
+        // Sent before a subscriber connects: the publisher keeps it.
         let payload = engine.serve(&text(1000 * number));
         engine.publisher.send(payload);
         let mut subscriber = engine.subscriber().await;
@@ -189,7 +189,7 @@ async fn an_engine_that_begins_anew_is_believed_anew() {
 
     let config = engine.close().await;
     let mut engine = Engine::new(config).await;
-    // Nobody has heard of this but those who are told everything.
+    // Only a subscriber that receives everything learns of this prompt.
     let lost = engine.serve(&text(1000));
     engine.publisher.lose(lost);
     let odd = until(&mut router, (0, &mut engine, &mut subscriber), &[&text(1000)], 5).await;

@@ -109,8 +109,8 @@ fn events_of_older_engines_are_read() {
     assert_eq!(decode(&removed).expect("they wrote it").events, [want]);
 }
 
-/// What an engine says of a salted prompt and of its eviction, hashed so.
-fn said(hashing: Hashing) -> (Vec<u8>, NamespaceNames) {
+/// Returns the payload of a reset and of a salted prompt, with the given hashing.
+fn payload_of(hashing: Hashing) -> (Vec<u8>, NamespaceNames) {
     let config = HostConfig { page_size: 4, pages: 8, hashing: Some(hashing), event_pages: 64 };
     let mut host = Host::new(config).expect("the config is right");
     let mut names = NamespaceNames::default();
@@ -139,7 +139,7 @@ fn said(hashing: Hashing) -> (Vec<u8>, NamespaceNames) {
 #[test]
 fn the_published_parser_reads_what_is_written() {
     for &hashing in Hashing::ALL {
-        let (payload, names) = said(hashing);
+        let (payload, names) = payload_of(hashing);
         let ours = decode(&payload).expect("it is right");
         let [WireEvent::Cleared, WireEvent::Stored(stored)] = &ours.events[..] else {
             panic!("{ours:?}");
@@ -189,7 +189,7 @@ fn what_is_wrong_is_refused_with_its_place() {
     two[0] = 0x92;
     assert_eq!(refused(&two), (0, Wrong::Envelope { len: 2 }));
     assert_eq!(refused(&[0xc0]), (0, Wrong::Kind { wanted: "an array", found: "nil" }));
-    // A type that nobody knows; the place is that of its name.
+    // An unknown type; the error has the position of its name.
     let at = good.windows(11).position(|name| name == b"BlockStored").expect("it is there") - 1;
     let mut unknown = good.clone();
     unknown[at + 1..at + 12].copy_from_slice(b"BlockForged");
@@ -254,7 +254,7 @@ fn no_bytes_make_a_panic() {
 
 #[test]
 fn of_a_wrong_payload_nothing_is_taken_over() {
-    let (payload, names) = said(Hashing::Dynamo);
+    let (payload, names) = payload_of(Hashing::Dynamo);
     let prompt: Vec<TokenId> = (0..24).map(TokenId::new).collect();
     let mut router = Router::new(4);
     // Good events, and then bytes that end.

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A few channels of a head carry most of its products, some of them the same number for every token; tokens come in
-//! stretches of one topic, and a query asks for the tokens of a topic or two. Channels are measured on the prompt, and
-//! recall on queries after it. `generate --sparse K,CHANNELS --recall` says the same of a model.
+//! stretches of one topic, and a query attends to the tokens of one or two topics. Channels are measured on the prompt,
+//! and recall on queries after it. `generate --sparse K,CHANNELS --recall` measures the recall of a model.
 
 use std::error::Error;
 

@@ -51,7 +51,7 @@ pub struct Stream {
     pub(crate) leader: Option<Leader>,
     /// Order of the first admission: the youngest stream is preempted first.
     pub(crate) age: u64,
-    /// Whether it has been admitted before.
+    /// Whether the stream has been admitted before.
     pub(crate) admitted: bool,
     /// Its drafts.
     pub(crate) drafter: Drafter,

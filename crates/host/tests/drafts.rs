@@ -1,4 +1,4 @@
-//! Drafts: what is said with them is what is said without, whatever came true of them.
+//! Drafts: streams generate the same tokens with and without drafts, however many drafts are accepted.
 //!
 //! A step with drafts multiplies other numbers of rows, whose sums round differently in their last bits: so a word may
 //! be another where two logits are that close, as it may where prompts come together. None of the golden ones is,
@@ -205,12 +205,12 @@ fn failed_steps_change_nothing_of_drafts() {
     }
 }
 
-/// A stream that is resumed computes what it had said again, a piece at a time: a piece of one token is not yet the token
-/// that drafts follow.
+/// A resumed stream computes its earlier tokens again, in pieces. Drafts follow only its last token, not a piece of one
+/// token.
 #[test]
 fn a_resumed_stream_has_no_drafts_before_its_last_token() {
     let (model, requests) = read("qwen3-tiny");
-    // Prompts so short that all have said something when the pool is full.
+    // Prompts so short that all streams have generated tokens when the pool is full.
     let words = &requests.last().expect("prompts").prompt;
     let short = [3, 2, 2, 1].into_iter().zip(words.chunks(8));
     let mut short: Vec<Request> = short

@@ -30,7 +30,7 @@ fn run(server: &mut Server<CpuRunner<'_>>, requests: &[Request], setting: Settin
     heard
 }
 
-/// The requests of a second turn: what was said, and some tokens more.
+/// The requests of a second turn: the prompt, the answer and some more tokens.
 fn second_turns(requests: &[Request], heard: &Heard) -> Vec<Request> {
     let turn = |(request, said): (&Request, &Vec<u32>)| {
         let mut request = request.clone();

@@ -30,7 +30,7 @@ fn request(prompt: impl Iterator<Item = u32>, new_tokens: u32) -> Request {
     defaults.request(prompt.collect())
 }
 
-/// Serves requests with room for so many sequences, fewer than streams may run.
+/// Serves requests with room for `max_sequences` sequences, which is less than the streams that may run.
 fn serve(requests: &[Request], max_sequences: u32) -> Vec<(usize, Vec<u32>, u32)> {
     let model = Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads");
     let config = &model.config;

@@ -78,7 +78,7 @@ fn settings_change_no_shaped_word() {
     }
 }
 
-/// Keeps logits of prompts and of what is said.
+/// Keeps the logits of prompts and of generated tokens.
 #[derive(Default)]
 struct Scores {
     prompt: Vec<(usize, u32, Vec<f32>)>,
@@ -168,7 +168,7 @@ fn prompts_are_scored_whole() {
     }
 }
 
-/// A CPU whose steps have room for so many edits, as a GPU's have.
+/// A CPU runner whose steps have limited room for edits, as those of a GPU have.
 struct Narrow<'m>(CpuRunner<'m>, usize);
 
 impl Runner for Narrow<'_> {

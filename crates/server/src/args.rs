@@ -79,7 +79,7 @@ pub struct Args {
     #[arg(long)]
     pub temperature: Option<f32>,
 
-    /// Draw from so many of the likeliest tokens; 0: from all.
+    /// Draw from this number of the likeliest tokens; 0: from all.
     #[arg(long, default_value_t = 0)]
     pub top_k: u32,
 
@@ -166,13 +166,13 @@ pub struct Args {
     #[arg(long, value_name = "STREAMS", default_value_t = 16, value_parser = at_least_one())]
     pub concurrency: u32,
 
-    /// Plan each step before the last one's tokens are known; a GPU does so unless told --overlap off, or to
-    /// draft.
+    /// Plan each step before the last one's tokens are known; on a GPU this is the default, except with --overlap off
+    /// or with drafts.
     #[arg(long, num_args = 0..=1, default_missing_value = "on")]
     pub overlap: Option<Switch>,
 
-    /// Draft up to N tokens of each stream from what it and its prompt have said (and a request's "prediction"), and check
-    /// them beside its next token: a step says as many more as come true. The tokens are the same.
+    /// Draft up to N tokens of each stream from its prompt and answer (and a request's "prediction"), and check them
+    /// together with its next token. A step also generates the accepted drafts. The tokens are the same.
     #[arg(
         long,
         value_name = "N",
@@ -221,7 +221,7 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub common: u32,
 
-    /// Check that a GPU says the words that the CPU would, in every setting.
+    /// Check that a GPU generates the CPU's words, in every setting.
     #[arg(long, conflicts_with_all = ["chat", "prompt", "requests"])]
     pub check: bool,
 
@@ -271,11 +271,11 @@ impl Shape {
 pub enum Bench {
     /// 256 requests of mixed lengths, at once.
     Offline,
-    /// Steps of one token for each of so many streams, after a context.
+    /// Steps of one token for each of --batch streams, after a context.
     Decode,
     /// 64 prompts.
     Prefill,
-    /// Sums over GPUs of so many rows as --batch says, alone.
+    /// Only sums over GPUs, of --batch rows.
     Sums,
 }
 

@@ -1,4 +1,4 @@
-//! What cannot be served: a message that names the value, an exit code that says whose fault it is, and no panic.
+//! Input that cannot be served: the message names the value, the exit code names the party at fault, nothing panics.
 
 mod common;
 

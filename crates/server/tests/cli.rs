@@ -236,7 +236,7 @@ fn stop_tokens_end_and_clients_go_away() {
     }
 }
 
-/// An answer that was foretold takes few steps, and the report says how much came true.
+/// An answer with a correct prediction takes few steps, and the report has the number of accepted drafts.
 #[test]
 fn what_is_foretold_comes_true() {
     let case = &common::cases("qwen3-tiny")[4];
@@ -264,7 +264,7 @@ fn a_chat_reuses_its_last_turn() {
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert_eq!(ran.out.lines().count(), 2);
     assert!(ran.out.lines().all(|line| line.split_whitespace().count() == 20));
-    // The last token said has no K and V.
+    // The last generated token has no K and V.
     assert!(ran.err.contains("(22 prompt tokens reused)"), "{}", ran.err);
     // A turn that cannot be served is left out of the conversation.
     let again = tiny(&["--chat", "--max-new-tokens", "20"], "344 506 214\n600\nx\n7\n");

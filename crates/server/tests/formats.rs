@@ -167,7 +167,7 @@ fn llama3_rope_in_both_styles() {
     assert!(linear.iter().zip(&plain).all(|(l, p)| (l * 4.0 - p).abs() < 1e-6));
 }
 
-/// A small config with so many query heads, kv heads and elements of a head.
+/// Returns a small config with the given query heads, kv heads and elements of a head.
 fn shape(architecture: &str, [q_heads, kv_heads, head_dim]: [usize; 3]) -> Value {
     json!({
         "architectures": [architecture],

@@ -1,5 +1,5 @@
 //! The model on a GPU, where there is one (or a driver on the CPU that stands for one): kernels as their specification,
-//! words as the CPU's, and what is said where it cannot be used.
+//! words as the CPU's, and the messages where it cannot be used.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -202,7 +202,8 @@ fn several_gpus_are_refused_by_name() {
     assert!(ran.err.contains(words), "{}", ran.err);
 }
 
-/// A stop token is seen while the step after it is in flight: what that one says is dropped, and others go on.
+/// The host sees a stop token while the next step is in flight. It drops that step's token of the stream; other streams
+/// go on.
 #[test]
 fn a_stop_is_seen_a_step_late() {
     let _turn = turn();
@@ -211,7 +212,7 @@ fn a_stop_is_seen_a_step_late() {
     for (graphs, overlap) in [(true, true), (false, true), (true, false)] {
         let setting = Setting { graphs, overlap, ..Setting::default() };
         let stop = Some(case.words(setting).expect("served")[&(1, 0)][7]);
-        // That each stream ends where it says the stop token, and not before, is checked with the distance.
+        // The distance check also checks that each stream ends at the stop token, and not before.
         let setting = Setting { stop, ..setting };
         assert!(case.words(setting).expect("served")[&(1, 0)].len() <= 8, "{setting:?}");
         let distance = case.distance(setting).expect("served");
@@ -262,7 +263,7 @@ fn staging_ahead_touches_nothing_in_flight() {
     }
 }
 
-/// What each stream said, by request and sample.
+/// The tokens of each stream, by request and sample.
 #[derive(Default)]
 struct Said(BTreeMap<(usize, u32), Vec<u32>>);
 
@@ -353,7 +354,7 @@ impl Runner for Held {
     }
 }
 
-/// What a user without a GPU, or with a model that none serves, is told, with exit code 3.
+/// The messages without a GPU, and for a model that no GPU serves. The exit code is 3.
 #[test]
 fn what_cannot_run_is_told() {
     let refuse = |arguments: &[&str], words: &[&str]| {

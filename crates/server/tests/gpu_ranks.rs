@@ -1,5 +1,5 @@
-//! Ranks that fail or panic, over the stand-ins for a driver and cublasLt, which fail where a test wants it. Each run says why
-//! and ends with its code. One that hangs is ended by whoever runs these tests (`fake_cublaslt/run.sh`).
+//! Ranks that fail or panic, over the stand-ins for a driver and cublasLt, which fail where a test wants it. Each run
+//! prints the reason and ends with its code. `fake_cublaslt/run.sh`, which runs these tests, ends a run that hangs.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -26,7 +26,7 @@ fn has_stand_in() -> bool {
     found
 }
 
-/// Runs two ranks with a fault and looks at what the program says and how it ends.
+/// Runs two ranks with a fault, and checks the program's output and exit code.
 fn fails(arguments: &[&str], fault: (&str, &str), code: i32, words: &[&str]) {
     let start = Instant::now();
     let all = [&["--backend", "cuda", "--tp", "2", "--concurrency", "1"], arguments].concat();

@@ -1,5 +1,5 @@
-//! Sparse reads on a GPU, where there is one (or a driver on the CPU that stands for one), from outside: what is said,
-//! what is reported, channels in files, and what is refused before a GPU is asked for. `generate --check` compares the
+//! Sparse reads on a GPU, where there is one (or a driver on the CPU that stands for one), from outside: the words,
+//! the report, channels in files, and refusals before the program looks for a GPU. `generate --check` compares the
 //! words.
 #![cfg(feature = "cuda")]
 
@@ -20,7 +20,7 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the golden model's prompts; what streams said, and the last report.
+/// Runs the golden model's prompts. Returns the words of the streams, and the last report.
 fn served(options: &[&str]) -> (Vec<Value>, Value) {
     let files = Dir::new();
     let request = |case: &common::Case| json!({"prompt": case.prompt, "max_new_tokens": 20});
@@ -99,7 +99,7 @@ fn channels_are_measured_and_changes_counted() {
     assert_eq!((ran.code, ran.out.split_whitespace().count()), (Some(0), 3), "{}", ran.err);
 }
 
-/// A bench takes the first channels, and says what streams read.
+/// A bench takes the first channels, and reports how much streams read.
 #[test]
 fn a_bench_reads_sparsely() {
     let _turn = turn();

@@ -22,7 +22,8 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The GPUs of so many ranks; none where there are too few, but for one.
+/// Returns the GPUs of `ranks` ranks. On a machine with one GPU all ranks share it. `None` if there are several, but
+/// too few.
 fn gpus(ranks: usize) -> Option<Vec<u32>> {
     device()?;
     let numbers: Vec<u32> = (0..ranks as u32).collect();
@@ -50,7 +51,7 @@ impl Sums {
         Self { counts: counts.to_vec(), x, parts }
     }
 
-    /// Puts them into x, so often over, as the specification says.
+    /// Returns x after `times` sums, computed as the specification defines them.
     fn expected(&self, times: usize) -> Vec<bf16> {
         let mut x = self.x.clone();
         for _ in 0..times {
@@ -222,7 +223,7 @@ fn numbers_that_are_none_come_too() {
     sums.agree(&gpus, (2, 2), paces(4));
 }
 
-/// What sums went through is said; where GPUs do not reach each other's memory it is NCCL, unless that was refused.
+/// The program reports the path of the sums. Without peer access between GPUs it is NCCL, unless NCCL was refused.
 #[test]
 fn what_sums_go_through_is_told() {
     let _turn = turn();

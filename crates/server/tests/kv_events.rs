@@ -1,4 +1,4 @@
-//! `--kv-events`: what the server has cached, as a router hears it that starts late.
+//! `--kv-events`: a router that starts late receives the server's cache contents.
 
 mod common;
 
@@ -83,7 +83,7 @@ impl Serving {
     async fn router(&self) -> Subscriber {
         let subscriber = Subscriber::connect(&self.endpoint, &self.replay).await;
         let mut subscriber = subscriber.expect("it connects");
-        // Nothing runs: the engine's thread is idle when the router asks it.
+        // Nothing runs: the engine's thread is idle when the router's request arrives.
         subscriber.ask_for_all().await.expect("it is answered");
         subscriber
     }

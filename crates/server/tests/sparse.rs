@@ -21,7 +21,7 @@ fn run(model: &str, options: &[&str]) -> Ran {
     generate(&[&fixed[..], options].concat(), "")
 }
 
-/// What streams said, and the report.
+/// The words of the streams, and the report.
 fn served(model: &str, options: &[&str]) -> (Vec<Value>, Value) {
     let ran = run(model, options);
     assert_eq!(ran.code, Some(0), "{model} {options:?}: {}", ran.err);

@@ -77,13 +77,14 @@ impl Drafts {
         fits.next().map(|(_, number)| number)
     }
 
-    /// Returns the accepted branch: the root, its child that equals the token `said` returns for it, and so on, until
-    /// no child matches or a token ends the text. The token for the last of them was not guessed, and follows it.
-    pub fn branch(&self, said: &[u32], ends: impl Fn(u32) -> bool, out: &mut Vec<u32>) {
+    /// Returns the accepted branch: the root, then its child that equals the token sampled at the root, and so on,
+    /// until no child matches or a token ends the text. `sampled` has a token for each draft. The token sampled at the
+    /// last draft of the branch is new.
+    pub fn branch(&self, sampled: &[u32], ends: impl Fn(u32) -> bool, out: &mut Vec<u32>) {
         let mut next = Some(0);
         while let Some(number) = next {
             out.push(number);
-            let token = said[number as usize];
+            let token = sampled[number as usize];
             next = if ends(token) { None } else { self.child(number, token) };
         }
     }
@@ -120,15 +121,15 @@ mod tests {
     #[test]
     fn the_branch_that_came_true_ends_where_nothing_was_guessed() {
         let drafts = tree();
-        let branch = |said: [u32; 6], stop: u32| {
+        let branch = |sampled: [u32; 6], stop: u32| {
             let mut out = Vec::new();
-            drafts.branch(&said, |token| token == stop, &mut out);
+            drafts.branch(&sampled, |token| token == stop, &mut out);
             out
         };
         assert_eq!(branch([9, 0, 0, 0, 0, 0], 99), [0]);
         assert_eq!(branch([1, 2, 3, 9, 0, 0], 99), [0, 1, 2, 3]);
         assert_eq!(branch([1, 4, 0, 0, 9, 0], 99), [0, 1, 4]);
         assert_eq!(branch([5, 0, 0, 0, 0, 1], 99), [0, 5]);
-        assert_eq!(branch([1, 2, 3, 9, 0, 0], 2), [0, 1], "2 ends the text, and is said for 1");
+        assert_eq!(branch([1, 2, 3, 9, 0, 0], 2), [0, 1], "2 ends the text, and is sampled at 1");
     }
 }

@@ -18,7 +18,7 @@ macro_rules! params {
             $(#[$doc])*
             #[derive(Clone, Copy, Default, PartialEq, Debug, Pod, Zeroable)]
             #[repr(C)]
-            #[allow(missing_docs)] // told in ptx/src/params.cuh
+            #[allow(missing_docs)] // documented in ptx/src/params.cuh
             pub struct $name { $(pub $field: $type),* }
             const _: () = assert!(size_of::<$name>() == $bytes);
         )*
@@ -90,7 +90,7 @@ params! {
 /// A tensor map of a matrix, for the copy engine.
 #[derive(Clone, Copy, Default, PartialEq, Debug, Pod, Zeroable)]
 #[repr(C, align(64))]
-#[allow(missing_docs)] // told in ptx/src/params.cuh
+#[allow(missing_docs)] // documented in ptx/src/params.cuh
 pub struct TensorMap {
     pub words: [u64; 16],
 }

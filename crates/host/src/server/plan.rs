@@ -208,9 +208,9 @@ impl<R: Runner> Server<R> {
                 Some(shaping) => {
                     let history = History {
                         prompt: &self.asked[stream.asked].prompt_tokens,
-                        said: &stream.tokens,
+                        answer: &stream.tokens,
                         counts: &stream.counts,
-                        said_count: number(first),
+                        answer_len: number(first),
                     };
                     shaping.edits(history, &request.stop, changes, &mut work.edits)
                 }

@@ -63,7 +63,7 @@ impl Sparse {
         }
     }
 
-    /// The same engine over a pool that keeps so many channels, and the shape of its page tables.
+    /// Returns an engine over a pool that keeps `channels` label channels, and the shape of its page tables.
     ///
     /// # Errors
     /// A pool that cannot keep them, or more positions than a sequence may have.

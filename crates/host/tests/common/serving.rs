@@ -1,4 +1,4 @@
-//! Serving the golden prompts in a setting, and what is heard then.
+//! Serves the golden prompts in a setting, and collects the events.
 
 use std::collections::BTreeMap;
 

@@ -289,7 +289,7 @@ fn logprobs_need_logits() {
     refuses(answer, 400, "logprobs", "--logprobs");
 }
 
-/// Each field of the table that is refused is refused by name, with any value that asks for something.
+/// Each refused field of the table is refused by name, with any value that would have an effect.
 #[test]
 fn fields_that_change_the_answer_are_refused_by_name() {
     let bodies = [

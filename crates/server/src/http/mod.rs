@@ -16,8 +16,8 @@
 //! queue, job, desk       what waits; what passes between the two sides; the engine's side
 //! stop, choice, answer   stop strings; a choice's text; the answer's JSON
 //! sse, routes            framing; paths
-//! board, journal         what monitors are told; the request log
-//! announcer              what routers are told of the cache
+//! board, journal         metrics for monitors; the request log
+//! announcer              the cache events for routers
 //! ```
 //!
 //! A client that goes away drops its `Ticket`: the loop ends its streams before the next step, and their pages return.
@@ -184,8 +184,8 @@ fn app(args: &Args, host: Host) -> Arc<App> {
     })
 }
 
-/// Answers clients until the engine's thread has stopped (`is_over`); then those whose answers are not whole. Once
-/// somebody asks for an end no request is taken in, and monitors are told.
+/// Answers clients until the engine's thread has stopped (`is_over`), and then the clients whose answers are not
+/// complete. After a request to stop, the server accepts no more requests and reports this to monitors.
 async fn listen(
     listener: TcpListener,
     routers: (Router, Router),

@@ -64,7 +64,7 @@ def test_chats(server):
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     again = ai.chat.completions.create(model=server.model, messages=question("page"), temperature=0).usage
     assert again.prompt_tokens_details.cached_tokens == (usage.prompt_tokens - 1) // 16 * 16, again
-    # A conversation reuses what was said before it.
+    # A conversation reuses the K and V of its earlier turns.
     turns = question("page") + [{"role": "assistant", "content": PAGE}] + question("fork")
     answer = ai.chat.completions.create(model=server.model, messages=turns, temperature=0)
     assert answer.choices[0].message.content.strip() == FORK
@@ -404,7 +404,7 @@ def test_clients_that_go_away(server):
 
 
 def test_load_of_2000_requests(server):
-    """All kinds at once, some of which go away: then nothing is in use, and the audit at the end says so too."""
+    """All kinds at once, some of which go away: then nothing is in use, which the audit at the end confirms."""
     count = 2000
 
     async def ask(ai, i):
@@ -444,20 +444,20 @@ def test_load_of_2000_requests(server):
 
 
 def test_a_full_queue():
-    """One runs, two wait, one more is told to come later; a client that tries again is served."""
+    """One runs, two wait, the server refuses one more for now; a client that tries again is served."""
     with Server(PROGRAM, "--concurrency", "1", "--queue", "2") as server:
         ai = client(server)
         endless = dict(model=server.model, prompt="a page", max_tokens=LONG, stream=True, extra_body={"ignore_eos": True})
         state = lambda: [server.metrics()[f'generate_streams{{state="{name}"}}'] for name in ("running", "waiting")]
         streams = []
         for expected in ([1, 0], [1, 1], [1, 2]):
-            # The headers come at once, though nothing was said yet.
+            # The headers come at once, before the first token.
             streams.append(ai.completions.create(**endless))
             until(lambda: state() == expected)
         ask = lambda: ai.completions.create(model=server.model, prompt="a fork", max_tokens=2)
         body = refused(openai.RateLimitError, ask, 429, None, "wait already")
         assert body["code"] == "queue_full"
-        # It is not waited with longer than Retry-After says, so that this one comes in once the others have gone.
+        # The client waits no longer than Retry-After, so this request is accepted once the others have gone.
         threading.Timer(0.5, lambda: [stream.close() for stream in streams]).start()
         made = client(server, retries=100).completions.create(model=server.model, prompt="a fork", max_tokens=2)
         assert made.usage.completion_tokens == 2

@@ -177,17 +177,17 @@ impl Kernel {
         self.shared
     }
 
-    /// Whether only compute capability 9.0 can run it.
+    /// Returns whether only compute capability 9.0 can run the kernel.
     pub fn is_sm90a(&self) -> bool {
         self.sm90a
     }
 
-    /// Whether it waits by itself on such a device.
+    /// Returns whether the kernel itself waits for earlier work on a device of this compute capability.
     pub fn waits(&self, capability: u32) -> bool {
         self.pdl && capability >= 90
     }
 
-    /// The name of the struct that it takes by value.
+    /// Returns the name of the struct that the kernel takes by value.
     pub fn params(&self) -> &'static str {
         self.params
     }
@@ -196,7 +196,7 @@ impl Kernel {
         self.extra
     }
 
-    /// Whether it supports trees of drafts.
+    /// Returns whether the kernel supports draft trees.
     pub(in super::super) fn has_trees(&self) -> bool {
         self.trees
     }

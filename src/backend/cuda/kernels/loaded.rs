@@ -99,7 +99,7 @@ impl Function {
         self.handle
     }
 
-    /// Whether it waits by itself for earlier work (programmatic dependent launch).
+    /// Whether the kernel itself waits for earlier work (programmatic dependent launch).
     pub fn waits(self) -> bool {
         self.pdl
     }

@@ -135,7 +135,7 @@ pub struct LayerScales {
 pub struct DecodeWork {
     /// Units of a work chunk, the same for all: chunk `i` begins at unit `i * work_units`.
     pub work_units: u32,
-    /// End of this chunk's units; equal to or below its begin if it has none.
+    /// End of this chunk's units; equal to or below its start if it has none.
     pub unit_end: u32,
     /// Sequence of its first unit.
     pub batch_index: u32,

@@ -1,7 +1,7 @@
 //! Labels on the device: their channels, their plane, and the scores of a selection.
 //!
 //! Scores of all rows with lists share one scratch buffer, in chunks of [`SCORE_TOKENS`] positions. Staging a plan
-//! sends each row's begin.
+//! sends each row's start.
 //!
 //! Not here: attention over the selection (`attention/variants.rs`), the kernels (`ptx/src/sparse`).
 

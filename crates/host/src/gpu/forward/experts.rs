@@ -34,7 +34,7 @@ impl Mixture {
         config.experts.as_ref().map_or(0, each)
     }
 
-    /// Allocates the activations of so many tokens, if the model has experts.
+    /// Allocates the activations of `tokens` tokens, if the model has experts.
     pub(super) fn new(
         device: &Device,
         config: &ModelConfig,

@@ -12,7 +12,7 @@ use super::GpuRunner;
 pub struct StepTime {
     /// Its tokens.
     pub tokens: usize,
-    /// Whether it has one token of each stream, and drafts.
+    /// Whether the step has one token of each stream, and drafts.
     pub decode: bool,
     /// Milliseconds from the end of the previous step to this step's end; none for the first step of a run.
     pub period_ms: Option<f32>,

@@ -61,8 +61,8 @@ impl Case {
                 let mut counts = Counts::default();
                 for ((n, &token), logits) in tokens.iter().enumerate().zip(logits) {
                     edits.clear();
-                    let (said, said_count) = (&tokens[..n], n as u32);
-                    let history = History { prompt: &known, said, counts: &counts, said_count };
+                    let (answer, answer_len) = (&tokens[..n], n as u32);
+                    let history = History { prompt: &known, answer, counts: &counts, answer_len };
                     let list = shaping
                         .as_ref()
                         .map(|shaping| shaping.edits(history, stop, &mut changes, &mut edits));

@@ -276,7 +276,7 @@ mod tests {
                 let (first, last) = (begin / work[0], (begin + some - 1) / work[0]);
                 if at < some && first < last {
                     let first_cta = first * stripes + cta % stripes;
-                    // `finish` stores a part in the slot of its work chunk's begin.
+                    // `finish` stores a part in the slot of its work chunk's start.
                     assert!(unit + stop - at == end || cta > first_cta);
                     let join = joins.entry(first_cta).or_insert((begin, last - first + 1, vec![]));
                     assert_eq!(join.0, begin, "C4: a counter serves one sum");

@@ -87,7 +87,7 @@ impl Tally {
             line(
                 &mut text,
                 format_args!(
-                    "drafts: {} of {} came true, {each:.2} of a stream in a step that checked some",
+                    "drafts: {} of {} accepted, {each:.2} of a stream in a step that checked some",
                     self.accepted, self.drafted
                 ),
             );

@@ -1,4 +1,4 @@
-//! The model alone, without pages, says the golden tokens. What fails here is the model's fault, what fails only in
+//! The model without pages generates the golden tokens. A failure here is an error of the model; a failure only in
 //! `golden.rs` is not.
 
 mod common;

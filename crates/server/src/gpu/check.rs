@@ -242,7 +242,7 @@ impl Case {
         }
         let greedy = sampling.temperature == 0.0;
         if setting.drafts.is_some() && greedy && server.tally().0.accepted == 0 {
-            return Err(Error::run(format!("{setting:?}: no draft came true")));
+            return Err(Error::run(format!("{setting:?}: no draft was accepted")));
         }
         Ok(heard)
     }

@@ -85,7 +85,7 @@ impl Board {
             ("cached_tokens", "Tokens of prompts that needed no computing.", tally.cached_tokens),
             ("new_tokens", "Tokens generated.", tally.new_tokens),
             ("drafted_tokens", "Drafts that steps checked.", tally.drafted),
-            ("accepted_tokens", "Drafts that came true.", tally.accepted),
+            ("accepted_tokens", "Accepted drafts.", tally.accepted),
             ("steps", "Steps committed.", tally.steps),
             ("aborted_steps", "Steps that failed, or were planned after one.", tally.aborted_steps),
         ] {

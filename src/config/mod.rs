@@ -1,8 +1,7 @@
-//! The configuration of an engine: [`EngineConfig`], and the limits that it is checked to, [`EngineShape`].
+//! The configuration of an engine: [`EngineConfig`], and its checked limits, [`EngineShape`].
 //!
-//! `bytes` is the byte form of a shape.
-//!
-//! Not here: the layout of K and V (`layout/`), the bytes that an engine takes (`world/bytes.rs`).
+//! `bytes` is the byte form of a shape. `layout/` computes the layout of K and V, and `world/bytes.rs` the memory of an
+//! engine.
 
 mod bytes;
 
@@ -58,8 +57,8 @@ pub struct EngineConfig {
     pub max_tokens: u64,
     /// Most steps that are planned and not complete. Default: 8.
     pub max_steps: u32,
-    /// Tokens that plans of a sequence may be ahead of its published ones within its promise, for models with groups of
-    /// layers. [`Engine::admit`](crate::Engine::admit) counts pages for plans so far ahead. A plan that is further
+    /// Tokens by which plans of a sequence may be ahead of its published tokens within its promise, for models with
+    /// groups of layers. [`Engine::admit`](crate::Engine::admit) counts pages for such plans. A plan that is further
     /// ahead also takes available pages. Default: 512.
     pub promise_ahead: u32,
     /// Whether [`Engine::new`](crate::Engine::new) touches the reserved host memory of the tables. No step then pays
@@ -104,11 +103,11 @@ pub struct EngineShape {
     pub max_sequence_len: u32,
     /// Most unfinished steps.
     pub max_steps: u32,
-    /// Tokens that plans may be ahead of the published ones within a promise.
+    /// Tokens by which plans may be ahead of the published tokens within a promise.
     pub promise_ahead: u32,
     /// Whether prefixes are cached and shared.
     pub prefix: PrefixMode,
-    /// How cached pages are hashed, if they are.
+    /// Recipe of page hashes, if any.
     pub hashing: Option<Hashing>,
     /// Most pages whose events wait for a drain.
     pub event_pages: u32,
@@ -117,8 +116,8 @@ pub struct EngineShape {
 }
 
 impl EngineShape {
-    /// Returns the most pages that a sequence of so many tokens holds in all groups of layers, if its plans are no
-    /// further ahead than `promise_ahead`. In a pool of fewer pages it may lack some even when it runs alone.
+    /// Returns the maximum of pages that a sequence of `tokens` tokens has in all groups of layers, if its plans are no
+    /// further ahead than `promise_ahead`. In a smaller pool it may lack pages even if it runs alone.
     ///
     /// With limited groups, a prompt that is admitted with a promise and a hit also holds the cached pages that its hit
     /// reads in those groups, until its window has moved past them. If an idle pool has `most_pages` of its promise but
@@ -130,7 +129,7 @@ impl EngineShape {
     /// let capacity = Capacity::Pages(200);
     /// let pool = PoolConfig { layers: 2, groups, capacity, page_size: 16, ..PoolConfig::default() };
     /// let shape = EngineConfig { promise_ahead: 16, ..pool.into() }.shape()?;
-    /// // 127 tokens behind and 16 ahead are in 10 pages at most.
+    /// // 127 tokens before and 16 ahead are in 10 pages at most.
     /// assert_eq!(shape.most_pages(1600), 100 + 10);
     /// # Ok::<(), kvarena::ConfigError>(())
     /// ```

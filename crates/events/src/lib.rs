@@ -1,5 +1,5 @@
 //! Publishes the cache contents of an engine on the wire of vLLM and SGLang. The crate contains a publisher over
-//! ZeroMQ, a subscriber that recovers lost messages, a router that indexes both engines' events, and a simulated fleet.
+//! ZeroMQ, a subscriber that recovers lost messages, a router that indexes the events, and a simulated fleet.
 //!
 //! ```text
 //! engine --drain_events--> [encode] --payload--> [publisher] ==PUB==> [subscriber] --payload--> [router]

@@ -6,13 +6,13 @@
 //! launch   the runner starts the step
 //! collect  the runner waits for the step's tokens
 //! accept   keep accepted drafts, commit and complete the step, append its tokens, fork samples, end
-//! finished streams
+//!          finished streams
 //! ```
 //!
-//! With overlap, step n + 1 is planned and launched before step n is collected. Its inputs refer to the tokens of step
-//! n by their index there. The loop therefore sees a stop token one step late and drops the stream's token of step n +
-//! 1. A failed step is aborted together with the step planned after it, and both are planned again; streams change only
-//! in `accept`. When pages run out, the youngest stream is preempted.
+//! With overlap, the next step is planned and launched before a step is collected. The next step's inputs refer to
+//! tokens of the step by their index there. The loop therefore sees a stop token one step late and drops the stream's
+//! token of the next step. A failed step is aborted together with the next step, and both are planned again; streams
+//! change only in `accept`. When pages run out, the youngest stream is preempted.
 //!
 //! `runner.rs` computes steps.
 

@@ -139,7 +139,9 @@ fn vllms_seed_is_a_text() {
     ] {
         let hashing = match seed {
             None => Hashing::VllmSha256Cbor,
-            Some(seed) => Hashing::VllmSha256CborSeeded(HashSeed::new(seed).expect("the text is short")),
+            Some(seed) => {
+                Hashing::VllmSha256CborSeeded(HashSeed::new(seed).expect("the text is short"))
+            }
         };
         let (got, ids) = digests(hashing, "", "");
         assert_eq!(got[2], last, "{seed:?}");

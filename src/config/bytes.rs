@@ -1,6 +1,4 @@
-//! The byte form of an [`EngineShape`], by which other ranks open their backends.
-//!
-//! Not here: what the limits mean (`mod.rs`).
+//! The byte form of an [`EngineShape`], with which other ranks open their backends.
 
 use std::error::Error;
 use std::fmt;
@@ -12,7 +10,7 @@ use crate::error::ConfigError;
 use crate::hash::Hashing;
 use crate::layout::{Capacity, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig, Scaling};
 
-/// Marks the byte form, and its version.
+/// Magic number of the byte form, with its version.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvshap01");
 
 // The byte form stores a value's index in its list.
@@ -22,27 +20,27 @@ const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
 const PREFIXES: [PrefixMode; 2] = [PrefixMode::Radix, PrefixMode::None];
 const BOOLS: [bool; 2] = [false, true];
 
-/// Why bytes are not an [`EngineShape`].
+/// Reason why bytes are not an [`EngineShape`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ShapeBytesError {
-    /// The first bytes are not the mark of a shape of this version.
+    /// The first bytes are not the magic number of this version.
     Magic,
     /// The length is not [`EngineShape::BYTES`].
     Length {
         /// Bytes given.
         actual: usize,
     },
-    /// A number that its field cannot have.
+    /// The field cannot have the number.
     Field {
         /// The field.
         name: &'static str,
         /// The number.
         value: u64,
     },
-    /// The config that has these numbers is refused.
+    /// The config with these numbers is invalid.
     Config(ConfigError),
-    /// Each number is possible, but no config has all of them.
+    /// Each number is valid, but no config has all of them.
     Mixed,
 }
 
@@ -94,7 +92,7 @@ struct Words {
     prefix: u64,
     event_pages: u64,
     prefault: u64,
-    /// A recipe's number, 0 for none, and its parameter.
+    /// Number of the recipe, 0 for none, and its parameter.
     hashing: [u64; 5],
     promise_ahead: u64,
     groups: [u64; Groups::WORDS],
@@ -123,13 +121,13 @@ impl EngineShape {
     /// | 20 | hashing (0 none, 1 Dynamo, 2 nano-vllm, 3 MinivLLM, 4 and 5 vLLM without and with a seed, 6 SGLang) |
     /// | 21 to 24 | the seed: a byte of its length, then its bytes and zeros |
     /// | 25 | `promise_ahead` |
-    /// | 26 | groups of layers, and 2^32 times the layers in groups: 0 layers where there is one group |
-    /// | 27 to 29 | of each group but group 0: its size, and 2^32 times 1 for a window, 2 for a chunk; or 0 |
-    /// | 30 to 37 | a bit of each of 256 layers, bit 0 of its group's number; the same of bit 1 |
+    /// | 26 | groups of layers, and 2^32 times the layers in groups: 0 layers if there is one group |
+    /// | 27 to 29 | for each group but group 0: its size, and 2^32 times 1 for a window, 2 for a chunk; or 0 |
+    /// | 30 to 37 | bit 0 of the group number of each of 256 layers, then bit 1 |
     /// | 38, 39 | `host_pages`, `stage_pages` |
     /// | 40 | `max_step_tokens` |
     ///
-    /// Heads are those of the shape's rank. All ranks hold as many, so the same bytes open each rank's backend.
+    /// Heads are those of the shape's rank. All ranks have the same number, so the same bytes open each rank's backend.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let Self { layout, table, .. } = self;
         let (shape, sizes) = match layout.shape() {
@@ -172,9 +170,9 @@ impl EngineShape {
     /// Reads the byte form.
     ///
     /// # Errors
-    /// [`ShapeBytesError::Length`], [`ShapeBytesError::Magic`], [`ShapeBytesError::Field`] for a number that a field
-    /// cannot have, a recipe of hashes without its feature among them, [`ShapeBytesError::Config`] for a shape that no
-    /// config has, [`ShapeBytesError::Mixed`] for numbers that do not belong to one shape.
+    /// [`ShapeBytesError::Length`] and [`ShapeBytesError::Magic`]. [`ShapeBytesError::Field`] for a number that a field
+    /// cannot have, such as a recipe of hashes without its feature. [`ShapeBytesError::Config`] for a shape that no
+    /// config has. [`ShapeBytesError::Mixed`] for numbers that do not belong to one shape.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ShapeBytesError> {
         if bytes.len() != Self::BYTES {
             return Err(ShapeBytesError::Length { actual: bytes.len() });
@@ -213,7 +211,7 @@ impl EngineShape {
                 Some(hashing.ok_or(ShapeBytesError::Field { name: "hashing", value })?)
             }
         };
-        // Inverts `TableShape::new`. Where `max_tokens` is less than a chunk, there is one chunk a row.
+        // Inverts `TableShape::new`. If `max_tokens` is less than a chunk, each row has one chunk.
         let max_tokens = words
             .chunk_count
             .checked_sub(words.rows)
@@ -237,7 +235,7 @@ impl EngineShape {
 }
 
 fn number<T: PartialEq>(all: &[T], one: T) -> u64 {
-    all.iter().position(|other| *other == one).expect("all are listed") as u64
+    all.iter().position(|other| *other == one).expect("the list is complete") as u64
 }
 
 fn one_of<T: Copy>(name: &'static str, all: &[T], value: u64) -> Result<T, ShapeBytesError> {

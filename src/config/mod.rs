@@ -1,8 +1,7 @@
-//! The configuration of an engine: [`EngineConfig`], and the limits that it is checked to, [`EngineShape`].
+//! The configuration of an engine: [`EngineConfig`], and its checked limits, [`EngineShape`].
 //!
-//! `bytes` is the byte form of a shape.
-//!
-//! Not here: the layout of K and V (`layout/`), the bytes that an engine takes (`world/bytes.rs`).
+//! `bytes` is the byte form of a shape. `layout/` computes the layout of K and V, and `world/bytes.rs` the memory of an
+//! engine.
 
 mod bytes;
 
@@ -133,7 +132,7 @@ pub struct EngineShape {
     pub promise_ahead: u32,
     /// Whether prefixes are cached and shared.
     pub prefix: PrefixMode,
-    /// How cached pages are hashed, if they are.
+    /// Recipe of page hashes, if any.
     pub hashing: Option<Hashing>,
     /// Most pages whose events wait for a drain.
     pub event_pages: u32,
@@ -142,8 +141,8 @@ pub struct EngineShape {
 }
 
 impl EngineShape {
-    /// Returns the most pages that a sequence of `tokens` tokens holds in all groups of layers, if its plans are no
-    /// further ahead than `promise_ahead`. In a pool of fewer pages it may lack some even when it runs alone.
+    /// Returns the maximum of pages that a sequence of `tokens` tokens has in all groups of layers, if its plans are no
+    /// further ahead than `promise_ahead`. In a smaller pool it may lack pages even if it runs alone.
     ///
     /// With limited groups, a prompt that is admitted with a promise and a hit also holds the cached pages that its hit
     /// reads in those groups, until its window has moved past them. If an idle pool has `most_pages` of its promise but
@@ -155,7 +154,7 @@ impl EngineShape {
     /// let capacity = Capacity::Pages(200);
     /// let pool = PoolConfig { layers: 2, groups, capacity, page_size: 16, ..PoolConfig::default() };
     /// let shape = EngineConfig { promise_ahead: 16, ..pool.into() }.shape()?;
-    /// // 127 tokens behind and 16 ahead are in 10 pages at most.
+    /// // 127 tokens before and 16 ahead are in 10 pages at most.
     /// assert_eq!(shape.most_pages(1600), 100 + 10);
     /// # Ok::<(), kvarena::ConfigError>(())
     /// ```

@@ -1,4 +1,4 @@
-//! The memory of a long sequence, by group of layers and without groups, for reports.
+//! Reports the memory of a long sequence, with and without groups of layers.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use kvarena::PoolLayout;
 /// Tokens of the sequence.
 const TOKENS: u32 = 8192;
 
-/// Returns a line on what a sequence of 8,192 tokens takes, if there are groups of layers.
+/// Returns a line about the memory of a sequence of 8,192 tokens, if there are groups of layers.
 pub fn report(layout: &PoolLayout) -> Option<String> {
     let groups = layout.groups();
     if groups.count() == 1 {

@@ -1,30 +1,31 @@
-//! Changes of logits before a token is sampled: penalties, biases and forbidden tokens.
+//! Changes of logits before a token is chosen: penalties, biases and forbidden tokens.
 //!
-//! The serving loop computes a list of [`Edit`]s for each draw, from the request's [`Shaping`] and the stream's tokens.
-//! A runner therefore stores no state of streams. [`PreparedShaping`] contains the edits that all draws of a request
-//! share; a draw adds the edits of its [`History`]. The order is vLLM's: forbidden tokens, biases, penalties. Reported
-//! log-probabilities are the model's own, before any edit.
+//! A request's [`Shaping`] and the tokens of its stream produce a list of [`Edit`]s for each draw, so a runner stores
+//! no state of streams. [`PreparedShaping`] contains the edits that all draws share; a draw adds the edits of its
+//! [`History`]. The order is that of vLLM: forbidden tokens, biases, then penalties. Log-probabilities are those of the
+//! unchanged logits.
 
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-/// A request's changes of logits.
+/// Rules of a request for its logits.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Shaping {
-    /// Divides positive logits of tokens in the prompt or the answer, and multiplies negative ones. 1 changes nothing.
+    /// Repetition penalty of tokens in the prompt or the answer: it divides positive logits and multiplies negative
+    /// ones. 1 has no effect.
     pub repetition: f32,
     /// Subtracted from a token's logit for each occurrence in the answer.
     pub frequency: f32,
-    /// Subtracted once from the logit of each token in the answer.
+    /// Subtracted from the logit of each token in the answer.
     pub presence: f32,
-    /// Tokens and the numbers that are added to their logits. No token occurs twice.
+    /// Added to logits; each token occurs once.
     pub bias: Vec<(u32, f32)>,
-    /// The only tokens that may be sampled. `None`: all tokens.
+    /// Allowed tokens; `None` allows all.
     pub allowed: Option<Vec<u32>>,
-    /// Sequences of tokens. The last token of a sequence may not follow the others. No sequence is empty.
+    /// Sequences of tokens whose last token must not follow the others. Each has at least one token.
     pub bad_words: Vec<Vec<u32>>,
-    /// The answer's minimum length, before which the request's stop tokens are forbidden.
+    /// Tokens that an answer must have before its stop tokens are allowed.
     pub min_tokens: u32,
 }
 
@@ -42,22 +43,21 @@ impl Default for Shaping {
     }
 }
 
-/// A change of one token's logit: `before` is added, then the repetition penalty divides or multiplies, then `after` is
-/// added.
+/// Change of one token's logit: adds `before`, then divides or multiplies by the repetition penalty, then adds `after`.
 #[derive(Clone, Copy, PartialEq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Edit {
     /// The token.
     pub token: u32,
-    /// Added first.
+    /// First summand.
     pub before: f32,
-    /// Divides the logit if it is positive by then, and multiplies it otherwise.
+    /// Divides a positive sum and multiplies a negative one.
     pub repetition: f32,
-    /// Added last.
+    /// Last summand.
     pub after: f32,
 }
 
-/// The range of a draw's edits in a step's list.
+/// Range of a draw's edits in a step's list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Edits {
     /// Index of the first edit.
@@ -69,7 +69,7 @@ pub struct Edits {
 }
 
 impl Edits {
-    /// Returns whether the draw's logits stay unchanged.
+    /// Returns whether the edits change nothing.
     pub fn is_none(&self) -> bool {
         self.count == 0 && !self.only
     }
@@ -81,7 +81,7 @@ impl Edit {
         Self { token, before: 0.0, repetition: 1.0, after: 0.0 }
     }
 
-    /// Returns an edit that forbids a token, also after [`join`](Self::join).
+    /// Returns an edit that forbids a token, also after joins with other edits.
     fn forbid(token: u32) -> Self {
         Self { after: f32::NEG_INFINITY, ..Self::none(token) }
     }
@@ -93,8 +93,7 @@ impl Edit {
         scaled + self.after
     }
 
-    /// Merges another edit of the same token. Edits of one request have its repetition penalty or 1, so the penalty
-    /// applies once.
+    /// Adds another edit of the token. All edits of a request have its repetition penalty or none.
     fn join(&mut self, other: &Self) {
         self.before += other.before;
         self.after += other.after;
@@ -105,29 +104,29 @@ impl Edit {
 }
 
 impl Shaping {
-    /// Returns whether all logits stay unchanged.
+    /// Returns whether the shaping changes nothing.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Returns the tokens that any field lists.
+    /// Returns the tokens that the shaping names.
     pub fn tokens(&self) -> impl Iterator<Item = u32> {
         let biased = self.bias.iter().map(|&(token, _)| token);
         let allowed = self.allowed.iter().flatten();
         biased.chain(allowed.chain(self.bad_words.iter().flatten()).copied())
     }
 
-    /// Returns whether a penalty is set.
+    /// Returns whether edits depend on the tokens of the answer by a penalty.
     pub fn penalises(&self) -> bool {
         (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
     }
 
-    /// Returns whether edits depend on the tokens of the answer. A draw then waits for the preceding token.
+    /// Returns whether edits depend on the tokens of the answer, so that a draw needs the preceding token.
     pub fn needs_history(&self) -> bool {
         self.penalises() || self.bad_words.iter().any(|word| word.len() > 1)
     }
 
-    /// Prepares the edits that all draws share. O(n log n) for n listed tokens.
+    /// Returns the shaping with the edits that all draws share. O(n log n) for n listed tokens.
     pub fn prepare(self) -> Arc<PreparedShaping> {
         let allowed = self.allowed.iter().flatten().map(|&token| Edit::none(token));
         let bias = self.bias.iter().map(|&(token, before)| Edit { before, ..Edit::none(token) });
@@ -164,17 +163,17 @@ fn sort_and_join(edits: &mut Vec<Edit>) {
     });
 }
 
-/// A request's shaping, and the edits that all its draws share. Requests from one list of prompts share one value.
+/// A request's shaping, and the edits that all its draws share. Requests of one list of prompts share it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PreparedShaping {
     rules: Shaping,
-    /// Sorted by token, without duplicates. If `allowed` is set, the list contains exactly its tokens.
+    /// Sorted by token, each once; only allowed tokens if the request restricts them.
     edits: Vec<Edit>,
     /// Number of bad words with several tokens.
     long_words: usize,
 }
 
-/// The number of occurrences of each token in an answer.
+/// Number of occurrences of each token of an answer.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Counts(Vec<(u32, u32)>);
 
@@ -193,10 +192,10 @@ impl Counts {
     }
 }
 
-/// The tokens before a draw.
+/// Tokens before a draw.
 #[derive(Clone, Copy, Debug)]
 pub struct History<'a> {
-    /// Distinct tokens of the prompt in increasing order. Only a repetition penalty reads them.
+    /// Tokens of the prompt, sorted and without duplicates; used only by a repetition penalty.
     pub prompt: &'a [u32],
     /// Tokens of the answer. The last token may be missing unless [`Shaping::needs_history`] returns true.
     pub answer: &'a [u32],
@@ -207,13 +206,13 @@ pub struct History<'a> {
 }
 
 impl PreparedShaping {
-    /// Returns the request's shaping.
+    /// Returns the rules of the request.
     pub fn rules(&self) -> &Shaping {
         &self.rules
     }
 
-    /// Returns the most edits that a draw can have, if prompt and answer have `known` distinct tokens and the request
-    /// has `stops` stop tokens.
+    /// Returns the maximum of edits of a draw with `known` distinct tokens in prompt and answer, and `stops` stop
+    /// tokens.
     pub fn edits_max(&self, known: usize, stops: usize, vocab: usize) -> usize {
         if self.rules.allowed.is_some() {
             return self.edits.len();
@@ -223,8 +222,8 @@ impl PreparedShaping {
         (self.edits.len() + self.long_words + penalised + stops).min(vocab)
     }
 
-    /// Appends the edits of a draw, sorted by token and without duplicates. Returns their range. `changes` is scratch.
-    /// O(edits), and O(n log n) if n tokens are penalised and some are forbidden.
+    /// Appends the edits of a draw by token, each token once; `changes` is scratch. O(edits), and O(n log n) if the
+    /// request penalises n tokens and forbids some.
     pub fn edits(
         &self,
         history: History<'_>,
@@ -255,7 +254,7 @@ impl PreparedShaping {
         Edits { start: start as u32, count: (edits.len() - start) as u32, only }
     }
 
-    /// Appends the penalties of the tokens of prompt and answer, sorted by token.
+    /// Appends the penalties of the tokens of prompt and answer, by token.
     fn penalties(&self, History { prompt, counts, .. }: History<'_>, changes: &mut Vec<Edit>) {
         let Shaping { repetition, frequency, presence, .. } = self.rules;
         let penalty = |(token, count): (u32, u32)| {
@@ -273,7 +272,7 @@ impl PreparedShaping {
     }
 }
 
-/// Merges edits and changes, both sorted by token, into `out`. `only`: omits changes of tokens without an edit.
+/// Appends edits joined with changes, both sorted by token. `only` drops changes of tokens without an edit.
 fn merge(mut edits: &[Edit], changes: &[Edit], only: bool, out: &mut Vec<Edit>) {
     for change in changes {
         let (before, rest) = edits.split_at(edits.partition_point(|e| e.token < change.token));
@@ -293,7 +292,7 @@ fn merge(mut edits: &[Edit], changes: &[Edit], only: bool, out: &mut Vec<Edit>) 
     out.extend_from_slice(edits);
 }
 
-/// Writes a draw's logits with its edits applied to `out`. `only`: tokens without an edit become -inf.
+/// Applies a draw's edits to its logits. O(edits), and O(vocabulary) if `only` is set.
 pub fn apply(edits: &[Edit], only: bool, logits: &[f32], out: &mut Vec<f32>) {
     out.clear();
     match only {
@@ -419,7 +418,7 @@ mod test {
         }
     }
 
-    /// `prepare` sorts a list as long as the vocabulary once. A draw copies the list, and sorts only its own changes.
+    /// A list as long as the vocabulary is prepared once: a draw copies it and sorts only the changes of its history.
     #[test]
     fn draws_sort_no_listed_token() {
         let allowed = Some((0..150_000).rev().collect());

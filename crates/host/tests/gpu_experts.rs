@@ -1,4 +1,4 @@
-//! Kernels of experts, biases and norms of outputs against their specification, where there is a GPU.
+//! Compares the kernels of experts, biases and norms of outputs with their specification, if there is a GPU.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -60,7 +60,7 @@ fn experts_of_each_token() {
         let x = numbers.vec(tokens * hidden, 1.0);
         let router = numbers.vec(experts * hidden, small);
         let router_bias = numbers.vec(experts, 0.5);
-        // Some sums are beyond the clamps.
+        // Some sums exceed the clamps.
         let up = numbers.vec(experts * hidden * 2 * width, 8.0 * small);
         let up_bias = numbers.vec(experts * 2 * width, 1.0);
         let down = numbers.vec(experts * width * hidden, 0.1);

@@ -1,4 +1,4 @@
-//! The kernels of matrix products against their specification, where there is a GPU.
+//! Compares the kernels of matrix products with their specification, if there is a GPU.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -118,7 +118,7 @@ fn gemm_products() {
                 twin::skinny(x, &weight[..matrices * outs * ins], norm, mode, y);
             }
             for way in GemmWay::all(outs, ins, tokens) {
-                // What lies past the end is not to be written.
+                // The kernel must not write past the end.
                 let guarded = [&before[..], &before[..8]].concat();
                 let d_y = buffer(&device, &guarded);
                 let (weight, x, y) = (d_weight.address(), d_x.address(), d_y.address());

@@ -1,5 +1,5 @@
-//! The model without pages generates the golden tokens. A failure here is a bug of the model. A failure in `golden.rs`
-//! alone is a bug of the serving loop or of the engine.
+//! The model without pages generates the golden tokens. A failure here is an error of the model; a failure only in
+//! `golden.rs` is not.
 
 mod common;
 

@@ -1,22 +1,22 @@
 //! The drafts of one stream: a tree of guesses that follow a token.
 
-/// The last token of a stream, which is number 0 and the root, and the guesses, each after its parent.
+/// A tree of tokens. Number 0 is the root, the last token of a stream. The others are guesses, each after its parent.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Drafts {
     tokens: Vec<u32>,
-    /// The number of each one's parent; the root is its own.
+    /// Number of each token's parent; the root is its own parent.
     parents: Vec<u32>,
 }
 
 impl Drafts {
-    /// Removes all, and sets the root.
+    /// Removes all guesses and sets the root.
     pub fn begin(&mut self, root: u32) {
         self.clear();
         self.tokens.push(root);
         self.parents.push(0);
     }
 
-    /// Removes all.
+    /// Removes the root and all guesses.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.parents.clear();
@@ -37,26 +37,27 @@ impl Drafts {
         self.tokens.get(1..).unwrap_or_default()
     }
 
-    /// Returns the number of each one's parent, the root first.
+    /// Returns the parent of each token, the root first.
     pub fn parents(&self) -> &[u32] {
         &self.parents
     }
 
-    /// Returns whether each is the child of the one before it.
+    /// Returns whether each guess is the child of the token before it.
     pub fn is_chain(&self) -> bool {
         self.parents.iter().zip(0_u32..).all(|(&parent, number)| parent == number.saturating_sub(1))
     }
 
-    /// Removes the last guesses, so that this many remain. Parents precede children, so none loses its parent.
+    /// Removes the last guesses, so that `guesses` remain. Parents precede children, so each remaining guess has its
+    /// parent.
     pub fn truncate(&mut self, guesses: usize) {
         self.tokens.truncate(guesses + 1);
         self.parents.truncate(guesses + 1);
     }
 
-    /// Adds the missing tokens of a path from the root, at most this many. O(its length x guesses).
-    pub fn add(&mut self, way: impl Iterator<Item = u32>, mut most: usize) {
+    /// Adds the missing tokens of a path from the root, at most `most`. O(length of the path x guesses).
+    pub fn add(&mut self, path: impl Iterator<Item = u32>, mut most: usize) {
         let mut at = 0;
-        for token in way {
+        for token in path {
             at = match self.child(at, token) {
                 Some(child) => child,
                 None if most == 0 => return,
@@ -70,7 +71,7 @@ impl Drafts {
         }
     }
 
-    /// Returns the guess of `token` that follows number `of`.
+    /// Returns the child of number `of` that guesses `token`.
     fn child(&self, of: u32, token: u32) -> Option<u32> {
         let behind = self.tokens.iter().zip(&self.parents).zip(0_u32..).skip(of as usize + 1);
         let mut fits = behind.filter(|&((&t, &parent), _)| (t, parent) == (token, of));
@@ -106,11 +107,11 @@ mod tests {
     #[test]
     fn ways_that_begin_alike_are_merged() {
         let mut drafts = tree();
-        assert_eq!(drafts.guesses(), [1, 2, 3, 4, 5], "of the last way there is room for one");
+        assert_eq!(drafts.guesses(), [1, 2, 3, 4, 5], "one token of the last path fits");
         assert_eq!(drafts.parents(), [0, 0, 1, 2, 1, 0]);
         assert!(!drafts.is_chain());
         drafts.add([1, 2, 3].into_iter(), 3);
-        assert_eq!(drafts.len(), 5, "all of it is there");
+        assert_eq!(drafts.len(), 5, "the whole path exists");
         drafts.truncate(3);
         assert!(drafts.is_chain());
         assert_eq!(drafts.guesses(), [1, 2, 3]);
@@ -130,6 +131,6 @@ mod tests {
         assert_eq!(branch([1, 2, 3, 9, 0, 0], 99), [0, 1, 2, 3]);
         assert_eq!(branch([1, 4, 0, 0, 9, 0], 99), [0, 1, 4]);
         assert_eq!(branch([5, 0, 0, 0, 0, 1], 99), [0, 5]);
-        assert_eq!(branch([1, 2, 3, 9, 0, 0], 2), [0, 1], "2 ends the text, and is sampled at 1");
+        assert_eq!(branch([1, 2, 3, 9, 0, 0], 2), [0, 1], "2 ends the text, and follows 1");
     }
 }

@@ -52,7 +52,7 @@ impl Mixture {
 }
 
 impl Forward {
-    /// Adds a bias to `tokens` rows at an address, if there is one.
+    /// Adds a bias to `tokens` rows at an address, if there is a bias.
     pub(super) fn add_bias(
         &self,
         device: &Device,

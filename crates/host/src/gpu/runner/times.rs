@@ -10,7 +10,7 @@ use super::GpuRunner;
 /// The time of a step on the device.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepTime {
-    /// Its tokens.
+    /// Tokens of the step.
     pub tokens: usize,
     /// Whether the step has one token of each stream, and drafts.
     pub decode: bool,

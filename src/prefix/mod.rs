@@ -29,6 +29,7 @@
 //!
 //! Not here: page states and memory. A call that removes pages appends them to the caller's buffer.
 
+mod ages;
 mod cells;
 mod chain;
 mod check;
@@ -56,6 +57,7 @@ use slotmap::{SecondaryMap, SlotMap};
 use crate::hash::Hashing;
 use crate::id::{NodeKey, PageId, PrefixLock, Scope, TokenId};
 use crate::memory::{OutOfMemory, reserved};
+use ages::Ages;
 use cells::Cells;
 use chain::Chain;
 use child_table::ChildTable;
@@ -116,6 +118,8 @@ pub struct PrefixTree {
     /// Index of a node among those that a [`SharedPrefixFinder`] has passed, if it is one of them.
     passed: RareColumn<u32>,
     order: Order<1>,
+    /// When each idle node became idle, where something else than nodes is evicted in that order.
+    ages: Option<Box<Ages>>,
     spans: SpanStore,
     children: ChildTable,
     /// Hashes of pages, if the config enables them.
@@ -185,6 +189,7 @@ impl PrefixTree {
             deferred_nodes: 0,
             passed: RareColumn::new(page_count)?,
             order: Order::new(),
+            ages: None,
             spans: SpanStore::new(page_count, page_size)?,
             children: ChildTable::new(page_count, hash_bits)?,
             chain: None,
@@ -256,6 +261,7 @@ impl PrefixTree {
         self.spans.prefault();
         self.children.prefault();
         self.chain.iter_mut().for_each(|chain| chain.prefault());
+        self.ages.iter_mut().for_each(|ages| ages.prefault());
         self.cells.iter_mut().for_each(|cells| cells.prefault());
         self.events.iter_mut().for_each(|events| events.prefault());
         self.scope.prefault();
@@ -346,6 +352,12 @@ impl PrefixTree {
             Some(parent) => self.usage[parent].child_count -= 1,
             None => self.release_names(self.scope[node].namespace),
         }
+    }
+
+    /// Returns how many of a node's first `entries` entries have pages on the device.
+    #[inline]
+    fn device_pages(&self, _node: NodeKey, entries: u32) -> u32 {
+        entries
     }
 
     /// A node's pages, in order, piece by piece.

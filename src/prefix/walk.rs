@@ -64,6 +64,7 @@ impl PrefixTree {
     }
 
     /// [`PrefixTree::match_prefix`] that also hands over the pages that match in group 0, in order, piece by piece.
+    #[inline]
     pub fn match_pages(
         &self,
         namespace: Namespace,

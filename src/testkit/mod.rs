@@ -22,6 +22,7 @@ pub mod replay;
 pub mod rng;
 pub mod shrink;
 pub mod spans;
+pub mod tiers;
 pub mod workload;
 
 pub use crate::memory::ask_for_huge_pages;

@@ -8,7 +8,10 @@ use bytemuck::{Pod, Zeroable};
 use super::{EngineConfig, EngineShape, PrefixMode};
 use crate::error::ConfigError;
 use crate::hash::Hashing;
-use crate::layout::{Capacity, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig, Scaling};
+use crate::layout::{
+    Capacity, GROUPS_MAX, GroupShape, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig,
+    Scaling,
+};
 
 /// Magic number of the byte form, with its version.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvshap01");
@@ -99,13 +102,15 @@ struct Words {
     host_pages: u64,
     stage_pages: u64,
     max_step_tokens: u64,
+    /// Of each group but group 0: 0, or 1 and its dtype and shape; and its sizes.
+    own_shapes: [[u64; 2]; GROUPS_MAX - 1],
 }
 
 impl EngineShape {
     /// Bytes of the byte form.
     pub const BYTES: usize = size_of::<Words>();
 
-    /// Returns the byte form: 41 little-endian words of 64 bits.
+    /// Returns the byte form: 47 little-endian words of 64 bits.
     ///
     /// | words | |
     /// |---|---|
@@ -126,14 +131,16 @@ impl EngineShape {
     /// | 30 to 37 | bit 0 of the group number of each of 256 layers, then bit 1 |
     /// | 38, 39 | `host_pages`, `stage_pages` |
     /// | 40 | `max_step_tokens` |
+    /// | 41 to 46 | for each group but group 0: its shape in two words |
     ///
-    /// Heads are those of the shape's rank. All ranks have the same number, so the same bytes open each rank's backend.
+    /// The words of a group with the pool's shape are 0. A group's own shape is 1 + 2 dtype + 8 times word 2, then
+    /// words 3 and 4 in 32 bits each. Heads are those of the shape's rank. All ranks have the same number, so the same
+    /// bytes open each rank's backend.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let Self { layout, table, .. } = self;
-        let (shape, sizes) = match layout.shape() {
-            KvShape::Heads { kv_heads, head_dim } => (0, [kv_heads, head_dim]),
-            KvShape::Latent { rank, rope } => (1, [rank, rope]),
-        };
+        let (shape, sizes) = sizes_of(layout.shape());
+        let mut groups = (0..layout.groups().count()).map(|group| layout.of_group(group));
+        let scaling = groups.find_map(|layout| layout.scaling());
         let labels = layout.planes().iter().find(|plane| plane.name == PlaneName::Labels);
         let words = Words {
             magic: MAGIC,
@@ -141,7 +148,7 @@ impl EngineShape {
             shape,
             sizes: sizes.map(u64::from),
             dtype: number(&DTYPES, layout.dtype()),
-            scaling: number(&SCALINGS, layout.scaling().unwrap_or_default()),
+            scaling: number(&SCALINGS, scaling.unwrap_or_default()),
             label_channels: labels.map_or(0, |labels| labels.elements.into()),
             page_size: layout.page_size().into(),
             page_count: layout.page_count().into(),
@@ -161,6 +168,7 @@ impl EngineShape {
             host_pages: layout.host_pages().into(),
             stage_pages: layout.stage_pages().into(),
             max_step_tokens: self.max_step_tokens.into(),
+            own_shapes: [1, 2, 3].map(|group| own_words(layout.groups().shape(group))),
         };
         let mut bytes = [0; Self::BYTES];
         bytes.copy_from_slice(bytemuck::bytes_of(&words));
@@ -183,15 +191,17 @@ impl EngineShape {
         }
         let sizes =
             [narrow("shape sizes", words.sizes[0])?, narrow("shape sizes", words.sizes[1])?];
-        let shape = match (words.shape, sizes) {
-            (0, [kv_heads, head_dim]) => KvShape::Heads { kv_heads, head_dim },
-            (1, [rank, rope]) => KvShape::Latent { rank, rope },
-            (value, _) => return Err(ShapeBytesError::Field { name: "shape", value }),
-        };
+        let shape = shape_of(words.shape, sizes)?;
+        let no_groups = ShapeBytesError::Field { name: "groups", value: words.groups[0] };
+        let mut groups = Groups::from_words(words.groups).ok_or(no_groups)?;
+        for (group, own) in (1..).zip(words.own_shapes) {
+            if let Some(GroupShape { shape, dtype }) = own_shape(own)? {
+                groups = groups.with_shape(group, shape, dtype).map_err(ShapeBytesError::Config)?;
+            }
+        }
         let pool = PoolConfig {
             layers: narrow("layers", words.layers)?,
-            groups: Groups::from_words(words.groups)
-                .ok_or(ShapeBytesError::Field { name: "groups", value: words.groups[0] })?,
+            groups,
             shape,
             dtype: one_of("dtype", &DTYPES, words.dtype)?,
             scaling: one_of("scaling", &SCALINGS, words.scaling)?,
@@ -232,6 +242,42 @@ impl EngineShape {
         let shape = config.shape().map_err(ShapeBytesError::Config)?;
         if shape.to_bytes() == bytes { Ok(shape) } else { Err(ShapeBytesError::Mixed) }
     }
+}
+
+/// Returns a shape's kind and sizes.
+fn sizes_of(shape: KvShape) -> (u64, [u32; 2]) {
+    match shape {
+        KvShape::Heads { kv_heads, head_dim } => (0, [kv_heads, head_dim]),
+        KvShape::Latent { rank, rope } => (1, [rank, rope]),
+    }
+}
+
+fn shape_of(kind: u64, sizes: [u32; 2]) -> Result<KvShape, ShapeBytesError> {
+    match (kind, sizes) {
+        (0, [kv_heads, head_dim]) => Ok(KvShape::Heads { kv_heads, head_dim }),
+        (1, [rank, rope]) => Ok(KvShape::Latent { rank, rope }),
+        (value, _) => Err(ShapeBytesError::Field { name: "shape", value }),
+    }
+}
+
+/// Returns the words of a group's own shape.
+fn own_words(own: Option<GroupShape>) -> [u64; 2] {
+    let Some(GroupShape { shape, dtype }) = own else { return [0; 2] };
+    let (kind, [first, second]) = sizes_of(shape);
+    let sizes = u64::from(first) | u64::from(second) << 32;
+    [1 | number(&DTYPES, dtype) << 1 | kind << 3, sizes]
+}
+
+fn own_shape([kind, sizes]: [u64; 2]) -> Result<Option<GroupShape>, ShapeBytesError> {
+    if [kind, sizes] == [0; 2] {
+        return Ok(None);
+    }
+    if kind & 1 == 0 || kind >> 3 > 1 {
+        return Err(ShapeBytesError::Field { name: "group shape", value: kind });
+    }
+    let shape = shape_of(kind >> 3, [sizes as u32, (sizes >> 32) as u32])?;
+    let dtype = one_of("dtype", &DTYPES, kind >> 1 & 3)?;
+    Ok(Some(GroupShape { shape, dtype }))
 }
 
 fn number<T: PartialEq>(all: &[T], one: T) -> u64 {

@@ -1,8 +1,9 @@
 //! `PoolConfig` from the `config.json` of a Hugging Face model.
 //!
 //! The model's name does not matter, only the layout of each token in every layer: as many heads of K as of V, of one
-//! length, or a latent row; and the layers that read a window or a chunk. An error names a field that describes another
-//! layout, or whose default depends on the model's class.
+//! length, or a latent row; and the layers that read a window or a chunk. Layers that read all tokens may have heads of
+//! another length or number. An error names a field that describes another layout, or whose default depends on the
+//! model's class.
 
 use std::fmt;
 
@@ -36,7 +37,7 @@ pub enum HfError {
         /// The valid values.
         wanted: &'static str,
     },
-    /// A field describes layers that store neither heads of K and V of one shape nor latent rows.
+    /// A field describes layers that store neither heads of K and V nor latent rows, or layers of no known kind.
     Unsupported {
         /// The field.
         field: Box<str>,
@@ -63,12 +64,10 @@ impl fmt::Display for HfError {
 impl std::error::Error for HfError {}
 
 /// Fields that describe layers of another layout, or of several layouts, unless they are absent, 0 or false.
-const OTHER_SHAPES: [&str; 15] = [
+const OTHER_SHAPES: [&str; 13] = [
     // Keys that select tokens, beside the latent rows.
     "index_head_dim",
     // Some layers have another shape.
-    "global_head_dim",
-    "num_global_key_value_heads",
     "block_configs",
     // Layers read the K and V of another layer.
     "num_kv_shared_layers",
@@ -107,7 +106,9 @@ impl PoolConfig {
     ///
     /// Layers are in groups if some read all tokens and others a window or a chunk. `layer_types`,
     /// `sliding_window_pattern` or `no_rope_layers` names these layers, and `sliding_window` and `attention_chunk_size`
-    /// the sizes. If all layers read one window, the pool keeps all tokens of all layers.
+    /// the sizes. If all layers read one window, the pool keeps all tokens of all layers. The layers that read all
+    /// tokens may have other heads (`global_head_dim`, and `num_global_key_value_heads` with `attention_k_eq_v`). These
+    /// heads are the pool's shape, and the other groups have [their own](Groups::with_shape).
     ///
     /// ```
     /// # use kvarena::*;
@@ -137,13 +138,9 @@ impl PoolConfig {
         fields.check_shape()?;
         let dtype = fields.dtype().or_else(|| whole.dtype());
         let layers = fields.size("num_hidden_layers")?;
-        Ok(Self {
-            layers,
-            groups: fields.groups(layers)?,
-            shape: fields.shape()?,
-            dtype: dtype.unwrap_or_else(|| Err(fields.missing("dtype")))?,
-            ..Self::default()
-        })
+        let (groups, shape) = (fields.groups(layers)?, fields.shape()?);
+        let dtype = dtype.unwrap_or_else(|| Err(fields.missing("dtype")))?;
+        fields.with_full_shape(Self { layers, groups, shape, dtype, ..Self::default() })
     }
 }
 
@@ -180,6 +177,36 @@ impl<'a> Fields<'a> {
             None => self.size("num_attention_heads")?,
         };
         Ok(KvShape::heads(kv_heads, self.head_dim()?))
+    }
+
+    /// Gives the layers that read everything their own heads, where they have some.
+    fn with_full_shape(&self, pool: PoolConfig) -> Result<PoolConfig, HfError> {
+        let KvShape::Heads { kv_heads, head_dim } = pool.shape else { return Ok(pool) };
+        let [of_dim, of_heads, gate] =
+            ["global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"];
+        let given = |name| self.get(name).filter(|value| is_set(value));
+        let Some(field) = [of_dim, of_heads].into_iter().find(|name| given(name).is_some()) else {
+            return Ok(pool);
+        };
+        let Some((_, kinds)) = self.kinds(pool.layers)? else {
+            return Err(self.unsupported(field, &self.map[field]));
+        };
+        let head_dim = given(of_dim).map_or(Ok(head_dim), |_| self.size(of_dim))?;
+        let kv_heads = match (given(of_heads), self.get(gate)) {
+            (Some(_), None) => return Err(self.missing(gate)),
+            (Some(_), Some(gate)) if is_set(gate) => self.size(of_heads)?,
+            _ => kv_heads,
+        };
+        let shape = KvShape::heads(kv_heads, head_dim);
+        if shape == pool.shape || !kinds.contains(&LAYER_TYPES[0]) {
+            return Ok(pool);
+        }
+        let mut groups = pool.groups;
+        for group in 1..groups.count() {
+            let own = groups.with_shape(group, pool.shape, pool.dtype);
+            groups = own.map_err(|_| self.unsupported(field, &self.map[field]))?;
+        }
+        Ok(PoolConfig { groups, shape, ..pool })
     }
 
     /// Returns whether layers store latent rows.

@@ -63,7 +63,19 @@ fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
         [Reach::All, Reach::Window(size), Reach::Chunk(1 << rng.below(14)), Reach::Window(1)];
     let count = rng.within(2, 4);
     let of: Vec<u8> = (0..layers).map(|_| rng.below(count) as u8).collect();
-    Groups::new(&reaches[..count as usize], &of).unwrap_or_default()
+    let mut groups = Groups::new(&reaches[..count as usize], &of).unwrap_or_default();
+    for group in 1..groups.count() {
+        let shape = match rng.below(4) {
+            0 => KvShape::heads(rng.within(1, 9) as u32, rng.within(1, 600) as u32),
+            1 => {
+                KvShape::Latent { rank: rng.within(1, 600) as u32, rope: rng.within(1, 70) as u32 }
+            }
+            _ => continue,
+        };
+        let dtype = rng.pick(&[KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3]);
+        groups = groups.with_shape(group, shape, dtype).expect("the group exists");
+    }
+    groups
 }
 
 fn random_shapes(rng: &mut Rng, count: usize) -> Vec<EngineShape> {
@@ -153,7 +165,7 @@ fn the_byte_forms_are_as_documented() {
         1,   // one group of layers
     ];
     // Host pages, staged pages, the most tokens of a step.
-    let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]);
+    let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]).chain([0; 6]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);
 
@@ -247,6 +259,11 @@ fn shapes_that_lie_are_refused_by_name() {
     assert_eq!(with(1, 0), Err(ShapeBytesError::Config(ConfigError::Zero { name: "layers" })));
     assert_eq!(with(26, 5), field("groups", 5));
     assert_eq!(with(26, 1 << 32 | 2), field("groups", 1 << 32 | 2));
+    assert_eq!(with(41, 2), field("group shape", 2));
+    assert_eq!(with(42, 1), field("group shape", 0));
+    assert_eq!(with(45, 1 | 2 << 3), field("group shape", 1 | 2 << 3));
+    let no_group = ConfigError::GroupShape { group: 2, groups: 1 };
+    assert_eq!(with(43, 1), Err(ShapeBytesError::Config(no_group)));
     for (word, value) in
         [(11, u32::MAX.into()), (13, u64::MAX), (14, 0), (12, 1), (15, 1 << 20), (27, 8), (37, 1)]
     {

@@ -37,7 +37,7 @@ impl Scales {
                 // If V consists of K's numbers, it has K's scales.
                 let v = if layout.is_latent() { PlaneName::KScales } else { PlaneName::VScales };
                 let planes = [PlaneName::KScales, v]
-                    .map(|name| layout.strides(name).expect("they are made"));
+                    .map(|name| layout.strides(name).expect("the pool has scales"));
                 assert_eq!(Strides { origin: planes[0].origin, ..planes[1] }, planes[0]);
                 Self::ByToken { pool, planes }
             }

@@ -1,5 +1,5 @@
-//! Attention over latent rows of 512 + 64, of bf16 and of fp8: decode with 16 and 128 heads, more than one new token,
-//! chunks of a prompt.
+//! Measures attention over latent rows of 512 + 64, in bf16 and in fp8: decode with 16 and 128 heads, several new
+//! tokens, chunks of a prompt.
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
@@ -17,7 +17,7 @@ use crate::timer::Timer;
 
 const RANK: u32 = 512;
 const ROW: u32 = 576;
-/// Layers that calls take turns over, and their slots: each is far larger than the L2 cache.
+/// Number of layers, which calls use in turn, and their slots: each layer is far larger than the L2 cache.
 const LAYERS: u32 = 4;
 const SLOTS: u32 = 1 << 19;
 
@@ -63,7 +63,7 @@ impl<'a> Bench<'a> {
         Ok(Self { noise, bytes, timer, cuda, q, out, step: 0, rng: Rng::new(5) })
     }
 
-    /// Times one batch of (new tokens, tokens); whether a few of its rows are right.
+    /// Times one batch of (new tokens, tokens). Returns also whether a few of its rows are correct.
     fn run(&mut self, lens: &[(u32, u32)], q_heads: u32) -> Outcome<(f64, bool)> {
         self.step += 1;
         let layout = *self.cuda.layout();
@@ -84,7 +84,7 @@ impl<'a> Bench<'a> {
         Ok((us, self.check(&batch, &attend)?))
     }
 
-    /// A row of the last layer.
+    /// Returns a row of the last layer.
     fn row(&self, slot: SlotId) -> impl Iterator<Item = f64> + use<'a> {
         let (layout, layer) = (self.cuda.layout(), LayerId::new(LAYERS - 1));
         let (noise, bytes) = (self.noise, self.bytes);
@@ -103,7 +103,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// A few (token, head) pairs of a few sequences in the last layer against float64.
+    /// Compares a few (token, head) pairs of a few sequences in the last layer with float64.
     fn check(&mut self, batch: &Batch, attend: &Attend) -> Outcome<bool> {
         let layout = *self.cuda.layout();
         let mut distance = Distance::default();
@@ -132,7 +132,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// (sequences, new tokens, tokens).
+/// Batches as (sequences, new tokens, tokens).
 const SHAPES: [(usize, u32, u32); 7] = [
     (1, 1, 8_192),
     (16, 1, 4_096),
@@ -143,12 +143,12 @@ const SHAPES: [(usize, u32, u32); 7] = [
     (1, 512, 8_192),
 ];
 
-/// Bytes of the rows are read once; where products take longer, the table's rate says less.
+/// The rate counts the bytes of the rows once. If a case is compute-bound, the rate is no bound of memory.
 pub fn mla(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     of_capability(gpu, &[64, 1], None, report)
 }
 
-/// The same with the kernels that other devices get, on pages of 64.
+/// Measures the kernels of other devices, on pages of 64.
 pub fn mla_general(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     of_capability(gpu, &[64], Some(80), report)
 }

@@ -1,4 +1,4 @@
-//! Decode and extend attention over random pages.
+//! Measures decode and extend attention over random pages.
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
@@ -15,15 +15,15 @@ use crate::timer::Timer;
 
 const HEAD_DIM: u32 = 128;
 
-/// How calls are timed: in a graph, or launched one by one.
+/// Timing of calls: in a graph, or launched one by one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Graph,
     Row,
 }
 
-/// A pool filled with noise, and rows for q and out. Consecutive calls use different layers; all layers together have
-/// as many slots as the baselines have in one, from which those take another random set of pages each turn.
+/// A pool filled with noise, and rows for q and out. Calls use the layers in turn. All layers together have as many
+/// slots as the baselines have in one layer; the baselines use another random set of pages in each turn.
 struct Bench<'a> {
     noise: &'a Noise,
     timer: Timer,
@@ -48,7 +48,7 @@ impl<'a> Bench<'a> {
         Self::with_spans(gpu, noise, (shape, page_size, layout), (layers, slots), false)
     }
 
-    /// Where spans may be read once, or each row reads by itself.
+    /// Creates the bench. `once` allows reading spans once; otherwise each row is read separately.
     fn with_spans(
         gpu: &Gpu,
         noise: &'a Noise,
@@ -68,15 +68,14 @@ impl<'a> Bench<'a> {
         Ok(Self { noise, timer, cuda, q, out, layers, spans, step: 0, rng: Rng::new(5) })
     }
 
-    /// Times one batch, given the new tokens and all tokens of each row. Returns microseconds, and whether a sample of
-    /// the output is right.
+    /// Times one batch. Returns also whether a few of its rows are correct.
     fn run(&mut self, lens: &[(u32, u32)], q_heads: u32, how: How) -> Outcome<(f64, bool)> {
         let forest = Forest::alone(lens.iter().map(|len| len.1));
         let new_lens: Vec<u32> = lens.iter().map(|len| len.0).collect();
         self.run_forest(&forest, &new_lens, q_heads, how)
     }
 
-    /// Times one batch whose rows share spans.
+    /// Times a batch whose rows share spans.
     fn run_forest(
         &mut self,
         forest: &Forest,
@@ -206,12 +205,12 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns a forest of `rows` rows. All share `len` tokens, and each has `own` tokens of its own.
+/// Returns rows that all share `shared` tokens, each with `own` of its own.
 fn alike(rows: usize, len: u32, own: u32) -> Forest {
     Forest { spans: vec![(0..rows, len)], own: vec![own; rows] }
 }
 
-/// What is compared with others' reads of shared prefixes.
+/// Cases that other engines' reads of shared prefixes are compared with.
 pub fn forests() -> [(&'static str, Forest); 4] {
     let mut tree = alike(64, 4_096, 256);
     tree.spans.extend((0..8).map(|group| (8 * group..8 * group + 8, 4_096)));
@@ -223,7 +222,7 @@ pub fn forests() -> [(&'static str, Forest); 4] {
     ]
 }
 
-/// A few new tokens a row, as when drafts are verified, over shared prefixes: as [`shared`].
+/// Measures a few new tokens a row, as in the verification of drafts, over shared prefixes: see [`shared`].
 pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let heads = (KvShape::heads(8, HEAD_DIM), 16, Layout::LayerFirst);
@@ -249,7 +248,7 @@ pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Decode over shared prefixes. Each case runs twice: each span is read once, or each row reads its own pages.
+/// Measures decode over shared prefixes: spans read once and each row read separately, in turn.
 pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let [first, second, third, tree] = forests();
     let forests = [
@@ -274,7 +273,7 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
             let tokens: u32 = forest.own.iter().sum::<u32>()
                 + forest.spans.iter().map(|span| span.1).sum::<u32>();
             let bytes = Rate::Bytes(f64::from(tokens) * f64::from(8 * head_dim * 4));
-            // Without it where that is 128, as in the other sections.
+            // Cases of head_dim 128 have no suffix, as in the other sections.
             let of = if head_dim == 128 { String::new() } else { format!(" d{head_dim}") };
             let case = format!("{name}{of}");
             for (kind, bench) in [("flat", &mut flat), ("spans once", &mut once)] {
@@ -286,7 +285,7 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// A few new tokens a row, as when drafts are verified.
+/// Measures a few new tokens a row, as in the verification of drafts.
 pub fn short_queries(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     for (page_size, layout) in &LAYOUTS[..2] {
@@ -332,11 +331,11 @@ pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Layouts of the pool, at which page size.
+/// Layouts of the pool, with their page size.
 const LAYOUTS: [(u32, Layout); 3] =
     [(16, Layout::LayerFirst), (1, Layout::LayerFirst), (16, Layout::PageFirst)];
 
-/// How a case names its layout.
+/// Returns the suffix of a case for its layout.
 fn of(page_size: u32, layout: Layout) -> String {
     let layout = if layout == Layout::PageFirst { " PageFirst" } else { "" };
     format!("page{page_size}{layout}")

@@ -1,5 +1,5 @@
-//! fp8 pools with static scales and with scales by token, compared with bf16 pools: decode, extend, store and shared
-//! prefixes. All pools are `LayerFirst`.
+//! Measures pools of fp8, with static scales and scales by token, and of bf16: decode, extend, store, shared prefixes.
+//! The layout is LayerFirst.
 
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
@@ -21,7 +21,7 @@ const HEAD_DIM: u32 = 128;
 const KV_HEADS: u32 = 8;
 const Q_HEADS: u32 = 32;
 
-/// The element type of a pool; for fp8, also the kind of its scales.
+/// Elements of a pool.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Bf16,
@@ -58,7 +58,7 @@ impl Kind {
     }
 }
 
-/// Random bytes of E4M3 without NaN, and random scales. Both are repeated through device memory, as [`Noise`] is.
+/// Random bytes of fp8, and scales of tokens, repeated through device memory like [`Noise`].
 pub struct Fp8Noise {
     bytes: (Vec<u8>, DeviceBuffer),
     scales: (Vec<f32>, DeviceBuffer),
@@ -67,7 +67,7 @@ pub struct Fp8Noise {
 impl Fp8Noise {
     pub fn new(gpu: &Gpu) -> Outcome<Self> {
         let mut rng = Rng::new(43);
-        // E4M3 numbers from -11 to 11.
+        // Magnitudes up to 12, with both signs.
         let bytes: Vec<u8> =
             (0..24_000_008).map(|_| rng.below(0x54) as u8 | (rng.below(2) as u8) << 7).collect();
         let scales: Vec<f32> =
@@ -76,20 +76,20 @@ impl Fp8Noise {
         Ok(Self { bytes: (bytes, on_gpu.0), scales: (scales, on_gpu.1) })
     }
 
-    /// Returns the number that byte `at` of the pool encodes.
+    /// Returns the value of a byte of the pool.
     pub fn number(&self, at: u64) -> f64 {
         let all = &self.bytes.0;
         value(all[(at % all.len() as u64) as usize])
     }
 
-    /// Returns the scale that is `at` bytes behind the start of the first plane of scales.
+    /// Returns the scale that is `bytes` bytes after the begin of its plane.
     pub fn scale(&self, at: u64) -> f32 {
         let all = &self.scales.0;
         all[(at / 4 % all.len() as u64) as usize]
     }
 
-    /// Fills a pool: planes of scales with scales, the rotary plane of latent rows with `rope`, and other planes with
-    /// bytes.
+    /// Fills a pool: scales in their planes, if any, `rope` noise in the unquantised part of latent rows, and bytes
+    /// elsewhere.
     pub fn fill(&self, cuda: &Cuda, rope: &Noise) -> Outcome<()> {
         let (layout, pool) = (cuda.layout(), cuda.pool());
         repeat(&self.bytes.1, pool.address(), pool.bytes());
@@ -103,7 +103,7 @@ impl Fp8Noise {
     }
 }
 
-/// Fills `bytes` bytes at `target` with repeated copies of `source`.
+/// Fills memory with copies of `source`.
 fn repeat(source: &DeviceBuffer, target: u64, bytes: u64) {
     for at in (0..bytes).step_by(source.bytes() as usize) {
         let count = (bytes - at).min(source.bytes());
@@ -150,8 +150,7 @@ impl<'a> Bench<'a> {
         Ok(Self { noise, scales, timer, cuda, q, out, layers, step: 0, rng: Rng::new(5) })
     }
 
-    /// Times one batch, given the new tokens and all tokens of each row. Returns microseconds, and whether a sample of
-    /// the output is right.
+    /// Times one batch of new and all tokens. Returns also whether a few of its rows are correct.
     fn run(&mut self, lens: &[(u32, u32)]) -> Outcome<(f64, bool)> {
         let forest = Forest::alone(lens.iter().map(|len| len.1));
         let new_lens: Vec<u32> = lens.iter().map(|len| len.0).collect();
@@ -191,7 +190,7 @@ impl<'a> Bench<'a> {
         Ok((us, self.check(&batch, &attend, set_bytes)?))
     }
 
-    /// Returns one head's K or V at a slot, in float64.
+    /// Returns one head's K or V at a slot.
     fn stored(&self, plane: PlaneName, layer: LayerId, slot: SlotId, head: u32) -> Vec<f64> {
         let layout = self.cuda.layout();
         let at = layout.row(plane, layer, slot).expect("the pool has the plane").start;
@@ -252,7 +251,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Runs the parts that `parts` selects, in this order: decode, extend, store, shared prefixes.
+/// Measures the requested parts: decode, extend, store and shared prefixes.
 pub fn run(gpu: &Gpu, parts: [bool; 4], report: &mut Report) -> Outcome<()> {
     let noise = (Noise::new(gpu)?, Fp8Noise::new(gpu)?);
     let noise = (&noise.0, &noise.1);
@@ -298,7 +297,7 @@ fn extend(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
     Ok(())
 }
 
-/// Decode over shared prefixes. Each case runs twice: each row reads its own pages, then each span is read once.
+/// Measures decode over shared prefixes: each row read separately and spans read once, in turn.
 fn shared(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
     let plain = [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf())];
     let plain = plain.map(|(name, own)| (name, Forest::alone(own)));
@@ -327,7 +326,7 @@ fn shared(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
     Ok(())
 }
 
-/// Stores bf16 rows into each kind of pool.
+/// Stores rows of bf16 into each kind of pool.
 fn store(gpu: &Gpu, (noise, _): (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
     let (tokens, slots, sets) = (65_536_u32, 349_520, 3);
     for (page_size, (kind, name)) in [1, 16].into_iter().flat_map(|p| KINDS.map(|kind| (p, kind))) {
@@ -352,8 +351,7 @@ fn store(gpu: &Gpu, (noise, _): (&Noise, &Fp8Noise), report: &mut Report) -> Out
             cuda.store_cache(&batch.plan(), layer, k.rows(at, None), v.rows(at, None))
         })?;
         cuda.end(StepEnd::Complete(batch.plan().step()));
-        // The row is always right here, because tests compare the stored bytes. A token reads 4,096 bytes of K and V,
-        // and a slot of 4 bytes.
+        // The tests compare the stored bytes; the rate counts the bytes read and written.
         let written = pool.page_bytes() as f64 / f64::from(sets * page_size);
         let bytes = f64::from(tokens) * (4_100.0 + written);
         let case = format!("store T{tokens} page{page_size}");

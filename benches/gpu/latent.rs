@@ -1,5 +1,5 @@
-//! Attention over latent rows of 512 + 64 numbers, in bf16 and fp8, with 16 and 128 heads: decode, several new tokens
-//! in a row, and a chunk of a prompt.
+//! Measures attention over latent rows of 512 + 64, in bf16 and in fp8: decode with 16 and 128 heads, several new
+//! tokens, chunks of a prompt.
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
@@ -17,7 +17,7 @@ use crate::timer::Timer;
 
 const RANK: u32 = 512;
 const ROW: u32 = 576;
-/// Consecutive calls use different layers, so that no call finds its rows in the L2 cache: a layer is far larger.
+/// Number of layers, which calls use in turn, and their slots: each layer is far larger than the L2 cache.
 const LAYERS: u32 = 4;
 const SLOTS: u32 = 1 << 19;
 
@@ -63,8 +63,7 @@ impl<'a> Bench<'a> {
         Ok(Self { noise, fp8_noise, timer, cuda, q, out, step: 0, rng: Rng::new(5) })
     }
 
-    /// Times one batch, given the new tokens and all tokens of each row. Returns microseconds, and whether a sample of
-    /// the output is right.
+    /// Times one batch of (new tokens, tokens). Returns also whether a few of its rows are correct.
     fn run(&mut self, lens: &[(u32, u32)], q_heads: u32) -> Outcome<(f64, bool)> {
         self.step += 1;
         let layout = *self.cuda.layout();
@@ -85,7 +84,7 @@ impl<'a> Bench<'a> {
         Ok((us, self.check(&batch, &attend)?))
     }
 
-    /// Returns the numbers of the row at a slot of the last layer, in float64.
+    /// Returns a row of the last layer.
     fn row(&self, slot: SlotId) -> impl Iterator<Item = f64> + use<'a> {
         let (layout, layer) = (self.cuda.layout(), LayerId::new(LAYERS - 1));
         let (noise, fp8_noise) = (self.noise, self.fp8_noise);
@@ -105,7 +104,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Compares a (token, head) pair of three sequences in the last layer with float64.
+    /// Compares a few (token, head) pairs of a few sequences in the last layer with float64.
     fn check(&mut self, batch: &Batch, attend: &Attend) -> Outcome<bool> {
         let layout = *self.cuda.layout();
         let mut distance = Distance::default();
@@ -134,7 +133,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Sequences, and the new tokens and all tokens of each.
+/// Batches as (sequences, new tokens, tokens).
 const SHAPES: [(usize, u32, u32); 7] = [
     (1, 1, 8_192),
     (16, 1, 4_096),
@@ -145,13 +144,12 @@ const SHAPES: [(usize, u32, u32); 7] = [
     (1, 512, 8_192),
 ];
 
-/// Times attention over latent rows. The rate counts the bytes of each row once, so it says little about compute-bound
-/// cases.
+/// The rate counts the bytes of the rows once. If a case is compute-bound, the rate is no bound of memory.
 pub fn mla(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     run_cases(gpu, &[64, 1], None, report)
 }
 
-/// Times attention over latent rows with the kernels of compute capability 8.0, on pages of 64 tokens.
+/// Measures the kernels of other devices, on pages of 64.
 pub fn mla_general(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     run_cases(gpu, &[64], Some(80), report)
 }

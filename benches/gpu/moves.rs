@@ -1,4 +1,4 @@
-//! store_cache and page copies.
+//! Measures store_cache and page copies.
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, Gpu, HostPages};
 use kvarena::testkit::rng::Rng;
@@ -17,7 +17,7 @@ const ROW: u64 = 2048;
 pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     for (counts, slots, layers) in
-        // 4 GiB of slots in all layers together, as the baselines have in one.
+        // 4 GiB of slots in all layers together, as the baselines have in one layer.
         [
             (&[1_u32, 16, 256][..], 1 << 14, 64),
             (&[4_096][..], 116_496, 9),
@@ -58,7 +58,7 @@ pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Whether some slots of the last set's layer hold their rows.
+/// Returns whether some slots of the last set's layer contain their rows.
 fn stored(cuda: &Cuda, batch: &Batch, layer: u32, bytes: u64, noise: &Noise) -> Outcome<bool> {
     let (layout, memory) = (cuda.layout(), cuda.pool());
     let tokens = batch.slots.len();
@@ -139,7 +139,7 @@ pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// A page's bytes, piece by piece.
+/// Returns a page's bytes, piece by piece.
 fn page(cuda: &Cuda, id: PageId) -> Outcome<Vec<u8>> {
     let (layout, memory) = (cuda.layout(), cuda.pool());
     let mut bytes = Vec::new();

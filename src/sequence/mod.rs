@@ -64,9 +64,9 @@ pub struct SequenceTable {
     max: u32,
     rows: SlotMap<SeqKey, Sequence>,
     free_rows: Vec<RowId>,
-    /// Plans made so far, the refused ones included: the number that finds a sequence named twice.
-    plans: u64,
     /// Number of plans, including rejected ones. It detects a sequence that a plan names twice.
+    plans: u64,
+    /// Cuts of each row's tokens.
     cuts: Vec<Cuts>,
     stores: Stores,
 }

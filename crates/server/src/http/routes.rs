@@ -146,7 +146,7 @@ struct Talk {
     answer: Answer,
     ticket: Ticket,
     is_over: bool,
-    /// Returns whether tokens are streamed.
+    /// Whether tokens are streamed.
     stream: bool,
     entry: Option<Entry>,
 }

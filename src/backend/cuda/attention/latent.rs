@@ -47,7 +47,7 @@ pub(in crate::backend::cuda) fn kernels(of: &Selection) -> Vec<&'static Kernel> 
     }
 }
 
-/// CTAs of a kernel whose work is split. The number is even, because a cluster has two CTAs.
+/// Returns the number of CTAs of a kernel whose work is split. It is even, because a cluster has two CTAs.
 fn ctas(gpu: &Gpu) -> u32 {
     (gpu.multiprocessors() & !1).max(2)
 }
@@ -55,7 +55,7 @@ fn ctas(gpu: &Gpu) -> u32 {
 /// One variant of attention over latent rows of 16 bits.
 #[derive(Debug)]
 struct Variant {
-    /// Query heads, and window (0: none).
+    /// Query heads, and window (0 for none).
     key: (u32, u32),
     kernels: [&'static Kernel; 2],
     split: LatentSplit,
@@ -204,7 +204,7 @@ impl LatentVariants {
     }
 }
 
-/// The extra parameters of kernels over fp8.
+/// Returns the extra parameters of kernels over fp8.
 fn extra(pool: &Pool, layer: LayerId) -> ExtraParams {
     let (scales, rope) = (pool.scales(layer), pool.rope(layer).unwrap_or_default());
     ExtraParams { scales, rope, ..ExtraParams::default() }

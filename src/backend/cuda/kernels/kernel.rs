@@ -152,27 +152,27 @@ impl Kernel {
         self
     }
 
-    /// The entry's name.
+    /// Returns the entry's name.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The name of its text, which may have other entries.
+    /// Returns the name of the kernel's text, which may have other entries.
     pub fn text(&self) -> &'static str {
         self.text
     }
 
-    /// The archive of its text.
+    /// Returns the archive of the kernel's text.
     pub fn archive(&self) -> &'static Archive {
         self.archive
     }
 
-    /// Threads of a CTA: the most, or for a kernel of attention the exact number.
+    /// Returns the threads of a CTA: the maximum, or for a kernel of attention the exact number.
     pub fn threads(&self) -> u32 {
         self.threads
     }
 
-    /// Bytes of dynamic shared memory of a CTA, at most.
+    /// Returns the maximum of dynamic shared memory of a CTA, in bytes.
     pub fn shared(&self) -> u32 {
         self.shared
     }
@@ -182,7 +182,7 @@ impl Kernel {
         self.sm90a
     }
 
-    /// Returns whether the kernel itself waits for earlier work on a device of this compute capability.
+    /// Returns whether the kernel waits by itself on such a device.
     pub fn waits(&self, capability: u32) -> bool {
         self.pdl && capability >= 90
     }
@@ -196,7 +196,7 @@ impl Kernel {
         self.extra
     }
 
-    /// Returns whether the kernel supports draft trees.
+    /// Returns whether the kernel supports trees of drafts.
     pub(in super::super) fn has_trees(&self) -> bool {
         self.trees
     }

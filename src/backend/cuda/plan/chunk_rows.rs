@@ -23,7 +23,7 @@ fn sizes(layout: &PoolLayout) -> impl Iterator<Item = u32> + use<'_> {
 /// Returns the pieces of a step of these numbers of tokens and rows, empty ones included. They depend on nothing else,
 /// so that graphs can read them.
 pub(in crate::backend::cuda) fn count(size: u32, tokens: usize, rows: usize) -> usize {
-    // Of its pieces only a row's first and last may be short.
+    // Only the first and last piece of a row may be short.
     rows + rows.min(tokens / 2) + tokens / size as usize
 }
 

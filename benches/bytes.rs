@@ -1,16 +1,16 @@
-//! Bookkeeping bytes of a prefix tree that is full, and of its pages' states: from the structures' own sizes, and as
-//! the system measures them.
+//! Bookkeeping bytes of a full prefix tree and of its pages' states: computed from the structures' sizes, and measured
+//! by the system.
 //!
 //! ```text
 //! cargo bench --bench bytes
 //! ```
 //!
 //! live      nodes, child entries, places and extents in use, by their sizes
-//! resident  memory that the process has touched for the tree and the pool, by /proc/self/statm, nothing touched ahead
-//! reserved  memory that the process has asked for, whatever the tree holds: room for a node a page
+//! resident  memory that the process has touched for the tree and the pool, by /proc/self/statm, without prefault
+//! reserved  memory that the process has allocated for any contents: a node for each page
 //!
-//! The tree holds 10,000 sequences of 2,048 tokens (512 of 32 shared prompts), or leaves of 256 tokens, and all
-//! of the pool's pages but a few that are shared by chance. Linux only: elsewhere what is measured stands as 0.
+//! The tree contains 10,000 sequences of 2,048 tokens (512 of 32 shared prompts), or leaves of 256 tokens, and all
+//! pages of the pool except a few that match by chance. On systems other than Linux the measured columns are 0.
 
 mod cases;
 
@@ -23,7 +23,7 @@ use kvarena::page::PagePool;
 use kvarena::prefix::PrefixTree;
 
 fn main() {
-    // `cargo test --benches` and `--list` have nothing to run here.
+    // `cargo test --benches` and `--list` run no case here.
     if std::env::args().any(|arg| arg == "--test" || arg == "--list") {
         return;
     }
@@ -54,7 +54,7 @@ fn main() {
     }
 }
 
-/// A line: fills a tree of `page_count` pages with sequences.
+/// Measures a line: fills a tree of `page_count` pages with sequences.
 fn report(
     name: &str,
     page_size: u32,
@@ -82,7 +82,7 @@ fn report(
     println!("{:>12}{a_page:>12.2}", PrefixTree::BYTES_PER_NODE);
 }
 
-/// What the process has of the system, in bytes.
+/// Memory of the process in bytes.
 #[derive(Default)]
 struct Memory {
     reserved: u64,

@@ -1,7 +1,8 @@
-//! Runs one case for a profiler: `instructions CASE PAGE_SIZE CALLS`. All that is to be counted happens below
-//! `measured`. Without a case it lists them. `benches/instructions.sh` counts their instructions by callgrind.
+//! Runs one case for a profiler: `instructions CASE PAGE_SIZE CALLS`. The counted code runs below `measured`. Without a
+//! case it lists the cases. `benches/instructions.sh` counts their instructions with callgrind.
 //!
-//! Most trees are ten times smaller than in the table, so that callgrind can build them; what a call does is the same.
+//! Most trees are ten times smaller than in the table, so that callgrind can build them; the work of a call is the
+//! same.
 
 mod cases;
 
@@ -107,7 +108,7 @@ fn run(case: &str, page_size: u32, calls: usize) {
                 decode.prepare();
                 let mut step = None;
                 measured(1, &mut || step = Some(decode.plan()));
-                decode.rest(step.expect("it was planned"));
+                decode.rest(step.expect("the step is planned"));
             }
         }
         "step" => {
@@ -118,7 +119,7 @@ fn run(case: &str, page_size: u32, calls: usize) {
             }
         }
         "replay" => {
-            // Calls are requests: all of them, since they are no equals.
+            // Calls are requests; all of them run, because they differ.
             let chats = work::Chats::large();
             assert_eq!(calls, chats.requests.len());
             let mut cache = chats::cache(page_size);
@@ -167,6 +168,6 @@ fn nested(kind: &str, rows: u32, calls: usize) {
         }
         let mut step = None;
         measured(1, &mut || step = Some(nested.plan()));
-        nested.rest(step.expect("it was planned"));
+        nested.rest(step.expect("the step is planned"));
     }
 }

@@ -1,4 +1,4 @@
-//! The page pool: 128 pages taken and given back, in a pool that is half full and fragmented.
+//! The page pool: 128 pages allocated and freed, in a fragmented pool that is half full.
 
 mod cases;
 

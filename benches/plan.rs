@@ -1,4 +1,4 @@
-//! The plan of a decode step: one token for each of a batch of sequences. Its cost grows with the batch, not with the
+//! The plan of a decode step: one token for each sequence of a batch. Its cost grows with the batch, not with the
 //! context.
 
 mod cases;
@@ -15,7 +15,7 @@ fn main() {
     divan::main();
 }
 
-/// Page size and tokens cached of each sequence.
+/// Page size and cached tokens of each sequence.
 const CASES: [(u32, u32); 3] = [(1, 4096), (16, 4096), (16, 65_536)];
 
 #[divan::bench(args = CASES, sample_size = 1)]

@@ -1,4 +1,4 @@
-//! The prefix tree: hit, miss, insert, the cycle of a request, evict; and beside them the floor of the same bytes.
+//! The prefix tree: hit, miss, insert, the cycle of a request, evict, and the floor of the same bytes for each.
 
 mod cases;
 
@@ -43,7 +43,7 @@ fn miss(bencher: Bencher<'_, '_>, page_size: u32) {
 #[divan::bench(args = [1, 16], sample_count = 10, sample_size = SAMPLE)]
 fn insert(bencher: Bencher<'_, '_>, page_size: u32) {
     let insert = RefCell::new(Insert::new(page_size, SEQUENCES));
-    // A round first: it touches memory that nobody has touched.
+    // The first round touches new memory.
     (0..ROUND).for_each(|_| insert.borrow_mut().call());
     let room = || {
         if insert.borrow().room() < SAMPLE as usize {

@@ -1,4 +1,4 @@
-//! All cases in one table: median, floor of the same bytes in the same run, their ratio, and what we go for.
+//! All cases in one table: median, floor of the same bytes in the same run, their ratio, and the goal.
 //!
 //! ```text
 //! cargo bench --bench targets                    the table
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Times are of one thread, medians over runs of many calls. Other work on the machine makes them larger. The floor of
-//! a hit, an insert and a replayed request is the comparing and copying of their bytes, that of an eviction the reading
-//! of a leaf's columns and the copying of its page ids, from slabs as large as the tree's.
+//! a hit, an insert and a replayed request is the comparison and copy of their bytes. The floor of an eviction reads a
+//! leaf's columns and copies its page ids, from slabs as large as the tree's.
 
 mod cases;
 
@@ -29,11 +29,11 @@ use serde::Serialize;
 struct Row {
     case: String,
     page_size: u32,
-    /// Nanoseconds, or bytes where the case says so.
+    /// Nanoseconds, or bytes in a case of bytes.
     ns: f64,
     floor_ns: Option<f64>,
     ratio: Option<f64>,
-    /// What we go for, on the machine where the peers were measured.
+    /// Goal, on the machine on which the peers were measured.
     target: Option<f64>,
 }
 
@@ -45,7 +45,7 @@ struct Table {
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --benches` and `--list` have nothing to run here.
+    // `cargo test --benches` and `--list` run no case here.
     if args.iter().any(|arg| arg == "--test" || arg == "--list") {
         return;
     }
@@ -135,7 +135,7 @@ fn hits(table: &mut Table, page_size: u32) {
         let mut floor = HitFloor::new(work::SEQUENCES, rotation, page_size);
         hit.check();
         assert_eq!(floor.call(), hit.call(), "the floor copies the same pages");
-        // A whole rotation first, so that hot is hot.
+        // A whole rotation first, so that the hot case is hot.
         let warm = |call: &mut dyn FnMut()| (0..rotation).for_each(|_| call());
         warm(&mut || _ = hit.call());
         let ns = median_ns(300, 64, || _ = black_box(hit.call()));
@@ -165,7 +165,7 @@ fn inserts(table: &mut Table, page_size: u32) {
             insert.read_next(CALLS);
             samples.push(median_ns(1, CALLS, || insert.call()));
         }
-        // What is in caches is the same before either.
+        // The contents of the caches are the same before both.
         insert.restore();
         for _ in 0..ROUND / CALLS {
             floor.read_next(CALLS);
@@ -220,7 +220,7 @@ fn evictions(table: &mut Table, page_size: u32) {
                 samples.push(median_ns(1, SAMPLE, || evict.call()));
                 evict.empty_list();
             }
-            // What is in caches is the same before either.
+            // The contents of the caches are the same before both.
             evict.restore();
             for _ in 0..calls / SAMPLE {
                 floor_samples.push(median_ns(1, SAMPLE, || floor.call()));
@@ -242,7 +242,7 @@ fn plans(table: &mut Table, page_size: u32) {
         let one = plan_ns(&mut decode);
         table.row(&case, page_size, one, None, 10_000.0);
         for tracks in [2, 4].into_iter().filter(|_| kv_len == 4096) {
-            // A track costs at most 0.3 of a plan of one track.
+            // A track adds at most 0.3 of a plan of one track.
             let ns = plan_ns(&mut Decode::with_tracks(page_size, 256, kv_len, tracks));
             let target = one * (1.0 + 0.3 * f64::from(tracks - 1));
             table.row(&format!("{case}, {tracks} tracks"), page_size, ns, None, target);
@@ -263,7 +263,7 @@ fn plan_ns(decode: &mut Decode) -> f64 {
         decode.prepare();
         let mut step = None;
         let ns = median_ns(1, 1, || step = Some(decode.plan()));
-        decode.rest(step.expect("it was planned"));
+        decode.rest(step.expect("the step is planned"));
         ns
     });
     median(plans.collect())
@@ -293,7 +293,8 @@ fn replay(table: &mut Table, page_size: u32) {
             let mut cache = chats::cache(page_size);
             let mut served = chats::Served::default();
             let ns = median_ns(1, 1, || served = chats::serve(&chats, &mut cache));
-            // At page size 1 the exact figure came from a leaf LRU, which is not quite a page LRU.
+            // At page size 1 the reference figure comes from an LRU of leaves, which differs slightly from an LRU of
+            // pages.
             let tolerance = pick(page_size, 0.003, 0.000_05);
             let off = (served.hit_rate() - hit_rate).abs();
             assert!(off <= tolerance, "hit rate {} is not {hit_rate}", served.hit_rate());

@@ -1,9 +1,9 @@
-//! A complete host in one file, to copy from: admission, chunked prefill, decode, preemption, attention on the CPU.
+//! A complete host in one file, to copy: admission, chunked prefill, decode, preemption, attention on the CPU.
 //!
 //! Twelve chats share a system prompt and a pool that is too small for all of them. The model has no weights: a token's
-//! vector is a hash, and two layers of attention mix the vectors. The tokens depend on every K and V before them, so
-//! one wrong page changes the output. At the end, a host without a cache serves each chat alone, and the program
-//! compares the tokens.
+//! vector is a hash, and two layers of attention mix the vectors. The tokens depend on every earlier K and V, so one
+//! wrong page changes the output. At the end, a host without a cache serves each chat alone, and the program compares
+//! the tokens.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ const HEAD_DIM: usize = 8;
 const HIDDEN: usize = 2 * HEAD_DIM; // two query heads share one kv head
 const VOCABULARY: u32 = 500;
 const OUTPUT: u32 = 40; // tokens to generate for each prompt
-const STEP_TOKENS: u32 = 48; // a step computes no more, so longer prompts are prefilled in chunks
+const STEP_TOKENS: u32 = 48; // maximum tokens of a step; longer prompts are prefilled in chunks
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -24,16 +24,16 @@ type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 struct Chat {
     id: usize,
     seq: SeqKey,
-    /// The number of tokens, prompt included, at which the sequence finishes.
+    /// Number of tokens, including the prompt, at which the sequence finishes.
     end: u32,
 }
 
 struct Host {
     engine: Engine<Cpu>,
     scratch: StepScratch,
-    /// Each request's id and prompt, in the order of arrival.
+    /// Id and prompt of each request, in the order of arrival.
     waiting: VecDeque<(usize, Vec<TokenId>)>,
-    /// Oldest first. The first `running` ones run, the others are preempted.
+    /// Admitted requests, oldest first. The first `running` ones run; the others are preempted.
     admitted: Vec<Chat>,
     running: usize,
     /// All tokens of each finished request, by id.
@@ -101,7 +101,7 @@ impl Host {
                     let sampled = forward(self.engine.backend_mut(), &plan)?;
                     let step = plan.step();
                     for (&Extend { seq, .. }, token) in items.iter().zip(sampled) {
-                        // A chunk that does not end its prompt samples nothing.
+                        // A chunk that does not end its prompt produces no sample.
                         if self.engine.planned_len(seq)? == self.engine.token_count(seq)? {
                             self.engine.append(seq, &[token])?;
                         }
@@ -181,7 +181,7 @@ fn sample(hidden: &[f32]) -> TokenId {
     TokenId::new(best.expect("the vocabulary has tokens"))
 }
 
-/// Prompts of unequal length that begin with one system prompt of 40 tokens.
+/// Returns prompts of unequal length that begin with one system prompt of 40 tokens.
 fn prompts() -> Vec<Vec<TokenId>> {
     let own = |chat: u32| (0..30 + 5 * chat).map(move |i| 40 + (7 * i + 31 * chat) % 460);
     let prompt = |chat| (0..40).chain(own(chat)).map(TokenId::new).collect();

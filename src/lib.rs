@@ -51,7 +51,7 @@
 //! [`guide`] goes on from here, in chapters.
 //!
 //! Modules are listed in the order of dependency: [`id`] <- [`layout`] <- `page`, `prefix`, `sequence` <- `world` <-
-//! `system` <- [`engine`], and [`plan`] <- `system`, [`backend`]. ARCHITECTURE.md tells one step from end to end.
+//! `system` <- [`engine`], and [`plan`] <- `system`, [`backend`]. ARCHITECTURE.md follows one step from end to end.
 
 // Marks on docs.rs which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -94,7 +94,7 @@ pub use backend::{
     OpenBackend, PlanError, Queries, Rope, Select, Selection, SparseBackend,
 };
 #[doc(inline)]
-pub use config::{EngineConfig, EngineShape, PrefixMode};
+pub use config::{EngineConfig, EngineShape, PrefixMode, StepBounds};
 #[doc(inline)]
 pub use engine::Engine;
 #[doc(inline)]
@@ -116,9 +116,9 @@ pub use id::{
 pub use layout::HfError;
 #[doc(inline)]
 pub use layout::{
-    Capacity, Dtype, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError, LayerPlace,
-    Layout, Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError, Scaling,
-    Strides, TableShape,
+    Capacity, Dtype, GroupShape, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError,
+    LayerPlace, Layout, Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError,
+    Scaling, Strides, TableShape,
 };
 #[doc(inline)]
 pub use plan::{

@@ -55,7 +55,7 @@ pub(crate) fn zeroed<T: Zeroable>(len: u64) -> Result<Vec<T>, OutOfMemory> {
     bytemuck::try_zeroed_vec(len_here).map_err(|()| refused::<T>(len))
 }
 
-/// Allocates so many bytes in one piece, and frees them.
+/// Allocates `bytes` bytes in one piece, and frees them.
 pub(crate) fn check(bytes: u64) -> Result<(), OutOfMemory> {
     reserved::<u8>(bytes).map(|piece| drop(black_box(piece)))
 }

@@ -1,5 +1,5 @@
-//! An engine for which there is no memory is an error that says how much was wanted, whichever table the system
-//! refuses, and whatever the config's numbers: never an abort.
+//! An engine for which there is no memory returns an error with the requested bytes and never aborts, whichever table
+//! the system refuses and whatever the config's numbers.
 
 #![allow(unsafe_code)] // An allocator that refuses.
 
@@ -170,6 +170,7 @@ fn any_numbers_whatever_make_an_engine_or_an_error() {
             max_sequence_len: number(),
             max_tokens: u64::from(number()) * u64::from(number()),
             max_steps: number(),
+            max_step_tokens: number(),
             promise_ahead: 512,
             prefault: number() % 2 == 0,
         };

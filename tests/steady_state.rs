@@ -416,7 +416,7 @@ fn groups_of_layers_allocate_nothing() {
 #[test]
 fn hashes_and_events_allocate_nothing() {
     for &hashing in Hashing::ALL {
-        // Room for little, so that the whole tree is told of, and for all.
+        // Room for few events, so that the tree supplies the lost ones, and room for all.
         for event_pages in [8, 1000] {
             let plain = config(4, PrefixMode::Radix);
             let config = EngineConfig { hashing: Some(hashing), event_pages, ..plain };

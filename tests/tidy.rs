@@ -11,7 +11,7 @@ const RANKS: [(&str, u32); 24] = [
     ("hash", 0),
     ("layout", 0),
     ("admission", 0), // These five are one vocabulary: errors name ids, sizes are checked.
-    ("memory", 0),    // It knows of nothing.
+    ("memory", 0),    // It imports nothing.
     ("bitmap", 1),
     ("config", 1),
     ("event", 1),

@@ -1,7 +1,7 @@
 //! How much memory a call writes to: a call that touches little never stalls, however large the tables are, not even
 //! where no memory was touched at the start.
 
-#![allow(unsafe_code)] // An allocator that knows the large blocks.
+#![allow(unsafe_code)] // An allocator that records the large blocks.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hash::{DefaultHasher, Hasher};

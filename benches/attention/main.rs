@@ -1,9 +1,9 @@
 //! Attention and stores of the CPU backend, in the shape of Qwen3-0.6B: 16 query heads, 8 kv heads of 128, bf16.
 //!
-//! GB/s counts the K and V that a call reads (or stores), once. Items are floating-point operations: 4 for each query
+//! GB/s counts the K and V that a call reads (or stores) once. Items are floating-point operations: 4 for each query
 //! head, visible position and element of a head.
 //!
-//! `cargo bench --bench attention -- table [CASE]` prints `table.rs`: every path of the machine, beside a plain read.
+//! `cargo bench --bench attention -- table [CASE]` prints `table.rs`: every path of the machine, and a plain read.
 
 mod table;
 
@@ -93,10 +93,10 @@ fn numbers(len: usize) -> Vec<bf16> {
     (0..len).map(|i| bf16::from_f32((i * 2_654_435_761 % 1000) as f32 / 500.0 - 1.0)).collect()
 }
 
-/// K and V of one position in bf16.
+/// Bytes of K and V of one position in bf16.
 const KV_BYTES: usize = 2 * 2 * KV_HEADS * HEAD_DIM;
 
-/// Of one query token and one position.
+/// Operations of one query token and one position.
 const FLOPS: usize = 4 * Q_HEADS * HEAD_DIM;
 
 /// `(threads, batch, kv_len, page_size)`
@@ -110,7 +110,7 @@ fn decode(bencher: Bencher<'_, '_>, (threads, batch, kv_len, page_size): (usize,
     setup.attend(bencher, positions * KV_BYTES, positions * FLOPS);
 }
 
-/// The floor of a decode: the bytes of as many positions, read once in order.
+/// Floor of a decode: the same number of bytes, read once in order.
 #[divan::bench(args = [512, 8192])]
 fn read(bencher: Bencher<'_, '_>, positions: usize) {
     let words = vec![1_u64; positions * KV_BYTES / 8];
@@ -129,7 +129,7 @@ fn extend(bencher: Bencher<'_, '_>, (threads, len, prefix): (usize, u32, u32)) {
     setup.attend(bencher, (prefix + len) as usize * KV_BYTES, pairs * FLOPS);
 }
 
-/// Tokens of one layer.
+/// Tokens in one layer of the pool.
 #[divan::bench(args = [1, 512, 4096])]
 fn store_cache(bencher: Bencher<'_, '_>, tokens: u32) {
     let mut setup = Setup::new(1, Layout::LayerFirst, 16, 1, 0, tokens);

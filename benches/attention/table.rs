@@ -1,7 +1,8 @@
-//! Attention by path, beside a plain read of the same bytes by all cores, run in turn.
+//! Attention by path, and a plain read of the same bytes by all cores, in alternating runs.
 //!
-//! `min` and `median` are of one call; `read` is the share of the plain read's speed that a call reaches, and `peer`
-//! the time of the peer in `benches/peers` over that of the call: medians of turns. An extend is bound by products.
+//! `min` and `median` are times of one call. `read` is the share of the plain read's speed that a call reaches, and
+//! `peer` is the time of the peer in `benches/peers` divided by that of the call. Both are medians over turns. An
+//! extend is compute-bound.
 
 use std::hint::black_box;
 use std::thread;
@@ -15,7 +16,7 @@ use kvarena::{
     PoolConfig, Scaling, StepEnd, TableShape,
 };
 
-/// Turns of a case: so many, or for so long.
+/// Maximum of turns of a case, and of their total time.
 const TURNS: usize = 60;
 const TIME: Duration = Duration::from_secs(3);
 
@@ -156,7 +157,7 @@ impl Opened {
             let (q, out) = (CpuRows::from(&q[..]), CpuRowsMut::from(&mut out[..]));
             let start = Instant::now();
             let done = self.cpu.attend(&self.plan.plan(), LayerId::new(0), &attend, q, out, None);
-            done.expect("it fits");
+            done.expect("the batch fits");
             start.elapsed().as_secs_f64()
         };
         let reads = || {
@@ -203,7 +204,7 @@ impl Opened {
     }
 }
 
-/// Numbers of any kind.
+/// Returns pseudo-random numbers.
 pub fn numbers(len: usize) -> Vec<bf16> {
     (0..len).map(|i| bf16::from_f32((i * 2_654_435_761 % 1000) as f32 / 500.0 - 1.0)).collect()
 }

@@ -1,7 +1,8 @@
-//! Replay: 16,000 requests of 8-turn chats through a cache of 200,000 tokens, prompts and answers cached, exact LRU.
+//! Replays 16,000 requests of 8-turn chats through a cache of 200,000 tokens. Prompts and answers are cached; exact
+//! LRU.
 //!
-//! At most 32 requests are in flight; a user's last one is finished before his next one starts, the oldest one when
-//! there are too many, or when pages are short.
+//! At most 32 requests are in flight. A user's last request is finished before the next one starts. The oldest request
+//! is finished if there are too many, or if pages are short.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -18,7 +19,7 @@ const CACHE_TOKENS: u32 = 200_000;
 pub struct Served {
     pub hit_tokens: u64,
     pub prompt_tokens: u64,
-    /// Tokens that each request found.
+    /// Cached tokens of each request.
     pub hits: Vec<u32>,
 }
 
@@ -35,7 +36,7 @@ pub fn serve(chats: &Chats, cache: &mut Cache) -> Served {
     let mut in_flight: VecDeque<(ChatRequest, Started)> = VecDeque::with_capacity(IN_FLIGHT);
     for &request in &chats.requests {
         if let Some(i) = in_flight.iter().position(|(other, _)| other.user == request.user) {
-            let (other, started) = in_flight.remove(i).expect("it was found");
+            let (other, started) = in_flight.remove(i).expect("the index is valid");
             cache.finish(started, full(chats, other));
         }
         if in_flight.len() == IN_FLIGHT {
@@ -72,13 +73,13 @@ fn finish_oldest(
     cache: &mut Cache,
     in_flight: &mut VecDeque<(ChatRequest, Started)>,
 ) {
-    let (request, started) = in_flight.pop_front().expect("somebody holds the pages");
+    let (request, started) = in_flight.pop_front().expect("a request in flight has the pages");
     cache.finish(started, full(chats, request));
 }
 
-/// What requests have to read and write if each is done in one piece: the tokens that it finds are compared with a
-/// cache as large as the other, the rest are copied there with their page ids, and as many ids are copied out, as
-/// those of evicted pages are. No look-up, no order, no page states.
+/// The necessary reads and writes of each request. The cached tokens are compared with a copy as large as the cache.
+/// The other tokens are copied there with their page ids, and the same number of ids is copied out, like the ids of
+/// evicted pages. The floor has no look-up, no order and no page states.
 pub struct ServeFloor {
     page_size: usize,
     tokens: Vec<TokenId>,
@@ -119,7 +120,7 @@ impl ServeFloor {
         }
     }
 
-    /// A place for so many tokens, far from the last one.
+    /// Returns a place for `len` tokens, far from the last place.
     fn far_place(&mut self, tokens: usize) -> usize {
         self.place += 79_190;
         self.place % (self.pages.len() - tokens.div_ceil(self.page_size))

@@ -7,7 +7,7 @@ use kvarena::{
 
 use super::NAMESPACE;
 
-/// Tokens that a sequence may grow by before the batch begins anew.
+/// Tokens by which a sequence may grow before the batch is restarted.
 const GROWTH: u32 = 512;
 
 pub struct Decode {
@@ -16,7 +16,7 @@ pub struct Decode {
     items: Vec<Extend>,
     kv_len: u32,
     grown: u32,
-    /// Tokens appended so far: no round repeats another's, which the cache still has.
+    /// Number of appended tokens, so that no round repeats the tokens of an earlier one, which are still cached.
     appended: u32,
 }
 
@@ -25,8 +25,8 @@ impl Decode {
         Self::with_tracks(page_size, batch, kv_len, 1)
     }
 
-    /// Of a model with so many page tables: one of a layer that reads everything, the others of layers that read 128
-    /// tokens.
+    /// Creates the case for a model with `tracks` page tables: one of a layer that reads all tokens, the others of
+    /// layers that read 128 tokens.
     pub fn with_tracks(page_size: u32, batch: u32, kv_len: u32, tracks: u32) -> Self {
         let len = kv_len + GROWTH + 2;
         let pages = batch * (len.div_ceil(page_size) + 1) * tracks;
@@ -48,20 +48,20 @@ impl Decode {
             max_tokens: u64::from(len) * u64::from(batch),
             ..EngineConfig::from(pool)
         };
-        let engine = Engine::new(config, Null).expect("the config is good");
+        let engine = Engine::new(config, Null).expect("the config is valid");
         let scratch = StepScratch::new();
         let mut decode = Self { engine, scratch, items: Vec::new(), kv_len, grown: 0, appended: 0 };
         decode.admit_all(batch);
         decode
     }
 
-    /// Sequences of tokens of their own, computed up to the last one.
+    /// Admits sequences with distinct tokens, computed up to the last token.
     fn admit_all(&mut self, batch: u32) {
         for s in 0..batch {
             let prompt: Vec<TokenId> =
                 (0..self.kv_len).map(|i| TokenId::new(s * self.kv_len + i)).collect();
             let seq = self.engine.admit(NAMESPACE, &prompt, 0).expect("there is room");
-            let left = self.kv_len - self.engine.cached_len(seq).expect("it was admitted");
+            let left = self.kv_len - self.engine.cached_len(seq).expect("the sequence is admitted");
             let prefill = [Extend { seq, len: left }];
             let plan = self.engine.plan_batch(&mut self.scratch, &prefill);
             let step = plan.expect("there is room").step();
@@ -73,29 +73,29 @@ impl Decode {
     }
 
     fn finish_step(&mut self, step: StepId) {
-        self.engine.commit(step).expect("it was planned");
-        self.engine.complete(step).expect("it was committed");
+        self.engine.commit(step).expect("the step is planned");
+        self.engine.complete(step).expect("the step is committed");
     }
 
-    /// Begins anew if the sequences have grown to their limit.
+    /// Restarts the batch if the sequences have grown to their limit.
     pub fn prepare(&mut self) {
         if self.grown < GROWTH {
             return;
         }
         let seqs: Vec<SeqKey> = self.items.drain(..).map(|item| item.seq).collect();
         for &seq in &seqs {
-            self.engine.finish(seq).expect("it runs");
+            self.engine.finish(seq).expect("the sequence runs");
         }
         self.admit_all(seqs.len() as u32);
     }
 
-    /// The plan alone.
+    /// Plans a step.
     pub fn plan(&mut self) -> StepId {
         let plan = self.engine.plan_batch(&mut self.scratch, &self.items);
         plan.expect("there is room").step()
     }
 
-    /// What follows a plan: commit, complete, and the next token of each sequence.
+    /// Commits and completes a planned step, and appends the next token of each sequence.
     pub fn rest(&mut self, step: StepId) {
         self.finish_step(step);
         self.appended += 1;
@@ -106,7 +106,7 @@ impl Decode {
         self.grown += 1;
     }
 
-    /// A whole decode step.
+    /// Runs a whole decode step.
     pub fn step(&mut self) {
         let step = self.plan();
         self.rest(step);
@@ -116,7 +116,7 @@ impl Decode {
         self.prepare();
         let before = self.engine.stats().computed_tokens;
         let seq = self.items[0].seq;
-        let len = self.engine.cached_len(seq).expect("it runs");
+        let len = self.engine.cached_len(seq).expect("the sequence runs");
         self.step();
         assert_eq!(self.engine.stats().computed_tokens - before, self.items.len() as u64);
         assert_eq!(self.engine.cached_len(seq), Ok(len + 1));

@@ -1,4 +1,4 @@
-//! Evict: take 256 tokens out of a tree of N leaves of 256 tokens each, whose ages are shuffled.
+//! Evict: remove 256 tokens from a tree of N leaves of 256 tokens each, with shuffled ages.
 
 use std::hint::black_box;
 
@@ -7,13 +7,13 @@ use kvarena::PageId;
 
 use super::{Cache, whole_pages};
 
-/// Calls in a sample; their pages fill one list, as a host's does that it empties and fills again.
+/// Calls in a sample. Their pages fill one list, like a host's list that it empties and fills again.
 pub const SAMPLE: usize = 100;
 
-/// Pages up to which a tree's memory is touched before, as an engine does: about 200 bytes a page at page_size 1.
+/// Maximum pages for which a tree's memory is prefaulted, as an engine does: about 200 bytes a page at page_size 1.
 const TOUCHED_MAX: u32 = 1 << 26;
 
-/// Whether this machine has the memory for a tree and its floor.
+/// Returns whether this machine has the memory for a tree and its floor.
 pub fn fits(page_size: u32, leaves: usize) -> bool {
     let pages = leaves as u64 * u64::from(whole_pages(work::LEAF_LEN, page_size));
     let bytes_per_page = if pages <= u64::from(TOUCHED_MAX) { 240 } else { 60 };
@@ -23,12 +23,12 @@ pub fn fits(page_size: u32, leaves: usize) -> bool {
     kib.is_none_or(|kib| pages * bytes_per_page <= kib * 1024)
 }
 
-/// A tree that loses one leaf a call. The tree only: the pages go back to the pool in `restore`.
+/// A tree that loses one leaf in each call. Only the tree is measured: the pages return to the pool in `restore`.
 pub struct Evict {
     cache: Cache,
     leaves: usize,
     pages_per_leaf: u32,
-    /// Of the last few calls.
+    /// Evicted pages of the last calls.
     list: Vec<PageId>,
     evicted: Vec<PageId>,
     order: Vec<u32>,
@@ -60,13 +60,13 @@ impl Evict {
         evict
     }
 
-    /// Evicts a part: where memory has not been touched for a while, the first to touch it waits for the system.
+    /// Evicts a part of the tree: the first access to memory that was not touched for a while waits for the system.
     pub fn warm_up(&mut self) {
         (0..self.leaves / 50).for_each(|_| self.call());
         self.restore();
     }
 
-    /// Calls until a tenth of the tree is gone.
+    /// Returns the number of calls until a tenth of the tree is evicted.
     pub fn calls(&self) -> usize {
         (self.leaves / 10).saturating_sub(self.done)
     }
@@ -79,12 +79,12 @@ impl Evict {
         self.done += 1;
     }
 
-    /// To be called between samples, so that no call does it.
+    /// Restores the tree between samples, so that no call does it.
     pub fn empty_list(&mut self) {
         self.evicted.append(&mut self.list);
     }
 
-    /// Checks that the oldest leaves went, and puts them back as the youngest.
+    /// Checks that the oldest leaves were evicted, and inserts them again as the youngest.
     pub fn restore(&mut self) {
         self.empty_list();
         assert_eq!(self.evicted.len(), self.done * self.pages_per_leaf as usize);
@@ -95,7 +95,7 @@ impl Evict {
         for leaf in gone {
             let prompt = whole_pages(work::PROMPT_LEN, self.cache.tree.page_size());
             let found = self.cache.cycle(&work::leaf_sequence(leaf as usize));
-            assert_eq!(found, prompt, "the oldest leaf went, and its prompt stayed");
+            assert_eq!(found, prompt, "the oldest leaf is evicted, and its prompt stays");
             self.order.push(leaf);
         }
     }
@@ -105,8 +105,8 @@ impl Evict {
     }
 }
 
-/// What an eviction has to read, in slabs as large as the tree's: of a leaf, whose turn a list says, half a line of
-/// each of two columns, its entry of a child table, and its page ids, which are copied. Nothing is written but these.
+/// The necessary reads of an eviction, in slabs as large as the tree's: for a leaf of a given order, half a line of
+/// each of two columns, its entry of a child table, and its page ids, which are copied. Only the ids are written.
 pub struct EvictFloor {
     columns: [Vec<[u32; 8]>; 2],
     table: Vec<[u32; 3]>,
@@ -132,7 +132,7 @@ impl EvictFloor {
         }
     }
 
-    /// As [`Evict::warm_up`].
+    /// See [`Evict::warm_up`].
     pub fn warm_up(&mut self) {
         (0..self.order.len() / 50).for_each(|_| self.call());
     }

@@ -1,4 +1,4 @@
-//! Hit: match one of 10,000 cached sequences of 2,048 tokens in full and collect its pages. Miss: match nothing.
+//! Hit: match one of 10,000 cached sequences of 2,048 tokens in full and collect its pages. Miss: match no page.
 
 use std::hint::black_box;
 
@@ -7,7 +7,7 @@ use kvarena::{PageId, TokenId};
 
 use super::{Cache, NAMESPACE, whole_pages};
 
-/// A tree of the first `sequences` cached sequences, with room for `spare` more.
+/// Returns a tree of the first `sequences` cached sequences, with room for `spare` more.
 pub fn full_cache(page_size: u32, sequences: usize, spare: usize) -> Cache {
     let mut cache = Cache::new(sequence_pages(page_size, sequences + spare), page_size);
     for s in 0..sequences {
@@ -16,7 +16,7 @@ pub fn full_cache(page_size: u32, sequences: usize, spare: usize) -> Cache {
     cache
 }
 
-/// Pages of so many sequences and all prompts.
+/// Returns the number of pages of `sequences` sequences and all prompts.
 pub fn sequence_pages(page_size: u32, sequences: usize) -> u32 {
     let own = (work::SEQUENCE_LEN - work::PROMPT_LEN) * sequences;
     whole_pages(own + work::PROMPTS * work::PROMPT_LEN, page_size)
@@ -31,7 +31,7 @@ pub struct Hit {
 }
 
 impl Hit {
-    /// `cache` holds the first `sequences` sequences.
+    /// Creates the case. `cache` contains the first `sequences` sequences.
     pub fn new(cache: Cache, sequences: usize, rotation: usize) -> Self {
         let queries = (0..rotation).map(|i| work::sequence(work::hit_order(i) % sequences));
         let queries = queries.collect();
@@ -51,7 +51,7 @@ impl Hit {
         found.pages()
     }
 
-    /// Every sequence is found whole, and its pages are all different and the same each time.
+    /// Checks that every sequence is found whole, and that its pages are distinct and equal each time.
     pub fn check(&mut self) {
         let pages = whole_pages(work::SEQUENCE_LEN, self.cache.tree.page_size());
         for _ in 0..2 * self.queries.len().min(100) {
@@ -59,7 +59,7 @@ impl Hit {
             let mut out = self.out.clone();
             out.sort_unstable();
             out.dedup();
-            assert_eq!(out.len(), pages as usize, "its pages are its own");
+            assert_eq!(out.len(), pages as usize, "its pages are distinct");
         }
     }
 
@@ -68,12 +68,12 @@ impl Hit {
     }
 }
 
-/// Compare and copy of the bytes of a hit, from arrays as large as the tree's and in the same order: prompts apart from
-/// the rest.
+/// Comparison and copy of the bytes of a hit, from arrays as large as the tree's and in the same order. Prompts are
+/// separate from the other tokens.
 pub struct HitFloor {
     prompts: Vec<TokenId>,
     prompt_pages: Vec<PageId>,
-    /// Of all sequences, one behind the other.
+    /// Tokens of all sequences, concatenated.
     own: Vec<TokenId>,
     own_pages: Vec<PageId>,
     /// Numbers of sequences, and their tokens.
@@ -87,7 +87,7 @@ pub struct HitFloor {
 impl HitFloor {
     const OWN_LEN: usize = work::SEQUENCE_LEN - work::PROMPT_LEN;
 
-    /// As [`Hit::new`].
+    /// See [`Hit::new`].
     pub fn new(sequences: usize, rotation: usize, page_size: u32) -> Self {
         let numbers = (0..rotation).map(|i| work::hit_order(i) % sequences);
         let queries: Vec<_> = numbers.map(|s| (s, work::sequence(s))).collect();
@@ -137,7 +137,7 @@ fn same(a: &[TokenId], b: &[TokenId]) -> bool {
     TokenId::as_raw(a) == TokenId::as_raw(b)
 }
 
-/// Looks for sequences that are not there.
+/// Matches sequences that are not cached.
 pub struct Miss {
     cache: Cache,
     queries: Vec<Vec<TokenId>>,
@@ -157,7 +157,7 @@ impl Miss {
 
     pub fn check(&mut self) {
         for _ in 0..work::MISSES {
-            assert_eq!(self.call(), 0, "nothing is found");
+            assert_eq!(self.call(), 0, "no page matches");
         }
     }
 

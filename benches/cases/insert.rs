@@ -1,5 +1,5 @@
-//! Insert: publish 512 tokens that are cached and 1,536 that are not. Cycle: the whole life of such a request in a full
-//! cache: match, lock, evict, allocate, insert, unlock.
+//! Insert: publish 512 cached and 1,536 new tokens. Cycle: the whole life of such a request in a full cache: match,
+//! lock, evict, allocate, insert, unlock.
 
 use std::hint::black_box;
 
@@ -9,30 +9,30 @@ use kvarena::{PageId, PrefixLock, TokenId};
 use super::hit::full_cache;
 use super::{Cache, NAMESPACE, whole_pages};
 
-/// Sequences that a round inserts; the cache has room for so many beside the cached ones.
+/// Sequences that a round inserts; the cache has room for this number in addition to the cached ones.
 pub const ROUND: usize = 500;
 
-/// Inserts new sequences, a round at a time; between rounds they are evicted again, so that every insert after the
-/// first round writes to memory that was used before, but not lately.
+/// Inserts new sequences, a round at a time. They are evicted between rounds, so every insert after the first round
+/// writes to memory that was used before, but not recently.
 pub struct Insert {
     cache: Cache,
-    /// Sequences that are cached beside those inserted.
+    /// Number of cached sequences, without the inserted ones.
     cached: usize,
     sequences: Vec<Vec<TokenId>>,
     pages: Vec<Vec<PageId>>,
-    /// The same before the inserts, which exchange duplicates for the tree's.
+    /// The pages before the inserts, which replace duplicates by the tree's pages.
     taken: Vec<Vec<PageId>>,
     locks: Vec<PrefixLock>,
-    /// Of one call, as the engine gives them up after each.
+    /// Duplicates of one call, which the engine would release after each call.
     duplicates: Vec<PageId>,
-    /// Pages of each inserted sequence that were cached already: the prompt, and a page more if by chance.
+    /// Number of pages of each inserted sequence that were cached: the prompt, and one more page by chance.
     known: Vec<u32>,
 }
 
 impl Insert {
-    /// Into a tree of the first `cached` sequences.
+    /// Creates the case over a tree of the first `cached` sequences.
     pub fn new(page_size: u32, cached: usize) -> Self {
-        // Pages for what is not new either: an insert hands over the pages of all its tokens.
+        // The cached tokens also need pages: an insert passes the pages of all its tokens.
         let cache = full_cache(page_size, cached, 2 * ROUND);
         let sequences = (0..ROUND).map(work::new_sequence).collect();
         let mut insert = Self {
@@ -49,7 +49,7 @@ impl Insert {
         insert
     }
 
-    /// Takes pages for a round.
+    /// Allocates pages for a round.
     fn prepare(&mut self) {
         let count = whole_pages(work::SEQUENCE_LEN, self.cache.tree.page_size());
         let mut take = || {
@@ -61,13 +61,12 @@ impl Insert {
         self.taken = self.pages.clone();
     }
 
-    /// Calls until the round is done.
+    /// Returns the number of calls until the round is done.
     pub fn room(&self) -> usize {
         ROUND - self.locks.len()
     }
 
-    /// Reads the tokens and pages of the next `count` sequences: a request's tokens have just come in when it is
-    /// served, and its pages have just been allocated.
+    /// Reads the tokens and pages of the next `count` sequences, because a served request's tokens and pages are new.
     pub fn read_next(&self, count: usize) {
         let done = self.locks.len();
         let next = self.sequences.iter().skip(done).take(count);
@@ -90,7 +89,7 @@ impl Insert {
         known.push(inserted.duplicates);
     }
 
-    /// Checks and undoes the round. It reads the whole tree, so that nothing of it but its youngest end is in caches.
+    /// Checks and undoes the round. It reads the whole tree, so that the caches contain only the end of it.
     pub fn restore(&mut self) {
         let page_size = self.cache.tree.page_size();
         let (prompt, whole) =
@@ -108,7 +107,7 @@ impl Insert {
             self.cache.unlock(lock);
         }
         self.expect(known.iter().map(|_| whole).collect());
-        // Everything else becomes younger, then the new sequences are the oldest.
+        // All other sequences become younger, so that the new ones are the oldest.
         for s in 0..self.cached {
             self.cache.touch(&work::sequence(s));
         }
@@ -118,7 +117,7 @@ impl Insert {
         self.prepare();
     }
 
-    /// Checks how many pages are cached of each sequence.
+    /// Checks the number of cached pages of each sequence.
     fn expect(&self, pages: Vec<u32>) {
         for (tokens, pages) in self.sequences.iter().zip(pages) {
             let found = self.cache.tree.match_prefix(NAMESPACE, tokens);
@@ -127,7 +126,7 @@ impl Insert {
     }
 }
 
-/// Compare of 2 KiB and copy of 6 KiB of tokens and their pages, into far places of large slabs.
+/// Comparison of 2 KiB and copy of 6 KiB of tokens and their pages, into distant places of large slabs.
 pub struct InsertFloor {
     prompts: Vec<TokenId>,
     tokens: Vec<TokenId>,
@@ -141,7 +140,7 @@ pub struct InsertFloor {
 impl InsertFloor {
     const NEW: usize = work::SEQUENCE_LEN - work::PROMPT_LEN;
 
-    /// `places`: how many sequences the slabs hold; 20,000 are 120 MB of tokens.
+    /// Creates slabs for `places` sequences; 20,000 are 120 MB of tokens.
     pub fn new(page_size: u32, places: usize) -> Self {
         let new_pages = (0..whole_pages(Self::NEW, page_size)).map(PageId::new);
         Self {
@@ -155,7 +154,7 @@ impl InsertFloor {
         }
     }
 
-    /// As [`Insert::read_next`].
+    /// See [`Insert::read_next`].
     pub fn read_next(&self, count: usize) {
         let next = self.sequences.iter().cycle().skip(self.next).take(count);
         black_box(next.flatten().fold(0, |sum, token| sum ^ token.raw()));
@@ -174,12 +173,12 @@ impl InsertFloor {
         let count = self.new_pages.len();
         self.pages[place * count..][..count].copy_from_slice(&self.new_pages);
         black_box((&self.tokens, &self.pages));
-        // Far from the last one, as free places are.
+        // The place is far from the last one, like free places in a tree.
         self.place = (place + 7919) % (self.tokens.len() / Self::NEW);
     }
 }
 
-/// Requests whose last 1,536 tokens are new, one after another, in a cache that is full.
+/// Requests in a full cache, one at a time, whose last 1,536 tokens are new.
 pub struct Cycle {
     cache: Cache,
     sequences: Vec<Vec<TokenId>>,
@@ -187,20 +186,20 @@ pub struct Cycle {
 }
 
 impl Cycle {
-    /// In a cache of `cached` sequences.
+    /// Creates the case over a cache of `cached` sequences.
     pub fn new(page_size: u32, cached: usize) -> Self {
         let cache = full_cache(page_size, cached, 0);
-        // A sequence comes back only after twice as many others, when it is long evicted.
+        // A sequence returns only after twice as many others, long after its eviction.
         let sequences = (0..2 * cached).map(work::new_sequence).collect();
         let mut cycle = Self { cache, sequences, next: 0 };
-        // Turn the cache over once, so that what is evicted was made by cycles.
+        // Replace the whole cache once, so that cycles have inserted the evicted sequences.
         for _ in 0..cached {
             cycle.call();
         }
         cycle
     }
 
-    /// As [`Insert::read_next`].
+    /// See [`Insert::read_next`].
     pub fn read_next(&self, count: usize) {
         let next = self.sequences.iter().cycle().skip(self.next).take(count);
         black_box(next.flatten().fold(0, |sum, token| sum ^ token.raw()));

@@ -1,5 +1,5 @@
-//! The cases that are measured: what each call does, and the floor that it cannot beat. Inputs are
-//! those of `work`. Used by the divan benches, by the table (`targets.rs`) and by the peers' package.
+//! The measured cases: the call of each, and its floor. `work` has the inputs. The divan benches, the table
+//! (`targets.rs`) and the package of peers use them.
 #![allow(dead_code, missing_docs)]
 
 pub mod chats;
@@ -21,10 +21,10 @@ use kvarena::{Namespace, PageId, PrefixLock, TokenId};
 
 pub const NAMESPACE: Namespace = Namespace::new(0);
 
-/// Pages of the longest sequence.
+/// Maximum pages of a sequence.
 const SEQUENCE_PAGES: usize = 1 << 18;
 
-/// A prefix tree and a page pool, as an engine has them, with the buffers that make a call free of allocations.
+/// A prefix tree and a page pool like an engine's, with the buffers that keep a call free of allocations.
 pub struct Cache {
     pub tree: PrefixTree,
     pub pool: PagePool,
@@ -34,23 +34,23 @@ pub struct Cache {
     pages: Vec<PageId>,
 }
 
-/// A sequence that holds a prefix and has pages for the rest.
+/// A sequence that locks a prefix and has pages for the other tokens.
 pub struct Started {
     pub lock: PrefixLock,
     pub matched_pages: u32,
-    /// Pages of its own, behind those matched.
+    /// Own pages, after the matched ones.
     pub own: Vec<PageId>,
 }
 
 impl Cache {
     pub fn new(page_count: u32, page_size: u32) -> Self {
         let mut cache = Self::untouched(page_count, page_size);
-        // As an engine does.
+        // An engine does the same.
         cache.tree.prefault();
         cache
     }
 
-    /// Whose memory is touched as it is used.
+    /// Creates a cache whose memory is touched as it is used.
     pub fn untouched(page_count: u32, page_size: u32) -> Self {
         Self {
             tree: PrefixTree::new(page_count, page_size, 64),
@@ -66,8 +66,8 @@ impl Cache {
         self.tree.page_size() as usize
     }
 
-    /// Match, lock, take pages (evicting the lacking ones), insert, unlock: the life of a request that computes the
-    /// rest of `tokens`. Tokens past the last whole page are left out. Returns the pages matched.
+    /// Runs the life of a request that computes the uncached part of `tokens`: match, lock, take pages (evicting the
+    /// missing ones), insert, unlock. Ignores tokens past the last whole page. Returns the number of matched pages.
     pub fn cycle(&mut self, tokens: &[TokenId]) -> u32 {
         let found = self.tree.match_prefix(NAMESPACE, tokens);
         let mut lock = self.tree.lock(&found, &mut self.fence).expect("the match is fresh");
@@ -77,7 +77,7 @@ impl Cache {
         let Self { tree, pool, fence, freed, duplicates, pages } = self;
         reclaim(pool, tree, count as u64, freed);
         let own = &mut pages[..count];
-        assert!(pool.alloc(own), "it was reclaimed");
+        assert!(pool.alloc(own), "the pages were reclaimed");
         let rest = &rest[..count * tree.page_size() as usize];
         publish((tree, pool, fence), &mut lock, rest, own, duplicates);
         self.unlock(lock);
@@ -91,14 +91,15 @@ impl Cache {
         self.unlock(lock);
     }
 
-    /// Drops the `count` oldest pages.
+    /// Evicts the `count` oldest pages.
     pub fn evict(&mut self, count: u32) {
         self.freed.clear();
         self.tree.evict(count, &mut self.freed);
         self.pool.free_cached(&self.freed);
     }
 
-    /// Match, lock and take all pages that `full_len` tokens need; nothing changes if they cannot be had.
+    /// Matches and locks a prompt, and takes all pages that `full_len` tokens need. Changes nothing if they are not
+    /// available.
     pub fn start(&mut self, prompt: &[TokenId], full_len: usize) -> Option<Started> {
         let found = self.tree.match_prefix(NAMESPACE, prompt);
         let lock = self.tree.lock(&found, &mut self.fence).expect("the match is fresh");
@@ -110,11 +111,11 @@ impl Cache {
         }
         reclaim(pool, tree, count as u64, freed);
         let mut own = vec![PageId::default(); count];
-        assert!(pool.alloc(&mut own), "it was reclaimed");
+        assert!(pool.alloc(&mut own), "the pages were reclaimed");
         Some(Started { lock, matched_pages: found.pages(), own })
     }
 
-    /// Insert what `start` computed, free duplicates and the tail, unlock.
+    /// Inserts the pages that `start` computed, frees duplicates and the tail, and unlocks.
     pub fn finish(&mut self, started: Started, tokens: &[TokenId]) {
         let Started { mut lock, matched_pages, mut own } = started;
         let size = self.page_size();
@@ -133,7 +134,7 @@ impl Cache {
     }
 }
 
-/// Inserts pages below a lock; the pool learns which are the tree's now and which nobody's.
+/// Inserts pages below a lock, and updates the pool: pages of the tree become cached, and duplicates free.
 fn publish(
     (tree, pool, fence): (&mut PrefixTree, &mut PagePool, &mut Fence),
     lock: &mut PrefixLock,
@@ -147,7 +148,7 @@ fn publish(
     pool.free_private(duplicates);
 }
 
-/// Pages that a sequence of tokens fills.
+/// Returns the number of whole pages of `tokens` tokens.
 pub fn whole_pages(tokens: usize, page_size: u32) -> u32 {
     (tokens / page_size as usize) as u32
 }

@@ -1,4 +1,4 @@
-//! Rows whose prefixes nest, each one page longer than the next: as many spans as rows, in each other.
+//! Rows with nested prefixes, each one page longer than the next: as many nested spans as rows.
 
 use kvarena::{
     BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, KvShape,
@@ -10,7 +10,7 @@ use kvarena::plan::PlanBytesError;
 
 use super::NAMESPACE;
 
-/// Steps that a batch can make.
+/// Maximum steps of a batch.
 const GROWTH: u32 = 64;
 
 pub struct Nested {
@@ -37,14 +37,14 @@ impl Nested {
             prefault: false,
             ..EngineConfig::from(pool)
         };
-        let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("the config is good");
+        let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("the config is valid");
         let (scratch, levels) = (StepScratch::new(), StepScratch::new());
         let mut nested = Self { engine, scratch, levels, items: Vec::new() };
         for row in (0..rows).rev() {
             let mut prompt: Vec<TokenId> = (0..=row).map(TokenId::new).collect();
             prompt.push(TokenId::new(rows + row));
             let seq = nested.engine.admit(NAMESPACE, &prompt, 0).expect("there is room");
-            let len = nested.engine.extend_max(seq).expect("it was admitted");
+            let len = nested.engine.extend_max(seq).expect("the sequence is admitted");
             nested.compute(&[Extend { seq, len }]);
             nested.items.push(Extend { seq, len: 1 });
         }
@@ -54,44 +54,45 @@ impl Nested {
     fn compute(&mut self, items: &[Extend]) {
         let plan = self.engine.plan_batch(&mut self.scratch, items).expect("there is room");
         let step = plan.step();
-        self.engine.commit(step).expect("it was planned");
-        self.engine.complete(step).expect("it was committed");
+        self.engine.commit(step).expect("the step is planned");
+        self.engine.complete(step).expect("the step is committed");
     }
 
-    /// The next token of each row.
+    /// Appends the next token of each row.
     pub fn prepare(&mut self) {
         for item in &self.items {
             self.engine.append(item.seq, &[TokenId::new(0)]).expect("there is room");
         }
     }
 
-    /// The plan, which finds the spans, and which the backend checks.
+    /// Plans a step. The plan contains the spans, and the backend checks it.
     pub fn plan(&mut self) -> StepId {
         let plan = self.engine.plan_batch(&mut self.scratch, &self.items).expect("there is room");
         assert_eq!(plan.shared.spans.len() + 1, self.items.len());
         plan.step()
     }
 
-    /// Plans, and packs the plan, which is what is measured.
+    /// Plans a step and packs the plan; the packing is measured.
     pub fn levels(&mut self, measured: &mut dyn FnMut(&mut dyn FnMut())) {
         let Self { engine, scratch, levels, items } = self;
         let plan = engine.plan_batch(scratch, items).expect("there is room");
         measured(&mut || {
-            let packed = engine.packed_levels(levels, &plan, items).expect("it is their plan");
+            let packed =
+                engine.packed_levels(levels, &plan, items).expect("the plan has these items");
             assert_eq!(packed.levels.len(), items.len());
         });
         let step = plan.step();
         self.rest(step);
     }
 
-    /// What follows a plan.
+    /// Commits and completes a planned step.
     pub fn rest(&mut self, step: StepId) {
-        self.engine.commit(step).expect("it was planned");
-        self.engine.complete(step).expect("it was committed");
+        self.engine.commit(step).expect("the step is planned");
+        self.engine.complete(step).expect("the step is committed");
     }
 }
 
-/// The bytes of a plan of nested rows, the innermost of which is in a span that reaches past its query.
+/// Returns the bytes of a plan of nested rows. The innermost row is in a span that extends past its query.
 pub fn hostile_bytes(rows: u32) -> Vec<u8> {
     let row = |i| BatchRow {
         row: RowId::new(i),
@@ -118,8 +119,8 @@ pub fn hostile_bytes(rows: u32) -> Vec<u8> {
     OwnedPlan::from(&plan).as_bytes().to_vec()
 }
 
-/// Reads those bytes, which are refused.
+/// Decodes those bytes and expects an error.
 pub fn read_hostile(bytes: &[u8], rows: u32) {
-    let refused = OwnedPlan::from_bytes(bytes).expect_err("a span reaches past a query");
+    let refused = OwnedPlan::from_bytes(bytes).expect_err("a span extends past a query");
     assert_eq!(refused, PlanBytesError::Span { span: rows as usize / 2 });
 }

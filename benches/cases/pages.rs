@@ -1,10 +1,10 @@
-//! Alloc and free: 128 pages out of 1 Mi that are half taken and fragmented.
+//! Alloc and free: 128 pages of a fragmented pool of 1 Mi pages, half of them in use.
 
 use super::work;
 use kvarena::PageId;
 use kvarena::page::PagePool;
 
-/// Pages a call.
+/// Pages of a call.
 pub const COUNT: usize = 128;
 
 pub struct AllocFree {
@@ -13,7 +13,7 @@ pub struct AllocFree {
 }
 
 impl AllocFree {
-    /// `taken`: which part of the pool is taken, in percent; 50 is the case of the table.
+    /// Creates the case. `taken` is the share of pages in use, in percent; the table uses 50.
     pub fn new(page_count: u32, taken: u32) -> Self {
         let mut pool = PagePool::new(page_count);
         let mut all = vec![PageId::default(); page_count as usize];

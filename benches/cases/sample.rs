@@ -1,8 +1,8 @@
-//! Medians of many short runs, which neighbours on the machine disturb less than means.
+//! Medians of many short runs, which other work on the machine disturbs less than means.
 
 use std::time::Instant;
 
-/// Nanoseconds that a call takes: the median over `samples` runs of `calls` calls each.
+/// Returns the nanoseconds of a call: the median over `samples` runs of `calls` calls each.
 pub fn median_ns(samples: usize, calls: usize, mut call: impl FnMut()) -> f64 {
     let run = || {
         let start = Instant::now();

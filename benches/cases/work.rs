@@ -1,35 +1,35 @@
-//! The inputs of the CPU benches, byte for byte the ones that other caches were measured with.
+//! The inputs of the CPU benches, equal byte for byte to those with which other caches were measured.
 //!
-//! Everything comes from a counter-based splitmix64: token `i` of stream `s` is `256 + mix((s << 32) + i) % 128000`.
+//! All numbers come from a counter-based splitmix64: token `i` of stream `s` is `256 + mix((s << 32) + i) % 128000`.
 //!
 //! | case | input |
 //! |---|---|
 //! | hit | 10,000 cached sequences of 2,048 tokens: 512 of 32 shared prompts, 1,536 own; 15,376,384 tokens in all |
-//! | miss | 256 sequences whose first token occurs nowhere else |
+//! | miss | 256 sequences whose first token is unique |
 //! | insert, cycle | 2,000 new sequences: 512 shared tokens and 1,536 new ones |
 //! | evict | leaves of 256 tokens below the 32 prompts, touched in a shuffled order |
-//! | alloc | all pages but a shuffled half of them taken |
-//! | replay | 8-turn chats of 200 users, each turn continuing the last |
+//! | alloc | all pages in use except a shuffled half |
+//! | replay | 8-turn chats of 200 users; each turn continues the previous one |
 
 use kvarena::TokenId;
 use kvarena::testkit::ask_for_huge_pages;
 
-/// Shared prompts.
+/// Number of shared prompts.
 pub const PROMPTS: usize = 32;
 /// Tokens of a shared prompt.
 pub const PROMPT_LEN: usize = 512;
 /// Tokens of a sequence.
 pub const SEQUENCE_LEN: usize = 2048;
-/// Cached sequences.
+/// Number of cached sequences.
 pub const SEQUENCES: usize = 10_000;
-/// Sequences that are not cached: half for inserts, half for cycles.
+/// Number of uncached sequences: half for inserts, half for cycles.
 pub const NEW_SEQUENCES: usize = 2000;
-/// Sequences that match nothing.
+/// Number of sequences that match no page.
 pub const MISSES: usize = 256;
 /// Tokens of a leaf of the eviction case.
 pub const LEAF_LEN: usize = 256;
 
-/// splitmix64 of a counter.
+/// Returns splitmix64 of a counter.
 fn mix(x: u64) -> u64 {
     let z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -44,7 +44,7 @@ fn extend(tokens: &mut Vec<TokenId>, stream: u64, len: usize) {
     tokens.extend((0..len as u64).map(token));
 }
 
-/// Shared prompt `p`.
+/// Returns shared prompt `p`.
 pub fn prompt(p: usize) -> Vec<TokenId> {
     let mut tokens = Vec::with_capacity(PROMPT_LEN);
     extend(&mut tokens, 1000 + p as u64, PROMPT_LEN);
@@ -58,17 +58,17 @@ fn below_prompt(p: usize, stream: u64) -> Vec<TokenId> {
     tokens
 }
 
-/// Cached sequence `s`.
+/// Returns cached sequence `s`.
 pub fn sequence(s: usize) -> Vec<TokenId> {
     below_prompt(s, 100_000 + s as u64)
 }
 
-/// New sequence `s`.
+/// Returns new sequence `s`.
 pub fn new_sequence(s: usize) -> Vec<TokenId> {
     below_prompt(s, 200_000 + s as u64)
 }
 
-/// Sequence `s` that matches nothing.
+/// Returns sequence `s` that matches no page.
 pub fn miss(s: usize) -> Vec<TokenId> {
     let mut tokens = Vec::with_capacity(SEQUENCE_LEN);
     extend(&mut tokens, 300_000 + s as u64, SEQUENCE_LEN);
@@ -76,12 +76,12 @@ pub fn miss(s: usize) -> Vec<TokenId> {
     tokens
 }
 
-/// The `i`th sequence that a hit matches: all of them, far from one another.
+/// Returns the number of the `i`th sequence that a hit matches: all of them, far from each other.
 pub fn hit_order(i: usize) -> usize {
     i * 7919 % SEQUENCES
 }
 
-/// Sequence `i` of the eviction case: a prompt and a leaf, whose first token differs from its siblings'.
+/// Returns sequence `i` of the eviction case: a prompt, and a leaf whose first token differs from its siblings'.
 pub fn leaf_sequence(i: usize) -> Vec<TokenId> {
     let mut tokens = Vec::with_capacity(PROMPT_LEN + LEAF_LEN);
     extend(&mut tokens, 1000 + (i % PROMPTS) as u64, PROMPT_LEN);
@@ -90,15 +90,15 @@ pub fn leaf_sequence(i: usize) -> Vec<TokenId> {
     tokens
 }
 
-/// Order in which `leaves` leaves are touched, so that each has an age of its own.
+/// Returns the order in which `leaves` leaves are touched, so that each has its own age.
 pub fn touch_order(leaves: usize) -> Vec<u32> {
-    // Smaller trees take their part of one order of 100,000.
+    // Smaller trees use their part of one order of 100,000.
     let mut order = shuffled(leaves.max(100_000), 1 << 50);
     order.retain(|&leaf| (leaf as usize) < leaves);
     order
 }
 
-/// Order of pages in which the first half are freed, after all were taken.
+/// Returns the order of pages, of which the first half are freed after all were taken.
 pub fn free_order(pages: usize) -> Vec<u32> {
     shuffled(pages, 1 << 51)
 }
@@ -109,7 +109,7 @@ fn shuffled(count: usize, salt: u64) -> Vec<u32> {
     order
 }
 
-/// Zeros to measure a floor with, in memory that is taken as the core's tables are.
+/// Returns zeros for a floor, in memory that is allocated like the core's tables.
 pub fn slab<T: Clone + Default>(len: usize) -> Vec<T> {
     let mut slab: Vec<T> = Vec::with_capacity(len);
     ask_for_huge_pages(slab.as_ptr().addr(), len * size_of::<T>());
@@ -117,48 +117,48 @@ pub fn slab<T: Clone + Default>(len: usize) -> Vec<T> {
     slab
 }
 
-/// Chats to replay.
+/// Chats of the replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chats {
-    /// All conversations, one after another: a system prompt and all turns.
+    /// All conversations, concatenated: a system prompt and all turns.
     pub tokens: Vec<TokenId>,
     /// Turns in the order of arrival.
     pub requests: Vec<ChatRequest>,
 }
 
-/// One turn: the prompt is `tokens[start..start + prompt_len]`, prompt and answer `tokens[start..start + full_len]`.
+/// A turn. The prompt is `tokens[start..start + prompt_len]`; prompt and answer are `tokens[start..start + full_len]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChatRequest {
-    /// Where the conversation begins.
+    /// First token of the conversation.
     pub start: u32,
     /// Tokens of the prompt: the whole conversation so far.
     pub prompt_len: u32,
     /// Tokens of prompt and answer.
     pub full_len: u32,
-    /// Who asks.
+    /// Number of the user.
     pub user: u32,
 }
 
 const USERS: usize = 200;
 const TURNS: usize = 8;
-/// Requests that run at a time: a user asks again only when none of his is among the last so many.
+/// Maximum of running requests. A user sends a request only if none of the last `IN_FLIGHT` requests is the user's.
 const IN_FLIGHT: usize = 32;
 
 struct Conversation {
     start: u32,
     len: u32,
-    /// Lengths of questions and answers.
+    /// Maximum lengths of questions and answers.
     turns: Vec<(u32, u32)>,
     turn: usize,
 }
 
 impl Chats {
-    /// 1,600 requests: each user has one conversation.
+    /// Returns 1,600 requests: each user has one conversation.
     pub fn small() -> Self {
         Self::make(1600, 77)
     }
 
-    /// 16,000 requests: a user who has finished a conversation opens another.
+    /// Returns 16,000 requests: a user who has finished a conversation opens another.
     pub fn large() -> Self {
         Self::make(16_000, 78)
     }
@@ -246,7 +246,7 @@ fn zipf(ranks: usize, exponent: f64) -> Vec<f64> {
     weights.into_iter().map(add).collect()
 }
 
-/// Draws from the counter.
+/// Generator of the numbers of the counter.
 struct Draw {
     counter: u64,
 }

@@ -1,4 +1,4 @@
-//! Decode and extend attention over random pages.
+//! Measures decode and extend attention over random pages.
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
@@ -15,15 +15,15 @@ use crate::timer::Timer;
 
 const HEAD_DIM: u32 = 128;
 
-/// How calls are timed: in a graph, or launched one by one.
+/// Timing of calls: in a graph, or launched one by one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Graph,
     Row,
 }
 
-/// A pool filled with noise, and rows for q and out. Calls take turns over the layers; all layers together have as many
-/// slots as the baselines have in one, from which those take another random set of pages each turn.
+/// A pool filled with noise, and rows for q and out. Calls use the layers in turn. All layers together have as many
+/// slots as the baselines have in one layer; the baselines use another random set of pages in each turn.
 struct Bench<'a> {
     noise: &'a Noise,
     timer: Timer,
@@ -48,7 +48,7 @@ impl<'a> Bench<'a> {
         Self::with_spans(gpu, noise, (shape, page_size, layout), (layers, slots), false)
     }
 
-    /// Where spans may be read once, or each row reads by itself.
+    /// Creates the bench. `once` allows reading spans once; otherwise each row is read separately.
     fn with_spans(
         gpu: &Gpu,
         noise: &'a Noise,
@@ -68,18 +68,18 @@ impl<'a> Bench<'a> {
         Ok(Self { noise, timer, cuda, q, out, layers, spans, step: 0, rng: Rng::new(5) })
     }
 
-    /// Times one batch; whether a few of its rows are right.
+    /// Times one batch. Returns also whether a few of its rows are correct.
     fn run(&mut self, lens: &[(u32, u32)], q_heads: u32, how: How) -> Outcome<(f64, bool)> {
         let forest = Forest::alone(lens.iter().map(|len| len.1));
-        let news: Vec<u32> = lens.iter().map(|len| len.0).collect();
-        self.run_forest(&forest, &news, q_heads, how)
+        let new_lens: Vec<u32> = lens.iter().map(|len| len.0).collect();
+        self.run_forest(&forest, &new_lens, q_heads, how)
     }
 
-    /// The same of a batch whose rows share spans.
+    /// Times a batch whose rows share spans.
     fn run_forest(
         &mut self,
         forest: &Forest,
-        news: &[u32],
+        new_lens: &[u32],
         q_heads: u32,
         how: How,
     ) -> Outcome<(f64, bool)> {
@@ -87,18 +87,18 @@ impl<'a> Bench<'a> {
         let sets = self.layers as usize;
         let layout = *self.cuda.layout();
         let table = table(layout.page_size());
-        let batch = Batch::forest(self.step, &layout, &table, forest, news, &mut self.rng);
+        let batch = Batch::forest(self.step, &layout, &table, forest, new_lens, &mut self.rng);
         let attend = Attend::new(q_heads, layout.head_dim());
         let plan = batch.plan();
         let shared = if self.spans { plan.shared } else { SharedSpans::default() };
         let plan = BatchPlan { shared, ..plan };
         self.cuda.begin(&plan)?;
-        let set = batch.slots.len() as u64 * u64::from(q_heads * layout.head_dim()) * 2;
-        let rows = self.q.bytes() / set;
+        let set_bytes = batch.slots.len() as u64 * u64::from(q_heads * layout.head_dim()) * 2;
+        let set_count = self.q.bytes() / set_bytes;
         let Self { timer, cuda, q, out, .. } = self;
         out.fill(0xff)?;
         let attend_set = |i| {
-            let at = i as u64 % rows * set;
+            let at = i as u64 % set_count * set_bytes;
             let (q, out) = (q.rows(at, None), out.rows_mut(at, None));
             cuda.attend(&plan, LayerId::new(i as u32), &attend, q, out, None)
         };
@@ -107,13 +107,19 @@ impl<'a> Bench<'a> {
             How::Row => timer.row(sets, attend_set)?,
         };
         cuda.end(StepEnd::Complete(plan.step()));
-        Ok((us, self.check(&batch, &attend, sets, set)?))
+        Ok((us, self.check(&batch, &attend, sets, set_bytes)?))
     }
 
     /// A few (token, head) pairs of a few sequences against float64.
-    fn check(&mut self, batch: &Batch, attend: &Attend, sets: usize, set: u64) -> Outcome<bool> {
+    fn check(
+        &mut self,
+        batch: &Batch,
+        attend: &Attend,
+        sets: usize,
+        set_bytes: u64,
+    ) -> Outcome<bool> {
         let layout = *self.cuda.layout();
-        let (rows, head_dim) = (self.q.bytes() / set, layout.head_dim());
+        let (set_count, head_dim) = (self.q.bytes() / set_bytes, layout.head_dim());
         let (group, count) = (attend.q_heads / layout.kv_heads(), batch.rows.len());
         let mut distance = Distance::default();
         for index in [0, count / 2, count - 1] {
@@ -136,7 +142,7 @@ impl<'a> Bench<'a> {
                     (0..=position).flat_map(of).collect()
                 };
                 let (k, v) = (read(PlaneName::K), read(PlaneName::V));
-                let at = u64::from(layer) % rows * set
+                let at = u64::from(layer) % set_count * set_bytes
                     + 2 * u64::from(head_dim)
                         * u64::from((row.qo_start + token) * attend.q_heads + head);
                 let q: Vec<f32> =
@@ -199,12 +205,12 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Rows of which all share so many tokens, each with some of its own.
+/// Returns rows that all share `shared` tokens, each with `own` of its own.
 fn alike(rows: usize, len: u32, own: u32) -> Forest {
     Forest { spans: vec![(0..rows, len)], own: vec![own; rows] }
 }
 
-/// What is compared with others' reads of shared prefixes.
+/// Cases that other engines' reads of shared prefixes are compared with.
 pub fn forests() -> [(&'static str, Forest); 4] {
     let mut tree = alike(64, 4_096, 256);
     tree.spans.extend((0..8).map(|group| (8 * group..8 * group + 8, 4_096)));
@@ -216,7 +222,7 @@ pub fn forests() -> [(&'static str, Forest); 4] {
     ]
 }
 
-/// A few new tokens a row, as when drafts are verified, over shared prefixes: as [`shared`].
+/// Measures a few new tokens a row, as in the verification of drafts, over shared prefixes: see [`shared`].
 pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let heads = (KvShape::heads(8, HEAD_DIM), 16, Layout::LayerFirst);
@@ -230,11 +236,11 @@ pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     ];
     for (name, forest) in &forests {
         for new in [1, 2, 4, 8, 16] {
-            let news = vec![new; forest.own.len()];
+            let new_lens = vec![new; forest.own.len()];
             let tokens: u32 = forest.own.iter().chain(forest.spans.iter().map(|s| &s.1)).sum();
             let bytes = Rate::Bytes(f64::from(tokens) * 4096.0);
             for (kind, bench) in [("flat", &mut flat), ("spans once", &mut once)] {
-                let (us, ok) = bench.run_forest(forest, &news, 32, How::Graph)?;
+                let (us, ok) = bench.run_forest(forest, &new_lens, 32, How::Graph)?;
                 report.row("sharedq", &format!("{name} q{new}"), kind, us, bytes, ok);
             }
         }
@@ -242,7 +248,7 @@ pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Decode over shared prefixes: spans read once, and each row by itself, by turns.
+/// Measures decode over shared prefixes: spans read once and each row read separately, in turn.
 pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let [first, second, third, tree] = forests();
     let forests = [
@@ -263,15 +269,15 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         let mut flat = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), false)?;
         let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), true)?;
         for (name, forest) in forests.iter().chain(&plain) {
-            let news = vec![1; forest.own.len()];
+            let new_lens = vec![1; forest.own.len()];
             let tokens: u32 = forest.own.iter().sum::<u32>()
                 + forest.spans.iter().map(|span| span.1).sum::<u32>();
             let bytes = Rate::Bytes(f64::from(tokens) * f64::from(8 * head_dim * 4));
-            // Without it where that is 128, as in the other sections.
+            // Cases of head_dim 128 have no suffix, as in the other sections.
             let of = if head_dim == 128 { String::new() } else { format!(" d{head_dim}") };
             let case = format!("{name}{of}");
             for (kind, bench) in [("flat", &mut flat), ("spans once", &mut once)] {
-                let (us, ok) = bench.run_forest(forest, &news, 32, How::Graph)?;
+                let (us, ok) = bench.run_forest(forest, &new_lens, 32, How::Graph)?;
                 report.row("shared", &case, kind, us, bytes, ok);
             }
         }
@@ -279,7 +285,7 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// A few new tokens a row, as when drafts are verified.
+/// Measures a few new tokens a row, as in the verification of drafts.
 pub fn short_queries(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     for (page_size, layout) in &LAYOUTS[..2] {
@@ -325,11 +331,11 @@ pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Layouts of the pool, at which page size.
+/// Layouts of the pool, with their page size.
 const LAYOUTS: [(u32, Layout); 3] =
     [(16, Layout::LayerFirst), (1, Layout::LayerFirst), (16, Layout::PageFirst)];
 
-/// How a case names its layout.
+/// Returns the suffix of a case for its layout.
 fn of(page_size: u32, layout: Layout) -> String {
     let layout = if layout == Layout::PageFirst { " PageFirst" } else { "" };
     format!("page{page_size}{layout}")

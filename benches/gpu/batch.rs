@@ -1,4 +1,4 @@
-//! Batches over random pages, without an engine; and random numbers that host and device both know.
+//! Batches over random pages without an engine, and random numbers that host and device compute alike.
 
 use cust::sys;
 use kvarena::backend::cuda::{DeviceBuffer, Gpu};
@@ -11,12 +11,12 @@ use kvarena::{
 
 use crate::Outcome;
 
-/// A pool of the shapes of the bench: bf16, head_dim 128.
+/// Returns the pool of the bench's shape: bf16, head_dim 128.
 pub fn pool(layers: u32, kv_heads: u32, page_size: u32, slots: u32, layout: Layout) -> PoolLayout {
     pool_of(KvShape::heads(kv_heads, 128), layers, page_size, slots, layout)
 }
 
-/// A pool of other shapes.
+/// Returns a pool of another shape.
 pub fn pool_of(
     shape: KvShape,
     layers: u32,
@@ -36,12 +36,12 @@ pub fn pool_of(
     config.layout().expect("a valid pool")
 }
 
-/// Page tables for 256 sequences, 5,000,000 tokens.
+/// Returns page tables for 256 sequences, 5,000,000 tokens.
 pub fn table(page_size: u32) -> TableShape {
     TableShape::new(page_size, 256, 131_072, 5_000_000).expect("a valid table")
 }
 
-/// `count` different numbers below `bound`, in random order.
+/// Returns `count` distinct numbers below `bound`, in random order.
 pub fn distinct(rng: &mut Rng, count: usize, bound: u32) -> Vec<u32> {
     let mut all: Vec<u32> = (0..bound).collect();
     for i in 0..count {
@@ -52,20 +52,20 @@ pub fn distinct(rng: &mut Rng, count: usize, bound: u32) -> Vec<u32> {
     all
 }
 
-/// A forest of spans over a batch: of each its rows and its tokens, parents first; and what each row has of its own.
+/// A forest of spans over a batch: the rows and tokens of each span, parents first, and each row's own tokens.
 pub struct Forest {
     pub spans: Vec<(std::ops::Range<usize>, u32)>,
     pub own: Vec<u32>,
 }
 
 impl Forest {
-    /// Rows that share nothing.
+    /// Returns rows that share no tokens.
     pub fn alone(own: impl IntoIterator<Item = u32>) -> Self {
         Self { spans: Vec::new(), own: own.into_iter().collect() }
     }
 }
 
-/// One step, owned.
+/// One step, with its arrays.
 pub struct Batch {
     step: u64,
     pub rows: Vec<BatchRow>,
@@ -79,13 +79,13 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Sequences whose random pages a forest says, whole ones in its spans, with so many new tokens each.
+    /// Returns a step of sequences with random pages by a forest, whole pages in its spans, with these new tokens.
     pub fn forest(
         step: u64,
         layout: &PoolLayout,
         table: &TableShape,
         forest: &Forest,
-        news: &[u32],
+        new_lens: &[u32],
         rng: &mut Rng,
     ) -> Self {
         let size = layout.page_size();
@@ -110,7 +110,7 @@ impl Batch {
         let around = |row: usize| {
             forest.spans.iter().filter(move |span| span.0.contains(&row)).map(|span| span.1)
         };
-        let lens = forest.own.iter().zip(news).enumerate();
+        let lens = forest.own.iter().zip(new_lens).enumerate();
         let lens: Vec<(u32, u32)> =
             lens.map(|(row, (own, new))| (*new, around(row).sum::<u32>() + own)).collect();
         let whole = |(pages, &(new, len)): (&Vec<u32>, &(u32, u32))| -> Vec<PageId> {
@@ -157,10 +157,10 @@ impl Batch {
         batch
     }
 
-    /// New tokens at these slots, of one sequence that is never attended to.
+    /// Returns a step that stores new tokens at these slots, of one sequence that is never attended to.
     pub fn stores(step: u64, slots: &[u32]) -> Self {
         let count = slots.len() as u32;
-        // kv_len 0 marks padding: the tables are not looked at.
+        // kv_len 0 marks padding, so kernels do not read the tables.
         let row = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: count, kv_len: 0 };
         Self {
             step,
@@ -189,7 +189,7 @@ impl Batch {
     }
 }
 
-/// Random bf16 numbers, repeated through device memory: element `i` of any memory filled with it is `at(i)`.
+/// Random bf16 numbers, repeated through device memory: element `i` of memory filled with them is `at(i)`.
 pub struct Noise {
     host: Vec<u16>,
     device: DeviceBuffer,
@@ -198,10 +198,10 @@ pub struct Noise {
 impl Noise {
     pub fn new(gpu: &Gpu) -> Outcome<Self> {
         let mut rng = Rng::new(42);
-        // Not a multiple of any power of two times much: pages that differ hold different numbers.
+        // The length is not a small multiple of a power of two, so that different pages have different numbers.
         let len = 24_000_008;
         let mut number = || {
-            // About normal, from the sum of four uniform numbers.
+            // Nearly normal, as the sum of four uniform numbers.
             let bits = rng.bits();
             let sum: u32 = (0..4).map(|i| (bits >> (16 * i)) as u32 & 0xffff).sum();
             half::bf16::from_f32((sum as f32 / 65_536.0 - 2.0) * 1.7).to_bits()
@@ -220,7 +220,7 @@ impl Noise {
         self.fill_from(target, 0)
     }
 
-    /// Fills what stands behind the first `begin` bytes.
+    /// Fills the memory after the first `begin` bytes by copies of them.
     pub fn fill_from(&self, target: &DeviceBuffer, begin: u64) -> Outcome<()> {
         let mut at = begin;
         while at < target.bytes() {
@@ -237,7 +237,7 @@ impl Noise {
         Ok(())
     }
 
-    /// New device memory, filled.
+    /// Returns new device memory, filled.
     pub fn buffer(&self, gpu: &Gpu, bytes: u64) -> Outcome<DeviceBuffer> {
         let buffer = DeviceBuffer::new(gpu, bytes)?;
         self.fill(&buffer)?;

@@ -1,4 +1,4 @@
-//! What the memory and the bus give to plain kernels and copies.
+//! Bandwidth of memory and bus with plain kernels and copies.
 
 use std::ffi::c_void;
 

@@ -1,5 +1,5 @@
-//! Pools of fp8, with scales that are given and by token, beside bf16: decode, extend, store, shared prefixes.
-//! LayerFirst.
+//! Measures pools of fp8, with static scales and scales by token, and of bf16: decode, extend, store, shared prefixes.
+//! The layout is LayerFirst.
 
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
@@ -8,7 +8,7 @@ use kvarena::testkit::quantised::{scales, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Attend, Backend, BatchPlan, Capacity, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend,
-    PlaneName, PoolConfig, PoolLayout, Scaling, SharedSpans, SlotId, StepEnd,
+    PlaneName, PoolConfig, PoolLayout, Scaling, SharedSpans, SlotId, StepBounds, StepEnd,
 };
 
 use crate::Outcome;
@@ -21,7 +21,7 @@ const HEAD_DIM: u32 = 128;
 const KV_HEADS: u32 = 8;
 const Q_HEADS: u32 = 32;
 
-/// What a pool holds.
+/// Elements of a pool.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Bf16,
@@ -58,7 +58,7 @@ impl Kind {
     }
 }
 
-/// Bytes that are numbers, and scales of tokens, repeated through device memory as [`Noise`] is.
+/// Random bytes of fp8, and scales of tokens, repeated through device memory like [`Noise`].
 pub struct Fp8Noise {
     bytes: (Vec<u8>, DeviceBuffer),
     scales: (Vec<f32>, DeviceBuffer),
@@ -67,7 +67,7 @@ pub struct Fp8Noise {
 impl Fp8Noise {
     pub fn new(gpu: &Gpu) -> Outcome<Self> {
         let mut rng = Rng::new(43);
-        // Up to 12, of either sign.
+        // Magnitudes up to 12, with both signs.
         let bytes: Vec<u8> =
             (0..24_000_008).map(|_| rng.below(0x54) as u8 | (rng.below(2) as u8) << 7).collect();
         let scales: Vec<f32> =
@@ -76,19 +76,19 @@ impl Fp8Noise {
         Ok(Self { bytes: (bytes, on_gpu.0), scales: (scales, on_gpu.1) })
     }
 
-    /// The number at a byte of the pool.
+    /// Returns the value of a byte of the pool.
     pub fn number(&self, at: u64) -> f64 {
         let all = &self.bytes.0;
         value(all[(at % all.len() as u64) as usize])
     }
 
-    /// The scale in so many bytes from their plane's begin.
+    /// Returns the scale that is `bytes` bytes after the begin of its plane.
     pub fn scale(&self, at: u64) -> f32 {
         let all = &self.scales.0;
         all[(at / 4 % all.len() as u64) as usize]
     }
 
-    /// Fills a pool: its scales where it has planes of them, `rope` behind what latent rows have of fp8, bytes
+    /// Fills a pool: scales in their planes, if any, `rope` noise in the unquantised part of latent rows, and bytes
     /// elsewhere.
     pub fn fill(&self, cuda: &Cuda, rope: &Noise) -> Outcome<()> {
         let (layout, pool) = (cuda.layout(), cuda.pool());
@@ -103,7 +103,7 @@ impl Fp8Noise {
     }
 }
 
-/// Copies `source` again and again, from its begin on.
+/// Fills memory with copies of `source`.
 fn repeat(source: &DeviceBuffer, target: u64, bytes: u64) {
     for at in (0..bytes).step_by(source.bytes() as usize) {
         let count = (bytes - at).min(source.bytes());
@@ -150,45 +150,50 @@ impl<'a> Bench<'a> {
         Ok(Self { noise, scales, timer, cuda, q, out, layers, step: 0, rng: Rng::new(5) })
     }
 
-    /// Times one batch of new and all tokens; whether a few of its rows are right.
+    /// Times one batch of new and all tokens. Returns also whether a few of its rows are correct.
     fn run(&mut self, lens: &[(u32, u32)]) -> Outcome<(f64, bool)> {
         let forest = Forest::alone(lens.iter().map(|len| len.1));
-        let news: Vec<u32> = lens.iter().map(|len| len.0).collect();
-        self.run_forest(&forest, &news, false)
+        let new_lens: Vec<u32> = lens.iter().map(|len| len.0).collect();
+        self.run_forest(&forest, &new_lens, false)
     }
 
-    /// The same of a batch whose rows share spans, which may be read once.
-    fn run_forest(&mut self, forest: &Forest, news: &[u32], once: bool) -> Outcome<(f64, bool)> {
+    /// Times one batch whose rows share spans. `once`: the backend may read each span once for all its rows.
+    fn run_forest(
+        &mut self,
+        forest: &Forest,
+        new_lens: &[u32],
+        once: bool,
+    ) -> Outcome<(f64, bool)> {
         self.step += 1;
         let layout = *self.cuda.layout();
         let table = table(layout.page_size());
-        let batch = Batch::forest(self.step, &layout, &table, forest, news, &mut self.rng);
+        let batch = Batch::forest(self.step, &layout, &table, forest, new_lens, &mut self.rng);
         let attend = Attend::new(Q_HEADS, HEAD_DIM);
         let plan = batch.plan();
         let shared = if once { plan.shared } else { SharedSpans::default() };
         let plan = BatchPlan { shared, ..plan };
         self.cuda.begin(&plan)?;
-        let set = batch.slots.len() as u64 * u64::from(Q_HEADS * HEAD_DIM) * 2;
-        let rows = self.q.bytes() / set;
+        let set_bytes = batch.slots.len() as u64 * u64::from(Q_HEADS * HEAD_DIM) * 2;
+        let set_count = self.q.bytes() / set_bytes;
         let Self { timer, cuda, q, out, .. } = self;
         out.fill(0xff)?;
         let attend_set = |i| {
-            let at = i as u64 % rows * set;
+            let at = i as u64 % set_count * set_bytes;
             let (q, out) = (q.rows(at, None), out.rows_mut(at, None));
             cuda.attend(&plan, LayerId::new(i as u32), &attend, q, out, None)
         };
-        let decodes = news.iter().all(|&new| new == 1);
+        let decodes = new_lens.iter().all(|&new| new == 1);
         let sets = self.layers as usize;
         let us =
             if decodes { timer.graph(sets, attend_set)? } else { timer.row(sets, attend_set)? };
         cuda.end(StepEnd::Complete(plan.step()));
-        Ok((us, self.check(&batch, &attend, set)?))
+        Ok((us, self.check(&batch, &attend, set_bytes)?))
     }
 
-    /// One head's K or V at a slot.
+    /// Returns one head's K or V at a slot.
     fn stored(&self, plane: PlaneName, layer: LayerId, slot: SlotId, head: u32) -> Vec<f64> {
         let layout = self.cuda.layout();
-        let at = layout.row(plane, layer, slot).expect("the pool has it").start;
+        let at = layout.row(plane, layer, slot).expect("the pool has the plane").start;
         if layout.dtype() == KvDtype::Bf16 {
             let first = at / 2 + u64::from(head * HEAD_DIM);
             return (first..first + u64::from(HEAD_DIM))
@@ -199,21 +204,21 @@ impl<'a> Bench<'a> {
         let scale =
             if let Some(scales) = layout.strides([PlaneName::KScales, PlaneName::VScales][side]) {
                 let (page, offset) = layout.page_of(slot);
-                let planes = layout.strides(PlaneName::KScales).expect("by token").origin;
+                let first = layout.strides(PlaneName::KScales).expect("by token").origin;
                 let at = scales.row(layer.raw(), page, offset) + scales.head * u64::from(head);
-                self.noise.1.scale(at - planes)
+                self.noise.1.scale(at - first)
             } else {
-                self.scales.as_ref().expect("they are given").get(layer, head)[side]
+                self.scales.as_ref().expect("static scales are given").get(layer, head)[side]
             };
         let first = at + u64::from(head * HEAD_DIM);
         let number = |i| self.noise.1.number(i) * f64::from(scale);
         (first..first + u64::from(HEAD_DIM)).map(number).collect()
     }
 
-    /// A few (token, head) pairs of a few sequences against float64.
-    fn check(&mut self, batch: &Batch, attend: &Attend, set: u64) -> Outcome<bool> {
+    /// Compares a few (token, head) pairs of two sequences with float64.
+    fn check(&mut self, batch: &Batch, attend: &Attend, set_bytes: u64) -> Outcome<bool> {
         let page_size = self.cuda.layout().page_size();
-        let rows = self.q.bytes() / set;
+        let set_count = self.q.bytes() / set_bytes;
         let mut distance = Distance::default();
         for index in [0, batch.rows.len() - 1] {
             let row = batch.rows[index];
@@ -223,15 +228,15 @@ impl<'a> Bench<'a> {
                 let kv_head = head / (Q_HEADS / KV_HEADS);
                 let position = row.kv_len - row.extend_len + token;
                 let read = |plane| -> Vec<f64> {
-                    let of = |p: u32| {
+                    let at_position = |p: u32| {
                         let page = batch.pages[index][(p / page_size) as usize];
                         let slot = SlotId::new((page * page_size + p % page_size).into());
                         self.stored(plane, LayerId::new(layer), slot, kv_head)
                     };
-                    (0..=position).flat_map(of).collect()
+                    (0..=position).flat_map(at_position).collect()
                 };
                 let (k, v) = (read(PlaneName::K), read(PlaneName::V));
-                let at = u64::from(layer) % rows * set
+                let at = u64::from(layer) % set_count * set_bytes
                     + 2 * u64::from(HEAD_DIM) * u64::from((row.qo_start + token) * Q_HEADS + head);
                 let first = at / 2;
                 let q: Vec<f32> =
@@ -246,12 +251,12 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Decode, extend, store and shared prefixes, as they are asked for.
+/// Measures the requested parts: decode, extend, store and shared prefixes.
 pub fn run(gpu: &Gpu, parts: [bool; 4], report: &mut Report) -> Outcome<()> {
     let noise = (Noise::new(gpu)?, Fp8Noise::new(gpu)?);
     let noise = (&noise.0, &noise.1);
     for (run, _) in
-        [decode, extend, store, shared].into_iter().zip(parts).filter(|(_, asked)| *asked)
+        [decode, extend, store, shared].into_iter().zip(parts).filter(|(_, selected)| *selected)
     {
         run(gpu, noise, report)?;
     }
@@ -272,9 +277,9 @@ fn decode(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
             let rows: Vec<_> = lens.iter().map(|&len| (1, len)).collect();
             let (us, ok) = bench.run(&rows)?;
             let tokens = f64::from(lens.iter().sum::<u32>());
-            let row = bench.cuda.layout().page_bytes() / u64::from(4 * page_size);
+            let token_bytes = bench.cuda.layout().page_bytes() / u64::from(4 * page_size);
             let case = format!("decode {case} page{page_size}");
-            report.row("fp8", &case, name, us, Rate::Bytes(tokens * row as f64), ok);
+            report.row("fp8", &case, name, us, Rate::Bytes(tokens * token_bytes as f64), ok);
         }
     }
     Ok(())
@@ -292,7 +297,7 @@ fn extend(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
     Ok(())
 }
 
-/// Decode over shared prefixes: each row by itself and spans read once, by turns.
+/// Measures decode over shared prefixes: each row read separately and spans read once, in turn.
 fn shared(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
     let plain = [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf())];
     let plain = plain.map(|(name, own)| (name, Forest::alone(own)));
@@ -302,11 +307,11 @@ fn shared(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
         for (case, forest) in forests.iter().chain(&plain) {
             let tokens: u32 =
                 forest.own.iter().chain(forest.spans.iter().map(|span| &span.1)).sum();
-            let row = bench.cuda.layout().page_bytes() / u64::from(4 * 16_u32);
-            let bytes = Rate::Bytes(f64::from(tokens) * row as f64);
+            let token_bytes = bench.cuda.layout().page_bytes() / u64::from(4 * 16_u32);
+            let bytes = Rate::Bytes(f64::from(tokens) * token_bytes as f64);
             for (how, once) in [("flat", false), ("spans once", true)] {
-                let news = vec![1; forest.own.len()];
-                let (us, ok) = bench.run_forest(forest, &news, once)?;
+                let new_lens = vec![1; forest.own.len()];
+                let (us, ok) = bench.run_forest(forest, &new_lens, once)?;
                 report.row(
                     "fp8",
                     &format!("shared {case}"),
@@ -321,7 +326,7 @@ fn shared(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
     Ok(())
 }
 
-/// Rows of bf16 into each kind of pool.
+/// Stores rows of bf16 into each kind of pool.
 fn store(gpu: &Gpu, (noise, _): (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
     let (tokens, slots, sets) = (65_536_u32, 349_520, 3);
     for (page_size, (kind, name)) in [1, 16].into_iter().flat_map(|p| KINDS.map(|kind| (p, kind))) {
@@ -330,11 +335,11 @@ fn store(gpu: &Gpu, (noise, _): (&Noise, &Fp8Noise), report: &mut Report) -> Out
         let options = CudaOptions {
             stream: Some(timer.stream.clone()),
             scales: kind.scales(sets),
-            max_step_tokens: tokens,
             ..CudaOptions::new(gpu)
         };
         let pool = kind.pool(sets, page_size, slots);
-        let mut cuda = options.open(&pool, &table(page_size), 2)?;
+        let bounds = StepBounds { steps: 2, tokens };
+        let mut cuda = options.open(&pool, &table(page_size), bounds)?;
         let batch =
             Batch::stores(1, &distinct(&mut rng, tokens as usize, pool.slot_count() as u32));
         cuda.begin(&batch.plan())?;
@@ -346,7 +351,7 @@ fn store(gpu: &Gpu, (noise, _): (&Noise, &Fp8Noise), report: &mut Report) -> Out
             cuda.store_cache(&batch.plan(), layer, k.rows(at, None), v.rows(at, None))
         })?;
         cuda.end(StepEnd::Complete(batch.plan().step()));
-        // Tests compare what is stored; bytes read and written.
+        // The tests compare the stored bytes; the rate counts the bytes read and written.
         let written = pool.page_bytes() as f64 / f64::from(sets * page_size);
         let bytes = f64::from(tokens) * (4_100.0 + written);
         let case = format!("store T{tokens} page{page_size}");

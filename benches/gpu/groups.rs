@@ -1,4 +1,4 @@
-//! Decode attention of a model's layers, in one group and in groups: full layers, and layers that read a window.
+//! Measures decode attention of a model's layers, in one group and in groups: full layers, and layers with a window.
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::planner::{Item, Planner};
@@ -12,11 +12,11 @@ use crate::batch::Noise;
 use crate::report::{Rate, Report};
 use crate::timer::Timer;
 
-/// Turns of both ways, one after the other.
+/// Turns of both variants.
 const TURNS: usize = 5;
 const PAGE_SIZE: u32 = 16;
 
-/// A model whose layers read everything, or a window.
+/// A model whose layers read all tokens, or a window.
 struct Model {
     name: &'static str,
     full: u32,
@@ -27,7 +27,7 @@ struct Model {
     head_dim: u32,
 }
 
-/// gpt-oss-20b; and of Gemma 3 27B the heads, and a fifth of the layers.
+/// gpt-oss-20b; and the heads and a fifth of the layers of Gemma 3 27B.
 fn models() -> [Model; 2] {
     [
         Model {
@@ -57,7 +57,7 @@ impl Model {
         Attend { window, ..Attend::new(self.q_heads, self.head_dim) }
     }
 
-    /// Every layer keeps everything, or layers with a window are a group.
+    /// Returns one group, in which every layer keeps all tokens, and a group for the layers with a window.
     fn ways(&self) -> Outcome<Vec<(&'static str, Groups)>> {
         let layers: Vec<u8> =
             (0..self.full + self.windowed).map(|layer| u8::from(layer >= self.full)).collect();
@@ -100,7 +100,7 @@ impl Way {
         noise.fill(cuda.pool())?;
         let mut planner = Planner::new(&layout, &table, 3);
         for _ in 0..rows {
-            let sequence = planner.admit().ok_or("a row is taken")?;
+            let sequence = planner.admit().ok_or("all rows are in use")?;
             planner.grow(sequence, len - 1);
             planner.give_back(sequence, len - 1);
         }
@@ -113,7 +113,7 @@ impl Way {
         Ok(Self { name, cuda, plan, q, out })
     }
 
-    /// Microseconds of a layer of these, which take turns.
+    /// Returns the microseconds of one of these layers, which run in turn.
     fn time(
         &mut self,
         timer: &mut Timer,

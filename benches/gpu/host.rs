@@ -1,4 +1,4 @@
-//! What a step costs the host, and how long the first one takes.
+//! Measures the host's time of a step, and the time to the first step.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ fn config(page_size: u32, layers: u32, tokens: u32) -> EngineConfig {
     EngineConfig::from(pool)
 }
 
-/// From nothing to the first step's output: driver, context, pool, kernels, step.
+/// Measures the time from the start to the first step's output: driver, context, pool, kernels, step.
 pub fn first_step(gpu: &Gpu, start: Instant, report: &mut Report) -> Outcome<()> {
     let mut row = |what: &str, since: Instant| {
         let us = since.elapsed().as_secs_f64() * 1e6;
@@ -55,8 +55,9 @@ pub fn first_step(gpu: &Gpu, start: Instant, report: &mut Report) -> Outcome<()>
     Ok(())
 }
 
-/// Host time of `plan_batch` for 256 sequences of 4,096 tokens that decode, nothing or 2,048 tokens shared: the core's
-/// plan, the checks, the split, the upload and the table writes; and of the core's plan alone.
+/// Measures the host time of `plan_batch` for 256 decoding sequences of 4,096 tokens that share no or 2,048 tokens: the
+/// core's plan, the checks, the split, the upload and the table writes. Measures also the core's plan without a
+/// backend.
 pub fn plan_cost(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     for (page_size, shared) in [(1, 0), (16, 0), (1, 2_048), (16, 2_048)] {
         let stream = CudaStream::new(gpu)?;
@@ -79,7 +80,7 @@ pub fn plan_cost(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
 
 const ROUNDS: u32 = 300;
 
-/// The median of some decode steps; sequences are finished and forgotten at the end.
+/// Returns the median of some decode steps; finishes the sequences and resets the cache at the end.
 fn plan_times<B: Backend>(engine: &mut Engine<B>, shared: u32) -> Outcome<f64>
 where
     B::Error: Send + Sync,

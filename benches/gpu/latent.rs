@@ -1,5 +1,5 @@
-//! Attention over latent rows of 512 + 64, of bf16 and of fp8: decode with 16 and 128 heads, more than one new token,
-//! chunks of a prompt.
+//! Measures attention over latent rows of 512 + 64, in bf16 and in fp8: decode with 16 and 128 heads, several new
+//! tokens, chunks of a prompt.
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
@@ -17,13 +17,13 @@ use crate::timer::Timer;
 
 const RANK: u32 = 512;
 const ROW: u32 = 576;
-/// Layers that calls take turns over, and their slots: each is far larger than the L2 cache.
+/// Number of layers, which calls use in turn, and their slots: each layer is far larger than the L2 cache.
 const LAYERS: u32 = 4;
 const SLOTS: u32 = 1 << 19;
 
 struct Bench<'a> {
     noise: &'a Noise,
-    bytes: &'a Fp8Noise,
+    fp8_noise: &'a Fp8Noise,
     timer: Timer,
     cuda: Cuda,
     q: DeviceBuffer,
@@ -35,7 +35,7 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(
         gpu: &Gpu,
-        (noise, bytes): (&'a Noise, &'a Fp8Noise),
+        (noise, fp8_noise): (&'a Noise, &'a Fp8Noise),
         fp8: bool,
         page_size: u32,
         selected_capability: Option<u32>,
@@ -55,22 +55,22 @@ impl<'a> Bench<'a> {
         let options = CudaOptions { stream, selected_capability, ..CudaOptions::new(gpu) };
         let cuda = options.open(&config.layout()?, &table(page_size), 2)?;
         if fp8 {
-            bytes.fill(&cuda, noise)?
+            fp8_noise.fill(&cuda, noise)?
         } else {
             noise.fill(cuda.pool())?
         }
         let (q, out) = (noise.buffer(gpu, 512 << 20)?, DeviceBuffer::new(gpu, 512 << 20)?);
-        Ok(Self { noise, bytes, timer, cuda, q, out, step: 0, rng: Rng::new(5) })
+        Ok(Self { noise, fp8_noise, timer, cuda, q, out, step: 0, rng: Rng::new(5) })
     }
 
-    /// Times one batch of (new tokens, tokens); whether a few of its rows are right.
+    /// Times one batch of (new tokens, tokens). Returns also whether a few of its rows are correct.
     fn run(&mut self, lens: &[(u32, u32)], q_heads: u32) -> Outcome<(f64, bool)> {
         self.step += 1;
         let layout = *self.cuda.layout();
         let forest = Forest::alone(lens.iter().map(|len| len.1));
-        let news: Vec<u32> = lens.iter().map(|len| len.0).collect();
+        let new_lens: Vec<u32> = lens.iter().map(|len| len.0).collect();
         let table = table(layout.page_size());
-        let batch = Batch::forest(self.step, &layout, &table, &forest, &news, &mut self.rng);
+        let batch = Batch::forest(self.step, &layout, &table, &forest, &new_lens, &mut self.rng);
         let attend = Attend::latent(q_heads, 192_f32.sqrt().recip());
         self.cuda.begin(&batch.plan())?;
         let Self { timer, cuda, q, out, .. } = self;
@@ -84,26 +84,27 @@ impl<'a> Bench<'a> {
         Ok((us, self.check(&batch, &attend)?))
     }
 
-    /// A row of the last layer.
+    /// Returns a row of the last layer.
     fn row(&self, slot: SlotId) -> impl Iterator<Item = f64> + use<'a> {
         let (layout, layer) = (self.cuda.layout(), LayerId::new(LAYERS - 1));
-        let (noise, bytes) = (self.noise, self.bytes);
-        let at = |plane| layout.row(plane, layer, slot).expect("a plane of rows").start;
+        let (noise, fp8_noise) = (self.noise, self.fp8_noise);
+        let at = |plane| layout.row(plane, layer, slot).expect("the pool has the plane").start;
         let latent = at(PlaneName::Latent);
         let scales = layout.strides(PlaneName::KScales).map(|scales| {
             let (page, offset) = layout.page_of(slot);
-            let scale = bytes.scale(scales.row(layer.raw(), page, offset) - scales.origin);
-            let rope = layout.strides(PlaneName::Rope).expect("beside scales");
+            let scale = fp8_noise.scale(scales.row(layer.raw(), page, offset) - scales.origin);
+            let rope =
+                layout.strides(PlaneName::Rope).expect("a pool with scales has a rotary plane");
             (f64::from(scale), at(PlaneName::Rope) - rope.origin)
         });
         (0..u64::from(ROW)).map(move |i| match scales {
             None => noise.at(latent / 2 + i).into(),
-            Some((scale, _)) if i < u64::from(RANK) => bytes.number(latent + i) * scale,
+            Some((scale, _)) if i < u64::from(RANK) => fp8_noise.number(latent + i) * scale,
             Some((_, rope)) => noise.at(rope / 2 + i - u64::from(RANK)).into(),
         })
     }
 
-    /// A few (token, head) pairs of a few sequences in the last layer against float64.
+    /// Compares a few (token, head) pairs of a few sequences in the last layer with float64.
     fn check(&mut self, batch: &Batch, attend: &Attend) -> Outcome<bool> {
         let layout = *self.cuda.layout();
         let mut distance = Distance::default();
@@ -123,8 +124,8 @@ impl<'a> Bench<'a> {
             let at = u64::from((row.qo_start + token) * attend.q_heads + head);
             let q: Vec<f32> =
                 (0..u64::from(ROW)).map(|i| self.noise.at(at * u64::from(ROW) + i)).collect();
-            let none = f32::NEG_INFINITY;
-            let exact = attention(attend, &q, &k, &v, (1, 0), position as usize, none);
+            let no_sink = f32::NEG_INFINITY;
+            let exact = attention(attend, &q, &k, &v, (1, 0), position as usize, no_sink);
             let got: Vec<half::bf16> = self.out.read(2 * at * u64::from(RANK), RANK as usize)?;
             distance.add(&got, &exact.out);
         }
@@ -132,7 +133,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// (sequences, new tokens, tokens).
+/// Batches as (sequences, new tokens, tokens).
 const SHAPES: [(usize, u32, u32); 7] = [
     (1, 1, 8_192),
     (16, 1, 4_096),
@@ -143,17 +144,17 @@ const SHAPES: [(usize, u32, u32); 7] = [
     (1, 512, 8_192),
 ];
 
-/// Bytes of the rows are read once; where products take longer, the table's rate says less.
+/// The rate counts the bytes of the rows once. If a case is compute-bound, the rate is no bound of memory.
 pub fn mla(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
-    of_capability(gpu, &[64, 1], None, report)
+    run_cases(gpu, &[64, 1], None, report)
 }
 
-/// The same with the kernels that other devices get, on pages of 64.
+/// Measures the kernels of other devices, on pages of 64.
 pub fn mla_general(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
-    of_capability(gpu, &[64], Some(80), report)
+    run_cases(gpu, &[64], Some(80), report)
 }
 
-fn of_capability(
+fn run_cases(
     gpu: &Gpu,
     pages: &[u32],
     capability: Option<u32>,
@@ -166,12 +167,12 @@ fn of_capability(
         [false, true].iter().flat_map(|&fp8| pages.iter().map(move |&p| (fp8, p)))
     {
         let mut bench = Bench::new(gpu, noise, fp8, page_size, capability)?;
-        let (kind, row) = if fp8 { ("fp8", 644) } else { ("bf16", 2 * ROW) };
+        let (kind, row_bytes) = if fp8 { ("fp8", 644) } else { ("bf16", 2 * ROW) };
         for (batch, new, len) in SHAPES {
             for heads in [16, 128] {
                 let (us, ok) = bench.run(&vec![(new, len); batch], heads)?;
                 let case = format!("B{batch} q{new} L{len} {heads}q page{page_size}");
-                let bytes = batch as f64 * f64::from(len) * f64::from(row);
+                let bytes = batch as f64 * f64::from(len) * f64::from(row_bytes);
                 report.row(section, &case, kind, us, Rate::Bytes(bytes), ok);
             }
         }

@@ -1,14 +1,14 @@
-//! What the CUDA backend reaches, beside this machine's own ceilings.
+//! Measures the CUDA backend, and the ceilings of this machine.
 //!
-//! Shapes and method are those of the FlashInfer baselines it is compared with: calls captured in a graph that is
-//! replayed (extend: calls in a row), the median over replays, random data, random pages, layers in turn so that the L2
-//! cache does not serve them, planning outside. Prints a table and writes JSON rows to `$OUT/kvarena.json`.
+//! Shapes and method are those of the FlashInfer baselines: calls captured in a graph that is replayed (extend:
+//! consecutive calls), the median over replays, random data, random pages, and layers in turn, so that the L2 cache
+//! does not serve them. Planning is not included. Prints a table and writes JSON rows to `$OUT/kvarena.json`.
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
 //! Sections: ceil, store, copy, decode, shared, sharedq, spans, spans-dims, spans-fp8, spans-fp8-dims, shortq, extend,
-//! fp8 (and its parts fp8-decode, fp8-extend, fp8-store, fp8-shared alone), groups, mla, mla-general, sparse, plan,
-//! first; and spans-small, for a look at what spans does where the driver is the tests' (`tests/cuda/fake_driver`).
+//! fp8 (and its parts fp8-decode, fp8-extend, fp8-store, fp8-shared), groups, mla, mla-general, sparse, plan, first.
+//! spans-small runs `spans` in a small form on the tests' driver (`tests/cuda/fake_driver`).
 #![allow(unsafe_code)]
 
 mod attention;
@@ -27,7 +27,7 @@ mod timer;
 
 use kvarena::backend::cuda::Gpu;
 
-/// A result of the backend, or the program ends with its error.
+/// A result of the backend. An error ends the program.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Outcome<()> {

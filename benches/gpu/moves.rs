@@ -1,8 +1,10 @@
-//! store_cache and page copies.
+//! Measures store_cache and page copies.
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, Gpu, HostPages};
 use kvarena::testkit::rng::Rng;
-use kvarena::{Backend, LayerId, Layout, OpenBackend, PageCopy, PageId, PlaneName, StepEnd};
+use kvarena::{
+    Backend, LayerId, Layout, OpenBackend, PageCopy, PageId, PlaneName, StepBounds, StepEnd,
+};
 
 use crate::Outcome;
 use crate::batch::{Batch, Noise, distinct, pool, table};
@@ -15,7 +17,7 @@ const ROW: u64 = 2048;
 pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     for (counts, slots, layers) in
-        // 4 GiB of slots in all layers together, as the baselines have in one.
+        // 4 GiB of slots in all layers together, as the baselines have in one layer.
         [
             (&[1_u32, 16, 256][..], 1 << 14, 64),
             (&[4_096][..], 116_496, 9),
@@ -28,13 +30,10 @@ pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
             let mut timer = Timer::new(gpu)?;
             let stream = timer.stream.clone();
             let mut rng = Rng::new(3);
-            let options = CudaOptions {
-                stream: Some(stream),
-                max_step_tokens: 65_536,
-                ..CudaOptions::new(gpu)
-            };
+            let options = CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) };
+            let bounds = StepBounds { steps: 2, tokens: 65_536 };
             let layout = pool(layers, 8, page_size, slots, layout);
-            let mut cuda = options.open(&layout, &table(page_size), 2)?;
+            let mut cuda = options.open(&layout, &table(page_size), bounds)?;
             for (step, &tokens) in counts.iter().enumerate() {
                 let bytes = f64::from(tokens) * 8196.0;
                 let sets = ((300e6 / bytes).ceil() as usize).clamp(3, layers as usize);
@@ -59,7 +58,7 @@ pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Whether some slots of the last set's layer hold their rows.
+/// Returns whether some slots of the last set's layer contain their rows.
 fn stored(cuda: &Cuda, batch: &Batch, layer: u32, bytes: u64, noise: &Noise) -> Outcome<bool> {
     let (layout, memory) = (cuda.layout(), cuda.pool());
     let tokens = batch.slots.len();
@@ -85,13 +84,10 @@ pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         let mut rng = Rng::new(4);
         let pages = 1_024;
         let open = |layout| -> Outcome<Cuda> {
-            let options = CudaOptions {
-                stream: Some(stream.clone()),
-                max_step_tokens: 16,
-                ..CudaOptions::new(gpu)
-            };
+            let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(gpu) };
+            let bounds = StepBounds { steps: 2, tokens: 16 };
             let layout = pool(36, 8, page_size, pages * page_size, layout);
-            let cuda = options.open(&layout, &table(page_size), 2)?;
+            let cuda = options.open(&layout, &table(page_size), bounds)?;
             noise.fill(cuda.pool())?;
             Ok(cuda)
         };
@@ -143,7 +139,7 @@ pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// A page's bytes, piece by piece.
+/// Returns a page's bytes, piece by piece.
 fn page(cuda: &Cuda, id: PageId) -> Outcome<Vec<u8>> {
     let (layout, memory) = (cuda.layout(), cuda.pool());
     let mut bytes = Vec::new();

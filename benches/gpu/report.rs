@@ -6,19 +6,19 @@ use half::bf16;
 
 use crate::Outcome;
 
-/// What a row counts per second.
+/// Unit of a row's rate.
 #[derive(Clone, Copy, Debug)]
 pub enum Rate {
-    /// Bytes, given those of one call.
+    /// Bytes of one call.
     Bytes(f64),
-    /// Floating point operations, given those of one call.
+    /// Floating-point operations of one call.
     Flop(f64),
-    /// Nothing.
+    /// No rate.
     None,
 }
 
 impl Rate {
-    /// Operations of attention of 32 heads of 128: so many rows of `new` tokens each, behind `cached` others.
+    /// Returns the operations of attention of 32 heads of 128: rows of `new` tokens each, after `cached` tokens.
     pub fn extend(rows: u32, new: u32, cached: u32) -> Self {
         let (new, cached) = (f64::from(new), f64::from(cached));
         let pairs = new * cached + new * (new + 1.0) / 2.0;
@@ -26,7 +26,7 @@ impl Rate {
     }
 }
 
-/// How far rows are from exact ones: the norm of the difference over theirs.
+/// Distance of rows from exact ones: the norm of the difference divided by their norm.
 #[derive(Debug, Default)]
 pub struct Distance {
     wrong: f64,
@@ -34,7 +34,7 @@ pub struct Distance {
 }
 
 impl Distance {
-    /// Takes in a row.
+    /// Adds a row.
     pub fn add(&mut self, row: &[bf16], exact: &[f64]) {
         for (x, y) in row.iter().zip(exact) {
             self.wrong += (x.to_f64() - y).powi(2);
@@ -42,22 +42,22 @@ impl Distance {
         }
     }
 
-    /// Whether it is what rounding to bf16 may do.
+    /// Returns whether rounding to bf16 explains the distance.
     pub fn is_small(&self) -> bool {
         (self.wrong / self.norm).sqrt() < 1e-2
     }
 }
 
-/// Rows so far.
+/// Printed rows.
 #[derive(Debug, Default)]
 pub struct Report {
     rows: Vec<String>,
-    /// Sections and cases of rows whose numbers are wrong.
+    /// Sections and cases of rows with wrong numbers.
     wrong: Vec<String>,
 }
 
 impl Report {
-    /// Prints and keeps a row: microseconds of one call.
+    /// Prints and stores a row: microseconds of one call.
     pub fn row(&mut self, section: &str, case: &str, kind: &str, us: f64, rate: Rate, ok: bool) {
         let (shown, json) = match rate {
             Rate::Bytes(bytes) => {
@@ -87,7 +87,7 @@ impl Report {
     /// Writes the JSON file.
     ///
     /// # Errors
-    /// The file's, or the rows that are not right.
+    /// The file cannot be written, or a row has wrong numbers.
     pub fn write(&self) -> Outcome<()> {
         let folder = std::env::var("OUT").unwrap_or_else(|_| ".".into());
         let text = format!("{{\"schema\": 1, \"rows\": [\n{}\n]}}\n", self.rows.join(",\n"));

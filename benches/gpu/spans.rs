@@ -1,11 +1,10 @@
-//! Whether spans are read once where that is cheaper, and what the model of their costs is worth.
+//! Checks that spans are read once if that is cheaper, and measures the accuracy of the cost model.
 //!
-//! Simple shapes and random forests, to all of which the model's constants are fitted. Each is timed with each row read
-//! by itself, as the split chooses, and with every span read once; results are compared with the first. Prints how far
-//! the choice is from the better of both, and how far the model from what was measured; all of it goes to
-//! `$OUT/spans-d128.csv`, or that of the first head_dim; of pools of fp8, with given scales, `$OUT/spans-fp8-d128.csv`.
-//!
-//! Not here: the model (`src/backend/cuda/attention/split/shared/cost.rs`).
+//! The model's constants are fitted to simple shapes and random forests. Each is timed with separate reads of each row,
+//! by the split's choice, and with every span read once; results are compared with the first. Prints the distance of
+//! the choice from the better of both, and of the model from the measured times. All times are written to
+//! `$OUT/spans-d128.csv`, or the name of the first head_dim; for pools of fp8 with static scales to
+//! `$OUT/spans-fp8-d128.csv`.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -27,7 +26,7 @@ use crate::timer::Timer;
 
 const PAGE: u32 = 16;
 const LAYERS: u32 = 8;
-/// Tokens that the rows of a batch may have, the shared ones counted for each: what the page tables have room for.
+/// Maximum tokens of the rows of a batch, with shared ones counted for each row: the limit of the page tables.
 const SEEN_MAX: u64 = 4_300_000;
 
 /// Query heads, kv heads, head_dim.
@@ -35,16 +34,16 @@ pub type Heads = (u32, u32, u32);
 pub const HEADS_128: [Heads; 2] = [(32, 8, 128), (64, 4, 128)];
 pub const OTHER_HEADS: [Heads; 2] = [(32, 8, 64), (32, 8, 256)];
 
-/// How large forests are.
+/// Sizes of forests.
 #[derive(Clone, Copy)]
 pub struct Sizes {
     /// Random forests for each number of heads.
     forests: usize,
     rows: u32,
-    /// Tokens of a span, and of a row's own, at most.
+    /// Maximum tokens of a span, and of a row's own.
     shared: u32,
     own: u32,
-    /// Of a layer.
+    /// Slots of a layer.
     slots: u32,
     /// Microseconds of calls that are timed together.
     together: f64,
@@ -59,14 +58,14 @@ impl Sizes {
         slots: 131_072,
         together: 1_000.0,
     };
-    /// Fewer, of more head_dims.
+    /// Fewer forests, for more head_dims.
     pub const FEWER: Self = Self { forests: 60, ..Self::FULL };
-    /// For a look at the section where a driver runs kernels on the CPU, and has no clock.
+    /// A small form of the section, for a driver that runs kernels on the CPU without a clock.
     pub const SMALL: Self =
         Self { forests: 3, rows: 8, shared: 256, own: 32, slots: 4_096, together: 0.0 };
 }
 
-/// What is read how.
+/// Variant of reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Flat,
@@ -74,14 +73,14 @@ enum How {
     Once,
 }
 
-/// Microseconds of a forest, and what they are made of.
+/// Microseconds of a forest, and its work.
 struct Timed {
     flat: f64,
     chosen: f64,
     once: f64,
     /// Whether the split chose to read a span once.
     accepted: bool,
-    /// With every span read once.
+    /// Work with every span read once.
     work: SpanWork,
 }
 
@@ -91,7 +90,7 @@ impl Timed {
     }
 }
 
-/// Two backends over pools of the same numbers: one chooses, one reads every span once.
+/// Two backends over pools of the same numbers: one chooses spans, one reads every span once.
 struct Bench {
     timer: Timer,
     choosing: Cuda,
@@ -104,7 +103,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Over fp8 where there are bytes for it.
+    /// Creates the bench, over fp8 if `fp8` has bytes.
     fn new(
         gpu: &Gpu,
         (noise, fp8): (&Noise, Option<&Fp8Noise>),
@@ -137,17 +136,17 @@ impl Bench {
         Ok(Self { timer, choosing, all, q, out, q_heads, step: 0, rng: Rng::new(5) })
     }
 
-    /// K and V of a token in a layer.
+    /// Returns the bytes of K and V of a token in a layer.
     fn token_bytes(&self) -> f64 {
         let layout = self.choosing.layout();
         f64::from(2 * layout.kv_heads() * layout.head_dim()) * layout.dtype().size() as f64
     }
 
-    /// Times a forest each way; `report` is told of results that differ.
+    /// Times each variant of a forest; adds differing results to `report`.
     fn run(&mut self, case: &str, forest: &Forest, report: &mut Report) -> Outcome<Timed> {
         let layout = *self.choosing.layout();
-        let news = vec![1; forest.own.len()];
-        let batch = Batch::forest(0, &layout, &table(PAGE), forest, &news, &mut self.rng);
+        let new_lens = vec![1; forest.own.len()];
+        let batch = Batch::forest(0, &layout, &table(PAGE), forest, &new_lens, &mut self.rng);
         let bytes = distinct(forest) as f64 * self.token_bytes();
         let sets = ((400e6 / bytes).ceil() as usize).clamp(2, LAYERS as usize);
         let (flat, _, exact) = self.time(&batch, How::Flat, sets)?;
@@ -167,7 +166,7 @@ impl Bench {
         Ok(Timed { flat, chosen, once, accepted, work: work.unwrap_or_default() })
     }
 
-    /// Microseconds, the work where a span is read once, and one layer's rows of out.
+    /// Returns the microseconds, the work if a span is read once, and one layer's rows of out.
     fn time(
         &mut self,
         batch: &Batch,
@@ -209,20 +208,20 @@ fn fp8_pool_of(shape: KvShape, slots: u32) -> PoolLayout {
     config.layout().expect("a valid pool")
 }
 
-/// Tokens of a forest.
+/// Returns the tokens of a forest, each counted once.
 fn distinct(forest: &Forest) -> u64 {
     let spans = forest.spans.iter().map(|span| span.1);
     forest.own.iter().copied().chain(spans).map(u64::from).sum()
 }
 
-/// A number in `low..=high`, each octave as likely.
+/// Returns a number in `low..=high`, with equal probability for each octave.
 fn spread(rng: &mut Rng, low: u32, high: u32) -> u32 {
     let part = (rng.bits() >> 11) as f64 / (1_u64 << 53) as f64;
     let number = f64::from(low) * (f64::from(high) / f64::from(low)).powf(part);
     (number.round() as u32).min(high)
 }
 
-/// A span of these rows, and others below it.
+/// Adds a span of these rows, and random spans below it.
 fn grow(forest: &mut Forest, rng: &mut Rng, rows: Range<usize>, depth: u64, longest: u32) {
     if rows.len() < 2 || depth == 0 {
         return;
@@ -237,20 +236,20 @@ fn grow(forest: &mut Forest, rng: &mut Rng, rows: Range<usize>, depth: u64, long
     }
 }
 
-/// Whether the pool and the tables have room for it, and it is no larger than is asked for.
+/// Returns whether the pool and the tables have room for a forest within the sizes.
 fn fits(forest: &Forest, sizes: &Sizes) -> bool {
     let rows = forest.own.len() as u32;
     let is_small = rows <= sizes.rows
         && forest.own.iter().all(|&own| own <= sizes.own)
         && forest.spans.iter().all(|span| span.1 <= sizes.shared);
-    // Each row's own tokens end in a page that may not be full.
+    // The last page of each row's own tokens may be partial.
     let has_slots = distinct(forest) + u64::from(PAGE * rows) <= sizes.slots.into();
     let shared = forest.spans.iter().map(|span| span.0.len() as u64 * u64::from(span.1));
     let seen = shared.chain(forest.own.iter().copied().map(u64::from)).sum::<u64>();
     is_small && has_slots && seen <= SEEN_MAX
 }
 
-/// One that has spans, and that there is room for.
+/// Returns a random forest with spans that fits.
 fn random(rng: &mut Rng, sizes: &Sizes) -> Forest {
     loop {
         let rows = spread(rng, 2, sizes.rows) as usize;
@@ -266,7 +265,7 @@ fn random(rng: &mut Rng, sizes: &Sizes) -> Forest {
     }
 }
 
-/// Shapes of which one thing each is most of the time: products, tails, bytes, what is read again.
+/// Returns shapes whose time one part dominates: products, tails, bytes, or repeated reads.
 fn simple(sizes: &Sizes) -> Vec<(String, Forest)> {
     let all = |rows: u32, len: u32, own: u32| {
         let own = vec![own; rows as usize];
@@ -309,19 +308,19 @@ fn costs(values: [f64; 9]) -> SpanCosts {
     SpanCosts { tile, spans, tails, units, memory, flat, own, first, again }
 }
 
-/// What the model thinks of what was measured, as factors: of each row by itself, of every span once.
+/// Returns the model's times divided by the measured ones: with separate reads, and with every span read once.
 fn factors(costs: &SpanCosts, timed: &Timed) -> [f64; 2] {
     let (flat, once) = (costs.flat(&timed.work), costs.once(&timed.work));
     [flat / timed.flat / 1e3, once / timed.once / 1e3]
 }
 
-/// Mean square of the factors' logarithms.
+/// Returns the mean square of the factors' logarithms.
 fn error(costs: &SpanCosts, all: &[&Timed]) -> f64 {
     let squares = all.iter().flat_map(|timed| factors(costs, timed)).map(|x| x.ln().powi(2));
     squares.sum::<f64>() / (2 * all.len()) as f64
 }
 
-/// The constants of least error, looked for one at a time from those of the code on.
+/// Returns the constants with the least error, found by changing one at a time, starting at the code's.
 fn fit(code: &SpanCosts, all: &[&Timed]) -> SpanCosts {
     let mut best = values(code);
     let mut least = error(&costs(best), all);
@@ -345,7 +344,7 @@ fn fit(code: &SpanCosts, all: &[&Timed]) -> SpanCosts {
     costs(best)
 }
 
-/// Mean and greatest distance of the model from what was measured, in percent: of flat steps, of others.
+/// Returns the mean and maximum distance of the model from the measured times, in percent, for flat steps and others.
 fn distances(costs: &SpanCosts, all: &[&Timed]) -> String {
     let of = |which: usize| {
         let off: Vec<f64> =
@@ -360,7 +359,7 @@ fn distances(costs: &SpanCosts, all: &[&Timed]) -> String {
     format!("flat {}, once {}", of(0), of(1))
 }
 
-/// Prints how far a choice is from the better of both, on the mean, and from flat at worst.
+/// Prints the mean distance of a choice from the better of both, and its maximum relative to flat.
 fn verdict(what: &str, all: &[(String, Timed)], chosen: impl Fn(&Timed) -> f64) {
     let over: f64 = all.iter().map(|(_, timed)| chosen(timed) / timed.better()).sum();
     let worse = |timed: &Timed| chosen(timed) / timed.flat;
@@ -373,7 +372,7 @@ fn verdict(what: &str, all: &[(String, Timed)], chosen: impl Fn(&Timed) -> f64) 
 }
 
 fn summarize(code: &SpanCosts, shapes: &[(String, Timed)], forests: &[(String, Timed)]) {
-    // A step of which no span could be read once says nothing of the model.
+    // A step in which no span could be read once does not test the model.
     let known = |all: &'_ [(String, Timed)]| -> Vec<usize> {
         (0..all.len()).filter(|&i| all[i].1.work.work_tiles > 0.0).collect()
     };
@@ -411,7 +410,7 @@ fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Time
         writeln!(csv, "{work_tiles},{unit_bytes},{tail_ctas},{own_bytes},{span_bytes},{row_bytes}");
 }
 
-/// All of it. Simple shapes are rows of the report, the forests' medians are.
+/// Runs the section. Simple shapes are rows of the report, and so are the medians of the forests.
 pub fn run(
     gpu: &Gpu,
     sizes: Sizes,
@@ -455,7 +454,7 @@ pub fn run(
         println!("spans, {heads}:");
         let tails = usize::from(q_heads / kv_heads > 8);
         let hopper = gpu.capability() == 90 && *head_dim == 128 && !over_fp8;
-        // Whose CTAs share a multiprocessor, and are what is fitted.
+        // Kernels whose CTAs share a multiprocessor are fitted per CTA.
         let of = if over_fp8 { SpanCosts::over_fp8 } else { SpanCosts::general };
         let general = of(*head_dim, tails).of_ctas(2);
         summarize(if hopper { &SpanCosts::H200[tails] } else { &general }, &shapes, &forests);

@@ -1,4 +1,5 @@
-//! Sparse reads beside dense decode of the same pool: labels scored, positions selected, and attention over these.
+//! Measures sparse reads and dense decode of the same pool: scoring of labels, selection, and attention over the
+//! selection.
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
@@ -17,7 +18,7 @@ const HEAD_DIM: u32 = 128;
 const KV_HEADS: u32 = 8;
 const Q_HEADS: u32 = 32;
 const PAGE_SIZE: u32 = 16;
-/// Layers that calls take turns over; each is far larger than the L2 cache.
+/// Number of layers, which calls use in turn; each is far larger than the L2 cache.
 const LAYERS: u32 = 4;
 /// Positions of a list.
 const TOP: u32 = 1024;
@@ -34,7 +35,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Over a pool of noise, labels too, for so many tokens.
+    /// Creates the bench over a pool of noise, including labels, for `tokens` tokens.
     fn new(gpu: &Gpu, noise: &'a Noise, channels: u32, tokens: u32) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
         let config = PoolConfig {
@@ -67,8 +68,8 @@ impl<'a> Bench<'a> {
     fn run(&mut self, rows: u32, len: u32, report: &mut Report) -> Outcome<()> {
         let layout = *self.cuda.layout();
         let forest = Forest::alone(vec![len; rows as usize]);
-        let news = vec![1; rows as usize];
-        let batch = Batch::forest(1, &layout, &table(PAGE_SIZE), &forest, &news, &mut self.rng);
+        let new_lens = vec![1; rows as usize];
+        let batch = Batch::forest(1, &layout, &table(PAGE_SIZE), &forest, &new_lens, &mut self.rng);
         let plan = batch.plan();
         self.cuda.begin(&plan)?;
         let select = Select { q_heads: Q_HEADS, top: TOP, window: None };
@@ -112,7 +113,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Some lists of the last layer against a sort, and what was attended to by them against float64.
+    /// Compares some lists of the last layer with a sort, and attention over these lists with float64.
     fn check(&mut self, batch: &Batch, attend: &Attend) -> Outcome<[bool; 2]> {
         let (mut right, mut distance) = (true, Distance::default());
         for index in [0, batch.rows.len() / 2, batch.rows.len() - 1] {
@@ -136,7 +137,7 @@ impl<'a> Bench<'a> {
         Ok([right, distance.is_small()])
     }
 
-    /// One head of a position in a plane of the last layer.
+    /// Returns one head of a position in a plane of the last layer.
     fn row(
         &self,
         batch: &Batch,
@@ -153,7 +154,7 @@ impl<'a> Bench<'a> {
         (at..at + elements).map(|i| self.noise.at(i)).collect()
     }
 
-    /// The list that a row and kv head should have.
+    /// Returns the expected list of a row and kv head.
     fn best(&self, batch: &Batch, index: usize, kv_head: u32) -> Vec<u32> {
         let row = batch.rows[index];
         let group = Q_HEADS / KV_HEADS;
@@ -180,7 +181,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Contexts of 32,768 and 131,072 tokens.
+/// Measures contexts of 32,768 and 131,072 tokens.
 pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     for channels in [16, 32] {

@@ -1,4 +1,4 @@
-//! Time on the device: graphs replayed between two events.
+//! Measures time on the device: graphs replayed between two events.
 
 use kvarena::backend::cuda::{CudaError, CudaEvent, CudaStream, Gpu};
 
@@ -20,7 +20,7 @@ impl Timer {
         Ok(Self { stream, together: 10_000.0, start, end })
     }
 
-    /// Microseconds that `work` takes on the stream.
+    /// Returns the microseconds of `work` on the stream.
     pub fn once(&mut self, work: impl FnOnce() -> Result<(), CudaError>) -> Outcome<f64> {
         self.start.record(&self.stream)?;
         work()?;
@@ -29,7 +29,7 @@ impl Timer {
         Ok(f64::from(self.end.elapsed_ms(&self.start)?) * 1e3)
     }
 
-    /// The median of a few times.
+    /// Returns the median of a few times.
     pub fn median(&mut self, mut work: impl FnMut() -> Result<(), CudaError>) -> Outcome<f64> {
         self.once(&mut work)?;
         let mut times = (0..7).map(|_| self.once(&mut work)).collect::<Outcome<Vec<_>>>()?;
@@ -37,8 +37,8 @@ impl Timer {
         Ok(times[3])
     }
 
-    /// Microseconds of one call in a row of calls that take turns over `sets` input sets; not in a graph, into which a
-    /// capture puts more than a step needs. The calls must take the device longer than the host.
+    /// Returns the microseconds of one of several consecutive calls that use `sets` input sets in turn. The calls are
+    /// not in a graph, because a capture adds work to a step. They must take the device longer than the host.
     pub fn row(
         &mut self,
         sets: usize,
@@ -49,7 +49,7 @@ impl Timer {
         Ok(self.median(all)? / calls as f64)
     }
 
-    /// Microseconds of one call in a graph of calls that take turns over `sets` input sets.
+    /// Returns the microseconds of one call in a graph of calls that use `sets` input sets in turn.
     pub fn graph(
         &mut self,
         sets: usize,
@@ -59,12 +59,12 @@ impl Timer {
         let graph = self.stream.capture(|| (0..calls).try_for_each(|i| launch(i % sets)))?;
         let stream = self.stream.clone();
         Ok(self.median(|| {
-            // SAFETY: `launch` still borrows what the calls were given, and no other plan was staged since.
+            // SAFETY: `launch` still borrows the memory of the calls, and no other plan was staged since.
             unsafe { graph.launch(&stream) }
         })? / calls as f64)
     }
 
-    /// How many calls take 10 ms, or what is to be timed together, warm.
+    /// Returns the number of calls that take 10 ms, or the configured time, after a warm-up.
     fn calls(
         &mut self,
         sets: usize,

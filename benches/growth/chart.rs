@@ -1,4 +1,4 @@
-//! Charts with two logarithmic axes, six to a picture. SVG, so no fonts are needed to make them.
+//! Charts with two logarithmic axes, six to a picture. SVG needs no fonts.
 
 use std::error::Error;
 use std::path::Path;
@@ -6,12 +6,12 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-/// Pixels.
+/// Size in pixels.
 const SIZE: (u32, u32) = (1200, 900);
 const COLOURS: [RGBColor; 3] =
     [RGBColor(40, 70, 110), RGBColor(202, 82, 60), RGBColor(96, 150, 96)];
 
-/// A line.
+/// A line of a chart.
 pub struct Series {
     pub name: String,
     pub points: Vec<(f64, f64)>,
@@ -87,13 +87,13 @@ fn draw_names<'a>(
         area.draw(&Rectangle::new([(x, 34), (x + 14, 44)], colour.filled()))?;
         let font = ("sans-serif", 13).into_font();
         area.draw(&Text::new(series.name.clone(), (x + 20, 32), font))?;
-        // Without fonts the width is a guess.
+        // The width is an estimate, because there are no fonts.
         x += 44 + 7 * series.name.len() as i32;
     }
     Ok(())
 }
 
-/// `12000` as `12k`.
+/// Formats `12000` as `12k`.
 fn short(value: &f64) -> String {
     match *value {
         v if v >= 1e6 => format!("{}M", v / 1e6),

@@ -1,6 +1,6 @@
-//! How cost grows with size: `cargo bench --bench growth -- FILE.svg` measures and draws six charts, and prints their
-//! points; without a file it only prints. What must not grow is flat: evicting from a larger tree, taking pages from a
-//! larger pool, planning for longer contexts.
+//! Growth of cost with size. `cargo bench --bench growth -- FILE.svg` measures and draws six charts, and prints their
+//! points; without a file it only prints. Costs that must not grow are flat: eviction from a larger tree, allocation
+//! from a larger pool, plans for longer contexts.
 
 #[path = "../cases/mod.rs"]
 mod cases;
@@ -39,13 +39,13 @@ fn report(chart: Chart) -> Chart {
     chart
 }
 
-/// A line of a chart.
+/// Measures a line of a chart.
 fn series(name: &str, sizes: &[usize], mut measure: impl FnMut(usize) -> f64) -> Series {
     let points = sizes.iter().map(|&size| (size as f64, measure(size)));
     Series { name: name.to_owned(), points: points.collect() }
 }
 
-/// A sequence of `len` tokens that shares nothing.
+/// Returns a sequence of `len` tokens that shares no prefix.
 fn own_sequence(number: usize, len: usize) -> Vec<TokenId> {
     let token = |i: usize| TokenId::new(((number << 20) + i) as u32 ^ 0x5555);
     (0..len).map(token).collect()
@@ -83,7 +83,7 @@ fn insert() -> Chart {
     let lens = [1 << 10, 1 << 12, 1 << 14, 1 << 16];
     let one = |page_size: u32| {
         series(&format!("page_size {page_size}"), &lens, |len| {
-            // Room for half of them: each cycle evicts what an older one inserted.
+            // The cache has room for half of the sequences: each cycle evicts an older one.
             let mut cache = Cache::new(whole_pages(len * SEQUENCES / 2, page_size), page_size);
             let sequences: Vec<_> = (0..SEQUENCES).map(|s| own_sequence(s, len)).collect();
             let mut i = 0;
@@ -152,7 +152,7 @@ fn plan() -> Chart {
                 decode.prepare();
                 let mut step = None;
                 let ns = median_ns(1, 1, || step = Some(decode.plan()));
-                decode.rest(step.expect("it was planned"));
+                decode.rest(step.expect("the step is planned"));
                 ns
             });
             median(plans.collect())

@@ -15,7 +15,7 @@ pub struct Args {
     /// Trace in Mooncake's JSON-lines format, - for standard input; without it, multi-turn chats are generated
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Tokens of a hash id of the trace. The ids may cover whole blocks only; the rest of a prompt then equals no other
+    /// Tokens of a hash id of the trace. The ids may cover whole blocks only; the rest of a prompt is then unique
     /// [default: 512, with an id for the rest]
     #[arg(long, value_name = "N", requires = "trace", value_parser = clap::value_parser!(u32).range(1..))]
     pub block: Option<u32>,
@@ -37,12 +37,12 @@ pub struct Args {
     /// Tokens of a page
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub page_size: u32,
-    /// Groups of layers besides the one that keeps everything, each as REACH:TOKENSxTRACKS, as in
+    /// Groups of layers besides the one that keeps all tokens, each as REACH:TOKENSxTRACKS, such as
     /// window:1024x6,chunk:8192x3; needs --sequential and --pages
     #[arg(long, value_name = "LIST", value_parser = LayerGroups::parse)]
     #[arg(requires_all = ["sequential", "pages"])]
     pub groups: Option<LayerGroups>,
-    /// Whether prefixes are kept and shared
+    /// Whether prefixes are cached and shared
     #[arg(long, value_enum, default_value_t = Prefix::Radix)]
     pub prefix: Prefix,
     /// One request at a time: exact figures that do not depend on a scheduler
@@ -51,13 +51,13 @@ pub struct Args {
     /// Most requests running at a time
     #[arg(long, value_name = "N", default_value_t = 96, value_parser = clap::value_parser!(u32).range(1..))]
     pub concurrency: u32,
-    /// Lets no prompt wait for a running request that is computing what it needs: each computes it itself
+    /// Prompts do not wait for a running request that computes their prefix; each request computes it itself
     #[arg(long, conflicts_with = "sequential")]
     pub no_waiting: bool,
     /// Most tokens computed in a step [default: 8192; with --sequential: a whole request]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub step_tokens: Option<u32>,
-    /// Serves everything so often; a step's time is the least of its times, and the rest was the machine's
+    /// Number of runs; a step's time is its minimum over the runs, because the rest is noise of the machine
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
     /// Draws hit rate and page states over the run
@@ -76,7 +76,7 @@ pub enum Prefix {
 }
 
 impl Args {
-    /// Most requests, `default` if nothing is said.
+    /// Returns the maximum number of requests, or `default` if unset.
     pub fn max_requests(&self, default: usize) -> usize {
         self.requests.map_or(default, NonZeroUsize::get)
     }
@@ -96,7 +96,7 @@ impl Args {
     }
 }
 
-/// A file that a plot can be written to.
+/// Parses the path of an SVG plot.
 fn parse_svg(text: &str) -> Result<PathBuf, String> {
     let file = PathBuf::from(text);
     match file.extension() {
@@ -105,7 +105,7 @@ fn parse_svg(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// A number of bytes, with or without a unit.
+/// Parses a number of bytes, with or without a unit.
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit: u64 = match text[digits.len()..].to_ascii_lowercase().as_str() {

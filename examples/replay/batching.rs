@@ -1,35 +1,35 @@
 //! Continuous batching: many requests run at a time, and each step computes a few tokens of each.
 //!
 //! A step, in order:
-//! 1. Admit: preempted requests first, then new ones as they arrived, while their pages are there and the step has
-//!    tokens left for them. Each is promised the pages of its prompt. A prompt that waits outside can still find what
-//!    is computed meanwhile: so one whose beginning another request is just computing waits for that one, its leader,
-//!    and lets those behind it go first. When the leader is done, or is preempted, it is asked for again.
-//! 2. Batch: one token of every decoding request, then pieces of prompts until the step's tokens are used up.
-//! 3. Plan: if pages run out, the youngest running request is preempted, and the batch is made again.
-//! 4. Commit and complete (there is no GPU to wait for), append what was sampled, finish who is done.
+//! 1. Admit: preempted requests first, then new ones in the order of arrival, while pages are available and the step
+//!    has tokens left for them. Each request is promised the pages of its prompt. If a running request is computing the
+//!    prefix of a prompt, the prompt waits for it as its leader, and later requests may overtake. When the leader is
+//!    done or preempted, the scheduler tries the prompt again.
+//! 2. Batch: one token of every decoding request, then chunks of prompts until the step's tokens are used up.
+//! 3. Plan: if pages run out, the youngest running request is preempted, and the batch is built again.
+//! 4. Commit and complete (there is no GPU to wait for), append the sampled tokens, finish requests that are done.
 //!
-//! Requests run in the order of arrival: whoever is preempted is younger than all who run, and returns before anybody
-//! new. The oldest one can always go on, since a request that would not fit the pool alone was never let in: so the
-//! schedule ends. Who waits for a leader waits for a request that runs.
+//! Requests run in the order of arrival: a preempted request is younger than all running ones, and returns before any
+//! new one. The oldest request can always continue, because a request that does not fit the pool alone is never
+//! admitted. The schedule therefore ends. A waiting prompt waits for a running request.
 
 use kvarena::{EngineError, Error, Extend, Keep, Leader, SeqKey, TokenId};
 
 use crate::host::{Host, NAMESPACE, ServeError, refused};
 use crate::request::Request;
 
-/// How much runs at a time.
+/// Limits of concurrency.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Requests, at least 1.
+    /// Running requests, at least 1.
     pub running: usize,
     /// Tokens computed in a step, at least 1.
     pub step_tokens: u32,
-    /// Whether prompts wait for what a running request is computing.
+    /// Whether prompts wait for a running request that computes their prefix.
     pub follow: bool,
 }
 
-/// Requests that wait for leaders at a time.
+/// Maximum of requests that wait for leaders.
 const FOLLOWERS_MAX: usize = 256;
 
 /// Serves all requests.
@@ -44,13 +44,13 @@ pub fn serve(host: &mut Host<'_>, requests: &[Request], limits: Limits) -> Resul
 /// A request in flight.
 struct Running {
     seq: SeqKey,
-    /// Its index in the workload.
+    /// Index in the workload.
     request: usize,
-    /// Tokens sampled.
+    /// Number of sampled tokens.
     sampled: u32,
-    /// Tokens known: the prompt, and what was sampled and appended.
+    /// Number of known tokens: the prompt, and the sampled and appended tokens.
     known: u32,
-    /// Of those, the ones that have K and V or will in the step under way.
+    /// Known tokens that have K and V, or will have them after the current step.
     planned: u32,
 }
 
@@ -64,47 +64,47 @@ impl Running {
     }
 }
 
-/// A request that waits for another one to compute what it needs.
+/// A request that waits for a leader to compute its prefix.
 struct Follower {
     request: usize,
     leader: Leader,
-    /// Tokens that it would have found when it began to wait.
+    /// Tokens that were cached when it began to wait.
     cached_len: u32,
 }
 
-/// What became of asking for a request.
+/// Result of an attempt to admit a request.
 enum Asked {
     Admitted {
         seq: SeqKey,
         hit: u32,
     },
-    /// It had better wait for a leader; so many tokens are cached by now.
+    /// The request should wait for a leader; `cached_len` tokens are cached now.
     Follow {
         leader: Leader,
         cached_len: u32,
     },
-    /// Its pages are not there.
+    /// Pages are not available.
     Refused,
 }
 
 struct Scheduler<'a> {
     requests: &'a [Request],
     limits: Limits,
-    /// Oldest first.
+    /// Running requests, oldest first.
     running: Vec<Running>,
-    /// Youngest first, so that the oldest is popped first. All are younger than all that run.
+    /// Preempted requests, youngest first, so that the oldest is popped first. All are younger than the running ones.
     preempted: Vec<Running>,
-    /// In the order of arrival; they come before `next`.
+    /// Waiting requests, in the order of arrival; they precede `next`.
     followers: Vec<Follower>,
     /// The next request that has never run.
     next: usize,
-    /// The prompt that was asked for last.
+    /// The last prompt that was tried.
     prompt: Vec<TokenId>,
     prompt_of: Option<usize>,
-    /// Spare pages when the next request was refused; before there are more, asking again is of no use.
+    /// Spare pages when the next request was rejected. Until there are more, another attempt is useless.
     refused_at: Option<i64>,
     batch: Vec<Extend>,
-    /// The running request of each item of the batch.
+    /// Running request of each item of the batch.
     batch_of: Vec<usize>,
     sampled: Vec<(SeqKey, TokenId)>,
     finished: Vec<SeqKey>,
@@ -139,7 +139,7 @@ impl<'a> Scheduler<'a> {
         self.admit_followers(host)?;
         self.admit(host)?;
         if self.running.is_empty() {
-            // Everything that was left is skipped.
+            // All remaining requests are skipped.
             return Ok(());
         }
         let before = host.engine.stats();
@@ -165,23 +165,23 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Pages that nobody is promised, less one of room for each running request to decode into.
+    /// Returns the pages that no sequence is promised, minus one page for each running request to decode into.
     fn spare_pages(&self, host: &Host<'_>) -> i64 {
         i64::from(host.engine.available()) - self.running.len() as i64
     }
 
-    /// Whether the step could compute anything for one more request.
+    /// Returns whether the step could compute a token of one more request.
     fn has_room(&self) -> bool {
         let left: u64 = self.running.iter().map(|running| u64::from(running.left())).sum();
         self.running.len() < self.limits.running && left < u64::from(self.limits.step_tokens)
     }
 
-    /// Takes preempted requests back, oldest first.
+    /// Resumes preempted requests, oldest first.
     fn resume(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
         while self.has_room() {
             let Some(oldest) = self.preempted.last() else { break };
             let page_size = host.engine.shape().layout.page_size();
-            // Part of it may still be cached, but those pages count as available until it is resumed.
+            // A part of the request may still be cached, but those pages count as available until it is resumed.
             let wanted = i64::from(oldest.known.div_ceil(page_size));
             if wanted > self.spare_pages(host) && !self.running.is_empty() {
                 return Ok(());
@@ -203,7 +203,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Asks again for requests whose leader is done or gone.
+    /// Tries requests again whose leader is done or preempted.
     fn admit_followers(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
         let mut index = 0;
         while index < self.followers.len() && self.preempted.is_empty() && self.has_room() {
@@ -212,7 +212,7 @@ impl<'a> Scheduler<'a> {
                 index += 1;
                 continue;
             }
-            match self.ask(host, request)? {
+            match self.try_admit(host, request)? {
                 Asked::Admitted { seq, hit } => {
                     host.tally.followers += 1;
                     host.tally.awaited_tokens += u64::from(hit.saturating_sub(cached_len));
@@ -226,7 +226,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Lets new requests in, in the order of arrival.
+    /// Admits new requests in the order of arrival.
     fn admit(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
         while self.preempted.is_empty() && self.has_room() && self.followers.len() < FOLLOWERS_MAX {
             let Some(request) = self.requests.get(self.next) else { break };
@@ -240,7 +240,7 @@ impl<'a> Scheduler<'a> {
                 return Ok(());
             }
             let request = self.next;
-            match self.ask(host, request)? {
+            match self.try_admit(host, request)? {
                 Asked::Admitted { seq, hit } => self.start(host, request, seq, hit),
                 Asked::Follow { leader, cached_len } => {
                     self.followers.push(Follower { request, leader, cached_len });
@@ -262,8 +262,8 @@ impl<'a> Scheduler<'a> {
         self.running.push(Running { seq, request, sampled: 0, known, planned: hit });
     }
 
-    /// Admits a request if its pages are to be had and nobody is computing what it needs.
-    fn ask(&mut self, host: &mut Host<'_>, request: usize) -> Result<Asked, ServeError> {
+    /// Admits a request if its pages are available and no running request computes its prefix.
+    fn try_admit(&mut self, host: &mut Host<'_>, request: usize) -> Result<Asked, ServeError> {
         if self.prompt_of != Some(request) {
             self.requests[request].write_prompt(&mut self.prompt);
             self.prompt_of = Some(request);
@@ -271,14 +271,14 @@ impl<'a> Scheduler<'a> {
         let (prompt, running, follow) = (&self.prompt, self.running.len(), self.limits.follow);
         let promise = prompt.len() as u32;
         let Host { engine, core, .. } = host;
-        let asked = core.measure(|| {
+        let result = core.measure(|| {
             let admission = engine.admission(NAMESPACE, prompt, promise)?;
             if let Some(leader) = admission.leader
                 && follow
             {
                 return Ok(Asked::Follow { leader, cached_len: admission.cached_len });
             }
-            // A page of room for each running request; alone, a request takes what there is.
+            // One page is left for each running request; a request alone may use all pages.
             let room = admission.available_pages as usize;
             if running > 0 && admission.lacking_pages as usize + running > room {
                 return Ok(Asked::Refused);
@@ -286,10 +286,10 @@ impl<'a> Scheduler<'a> {
             let seq = engine.admit(NAMESPACE, prompt, promise)?;
             Ok(Asked::Admitted { seq, hit: engine.cached_len(seq)? })
         });
-        asked.map_err(refused(request))
+        result.map_err(refused(request))
     }
 
-    /// Plans the step, preempting the youngest until its pages are there.
+    /// Plans the step, and preempts the youngest request until the pages suffice.
     fn plan(&mut self, host: &mut Host<'_>) -> Result<kvarena::StepId, ServeError> {
         loop {
             self.fill_batch();
@@ -323,7 +323,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Decoding requests first, one token each; then pieces of prompts, oldest first.
+    /// Fills the batch: one token of each decoding request, then chunks of prompts, oldest first.
     fn fill_batch(&mut self) {
         self.batch.clear();
         self.batch_of.clear();
@@ -340,7 +340,7 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Finds out who samples a token in this step, and who is done with it.
+    /// Determines the requests that sample a token in this step, and those that are done.
     fn collect(&mut self) {
         self.sampled.clear();
         self.finished.clear();

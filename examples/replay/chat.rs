@@ -1,27 +1,27 @@
-//! A generated workload: multi-turn chats over shared system prompts, so that the example runs anywhere.
+//! Generates a workload: multi-turn chats over shared system prompts, so that the example needs no data.
 //!
-//! Each turn's prompt is the whole conversation so far, answers included, and a new question. Popular assistants
-//! (system prompts) and busy users follow Zipf's law; now and then somebody pastes a document, or the model thinks at
-//! length.
+//! Each turn's prompt is the whole conversation so far, including answers, and a new question. The popularity of
+//! assistants (system prompts) and the activity of users follow Zipf's law. Some turns contain a long document, or have
+//! a long answer.
 
 use crate::request::{Piece, Request};
 use crate::rng::{Rng, Zipf};
 
-/// System prompts, each an assistant of its own.
+/// Number of assistants, each with its own system prompt.
 const ASSISTANTS: usize = 32;
-/// Conversations open at a time.
+/// Number of open conversations.
 const OPEN: usize = 104;
-/// Requests that come between two turns of one conversation, at least: people read before they answer.
+/// Minimum number of requests between two turns of a conversation, because a user reads before the next question.
 const THINK: usize = 90;
-/// Turns of the longest conversation.
+/// Maximum of turns of a conversation.
 const TURNS_MAX: u32 = 12;
-/// Requests arrive a second, on average.
+/// Average arrival rate in requests a second.
 const RATE: f64 = 8.0;
 
 /// Tokens of each prompt of a burst.
 const BURST_PROMPT: u32 = 2000;
 
-/// Requests with one and the same prompt, all at once; each is answered in other words.
+/// Returns requests with equal prompts that arrive at once; their answers differ.
 pub fn burst(count: usize, seed: u64) -> Vec<Request> {
     let mut rng = Rng::new(seed);
     let prompt = Piece { first: 0, len: BURST_PROMPT };
@@ -35,15 +35,15 @@ pub fn burst(count: usize, seed: u64) -> Vec<Request> {
 
 struct Conversation {
     system: Piece,
-    /// Where its own tokens begin in the stream, and how many there are.
+    /// First token of the conversation's own tokens in the stream; `len` is their number.
     first: u64,
     len: u32,
     turns_left: u32,
-    /// Its next turn may be this request at the earliest.
+    /// First request that may be the next turn.
     ready_at: usize,
 }
 
-/// Makes `count` requests; the same seed makes the same ones.
+/// Generates `count` requests; equal seeds give equal requests.
 pub fn generate(count: usize, seed: u64) -> Vec<Request> {
     let mut rng = Rng::new(seed);
     let assistants = assistants(&mut rng);

@@ -1,16 +1,16 @@
-//! How long the engine's calls take. The clock is read once around each group of calls, not around each call, so that
-//! reading it stays far below what it measures.
+//! Measures the engine's calls. The clock is read once around each group of calls, not around each call, so that its
+//! overhead stays far below the measured time.
 
 use std::time::Instant;
 
-/// Core time of the step under way.
+/// Core time of the current step.
 #[derive(Default)]
 pub struct CoreTime {
     open: u64,
 }
 
 impl CoreTime {
-    /// Runs `calls`, which only calls the engine, and counts its time towards the open step.
+    /// Runs `calls`, which call only the engine, and adds their time to the current step.
     pub fn measure<R>(&mut self, calls: impl FnOnce() -> R) -> R {
         let start = Instant::now();
         let result = calls();
@@ -24,7 +24,7 @@ impl CoreTime {
     }
 }
 
-/// The smallest value that `percent` of the sorted values do not exceed; 0 if there are none.
+/// Returns the smallest value that `percent` of the sorted values do not exceed; 0 without values.
 pub fn percentile(sorted: &[u64], percent: f64) -> u64 {
     let rank = (sorted.len() as f64 * percent / 100.0).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)

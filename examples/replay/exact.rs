@@ -1,4 +1,4 @@
-//! Test only: the figures of a sequential replay equal the oracle's exactly.
+//! Tests that the figures of a sequential replay equal the oracle's exactly.
 
 use indicatif::ProgressBar;
 use kvarena::Reach;
@@ -8,7 +8,7 @@ use crate::oracle::{Figures, Setting, naive};
 use crate::request::Request;
 
 fn engine(requests: &[Request], args: &Args) -> Figures {
-    let outcome = crate::serve(args, requests, &ProgressBar::hidden()).expect("it serves");
+    let outcome = crate::serve(args, requests, &ProgressBar::hidden()).expect("serving succeeds");
     let stored: u64 = requests.iter().map(|r| u64::from(r.stored_len())).sum();
     if outcome.tally.skipped == 0 && outcome.tally.preemptions == 0 {
         assert_eq!(outcome.tally.requests, requests.len() as u64);
@@ -35,7 +35,7 @@ fn setting(args: &Args) -> Setting {
         groups.extend(of.limited().map(|(group, reach)| (reach, of.layers_of(group) as usize)));
     }
     Setting {
-        pages: args.pages.expect("the test names them") as usize,
+        pages: args.pages.expect("the test sets the pages") as usize,
         page_size: args.page_size as usize,
         step_tokens: args.step_tokens.unwrap_or(u32::MAX) as usize,
         groups,
@@ -45,12 +45,12 @@ fn setting(args: &Args) -> Setting {
 fn args(line: &str) -> Args {
     use clap::Parser;
     let words = std::iter::once("replay").chain(line.split_whitespace());
-    Args::try_parse_from(words).expect("the test's command line is good")
+    Args::try_parse_from(words).expect("the test's command line is valid")
 }
 
 fn committed_trace() -> Vec<Request> {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/trace.jsonl");
-    crate::trace::read(file.as_ref(), usize::MAX, None).expect("the trace is good")
+    crate::trace::read(file.as_ref(), usize::MAX, None).expect("the trace is valid")
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn sequential_figures_are_exact() {
         let naive = naive(&trace, &setting(&args));
         assert_eq!(engine(&trace, &args), naive, "{pages} pages of {page_size}");
     }
-    // Computed by hand-written code of another language.
+    // Computed by a hand-written program in another language.
     let args = args("--sequential --pages 12 --page-size 512");
     let Figures { hit_tokens, evicted_pages, skipped, .. } = engine(&trace, &args);
     assert_eq!((hit_tokens, evicted_pages, skipped), (19_968, 28, 0));
@@ -148,7 +148,7 @@ fn every_request_is_served_however_small_the_pool() {
 fn of_a_burst_one_computes_the_prompt() {
     let requests = crate::chat::burst(64, 1);
     let run = |line: &str| {
-        crate::serve(&args(line), &requests, &ProgressBar::hidden()).expect("it serves")
+        crate::serve(&args(line), &requests, &ProgressBar::hidden()).expect("serving succeeds")
     };
     let stored: u64 = requests.iter().map(|r| u64::from(r.stored_len())).sum();
     let [waiting, alone] = ["", " --no-waiting"].map(|how| run(&format!("--concurrency 64{how}")));
@@ -160,12 +160,12 @@ fn of_a_burst_one_computes_the_prompt() {
     assert_eq!((waiting.tally.followers, waiting.tally.awaited_tokens), (63, 63 * 1984));
     assert_eq!(waiting.stats.hit_tokens, 63 * 1984);
     assert_eq!((alone.tally.followers, alone.tally.awaited_tokens), (0, 0));
-    // Without waiting, all that are let in by the first step compute the prompt: five, if it is of 8,192 tokens.
+    // Without waiting, all requests that the first step admits compute the prompt: five with 8,192 tokens.
     assert_eq!(alone.stats.computed_tokens - waiting.stats.computed_tokens, 4 * 1984);
     let [waiting, alone] = ["", " --no-waiting"]
         .map(|how| run(&format!("--concurrency 64 --step-tokens 200000{how}")).stats);
     assert_eq!(alone.computed_tokens - waiting.computed_tokens, 63 * 1984);
-    // However small the pool and the steps, all are served.
+    // All requests are served, for any size of pool and steps.
     for line in ["--pages 250", "--pages 400 --step-tokens 100", "--pages 300 --concurrency 7"] {
         assert_eq!(run(line).tally.requests, 64, "{line}");
     }
@@ -175,7 +175,7 @@ fn of_a_burst_one_computes_the_prompt() {
 fn crowding_preempts_and_a_large_pool_does_not() {
     let requests = crate::chat::generate(400, 9);
     let run = |line: &str| {
-        crate::serve(&args(line), &requests, &ProgressBar::hidden()).expect("it serves").tally
+        crate::serve(&args(line), &requests, &ProgressBar::hidden()).expect("served").tally
     };
     let crowded = run("--concurrency 64 --pages 1500");
     let roomy = run("--concurrency 64 --pages 200000");

@@ -2,7 +2,7 @@
 
 use kvarena::{Groups, Reach};
 
-/// The groups of a model. Group 0, which keeps everything, has one layer, so each layer of another group is a track.
+/// The groups of a model. Group 0, which keeps all tokens, has one layer, so each layer of another group is a track.
 #[derive(Clone, Debug)]
 pub struct LayerGroups {
     /// The argument.
@@ -56,12 +56,12 @@ mod tests {
         for text in
             ["", "window", "window:5", "all:5x1", "window:x1", "window:5x256", "window:5x1,"]
         {
-            let error = LayerGroups::parse(text).expect_err("it is no list of groups");
+            let error = LayerGroups::parse(text).expect_err("the text is not a list of groups");
             assert!(error.contains("is not like"), "{text}: {error}");
         }
         let four = "window:1x1,window:2x1,window:3x1,window:4x1";
         for text in ["window:0x1", "window:5x0", "chunk:6x1", "window:5x255,chunk:4x9", four] {
-            let error = LayerGroups::parse(text).expect_err("these groups cannot be");
+            let error = LayerGroups::parse(text).expect_err("the groups are invalid");
             assert!(!error.contains("is not like"), "{text}: {error}");
         }
     }

@@ -1,6 +1,5 @@
-//! What both ways of serving share: the engine, its core time, and what is counted on the way.
-//!
-//! Not here: which request runs when (`sequential.rs`, `batching.rs`).
+//! The state that both schedules share: the engine, its core time, and the counters. `sequential.rs` and `batching.rs`
+//! schedule the requests.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -14,18 +13,18 @@ use kvarena::{
 use crate::core_time::CoreTime;
 use crate::request::Request;
 
-/// All requests live in one namespace: one tenant, no adapters.
+/// Namespace of all requests: one tenant, no adapters.
 pub const NAMESPACE: Namespace = Namespace::new(0);
 
-/// Points of the plot, about.
+/// Approximate number of points of the plot.
 const SAMPLES: usize = 400;
 
-/// Why serving stopped.
+/// Reason why serving stopped.
 #[derive(Debug)]
 pub enum ServeError {
-    /// The engine could not be made.
+    /// The engine could not be created.
     Start(EngineError<Infallible>),
-    /// The engine refused what it should accept.
+    /// The engine rejected a valid call.
     Engine { request: usize, source: EngineError<Infallible> },
 }
 
@@ -46,40 +45,40 @@ impl std::error::Error for ServeError {
     }
 }
 
-/// What is counted over a run.
+/// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     /// Requests served to the end.
     pub requests: u64,
     /// Requests that cannot fit the pool even alone.
     pub skipped: u64,
-    /// Tokens of the served requests' prompts.
+    /// Prompt tokens of the served requests.
     pub input_tokens: u64,
-    /// Tokens sampled.
+    /// Number of sampled tokens.
     pub output_tokens: u64,
-    /// Tokens of `input_tokens` that needed no computing when their request first started.
+    /// Tokens of `input_tokens` that were cached when their request first started.
     pub hit_tokens: u64,
     /// Tokens of `input_tokens` that were cached in group 0; counted only with several groups of layers.
     pub full_hit_tokens: u64,
-    /// Tokens that needed no computing when a preempted request was resumed.
+    /// Tokens that were cached when a preempted request was resumed.
     pub resume_hit_tokens: u64,
     pub preemptions: u64,
-    /// Requests that waited for another one to compute what they needed.
+    /// Requests that waited for another request to compute their prefix.
     pub followers: u64,
-    /// Tokens that those found, and that were not cached when they began to wait.
+    /// Cached tokens of those requests that were not cached when they began to wait.
     pub awaited_tokens: u64,
     /// Most pages that running requests used at a time.
     pub peak_pages: u32,
     /// Most requests running at a time.
     pub peak_running: usize,
-    /// Tokens whose K and V decode reads, each sequence by itself.
+    /// Tokens whose K and V decode reads if each sequence is read separately.
     pub decode_tokens_flat: u64,
-    /// The same where what sequences share is read once.
+    /// Tokens whose K and V decode reads if shared spans are read once.
     pub decode_tokens_shared: u64,
 }
 
 impl Tally {
-    /// Counts what decode reads in a step.
+    /// Counts the reads of decode in a step.
     pub fn count_decode(&mut self, plan: &BatchPlan<'_>) {
         let decodes = |row: &&BatchRow| row.extend_len == 1;
         let flat: u64 = plan.rows.iter().filter(decodes).map(|row| u64::from(row.kv_len)).sum();
@@ -93,16 +92,16 @@ impl Tally {
     }
 }
 
-/// What a step did: explains its core time.
+/// Work of a step, which explains its core time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepWork {
     pub step: u64,
-    /// The least of all runs.
+    /// Minimum over all runs.
     pub core_ns: u64,
-    /// The most of all runs: what it is above the least was the machine's.
+    /// Maximum over all runs; its excess over the minimum is noise of the machine.
     pub most_ns: u64,
     pub admitted: u32,
-    /// Tokens of the prompts that were matched at admission, hit or not.
+    /// Tokens of the prompts that admissions matched, hit or not.
     pub matched_prompt_tokens: u64,
     pub computed_tokens: u64,
     pub evicted_pages: u64,
@@ -111,7 +110,7 @@ pub struct StepWork {
 }
 
 impl StepWork {
-    /// What the slowest run took longer than the fastest.
+    /// Returns the excess of the slowest run over the fastest.
     pub fn machine_ns(&self) -> u64 {
         self.most_ns - self.core_ns
     }
@@ -120,7 +119,7 @@ impl StepWork {
 /// One point of the plot.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// Requests done so far, skipped ones included.
+    /// Requests done so far, including skipped ones.
     pub done: u64,
     pub input_tokens: u64,
     pub hit_tokens: u64,
@@ -129,8 +128,8 @@ pub struct Sample {
 }
 
 impl Outcome {
-    /// Keeps the least time of each step. A replay is exact, so `again`, a run of the same requests, did the same
-    /// steps: what one of the two took longer for was not the core's work.
+    /// Keeps the minimum time of each step. A replay is exact, so `again`, a run of the same requests, has the same
+    /// steps; the longer time of a step contains noise.
     pub fn keep_least(&mut self, again: &Outcome) {
         assert_eq!(self.steps.len(), again.steps.len(), "a replay is exact");
         for (step, again) in self.steps.iter_mut().zip(&again.steps) {
@@ -148,18 +147,18 @@ pub struct Host<'a> {
     pub scratch: StepScratch,
     pub core: CoreTime,
     pub tally: Tally,
-    /// What the step under way has done so far.
+    /// Work of the current step.
     pub work: StepWork,
-    /// What each step before it did.
+    /// Work of each earlier step.
     pub steps: Vec<StepWork>,
     pub samples: Vec<Sample>,
-    /// The next sample is due when so many requests are done.
+    /// Number of completed requests at which the next sample is due.
     next_sample: u64,
     sample_stride: u64,
     progress: &'a ProgressBar,
 }
 
-/// What remains of a run.
+/// Results of a run.
 pub struct Outcome {
     pub tally: Tally,
     pub stats: Stats,
@@ -167,7 +166,7 @@ pub struct Outcome {
     pub samples: Vec<Sample>,
     pub page_count: u32,
     pub page_size: u32,
-    /// K and V of a token, all layers.
+    /// Bytes of K and V of a token, all layers.
     pub token_bytes: u64,
 }
 
@@ -191,7 +190,7 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// Whether a request fits the pool when nothing else runs.
+    /// Returns whether a request fits the empty pool.
     pub fn fits(&self, request: &Request) -> bool {
         let shape = self.engine.shape();
         let len = request.stored_len();
@@ -209,13 +208,13 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Counts a request that never runs.
+    /// Counts a request that does not fit the pool.
     pub fn skip(&mut self) {
         self.tally.skipped += 1;
         self.progress.inc(1);
     }
 
-    /// Counts a request that starts to run with `hit` tokens found.
+    /// Counts a started request with `hit` cached tokens.
     pub fn started(&mut self, request: &Request, hit: u32) {
         let input = u64::from(request.input_len());
         self.tally.input_tokens += input;
@@ -224,7 +223,7 @@ impl<'a> Host<'a> {
         self.work.matched_prompt_tokens += input;
     }
 
-    /// Counts a request that is served.
+    /// Counts a served request.
     pub fn served(&mut self, request: &Request) {
         self.tally.requests += 1;
         self.tally.output_tokens += u64::from(request.output.len);
@@ -275,17 +274,17 @@ impl<'a> Host<'a> {
     }
 }
 
-/// Pages that sequences use.
+/// Returns the pages that sequences use.
 pub fn pages_in_use(stats: &Stats) -> u32 {
     stats.private_pages + stats.protected_pages
 }
 
-/// Names the request that the engine refused.
+/// Returns the error for a request that the engine rejected.
 pub fn refused(request: usize) -> impl Fn(Error) -> ServeError {
     move |error| ServeError::Engine { request, source: error.into() }
 }
 
-/// Limits that a workload takes: as many rows as run at a time, and tokens for the longest of them.
+/// Returns the limits of a workload: as many rows as run at a time, and tokens for the longest of them.
 pub fn engine_config(
     pool: PoolConfig,
     prefix: kvarena::PrefixMode,

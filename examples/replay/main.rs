@@ -1,5 +1,5 @@
-//! Replays a request trace, or generated chats, through a kvarena engine as a serving engine would: everything but the
-//! model. Shows what prefix reuse saves and what the core costs.
+//! Replays a request trace, or generated chats, through a kvarena engine as a serving engine would, without a model.
+//! Reports the savings of prefix reuse and the cost of the core.
 //!
 //! ```text
 //! cargo run --release --example replay
@@ -98,7 +98,7 @@ fn schedule(args: &Args) -> String {
     }
 }
 
-/// Serves the requests with the engine that `args` ask for.
+/// Serves the requests with the engine of `args`.
 fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Outcome, ServeError> {
     let running = if args.sequential { 1 } else { args.concurrency };
     let step_tokens = args.step_tokens.unwrap_or(if args.sequential { u32::MAX } else { 8192 });
@@ -131,20 +131,20 @@ fn pool(args: &Args) -> PoolConfig {
     }
 }
 
-/// Shows nothing unless standard error is a terminal.
+/// Returns a progress bar, hidden unless standard error is a terminal.
 fn progress_bar(requests: usize) -> ProgressBar {
     let bar = ProgressBar::new(requests as u64);
     let style = ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} requests, {eta}");
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// An error and what caused it, on one line.
+/// Formats an error and its causes on one line.
 fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
         let next = inner.to_string();
-        // An error that speaks for its cause is not repeated.
+        // A cause that ends the message already is not repeated.
         if !text.ends_with(&next) {
             text = format!("{text}: {next}");
         }

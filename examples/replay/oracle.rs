@@ -1,4 +1,4 @@
-//! Test only: serves one request at a time without an engine. Pages are entries of maps, recency is a counter, and
+//! Serves one request at a time without an engine, for tests. Pages are entries of maps, recency is a counter, and
 //! eviction looks at every page. The engine's figures must be equal.
 //!
 //! Group 0 is treated as a group of one track, whose tail at a mark is the whole prefix.
@@ -25,14 +25,14 @@ pub struct Setting {
     pub pages: usize,
     pub page_size: usize,
     pub step_tokens: usize,
-    /// The reach and the tracks of each group.
+    /// Reach and tracks of each group.
     pub groups: Vec<(Reach, usize)>,
 }
 
-/// Younger than anything idle.
+/// Value of recency of pages in use: younger than any idle page.
 const IN_USE: u64 = u64::MAX;
 
-/// Serves requests one after another, with an exact page-level LRU.
+/// Serves requests one at a time, with an exact page-level LRU.
 pub fn naive(requests: &[Request], setting: &Setting) -> Figures {
     let mut oracle = Oracle {
         setting,
@@ -47,9 +47,9 @@ pub fn naive(requests: &[Request], setting: &Setting) -> Figures {
 
 struct Oracle<'a> {
     setting: &'a Setting,
-    /// Numbers pages by the number of their parent (0 is the root) and their tokens.
+    /// Numbers of pages, by the number of their parent (0 is the root) and their tokens.
     names: HashMap<(u64, Vec<TokenId>), u64>,
-    /// When a cached page became idle, by number and group. In groups but group 0 it is a cell.
+    /// Time at which a cached page became idle, by number and group. In other groups than group 0 it is a cell.
     cached: BTreeMap<(u64, usize), u64>,
     clock: u64,
     figures: Figures,
@@ -68,7 +68,7 @@ impl Oracle<'_> {
             return;
         }
         let path = self.path(&tokens);
-        // Match all but the last token of the prompt: the next token must find what it reads in every group.
+        // Match all but the last token of the prompt: the next token must find its reads in every group.
         let is_cached = |group, place: usize| self.cached.contains_key(&(path[place], group));
         let full = (0..limit).take_while(|&place| is_cached(0, place)).count();
         let is_hit = |mark: &usize| {
@@ -85,7 +85,7 @@ impl Oracle<'_> {
                 self.cached.insert((name, group), IN_USE);
             }
         }
-        // The private pages of the request, by group and place.
+        // Private pages of the request, by group and place.
         let mut own = BTreeSet::new();
         let (mut stored, mut published, mut places) = (hit * page_size, hit, hit);
         while stored < tokens.len() {
@@ -124,7 +124,7 @@ impl Oracle<'_> {
         }
     }
 
-    /// Returns the most pages that a request holds in all groups.
+    /// Returns the maximum of pages that a request has in all groups.
     fn most_pages(&self, tokens: usize) -> usize {
         let Setting { page_size, step_tokens, ref groups, .. } = *self.setting;
         let all = tokens.div_ceil(page_size);
@@ -151,7 +151,7 @@ impl Oracle<'_> {
         pages.map(name).collect()
     }
 
-    /// Returns the first place of a group that the token behind a mark reads.
+    /// Returns the first place of a group that the token after a mark reads.
     fn first(&self, group: usize, mark: usize) -> usize {
         let (position, (reach, _)) = (mark * self.setting.page_size, self.setting.groups[group]);
         let first = match reach {
@@ -175,7 +175,7 @@ impl Oracle<'_> {
             let oldest = self.cached.iter().min_by_key(|&(_, &since)| since);
             let (&(name, group), &since) = oldest.expect("pages are cached");
             assert_ne!(since, IN_USE, "a page is idle");
-            // Cells stand at cached pages of group 0, and are evicted with them.
+            // Cells belong to cached pages of group 0, and are evicted with them.
             let groups = if group == 0 { 0..self.setting.groups.len() } else { group..group + 1 };
             for group in groups {
                 let Some(since) = self.cached.remove(&(name, group)) else { continue };
@@ -189,7 +189,7 @@ impl Oracle<'_> {
         }
     }
 
-    /// Makes private pages cached ones in use. Duplicates of cached pages are freed.
+    /// Turns private pages into cached pages in use. Frees duplicates of cached pages.
     fn publish(
         &mut self,
         path: &[u64],
@@ -210,7 +210,7 @@ impl Oracle<'_> {
         }
     }
 
-    /// Frees private pages, and makes cached ones idle.
+    /// Frees private pages, and makes cached pages idle.
     fn give_back(
         &mut self,
         path: &[u64],

@@ -1,4 +1,4 @@
-//! Draws a run: hit rate above, page states below, over the requests served. SVG, so no fonts are needed to make it.
+//! Plots a run over the served requests: the hit rate above, page states below. SVG needs no fonts.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use plotters::prelude::*;
 
 use crate::host::Sample;
 
-/// Pixels.
+/// Size in pixels.
 const SIZE: (u32, u32) = (1000, 740);
-/// Of that, for the names of a chart's colours.
+/// Height of a chart's legend.
 const LEGEND_HEIGHT: i32 = 28;
 const GREY: RGBColor = RGBColor(90, 90, 90);
 /// Page states from the bottom up, as `(name, colour)`.
@@ -23,7 +23,7 @@ const STATES: [(&str, RGBColor); 4] = [
 const OVERALL: RGBColor = RGBColor(40, 70, 110);
 const RECENT: RGBColor = RGBColor(150, 180, 205);
 
-/// The picture cannot be made or written.
+/// The plot cannot be drawn or written.
 #[derive(Debug)]
 pub struct PlotError {
     file: PathBuf,
@@ -73,13 +73,13 @@ fn draw_on<'a>(root: &Area<'a>, title: &str, samples: &[Sample]) -> Drawn<'a> {
     draw_pages(&chart, samples)
 }
 
-/// Colours and names side by side.
+/// Draws a legend: colours with their names.
 fn draw_legend<'a>(area: &Area<'a>, entries: &[(&str, RGBColor)]) -> Drawn<'a> {
     let mut x = 80;
     for (name, colour) in entries {
         area.draw(&Rectangle::new([(x, 8), (x + 16, 20)], colour.filled()))?;
         area.draw(&Text::new((*name).to_owned(), (x + 22, 7), ("sans-serif", 14).into_font()))?;
-        // Without fonts the width is a guess.
+        // The width is an estimate, because there are no fonts.
         x += 50 + 7 * name.len() as i32;
     }
     Ok(())
@@ -116,7 +116,7 @@ fn draw_hit_rate<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
     Ok(())
 }
 
-/// Hit rate over the last 50th part of the samples before each.
+/// Returns the hit rate over the last 50th part of the samples before each sample.
 fn recent(samples: &[Sample]) -> impl Iterator<Item = (f64, f64)> + '_ {
     let window = (samples.len() / 50).max(1);
     samples.iter().zip(&samples[window.min(samples.len())..]).filter_map(|(from, to)| {
@@ -138,7 +138,7 @@ fn draw_pages<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
         .x_label_area_size(44)
         .y_label_area_size(72)
         .build_cartesian_2d(0.0..end_of(samples), 0.0..f64::from(page_count))?;
-    // From the top layer down, so that each covers what is not its own.
+    // From the top layer down, so that each layer covers the parts of the others.
     for (i, (_, colour)) in STATES.iter().enumerate().rev() {
         let top = samples.iter().map(|s| (s.done as f64, f64::from(layers(s)[i])));
         chart.draw_series(AreaSeries::new(top, 0.0, colour.filled()))?;
@@ -162,7 +162,7 @@ fn draw_pages<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
     Ok(())
 }
 
-/// Upper edges of the stacked states. A fenced page is drawn as private: somebody still uses it.
+/// Returns the upper edges of the stacked states. A fenced page counts as private, because a step still uses it.
 fn layers(sample: &Sample) -> [u32; STATES.len()] {
     let s = &sample.stats;
     let private = s.private_pages + s.fenced_pages;
@@ -171,7 +171,7 @@ fn layers(sample: &Sample) -> [u32; STATES.len()] {
     [private, protected, cached, cached + s.free_pages]
 }
 
-/// `12000` as `12k`: axes are read, not copied.
+/// Formats `12000` as `12k`, for axes.
 fn short(value: &f64) -> String {
     match *value {
         v if v >= 1e6 => format!("{}M", v / 1e6),
@@ -198,11 +198,11 @@ mod tests {
     fn a_run_without_samples_still_draws() {
         let file = std::env::temp_dir().join(format!("kvarena-plot-{}.svg", std::process::id()));
         draw(&file, "nothing", &[]).expect("an empty plot is a plot");
-        let svg = std::fs::read_to_string(&file).expect("it was written");
+        let svg = std::fs::read_to_string(&file).expect("the file is written");
         assert!(svg.contains("hit rate"));
-        std::fs::remove_file(file).expect("it is ours");
+        std::fs::remove_file(file).expect("the file is the test's");
         let nowhere = Path::new("no/such/folder/plot.svg");
-        let error = draw(nowhere, "nothing", &[]).expect_err("there is no such folder");
+        let error = draw(nowhere, "nothing", &[]).expect_err("the folder does not exist");
         assert!(error.to_string().starts_with("no/such/folder/plot.svg cannot be drawn"));
     }
 }

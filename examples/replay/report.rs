@@ -1,4 +1,4 @@
-//! What a run comes to: a table for people, one JSON object for programs.
+//! The report of a run: a table for people, one JSON object for programs.
 
 use std::cmp::Reverse;
 
@@ -7,10 +7,10 @@ use serde::Serialize;
 use crate::core_time::percentile;
 use crate::host::{Outcome, StepWork};
 
-/// Prompt tokens that one GPU computes in a second: Qwen3-8B on an H200, measured in `crates/server/README.md`.
+/// Prompt tokens a second that one GPU computes: Qwen3-8B on an H200, measured in `crates/server/README.md`.
 const PREFILL_RATE: f64 = 44_400.0;
 
-/// Slow steps that are listed.
+/// Number of slow steps in the list.
 const SLOWEST: usize = 5;
 
 /// Figures of replays with several groups of layers.
@@ -18,18 +18,18 @@ const SLOWEST: usize = 5;
 pub struct GroupFigures {
     /// The groups but group 0, as on the command line.
     pub groups: String,
-    /// Prompt tokens that were cached in group 0, which keeps everything. A prompt uses `hit_tokens` of them.
+    /// Prompt tokens that were cached in group 0, which keeps all tokens. A prompt uses `hit_tokens` of them.
     pub full_hit_tokens: u64,
     pub evicted_cells: u64,
 }
 
-/// The figures of a run, or of several: each step's time is then the least of its times. Times are core time, inside
-/// engine calls only, in nanoseconds.
+/// The figures of a run, or of several runs. The time of a step is its minimum over the runs. Times are core time,
+/// inside engine calls only, in nanoseconds.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub workload: String,
     pub prefix: String,
-    /// `sequential`, or how many requests run at a time.
+    /// `sequential`, or the number of requests that run at a time.
     pub schedule: String,
     pub pages: u32,
     pub page_size: u32,
@@ -40,18 +40,18 @@ pub struct Report {
     pub hit_tokens: u64,
     pub hit_rate: f64,
     pub computed_tokens: u64,
-    /// Tokens that preempted requests found again in the cache.
+    /// Tokens of preempted requests that were still cached at the resume.
     pub resume_hit_tokens: u64,
     pub evicted_pages: u64,
     #[serde(flatten)]
     pub groups: Option<GroupFigures>,
     pub preemptions: u64,
-    /// Requests that waited for another one to compute what they needed, and tokens that came of it meanwhile.
+    /// Requests that waited for another request to compute their prefix, and the tokens that they thereby found.
     pub followers: u64,
     pub awaited_tokens: u64,
-    /// Bytes of K and V that decode reads, each sequence by itself.
+    /// Bytes of K and V that decode reads if each sequence is read separately.
     pub decode_bytes_flat: u64,
-    /// The same where what sequences share is read once.
+    /// Bytes of K and V that decode reads if shared spans are read once.
     pub decode_bytes_shared: u64,
     /// Most pages that running requests used at a time.
     pub peak_pages: u32,
@@ -66,17 +66,17 @@ pub struct Report {
     pub step_ns_max: u64,
     /// Steps of more than a millisecond of core time.
     pub steps_above_1ms: usize,
-    /// Runs over which each step's time is the least.
+    /// Number of runs over which each step's time is the minimum.
     pub runs: u32,
-    /// What all steps together took longer in their slowest run than in their fastest.
+    /// Total excess of the steps' slowest runs over their fastest.
     pub machine_ns: u64,
     #[serde(skip)]
     pub slowest: Vec<StepWork>,
-    /// The whole run by the wall clock, host and workload included.
+    /// Wall-clock time of the whole run, including host and workload.
     pub wall_ns: u64,
 }
 
-/// The time that a GPU needs to compute all prompts, and the part of it that the cache saves.
+/// Returns the time that a GPU needs for all prompts, and the part that the cache saves.
 fn saved(hit: u64, input: u64) -> String {
     let minutes = |tokens: u64| tokens as f64 / PREFILL_RATE / 60.0;
     format!(
@@ -149,7 +149,7 @@ impl Report {
         }
     }
 
-    /// The table, a line for each figure.
+    /// Returns the table, a line for each figure.
     pub fn table(&self) -> String {
         let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
         let mut rows = vec![
@@ -216,7 +216,7 @@ impl Report {
 
     fn awaited(&self) -> String {
         let (tokens, requests) = (grouped(self.awaited_tokens), grouped(self.followers));
-        format!("{tokens} tokens that {requests} requests let another one compute")
+        format!("{tokens} tokens that {requests} requests left to another request")
     }
 
     fn core_time(&self) -> String {
@@ -241,13 +241,13 @@ impl Report {
 
     fn machine(&self) -> String {
         if self.runs == 1 {
-            return "unknown of one run: part of the core's (--runs 2 tells them apart)".to_owned();
+            return "unknown after one run: part of core time (--runs 2 separates it)".to_owned();
         }
         let machine = micros(self.machine_ns);
         format!("{machine} more in each step's slowest of {} runs, not counted above", self.runs)
     }
 
-    /// What the slowest steps did, a line each, with the unit of each column at its head.
+    /// Returns the slowest steps with their work, a line each, with the unit of each column at its head.
     fn slowest_steps(&self) -> String {
         const HEADS: [&str; 9] = [
             "step",
@@ -277,7 +277,7 @@ impl Report {
         let mut lines = vec![HEADS.map(str::to_owned)];
         lines.extend(self.slowest.iter().map(cells));
         let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
-        let mut text = "\nthe slowest steps, and what they did\n".to_owned();
+        let mut text = "\nthe slowest steps and their work\n".to_owned();
         for line in &lines {
             for (column, cell) in line.iter().enumerate() {
                 text += &format!("  {cell:>width$}", width = width(column));
@@ -288,7 +288,7 @@ impl Report {
     }
 }
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
@@ -301,14 +301,14 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// `1 page`, `1,234 pages`.
+/// Formats a count with its unit: `1 page`, `1,234 pages`.
 pub fn counted(number: u64, what: &str) -> String {
     format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
-/// Nanoseconds as microseconds.
+/// Formats nanoseconds as microseconds.
 fn micros(ns: u64) -> String {
-    // Rounded to a tenth.
+    // Rounded to 0.1 us.
     let tenths = (ns + 50) / 100;
     format!("{}.{}", grouped(tenths / 10), tenths % 10)
 }
@@ -386,6 +386,6 @@ mod tests {
         assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
         assert!(lines[1].starts_with("  1,234       2.0          3.5"), "{text}");
         assert!(text.contains("1 page of 16 tokens") && text.contains("31.5 more"), "{text}");
-        assert!(report(1).table().contains("unknown of one run"));
+        assert!(report(1).table().contains("unknown after one run"));
     }
 }

@@ -1,9 +1,7 @@
-//! A request: how many tokens come in and go out, and which ones they are.
+//! A request: its arrival, its prompt and its answer.
 //!
-//! Every text is a list of pieces of one endless numbered stream of tokens, so that equal pieces are equal content, and
-//! a trace of a hundred million tokens is expanded one request at a time.
-//!
-//! Not here: where requests come from.
+//! Every text is a list of pieces of one endless numbered stream of tokens. Equal pieces are equal content, and a trace
+//! of a hundred million tokens is expanded one request at a time.
 
 use kvarena::TokenId;
 
@@ -17,21 +15,21 @@ pub struct Piece {
 /// One request of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// When it arrives, in milliseconds from the start of the workload.
+    /// Arrival in milliseconds since the start of the workload.
     pub arrival_ms: u64,
     /// The prompt, at least one token.
     pub prompt: Vec<Piece>,
-    /// The tokens that the model will answer, at least one.
+    /// The sampled tokens, at least one.
     pub output: Piece,
 }
 
 impl Request {
-    /// Tokens of the prompt.
+    /// Returns the number of prompt tokens.
     pub fn input_len(&self) -> u32 {
         self.prompt.iter().map(|piece| piece.len).sum()
     }
 
-    /// Tokens that get K and V: all but the last one sampled.
+    /// Returns the number of tokens that get K and V: all but the last sampled token.
     pub fn stored_len(&self) -> u32 {
         self.input_len() + self.output.len - 1
     }
@@ -50,7 +48,7 @@ impl Request {
         write_piece(Piece { len: self.output.len - 1, ..self.output }, tokens);
     }
 
-    /// The `i`th sampled token.
+    /// Returns the `i`th sampled token.
     pub fn output_token(&self, i: u32) -> TokenId {
         token(self.output.first + u64::from(i))
     }
@@ -60,11 +58,12 @@ fn write_piece(piece: Piece, tokens: &mut Vec<TokenId>) {
     tokens.extend((piece.first..piece.first + u64::from(piece.len)).map(token));
 }
 
-/// Token number `n` of the stream. Numbers below 2^32 - 1 get different tokens: an odd factor permutes 32-bit numbers.
+/// Returns token number `n` of the stream. Numbers below 2^32 - 1 give different tokens: an odd factor permutes 32-bit
+/// numbers.
 fn token(n: u64) -> TokenId {
     let folded = (n ^ (n >> 32)) as u32;
     let scattered = folded.wrapping_mul(0x9E37_79B1);
-    // PENDING is no token. Its number takes the place of the last one.
+    // PENDING is not a token, so the last number takes its place.
     TokenId::new(scattered.min(TokenId::PENDING.raw() - 1))
 }
 

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same everywhere: splitmix64, and the distributions that the chats need.
+//! Pseudo-random numbers that are equal on every machine: splitmix64, and the distributions of the chats.
 
 pub struct Rng(u64);
 
@@ -14,17 +14,17 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Below `end`, which is small against 2^64.
+    /// Returns a number below `end`, which is small against 2^64.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    /// In `0.0..1.0`.
+    /// Returns a number in `0.0..1.0`.
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Log-normal with this median, cut to `min..=max`.
+    /// Returns a log-normal number with this median, clamped to `min..=max`.
     pub fn log_normal(&mut self, median: f64, sigma: f64, min: u32, max: u32) -> u32 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         let normal = radius * (std::f64::consts::TAU * self.unit()).cos();
@@ -32,7 +32,7 @@ impl Rng {
     }
 }
 
-/// Rank `r` is drawn with a weight of `1 / (r + 1)^exponent`.
+/// Zipf distribution: rank `r` has the weight `1 / (r + 1)^exponent`.
 pub struct Zipf {
     sums: Vec<f64>,
 }

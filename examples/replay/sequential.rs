@@ -1,7 +1,7 @@
-//! One request at a time: no scheduler, so every figure is a function of the workload and the pool alone.
+//! Serves one request at a time, without a scheduler: every figure is a function of the workload and the pool.
 //!
-//! The sampled tokens are known beforehand here, so a request is appended whole and computed in as few steps as
-//! `step_tokens` allows (one, if it says nothing): decoding token by token would change no count, only take longer.
+//! The sampled tokens are known beforehand, so a request is appended whole and computed in as few steps as
+//! `step_tokens` allows (one if unset). Decoding token by token would take longer without changing a count.
 
 use kvarena::{EngineError, Extend, Stats, TokenId};
 
@@ -38,13 +38,13 @@ pub fn serve(
 
 struct Served {
     hit: u32,
-    /// Most pages in use after a plan: with groups of layers, commits give pages back.
+    /// Maximum pages in use after a plan: with groups of layers, commits release pages.
     peak_pages: u32,
-    /// The engine when all of the request's pages were taken.
+    /// State of the engine when all pages of the request were taken.
     planned: Stats,
 }
 
-/// The whole life of one request; all of it is core time.
+/// Serves one request from admission to finish; all of it is core time.
 fn one(
     host: &mut Host<'_>,
     prompt: &[TokenId],

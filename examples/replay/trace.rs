@@ -1,8 +1,8 @@
 //! Reads a request trace in Mooncake's JSON-lines format.
 //!
 //! One object a line: `timestamp` (ms), `input_length`, `output_length`, and `hash_ids`, one for each 512 tokens of the
-//! prompt; equal ids mean equal content. The lines' order is the order of arrival. Traces with blocks of another size
-//! may have ids of whole blocks only.
+//! prompt. Equal ids mean equal content. The order of lines is the order of arrival. Traces with another block size may
+//! have ids of whole blocks only.
 
 use std::fmt;
 use std::fs::File;
@@ -13,13 +13,13 @@ use serde::Deserialize;
 
 use crate::request::{Piece, Request};
 
-/// Tokens that one hash id stands for, unless the caller says otherwise.
+/// Default number of tokens of a hash id.
 const HASH_TOKENS: u32 = 512;
-/// Tokens without a hash id, sampled ones included, are numbered from here. Each hash id owns a stretch of the numbers
-/// below; ids that are too large for that (64-bit hashes) are spread over the token stream.
+/// First number of tokens without a hash id, including sampled ones. Each hash id owns a range of the numbers below;
+/// ids that are too large for that (64-bit hashes) are spread over the token stream.
 const FIRST_OWN: u64 = 1 << 31;
 
-/// A line as it stands in the file.
+/// A line of the file.
 #[derive(Deserialize)]
 struct Line {
     timestamp: f64,
@@ -28,22 +28,22 @@ struct Line {
     hash_ids: Vec<u64>,
 }
 
-/// Why a trace cannot be replayed, and where.
+/// Reason why a trace cannot be replayed, with its place.
 #[derive(Debug)]
 pub enum TraceError {
     /// The file cannot be opened.
     Open { file: PathBuf, source: io::Error },
-    /// A line cannot be read: the file ends early, or is not UTF-8.
+    /// A line cannot be read: the file is truncated, or not UTF-8.
     Read { file: PathBuf, line: usize, source: io::Error },
     /// A line is not a JSON object with the four fields.
     Json { file: PathBuf, line: usize, source: serde_json::Error },
-    /// Not one hash id for each block of the prompt.
+    /// The line does not have one hash id for each block of the prompt.
     HashIds { file: PathBuf, line: usize, input_length: u32, expected: usize, actual: usize },
-    /// A prompt of no tokens.
+    /// The prompt has no tokens.
     EmptyPrompt { file: PathBuf, line: usize },
-    /// Lengths whose sum does not fit 32 bits.
+    /// The sum of the lengths does not fit 32 bits.
     TooLong { file: PathBuf, line: usize, len: u64 },
-    /// No request at all.
+    /// The trace has no requests.
     Empty { file: PathBuf },
 }
 
@@ -86,7 +86,7 @@ impl std::error::Error for TraceError {
 /// The name of standard input on the command line.
 const STANDARD_INPUT: &str = "-";
 
-/// Returns the name of the trace in `file` for people.
+/// Returns the name of the trace in `file` for messages.
 pub fn name(file: &Path) -> String {
     match file.as_os_str() {
         name if name == STANDARD_INPUT => "standard input".to_owned(),
@@ -94,7 +94,7 @@ pub fn name(file: &Path) -> String {
     }
 }
 
-/// Reads the trace in `file`, at most `max` requests of it. `block`: tokens of a hash id; ids may then cover whole
+/// Reads at most `max` requests of the trace in `file`. `block` sets the tokens of a hash id; ids may then cover whole
 /// blocks only.
 pub fn read(file: &Path, max: usize, block: Option<u32>) -> Result<Vec<Request>, TraceError> {
     if file.as_os_str() == STANDARD_INPUT {
@@ -175,13 +175,13 @@ fn request(
     Ok(Request {
         arrival_ms: line.timestamp.max(0.0) as u64,
         prompt,
-        // A prefill always samples one token; a trace that says 0 means that nobody looks at it.
+        // A prefill always samples one token. A trace with 0 means that the client ignores it.
         output: Piece { first: own + u64::from(left), len: line.output_length.max(1) },
     })
 }
 
-/// Appends a piece, joined to the last one if it follows it. Traces number new blocks in order, so a prompt of many
-/// blocks has few pieces.
+/// Appends a piece, and joins it to the last one if it follows that. Traces number new blocks in order, so a prompt of
+/// many blocks has few pieces.
 fn join(prompt: &mut Vec<Piece>, piece: Piece) {
     match prompt.last_mut() {
         Some(last) if last.first + u64::from(last.len) == piece.first => last.len += piece.len,
@@ -189,12 +189,12 @@ fn join(prompt: &mut Vec<Piece>, piece: Piece) {
     }
 }
 
-/// Returns where the tokens of a hash id begin in the stream: a function of the id and the block size alone.
+/// Returns the start of a hash id's tokens in the stream, which depends only on the id and the block size.
 fn first_token(id: u64, size: u32) -> u64 {
     if id < FIRST_OWN / u64::from(size) {
         return id * u64::from(size);
     }
-    // Half of the range, so that a piece does not run over the end.
+    // The start is in the lower half of the range, so that a piece does not exceed the range.
     (id.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (id >> 29)) >> 1
 }
 
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn message(text: &str) -> String {
-        parse_text(text).expect_err("the trace is bad").to_string()
+        parse_text(text).expect_err("the trace is invalid").to_string()
     }
 
     const GOOD: &str =
@@ -215,12 +215,12 @@ mod tests {
 
     #[test]
     fn a_line_becomes_a_request() {
-        let requests = parse_text(&format!("{GOOD}\n\n{GOOD}\n")).expect("the trace is good");
+        let requests = parse_text(&format!("{GOOD}\n\n{GOOD}\n")).expect("the trace is valid");
         let prompt = vec![Piece { first: 9 * 512, len: 512 }, Piece { first: 4 * 512, len: 1 }];
         assert_eq!(requests.len(), 2);
         assert_eq!(requests[0].prompt, prompt);
         assert_eq!(requests[0].arrival_ms, 3);
-        // The same prompt, but tokens of its own.
+        // The same prompt, with its own tokens for the rest.
         assert_eq!(requests[1].prompt, prompt);
         assert_eq!(requests[1].output.first, requests[0].output.first + 2);
     }
@@ -235,14 +235,14 @@ mod tests {
         let read = |text: &str| parse(text.as_bytes(), Path::new("some.jsonl"), 9, Some(64));
         let text =
             format!("{}\n{}\n{}", line(130, "[7, 8]"), line(3, "[]"), line(130, "[9, 8, 7]"));
-        let requests = read(&text).expect("the trace is good");
-        // Adjacent blocks are one piece, and the rest has numbers of its own.
+        let requests = read(&text).expect("the trace is valid");
+        // Adjacent blocks form one piece, and the rest has its own numbers.
         let blocks = Piece { first: 7 * 64, len: 128 };
         assert_eq!(requests[0].prompt, [blocks, Piece { first: FIRST_OWN, len: 2 }]);
         assert_eq!(requests[0].output, Piece { first: FIRST_OWN + 2, len: 2 });
         assert_eq!(requests[1].prompt, [Piece { first: FIRST_OWN + 4, len: 3 }]);
         assert_eq!(requests[1].output.first, FIRST_OWN + 7);
-        // With an id for the rest.
+        // With a hash id for the rest.
         let pieces =
             [(9 * 64, 64), (8 * 64, 64), (7 * 64, 2)].map(|(first, len)| Piece { first, len });
         assert_eq!(requests[2].prompt, pieces);
@@ -255,8 +255,8 @@ mod tests {
     #[test]
     fn the_committed_trace_reads() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/trace.jsonl");
-        assert_eq!(read(&file, usize::MAX, None).expect("the trace is good").len(), 20);
-        assert_eq!(read(&file, 3, None).expect("the trace is good").len(), 3);
+        assert_eq!(read(&file, usize::MAX, None).expect("the trace is valid").len(), 20);
+        assert_eq!(read(&file, 3, None).expect("the trace is valid").len(), 3);
     }
 
     #[test]
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_missing_file_is_named() {
-        let error = read(Path::new("no/such.jsonl"), 1, None).expect_err("there is no such file");
+        let error = read(Path::new("no/such.jsonl"), 1, None).expect_err("the file does not exist");
         assert_eq!(error.to_string(), "no/such.jsonl cannot be opened");
     }
 

@@ -21,6 +21,12 @@ pub(super) fn may_begin(steps: &OpenSteps, step: StepId) -> Result<(), PlanError
     if steps.has_room() { Ok(()) } else { Err(PlanError::OpenSteps { max: steps.max() }) }
 }
 
+/// Checks the number of a plan's tokens, padding included.
+pub(super) fn step_tokens(plan: &BatchPlan<'_>, max: u32) -> Result<(), PlanError> {
+    let tokens = plan.token_count();
+    if tokens <= max as usize { Ok(()) } else { Err(PlanError::StepTokens { tokens, max }) }
+}
+
 /// Checks that a step is open (B8). O(open steps).
 pub(super) fn is_open(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> {
     match steps.contains(step) {

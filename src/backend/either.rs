@@ -9,6 +9,7 @@ use super::{
     Attend, Backend, HostMemory, Moved, OpenBackend, Operand, Queries, Rope, Select, Selection,
     SparseBackend,
 };
+use crate::config::StepBounds;
 use crate::id::{HostPageId, LayerId, MoveId};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
@@ -94,16 +95,15 @@ impl<L: OpenBackend, R: OpenBackend> OpenBackend for Either<L, R> {
         self,
         layout: &PoolLayout,
         table: &TableShape,
-        max_steps: u32,
+        bounds: impl Into<StepBounds>,
     ) -> Result<Self::Backend, <Self::Backend as Backend>::Error> {
         match self {
             Self::Left(options) => {
-                options.open(layout, table, max_steps).map(Either::Left).map_err(EitherError::Left)
+                options.open(layout, table, bounds).map(Either::Left).map_err(EitherError::Left)
             }
-            Self::Right(options) => options
-                .open(layout, table, max_steps)
-                .map(Either::Right)
-                .map_err(EitherError::Right),
+            Self::Right(options) => {
+                options.open(layout, table, bounds).map(Either::Right).map_err(EitherError::Right)
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! Not here: which sequence owns which page (`world.rs`).
 
+mod by_shape;
 mod check;
 mod cpu;
 #[cfg(feature = "cuda")]

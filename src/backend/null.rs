@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 
 use super::{Attend, Backend, HostMemory, Moved, OpenBackend, Queries, Rope};
+use crate::config::StepBounds;
 use crate::id::{HostPageId, LayerId, MoveId};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
@@ -14,7 +15,12 @@ pub struct Null;
 impl OpenBackend for Null {
     type Backend = Self;
 
-    fn open(self, _: &PoolLayout, _: &TableShape, _: u32) -> Result<Self, Infallible> {
+    fn open(
+        self,
+        _: &PoolLayout,
+        _: &TableShape,
+        _: impl Into<StepBounds>,
+    ) -> Result<Self, Infallible> {
         Ok(self)
     }
 }

@@ -1,6 +1,7 @@
-//! [`OpenBackend`]: a host chooses a backend's options; the engine opens it for its pool.
+//! [`OpenBackend`]: a host chooses a backend's options; the engine opens it for its pool and its [`StepBounds`].
 
 use super::Backend;
+use crate::config::StepBounds;
 use crate::layout::{PoolLayout, TableShape};
 
 /// Options of a backend that is not open yet.
@@ -8,11 +9,12 @@ use crate::layout::{PoolLayout, TableShape};
 /// [`CpuOptions`](crate::CpuOptions) opens a [`Cpu`](crate::Cpu), `CudaOptions` opens a `Cuda`, and
 /// [`Null`](crate::Null) opens itself. [`Engine::new`](crate::Engine::new) takes the options. A host that drives a
 /// backend without an engine calls [`open`](OpenBackend::open).
-pub trait OpenBackend {
+pub trait OpenBackend: Sized {
     /// The backend that these options open.
     type Backend: Backend;
 
-    /// Allocates a pool and its page tables, whose words are all 0. At most `max_steps` steps are open at a time.
+    /// Allocates a pool and its page tables, whose words are all 0. `bounds` limits the steps; a number of steps alone
+    /// is enough.
     ///
     /// # Errors
     /// The backend's own; it then frees all that it allocated.
@@ -20,6 +22,6 @@ pub trait OpenBackend {
         self,
         layout: &PoolLayout,
         table: &TableShape,
-        max_steps: u32,
+        bounds: impl Into<StepBounds>,
     ) -> Result<Self::Backend, <Self::Backend as Backend>::Error>;
 }

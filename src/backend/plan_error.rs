@@ -77,6 +77,13 @@ pub enum PlanError {
         /// The limit.
         max: u32,
     },
+    /// The step has more tokens, padding included, than the backend was opened for.
+    StepTokens {
+        /// The step's tokens.
+        tokens: usize,
+        /// The most that are allowed.
+        max: u32,
+    },
     /// The arrays with one entry for each token differ in length.
     Tokens {
         /// Length of the positions.
@@ -299,6 +306,9 @@ impl fmt::Display for PlanError {
             Self::Ended { step } => write!(f, "step {} has ended", step.raw()),
             Self::OpenSteps { max } => {
                 write!(f, "no more than {} may be open", Count(max.into(), "step"))
+            }
+            Self::StepTokens { tokens, max } => {
+                write!(f, "a step of {tokens} tokens is above the limit of {max}")
             }
             Self::Tokens { positions, tokens, slots } => {
                 write!(f, "a plan has {positions} positions, {tokens} tokens and {slots} slots")

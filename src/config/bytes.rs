@@ -1,6 +1,4 @@
-//! The byte form of an [`EngineShape`], by which other ranks open their backends.
-//!
-//! Not here: what the limits mean (`mod.rs`).
+//! The byte form of an [`EngineShape`], with which other ranks open their backends.
 
 use std::error::Error;
 use std::fmt;
@@ -10,9 +8,12 @@ use bytemuck::{Pod, Zeroable};
 use super::{EngineConfig, EngineShape, PrefixMode};
 use crate::error::ConfigError;
 use crate::hash::Hashing;
-use crate::layout::{Capacity, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig, Scaling};
+use crate::layout::{
+    Capacity, GROUPS_MAX, GroupShape, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig,
+    Scaling,
+};
 
-/// Marks the byte form, and its version.
+/// Magic number of the byte form, with its version.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvshap01");
 
 // The byte form stores a value's index in its list.
@@ -22,27 +23,27 @@ const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
 const PREFIXES: [PrefixMode; 2] = [PrefixMode::Radix, PrefixMode::None];
 const BOOLS: [bool; 2] = [false, true];
 
-/// Why bytes are not an [`EngineShape`].
+/// Reason why bytes are not an [`EngineShape`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ShapeBytesError {
-    /// The first bytes are not the mark of a shape of this version.
+    /// The first bytes are not the magic number of this version.
     Magic,
     /// The length is not [`EngineShape::BYTES`].
     Length {
         /// Bytes given.
         actual: usize,
     },
-    /// A number that its field cannot have.
+    /// The field cannot have the number.
     Field {
         /// The field.
         name: &'static str,
         /// The number.
         value: u64,
     },
-    /// The config that has these numbers is refused.
+    /// The config with these numbers is invalid.
     Config(ConfigError),
-    /// Each number is possible, but no config has all of them.
+    /// Each number is valid, but no config has all of them.
     Mixed,
 }
 
@@ -94,19 +95,22 @@ struct Words {
     prefix: u64,
     event_pages: u64,
     prefault: u64,
-    /// A recipe's number, 0 for none, and its parameter.
+    /// Number of the recipe, 0 for none, and its parameter.
     hashing: [u64; 5],
     promise_ahead: u64,
     groups: [u64; Groups::WORDS],
     host_pages: u64,
     stage_pages: u64,
+    max_step_tokens: u64,
+    /// Of each group but group 0: 0, or 1 and its dtype and shape; and its sizes.
+    own_shapes: [[u64; 2]; GROUPS_MAX - 1],
 }
 
 impl EngineShape {
     /// Bytes of the byte form.
     pub const BYTES: usize = size_of::<Words>();
 
-    /// Returns the byte form: 40 little-endian words of 64 bits.
+    /// Returns the byte form: 47 little-endian words of 64 bits.
     ///
     /// | words | |
     /// |---|---|
@@ -122,18 +126,21 @@ impl EngineShape {
     /// | 20 | hashing (0 none, 1 Dynamo, 2 nano-vllm, 3 MinivLLM, 4 and 5 vLLM without and with a seed, 6 SGLang) |
     /// | 21 to 24 | the seed: a byte of its length, then its bytes and zeros |
     /// | 25 | `promise_ahead` |
-    /// | 26 | groups of layers, and 2^32 times the layers in groups: 0 layers where there is one group |
-    /// | 27 to 29 | of each group but group 0: its size, and 2^32 times 1 for a window, 2 for a chunk; or 0 |
-    /// | 30 to 37 | a bit of each of 256 layers, bit 0 of its group's number; the same of bit 1 |
+    /// | 26 | groups of layers, and 2^32 times the layers in groups: 0 layers if there is one group |
+    /// | 27 to 29 | for each group but group 0: its size, and 2^32 times 1 for a window, 2 for a chunk; or 0 |
+    /// | 30 to 37 | bit 0 of the group number of each of 256 layers, then bit 1 |
     /// | 38, 39 | `host_pages`, `stage_pages` |
+    /// | 40 | `max_step_tokens` |
+    /// | 41 to 46 | for each group but group 0: its shape in two words |
     ///
-    /// Heads are those of the shape's rank. All ranks hold as many, so the same bytes open each rank's backend.
+    /// The words of a group with the pool's shape are 0. A group's own shape is 1 + 2 dtype + 8 times word 2, then
+    /// words 3 and 4 in 32 bits each. Heads are those of the shape's rank. All ranks have the same number, so the same
+    /// bytes open each rank's backend.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let Self { layout, table, .. } = self;
-        let (shape, sizes) = match layout.shape() {
-            KvShape::Heads { kv_heads, head_dim } => (0, [kv_heads, head_dim]),
-            KvShape::Latent { rank, rope } => (1, [rank, rope]),
-        };
+        let (shape, sizes) = sizes_of(layout.shape());
+        let mut groups = (0..layout.groups().count()).map(|group| layout.of_group(group));
+        let scaling = groups.find_map(|layout| layout.scaling());
         let labels = layout.planes().iter().find(|plane| plane.name == PlaneName::Labels);
         let words = Words {
             magic: MAGIC,
@@ -141,7 +148,7 @@ impl EngineShape {
             shape,
             sizes: sizes.map(u64::from),
             dtype: number(&DTYPES, layout.dtype()),
-            scaling: number(&SCALINGS, layout.scaling().unwrap_or_default()),
+            scaling: number(&SCALINGS, scaling.unwrap_or_default()),
             label_channels: labels.map_or(0, |labels| labels.elements.into()),
             page_size: layout.page_size().into(),
             page_count: layout.page_count().into(),
@@ -160,6 +167,8 @@ impl EngineShape {
             groups: layout.groups().to_words(),
             host_pages: layout.host_pages().into(),
             stage_pages: layout.stage_pages().into(),
+            max_step_tokens: self.max_step_tokens.into(),
+            own_shapes: [1, 2, 3].map(|group| own_words(layout.groups().shape(group))),
         };
         let mut bytes = [0; Self::BYTES];
         bytes.copy_from_slice(bytemuck::bytes_of(&words));
@@ -169,9 +178,9 @@ impl EngineShape {
     /// Reads the byte form.
     ///
     /// # Errors
-    /// [`ShapeBytesError::Length`], [`ShapeBytesError::Magic`], [`ShapeBytesError::Field`] for a number that a field
-    /// cannot have, a recipe of hashes without its feature among them, [`ShapeBytesError::Config`] for a shape that no
-    /// config has, [`ShapeBytesError::Mixed`] for numbers that do not belong to one shape.
+    /// [`ShapeBytesError::Length`] and [`ShapeBytesError::Magic`]. [`ShapeBytesError::Field`] for a number that a field
+    /// cannot have, such as a recipe of hashes without its feature. [`ShapeBytesError::Config`] for a shape that no
+    /// config has. [`ShapeBytesError::Mixed`] for numbers that do not belong to one shape.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ShapeBytesError> {
         if bytes.len() != Self::BYTES {
             return Err(ShapeBytesError::Length { actual: bytes.len() });
@@ -182,15 +191,17 @@ impl EngineShape {
         }
         let sizes =
             [narrow("shape sizes", words.sizes[0])?, narrow("shape sizes", words.sizes[1])?];
-        let shape = match (words.shape, sizes) {
-            (0, [kv_heads, head_dim]) => KvShape::Heads { kv_heads, head_dim },
-            (1, [rank, rope]) => KvShape::Latent { rank, rope },
-            (value, _) => return Err(ShapeBytesError::Field { name: "shape", value }),
-        };
+        let shape = shape_of(words.shape, sizes)?;
+        let no_groups = ShapeBytesError::Field { name: "groups", value: words.groups[0] };
+        let mut groups = Groups::from_words(words.groups).ok_or(no_groups)?;
+        for (group, own) in (1..).zip(words.own_shapes) {
+            if let Some(GroupShape { shape, dtype }) = own_shape(own)? {
+                groups = groups.with_shape(group, shape, dtype).map_err(ShapeBytesError::Config)?;
+            }
+        }
         let pool = PoolConfig {
             layers: narrow("layers", words.layers)?,
-            groups: Groups::from_words(words.groups)
-                .ok_or(ShapeBytesError::Field { name: "groups", value: words.groups[0] })?,
+            groups,
             shape,
             dtype: one_of("dtype", &DTYPES, words.dtype)?,
             scaling: one_of("scaling", &SCALINGS, words.scaling)?,
@@ -210,7 +221,7 @@ impl EngineShape {
                 Some(hashing.ok_or(ShapeBytesError::Field { name: "hashing", value })?)
             }
         };
-        // Inverts `TableShape::new`. Where `max_tokens` is less than a chunk, there is one chunk a row.
+        // Inverts `TableShape::new`. If `max_tokens` is less than a chunk, each row has one chunk.
         let max_tokens = words
             .chunk_count
             .checked_sub(words.rows)
@@ -224,6 +235,7 @@ impl EngineShape {
             max_sequence_len: narrow("max_sequence_len", words.max_sequence_len)?,
             max_tokens: max_tokens.ok_or(ShapeBytesError::Mixed)?.max(1),
             max_steps: narrow("max_steps", words.max_steps)?,
+            max_step_tokens: narrow("max_step_tokens", words.max_step_tokens)?,
             promise_ahead: narrow("promise_ahead", words.promise_ahead)?,
             prefault: one_of("prefault", &BOOLS, words.prefault)?,
         };
@@ -232,8 +244,44 @@ impl EngineShape {
     }
 }
 
+/// Returns a shape's kind and sizes.
+fn sizes_of(shape: KvShape) -> (u64, [u32; 2]) {
+    match shape {
+        KvShape::Heads { kv_heads, head_dim } => (0, [kv_heads, head_dim]),
+        KvShape::Latent { rank, rope } => (1, [rank, rope]),
+    }
+}
+
+fn shape_of(kind: u64, sizes: [u32; 2]) -> Result<KvShape, ShapeBytesError> {
+    match (kind, sizes) {
+        (0, [kv_heads, head_dim]) => Ok(KvShape::Heads { kv_heads, head_dim }),
+        (1, [rank, rope]) => Ok(KvShape::Latent { rank, rope }),
+        (value, _) => Err(ShapeBytesError::Field { name: "shape", value }),
+    }
+}
+
+/// Returns the words of a group's own shape.
+fn own_words(own: Option<GroupShape>) -> [u64; 2] {
+    let Some(GroupShape { shape, dtype }) = own else { return [0; 2] };
+    let (kind, [first, second]) = sizes_of(shape);
+    let sizes = u64::from(first) | u64::from(second) << 32;
+    [1 | number(&DTYPES, dtype) << 1 | kind << 3, sizes]
+}
+
+fn own_shape([kind, sizes]: [u64; 2]) -> Result<Option<GroupShape>, ShapeBytesError> {
+    if [kind, sizes] == [0; 2] {
+        return Ok(None);
+    }
+    if kind & 1 == 0 || kind >> 3 > 1 {
+        return Err(ShapeBytesError::Field { name: "group shape", value: kind });
+    }
+    let shape = shape_of(kind >> 3, [sizes as u32, (sizes >> 32) as u32])?;
+    let dtype = one_of("dtype", &DTYPES, kind >> 1 & 3)?;
+    Ok(Some(GroupShape { shape, dtype }))
+}
+
 fn number<T: PartialEq>(all: &[T], one: T) -> u64 {
-    all.iter().position(|other| *other == one).expect("all are listed") as u64
+    all.iter().position(|other| *other == one).expect("the list is complete") as u64
 }
 
 fn one_of<T: Copy>(name: &'static str, all: &[T], value: u64) -> Result<T, ShapeBytesError> {

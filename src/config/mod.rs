@@ -1,8 +1,7 @@
-//! The configuration of an engine: [`EngineConfig`], and the limits that it is checked to, [`EngineShape`].
+//! The configuration of an engine: [`EngineConfig`], and its checked limits, [`EngineShape`].
 //!
-//! `bytes` is the byte form of a shape.
-//!
-//! Not here: the layout of K and V (`layout/`), the bytes that an engine takes (`world/bytes.rs`).
+//! `bytes` is the byte form of a shape. `layout/` computes the layout of K and V, and `world/bytes.rs` the memory of an
+//! engine.
 
 mod bytes;
 
@@ -11,6 +10,25 @@ use crate::hash::Hashing;
 use crate::layout::{Limits, PoolConfig, PoolLayout, TableShape};
 
 pub use bytes::ShapeBytesError;
+
+/// Most new tokens of a step unless the config sets another number.
+const STEP_TOKENS: u32 = 16 << 10;
+
+/// Limits of the steps of a backend, which determine the memory that it takes for plans.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepBounds {
+    /// Most open steps.
+    pub steps: u32,
+    /// Most new tokens of a step, padding included.
+    pub tokens: u32,
+}
+
+impl From<u32> for StepBounds {
+    /// Returns so many steps of at most 16,384 tokens.
+    fn from(steps: u32) -> Self {
+        Self { steps, tokens: STEP_TOKENS }
+    }
+}
 
 /// Whether prefixes are cached and shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -58,6 +76,9 @@ pub struct EngineConfig {
     pub max_tokens: u64,
     /// Most steps that are planned and not complete. Default: 8.
     pub max_steps: u32,
+    /// Most new tokens of a step, padding included; a backend takes memory for plans of so many. Capped at 2^31 - 1.
+    /// Default: 16,384.
+    pub max_step_tokens: u32,
     /// Tokens that plans of a sequence may be ahead of its published ones within its promise, for models with groups of
     /// layers. [`Engine::admit`](crate::Engine::admit) counts pages for plans so far ahead. A plan that is further
     /// ahead also takes available pages. Default: 512.
@@ -79,6 +100,7 @@ impl From<PoolConfig> for EngineConfig {
             max_sequence_len: 128 << 10,
             max_tokens: 4 << 20,
             max_steps: 8,
+            max_step_tokens: STEP_TOKENS,
             promise_ahead: 512,
             prefault: true,
         }
@@ -104,11 +126,13 @@ pub struct EngineShape {
     pub max_sequence_len: u32,
     /// Most unfinished steps.
     pub max_steps: u32,
+    /// Most new tokens of a step, padding included.
+    pub max_step_tokens: u32,
     /// Tokens that plans may be ahead of the published ones within a promise.
     pub promise_ahead: u32,
     /// Whether prefixes are cached and shared.
     pub prefix: PrefixMode,
-    /// How cached pages are hashed, if they are.
+    /// Recipe of page hashes, if any.
     pub hashing: Option<Hashing>,
     /// Most pages whose events wait for a drain.
     pub event_pages: u32,
@@ -117,8 +141,8 @@ pub struct EngineShape {
 }
 
 impl EngineShape {
-    /// Returns the most pages that a sequence of so many tokens holds in all groups of layers, if its plans are no
-    /// further ahead than `promise_ahead`. In a pool of fewer pages it may lack some even when it runs alone.
+    /// Returns the maximum of pages that a sequence of `tokens` tokens has in all groups of layers, if its plans are no
+    /// further ahead than `promise_ahead`. In a smaller pool it may lack pages even if it runs alone.
     ///
     /// With limited groups, a prompt that is admitted with a promise and a hit also holds the cached pages that its hit
     /// reads in those groups, until its window has moved past them. If an idle pool has `most_pages` of its promise but
@@ -130,13 +154,18 @@ impl EngineShape {
     /// let capacity = Capacity::Pages(200);
     /// let pool = PoolConfig { layers: 2, groups, capacity, page_size: 16, ..PoolConfig::default() };
     /// let shape = EngineConfig { promise_ahead: 16, ..pool.into() }.shape()?;
-    /// // 127 tokens behind and 16 ahead are in 10 pages at most.
+    /// // 127 tokens before and 16 ahead are in 10 pages at most.
     /// assert_eq!(shape.most_pages(1600), 100 + 10);
     /// # Ok::<(), kvarena::ConfigError>(())
     /// ```
     pub fn most_pages(&self, tokens: u32) -> u32 {
         let places = tokens.div_ceil(self.layout.page_size());
         Limits::new(&self.layout, self.promise_ahead).most(places)
+    }
+
+    /// Returns the limits of steps, with which backends are opened.
+    pub fn step_bounds(&self) -> StepBounds {
+        StepBounds { steps: self.max_steps, tokens: self.max_step_tokens }
     }
 
     /// Returns whether sequences share prefixes that other sequences computed.
@@ -163,6 +192,7 @@ impl EngineConfig {
             ("max_sequence_len", u64::from(self.max_sequence_len)),
             ("max_tokens", self.max_tokens),
             ("max_steps", u64::from(self.max_steps)),
+            ("max_step_tokens", u64::from(self.max_step_tokens)),
         ] {
             if value == 0 {
                 return Err(ConfigError::Zero { name });
@@ -185,6 +215,7 @@ impl EngineConfig {
             table,
             max_sequence_len,
             max_steps: self.max_steps,
+            max_step_tokens: self.max_step_tokens.min(i32::MAX as u32),
             promise_ahead: self.promise_ahead,
             prefix: self.prefix,
             hashing: self.hashing.filter(|_| self.prefix == PrefixMode::Radix),

@@ -55,7 +55,7 @@ impl<B: Backend> Engine<B> {
     ) -> Result<Self, EngineError<B::Error>> {
         let config = config.into();
         let shape = config.shape()?;
-        let backend = backend.open(&shape.layout, &shape.table, shape.max_steps);
+        let backend = backend.open(&shape.layout, &shape.table, shape.step_bounds());
         let backend = backend.map_err(EngineError::Backend)?;
         Ok(Self { config, world: World::new(&shape, hash_bits)?, backend })
     }

@@ -18,7 +18,7 @@ pub enum ConfigError {
     },
     /// A product exceeds 64 bits, or this machine's address space.
     Overflow {
-        /// What was computed.
+        /// Name of the product.
         name: &'static str,
     },
     /// A page has more tokens than a pool supports.
@@ -44,17 +44,17 @@ pub enum ConfigError {
     HeadSplit {
         /// The model's heads of K and V.
         kv_heads: u32,
-        /// The ranks.
+        /// Number of ranks.
         tp_size: u32,
     },
-    /// The number type has no scales, but the store was to make some.
+    /// The store cannot compute scales, because the element type has none.
     Scaling {
-        /// The pool's.
+        /// Element type of the pool.
         dtype: KvDtype,
     },
     /// Latent rows are scaled by token, so they take no given scales.
     LatentScaling {
-        /// The pool's.
+        /// Element type of the pool.
         dtype: KvDtype,
     },
     /// Events need hashes, and pages are not hashed.
@@ -62,21 +62,21 @@ pub enum ConfigError {
         /// Pages of the event buffer.
         event_pages: u32,
     },
-    /// A group reads a range that it cannot: only group 0 reads everything, a window is at least 1, and a chunk is a
-    /// power of two.
+    /// A group has an invalid reach: only group 0 reads all tokens, a window is at least 1, and a chunk is a power of
+    /// two.
     Reach {
         /// The group.
         group: u32,
-        /// What its tokens were to read.
+        /// Reach of the group.
         reach: Reach,
     },
     /// A layer names a group that does not exist.
     LayerGroup {
         /// The layer.
         layer: LayerId,
-        /// Its group.
+        /// Group of the layer.
         group: u32,
-        /// The groups.
+        /// Number of groups.
         groups: u32,
     },
     /// A group has no layers.
@@ -84,18 +84,30 @@ pub enum ConfigError {
         /// The group.
         group: u32,
     },
-    /// The groups do not have as many layers as the model.
+    /// The groups have another number of layers than the model.
     GroupedLayers {
-        /// The model's.
+        /// Layers of the model.
         layers: u32,
-        /// Those that are in groups.
+        /// Layers in groups.
         grouped: u32,
+    },
+    /// A shape of its own for group 0, which has the pool's, or for a group that does not exist.
+    GroupShape {
+        /// The group.
+        group: u32,
+        /// The groups.
+        groups: u32,
+    },
+    /// Pages of layers of unlike shapes are contiguous, and a pool in LayerFirst order has none such.
+    LayerFirst {
+        /// The first group with a shape of its own.
+        group: u32,
     },
     /// The rank is not below the number of ranks.
     Rank {
         /// The rank.
         tp_rank: u32,
-        /// The ranks.
+        /// Number of ranks.
         tp_size: u32,
     },
     /// The host cannot allocate the memory of the tables.
@@ -157,6 +169,15 @@ impl fmt::Display for ConfigError {
                 let (layers, grouped) =
                     (Count(layers.into(), "layer"), Count(grouped.into(), "layer"));
                 write!(f, "groups of {grouped} do not fit a model of {layers}")
+            }
+            Self::GroupShape { group: 0, .. } => {
+                write!(f, "group 0 has the pool's shape, not one of its own")
+            }
+            Self::GroupShape { group, groups } => {
+                write!(f, "a shape is given for group {group} of {}", Count(groups.into(), "group"))
+            }
+            Self::LayerFirst { group } => {
+                write!(f, "group {group} has a shape of its own, which no LayerFirst pool holds")
             }
             Self::Rank { tp_rank, tp_size } => {
                 write!(f, "rank {tp_rank} is not below tp_size {tp_size}")

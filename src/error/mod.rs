@@ -9,7 +9,7 @@ use crate::id::{Namespace, SeqKey, StepId};
 
 pub use config::ConfigError;
 
-/// A number of things in words: `1 page`, `2 pages`.
+/// A count in words: `1 page`, `2 pages`.
 pub(crate) struct Count(pub(crate) u64, pub(crate) &'static str);
 
 impl fmt::Display for Count {
@@ -39,7 +39,7 @@ pub enum Error {
     },
     /// The sequences' tokens fill the table (`max_tokens` of the config).
     OutOfTokens {
-        /// Tokens that the call needs room for, in whole chunks of the table.
+        /// Tokens for which the call needs memory, in whole chunks of the table.
         wanted: u64,
         /// Tokens that fit in the free chunks.
         available: u64,
@@ -57,16 +57,16 @@ pub enum Error {
         /// The namespace.
         namespace: Namespace,
     },
-    /// The namespace has other names already; the default namespace has none.
+    /// The namespace has other names; the default namespace has none.
     NamespaceNamed {
         /// The namespace.
         namespace: Namespace,
     },
     /// Another namespace has names with the same effect on hashes, so equal tokens would have equal hashes.
     NamesTaken {
-        /// The namespace that was to be called so.
+        /// Namespace of the call.
         namespace: Namespace,
-        /// The one that is.
+        /// Namespace that has the names.
         by: Namespace,
     },
     /// A token of the call is [`TokenId::PENDING`](crate::TokenId::PENDING), the placeholder for unknown tokens.
@@ -74,7 +74,7 @@ pub enum Error {
         /// Its position in the sequence.
         position: u32,
     },
-    /// The step has more tokens than a plan can number.
+    /// The step has more tokens, padding included, than the config allows.
     StepTokens {
         /// New tokens of the batch.
         tokens: u64,
@@ -83,7 +83,7 @@ pub enum Error {
     },
     /// The sequence would be longer than the pool or `max_sequence_len` allows.
     TooLong {
-        /// Its tokens.
+        /// Tokens of the sequence.
         len: u64,
         /// The most that it can have.
         max: u64,
@@ -98,7 +98,7 @@ pub enum Error {
         /// The key.
         seq: SeqKey,
     },
-    /// The sequence is preempted: `resume` it first.
+    /// The sequence is preempted; the host must `resume` it first.
     Preempted {
         /// The key.
         seq: SeqKey,
@@ -112,9 +112,9 @@ pub enum Error {
     ExtendLen {
         /// The key.
         seq: SeqKey,
-        /// The tokens asked for.
+        /// Requested tokens.
         len: u32,
-        /// The most that can be planned now.
+        /// Maximum of tokens that can be planned now.
         max: u32,
     },
     /// The batch has no sequences.
@@ -122,9 +122,9 @@ pub enum Error {
     /// The batch cannot be padded to the size: each padding row takes at least one padding token, and padding tokens
     /// need a padding row.
     PlanSize {
-        /// Rows asked for.
+        /// Requested rows.
         rows: usize,
-        /// Tokens asked for.
+        /// Requested tokens.
         tokens: usize,
         /// Sequences of the batch.
         batch_rows: usize,
@@ -136,12 +136,12 @@ pub enum Error {
     NotPlanned {
         /// The key.
         seq: SeqKey,
-        /// The tokens asked for.
+        /// Requested tokens.
         len: u32,
     },
     /// The draft has more tokens than a mask has bits.
     DraftLen {
-        /// Its tokens.
+        /// Tokens of the draft.
         len: u64,
         /// The most that it can have.
         max: u64,
@@ -150,7 +150,7 @@ pub enum Error {
     DraftParent {
         /// The token.
         token: u32,
-        /// The one that it follows.
+        /// The preceding token.
         parent: u32,
     },
     /// The sequence of a draft is not in the batch, or out of order.
@@ -158,13 +158,13 @@ pub enum Error {
         /// The key.
         seq: SeqKey,
     },
-    /// The draft has not one mask and one position for each new token.
+    /// The draft does not have one mask and one position for each new token.
     DraftArrays {
         /// The key.
         seq: SeqKey,
-        /// Its masks.
+        /// Number of masks.
         masks: usize,
-        /// Its positions.
+        /// Number of positions.
         positions: usize,
         /// New tokens of its item.
         len: u32,
@@ -175,9 +175,9 @@ pub enum Error {
         seq: SeqKey,
         /// The token, counted from the item's first.
         token: u32,
-        /// Its mask.
+        /// Mask of the token.
         mask: u64,
-        /// Its own bit.
+        /// The token's own bit.
         own: u64,
         /// All bits that it may have.
         most: u64,
@@ -188,14 +188,15 @@ pub enum Error {
         seq: SeqKey,
         /// The token, counted from the item's first.
         token: u32,
-        /// Its position.
+        /// Position of the token.
         position: u32,
         /// The first that is allowed.
         min: u32,
         /// The last that is allowed.
         max: u32,
     },
-    /// The sequence's last plan is of drafts: [`accept`](crate::Engine::accept) a branch first, or abort the step.
+    /// The sequence's last plan has drafts: the host must [`accept`](crate::Engine::accept) a branch first, or abort
+    /// the step.
     NotAccepted {
         /// The key.
         seq: SeqKey,
@@ -206,16 +207,16 @@ pub enum Error {
     NotDrafted {
         /// The key.
         seq: SeqKey,
-        /// The step asked for.
+        /// The requested step.
         step: StepId,
     },
-    /// The tokens to accept are not a branch: the first is not a root, or another does not follow the one before it. A
-    /// token follows another if it sees exactly what that one sees and itself, at the next position. A root sees all
-    /// tokens before the drafts and itself, at the first position.
+    /// The tokens to accept are not a branch: the first is not a root, or another does not follow its predecessor. A
+    /// token follows another if it sees exactly the tokens that the other sees and itself, at the next position. A root
+    /// sees all tokens before the drafts and itself, at the first position.
     NotABranch {
         /// The key.
         seq: SeqKey,
-        /// Its place in what is to be accepted.
+        /// Index of the token in the branch.
         place: usize,
         /// The token, counted from the item's first.
         token: u32,
@@ -229,12 +230,12 @@ pub enum Error {
     PackedRows {
         /// The items.
         items: usize,
-        /// The plan's rows.
+        /// Rows of the plan.
         rows: usize,
     },
     /// A number does not fit FlashInfer's signed 32-bit arrays.
     PackedLimit {
-        /// What is counted.
+        /// Name of the number.
         name: &'static str,
         /// The value.
         value: u64,
@@ -243,23 +244,23 @@ pub enum Error {
     },
     /// A rollback goes past the sequence's end, or below its published tokens.
     RollbackLen {
-        /// The length asked for.
+        /// The requested length.
         len: u32,
         /// The shortest that is allowed.
         min: u32,
-        /// The sequence's tokens now.
+        /// Tokens of the sequence.
         max: u32,
     },
     /// A mark is below the sequence's published tokens.
     MarkLen {
-        /// The length asked for.
+        /// The requested length.
         len: u32,
         /// The shortest that is allowed.
         min: u32,
     },
-    /// As many marks of the host wait in the sequence as there can be.
+    /// The sequence has the maximum of waiting host marks.
     OutOfMarks {
-        /// The most that can wait.
+        /// Maximum of waiting marks.
         max: u32,
     },
     /// The step is not open, or was never planned.
@@ -269,9 +270,9 @@ pub enum Error {
     },
     /// Steps commit in the order of planning, and an earlier step is open.
     StepOrder {
-        /// The step asked for.
+        /// The requested step.
         step: StepId,
-        /// The step whose turn it is.
+        /// The first open step.
         first: StepId,
     },
     /// A step up to the completed one is neither committed nor aborted.
@@ -282,8 +283,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns whether the call lacked pages, rows, tokens or steps. It may succeed after other sequences have finished
-    /// or steps are complete.
+    /// Returns whether the call lacked pages, rows, tokens or steps. A later call may succeed after other sequences
+    /// have finished or steps are complete.
     pub fn is_shortage(&self) -> bool {
         matches!(
             self,
@@ -433,7 +434,7 @@ impl StdError for Error {}
 
 /// An error of an engine: of its config, its core or its backend.
 ///
-/// The message names the part that failed and the reason, since some callers keep the text alone. The
+/// The message names the part that failed and the reason, because some callers keep only the text. The
 /// [`source`](StdError::source) is the reason: a [`ConfigError`], an [`enum@Error`] or the backend's error.
 ///
 /// ```

@@ -1,17 +1,17 @@
-//! [`Fence`]: pages and locks that were released while an unfinished step may still touch them, until it is complete.
+//! [`Fence`]: released pages and locks that wait until an unfinished step, which may still access them, is complete.
 //!
 //! ```text
 //! marks   step 7: 3 pages, 5 idle pages | step 9: 1 page, 0 idle pages     in the order of steps
-//! pages   p3 p9 p4                      | p5                               in the order they came
-//! locks   (7, lock) (7, lock)           | (9, lock)                        in the order they came
+//! pages   p3 p9 p4                      | p5                               in the order of arrival
+//! locks   (7, lock) (7, lock)           | (9, lock)                        in the order of arrival
 //! ```
 //!
 //! * F1. The steps of marks rise, and none is complete.
-//! * F2. Marks count the pages that wait; each of these is in the pool's state Fenced, and is here once.
-//! * F3. Locks wait in the order they came, each for a step that has a mark.
-//! * F4. The idle pages of a mark are those of the tree's nodes that are idle when its locks are gone (T7).
+//! * F2. Marks count the waiting pages. Each of these is in the pool's state Fenced, and in the fence once.
+//! * F3. Locks wait in the order of arrival, each for a step that has a mark.
+//! * F4. The idle pages of a mark belong to the tree's nodes that are idle once its locks are released (T7).
 //!
-//! Not here: which step may touch which page, and the use of returned pages (`system/`).
+//! The systems determine the step that may access a page, and the use of returned pages (`system/`).
 
 use std::collections::VecDeque;
 
@@ -43,12 +43,12 @@ impl Fence {
     /// Creates an empty fence for at most `page_count` pages, `max_steps` unfinished steps and `max_locks` locks.
     ///
     /// # Panics
-    /// If the system does not give the memory.
+    /// If the system lacks the memory.
     pub fn new(page_count: u32, max_steps: u32, max_locks: u64) -> Self {
         Self::try_new(page_count, max_steps, max_locks).expect("the system has the memory")
     }
 
-    /// [`Fence::new`], or the allocation that failed.
+    /// Creates an empty fence, or returns the allocation that failed.
     pub(crate) fn try_new(
         page_count: u32,
         max_steps: u32,
@@ -68,15 +68,15 @@ impl Fence {
         touch_deque(&mut self.pages, PageId::default());
     }
 
-    /// Returns the bytes that a fence takes.
+    /// Returns the bytes of a fence.
     pub fn bytes(page_count: u32, max_steps: u32, max_locks: u64) -> u64 {
         (u64::from(max_steps) + 1) * size_of::<Mark>() as u64
             + u64::from(page_count) * size_of::<PageId>() as u64
             + max_locks * size_of::<(StepId, PrefixLock)>() as u64
     }
 
-    /// Returns the step that something which `last_step` may still touch has to wait for; nothing, if that step is
-    /// complete. Never falls, so that things return in the order they came.
+    /// Returns the step that a page or lock with this last step must wait for; `None` if the step is complete. The
+    /// result never falls, so pages and locks return in the order of arrival.
     pub fn until(&self, last_step: StepId) -> Option<StepId> {
         (last_step > self.completed).then_some(self.newest.max(last_step))
     }
@@ -100,7 +100,7 @@ impl Fence {
         self.locks.push_back((until, lock));
     }
 
-    /// Returns the mark of an unfinished step, made where there is none. O(1) for the newest one.
+    /// Returns the mark of an unfinished step, and adds it if missing. O(1) for the newest step.
     fn mark(&mut self, step: StepId) -> &mut Mark {
         let mut index = self.marks.len();
         if self.marks.back().is_some_and(|last| last.step >= step) {
@@ -117,7 +117,7 @@ impl Fence {
         self.mark(step).idle_pages += pages;
     }
 
-    /// Uncounts pages of the tree that are idle already, or that stay in use. O(log unfinished steps).
+    /// Subtracts pages of the tree that are idle already, or that stay in use. O(log unfinished steps).
     pub fn remove_idle(&mut self, step: StepId, pages: u32) {
         let mark = self.mark_of(step);
         assert!(mark.idle_pages >= pages, "F4: idle pages are counted");
@@ -130,13 +130,13 @@ impl Fence {
         mark.expect("F3: a step that a lock waits for has a mark")
     }
 
-    /// Returns the pages that come back, or become idle, when `step` is complete. O(unfinished steps).
+    /// Returns the pages that return, or become idle, when `step` is complete. O(unfinished steps).
     pub fn pages_until(&self, step: StepId) -> u32 {
         let marks = self.marks.iter().take_while(|mark| mark.step <= step);
         marks.map(|mark| mark.pages + mark.idle_pages).sum()
     }
 
-    /// Returns the steps that something waits for, in order, each with [`Fence::pages_until`] it.
+    /// Returns the steps that pages or locks wait for, in order, each with [`Fence::pages_until`] it.
     pub(crate) fn returns(&self) -> impl Iterator<Item = (StepId, u32)> + '_ {
         let mut pages = 0;
         self.marks.iter().map(move |mark| {
@@ -145,7 +145,7 @@ impl Fence {
         })
     }
 
-    /// Gives the pages that wait for `step` or an earlier one to `each`, in runs, in the order they came. O(pages).
+    /// Passes the pages that wait for `step` or an earlier one to `each`, in runs, in the order of arrival. O(pages).
     pub(crate) fn take_pages(&mut self, step: StepId, mut each: impl FnMut(&[PageId])) {
         let marks = self.marks.iter_mut().take_while(|mark| mark.step <= step);
         let count = marks.map(|mark| std::mem::take(&mut mark.pages) as usize).sum::<usize>();
@@ -165,7 +165,7 @@ impl Fence {
         self.locks.pop_front().map(|(_, lock)| lock)
     }
 
-    /// Removes the marks up to `step`, whose pages and locks were taken.
+    /// Removes the marks up to `step`. The caller has taken their pages and locks.
     pub(crate) fn complete(&mut self, step: StepId) {
         while self.marks.front().is_some_and(|mark| mark.step <= step) {
             let mark = self.marks.pop_front().expect("just seen");
@@ -174,14 +174,14 @@ impl Fence {
         self.completed = self.completed.max(step);
     }
 
-    /// Returns the pages that wait, in the order they came, each with its step; for audits.
+    /// Returns the waiting pages in the order of arrival, each with its step; for audits.
     pub(crate) fn pages(&self) -> impl Iterator<Item = (PageId, StepId)> + '_ {
         let steps = self.marks.iter();
         let steps = steps.flat_map(|mark| (0..mark.pages).map(move |_| mark.step));
         self.pages.iter().copied().zip(steps)
     }
 
-    /// Returns the locks that wait, in the order they came, each with its step; for audits.
+    /// Returns the waiting locks in the order of arrival, each with its step; for audits.
     pub(crate) fn locks(&self) -> impl Iterator<Item = &(StepId, PrefixLock)> {
         self.locks.iter()
     }
@@ -192,7 +192,7 @@ impl Fence {
         marks.map(|mark| (mark.step, mark.idle_pages))
     }
 
-    /// Checks F1 to F3. `newest`: the newest step; `fenced`: pages that the pool calls fenced.
+    /// Checks F1 to F3, given the newest step and the number of pages that the pool counts as fenced.
     pub(crate) fn check(&self, newest: StepId, fenced: u32) -> Result<(), &'static str> {
         let rise = self.marks.iter().is_sorted_by(|a, b| a.step < b.step);
         let first = self.marks.front().is_none_or(|mark| mark.step > self.completed);

@@ -1,4 +1,4 @@
-//! Each invariant of the fence broken by hand, and what comes back when.
+//! Tests that the audit detects each broken invariant, and the return of pages and locks.
 
 use super::*;
 use crate::id::Scope;
@@ -27,7 +27,7 @@ fn sound() -> Fence {
     fence
 }
 
-/// The audit's answer after `spoil`.
+/// Returns the audit's error after `spoil`.
 fn broken<T>(spoil: impl FnOnce(&mut Fence) -> T) -> &'static str {
     let mut fence = sound();
     spoil(&mut fence);
@@ -53,7 +53,7 @@ fn f2_pages_are_counted() {
         fence.pages.push_back(PageId::new(9));
         fence.marks[1].pages += 1;
     };
-    assert_eq!(broken(more), counted, "one that the pool does not call fenced");
+    assert_eq!(broken(more), counted, "a page that the pool does not count as fenced");
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn f4_a_complete_step_holds_nothing() {
     let mut fence = sound();
     fence.take_pages(step(2), |_| ());
     assert!(fence.take_lock(step(2)).is_some());
-    fence.complete(step(2)); // Its idle pages are still counted.
+    fence.complete(step(2)); // The mark's idle pages are still counted.
 }
 
 #[test]

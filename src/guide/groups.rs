@@ -15,6 +15,11 @@
 //! tables, its *tracks*. The host passes the window or the chunk of each layer to
 //! `attend` as before: the backend rejects any other.
 //!
+//! Layers of a group may store other heads or another dtype than the pool's
+//! ([`Groups::with_shape`](crate::Groups::with_shape)). A page then holds as many of them as fit, and
+//! [`PoolLayout::unused_bytes`](crate::PoolLayout::unused_bytes) returns the bytes left over.
+//! [`PoolLayout::of_group`](crate::PoolLayout::of_group) returns the heads and head_dim of a group's layers.
+//!
 //! ```
 //! use kvarena::*;
 //!

@@ -25,8 +25,9 @@
 //! // A worker: after the shape, each message is a plan, an end of steps, or the copies of a fork.
 //! let worker = |rank: u32, messages: mpsc::Receiver<Vec<u8>>| {
 //!     let shape = messages.recv().expect("the scheduler sends its shape first");
-//!     let EngineShape { layout, table, max_steps, .. } = EngineShape::from_bytes(&shape).expect("it is a shape");
-//!     let mut backend = CpuOptions::default().open(&layout, &table, max_steps).expect("memory");
+//!     let shape = EngineShape::from_bytes(&shape).expect("it is a shape");
+//!     let (layout, table, bounds) = (&shape.layout, &shape.table, shape.step_bounds());
+//!     let mut backend = CpuOptions::default().open(layout, table, bounds).expect("memory");
 //!     let mut sum = 0.0;
 //!     for bytes in messages {
 //!         if let Ok(end) = StepEnd::from_bytes(&bytes) {

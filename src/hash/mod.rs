@@ -1,17 +1,15 @@
 //! Chained hashes of pages, by which routers, stores and other engines identify prefixes.
 //!
 //! ```text
-//! names of the namespace --> [page 0] --> [page 1] --> [page 2]       a hash is of the page's tokens
-//!                                h0          h1           h2          and of all tokens before them
+//! names of the namespace --> [page 0] --> [page 1] --> [page 2]       a hash covers the page's tokens
+//!                                h0          h1           h2          and all tokens before them
 //! ```
 //!
 //! Each engine has its own recipe. A `Recipe` is in a file of its family, and [`Hashing`] is the host's choice among
 //! the recipes whose crates are compiled in (features `xxhash` and `sha256`). The test vectors come from the code that
 //! a recipe follows. vLLM's recipe has a parameter (`seed`).
 //!
-//! No code of this crate takes equal hashes for equal tokens.
-//!
-//! Not here: where hashes are stored (`prefix/chain.rs`).
+//! No code of this crate treats equal hashes as equal tokens. `prefix/chain.rs` stores the hashes.
 
 mod names;
 #[cfg(feature = "sha256")]
@@ -35,7 +33,7 @@ use crate::id::TokenId;
 /// Bytes of the longest hash.
 const LONGEST: usize = 32;
 
-/// A hash of a page and of all tokens before it: 8 bytes of xxHash, or the 32 of a SHA-256 digest.
+/// A hash of a page and of all tokens before it: 8 bytes of xxHash, or the 32 bytes of a SHA-256 digest.
 ///
 /// A shorter hash ends in zeros. A number is stored with its lowest byte first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -53,7 +51,7 @@ impl PageHash {
         self.0
     }
 
-    /// Reads the bytes of a column.
+    /// Converts the bytes of a column.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let mut hash = [0; LONGEST];
         hash[..bytes.len()].copy_from_slice(bytes);

@@ -5,8 +5,6 @@
 //!
 //! * T11. A namespace's names stay while it is not forgotten, and while they have users: sequences, and first nodes of
 //!   prefixes. The users are counted.
-//!
-//! Not here: how names enter a hash.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,7 +35,7 @@ pub struct NamespaceNames {
     expect(dead_code, reason = "there are none")
 )]
 pub(crate) struct Named {
-    /// As the host gave them.
+    /// The names from the host.
     pub names: Arc<NamespaceNames>,
     /// The names that enter hashes.
     pub entering: NamespaceNames,
@@ -52,7 +50,7 @@ impl Named {
     }
 }
 
-/// A namespace that has names.
+/// A namespace with names.
 struct Entry {
     named: Named,
     users: u64,
@@ -126,12 +124,12 @@ impl Names {
         Ok(())
     }
 
-    /// Counts one more user of a namespace.
+    /// Adds a user of a namespace.
     pub fn hold(&mut self, namespace: Namespace) {
         self.named.get_mut(&namespace).expect("T11: a used namespace has names").users += 1;
     }
 
-    /// Counts one user of a namespace less.
+    /// Removes a user of a namespace.
     pub fn release(&mut self, namespace: Namespace) {
         self.named.get_mut(&namespace).expect("T11: a used namespace has names").users -= 1;
         self.drop_unused(namespace);

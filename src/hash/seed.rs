@@ -4,9 +4,9 @@ use std::fmt;
 
 use crate::error::ConfigError;
 
-/// The value of `PYTHONHASHSEED` that vLLM runs with, for [`Hashing::VllmSha256CborSeeded`](super::Hashing).
+/// The value of `PYTHONHASHSEED` of a vLLM process, for [`Hashing::VllmSha256CborSeeded`](super::Hashing).
 ///
-/// vLLM hashes the variable's text, so `"0"` and `"00"` are two seeds, `"random"` is a fixed one, and an empty text
+/// vLLM hashes the variable's text. So `"0"` and `"00"` are two seeds, `"random"` is a fixed seed, and an empty text
 /// differs from an unset variable.
 ///
 /// ```
@@ -24,15 +24,15 @@ use crate::error::ConfigError;
 )]
 pub struct HashSeed {
     len: u8,
-    /// The text, and zeros behind it.
+    /// The text, followed by zeros.
     bytes: [u8; Self::MAX_LEN],
 }
 
 impl HashSeed {
-    /// Bytes of the longest text. A number that Python accepts has 10 digits, and zeros before them.
+    /// Bytes of the longest text. A number that Python accepts has 10 digits, after any number of zeros.
     pub const MAX_LEN: usize = 31;
 
-    /// Makes the seed of a text.
+    /// Creates the seed of a text.
     ///
     /// # Errors
     /// [`ConfigError::Limit`] for a text of more than [`HashSeed::MAX_LEN`] bytes.
@@ -46,7 +46,7 @@ impl HashSeed {
         Ok(Self { len: text.len() as u8, bytes })
     }
 
-    /// Returns the byte form: the length, the text, and zeros behind it.
+    /// Returns the byte form: the length, the text, and zeros.
     pub(super) fn to_bytes(self) -> [u8; 1 + Self::MAX_LEN] {
         let mut bytes = [self.len; 1 + Self::MAX_LEN];
         bytes[1..].copy_from_slice(&self.bytes);
@@ -62,7 +62,7 @@ impl HashSeed {
 
     /// Returns the text.
     pub fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.bytes[..self.len as usize]).expect("it was made of a text")
+        std::str::from_utf8(&self.bytes[..self.len as usize]).expect("the bytes are a text")
     }
 }
 

@@ -1,4 +1,4 @@
-//! Recipes of SHA-256: digests that nobody can make two texts for.
+//! Recipes of SHA-256: collision-resistant digests.
 //!
 //! Sources: vLLM 0.33.0 (`v1/core/kv_cache_utils.py`, `utils/hashing.py`); SGLang 0.5.23 (`mem_cache/utils.py`,
 //! `mem_cache/cpp_utils/hash_binding.cpp`).
@@ -9,17 +9,17 @@ use super::names::Named;
 use super::{Hashing, NamespaceNames, PageHash, Recipe};
 use crate::id::TokenId;
 
-/// vLLM's `sha256_cbor`: of `[hash before, [tokens], [[name, ..], ..] or null]` in canonical CBOR.
+/// vLLM's `sha256_cbor`: the hash of `[previous hash, [tokens], [[name, ..], ..] or null]` in canonical CBOR.
 pub(super) struct VllmCbor;
 
-/// The seed where `PYTHONHASHSEED` is unset.
+/// The seed if `PYTHONHASHSEED` is unset.
 const VLLM_SEED: &str = "vllm-none-hash";
 
 impl Recipe for VllmCbor {
     const WIDTH: usize = 32;
 
     fn entering(names: NamespaceNames) -> NamespaceNames {
-        // An empty salt is none; a path without an adapter is of nothing.
+        // An empty salt counts as none, and so does a path without an adapter.
         let lora_path = names.lora.is_some().then(|| names.lora_path.unwrap_or_default());
         let salt = names.salt.filter(|salt| !salt.is_empty());
         NamespaceNames { lora: names.lora, lora_path, salt }
@@ -63,7 +63,7 @@ impl Recipe for VllmCbor {
     }
 }
 
-/// SGLang's keys of stored pages: the hash before, then the tokens as 32-bit numbers.
+/// SGLang's keys of stored pages: the previous hash, then the tokens as 32-bit numbers.
 pub(super) struct Sglang;
 
 impl Recipe for Sglang {
@@ -76,7 +76,7 @@ impl Recipe for Sglang {
     fn seed(_: Hashing, names: &NamespaceNames) -> PageHash {
         let mut hasher = Sha256::new_with_prefix(b"sglang-cache-namespace-v1");
         for name in [&names.lora, &names.salt] {
-            // Whether it is there, and its length, keep joined names apart.
+            // The presence flag and the length separate concatenated names.
             hasher.update([u8::from(name.is_some())]);
             if let Some(name) = name {
                 hasher.update((name.len() as u64).to_le_bytes());
@@ -110,11 +110,11 @@ const TEXT: u8 = 3;
 const ARRAY: u8 = 4;
 const NULL: u8 = 0xf6;
 
-/// Hashes what is written to it as CBOR, in blocks.
+/// Hashes the written CBOR in blocks.
 #[derive(Default)]
 struct Cbor {
     hasher: Sha256,
-    /// Written and not hashed yet.
+    /// Bytes that are written and not hashed.
     waits: Waiting,
 }
 
@@ -130,7 +130,7 @@ impl Default for Waiting {
 }
 
 impl Cbor {
-    /// Returns an item's type and number, in as few bytes as there are.
+    /// Writes an item's type and number in the fewest bytes.
     fn head(&mut self, kind: u8, number: u64) {
         let kind = kind << 5;
         let bytes = number.to_be_bytes();

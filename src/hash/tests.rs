@@ -1,11 +1,11 @@
-//! Vectors that the code which the recipes follow has made, and what names may be.
+//! Test vectors from the code of the engines whose recipes these are, and the rules of names.
 //!
-//! Twelve tokens, pages of four, four sets of names. Made on 2026-11-22 by calling the functions of the published
-//! packages: vLLM 0.33.0 from PyPI (`generate_block_hash_extra_keys`, `hash_block_tokens`, `sha256_cbor`); SGLang
-//! 0.5.23 from PyPI (`get_storage_hash_str`, `hash_str_to_int64`, its `hash_binding.cpp` compiled);
-//! dynamo-kv-router 1.6.1 from crates.io (`compute_block_hash_for_seq`, `compute_seq_hash_for_block`);
-//! nano-vllm-fork 20260210 from PyPI (`BlockManager.compute_hash`). MinivLLM is in no registry: the same xxhash and
-//! numpy, called as its block manager does.
+//! Twelve tokens, pages of four, four sets of names. Computed on 2026-11-22 by functions of the published packages:
+//! vLLM 0.33.0 from PyPI (`generate_block_hash_extra_keys`, `hash_block_tokens`, `sha256_cbor`); SGLang 0.5.23 from
+//! PyPI (`get_storage_hash_str`, `hash_str_to_int64`, its `hash_binding.cpp` compiled); dynamo-kv-router 1.6.1 from
+//! crates.io (`compute_block_hash_for_seq`, `compute_seq_hash_for_block`); nano-vllm-fork 20260210 from PyPI
+//! (`BlockManager.compute_hash`). MinivLLM is in no registry: its vectors come from the same xxhash and numpy, called
+//! as its block manager calls them.
 
 use super::*;
 use crate::error::{ConfigError, Error};
@@ -112,8 +112,8 @@ fn vllms_hashes_are_those_of_its_package() {
     assert_eq!(ids, [0x1ccc_fba5_73d0_cf8a, 0x2ff9_7123_66d4_99da, 0x3401_3134_b82c_7d1b]);
 }
 
-/// `PYTHONHASHSEED` as vLLM 0.33.0 treats it: its `resolve_none_hash_seed` takes the variable's text, and its
-/// `hash_block_tokens` gave the hashes that this script prints, the last of each chain:
+/// `PYTHONHASHSEED` as in vLLM 0.33.0. Its `resolve_none_hash_seed` takes the variable's text, and its
+/// `hash_block_tokens` returned the hashes that this script prints, the last of each chain:
 ///
 /// ```python
 /// import cbor2, hashlib
@@ -139,18 +139,20 @@ fn vllms_seed_is_a_text() {
     ] {
         let hashing = match seed {
             None => Hashing::VllmSha256Cbor,
-            Some(seed) => Hashing::VllmSha256CborSeeded(HashSeed::new(seed).expect("it is short")),
+            Some(seed) => {
+                Hashing::VllmSha256CborSeeded(HashSeed::new(seed).expect("the text is short"))
+            }
         };
         let (got, ids) = digests(hashing, "", "");
         assert_eq!(got[2], last, "{seed:?}");
         assert_eq!(Ok(ids[2]), u64::from_str_radix(&last[48..], 16), "{seed:?}");
-        // Names enter as they do without a seed.
+        // Names enter the hash as they do without a seed.
         let seeds = ["", "tenant"].map(|salt| digests(hashing, "", salt).0);
         assert_ne!(seeds[0], seeds[1]);
         assert_eq!((hashing.width(), hashing.uses_names()), (32, true));
     }
     // A tenant's salt and a seed: the same script with (("cache_salt", "tenant"),) in the first block.
-    let seeded = Hashing::VllmSha256CborSeeded(HashSeed::new("0").expect("it is short"));
+    let seeded = Hashing::VllmSha256CborSeeded(HashSeed::new("0").expect("the text is short"));
     let last = "5084b2bcfd43e6578589c38b1986e0181a55e18ade709c79a2e79b52def5ffb9";
     assert_eq!(digests(seeded, "", "tenant").0[2], last);
 }
@@ -217,7 +219,7 @@ fn sglangs_hashes_are_those_of_its_package() {
 
 #[test]
 fn long_pages_are_hashed_in_blocks() {
-    // Longer than the blocks that numbers are widened in and CBOR is written in: made by the same calls.
+    // Longer than the blocks in which numbers are widened and CBOR is written; computed by the same calls.
     let tokens: Vec<TokenId> = (0..200).map(|i| TokenId::new(i * 7919 % 151_936)).collect();
     let first = |hashing: Hashing| hashing.chain(&NamespaceNames::default(), &tokens, 200)[0];
     assert_eq!(first(Hashing::NanoVllm).to_u64(), 0x30de_1cf7_4d5c_2e74);
@@ -231,14 +233,14 @@ fn long_pages_are_hashed_in_blocks() {
 fn names_are_given_once_and_to_one_namespace() {
     let [red, blue] = [1, 2].map(Namespace::new);
     for &hashing in Hashing::ALL {
-        let mut table = Names::new(hashing).expect("it is small");
+        let mut table = Names::new(hashing).expect("the table is small");
         let nameless = matches!(hashing, Hashing::NanoVllm | Hashing::MinivLlm);
         let default = Namespace::default();
         let taken = |by| Err(Error::NamesTaken { namespace: red, by });
         assert_eq!(table.name(red, NamespaceNames::default()), taken(default));
         let given = table.name(red, names("", "red"));
         if nameless {
-            assert_eq!(given, taken(default), "{hashing:?} hears no names");
+            assert_eq!(given, taken(default), "{hashing:?} uses no names");
             continue;
         }
         assert_eq!(given, Ok(()));
@@ -255,7 +257,7 @@ fn names_are_given_once_and_to_one_namespace() {
             table.name(default, names("", "any")),
             Err(Error::NamespaceNamed { namespace: default })
         );
-        assert_eq!(table.name(blue, names("red", "")), Ok(()), "an adapter is no salt");
+        assert_eq!(table.name(blue, names("red", "")), Ok(()), "an adapter is not a salt");
         assert!(table.get(Namespace::new(3)).is_none());
     }
 }

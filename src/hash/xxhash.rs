@@ -1,5 +1,5 @@
-//! Recipes of xxHash: numbers of 64 bits. Whoever chooses the tokens can make two texts of one hash, so they are good
-//! for hints to a router and no more.
+//! Recipes of xxHash, numbers of 64 bits. A client that chooses tokens can construct two texts with one hash, so these
+//! hashes serve only as hints for routers.
 //!
 //! Sources: Dynamo 1.6.1 (crates `dynamo-kv-router`, `dynamo-tokens`, `dynamo-kv-hashing`); nano-vllm and MinivLLM
 //! (`compute_hash` of their block managers).
@@ -11,17 +11,17 @@ use super::names::Named;
 use super::{Hashing, NamespaceNames, PageHash, Recipe};
 use crate::id::TokenId;
 
-/// What both of Dynamo's hashes begin with.
+/// Seed of both of Dynamo's hashes.
 const DYNAMO_SEED: u64 = 1337;
 
-/// XXH3-64 of the page, then of the hash before and that.
+/// XXH3-64 of the page's tokens, then of the previous hash and that hash.
 pub(super) struct Dynamo;
 
 impl Recipe for Dynamo {
     const WIDTH: usize = 8;
 
     fn entering(names: NamespaceNames) -> NamespaceNames {
-        // An empty name is none.
+        // An empty name counts as none.
         let filled = |name: Option<String>| name.filter(|name| !name.is_empty());
         NamespaceNames { lora: filled(names.lora), salt: filled(names.salt), lora_path: None }
     }
@@ -48,13 +48,13 @@ impl Recipe for Dynamo {
     }
 }
 
-/// xxHash64 of the hash before and tokens of 64 bits.
+/// xxHash64 of the previous hash and tokens of 64 bits.
 pub(super) type NanoVllm = XxHash64<true>;
 
-/// xxHash64 of the hash before and tokens of 32 bits.
+/// xxHash64 of the previous hash and tokens of 32 bits.
 pub(super) type MinivLlm = XxHash64<false>;
 
-/// xxHash64 of the hash before and tokens, each of 64 bits where `WIDE`, else of 32.
+/// xxHash64 of the previous hash and tokens, of 64 bits each if `WIDE`, else of 32.
 pub(super) struct XxHash64<const WIDE: bool>;
 
 impl<const WIDE: bool> Recipe for XxHash64<WIDE> {
@@ -83,7 +83,7 @@ impl<const WIDE: bool> Recipe for XxHash64<WIDE> {
     }
 }
 
-/// xxHash64, seed 0, that has taken the hash before.
+/// Returns an xxHash64 with seed 0 that has hashed the previous hash, if any.
 fn behind(before: Option<PageHash>) -> Xxh64 {
     let mut hasher = Xxh64::new(0);
     if let Some(before) = before {
@@ -92,7 +92,7 @@ fn behind(before: Option<PageHash>) -> Xxh64 {
     hasher
 }
 
-/// Takes tokens as numbers of 64 bits.
+/// Hashes tokens as numbers of 64 bits.
 fn update_wide(hasher: &mut Xxh64, tokens: &[TokenId]) {
     const CHUNK: usize = 64;
     let mut wide = [0_i64; CHUNK];
@@ -103,7 +103,7 @@ fn update_wide(hasher: &mut Xxh64, tokens: &[TokenId]) {
     }
 }
 
-/// Returns the tokens as bytes, lowest first: as they lie on every machine that this is compiled for.
+/// Returns the tokens as little-endian bytes, their form in memory on every supported machine.
 fn little_endian(tokens: &[TokenId]) -> &[u8] {
     const { assert!(cfg!(target_endian = "little"), "hashes are of bytes, lowest first") };
     bytemuck::cast_slice(tokens)

@@ -1,7 +1,10 @@
 //! The configuration of a pool, and its checks.
 
+use std::ops::Range;
+
 use super::dtype::{KvDtype, Scaling};
-use super::groups::Groups;
+use super::format::{self, Format};
+use super::groups::{GROUPS_MAX, GroupShape, Groups};
 #[cfg(any(test, feature = "testkit"))]
 use super::plane::Plane;
 use super::planes::Planes;
@@ -40,8 +43,8 @@ pub struct PoolConfig {
     pub layers: u32,
     /// Groups of layers: those that read all tokens, and those that read a window or a chunk. Default: [`Groups::ONE`].
     pub groups: Groups,
-    /// What each token stores in each layer, in the whole model, before tensor parallelism. Default: one head of
-    /// 64.
+    /// What each token stores in each layer, in the whole model, before tensor parallelism. A group may have
+    /// [another shape and dtype](Groups::with_shape). Default: one head of 64.
     pub shape: KvShape,
     /// Element type of K and V. Default: f32.
     pub dtype: KvDtype,
@@ -49,8 +52,8 @@ pub struct PoolConfig {
     /// [`Scaling::Static`].
     pub scaling: Scaling,
     /// Number of channels of K that each token also stores as *labels*, for sparse reads;
-    /// [`LabelChannels`](super::LabelChannels) selects them. At most the elements of a head; latent rows have none. 0:
-    /// no labels. Default: 0.
+    /// [`LabelChannels`](super::LabelChannels) selects them. At most the elements of a head; latent rows have none, nor
+    /// do groups with a shape of their own. 0: no labels. Default: 0.
     pub label_channels: u32,
     /// Tokens of one page, 1 to [`PAGE_SIZE_MAX`]. Default: 16.
     #[doc(alias = "block_size")]
@@ -105,7 +108,8 @@ impl PoolConfig {
     /// # Errors
     /// A zero, an overflow, or heads and ranks that do not divide.
     pub fn bytes_per_token(&self) -> Result<u64, ConfigError> {
-        self.check_planes(&self.planes(self.checked_shape()?))
+        let shape = self.checked_shape()?;
+        self.token_bytes(&self.formats(shape, self.planes(shape))?)
     }
 
     /// Returns the heads of K and V that this rank holds; 1 where all heads read the same latent rows.
@@ -123,12 +127,22 @@ impl PoolConfig {
     /// # Errors
     /// As [`PoolConfig::local_kv_heads`].
     pub fn first_kv_head(&self) -> Result<u32, ConfigError> {
-        let (local, heads) = (self.local_kv_heads()?, self.shape.kv_heads());
-        if heads >= self.tp_size {
-            Ok(self.tp_rank * local)
-        } else {
-            Ok(self.tp_rank / (self.tp_size / heads))
-        }
+        Ok(self.heads_of(self.shape)?.start)
+    }
+
+    /// Returns the heads of a shape of the model that this rank holds.
+    pub(super) fn heads_of(&self, shape: KvShape) -> Result<Range<u32>, ConfigError> {
+        let (local, heads) = (self.local(shape)?.kv_heads(), shape.kv_heads());
+        let first = match heads >= self.tp_size {
+            true => self.tp_rank * local,
+            false => self.tp_rank / (self.tp_size / heads),
+        };
+        Ok(first..first + local)
+    }
+
+    /// Returns the shape of a group's layers in the model.
+    pub(super) fn shape_of(&self, group: u32) -> KvShape {
+        self.groups.shape(group).map_or(self.shape, |own| own.shape)
     }
 
     /// Checks the config and computes strides, sizes and the number of pages.
@@ -136,7 +150,7 @@ impl PoolConfig {
     /// # Errors
     /// A [`ConfigError`] that names the value: zeros, scales of what has none, groups of another number of layers,
     /// sizes that overflow, page counts past `u32`, a byte budget smaller than one page, heads that do not divide,
-    /// given scales for latent rows.
+    /// given scales for latent rows, groups of unlike shapes in LayerFirst order.
     pub fn layout(&self) -> Result<PoolLayout, ConfigError> {
         let shape = self.checked_shape()?;
         self.layout_of(shape, self.planes(shape))
@@ -158,7 +172,8 @@ impl PoolConfig {
 
     /// Returns the layout of one rank's shape and its planes.
     fn layout_of(&self, shape: KvShape, planes: Planes) -> Result<PoolLayout, ConfigError> {
-        self.check_planes(&planes)?;
+        let mut formats = self.formats(shape, planes)?;
+        self.token_bytes(&formats)?;
         let Self { groups, layers, .. } = *self;
         if groups.count() > 1 && groups.layers() != layers {
             return Err(ConfigError::GroupedLayers { layers, grouped: groups.layers() });
@@ -176,20 +191,17 @@ impl PoolConfig {
         if self.page_size > PAGE_SIZE_MAX {
             return Err(ConfigError::PageSize { page_size: self.page_size, max: PAGE_SIZE_MAX });
         }
-        let page_bytes = planes
-            .page_bytes(lanes, self.page_size)
+        let page_bytes = format::fit(&mut formats, lanes, self.page_size)
             .ok_or(ConfigError::Overflow { name: "page_bytes" })?;
         let page_count = self.page_count(page_bytes)?;
         self.check_host_region(page_bytes, page_count)?;
-        let tracks = (1..groups.count()).map(|group| groups.layers_of(group).div_ceil(lanes));
+        let tracks = |group: u32| groups.layers_of(group).div_ceil(formats[group as usize].lanes);
         Ok(PoolLayout {
             layers,
-            groups,
-            lanes,
-            tracks: 1 + tracks.sum::<u32>(),
-            shape,
-            dtype: self.dtype,
-            planes,
+            groups: own_shapes(groups, &formats),
+            tracks: 1 + (1..groups.count()).map(tracks).sum::<u32>(),
+            format: formats[0],
+            formats,
             page_size: self.page_size,
             page_bytes,
             page_count,
@@ -197,6 +209,36 @@ impl PoolConfig {
             stage_pages: self.stage_pages,
             layout: self.layout,
         })
+    }
+
+    /// Returns what the layers of every group store on this rank, without lanes; groups past the last one as group 0.
+    fn formats(&self, shape: KvShape, planes: Planes) -> Result<[Format; GROUPS_MAX], ConfigError> {
+        let mut formats = [Format::new(shape, self.dtype, planes); GROUPS_MAX];
+        for (group, _) in self.groups.limited() {
+            let Some(GroupShape { shape: own, dtype }) = self.groups.shape(group) else { continue };
+            if (own, dtype) == (self.shape, self.dtype) {
+                continue;
+            }
+            if self.layout == Layout::LayerFirst {
+                return Err(ConfigError::LayerFirst { group });
+            }
+            own.check(dtype, self.scaling)?;
+            let own = self.local(own)?;
+            formats[group as usize] = Format::new(own, dtype, own.planes(dtype, self.scaling));
+        }
+        Ok(formats)
+    }
+
+    /// Returns the bytes of a token in all planes of all layers.
+    fn token_bytes(&self, formats: &[Format; GROUPS_MAX]) -> Result<u64, ConfigError> {
+        let bytes = |(group, format): (u32, &Format)| match self.groups.count() {
+            1 if group == 0 => format.planes.token_bytes(self.layers),
+            count if group < count => format.planes.token_bytes(self.groups.layers_of(group)),
+            _ => Some(0),
+        };
+        let mut all = (0..).zip(formats);
+        let sum = all.try_fold(0_u64, |sum, format| sum.checked_add(bytes(format)?));
+        sum.ok_or(ConfigError::Overflow { name: "bytes per token" })
     }
 
     /// Returns the pages of `page_bytes` each, all of which together fit 64 bits.
@@ -236,7 +278,9 @@ impl PoolConfig {
             return Err(ConfigError::Zero { name: "layers" });
         }
         self.shape.check(self.dtype, self.scaling)?;
-        if self.scaling != Scaling::Static && !self.dtype.is_quantised() {
+        let own = self.groups.shapes.iter().flatten().map(|own| own.dtype);
+        let is_quantised = own.chain([self.dtype]).any(KvDtype::is_quantised);
+        if self.scaling != Scaling::Static && !is_quantised {
             return Err(ConfigError::Scaling { dtype: self.dtype });
         }
         let most = self.shape.labels_max();
@@ -248,6 +292,11 @@ impl PoolConfig {
     }
 
     fn local_shape(&self) -> Result<KvShape, ConfigError> {
+        self.local(self.shape)
+    }
+
+    /// Returns a shape of the model as this rank holds it.
+    fn local(&self, shape: KvShape) -> Result<KvShape, ConfigError> {
         let Self { tp_size, tp_rank, .. } = *self;
         if tp_size == 0 {
             return Err(ConfigError::Zero { name: "tp_size" });
@@ -255,12 +304,15 @@ impl PoolConfig {
         if tp_rank >= tp_size {
             return Err(ConfigError::Rank { tp_rank, tp_size });
         }
-        self.shape.split(tp_size)
+        shape.split(tp_size)
     }
+}
 
-    /// Returns the bytes of a token in all planes.
-    fn check_planes(&self, planes: &Planes) -> Result<u64, ConfigError> {
-        let bytes = planes.token_bytes(self.layers);
-        bytes.ok_or(ConfigError::Overflow { name: "bytes per token" })
+/// Returns groups with the shapes of this rank, for those that do not store what group 0 does.
+fn own_shapes(mut groups: Groups, formats: &[Format; GROUPS_MAX]) -> Groups {
+    for (shape, format) in groups.shapes.iter_mut().zip(&formats[1..]) {
+        let Format { shape: own, dtype, .. } = *format;
+        *shape = (*format != formats[0]).then_some(GroupShape { shape: own, dtype });
     }
+    groups
 }

@@ -1,5 +1,6 @@
 //! The fingerprint of a page format: pages may move between pools with equal fingerprints.
 
+use super::format::Format;
 use super::groups::Reach;
 use super::labels::LabelChannels;
 use super::pool::PoolLayout;
@@ -14,6 +15,17 @@ impl Fnv {
     fn take(&mut self, number: u32) {
         for byte in number.to_le_bytes() {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    fn take_format(&mut self, format: &Format) {
+        for plane in format.planes.as_slice() {
+            let kinds = [plane.name as u32, plane.dtype as u32, plane.order as u32];
+            kinds.into_iter().chain([plane.heads, plane.elements]).for_each(|x| self.take(x));
+        }
+        // The planes do not record which numbers form V.
+        if let KvShape::Latent { rank, .. } = format.shape {
+            self.take(rank);
         }
     }
 }
@@ -43,13 +55,12 @@ impl PoolLayout {
             let own = layers.filter(|&layer| self.groups().group(layer) == group);
             own.for_each(|layer| all.take(layer.raw()));
         }
-        for plane in self.planes() {
-            let kinds = [plane.name as u32, plane.dtype as u32, plane.order as u32];
-            kinds.into_iter().chain([plane.heads, plane.elements]).for_each(|x| all.take(x));
-        }
-        // The planes do not record which numbers form V.
-        if let KvShape::Latent { rank, .. } = self.shape() {
-            all.take(rank);
+        all.take_format(&self.formats[0]);
+        for (group, _) in
+            self.groups().limited().filter(|&(group, _)| self.groups().shape(group).is_some())
+        {
+            all.take(group);
+            all.take_format(&self.formats[group as usize]);
         }
         let scales = scales.filter(|scales| !scales.are_ones());
         scales.into_iter().flat_map(KvScales::values).for_each(|scale| all.take(scale.to_bits()));

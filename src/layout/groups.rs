@@ -4,10 +4,14 @@
 //! group of n layers has `ceil(n / lanes)` *tracks*, each a page table of its own: layer i of the group is lane
 //! `i % lanes` of its track `i / lanes`. All groups share one pool and one numbering of pages.
 //!
+//! A group whose layers store rows of another shape or type has as many lanes as its layers fit the bytes of a page.
+//!
 //! Not here: which pages are kept (`sequence/`, `prefix/`).
 
 use std::fmt;
 
+use super::dtype::KvDtype;
+use super::shape::KvShape;
 use crate::error::ConfigError;
 use crate::id::LayerId;
 
@@ -76,10 +80,26 @@ impl fmt::Display for Reach {
     }
 }
 
+/// The shape and the element type of a group's K and V, where they are not the pool's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
+pub struct GroupShape {
+    /// What each token stores in each layer of the group.
+    pub shape: KvShape,
+    /// Element type of K and V.
+    pub dtype: KvDtype,
+}
+
 /// The groups of a model's layers. [`Groups::ONE`]: every layer keeps everything.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Groups {
     reaches: [Reach; GROUPS_MAX],
+    /// Shapes of the groups but group 0; `None`: the pool's.
+    pub(super) shapes: [Option<GroupShape>; GROUPS_MAX - 1],
     count: u32,
     /// Layers that are in groups; 0 in [`Groups::ONE`], which is of any number.
     layers: u32,
@@ -103,8 +123,13 @@ impl Groups {
     pub(crate) const WORDS: usize = GROUPS_MAX + 2 * GROUPED_LAYERS_MAX / WORD as usize;
 
     /// Every layer keeps the K and V of all tokens, however many layers there are.
-    pub const ONE: Self =
-        Self { reaches: [Reach::All; GROUPS_MAX], count: 1, layers: 0, bits: [[0; 4]; 2] };
+    pub const ONE: Self = Self {
+        reaches: [Reach::All; GROUPS_MAX],
+        shapes: [None; GROUPS_MAX - 1],
+        count: 1,
+        layers: 0,
+        bits: [[0; 4]; 2],
+    };
 
     /// Returns the groups of layers: what each group reads, and each layer's group. O(layers).
     ///
@@ -145,6 +170,43 @@ impl Groups {
             return Err(ConfigError::EmptyGroup { group });
         }
         Ok(if groups.count == 1 { Self::ONE } else { groups })
+    }
+
+    /// Returns the groups with a shape and an element type of its own for a group but group 0, which has the pool's.
+    /// The pool is then in [`Layout::PageFirst`](super::Layout) order.
+    ///
+    /// ```
+    /// # use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};
+    /// // Five layers of 2 heads of 512 read everything, 25 of 8 heads of 256 a window.
+    /// let layers: Vec<u8> = (1..=30).map(|layer| u8::from(layer % 6 > 0)).collect();
+    /// let groups = Groups::new(&[Reach::All, Reach::Window(1024)], &layers)?
+    ///     .with_shape(1, KvShape::heads(8, 256), KvDtype::Bf16)?;
+    /// let (shape, dtype) = (KvShape::heads(2, 512), KvDtype::Bf16);
+    /// let layout = PoolConfig { layers: 30, groups, shape, dtype, ..Default::default() }.layout()?;
+    /// // Two layers of the window fit a page, and the half of one is left over.
+    /// assert_eq!((layout.lanes_of(1), layout.tracks_of(1)), (2, 13));
+    /// assert_eq!(layout.unused_bytes(1), 16 * 2 * 8 * 256 * 2 / 2);
+    /// # Ok::<(), kvarena::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConfigError::GroupShape`] for group 0, and for a group that does not exist.
+    pub fn with_shape(
+        mut self,
+        group: u32,
+        shape: KvShape,
+        dtype: KvDtype,
+    ) -> Result<Self, ConfigError> {
+        if group == 0 || group >= self.count {
+            return Err(ConfigError::GroupShape { group, groups: self.count });
+        }
+        self.shapes[group as usize - 1] = Some(GroupShape { shape, dtype });
+        Ok(self)
+    }
+
+    /// Returns a group's own shape; `None` where it has the pool's.
+    pub fn shape(&self, group: u32) -> Option<GroupShape> {
+        self.shapes.get((group as usize).checked_sub(1)?).copied()?
     }
 
     /// Returns the groups.
@@ -255,30 +317,39 @@ impl fmt::Debug for Groups {
     }
 }
 
-/// The written form of [`Groups`]: the arguments of [`Groups::new`].
+/// The written form of [`Groups`]: the arguments of [`Groups::new`], and the shapes of the groups but group 0 up to the
+/// last that has its own.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename = "Groups")]
 struct Written {
     reaches: Vec<Reach>,
     layers: Vec<u8>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    shapes: Vec<Option<GroupShape>>,
 }
 
 #[cfg(feature = "serde")]
 impl serde::Serialize for Groups {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let reaches = self.reaches[..self.count as usize].to_vec();
-        Written { reaches, layers: self.of_layers() }.serialize(serializer)
+        let last = self.shapes.iter().rposition(Option::is_some);
+        let shapes = self.shapes[..last.map_or(0, |last| last + 1)].to_vec();
+        Written { reaches, layers: self.of_layers(), shapes }.serialize(serializer)
     }
 }
 
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for Groups {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Written { reaches, layers } = Written::deserialize(deserializer)?;
-        if reaches == [Reach::All] && layers.is_empty() {
-            return Ok(Self::ONE);
-        }
-        Self::new(&reaches, &layers).map_err(serde::de::Error::custom)
+        use serde::de::Error;
+        let Written { reaches, layers, shapes } = Written::deserialize(deserializer)?;
+        let one = reaches == [Reach::All] && layers.is_empty();
+        let groups = if one { Ok(Self::ONE) } else { Self::new(&reaches, &layers) };
+        let own = (1..).zip(shapes).filter_map(|(group, own)| Some((group, own?)));
+        let with = |groups: Self, (group, own): (u32, GroupShape)| {
+            groups.with_shape(group, own.shape, own.dtype)
+        };
+        groups.and_then(|groups| own.into_iter().try_fold(groups, with)).map_err(D::Error::custom)
     }
 }

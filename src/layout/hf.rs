@@ -1,10 +1,9 @@
 //! `PoolConfig` from the `config.json` of a Hugging Face model.
 //!
-//! The name of the model does not matter, only what each token stores in every layer: heads of K and as many of V, of
-//! one length, or a latent row; and which layers read a window or a chunk. An error names a field that describes
-//! another layout, or whose default depends on the model's class.
-//!
-//! Not here: all other fields of a model.
+//! The model's name does not matter, only the layout of each token in every layer: as many heads of K as of V, of one
+//! length, or a latent row; and the layers that read a window or a chunk. Layers that read all tokens may have heads of
+//! another length or number. An error names a field that describes another layout, or whose default depends on the
+//! model's class.
 
 use std::fmt;
 
@@ -19,30 +18,30 @@ use super::shape::KvShape;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum HfError {
-    /// It is not JSON, or not an object.
+    /// The text is not JSON, or not an object.
     Json {
         /// Message of the parser, with line and column.
         message: Box<str>,
     },
-    /// A field that is needed is missing or null.
+    /// A required field is missing or null.
     Missing {
-        /// The field, as `text_config.head_dim`.
+        /// Name of the field, such as `text_config.head_dim`.
         field: Box<str>,
     },
     /// A field has a value that is not valid.
     Unfit {
         /// The field.
         field: Box<str>,
-        /// Its value, as JSON.
+        /// Value of the field, as JSON.
         value: Box<str>,
         /// The valid values.
         wanted: &'static str,
     },
-    /// A field describes layers that store neither heads of K and V of one shape nor latent rows.
+    /// A field describes layers that store neither heads of K and V nor latent rows, or layers of no known kind.
     Unsupported {
         /// The field.
         field: Box<str>,
-        /// Its value, as JSON.
+        /// Value of the field, as JSON.
         value: Box<str>,
     },
 }
@@ -64,17 +63,15 @@ impl fmt::Display for HfError {
 
 impl std::error::Error for HfError {}
 
-/// Fields that say, if they are there and not 0 or false, that layers store something else, or not all the same.
-const OTHER_SHAPES: [&str; 15] = [
-    // Keys beside the latent rows, by which tokens are chosen.
+/// Fields that describe layers of another layout, or of several layouts, unless they are absent, 0 or false.
+const OTHER_SHAPES: [&str; 13] = [
+    // Keys that select tokens, beside the latent rows.
     "index_head_dim",
-    // Another shape in some layers.
-    "global_head_dim",
-    "num_global_key_value_heads",
+    // Some layers have another shape.
     "block_configs",
-    // Layers that read the K and V of another layer.
+    // Layers read the K and V of another layer.
     "num_kv_shared_layers",
-    // Layers that have something else than attention, or beside it.
+    // Layers have another operation in place of attention, or beside it.
     "full_attention_interval",
     "attn_layer_period",
     "attn_layer_indices",
@@ -87,28 +84,31 @@ const OTHER_SHAPES: [&str; 15] = [
     "state_size",
 ];
 
-/// Model types whose head_dim, where it is missing, is not `hidden_size / num_attention_heads`.
+/// Model types whose default head_dim is not `hidden_size / num_attention_heads`.
 const OWN_HEAD_DIM: [&str; 2] = ["gemma", "qwen3"];
 
 /// Layer types that store K and V.
 const LAYER_TYPES: [&str; 3] = ["full_attention", "sliding_attention", "chunked_attention"];
 
-/// Those that read a window or a chunk, and the field that has its size.
+/// Layer types that read a window or a chunk, and the field with its size.
 const LIMITED_TYPES: [(&str, &str); 2] =
     [(LAYER_TYPES[1], "sliding_window"), (LAYER_TYPES[2], "attention_chunk_size")];
 
-/// Of how many layers one has full attention, where layers are chunked and nothing is said of which.
+/// Interval of layers with full attention in a chunked model that does not name them.
 const NO_ROPE_INTERVAL: u32 = 4;
 
 impl PoolConfig {
-    /// Returns the pool of a model, from the text of its Hugging Face `config.json`: `layers`, `groups`, `shape` and
-    /// `dtype`, which is the weights' (`dtype` or `torch_dtype`). All else is as in [`PoolConfig::default`] and for the
-    /// host to set. In a model of several parts the language model's is read (`text_config`). One with a `kv_lora_rank`
-    /// stores latent rows, whose attention wants a scale from the host: see [`KvShape::Latent`].
+    /// Returns the pool of a model from the text of its Hugging Face `config.json`: `layers`, `groups`, `shape` and
+    /// `dtype`, the type of the weights (`dtype` or `torch_dtype`). The host sets the other fields, which have the
+    /// values of [`PoolConfig::default`]. If the model has several parts, the function reads its language model
+    /// (`text_config`). A model with a `kv_lora_rank` stores latent rows; the host sets the scale of their attention:
+    /// see [`KvShape::Latent`].
     ///
-    /// Layers are in groups where some read everything and others a window or a chunk: by `layer_types`,
-    /// `sliding_window_pattern` or `no_rope_layers`, with `sliding_window` and `attention_chunk_size`. Where all layers
-    /// read one window, all keep everything.
+    /// Layers are in groups if some read all tokens and others a window or a chunk. `layer_types`,
+    /// `sliding_window_pattern` or `no_rope_layers` names these layers, and `sliding_window` and `attention_chunk_size`
+    /// the sizes. If all layers read one window, the pool keeps all tokens of all layers. The layers that read all
+    /// tokens may have other heads (`global_head_dim`, and `num_global_key_value_heads` with `attention_k_eq_v`). These
+    /// heads are the pool's shape, and the other groups have [their own](Groups::with_shape).
     ///
     /// ```
     /// # use kvarena::*;
@@ -124,7 +124,7 @@ impl PoolConfig {
     /// ```
     ///
     /// # Errors
-    /// An [`HfError`] that names the field. That the numbers make a pool is checked by [`PoolConfig::layout`].
+    /// An [`HfError`] that names the field. [`PoolConfig::layout`] checks the numbers.
     pub fn from_hf(config_json: &str) -> Result<Self, HfError> {
         let message = |e: &dyn fmt::Display| HfError::Json { message: e.to_string().into() };
         let value: Value = serde_json::from_str(config_json).map_err(|e| message(&e))?;
@@ -138,13 +138,9 @@ impl PoolConfig {
         fields.check_shape()?;
         let dtype = fields.dtype().or_else(|| whole.dtype());
         let layers = fields.size("num_hidden_layers")?;
-        Ok(Self {
-            layers,
-            groups: fields.groups(layers)?,
-            shape: fields.shape()?,
-            dtype: dtype.unwrap_or_else(|| Err(fields.missing("dtype")))?,
-            ..Self::default()
-        })
+        let (groups, shape) = (fields.groups(layers)?, fields.shape()?);
+        let dtype = dtype.unwrap_or_else(|| Err(fields.missing("dtype")))?;
+        fields.with_full_shape(Self { layers, groups, shape, dtype, ..Self::default() })
     }
 }
 
@@ -152,7 +148,7 @@ impl PoolConfig {
 #[derive(Clone, Copy)]
 struct Fields<'a> {
     map: &'a Map<String, Value>,
-    /// What stands before a field's name in messages.
+    /// Prefix of field names in messages.
     path: &'static str,
 }
 
@@ -161,7 +157,7 @@ impl<'a> Fields<'a> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
-    /// Returns a number that counts something.
+    /// Returns a count of at least 1.
     fn size(&self, name: &str) -> Result<u32, HfError> {
         let value = self.get(name).ok_or_else(|| self.missing(name))?;
         match value.as_u64().and_then(|n| u32::try_from(n).ok()) {
@@ -170,7 +166,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Returns what each token stores.
+    /// Returns the shape of the K and V of a token.
     fn shape(&self) -> Result<KvShape, HfError> {
         if self.is_latent() {
             let (rank, rope) = (self.size("kv_lora_rank")?, self.size("qk_rope_head_dim")?);
@@ -183,15 +179,45 @@ impl<'a> Fields<'a> {
         Ok(KvShape::heads(kv_heads, self.head_dim()?))
     }
 
+    /// Gives the layers that read everything their own heads, where they have some.
+    fn with_full_shape(&self, pool: PoolConfig) -> Result<PoolConfig, HfError> {
+        let KvShape::Heads { kv_heads, head_dim } = pool.shape else { return Ok(pool) };
+        let [of_dim, of_heads, gate] =
+            ["global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"];
+        let given = |name| self.get(name).filter(|value| is_set(value));
+        let Some(field) = [of_dim, of_heads].into_iter().find(|name| given(name).is_some()) else {
+            return Ok(pool);
+        };
+        let Some((_, kinds)) = self.kinds(pool.layers)? else {
+            return Err(self.unsupported(field, &self.map[field]));
+        };
+        let head_dim = given(of_dim).map_or(Ok(head_dim), |_| self.size(of_dim))?;
+        let kv_heads = match (given(of_heads), self.get(gate)) {
+            (Some(_), None) => return Err(self.missing(gate)),
+            (Some(_), Some(gate)) if is_set(gate) => self.size(of_heads)?,
+            _ => kv_heads,
+        };
+        let shape = KvShape::heads(kv_heads, head_dim);
+        if shape == pool.shape || !kinds.contains(&LAYER_TYPES[0]) {
+            return Ok(pool);
+        }
+        let mut groups = pool.groups;
+        for group in 1..groups.count() {
+            let own = groups.with_shape(group, pool.shape, pool.dtype);
+            groups = own.map_err(|_| self.unsupported(field, &self.map[field]))?;
+        }
+        Ok(PoolConfig { groups, shape, ..pool })
+    }
+
     /// Returns whether layers store latent rows.
     fn is_latent(&self) -> bool {
-        self.get("kv_lora_rank").is_some_and(says)
+        self.get("kv_lora_rank").is_some_and(is_set)
     }
 
     /// Rejects models that store neither heads of K and V in every layer nor latent rows.
     fn check_shape(&self) -> Result<(), HfError> {
         for name in OTHER_SHAPES {
-            if let Some(value) = self.get(name).filter(|value| says(value)) {
+            if let Some(value) = self.get(name).filter(|value| is_set(value)) {
                 return Err(self.unsupported(name, value));
             }
         }
@@ -215,7 +241,7 @@ impl<'a> Fields<'a> {
         let Some((field, kinds)) = self.kinds(layers)? else { return Ok(Groups::ONE) };
         let (mut reaches, mut of) = (vec![Reach::All], vec![0; kinds.len()]);
         if !kinds.contains(&LAYER_TYPES[0]) {
-            return Ok(Groups::ONE); // No layer keeps everything.
+            return Ok(Groups::ONE); // No layer keeps all tokens.
         }
         for (kind, field) in LIMITED_TYPES {
             if !kinds.contains(&kind) {
@@ -247,7 +273,7 @@ impl<'a> Fields<'a> {
         Err(self.unfit(name, value, "256 layers of several kinds at most"))
     }
 
-    /// Returns the type of each layer, and the field that tells it; nothing where no field does.
+    /// Returns the type of each layer, and the field that lists the types; `None` without such a field.
     fn kinds(&self, layers: u32) -> Result<Option<(&'static str, Vec<&'a str>)>, HfError> {
         let wanted = "one for each of num_hidden_layers";
         let list = |field: &'static str| {
@@ -269,7 +295,7 @@ impl<'a> Fields<'a> {
             return Ok(Some(("layer_types", types.iter().filter_map(Value::as_str).collect())));
         }
         let field = "sliding_window_pattern";
-        if self.get(field).is_some_and(says) && self.get("sliding_window").is_some() {
+        if self.get(field).is_some_and(is_set) && self.get("sliding_window").is_some() {
             self.check_grouped(layers)?;
             return Ok(Some((field, every(self.size(field)?, sliding))));
         }
@@ -278,7 +304,7 @@ impl<'a> Fields<'a> {
         }
         if let Some(rope) = list("no_rope_layers")? {
             // Those without rotary positions read everything.
-            let kind = |value: &Value| if says(value) { chunked } else { LAYER_TYPES[0] };
+            let kind = |value: &Value| if is_set(value) { chunked } else { LAYER_TYPES[0] };
             return Ok(Some(("no_rope_layers", rope.iter().map(kind).collect())));
         }
         self.check_grouped(layers)?;
@@ -301,7 +327,7 @@ impl<'a> Fields<'a> {
         Ok(hidden / heads)
     }
 
-    /// Returns the element type, if there is one: newer files say `dtype`, older ones `torch_dtype`.
+    /// Returns the element type, if any: newer files have `dtype`, older ones `torch_dtype`.
     fn dtype(&self) -> Option<Result<KvDtype, HfError>> {
         let name = ["dtype", "torch_dtype"].into_iter().find(|name| self.get(name).is_some())?;
         let value = self.get(name)?;
@@ -331,7 +357,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Returns whether a field is set to a value other than 0 or false.
-fn says(value: &Value) -> bool {
+fn is_set(value: &Value) -> bool {
     !matches!(value, Value::Bool(false)) && value.as_u64() != Some(0)
 }
 

@@ -178,7 +178,7 @@ pub enum LabelError {
     Count {
         /// Values given.
         actual: usize,
-        /// Values of so many layers, heads and channels.
+        /// The values that the layers, heads and channels need.
         wanted: u64,
     },
     /// A channel that is not above the one before it.

@@ -70,12 +70,12 @@ impl Limits {
         &self.list[..self.count as usize]
     }
 
-    /// Returns the first place that a sequence of so many published pages holds of a group.
+    /// Returns the first place that a sequence of `published` published pages holds of a group.
     fn first_of(&self, limit: &Limit, published: u32) -> u32 {
         limit.reach.first(published * self.page_size) / self.page_size
     }
 
-    /// Returns each group but group 0 as its tracks hold pages behind so many published ones.
+    /// Returns the held pages of each group but group 0, for a sequence of `published` published pages.
     pub fn held_groups(&self, published: u32) -> impl Iterator<Item = HeldGroup> + use<'_> {
         let mut track = 1;
         (0..).zip(self.groups()).map(move |(group, limit)| {
@@ -95,8 +95,8 @@ impl Limits {
         self.count
     }
 
-    /// Returns each track but the first one, and the first place that a sequence of so many published pages holds of
-    /// it.
+    /// Returns each track but the first one, and the first place that a sequence of `published` published pages holds
+    /// of the track.
     pub fn tracks(&self, published: u32) -> impl Iterator<Item = (u32, u32)> + use<'_> {
         let firsts = self.groups().iter().flat_map(move |limit| {
             let first = self.first_of(limit, published);
@@ -105,14 +105,14 @@ impl Limits {
         (1..).zip(firsts)
     }
 
-    /// Returns the first place that a sequence of so many published pages holds of a track.
+    /// Returns the first place that a sequence of `published` published pages holds of a track.
     pub fn first_place(&self, track: u32, published: u32) -> u32 {
         let mut tracks = self.tracks(published);
         tracks.find(|&(of, _)| of == track).map_or(0, |(_, first)| first)
     }
 
-    /// Returns the pages of all tracks from place `start` on, or from where they are held, of a sequence of so many
-    /// places.
+    /// Returns the pages of all tracks from place `start` on, or from the first held place if that is later, for a
+    /// sequence of `page_len` places.
     pub fn held(&self, start: u32, page_len: u32, published: u32) -> u32 {
         let from = |first: u32| page_len - start.max(first).min(page_len);
         let limited = self.groups().iter().map(|limit| {
@@ -122,7 +122,7 @@ impl Limits {
         from(0) + limited.sum::<u32>()
     }
 
-    /// Returns the most pages that a sequence of so many places holds, over all tracks.
+    /// Returns the most pages that a sequence of `places` places holds, over all tracks.
     pub fn most(&self, places: u32) -> u32 {
         let limited = self.groups().iter().map(|limit| limit.tracks * places.min(limit.most));
         places + limited.sum::<u32>()

@@ -9,6 +9,7 @@
 //! ```
 //!
 //! L are the *lanes* of a page: all layers of the model, or where layers are in [`Groups`] as many as keep everything.
+//! A group with a shape of its own has planes and lanes of its own, as many as fit a page.
 //!
 //! A model with heads has the planes K and V, pieces of `[S, H, D]`. Where scales are made at the store, each of them
 //! has a plane of scales beside it, pieces of `[H, S]`. Sparse reads need a plane of labels, `[S, H, channels]`. All
@@ -19,6 +20,7 @@
 mod config;
 mod dtype;
 mod fingerprint;
+mod format;
 mod groups;
 #[cfg(feature = "serde")]
 mod hf;
@@ -35,7 +37,7 @@ mod tests;
 
 pub use config::{Capacity, PAGE_SIZE_MAX, PoolConfig};
 pub use dtype::{Dtype, KvDtype, Scaling};
-pub use groups::{GROUPED_LAYERS_MAX, GROUPS_MAX, Groups, LayerPlace, Reach};
+pub use groups::{GROUPED_LAYERS_MAX, GROUPS_MAX, GroupShape, Groups, LayerPlace, Reach};
 #[cfg(feature = "serde")]
 pub use hf::HfError;
 pub use labels::{LabelChannels, LabelError};

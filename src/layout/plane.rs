@@ -1,6 +1,6 @@
-//! A plane: what each token stores in each layer.
+//! Planes: the buffers of a pool, such as K and V, by the numbers of one token in one layer.
 //!
-//! Not here: where planes are (`pool.rs`).
+//! Not here: the addresses of planes (`pool.rs`).
 
 use super::dtype::KvDtype;
 
@@ -13,19 +13,19 @@ pub enum PlaneName {
     K,
     /// Values.
     V,
-    /// Scales of K that are made at the store: one f32 for each token and head. For latent rows, the scales of the
-    /// quantised numbers.
+    /// Scales of K, computed at the store: one f32 for each token and head. For latent rows: the scales of the numbers
+    /// that K and V share.
     KScales,
-    /// The same for V.
+    /// Scales of V, computed at the store.
     VScales,
-    /// Rows of which K and V are made: see [`KvShape::Latent`](crate::KvShape::Latent). Where they are quantised, the
-    /// numbers that K and V share.
+    /// Latent rows, from which all heads derive K and V: see [`KvShape::Latent`](crate::KvShape::Latent). In a
+    /// quantised pool, this plane contains only the numbers that K and V share.
     Latent,
-    /// The numbers of latent rows that turn with the position, where the others are quantised.
+    /// In a quantised pool, the rotary numbers of latent rows, which stay bf16.
     Rope,
-    /// Some channels of K once more, which sparse reads score tokens by.
+    /// Copies of some channels of K, with which sparse reads score tokens.
     Labels,
-    /// Nothing that anyone reads: tests of pools with more planes than K and V.
+    /// An unused plane, for tests of pools with more planes than K and V.
     #[cfg(any(test, feature = "testkit"))]
     #[doc(hidden)]
     Spare,
@@ -35,13 +35,13 @@ pub enum PlaneName {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 pub enum PlaneOrder {
-    /// `[S, heads, elements]`: all that a token stores is contiguous.
+    /// `[page_size, heads, elements]`: the numbers of one token are contiguous.
     BySlot,
-    /// `[heads, S, elements]`, padded to 16 bytes: all that a head stores in a page is contiguous.
+    /// `[heads, page_size, elements]`, padded to 16 bytes: the numbers of one head in a page are contiguous.
     ByPage,
 }
 
-/// What each token stores in each layer: `[heads, elements]` numbers.
+/// The numbers of one token in one layer of a plane: `[heads, elements]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Plane {
@@ -53,7 +53,7 @@ pub struct Plane {
     pub elements: u32,
     /// Type of the elements.
     pub dtype: KvDtype,
-    /// Order of a page.
+    /// Order of the numbers in a piece.
     pub order: PlaneOrder,
 }
 
@@ -68,8 +68,8 @@ impl Plane {
         self.heads as u128 * self.head_bytes() as u128
     }
 
-    /// Returns the alignment of a page block, so that every plane starts aligned for its element type. Blocks of few
-    /// numbers a head are aligned to the width of a kernel's load, and so are K and V next to them.
+    /// Returns the alignment in bytes that the plane's pieces need. Kernels load scales and labels 16 bytes at a time;
+    /// other planes need the alignment of their element type. `Planes` aligns every piece to the largest of these.
     pub(super) const fn align(&self) -> u64 {
         match (self.name, self.order) {
             (PlaneName::Labels, _) | (_, PlaneOrder::ByPage) => 16,

@@ -50,6 +50,11 @@ impl Planes {
         self.count
     }
 
+    /// Returns what every piece is a multiple of, a power of two.
+    pub(super) const fn align(&self) -> u64 {
+        self.align
+    }
+
     /// Returns the bytes of a token in `layers` layers, if they fit 64 bits.
     pub(super) fn token_bytes(&self, layers: u32) -> Option<u64> {
         let layer: u128 = self.as_slice().iter().map(Plane::row_bytes).sum();

@@ -2,12 +2,13 @@
 //!
 //! Not here: memory.
 
+use std::fmt;
 use std::ops::Range;
 
 use super::dtype::{KvDtype, Scaling};
-use super::groups::{Groups, LayerPlace};
+use super::format::Format;
+use super::groups::{GROUPS_MAX, Groups, LayerPlace};
 use super::plane::{Plane, PlaneName, PlaneOrder};
-use super::planes::Planes;
 use super::shape::KvShape;
 use crate::id::{LayerId, PageId, SlotId};
 
@@ -54,25 +55,49 @@ impl Strides {
 }
 
 /// A checked pool: the contents of one rank and their byte ranges, from
-/// [`PoolConfig::layout`](crate::PoolConfig::layout).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// [`PoolConfig::layout`](crate::PoolConfig::layout). What layers store is that of group 0; [`PoolLayout::of_group`]
+/// returns the same pool as another group's layers store it.
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PoolLayout {
     pub(super) layers: u32,
     pub(super) groups: Groups,
-    /// Layers of a page.
-    pub(super) lanes: u32,
     /// Page tables of a sequence.
     pub(super) tracks: u32,
-    pub(super) shape: KvShape,
-    pub(super) dtype: KvDtype,
-    pub(super) planes: Planes,
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub(super) format: Format,
+    /// By group.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "all_equal"))]
+    pub(super) formats: [Format; GROUPS_MAX],
     pub(super) page_size: u32,
     pub(super) page_bytes: u64,
     pub(super) page_count: u32,
     pub(super) host_pages: u32,
     pub(super) stage_pages: u32,
     pub(super) layout: Layout,
+}
+
+impl fmt::Debug for PoolLayout {
+    /// Writes the formats of the groups where they differ.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { layers, tracks, page_size, page_bytes, page_count, layout, .. } = *self;
+        let formats = &self.formats[..if self.has_one_shape() { 1 } else { GROUPS_MAX }];
+        f.debug_struct("PoolLayout")
+            .field("layers", &layers)
+            .field("groups", &self.groups)
+            .field("tracks", &tracks)
+            .field("formats", &formats)
+            .field("page_size", &page_size)
+            .field("page_bytes", &page_bytes)
+            .field("page_count", &page_count)
+            .field("layout", &layout)
+            .finish()
+    }
+}
+
+/// Returns whether all groups store the same.
+fn all_equal(formats: &[Format; GROUPS_MAX]) -> bool {
+    formats.iter().all(|format| *format == formats[0])
 }
 
 impl PoolLayout {
@@ -86,9 +111,39 @@ impl PoolLayout {
         &self.groups
     }
 
-    /// Returns the layers of a page: those that keep everything.
+    /// Returns the pool as the layers of a group store K and V: its shape, dtype, planes, lanes and strides are theirs.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn of_group(&self, group: u32) -> Self {
+        Self { format: self.formats[..self.groups.count() as usize][group as usize], ..*self }
+    }
+
+    /// Returns the first group whose layers store what a group's do.
+    pub(crate) fn first_alike(&self, group: u32) -> u32 {
+        let own = &self.formats[group as usize];
+        self.formats.iter().position(|format| format == own).expect("its own is there") as u32
+    }
+
+    /// Returns whether the layers of all groups store the same.
+    pub fn has_one_shape(&self) -> bool {
+        all_equal(&self.formats)
+    }
+
+    /// Returns the layers of a page: those that keep everything, or as many of a group's own shape as fit.
     pub const fn lanes(&self) -> u32 {
-        self.lanes
+        self.format.lanes
+    }
+
+    /// Returns the layers of a page of a group: if its shape is its own, the bytes of a page by those of a layer,
+    /// rounded down, and 256 at most.
+    pub const fn lanes_of(&self, group: u32) -> u32 {
+        self.formats[group as usize].lanes
+    }
+
+    /// Returns the bytes of a page of a group that none of its lanes has.
+    pub const fn unused_bytes(&self, group: u32) -> u64 {
+        self.formats[group as usize].unused_bytes
     }
 
     /// Returns the page tables of a sequence, over all groups; group 0 has the first one.
@@ -98,10 +153,16 @@ impl PoolLayout {
 
     /// Returns the page tables that a group has.
     pub fn tracks_of(&self, group: u32) -> u32 {
-        if group == 0 { 1 } else { self.groups.layers_of(group).div_ceil(self.lanes) }
+        if group == 0 { 1 } else { self.groups.layers_of(group).div_ceil(self.lanes_of(group)) }
     }
 
-    /// Returns the bytes of the pages that a sequence of so many computed tokens holds in a group.
+    /// Returns the numbers of a group's page tables.
+    pub(crate) fn track_range(&self, group: u32) -> Range<u32> {
+        let first = (0..group).map(|group| self.tracks_of(group)).sum();
+        first..first + self.tracks_of(group)
+    }
+
+    /// Returns the bytes of the pages that a sequence of `tokens` computed tokens holds in a group.
     ///
     /// ```
     /// # use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};
@@ -129,34 +190,40 @@ impl PoolLayout {
         }
         let group = self.groups.group(layer);
         let index = self.groups.before(group, layer.raw());
-        let first: u32 = (0..group).map(|group| self.tracks_of(group)).sum();
-        LayerPlace { group, track: first + index / self.lanes, lane: index % self.lanes }
+        let (first, lanes) = (self.track_range(group).start, self.lanes_of(group));
+        LayerPlace { group, track: first + index / lanes, lane: index % lanes }
     }
 
     /// Returns the shape of K and V on this rank.
     pub const fn shape(&self) -> KvShape {
-        self.shape
+        self.format.shape
     }
 
     /// Returns the heads of K and V on this rank; 1 where all heads read the same latent rows.
     pub const fn kv_heads(&self) -> u32 {
-        self.shape.kv_heads()
+        self.format.shape.kv_heads()
+    }
+
+    /// Returns the most heads of K and V on this rank of any group's layers.
+    pub fn most_kv_heads(&self) -> u32 {
+        let heads = self.formats.iter().map(|format| format.shape.kv_heads());
+        heads.max().expect("there is a group")
     }
 
     /// Returns the elements of one head of K, and of q: of a latent pool, those of a whole row.
     pub const fn head_dim(&self) -> u32 {
-        self.shape.head_dim()
+        self.format.shape.head_dim()
     }
 
     /// Returns the elements of one head of V, and of attention's output: those of a head of K, or of a latent pool its
     /// rank.
     pub const fn value_dim(&self) -> u32 {
-        self.shape.value_dim()
+        self.format.shape.value_dim()
     }
 
     /// Returns whether K and V are of the same latent rows: a store takes no V.
     pub const fn is_latent(&self) -> bool {
-        matches!(self.shape, KvShape::Latent { .. })
+        matches!(self.format.shape, KvShape::Latent { .. })
     }
 
     /// Returns the elements of one token's row of k and of v, as a store takes them.
@@ -167,19 +234,19 @@ impl PoolLayout {
 
     /// Returns the element type of K and V.
     pub const fn dtype(&self) -> KvDtype {
-        self.dtype
+        self.format.dtype
     }
 
     /// Returns the source of the scales of K and V; `None` without scales. O(planes).
     pub fn scaling(&self) -> Option<Scaling> {
         let made = self.planes().iter().any(|plane| plane.name == PlaneName::KScales);
         let scaling = if made { Scaling::ByToken } else { Scaling::Static };
-        self.dtype.is_quantised().then_some(scaling)
+        self.format.dtype.is_quantised().then_some(scaling)
     }
 
     /// Returns the planes that each token stores in each layer, in physical order.
     pub fn planes(&self) -> &[Plane] {
-        self.planes.as_slice()
+        self.format.planes.as_slice()
     }
 
     /// Returns the tokens of one page.
@@ -217,7 +284,7 @@ impl PoolLayout {
         self.page_count as u64 * self.page_size as u64
     }
 
-    /// Returns the bytes of one page: all planes of all lanes, padding included.
+    /// Returns the bytes of one page: all planes of all lanes, padding and unused bytes included.
     pub const fn page_bytes(&self) -> u64 {
         self.page_bytes
     }
@@ -272,7 +339,7 @@ impl PoolLayout {
     /// Returns the contiguous pieces of one page: 1 in PageFirst, one for each plane and lane in LayerFirst.
     pub const fn pieces_per_page(&self) -> u32 {
         match self.layout {
-            Layout::LayerFirst => self.planes.count() * self.lanes,
+            Layout::LayerFirst => self.format.planes.count() * self.format.lanes,
             Layout::PageFirst => 1,
         }
     }
@@ -283,9 +350,9 @@ impl PoolLayout {
         debug_assert!(piece < self.pieces_per_page() && page.raw() < self.page_count);
         match self.layout {
             Layout::LayerFirst => {
-                let plane = &self.planes()[(piece / self.lanes) as usize];
+                let plane = &self.planes()[(piece / self.lanes()) as usize];
                 let strides = self.strides(plane.name).expect("the plane is the pool's");
-                let start = strides.row(piece % self.lanes, page, 0);
+                let start = strides.row(piece % self.lanes(), page, 0);
                 start..start + self.piece_bytes(plane)
             }
             Layout::PageFirst => {
@@ -297,14 +364,14 @@ impl PoolLayout {
 
     /// Returns the bytes of one page of a plane in one lane, padding included.
     pub(crate) fn piece_bytes(&self, plane: &Plane) -> u64 {
-        self.planes.piece_bytes(plane, self.page_size) as u64
+        self.format.planes.piece_bytes(plane, self.page_size) as u64
     }
 
     fn strides_in(&self, layout: Layout, name: PlaneName) -> Option<Strides> {
         let index = self.planes().iter().position(|plane| plane.name == name)?;
         let plane = &self.planes()[index];
         let before: u64 = self.planes()[..index].iter().map(|plane| self.piece_bytes(plane)).sum();
-        let (piece, lanes) = (self.piece_bytes(plane), u64::from(self.lanes));
+        let (piece, lanes) = (self.piece_bytes(plane), u64::from(self.lanes()));
         let pages = u64::from(self.page_count);
         let (origin, lane, page) = match layout {
             Layout::LayerFirst => (before * lanes * pages, piece * pages, piece),

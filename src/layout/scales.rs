@@ -106,22 +106,36 @@ impl KvScales {
 
     /// Returns the scales of the heads of a pool's rank, from those of the model. O(scales).
     ///
+    /// In a pool of groups with shapes of their own, every layer has as many scales as the layer with the most heads;
+    /// those past a layer's heads are not used, and 1 here.
+    ///
     /// # Errors
     /// A pool of other layers or heads than the model's, or that is refused itself.
     pub fn local(&self, pool: &PoolConfig) -> Result<Self, ScaleError> {
-        let [first, count] = [pool.first_kv_head()?, pool.local_kv_heads()?].map(|x| x as usize);
-        self.check_size(pool.layers, pool.shape.kv_heads())?;
-        let layers = self.values.chunks_exact(2 * self.kv_heads as usize);
-        let values = layers.flat_map(|layer| &layer[2 * first..2 * (first + count)]);
-        Ok(Self { layers: self.layers, kv_heads: count as u32, values: values.copied().collect() })
+        let groups = 0..pool.groups.count();
+        let shapes: Vec<_> = groups.map(|group| pool.shape_of(group)).collect();
+        let heads: Result<Vec<_>, _> = shapes.iter().map(|&shape| pool.heads_of(shape)).collect();
+        let heads = heads?;
+        let most = |counts: &mut dyn Iterator<Item = u32>| counts.max().expect("there is a group");
+        self.check_size(pool.layers, most(&mut shapes.iter().map(|shape| shape.kv_heads())))?;
+        let kv_heads = most(&mut heads.iter().map(|heads| heads.end - heads.start));
+        let mut values = Vec::with_capacity(2 * self.layers as usize * kv_heads as usize);
+        for layer in (0..self.layers).map(LayerId::new) {
+            let group = if shapes.len() == 1 { 0 } else { pool.groups.group(layer) };
+            let own = heads[group as usize].clone();
+            values.extend(own.flat_map(|head| self.get(layer, head)));
+            values.resize(2 * (layer.index() + 1) * kv_heads as usize, 1.0);
+        }
+        Ok(Self { layers: self.layers, kv_heads, values: values.into() })
     }
 
     /// Rejects scales that do not fit a pool's rank.
     pub(crate) fn check_pool(&self, pool: &PoolLayout) -> Result<(), ScaleError> {
-        if pool.scaling() != Some(Scaling::Static) {
+        let mut groups = (0..pool.groups().count()).map(|group| pool.of_group(group));
+        if !groups.any(|group| group.scaling() == Some(Scaling::Static)) {
             return Err(ScaleError::NotStatic);
         }
-        self.check_size(pool.layers(), pool.kv_heads())
+        self.check_size(pool.layers(), pool.most_kv_heads())
     }
 
     /// Returns whether all of them are 1, as they are where none are given.
@@ -147,7 +161,7 @@ pub enum ScaleError {
     Count {
         /// Values given.
         actual: usize,
-        /// Values of so many layers and heads.
+        /// The values that the layers and heads need.
         wanted: u64,
     },
     /// A scale that is not finite, or not above 0.
@@ -169,7 +183,7 @@ pub enum ScaleError {
         kv_heads: u32,
         /// Layers of the pool.
         pool_layers: u32,
-        /// Heads of the pool: the model's for [`KvScales::local`], those of its rank for a backend.
+        /// The most heads of a layer of the pool: the model's for [`KvScales::local`], those of its rank for a backend.
         pool_kv_heads: u32,
     },
     /// Scales for a pool that makes its own, or has none.

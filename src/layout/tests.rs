@@ -167,8 +167,8 @@ fn padding_counts_in_a_page_and_not_in_a_token() {
     assert_eq!(config.bytes_per_token(), Ok(5 * 2 * 2 * 3 * 4));
 }
 
-/// Scales that tell their place: thousands are layers, hundreds heads, and V has one more.
-fn told(layers: u32, kv_heads: u32) -> KvScales {
+/// Returns scales that encode their place: thousands are layers, hundreds heads, and V has one more.
+fn place_scales(layers: u32, kv_heads: u32) -> KvScales {
     let place = |i: u32| (1000 * (i / 2 / kv_heads) + 100 * (i / 2 % kv_heads) + 1 + i % 2) as f32;
     let values = (0..2 * layers * kv_heads).map(place).collect();
     KvScales::new(layers, kv_heads, values).expect("they are above 0")
@@ -177,7 +177,7 @@ fn told(layers: u32, kv_heads: u32) -> KvScales {
 #[test]
 fn a_rank_has_the_scales_of_its_heads() {
     for (kv_heads, tp_size) in [(8, 1), (8, 2), (8, 8), (2, 8), (3, 6), (6, 3)] {
-        let model = told(3, kv_heads);
+        let model = place_scales(3, kv_heads);
         for tp_rank in 0..tp_size {
             let shape = KvShape::heads(kv_heads, 2);
             let dtype = KvDtype::Fp8E4M3;
@@ -201,7 +201,7 @@ fn a_rank_has_the_scales_of_its_heads() {
 #[test]
 fn scales_that_make_no_sense_are_refused() {
     let with = |at: usize, scale: f32| {
-        let mut values = told(2, 3).values().to_vec();
+        let mut values = place_scales(2, 3).values().to_vec();
         values[at] = scale;
         KvScales::new(2, 3, values)
     };
@@ -223,10 +223,10 @@ fn scales_that_make_no_sense_are_refused() {
     let pool = PoolConfig { layers: 3, shape: KvShape::heads(3, 2), ..PoolConfig::default() };
     let (layers, kv_heads, pool_layers, pool_kv_heads) = (2, 3, 3, 3);
     let size = ScaleError::Size { layers, kv_heads, pool_layers, pool_kv_heads };
-    assert_eq!(told(2, 3).local(&pool), Err(size));
+    assert_eq!(place_scales(2, 3).local(&pool), Err(size));
     let ranks = PoolConfig { tp_size: 2, ..pool };
     let split = ConfigError::HeadSplit { kv_heads: 3, tp_size: 2 };
-    assert_eq!(told(3, 3).local(&ranks), Err(ScaleError::Config(split)));
+    assert_eq!(place_scales(3, 3).local(&ranks), Err(ScaleError::Config(split)));
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn pages_that_mean_the_same_have_one_fingerprint() {
     assert_eq!(layout(like).page_fingerprint(Some(&ones), None), plain);
     let mut others = vec![
         plain,
-        layout(pool).page_fingerprint(Some(&told(2, 3)), None),
+        layout(pool).page_fingerprint(Some(&place_scales(2, 3)), None),
         layout(PoolConfig { scaling: Scaling::ByToken, ..pool }).page_fingerprint(None, None),
         layout(PoolConfig { layers: 3, ..pool }).page_fingerprint(None, None),
         layout(PoolConfig { page_size: 3, ..pool }).page_fingerprint(None, None),
@@ -255,7 +255,7 @@ fn pages_that_mean_the_same_have_one_fingerprint() {
         layout(PoolConfig { dtype: KvDtype::Bf16, ..pool }).page_fingerprint(None, None),
     ];
     for at in 0..12 {
-        let mut values = told(2, 3).values().to_vec();
+        let mut values = place_scales(2, 3).values().to_vec();
         values[at] = f32::from_bits(values[at].to_bits() + 1);
         let scales = KvScales::new(2, 3, values).expect("they are above 0");
         others.push(layout(pool).page_fingerprint(Some(&scales), None));

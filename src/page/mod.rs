@@ -11,10 +11,10 @@
 //!
 //! * P1. A page is in exactly one state: free + private + cached + fenced = page_count.
 //!
-//! A page that changes state is asserted to be in the state it leaves, so a double free stops the program. Sharing
-//! exists only in the prefix tree, which counts its users by node; no page has a count.
+//! The pool asserts that a page is in the state that it leaves, so a double free stops the program. Only the prefix
+//! tree shares pages, and it counts users by node; no page has a count.
 //!
-//! Not here: the owner of a page, the step that a fenced one waits for (`fence/`), its tokens, its bytes.
+//! Other tables store the owner of a page, the step that a fenced page waits for (`fence/`), its tokens and its bytes.
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word};
 use crate::id::PageId;
@@ -26,9 +26,9 @@ use crate::memory::OutOfMemory;
 pub enum PageState {
     /// No owner.
     Free,
-    /// One sequence's.
+    /// Owned by one sequence.
     Private,
-    /// One tree node's.
+    /// Owned by one node of the tree.
     Cached,
     /// Released, but an unfinished step may still read or write it.
     Fenced,
@@ -46,12 +46,12 @@ impl PagePool {
     /// Creates a pool of free pages.
     ///
     /// # Panics
-    /// If the system does not give the memory.
+    /// If the system lacks the memory.
     pub fn new(page_count: u32) -> Self {
         Self::try_new(page_count).expect("the system has the memory")
     }
 
-    /// [`PagePool::new`], or the allocation that failed.
+    /// Creates a pool of free pages, or returns the allocation that failed.
     pub(crate) fn try_new(page_count: u32) -> Result<Self, OutOfMemory> {
         Ok(Self {
             page_count,
@@ -61,32 +61,32 @@ impl PagePool {
         })
     }
 
-    /// Returns the bytes that a pool takes.
+    /// Returns the bytes of a pool.
     pub fn bytes(page_count: u32) -> u64 {
         3 * Bitmap::bytes(page_count)
     }
 
-    /// Returns the pages of the pool.
+    /// Returns the number of pages.
     pub fn page_count(&self) -> u32 {
         self.page_count
     }
 
-    /// Returns the free pages. O(1), like all counts.
+    /// Returns the number of free pages. O(1), like all counts.
     pub fn free_count(&self) -> u32 {
         self.free.count()
     }
 
-    /// Returns the pages of single sequences.
+    /// Returns the number of private pages.
     pub fn private_count(&self) -> u32 {
         self.page_count - self.free.count() - self.cached.count() - self.fenced.count()
     }
 
-    /// Returns the pages of tree nodes.
+    /// Returns the number of cached pages.
     pub fn cached_count(&self) -> u32 {
         self.cached.count()
     }
 
-    /// Returns the pages that wait for a step.
+    /// Returns the number of fenced pages.
     pub fn fenced_count(&self) -> u32 {
         self.fenced.count()
     }
@@ -109,8 +109,8 @@ impl PagePool {
         }
     }
 
-    /// Takes `out.len()` free pages, strictly the lowest, in rising order: Free to Private. All or nothing: `false`
-    /// where fewer are free. O(pages).
+    /// Takes the `out.len()` lowest free pages, in rising order: Free to Private. Returns false and takes none if fewer
+    /// are free. O(pages).
     #[must_use]
     pub fn alloc(&mut self, out: &mut [PageId]) -> bool {
         if out.len() > self.free.count() as usize {
@@ -123,7 +123,7 @@ impl PagePool {
     /// Moves pages from Private to Cached.
     ///
     /// # Panics
-    /// If a page is not private. So do the other changes of state, for the state they start from.
+    /// If a page is not private. The other changes of state also panic if a page is in another state than they require.
     pub fn publish(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {
@@ -132,7 +132,7 @@ impl PagePool {
         });
     }
 
-    /// Moves pages from Private to Free: no step can touch them.
+    /// Moves pages from Private to Free. No step accesses them.
     pub fn free_private(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {
@@ -141,7 +141,7 @@ impl PagePool {
         });
     }
 
-    /// Moves pages from Cached to Free: they are evicted, or their last user has released them.
+    /// Moves pages from Cached to Free: evicted pages, or pages whose last user has released them.
     pub fn free_cached(&mut self, pages: &[PageId]) {
         let Self { free, cached, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {
@@ -150,7 +150,7 @@ impl PagePool {
         });
     }
 
-    /// Moves pages from Private to Fenced: an unfinished step may still touch them.
+    /// Moves pages from Private to Fenced. An unfinished step may still access them.
     pub fn fence_private(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {
@@ -159,7 +159,7 @@ impl PagePool {
         });
     }
 
-    /// Moves pages from Fenced to Free: no step can touch them any more.
+    /// Moves pages from Fenced to Free. No step accesses them any more.
     pub fn unfence(&mut self, pages: &[PageId]) {
         let Self { free, fenced, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {
@@ -168,7 +168,7 @@ impl PagePool {
         });
     }
 
-    /// Checks P1 over the whole pool; the first page that breaks one. O(pages).
+    /// Checks P1 over the whole pool; returns the first page that breaks it. O(pages).
     pub(crate) fn check(&self) -> Result<(), (&'static str, Option<PageId>)> {
         for word in 0..self.free.word_count() {
             let (free, cached, fenced) =
@@ -183,7 +183,7 @@ impl PagePool {
     }
 }
 
-/// A private page is in none of three sets; the caller's own insert asserts the one that is not named here.
+/// Asserts that a page is in neither of two sets. The caller's insert into the third set asserts that one.
 fn assert_private(one: &Bitmap, other: &Bitmap, bits: Bits) {
     let taken = (one.word(bits.word) | other.word(bits.word)) & bits.mask;
     let page = bits.word * WORD + taken.trailing_zeros() as usize;
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     impl PagePool {
-        /// For tests of the audit: a page that is not cached is cached too.
+        /// Makes a page cached in addition to its state, for tests of the audit.
         pub(crate) fn break_p1(&mut self, page: PageId) {
             self.cached.insert(Bits::one(page.index()));
         }
@@ -215,7 +215,7 @@ mod tests {
         pool
     }
 
-    /// The audit's answer after `spoil`.
+    /// Returns the audit's error after `spoil`.
     fn broken<T>(spoil: impl FnOnce(&mut PagePool) -> T) -> (&'static str, Option<PageId>) {
         let mut pool = sound();
         spoil(&mut pool);

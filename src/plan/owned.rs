@@ -47,7 +47,7 @@ impl Header {
 pub enum PlanBytesError {
     /// The first bytes are not those of such a record of this version.
     Magic,
-    /// The length is not what the header says.
+    /// The length does not match the header.
     Length {
         /// Bytes given.
         actual: usize,

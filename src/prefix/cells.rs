@@ -11,7 +11,8 @@
 //!   Stamps rise along the idle list.
 //! * G5. Deferred lists are in the order of their steps; the fence counts their pages as idle then.
 //!
-//! One counter stamps cells and nodes as they become idle, so that eviction takes the older one first.
+//! Cells and nodes are stamped by one counter as they become idle (`ages.rs`), so that eviction takes the older one
+//! first.
 //!
 //! Not here: which places of a sequence name which cell (`sequence/`), when cells are made and used (`system/`).
 
@@ -20,11 +21,11 @@ use std::collections::VecDeque;
 use bytemuck::{Pod, Zeroable};
 
 use crate::fence::Fence;
-use crate::id::{CellId, NodeKey, PageId, StepId};
+use crate::id::{CellId, PageId, StepId};
 use crate::layout::Limits;
 use crate::memory::{OutOfMemory, reserved_queue, touch, zeroed};
 
-use super::column::RareColumn;
+use super::ages::Ages;
 
 /// One cell. All zeros: it was never used.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -73,9 +74,6 @@ pub(super) struct Cells {
     pub idle: Ends,
     /// A list for each step that deferred cells wait for.
     pub deferred: VecDeque<(StepId, Ends)>,
-    clock: u64,
-    /// When each idle node became idle.
-    node_stamps: RareColumn<u64>,
     /// Cells in use or cached.
     pub count: u32,
     pub evicted: u64,
@@ -106,8 +104,6 @@ impl Cells {
             pages: zeroed(page_base as u64)?,
             idle: Ends::default(),
             deferred: reserved_queue(u64::from(max_steps) + 1)?,
-            clock: 0,
-            node_stamps: RareColumn::new(page_count)?,
             count: 0,
             evicted: 0,
             limits,
@@ -122,7 +118,6 @@ impl Cells {
                 + u64::from(entry_count) * size_of::<CellId>() as u64
         };
         limits.held_groups(0).map(|held| group(held.tracks)).sum::<u64>()
-            + u64::from(page_count) * size_of::<u64>() as u64
             + (u64::from(max_steps) + 1) * size_of::<(StepId, Ends)>() as u64
     }
 
@@ -130,7 +125,6 @@ impl Cells {
         touch(&mut self.of_entry);
         touch(&mut self.cells);
         touch(&mut self.pages);
-        self.node_stamps.prefault();
     }
 
     /// Returns the cell of a group at an entry.
@@ -149,11 +143,6 @@ impl Cells {
     /// Returns the tracks of a cell's group.
     pub fn tracks(&self, cell: CellId) -> u32 {
         self.groups[self.cells[cell.index()].group as usize].tracks
-    }
-
-    fn tick(&mut self) -> u64 {
-        self.clock += 1;
-        self.clock
     }
 
     /// Makes a cell of these pages at an entry, with one user.
@@ -231,7 +220,13 @@ impl Cells {
     }
 
     /// Counts one user less, once `last_step` is complete. Returns whether the cell is idle now.
-    pub fn lose(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence) -> bool {
+    pub fn lose(
+        &mut self,
+        cell: CellId,
+        last_step: StepId,
+        fence: &mut Fence,
+        ages: &mut Ages,
+    ) -> bool {
         self.forget_waiting(cell, fence);
         let now = fence.is_complete(last_step);
         let of = &mut self.cells[cell.index()];
@@ -244,7 +239,7 @@ impl Cells {
         }
         let Cell { users, waiting, until, .. } = *of;
         if users == 0 {
-            self.become_idle(cell);
+            self.become_idle(cell, ages);
         } else if users == waiting {
             fence.add_idle(until, self.tracks(cell));
             self.defer(cell, until);
@@ -252,8 +247,8 @@ impl Cells {
         users == 0
     }
 
-    fn become_idle(&mut self, cell: CellId) {
-        self.cells[cell.index()].stamp = self.tick();
+    fn become_idle(&mut self, cell: CellId, ages: &mut Ages) {
+        self.cells[cell.index()].stamp = ages.next(1);
         let mut ends = self.idle;
         self.link(&mut ends, cell);
         self.idle = ends;
@@ -270,7 +265,7 @@ impl Cells {
     }
 
     /// Ends the wait of cells for `step` and those before it. Returns the pages that are idle now.
-    pub fn complete(&mut self, step: StepId, fence: &mut Fence) -> u32 {
+    pub fn complete(&mut self, step: StepId, fence: &mut Fence, ages: &mut Ages) -> u32 {
         let mut pages = 0;
         while let Some(&(until, Ends { oldest, .. })) = self.deferred.front()
             && until <= step
@@ -284,7 +279,7 @@ impl Cells {
                 (of.users, of.waiting) = (0, 0);
                 fence.remove_idle(until, tracks);
                 pages += tracks;
-                self.become_idle(cell);
+                self.become_idle(cell, ages);
             }
         }
         pages
@@ -330,21 +325,6 @@ impl Cells {
         let some = |cell: CellId| cell.is_some().then_some(cell);
         let next = move |cell: &CellId| some(self.cells[cell.index()].younger);
         std::iter::successors(some(ends.oldest), next)
-    }
-
-    /// Stamps a node that becomes idle.
-    pub fn stamp_node(&mut self, node: NodeKey) {
-        self.node_stamps[node] = self.tick();
-    }
-
-    /// Gives the prefix that was split off an idle node the node's stamp.
-    pub fn copy_stamp(&mut self, node: NodeKey, prefix: NodeKey) {
-        self.node_stamps[prefix] = self.node_stamps[node];
-    }
-
-    /// Returns when a node became idle.
-    pub fn node_stamp(&self, node: NodeKey) -> u64 {
-        self.node_stamps[node]
     }
 
     /// Returns every cell that an entry names, for audits.

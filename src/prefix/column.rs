@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_slot_stands_where_another_says() {
-        // A wrong address is a prefetch that helps nobody, and nothing else would tell.
+        // A wrong address is a useless prefetch, which no other test would detect.
         let mut tree = PrefixTree::new(100, 1, 32);
         let nodes: Vec<NodeKey> = (0..100)
             .map(|i| {

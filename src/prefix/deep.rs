@@ -1,4 +1,4 @@
-//! A chain of nodes that is very deep: what is said to grow with the nodes must not grow with their depth as well.
+//! A very deep chain of nodes: costs that grow with the number of nodes must not also grow with their depth.
 
 use std::collections::HashMap;
 

@@ -74,7 +74,7 @@ impl PrefixTree {
             if !idle {
                 return; // Both counts fell: whether the node is deferred stays as it was.
             }
-            fence.remove_idle(step, self.link[node].span.pages());
+            fence.remove_idle(step, self.device_pages(node, self.link[node].span.pages()));
             at = self.link[node].parent;
             self.become_idle(node, keep, freed);
         }
@@ -85,7 +85,7 @@ impl PrefixTree {
         let mut at = node;
         while self.is_deferred(at) {
             let step = self.deferred[at].step;
-            fence.add_idle(step, self.link[at].span.pages());
+            fence.add_idle(step, self.device_pages(at, self.link[at].span.pages()));
             let Some(parent) = self.link[at].parent else { return };
             self.add_deferred(parent, step);
             at = parent;
@@ -100,7 +100,7 @@ impl PrefixTree {
         }
         let mut step = self.deferred[at].step;
         loop {
-            fence.remove_idle(step, self.link[at].span.pages());
+            fence.remove_idle(step, self.device_pages(at, self.link[at].span.pages()));
             let Some(parent) = self.link[at].parent else { return };
             let was_deferred = self.is_deferred(parent);
             step = self.deferred[parent].step;
@@ -129,7 +129,7 @@ mod tests {
             Self { tree: PrefixTree::new(10, 1, 31), fence: Fence::new(0, 3, 4) }
         }
 
-        /// A lock on so many pages of one token each, of one text.
+        /// Returns a lock on `len` pages of one text, with one token a page.
         fn lock(&mut self, len: u32) -> PrefixLock {
             let Self { tree, fence } = self;
             let text: Vec<TokenId> = (0..len).map(TokenId::new).collect();

@@ -13,7 +13,7 @@ use crate::memory::OutOfMemory;
 /// Words that are looked at for a gap.
 const GAP_WORDS: usize = 8;
 
-/// A gap of so many entries is taken without looking further.
+/// The search stops at a gap of this many entries.
 const GAP_GOOD: usize = 16;
 
 /// Free entries.

@@ -10,8 +10,8 @@ use super::{PrefixTree, Usage};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct Inserted {
-    /// The first so many of the pages were in the tree already: the caller's are duplicates. The rest are the tree's
-    /// now.
+    /// Number of leading pages that the tree already contained: the caller's pages are duplicates. The tree now owns
+    /// the other pages.
     pub duplicates: u32,
 }
 
@@ -87,7 +87,7 @@ impl PrefixTree {
         (lock_count == 1 && child_count == 0).then_some(node)
     }
 
-    /// Moves a lock to a new child of its node. The child was never idle, so no list knows it.
+    /// Moves a lock to a new child of its node. The child was never idle, so no list contains it.
     pub(super) fn adopt(&mut self, lock: &mut PrefixLock, node: NodeKey) {
         // The parent loses this lock and gains a locked child.
         self.usage[node].lock_count = 1;

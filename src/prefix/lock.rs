@@ -5,7 +5,7 @@
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, StepId};
 
-use super::{ONLY_LIST, PrefixMatch, PrefixTree};
+use super::{Link, ONLY_LIST, PrefixMatch, PrefixTree};
 
 /// The tree has changed since the match was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,16 +64,17 @@ impl PrefixTree {
     }
 
     pub(super) fn become_idle(&mut self, node: NodeKey, keep: bool, freed: &mut Vec<PageId>) {
-        let pages = self.link[node].span.pages();
+        let entries = self.link[node].span.pages();
+        let pages = self.device_pages(node, entries);
         self.protected -= pages;
         if keep {
             self.evictable += pages;
             self.order.enter(&mut self.usage, ONLY_LIST, node);
-            if let Some(cells) = &mut self.cells {
-                cells.stamp_node(node);
+            if let Some(ages) = &mut self.ages {
+                ages.enter(node, entries);
             }
         } else {
-            self.detach_pages(node, pages, false, freed);
+            self.detach_pages(node, entries, false, freed);
             self.despawn(node);
         }
     }
@@ -104,10 +105,11 @@ impl PrefixTree {
                 return;
             }
             self.order.leave(&mut self.usage, node);
-            let link = &self.link[node];
-            self.evictable -= link.span.pages();
-            self.protected += link.span.pages();
-            at = link.parent;
+            let Link { parent, span } = &self.link[node];
+            let pages = self.device_pages(node, span.pages());
+            at = *parent;
+            self.evictable -= pages;
+            self.protected += pages;
         }
     }
 

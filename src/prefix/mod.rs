@@ -29,6 +29,7 @@
 //!
 //! Not here: page states and memory. A call that removes pages appends them to the caller's buffer.
 
+mod ages;
 mod cells;
 mod chain;
 mod check;
@@ -56,6 +57,7 @@ use slotmap::{SecondaryMap, SlotMap};
 use crate::hash::Hashing;
 use crate::id::{NodeKey, PageId, PrefixLock, Scope, TokenId};
 use crate::memory::{OutOfMemory, reserved};
+use ages::Ages;
 use cells::Cells;
 use chain::Chain;
 use child_table::ChildTable;
@@ -116,13 +118,15 @@ pub struct PrefixTree {
     /// Index of a node among those that a [`SharedPrefixFinder`] has passed, if it is one of them.
     passed: RareColumn<u32>,
     order: Order<1>,
+    /// When each idle node became idle, where something else than nodes is evicted in that order.
+    ages: Option<Box<Ages>>,
     spans: SpanStore,
     children: ChildTable,
-    /// Hashes of pages, if the config asks for them.
+    /// Hashes of pages, if the config enables them.
     chain: Option<Chain>,
     /// Cached pages of groups that do not keep everything, if there are any.
     cells: Option<Box<Cells>>,
-    /// The events, if pages are hashed and the config asks for them.
+    /// The events, if pages are hashed and the config enables events.
     events: Option<EventBuffer>,
     /// Pages of idle nodes.
     evictable: u32,
@@ -185,6 +189,7 @@ impl PrefixTree {
             deferred_nodes: 0,
             passed: RareColumn::new(page_count)?,
             order: Order::new(),
+            ages: None,
             spans: SpanStore::new(page_count, page_size)?,
             children: ChildTable::new(page_count, hash_bits)?,
             chain: None,
@@ -210,12 +215,12 @@ impl PrefixTree {
             + SpanStore::bytes(page_count, page_size)
     }
 
-    /// Bytes that hashes of pages take beside them.
+    /// Returns the bytes that the hashes of pages take.
     pub(crate) fn hash_bytes(page_count: u32, hashing: Hashing) -> u64 {
         Chain::bytes(page_count, hashing)
     }
 
-    /// Bytes that events of so many pages take, if they are told of.
+    /// Returns the bytes that events of `page_count` pages take, if the config enables events.
     pub(crate) fn event_bytes(
         page_count: u32,
         page_size: u32,
@@ -256,6 +261,7 @@ impl PrefixTree {
         self.spans.prefault();
         self.children.prefault();
         self.chain.iter_mut().for_each(|chain| chain.prefault());
+        self.ages.iter_mut().for_each(|ages| ages.prefault());
         self.cells.iter_mut().for_each(|cells| cells.prefault());
         self.events.iter_mut().for_each(|events| events.prefault());
         self.scope.prefault();
@@ -346,6 +352,12 @@ impl PrefixTree {
             Some(parent) => self.usage[parent].child_count -= 1,
             None => self.release_names(self.scope[node].namespace),
         }
+    }
+
+    /// Returns how many of a node's first `entries` entries have pages on the device.
+    #[inline]
+    fn device_pages(&self, _node: NodeKey, entries: u32) -> u32 {
+        entries
     }
 
     /// A node's pages, in order, piece by piece.

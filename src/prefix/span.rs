@@ -73,7 +73,7 @@ pub(super) struct SpanStore {
 }
 
 impl SpanStore {
-    /// Returns the entries for so many pages.
+    /// Returns the entries for `page_count` pages.
     pub fn entry_count(page_count: u32) -> u32 {
         page_count.saturating_add(page_count / 8)
     }

@@ -33,8 +33,8 @@ impl PrefixTree {
         self.children.insert(hash, node);
         if usage.lock_count == 0 {
             self.order.split(&mut self.usage, node, prefix);
-            if let Some(cells) = &mut self.cells {
-                cells.copy_stamp(node, prefix);
+            if let Some(ages) = &mut self.ages {
+                ages.split(node, prefix, rest.pages());
             }
         }
         self.epoch += 1;

@@ -7,6 +7,7 @@ use crate::id::{CellId, NodeKey, PageId, PrefixLock, Scope, StepId};
 use crate::layout::Limits;
 use crate::memory::OutOfMemory;
 
+use super::ages::Ages;
 use super::cells::Cells;
 use super::span::SpanStore;
 use super::walk::Cursor;
@@ -32,12 +33,14 @@ impl PrefixTree {
     ) -> Result<(), OutOfMemory> {
         let entries = SpanStore::entry_count(page_count);
         self.cells = Some(Box::new(Cells::new(limits, page_count, entries, max_steps)?));
+        self.ages = Some(Box::new(Ages::new(page_count)?));
         Ok(())
     }
 
     /// Bytes that cells take beside a tree.
     pub(crate) fn cell_bytes(limits: &Limits, page_count: u32, max_steps: u32) -> u64 {
         Cells::bytes(limits, page_count, SpanStore::entry_count(page_count), max_steps)
+            + Ages::bytes(page_count)
     }
 
     /// Returns whether there are groups whose pages cells keep.
@@ -53,6 +56,10 @@ impl PrefixTree {
 
     pub(super) fn cells_ref(&self) -> &Cells {
         self.cells.as_ref().expect("there are groups")
+    }
+
+    pub(super) fn ages_ref(&self) -> &Ages {
+        self.ages.as_ref().expect("there are cells")
     }
 
     pub(super) fn cells_mut(&mut self) -> &mut Cells {
@@ -204,7 +211,8 @@ impl PrefixTree {
 
     /// Counts one user of a cell less, once `last_step` is complete.
     pub(crate) fn lose_cell(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence) {
-        let is_idle = self.cells_mut().lose(cell, last_step, fence);
+        let Self { cells: Some(cells), ages: Some(ages), .. } = self else { return };
+        let is_idle = cells.lose(cell, last_step, fence, ages);
         let pages = if is_idle { self.cells_ref().tracks(cell) } else { 0 };
         self.evictable += pages;
         self.protected -= pages;
@@ -212,8 +220,8 @@ impl PrefixTree {
 
     /// Makes the cells idle whose users waited for `step` or an earlier one.
     pub(crate) fn complete_cells(&mut self, step: StepId, fence: &mut Fence) {
-        let Some(cells) = &mut self.cells else { return };
-        let pages = cells.complete(step, fence);
+        let Self { cells: Some(cells), ages: Some(ages), .. } = self else { return };
+        let pages = cells.complete(step, fence, ages);
         self.evictable += pages;
         self.protected -= pages;
     }
@@ -242,7 +250,7 @@ impl PrefixTree {
         while freed.len() < end {
             let cells = self.cells_ref();
             let (cell, node) = (cells.idle.oldest, self.order.next());
-            let stamp = node.map_or(u64::MAX, |node| cells.node_stamp(node));
+            let stamp = node.map_or(u64::MAX, |node| self.ages_ref().of(node));
             let before = cells.count;
             if cell.is_some() && cells.cells[cell.index()].stamp < stamp {
                 self.evictable -= self.cells_ref().tracks(cell);

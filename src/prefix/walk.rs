@@ -41,7 +41,7 @@ impl PrefixMatch {
     }
 }
 
-/// The position of a walk: so many pages into a node, or before the first node.
+/// The position of a walk: a number of pages into a node, or before the first node.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor {
     pub node: Option<NodeKey>,
@@ -52,7 +52,7 @@ pub(super) struct Cursor {
 pub(super) struct Descent {
     /// In the child; at least one page into it.
     pub cursor: Cursor,
-    /// Whether it is the child's end.
+    /// Whether the cursor is at the child's end.
     pub whole: bool,
 }
 
@@ -64,6 +64,7 @@ impl PrefixTree {
     }
 
     /// [`PrefixTree::match_prefix`] that also hands over the pages that match in group 0, in order, piece by piece.
+    #[inline]
     pub fn match_pages(
         &self,
         namespace: Namespace,

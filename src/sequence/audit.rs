@@ -17,7 +17,7 @@ impl SequenceTable {
             == u64::from(self.promised())
     }
 
-    /// Returns the marks of a row that wait.
+    /// Returns the waiting marks of a row.
     pub(crate) fn marks(&self, sequence: &Sequence) -> impl Iterator<Item = u32> + '_ {
         let marks = self.stores.marks.get(sequence.row.index());
         marks.into_iter().flat_map(|marks| marks.waiting).filter(|&mark| mark > 0)
@@ -55,19 +55,19 @@ mod tests {
     use super::*;
 
     impl Sequence {
-        /// For tests of the audit.
+        /// Breaks S5, for tests of the audit.
         pub(crate) fn break_s5(&mut self) {
             self.chunks -= 1;
         }
 
-        /// For tests of the audit.
+        /// Breaks S6, for tests of the audit.
         pub(crate) fn break_s6(&mut self) {
             self.tail += 1;
         }
     }
 
     impl SequenceTable {
-        /// For tests of the audit.
+        /// Breaks S5 of the page table's chunks, for tests of the audit.
         pub(crate) fn break_s5_of_pages(&mut self) {
             let row = self.rows.values().find(|s| s.page_len > 0).expect("a row with pages").row;
             self.stores.pages.break_s5(row);

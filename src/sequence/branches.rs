@@ -1,33 +1,31 @@
-//! Which drafts of a row follow which, while they wait to be accepted.
-//!
-//! Not here: whether a row has drafts that wait ([`Sequence::is_drafted`](super::Sequence)).
+//! The parent of each draft of a row, while the drafts wait for `accept`.
 
 use crate::id::RowId;
 use crate::memory::{OutOfMemory, filled};
 use crate::plan::{DRAFT_MAX, Draft, MaskRow};
 
-/// A token that follows nothing but what stands before the drafts.
+/// Parent of a root, which follows the tokens before the drafts.
 const ROOT: u8 = DRAFT_MAX as u8;
-/// A token that follows nothing that could be kept.
+/// Parent of a token that cannot be accepted.
 const NONE: u8 = u8::MAX;
 
-/// For each row the parents of its drafts, by the places of both.
+/// Parents of the drafts of each row, by the places of both.
 pub(super) struct Branches {
     parents: Vec<[u8; DRAFT_MAX as usize]>,
 }
 
 impl Branches {
-    /// Creates the table for so many rows, 64 bytes each.
+    /// Creates the table for `rows` rows, 64 bytes each.
     pub fn new(rows: u32) -> Result<Self, OutOfMemory> {
         Ok(Self { parents: filled(rows.into(), [NONE; DRAFT_MAX as usize])? })
     }
 
-    /// Returns the bytes that rows take.
+    /// Returns the bytes of a table.
     pub const fn bytes(rows: u32) -> u64 {
         rows as u64 * DRAFT_MAX as u64
     }
 
-    /// Takes over a draft of `len` tokens behind `start` others, which was checked. O(its tokens).
+    /// Stores a checked draft of `len` tokens after `start` others. O(tokens of the draft).
     pub fn set(&mut self, row: RowId, draft: &Draft<'_>, start: u32, len: u32) {
         let parents = &mut self.parents[row.index()];
         parents.fill(NONE);
@@ -39,7 +37,7 @@ impl Branches {
         }
     }
 
-    /// Returns whether `len` drafts follow one another from a root on: then each sees all before it. O(`len`).
+    /// Returns whether `len` drafts form a chain from a root on, so that each sees all earlier ones. O(`len`).
     pub fn is_chain(&self, row: RowId, len: u32) -> bool {
         let befores = [ROOT].into_iter().chain(0..);
         befores
@@ -54,7 +52,7 @@ impl Branches {
         parents.iter().filter(|&&parent| parent == ROOT).count() == 1
     }
 
-    /// Returns the index of the first of `tokens` that does not follow the one before it, if there is one.
+    /// Returns the index of the first of `tokens` that does not follow its predecessor, if any.
     pub fn first_invalid(&self, row: RowId, tokens: &[u32]) -> Option<usize> {
         let parents = &self.parents[row.index()];
         let mut before = ROOT;
@@ -66,7 +64,7 @@ impl Branches {
     }
 }
 
-/// Returns the token that a token of a tree follows, given those of all before it.
+/// Returns the parent of a token of a tree, given the parents of all earlier tokens.
 fn parent(draft: &Draft<'_>, start: u32, len: u32, token: u32, parents: &[u8]) -> u8 {
     let row = MaskRow::new(start + len, len);
     let (mask, position) = (draft.masks[token as usize], draft.positions[token as usize]);
@@ -74,7 +72,7 @@ fn parent(draft: &Draft<'_>, start: u32, len: u32, token: u32, parents: &[u8]) -
     if others == row.before() {
         return if position == start { ROOT } else { NONE };
     }
-    // The last of what it sees of the drafts, if it sees any.
+    // The last draft that the token sees, if any.
     let before = (len - 1).checked_sub(others.trailing_zeros());
     match before.map(|before| before as usize) {
         Some(before)
@@ -108,7 +106,7 @@ mod tests {
     fn branches_of_a_tree_begin_at_a_root() {
         for start in [0, 5, 1000] {
             let mut tree = DraftTree::new();
-            tree.set(start, &[0, 0, 0, 1, 2, 3, 6]).expect("parents stand before");
+            tree.set(start, &[0, 0, 0, 1, 2, 3, 6]).expect("parents precede children");
             let off = branches(&tree.draft(SeqKey::default()), start, 7);
             for branch in [&[][..], &[0], &[0, 1, 3, 5], &[0, 2, 4], &[6]] {
                 assert_eq!(off(branch), None, "{branch:?}");
@@ -117,7 +115,7 @@ mod tests {
             assert_eq!(off(&[0, 0]), Some(1));
             assert_eq!(off(&[0, 1, 4]), Some(2));
             assert_eq!(off(&[0, 6]), Some(1));
-            assert_eq!(off(&[0, 7]), Some(1), "there is no such token");
+            assert_eq!(off(&[0, 7]), Some(1), "the token does not exist");
             assert_eq!(off(&[u32::MAX]), Some(0));
             assert_eq!(off(&[256]), Some(0));
         }
@@ -128,7 +126,7 @@ mod tests {
         for len in [1, 5, 64] {
             let parents: Vec<u32> = (0..len).map(|i: u32| i.saturating_sub(1)).collect();
             let mut tree = DraftTree::new();
-            tree.set(7, &parents).expect("parents stand before");
+            tree.set(7, &parents).expect("parents precede children");
             let chain = Draft::chain(SeqKey::default());
             for draft in [tree.draft(SeqKey::default()), chain] {
                 let off = branches(&draft, 7, len);
@@ -144,7 +142,7 @@ mod tests {
 
     #[test]
     fn what_saw_something_else_than_its_branch_is_not_kept() {
-        // Behind 3 tokens: a root, a token behind it that does not see slot 1, and one behind that.
+        // After 3 tokens: a root, a token after it that does not see slot 1, and a token after that.
         let masks = [0b111_100, 0b101_110, 0b101_111];
         let off = |positions: [u32; 3]| {
             let draft = Draft { seq: SeqKey::default(), masks: &masks, positions: &positions };
@@ -154,13 +152,13 @@ mod tests {
         assert_eq!(off([3, 4, 5])(&[0, 1]), Some(1));
         assert_eq!(off([3, 4, 5])(&[1, 2]), Some(0));
         assert_eq!(off([3, 4, 5])(&[0, 1, 2]), Some(1));
-        // A second root, which stands at the first position or is none.
+        // A second root; it is a root only at the first position.
         let roots = [0b11110, 0b11101];
         for (position, want) in [(3, None), (4, Some(0))] {
             let draft = Draft { seq: SeqKey::default(), masks: &roots, positions: &[3, position] };
             assert_eq!(branches(&draft, 3, 2)(&[1]), want);
         }
-        // A position that its depth is not.
+        // A position that differs from the token's depth.
         let masks = [0b111_100, 0b111_110, 0b111_111];
         let draft = Draft { seq: SeqKey::default(), masks: &masks, positions: &[3, 3, 5] };
         assert_eq!(branches(&draft, 3, 3)(&[0, 1]), Some(1));

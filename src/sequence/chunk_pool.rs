@@ -1,16 +1,14 @@
-//! The pool of chunks: which are free, and how many rows use each of the others.
-//!
-//! Not here: the contents of a chunk.
+//! The pool of chunks: the free chunks, and the number of rows that use each of the others.
 
 use crate::memory::{OutOfMemory, reserved, touch, touch_reserved, zeroed};
 
 /// Chunks of one store.
 pub(super) struct ChunkPool {
-    /// Rows that name each chunk.
+    /// Number of rows that name each chunk.
     users: Vec<u32>,
     /// Chunks that were used before and are free now.
     returned: Vec<u32>,
-    /// Chunks from here on were never used.
+    /// First chunk that was never used; all later ones are unused.
     fresh: u32,
 }
 
@@ -28,12 +26,12 @@ impl ChunkPool {
         2 * 4 * u64::from(count)
     }
 
-    /// Returns the free chunks.
+    /// Returns the number of free chunks.
     pub fn free_count(&self) -> u32 {
         self.users.len() as u32 - self.used_count()
     }
 
-    /// Returns the chunks in use.
+    /// Returns the number of chunks in use.
     pub fn used_count(&self) -> u32 {
         self.fresh - self.returned.len() as u32
     }
@@ -44,18 +42,18 @@ impl ChunkPool {
             self.fresh += 1;
             self.fresh - 1
         });
-        let users = self.users.get_mut(chunk as usize).expect("the caller checked the room");
+        let users = self.users.get_mut(chunk as usize).expect("the caller checked the free chunks");
         assert!(*users == 0, "S5: a free chunk has no users");
         *users = 1;
         chunk
     }
 
-    /// Counts one more row that uses a chunk.
+    /// Adds a row that uses a chunk.
     pub fn share(&mut self, chunk: u32) {
         self.users[chunk as usize] += 1;
     }
 
-    /// Counts one row less; a chunk without users is free.
+    /// Removes a row that uses a chunk; a chunk without users is free.
     pub fn release(&mut self, chunk: u32) {
         let users = &mut self.users[chunk as usize];
         assert!(*users > 0, "S5: a row's chunk is in use");
@@ -65,7 +63,7 @@ impl ChunkPool {
         }
     }
 
-    /// Returns the users of each chunk, for audits.
+    /// Returns the number of users of each chunk, for audits.
     pub fn users(&self) -> &[u32] {
         &self.users
     }

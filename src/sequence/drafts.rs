@@ -1,4 +1,4 @@
-//! The drafts of a sequence that wait until a branch of them is accepted (S9).
+//! The drafts of a sequence that wait until a branch is accepted (S9).
 
 use crate::error::Error;
 use crate::id::SeqKey;
@@ -16,7 +16,7 @@ impl SequenceTable {
         self.stores.branches.set(sequence.row, draft, sequence.planned_len - len, len);
     }
 
-    /// Checks that a sequence has no drafts that wait.
+    /// Checks that a sequence has no waiting drafts.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::NotAccepted`].
@@ -26,18 +26,18 @@ impl SequenceTable {
         if sequence.is_drafted() { Err(Error::NotAccepted { seq, step }) } else { Ok(()) }
     }
 
-    /// Returns whether a sequence has `len` drafts that wait and do not each see all before them. O(`len`).
+    /// Returns whether a sequence has `len` waiting drafts that do not form a chain. O(`len`).
     pub(crate) fn has_tree(&self, sequence: &Sequence, len: u32) -> bool {
         sequence.is_drafted() && !self.stores.branches.is_chain(sequence.row, len)
     }
 
-    /// Returns whether exactly one of a sequence's `len` drafts is a root. That root is the token sampled last; several
+    /// Returns whether exactly one of a sequence's `len` drafts is a root. That root is the last sampled token; several
     /// roots are guesses of that token. O(`len`).
     pub(crate) fn has_one_root(&self, sequence: &Sequence, len: u32) -> bool {
         self.stores.branches.has_one_root(sequence.row, len)
     }
 
-    /// Returns the index of the first of `tokens` that breaks the branch, if there is one.
+    /// Returns the index of the first of `tokens` that breaks the branch, if any.
     pub(crate) fn first_invalid(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
         self.stores.branches.first_invalid(sequence.row, tokens)
     }

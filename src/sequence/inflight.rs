@@ -5,18 +5,17 @@
 //! the scope at the start of a prefix, and its tokens.
 //!
 //! ```text
-//! heads    by hash      row 3          -         row 0                the sequence that came first
+//! heads    by hash      row 3          -         row 0                the sequence that was added first
 //! entries  by row       3 <-> 5 <-> 1            0                    rings, oldest first
 //! ```
 //!
-//! * S8. Every sequence that it holds runs and has a front, and is found once, by the hash of that.
+//! * S8. Every sequence of the index runs and has a front, and is found once, by the hash of its front.
 //!
-//! A sequence is added when it begins to run or gets several tokens at a time, and its front moves as it publishes
+//! A sequence is added when it begins to run or receives several tokens at a time, and its front moves as it publishes
 //! pages. A page that is decoded token by token is not added: no prompt waits for it, and decoding pays nothing.
 //!
-//! Two fronts of one hash are in one ring: the caller confirms every candidate.
-//!
-//! Not here: the front of a sequence (`row.rs`), the comparison of a leader's tokens (`system/leader.rs`).
+//! Fronts with equal hashes are in one ring, so the caller confirms every candidate. `row.rs` computes the front of a
+//! sequence; `system/leader.rs` compares a leader's tokens.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -28,7 +27,7 @@ use crate::memory::{OutOfMemory, zeroed};
 
 use super::SequenceTable;
 
-/// One sequence's front. All zero: it has none.
+/// The front of one sequence; all zero if it has none.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Entry {
@@ -39,9 +38,9 @@ struct Entry {
     is_held: u32,
 }
 
-/// The index.
+/// Index of fronts.
 pub(super) struct InflightIndex {
-    /// The first row of each ring and one more; 0: there is none. As many as a power of two.
+    /// The first row of each ring plus 1; 0 for an empty ring. The length is a power of two.
     heads: Vec<u32>,
     entries: Vec<Entry>,
     keys: Vec<SeqKey>,
@@ -51,7 +50,7 @@ pub(super) struct InflightIndex {
 }
 
 impl InflightIndex {
-    /// Creates an index of at most `rows` sequences. `hash_bits` below 32 is for tests: it forces collisions.
+    /// Creates an index of at most `rows` sequences. Tests set `hash_bits` below 32 to force collisions.
     pub fn new(rows: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
         let is_test = hash_bits < u32::BITS;
         let mut keys = crate::memory::reserved(rows.into())?;
@@ -70,13 +69,13 @@ impl InflightIndex {
         u64::from(rows).next_power_of_two()
     }
 
-    /// Returns the bytes that an index takes.
+    /// Returns the bytes of an index.
     pub fn bytes(rows: u32) -> u64 {
         let row = size_of::<Entry>() + size_of::<SeqKey>();
         u64::from(rows) * row as u64 + Self::head_count(rows) * size_of::<u32>() as u64
     }
 
-    /// Returns the hash of a page with these tokens behind another, or at the start of a scope.
+    /// Returns the hash of a page with these tokens after page `before`, or at the start of a scope.
     pub fn hash(&self, before: Option<PageId>, scope: Scope, tokens: &[TokenId]) -> u32 {
         let mut hasher = self.hasher.build_hasher();
         match before {
@@ -99,7 +98,7 @@ impl InflightIndex {
         self.count == 0
     }
 
-    /// Returns whether a row's sequence is held.
+    /// Returns whether the index contains a row's sequence.
     pub fn holds(&self, row: RowId) -> bool {
         self.entries[row.index()].is_held != 0
     }
@@ -137,7 +136,7 @@ impl InflightIndex {
         self.keys[row.index()]
     }
 
-    /// Returns the sequences with a front of this hash, in the order of coming.
+    /// Returns the sequences with a front of this hash, in the order of addition.
     pub fn candidates(&self, hash: u32) -> impl Iterator<Item = SeqKey> + '_ {
         let head = self.heads[self.head(hash)];
         let mut at = head.checked_sub(1);
@@ -167,8 +166,8 @@ impl SequenceTable {
         self.stores.inflight.is_empty()
     }
 
-    /// Returns the sequences whose front is page `at`, of these tokens, behind the page `before` or at the start of a
-    /// scope, in the order of coming. O(page) for each, unless hashes collide.
+    /// Returns the sequences whose front is page `at` with these tokens, after the page `before` or at the start of a
+    /// scope, in the order of addition. O(page) for each, unless hashes collide.
     pub(crate) fn with_front(
         &self,
         scope: Scope,

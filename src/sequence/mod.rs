@@ -9,17 +9,17 @@
 //! ```
 //!
 //! * S1. cached_len <= planned_len; page_len = ceil(planned_len / page_size).
-//! * S2. The first `published` pages of group 0 are the tree's, on the path of the lock; the rest are private and this
-//!   row's only, and so are pages of other tracks at places without a cell.
-//!   Pages of those tracks that no later token reads are not held: `Limits` has the first place that is.
+//! * S2. The first `published` pages of group 0 are the tree's, on the path of the lock; later pages are private to
+//!   this row, and so are pages of other tracks at places without a cell. A row has no pages of those tracks that no
+//!   later token reads: `Limits` returns its first place.
 //! * S3. A preempted sequence has tokens and nothing else.
-//! * S4. Pages before `dirty_from` have been planned to be sent to the backends; those from it on have not. The first
-//!   `inherited` pages are whole chunks of the page table that a parent's plans have sent for good.
-//! * S5. Every chunk in use belongs to rows, as many as its count of users.
+//! * S4. Plans have included the pages before `dirty_from` for the backends, and no later ones. The first `inherited`
+//!   pages are whole chunks of the page table that a parent's plans have sent permanently.
+//! * S5. Every chunk in use belongs to rows; its user count is their number.
 //! * S6. A row stores the entry of its last page and its last token, so that decoding looks up neither.
-//! * S7. The outstanding pages of all promises are the sum of those of each sequence.
+//! * S7. The outstanding pages of all promises are the sum over all sequences.
 //!
-//! planned_len passes token_len by one token for each unfinished step that samples the token of the next.
+//! planned_len exceeds token_len by one token for each unfinished step that samples the token of the next step.
 //!
 //! A sequence whose last planned tokens are drafts waits until a branch is accepted (`branches.rs`). Until then it is
 //! neither planned nor committed:
@@ -28,9 +28,7 @@
 //!
 //! `inflight.rs` finds sequences by the page that they compute next (S8), for prompts that need the same page.
 //!
-//! Tokens and pages of a row are in chunks of their own stores (`token_store.rs`, `page_table.rs`).
-//!
-//! Not here: prefixes, page states, steps.
+//! The tokens and pages of a row are in chunks of their own stores (`token_store.rs`, `page_table.rs`).
 
 mod audit;
 mod branches;
@@ -66,23 +64,23 @@ pub struct SequenceTable {
     max: u32,
     rows: SlotMap<SeqKey, Sequence>,
     free_rows: Vec<RowId>,
-    /// Plans made so far, the refused ones included: the number that finds a sequence named twice.
+    /// Number of plans, including rejected ones. It detects a sequence that a plan names twice.
     plans: u64,
-    /// By row.
+    /// Cuts of each row's tokens.
     cuts: Vec<Cuts>,
     stores: Stores,
 }
 
 impl SequenceTable {
-    /// Creates an empty table. `hash_bits`: bits of the hashes of fronts; fewer than 32 only in tests.
+    /// Creates an empty table. `hash_bits` is the number of bits of the hashes of fronts; fewer than 32 only in tests.
     ///
     /// # Panics
-    /// If the system does not give the memory.
+    /// If the system lacks the memory.
     pub fn new(shape: &TableShape, page_size: u32, hash_bits: u32) -> Self {
         Self::try_new(shape, page_size, hash_bits).expect("the system has the memory")
     }
 
-    /// [`SequenceTable::new`], or the allocation that failed.
+    /// Creates an empty table, or returns the allocation that failed.
     pub(crate) fn try_new(
         shape: &TableShape,
         page_size: u32,
@@ -104,7 +102,7 @@ impl SequenceTable {
         Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
     }
 
-    /// Sets the limits of an empty table: which places sequences hold in the tracks after the first one.
+    /// Sets the limits of an empty table: the places that sequences have in the tracks after the first one.
     ///
     /// # Errors
     /// The allocation that failed.
@@ -114,13 +112,13 @@ impl SequenceTable {
         self.stores.pages.keep_cells(limits.count())
     }
 
-    /// Returns the bytes that groups take beside a table.
+    /// Returns the additional bytes of a table with groups.
     pub(crate) fn group_bytes(shape: &TableShape, limits: &Limits) -> u64 {
         let cells = PageTable::cell_count(shape, limits.count());
         cells * size_of::<CellId>() as u64 + u64::from(shape.rows) * size_of::<Marks>() as u64
     }
 
-    /// Returns which places sequences hold in the tracks after the first one.
+    /// Returns the places that sequences have in the tracks after the first one.
     pub(crate) fn limits(&self) -> &Limits {
         &self.stores.limits
     }
@@ -131,7 +129,7 @@ impl SequenceTable {
         self.stores.pages.prefault();
     }
 
-    /// Returns the bytes that a table reserves; they are touched as tokens come.
+    /// Returns the bytes that a table reserves; it touches them as tokens arrive.
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
         let row = size_of::<Sequence>() + 4 + size_of::<RowId>() + size_of::<Cuts>();
         u64::from(shape.rows) * row as u64
@@ -151,12 +149,12 @@ impl SequenceTable {
         self.rows.is_empty()
     }
 
-    /// Returns the most sequences at a time.
+    /// Returns the maximum of sequences.
     pub fn max(&self) -> u32 {
         self.max
     }
 
-    /// Returns all sequences, in no order.
+    /// Returns all sequences, in any order.
     pub fn iter(&self) -> impl Iterator<Item = (SeqKey, &Sequence)> {
         self.rows.iter()
     }
@@ -164,17 +162,17 @@ impl SequenceTable {
     /// Returns a sequence.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`] for a key that is finished or never was.
+    /// [`Error::UnknownSequence`] for a key that is finished or never existed.
     pub fn get(&self, seq: SeqKey) -> Result<&Sequence, Error> {
         self.rows.get(seq).ok_or(Error::UnknownSequence { seq })
     }
 
-    /// Returns a sequence to change. Same error.
+    /// Returns a sequence to change, with the error of `get`.
     pub(crate) fn get_mut(&mut self, seq: SeqKey) -> Result<&mut Sequence, Error> {
         self.rows.get_mut(seq).ok_or(Error::UnknownSequence { seq })
     }
 
-    /// Returns a sequence to change, with its tokens and pages. Same error.
+    /// Returns a sequence to change, with its tokens and pages, and the error of `get`.
     pub(crate) fn row_mut(&mut self, seq: SeqKey) -> Result<RowMut<'_>, Error> {
         let sequence = self.rows.get_mut(seq).ok_or(Error::UnknownSequence { seq })?;
         Ok(RowMut { sequence, stores: &mut self.stores })
@@ -189,7 +187,7 @@ impl SequenceTable {
         if sequence.is_preempted() { Err(Error::Preempted { seq }) } else { Ok(sequence) }
     }
 
-    /// Checks that so many new rows, of so many tokens each, fit.
+    /// Checks that `rows` new rows of `tokens` tokens each fit.
     ///
     /// # Errors
     /// [`Error::OutOfSequences`], [`Error::OutOfTokens`].
@@ -198,7 +196,7 @@ impl SequenceTable {
         self.check_chunks(u64::from(rows) * u64::from(self.chunks_for(tokens)))
     }
 
-    /// Checks that so many new rows fit.
+    /// Checks that `rows` new rows fit.
     ///
     /// # Errors
     /// [`Error::OutOfSequences`].
@@ -207,7 +205,7 @@ impl SequenceTable {
         if rows <= free { Ok(()) } else { Err(Error::OutOfSequences { max: self.max }) }
     }
 
-    /// Returns the chunks that so many tokens take.
+    /// Returns the number of chunks for `tokens` tokens.
     pub(crate) fn chunks_for(&self, tokens: u32) -> u32 {
         self.stores.tokens.chunks_for(tokens)
     }
@@ -218,7 +216,7 @@ impl SequenceTable {
         self.plans
     }
 
-    /// Checks that `chunks` more fit.
+    /// Checks that `chunks` more chunks fit.
     ///
     /// # Errors
     /// [`Error::OutOfTokens`].
@@ -226,14 +224,14 @@ impl SequenceTable {
         self.stores.tokens.check_free(chunks)
     }
 
-    /// Makes a row of these tokens. The caller checked the room.
+    /// Adds a row with these tokens. The caller has checked that it fits.
     pub(crate) fn spawn(
         &mut self,
         namespace: Namespace,
         tokens: &[TokenId],
         lock: PrefixLock,
     ) -> SeqKey {
-        let row = self.free_rows.pop().expect("the caller checked the room");
+        let row = self.free_rows.pop().expect("the caller checked the rows");
         let sequence = Sequence {
             row,
             token_len: 0,
@@ -260,7 +258,7 @@ impl SequenceTable {
             *marks = Marks::default();
         }
         let seq = self.rows.insert(sequence);
-        self.row_mut(seq).expect("just made").append_tokens(tokens);
+        self.row_mut(seq).expect("the row is new").append_tokens(tokens);
         seq
     }
 
@@ -269,13 +267,13 @@ impl SequenceTable {
         let mut sequence = self.rows.remove(seq).expect("the caller looked it up");
         assert!(sequence.lock.is_none(), "S2: a finished sequence has released its prefix");
         assert!(sequence.promised == 0, "S7: a finished sequence is promised nothing");
-        assert!(!self.stores.inflight.holds(sequence.row), "S8: a finished sequence leads nobody");
+        assert!(!self.stores.inflight.holds(sequence.row), "S8: a finished sequence has no front");
         self.stores.tokens.shrink(sequence.row, &mut sequence.chunks, 0);
         self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
         self.free_rows.push(sequence.row);
     }
 
-    /// Makes a row of another's tokens, `tokens` of them. The caller checked the room. O(tokens).
+    /// Adds a row with the first `tokens` tokens of another row. The caller has checked that it fits. O(tokens).
     pub(crate) fn spawn_copy(&mut self, parent: SeqKey, tokens: u32, lock: PrefixLock) -> SeqKey {
         let (from, namespace) = (self.rows[parent].row, self.rows[parent].namespace);
         let child = self.spawn(namespace, &[], lock);
@@ -287,12 +285,12 @@ impl SequenceTable {
     }
 
     /// Shares the whole chunks among a parent's first `pages` pages with a row without pages. These pages are
-    /// published, and no abort can undo that their words were sent. Returns the number of shared pages. O(chunks).
+    /// published, so no abort can revoke the words that were sent. Returns the number of shared pages. O(chunks).
     pub(crate) fn inherit(&mut self, parent: SeqKey, child: SeqKey, pages: u32) -> u32 {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];
         assert!(sequence.page_len == 0, "S4: a row inherits before it has pages");
-        // Of other tracks all that is held of them are cells.
+        // Shared places of other tracks have only cells.
         let pages = self.stores.pages.whole_chunks(pages);
         self.stores.pages.share(from, sequence.row, pages);
         (sequence.page_len, sequence.inherited) = (pages, pages);
@@ -303,7 +301,7 @@ impl SequenceTable {
     }
 }
 
-/// Returns the pieces of `start..end`, given the one that begins at an index.
+/// Returns the runs of `start..end`, given the run that begins at an index.
 fn pieces<'a, T: 'a>(
     start: u32,
     end: u32,

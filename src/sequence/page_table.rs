@@ -1,12 +1,9 @@
 //! The page tables of all sequences: the words that backends mirror ([`TableShape`]), directory first, then chunks of
 //! pages.
 //!
-//! A page's *entry* is its number among those of all blocks: its word stands there behind the directory. The pages of
-//! other tracks at the same place stand `chunk_pages` entries behind one another. Chunks have
-//! counted users: rows with a common past name the same chunks, as far as all their pages are published: those are
-//! never rewritten.
-//!
-//! Not here: lengths of rows, and which of their words were sent.
+//! A page's *entry* is the index of its word behind the directory. The pages of other tracks at the same place follow
+//! at distances of `chunk_pages` entries. Chunks count their users: rows with a common prefix name the same chunks, if
+//! all pages of these chunks are published. Such chunks are never rewritten.
 
 use std::ops::Range;
 
@@ -25,9 +22,9 @@ pub(super) struct PageTable {
     /// Words of the directory.
     directory_len: usize,
     chunks: ChunkPool,
-    /// Groups but group 0.
+    /// Number of groups without group 0.
     groups: u32,
-    /// `[chunk, group, page]`: the cell whose pages a place has; none where they are private.
+    /// `[chunk, group, page]`: the cell whose pages a place has; none if the pages are private.
     cells: Vec<CellId>,
 }
 
@@ -54,13 +51,13 @@ impl PageTable {
         4 * shape.words() as u64 + ChunkPool::bytes(shape.chunk_count)
     }
 
-    /// Makes room for the cells of so many groups but group 0.
+    /// Allocates the cells of `groups` groups, without group 0.
     pub fn keep_cells(&mut self, groups: u32) -> Result<(), OutOfMemory> {
         (self.groups, self.cells) = (groups, zeroed(Self::cell_count(&self.shape, groups))?);
         Ok(())
     }
 
-    /// Returns the cells of a table with so many groups but group 0.
+    /// Returns the number of cells of a table with `groups` groups, without group 0.
     pub fn cell_count(shape: &TableShape, groups: u32) -> u64 {
         u64::from(shape.chunk_count) * u64::from(shape.chunk_pages) * u64::from(groups)
     }
@@ -82,7 +79,7 @@ impl PageTable {
         }
     }
 
-    /// Makes the place private whose page of track 0 is at an entry.
+    /// Makes a place private, given the entry of its page of track 0.
     #[inline]
     pub fn clear_cells_at(&mut self, entry: u32) {
         let TableShape { chunk_pages, tracks, .. } = self.shape;
@@ -100,12 +97,12 @@ impl PageTable {
         chunk * self.shape.chunk_pages as usize + (place & (self.shape.chunk_pages - 1)) as usize
     }
 
-    /// Returns the chunks of so many pages.
+    /// Returns the number of chunks for `pages` pages.
     pub fn chunks_for(&self, pages: u32) -> u32 {
         (pages + self.shape.chunk_pages - 1) >> self.shape.chunk_pages.trailing_zeros()
     }
 
-    /// Returns the pages of the whole chunks among so many.
+    /// Returns the number of pages in whole chunks among `pages`.
     pub fn whole_chunks(&self, pages: u32) -> u32 {
         pages & !(self.shape.chunk_pages - 1)
     }
@@ -115,13 +112,13 @@ impl PageTable {
         index & (self.shape.chunk_pages - 1) == 0
     }
 
-    /// Returns the page tables of a row.
+    /// Returns the number of page tables of a row.
     pub fn tracks(&self) -> u32 {
         self.shape.tracks
     }
 
-    /// Gives a row of `from` pages the chunks that `to` pages take. There are as many chunks as the tokens of all rows
-    /// take, so they do not run out before those do.
+    /// Adds chunks to a row of `from` pages, so that it has those of `to` pages. There are enough chunks for the tokens
+    /// of all rows, so tokens run out first.
     pub fn reserve(&mut self, row: RowId, from: u32, to: u32) {
         for chunk in self.chunks_for(from)..self.chunks_for(to) {
             let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
@@ -129,7 +126,7 @@ impl PageTable {
         }
     }
 
-    /// Takes the chunks of a row of `from` pages back that `to` pages do not take.
+    /// Releases the chunks of a row of `from` pages that `to` pages do not need.
     pub fn shrink(&mut self, row: RowId, from: u32, to: u32) {
         for chunk in self.chunks_for(to)..self.chunks_for(from) {
             let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
@@ -137,7 +134,7 @@ impl PageTable {
         }
     }
 
-    /// Shares another row's first chunks, which are whole and hold `pages` pages, with a row without pages.
+    /// Shares another row's first chunks, which are whole and contain `pages` pages, with a row without pages.
     pub fn share(&mut self, from: RowId, to: RowId, pages: u32) {
         for index in (0..pages).step_by(self.shape.chunk_pages as usize) {
             let block = self.words[self.shape.directory_word(from, index) as usize];
@@ -158,7 +155,7 @@ impl PageTable {
         entry + track * self.shape.chunk_pages
     }
 
-    /// Returns the words of a row's pages of a track from `index` on, up to page `end` or to where their chunk ends.
+    /// Returns the words of a row's pages of a track from `index` on, up to page `end` or the end of the chunk.
     fn run(&self, row: RowId, track: u32, index: u32, end: u32) -> Range<usize> {
         let first = self.directory_len + self.entry_of(self.entry(row, index), track) as usize;
         let chunk_end = (index | (self.shape.chunk_pages - 1)) + 1;
@@ -179,7 +176,7 @@ impl PageTable {
         PageId::new(self.words[self.directory_len + entry as usize])
     }
 
-    /// Prefetches the word of the page at an entry, if there is such an entry.
+    /// Prefetches the word of the page at an entry, if the entry exists.
     pub fn prefetch(&self, entry: u32) {
         if let Some(word) = self.words.get(self.directory_len + entry as usize) {
             prefetch_item(word);
@@ -211,7 +208,7 @@ impl PageTable {
         TableWrite { index: word as u32, value }
     }
 
-    /// Returns the pages `start..end` of a track, in contiguous pieces: one for each chunk.
+    /// Returns the pages `start..end` of a track, in contiguous runs: one for each chunk.
     pub fn pieces(
         &self,
         row: RowId,
@@ -222,7 +219,7 @@ impl PageTable {
         pieces(start, end, move |at| PageId::from_raw(&self.words[self.run(row, track, at, end)]))
     }
 
-    /// Returns the first of those pieces of track 0, to rewrite.
+    /// Returns the first of these runs of track 0, to rewrite it.
     pub fn piece_mut(&mut self, row: RowId, start: u32, end: u32) -> &mut [PageId] {
         let run = self.run(row, 0, start, end);
         bytemuck::cast_slice_mut(&mut self.words[run])
@@ -234,8 +231,8 @@ impl PageTable {
         TableWrite { index, value: self.words[index as usize] }
     }
 
-    /// Returns the words of pages `start..end`: those that name chunks which begin there, and of each track those of
-    /// the pages from its `own` on.
+    /// Returns the words of pages `start..end`: those that name chunks beginning there, and of each track those of the
+    /// pages from its `own` on.
     pub fn writes(
         &self,
         row: RowId,
@@ -263,7 +260,7 @@ impl PageTable {
         }
     }
 
-    /// Returns the chunks of a row of so many pages, for audits.
+    /// Returns the chunks of a row of `pages` pages, for audits.
     pub fn chunks_of(&self, row: RowId, pages: u32) -> impl Iterator<Item = u32> + use<'_> {
         let first = self.shape.directory_word(row, 0) as usize;
         let blocks = &self.words[first..first + self.chunks_for(pages) as usize];
@@ -278,7 +275,7 @@ impl PageTable {
 
 #[cfg(test)]
 impl PageTable {
-    /// For tests of the audit: a row's first chunk has a user too many.
+    /// Adds a user to a row's first chunk, for tests of the audit.
     pub fn break_s5(&mut self, row: RowId) {
         let chunk = self.entry(row, 0) / (self.shape.chunk_pages * self.shape.tracks);
         self.chunks.share(chunk);

@@ -10,21 +10,21 @@ impl SequenceTable {
         self.stores.promised
     }
 
-    /// Promises a sequence the pages of `places` places in total, in place of its earlier promise. The caller checked
-    /// that they fit.
+    /// Promises a sequence the pages of `places` places in total, in place of its earlier promise. The caller has
+    /// checked that they fit.
     pub(crate) fn promise(&mut self, seq: SeqKey, places: u32) {
         let before = self.outstanding(&self.rows[seq]);
         self.rows[seq].promised = places;
         self.stores.promised = self.stores.promised - before + self.outstanding(&self.rows[seq]);
     }
 
-    /// Uncounts outstanding pages that are being appended to their sequences.
+    /// Subtracts outstanding pages that are being appended to their sequences.
     pub(crate) fn consume_promised(&mut self, pages: u32) {
-        assert!(pages <= self.stores.promised, "S7: pages that are consumed were promised");
+        assert!(pages <= self.stores.promised, "S7: consumed pages were promised");
         self.stores.promised -= pages;
     }
 
-    /// Returns the outstanding pages of a sequence if it were promised so many places.
+    /// Returns the outstanding pages of a sequence under a promise of `promised` places.
     pub(crate) fn outstanding_of(&self, sequence: &Sequence, promised: u32) -> u32 {
         let Sequence { page_len, published, .. } = *sequence;
         let kept = self.stores.kept(sequence);

@@ -17,7 +17,7 @@ impl SequenceTable {
         self.stores.tokens.token(sequence.row, position)
     }
 
-    /// Returns a row's pages of a track from place `start` on, or from where they are held, in order.
+    /// Returns a row's pages of a track from place `start` on, or from the row's first place of the track, in order.
     pub(crate) fn track_pages(
         &self,
         sequence: &Sequence,
@@ -40,7 +40,7 @@ impl SequenceTable {
         (0..sequence.page_len).map(move |index| self.stores.pages.page(row, index))
     }
 
-    /// Returns a row's pages `start..end` of a track, in contiguous pieces.
+    /// Returns a row's pages `start..end` of a track, in contiguous runs.
     pub(crate) fn page_pieces(
         &self,
         sequence: &Sequence,
@@ -51,7 +51,7 @@ impl SequenceTable {
         self.stores.pages.pieces(sequence.row, track, start, end)
     }
 
-    /// Returns a row's known tokens `start..end`, in contiguous pieces.
+    /// Returns a row's known tokens `start..end`, in contiguous runs.
     pub(crate) fn token_pieces(
         &self,
         sequence: &Sequence,

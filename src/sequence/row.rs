@@ -1,6 +1,4 @@
 //! One sequence to change, with its tokens and its page table: [`RowMut`], looked up once.
-//!
-//! Not here: the stores themselves.
 
 use super::branches::Branches;
 use super::inflight::InflightIndex;
@@ -12,41 +10,40 @@ use crate::id::{CellId, PageId, SeqKey, TokenId};
 use crate::layout::{HeldGroup, Limits};
 use crate::plan::TableWrite;
 
-/// Most marks of the host that wait in a row.
+/// Maximum of waiting host marks in a row.
 const HOST_MARKS: usize = 4;
 
-/// Where the tails of a row are kept, by numbers of published pages; 0: none.
+/// Marks at which the tails of a row are kept, as numbers of published pages; 0 for none.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Marks {
-    /// Those that wait: of its full match, of an equal prompt, and the host's.
+    /// Waiting marks: of the full match, of an equal prompt, and of the host.
     pub(super) waiting: [u32; 2 + HOST_MARKS],
-    /// The last one that was kept: the held places below it name cells, the others are private.
+    /// The last kept mark. The row's places below it name cells; later ones are private.
     pub(super) kept: u32,
 }
 
 /// The chunked stores of all sequences.
 pub(super) struct Stores {
     pub(super) page_size: u32,
-    /// Which places a row holds in the tracks after the first one.
+    /// Places that a row has in the tracks after the first one.
     pub(super) limits: Limits,
     /// Outstanding pages of all promises.
     pub(super) promised: u32,
     pub(super) tokens: TokenStore,
     pub(super) pages: PageTable,
-    /// By row, where there are groups.
+    /// Marks by row, if there are groups.
     pub(super) marks: Vec<Marks>,
     pub(super) inflight: InflightIndex,
     pub(super) branches: Branches,
 }
 
 impl Stores {
-    /// Returns the places of a row below which those that are held name cells.
+    /// Returns the place of a row's last kept mark: its places below it name cells.
     pub(super) fn kept(&self, sequence: &Sequence) -> u32 {
         self.marks.get(sequence.row.index()).map_or(0, |marks| marks.kept)
     }
 
-    /// Returns the tokens that a sequence knows at least if it has a front: those up to the end of the page, and one
-    /// more.
+    /// Returns the minimum of known tokens of a sequence with a front: those up to the end of the page, and one more.
     fn front_len(&self, sequence: &Sequence) -> u32 {
         (sequence.published + 1) * self.page_size + 1
     }
@@ -71,18 +68,18 @@ pub(crate) struct RowMut<'a> {
     pub(super) stores: &'a mut Stores,
 }
 
-/// The chunks and table writes that a row lacks to grow.
+/// Chunks and table writes that a row needs to grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lacking {
     /// Chunks of tokens.
     pub chunks: u32,
-    /// Words of the page table that a plan will send then.
+    /// Words of the page table that a plan will then send.
     pub table_writes: u32,
 }
 
 impl RowMut<'_> {
-    /// Keeps some of the tokens from `start` on, by their index, in order, and forgets the others and all behind them.
-    /// The caller shrinks the row. O(tokens kept).
+    /// Keeps some of the tokens from `start` on, by their index, in order, and drops all others from there on. The
+    /// caller shrinks the row. O(tokens kept).
     pub fn keep_tokens(&mut self, start: u32, kept: &[u32]) {
         let Self { sequence, stores: Stores { tokens, .. } } = self;
         for (to, &token) in (0..).zip(kept) {
@@ -91,7 +88,7 @@ impl RowMut<'_> {
         }
     }
 
-    /// Checks that the row can hold `len` tokens.
+    /// Checks that the row can have `len` tokens.
     ///
     /// # Errors
     /// [`Error::OutOfTokens`].
@@ -103,7 +100,7 @@ impl RowMut<'_> {
         self.stores.tokens.check_free(chunks.into())
     }
 
-    /// Appends tokens. The caller checked the room. O(tokens).
+    /// Appends tokens. The caller has checked that they fit. O(tokens).
     pub fn append_tokens(&mut self, tokens: &[TokenId]) {
         let Self { sequence, stores: Stores { tokens: store, .. } } = self;
         let len = sequence.token_len + tokens.len() as u32;
@@ -116,8 +113,8 @@ impl RowMut<'_> {
         sequence.last_token = tokens.last().copied().unwrap_or(sequence.last_token);
     }
 
-    /// Adds the front of the sequence, whose key is `seq`, if it has one now: it begins to run, or has got several
-    /// tokens.
+    /// Adds the front of the sequence with key `seq`, if it has one now, because it begins to run or has received
+    /// several tokens.
     pub fn begin_front(&mut self, seq: SeqKey) {
         let Self { sequence, stores } = self;
         if !stores.inflight.holds(sequence.row) && stores.has_front(sequence) {
@@ -126,7 +123,7 @@ impl RowMut<'_> {
         }
     }
 
-    /// Moves the front, if there is one, past pages that were published.
+    /// Moves the front, if any, past published pages.
     #[inline]
     pub fn advance_front(&mut self) {
         let (row, inflight) = (self.sequence.row, &mut self.stores.inflight);
@@ -136,7 +133,7 @@ impl RowMut<'_> {
         }
     }
 
-    /// Removes the front if the sequence no longer has one: it forgot tokens, or stops running.
+    /// Removes the front if the sequence no longer has one, because it has dropped tokens or stops running.
     pub fn drop_front(&mut self) {
         let Self { sequence, stores } = self;
         if stores.inflight.holds(sequence.row) && !stores.has_front(sequence) {
@@ -144,7 +141,7 @@ impl RowMut<'_> {
         }
     }
 
-    /// Returns how many of the pages of the next `places` places are promised to the row.
+    /// Returns how many pages of the next `places` places are promised to the row.
     pub fn promised_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
         if promised == 0 {
@@ -156,13 +153,14 @@ impl RowMut<'_> {
         outstanding(page_len) - outstanding(page_len + places)
     }
 
-    /// Returns what the row lacks to have `page_len` pages, all of them sent.
+    /// Returns the chunks and writes that the row needs to have `page_len` pages, all of them sent.
     #[inline]
     pub fn lacking(&self, page_len: u32) -> Lacking {
         lacking(self.sequence, self.stores, page_len)
     }
 
-    /// [`RowMut::lacking`] of one place more, for a row whose pages are sent. `ONE`: whether there is one track.
+    /// Does the same as [`RowMut::lacking`] for one more place of a row whose pages are sent. `ONE` is set if there is
+    /// one track.
     #[inline]
     pub fn lacking_one<const ONE: bool>(&self) -> Lacking {
         let page_len = self.sequence.page_len;
@@ -174,8 +172,8 @@ impl RowMut<'_> {
         }
     }
 
-    /// Appends `count` places, and room for their tokens: the pages of each track, one track's after another's, as far
-    /// as they are held. The caller checked the room. O(pages).
+    /// Appends `count` places, and memory for their tokens. `pages` contains the pages of each track in turn, without
+    /// places that the track does not keep. The caller has checked that they fit. O(pages).
     pub fn append_pages(&mut self, count: u32, pages: &[PageId]) {
         let Self { sequence, stores: Stores { page_size, limits, tokens, pages: table, .. } } =
             self;
@@ -186,19 +184,19 @@ impl RowMut<'_> {
         table.write(sequence.row, 0, sequence.page_len, own);
         for (track, first) in limits.tracks(sequence.published) {
             let start = sequence.page_len.max(first).min(len);
-            let own = rest.split_off(..(len - start) as usize).expect("a page for a place");
+            let own = rest.split_off(..(len - start) as usize).expect("each place has a page");
             table.write(sequence.row, track, start, own);
         }
         table.clear_cells(sequence.row, sequence.page_len, len);
-        debug_assert!(rest.is_empty(), "no page without a place");
+        debug_assert!(rest.is_empty(), "each page has a place");
         sequence.page_len = len;
         if len > 0 {
             sequence.tail = table.entry(sequence.row, len - 1);
         }
     }
 
-    /// [`RowMut::append_pages`] and [`RowMut::take_dirty`] of one page, for a row of one track whose other pages are
-    /// sent.
+    /// Combines [`RowMut::append_pages`] and [`RowMut::take_dirty`] for one page, for a row of one track whose other
+    /// pages are sent.
     #[inline]
     pub fn append_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
         let Self { sequence, stores } = self;
@@ -212,7 +210,7 @@ impl RowMut<'_> {
         write(stores.pages.write_one(sequence.tail, page));
     }
 
-    /// [`RowMut::append_sent`] of a page of each track.
+    /// Does the same as [`RowMut::append_sent`] for a page of each track.
     #[inline]
     pub fn append_place(&mut self, pages: &[PageId], mut write: impl FnMut(TableWrite)) {
         if self.stores.pages.begins_chunk(self.sequence.page_len) {
@@ -229,8 +227,8 @@ impl RowMut<'_> {
         }
     }
 
-    /// [`RowMut::append_sent`] of the first page of a chunk, seldom: the words that name the chunk and the page. Takes
-    /// and returns registers, so that its callers' loop keeps nothing in memory for its sake.
+    /// Handles the rare case of [`RowMut::append_sent`], the first page of a chunk: returns the words that name the
+    /// chunk and the page. Takes and returns registers, so that the caller's loop keeps no state in memory.
     #[inline(never)]
     fn begin_chunk(mut self, page: PageId) -> [TableWrite; 2] {
         self.append_pages(1, &[page]);
@@ -241,7 +239,7 @@ impl RowMut<'_> {
         writes
     }
 
-    /// Returns the words of the row that no plan has sent, which count as sent from now on.
+    /// Passes the words of the row that no plan has sent to `write`; they count as sent from now on.
     pub fn take_dirty(&mut self, write: impl FnMut(TableWrite)) {
         let Self { sequence, stores: Stores { limits, pages, .. } } = self;
         let Sequence { row, dirty_from, inherited, page_len, published, .. } = **sequence;
@@ -253,7 +251,7 @@ impl RowMut<'_> {
         sequence.dirty_from = page_len;
     }
 
-    /// Marks so many pages as published where there are groups. What no later token reads then is promised again.
+    /// Sets the number of published pages if there are groups. Pages that no later token reads become promised again.
     pub fn publish_to(&mut self, published: u32) {
         let Self { sequence, stores } = self;
         let Sequence { promised, page_len, published: before, .. } = **sequence;
@@ -264,7 +262,7 @@ impl RowMut<'_> {
         *all += outstanding(published) - outstanding(before);
     }
 
-    /// Appends `pages` places of the tree's pages of track 0. The caller names the cells of other tracks.
+    /// Appends `pages` places with the tree's pages of track 0. The caller names the cells of other tracks.
     pub fn append_published(&mut self, pages: &[PageId]) {
         let Self { sequence, stores: Stores { page_size, tokens, pages: table, .. } } = self;
         let len = sequence.page_len + pages.len() as u32;
@@ -277,12 +275,12 @@ impl RowMut<'_> {
         }
     }
 
-    /// Returns which places the row holds in the tracks after the first one.
+    /// Returns the places that the row has in the tracks after the first one.
     pub fn limits(&self) -> &Limits {
         &self.stores.limits
     }
 
-    /// Returns the most pages of tails that a mark turns into the tree's.
+    /// Returns the maximum of tail pages that a mark publishes.
     pub fn most_kept(&self) -> u32 {
         self.sequence.page_len * (self.stores.pages.tracks() - 1)
     }
@@ -297,7 +295,7 @@ impl RowMut<'_> {
         self.stores.pages.set_cell(self.sequence.row, group, place, cell);
     }
 
-    /// Makes the pages of a cell the row's at a place.
+    /// Sets the pages of a cell as the row's at a place.
     pub fn name_cell(&mut self, held: &HeldGroup, place: u32, cell: CellId, pages: &[PageId]) {
         for (track, page) in (held.track..).zip(pages) {
             let page = std::slice::from_ref(page);
@@ -312,7 +310,7 @@ impl RowMut<'_> {
         self.stores.pages.track_page_at(entry, track)
     }
 
-    /// Sets the marks of a row that is admitted or resumed: its full match, and the last one of an equal prompt.
+    /// Sets the marks of an admitted or resumed row: its full match, and the last mark of an equal prompt.
     pub fn begin_marks(&mut self, full: u32, last: u32) {
         let Self { sequence, stores } = self;
         if let Some(marks) = stores.marks.get_mut(sequence.row.index()) {
@@ -334,14 +332,14 @@ impl RowMut<'_> {
         Ok(())
     }
 
-    /// Takes the first mark that lies within `published` pages, if there is one.
+    /// Removes and returns the first mark within `published` pages, if any.
     pub fn take_mark(&mut self, published: u32) -> Option<u32> {
         let marks = self.stores.marks.get_mut(self.sequence.row.index())?;
         let reached = marks.waiting.iter_mut().filter(|mark| (1..=published).contains(*mark));
         reached.min_by_key(|mark| **mark).map(std::mem::take)
     }
 
-    /// Returns how many promised pages become outstanding when the tails at a mark are kept.
+    /// Returns the number of promised pages that become outstanding if the tails at a mark are kept.
     pub fn keep_cost(&self, mark: u32, published: u32) -> u32 {
         let Sequence { promised, page_len, .. } = *self.sequence;
         let before = self.stores.kept(self.sequence);
@@ -363,23 +361,23 @@ impl RowMut<'_> {
         self.stores.promised
     }
 
-    /// Returns whether plans have sent all its pages.
+    /// Returns whether plans have sent all pages of the row.
     pub fn is_sent(&self) -> bool {
         self.sequence.dirty_from == self.sequence.page_len
     }
 
-    /// Returns the pages `start..end` of a track, in contiguous pieces.
+    /// Returns the pages `start..end` of a track, in contiguous runs.
     pub fn page_pieces(&self, track: u32, start: u32, end: u32) -> impl Iterator<Item = &[PageId]> {
         self.stores.pages.pieces(self.sequence.row, track, start, end)
     }
 
-    /// Returns the known tokens `start..end`, in contiguous pieces.
+    /// Returns the known tokens `start..end`, in contiguous runs.
     pub fn token_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[TokenId]> {
         self.stores.tokens.pieces(self.sequence.row, start, end)
     }
 
-    /// Returns the longest piece of whole pages that lie together from page `start` on, up to page `end`: its tokens
-    /// and pages.
+    /// Returns the tokens and pages of the longest run of contiguous whole pages from page `start` on, up to page
+    /// `end`.
     #[inline(never)]
     pub fn piece_mut(&mut self, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
         let row = self.sequence.row;
@@ -394,13 +392,13 @@ impl RowMut<'_> {
         self.stores.pages.prefetch(self.sequence.tail + 1);
     }
 
-    /// Returns its last page of a track.
+    /// Returns the row's last page of a track.
     #[inline]
     pub fn last_track_page(&self, track: u32) -> PageId {
         self.stores.pages.track_page_at(self.sequence.tail, track)
     }
 
-    /// Returns its last page.
+    /// Returns the row's last page.
     #[inline]
     pub fn last_page(&self) -> PageId {
         self.stores.pages.page_at(self.sequence.tail)
@@ -413,8 +411,8 @@ impl RowMut<'_> {
     }
 }
 
-/// [`RowMut::lacking`]. Not inlined: rows that decode rarely call it. Takes the row's references apart, so that a
-/// caller's loop keeps them in registers.
+/// Implements [`RowMut::lacking`]. It is not inlined, because decoding rows rarely call it. It takes the row's
+/// references separately, so that a caller's loop keeps them in registers.
 #[inline(never)]
 fn lacking(sequence: &Sequence, stores: &Stores, page_len: u32) -> Lacking {
     let Sequence { chunks: own, dirty_from, inherited, published, .. } = *sequence;

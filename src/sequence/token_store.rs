@@ -1,10 +1,8 @@
-//! The tokens of all sequences, in chunks of their own: a row's directory names its chunks, so any position is found in
-//! O(1) and a long row needs no contiguous memory. Tokens stay on the host.
+//! The tokens of all sequences, in chunks. A row's directory names its chunks, so a look-up of any position is O(1) and
+//! a long row needs no contiguous memory. Tokens stay on the host.
 //!
-//! A chunk holds the tokens of as many whole pages as a chunk of the page table names, so that the two divide a row at
+//! A chunk contains the tokens of as many whole pages as a chunk of the page table names, so that both divide a row at
 //! the same indices.
-//!
-//! Not here: lengths of rows, pages.
 
 use std::ops::Range;
 
@@ -15,8 +13,8 @@ use crate::id::{RowId, TokenId};
 use crate::layout::TableShape;
 use crate::memory::{OutOfMemory, touch, zeroed};
 
-/// Unused tokens after each chunk's, a cache line of them: else the tokens that rows of one length append lie in the
-/// same few sets of a cache.
+/// Unused tokens after each chunk, one cache line. Without them, the tokens that rows of one length append would map to
+/// the same few sets of a cache.
 const SKEW: usize = 16;
 
 /// The chunks, and the users of each.
@@ -24,7 +22,7 @@ pub(super) struct TokenStore {
     page_size: u32,
     /// Pages of one chunk: a power of two.
     chunk_pages: u32,
-    /// Their tokens.
+    /// Tokens of a chunk.
     chunk_tokens: u32,
     chunks_per_row: u32,
     /// `[rows, chunks_per_row]`: each row's chunks in order.
@@ -44,7 +42,7 @@ impl TokenStore {
             chunk_pages: shape.chunk_pages,
             chunk_tokens,
             chunks_per_row: shape.chunks_per_row,
-            // Zeroed memory is not touched before it is used.
+            // The system provides zeroed memory that is touched at the first use.
             directory: zeroed(words)?,
             tokens: zeroed(room)?,
             chunks: ChunkPool::new(shape.chunk_count)?,
@@ -64,17 +62,17 @@ impl TokenStore {
             + ChunkPool::bytes(shape.chunk_count)
     }
 
-    /// Returns the tokens of one chunk.
+    /// Returns the number of tokens of a chunk.
     pub fn chunk_tokens(&self) -> u32 {
         self.chunk_tokens
     }
 
-    /// Returns the chunks that hold so many tokens.
+    /// Returns the number of chunks for `tokens` tokens.
     pub fn chunks_for(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.chunk_tokens)
     }
 
-    /// Checks that `chunks` more fit.
+    /// Checks that `chunks` more chunks are free.
     ///
     /// # Errors
     /// [`Error::OutOfTokens`].
@@ -87,7 +85,7 @@ impl TokenStore {
         Err(Error::OutOfTokens { wanted: tokens(chunks), available: tokens(free) })
     }
 
-    /// Gives a row, which has `chunks`, more of them for so many tokens. The caller checked the room.
+    /// Adds chunks to a row with `chunks` of them, for `tokens` tokens. The caller has checked that they are free.
     #[inline]
     pub fn reserve(&mut self, row: RowId, chunks: &mut u32, tokens: u32) {
         while *chunks * self.chunk_tokens < tokens {
@@ -102,7 +100,7 @@ impl TokenStore {
         self.directory[word] = self.chunks.take();
     }
 
-    /// Takes chunks back that lie past `tokens` tokens.
+    /// Releases chunks past `tokens` tokens.
     pub fn shrink(&mut self, row: RowId, chunks: &mut u32, tokens: u32) {
         let wanted = self.chunks_for(tokens);
         while *chunks > wanted {
@@ -144,7 +142,7 @@ impl TokenStore {
         self.tokens[self.index(row, position)]
     }
 
-    /// [`TokenStore::write`] of one, as decoding has it: a third of the instructions.
+    /// Does the same as [`TokenStore::write`] for one token in a third of the instructions, for decoding.
     pub fn write_one(&mut self, row: RowId, position: u32, token: TokenId) {
         let index = self.index(row, position);
         self.tokens[index] = token;
@@ -173,7 +171,7 @@ impl TokenStore {
         }
     }
 
-    /// Returns the tokens at `start..end`, in contiguous pieces: one for each chunk.
+    /// Returns the tokens `start..end`, in contiguous runs: one for each chunk.
     pub fn pieces(
         &self,
         row: RowId,
@@ -183,7 +181,7 @@ impl TokenStore {
         pieces(start, end, move |at| &self.tokens[self.run(row, at, end)])
     }
 
-    /// Returns the tokens of `len` pages from page `start` on, which share a chunk. A page is found without a division.
+    /// Returns the tokens of `len` pages from page `start` on, which share a chunk. It needs no division.
     pub fn pages(&self, row: RowId, start: u32, len: usize) -> &[TokenId] {
         let (chunk, in_chunk) =
             (start >> self.chunk_pages.trailing_zeros(), start & (self.chunk_pages - 1));
@@ -192,13 +190,13 @@ impl TokenStore {
         &self.tokens[first..first + len * size]
     }
 
-    /// Returns the chunks of a row that has so many, for audits.
+    /// Returns the chunks of a row with `chunks` chunks, for audits.
     pub fn chunks_of(&self, row: RowId, chunks: u32) -> impl Iterator<Item = u32> + use<'_> {
         let first = self.directory_word(row, 0);
         self.directory[first..first + chunks as usize].iter().copied()
     }
 
-    /// Returns the chunks, for audits.
+    /// Returns the pool of chunks, for audits.
     pub fn pool(&self) -> &ChunkPool {
         &self.chunks
     }

@@ -1,4 +1,4 @@
-//! Truncation of rows: pages and tokens that a sequence gives up.
+//! Truncation of rows: pages and tokens that a sequence releases.
 
 use crate::id::{PageId, SeqKey, StepId};
 
@@ -18,7 +18,7 @@ impl SequenceTable {
             pieces.for_each(|piece| out.extend_from_slice(piece));
         }
         self.stores.pages.shrink(sequence.row, sequence.page_len, page_len);
-        // What was promised is promised again.
+        // Released pages become promised again.
         let kept = self.stores.kept(sequence);
         let Stores { limits, promised, .. } = &mut self.stores;
         let outstanding =
@@ -32,7 +32,7 @@ impl SequenceTable {
         self.shrink(seq);
     }
 
-    /// Forgets all pages, which the caller has released: the sequence is preempted.
+    /// Drops all pages, which the caller has released: the sequence is preempted.
     pub(crate) fn clear_pages(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
         assert!(sequence.promised == 0, "S3: a preempted sequence is promised nothing");
@@ -48,7 +48,7 @@ impl SequenceTable {
         self.shrink(seq);
     }
 
-    /// Records that a sequence is about to forget its tokens from `len` on, if it has any there.
+    /// Records that a sequence is about to drop its tokens from `len` on, if any.
     pub(crate) fn cut(&mut self, seq: SeqKey, len: u32) {
         let sequence = &self.rows[seq];
         if len < sequence.token_len {
@@ -58,18 +58,18 @@ impl SequenceTable {
         }
     }
 
-    /// Returns how a sequence's tokens were cut.
+    /// Returns the cuts of a sequence's tokens.
     pub(crate) fn cuts(&self, sequence: &Sequence) -> Cuts {
         self.cuts[sequence.row.index()]
     }
 
-    /// Forgets tokens past `len`.
+    /// Drops the tokens past `len`.
     pub(crate) fn truncate_tokens(&mut self, seq: SeqKey, len: u32) {
         self.end_tokens(seq, len);
         self.shrink(seq);
     }
 
-    /// Ends a row's tokens after `len` of those that are written.
+    /// Sets the number of a row's tokens to `len`.
     pub(super) fn end_tokens(&mut self, seq: SeqKey, len: u32) {
         let sequence = &mut self.rows[seq];
         sequence.token_len = len;
@@ -78,7 +78,7 @@ impl SequenceTable {
         }
     }
 
-    /// Gives chunks of tokens back that neither tokens nor pages reach.
+    /// Releases chunks of tokens that neither tokens nor pages need.
     fn shrink(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
         let tokens = sequence.token_len.max(sequence.page_len * self.stores.page_size);

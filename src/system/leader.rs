@@ -74,7 +74,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// Returns the page `index` of the prompt's tokens, if they are so many.
+    /// Returns the tokens of the prompt's page `index`, if the prompt is that long.
     fn page(&self, index: u32) -> Option<&'a [TokenId]> {
         let start = (index * self.page_size) as usize;
         self.tokens.get(start..start + self.page_size as usize)

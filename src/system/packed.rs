@@ -103,7 +103,7 @@ pub(super) struct Packer<'step> {
 }
 
 impl<'step> Packer<'step> {
-    /// Creates arrays for so many entries, and pages in total.
+    /// Creates arrays for `entries` entries, and `pages` pages in total.
     #[inline] // Callers bound the sizes, which saves checks of each allocation.
     pub fn new(entries: usize, pages: usize, bump: &'step Bump) -> Self {
         Self {

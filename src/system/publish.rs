@@ -101,8 +101,8 @@ impl Publisher<'_> {
         release_pages(self.pages, self.fence, row.sequence.last_step, &self.buffers.freed);
     }
 
-    /// Keeps the tails at the marks that a row reaches with so many published pages, and gives back what no later token
-    /// reads. Outlined, so that a row pays one comparison where there is one group.
+    /// Keeps the tails at the marks that a row reaches with `end` published pages, and gives back the pages that no
+    /// later token reads. Outlined, so that a row pays one comparison where there is one group.
     #[cold]
     #[inline(never)]
     fn publish_tails(&mut self, row: &mut RowMut<'_>, end: u32) {

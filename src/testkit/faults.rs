@@ -1,10 +1,11 @@
-//! A backend that fails when told to: proves that an error leaves the engine whole.
+//! A backend that fails on demand, to prove that an error leaves the engine consistent.
 
 use std::error::Error as StdError;
 use std::fmt;
 
 use super::replay::Inspect;
 use crate::backend::{Backend, HostMemory, Moved, OpenBackend};
+use crate::config::StepBounds;
 use crate::id::{HostPageId, LayerId, MoveId, SlotId};
 use crate::layout::{PlaneName, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove};
@@ -63,7 +64,7 @@ impl<B> Failing<B> {
 /// What a [`Failing`] backend answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failed<E> {
-    /// It was told to fail.
+    /// The test requested this failure.
     OnPurpose,
     /// The backend behind it failed.
     Inner(E),
@@ -109,10 +110,10 @@ impl<O: OpenBackend> OpenBackend for Failing<O> {
         self,
         layout: &PoolLayout,
         table: &TableShape,
-        max_steps: u32,
+        bounds: impl Into<StepBounds>,
     ) -> Result<Self::Backend, Failed<<O::Backend as Backend>::Error>> {
         let Self { inner, fault, first, every, calls, failures } = self;
-        let inner = inner.open(layout, table, max_steps).map_err(Failed::Inner)?;
+        let inner = inner.open(layout, table, bounds).map_err(Failed::Inner)?;
         Ok(Failing { inner, fault, first, every, calls, failures })
     }
 }

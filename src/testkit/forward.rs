@@ -1,13 +1,13 @@
-//! Calls of [`Backend`](crate::Backend) handed on to a backend inside: for doubles that change only some of them.
+//! Forwards calls of [`Backend`](crate::Backend) to an inner backend, for test doubles that change only some calls.
 
-/// Inside `impl Backend for ..`: the named calls go to the backend in a field, with an error mapped; `types` are its
-/// rows, `moves` its saves, its loads and `moved`.
+/// Implements the named calls of `Backend` by the backend in a field, with its error mapped. `types` are the row types;
+/// `moves` are saves, loads and `moved`.
 ///
 /// ```ignore
 /// impl<B: Backend> Backend for Failing<B> {
 ///     type Error = Failed<B::Error>;
 ///     forward_backend!(inner: B, Failed::Inner; types, end, store_cache, rope_store, attend, host_pages, synchronize);
-///     // .. `begin`, `copy_pages` and the others that may fail.
+///     // .. `begin`, `copy_pages` and the other calls that may fail.
 /// }
 /// ```
 #[macro_export(local_inner_macros)]

@@ -1,4 +1,4 @@
-//! What somebody knows who has only heard events: an index of cached pages, built from nothing else.
+//! An index of cached pages that is built from events alone.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,35 +6,35 @@ use crate::event::{Event, Stored};
 use crate::hash::{Hashing, Named, NamespaceNames, PageHash};
 use crate::id::{Namespace, TokenId};
 
-/// A page that somebody has heard of.
+/// A page of the index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Known {
-    /// Whose prefix it is in.
+    /// Namespace of the page's prefix.
     pub namespace: Namespace,
-    /// The page before it.
+    /// Hash of the preceding page.
     pub parent: Option<PageHash>,
-    /// Its tokens.
+    /// Tokens of the page.
     pub tokens: Vec<TokenId>,
 }
 
-/// All pages that somebody has heard of, by their hashes.
+/// All pages that events have stored, by their hashes.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
     page_size: usize,
     pages: BTreeMap<PageHash, Known>,
-    /// How many events of each kind came: stored, removed, cleared.
+    /// Number of events of each kind: stored, removed, cleared.
     pub heard: [u64; 3],
-    /// The first thing that cannot be.
+    /// First inconsistent event.
     wrong: Option<String>,
 }
 
 impl Index {
-    /// Nothing is known.
+    /// Creates an empty index.
     pub fn new(page_size: u32) -> Self {
         Self { page_size: page_size as usize, ..Self::default() }
     }
 
-    /// Takes an event in.
+    /// Applies an event.
     pub fn hear(&mut self, event: Event<'_>) {
         match event {
             Event::Stored(stored) => {
@@ -43,7 +43,7 @@ impl Index {
             }
             Event::Removed { hashes } => {
                 self.heard[1] += 1;
-                self.ensure(!hashes.is_empty(), || "nothing is removed".to_owned());
+                self.ensure(!hashes.is_empty(), || "an event removes no page".to_owned());
                 hashes.iter().for_each(|hash| self.remove(hash));
             }
             Event::Cleared => {
@@ -71,9 +71,9 @@ impl Index {
 
     fn remove(&mut self, hash: PageHash) {
         let known = self.pages.remove(&hash).is_some();
-        self.ensure(known, || format!("{hash:?} is removed, and was not there"));
+        self.ensure(known, || format!("{hash:?} is removed but not stored"));
         let below = self.pages.values().any(|page| page.parent == Some(hash));
-        self.ensure(!below, || format!("{hash:?} is removed before what follows it"));
+        self.ensure(!below, || format!("{hash:?} is removed before a page that follows it"));
     }
 
     fn ensure(&mut self, holds: bool, what: impl FnOnce() -> String) {
@@ -82,10 +82,10 @@ impl Index {
         }
     }
 
-    /// Compares with what is cached: the namespaces and all tokens up to the end of each cached page, prefixes first.
+    /// Compares the index with the cached pages: each as its namespace and all tokens up to its end, prefixes first.
     ///
     /// # Errors
-    /// What was heard and cannot be, or what differs.
+    /// The first inconsistent event, or the difference.
     pub fn agrees<'a>(
         &self,
         hashing: Hashing,
@@ -93,17 +93,17 @@ impl Index {
         cached: impl Iterator<Item = (Namespace, &'a [TokenId])>,
     ) -> Result<(), String> {
         if let Some(wrong) = &self.wrong {
-            return Err(format!("an event that cannot be: {wrong}"));
+            return Err(format!("inconsistent event: {wrong}"));
         }
         let mut named = BTreeMap::new();
         let mut hashes = HashMap::<(Namespace, &[TokenId]), PageHash>::new();
-        // A prefix comes before what follows it.
+        // A prefix precedes the pages that follow it.
         let page = |(namespace, text): (Namespace, &'a [TokenId])| {
             let (before, tokens) = text.split_at(text.len() - self.page_size);
             let named =
                 named.entry(namespace).or_insert_with(|| Named::new(hashing, names(namespace)));
             let parent = hashes.get(&(namespace, before)).copied();
-            assert!(parent.is_some() || before.is_empty(), "what is cached is prefixes");
+            assert!(parent.is_some() || before.is_empty(), "the prefix of a cached page is cached");
             let hash = hashing.page(named, parent, tokens);
             hashes.insert((namespace, text), hash);
             (hash, Known { namespace, parent, tokens: tokens.to_vec() })
@@ -115,7 +115,7 @@ impl Index {
         let odd = |(hash, page): &(&PageHash, &Known)| want.get(hash) != Some(page);
         let lacks = |(hash, _): &(&PageHash, &Known)| !self.pages.contains_key(hash);
         Err(format!(
-            "heard of and not cached: {:?}; cached and not heard of: {:?}",
+            "indexed and not cached: {:?}; cached and not indexed: {:?}",
             self.pages.iter().find(odd),
             want.iter().find(lacks)
         ))

@@ -1,9 +1,8 @@
-//! The oracle: one [`Op`] language, one seeded [`Workload`], one naive [`Model`], and [`replay()`] that drives an
-//! engine and the model together. Beside it the contract of backends.
+//! The test oracle: one [`Op`] language, one seeded [`Workload`], one naive [`Model`], and [`replay()`], which drives
+//! an engine and the model together. The module also contains the contract of backends.
 //!
-//! Shared by tests, fuzz targets and benches, so that none of them has a generator or an oracle of its own. The model
-//! is written from the semantics alone: plain maps, one entry a page, no nodes to split, no bitmaps. Where it and the
-//! engine disagree, one of them is wrong.
+//! Tests, fuzz targets and benches share this generator and oracle. The model follows the semantics alone: plain maps,
+//! one entry for each page, no nodes to split, no bitmaps. If it disagrees with the engine, one of them is wrong.
 
 #[macro_use]
 mod forward;
@@ -23,6 +22,7 @@ pub mod replay;
 pub mod rng;
 pub mod shrink;
 pub mod spans;
+pub mod tiers;
 pub mod workload;
 
 pub use crate::memory::ask_for_huge_pages;

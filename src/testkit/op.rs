@@ -1,10 +1,10 @@
-//! What a host can do to an engine, as plain data.
+//! The calls of a host to an engine, as plain data.
 //!
-//! An op names sequences, prompts and steps by small numbers that are taken modulo what is live when it runs, so that
-//! every op means something whatever came before it, and dropping some ops of a list leaves a valid list: a shrunk
-//! finding is a literal that reads well.
+//! An op names sequences, prompts and steps by small numbers. The replay takes them modulo the live ones, so every op
+//! is valid in every state, and a list without some of its ops is still valid. A shrunk list is therefore a readable
+//! literal.
 //!
-//! Not here: what the numbers resolve to (`replay.rs`).
+//! `replay.rs` resolves the numbers.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 
@@ -12,76 +12,76 @@ use crate::config::{EngineConfig, PrefixMode};
 use crate::hash::Hashing;
 use crate::layout::{Capacity, Groups, KvDtype, KvShape, Layout, PoolConfig, Reach, Scaling};
 
-/// How to make a prompt out of earlier ones: a shared head and new tokens of a tiny vocabulary.
+/// Recipe of a prompt: a head shared with an earlier prompt, and new tokens of a tiny vocabulary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub struct Prompt {
     /// The namespace, modulo 2.
     pub namespace: u8,
-    /// The earlier prompt or finished sequence that it begins like, modulo those remembered.
+    /// The earlier prompt or finished sequence to share with, modulo the remembered ones.
     pub like: u8,
-    /// Odd: it begins with all of that; even: with half this number of tokens of it, modulo what it has.
+    /// Odd: share all its tokens; even: share half this number of tokens, modulo its length.
     pub shared: u16,
-    /// 0: no tokens; above 65,500: longer than allowed; else its tokens, modulo about five pages. 65,500: one of them
-    /// is [`TokenId::PENDING`](crate::TokenId::PENDING).
+    /// 0: no tokens; above 65,500: longer than allowed; else the number of tokens, modulo about five pages. With 65,500
+    /// one token is [`TokenId::PENDING`](crate::TokenId::PENDING).
     pub len: u16,
-    /// What the new tokens are made of.
+    /// Seed of the new tokens.
     pub seed: u8,
-    /// What is promised.
+    /// Promised pages.
     pub promise: Promise,
 }
 
-/// How many tokens a sequence is promised room for: 0 none, 255 more than allowed, 254 half of its tokens, else all of
-/// its tokens and so many more, modulo about four pages.
+/// Tokens for which pages are promised: 0 none, 255 more than allowed, 254 half of the sequence's tokens, else all its
+/// tokens and this many more, modulo about four pages.
 pub type Promise = u8;
 
-/// One call of a host, or two that belong together.
+/// A call of a host, or two consecutive calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub enum Op {
     /// `admit`
     Admit(Prompt),
     /// `admit_batch`
     AdmitBatch {
-        /// The first prompt; the others begin like it and are a little longer or shorter.
+        /// The first prompt; the other prompts share its head and are slightly longer or shorter.
         prompt: Prompt,
-        /// How many, modulo 5.
+        /// Number of prompts, modulo 5.
         count: u8,
     },
     /// `match_prefix`
     Match(Prompt),
-    /// `plan_batch`, and storing K and V of its tokens.
+    /// `plan_batch`, and a store of K and V of its tokens.
     Plan {
-        /// The first sequence, modulo those live.
+        /// The first sequence, modulo the live ones.
         first: u8,
-        /// How many from there on, modulo the live ones and one more.
+        /// Number of sequences from there on, modulo the live ones plus one.
         count: u8,
-        /// Their new tokens, in turn: 0 none, 1 more than allowed, even all that is allowed, odd some of it.
+        /// New tokens of the sequences, in turn: 0 none, 1 more than allowed, even the maximum, odd a part of it.
         lens: [u8; 4],
-        /// 0 repeats a sequence, 1 adds a finished one, 2 keeps preempted ones in; else a sane batch.
+        /// 0 repeats a sequence, 1 adds a finished one, 2 keeps preempted ones; other values make a valid batch.
         twist: u8,
     },
     /// `append`
     Append {
         /// The sequence; above 250 a finished one.
         pick: u8,
-        /// How many tokens, modulo about two pages; 255: more than allowed; 254: the last of them is
+        /// Number of tokens, modulo about two pages; 255: more than allowed; 254: the last token is
         /// [`TokenId::PENDING`](crate::TokenId::PENDING).
         count: u8,
-        /// What tokens.
+        /// Seed of the tokens.
         seed: u8,
     },
     /// `commit`
     Commit {
-        /// Below 224 the step whose turn it is, else any modulo those ever planned and one more.
+        /// Below 224 the first open step, else any of the planned steps or the next one.
         pick: u8,
     },
     /// `complete`
     Complete {
-        /// Below 128 all that can be complete, below 208 one step more than now, else any, as with commit.
+        /// Below 128 all steps that can be complete, below 208 one more step, else any, as with commit.
         pick: u8,
     },
     /// `abort`
     Abort {
-        /// Below 224 an open step, modulo those, else any.
+        /// Below 224 an open step, modulo the open ones, else any.
         pick: u8,
     },
     /// `finish`, or `finish_with` and [`Keep::Drop`](crate::Keep::Drop).
@@ -100,97 +100,97 @@ pub enum Op {
     },
     /// `resume`
     Resume {
-        /// Below 200 a preempted sequence, modulo those, else any as with finish.
+        /// Below 200 a preempted sequence, modulo the preempted ones, else any, as with finish.
         pick: u8,
-        /// What is promised.
+        /// Promised pages.
         promise: Promise,
     },
     /// `mark`
     Mark {
         /// The sequence; above 250 a finished one.
         pick: u8,
-        /// The length: so many tokens more than half a page below the published ones, modulo eight pages.
+        /// The length: half a page below the published tokens plus this many, modulo eight pages.
         more: u8,
     },
     /// `promise`
     Promise {
         /// The sequence; above 250 a finished one.
         pick: u8,
-        /// What is promised.
+        /// Promised pages.
         promise: Promise,
     },
     /// `fork`
     Fork {
         /// The sequence; above 250 a finished one.
         pick: u8,
-        /// How many children, modulo 4.
+        /// Number of children, modulo 4.
         count: u8,
-        /// What each is promised.
+        /// Pages promised to each child.
         promise: Promise,
     },
     /// `rollback`
     Rollback {
         /// The sequence; above 250 a finished one.
         pick: u8,
-        /// The length: that many tokens fewer than now, modulo what can be forgotten and a little more.
+        /// The length: this many tokens fewer than now, modulo the removable tokens and a few more.
         fewer: u8,
     },
-    /// `append` of drafts, and `plan_drafts`, and storing K and V of their tokens.
+    /// `append` of drafts, `plan_drafts`, and a store of K and V of their tokens.
     Draft {
-        /// The first sequence, modulo those live.
+        /// The first sequence, modulo the live ones.
         first: u8,
-        /// How many from there on, modulo the live ones.
+        /// Number of sequences from there on, modulo the live ones.
         count: u8,
-        /// How many drafts each gets, what tokens, and who follows whom.
+        /// Seed of the drafts: their numbers, tokens and parents.
         seed: u8,
-        /// Below 8: something about a draft is wrong; below 32 sequences whose drafts wait are kept in.
+        /// Below 8: a draft is invalid; below 32 sequences with waiting drafts are kept.
         twist: u8,
     },
     /// `accept_batch`
     Accept {
-        /// Below 224 the first step whose drafts wait, else any, as with commit.
+        /// Below 224 the first step with waiting drafts, else any, as with commit.
         pick: u8,
-        /// Which branches; below 8: something about one is wrong.
+        /// Seed of the branches; below 8: a branch is invalid.
         seed: u8,
     },
     /// `reset`
     Reset,
 }
 
-/// An engine small enough that sharing, splitting, exhaustion and collisions happen all the time.
+/// Config of an engine so small that sharing, splits, exhaustion and collisions are frequent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SmallConfig {
-    /// Pages of the pool.
+    /// Number of pages.
     pub pages: u32,
-    /// Tokens of a page.
+    /// Tokens per page.
     pub page_size: u32,
-    /// Most sequences.
+    /// Maximum of sequences.
     pub sequences: u32,
-    /// Most tokens of a sequence.
+    /// Maximum of tokens of a sequence.
     pub sequence_len: u32,
-    /// Most tokens of all sequences.
+    /// Maximum of tokens of all sequences.
     pub tokens: u64,
-    /// Most unfinished steps.
+    /// Maximum of unfinished steps.
     pub steps: u32,
     /// Whether prefixes are kept and shared.
     pub reuse: bool,
-    /// Bits of the child table's hashes; fewer than 32, so that a finding replays.
+    /// Bits of the child table's hashes; fewer than 32, so that a failure is reproducible.
     pub hash_bits: u32,
-    /// PageFirst or LayerFirst.
+    /// Whether the layout is PageFirst rather than LayerFirst.
     pub page_first: bool,
-    /// 0: f32, 1: f16, 2: bf16, 3: fp8 with scales of 1, else fp8 with scales made at the store.
+    /// 0: f32, 1: f16, 2: bf16, 3: fp8 with scales of 1, else fp8 with scales computed at the store.
     pub dtype: u8,
     /// Layers.
     pub layers: u32,
     /// Heads of K and V; 0: latent rows.
     pub kv_heads: u32,
-    /// 0: one group of layers; else which groups, modulo those that there are, in place of `layers`.
+    /// 0: one group of layers; else the groups in place of `layers`, modulo the available ones.
     pub groups: u8,
-    /// 0: pages are not hashed; else how, modulo the recipes that are compiled in.
+    /// 0: no hashes; else the recipe, modulo those that are compiled in.
     pub hashing: u8,
-    /// Pages that events have room for, where pages are hashed; 0: none.
+    /// Pages in the event buffer, if pages are hashed; 0: no events.
     pub event_pages: u8,
-    /// Events are drained after every so many ops; at least 1.
+    /// Interval of ops between drains of events; at least 1.
     pub drain_every: u8,
 }
 
@@ -223,7 +223,7 @@ impl SmallConfig {
         Hashing::ALL.get(index % Hashing::ALL.len().max(1)).copied()
     }
 
-    /// Groups of layers: none, or windows and chunks of one track or of several.
+    /// Returns the groups of layers: one, or windows and chunks with one track or several.
     fn groups(&self) -> Groups {
         let (all, window, chunk) = (Reach::All, Reach::Window, Reach::Chunk);
         let several: [(&[Reach], &[u8]); 7] = [
@@ -237,10 +237,10 @@ impl SmallConfig {
         ];
         let Some(index) = usize::from(self.groups).checked_sub(1) else { return Groups::ONE };
         let (reaches, layers) = several[index % several.len()];
-        Groups::new(reaches, layers).expect("each has layers")
+        Groups::new(reaches, layers).expect("each group has layers")
     }
 
-    /// The engine's config.
+    /// Returns the engine's config.
     pub fn engine(&self) -> EngineConfig {
         let pool = PoolConfig {
             layers: if self.groups > 0 { self.groups().layers() } else { self.layers },
@@ -256,7 +256,7 @@ impl SmallConfig {
                 _ => KvDtype::Fp8E4M3,
             },
             scaling: match self.dtype {
-                3 if self.kv_heads == 0 => Scaling::ByToken, // Latent rows know no other.
+                3 if self.kv_heads == 0 => Scaling::ByToken, // Latent rows support no other scaling.
                 4.. => Scaling::ByToken,
                 _ => Scaling::Static,
             },
@@ -274,6 +274,8 @@ impl SmallConfig {
             max_sequence_len: self.sequence_len,
             max_tokens: self.tokens,
             max_steps: self.steps,
+            // Less than some batches have.
+            max_step_tokens: 2 * self.sequence_len,
             // As other sizes, so that plans go further at times.
             promise_ahead: 3 * self.page_size,
             prefault: true,

@@ -1,4 +1,4 @@
-//! The page pool alone, against one list of states.
+//! Compares the page pool with one list of states.
 
 use std::collections::VecDeque;
 
@@ -11,51 +11,51 @@ use crate::fence::Fence;
 use crate::id::{PageId, StepId};
 use crate::page::{PagePool, PageState};
 
-/// One call on a page pool. Pages are picked among those in the state that the call is for.
+/// A call of a page pool. Pages are chosen among those in the state that the call requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub enum PageOp {
     /// `alloc`, sometimes more than is free.
     Alloc {
-        /// How many, modulo the free pages and two more.
+        /// Number of pages, modulo the free pages plus two.
         count: u16,
     },
     /// `publish`
     Publish {
-        /// Which private pages.
+        /// The private pages.
         which: Which,
     },
     /// `free_private`
     FreePrivate {
-        /// Which private pages.
+        /// The private pages.
         which: Which,
     },
     /// `free_cached`
     FreeCached {
-        /// Which cached pages.
+        /// The cached pages.
         which: Which,
     },
     /// `fence_private`
     Fence {
-        /// Which private pages.
+        /// The private pages.
         which: Which,
-        /// The step they wait for, so many after the last complete one, modulo 4.
+        /// The step that they wait for, counted from the last complete one, modulo 4.
         after: u8,
     },
-    /// `Fence::complete`, and what that gives back
+    /// `Fence::complete`, and the returned pages.
     Unfence {
-        /// So many steps more are complete, modulo 4.
+        /// Number of steps that become complete, modulo 4.
         steps: u8,
     },
 }
 
-/// Some of a list of pages, in some order.
+/// A part of a list of pages, in some order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub struct Which {
-    /// The first, modulo their number.
+    /// The first page, modulo their number.
     pub first: u16,
-    /// How many from there on, around the end, modulo their number and one more.
+    /// Number of pages from there on, wrapping around, modulo their number plus one.
     pub count: u16,
-    /// Last to first.
+    /// Whether the order is reversed.
     pub reversed: bool,
 }
 
@@ -71,7 +71,7 @@ impl Which {
     }
 }
 
-/// A seeded list of ops.
+/// Returns a seeded list of ops.
 pub fn page_ops(seed: u64, count: usize) -> Vec<PageOp> {
     let mut rng = Rng::new(seed);
     let weights = [8, 4, 2, 4, 4, 3].map(|weight: u64| weight * rng.within(0, 2) + 1);
@@ -111,7 +111,7 @@ struct Both {
 /// Replays ops on a pool of `page_count` pages.
 ///
 /// # Errors
-/// The first op after which pool and model differ, and in what.
+/// The first op after which pool and model differ, and the difference.
 pub fn replay_pages(page_count: u32, ops: &[PageOp]) -> Result<(), String> {
     let mut both = Both {
         pool: PagePool::new(page_count),

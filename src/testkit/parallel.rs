@@ -1,15 +1,15 @@
-//! Work of references on all cores.
+//! Runs reference computations on all cores.
 
 use std::panic::resume_unwind;
 use std::thread;
 
-/// Items that a thread is worth.
+/// Minimum of items for a thread.
 const ITEMS_MIN: usize = 4;
 
-/// What `run` makes of each item, in the items' order. Each core takes a stretch of neighbours.
+/// Applies `run` to each item, and returns the results in order. Each core takes a run of neighbours.
 ///
 /// # Panics
-/// Where `run` does.
+/// If `run` panics.
 pub fn map<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let some = items.len().div_ceil(threads).max(ITEMS_MIN);

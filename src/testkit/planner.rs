@@ -1,7 +1,7 @@
-//! A naive plan maker: sequences with random pages, so that a backend can be driven without an engine.
+//! A naive maker of plans: sequences with random pages, to drive a backend without an engine.
 //!
-//! It shares pages only where told to (`fork`), knows no prefixes and no fence, and hands out pages, chunks and rows in
-//! random order, so that nothing in a plan is where a backend might guess it to be.
+//! It shares pages only on `fork`, and has no prefixes and no fence. It allocates pages, chunks and rows in random
+//! order, so that a backend cannot guess a place in a plan.
 
 use super::rng::Rng;
 use super::spans::Spans;
@@ -15,31 +15,38 @@ use crate::plan::{
 /// One sequence of a [`Planner`].
 #[derive(Clone, Debug)]
 pub struct Planned {
-    /// Its row in the page tables.
+    /// Row in the page tables.
     pub row: RowId,
-    /// Its pages in order, in the first track.
+    /// Pages in order, in the first track.
     pub pages: Vec<PageId>,
-    /// Pages of the other tracks in order; none at places that were given back.
+    /// Pages of the other tracks in order; `None` at places that were given back.
     further: Vec<Vec<Option<PageId>>>,
-    /// Its tokens.
+    /// Number of tokens.
     pub len: u32,
     /// Leading tokens that no later step computes again.
     pub fixed_len: u32,
-    /// Chunks of the page tables that its row uses.
+    /// Chunks of the page tables that the row uses.
     chunks: Vec<u32>,
-    /// Leading places whose pages it does not own.
+    /// Leading places whose pages belong to another sequence.
     shared: usize,
 }
 
 impl Planned {
-    /// The first place in it that is on a page of its own.
+    /// Returns the first position on one of the sequence's own pages.
     pub fn own_from(&self, page_size: u32) -> u32 {
         self.shared as u32 * page_size
     }
 
-    /// Its pages in all tracks.
+    /// Returns the pages of all tracks.
     pub fn all_pages(&self) -> impl Iterator<Item = PageId> + use<'_> {
         self.pages.iter().copied().chain(self.further.iter().flatten().flatten().copied())
+    }
+
+    /// Its pages in all tracks at places whose tokens it all has.
+    pub fn whole_pages(&self, page_size: u32) -> impl Iterator<Item = PageId> + use<'_> {
+        let whole = (self.len / page_size) as usize;
+        let further = self.further.iter().flat_map(move |pages| &pages[..whole]);
+        self.pages[..whole].iter().copied().chain(further.flatten().copied())
     }
 
     /// Its own pages in all tracks.
@@ -48,7 +55,7 @@ impl Planned {
         self.pages[self.shared..].iter().copied().chain(further.flatten().copied())
     }
 
-    /// The page of a track at a place, if it has one.
+    /// Returns the page of a track at a place, if any.
     fn page(&self, track: u32, place: usize) -> Option<PageId> {
         match track.checked_sub(1) {
             None => Some(self.pages[place]),
@@ -67,21 +74,21 @@ pub enum Item {
         /// Tokens, at least 1.
         len: u32,
     },
-    /// The last tokens of a sequence once more: queries that attend, without K and V to store.
+    /// The last tokens of a sequence again: queries that attend, without K and V to store.
     Again {
         /// Index of the sequence.
         sequence: usize,
-        /// Tokens, at most those it has.
+        /// Tokens, at most those of the sequence.
         len: u32,
     },
     /// A padding row.
     Padding {
-        /// Its padding tokens.
+        /// Number of padding tokens.
         len: u32,
     },
 }
 
-/// Makes plans over one pool. Sequences are named by their index, which is never reused.
+/// Makes plans over one pool. A sequence is named by its index, which is never reused.
 #[derive(Debug)]
 pub struct Planner {
     layout: PoolLayout,
@@ -91,14 +98,14 @@ pub struct Planner {
     free_chunks: Vec<u32>,
     free_rows: Vec<RowId>,
     sequences: Vec<Option<Planned>>,
-    /// Changes that no plan has carried yet.
+    /// Changes that no plan contains yet.
     writes: Vec<TableWrite>,
     step: u64,
     wide_slots: bool,
 }
 
 impl Planner {
-    /// A planner over an empty pool.
+    /// Creates a planner over an empty pool.
     pub fn new(layout: &PoolLayout, table: &TableShape, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let mut free_pages: Vec<_> = (0..layout.page_count()).map(PageId::new).collect();
@@ -121,14 +128,19 @@ impl Planner {
         }
     }
 
-    /// A live sequence.
+    /// Returns a live sequence.
     pub fn sequence(&self, index: usize) -> Option<&Planned> {
         self.sequences.get(index)?.as_ref()
     }
 
-    /// Whether plans have carried all changes of the page tables.
+    /// Returns whether plans have contained all changes of the page tables.
     pub fn is_sent(&self) -> bool {
         self.writes.is_empty()
+    }
+
+    /// Pages that no sequence has.
+    pub fn free_pages(&self) -> &[PageId] {
+        &self.free_pages
     }
 
     /// Indices of the live sequences.
@@ -136,7 +148,7 @@ impl Planner {
         (0..self.sequences.len()).filter(|&i| self.sequences[i].is_some()).collect()
     }
 
-    /// A new sequence without tokens; none if all rows are taken.
+    /// Adds a sequence without tokens; returns `None` if all rows are in use.
     pub fn admit(&mut self) -> Option<usize> {
         let row = self.free_rows.pop()?;
         let further = vec![Vec::new(); self.layout.tracks() as usize - 1];
@@ -146,7 +158,7 @@ impl Planner {
         Some(self.sequences.len() - 1)
     }
 
-    /// Gives tokens to a sequence that no step computes: their K and V are brought in otherwise.
+    /// Adds tokens that no step computes to a sequence; the test writes their K and V by other means.
     ///
     /// # Panics
     /// If the pool or the page tables are full, or the sequence is finished.
@@ -160,8 +172,8 @@ impl Planner {
         }
     }
 
-    /// Gives back a sequence's pages that no token behind the first `fixed_len` reads, and returns them. Its page
-    /// tables go on naming them.
+    /// Releases and returns a sequence's pages that no token after the first `fixed_len` reads. The page tables still
+    /// name them.
     ///
     /// # Panics
     /// If the sequence is finished.
@@ -186,11 +198,11 @@ impl Planner {
         given
     }
 
-    /// A sequence with the same tokens: shares the whole pages and wants copies of the last, partial ones; none if all
-    /// rows are taken. What it shares must outlive it: finish the child first.
+    /// Adds a sequence with the same tokens. It shares the whole pages and needs copies of the last, partial ones;
+    /// `None` if all rows are in use. The parent must outlive the child: finish the child first.
     ///
     /// # Panics
-    /// As [`Planner::grow`].
+    /// See [`Planner::grow`].
     pub fn fork(&mut self, index: usize) -> Option<(usize, Vec<PageCopy>)> {
         let parent = self.sequence(index)?.clone();
         let child = self.admit()?;
@@ -216,7 +228,8 @@ impl Planner {
         Some((child, copies))
     }
 
-    /// Keeps of a sequence's last tokens those of `keep`, from place `first` on, and gives back the pages behind.
+    /// Keeps the tokens of `keep` among a sequence's last tokens, from place `first` on, and releases the pages after
+    /// them.
     ///
     /// # Panics
     /// If the sequence is finished.
@@ -235,7 +248,7 @@ impl Planner {
         Compaction { row: sequence.row, first, keep }
     }
 
-    /// Gives a sequence's row, chunks and own pages back, to be reused at once.
+    /// Releases a sequence's row, chunks and own pages for immediate reuse.
     pub fn finish(&mut self, index: usize) {
         let Some(sequence) = self.sequences[index].take() else { return };
         self.free_rows.push(sequence.row);
@@ -245,34 +258,35 @@ impl Planner {
         shuffle(&mut self.rng, &mut self.free_chunks);
     }
 
-    /// The slot of a position in the first track.
+    /// Returns the slot of a position in the first track.
     pub fn slot(&self, sequence: &Planned, position: u32) -> SlotId {
         self.track_slot(sequence, 0, position)
     }
 
-    /// The slot of a position in a track.
+    /// Returns the slot of a position in a track.
     ///
     /// # Panics
     /// If the position's page was given back.
     pub fn track_slot(&self, sequence: &Planned, track: u32, position: u32) -> SlotId {
         let size = self.layout.page_size();
         let page = sequence.page(track, (position / size) as usize);
-        self.layout.slot(page.expect("a page that is held"), position % size)
+        self.layout.slot(page.expect("the sequence has the page"), position % size)
     }
 
-    /// The plan of a batch; sequences grow by it. Carries all changes of the page tables since the last plan.
+    /// Returns the plan of a batch, and extends its sequences. The plan contains all changes of the page tables since
+    /// the last plan.
     ///
     /// # Panics
-    /// As [`Planner::grow`].
+    /// See [`Planner::grow`].
     pub fn plan(&mut self, items: &[Item]) -> OwnedPlan {
         self.plan_trees(items, &[])
     }
 
-    /// [`Planner::plan`], where an item of up to 64 tokens for which `is_tree` says so is a random tree, or sees
-    /// whatever random masks let it.
+    /// Returns the plan of a batch with draft trees. An item of up to 64 tokens for which `is_tree` is set becomes a
+    /// random tree, or has random masks.
     ///
     /// # Panics
-    /// As [`Planner::grow`].
+    /// See [`Planner::grow`].
     pub fn plan_trees(&mut self, items: &[Item], is_tree: &[bool]) -> OwnedPlan {
         let (mut rows, mut positions) = (Vec::new(), Vec::new());
         let mut slots = vec![Vec::new(); self.layout.tracks() as usize];
@@ -289,7 +303,7 @@ impl Planner {
             };
             let (row, kv_len) = match sequence {
                 Some(sequence) => (sequence.row, sequence.len),
-                // A row that does not exist: nobody may look at it.
+                // A row that does not exist; a backend must not read it.
                 None => (RowId::new(u32::MAX), 0),
             };
             tables.push(sequence.map_or(Vec::new(), |sequence| sequence.pages.clone()));
@@ -324,7 +338,7 @@ impl Planner {
         self.own(&rows, &positions, &slots, &Spans::of(&tables, page_size), &masks)
     }
 
-    /// A random tree for a row, or random masks.
+    /// Makes a random tree for a row, or random masks.
     fn draw_tree(&mut self, row: &BatchRow, positions: &mut [u32], masks: &mut [u64]) {
         let start = row.kv_len - row.extend_len;
         if self.rng.one_in(2) {
@@ -334,7 +348,7 @@ impl Planner {
             };
             let parents: Vec<_> = (0..row.extend_len).map(parent).collect();
             let mut tree = DraftTree::new();
-            tree.set(start, &parents).expect("parents stand before");
+            tree.set(start, &parents).expect("parents precede children");
             positions.copy_from_slice(tree.positions());
             masks.copy_from_slice(tree.masks());
             return;
@@ -379,7 +393,7 @@ impl Planner {
     }
 }
 
-/// Adds a place to a sequence and to its row: `page` gives each track its page, if the track has one there.
+/// Adds a place to a sequence and to its row; `page` returns the page of each track, if the track has one there.
 fn push_place(
     sequence: &mut Planned,
     mut page: impl FnMut(u32) -> Option<PageId>,
@@ -408,7 +422,7 @@ fn push_place(
     }
 }
 
-/// The last write of each word, so that their order does not matter.
+/// Returns the last write of each word, so that the order of writes does not matter.
 fn latest(mut writes: Vec<TableWrite>) -> Vec<TableWrite> {
     writes.reverse();
     writes.sort_by_key(|write| write.index);
@@ -416,7 +430,7 @@ fn latest(mut writes: Vec<TableWrite>) -> Vec<TableWrite> {
     writes
 }
 
-/// A random order.
+/// Shuffles items.
 pub fn shuffle<T>(rng: &mut Rng, items: &mut [T]) {
     for i in (1..items.len()).rev() {
         items.swap(i, rng.below(i as u64 + 1) as usize);

@@ -1,11 +1,11 @@
-//! Poison for free pages: whatever reads what was given back computes NaN, and an output changes.
+//! Poison for free pages: a read of a released page computes NaN and changes the output.
 
 use crate::backend::Backend;
 use crate::engine::Engine;
 use crate::id::PageId;
 use crate::page::PageState;
 
-/// A byte that makes NaN of every element type.
+/// A byte that yields NaN in every element type.
 const NAN: u8 = 0xFF;
 
 /// Fills all free pages with NaN: `write` writes a page of the backend. O(pages), with the bytes of all free ones.

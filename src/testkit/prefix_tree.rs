@@ -1,4 +1,4 @@
-//! The prefix tree alone, against one map entry a page.
+//! Compares the prefix tree with a map that has one entry for each page.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,18 +13,18 @@ use crate::hash::{Hashing, NamespaceNames};
 use crate::id::{Namespace, PageId, PrefixLock, Scope, StepId, TokenId};
 use crate::prefix::{PrefixMatch, PrefixTree};
 
-/// A text of two tokens: what one author wrote up to a cut, and another from there on.
+/// A text of two tokens: one author's up to a cut, and another author's from there on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub struct Text {
     /// The namespace, modulo 2.
     pub namespace: u8,
     /// The first author, modulo 3.
     pub head: u8,
-    /// The second, modulo 3.
+    /// The second author, modulo 3.
     pub tail: u8,
-    /// Where the second begins, in tokens, modulo the tokens.
+    /// Token at which the second author begins, modulo the length.
     pub cut: u16,
-    /// Tokens, modulo those of half the pages and a bit.
+    /// Number of tokens, modulo those of half the pages and a few more.
     pub len: u16,
 }
 
@@ -33,17 +33,17 @@ pub struct Text {
 pub enum PrefixOp {
     /// `match_prefix` and `lock`.
     Lock {
-        /// What to match.
+        /// The text to match.
         text: Text,
     },
     /// `match_prefix`, kept.
     Match {
-        /// What to match.
+        /// The text to match.
         text: Text,
     },
-    /// `lock` of a match kept before, stale or not.
+    /// `lock` of an earlier match, stale or not.
     LockKept {
-        /// The match, modulo those kept.
+        /// The match, modulo the kept ones.
         pick: u8,
     },
     /// `lock_private`
@@ -53,56 +53,56 @@ pub enum PrefixOp {
     },
     /// `lock_again`
     LockAgain {
-        /// The lock, modulo those held.
+        /// The lock, modulo the held ones.
         pick: u8,
     },
     /// `insert`
     Insert {
-        /// The lock, modulo those held.
+        /// The lock, modulo the held ones.
         pick: u8,
-        /// Who writes on, modulo 3.
+        /// The author of the next tokens, modulo 3.
         author: u8,
-        /// Pages, modulo a quarter of all and as far as there are free ones.
+        /// Number of pages, modulo a quarter of all pages and limited by the free ones.
         pages: u8,
     },
     /// `unlock`
     Unlock {
-        /// The lock, modulo those held.
+        /// The lock, modulo the held ones.
         pick: u8,
     },
     /// `defer_unlock`
     DeferUnlock {
-        /// The lock, modulo those held.
+        /// The lock, modulo the held ones.
         pick: u8,
-        /// The step it waits for, so many after the last announced, modulo 2.
+        /// The step that it waits for, counted from the last announced one, modulo 2.
         later: u8,
     },
-    /// `unlock_deferred` of all that wait for this step or an earlier one.
+    /// `unlock_deferred` of all locks that wait for this step or an earlier one.
     Complete {
-        /// So many steps more are complete, modulo 3.
+        /// Number of steps that become complete, modulo 3.
         steps: u8,
     },
     /// `evict`
     Evict {
-        /// Pages, modulo those evictable and one more.
+        /// Number of pages, modulo the evictable ones plus one.
         count: u16,
     },
     /// `reset`
     Reset,
 }
 
-/// The tree to replay on.
+/// Config of the tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrefixConfig {
-    /// Pages.
+    /// Number of pages.
     pub pages: u32,
-    /// Tokens of a page.
+    /// Tokens per page.
     pub page_size: u32,
-    /// Bits of the child table's hashes; fewer than 32, so that a finding replays.
+    /// Bits of the child table's hashes; fewer than 32, so that a failure is reproducible.
     pub hash_bits: u32,
-    /// 0: pages are not hashed; else how, modulo the recipes that hear names.
+    /// 0: no hashes; else the recipe, modulo those that use names.
     pub hashing: u8,
-    /// Pages that events have room for, where pages are hashed; 0: none.
+    /// Pages in the event buffer, if pages are hashed; 0: no events.
     pub event_pages: u8,
 }
 
@@ -114,7 +114,7 @@ impl PrefixConfig {
     }
 }
 
-/// What a namespace is called.
+/// Returns the names of a namespace.
 fn names(namespace: Namespace) -> NamespaceNames {
     let salt = (namespace != Namespace::default()).then(|| namespace.raw().to_string());
     NamespaceNames { salt, ..NamespaceNames::default() }
@@ -132,7 +132,7 @@ impl<'a> Arbitrary<'a> for PrefixConfig {
     }
 }
 
-/// A seeded config and list of ops.
+/// Returns a seeded config and list of ops.
 pub fn prefix_ops(seed: u64, count: usize) -> (PrefixConfig, Vec<PrefixOp>) {
     let mut rng = Rng::new(seed);
     let config = PrefixConfig {
@@ -178,7 +178,7 @@ fn prefix_op(rng: &mut Rng, weights: &[u64]) -> PrefixOp {
     }
 }
 
-/// A lock on both sides.
+/// A lock of both sides.
 struct Held {
     lock: PrefixLock,
     scope: Scope,
@@ -199,7 +199,7 @@ struct Both {
     free: Vec<PageId>,
     held: Vec<Held>,
     fence: Fence,
-    /// What the locks in the fence hold.
+    /// Scopes and prefixes of the locks in the fence.
     deferred: VecDeque<(StepId, Scope, Vec<TokenId>)>,
     kept: VecDeque<Kept>,
     generation: u64,
@@ -213,10 +213,10 @@ struct Both {
 /// Replays ops on a tree.
 ///
 /// # Errors
-/// The first op after which tree and model differ, and in what.
+/// The first op after which tree and model differ, and the difference.
 pub fn replay_prefix(config: PrefixConfig, ops: &[PrefixOp]) -> Result<(), String> {
     let mut both = Both::new(config);
-    // Comparing takes longer than the op by as much as the tree is large.
+    // A comparison costs more than an op in proportion to the tree, so large trees are compared less often.
     let compared = 1 + config.pages as usize / 512;
     for (index, op) in ops.iter().enumerate() {
         let turn = (index + 1).is_multiple_of(compared) || index + 1 == ops.len();
@@ -227,7 +227,7 @@ pub fn replay_prefix(config: PrefixConfig, ops: &[PrefixOp]) -> Result<(), Strin
     Ok(())
 }
 
-/// Most locks at a time.
+/// Maximum of locks at a time.
 const LOCKS: usize = 12;
 const MAX_STEPS: u64 = 4;
 
@@ -235,7 +235,7 @@ fn token(author: u8, position: usize) -> TokenId {
     TokenId::new((mix(u64::from(author % 3) << 32 | position as u64) % 2) as u32)
 }
 
-/// Which pages a call releases counts, not the order it lists them in.
+/// Returns the pages in order: the set that a call releases matters, not its order.
 fn sorted(pages: &[PageId]) -> Vec<PageId> {
     let mut pages = pages.to_vec();
     pages.sort();
@@ -247,11 +247,11 @@ impl Both {
         let PrefixConfig { pages, page_size, hash_bits, .. } = config;
         let mut tree = PrefixTree::new(pages, page_size, hash_bits);
         if let Some(hashing) = config.hashing() {
-            tree.keep_hashes(hashing, hash_bits).expect("it is small");
+            tree.keep_hashes(hashing, hash_bits).expect("the table is small");
             let other = Namespace::new(1);
-            tree.name(other, names(other)).expect("nobody else has names");
+            tree.name(other, names(other)).expect("no other namespace has names");
             if config.event_pages > 0 {
-                tree.keep_events(config.event_pages.into()).expect("it is small");
+                tree.keep_events(config.event_pages.into()).expect("the buffer is small");
             }
         }
         Self {
@@ -379,7 +379,7 @@ impl Both {
                 let completed = StepId::new(self.completed);
                 while let Some(lock) = self.fence.take_lock(completed) {
                     let (step, scope, tokens) =
-                        self.deferred.pop_front().ok_or("a lock that nobody deferred")?;
+                        self.deferred.pop_front().ok_or("a lock that was not deferred")?;
                     agree("a lock's step is complete", &(step <= completed), &true)?;
                     self.unlock(lock, PrefixTree::unlock_deferred, scope, &tokens)?;
                 }
@@ -440,7 +440,7 @@ impl Both {
         Ok(())
     }
 
-    /// What is known from events alone is what is cached.
+    /// Checks that an index built from events alone contains the cached pages.
     fn listen(&mut self) -> Result<(), String> {
         let Some(hashing) = self.config.hashing().filter(|_| self.config.event_pages > 0) else {
             return Ok(());
@@ -474,7 +474,8 @@ impl Both {
         broken.map_err(|broken| format!("{broken:?}"))
     }
 
-    /// What will be idle (or gone) once a step is complete, found by doing it.
+    /// Compares the number of pages that will be idle (or gone) after each step with the effect of completing the
+    /// steps.
     fn compare_deferred(&self) -> Result<(), String> {
         for step in (0..=MAX_STEPS).map(|more| StepId::new(self.completed + more)) {
             let mut after = self.model.clone();

@@ -1,13 +1,13 @@
-//! Fp8 as it is defined, by search: what a quantised pool must hold.
+//! Fp8 by its definition, with a search: the expected contents of a quantised pool.
 
 use std::sync::LazyLock;
 
 use crate::layout::KvScales;
 
-/// The values of the bytes without sign up to the largest, ascending.
+/// Values of the bytes without sign up to the largest one, ascending.
 static SIZES: LazyLock<[f64; 127]> = LazyLock::new(|| std::array::from_fn(|i| value(i as u8)));
 
-/// What a byte of E4M3 stands for.
+/// Returns the value of a byte of E4M3.
 pub fn value(byte: u8) -> f64 {
     let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f64::from(byte & 7));
     let size = match (exponent, byte & 7) {
@@ -18,8 +18,8 @@ pub fn value(byte: u8) -> f64 {
     if byte & 0x80 == 0 { size } else { -size }
 }
 
-/// The byte whose value is nearest, of two that are as near the one that ends in 0; what is beyond the largest becomes
-/// it, NaN 0x7f.
+/// Returns the byte with the nearest value; of two equally near ones, that with an even mantissa. Values beyond the
+/// largest become the largest; NaN becomes 0x7f.
 pub fn nearest(x: f32) -> u8 {
     if x.is_nan() {
         return 0x7f;
@@ -38,7 +38,7 @@ pub fn nearest(x: f32) -> u8 {
     byte as u8 | if x.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// The scale of one token's head, where it is made at the store.
+/// Returns the scale of one token's head that the store computes.
 pub fn token_scale(head: &[f32]) -> f32 {
     let finite = head.iter().filter(|x| x.is_finite()).map(|x| x.abs());
     match finite.fold(0.0, f32::max) {
@@ -47,14 +47,14 @@ pub fn token_scale(head: &[f32]) -> f32 {
     }
 }
 
-/// One token's head as a quantised pool holds it: a byte a number, and their scale.
+/// Returns one token's head as a quantised pool stores it: a byte for each element, and their scale.
 pub fn quantise(head: &[f32], given: Option<f32>) -> (Vec<u8>, f32) {
     let scale = given.unwrap_or_else(|| token_scale(head));
     (head.iter().map(|x| nearest(x / scale)).collect(), scale)
 }
 
-/// Scales that differ for each layer and head, and for K and V: what a seed tells, and such that some numbers of the
-/// size of 1 are beyond the largest.
+/// Returns seeded scales that differ for each layer and head, and for K and V. Some elements of size 1 exceed the
+/// largest value under them.
 pub fn scales(layers: u32, kv_heads: u32, seed: u64) -> KvScales {
     let mut rng = super::rng::Rng::new(seed);
     let count = 2 * layers as usize * kv_heads as usize;

@@ -1,9 +1,9 @@
-//! Makes a failing list of ops small, and prints it as the literal of a regression test.
+//! Shrinks a failing list of ops, and prints it as the literal of a regression test.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What an op list does: nothing, or how it fails. A panic counts as a failure.
+/// Returns the failure of a run, if it fails. A panic counts as a failure.
 pub fn failure(run: impl FnOnce() -> Result<(), String>) -> Option<String> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(done) => done.err(),
@@ -15,7 +15,7 @@ pub fn failure(run: impl FnOnce() -> Result<(), String>) -> Option<String> {
     }
 }
 
-/// Drops ops while the rest still fails: halves first, then ever smaller runs, until no single op can go.
+/// Removes ops while the rest still fails: first halves, then shorter runs, until no single op is removable.
 pub fn shrink<T: Clone>(ops: &[T], fails: impl Fn(&[T]) -> bool) -> Vec<T> {
     let mut ops = ops.to_vec();
     let mut run = ops.len().div_ceil(2);
@@ -31,13 +31,13 @@ pub fn shrink<T: Clone>(ops: &[T], fails: impl Fn(&[T]) -> bool) -> Vec<T> {
                 at += run;
             }
         }
-        // A single op that could go may let another go.
+        // The removal of one op may make another op removable.
         run = if run > 1 || ops.len() == before { run / 2 } else { 1 };
     }
     ops
 }
 
-/// The ops as lines of a Rust array.
+/// Returns the ops as lines of a Rust array.
 pub fn literal<T: Debug>(ops: &[T]) -> String {
     ops.iter().map(|op| format!("    {op:?},\n")).collect()
 }

@@ -1,13 +1,11 @@
-//! Shared spans by looking at page tables alone: what the core finds from the tree.
-//!
-//! Not here: trees, locks.
+//! Finds shared spans from page tables alone; the core finds them from the tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::PageId;
 use crate::plan::{SharedSpan, SharedSpans};
 
-/// Spans and members of a batch, owned.
+/// Owned spans and members of a batch.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Spans {
     spans: Vec<SharedSpan>,
@@ -15,23 +13,23 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// The spans of rows that have these pages, each named by its index.
+    /// Returns the spans of rows with these pages. The index of a table is its row.
     pub fn of(tables: &[&[PageId]], page_size: u32) -> Self {
         let mut found = Self::default();
         let all = (0..tables.len() as u32).collect();
         found.divide(all, 0, tables, page_size);
-        // Rows that share nothing stand behind all spans.
+        // Rows without a shared prefix follow all spans.
         let named = found.spans.iter().map(|span| span.range().end).max().unwrap_or(0);
         found.members.truncate(named);
         found
     }
 
-    /// As part of a plan.
+    /// Returns the spans in the form of a plan.
     pub fn plan(&self) -> SharedSpans<'_> {
         SharedSpans { spans: &self.spans, members: &self.members }
     }
 
-    /// Rows whose first `from` pages are equal.
+    /// Finds the groups among rows whose first `from` pages are equal.
     fn divide(&mut self, rows: Vec<u32>, from: usize, tables: &[&[PageId]], page_size: u32) {
         let mut groups: BTreeMap<PageId, Vec<u32>> = BTreeMap::new();
         let mut alone = Vec::new();
@@ -63,7 +61,7 @@ impl Spans {
     }
 }
 
-/// Spans whatever their order: of each its rows, its begin and its end.
+/// Returns the spans without their order: the rows, begin and end of each.
 pub fn unordered(shared: &SharedSpans<'_>) -> BTreeSet<(BTreeSet<u32>, u32, u32)> {
     let members = |span: &SharedSpan| shared.members[span.range()].iter().copied().collect();
     shared.spans.iter().map(|span| (members(span), span.begin, span.end)).collect()

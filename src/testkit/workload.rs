@@ -1,33 +1,33 @@
 //! Seeded workloads: first the weights, then the ops.
 //!
-//! Weights differ from seed to seed, so that some seeds exhaust the pool, some never complete a step, some only fork.
+//! Weights differ by seed, so some seeds exhaust the pool, some never complete a step, and some only fork.
 
 use super::op::{Op, Prompt, SmallConfig};
 use super::rng::{Rng, mix};
 
 const KINDS: usize = 18;
 
-/// An endless stream of ops, and the config they were drawn for. Depends on the seed alone.
+/// An endless stream of ops, and their config. Both depend only on the seed.
 #[derive(Clone, Debug)]
 pub struct Workload {
     config: SmallConfig,
     rng: Rng,
     weights: [u64; KINDS],
-    /// How often, in 16, a plan item asks for all that is allowed.
+    /// Probability, in sixteenths, that a plan item extends its sequence by the maximum.
     greedy: u64,
-    /// How often, in 16, something is promised.
+    /// Probability, in sixteenths, that an op promises pages.
     promising: u64,
-    /// One in so many picks is wrong on purpose.
+    /// One in this many picks is deliberately invalid.
     wrong: u64,
 }
 
 impl Workload {
-    /// The workload of a seed.
+    /// Creates the workload of a seed.
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let mut config = draw_config(&mut rng);
         draw_followers(&mut Rng::new(mix(seed)), &mut config);
-        // Calls that keep a server going are common in every workload, the rest in some.
+        // Calls that keep a server running are common in every workload, the rest in some.
         let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0, 3, 0, 0, 0];
         let mut weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
         for i in [1, 6, 8, 10, 11] {
@@ -45,17 +45,17 @@ impl Workload {
         Self { config, rng, weights, greedy, promising, wrong }
     }
 
-    /// The config to run it on.
+    /// Returns the config of the engine.
     pub fn config(&self) -> SmallConfig {
         self.config
     }
 
-    /// The next `count` ops.
+    /// Returns the next `count` ops.
     pub fn take_ops(&mut self, count: usize) -> Vec<Op> {
         (0..count).map(|_| self.op()).collect()
     }
 
-    /// The next op.
+    /// Returns the next op.
     pub fn op(&mut self) -> Op {
         let total = self.weights.iter().sum();
         let mut point = self.rng.below(total);
@@ -106,12 +106,12 @@ impl Workload {
         self.rng.one_in(self.wrong)
     }
 
-    /// A pick below `sane`, or seldom any.
+    /// Returns a pick below `sane`, or rarely any byte.
     fn step(&mut self, sane: u64) -> u8 {
         if self.is_wrong() { self.byte() } else { self.rng.below(sane) as u8 }
     }
 
-    /// The step whose turn it is, or seldom another.
+    /// Returns the pick of the first open step, or rarely of another.
     fn commit_pick(&mut self) -> u8 {
         if self.is_wrong() { self.rng.within(224, 255) as u8 } else { 0 }
     }
@@ -120,7 +120,7 @@ impl Workload {
         self.step(251)
     }
 
-    /// Sometimes something, seldom too much.
+    /// Returns a promise: none, some pages, or rarely too many.
     fn promise(&mut self) -> u8 {
         if self.rng.below(16) >= self.promising {
             0
@@ -172,8 +172,8 @@ impl Workload {
     }
 }
 
-/// Who follows the cache, and groups of layers: of draws of their own, so that the ops of a seed are the same with any
-/// of them.
+/// Draws hashes, events and groups of layers. The draws have their own generator, so the ops of a seed do not depend on
+/// them.
 fn draw_followers(rng: &mut Rng, config: &mut SmallConfig) {
     config.hashing = rng.below(6) as u8;
     config.event_pages = rng.pick(&[0, 1, 4, 12, 200]);
@@ -182,7 +182,7 @@ fn draw_followers(rng: &mut Rng, config: &mut SmallConfig) {
 }
 
 fn draw_config(rng: &mut Rng) -> SmallConfig {
-    // Few pages, or enough for every sequence; seldom pages so large that a page table row has several chunks.
+    // Few pages, or enough for every sequence; rarely pages so large that a row of the page table has several chunks.
     let large = rng.one_in(12);
     let page_size = if large { rng.pick(&[341, 600, 1024]) } else { rng.within(1, 5) as u32 };
     let most = if large { 12 } else { rng.pick(&[40, 40, 40, 40, 200]) };

@@ -45,6 +45,7 @@ fn a_config_is_what_was_written() {
         max_sequence_len: 1000,
         max_tokens: 5000,
         max_steps: 2,
+        max_step_tokens: 300,
         promise_ahead: 100,
         prefault: false,
         pool,
@@ -154,7 +155,7 @@ fn models_of_the_supported_shape_are_read() {
         with(json!({"v_head_dim": 128, "is_encoder_decoder": false})),
         Ok(pool(36, grouped, bf16))
     );
-    // Latent rows, whatever is said of heads.
+    // Latent rows, whatever the fields about heads.
     let latent = json!({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 64});
     let rows = KvShape::Latent { rank: 512, rope: 64 };
     assert_eq!(with(latent), Ok(pool(36, rows, bf16)));
@@ -242,6 +243,61 @@ fn layers_that_read_a_window_or_a_chunk_are_in_groups() {
     }
 }
 
+/// Gemma 4: layers that read everything have fewer heads, of 512.
+#[test]
+fn layers_that_read_everything_have_heads_of_their_own() {
+    let types = |full: u32, n: u32| -> Vec<&str> {
+        let kind = |layer| if layer % full == 0 { "full_attention" } else { "sliding_attention" };
+        (1..=n).map(kind).collect()
+    };
+    let gemma = |layers: u32, heads: u32, global: Option<u32>, changes: Value| {
+        let mut fields = json!({
+            "model_type": "gemma4_text", "num_hidden_layers": layers, "num_key_value_heads": heads, "head_dim": 256,
+            "global_head_dim": 512, "num_global_key_value_heads": global, "attention_k_eq_v": true,
+            "sliding_window": 1024, "layer_types": types(6, layers), "num_kv_shared_layers": 0,
+        });
+        let more = changes.as_object().expect("fields").clone();
+        fields.as_object_mut().expect("fields").extend(more);
+        with(fields)
+    };
+    let own = |layers, heads, full| {
+        let groups = every(layers, 6, Reach::Window(1024));
+        let groups = groups.with_shape(1, KvShape::heads(heads, 256), KvDtype::Bf16);
+        let shape = KvShape::heads(full, 512);
+        Ok(PoolConfig {
+            groups: groups.expect("there is group 1"),
+            ..pool(layers, shape, KvDtype::Bf16)
+        })
+    };
+    // Gemma 4 26B-A4B and 31B.
+    assert_eq!(gemma(30, 8, Some(2), json!({})), own(30, 8, 2));
+    assert_eq!(gemma(60, 16, Some(4), json!({})), own(60, 16, 4));
+    let layout = own(60, 16, 4).map(|config| config.layout().expect("a pool"));
+    let layout = layout.expect("as above");
+    // Ten layers of 4 heads of 512 have the bytes of 5 layers of 16 heads of 256.
+    assert_eq!([layout.lanes_of(0), layout.lanes_of(1), layout.tracks_of(1)], [10, 5, 10]);
+    assert_eq!([0, 1].map(|group| layout.unused_bytes(group)), [0, 0]);
+    // Global heads count where V is made of K's product only.
+    assert_eq!(gemma(30, 8, Some(2), json!({"attention_k_eq_v": false})), own(30, 8, 8));
+    assert_eq!(gemma(30, 8, None, json!({"attention_k_eq_v": null})), own(30, 8, 8));
+    let plain = json!({"global_head_dim": 256, "attention_k_eq_v": false});
+    let same = gemma(30, 8, Some(2), plain).expect("a pool");
+    assert_eq!(
+        (same.groups, same.shape),
+        (every(30, 6, Reach::Window(1024)), KvShape::heads(8, 256))
+    );
+    let one = gemma(2, 8, Some(2), json!({"layer_types": ["full_attention", "full_attention"]}));
+    assert_eq!(one, Ok(pool(2, KvShape::heads(2, 512), KvDtype::Bf16)));
+    for (changes, message) in [
+        (json!({"attention_k_eq_v": null}), "attention_k_eq_v is missing"),
+        (json!({"layer_types": null}), "no pool is made for global_head_dim: 512"),
+        (json!({"num_kv_shared_layers": 20}), "no pool is made for num_kv_shared_layers: 20"),
+    ] {
+        let error = gemma(30, 8, Some(2), changes).expect_err("refused").to_string();
+        assert_eq!(error, format!("config.json: {message}"));
+    }
+}
+
 /// Bytes of a sequence of 8,192 tokens in bf16, by group and without groups.
 #[test]
 fn a_sequence_takes_fewer_bytes_with_groups() {
@@ -291,7 +347,22 @@ fn groups_are_read_as_they_were_written() {
     let text = serde_json::to_string(&config).expect("a config is JSON");
     assert!(text.contains(r#""reaches":["all",{"window":1024}]"#), "{text}");
     assert_eq!(serde_json::from_str::<PoolConfig>(&text).expect("it was written"), config);
+    let own = config.groups.with_shape(1, KvShape::heads(8, 64), KvDtype::Fp8E4M3);
+    let config = PoolConfig { groups: own.expect("there is group 1"), ..config };
+    let text = serde_json::to_string(&config).expect("a config is JSON");
+    let written =
+        r#""shapes":[{"shape":{"heads":{"kv_heads":8,"head_dim":64}},"dtype":"fp8_e4m3"}]"#;
+    assert!(text.contains(written), "{text}");
+    assert_eq!(serde_json::from_str::<PoolConfig>(&text).expect("it was written"), config);
+    let layout = config.layout().expect("a pool");
+    let text = serde_json::to_value(layout).expect("JSON");
+    assert_eq!((&text["lanes"], &text["formats"][1]["lanes"]), (&json!(10), &json!(80)));
     let read = |text: &str| serde_json::from_str::<Groups>(text).map_err(|error| error.to_string());
+    let error = read(
+        r#"{"reaches": ["all"], "layers": [0], "shapes": [{"shape": {"heads":
+        {"kv_heads": 1, "head_dim": 1}}, "dtype": "f32"}]}"#,
+    );
+    assert_eq!(error.expect_err("one group"), "a shape is given for group 1 of 1 group");
     assert_eq!(read(r#"{"reaches": ["all"], "layers": []}"#), Ok(Groups::ONE));
     let error = read(r#"{"reaches": ["all", {"chunk": 12}], "layers": [0, 1]}"#).expect_err("12");
     assert_eq!(error, "group 1 cannot read a chunk of 12");

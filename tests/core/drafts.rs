@@ -1,4 +1,4 @@
-//! Drafts from outside: every refusal by its value, with the state as it was, and what is said in numbers and words.
+//! Drafts from outside: every refusal names its value and leaves the state unchanged; errors in numbers and in text.
 //!
 //! Not here: random programs of drafts beside the model (`replay.rs`), what the tokens of a tree see
 //! (`trees.rs`).
@@ -18,7 +18,7 @@ struct Host {
 const COMPUTED: u32 = 5;
 
 impl Host {
-    /// Each sequence knows so many tokens beyond the computed ones.
+    /// Creates a sequence for each entry of `known`, with this many tokens beyond the computed ones.
     fn new(known: &[u32]) -> Self {
         let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
         let config = EngineConfig { max_tokens: 1024, max_steps: 4, ..pool.into() };
@@ -40,7 +40,7 @@ impl Host {
         Self { engine, scratch, seqs: items.iter().map(|item| item.seq).collect() }
     }
 
-    /// Plans sequences with so many new tokens each.
+    /// Plans items; each is a sequence's index and its number of new tokens.
     fn plan(&mut self, items: &[(usize, u32)], drafts: &[Draft<'_>]) -> Result<StepId, Error> {
         let items: Vec<_> =
             items.iter().map(|&(i, len)| Extend { seq: self.seqs[i], len }).collect();
@@ -129,7 +129,7 @@ fn drafts_of_tokens_that_are_not_known_or_too_many_are_refused() {
     host.refuses(len, |host| host.plan(&[(0, 2)], &[Draft::chain(a)]));
     let long = Error::DraftLen { len: 65, max: 64 };
     host.refuses(long, |host| host.plan(&[(1, 65)], &[Draft::chain(b)]));
-    // The next token of a step in flight may be planned, but is no draft: nobody knows it.
+    // The next token of a step in flight may be planned, but is no draft, because it is not sampled yet.
     host.plan(&[(0, 1)], &[]).expect("there is room");
     let pending = Error::ExtendLen { seq: a, len: 1, max: 0 };
     host.refuses(pending, |host| host.plan(&[(0, 1)], &[Draft::chain(a)]));

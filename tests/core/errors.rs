@@ -64,7 +64,7 @@ fn the_mark_of_an_unknown_token_is_no_token() {
         more[at] = TokenId::PENDING;
         let refused = Error::PendingToken { position: 9 + at as u32 };
         let len = if at == 0 { 1 } else { at + 1 };
-        // Too long for the pool is said first.
+        // The engine reports a length beyond the pool first.
         let want =
             if 9 + len > 32 { Error::TooLong { len: 9 + len as u64, max: 32 } } else { refused };
         assert_eq!(engine.append(seq, &more[..len]), Err(want));

@@ -1,4 +1,4 @@
-//! What the tree says to others, event by event. That it is enough to know what is cached, `replay.rs` holds.
+//! The tree's events, one by one. `replay.rs` checks that events are enough to reconstruct the cache.
 
 use kvarena::*;
 
@@ -13,7 +13,7 @@ enum Said {
     Cleared,
 }
 
-/// An engine of pages of two tokens, whose host hears what it says.
+/// An engine with pages of two tokens, whose host drains its events.
 struct Heard {
     engine: Engine<Null>,
     scratch: StepScratch,
@@ -83,7 +83,7 @@ fn pages_are_said_once_and_neighbours_together() {
     let hashes = chain(&long);
     let first = heard.compute(NAMESPACE, &long[..5]);
     assert_eq!(heard.said(), [stored(None, &hashes[..2], 1)]);
-    // The same again is a duplicate, and a hit: neither says anything.
+    // The same tokens again are a duplicate and a hit; neither causes an event.
     let again = heard.compute(NAMESPACE, &long[..5]);
     assert_eq!(heard.said(), []);
     // What follows it, in two steps that are drained together, is one event; it can be read after the later one.

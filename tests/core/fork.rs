@@ -9,7 +9,8 @@ fn config(page_size: u32, pages: u32) -> EngineConfig {
     let capacity = Capacity::Pages(pages);
     let pool =
         PoolConfig { shape: KvShape::heads(1, 1), page_size, capacity, ..PoolConfig::default() };
-    EngineConfig { max_sequences: 80, max_tokens: 8 << 20, ..EngineConfig::from(pool) }
+    let max_step_tokens = 1 << 20;
+    EngineConfig { max_sequences: 80, max_tokens: 8 << 20, max_step_tokens, ..pool.into() }
 }
 
 fn tokens(range: std::ops::Range<u32>) -> Vec<TokenId> {

@@ -48,7 +48,7 @@ fn who_computes_the_same_is_named() {
     let prompt = text(30, 30, 0);
     assert_eq!(leader(&engine, &prompt), None);
     let first = admit(&mut engine, &prompt);
-    // All but the last token, in whole pages; of a longer prompt what the first knows.
+    // All but the last token, in whole pages; for a longer prompt, the tokens that the first sequence has.
     assert_eq!(leader(&engine, &prompt), Some((first, 28)));
     assert_eq!(leader(&engine, &text(50, 50, 0)), Some((first, 28)));
     assert_eq!(leader(&engine, &text(50, 9, 1)), Some((first, 8)));

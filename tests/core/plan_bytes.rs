@@ -287,7 +287,7 @@ fn padding_adds_rows_that_see_nothing_and_tokens_that_store_nothing() {
     }
 }
 
-/// Pads a plan of some rows and tokens by so many more.
+/// Pads a random plan by `rows` rows and `tokens` tokens.
 fn pad_by(rows: isize, tokens: isize) {
     let mut rng = Rng::new(4);
     let mut any = std::iter::repeat_with(|| Arrays::random(&mut rng));

@@ -1,9 +1,10 @@
 //! A plan that is padded from the start equals the plan of the same batch, padded afterwards.
 
+use kvarena::backend::Either;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Capacity, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, Groups,
-    Namespace, Null, PlanSize, PoolConfig, Reach, SeqKey, StepScratch, TokenId,
+    Capacity, CpuOptions, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend,
+    Groups, Namespace, Null, PlanSize, PoolConfig, Reach, SeqKey, StepScratch, TokenId,
 };
 
 fn config(groups: Groups) -> EngineConfig {
@@ -140,4 +141,28 @@ fn a_size_that_does_not_hold_the_batch_is_refused() {
     }
     assert_eq!(engine.stats().steps, 0, "nothing was planned");
     engine.plan_batch(&mut scratch, &items).expect("the batch is as it was");
+}
+
+/// The config limits the tokens of a step, padding included, on every backend alike.
+#[test]
+fn a_step_of_more_tokens_than_the_config_allows_is_refused() {
+    let config = EngineConfig { max_step_tokens: 8, ..config(Groups::default()) };
+    let options = Either::<Null, CpuOptions>::Right(CpuOptions::with_threads(1));
+    let mut engine = Engine::new(config, options).expect("a small pool");
+    let seqs = [0, 100].map(|first| {
+        let prompt: Vec<TokenId> = (first..first + 9).map(TokenId::new).collect();
+        engine.admit(Namespace::default(), &prompt, 0).expect("there is room")
+    });
+    let mut scratch = StepScratch::new();
+    let items = |len| [Extend { seq: seqs[0], len: 4 }, Extend { seq: seqs[1], len }];
+    let before = engine.stats();
+    let refused = Some(Error::StepTokens { tokens: 9, max: 8 }.into());
+    assert_eq!(engine.plan_batch(&mut scratch, &items(5)).err(), refused);
+    let size = PlanSize { rows: 3, tokens: 9 };
+    assert_eq!(engine.plan_padded(&mut scratch, &items(3), &[], size).err(), refused);
+    assert_eq!(engine.stats(), before);
+    engine.verify().expect("all invariants hold");
+    let size = PlanSize { rows: 3, tokens: 8 };
+    engine.plan_padded(&mut scratch, &items(3), &[], size).expect("8 tokens");
+    engine.plan_batch(&mut scratch, &items(4)).expect("8 tokens");
 }

@@ -7,8 +7,13 @@ use kvarena::{
 
 fn engine(page_size: u32, pages: u32, max_sequences: u32, max_tokens: u64) -> Engine<Null> {
     let pool = PoolConfig { page_size, capacity: Capacity::Pages(pages), ..Default::default() };
-    let config =
-        EngineConfig { max_sequences, max_tokens, prefault: false, ..EngineConfig::from(pool) };
+    let config = EngineConfig {
+        max_sequences,
+        max_tokens,
+        max_step_tokens: 1 << 20,
+        prefault: false,
+        ..EngineConfig::from(pool)
+    };
     Engine::new(config, Null).expect("the config is right")
 }
 
@@ -21,7 +26,7 @@ fn bytes(plan: &BatchPlan<'_>) -> u64 {
     (size_of_val(plan.rows) + 12 * plan.token_count() + size_of_val(plan.table_writes)) as u64
 }
 
-/// Plans in a scratch of the size that the shape says, which must not grow; gives the plan's bytes.
+/// Plans in a scratch of the shape's size, which must not grow. Returns the plan's bytes.
 fn plan(engine: &mut Engine<Null>, items: &[Extend]) -> u64 {
     let tokens = items.iter().map(|item| item.len).sum();
     let mut scratch = scratch(engine.shape(), items.len() as u32, tokens);

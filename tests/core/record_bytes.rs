@@ -50,19 +50,32 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         max_sequence_len: rng.within(1, 1 << 20) as u32,
         max_tokens: rng.within(1, 1 << 22),
         max_steps: rng.within(1, 10) as u32,
+        max_step_tokens: rng.within(1, u32::MAX.into()) as u32,
         promise_ahead: rng.bits() as u32,
         prefault: rng.one_in(2),
     }
 }
 
-/// Groups of so many layers, or one where they do not make several.
+/// Returns random groups of `layers` layers, or one group if the layers do not make several.
 fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
     let size = rng.within(1, 5000) as u32;
     let reaches =
         [Reach::All, Reach::Window(size), Reach::Chunk(1 << rng.below(14)), Reach::Window(1)];
     let count = rng.within(2, 4);
     let of: Vec<u8> = (0..layers).map(|_| rng.below(count) as u8).collect();
-    Groups::new(&reaches[..count as usize], &of).unwrap_or_default()
+    let mut groups = Groups::new(&reaches[..count as usize], &of).unwrap_or_default();
+    for group in 1..groups.count() {
+        let shape = match rng.below(4) {
+            0 => KvShape::heads(rng.within(1, 9) as u32, rng.within(1, 600) as u32),
+            1 => {
+                KvShape::Latent { rank: rng.within(1, 600) as u32, rope: rng.within(1, 70) as u32 }
+            }
+            _ => continue,
+        };
+        let dtype = rng.pick(&[KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3]);
+        groups = groups.with_shape(group, shape, dtype).expect("the group exists");
+    }
+    groups
 }
 
 fn random_shapes(rng: &mut Rng, count: usize) -> Vec<EngineShape> {
@@ -117,6 +130,7 @@ fn the_byte_forms_are_as_documented() {
         max_sequence_len: 4000,
         max_tokens: 5000,
         max_steps: 2,
+        max_step_tokens: 48,
         promise_ahead: 100,
         ..pool.into()
     };
@@ -150,7 +164,8 @@ fn the_byte_forms_are_as_documented() {
         100, // tokens ahead
         1,   // one group of layers
     ];
-    let words = words.into_iter().chain([0; 11]).chain([1000, 20]);
+    // Host pages, staged pages, the most tokens of a step.
+    let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]).chain([0; 6]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);
 
@@ -244,11 +259,18 @@ fn shapes_that_lie_are_refused_by_name() {
     assert_eq!(with(1, 0), Err(ShapeBytesError::Config(ConfigError::Zero { name: "layers" })));
     assert_eq!(with(26, 5), field("groups", 5));
     assert_eq!(with(26, 1 << 32 | 2), field("groups", 1 << 32 | 2));
+    assert_eq!(with(41, 2), field("group shape", 2));
+    assert_eq!(with(42, 1), field("group shape", 0));
+    assert_eq!(with(45, 1 | 2 << 3), field("group shape", 1 | 2 << 3));
+    let no_group = ConfigError::GroupShape { group: 2, groups: 1 };
+    assert_eq!(with(43, 1), Err(ShapeBytesError::Config(no_group)));
     for (word, value) in
         [(11, u32::MAX.into()), (13, u64::MAX), (14, 0), (12, 1), (15, 1 << 20), (27, 8), (37, 1)]
     {
         assert_eq!(with(word, value), Err(ShapeBytesError::Mixed), "word {word} = {value}");
     }
+    let none = ConfigError::Zero { name: "max_step_tokens" };
+    assert_eq!(with(40, 0), Err(ShapeBytesError::Config(none)));
     for actual in (0..EngineShape::BYTES).chain([EngineShape::BYTES + 1, 4096]) {
         let mut other = bytes.to_vec();
         other.resize(actual, 0);

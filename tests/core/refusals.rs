@@ -5,7 +5,7 @@ use kvarena::backend::{Backend, CpuError, CpuRows, CpuRowsMut, Operand};
 use kvarena::{
     Attend, Capacity, Compaction, CpuOptions, KvShape, LabelChannels, LabelError, LayerId,
     NO_POSITION, OpenBackend, PageCopy, PageId, PlanError, PlaneName, PoolConfig, Queries, RowId,
-    Select, Selection, SlotId, SparseBackend, StepId, TableShape,
+    Select, Selection, SlotId, SparseBackend, StepBounds, StepId, TableShape,
 };
 
 #[test]
@@ -38,7 +38,7 @@ fn plans_that_name_what_does_not_exist_are_refused() {
         (spoilt(&|a| a.slots[4] = 60), PlanError::Slot { slot: SlotId::new(60), slot_count: 60 }),
         (spoilt(&|a| a.masks = vec![0; 4]), PlanError::Mask { token: 5, mask: 0 }),
         (
-            // Slots 0 to 4 are bits 4 to 0: the third token is said to see the fourth.
+            // Slots 0 to 4 are bits 4 to 0: the mask lets the third token see the fourth.
             spoilt(&|a| a.masks = vec![0b10000, 0b11000, 0b11110, 0b11110, 0b11111]),
             PlanError::Mask { token: 2, mask: 0b11110 },
         ),
@@ -323,4 +323,21 @@ fn a_scale_by_the_length_of_latent_rows_is_refused() {
 
 fn refused<T>(error: PlanError) -> Result<T, CpuError> {
     Err(CpuError::Plan(error))
+}
+
+#[test]
+fn a_step_of_more_tokens_than_the_backend_was_opened_for_is_refused() {
+    let (layout, table) = pool();
+    let plan = Arrays::good();
+    for tokens in [4, 5] {
+        let bounds = StepBounds { steps: 1, tokens };
+        let mut cpu =
+            CpuOptions::with_threads(1).open(&layout, &table, bounds).expect("a small pool");
+        let wanted = match tokens {
+            4 => refused(PlanError::StepTokens { tokens: 5, max: 4 }),
+            _ => Ok(()),
+        };
+        assert_eq!(cpu.begin(&plan.plan()), wanted);
+        assert_eq!(cpu.table_words().iter().any(|&word| word > 0), tokens == 5);
+    }
 }

@@ -102,6 +102,7 @@ fn engine() {
         "plan_batch OutOfSteps",
         "plan_batch Preempted",
         "plan_batch RepeatedSequence",
+        "plan_batch StepTokens",
         "plan_batch UnknownSequence",
         "plan_batch promised, but later",
         "preempt Ok",

@@ -49,16 +49,16 @@ fn pool(shape: Shape, layout: Layout) -> PoolLayout {
 
 fn open(gpu: &Gpu, layout: &PoolLayout) -> OnGpu {
     let table = TableShape::new(layout.page_size(), 2, 16, 32).expect("a small table");
-    OnGpuOptions::with_tokens(gpu, 16).open(layout, &table, 1).expect("a small pool")
+    OnGpuOptions::new(gpu).open(layout, &table, 1).expect("a small pool")
 }
 
-/// A page's bytes, told by its seed.
+/// Returns a page's bytes, derived from its seed.
 fn page(layout: &PoolLayout, seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     (0..layout.page_bytes()).map(|_| rng.bits() as u8).collect()
 }
 
-/// A page's bytes read straight from the pool's memory, piece by piece as the layout says.
+/// Reads a page's bytes directly from the pool's memory, piece by piece at the layout's offsets.
 fn raw_page(cuda: &Cuda, id: u32) -> Vec<u8> {
     let layout = cuda.layout();
     let memory = cuda.pool();

@@ -33,8 +33,7 @@ fn pool(layers: u32, layout: Layout) -> PoolLayout {
 /// A backend with work in flight on everything that has memory, and all that the work uses.
 fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     let stream = CudaStream::new(gpu).expect("a stream");
-    let options =
-        CudaOptions { stream: Some(stream.clone()), max_step_tokens: 4, ..CudaOptions::new(gpu) };
+    let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(gpu) };
     let pool = pool(layers, layout);
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
     let mut cuda = options.open(&pool, &table, 2).expect("a small pool");

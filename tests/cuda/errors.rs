@@ -7,7 +7,7 @@ use kvarena::backend::cuda::{
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, Dtype, KvDtype, KvScales, KvShape,
     LayerId, OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, ScaleError, Scaling,
-    SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite,
+    SlotId, SlotMapping, StepBounds, StepEnd, StepId, TableShape, TableWrite,
 };
 
 use crate::plans::{FIRST, plan_of};
@@ -23,8 +23,9 @@ fn open(gpu: &Gpu, dtype: KvDtype, head_dim: u32) -> Cuda {
     let config =
         PoolConfig { dtype, shape: KvShape::heads(1, head_dim), capacity, ..PoolConfig::default() };
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
-    CudaOptions { max_step_tokens: 4, ..CudaOptions::new(gpu) }
-        .open(&config.layout().expect("a small pool"), &table, 2)
+    let bounds = StepBounds { steps: 2, tokens: 4 };
+    CudaOptions::new(gpu)
+        .open(&config.layout().expect("a small pool"), &table, bounds)
         .expect("a small pool")
 }
 
@@ -35,7 +36,7 @@ fn no_such_device() {
     assert_eq!(error, CudaError::NoDevice { ordinal: 99 });
 }
 
-/// `KVARENA_GPU_ERROR` says what to expect of this machine: see `tests/cuda/fake_driver/run.sh`.
+/// `KVARENA_GPU_ERROR` is the error that this machine must return: see `tests/cuda/fake_driver/run.sh`.
 #[test]
 fn a_machine_that_cannot_says_why() {
     let error = Gpu::new(0).err();
@@ -110,8 +111,7 @@ fn latent_rows_and_heads_that_no_kernel_serves_are_refused() {
         let made = dtype.is_quantised();
         let scaling = if made { Scaling::ByToken } else { Scaling::Static };
         let config = PoolConfig { shape, dtype, scaling, capacity, ..PoolConfig::default() };
-        let options = CudaOptions { max_step_tokens: 4, ..CudaOptions::new(&gpu) };
-        options.open(&config.layout().expect("a small pool"), &table, 2)
+        CudaOptions::new(&gpu).open(&config.layout().expect("a small pool"), &table, 2)
     };
     for (rank, rope, dtype) in [
         (512, 32, KvDtype::Bf16),
@@ -143,9 +143,8 @@ fn trees_are_refused_where_a_window_is_prepared() {
     for dtype in [KvDtype::Bf16, KvDtype::F32] {
         let (shape, capacity) = (KvShape::heads(1, 64), Capacity::Pages(8));
         let config = PoolConfig { shape, dtype, capacity, ..PoolConfig::default() };
-        let options = CudaOptions { max_step_tokens: 4, ..CudaOptions::new(&gpu) };
         let layout = config.layout().expect("a small pool");
-        let mut cuda = options.open(&layout, &table, 4).expect("a small pool");
+        let mut cuda = CudaOptions::new(&gpu).open(&layout, &table, 4).expect("a small pool");
         let rows = [BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 3, kv_len: 3 }];
         let plan = |step, masks| {
             let positions = if masks == [0; 0] { &[0, 1, 2] } else { &[0, 1, 1] };

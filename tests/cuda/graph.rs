@@ -284,12 +284,7 @@ fn a_capture_loads_nothing_after_prepare() {
         let layout = config.layout().expect("a small pool");
         let table = TableShape::new(4, 2, 4, 4).expect("a small table");
         let stream = CudaStream::new(&gpu).expect("a stream");
-        let options = CudaOptions {
-            stream: Some(stream.clone()),
-            max_step_tokens: 8,
-            rows,
-            ..CudaOptions::new(&gpu)
-        };
+        let options = CudaOptions { stream: Some(stream.clone()), rows, ..CudaOptions::new(&gpu) };
         let mut cuda = options.open(&layout, &table, 2).expect("a small pool");
         let width = if shape == latent { 576 } else { 64 };
         let attend = Attend { scale: 0.1, ..Attend::new(2, width) };

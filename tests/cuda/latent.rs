@@ -67,7 +67,7 @@ fn attend(heads: usize) -> Attend {
     Attend::latent(heads as u32, 192_f32.sqrt().recip())
 }
 
-/// Steps of [`ROWS`] rows, of which the last is padding, and so many tokens.
+/// Replays steps of [`ROWS`] rows, of which the last is padding, and `tokens` tokens.
 fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usize) {
     let scaling = if dtype.is_quantised() { Scaling::ByToken } else { Scaling::Static };
     let (page_size, capacity) = (7, Capacity::Pages(80));

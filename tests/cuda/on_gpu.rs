@@ -11,8 +11,8 @@ use kvarena::backend::cuda::{
 use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes};
 use kvarena::{
     Attend, Backend, BatchPlan, Dtype, KvScales, KvShape, LabelChannels, LayerId, OpenBackend,
-    PageCopy, PageId, PoolLayout, Queries, Reach, Select, Selection, SparseBackend, TableShape,
-    forward_backend,
+    PageCopy, PageId, PoolLayout, Queries, Reach, Select, Selection, SparseBackend, StepBounds,
+    TableShape, forward_backend,
 };
 
 /// What opens an [`OnGpu`].
@@ -86,17 +86,18 @@ impl OnGpuOptions {
     pub fn with_scales(self, scales: Option<KvScales>) -> Self {
         Self(CudaOptions { scales, ..self.0 })
     }
-
-    pub fn with_tokens(gpu: &Gpu, max_step_tokens: u32) -> Self {
-        Self(CudaOptions { max_step_tokens, ..Self::new(gpu).0 })
-    }
 }
 
 impl OpenBackend for OnGpuOptions {
     type Backend = OnGpu;
 
-    fn open(self, layout: &PoolLayout, table: &TableShape, steps: u32) -> Result<OnGpu, CudaError> {
-        let cuda = self.0.open(layout, table, steps)?;
+    fn open(
+        self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        bounds: impl Into<StepBounds>,
+    ) -> Result<OnGpu, CudaError> {
+        let cuda = self.0.open(layout, table, bounds)?;
         Ok(OnGpu { stream: cuda.stream().clone(), cuda, window: None, is_prepared: false })
     }
 }

@@ -9,8 +9,8 @@ use kvarena::testkit::contract::{
 };
 use kvarena::{
     Attend, Capacity, Dtype, Engine, Extend, KvDtype, KvShape, LabelChannels, LayerId, Namespace,
-    OpenBackend, PlanSize, PoolConfig, PoolLayout, Scaling, SeqKey, StepScratch, TableShape,
-    TokenId,
+    OpenBackend, PlanSize, PoolConfig, PoolLayout, Scaling, SeqKey, StepBounds, StepScratch,
+    TableShape, TokenId,
 };
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};
@@ -34,8 +34,13 @@ impl Prepared {
 impl OpenBackend for Prepared {
     type Backend = OnGpu;
 
-    fn open(self, layout: &PoolLayout, table: &TableShape, steps: u32) -> Result<OnGpu, CudaError> {
-        let mut backend = self.options.open(layout, table, steps)?;
+    fn open(
+        self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        bounds: impl Into<StepBounds>,
+    ) -> Result<OnGpu, CudaError> {
+        let mut backend = self.options.open(layout, table, bounds)?;
         let (attend, lists) = ([self.attend], [(self.attend, 1)]);
         let lists = if self.lists { &lists[..] } else { &[] };
         let work = Prepare { lists, trees: true, compactions: true, ..Prepare::new(&attend) };
@@ -78,7 +83,6 @@ fn open(gpu: &Gpu, dtype: KvDtype, shape: KvShape, labels: u32) -> Cuda {
     };
     let channels = || LabelChannels::new(1, 2, labels, [0, 1].repeat(2)).expect("they ascend");
     let options = CudaOptions {
-        max_step_tokens: 64,
         rows: Some(if dtype.is_quantised() { Dtype::Bf16 } else { dtype.rows() }),
         labels: (labels > 0).then(channels),
         ..CudaOptions::new(gpu)
@@ -170,8 +174,7 @@ fn engine_of_spans(gpu: &Gpu, work: &Prepare<'_>) -> (Engine<Cuda>, Vec<SeqKey>)
     };
     // The default stream cannot be captured.
     let stream = Some(CudaStream::new(gpu).expect("a stream"));
-    let options =
-        CudaOptions { stream, max_step_tokens: 256, all_spans: true, ..CudaOptions::new(gpu) };
+    let options = CudaOptions { stream, all_spans: true, ..CudaOptions::new(gpu) };
     let mut engine = Engine::new(config, options).expect("a small pool");
     let prompt: Vec<TokenId> = (0..33).map(TokenId::new).collect();
     let mut scratch = StepScratch::new();

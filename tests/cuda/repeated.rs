@@ -140,7 +140,7 @@ struct Launched {
 }
 
 impl Launched {
-    /// For so many sequences, which have `len` tokens before the step.
+    /// Creates `sequences` sequences, which have `len` tokens before the step.
     fn new(gpu: &Gpu, family: Family, sequences: u32, len: u32) -> Self {
         let most = len + family.new + 1;
         let layout = family.config(sequences, most).layout().expect("a valid pool");

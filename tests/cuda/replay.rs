@@ -12,7 +12,7 @@ use kvarena::testkit::replay::{Inspect, Summary, replay_on};
 use kvarena::testkit::workload::Workload;
 use kvarena::{
     Backend, BatchPlan, Compaction, EngineShape, KvDtype, LayerId, OpenBackend, PageCopy,
-    PlaneName, PoolLayout, Reach, Scaling, SlotId, TableShape, forward_backend,
+    PlaneName, PoolLayout, Reach, Scaling, SlotId, StepBounds, TableShape, forward_backend,
 };
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};
@@ -36,9 +36,9 @@ impl OpenBackend for WatchedOptions {
         self,
         layout: &PoolLayout,
         table: &TableShape,
-        steps: u32,
+        bounds: impl Into<StepBounds>,
     ) -> Result<Watched, CudaError> {
-        let gpu = self.0.open(layout, table, steps)?;
+        let gpu = self.0.open(layout, table, bounds)?;
         Ok(Watched { words: gpu.cuda.table_words()?, gpu, pool: RefCell::default() })
     }
 }

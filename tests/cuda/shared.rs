@@ -39,7 +39,7 @@ impl Other {
         Self { context, address, stream }
     }
 
-    /// Writes and reads its memory, with its context current as it knows to make it.
+    /// Writes and reads its memory, after making its context current in its own way.
     fn work(&self, byte: u8) {
         let (source, mut target) = ([byte; 256], [0_u8; 256]);
         // SAFETY: all three ranges are 256 bytes and live.
@@ -70,7 +70,7 @@ fn open(gpu: &Gpu, other: &Other) -> Cuda {
     // SAFETY: a stream of the primary context, which ends after the backend.
     let stream = unsafe { CudaStream::from_raw(gpu, other.stream as usize as u64, Arc::new(())) };
     let stream = stream.expect("not the stream of each thread");
-    let options = CudaOptions { stream: Some(stream), max_step_tokens: 4, ..CudaOptions::new(gpu) };
+    let options = CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) };
     let (capacity, dtype) = (Capacity::Pages(8), KvDtype::Bf16);
     let config =
         PoolConfig { capacity, dtype, shape: KvShape::heads(1, 64), ..PoolConfig::default() };

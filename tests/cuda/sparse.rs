@@ -99,22 +99,14 @@ impl Both {
         let options = CpuOptions { labels: given.clone(), ..CpuOptions::with_threads(2) };
         Self {
             cpu: Engine::new(config, options).expect("a small pool"),
-            gpu: open(
-                gpu,
-                CudaOptions {
-                    labels: given,
-                    max_step_tokens: tokens.max(16_384),
-                    ..CudaOptions::new(gpu)
-                },
-                config,
-            ),
+            gpu: open(gpu, CudaOptions { labels: given, ..CudaOptions::new(gpu) }, config),
             device: gpu.clone(),
             scratch: [StepScratch::new(), StepScratch::new()],
             kind,
         }
     }
 
-    /// Sequences of so many tokens with K and V; gives their numbers, which both count alike.
+    /// Fills sequences of `lens` tokens with K and V. Returns their numbers, which both sides count alike.
     fn fill(&mut self, lens: &[u32], rng: &mut Rng) -> Vec<SeqKey> {
         lens.iter().map(|&len| self.fill_one(len, rng)).collect()
     }
@@ -238,8 +230,9 @@ fn long_rows_are_selected_as_on_the_cpu() {
     }
 }
 
-/// The best of more keys than are looked through as they are: a sample says which may be wanted. Where many are equal
-/// these are too many, and all are looked through. Long lists are gathered by several CTAs, where few lists leave room.
+/// Selects the best of more keys than one pass compares: a sample bounds the candidates. If many keys are equal, there
+/// are too many candidates, and the kernel compares all keys. Long lists are gathered by several CTAs, where few lists
+/// leave room.
 #[test]
 fn rows_of_many_keys_are_selected_as_on_the_cpu() {
     let Some(gpu) = gpu() else { return };

@@ -1,4 +1,4 @@
-//! Whatever plan a safe caller hands in once another has begun, kernels go where a checked plan says.
+//! Whatever plan a safe caller passes after another plan's `begin`, kernels access only the places of a checked plan.
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
@@ -15,8 +15,9 @@ fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
     let (capacity, dtype) = (Capacity::Pages(8), KvDtype::Bf16);
     let shape = KvShape::heads(1, WIDTH as u32);
     let config = PoolConfig { capacity, dtype, shape, ..PoolConfig::default() };
-    let options = CudaOptions { max_step_tokens: 64, ..CudaOptions::new(gpu) };
-    options.open(&config.layout().expect("a small pool"), table, 2).expect("a small pool")
+    CudaOptions::new(gpu)
+        .open(&config.layout().expect("a small pool"), table, 2)
+        .expect("a small pool")
 }
 
 /// Rows of one token each, of sequences as long as `kv_len`.

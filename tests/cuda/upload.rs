@@ -24,8 +24,9 @@ fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
         capacity: Capacity::Pages(64),
         ..PoolConfig::default()
     };
-    let options = CudaOptions { max_step_tokens: 4, ..CudaOptions::new(gpu) };
-    options.open(&config.layout().expect("a small pool"), table, 1).expect("a small pool")
+    CudaOptions::new(gpu)
+        .open(&config.layout().expect("a small pool"), table, 1)
+        .expect("a small pool")
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Baseline: what one writes first. Every page is an entry of a `BTreeMap` keyed by its parent and its tokens, another
-//! `BTreeMap` orders idle pages by age, and a `Vec` holds the free ones. Exact LRU.
+//! Baseline: the simplest cache. Every page is an entry of a `BTreeMap` keyed by its parent and its tokens, another
+//! `BTreeMap` orders idle pages by age, and a `Vec` contains the free pages. Exact LRU.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use kvarena::TokenId;
 
 use crate::Cache;
 
-/// No parent.
+/// Key of no parent.
 const ROOT: u32 = u32::MAX;
 
 type Key = (u32, Box<[u32]>);
@@ -16,7 +16,7 @@ struct Tree {
     page_size: usize,
     children: BTreeMap<Key, u32>,
     by_age: BTreeMap<u64, u32>,
-    /// Of each cached page: its key and its age.
+    /// Key and age of each cached page.
     pages: Vec<Option<(Key, u64)>>,
     free: Vec<u32>,
     clock: u64,
@@ -36,7 +36,7 @@ pub fn new(pages: usize, page_size: u32) -> Box<dyn Cache> {
 impl Tree {
     fn evict(&mut self) {
         let (_, page) = self.by_age.pop_first().expect("a page is idle");
-        let (key, _) = self.pages[page as usize].take().expect("it is cached");
+        let (key, _) = self.pages[page as usize].take().expect("the page is cached");
         self.children.remove(&key);
         self.free.push(page);
     }
@@ -62,14 +62,14 @@ impl Cache for Tree {
         let mut path = Vec::new();
         let matched = self.hit(tokens, &mut path);
         for &page in &path {
-            let (_, age) = self.pages[page as usize].as_ref().expect("it is cached");
+            let (_, age) = self.pages[page as usize].as_ref().expect("the page is cached");
             self.by_age.remove(age);
         }
         for page in tokens.chunks_exact(self.page_size).skip(matched) {
             if self.free.is_empty() {
                 self.evict();
             }
-            let id = self.free.pop().expect("there is one now");
+            let id = self.free.pop().expect("a page is free");
             let key: Key = (path.last().copied().unwrap_or(ROOT), TokenId::as_raw(page).into());
             self.children.insert(key.clone(), id);
             self.pages[id as usize] = Some((key, 0));
@@ -78,7 +78,7 @@ impl Cache for Tree {
         for &page in path.iter().rev() {
             self.clock += 1;
             self.by_age.insert(self.clock, page);
-            self.pages[page as usize].as_mut().expect("it is cached").1 = self.clock;
+            self.pages[page as usize].as_mut().expect("the page is cached").1 = self.clock;
         }
         matched
     }

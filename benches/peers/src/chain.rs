@@ -1,5 +1,5 @@
-//! Baseline: blocks found by a chain of hashes, as in vLLM. A block's hash covers its tokens and its parent's hash, and
-//! stands for equality; free blocks wait in one queue, oldest first, and keep their hash until they are taken.
+//! Baseline: blocks found by chained hashes, as in vLLM. A block's hash covers its tokens and its parent's hash, and
+//! replaces comparison. Free blocks wait in one queue, oldest first, and keep their hash until they are allocated.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ struct Chain {
     page_size: usize,
     hasher: RandomState,
     by_hash: HashMap<u64, u32, RandomState>,
-    /// Block `i`'s links are those of the free queue; the last entry is its head and tail.
+    /// Links of the free queue by block; the last entry is its head and tail.
     blocks: Vec<Block>,
     path: Vec<u32>,
 }
@@ -62,7 +62,7 @@ impl Chain {
         self.blocks[next as usize].prev = prev;
     }
 
-    /// The oldest free block, without what it held.
+    /// Removes and returns the oldest free block, and drops its hash.
     fn take(&mut self) -> u32 {
         let block = self.blocks[self.ring() as usize].next;
         assert_ne!(block, self.ring(), "a block is free");
@@ -110,7 +110,7 @@ impl Cache for Chain {
                 self.by_hash.insert(hash, block);
             }
         }
-        // Given up deepest first, so that a parent outlives its children.
+        // Blocks are freed deepest first, so that a parent outlives its children.
         for &block in path.iter().rev() {
             self.blocks[block as usize].users -= 1;
             self.append(block);

@@ -1,5 +1,5 @@
-//! Alloc and free of 128 pages out of 1 Mi, half taken: kvarena's pool, which keeps page states and gives the lowest
-//! pages, against a plain `Vec` of free pages, which does neither, and against a vLLM-like check for double frees.
+//! Alloc and free of 128 of 1 Mi pages, half of them in use. kvarena's pool keeps page states and returns the lowest
+//! pages; a plain `Vec` of free pages does neither; a third variant adds a check for double frees, as in vLLM.
 
 use std::hint::black_box;
 

@@ -1,5 +1,5 @@
-//! `kvbm-logical`: NVIDIA's block manager, with its LRU backend. Hashing the tokens is part of each call, since a
-//! request comes as tokens. A match locks what it finds, and dropping it unlocks, so a hit includes both.
+//! `kvbm-logical`: NVIDIA's block manager, with its LRU backend. Each call includes hashing the tokens, because a
+//! request arrives as tokens. A match locks the matched blocks, and a drop unlocks them, so a hit includes both.
 
 use dynamo_tokens::TokenBlockSequence;
 use kvarena::TokenId;
@@ -24,7 +24,7 @@ pub fn new(pages: usize, page_size: u32) -> Box<dyn Cache> {
         .registry(BlockRegistry::builder().frequency_tracker(tracker).build())
         .with_lru_backend()
         .build()
-        .expect("the config is good");
+        .expect("the config is valid");
     Box::new(Kvbm { manager, page_size })
 }
 

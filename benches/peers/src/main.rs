@@ -1,5 +1,5 @@
-//! The same work, side by side: kvarena, published crates, and simple baselines. One table of medians and of how many
-//! times kvarena's they are.
+//! Compares kvarena with published crates and simple baselines on the same work. Prints one table of medians and of
+//! their ratios to kvarena's.
 //!
 //! ```text
 //! cd benches/peers
@@ -8,8 +8,8 @@
 //! cargo run --release -- --sequences 10000     the trees of benches/targets.rs (needs memory for the peers)
 //! ```
 //!
-//! Every cache gets the same tokens in the same order and must give the same answers. What is not comparable is left
-//! out: an index that owns no pages cannot cycle, a free list cannot match.
+//! Every cache gets the same tokens in the same order and must give the same answers. Cases that a cache does not
+//! support are omitted: an index without pages cannot cycle, a free list cannot match.
 
 #[path = "../../cases/mod.rs"]
 #[allow(unused)]
@@ -31,16 +31,16 @@ use serde::Serialize;
 
 /// A cache of prefixes that owns pages.
 pub trait Cache {
-    /// Shown in the table.
+    /// Name in the table.
     fn name(&self) -> &'static str;
 
-    /// Matches whole pages and collects them in `out`. Returns how many.
+    /// Matches whole pages and collects them in `out`. Returns their number.
     fn hit(&mut self, tokens: &[TokenId], out: &mut Vec<u32>) -> usize;
 
-    /// Match, lock, take pages (evicting), insert, unlock. Returns the pages matched.
+    /// Runs a cycle: match, lock, take pages (evicting), insert, unlock. Returns the number of matched pages.
     fn cycle(&mut self, tokens: &[TokenId]) -> usize;
 
-    /// Whether `cycle` does all of that, or only publishes.
+    /// Returns whether `cycle` does all of that, or only publishes.
     fn owns_pages(&self) -> bool {
         true
     }
@@ -81,13 +81,13 @@ fn main() {
 
 type New = fn(usize, u32) -> Box<dyn Cache>;
 
-/// One after another, so that only one is in memory. Each has room for so many tokens.
+/// Creates the caches one at a time, so that only one is in memory. Each has room for `tokens` tokens.
 fn caches(page_size: u32, tokens: usize) -> impl Iterator<Item = Box<dyn Cache>> {
     let all: [New; 5] = [ours::new, chain::new, btree::new, kvbm::new, router::new];
     all.into_iter().map(move |new| new(tokens / page_size as usize, page_size))
 }
 
-/// Chats in a cache of 200,000 tokens, one request after another, prompts and answers cached.
+/// Measures chats in a cache of 200,000 tokens, one request at a time. Prompts and answers are cached.
 fn replay(page_size: u32) -> Vec<Row> {
     const REQUESTS: usize = 2000;
     let chats = work::Chats::large();
@@ -102,7 +102,7 @@ fn replay(page_size: u32) -> Vec<Row> {
                 hit += cache.cycle(black_box(tokens)) * page_size as usize;
             }
         });
-        // Least recently used is not the same page for all of them.
+        // The caches choose different least recently used pages.
         let (name, rate) = (cache.name(), hit as f64 / asked as f64);
         let ours = *first.get_or_insert(rate);
         assert!((rate - ours).abs() < 0.02, "{name}: hit rate {rate}, kvarena's is {ours}");
@@ -146,7 +146,7 @@ fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<R
         out.clear();
         cache.hit(black_box(&misses[i]), &mut out)
     };
-    assert!((0..work::MISSES).all(|_| call() == 0), "{name}: nothing is found");
+    assert!((0..work::MISSES).all(|_| call() == 0), "{name}: no page matches");
     row("miss", time(|| _ = black_box(call())));
     if cache.owns_pages() {
         let new: Vec<_> = (0..2 * sequences).map(work::new_sequence).collect();
@@ -156,7 +156,8 @@ fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<R
             i = (i + 1) % new.len();
             cache.cycle(black_box(&new[i]))
         };
-        // Turn the cache over first: what is evicted was made by cycles. A page may match by chance at page size 1.
+        // Replace the whole cache first, so that cycles have inserted the evicted pages. At page size 1 a page may
+        // match by chance.
         for _ in 0..sequences {
             let matched = call();
             assert!(matched.abs_diff(prompt) <= 1, "{name}: the prompt is cached: {matched}");
@@ -166,7 +167,7 @@ fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<R
     rows
 }
 
-/// Median time of a call; fewer calls where each takes long.
+/// Returns the median time of a call, over fewer calls if they are slow.
 fn time(mut call: impl FnMut()) -> f64 {
     let calls = if median_ns(3, 1, &mut call) > 1e5 { 1 } else { 20 };
     median_ns(100, calls, call)

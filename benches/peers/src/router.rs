@@ -1,5 +1,5 @@
-//! `dynamo-kv-router`: an index of which worker has which prefix, by hashes. It owns no pages and evicts nothing, so it
-//! is measured on finding only; its answer is a count.
+//! `dynamo-kv-router`: an index of the prefixes of each worker, by hashes. It owns no pages and evicts nothing, so only
+//! its look-up is measured; the result is a count.
 
 use dynamo_kv_router::RadixTree;
 use dynamo_kv_router::protocols::{
@@ -55,7 +55,7 @@ impl Cache for Router {
         self.events += 1;
         let data = KvCacheEventData::Stored(stored);
         let event = KvCacheEvent { event_id: self.events, data, dp_rank: 0 };
-        self.tree.apply_event(RouterEvent::new(WORKER, event)).expect("the event is good");
+        self.tree.apply_event(RouterEvent::new(WORKER, event)).expect("the event is valid");
         0
     }
 }

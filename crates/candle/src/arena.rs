@@ -1,8 +1,10 @@
 //! [`KvArena`]: the engine, and the device of its tensors.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use candle_core::Device;
 use kvarena::backend::Either;
-use kvarena::{Cpu, CpuOptions, Engine, EngineConfig, Extend, StepId, StepScratch};
+use kvarena::{Cpu, CpuOptions, Engine, EngineConfig, Extend, PlanSize, StepId, StepScratch};
 
 use crate::{Error, Step};
 
@@ -25,6 +27,8 @@ pub struct KvArena {
     pub engine: Engine<Pool>,
     device: Device,
     scratch: StepScratch,
+    /// Its number in this process.
+    id: u64,
 }
 
 impl KvArena {
@@ -43,7 +47,9 @@ impl KvArena {
             other => return Err(Error::Device { location: other.location() }),
         };
         let engine = Engine::new(config, options)?;
-        Ok(Self { engine, device: device.clone(), scratch: StepScratch::new() })
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { engine, device: device.clone(), scratch: StepScratch::new(), id })
     }
 
     /// Plans a step and uploads its inputs.
@@ -51,9 +57,30 @@ impl KvArena {
     /// # Errors
     /// [`Error::Engine`] where [`Engine::plan_batch`] fails, or candle's error of the upload. Nothing has changed then.
     pub fn step(&mut self, items: &[Extend]) -> Result<Step<'_>, Error> {
-        let Self { engine, device, scratch } = self;
+        let Self { engine, device, scratch, id } = self;
         let plan = engine.plan_batch(scratch, items)?;
-        Step::new(engine, plan, device)
+        Step::new(engine, plan, device, *id)
+    }
+
+    /// Plans a step of one token of each item, padded to so many rows, for graphs of few sizes. The inputs and
+    /// the model's result have the rows of padding behind those of the items.
+    ///
+    /// # Errors
+    /// As [`step`](KvArena::step); also for fewer rows than items, or an item of several tokens.
+    pub fn step_padded(&mut self, items: &[Extend], rows: usize) -> Result<Step<'_>, Error> {
+        let Self { engine, device, scratch, id } = self;
+        let plan = engine.plan_padded(scratch, items, &[], PlanSize { rows, tokens: rows })?;
+        Step::new(engine, plan, device, *id)
+    }
+
+    /// The device of the tensors.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     /// Ends a launched step: commits it, and completes it. On a GPU the stream orders all work on the pool, so the

@@ -21,6 +21,10 @@ pub enum Error {
         /// The device.
         location: DeviceLocation,
     },
+    /// candle tracks the uses of tensors by events, which a capture cannot wait for.
+    EventTracking,
+    /// A step of another arena than that of the graphs.
+    OtherArena,
     /// A tensor of another shape than `[rows, heads, dim]` of the step and the pool.
     Shape {
         /// The argument.
@@ -52,6 +56,8 @@ impl fmt::Display for Error {
             Self::Engine(error) => error.fmt(f),
             Self::Candle(error) => error.fmt(f),
             Self::Device { location } => write!(f, "{location:?} is not a device of this arena"),
+            Self::EventTracking => write!(f, "graphs need a device without event tracking"),
+            Self::OtherArena => write!(f, "the step is of another arena than the graphs"),
             Self::Shape { operand, actual, wanted } => {
                 write!(f, "{operand} has shape {actual:?} where {wanted:?} is expected")
             }
@@ -78,6 +84,13 @@ impl std::error::Error for Error {
 impl From<EngineError<<Pool as Backend>::Error>> for Error {
     fn from(error: EngineError<<Pool as Backend>::Error>) -> Self {
         Self::Engine(error)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl From<kvarena::backend::cuda::CudaError> for Error {
+    fn from(error: kvarena::backend::cuda::CudaError) -> Self {
+        EngineError::Backend(kvarena::backend::EitherError::Right(error)).into()
     }
 }
 

@@ -39,9 +39,13 @@ mod attend;
 mod error;
 #[cfg(feature = "cuda")]
 mod gpu;
+#[cfg(feature = "cuda")]
+mod graphs;
 mod operation;
 mod step;
 
 pub use arena::{KvArena, Pool};
 pub use error::Error;
+#[cfg(feature = "cuda")]
+pub use graphs::{Forward, Graphs};
 pub use step::{Inputs, Step};

@@ -3,6 +3,11 @@
 use std::cell::RefCell;
 
 use candle_core::{Device, Tensor};
+#[cfg(feature = "cuda")]
+use kvarena::backend::{
+    Either,
+    cuda::{CudaStream, GraphKey},
+};
 use kvarena::{Attend, BatchPlan, Engine, LayerId, StepId};
 
 use crate::attend::attend;
@@ -17,6 +22,9 @@ pub struct Inputs {
     pub positions: Tensor,
     /// For each item the row of its last token, whose logits give the next one, u32 `[items]`.
     pub last_rows: Tensor,
+    /// All three, one behind the other.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "graphs overwrite it"))]
+    all: Tensor,
 }
 
 impl Inputs {
@@ -26,12 +34,28 @@ impl Inputs {
         let last_rows = plan.rows.iter().map(|row| row.qo_start + row.extend_len - 1);
         let (rows, items) = (plan.tokens.len(), plan.rows.len());
         let all: Vec<u32> = tokens.chain(plan.positions.iter().copied()).chain(last_rows).collect();
-        let all = Tensor::from_vec(all, 2 * rows + items, device)?;
+        Self::of(Tensor::from_vec(all, 2 * rows + items, device)?, rows)
+    }
+
+    fn of(all: Tensor, rows: usize) -> candle_core::Result<Self> {
         Ok(Self {
             tokens: all.narrow(0, 0, rows)?,
             positions: all.narrow(0, rows, rows)?,
-            last_rows: all.narrow(0, 2 * rows, items)?,
+            last_rows: all.narrow(0, 2 * rows, all.elem_count() - 2 * rows)?,
+            all,
         })
+    }
+
+    /// Copies the inputs into memory of their own.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn copy(&self) -> candle_core::Result<Self> {
+        Self::of(self.all.copy()?, self.tokens.elem_count())
+    }
+
+    /// Writes inputs of the same size over these.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn overwrite(&self, inputs: &Self) -> candle_core::Result<()> {
+        self.all.slice_set(&inputs.all, 0, 0)
     }
 }
 
@@ -44,6 +68,9 @@ pub struct Step<'a> {
     pub inputs: Inputs,
     undo: Undo<'a>,
     plan: BatchPlan<'a>,
+    /// The arena's number.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "graphs are of one arena"))]
+    arena: u64,
 }
 
 /// Aborts its step when it is dropped.
@@ -68,9 +95,24 @@ impl<'a> Step<'a> {
         engine: &'a mut Engine<Pool>,
         plan: BatchPlan<'a>,
         device: &Device,
+        arena: u64,
     ) -> Result<Self, Error> {
         let undo = Undo { engine: RefCell::new(engine), step: Some(plan.step()) };
-        Ok(Self { inputs: Inputs::new(&plan, device)?, undo, plan })
+        Ok(Self { inputs: Inputs::new(&plan, device)?, undo, plan, arena })
+    }
+
+    /// Whether the step is of the arena with this number.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_of(&self, arena: u64) -> bool {
+        self.arena == arena
+    }
+
+    /// On a GPU, stages the plan for a graph, and returns the graphs' key and the stream.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn stage(&self) -> Result<Option<(GraphKey, CudaStream)>, Error> {
+        let mut engine = self.undo.engine.borrow_mut();
+        let Either::Right(cuda) = engine.backend_mut() else { return Ok(None) };
+        Ok(Some((cuda.stage(&self.plan)?.graph, cuda.stream().clone())))
     }
 
     /// The step's number, for [`KvArena::close`](crate::KvArena::close).

@@ -243,3 +243,32 @@ fn a_later_step_may_be_dropped_while_an_earlier_one_is_open() {
     arena.close(second).expect("it was launched");
     arena.engine.verify().expect("all invariants hold");
 }
+
+/// Rows of padding are behind those of the items, and change nothing for them.
+#[test]
+fn a_padded_step_is_the_same_for_its_items() {
+    let mut arena = arena();
+    let seqs = [1, 2, 3].map(|token| {
+        arena.engine.admit(Namespace::default(), &[TokenId::new(token)], 0).expect("room")
+    });
+    let items = seqs.map(|seq| Extend { seq, len: 1 });
+    let (_, qkv) = fused(&mut Rng::new(4), 8);
+    let attend = |step: &Step<'_>| {
+        let rows = step.plan().token_count();
+        let [q, k, v] = qkv.each_ref().map(|x| x.narrow(0, 0, rows).expect("rows"));
+        let out = step.attend(0, &attention(), &q, &k, &v).expect("valid attention");
+        out.to_vec3::<f32>().expect("numbers")
+    };
+    let wanted = attend(&arena.step(&items).expect("room"));
+    let step = arena.step_padded(&items, 8).expect("room");
+    assert_eq!([step.inputs.tokens.elem_count(), step.inputs.last_rows.elem_count()], [8, 8]);
+    let last_rows = step.inputs.last_rows.to_vec1::<u32>().expect("numbers");
+    assert_eq!(last_rows, [0, 1, 2, 3, 4, 5, 6, 7]);
+    let out = attend(&step);
+    assert_eq!(out[..3], wanted);
+    assert!(out[3..].iter().flatten().flatten().all(|&x| x == 0.0));
+    drop(step);
+    let few = arena.step_padded(&items, 2).err().expect("fewer rows than items");
+    assert!(matches!(few, Error::Engine(_)), "{few}");
+    arena.engine.verify().expect("all invariants hold");
+}

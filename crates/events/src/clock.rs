@@ -1,13 +1,13 @@
-//! What of this process is measured: time that passed, and memory that it has.
+//! Wall-clock time, and the resident memory of this process.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Seconds since 1970, as messages have them.
+/// Returns the seconds since 1970, the time format of messages.
 pub fn seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// How long a call takes, added to `spent`, in seconds.
+/// Adds the duration of a call to `spent`, in seconds.
 pub fn timed<T>(spent: &mut f64, call: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let answer = call();
@@ -15,7 +15,7 @@ pub fn timed<T>(spent: &mut f64, call: impl FnOnce() -> T) -> T {
     answer
 }
 
-/// Bytes of memory that this process has, where the system says it.
+/// Returns the resident memory of this process in bytes, on systems with `/proc`.
 pub fn resident_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;

@@ -1,7 +1,7 @@
-//! A message's payload, read: events of vLLM and SGLang, as maps or, from engines before June 2026, as arrays.
+//! Decodes a message's payload: events of vLLM and SGLang, as maps or, from engines before June 2026, as arrays.
 //!
-//! All of a payload is read and checked before any of it is handed over, and what is wrong is said with the place of
-//! the byte. Not here: MessagePack (`msgpack.rs`), which message is next (`subscriber.rs`).
+//! The decoder checks the whole payload before it returns an event. An error contains the offset of the invalid byte.
+//! `msgpack.rs` reads MessagePack; `subscriber.rs` orders the messages.
 
 use std::fmt;
 
@@ -10,59 +10,59 @@ use crate::msgpack::{Malformed, Reader, Value};
 /// Pages that became matchable.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct StoredPages {
-    /// Of each page, what it is called.
+    /// Hash of each page.
     pub hashes: Vec<u64>,
-    /// The page before them.
+    /// Hash of the preceding page.
     pub parent: Option<u64>,
-    /// Their tokens.
+    /// Tokens of all pages.
     pub tokens: Vec<u32>,
-    /// Tokens of each page.
+    /// Tokens per page.
     pub page_size: u32,
-    /// The adapter.
+    /// Name of the LoRA adapter.
     pub lora: Option<String>,
-    /// What keeps a tenant apart.
+    /// Cache salt, which separates tenants.
     pub salt: Option<String>,
-    /// Where the pages are.
+    /// Memory that contains the pages.
     pub medium: Option<String>,
 }
 
-/// What an engine says.
+/// Event of an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum WireEvent {
     /// `BlockStored`
     Stored(StoredPages),
     /// `BlockRemoved`
     Removed {
-        /// Of each page, what it is called.
+        /// Hash of each page.
         hashes: Vec<u64>,
-        /// Where the pages were.
+        /// Memory that contained the pages.
         medium: Option<String>,
     },
     /// `AllBlocksCleared`
     Cleared,
 }
 
-/// A payload.
+/// Decoded payload.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Message {
-    /// When it was made, in seconds.
+    /// Time of creation, in seconds since 1970.
     pub seconds: f64,
-    /// What has happened, in order.
+    /// Events, in order.
     pub events: Vec<WireEvent>,
-    /// The engine's rank among those of one endpoint.
+    /// Data-parallel rank of the engine, among those of one endpoint.
     pub rank: Option<u32>,
 }
 
-/// Why a payload is refused, and the place of the byte where what is wrong begins.
+/// Error in a payload, with its offset.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WireError {
-    /// Bytes before it.
+    /// Offset of the first invalid byte.
     pub at: usize,
-    /// What it is.
+    /// Kind of error.
     pub what: Wrong,
 }
 
-/// What is wrong with a payload.
+/// Kind of error in a payload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Wrong {
@@ -70,50 +70,50 @@ pub enum Wrong {
     Malformed(Malformed),
     /// The payload is not an array of three: time, events, rank.
     Envelope {
-        /// Its items.
+        /// Items of the array.
         len: usize,
     },
-    /// Another kind of value belongs there.
+    /// The value has a wrong type.
     Kind {
-        /// What belongs there.
+        /// Expected type.
         wanted: &'static str,
-        /// What is there.
+        /// Type of the value.
         found: &'static str,
     },
-    /// An event of a type that nobody knows.
+    /// The event's type is unknown.
     EventType {
-        /// Its name.
+        /// Name of the type.
         name: String,
     },
-    /// An event lacks what it cannot be without.
+    /// The event lacks a required field.
     Missing {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
     },
-    /// A hash of other than 64 bits or 32 bytes.
+    /// The hash has neither 64 bits nor 32 bytes.
     HashWidth {
-        /// Its bytes.
+        /// Bytes of the hash.
         bytes: usize,
     },
-    /// A number that is too large for what it counts.
+    /// The number is too large for its field.
     Range {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
         /// The number.
         value: u64,
     },
-    /// Tokens that do not fill the pages.
+    /// The tokens do not fill the pages.
     TokenCount {
-        /// Tokens.
+        /// Number of tokens.
         tokens: usize,
-        /// Pages.
+        /// Number of pages.
         pages: usize,
-        /// Tokens of a page.
+        /// Tokens per page.
         page_size: u32,
     },
-    /// Bytes behind the payload's end.
+    /// Bytes follow the payload.
     Trailing {
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
     },
 }
@@ -143,10 +143,10 @@ impl std::error::Error for WireError {}
 
 type Read<T> = Result<T, WireError>;
 
-/// Reads a payload, all of it or nothing.
+/// Decodes a payload, or returns the first error.
 ///
 /// # Errors
-/// [`WireError`]: the first thing that is wrong.
+/// [`WireError`]: the first error.
 pub fn decode(payload: &[u8]) -> Read<Message> {
     let mut payload = Payload { reader: Reader::new(payload) };
     let at = payload.reader.at();
@@ -175,21 +175,21 @@ struct Payload<'a> {
     reader: Reader<'a>,
 }
 
-/// The fields of an event, as far as they have been read.
+/// The fields of an event that have been read.
 #[derive(Default)]
 struct Fields {
     kind: Option<(usize, String)>,
     hashes: Option<Vec<u64>>,
     tokens: Option<(usize, Vec<u32>)>,
     page_size: Option<u32>,
-    /// Whether there is a field for it.
+    /// None if the event lacks the field.
     parent: Option<Option<u64>>,
     lora: Option<String>,
     salt: Option<String>,
     medium: Option<String>,
 }
 
-/// The order of fields in events that are arrays.
+/// Order of the fields of an event in array form.
 const POSITIONS: [&str; 7] = [
     "block_hashes",
     "parent_block_hash",
@@ -230,7 +230,7 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Nothing for nil.
+    /// Reads a value, or returns none for nil.
     fn optional<T>(&mut self, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<Option<T>> {
         let before = self.reader.clone();
         if self.value()? == Value::Nil {
@@ -248,7 +248,7 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// A number of 32 bits.
+    /// Reads a number of 32 bits.
     fn small(&mut self, field: &'static str) -> Read<u32> {
         let at = self.reader.at();
         match self.value()? {
@@ -258,7 +258,7 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// 64 bits of either sign, or a digest, of which the last 8 bytes count.
+    /// Reads a hash: 64 bits of either sign, or the last 8 bytes of a 32-byte digest.
     fn hash(&mut self) -> Read<u64> {
         let at = self.reader.at();
         match self.value()? {
@@ -274,7 +274,7 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// The items of an array. A length that is a lie takes no memory.
+    /// Reads the items of an array. A false length reserves no more memory than bytes remain.
     fn list<T>(
         &mut self,
         wanted: &'static str,
@@ -335,7 +335,7 @@ impl<'a> Payload<'a> {
 }
 
 impl Fields {
-    /// The event that begins at `at`.
+    /// Returns the event that begins at byte `at`.
     fn event(self, at: usize) -> Read<WireEvent> {
         let missing = |field| WireError { at, what: Wrong::Missing { field } };
         let (kind_at, kind) = self.kind.ok_or(missing("type"))?;

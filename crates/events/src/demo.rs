@@ -1,4 +1,4 @@
-//! Two engines say what they have over real sockets, and a router sends a prompt where it is cached.
+//! Two engines publish their cache contents over real sockets, and a router finds the engine that caches a prompt.
 
 use std::error::Error;
 
@@ -23,7 +23,7 @@ async fn two_engines() -> Result<(), Box<dyn Error>> {
     let mut engines = Vec::new();
     for engine in 0..2 {
         let publisher = Publisher::bind(PublisherConfig::default()).await?;
-        println!("engine {engine} says what it has at {}", publisher.endpoint);
+        println!("engine {engine} publishes its events at {}", publisher.endpoint);
         let mut host = Host::new(HostConfig::default())?;
         host.serve(Namespace::default(), &text(1000 * engine), &[]);
         if let Some((payload, events)) = host.say(seconds()) {

@@ -1,14 +1,14 @@
-//! An engine's events as the payload of a message: `[seconds, [event, ..], rank]` in MessagePack, each event a map.
+//! Encodes an engine's events as a message's payload: `[seconds, [event, ..], rank]` in MessagePack, each event a map.
 //!
-//! The keys are those that vLLM 0.33 requires, and `cache_salt` as SGLang 0.5.23 has it. Not here: frames and sequence
-//! numbers (`publisher.rs`).
+//! The keys are those that vLLM 0.33 requires, plus `cache_salt` of SGLang 0.5.23. `publisher.rs` adds the frames and
+//! sequence numbers.
 
 use kvarena::{Event, Hashing, PageHash, Stored};
 use rmp::encode::{
     write_array_len, write_f64, write_map_len, write_nil, write_sint, write_str, write_uint,
 };
 
-/// Where the pages are: in the memory of the device.
+/// Memory that contains the pages: the device's.
 const MEDIUM: &str = "GPU";
 
 /// Events of one message.
@@ -20,17 +20,17 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// No events yet.
+    /// Creates an empty batch.
     pub fn new(hashing: Hashing, page_size: u32) -> Self {
         Self { hashing, page_size, events: Vec::new(), count: 0 }
     }
 
-    /// Events so far.
+    /// Returns the number of events.
     pub fn len(&self) -> u32 {
         self.count
     }
 
-    /// Whether there are none.
+    /// Returns whether the batch has no events.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -47,7 +47,7 @@ impl Batch {
                 self.text("medium", Some(MEDIUM));
             }
             Event::Cleared => self.begin(1, "AllBlocksCleared"),
-            // What this wire has no word for, it does not say.
+            // The wire has no event for other kinds.
             _ => return,
         }
         self.count += 1;
@@ -81,7 +81,7 @@ impl Batch {
         }
     }
 
-    /// The message of all that was added, which is forgotten.
+    /// Returns the payload of all added events, and empties the batch.
     pub fn take(&mut self, seconds: f64, rank: u32) -> Vec<u8> {
         let mut payload = Vec::with_capacity(self.events.len() + 32);
         let written = write_array_len(&mut payload, 3)
@@ -91,18 +91,18 @@ impl Batch {
             })
             .map(|_| payload.append(&mut self.events))
             .and_then(|()| write_uint(&mut payload, rank.into()));
-        written.expect("memory takes all that is written");
+        written.expect("a write to memory succeeds");
         self.count = 0;
         payload
     }
 
     fn begin(&mut self, fields: u32, kind: &str) {
-        write_map_len(&mut self.events, fields).expect("memory takes it");
+        write_map_len(&mut self.events, fields).expect("a write to memory succeeds");
         self.text("type", Some(kind));
     }
 
     fn key(&mut self, key: &str) {
-        write_str(&mut self.events, key).expect("memory takes it");
+        write_str(&mut self.events, key).expect("a write to memory succeeds");
     }
 
     fn text(&mut self, key: &str, text: Option<&str>) {
@@ -114,25 +114,25 @@ impl Batch {
     }
 
     fn nil(&mut self) {
-        write_nil(&mut self.events).expect("memory takes it");
+        write_nil(&mut self.events).expect("a write to memory succeeds");
     }
 
     fn array(&mut self, len: usize) {
-        let len = u32::try_from(len).expect("fewer than 2^32 of anything");
-        write_array_len(&mut self.events, len).expect("memory takes it");
+        let len = u32::try_from(len).expect("an event has fewer than 2^32 items");
+        write_array_len(&mut self.events, len).expect("a write to memory succeeds");
     }
 
     fn number(&mut self, number: u64) {
-        write_uint(&mut self.events, number).expect("memory takes it");
+        write_uint(&mut self.events, number).expect("a write to memory succeeds");
     }
 
-    /// A page's hash as 64 bits: SGLang's have a sign, the others none.
+    /// Writes a page's hash as 64 bits, signed for SGLang and unsigned otherwise.
     fn hash(&mut self, hash: PageHash) {
         let id = self.hashing.event_id(hash);
         let written = match self.hashing {
             Hashing::SglangSha256 => write_sint(&mut self.events, id.cast_signed()),
             _ => write_uint(&mut self.events, id),
         };
-        written.expect("memory takes it");
+        written.expect("a write to memory succeeds");
     }
 }

@@ -1,7 +1,7 @@
-//! Engines without bytes behind a router, and a trace of requests over them: who is sent where, and what that is worth.
+//! Simulates a trace over a fleet of engines without bytes behind a router, and measures each routing policy.
 //!
-//! Each engine computes its requests in the order they come, so many tokens a second; a request waits for those before
-//! it. The router knows of an engine what that has said. Not here: how a trace is read, how an outcome is drawn.
+//! Each engine computes its requests in order of arrival, at a fixed number of tokens a second. A request waits for the
+//! earlier requests of its engine. The router receives only the events that the engines publish.
 
 use std::fmt;
 
@@ -12,19 +12,20 @@ use crate::host::{Host, HostConfig};
 use crate::router::Router;
 use crate::trace::Request;
 
-/// Who is sent where.
+/// Routing policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
-    /// One after another.
+    /// Round robin.
     RoundRobin,
-    /// To the engine that has most of the prompt; of several, one after another.
+    /// The engine with the longest cached prefix; ties round robin.
     Prefix,
-    /// To the engine that will have computed the prompt first: what it lacks of it, and what waits there.
+    /// The engine that would finish the prompt first: its uncached tokens plus the tokens that wait in the engine's
+    /// queue.
     PrefixAndLoad,
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Policy; 3] = [Policy::RoundRobin, Policy::Prefix, Policy::PrefixAndLoad];
 }
 
@@ -38,62 +39,62 @@ impl fmt::Display for Policy {
     }
 }
 
-/// A fleet.
+/// Size and speed of a fleet.
 #[derive(Clone, Copy, Debug)]
 pub struct FleetConfig {
-    /// Engines.
+    /// Number of engines.
     pub engines: usize,
-    /// Each of them.
+    /// Config of each engine.
     pub host: HostConfig,
     /// Tokens that an engine computes in a second.
     pub rate: f64,
 }
 
-/// What became of a trace.
+/// Results of a trace under one policy.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Who was sent where.
+    /// Routing policy.
     pub policy: Policy,
-    /// Requests that were served.
+    /// Requests served.
     pub requests: usize,
-    /// Requests that fit no engine.
+    /// Requests too long for an engine.
     pub skipped: usize,
-    /// Tokens of their prompts.
+    /// Prompt tokens of the served requests.
     pub prompt_tokens: u64,
-    /// Those that were cached where they were sent.
+    /// Prompt tokens that the chosen engines had cached.
     pub hit_tokens: u64,
-    /// Tokens of prompts that each engine computed.
+    /// Prompt tokens that each engine computed.
     pub computed: Vec<u64>,
-    /// How long each request waited for those before it, in seconds.
+    /// Seconds that each request waited in its engine's queue.
     pub waits: Vec<f64>,
-    /// Events that all engines said.
+    /// Events that all engines published.
     pub events: u64,
     /// Bytes of all payloads.
     pub event_bytes: u64,
-    /// When the last request came, in seconds since the trace began.
+    /// Arrival of the last request, in seconds since the start of the trace.
     pub seconds: f64,
-    /// Share of prompt tokens that were cached, up to each of some requests.
+    /// Share of cached prompt tokens up to a request, for some requests.
     pub rates: Vec<(usize, f64)>,
-    /// Pages that the router's index held in the end.
+    /// Pages in the router's index at the end.
     pub index_pages: usize,
-    /// What the published crate took to take all events over, in seconds.
+    /// Seconds that `dynamo-kv-router` needed to apply all events.
     pub apply_seconds: f64,
 }
 
 impl Outcome {
-    /// Share of prompt tokens that were cached.
+    /// Returns the share of prompt tokens that were cached.
     pub fn hit_rate(&self) -> f64 {
         self.hit_tokens as f64 / (self.prompt_tokens as f64).max(1.0)
     }
 
-    /// What the busiest engine computed, over the mean.
+    /// Returns the busiest engine's computed tokens divided by the mean.
     pub fn skew(&self) -> f64 {
         let most = self.computed.iter().max().copied().unwrap_or(0) as f64;
         let mean = self.computed.iter().sum::<u64>() as f64 / self.computed.len() as f64;
         most / mean.max(1.0)
     }
 
-    /// How long a request waited, in seconds: the mean, and what 99 of 100 did not exceed.
+    /// Returns the mean and the 99th percentile of the requests' wait, in seconds.
     pub fn wait(&self) -> (f64, f64) {
         let mut waits = self.waits.clone();
         waits.sort_by(f64::total_cmp);
@@ -102,13 +103,13 @@ impl Outcome {
     }
 }
 
-/// Points of a curve.
+/// Points of the curve of cached shares.
 const POINTS: usize = 200;
 
 /// Sends a trace over a fleet.
 ///
 /// # Panics
-/// If an engine cannot be made, or the router does not believe one.
+/// If an engine's config is invalid, or the router rejects an engine's payload.
 pub fn run(config: &FleetConfig, policy: Policy, requests: &[Request]) -> Outcome {
     let host = || Host::new(config.host).expect("the engine's config is right");
     let mut hosts: Vec<Host> = (0..config.engines).map(|_| host()).collect();
@@ -152,7 +153,7 @@ pub fn run(config: &FleetConfig, policy: Policy, requests: &[Request]) -> Outcom
             outcome.event_bytes += payload.len() as u64;
             let applied =
                 timed(&mut outcome.apply_seconds, || router.apply(engine as u64, &payload));
-            applied.expect("the router believes engines");
+            applied.expect("the engine's payload is valid");
         }
         if number.is_multiple_of((requests.len() / POINTS).max(1)) {
             outcome.rates.push((number, outcome.hit_rate()));
@@ -170,7 +171,7 @@ fn choose(
     number: usize,
     waiting: impl Fn(usize) -> f64,
 ) -> usize {
-    // Where all else is equal, one after another.
+    // Equal costs fall back to round robin.
     let turn = |engine: usize| (engine + config.engines - number % config.engines) % config.engines;
     if policy == Policy::RoundRobin {
         return number % config.engines;
@@ -187,12 +188,12 @@ fn choose(
     (0..config.engines).min_by(better).expect("a fleet has engines")
 }
 
-/// What saying what it has costs one engine.
+/// Cost of one engine that publishes its events, up to a given stage.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// What it does.
+    /// The enabled stages.
     pub what: &'static str,
-    /// Seconds for all requests, core and all.
+    /// Seconds for all requests, including the engine's own work.
     pub seconds: f64,
     /// Requests served.
     pub requests: usize,
@@ -200,7 +201,7 @@ pub struct Cost {
     pub pages: u64,
 }
 
-/// Serves requests on one engine that says nothing, one that hashes, and so on. The least of some runs counts.
+/// Serves requests on one engine per stage: nothing, hashes, events, payloads. Returns the fastest of three runs.
 pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
     const RUNS: usize = 3;
     let silent = HostConfig { hashing: None, ..host };
@@ -244,8 +245,8 @@ pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
     ways.into_iter().map(cost).collect()
 }
 
-/// What a page of one engine takes of a router's memory, found by filling an index; none where the system does not say
-/// how much memory there is.
+/// Returns a router's memory per page of one engine, measured on an index that this function fills. Returns none on
+/// systems that do not report the resident memory.
 pub fn index_bytes_a_page(page_size: u32, engines: u64, pages: u32) -> Option<f64> {
     const CHAT: u32 = 100;
     let host = HostConfig { page_size, pages: 2 * CHAT, ..HostConfig::default() };
@@ -253,17 +254,17 @@ pub fn index_bytes_a_page(page_size: u32, engines: u64, pages: u32) -> Option<f6
     let mut router = Router::new(page_size);
     let before = resident_bytes()?;
     for engine in 0..engines {
-        // Conversations of a hundred pages that no other engine has.
+        // Conversations of 100 pages that no other engine has.
         for chat in 0..u64::from(pages / CHAT) {
             let first = (engine * u64::from(pages / CHAT) + chat) * u64::from(CHAT * page_size);
             let text: Vec<TokenId> =
                 (0..CHAT * page_size).map(|at| TokenId::new(first as u32 + at)).collect();
-            // One engine says what all of them have: that it forgets, nobody hears.
+            // A single engine serves the texts of all engines. The router never receives its resets.
             host.engine.reset();
             host.engine.drain_events(|_| ());
             host.serve(Namespace::default(), &text, &[]).expect("it fits");
             let (payload, _) = host.say(0.0).expect("it has new pages");
-            router.apply(engine, &payload).expect("the router believes engines");
+            router.apply(engine, &payload).expect("the engine's payload is valid");
         }
     }
     let after = resident_bytes()?;

@@ -1,6 +1,4 @@
-//! A host of an engine without bytes: it serves prompts, one after another, and says what its engine has.
-//!
-//! Not here: who sends it prompts.
+//! A host of an engine without bytes. It serves one prompt at a time and encodes the engine's events.
 
 use std::convert::Infallible;
 
@@ -11,16 +9,16 @@ use kvarena::{
 
 use crate::encode::Batch;
 
-/// What an engine is to be.
+/// Config of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct HostConfig {
-    /// Tokens of a page.
+    /// Tokens per page.
     pub page_size: u32,
-    /// Pages.
+    /// Number of pages.
     pub pages: u32,
-    /// How pages are hashed, if they are.
+    /// Recipe of page hashes; none disables hashes and events.
     pub hashing: Option<Hashing>,
-    /// Pages that wait to be told of at most.
+    /// Maximum of pages that wait in the event buffer.
     pub event_pages: u32,
 }
 
@@ -30,7 +28,7 @@ impl Default for HostConfig {
     }
 }
 
-/// An engine and what serves it.
+/// An engine with its scratch memory and its event batch.
 pub struct Host {
     /// The engine.
     pub engine: Engine<Null>,
@@ -39,7 +37,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// A new engine.
+    /// Creates an engine.
     ///
     /// # Errors
     /// As [`Engine::new`].
@@ -60,7 +58,7 @@ impl Host {
         Ok(Self { engine, scratch: StepScratch::new(), batch })
     }
 
-    /// Serves a prompt and its answer to the end. Returns the tokens that were cached; none if it cannot fit.
+    /// Serves a prompt and its answer to the end. Returns the cached tokens, or none if the prompt cannot fit.
     pub fn serve(
         &mut self,
         namespace: Namespace,
@@ -71,28 +69,28 @@ impl Host {
         let seq = match self.engine.admit(namespace, prompt, len) {
             Ok(seq) => seq,
             Err(Error::TooLong { .. } | Error::OutOfPages { .. }) => return None,
-            Err(error) => panic!("a prompt is refused: {error}"),
+            Err(error) => panic!("the engine rejects a prompt: {error}"),
         };
         let hit = self.engine.cached_len(seq).expect("alive");
         self.step(seq);
         if !answer.is_empty() {
-            self.engine.append(seq, answer).expect("room is promised");
+            self.engine.append(seq, answer).expect("the pages are reserved");
             self.step(seq);
         }
         self.engine.finish(seq).expect("alive");
         Some(hit)
     }
 
-    /// Computes all that is known.
+    /// Computes all tokens without K and V.
     fn step(&mut self, seq: kvarena::SeqKey) {
         let len = self.engine.extend_max(seq).expect("alive");
         let plan = self.engine.plan_batch(&mut self.scratch, &[Extend { seq, len }]);
-        let step = plan.expect("room is promised").step();
+        let step = plan.expect("the pages are reserved").step();
         self.engine.commit(step).expect("planned");
         self.engine.complete(step).expect("committed");
     }
 
-    /// What has happened since the last call, as a payload and its number of events; none if nothing has.
+    /// Returns the payload of the events since the last call and their number, or none without events.
     pub fn say(&mut self, seconds: f64) -> Option<(Vec<u8>, u32)> {
         let batch = self.batch.as_mut()?;
         self.engine.drain_events(|event| batch.push(event));

@@ -1,12 +1,12 @@
-//! What an engine holds, said to others on the wire of vLLM and SGLang: a publisher over ZeroMQ, a subscriber that
-//! finds what it lost, a router that believes both, and a fleet of engines behind it.
+//! Publishes the cache contents of an engine on the wire of vLLM and SGLang. The crate contains a publisher over
+//! ZeroMQ, a subscriber that recovers lost messages, a router that indexes the events, and a simulated fleet.
 //!
 //! ```text
 //! engine --drain_events--> [encode] --payload--> [publisher] ==PUB==> [subscriber] --payload--> [router]
 //!                                                     ^==ROUTER==replay, dump==|
 //! ```
 //!
-//! Without feature `router` the modules `fleet`, `host`, `plot`, `router` and `trace` are left out.
+//! Without feature `router` the crate omits the modules `fleet`, `host`, `plot`, `router` and `trace`.
 
 pub mod clock;
 pub mod decode;

@@ -51,11 +51,11 @@ fn main() {
 }
 
 fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn Error>> {
-    // First of all: memory that has been in use before would not be seen.
+    // This runs first: the measurement would miss memory that the process has already used.
     let index_bytes = index_bytes_a_page(options.page_size, 16, 20_000);
     let most = options.requests.map_or(usize::MAX, NonZeroUsize::get);
     let requests = trace::read(path, most)?;
-    // As many tokens as an 80 GB device has room for beside a model of 8 billion parameters.
+    // An 80 GB device has room for this many tokens beside a model of 8 billion parameters.
     let pages = options.pages.unwrap_or(400_000 / options.page_size);
     let page_size = options.page_size;
     let host =

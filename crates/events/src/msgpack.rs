@@ -1,36 +1,34 @@
-//! MessagePack, read value by value from bytes that somebody else has written: what is wrong is said with its place.
-//!
-//! Not here: what the values mean (`decode.rs`).
+//! Reads MessagePack value by value from untrusted bytes. An error contains its offset.
 
 use std::fmt;
 
-/// A value; arrays and maps are their lengths, and their items follow.
+/// MessagePack value. Arrays and maps contain their length; their items follow as values.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Value<'a> {
-    /// Nothing.
+    /// Nil.
     Nil,
-    /// Yes or no.
+    /// Boolean.
     Bool(bool),
-    /// A number that is not negative.
+    /// Integer >= 0.
     Unsigned(u64),
-    /// A negative number.
+    /// Negative integer.
     Negative(i64),
-    /// A number with a fraction.
+    /// Floating-point number.
     Float(f64),
-    /// Text.
+    /// UTF-8 text.
     Text(&'a str),
     /// Bytes.
     Bytes(&'a [u8]),
-    /// So many values follow.
+    /// Array of this many values.
     Array(usize),
-    /// So many pairs of values follow.
+    /// Map of this many pairs of values.
     Map(usize),
-    /// Something of a type of its own.
+    /// Extension type.
     Extension,
 }
 
 impl Value<'_> {
-    /// What it is, in a word.
+    /// Returns the name of the type, for error messages.
     pub fn name(&self) -> &'static str {
         match self {
             Value::Nil => "nil",
@@ -46,14 +44,14 @@ impl Value<'_> {
     }
 }
 
-/// Why bytes are not MessagePack.
+/// Reason why bytes are not MessagePack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Malformed {
     /// The bytes end within a value.
     Short,
-    /// A first byte that no value has.
+    /// No value begins with this byte.
     Marker(u8),
-    /// Text that is not UTF-8.
+    /// Text is not UTF-8.
     Text,
 }
 
@@ -67,7 +65,7 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// Reads values one after another.
+/// Cursor over MessagePack values.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     bytes: &'a [u8],
@@ -75,17 +73,17 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// From the first byte on.
+    /// Creates a reader at the first byte.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
     }
 
-    /// Bytes read so far: where the next value begins.
+    /// Returns the offset of the next value.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// Bytes that are left.
+    /// Returns the number of unread bytes.
     pub fn rest(&self) -> usize {
         self.bytes.len() - self.at
     }
@@ -96,7 +94,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// A number of so many bytes, the highest first.
+    /// Reads a big-endian number of `len` bytes.
     fn number(&mut self, len: usize) -> Result<u64, Malformed> {
         Ok(self.take(len)?.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)))
     }
@@ -110,7 +108,7 @@ impl<'a> Reader<'a> {
         self.take(len as usize + 1).map(|_| Value::Extension)
     }
 
-    /// The next value. Where there is none, nothing is read.
+    /// Reads the next value. An error leaves the position unchanged.
     ///
     /// # Errors
     /// [`Malformed`].
@@ -162,12 +160,12 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Passes a value with all that is in it.
+    /// Skips a value and the values that it contains.
     ///
     /// # Errors
     /// [`Malformed`].
     pub fn skip(&mut self) -> Result<(), Malformed> {
-        // A length that is a lie ends with the bytes.
+        // A false length ends the loop at the end of the bytes.
         let mut left: u64 = 1;
         while left > 0 {
             left -= 1;

@@ -1,4 +1,4 @@
-//! A picture of what policies did with one trace, as SVG: how much was cached over time, and who was busy.
+//! Plots outcomes of one trace as SVG: the cached share over time, the busiest engine's load and the waits.
 
 use std::fmt::Write;
 
@@ -8,20 +8,20 @@ const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 360.0;
 const LEFT: f64 = 60.0;
 const TOP: f64 = 40.0;
-/// The curves' part, and where the bars begin.
+/// Width of the curves, and left edge of the bars.
 const CURVES: f64 = 470.0;
 const BARS: f64 = 600.0;
 const BOTTOM: f64 = HEIGHT - 50.0;
 const COLORS: [&str; 3] = ["#7a7a7a", "#c0392b", "#2471a3"];
 
-/// The picture.
+/// Returns the plot.
 pub fn draw(outcomes: &[Outcome]) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
          font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     let shown = draw_curves(&mut svg, outcomes).and_then(|()| draw_bars(&mut svg, outcomes));
-    shown.expect("memory takes all that is written");
+    shown.expect("a write to memory succeeds");
     svg.push_str("</svg>\n");
     svg
 }
@@ -70,7 +70,7 @@ fn draw_curves(svg: &mut String, outcomes: &[Outcome]) -> std::fmt::Result {
     Ok(())
 }
 
-/// Two groups of bars: what the busiest engine computed over the mean, and how long a request waited.
+/// Draws two groups of bars: the busiest engine's load over the mean, and the mean wait.
 fn draw_bars(svg: &mut String, outcomes: &[Outcome]) -> std::fmt::Result {
     type Of = fn(&Outcome) -> f64;
     let groups: [(&str, &str, Of); 2] =

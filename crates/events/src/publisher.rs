@@ -1,11 +1,9 @@
-//! Sends payloads over ZeroMQ: PUB for those who listen, ROUTER for those who have missed something.
+//! Publishes payloads over ZeroMQ: a PUB socket for subscribers, and a ROUTER socket that replays lost messages.
 //!
-//! A message is `[topic, number as 8 bytes, payload]`; numbers count from 0 and the last ones are kept. A request is
-//! `["", number]`, answered by all kept messages from that number on as `["", topic, number, payload]` and then
-//! `["", "", 2^64 - 1, ""]`. That is vLLM's and SGLang's. `["", "dump"]` is this example's own: the host is to say
-//! everything again, in the messages that come next.
-//!
-//! Not here: what payloads say (`encode.rs`).
+//! A message is `[topic, number as 8 bytes, payload]`. Numbers count from 0, and the publisher keeps the last messages.
+//! The request `["", number]` returns all kept messages from that number on, as `["", topic, number, payload]`, and
+//! then `["", "", 2^64 - 1, ""]`. vLLM and SGLang use this protocol. The request `["", "dump"]` is an addition of this
+//! example: the host then publishes its whole cache in the next messages.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,21 +14,21 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage, ZmqResult};
 
-/// The number of the message that ends an answer.
+/// Number of the message that ends a reply.
 pub const END: u64 = u64::MAX;
-/// What asks for everything.
+/// Request for the whole cache.
 pub const DUMP: &[u8] = b"dump";
 
-/// How to send.
+/// Endpoints, topic and history of a publisher.
 #[derive(Clone, Debug)]
 pub struct PublisherConfig {
-    /// Where those who listen connect.
+    /// Endpoint of the PUB socket.
     pub endpoint: String,
-    /// Where those who have missed something ask.
+    /// Endpoint of the ROUTER socket, for replays.
     pub replay_endpoint: String,
     /// The first frame of every message.
     pub topic: String,
-    /// Messages that are kept.
+    /// Number of kept messages.
     pub keep: usize,
 }
 
@@ -41,18 +39,18 @@ impl Default for PublisherConfig {
     }
 }
 
-/// A payload on its way out.
+/// Queued payload.
 enum Outgoing {
     Send(Bytes),
-    /// It is numbered and kept, and nobody gets it: as if a queue on the way had been full.
+    /// The payload is numbered and kept but not sent, as if a queue on the path had been full.
     Lose(Bytes),
 }
 
 /// A publisher that runs as a task.
 pub struct Publisher {
-    /// Where those who listen connect, with the port that was given.
+    /// Endpoint of the PUB socket, with its assigned port.
     pub endpoint: String,
-    /// Where those who have missed something ask.
+    /// Endpoint of the ROUTER socket, for replays.
     pub replay_endpoint: String,
     outgoing: mpsc::UnboundedSender<Outgoing>,
     dump: Arc<AtomicBool>,
@@ -60,10 +58,10 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Binds both sockets and begins to serve.
+    /// Binds both sockets and starts the task.
     ///
     /// # Errors
-    /// Those of ZeroMQ: an endpoint that is no endpoint, or is taken.
+    /// Errors of ZeroMQ: an endpoint that is invalid or in use.
     pub async fn bind(config: PublisherConfig) -> ZmqResult<Self> {
         let (mut socket, mut router) = (PubSocket::new(), RouterSocket::new());
         let endpoint = socket.bind(&config.endpoint).await?.to_string();
@@ -83,22 +81,22 @@ impl Publisher {
         Ok(Self { endpoint, replay_endpoint, outgoing, dump, task })
     }
 
-    /// Sends a payload to all who listen.
+    /// Sends a payload to all subscribers.
     pub fn send(&self, payload: Vec<u8>) {
         self.push(Outgoing::Send(payload.into()));
     }
 
-    /// Numbers and keeps a payload that nobody gets: what a full queue on the way does.
+    /// Numbers and keeps a payload without sending it, like a full queue on the path.
     pub fn lose(&self, payload: Vec<u8>) {
         self.push(Outgoing::Lose(payload.into()));
     }
 
     fn push(&self, outgoing: Outgoing) {
-        // A task that has ended says why in `close`.
+        // The channel is closed only after the task has ended.
         _ = self.outgoing.send(outgoing);
     }
 
-    /// Whether somebody has asked for everything since the last call.
+    /// Returns whether a subscriber has requested the whole cache since the last call.
     pub fn dump_asked(&self) -> bool {
         self.dump.swap(false, Ordering::AcqRel)
     }
@@ -110,7 +108,7 @@ impl Publisher {
     }
 }
 
-/// What the task owns.
+/// State of the task.
 struct Served {
     socket: PubSocket,
     router: RouterSocket,
@@ -125,7 +123,7 @@ impl Served {
     async fn run(mut self, mut incoming: mpsc::UnboundedReceiver<Outgoing>) -> ZmqResult<()> {
         loop {
             tokio::select! {
-                // What was to be sent before a request came is in its answer.
+                // The reply includes payloads that were queued before the request.
                 biased;
                 outgoing = incoming.recv() => match outgoing {
                     Some(outgoing) => self.send(outgoing).await?,
@@ -152,16 +150,16 @@ impl Served {
         }
     }
 
-    /// Answers who asks; what is no request is not answered.
+    /// Replies to a request; ignores messages that are not requests.
     async fn answer(&mut self, request: ZmqMessage) -> ZmqResult<()> {
         let request = request.into_vec();
-        let [who, empty, asked] = &request[..] else { return Ok(()) };
+        let [sender, empty, asked] = &request[..] else { return Ok(()) };
         if !empty.is_empty() {
             return Ok(());
         }
         let reply = |topic: &Bytes, number, payload: &Bytes| {
             let empty = Bytes::new();
-            frames(&[who.clone(), empty, topic.clone(), number_frame(number), payload.clone()])
+            frames(&[sender.clone(), empty, topic.clone(), number_frame(number), payload.clone()])
         };
         if asked == DUMP {
             self.dump.store(true, Ordering::Release);
@@ -181,7 +179,7 @@ fn number_frame(number: u64) -> Bytes {
     Bytes::copy_from_slice(&number.to_be_bytes())
 }
 
-/// A message of these frames.
+/// Returns a message of these frames.
 pub(crate) fn frames(frames: &[Bytes]) -> ZmqMessage {
     let (first, rest) = frames.split_first().expect("a message has frames");
     let mut message = ZmqMessage::from(first.to_vec());

@@ -1,6 +1,6 @@
-//! A router that believes what engines say: the index of the published crate `dynamo-kv-router`, fed by its own parser.
+//! A router over the published crate `dynamo-kv-router`: its own parser reads payloads, and its index finds prefixes.
 //!
-//! Payloads are checked first (`decode.rs`): of one that is wrong nothing is taken over. Not here: how payloads come.
+//! `decode.rs` checks each payload first, so an invalid payload changes nothing.
 
 use std::fmt;
 
@@ -11,14 +11,14 @@ use kvarena::{NamespaceNames, TokenId};
 
 use crate::decode::{WireError, decode};
 
-/// Why a payload is not believed.
+/// Reason why the router rejects a payload.
 #[derive(Debug)]
 pub enum RouterError {
-    /// It is wrong.
+    /// The payload is invalid.
     Wire(WireError),
-    /// The published parser refuses what this example's takes.
+    /// The published parser rejects a payload that `decode` accepts.
     Parser(String),
-    /// The index refuses an event.
+    /// The index rejects an event.
     Index(String),
 }
 
@@ -34,32 +34,32 @@ impl fmt::Display for RouterError {
 
 impl std::error::Error for RouterError {}
 
-/// Which engine has which prefix.
+/// Index of the prefixes that each engine caches.
 pub struct Router {
     tree: RadixTree,
     normalizer: ZmqEventNormalizer,
     page_size: u32,
-    /// Events taken over so far.
+    /// Events applied.
     pub events: u64,
 }
 
 impl Router {
-    /// Knows nothing of any engine.
+    /// Creates an empty index.
     pub fn new(page_size: u32) -> Self {
         let normalizer = ZmqEventNormalizer::new(page_size);
         Self { tree: RadixTree::new(), normalizer, page_size, events: 0 }
     }
 
-    /// Takes over what an engine says.
+    /// Checks and applies an engine's payload.
     ///
     /// # Errors
-    /// [`RouterError::Wire`]: nothing of it is taken over.
+    /// [`RouterError::Wire`] leaves the index unchanged.
     pub fn believe(&mut self, engine: u64, payload: &[u8]) -> Result<(), RouterError> {
         decode(payload).map_err(RouterError::Wire)?;
         self.apply(engine, payload)
     }
 
-    /// [`Router::believe`] of a payload that is known to be right: the published crate's share of it.
+    /// Applies a payload that the caller has checked: the published crate's part of [`Router::believe`].
     ///
     /// # Errors
     /// As [`Router::believe`].
@@ -80,12 +80,12 @@ impl Router {
         Ok(())
     }
 
-    /// Forgets what an engine has said.
+    /// Removes all pages of an engine.
     pub fn forget(&mut self, engine: u64) {
         self.tree.clear_all_blocks(engine);
     }
 
-    /// Of each engine that has pages of a prompt, how many it has from its begin on.
+    /// Returns each engine that caches the prompt's first page, and its number of cached pages from the start on.
     pub fn overlap(&self, names: &NamespaceNames, prompt: &[TokenId]) -> Vec<(u64, u32)> {
         let options = BlockHashOptions {
             lora_name: names.lora.as_deref(),
@@ -100,7 +100,7 @@ impl Router {
         scores
     }
 
-    /// Pages that the index holds, each counted for each engine that has it.
+    /// Returns the number of (page, engine) pairs in the index.
     pub fn pages(&self) -> usize {
         self.tree.current_size()
     }

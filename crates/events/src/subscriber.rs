@@ -1,8 +1,8 @@
-//! Hears an engine's messages in order, and notices what it has missed.
+//! Receives an engine's messages in order and detects lost messages.
 //!
-//! A number that is too large is a gap: what was lost is asked for, and if it is not kept any more, everything is. A
-//! number that goes back is a restart: what is known of the engine is of one that is no more, and everything is asked
-//! for too. Not here: what payloads say.
+//! A number that is too large is a gap. The subscriber requests the lost messages, or the whole cache if the publisher
+//! no longer keeps them. A smaller number is a restart: the known contents belong to an engine that has ended, so the
+//! subscriber requests the whole cache.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,30 +12,30 @@ use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqError};
 
 use crate::publisher::{DUMP, END, frames};
 
-/// What is heard of an engine.
+/// Received item.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Heard {
     /// The next payload.
     Payload(Bytes),
-    /// Messages are lost for good: nothing that is known is sure. Everything will be said again.
+    /// Messages are lost for good, so the known contents are unreliable. The engine will publish its whole cache.
     Lost {
-        /// The first of them.
+        /// Number of the first lost message.
         from: u64,
-        /// The first that is there again.
+        /// Number of the first message after the gap.
         to: u64,
     },
-    /// It is another engine, which knows nothing yet; what it has will be said.
+    /// The engine has restarted. It will publish its whole cache.
     Restarted,
 }
 
-/// Why nothing can be heard.
+/// Error of a subscriber.
 #[derive(Debug)]
 pub enum HearError {
-    /// The socket.
+    /// Error of the socket.
     Socket(ZmqError),
-    /// A message of other frames than a topic, a number and a payload.
+    /// The message's frames are not a topic, a number and a payload.
     Frames {
-        /// How long each of them is.
+        /// Length of each frame in bytes.
         lengths: Vec<usize>,
     },
 }
@@ -59,22 +59,22 @@ impl From<ZmqError> for HearError {
     }
 }
 
-/// Listens to one engine.
+/// Subscriber of one engine.
 pub struct Subscriber {
     socket: SubSocket,
     replay: DealerSocket,
     replay_endpoint: String,
-    /// The number of the next message.
+    /// Number of the next message.
     next: u64,
-    /// Heard and not handed over.
+    /// Received items that the caller has not taken.
     ready: VecDeque<Heard>,
 }
 
 impl Subscriber {
-    /// Connects to an engine's publisher; what it has kept from before is heard first.
+    /// Connects to an engine's publisher. The first items are the messages that the publisher has kept.
     ///
     /// # Errors
-    /// Those of ZeroMQ, and of an answer that is none.
+    /// Errors of ZeroMQ, and of a malformed reply.
     pub async fn connect(endpoint: &str, replay_endpoint: &str) -> Result<Self, HearError> {
         let mut socket = SubSocket::new();
         socket.connect(endpoint).await?;
@@ -87,7 +87,7 @@ impl Subscriber {
         Ok(subscriber)
     }
 
-    /// The next thing. It can be asked for again if nobody has waited for the answer.
+    /// Waits for the next item. Cancelling the call loses no item.
     ///
     /// # Errors
     /// [`HearError`].
@@ -97,16 +97,16 @@ impl Subscriber {
             let (number, payload) = parts(&message)?;
             self.take(number, payload).await?;
         }
-        Ok(self.ready.pop_front().expect("something is"))
+        Ok(self.ready.pop_front().expect("the loop ends with an item"))
     }
 
-    /// A message has come.
+    /// Queues a message, and first recovers what precedes it.
     async fn take(&mut self, number: u64, payload: Bytes) -> Result<(), HearError> {
         if number > self.next {
             self.catch_up(number).await?;
         } else if number < self.next {
             self.ready.push_back(Heard::Restarted);
-            // The one that was there has gone with its connection.
+            // The old socket belonged to the connection of the ended engine.
             self.replay = connected(&self.replay_endpoint).await?;
             self.ask_for_all().await?;
         }
@@ -115,12 +115,12 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Asks for what lies before a message.
+    /// Requests the messages before `end`.
     async fn catch_up(&mut self, end: u64) -> Result<(), HearError> {
         let from = self.next;
-        self.ask(&from.to_be_bytes()).await?;
+        self.request(&from.to_be_bytes()).await?;
         while let Some((number, payload)) = self.answer().await? {
-            // What lies behind comes by itself, or has come.
+            // The PUB socket delivers later messages.
             if number == self.next && number < end {
                 self.next += 1;
                 self.ready.push_back(Heard::Payload(payload));
@@ -133,29 +133,29 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Asks the engine to say everything again. When this is answered, it will.
+    /// Requests the whole cache. After the reply, the host of the engine publishes it.
     ///
     /// # Errors
     /// [`HearError`].
     pub async fn ask_for_all(&mut self) -> Result<(), HearError> {
-        self.ask(DUMP).await?;
+        self.request(DUMP).await?;
         while self.answer().await?.is_some() {}
         Ok(())
     }
 
-    async fn ask(&mut self, what: &[u8]) -> Result<(), HearError> {
+    async fn request(&mut self, what: &[u8]) -> Result<(), HearError> {
         let request = frames(&[Bytes::new(), Bytes::copy_from_slice(what)]);
         Ok(self.replay.send(request).await?)
     }
 
-    /// A message of an answer; none at its end.
+    /// Receives a message of a reply, or none at its end.
     async fn answer(&mut self) -> Result<Option<(u64, Bytes)>, HearError> {
         let mut reply = self.replay.recv().await?.into_vec();
         if reply.first().is_some_and(Bytes::is_empty) {
             reply.remove(0);
         }
         if reply.len() == 2 {
-            // Engines before June 2026 leave the topic out.
+            // Engines before June 2026 omit the topic.
             reply.insert(0, Bytes::new());
         }
         let (number, payload) = parts(&reply)?;
@@ -163,14 +163,14 @@ impl Subscriber {
     }
 }
 
-/// A socket to ask by.
+/// Connects a socket for requests.
 async fn connected(endpoint: &str) -> Result<DealerSocket, ZmqError> {
     let mut replay = DealerSocket::new();
     replay.connect(endpoint).await?;
     Ok(replay)
 }
 
-/// Number and payload of a message.
+/// Returns the number and the payload of a message.
 fn parts(frames: &[Bytes]) -> Result<(u64, Bytes), HearError> {
     let wrong = || HearError::Frames { lengths: frames.iter().map(Bytes::len).collect() };
     let [_, number, payload] = frames else { return Err(wrong()) };

@@ -1,5 +1,5 @@
-//! A trace of requests, as Mooncake publishes them: JSON lines, each with the ids of its prompt's blocks of 512 tokens.
-//! Equal ids are equal tokens, which are made up here.
+//! Reads a trace of requests in Mooncake's format: JSON lines, each with the ids of its prompt's blocks of 512 tokens.
+//! Tokens are generated; equal ids generate equal tokens.
 
 use std::fmt;
 use std::fs::File;
@@ -9,43 +9,43 @@ use std::path::Path;
 use kvarena::TokenId;
 use serde::Deserialize;
 
-/// Tokens that an id stands for.
+/// Tokens per id.
 const BLOCK: usize = 512;
-/// Tokens are below this.
+/// Number of distinct tokens.
 const VOCABULARY: u64 = 100_000;
 
-/// A line.
+/// Request of the trace.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Request {
-    /// Milliseconds.
+    /// Arrival in milliseconds.
     pub timestamp: u64,
     /// Tokens of the prompt.
     pub input_length: usize,
     /// Tokens of the answer.
     pub output_length: usize,
-    /// Of each block of the prompt, the last one perhaps not whole.
+    /// Id of each block of the prompt; the last block may be partial.
     pub hash_ids: Vec<u64>,
 }
 
-/// Why a trace cannot be read.
+/// Error of a trace.
 #[derive(Debug)]
 pub enum TraceError {
-    /// The file.
+    /// The file cannot be read.
     File(std::io::Error),
-    /// A line that is no request.
+    /// The line is not a request.
     Line {
-        /// Its number, from 1 on.
+        /// Number of the line, from 1 on.
         line: usize,
-        /// What is wrong.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
-    /// A prompt longer than its blocks.
+    /// The prompt is longer than its blocks.
     Blocks {
-        /// The line's number, from 1 on.
+        /// Number of the line, from 1 on.
         line: usize,
         /// Tokens of the prompt.
         tokens: usize,
-        /// Its blocks.
+        /// Number of blocks.
         blocks: usize,
     },
 }
@@ -54,7 +54,7 @@ impl fmt::Display for TraceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(error) => write!(f, "the trace: {error}"),
-            Self::Line { line, source } => write!(f, "line {line} is no request: {source}"),
+            Self::Line { line, source } => write!(f, "line {line} is not a request: {source}"),
             Self::Blocks { line, tokens, blocks } => {
                 write!(f, "line {line}: {tokens} tokens are more than {blocks} blocks of {BLOCK}")
             }
@@ -85,14 +85,14 @@ pub fn read(path: &Path, most: usize) -> Result<Vec<Request>, TraceError> {
 }
 
 fn token(block: u64, offset: usize) -> TokenId {
-    // Constants of splitmix64: neighbours have nothing in common.
+    // Mixing constants of splitmix64, so that neighbouring tokens differ.
     let mut x = (block * BLOCK as u64 + offset as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     TokenId::new(((x ^ x >> 27) % VOCABULARY) as u32)
 }
 
 impl Request {
-    /// Its prompt.
+    /// Writes the tokens of the prompt.
     pub fn prompt(&self, into: &mut Vec<TokenId>) {
         into.clear();
         let blocks = self.hash_ids.iter();
@@ -100,7 +100,7 @@ impl Request {
         into.truncate(self.input_length);
     }
 
-    /// Its answer, which is that of no other request.
+    /// Writes the tokens of the answer, which no other request shares.
     pub fn answer(&self, number: usize, into: &mut Vec<TokenId>) {
         into.clear();
         let block = 1 << 32 | (number as u64) << 8;

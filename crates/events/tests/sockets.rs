@@ -1,5 +1,5 @@
-//! Two engines and a router over real sockets: a prompt goes where it is cached, also after a lost message, after too
-//! many of them, and after a restart.
+//! Two engines and a router over real sockets. The router finds a cached prompt, also after a lost message, after a gap
+//! too large to replay, and after a restart.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,14 +33,14 @@ struct Engine {
 impl Engine {
     async fn new(config: PublisherConfig) -> Self {
         let host = Host::new(CONFIG).expect("the config is right");
-        // The ports of an engine that has just gone are free soon.
+        // The ports of a closed engine may still be in use for a moment.
         let publisher = loop {
             match Publisher::bind(config.clone()).await {
                 Ok(publisher) => break Arc::new(publisher),
                 Err(_) => tokio::time::sleep(Duration::from_millis(2)).await,
             }
         };
-        // Somebody who has just connected may miss the first messages; there is always one more.
+        // A new subscriber may miss the first messages, so the publisher sends one every 2 ms.
         let beats = publisher.clone();
         let beat = tokio::spawn(async move {
             loop {
@@ -53,7 +53,7 @@ impl Engine {
 
     async fn subscriber(&self) -> Subscriber {
         let Publisher { endpoint, replay_endpoint, .. } = &*self.publisher;
-        Subscriber::connect(endpoint, replay_endpoint).await.expect("somebody is there")
+        Subscriber::connect(endpoint, replay_endpoint).await.expect("the publisher is bound")
     }
 
     fn serve(&mut self, prompt: &[TokenId]) -> Vec<u8> {
@@ -63,7 +63,7 @@ impl Engine {
 
     fn say_all(&mut self) {
         self.host.engine.restate_events();
-        self.publisher.send(self.host.say(0.0).expect("at least that all is cleared").0);
+        self.publisher.send(self.host.say(0.0).expect("the cleared event").0);
     }
 
     async fn close(self) -> PublisherConfig {
@@ -74,13 +74,13 @@ impl Engine {
             replay_endpoint: self.publisher.replay_endpoint.clone(),
             ..PublisherConfig::default()
         };
-        let publisher = Arc::into_inner(self.publisher).expect("nobody else has it");
+        let publisher = Arc::into_inner(self.publisher).expect("this is the only reference");
         publisher.close().await;
         config
     }
 }
 
-/// Hears until the router knows so many pages of each prompt: of a subscriber that falls behind, all is said anew.
+/// Receives until the router has `pages` pages of each prompt. On a request the engine publishes its whole cache again.
 async fn until(
     router: &mut Router,
     (number, engine, subscriber): (u64, &mut Engine, &mut Subscriber),
@@ -92,7 +92,7 @@ async fn until(
         router.overlap(&NamespaceNames::default(), prompt).contains(&(number, pages))
     };
     while !prompts.iter().all(|prompt| known(router, prompt)) {
-        match subscriber.hear().await.expect("the socket is well") {
+        match subscriber.hear().await.expect("the socket works") {
             Heard::Payload(payload) => router.believe(number, &payload).expect("it is right"),
             heard => {
                 router.forget(number);
@@ -112,7 +112,7 @@ async fn a_prompt_goes_where_it_is_cached() {
     let mut engines = Vec::new();
     for number in 0..2 {
         let mut engine = Engine::new(PublisherConfig::default()).await;
-        // Said before anybody listens: it is kept.
+        // The payload is sent before the subscriber connects, so the publisher replays it.
         let payload = engine.serve(&text(1000 * number));
         engine.publisher.send(payload);
         let mut subscriber = engine.subscriber().await;
@@ -120,7 +120,7 @@ async fn a_prompt_goes_where_it_is_cached() {
         until(&mut router, of, &[&text(1000 * number)], 5).await;
         engines.push((engine, subscriber));
     }
-    // And live, after what both have.
+    // Both engines publish the same prompt while the subscribers are connected.
     for (number, (engine, subscriber)) in engines.iter_mut().enumerate() {
         let both = text(5000);
         let payload = engine.serve(&both);
@@ -142,7 +142,7 @@ async fn what_is_lost_is_asked_for() {
     let first = engine.serve(&text(0));
     engine.publisher.send(first);
     until(&mut router, (0, &mut engine, &mut subscriber), &[&text(0)], 5).await;
-    // The continuation of a prompt is lost; what follows it would have no parent.
+    // Without the lost message, the next one would have no parent.
     let long: Vec<TokenId> = (0..60).map(TokenId::new).collect();
     let lost = engine.serve(&long[..40]);
     engine.publisher.lose(lost);
@@ -181,7 +181,7 @@ async fn an_engine_that_begins_anew_is_believed_anew() {
     let mut subscriber = engine.subscriber().await;
     let first = engine.serve(&text(0));
     engine.publisher.send(first);
-    // So many messages that those of the next engine are fewer.
+    // More messages than the next engine will send, so its numbers go back.
     (0..5000).for_each(|_| engine.publisher.send(nothing()));
     let last = engine.serve(&text(500));
     engine.publisher.send(last);
@@ -189,7 +189,7 @@ async fn an_engine_that_begins_anew_is_believed_anew() {
 
     let config = engine.close().await;
     let mut engine = Engine::new(config).await;
-    // Nobody has heard of this but those who are told everything.
+    // Only a subscriber that requests the whole cache receives this event.
     let lost = engine.serve(&text(1000));
     engine.publisher.lose(lost);
     let odd = until(&mut router, (0, &mut engine, &mut subscriber), &[&text(1000)], 5).await;

@@ -1,4 +1,4 @@
-//! Payloads: what vLLM and SGLang write is read, `dynamo-kv-router` reads what is written, what is wrong is refused.
+//! Payloads: `decode` reads those of vLLM and SGLang, `dynamo-kv-router` reads ours, and `decode` rejects invalid ones.
 
 use dynamo_kv_router::zmq_wire::{RawKvEvent, decode_event_batch};
 use kvarena::{Hashing, Namespace, NamespaceNames, TokenId};
@@ -8,7 +8,7 @@ use kvarena_events::msgpack::Malformed;
 use kvarena_events::router::{Router, RouterError};
 use rmp::encode as mp;
 
-/// Made by msgspec as vLLM 0.33.0 and SGLang 0.5.23 declare their events, and decoded by dynamo-kv-router 1.6.1.
+/// Encoded by msgspec with the event types of vLLM 0.33.0 and SGLang 0.5.23, and decoded by dynamo-kv-router 1.6.1.
 const VLLM: &str = "\
     93cb3ff800000000000091de000ba474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cfdabc1234\
     567890abb1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6504a76c6f72615f69\
@@ -43,7 +43,7 @@ fn four_tokens(hash: u64) -> StoredPages {
 
 #[test]
 fn what_other_engines_write_is_read() {
-    let read = |text: &str| decode(&bytes(text)).expect("they write it");
+    let read = |text: &str| decode(&bytes(text)).expect("the payload is valid");
     let of = |events| Message { seconds: 1.5, events, rank: Some(0) };
     assert_eq!(read(VLLM), of(vec![WireEvent::Stored(four_tokens(0xdabc_1234_5678_90ab))]));
     assert_eq!(read(SGLANG), of(vec![WireEvent::Stored(four_tokens((-7_i64).cast_unsigned()))]));
@@ -51,7 +51,7 @@ fn what_other_engines_write_is_read() {
     assert_eq!(read(REMOVED), of(vec![removed, WireEvent::Cleared]));
 }
 
-/// One event, as an array, in an envelope without a rank.
+/// Returns one event in array form, in an envelope without a rank.
 fn array(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut out = Vec::new();
     mp::write_array_len(&mut out, 3).expect("memory");
@@ -89,7 +89,7 @@ fn events_of_older_engines_are_read() {
         medium: Some("CPU".to_owned()),
         salt: None,
     };
-    let message = decode(&stored).expect("they wrote it");
+    let message = decode(&stored).expect("the payload is valid");
     assert_eq!(
         message,
         Message { seconds: 1.5, events: vec![WireEvent::Stored(want)], rank: None }
@@ -98,7 +98,7 @@ fn events_of_older_engines_are_read() {
         mp::write_array_len(out, 1).expect("memory");
         mp::write_str(out, "AllBlocksCleared").expect("memory");
     });
-    assert_eq!(decode(&cleared).expect("they wrote it").events, [WireEvent::Cleared]);
+    assert_eq!(decode(&cleared).expect("the payload is valid").events, [WireEvent::Cleared]);
     let removed = array(|out| {
         mp::write_array_len(out, 3).expect("memory");
         mp::write_str(out, "BlockRemoved").expect("memory");
@@ -106,11 +106,11 @@ fn events_of_older_engines_are_read() {
         mp::write_str(out, "GPU").expect("memory");
     });
     let want = WireEvent::Removed { hashes: vec![7], medium: Some("GPU".to_owned()) };
-    assert_eq!(decode(&removed).expect("they wrote it").events, [want]);
+    assert_eq!(decode(&removed).expect("the payload is valid").events, [want]);
 }
 
-/// What an engine says of a salted prompt and of its eviction, hashed so.
-fn said(hashing: Hashing) -> (Vec<u8>, NamespaceNames) {
+/// Returns the payload of a reset and of a salted prompt, with the given hashing.
+fn payload_of(hashing: Hashing) -> (Vec<u8>, NamespaceNames) {
     let config = HostConfig { page_size: 4, pages: 8, hashing: Some(hashing), event_pages: 64 };
     let mut host = Host::new(config).expect("the config is right");
     let mut names = NamespaceNames::default();
@@ -122,7 +122,7 @@ fn said(hashing: Hashing) -> (Vec<u8>, NamespaceNames) {
             lora_path: Some("/adapter".to_owned()),
             salt: Some("red".to_owned()),
         };
-        host.engine.name_namespace(namespace, names.clone()).expect("nobody else is called that");
+        host.engine.name_namespace(namespace, names.clone()).expect("the names are unused");
     }
     for from in [0, 100] {
         let prompt: Vec<TokenId> = (from..from + 25).map(TokenId::new).collect();
@@ -131,7 +131,7 @@ fn said(hashing: Hashing) -> (Vec<u8>, NamespaceNames) {
     host.engine.reset();
     let prompt: Vec<TokenId> = (0..25).map(TokenId::new).collect();
     host.serve(namespace, &prompt, &[]).expect("it fits");
-    let (payload, count) = host.say(2.5).expect("something has happened");
+    let (payload, count) = host.say(2.5).expect("there are events");
     assert_eq!(count, 2, "cleared, then stored");
     (payload, names)
 }
@@ -139,7 +139,7 @@ fn said(hashing: Hashing) -> (Vec<u8>, NamespaceNames) {
 #[test]
 fn the_published_parser_reads_what_is_written() {
     for &hashing in Hashing::ALL {
-        let (payload, names) = said(hashing);
+        let (payload, names) = payload_of(hashing);
         let ours = decode(&payload).expect("it is right");
         let [WireEvent::Cleared, WireEvent::Stored(stored)] = &ours.events[..] else {
             panic!("{ours:?}");
@@ -150,7 +150,7 @@ fn the_published_parser_reads_what_is_written() {
         assert_eq!(stored.hashes, ids);
         assert_eq!((&stored.lora, &stored.salt), (&names.lora, &names.salt));
 
-        let theirs = decode_event_batch(&payload).expect("it is right for them too");
+        let theirs = decode_event_batch(&payload).expect("the published parser accepts it");
         assert_eq!((theirs.ts, theirs.data_parallel_rank), (2.5, Some(0)));
         let [RawKvEvent::AllBlocksCleared { .. }, stored] = &theirs.events[..] else {
             panic!("{theirs:?}");
@@ -184,17 +184,17 @@ fn what_is_wrong_is_refused_with_its_place() {
         let error = decode(payload).expect_err("it is wrong");
         (error.at, error.what)
     };
-    // An envelope of two: the older form, without a rank.
+    // Envelopes of two items are the older form, without a rank.
     let mut two = good.clone();
     two[0] = 0x92;
     assert_eq!(refused(&two), (0, Wrong::Envelope { len: 2 }));
     assert_eq!(refused(&[0xc0]), (0, Wrong::Kind { wanted: "an array", found: "nil" }));
-    // A type that nobody knows; the place is that of its name.
+    // An unknown type is an error at the offset of its name.
     let at = good.windows(11).position(|name| name == b"BlockStored").expect("it is there") - 1;
     let mut unknown = good.clone();
     unknown[at + 1..at + 12].copy_from_slice(b"BlockForged");
     assert_eq!(refused(&unknown), (at, Wrong::EventType { name: "BlockForged".to_owned() }));
-    // A hash of seven bytes, and one of 32, which is vLLM's digest.
+    // A hash of 7 bytes is invalid; a hash of 32 bytes is vLLM's digest.
     let at = good.iter().position(|&byte| byte == 0xcf).expect("the hash");
     let hash = |digest: &[u8]| {
         let mut payload = good[..at].to_vec();
@@ -206,7 +206,7 @@ fn what_is_wrong_is_refused_with_its_place() {
     let digest: Vec<u8> = (0..32).collect();
     let message = decode(&hash(&digest)).expect("a digest is a hash");
     assert_eq!(message.events, [WireEvent::Stored(four_tokens(0x1819_1a1b_1c1d_1e1f))]);
-    // Tokens that are no multiple of the page.
+    // The number of tokens is not a multiple of the page size.
     let size = good.windows(10).position(|name| name == b"block_size").expect("it is there") + 10;
     let tokens = good.windows(9).position(|name| name == b"token_ids").expect("it is there") + 9;
     for page_size in [3, 5, 0] {
@@ -215,7 +215,7 @@ fn what_is_wrong_is_refused_with_its_place() {
         let what = Wrong::TokenCount { tokens: 4, pages: 1, page_size: page_size.into() };
         assert_eq!(refused(&odd), (tokens, what));
     }
-    // A field that is not there, bytes that end, bytes that go on.
+    // A missing field, truncated bytes, and trailing bytes.
     let mut nameless = good.clone();
     nameless[size - 1] = b'?';
     let (_, what) = refused(&nameless);
@@ -228,7 +228,7 @@ fn what_is_wrong_is_refused_with_its_place() {
         assert_eq!(what, Wrong::Malformed(Malformed::Short));
         assert!(at <= len);
     }
-    // A length that is a lie.
+    // A false length.
     let lie = [0x93, 0x00, 0xdd, 0xff, 0xff, 0xff, 0xff];
     assert_eq!(refused(&lie), (7, Wrong::Malformed(Malformed::Short)));
     let text = decode(&two).expect_err("it is wrong").to_string();
@@ -254,10 +254,10 @@ fn no_bytes_make_a_panic() {
 
 #[test]
 fn of_a_wrong_payload_nothing_is_taken_over() {
-    let (payload, names) = said(Hashing::Dynamo);
+    let (payload, names) = payload_of(Hashing::Dynamo);
     let prompt: Vec<TokenId> = (0..24).map(TokenId::new).collect();
     let mut router = Router::new(4);
-    // Good events, and then bytes that end.
+    // A valid event precedes the truncation.
     let refused = router.believe(1, &payload[..payload.len() - 1]);
     assert!(matches!(refused, Err(RouterError::Wire(_))), "{refused:?}");
     assert_eq!((router.pages(), router.overlap(&names, &prompt)), (0, vec![]));

@@ -1,12 +1,12 @@
-//! How much of attention's weight sparse reads hold, over random K of the structure that trained models have.
+//! Measures how much of attention's weight sparse reads cover, over random K with the structure of trained models.
 //!
 //! ```sh
 //! cargo run --release --manifest-path crates/Cargo.toml -p kvarena-host --example recall
 //! ```
 //!
-//! A few channels of a head carry most of its products, some of them the same number for every token; tokens come in
-//! stretches of one topic, and a query asks for the tokens of a topic or two. Channels are measured on the prompt, and
-//! recall on queries after it. `generate --sparse K,CHANNELS --recall` says the same of a model.
+//! A few channels of a head carry most of its products, and some of them have the same number for every token. Tokens
+//! form runs of one topic, and a query matches the tokens of one or two topics. The prompt determines the channels;
+//! recall is measured on the queries after it. `generate --sparse K,CHANNELS --recall` measures a model.
 
 use std::error::Error;
 
@@ -25,7 +25,7 @@ const HEAD_DIM: usize = 128;
 const PROMPT: usize = 4096;
 const QUERIES: usize = 32;
 const TOPICS: u64 = 64;
-/// Beside a topic's vector, of deviation 1.
+/// Deviation of the noise, relative to a topic's vector of deviation 1.
 const NOISE: f32 = 0.7;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -73,7 +73,7 @@ impl Data {
         Self { q, k }
     }
 
-    /// What channels are worth, by the prompt.
+    /// Measures the importance of channels over the prompt.
     fn measured(&self) -> Measured {
         let mut measured = Measured::of(1, KV_HEADS, HEAD_DIM);
         let width = PROMPT * KV_HEADS * HEAD_DIM;
@@ -81,7 +81,7 @@ impl Data {
         measured
     }
 
-    /// What the queries after the prompt read.
+    /// Measures the recall of the queries after the prompt.
     fn recall(&self, labels: LabelChannels, top: u32) -> Result<Recall, Box<dyn Error>> {
         let tokens = (PROMPT + QUERIES) as u32;
         let pool = PoolConfig {
@@ -118,15 +118,15 @@ impl Data {
             engine.complete(step)?;
             done += len;
         }
-        Ok(reader.recall().expect("it looks").clone())
+        Ok(reader.recall().expect("the reader measures").clone())
     }
 }
 
-/// How a kv head's channels differ.
+/// Distribution of a kv head's channels.
 struct Head {
-    /// Deviation of each channel of q and of k: of rank r it goes as `1 / sqrt(r)`.
+    /// Deviation of each channel of q and of k: `1 / sqrt(r)` for the channel of rank r.
     widths: Vec<f32>,
-    /// The same for every key; of few channels not 0.
+    /// Mean of each channel of every key; few channels differ from 0.
     means: Vec<f32>,
     /// `[topics, head_dim]`
     topics: Vec<f32>,
@@ -166,7 +166,7 @@ impl Random {
         splitmix(&mut self.state) % end
     }
 
-    /// Of mean 0 and deviation 1: a sum of twelve uniform numbers.
+    /// Returns a number of mean 0 and deviation 1: a sum of twelve uniform numbers.
     fn normal(&mut self) -> f32 {
         let unit = |state: &mut u64| (splitmix(state) >> 40) as f32 / (1 << 24) as f32;
         (0..12).map(|_| unit(&mut self.state)).sum::<f32>() - 6.0

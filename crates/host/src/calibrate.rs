@@ -17,7 +17,7 @@ use crate::runner::{Runner, Work};
 /// Forwards steps to another runner, and measures all K and V that they store.
 pub struct Calibrating<R> {
     inner: R,
-    /// `[layers, kv_heads, K and V]`
+    /// `[layers, kv_heads, K and V]`: the largest absolute values so far.
     largest: Vec<f32>,
 }
 
@@ -147,7 +147,7 @@ impl<'a> Table<'a> {
         Error::request(format!("{}: {why}", self.path.display()))
     }
 
-    /// A size.
+    /// Returns the size `name`.
     pub(crate) fn number(&self, name: &str) -> Result<u32> {
         let number = self.file[name].as_u64().and_then(|number| u32::try_from(number).ok());
         number.ok_or_else(|| self.refused(format!("no number of {name}")))

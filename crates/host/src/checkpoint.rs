@@ -1,6 +1,6 @@
 //! The tensors of a model directory: one `model.safetensors`, or the shards of an index.
 //!
-//! Not here: the list of a model's tensors (`model.rs`).
+//! `model.rs` lists the tensors of a model.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub struct Checkpoint {
 struct Tensor {
     file: String,
     shape: Vec<usize>,
-    /// Other element types are an error only if the model needs the tensor.
+    /// Error if the element type is unsupported. It matters only if the model needs the tensor.
     numbers: std::result::Result<Numbers, Dtype>,
 }
 
@@ -141,7 +141,7 @@ pub fn shards(dir: &Path) -> Result<BTreeMap<String, Vec<String>>> {
     Ok(names)
 }
 
-/// The error for a tensor that the index assigns to a shard without it.
+/// Returns the error for a tensor that the index assigns to a shard without it.
 pub fn lost_tensor(dir: &Path, file: &str, tensor: &str) -> Error {
     Error::model(format!("{}: {file} holds no tensor {tensor}", dir.join(INDEX).display()))
 }

@@ -1,4 +1,4 @@
-//! The time of a run by parts of its work.
+//! Measures the time of a run by part of its work.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ pub enum Part {
     Engine,
     /// Matrix products of the layers.
     Products,
-    /// Storing K and V, and attention over the cached pages: the backend.
+    /// The backend's calls: storing K and V, and attention over the cached pages.
     Attention,
     /// Norms, rotation, activation, embedding, residuals.
     Elementwise,
@@ -51,7 +51,7 @@ impl Part {
     }
 }
 
-/// Adds up time by part: the time between two laps belongs to the part of the later lap.
+/// Sums time by part. The time between two laps counts for the part of the later lap.
 #[derive(Clone, Debug)]
 pub struct Clock {
     last: Instant,
@@ -65,7 +65,7 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Starts a stretch; the time before it belongs to no part.
+    /// Starts a lap. The time since the previous lap counts for no part.
     pub fn start(&mut self) {
         self.last = Instant::now();
     }

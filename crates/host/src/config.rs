@@ -1,6 +1,6 @@
 //! `config.json` of a Hugging Face model directory: the model's family and shape.
 //!
-//! This file checks all assumptions of the forward pass, once. Not here: tensors.
+//! This file checks all assumptions of the forward pass, once.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ use crate::rope::Rope;
 /// The shape of a model.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ModelConfig {
-    /// Which family.
+    /// Family of the model.
     pub family: Family,
     /// Tokens of the vocabulary, and rows of the embedding.
     pub vocab: usize,
@@ -203,8 +203,8 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the groups of layers: those that read everything, and those of each window and chunk. One group if all layers are
-    /// alike, or if [`Groups`] cannot contain them.
+    /// Returns the groups of layers: those that read all tokens, and those of each window and chunk. Returns one group
+    /// if all layers are alike, or if [`Groups`] cannot contain them.
     pub fn groups(&self) -> Groups {
         let mut reaches = vec![Reach::All];
         let group = |(window, chunk): (&Option<u32>, &Option<u32>)| {

@@ -19,7 +19,7 @@ pub struct CpuRunner<'m> {
     work: Workspace,
     tokens: Vec<u32>,
     wanted: Vec<usize>,
-    /// For each draw the row of its logits; draws of one row share it.
+    /// Row of the logits of each draw; draws of one row share it.
     rows: Vec<usize>,
     /// The tokens chosen by the last step.
     said: Vec<u32>,
@@ -85,7 +85,7 @@ impl Runner for CpuRunner<'_> {
     }
 
     fn launch(&mut self, _: &mut Cpu, _: &Work, _: &mut Clock) -> Result<()> {
-        Ok(()) // Nobody but this thread computes, so it is done when the tokens are asked for.
+        Ok(()) // This thread computes the step in `collect`.
     }
 
     fn collect(
@@ -170,7 +170,7 @@ impl std::fmt::Display for StepError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Backend(error) => error.fmt(f),
-            Self::Injected => f.write_str("a failure was asked for"),
+            Self::Injected => f.write_str("injected failure"),
         }
     }
 }

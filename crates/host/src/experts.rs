@@ -19,11 +19,11 @@ pub enum Routing {
     Grouped {
         /// Groups of consecutive experts.
         groups: usize,
-        /// Groups from which experts are chosen: those whose best two experts have the highest scores.
+        /// Groups from which experts are chosen. A group's score is the sum of its two best experts' scores.
         kept: usize,
-        /// Whether the weights are divided by their sum.
+        /// Whether the weights are divided by their sum before scaling.
         normalised: bool,
-        /// Factor of the weights after that.
+        /// Factor of the weights.
         scaling: f32,
     },
     /// gpt-oss.
@@ -41,7 +41,7 @@ pub struct ExpertsConfig {
     pub per_token: usize,
     /// Width of one expert.
     pub intermediate: usize,
-    /// Width of the shared expert; 0: there is none.
+    /// Width of the shared expert; 0 without one.
     pub shared: usize,
     /// The method of choice.
     pub routing: Routing,
@@ -129,11 +129,11 @@ impl ExpertsConfig {
 /// The experts of a token in a layer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Routed {
-    /// The layer.
+    /// Index of the layer.
     pub layer: usize,
-    /// The token's position.
+    /// Position of the token.
     pub position: u32,
-    /// Its experts, ascending.
+    /// The token's experts, ascending.
     pub experts: Vec<usize>,
 }
 
@@ -159,10 +159,10 @@ pub struct ExpertsWork {
 }
 
 impl Experts {
-    /// Takes the tensors of `NAME`, a layer's `mlp`.
+    /// Builds a layer from the tensors of `NAME`, its `mlp`.
     ///
     /// # Errors
-    /// One is missing or of another shape.
+    /// A tensor is missing or has another shape.
     pub fn build(
         source: &mut impl Source,
         name: &str,
@@ -189,7 +189,7 @@ impl Experts {
         Ok(Self { config, router, correction: Some(correction), list, shared })
     }
 
-    /// Returns its projections.
+    /// Returns the projections of all experts.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let mlps = self.list.iter().chain(&self.shared);
         mlps.flat_map(Mlp::linears).chain([&self.router])
@@ -232,7 +232,7 @@ impl Experts {
             for (&token, said) in work.rows.iter().zip(work.y.chunks_exact(hidden)) {
                 let per_token = self.config.per_token;
                 let chosen = &work.chosen[token * per_token..(token + 1) * per_token];
-                let weight = chosen.iter().find(|one| one.0 == number).expect("it was chosen").1;
+                let weight = chosen.iter().find(|one| one.0 == number).expect("a chosen expert").1;
                 let out = &mut out[token * hidden..(token + 1) * hidden];
                 out.iter_mut().zip(said).for_each(|(out, said)| *out += weight * said);
             }
@@ -261,7 +261,7 @@ impl Experts {
             return;
         };
         let scores: Vec<f32> = logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect();
-        let correction = self.correction.as_ref().expect("grouped routing has one");
+        let correction = self.correction.as_ref().expect("grouped routing has a correction");
         let mut asked: Vec<f32> = scores.iter().zip(correction).map(|(x, y)| x + y).collect();
         let size = asked.len() / groups;
         let of_group = |group: &[f32]| best(group, 2).into_iter().map(|i| group[i]).sum::<f32>();
@@ -281,7 +281,8 @@ impl Experts {
     }
 }
 
-/// Returns the indices of the `count` largest, the largest first; of equal ones the lower index.
+/// Returns the indices of the `count` largest numbers, the largest first. Among equal numbers the lower index comes
+/// first.
 fn best(numbers: &[f32], count: usize) -> Vec<usize> {
     let mut places: Vec<usize> = (0..numbers.len()).collect();
     places.sort_by(|&a, &b| numbers[b].total_cmp(&numbers[a]));
@@ -289,7 +290,7 @@ fn best(numbers: &[f32], count: usize) -> Vec<usize> {
     places
 }
 
-/// gpt-oss stores all experts in one tensor, transposed; rows of gate and up alternate.
+/// Builds gpt-oss's experts. The checkpoint stores all experts in one transposed tensor; rows of gate and up alternate.
 fn packed_experts(
     source: &mut impl Source,
     name: &str,

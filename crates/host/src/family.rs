@@ -1,4 +1,4 @@
-//! The families of models, whose layers differ.
+//! Model families, which differ in the operations of their layers.
 
 use serde_json::Value;
 
@@ -10,20 +10,20 @@ use crate::fields::Fields;
 pub enum Family {
     /// `LlamaForCausalLM`
     Llama,
-    /// `Qwen3ForCausalLM`: norms each head of q and k.
+    /// `Qwen3ForCausalLM`: normalises each head of q and k.
     Qwen3,
     /// `DeepseekV3ForCausalLM`: latent attention, mixtures of experts.
     DeepseekV3,
     /// `GptOssForCausalLM`: sinks, windows, mixtures of experts.
     GptOss,
-    /// `Gemma3ForCausalLM`: windows with a rope of their own, norms of outputs.
+    /// `Gemma3ForCausalLM`: windows with their own rope, and norms of outputs.
     Gemma3,
-    /// `Llama4ForCausalLM`: chunks with rotary positions, and layers without them. Its text model, without experts.
+    /// `Llama4ForCausalLM`: chunks with rotary positions, and layers without them. Only the text model without experts.
     Llama4,
 }
 
 impl Family {
-    /// Returns whether heads of q and k are normed.
+    /// Returns whether the family normalises heads of q and k.
     pub fn norms_heads(self) -> bool {
         matches!(self, Self::Qwen3 | Self::Gemma3)
     }
@@ -36,7 +36,7 @@ impl Family {
         }
     }
 
-    /// Returns the family of `architectures`, or else of `model_type`.
+    /// Returns the family that `architectures` names, or else `model_type`.
     ///
     /// # Errors
     /// Both are missing, or the family is not implemented.
@@ -45,7 +45,7 @@ impl Family {
             fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
         let Some(name) = named.or(fields.text("model_type")?) else {
             return Err(
-                fields.wrong("neither architectures nor model_type says which model this is")
+                fields.wrong("neither architectures nor model_type names the model's family")
             );
         };
         match name {

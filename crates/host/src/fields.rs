@@ -6,13 +6,13 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
-/// Only byte counts of real models are larger; any other larger size shows that a config is damaged.
+/// A larger size shows that the config is damaged. Only byte counts of real models exceed it.
 const SIZE_MAX: usize = 1 << 24;
 
 /// Reads a JSON file.
 ///
 /// # Errors
-/// The file cannot be read, or is no JSON.
+/// The file cannot be read or is not JSON.
 pub fn read_json(path: &Path) -> Result<Value> {
     let bytes = read_file(path)?;
     serde_json::from_slice(&bytes)
@@ -34,10 +34,10 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of `value`.
+    /// Returns the fields of `value`.
     ///
     /// # Errors
-    /// It is no object.
+    /// The value is not an object.
     pub fn new(path: &'a Path, value: &'a Value) -> Result<Self> {
         match value.as_object() {
             Some(map) => Ok(Self { path, map }),
@@ -45,10 +45,10 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The fields of an object in this one, if it is there.
+    /// Returns the fields of the object `name`, if present.
     ///
     /// # Errors
-    /// It is no object.
+    /// The value is not an object.
     pub fn object(&self, name: &str) -> Result<Option<Fields<'a>>> {
         match self.get(name) {
             None => Ok(None),
@@ -57,20 +57,20 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A message about this file.
+    /// Returns an error about this file.
     pub fn wrong(&self, what: &str) -> Error {
         Error::model(format!("{}: {what}", self.path.display()))
     }
 
-    /// A field, if it is there and not null.
+    /// Returns a field, if it is present and not null.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
-    /// A text, if it is there.
+    /// Returns a text, if present.
     ///
     /// # Errors
-    /// It is no text.
+    /// The value is not a text.
     pub fn text(&self, name: &str) -> Result<Option<&'a str>> {
         match self.get(name) {
             None => Ok(None),
@@ -80,10 +80,10 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A size of at least 1.
+    /// Returns a size of at least 1.
     ///
     /// # Errors
-    /// It is missing, or no such number.
+    /// The field is missing or not such a number.
     pub fn size(&self, name: &str) -> Result<usize> {
         let value = self.get(name).ok_or_else(|| self.wrong(&format!("{name} is missing")))?;
         match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
@@ -92,44 +92,44 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A size of at least 1, with a default.
+    /// Returns a size of at least 1, or a default.
     ///
     /// # Errors
-    /// It is no such number.
+    /// The value is not such a number.
     pub fn size_or(&self, name: &str, default: usize) -> Result<usize> {
         if self.get(name).is_some() { self.size(name) } else { Ok(default) }
     }
 
-    /// As [`Fields::size_or`], where it may be 0.
+    /// Returns a size that may be 0, or a default.
     ///
     /// # Errors
-    /// It is no such number.
+    /// The value is not such a number.
     pub fn count_or(&self, name: &str, default: usize) -> Result<usize> {
         let none = self.get(name).and_then(Value::as_u64) == Some(0);
         if none { Ok(0) } else { self.size_or(name, default) }
     }
 
-    /// A number.
+    /// Returns a number.
     ///
     /// # Errors
-    /// It is missing, or no finite number.
+    /// The field is missing or not a finite number.
     pub fn number(&self, name: &str) -> Result<f64> {
         let value = self.get(name).ok_or_else(|| self.wrong(&format!("{name} is missing")))?;
         value.as_f64().filter(|x| x.is_finite()).ok_or_else(|| self.unfit(name, value, "a number"))
     }
 
-    /// A number, with a default.
+    /// Returns a number, or a default.
     ///
     /// # Errors
-    /// It is no finite number.
+    /// The value is not a finite number.
     pub fn number_or(&self, name: &str, default: f64) -> Result<f64> {
         if self.get(name).is_some() { self.number(name) } else { Ok(default) }
     }
 
-    /// A flag, false where absent.
+    /// Returns a flag; false if absent.
     ///
     /// # Errors
-    /// It is neither true nor false.
+    /// The value is neither true nor false.
     pub fn flag(&self, name: &str) -> Result<bool> {
         match self.get(name) {
             None => Ok(false),
@@ -137,10 +137,10 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// One token id or a list of them; none where absent.
+    /// Returns the ids of a field that contains one token id or a list of them. Returns no ids if it is absent.
     ///
     /// # Errors
-    /// Something else.
+    /// The value is neither.
     pub fn tokens(&self, name: &str) -> Result<Vec<u32>> {
         let Some(value) = self.get(name) else { return Ok(Vec::new()) };
         let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);

@@ -4,11 +4,11 @@
 use std::fmt::{self, Write};
 use std::time::Duration;
 
-/// Buckets of a power of two.
+/// Buckets for each power of two.
 const PARTS: u64 = 16;
-/// Powers of two of a nanosecond: up to half an hour; longer times count as that.
+/// Number of powers of two of a nanosecond, up to half an hour. Longer times count in the last bucket.
 const POWERS: u64 = 41;
-/// Upper bounds of the buckets that monitors read, in microseconds.
+/// Upper bounds of the buckets in Prometheus's format, in microseconds.
 const BOUNDS: [u64; 17] = [
     500,
     1_000,
@@ -33,7 +33,7 @@ const BOUNDS: [u64; 17] = [
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Histogram {
     counts: Vec<u64>,
-    /// For each of [`BOUNDS`], the times above the previous bound and at most this one.
+    /// Number of times in each interval of [`BOUNDS`], which contains its upper bound.
     bounded: [u64; BOUNDS.len()],
     count: u64,
     sum: Duration,
@@ -53,7 +53,8 @@ impl Default for Histogram {
     }
 }
 
-/// Returns the bucket of a number of nanoseconds: below 16 one for each, then 16 for each power of two.
+/// Returns the bucket of a number of nanoseconds. Numbers below 16 have one bucket each; each further power of two has
+/// 16.
 fn bucket(nanos: u64) -> usize {
     let nanos = nanos.min((1 << POWERS) - 1);
     let power = u64::from(nanos.max(PARTS).ilog2());
@@ -61,7 +62,7 @@ fn bucket(nanos: u64) -> usize {
     (shift * PARTS + (nanos >> shift)) as usize
 }
 
-/// Returns the begin of a bucket, in nanoseconds.
+/// Returns the lower bound of a bucket, in nanoseconds.
 fn start(bucket: usize) -> u64 {
     let (bucket, shift) = (bucket as u64, (bucket as u64 / PARTS).saturating_sub(1));
     (bucket - shift * PARTS) << shift
@@ -86,13 +87,13 @@ impl Histogram {
         self.count
     }
 
-    /// Returns the longest time, in seconds, exactly.
+    /// Returns the longest time in seconds; it is exact.
     pub fn greatest(&self) -> f64 {
         self.greatest.as_secs_f64()
     }
 
-    /// Returns the time in seconds below which `part` of all times lie (0.5: the median), as the middle of its bucket.
-    /// 0 if there is no time.
+    /// Returns the quantile `part` of all times in seconds (0.5: the median), as the middle of its bucket. Returns 0
+    /// without times.
     pub fn quantile(&self, part: f64) -> f64 {
         let wanted = ((part * self.count as f64) as u64).min(self.count.saturating_sub(1));
         let mut before = 0;
@@ -107,7 +108,7 @@ impl Histogram {
     /// Writes the histogram in Prometheus's text format: cumulative counts, in seconds.
     ///
     /// # Errors
-    /// The writer's.
+    /// Errors of the writer.
     pub fn prometheus(&self, out: &mut impl Write, name: &str, help: &str) -> fmt::Result {
         writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram")?;
         let mut below = 0;
@@ -146,8 +147,8 @@ mod test {
         }
         for part in [0.01, 0.5, 0.9, 0.99] {
             // The number of times before it equals the part.
-            let (said, exact) = (times.quantile(part), (part * 1000.0 + 1.0) * 37e-6);
-            assert!((said / exact - 1.0).abs() < 0.06, "{part}: {said} is not {exact}");
+            let (quantile, exact) = (times.quantile(part), (part * 1000.0 + 1.0) * 37e-6);
+            assert!((quantile / exact - 1.0).abs() < 0.06, "{part}: {quantile} is not {exact}");
         }
         assert_eq!((times.count(), times.greatest()), (1000, 0.037));
     }
@@ -159,13 +160,13 @@ mod test {
             times.add(Duration::from_millis(ms));
         }
         let mut text = String::new();
-        times.prometheus(&mut text, "t", "Some time.").expect("a String takes all");
+        times.prometheus(&mut text, "t", "Some time.").expect("a write to a String succeeds");
         let counts: Vec<u64> = text
             .lines()
             .filter(|line| line.starts_with("t_bucket"))
             .map(|line| line.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("a count"))
             .collect();
-        // A time equal to a bound is in its bucket.
+        // A bucket contains its upper bound.
         assert_eq!(counts, [1, 3, 3, 4, 4, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 6]);
         for bound in ["0.0005", "0.001", "0.0025", "1", "100", "+Inf"] {
             assert!(text.contains(&format!("le=\"{bound}\"")), "{text}");

@@ -14,20 +14,20 @@ use crate::source::Source;
 /// The inner norms have a fixed epsilon, independent of the config.
 const EPS: f32 = 1e-6;
 
-/// Sizes of a latent attention.
+/// Sizes of latent attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LatentConfig {
-    /// Width of the low-rank projection of q, if there is one.
+    /// Width of the low-rank projection of q, if any.
     pub q_rank: Option<usize>,
-    /// Numbers of a row that K and V share.
+    /// Elements of a row that K and V share.
     pub rank: usize,
-    /// Rotated numbers after them.
+    /// Rotated elements of a row, after the shared ones.
     pub rope: usize,
-    /// Numbers of a head of K that are not rotated.
+    /// Elements of a head of K that are not rotated.
     pub nope: usize,
-    /// Numbers of a head of V.
+    /// Elements of a head of V.
     pub value: usize,
-    /// Whether rotated pairs are adjacent numbers, or half a head apart.
+    /// Whether rotated pairs are adjacent elements; otherwise they are half a head apart.
     pub interleaved: bool,
 }
 
@@ -35,7 +35,7 @@ impl LatentConfig {
     /// Reads the sizes.
     ///
     /// # Errors
-    /// A field that is missing or invalid.
+    /// A field is missing or invalid.
     pub fn parse(fields: &Fields<'_>) -> Result<Self> {
         let rope = fields.size("qk_rope_head_dim")?;
         if !rope.is_multiple_of(2) {
@@ -59,7 +59,7 @@ impl LatentConfig {
 /// The projection from x to q.
 enum Query {
     Whole(Linear),
-    /// Through a narrow, normed width.
+    /// A low-rank projection with a norm between its two matrices.
     Narrow {
         down: Linear,
         norm: Vec<f32>,
@@ -67,16 +67,16 @@ enum Query {
     },
 }
 
-/// One layer's projections.
+/// Projections of one layer.
 pub struct Latent {
     config: LatentConfig,
     heads: usize,
     query: Query,
     rows: Linear,
     norm: Vec<f32>,
-    /// For each head, `[rank, nope]`.
+    /// `[rank, nope]` for each head.
     into_q: Vec<Matrix>,
-    /// For each head, `[value, rank]`.
+    /// `[value, rank]` for each head.
     out_of: Vec<Matrix>,
 }
 
@@ -87,17 +87,17 @@ pub struct LatentWork {
     narrow_normed: Vec<f32>,
     /// `[tokens, heads, nope + rope]`
     q: Vec<f32>,
-    /// One head, before and after a product.
+    /// One head, before and after a matrix product.
     from: Vec<f32>,
     to: Vec<f32>,
     latent: Vec<f32>,
 }
 
 impl Latent {
-    /// Takes the tensors of `NAME`, a layer's `self_attn`.
+    /// Builds a layer from the tensors of `NAME`, its `self_attn`.
     ///
     /// # Errors
-    /// One is missing or of another shape.
+    /// A tensor is missing or has another shape.
     pub fn build(
         source: &mut impl Source,
         name: &str,
@@ -125,7 +125,7 @@ impl Latent {
         Ok(Self { config, heads, query, rows, norm, into_q, out_of })
     }
 
-    /// Matrices of it.
+    /// Returns all matrices.
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         let query = match &self.query {
             Query::Whole(q) => [Some(q), None],
@@ -135,8 +135,8 @@ impl Latent {
         linears.map(|linear| &linear.weight).chain(&self.into_q).chain(&self.out_of)
     }
 
-    /// Computes rows of q, `[tokens, heads, rank + rope]`, and rows to store, `[tokens, rank + rope]`, from the normed
-    /// x.
+    /// Computes rows of q, `[tokens, heads, rank + rope]`, and rows to store, `[tokens, rank + rope]`. The input is the
+    /// normed x.
     pub fn project(
         &self,
         x: &[f32],

@@ -14,10 +14,10 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Takes `NAME.weight`, `[rows, cols]`, and with `bias` `NAME.bias`.
+    /// Builds a projection from `NAME.weight`, `[rows, cols]`, and `NAME.bias` if `bias` is set.
     ///
     /// # Errors
-    /// One is missing or of another shape.
+    /// A tensor is missing or has another shape.
     pub fn build(
         source: &mut impl Source,
         name: &str,
@@ -33,7 +33,7 @@ impl Linear {
         Ok(Self { weight, bias })
     }
 
-    /// `out = weight * x + bias` for rows of x.
+    /// Computes `out = weight * x + bias` for rows of x.
     pub fn apply(&self, x: &[f32], out: &mut Vec<f32>, turned: &mut Vec<f32>) {
         resize(out, x.len() / self.weight.cols() * self.weight.rows());
         self.weight.multiply(x, out, turned);
@@ -60,7 +60,7 @@ pub struct Mlp {
     pub up: Linear,
     /// `[hidden, intermediate]`
     pub down: Linear,
-    /// The activation.
+    /// Activation of gate and up.
     pub activation: Activation,
 }
 
@@ -74,10 +74,10 @@ pub struct MlpWork {
 }
 
 impl Mlp {
-    /// Takes `NAME.gate_proj`, `NAME.up_proj` and `NAME.down_proj`.
+    /// Builds an MLP from `NAME.gate_proj`, `NAME.up_proj` and `NAME.down_proj`.
     ///
     /// # Errors
-    /// One is missing or of another shape.
+    /// A tensor is missing or has another shape.
     pub fn build(
         source: &mut impl Source,
         name: &str,
@@ -113,7 +113,7 @@ impl Mlp {
         self.down.apply(&work.gate, out, turned);
     }
 
-    /// Returns its projections.
+    /// Returns the three projections.
     pub fn linears(&self) -> [&Linear; 3] {
         [&self.gate, &self.up, &self.down]
     }

@@ -3,8 +3,6 @@
 //! Sums are in f32. Products of a few rows (decode) are memory-bound and read the weights once: each core computes the
 //! dot products of its share of the matrix. Products of many rows (prefill) are compute-bound: each core widens a panel
 //! of the matrix and calls `gemm`.
-//!
-//! Not here: element-wise operations (`ops.rs`).
 
 use std::cell::RefCell;
 use std::ops::{Range, RangeInclusive};
@@ -19,7 +17,7 @@ const FEW_ROWS: usize = 16;
 /// Fewest matrix rows of a task; more if a row is short, because waking a core takes time.
 const DOT_ROWS: usize = 64;
 const DOT_NUMBERS: usize = 1 << 15;
-/// Rows of a panel: one panel for each core, because each panel packs all of x, but within these bounds.
+/// Bounds of the rows of a panel. Each core gets one panel within these bounds, because each panel packs all of x.
 const PANEL_ROWS: RangeInclusive<usize> = 64..=1024;
 /// Matrix rows, and rows of x, whose products are computed together.
 const TILE: usize = 4;
@@ -38,7 +36,7 @@ pub enum Numbers {
 }
 
 impl Numbers {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(x) => x.len(),
@@ -47,17 +45,17 @@ impl Numbers {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub fn size(&self) -> usize {
         if matches!(self, Self::F32(_)) { 4 } else { 2 }
     }
 
-    /// Returns the elements at some indices.
+    /// Returns the elements at the given indices.
     fn pick(&self, places: impl Iterator<Item = usize>) -> Self {
         match self {
             Self::F32(x) => Self::F32(places.map(|i| x[i]).collect()),
@@ -66,14 +64,14 @@ impl Numbers {
         }
     }
 
-    /// All of them in f32.
+    /// Returns all elements in f32.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut wide = vec![0.0; self.len()];
         self.widen(0, &mut wide);
         wide
     }
 
-    /// [`Numbers::widen`] inside a function that is compiled for the chosen vector instructions.
+    /// Inlines [`Numbers::widen`] into a function that is compiled for the chosen vector instructions.
     #[inline(always)]
     fn widen_here(&self, start: usize, wide: &mut [f32]) {
         match self {
@@ -82,7 +80,7 @@ impl Numbers {
         }
     }
 
-    /// Elements from `start` on, in f32.
+    /// Writes the elements from `start` on in f32.
     fn widen(&self, start: usize, wide: &mut [f32]) {
         let range = start..start + wide.len();
         match self {
@@ -105,7 +103,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// A matrix of these elements.
+    /// Creates a matrix from its elements.
     ///
     /// # Panics
     /// If `numbers` does not have `rows * cols` elements.
@@ -118,30 +116,30 @@ impl Matrix {
         Self { rows, cols, numbers }
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns.
+    /// Returns the number of columns.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Bytes of its elements.
+    /// Returns the bytes of all elements.
     pub fn bytes(&self) -> usize {
         self.numbers.len() * self.numbers.size()
     }
 
-    /// Row `row` in f32.
+    /// Writes row `row` in f32.
     pub fn row(&self, row: usize, wide: &mut [f32]) {
         self.numbers.widen(row * self.cols, &mut wide[..self.cols]);
     }
 
-    /// Some of the rows.
+    /// Returns a range of rows.
     ///
     /// # Panics
-    /// Past the last.
+    /// If the range exceeds the matrix.
     pub fn part(&self, rows: Range<usize>) -> Self {
         let places = rows.start * self.cols..rows.end * self.cols;
         Self::new(rows.len(), self.cols, self.numbers.pick(places))
@@ -161,12 +159,12 @@ impl Matrix {
         Self::new(self.cols, self.rows, self.numbers.pick(places))
     }
 
-    /// `out[t] = matrix * x[t]` for each of `x`'s rows: `x` is `[tokens, cols]`, `out` is `[tokens, rows]`.
+    /// Computes `out[t] = matrix * x[t]` for each row of x: `x` is `[tokens, cols]`, `out` is `[tokens, rows]`.
     ///
-    /// `turned` is scratch that grows to the size of `out`. Uses all cores.
+    /// `turned` is scratch that grows to the size of `out`. The function uses all cores.
     ///
     /// # Panics
-    /// If the lengths do not fit.
+    /// If the lengths do not match.
     pub fn multiply(&self, x: &[f32], out: &mut [f32], turned: &mut Vec<f32>) {
         let tokens = x.len() / self.cols;
         assert_eq!((x.len(), out.len()), (tokens * self.cols, tokens * self.rows));
@@ -175,7 +173,7 @@ impl Matrix {
             1 => self.dot_all(x, 1, out),
             _ => {
                 turned.resize(turned.len().max(out.len()), 0.0);
-                let turned = &mut turned[..out.len()]; // [rows, tokens]: a task's share is contiguous
+                let turned = &mut turned[..out.len()]; // `[rows, tokens]`: a task's share is contiguous
                 if tokens <= FEW_ROWS {
                     self.dot_all(x, tokens, turned);
                 } else {
@@ -216,7 +214,7 @@ impl Matrix {
     }
 }
 
-/// `out[r, t] = sum over c of w[r, c] * x[t, c]`, on this thread.
+/// Computes `out[r, t] = sum over c of w[r, c] * x[t, c]` on this thread.
 fn gemm(w: &[f32], x: &[f32], cols: usize, tokens: usize, out: &mut [f32]) {
     let rows = w.len() / cols;
     assert!(w.len() == rows * cols && x.len() == tokens * cols && out.len() == rows * tokens);
@@ -266,7 +264,7 @@ fn widen_bf16(x: &[bf16], wide: &mut [f32]) {
     }
 }
 
-/// A task: some rows of a matrix, with every row of x.
+/// Task: some rows of a matrix times every row of x.
 struct DotRows<'a> {
     matrix: &'a Matrix,
     first: usize,
@@ -284,7 +282,7 @@ impl WithSimd for DotRows<'_> {
         let Self { matrix, first, x, tokens, out } = self;
         let cols = matrix.cols;
         if let (Numbers::Bf16(w), 1) = (&matrix.numbers, tokens) {
-            // One row of x: widened in registers.
+            // One row of x: elements of the matrix are widened in registers.
             let rows = w[first * cols..].chunks_exact(cols);
             return out.iter_mut().zip(rows).for_each(|(out, w)| *out = dot_bf16(w, x));
         }
@@ -319,7 +317,7 @@ impl WithSimd for DotRows<'_> {
     }
 }
 
-/// Adds the dot products of a piece of `R` matrix rows with the same piece of each row of x.
+/// Adds the dot products of a part of `R` matrix rows with the same part of each row of x.
 #[inline(always)]
 fn dot_rows<S: Simd, const R: usize>(
     simd: S,
@@ -373,7 +371,7 @@ fn dot_tile<S: Simd, const R: usize, const T: usize>(
     }
 }
 
-/// The compiler keeps the lanes in vector registers, and widens there.
+/// Returns a dot product. The compiler keeps the lanes in vector registers and widens the elements there.
 #[inline(always)]
 fn dot_bf16(w: &[bf16], x: &[f32]) -> f32 {
     const LANES: usize = 64;
@@ -394,7 +392,7 @@ fn dot_bf16(w: &[bf16], x: &[f32]) -> f32 {
 mod test {
     use super::*;
 
-    /// A measurement and not a test: `cargo test --release speed -- --ignored --nocapture`
+    /// This is a measurement, not a test: `cargo test --release speed -- --ignored --nocapture`
     #[test]
     #[ignore = "prints speeds"]
     fn speed() {
@@ -421,7 +419,7 @@ mod test {
         }
     }
 
-    /// Every path against f64, with sizes that leave remainders everywhere.
+    /// Compares every path with f64, with sizes that leave remainders in every loop.
     #[test]
     fn multiply_equals_f64() {
         for (rows, cols) in [(1, 1), (3, 130), (130, 67), (257, 2500)] {

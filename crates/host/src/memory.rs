@@ -1,4 +1,4 @@
-//! The memory of a long sequence, by group of layers and without groups, for reports.
+//! Reports the memory of a long sequence, with and without groups of layers.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use kvarena::PoolLayout;
 /// Tokens of the sequence.
 const TOKENS: u32 = 8192;
 
-/// Returns a line on what a sequence of 8,192 tokens takes, if there are groups of layers.
+/// Returns a line about the memory of a sequence of 8,192 tokens, if there are groups of layers.
 pub fn report(layout: &PoolLayout) -> Option<String> {
     let groups = layout.groups();
     if groups.count() == 1 {
@@ -15,7 +15,12 @@ pub fn report(layout: &PoolLayout) -> Option<String> {
     }
     let of = |group| layout.sequence_bytes(group, TOKENS);
     let all: u64 = (0..groups.count()).map(of).sum();
-    let one = of(0) / u64::from(layout.lanes()) * u64::from(layout.layers());
+    let places = of(0) / layout.page_bytes();
+    let kept = |group| {
+        let lanes = layout.page_bytes() - layout.unused_bytes(group);
+        places * lanes / u64::from(layout.lanes_of(group)) * u64::from(groups.layers_of(group))
+    };
+    let one = (0..groups.count()).map(kept).sum();
     let [all, one] = [all, one].map(megabytes);
     let mut line =
         format!("{TOKENS} tokens of a sequence take {all} MB, {one} without groups of layers");
@@ -51,6 +56,11 @@ mod tests {
         let want = "8192 tokens of a sequence take 1174.4 MB, 4160.7 without groups of layers; 10 layers that read \
                     everything: 671.1; 52 layers that read a window of 1024: 503.3\n";
         assert_eq!(line.as_deref(), Some(want));
+        let own = groups.with_shape(1, KvShape::heads(16, 64), KvDtype::Bf16);
+        let own = PoolConfig { groups: own.expect("there is group 1"), ..pool };
+        let line = report(&own.layout().expect("a pool")).expect("two groups");
+        // 10 layers of 67.1 MB, and 52 of half as much.
+        assert!(line.contains("922.7 MB, 2415.9 without groups"), "{line}");
         let plain = PoolConfig { groups: Groups::ONE, ..pool }.layout().expect("a pool");
         assert_eq!(report(&plain), None);
     }

@@ -1,7 +1,7 @@
 //! A model: weights, and one forward pass over the new tokens of a step.
 //!
 //! The pass is independent of pages and sequences: it passes q, k and v of each layer to an [`Attention`] and receives
-//! the attended rows. Not here: reading files (`checkpoint.rs`), pages and backends (`cpu.rs`).
+//! the attended rows. `checkpoint.rs` reads files; `cpu.rs` uses pages and backends.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ pub struct Asked<'a> {
     pub q: &'a [f32],
     /// `[tokens, kv_heads, head_dim]`
     pub k: &'a [f32],
-    /// The same for V; empty if rows are latent, because K contains V.
+    /// `[tokens, kv_heads, value_dim]`; empty if rows are latent, because K contains V.
     pub v: &'a [f32],
     /// `[q_heads]`
     pub sinks: Option<&'a [f32]>,
@@ -91,7 +91,7 @@ pub struct Model {
     embedding: Matrix,
     layers: Vec<Layer>,
     norm: Vec<f32>,
-    /// `None`: the transposed embedding.
+    /// `None` uses the transposed embedding.
     output: Option<Matrix>,
 }
 
@@ -100,9 +100,9 @@ pub struct Model {
 pub struct Pass<'a> {
     /// Tokens, each below the vocabulary's size.
     pub tokens: &'a [u32],
-    /// The position of each.
+    /// Position of each token.
     pub positions: &'a [u32],
-    /// Rows whose logits are requested.
+    /// Rows whose logits the caller requests.
     pub wanted: &'a [usize],
 }
 
@@ -132,12 +132,12 @@ impl Model {
     /// Reads a model directory.
     ///
     /// # Errors
-    /// Any error of `config.rs` and `checkpoint.rs`.
+    /// All errors of `config.rs` and `checkpoint.rs`.
     pub fn read(dir: &Path) -> Result<Self> {
         Self::build(ModelConfig::read(dir)?, &mut Checkpoint::read(dir)?)
     }
 
-    /// Takes all tensors of `config` out of `source`.
+    /// Builds the model of `config` from the tensors of `source`.
     ///
     /// # Errors
     /// A tensor is missing or has another shape.
@@ -154,7 +154,7 @@ impl Model {
         Ok(Self { embedding, layers, norm, output, config })
     }
 
-    /// Bytes of all matrices.
+    /// Returns the bytes of all matrices.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(Layer::bytes).sum::<usize>()
             + self.embedding.bytes()
@@ -272,7 +272,7 @@ impl Model {
         Ok(())
     }
 
-    /// Adds the output in `work.normed` to `x`, normed if the model norms outputs.
+    /// Adds the output in `work.normed` to `x`. Models with output norms normalise it first.
     fn add_output(&self, norm: Option<&[f32]>, work: &mut Workspace) {
         if let Some(norm) = norm {
             resize(&mut work.values, work.normed.len());
@@ -283,7 +283,7 @@ impl Model {
         }
     }
 
-    /// Adds the output of the MLP or the experts, of the normed x, to `x`.
+    /// Adds the output of the MLP or the experts to `x`. Their input is the normed x.
     fn rest(
         &self,
         (index, layer): (usize, &Layer),
@@ -360,7 +360,7 @@ impl Layer {
         Ok(Self { attention_norm, projections, sinks, o, mlp_norm, rest, output_norms })
     }
 
-    /// Bytes of its matrices.
+    /// Returns the bytes of the layer's matrices.
     fn bytes(&self) -> usize {
         let projections: usize = match &self.projections {
             Projections::Heads { q, k, v, .. } => [q, k, v].map(|x| x.weight.bytes()).iter().sum(),
@@ -374,7 +374,7 @@ impl Layer {
     }
 }
 
-/// Takes the weight of a norm. Gemma's checkpoints store its difference from 1.
+/// Returns the weight of a norm. Gemma's checkpoints store its difference from 1.
 fn norm(
     config: &ModelConfig,
     source: &mut impl Source,
@@ -388,7 +388,7 @@ fn norm(
     Ok(weight)
 }
 
-/// Projections to heads of q, k and v.
+/// Builds the projections to heads of q, k and v.
 fn heads(
     config: &ModelConfig,
     source: &mut impl Source,

@@ -10,30 +10,30 @@ use crate::ops::{self, Angles};
 /// The layers with and without rotary positions.
 #[derive(Clone, PartialEq, Debug)]
 pub struct NopeConfig {
-    /// For each layer whether it has rotary positions and reads chunks.
+    /// Whether each layer has rotary positions and reads chunks.
     pub rotated: Vec<bool>,
     /// Tokens of a chunk.
     pub chunk: u32,
     /// Whether layers with rotary positions norm each head of q and k.
     pub norms: bool,
-    /// The scale of the other layers' queries, if there is one.
+    /// Scale of the other layers' queries, if any.
     pub temperature: Option<Temperature>,
 }
 
-/// A query at position p is scaled by `1 + scale * ln(1 + floor((p + 1) / floor))`.
+/// Scale of queries by position p: `1 + scale * ln(1 + floor((p + 1) / floor))`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Temperature {
-    /// Tokens of a step of the scale.
+    /// Number of positions with equal scale.
     pub floor: f32,
     /// Factor of the logarithm.
     pub scale: f32,
 }
 
 impl NopeConfig {
-    /// Reads `no_rope_layers` or `no_rope_layer_interval`, and what belongs to them.
+    /// Reads `no_rope_layers` or `no_rope_layer_interval`, and the fields that belong to them.
     ///
     /// # Errors
-    /// Layers with experts, a chunk that is no power of two, or lists that contradict one another.
+    /// Layers with experts, a chunk that is not a power of two, or lists that contradict each other.
     pub fn parse(fields: &Fields<'_>) -> Result<Self> {
         let layers = fields.size("num_hidden_layers")?;
         if !fields.get("moe_layers").and_then(Value::as_array).is_some_and(Vec::is_empty) {
@@ -43,7 +43,9 @@ impl NopeConfig {
         }
         let chunk = fields.size("attention_chunk_size")? as u32;
         if !chunk.is_power_of_two() {
-            return Err(fields.wrong(&format!("attention_chunk_size {chunk} is no power of two")));
+            return Err(
+                fields.wrong(&format!("attention_chunk_size {chunk} is not a power of two"))
+            );
         }
         let rotated: Vec<bool> = match list(fields, "no_rope_layers") {
             [] => {
@@ -75,7 +77,7 @@ impl NopeConfig {
         self.rotated.iter().map(|&rotated| rotated.then_some(self.chunk)).collect()
     }
 
-    /// Gives q and k of a layer their positions; each is `[tokens, heads, head_dim]`, with its number of heads.
+    /// Applies the positions to q and k of a layer; each is `[tokens, heads, head_dim]`, with its number of heads.
     pub fn place(
         &self,
         layer: usize,
@@ -102,7 +104,7 @@ impl NopeConfig {
     }
 }
 
-/// Returns a list; empty where it is absent.
+/// Returns a list; empty if absent.
 fn list<'a>(fields: &Fields<'a>, name: &str) -> &'a [Value] {
     fields.get(name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
@@ -132,17 +134,17 @@ mod tests {
 
     #[test]
     fn every_fourth_layer_has_no_positions() {
-        let config = parse(json!({})).expect("it is complete");
+        let config = parse(json!({})).expect("the config is complete");
         assert_eq!(config.rotated, [true, true, true, false, true, true, true, false]);
         let few =
             json!({"num_hidden_layers": 2, "no_rope_layers": [0, 1], "attn_temperature_tuning": 0});
-        let config = parse(few).expect("it is complete");
+        let config = parse(few).expect("the config is complete");
         assert_eq!((config.chunks(), config.temperature), (vec![None, Some(32)], None));
     }
 
     #[test]
     fn what_is_not_implemented_is_named() {
-        let refused = |changes| parse(changes).expect_err("it is refused");
+        let refused = |changes| parse(changes).expect_err("the config is rejected");
         assert!(refused(json!({"moe_layers": [1]})).contains("moe_layers"));
         assert!(refused(json!({"moe_layers": null})).contains("moe_layers"));
         assert!(refused(json!({"attention_chunk_size": 48})).contains("48"));

@@ -1,11 +1,11 @@
-//! The transformer's operations other than matrix products and attention. Rows are independent and spread over the
+//! The transformer's operations other than matrix products and attention. Each operation divides its rows among the
 //! cores.
 
 use rayon::prelude::*;
 
 use crate::rope::Rope;
 
-/// With fewer elements one core is faster than waking the others.
+/// Minimum of elements for several cores; with fewer, waking them costs more than it saves.
 const PARALLEL_MIN: usize = 1 << 15;
 
 /// Calls `each` with every row of `x`, in parallel if that is faster.
@@ -15,7 +15,7 @@ fn for_rows(x: &mut [f32], width: usize, each: impl Fn(usize, &mut [f32]) + Send
     rows.for_each(|(i, row)| each(i, row));
 }
 
-/// `out[t] = x[t] / rms(x[t]) * weight`, for rows of `weight`'s length.
+/// Computes `out[t] = x[t] / rms(x[t]) * weight`, for rows of `weight`'s length.
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let width = weight.len();
     for_rows(out, width, |i, out| {
@@ -60,7 +60,7 @@ impl Angles {
     }
 }
 
-/// Normalises each head (with `norm`'s weight and epsilon, if given), then rotates it. `x` is `[tokens, heads, head_dim]`.
+/// Rotates each head, after a norm with `norm`'s weight and epsilon if given. `x` is `[tokens, heads, head_dim]`.
 pub fn norm_and_rotate(
     x: &mut [f32],
     heads: usize,
@@ -95,8 +95,8 @@ pub fn norm_heads(x: &mut [f32], head_dim: usize, eps: f32) {
     });
 }
 
-/// Rotates the last `rope` numbers of each head. `x` is `[tokens, heads, head]` by `(heads, head)`. If `interleaved`,
-/// pairs are adjacent, and their order does not change.
+/// Rotates the last `rope` elements of each head. `x` is `[tokens, heads, head]`, with sizes `(heads, head)`. If
+/// `interleaved`, pairs are adjacent and keep their order.
 pub fn rotate_ends(
     x: &mut [f32],
     (heads, head): (usize, usize),
@@ -121,7 +121,7 @@ pub fn rotate_ends(
     });
 }
 
-/// The limit at which gpt-oss clamps.
+/// Clamping limit of gpt-oss.
 pub const SWIGLU_LIMIT: f32 = 7.0;
 
 /// Computes `gate = gate * sigmoid(1.702 gate) * (up + 1)`, with gate clamped from above and up from both sides.
@@ -135,7 +135,7 @@ pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], width: usize) {
     });
 }
 
-/// `gate = silu(gate) * up`
+/// Computes `gate = silu(gate) * up`.
 pub fn silu_times(gate: &mut [f32], up: &[f32], width: usize) {
     for_rows(gate, width, |i, gate| {
         let up = &up[i * width..(i + 1) * width];
@@ -145,7 +145,7 @@ pub fn silu_times(gate: &mut [f32], up: &[f32], width: usize) {
     });
 }
 
-/// `gate = gelu(gate) * up`, GeLU by its tanh approximation.
+/// Computes `gate = gelu(gate) * up`, with GeLU in its tanh approximation.
 pub fn gelu_times(gate: &mut [f32], up: &[f32], width: usize) {
     const FACTOR: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2;
     for_rows(gate, width, |i, gate| {
@@ -157,7 +157,7 @@ pub fn gelu_times(gate: &mut [f32], up: &[f32], width: usize) {
     });
 }
 
-/// `x += y`
+/// Computes `x += y`.
 pub fn add(x: &mut [f32], y: &[f32]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }

@@ -15,15 +15,15 @@ use crate::text::Text;
 /// A prompt and the parameters of its continuation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Request {
-    /// Its tokens.
+    /// Tokens of the prompt.
     pub prompt: Vec<TokenId>,
-    /// Most new tokens. `None`: the default, fewer at the end of the model or the pool.
+    /// Maximum of new tokens. `None` uses the default, or fewer at the end of the model or the pool.
     pub max_new_tokens: Option<u32>,
     /// Number of continuations, which share the prompt's pages.
     pub samples: u32,
     /// Sampling parameters.
     pub sampling: Sampling,
-    /// Edits of logits before the choice of tokens, if any.
+    /// Edits of logits before a token is chosen, if any.
     pub shaping: Option<Arc<PreparedShaping>>,
     /// Tokens that end a continuation.
     pub stop: Vec<u32>,
@@ -44,13 +44,13 @@ pub struct Request {
 /// Defaults of a request's fields.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Defaults {
-    /// As in [`Request`].
+    /// See [`Request`].
     pub max_new_tokens: Option<u32>,
-    /// As in [`Request`].
+    /// See [`Request`].
     pub samples: u32,
-    /// As in [`Request`].
+    /// See [`Request`].
     pub sampling: Sampling,
-    /// As in [`Request`].
+    /// See [`Request`].
     pub stop: Vec<u32>,
 }
 
@@ -137,7 +137,7 @@ impl Line<'_> {
             Some(Value::String(words)) => text.encode(words).map_err(|e| e.message),
             Some(Value::Array(ids)) => {
                 let token = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
-                let wrong = |id: &Value| format!("{name}: {id} is no token id");
+                let wrong = |id: &Value| format!("{name}: {id} is not a token id");
                 ids.iter().map(|id| token(id).ok_or_else(|| wrong(id))).collect()
             }
             Some(_) => Err(format!("{name}: neither a text nor a list of token ids")),
@@ -149,12 +149,12 @@ impl Line<'_> {
     fn whole<T: TryFrom<u64>>(&self, name: &str) -> std::result::Result<Option<T>, String> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = value.as_u64().and_then(|n| T::try_from(n).ok());
-        number.map(Some).ok_or_else(|| format!("{name}: {value} is no whole number in range"))
+        number.map(Some).ok_or_else(|| format!("{name}: {value} is not a whole number in range"))
     }
 
     fn number(&self, name: &str) -> std::result::Result<Option<f32>, String> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = value.as_f64().map(|x| x as f32);
-        number.map(Some).ok_or_else(|| format!("{name}: {value} is no number"))
+        number.map(Some).ok_or_else(|| format!("{name}: {value} is not a number"))
     }
 }

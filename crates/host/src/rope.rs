@@ -1,6 +1,6 @@
 //! Rotary position embedding: converts the config's two styles to one table of frequencies.
 //!
-//! Types `default`, `linear`, `llama3` and `yarn`. Not here: the rotation itself (`ops.rs`).
+//! Types `default`, `linear`, `llama3` and `yarn`. `ops.rs` applies the rotation.
 
 use std::f64::consts::TAU;
 
@@ -22,15 +22,15 @@ impl Rope {
     /// Reads `rope_parameters` (new style), or `rope_theta` and `rope_scaling` (old style).
     ///
     /// # Errors
-    /// A rope type that is not implemented, or a field that is missing or invalid.
+    /// A rope type is not implemented, or a field is missing or invalid.
     pub fn parse(fields: &Fields<'_>, head_dim: usize) -> Result<Self> {
         let parameters = fields.object("rope_parameters")?;
         let old_theta = fields.number_or("rope_theta", 10_000.0)?;
         Self::of(fields, parameters, (old_theta, fields.object("rope_scaling")?), head_dim)
     }
 
-    /// Reads the two ropes of Gemma 3: of layers that read everything, and of those that read a window. In the old
-    /// style only the first one is scaled.
+    /// Reads the two ropes of Gemma 3: of layers that read all tokens, and of layers with a window. In the old style
+    /// only the first one is scaled.
     ///
     /// # Errors
     /// As [`Rope::parse`].
@@ -45,7 +45,7 @@ impl Rope {
         Ok((all, Self::of(fields, window, (local_theta, None), head_dim)?))
     }
 
-    /// Reads a rope in the new style from `parameters`, or in the old one.
+    /// Reads a rope from `parameters` in the new style, or from `fields` in the old style.
     fn of(
         fields: &Fields<'_>,
         parameters: Option<Fields<'_>>,
@@ -105,9 +105,9 @@ fn kind<'a>(rope: &Fields<'a>) -> Result<&'a str> {
     }
 }
 
-/// YaRN (arXiv:2309.00071). Pairs that turn often over the training length keep their frequency; those that turn seldom
-/// are stretched by `factor`; those between are blended by index. Returns the amplitude, and DeepSeek's factor of the
-/// logits.
+/// Scales frequencies by YaRN (arXiv:2309.00071). Pairs with many turns over the training length keep their frequency.
+/// Pairs with few turns are stretched by `factor`; pairs between are blended by index. Returns the amplitude, and
+/// DeepSeek's factor of the logits.
 fn scale_yarn(rope: &Fields<'_>, theta: f64, frequencies: &mut [f64]) -> Result<(f64, f64)> {
     let factor = at_least_one(rope, "factor")?;
     let trained_len = rope.number("original_max_position_embeddings")?;
@@ -118,7 +118,7 @@ fn scale_yarn(rope: &Fields<'_>, theta: f64, frequencies: &mut [f64]) -> Result<
         )));
     }
     let dim = 2.0 * frequencies.len() as f64;
-    // The index of the pair that makes this many turns over the training length.
+    // Index of the pair that makes this many turns over the training length.
     let place = |turns: f64| dim * (trained_len / (turns * TAU)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (place(fast), place(slow));
     if rope.get("truncate").is_none() || rope.flag("truncate")? {
@@ -143,7 +143,8 @@ fn scale_yarn(rope: &Fields<'_>, theta: f64, frequencies: &mut [f64]) -> Result<
     Ok((amplitude, logit_factor))
 }
 
-/// Llama 3.1: long wavelengths are stretched by `factor`, short ones keep their frequency, those between are blended.
+/// Scales frequencies as Llama 3.1 does. Long wavelengths are stretched by `factor`; short ones keep their frequency;
+/// those between are blended.
 fn scale_llama3(rope: &Fields<'_>, frequencies: &mut [f64]) -> Result<()> {
     let factor = at_least_one(rope, "factor")?;
     let low = rope.number("low_freq_factor")?;
@@ -155,7 +156,7 @@ fn scale_llama3(rope: &Fields<'_>, frequencies: &mut [f64]) -> Result<()> {
         )));
     }
     for f in frequencies {
-        let turns = trained_len * *f / TAU; // full turns over the length trained on
+        let turns = trained_len * *f / TAU; // full turns over the training length
         let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
         *f = (1.0 - kept) * *f / factor + kept * *f;
     }

@@ -11,20 +11,20 @@ use crate::shaping::{Edit, Edits};
 /// A token to choose in a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Draw {
-    /// The token of the step that it follows.
+    /// Index of the preceding token in the step.
     pub row: usize,
     /// The sampling parameters.
     pub sampling: Sampling,
     /// Index of the sample within its request.
     pub sample: u32,
-    /// Index of the token among the sample's new ones.
+    /// Index of the token among the sample's new tokens.
     pub index: u32,
-    /// Edits of its logits before the choice.
+    /// Edits of the logits before the choice.
     pub edits: Edits,
 }
 
 impl Draw {
-    /// Returns whether its logits are edited, or filtered by min-p.
+    /// Returns whether edits or min-p change the logits.
     pub fn is_shaped(&self) -> bool {
         !self.edits.is_none() || (self.sampling.temperature > 0.0 && self.sampling.min_p > 0.0)
     }
@@ -33,9 +33,9 @@ impl Draw {
 /// A planned step.
 #[derive(Default)]
 pub struct Work {
-    /// Its sequences, positions and slots, with padding behind them.
+    /// Sequences, positions and slots, followed by padding.
     pub plan: OwnedPlan,
-    /// Its tokens: a token, or -1 - i for the token that draw i of the previous step chooses.
+    /// Input tokens. The value -1 - i stands for the token that draw i of the previous step chooses.
     pub inputs: Vec<i32>,
     /// The tokens to choose.
     pub draws: Vec<Draw>,
@@ -51,12 +51,12 @@ pub trait Runner {
     /// The model's shape.
     fn config(&self) -> &ModelConfig;
 
-    /// Returns the size to which a step of these items is padded, if it is.
+    /// Returns the padded size of a step of these items, if it is padded.
     fn step_size(&self, _items: &[Extend]) -> Option<PlanSize> {
         None
     }
 
-    /// Prepares for a step. Planning follows, which sends the step's plan to the backend.
+    /// Prepares for a step. The caller then plans the step, and planning sends the plan to the backend.
     ///
     /// # Errors
     /// The run failed.
@@ -85,24 +85,24 @@ pub trait Runner {
         clock: &mut Clock,
     ) -> Result<()>;
 
-    /// Waits for all launched steps, and forgets them.
+    /// Waits for all launched steps and discards them.
     ///
     /// # Errors
     /// The run failed.
     fn settle(&mut self, backend: &mut Self::Backend) -> Result<()>;
 
-    /// Most tokens that a step can choose; the loop launches no larger step.
+    /// Returns the maximum of tokens that a step can choose. The loop launches no larger step.
     fn draws_max(&self) -> usize {
         usize::MAX
     }
 
-    /// Most edits of a step. The loop launches no larger step, and rejects requests that may need more. 0: it rejects
-    /// all requests with a shaping or with `min_p`.
+    /// Returns the maximum of edits of a step. The loop launches no larger step and rejects requests that may need
+    /// more. At 0 it rejects all requests with a shaping or with `min_p`.
     fn edits_max(&self) -> usize {
         0
     }
 
-    /// Whether logits are kept.
+    /// Returns whether the runner keeps logits.
     fn keeps_logits(&self) -> bool;
 
     /// Returns the logits of a draw of the last collected step; empty if they were not kept.

@@ -7,17 +7,18 @@
 /// Sampling parameters.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sampling {
-    /// 0: always the most likely token.
+    /// Temperature; 0 always chooses the most likely token.
     pub temperature: f32,
-    /// Draw only from this many of the most likely tokens, and those that tie with the last of them. 0: from all.
+    /// The draw considers this many of the most likely tokens, and those that tie with the last of them. 0 considers
+    /// all.
     pub top_k: u32,
-    /// Draw only from the most likely tokens that together reach this probability, and those that tie with the last of
-    /// them.
+    /// The draw considers the most likely tokens that together reach this probability, and those that tie with the last
+    /// of them.
     pub top_p: f32,
-    /// Draw only from tokens with at least this share of the most likely token's probability. Applied before `top_k`
-    /// and `top_p`.
+    /// The draw considers tokens with at least this share of the most likely token's probability. Applied before
+    /// `top_k` and `top_p`.
     pub min_p: f32,
-    /// Of the draws.
+    /// Seed of the draws.
     pub seed: u64,
 }
 
@@ -39,7 +40,7 @@ impl Sampling {
         splitmix(&mut state)
     }
 
-    /// Chooses a token: the first of equals. Equal keys and logits give equal tokens.
+    /// Chooses a token; among equal values the first one. Equal keys and logits give equal tokens.
     pub fn choose(&self, key: u64, logits: &[f32]) -> u32 {
         let least = if self.filters() { self.least(logits) } else { f32::NEG_INFINITY };
         let (mut best, mut token) = (f32::NEG_INFINITY, 0);
@@ -58,7 +59,7 @@ impl Sampling {
         token
     }
 
-    /// Returns the distance below the greatest logit that `min_p` allows.
+    /// Returns the maximum distance from the greatest logit that `min_p` allows.
     pub fn depth(&self) -> f32 {
         match self.min_p > 0.0 {
             true => -self.temperature * self.min_p.ln(),
@@ -66,7 +67,7 @@ impl Sampling {
         }
     }
 
-    /// Returns the least logit that min-p, then top-k and then top-p keep. Probabilities are whole multiples of 2^-32
+    /// Returns the least logit that min-p, then top-k and then top-p keep. Probabilities are integer multiples of 2^-32
     /// of the greatest, so their sums do not depend on the order.
     fn least(&self, logits: &[f32]) -> f32 {
         let mut order: Vec<f32> = logits.iter().copied().filter(|x| !x.is_nan()).collect();
@@ -95,7 +96,7 @@ impl Sampling {
     }
 }
 
-/// Returns the noise of one token, of Gumbel's distribution.
+/// Returns the Gumbel noise of one token.
 pub fn gumbel(key: u64, token: u32) -> f32 {
     let mut h = token.wrapping_mul(0x9E37_79B9).wrapping_add(key as u32);
     h = (h ^ (h >> 16)).wrapping_mul(0x85EB_CA6B);
@@ -106,7 +107,7 @@ pub fn gumbel(key: u64, token: u32) -> f32 {
     -(-(-unit).ln_1p()).ln()
 }
 
-/// The next number of the SplitMix64 sequence.
+/// Returns the next number of the SplitMix64 sequence.
 pub fn splitmix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut z = *state;
@@ -154,7 +155,8 @@ mod test {
         assert!(with(0.999).contains(&0) && !with(0.999).contains(&4));
     }
 
-    /// Beside logits 3, 3, 2 and 1 at temperature 1: 2 is 0.37 as likely, 1 is 0.14.
+    /// At temperature 1, logits 3, 3, 2 and 1: the token of 2 is 0.37 times as likely as the best, the token of 1 0.14
+    /// times.
     #[test]
     fn min_p_keeps_what_is_likely_enough_beside_the_best() {
         let with = |min_p| draws(Sampling { min_p, ..plain(7) });

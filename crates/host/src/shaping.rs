@@ -1,30 +1,31 @@
-//! What changes logits before a token is chosen: penalties, biases, and tokens that may not come.
+//! Changes of logits before a token is chosen: penalties, biases and forbidden tokens.
 //!
-//! A request's [`Shaping`] and the tokens of its stream make a list of [`Edit`]s for each draw, so that a runner needs no
-//! state of streams. [`PreparedShaping`] contains the edits that all draws share; a draw adds those of its [`History`]. The
-//! order is vLLM's: forbidden tokens, biases, then the penalties. Log-probabilities are the model's own, before all of
-//! these.
+//! A request's [`Shaping`] and the tokens of its stream produce a list of [`Edit`]s for each draw, so a runner stores
+//! no state of streams. [`PreparedShaping`] contains the edits that all draws share; a draw adds the edits of its
+//! [`History`]. The order is that of vLLM: forbidden tokens, biases, then penalties. Log-probabilities are those of the
+//! unchanged logits.
 
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-/// What a request does to logits.
+/// Rules of a request for its logits.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Shaping {
-    /// Divides positive logits of tokens in the prompt or the answer, and multiplies negative ones. 1: none.
+    /// Repetition penalty of tokens in the prompt or the answer: it divides positive logits and multiplies negative
+    /// ones. 1 has no effect.
     pub repetition: f32,
-    /// Taken off a token's logit for each time that the answer has it.
+    /// Subtracted from a token's logit for each occurrence in the answer.
     pub frequency: f32,
-    /// Taken off the logit of a token that the answer has.
+    /// Subtracted from the logit of each token in the answer.
     pub presence: f32,
-    /// Added to logits; a token stands once.
+    /// Added to logits; each token occurs once.
     pub bias: Vec<(u32, f32)>,
-    /// The only tokens that may come; none: all may.
+    /// Allowed tokens; `None` allows all.
     pub allowed: Option<Vec<u32>>,
-    /// Sequences of tokens whose last one may not follow the others. None is empty.
+    /// Sequences of tokens whose last token must not follow the others. Each has at least one token.
     pub bad_words: Vec<Vec<u32>>,
-    /// Tokens of the answer before one of the request's stop tokens may come.
+    /// Tokens that an answer must have before its stop tokens are allowed.
     pub min_tokens: u32,
 }
 
@@ -42,58 +43,57 @@ impl Default for Shaping {
     }
 }
 
-/// A change of one token's logit: `before` is added, then the repetition penalty divides or multiplies, then `after` is
-/// added.
+/// Change of one token's logit: adds `before`, then divides or multiplies by the repetition penalty, then adds `after`.
 #[derive(Clone, Copy, PartialEq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Edit {
     /// The token.
     pub token: u32,
-    /// Added first.
+    /// First summand.
     pub before: f32,
-    /// Divides what is then positive, and multiplies the rest.
+    /// Divides a positive sum and multiplies a negative one.
     pub repetition: f32,
-    /// Added last.
+    /// Last summand.
     pub after: f32,
 }
 
-/// Where a draw's edits are in a step's list.
+/// Range of a draw's edits in a step's list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Edits {
-    /// The first one.
+    /// Index of the first edit.
     pub start: u32,
-    /// How many.
+    /// Number of edits.
     pub count: u32,
-    /// Whether tokens without an edit may not come.
+    /// Whether tokens without an edit are forbidden.
     pub only: bool,
 }
 
 impl Edits {
-    /// Whether they change anything.
+    /// Returns whether the edits change nothing.
     pub fn is_none(&self) -> bool {
         self.count == 0 && !self.only
     }
 }
 
 impl Edit {
-    /// An edit that changes nothing.
+    /// Returns an edit that changes nothing.
     pub fn none(token: u32) -> Self {
         Self { token, before: 0.0, repetition: 1.0, after: 0.0 }
     }
 
-    /// An edit that forbids a token, whatever is joined to it.
+    /// Returns an edit that forbids a token, also after joins with other edits.
     fn forbid(token: u32) -> Self {
         Self { after: f32::NEG_INFINITY, ..Self::none(token) }
     }
 
-    /// The logit that it makes of one.
-    pub fn of(&self, logit: f32) -> f32 {
+    /// Returns the edited logit.
+    pub fn apply(&self, logit: f32) -> f32 {
         let logit = logit + self.before;
         let scaled = if logit > 0.0 { logit / self.repetition } else { logit * self.repetition };
         scaled + self.after
     }
 
-    /// Adds another edit of the token. All edits of a request have its repetition penalty, or none.
+    /// Adds another edit of the token. All edits of a request have its repetition penalty or none.
     fn join(&mut self, other: &Self) {
         self.before += other.before;
         self.after += other.after;
@@ -104,35 +104,35 @@ impl Edit {
 }
 
 impl Shaping {
-    /// Whether it changes nothing.
+    /// Returns whether the shaping changes nothing.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The tokens that it names.
+    /// Returns the tokens that the shaping names.
     pub fn tokens(&self) -> impl Iterator<Item = u32> {
         let biased = self.bias.iter().map(|&(token, _)| token);
         let allowed = self.allowed.iter().flatten();
         biased.chain(allowed.chain(self.bad_words.iter().flatten()).copied())
     }
 
-    /// Whether edits depend on the tokens of the answer.
+    /// Returns whether edits depend on the tokens of the answer by a penalty.
     pub fn penalises(&self) -> bool {
         (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
     }
 
-    /// Whether edits depend on which tokens the answer has: a draw needs the token before it to be known.
+    /// Returns whether edits depend on the tokens of the answer, so that a draw needs the preceding token.
     pub fn needs_history(&self) -> bool {
         self.penalises() || self.bad_words.iter().any(|word| word.len() > 1)
     }
 
-    /// Prepares the edits that all draws share. O(n log n) for n listed tokens.
+    /// Returns the shaping with the edits that all draws share. O(n log n) for n listed tokens.
     pub fn prepare(self) -> Arc<PreparedShaping> {
         let allowed = self.allowed.iter().flatten().map(|&token| Edit::none(token));
         let bias = self.bias.iter().map(|&(token, before)| Edit { before, ..Edit::none(token) });
         let words = self.bad_words.iter().filter(|word| word.len() == 1);
         let mut edits: Vec<Edit> = allowed.collect();
-        sort(&mut edits);
+        sort_and_join(&mut edits);
         let listed = edits.len();
         edits.extend(bias.chain(words.map(|word| Edit::forbid(word[0]))));
         if self.allowed.is_some() {
@@ -144,15 +144,15 @@ impl Shaping {
             }
             edits.truncate(listed);
         } else {
-            sort(&mut edits);
+            sort_and_join(&mut edits);
         }
-        let followers = self.bad_words.iter().filter(|word| word.len() > 1).count();
-        Arc::new(PreparedShaping { edits, followers, rules: self })
+        let long_words = self.bad_words.iter().filter(|word| word.len() > 1).count();
+        Arc::new(PreparedShaping { edits, long_words, rules: self })
     }
 }
 
-/// Sorts edits by token, and joins those of the same one.
-fn sort(edits: &mut Vec<Edit>) {
+/// Sorts edits by token, and joins the edits of each token.
+fn sort_and_join(edits: &mut Vec<Edit>) {
     edits.sort_unstable_by_key(|edit| edit.token);
     edits.dedup_by(|edit, kept| {
         let same = edit.token == kept.token;
@@ -163,22 +163,22 @@ fn sort(edits: &mut Vec<Edit>) {
     });
 }
 
-/// A request's shaping, and the edits that all of its draws share. Requests of one list of prompts share it.
+/// A request's shaping, and the edits that all its draws share. Requests of one list of prompts share it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PreparedShaping {
     rules: Shaping,
-    /// By token, each once; only allowed ones, if some are.
+    /// Sorted by token, each once; only allowed tokens if the request restricts them.
     edits: Vec<Edit>,
-    /// Bad words of several tokens.
-    followers: usize,
+    /// Number of bad words with several tokens.
+    long_words: usize,
 }
 
-/// How often an answer has each of its tokens.
+/// Number of occurrences of each token of an answer.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Counts(Vec<(u32, u32)>);
 
 impl Counts {
-    /// Counts a token. O(different tokens).
+    /// Counts a token. O(distinct tokens).
     pub fn add(&mut self, token: u32) {
         match self.0.binary_search_by_key(&token, |&(token, _)| token) {
             Ok(at) => self.0[at].1 += 1,
@@ -186,43 +186,44 @@ impl Counts {
         }
     }
 
-    /// How many different tokens there are.
+    /// Returns the number of distinct tokens.
     pub fn distinct(&self) -> usize {
         self.0.len()
     }
 }
 
-/// The tokens before a draw.
+/// Tokens before a draw.
 #[derive(Clone, Copy, Debug)]
 pub struct History<'a> {
-    /// Tokens of the prompt in increasing order, each once; needed for a repetition penalty alone.
+    /// Tokens of the prompt, sorted and without duplicates; used only by a repetition penalty.
     pub prompt: &'a [u32],
-    /// Tokens of the answer. The last one may lack unless [`Shaping::needs_history`].
-    pub said: &'a [u32],
-    /// Counts of them; needed where the shaping [penalises](Shaping::penalises).
+    /// Tokens of the answer. The last token may be missing unless [`Shaping::needs_history`] returns true.
+    pub answer: &'a [u32],
+    /// Counts of the answer's tokens. Read only if the shaping [penalises](Shaping::penalises).
     pub counts: &'a Counts,
-    /// Tokens of the answer before the draw.
-    pub said_count: u32,
+    /// Number of tokens of the answer before the draw.
+    pub answer_len: u32,
 }
 
 impl PreparedShaping {
-    /// What the request asks for.
+    /// Returns the rules of the request.
     pub fn rules(&self) -> &Shaping {
         &self.rules
     }
 
-    /// Most edits of a draw after so many different tokens of prompt and answer, of a request with so many stop tokens.
+    /// Returns the maximum of edits of a draw with `known` distinct tokens in prompt and answer, and `stops` stop
+    /// tokens.
     pub fn edits_max(&self, known: usize, stops: usize, vocab: usize) -> usize {
         if self.rules.allowed.is_some() {
             return self.edits.len();
         }
         let penalised = if self.rules.penalises() { known } else { 0 };
         let stops = if self.rules.min_tokens > 0 { stops } else { 0 };
-        (self.edits.len() + self.followers + penalised + stops).min(vocab)
+        (self.edits.len() + self.long_words + penalised + stops).min(vocab)
     }
 
-    /// Appends the edits of a draw by token, each token once; `changes` is scratch. O(edits), and O(n log n) where n
-    /// tokens are penalised and some are forbidden.
+    /// Appends the edits of a draw by token, each token once; `changes` is scratch. O(edits), and O(n log n) if the
+    /// request penalises n tokens and forbids some.
     pub fn edits(
         &self,
         history: History<'_>,
@@ -237,15 +238,15 @@ impl PreparedShaping {
         let penalised = changes.len();
         for word in &self.rules.bad_words {
             let (&last, first) = word.split_last().expect("no word is empty");
-            if !first.is_empty() && history.said.ends_with(first) {
+            if !first.is_empty() && history.answer.ends_with(first) {
                 changes.push(Edit::forbid(last));
             }
         }
-        if history.said_count < self.rules.min_tokens {
+        if history.answer_len < self.rules.min_tokens {
             changes.extend(stop.iter().map(|&token| Edit::forbid(token)));
         }
         if changes.len() > penalised {
-            sort(changes);
+            sort_and_join(changes);
         }
         let only = self.rules.allowed.is_some();
         let start = edits.len();
@@ -253,7 +254,7 @@ impl PreparedShaping {
         Edits { start: start as u32, count: (edits.len() - start) as u32, only }
     }
 
-    /// Penalties of the tokens of prompt and answer, by token.
+    /// Appends the penalties of the tokens of prompt and answer, by token.
     fn penalties(&self, History { prompt, counts, .. }: History<'_>, changes: &mut Vec<Edit>) {
         let Shaping { repetition, frequency, presence, .. } = self.rules;
         let penalty = |(token, count): (u32, u32)| {
@@ -262,16 +263,16 @@ impl PreparedShaping {
         };
         let mut counts = counts.0.iter().copied().peekable();
         for &token in if repetition == 1.0 { &[] } else { prompt } {
-            while let Some(said) = counts.next_if(|said| said.0 < token) {
-                changes.push(penalty(said));
+            while let Some(count) = counts.next_if(|count| count.0 < token) {
+                changes.push(penalty(count));
             }
-            changes.push(penalty(counts.next_if(|said| said.0 == token).unwrap_or((token, 0))));
+            changes.push(penalty(counts.next_if(|count| count.0 == token).unwrap_or((token, 0))));
         }
         changes.extend(counts.map(penalty));
     }
 }
 
-/// Appends edits joined with changes, both by token. `only`: changes of tokens without an edit are left out.
+/// Appends edits joined with changes, both sorted by token. `only` drops changes of tokens without an edit.
 fn merge(mut edits: &[Edit], changes: &[Edit], only: bool, out: &mut Vec<Edit>) {
     for change in changes {
         let (before, rest) = edits.split_at(edits.partition_point(|e| e.token < change.token));
@@ -291,7 +292,7 @@ fn merge(mut edits: &[Edit], changes: &[Edit], only: bool, out: &mut Vec<Edit>) 
     out.extend_from_slice(edits);
 }
 
-/// Applies a draw's edits to its logits. O(edits), and O(vocabulary) where only they may come.
+/// Applies a draw's edits to its logits. O(edits), and O(vocabulary) if `only` is set.
 pub fn apply(edits: &[Edit], only: bool, logits: &[f32], out: &mut Vec<f32>) {
     out.clear();
     match only {
@@ -299,7 +300,7 @@ pub fn apply(edits: &[Edit], only: bool, logits: &[f32], out: &mut Vec<f32>) {
         false => out.extend_from_slice(logits),
     }
     for edit in edits {
-        out[edit.token as usize] = edit.of(logits[edit.token as usize]);
+        out[edit.token as usize] = edit.apply(logits[edit.token as usize]);
     }
 }
 
@@ -314,17 +315,17 @@ mod test {
     fn naive(
         shaping: &Shaping,
         prompt: &[u32],
-        said: &[u32],
+        answer: &[u32],
         stop: &[u32],
         logits: &[f32],
     ) -> Vec<f32> {
         let mut out = logits.to_vec();
         for token in 0..out.len() as u32 {
             let logit = &mut out[token as usize];
-            let count = said.iter().filter(|&&other| other == token).count();
+            let count = answer.iter().filter(|&&other| other == token).count();
             let bad =
-                shaping.bad_words.iter().any(|word| [said, &[token]].concat().ends_with(word));
-            let early = (said.len() as u32) < shaping.min_tokens && stop.contains(&token);
+                shaping.bad_words.iter().any(|word| [answer, &[token]].concat().ends_with(word));
+            let early = (answer.len() as u32) < shaping.min_tokens && stop.contains(&token);
             let outside = shaping.allowed.as_ref().is_some_and(|allowed| !allowed.contains(&token));
             if bad || early || outside {
                 *logit = f32::NEG_INFINITY;
@@ -348,21 +349,21 @@ mod test {
     fn edits_after(
         prepared: &PreparedShaping,
         prompt: &[u32],
-        said: &[u32],
+        answer: &[u32],
         stop: &[u32],
         edits: &mut Vec<Edit>,
     ) -> Edits {
         let prompt: BTreeSet<u32> = prompt.iter().copied().collect();
         let prompt: Vec<u32> = prompt.into_iter().collect();
         let mut counts = Counts::default();
-        said.iter().for_each(|&token| counts.add(token));
-        let said_count = said.len() as u32;
-        let history = History { prompt: &prompt, said, counts: &counts, said_count };
+        answer.iter().for_each(|&token| counts.add(token));
+        let answer_len = answer.len() as u32;
+        let history = History { prompt: &prompt, answer, counts: &counts, answer_len };
         prepared.edits(history, stop, &mut Vec::new(), edits)
     }
 
     #[test]
-    fn edits_are_what_each_field_does() {
+    fn edits_match_the_naive_model() {
         let mut state = 5;
         let mut below = |n: u64| splitmix(&mut state) % n;
         for round in 0..3000 {
@@ -374,7 +375,7 @@ mod test {
                         .collect()
                 };
             let (bad_words, allowed) = (words(4, 3, &mut below), words(1, 9, &mut below).pop());
-            let (prompt, said) =
+            let (prompt, answer) =
                 (words(1, 9, &mut below).concat(), words(1, 12, &mut below).concat());
             let mut bias: Vec<(u32, f32)> =
                 (0..vocab as u32).map(|t| (t, t as f32 - 7.5)).collect();
@@ -393,10 +394,10 @@ mod test {
             let mut edits = vec![Edit::none(3)];
             let stop = [9, 2];
             let prepared = shaping.clone().prepare();
-            let list = edits_after(&prepared, &prompt, &said, &stop, &mut edits);
+            let list = edits_after(&prepared, &prompt, &answer, &stop, &mut edits);
             let sorted = edits[1..].windows(2).all(|two| two[0].token < two[1].token);
             assert!(sorted, "round {round}: {edits:?}");
-            let known: BTreeSet<u32> = prompt.iter().chain(&said).copied().collect();
+            let known: BTreeSet<u32> = prompt.iter().chain(&answer).copied().collect();
             let most = prepared.edits_max(known.len(), stop.len(), vocab as usize);
             assert!(list.count as usize <= most, "round {round}: {} of {most}", list.count);
             let mut out = Vec::new();
@@ -408,7 +409,7 @@ mod test {
             );
             assert_eq!(
                 out,
-                naive(&shaping, &prompt, &said, &stop, &logits),
+                naive(&shaping, &prompt, &answer, &stop, &logits),
                 "round {round}: {shaping:?}"
             );
             if shaping.is_none() {
@@ -417,16 +418,16 @@ mod test {
         }
     }
 
-    /// A list as long as the vocabulary is prepared once: a draw copies it, and sorts what its history changes alone.
+    /// A list as long as the vocabulary is prepared once: a draw copies it and sorts only the changes of its history.
     #[test]
     fn draws_sort_no_listed_token() {
         let allowed = Some((0..150_000).rev().collect());
         let prepared = Shaping { allowed, min_tokens: 5, ..Shaping::default() }.prepare();
         let counts = Counts::default();
         let (mut changes, mut edits) = (Vec::new(), Vec::new());
-        for (said_count, changed) in [(4, 2), (5, 0)] {
+        for (answer_len, changed) in [(4, 2), (5, 0)] {
             edits.clear();
-            let history = History { prompt: &[], said: &[], counts: &counts, said_count };
+            let history = History { prompt: &[], answer: &[], counts: &counts, answer_len };
             let list = prepared.edits(history, &[70_000, 9], &mut changes, &mut edits);
             assert_eq!((list.count, changes.len()), (150_000, changed));
             assert!(edits.iter().zip(0..).all(|(edit, token)| edit.token == token));

@@ -9,22 +9,22 @@ use crate::sample::splitmix;
 
 /// Provides the tensors of a model by name.
 pub trait Source {
-    /// A matrix `[rows, cols]`.
+    /// Returns a matrix `[rows, cols]`.
     ///
     /// # Errors
-    /// It is missing or of another shape.
+    /// The tensor is missing or has another shape.
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix>;
 
-    /// The weight of a norm, or a bias.
+    /// Returns the weight of a norm, or a bias.
     ///
     /// # Errors
-    /// It is missing or of another shape.
+    /// The tensor is missing or has another shape.
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>>;
 
-    /// `count` matrices `[rows, cols]` of one tensor, one below the other.
+    /// Returns `count` matrices `[rows, cols]` of one tensor, stacked by rows.
     ///
     /// # Errors
-    /// It is missing or of another shape.
+    /// The tensor is missing or has another shape.
     fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
         self.matrix(name, count * rows, cols)
     }
@@ -53,7 +53,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// Returns the begin of a tensor's sequence.
+    /// Returns the initial state of a tensor's sequence.
     pub fn seed_of(&self, name: &str) -> u64 {
         // FNV-1a.
         let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {

@@ -15,14 +15,14 @@ new_key_type! {
     pub(crate) struct StreamKey;
 }
 
-/// The reason of a continuation's end.
+/// Reason for the end of a continuation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finish {
-    /// A stop token, or a stop string that its reader found.
+    /// A stop token, or a stop string that the reader of the text found.
     Stop,
-    /// Its limit of tokens.
+    /// The limit of new tokens.
     Length,
-    /// Its client went away.
+    /// The client disconnected.
     Cancelled,
 }
 
@@ -33,31 +33,31 @@ pub struct Stream {
     pub request: usize,
     /// Index among the request's samples.
     pub sample: u32,
-    /// New tokens so far, the stop token included.
+    /// New tokens, including the stop token.
     pub tokens: Vec<u32>,
-    /// Prompt tokens that were cached when it was first admitted.
+    /// Prompt tokens that were cached at the first admission.
     pub cached_tokens: u32,
-    /// Its checked drafts.
+    /// Number of checked drafts.
     pub drafted: u32,
-    /// Its accepted drafts.
+    /// Number of accepted drafts.
     pub accepted: u32,
-    /// The reason of its end; `None` while it continues.
+    /// Reason for the end; `None` while the stream continues.
     pub finish: Option<Finish>,
     pub(crate) asked: RequestKey,
     pub(crate) submitted: Instant,
-    /// Its sequence in the engine, while it has one.
+    /// Sequence in the engine, if any.
     pub(crate) seq: Option<SeqKey>,
-    /// The leader that computes its prompt, while it waits for the leader.
+    /// Leader that computes the prompt, while the stream waits for it.
     pub(crate) leader: Option<Leader>,
     /// Order of the first admission: the youngest stream is preempted first.
     pub(crate) age: u64,
-    /// Whether it has been admitted before.
+    /// Whether the stream has been admitted before.
     pub(crate) admitted: bool,
-    /// Its drafts.
+    /// Drafts of the stream.
     pub(crate) drafter: Drafter,
-    /// Counts of its new tokens, if its request penalises them.
+    /// Counts of the new tokens, if the request penalises them.
     pub(crate) counts: Counts,
-    /// Tokens of the prompt whose logits were reported, if requested; the first one has none.
+    /// Number of prompt tokens whose logits were reported, if requested; the first token has none.
     pub(crate) scored: u32,
 }
 

@@ -22,9 +22,9 @@ pub struct Tally {
     pub preemptions: u64,
     /// Samples that share their parent's pages.
     pub forks: u64,
-    /// Streams whose client went away.
+    /// Streams whose client disconnected.
     pub cancelled: u64,
-    /// Tokens of prompts that were cached when they were first admitted.
+    /// Prompt tokens that were cached at the first admission.
     pub cached_tokens: u64,
     /// Drafts that steps checked.
     pub drafted: u64,
@@ -87,7 +87,7 @@ impl Tally {
             line(
                 &mut text,
                 format_args!(
-                    "drafts: {} of {} came true, {each:.2} of a stream in a step that checked some",
+                    "drafts: {} of {} accepted, {each:.2} of a stream in a step that checked some",
                     self.accepted, self.drafted
                 ),
             );

@@ -1,4 +1,4 @@
-//! A model's chat template, rendered as `transformers` renders it.
+//! Renders a model's chat template as `transformers` does.
 
 mod repr;
 
@@ -14,10 +14,10 @@ use crate::fields::{read_file, read_json};
 
 type Rendering<T> = std::result::Result<T, minijinja::Error>;
 
-/// A template, and what it reads beside messages.
+/// A template, and the special tokens that it may use.
 pub struct Template {
     environment: Environment<'static>,
-    /// `bos_token` and such, which templates write themselves; those that the model has.
+    /// Special tokens of the model by name, such as `bos_token`.
     special: Map<String, Value>,
 }
 
@@ -25,7 +25,7 @@ impl Template {
     /// Reads the template of `chat_template.jinja` or `tokenizer_config.json`, if there is one.
     ///
     /// # Errors
-    /// A file that is there is damaged.
+    /// An existing file is damaged.
     pub fn read(dir: &Path) -> Result<Option<Self>> {
         let config_path = dir.join("tokenizer_config.json");
         let config = if config_path.exists() { read_json(&config_path)? } else { Value::Null };
@@ -47,10 +47,11 @@ impl Template {
         Ok(Some(Self { environment, special: special_tokens(&config, &map) }))
     }
 
-    /// The prompt for the assistant's next turn. `arguments` go before the tokenizer's own names, and not before messages.
+    /// Returns the prompt for the assistant's next turn. `arguments` override the tokenizer's names, but not
+    /// `messages`.
     ///
     /// # Errors
-    /// The template refuses the messages.
+    /// The template rejects the messages.
     pub fn render(&self, messages: &[Value], arguments: &Map<String, Value>) -> Result<String> {
         let wrong = |e: minijinja::Error| Error::request(format!("chat template: {e}"));
         let template = self.environment.get_template("chat").map_err(wrong)?;
@@ -64,9 +65,9 @@ impl Template {
     }
 }
 
-/// The model's special tokens by name, as `transformers` collects them: texts of its tokenizer's config that are called
-/// `.._token`, and the named ones of `extra_special_tokens`. The older `special_tokens_map.json` comes before a config
-/// without `added_tokens_decoder`, and is not read beside one.
+/// Returns the model's special tokens by name, as `transformers` collects them: texts of the tokenizer's config named
+/// `.._token`, and the names in `extra_special_tokens`. The older `special_tokens_map.json` has precedence over a
+/// config without `added_tokens_decoder`, and is ignored otherwise.
 fn special_tokens(config: &Value, map: &Value) -> Map<String, Value> {
     // Older configs wrap a token in an object.
     let text = |value: &Value| value.as_str().or(value["content"].as_str()).map(str::to_owned);
@@ -86,7 +87,7 @@ fn special_tokens(config: &Value, map: &Value) -> Map<String, Value> {
     tokens
 }
 
-/// What `transformers` gives to templates.
+/// Creates the environment that `transformers` provides to templates.
 fn environment(source: String) -> Rendering<Environment<'static>> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
@@ -105,7 +106,7 @@ fn environment(source: String) -> Rendering<Environment<'static>> {
         std::fmt::Write::write_fmt(&mut text, format_args!("{now}")).map_err(|_| {
             minijinja::Error::new(
                 ErrorKind::InvalidOperation,
-                format!("{format:?} is no format of a date"),
+                format!("{format:?} is not a date format"),
             )
         })?;
         Ok(text)
@@ -117,17 +118,17 @@ fn environment(source: String) -> Rendering<Environment<'static>> {
         use ValueKind::{Iterable, Map, Seq, String, Undefined};
         matches!(value.kind(), Iterable | Map | Seq | String | Undefined)
     });
-    // Python's texts and dictionaries have a length and items.
+    // Texts and dictionaries of Python have a length and items.
     environment.add_test("sequence", |value: &Jinja| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
     });
-    // Jinja reads each kind of line end as one.
+    // Jinja reads each kind of line end as a newline.
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     environment.add_template_owned("chat", without_generation(&source))?;
     Ok(environment)
 }
 
-/// Methods of Python's texts that `pycompat` lacks.
+/// Calls a method of Python's texts that `pycompat` lacks.
 fn string_method(value: &Jinja, name: &str, arguments: &[Jinja]) -> Option<Rendering<Jinja>> {
     let (text, argument) = (value.as_str()?, arguments.first()?.as_str()?);
     let result = match (name, &arguments[1..]) {
@@ -145,7 +146,7 @@ fn string_method(value: &Jinja, name: &str, arguments: &[Jinja]) -> Option<Rende
     Some(Ok(result))
 }
 
-/// A template whose `generation` blocks, which mark answers for training, are scopes and nothing else.
+/// Returns the template with plain scopes in place of its `generation` blocks, which mark answers for training.
 fn without_generation(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -163,7 +164,7 @@ fn without_generation(source: &str) -> String {
     out + rest
 }
 
-/// JSON as Python's `json.dumps` writes it: a space behind `,` and `:`, no character escaped for HTML.
+/// Returns JSON as Python's `json.dumps` writes it: a space after `,` and `:`, and no HTML escapes.
 fn tojson(value: &Jinja, kwargs: Kwargs) -> Rendering<Jinja> {
     let indent: Option<usize> = kwargs.get("indent")?;
     let separators: Option<(String, String)> = match kwargs.get::<Option<Jinja>>("separators")? {
@@ -278,7 +279,8 @@ impl JsonForm {
     }
 }
 
-/// A number as Python writes it: the fewest digits that are exact, with an exponent from 1e16 on and below 1e-4.
+/// Returns a number as Python writes it: the fewest digits that are exact, with an exponent from 1e16 on and below
+/// 1e-4.
 fn python_float(number: f64) -> String {
     if !number.is_finite() {
         let sign = if number < 0.0 { "-" } else { "" };
@@ -293,7 +295,7 @@ fn python_float(number: f64) -> String {
     }
 }
 
-/// The template of a tokenizer's config: a text, or the one named `default` of a list.
+/// Returns the template of a tokenizer's config: a text, or the entry `default` of a list.
 fn template_of(config: &Value) -> Option<&str> {
     let template = &config["chat_template"];
     let named = || template.as_array()?.iter().find(|t| t["name"] == "default");

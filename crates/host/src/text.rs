@@ -28,7 +28,7 @@ pub struct Text {
     template: Option<Template>,
     /// Bytes of the longest token.
     longest: usize,
-    /// A token that is a letter; tokens after it keep their spaces.
+    /// A token that is a letter; the text of a token after it keeps its spaces.
     letter: Option<u32>,
 }
 
@@ -73,12 +73,12 @@ impl Text {
         Self { tokenizer: Some(tokenizer), template, longest, letter }
     }
 
-    /// Returns the most bytes of text of a token. Without a tokenizer: those of an id and its separator.
+    /// Returns the maximum bytes of a token's text. Without a tokenizer: those of an id and its separator.
     pub fn longest_token(&self) -> usize {
         if self.has_tokenizer() { self.longest } else { 16 }
     }
 
-    /// Returns the text of one token within a longer text, with its spaces.
+    /// Returns the text of one token inside a longer text, with its spaces.
     pub fn piece(&self, token: u32) -> String {
         let Some(letter) = self.letter else { return self.decode(&[token]) };
         let text = self.decode(&[letter, token]);
@@ -91,7 +91,7 @@ impl Text {
         self.tokenizer.is_some()
     }
 
-    /// Returns the tokens of a text. Without a tokenizer the text is a list of token ids, separated by spaces or
+    /// Returns the tokens of a text. Without a tokenizer, the text is a list of token ids, separated by spaces or
     /// commas.
     ///
     /// # Errors
@@ -100,10 +100,10 @@ impl Text {
         self.encode_with(text, true)
     }
 
-    /// [`Text::encode`], with or without the special tokens that the tokenizer adds.
+    /// Returns the tokens of a text, with or without the special tokens that the tokenizer adds.
     ///
     /// # Errors
-    /// As for [`Text::encode`].
+    /// See [`Text::encode`].
     pub fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let Some(tokenizer) = &self.tokenizer else { return parse_ids(text) };
         let encoding = tokenizer.encode_fast(text, special);
@@ -112,7 +112,7 @@ impl Text {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Returns the text of tokens without special ones. Without a tokenizer: their ids, separated by spaces.
+    /// Returns the text of tokens, without special ones. Without a tokenizer: their ids, separated by spaces.
     pub fn decode(&self, tokens: &[u32]) -> String {
         match &self.tokenizer {
             Some(tokenizer) => tokenizer.decode(tokens, true).unwrap_or_default(),
@@ -120,8 +120,7 @@ impl Text {
         }
     }
 
-    /// Returns the prompt for the assistant's next turn: by the model's template, or else the messages one after
-    /// another.
+    /// Returns the prompt for the assistant's next turn: from the model's template, or else the concatenated messages.
     ///
     /// # Errors
     /// The template rejects the messages.
@@ -151,14 +150,16 @@ fn parse_ids(text: &str) -> Result<Vec<u32>> {
     let words = text.split([' ', ',', '\t', '[', ']']).filter(|word| !word.is_empty());
     let id = |word: &str| {
         word.parse().map_err(|_| {
-            Error::request(format!("the model has no tokenizer.json, and {word:?} is no token id"))
+            Error::request(format!(
+                "the model has no tokenizer.json, and {word:?} is not a token id"
+            ))
         })
     };
     words.map(id).collect()
 }
 
-/// This many tokens without a whole character are emitted as they are: a character has at most four bytes, so they
-/// cannot become one.
+/// Number of tokens without a whole character that are emitted unchanged: a character has at most four bytes, so more
+/// tokens cannot complete it.
 const HELD_MAX: usize = 8;
 
 /// Converts tokens to text as they arrive; holds back incomplete characters.
@@ -231,7 +232,7 @@ mod test {
             ["", "", "\u{20ac}", "!"]
         );
         assert_eq!((push(0xE2), push(0x82)), (String::new(), String::new()));
-        assert_eq!(decoder.rest(&text), "\u{FFFD}\u{FFFD}", "the end came inside a character");
+        assert_eq!(decoder.rest(&text), "\u{FFFD}\u{FFFD}", "the text ends inside a character");
         assert_eq!(decoder.rest(&text), "");
     }
 

@@ -1,8 +1,8 @@
-//! Drafts: what is said with them is what is said without, whatever came true of them.
+//! Drafts: streams generate the same tokens with and without drafts.
 //!
-//! A step with drafts multiplies other numbers of rows, whose sums round differently in their last bits: so a word may
-//! be another where two logits are that close, as it may where prompts come together. None of the golden ones is,
-//! whatever the pool rounds to. Attention alone gives the same bits (`tests/core/trees.rs` of the core).
+//! A step with drafts multiplies other numbers of rows, whose sums round differently in their last bits. Tokens may
+//! therefore differ if two logits are that close, as they may with other batches. No golden token is that close, for
+//! any element type of the pool. Attention itself gives the same bits (`tests/core/trees.rs` of the core).
 
 mod common;
 
@@ -26,15 +26,15 @@ const fn tree(tokens: u32) -> Drafting {
     Drafting { tokens, tree: true }
 }
 
-/// Those that a model is served with: one with windows is drafted for in chains.
+/// Returns the draft rules of a model. A model with windows supports only chains.
 fn rules(name: &str) -> Vec<Drafting> {
     let chains = [1, 4, 63].map(chain);
     let trees = [2, 5, 63].map(tree);
     if name == GPT_OSS { chains.to_vec() } else { [chains, trees].concat() }
 }
 
-/// A model, and its golden prompts. Of every other one the answer is foretold twice, each time with other mistakes;
-/// what the models say repeats itself too seldom.
+/// Reads a model and its golden prompts. Every other request has two predictions with different mistakes, because the
+/// models' outputs rarely repeat.
 fn read(name: &str) -> (Model, Vec<Request>) {
     let model = Model::read(&common::dir(name)).expect("the golden model loads");
     let cases = common::cases(name);
@@ -54,10 +54,10 @@ fn same(what: &str, drafted: &Ran, plain: &Ran) {
     assert_eq!(drafted.heard.tokens, plain.heard.tokens, "{what}");
     assert_eq!(drafted.tally.new_tokens, plain.tally.new_tokens, "{what}");
     let left = |ran: &Ran| (ran.stats.sequences, ran.stats.steps, ran.stats.private_pages);
-    assert_eq!(left(drafted), (0, 0, 0), "{what}: everything is given back");
+    assert_eq!(left(drafted), (0, 0, 0), "{what}: all resources are released");
 }
 
-/// Pools of f32, in every way: the golden words.
+/// Pools of f32 generate the golden tokens, for all settings.
 fn golden(name: &str) {
     let (model, requests) = read(name);
     let cases = common::cases(name);
@@ -81,21 +81,24 @@ fn golden(name: &str) {
                 assert!(tally.accepted <= tally.drafted && tally.checks <= tally.drafted);
                 if way == Way::OneByOne {
                     let saved = plain.tally.steps - tally.steps;
-                    assert_eq!(saved, tally.accepted, "each is a step less for the only stream");
+                    assert_eq!(
+                        saved, tally.accepted,
+                        "each accepted draft saves the only stream a step"
+                    );
                 }
                 accepted += tally.accepted;
                 branched += u64::from(rule.tree) * tally.accepted;
                 if all && prefix == PrefixMode::Radix {
                     let (checks, steps) = (tally.checks, plain.tally.steps);
                     println!(
-                        "{name}, {rule:?}: {} of {} came true in {checks} checks, {} steps of {steps} left",
+                        "{name}, {rule:?}: {} of {} accepted in {checks} checks, {} steps of {steps} left",
                         tally.accepted, tally.drafted, tally.steps
                     );
                 }
             }
         }
     }
-    assert!(accepted > 0 && (branched > 0 || name == GPT_OSS), "{name}: some came true");
+    assert!(accepted > 0 && (branched > 0 || name == GPT_OSS), "{name}: some drafts are accepted");
 }
 
 macro_rules! golden {
@@ -114,7 +117,7 @@ golden! {
     gpt_oss: "gpt-oss-tiny";
 }
 
-/// What pools that round say without drafts, they say with them.
+/// Pools of rounded elements generate the same tokens with and without drafts.
 #[test]
 fn rounded_pools_say_the_same_with_drafts() {
     for name in common::MODELS.into_iter().chain(MIXTURES) {
@@ -139,7 +142,7 @@ fn rounded_pools_say_the_same_with_drafts() {
     }
 }
 
-/// A draft is checked with the draw of its place: draws with a temperature are the same too, and so are samples.
+/// The draw of a draft's position checks the draft, so draws with a temperature and samples do not change.
 #[test]
 fn samples_and_draws_are_the_same_with_drafts() {
     let (model, mut requests) = read("qwen3-tiny");
@@ -162,7 +165,7 @@ fn samples_and_draws_are_the_same_with_drafts() {
     }
 }
 
-/// A stop token, a client that goes away, and the length asked for end a stream where they do without drafts.
+/// A stop token, a client that disconnects, and the token limit end a stream at the same token as without drafts.
 #[test]
 fn streams_end_where_they_do_without_drafts() {
     let (model, plain) = read("qwen3-tiny");
@@ -187,7 +190,7 @@ fn streams_end_where_they_do_without_drafts() {
     }
 }
 
-/// Steps that fail are aborted, and their drafts with them.
+/// A failed step is aborted with its drafts.
 #[test]
 fn failed_steps_change_nothing_of_drafts() {
     for name in common::MODELS {
@@ -205,19 +208,19 @@ fn failed_steps_change_nothing_of_drafts() {
     }
 }
 
-/// A stream that is resumed computes what it had said again, a piece at a time: a piece of one token is not yet the token
-/// that drafts follow.
+/// A resumed stream computes its earlier tokens again in chunks. Drafts follow only the stream's last token, not a
+/// chunk of one token.
 #[test]
 fn a_resumed_stream_has_no_drafts_before_its_last_token() {
     let (model, requests) = read("qwen3-tiny");
-    // Prompts so short that all have said something when the pool is full.
+    // The prompts are so short that all streams have new tokens when the pool is full.
     let words = &requests.last().expect("prompts").prompt;
     let short = [3, 2, 2, 1].into_iter().zip(words.chunks(8));
     let mut short: Vec<Request> = short
         .map(|(len, words)| Request { prompt: words[..len].to_vec(), ..requests[0].clone() })
         .collect();
     for chunk in [1, 2] {
-        // Without prefixes everything is computed again.
+        // Without prefixes a resumed stream computes all its tokens again.
         let (way, prefix) = (Way::SmallPool, PrefixMode::None);
         let setting = Setting { way, chunk, prefix, page_size: 4, ..Setting::default() };
         let plain = serve(&model, &short, setting);
@@ -239,7 +242,7 @@ fn a_resumed_stream_has_no_drafts_before_its_last_token() {
     }
 }
 
-/// Where pages are short, drafts are given up before a stream is preempted: nobody is preempted for them.
+/// If pages are short, the loop drops drafts before it preempts a stream.
 #[test]
 fn nobody_is_preempted_for_drafts() {
     let (model, requests) = read("qwen3-tiny");
@@ -248,7 +251,7 @@ fn nobody_is_preempted_for_drafts() {
         let setting = Setting { page_size: 1, way: Way::SmallPool, drafts, ..Setting::default() };
         serve(&model, one, setting)
     };
-    // The pool has room for the last token but one of the only stream, and no more.
+    // The pool has memory for all tokens of the only stream but the last.
     let (plain, ran) = (run(None), run(Some(tree(63))));
     same("one stream", &ran, &plain);
     assert_eq!((plain.tally.preemptions, ran.tally.preemptions), (0, 0));

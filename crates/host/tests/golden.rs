@@ -1,5 +1,5 @@
-//! The golden tokens, served over pages: every element type, page size and layout, prefixes reused or not, prompts one
-//! by one, all at once, in chunks, in a pool too small for them, with steps that fail, and planned ahead.
+//! The golden tokens, served over pages: every element type, page size and layout, with and without prefix reuse; one
+//! prompt at a time, all at once, in chunks, in a pool that is too small, with failed steps, and planned ahead.
 
 mod common;
 
@@ -30,31 +30,27 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
     }
     let Stats { sequences, steps, private_pages, fenced_pages, protected_pages, .. } = ran.stats;
     let left = (sequences, steps, private_pages, fenced_pages, protected_pages);
-    assert_eq!(left, (0, 0, 0, 0, 0), "{name}, {setting:?}: everything is given back");
+    assert_eq!(left, (0, 0, 0, 0, 0), "{name}, {setting:?}: all resources are released");
     if setting.prefix == PrefixMode::None {
         assert_eq!((ran.stats.hit_tokens, ran.stats.cached_pages), (0, 0), "{name}, {setting:?}");
     } else if setting.way == Way::OneByOne
         && setting.page_size < 64
         && !common::GROUPED.contains(&name)
     {
-        // With groups a first meeting finds no tails: `groups.rs` checks the hits.
+        // With groups, the first shared prefix has no tails; `groups.rs` checks the hits.
         assert!(ran.stats.hit_tokens > 0, "{name}, {setting:?}: prompts share prefixes");
     }
-    // Where chunks end most layers keep nothing, so all of Llama 4's streams may fit at once.
+    // At the ends of chunks most layers keep nothing, so all of Llama 4's streams may fit at once.
     if setting.way == Way::SmallPool && name != "llama4-tiny" {
         assert!(ran.tally.preemptions > 0, "{name}, {setting:?}: the pool is too small for all");
         let evicted = ran.stats.evicted_pages > 0;
         assert_eq!(evicted, setting.prefix == PrefixMode::Radix, "{name}, {setting:?}");
     }
     let failed = setting.fail_every.is_some();
-    assert_eq!(
-        ran.tally.aborted_steps > 0,
-        failed,
-        "{name}, {setting:?}: steps fail where asked for"
-    );
+    assert_eq!(ran.tally.aborted_steps > 0, failed, "{name}, {setting:?}: steps fail as requested");
 }
 
-/// Every combination with these.
+/// Tests every combination with these.
 fn settings(dtypes: &[KvDtype], overlaps: &[bool]) -> Vec<Setting> {
     let mut settings = Vec::new();
     for (&dtype, &overlap) in dtypes.iter().flat_map(|d| overlaps.iter().map(move |o| (d, o))) {
@@ -118,8 +114,9 @@ golden! {
     llama4_f32_overlap: "llama4-tiny", F32, true;
 }
 
-/// What pools of 16 bits change in mixtures of experts: each token that is another one, and whether some expert of the
-/// tokens up to there was. Prompts one by one, without reuse, so that both runs compute the same tokens in the same order.
+/// Reports the changes by 16-bit pools in mixtures of experts: each different token, and whether an expert of a token
+/// before it differs. The prompts run one at a time and without reuse, so both runs compute the same tokens in the same
+/// order.
 #[test]
 fn rounded_pools_of_mixtures_say_what_they_change() {
     for name in common::MIXTURES {
@@ -172,11 +169,11 @@ fn rounded_pools_of_mixtures_say_what_they_change() {
             }
         }
         changed.retain(|(dtype, _)| !dtype.is_quantised());
-        assert_eq!(changed, [], "{name}: the prompts were chosen so that 16 bits do");
+        assert_eq!(changed, [], "{name}: 16-bit pools do not change these prompts' tokens");
     }
 }
 
-/// Of equal prompts that come at once one is computed, and the others wait for it.
+/// One of several equal prompts is computed; the other streams wait for it.
 #[test]
 fn equal_prompts_are_computed_once() {
     let name = common::MODELS[0];
@@ -211,7 +208,7 @@ fn failed_steps_change_nothing() {
     }
 }
 
-/// Root of the mean square, over the first logits of all requests, of what `f` makes of each and its like in f32.
+/// Returns the RMS, over the first logits of all requests, of `f` of each logit and its counterpart in f32.
 fn rms(ran: &Ran, exact: &Ran, f: fn(f32, f32) -> f32) -> f64 {
     let pairs = ran.heard.first_logits.iter().zip(&exact.heard.first_logits);
     let all = pairs.flat_map(|((_, x), (_, y))| x.iter().zip(y).map(|(&x, &y)| f64::from(f(x, y))));
@@ -219,8 +216,9 @@ fn rms(ran: &Ran, exact: &Ran, f: fn(f32, f32) -> f32) -> f64 {
     (sum / count).sqrt()
 }
 
-/// What fp8 changes: printed, and bounded by what bf16 does, which rounds 16 times as finely. Scales are measured, written
-/// and read on the way. The models' weights are random: their words hang on less than those of a trained one.
+/// Prints the changes by fp8, and bounds them by those of bf16, which rounds 16 times as finely. The test measures,
+/// writes and reads scales. The models' weights are random, so their tokens depend on smaller differences than those of
+/// a trained model.
 #[test]
 fn fp8_changes_what_its_rounding_explains() {
     for name in common::MODELS {
@@ -234,8 +232,8 @@ fn fp8_changes_what_its_rounding_explains() {
         let measured = server.runner().scales().expect("K and V are finite");
         let file = std::env::temp_dir().join(format!("{name}-{}.json", std::process::id()));
         calibrate::write(&file, &measured).expect("a file can be written");
-        assert_eq!(calibrate::read(&file).expect("it was written"), measured);
-        std::fs::remove_file(&file).expect("it is there");
+        assert_eq!(calibrate::read(&file).expect("the file is written"), measured);
+        std::fs::remove_file(&file).expect("the file exists");
 
         let run = |dtype, way, scaling, scales: &Option<KvScales>| {
             let (setting, runner) = (setting(dtype, way), CpuRunner::new(&model));
@@ -259,15 +257,15 @@ fn fp8_changes_what_its_rounding_explains() {
         for (scaling, scales) in [(Scaling::Static, Some(measured)), (Scaling::ByToken, None)] {
             let fp8 = |way| run(KvDtype::Fp8E4M3, way, scaling, &scales);
             let ran = fp8(Way::AllAtOnce);
-            // Attention depends on no chunk, but products of up to 16 rows are summed in another order than those of
-            // more: a number between two bytes may then be rounded to the other one, and a text go on otherwise.
+            // Attention does not depend on chunks. Products of up to 16 rows sum in another order than larger ones, so
+            // a number between two fp8 values may be rounded to the other one and change the text.
             for way in WAYS {
                 let heard = fp8(way).heard.tokens;
                 let other = heard.iter().filter(|&(key, text)| ran.heard.tokens[key] != *text);
                 assert!(other.count() <= 1, "{name} {scaling:?} {way:?}: {heard:?}");
             }
             let fp8 = change(&format!("fp8, {scaling:?}"), &ran);
-            assert!(fp8 < 32.0 * bf16, "{name} {scaling:?}: {fp8} is more than {bf16} explains");
+            assert!(fp8 < 32.0 * bf16, "{name} {scaling:?}: {fp8} is too large relative to {bf16}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Kernels of experts, biases and norms of outputs against their specification, where there is a GPU.
+//! Compares the kernels of experts, biases and norms of outputs with their specification, if there is a GPU.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -25,7 +25,7 @@ fn biases_and_norms_of_outputs() {
             reserved: 0,
         };
         let grid = ((width / 8).div_ceil(128) as u32, rows as u32);
-        // SAFETY: all buffers have the sizes that the kernel's source asks for.
+        // SAFETY: all buffers have the sizes that the kernel's source requires.
         unsafe { device.kernels.add_bias.launch(device.raw(), grid, 128, &params) }.unwrap();
         let sums: Vec<_> = y.chunks(width).map(|row| twin::add_bias(row, &bias)).collect();
         assert_eq!(read::<bf16>(&d_y, rows * width), sums.concat());
@@ -60,7 +60,7 @@ fn experts_of_each_token() {
         let x = numbers.vec(tokens * hidden, 1.0);
         let router = numbers.vec(experts * hidden, small);
         let router_bias = numbers.vec(experts, 0.5);
-        // Some sums are beyond the clamps.
+        // Some sums exceed the clamps.
         let up = numbers.vec(experts * hidden * 2 * width, 8.0 * small);
         let up_bias = numbers.vec(experts * 2 * width, 1.0);
         let down = numbers.vec(experts * width * hidden, 0.1);
@@ -82,7 +82,7 @@ fn experts_of_each_token() {
             per_token: per_token as u32,
             reserved: 0,
         };
-        // SAFETY: all buffers have the sizes that the kernel's source asks for.
+        // SAFETY: all buffers have the sizes that the kernel's source requires.
         unsafe { device.kernels.route.launch(device.raw(), (tokens as u32, 1), 128, &route) }
             .unwrap();
         let routes: Vec<Route> = read(&d_routes, chosen);

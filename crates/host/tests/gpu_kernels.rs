@@ -1,4 +1,4 @@
-//! Each small kernel against its specification, where there is a GPU. The products' are in `gpu_products.rs`.
+//! Compares each small kernel with its specification, if there is a GPU. `gpu_products.rs` tests the products.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -43,7 +43,7 @@ fn embed_and_norm() {
             reserved: 0,
         };
         let block = (hidden / 8).next_multiple_of(32) as u32;
-        // SAFETY: all buffers have the sizes that the kernel's source asks for.
+        // SAFETY: all buffers have the sizes that the kernel's source requires.
         unsafe { device.kernels.embed.launch(device.raw(), (rows as u32, 1), block, &params) }
             .unwrap();
         let scaled = |row: &[bf16]| -> Vec<bf16> {
@@ -96,7 +96,7 @@ fn activation() {
             reserved: 0,
         };
         let grid = ((width / 8).div_ceil(128) as u32, rows as u32);
-        // SAFETY: the buffers have the sizes that the kernel's source asks for.
+        // SAFETY: the buffers have the sizes that the kernel's source requires.
         unsafe { device.kernels.silu_mul.launch(device.raw(), grid, 128, &params) }.unwrap();
         let expected: Vec<bf16> = gate_up.chunks(2 * width).flat_map(twin::silu_mul).collect();
         close(&read(&out, rows * width), &expected, "silu_mul");
@@ -120,7 +120,7 @@ fn random_weights() {
         scale: Random::scale(cols),
         offset: 0.0,
     };
-    // SAFETY: the buffer has room for that many numbers.
+    // SAFETY: the buffer has memory for that many numbers.
     unsafe { device.kernels.fill.launch(device.raw(), (3, 1), 256, &params) }.unwrap();
     let filled: Vec<bf16> = read(&out, rows * cols);
     let matrix = random.matrix("a name", rows, cols).expect("numbers");
@@ -173,9 +173,9 @@ fn draws() {
             vocab: vocab as u32,
             first: 2,
         };
-        // Twice: what is to be left zero is.
+        // The second launch checks that the first one left its counters at zero.
         for _ in 0..2 {
-            // SAFETY: all buffers have the sizes that the kernels' source asks for.
+            // SAFETY: all buffers have the sizes that the kernels' source requires.
             unsafe {
                 device
                     .kernels
@@ -199,7 +199,8 @@ fn draws() {
                 true => row[token as usize] / sampling.temperature + gumbel(draws[i].key, token),
                 false => row[token as usize],
             };
-            // The device's logarithms are a little off, so of two that are equal but for that it may take the other.
+            // The device's logarithms are slightly less accurate, so it may choose the other of two nearly equal
+            // tokens.
             let (actual, wanted) = (score(tokens[i]), score(expected));
             assert!(
                 (actual - wanted).abs() < 1e-4,
@@ -210,8 +211,8 @@ fn draws() {
     }
 }
 
-/// Tokens from edited logits, against the specification: every kind of list under every kind of draw. Rows without a
-/// shape keep the token that they have.
+/// Compares tokens from edited logits with the specification: every kind of list with every kind of draw. Rows without
+/// a shape keep their token.
 #[test]
 fn shaped_draws() {
     let Some(device) = device() else { return };
@@ -227,11 +228,11 @@ fn shaped_draws() {
         Sampling { top_k: 9, top_p: 0.9, min_p: 0.02, ..plain },
     ];
     for vocab in [512, 4096, 12_008] {
-        // None; a few; all; a few that alone may come; tokens that may not come; nothing may come.
+        // No edits; some; all; some allowed tokens; some forbidden tokens; no allowed token.
         let lists = [(0, false), (40, false), (vocab, false), (60, true), (300, false), (0, true)];
         let rows = lists.len() * samplings.len() + 1;
         let mut logits = numbers.vec(rows * vocab, 3.0);
-        // Equals, both zeros, and what no draw takes.
+        // Equal logits, both zeros, and minus infinity.
         for at in 0..rows * vocab / 5 {
             logits[5 * at] = bf16::from_f32([2.5, 0.0, -0.0, f32::NEG_INFINITY][at % 4]);
         }
@@ -296,7 +297,7 @@ fn shaped_draws() {
             first: 2,
         };
         let grid = (rows as u32, 1);
-        // SAFETY: all buffers have the sizes that the kernel's source asks for; tokens are below the vocabulary.
+        // SAFETY: all buffers have the sizes that the kernel's source requires; tokens are below the vocabulary.
         unsafe { device.kernels.sample_shaped.launch(device.raw(), grid, 1024, &params) }.unwrap();
         let tokens: Vec<u32> = read(&sampled, rows);
         let answers: &[u32] = bytemuck::cast_slice(host.as_slice());
@@ -332,7 +333,7 @@ fn folded_norms() {
         cols: cols as u32,
         reserved: 0,
     };
-    // SAFETY: the buffers have the sizes that the kernel's source asks for.
+    // SAFETY: the buffers have the sizes that the kernel's source requires.
     unsafe { device.kernels.fold.launch(device.raw(), (3, 1), 256, &params) }.unwrap();
     let product = |(i, x): (usize, &bf16)| bf16::from_f32(x.to_f32() * weight[i % cols].to_f32());
     let expected: Vec<bf16> = matrix.iter().enumerate().map(product).collect();

@@ -1,4 +1,4 @@
-//! The kernels of matrix products against their specification, where there is a GPU.
+//! Compares the kernels of matrix products with their specification, if there is a GPU.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -50,7 +50,7 @@ fn skinny_products() {
                     next_lines: (weight.len() / 64) as u32,
                 };
                 let taken = if mode == ProductMode::Silu { 4 * tiles } else { 8 * tiles };
-                // SAFETY: all buffers have the sizes that the kernel's source asks for.
+                // SAFETY: all buffers have the sizes that the kernel's source requires.
                 unsafe {
                     device.kernels.skinny[kernel].launch(
                         device.raw(),
@@ -118,12 +118,12 @@ fn gemm_products() {
                 twin::skinny(x, &weight[..matrices * outs * ins], norm, mode, y);
             }
             for way in GemmWay::all(outs, ins, tokens) {
-                // What lies past the end is not to be written.
+                // The kernel must not write past the end.
                 let guarded = [&before[..], &before[..8]].concat();
                 let d_y = buffer(&device, &guarded);
                 let (weight, x, y) = (d_weight.address(), d_x.address(), d_y.address());
                 let gemm = Gemm { weight, x, y, outs, ins, tokens, mode, norm };
-                // SAFETY: all buffers have the sizes that the kernel's source asks for.
+                // SAFETY: all buffers have the sizes that the kernel's source requires.
                 unsafe { way.launch(&device, &gemm) }.unwrap();
                 let what =
                     format!("{}, {outs} of {ins}, {tokens} rows, {mode:?}, {norm:?}", way.name());

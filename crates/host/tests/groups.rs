@@ -1,5 +1,5 @@
-//! Models with groups of layers: the words do not depend on the groups, whatever was given back is read by nobody, and
-//! prompts find what an equal prompt or the turn before has left.
+//! Models with groups of layers: groups do not change the tokens, no kernel reads a page that was given back, and
+//! prompts hit the pages of an equal prompt or of an earlier turn.
 
 mod common;
 
@@ -15,7 +15,7 @@ use kvarena_host::server::Server;
 /// New tokens of each request.
 const NEW: usize = 20;
 
-/// Serves requests, with NaN in every free page after each step.
+/// Serves requests, and fills every free page with NaN after each step.
 fn run(server: &mut Server<CpuRunner<'_>>, requests: &[Request], setting: Setting) -> Heard {
     let mut heard = Heard::default();
     for request in requests {
@@ -30,7 +30,7 @@ fn run(server: &mut Server<CpuRunner<'_>>, requests: &[Request], setting: Settin
     heard
 }
 
-/// The requests of a second turn: what was said, and some tokens more.
+/// Returns the requests of a second turn: the first text with more tokens.
 fn second_turns(requests: &[Request], heard: &Heard) -> Vec<Request> {
     let turn = |(request, said): (&Request, &Vec<u32>)| {
         let mut request = request.clone();
@@ -44,7 +44,7 @@ fn words(heard: &Heard) -> Vec<&Vec<u32>> {
     heard.tokens.values().collect()
 }
 
-/// Three rounds: prompts, the same prompts again, and second turns.
+/// Runs three rounds: prompts, the same prompts again, and second turns.
 fn rounds(name: &str, overlap: bool) {
     let model = Model::read(&common::dir(name)).expect("the golden model loads");
     let cases = common::cases(name);
@@ -127,7 +127,7 @@ fn llama4_says_the_same_with_groups_and_overlap() {
     rounds("llama4-tiny", true);
 }
 
-/// The host's groups are those that the core reads from the same file.
+/// The host's groups equal those that the core reads from the same file.
 #[test]
 fn the_groups_are_those_of_the_config_file() {
     for name in common::GROUPED {
@@ -143,7 +143,7 @@ fn the_groups_are_those_of_the_config_file() {
     assert_eq!(plain.config.groups(), Groups::ONE);
 }
 
-/// A pool that has room for one request of each model: streams are preempted, and say the same.
+/// The pool has memory for one request of each model. Streams are preempted and generate the same tokens.
 #[test]
 fn words_survive_preemption() {
     for name in common::GROUPED {
@@ -168,7 +168,8 @@ fn words_survive_preemption() {
     }
 }
 
-/// Of equal prompts that come at once one is computed: the others wait, and find what its leader has kept for them.
+/// One of several equal prompts is computed. The other streams wait, and hit the pages that their leader has kept for
+/// them.
 #[test]
 fn equal_prompts_are_computed_once() {
     for name in common::GROUPED {

@@ -1,4 +1,4 @@
-//! Who waits for whom: streams whose prompt a running one is just computing.
+//! Followers: streams wait while a running stream computes their prompt.
 
 mod common;
 
@@ -10,7 +10,7 @@ use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server, Sink};
 use kvarena_host::stream::Stream;
 
-/// What ended, in that order: request, its tokens, and how many of its prompt's were cached.
+/// Ended streams in order: request, its tokens, and its number of cached prompt tokens.
 #[derive(Default)]
 struct Ended(Vec<(usize, Vec<u32>, u32)>);
 
@@ -30,7 +30,7 @@ fn request(prompt: impl Iterator<Item = u32>, new_tokens: u32) -> Request {
     defaults.request(prompt.collect())
 }
 
-/// Serves requests with room for so many sequences, fewer than streams may run.
+/// Serves requests with at most `sequences` sequences, fewer than streams may run.
 fn serve(requests: &[Request], max_sequences: u32) -> Vec<(usize, Vec<u32>, u32)> {
     let model = Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads");
     let config = &model.config;
@@ -56,14 +56,14 @@ fn serve(requests: &[Request], max_sequences: u32) -> Vec<(usize, Vec<u32>, u32)
         server.submit(request.clone()).expect("the request fits");
     }
     let mut ended = Ended::default();
-    server.run(&mut ended).expect("it serves");
+    server.run(&mut ended).expect("serving succeeds");
     server.engine().verify().expect("the state is sound");
     ended.0
 }
 
-/// The second request waits for the first, which computes its prompt. When that is computed the third has taken the
-/// last row: the second is refused, and is asked again once a row is free. While it still remembered its leader, it was
-/// asked for ever in the same step.
+/// The second request waits for the first, which computes its prompt. When the prompt is computed, the third request
+/// has taken the last row, so the engine rejects the second until a row is free. The loop must clear the second's
+/// leader; otherwise the step would try to admit it forever.
 #[test]
 fn a_refused_follower_forgets_its_leader() {
     let prompt = || (0..40).map(|i| 7 * i % 500);
@@ -73,6 +73,6 @@ fn a_refused_follower_forgets_its_leader() {
     let order: Vec<usize> = ended.iter().map(|(number, ..)| *number).collect();
     assert_eq!(order, [0, 1, 2], "the second runs as soon as the first has ended");
     let [(_, first, _), (_, second, cached), _] = &ended[..] else { panic!("{ended:?}") };
-    assert_eq!(first, second, "equal prompts say the same");
+    assert_eq!(first, second, "equal prompts have equal tokens");
     assert_eq!(*cached, 36, "whole pages of all but the last token");
 }

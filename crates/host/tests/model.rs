@@ -1,4 +1,4 @@
-//! The model alone, without pages, says the golden tokens. What fails here is the model's fault, what fails only in
+//! The model without pages generates the golden tokens. A failure here is an error of the model; a failure only in
 //! `golden.rs` is not.
 
 mod common;
@@ -10,7 +10,7 @@ use kvarena_host::contiguous::greedy;
 use kvarena_host::model::Model;
 
 #[test]
-fn the_model_alone_says_the_golden_tokens() {
+fn the_model_without_pages_generates_the_golden_tokens() {
     for name in
         common::MODELS.into_iter().chain(common::MIXTURES).chain(["gemma3-tiny", "llama4-tiny"])
     {
@@ -23,7 +23,7 @@ fn the_model_alone_says_the_golden_tokens() {
                     let actual = f64::from(*actual);
                     assert!(
                         common::agree(actual, *expected),
-                        "{name} {number}: {actual} {expected}"
+                        "{name}, case {number}: {actual} is not {expected}"
                     );
                 }
             }
@@ -32,7 +32,7 @@ fn the_model_alone_says_the_golden_tokens() {
 }
 
 #[test]
-fn the_configs_are_those_that_the_root_package_reads() {
+fn configs_equal_those_of_the_root_package() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
     for name in common::MODELS {
         let config = |folder: &Path| fs::read(folder.join("config.json")).expect("a config");

@@ -1,4 +1,4 @@
-//! What changes logits, and whose turn it is: the same words with and without overlap, drafts and failed steps.
+//! Edits of logits, and turns of groups: overlap, drafts and failed steps do not change the tokens.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn model() -> Model {
     Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads")
 }
 
-/// A request of each kind beside plain ones.
+/// Returns a request of each kind, and plain ones.
 fn shaped() -> Vec<Request> {
     let mut requests = requests(&common::cases("qwen3-tiny"));
     let repeating =
@@ -78,7 +78,7 @@ fn settings_change_no_shaped_word() {
     }
 }
 
-/// Keeps logits of prompts and of what is said.
+/// Records the logits of prompts and of new tokens.
 #[derive(Default)]
 struct Scores {
     prompt: Vec<(usize, u32, Vec<f32>)>,
@@ -133,7 +133,7 @@ fn request(prompt: Vec<u32>, new_tokens: u32) -> Request {
         .request(prompt)
 }
 
-/// Each token of a prompt has the logits that follow the prompt up to it, in chunks, and though all of it is cached.
+/// The logits of a prompt's token follow the prompt up to the token, also in chunks and if the cache has all of it.
 #[test]
 fn prompts_are_scored_whole() {
     let model = model();
@@ -143,7 +143,7 @@ fn prompts_are_scored_whole() {
         server.submit(request(prompt[..len].to_vec(), 1)).expect("it fits");
         let mut heard = Heard::default();
         server.run(&mut heard).expect("it serves");
-        heard.first_logits.remove(&0).expect("a token was said")
+        heard.first_logits.remove(&0).expect("the stream has a token")
     };
     for (chunk, overlap) in [(512, false), (7, false), (7, true)] {
         let mut server = server(&model, chunk, 4, overlap);
@@ -155,7 +155,7 @@ fn prompts_are_scored_whole() {
             server.run(&mut scores).expect("it serves");
         }
         let places: Vec<u32> = scores.prompt.iter().map(|(_, position, _)| *position).collect();
-        assert_eq!(places, (1..40).collect::<Vec<_>>(), "each once, in order");
+        assert_eq!(places, (1..40).collect::<Vec<_>>(), "each position once, in order");
         assert!(scores.prompt.iter().all(|(request, ..)| *request == 1));
         for (_, position, logits) in
             scores.prompt.iter().filter(|(_, position, _)| position % 6 == 1)
@@ -168,7 +168,7 @@ fn prompts_are_scored_whole() {
     }
 }
 
-/// A CPU whose steps have room for so many edits, as a GPU's have.
+/// A CPU runner with a limit of edits for each step, as on a GPU.
 struct Narrow<'m>(CpuRunner<'m>, usize);
 
 impl Runner for Narrow<'_> {
@@ -179,7 +179,7 @@ impl Runner for Narrow<'_> {
     }
 
     fn launch(&mut self, backend: &mut Cpu, work: &Work, clock: &mut Clock) -> Result<()> {
-        assert!(work.edits.len() <= self.1, "{} edits, room for {}", work.edits.len(), self.1);
+        assert!(work.edits.len() <= self.1, "{} edits, the limit is {}", work.edits.len(), self.1);
         self.0.launch(backend, work, clock)
     }
 
@@ -211,14 +211,14 @@ impl Runner for Narrow<'_> {
     }
 }
 
-/// A request that edits 60 logits of each token.
+/// Returns a request that edits 60 logits of each token.
 fn edited(prompt: Vec<u32>, new_tokens: u32) -> Request {
     let allowed = Some((0..60).map(|i| 7 * i).collect());
     let shaping = Some(Shaping { allowed, ..Shaping::default() }.prepare());
     Request { shaping, ..request(prompt, new_tokens) }
 }
 
-/// Streams whose edits do not fit one step take turns, also where steps fail or are planned ahead.
+/// Streams whose edits exceed a step's limit take turns, also if steps fail or are planned ahead.
 #[test]
 fn streams_take_turns_with_edits() {
     let model = model();
@@ -247,7 +247,8 @@ fn streams_take_turns_with_edits() {
     }
 }
 
-/// A prompt is computed beside streams that take all edits of a step, and takes none until its last token is computed.
+/// A prompt is computed beside streams that use all edits of a step. It needs no edits until its last token is
+/// computed.
 #[test]
 fn prompts_need_no_edits() {
     let model = model();
@@ -265,7 +266,7 @@ fn prompts_need_no_edits() {
     assert!(order.0.contains(&1), "the prompt is computed by now: {:?}", order.0);
 }
 
-/// Which request each token is of, in order.
+/// Records the request of each token, in order.
 #[derive(Default)]
 struct Order(Vec<usize>, std::collections::BTreeMap<(usize, u32), Vec<u32>>);
 
@@ -279,7 +280,7 @@ impl Sink for Order {
     }
 }
 
-/// A request with many samples fills all rows; another one is served beside it, not after it.
+/// A request with many samples fills all rows; the loop serves another request beside it, not after it.
 #[test]
 fn groups_take_turns() {
     let model = model();
@@ -297,9 +298,9 @@ fn groups_take_turns() {
         server.submit(request((30..50).collect(), 10)).expect("it fits");
         server.run(&mut order).expect("it serves");
         server.engine().verify().expect("the state is sound");
-        let first = order.0.iter().position(|&request| request == 1).expect("it was served");
-        assert!(first - before <= 3 * 4, "{} tokens of others came first", first - before);
-        // Who gives way loses nothing.
+        let first = order.0.iter().position(|&request| request == 1).expect("request 1 is served");
+        assert!(first - before <= 3 * 4, "{} other tokens came first", first - before);
+        // A stream that yields loses no token.
         let mut alone = self::server(&model, 64, 16, false);
         alone.submit(many).expect("it fits");
         let mut expected = Order::default();
@@ -309,7 +310,7 @@ fn groups_take_turns() {
     }
 }
 
-/// Prompts of one group are one: a newcomer is served beside three of them.
+/// Prompts of one group take turns as one: a new request is served beside three of them.
 #[test]
 fn prompts_of_a_group_share_a_turn() {
     let model = model();
@@ -325,11 +326,11 @@ fn prompts_of_a_group_share_a_turn() {
     let before = order.0.len();
     server.submit(request((300..320).collect(), 5)).expect("it fits");
     server.run(&mut order).expect("it serves");
-    let first = order.0.iter().position(|&request| request == 9).expect("it was served");
-    assert!(first - before <= 9, "{} tokens of others came first", first - before);
+    let first = order.0.iter().position(|&request| request == 9).expect("request 9 is served");
+    assert!(first - before <= 9, "{} other tokens came first", first - before);
 }
 
-/// Tokens that the model does not have are refused before they are looked up.
+/// The loop rejects tokens past the vocabulary before it uses them as an index.
 #[test]
 fn tokens_past_the_vocabulary_are_refused() {
     let model = model();
@@ -343,22 +344,22 @@ fn tokens_past_the_vocabulary_are_refused() {
         let mut server = server(&model, 64, 4, false);
         let shaping = Some(shaping.prepare());
         let asked = Request { shaping, ..request(vec![1, 2], 3) };
-        let error = server.submit(asked).expect_err("it is refused").to_string();
+        let error = server.submit(asked).expect_err("the request is rejected").to_string();
         assert!(error.contains(&format!("token {past} is past the model's vocabulary")), "{error}");
     }
 }
 
-/// A stop token that the model does not have never comes, so nothing forbids it either.
+/// A stop token past the vocabulary never occurs, so `min_tokens` does not forbid it.
 #[test]
 fn stop_tokens_past_the_vocabulary_are_left_out() {
     let model = model();
     let past = model.config.vocab as u32;
     let say = |request| {
         let mut server = server(&model, 64, 4, false);
-        server.submit(request).expect("it is served");
+        server.submit(request).expect("the request is accepted");
         let mut heard = Heard::default();
         server.run(&mut heard).expect("it serves");
-        heard.tokens.remove(&(0, 0)).expect("it said something")
+        heard.tokens.remove(&(0, 0)).expect("the stream has tokens")
     };
     let plain = say(request(vec![1, 2], 5));
     let shaping = Some(Shaping { min_tokens: 2, ..Shaping::default() }.prepare());
@@ -369,7 +370,7 @@ fn stop_tokens_past_the_vocabulary_are_left_out() {
     }
 }
 
-/// Scores that are divided by less lose the noise of draws, and in the end are no numbers.
+/// Large quotients of scores lose the noise of draws, and overflow in the end.
 #[test]
 fn temperatures_near_0_draw_as_those_of_a_hundredth() {
     let model = model();
@@ -379,7 +380,7 @@ fn temperatures_near_0_draw_as_those_of_a_hundredth() {
         server.submit(Request { sampling, ..request((1..20).collect(), 20) }).expect("it fits");
         let mut heard = Heard::default();
         server.run(&mut heard).expect("it serves");
-        heard.tokens.remove(&(0, 0)).expect("it said something")
+        heard.tokens.remove(&(0, 0)).expect("the stream has tokens")
     };
     let expected = say(0.01);
     for temperature in [0.0099, 1e-5, 1e-6, 1e-30, f32::from_bits(1)] {

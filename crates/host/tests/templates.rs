@@ -9,12 +9,12 @@ use common::files::Dir;
 use kvarena_host::template::Template;
 use serde_json::{Value, json};
 
-/// Renders a template by its text; none where it refuses the messages.
+/// Renders a template from its text, or returns none if it rejects the messages.
 fn render(dir: &Dir, source: &str, talk: &Value) -> Option<String> {
     dir.write("chat_template.jinja", source);
     let special = json!({ "bos_token": "<s>", "eos_token": "</s>" });
     dir.write("tokenizer_config.json", special.to_string());
-    let template = Template::read(dir.path()).ok()?.expect("it is there");
+    let template = Template::read(dir.path()).ok()?.expect("the template exists");
     let messages = talk["messages"].as_array().expect("messages");
     let arguments = talk["arguments"].as_object().expect("arguments");
     template.render(messages, arguments).ok()

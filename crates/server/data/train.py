@@ -1,7 +1,7 @@
-"""Trains the model of `glossary/` on `glossary.txt`: python3 train.py (wants jax and safetensors; minutes on a CPU).
+"""Trains the model of `glossary/` on `glossary.txt`: python3 train.py (needs jax and safetensors; minutes on a CPU).
 
-A Llama of two layers learns by heart what some words of this crate mean, in the form of its own chat template. It is for
-looking at: the tests' models are in crates/host/tests/data.
+A Llama of two layers memorises the meaning of some words of this crate, in the form of its own chat template. It is a
+demonstration: the tests' models are in crates/host/tests/data.
 """
 import json
 import random
@@ -41,13 +41,13 @@ def ids(text):
 
 
 def dialogue():
-    """Tokens of a conversation, and which of them are the model's to say."""
+    """Returns the tokens of a conversation, and a mask of those that the model generates."""
     tokens, said = [vocab["<system>"], *ids(SYSTEM), vocab["<end>"]], []
     said += [0] * len(tokens)
     while len(tokens) <= LENGTH:
         word, answer = random.choice(list(facts.items()))
         if random.random() < 0.1:
-            word, answer = "xyzzy", UNKNOWN  # any word that the tokenizer does not know
+            word, answer = "xyzzy", UNKNOWN  # a word that is not in the vocabulary
         question = ids(random.choice(QUESTIONS).replace("{}", word))
         question = [vocab["<user>"], *question, vocab["<end>"], vocab["<assistant>"]]
         answer = [*ids(answer), vocab["<end>"]]

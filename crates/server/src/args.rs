@@ -10,7 +10,8 @@ use crate::http::options::HttpOptions;
 use kvarena_host::draft::DRAFTS_MAX;
 use kvarena_host::sparse::Sparse;
 
-/// A small LLM host on kvarena: Llama, Qwen3, DeepSeek V3, gpt-oss, Gemma 3 and Llama 4 models from safetensors, served with continuous batching.
+/// A small LLM host on kvarena. It serves Llama, Qwen3, DeepSeek V3, gpt-oss, Gemma 3 and Llama 4 models from
+/// safetensors with continuous batching.
 ///
 /// Without arguments a small model explains words of kvarena. Exit codes: 0 done, 1 the run failed, 2 the command line
 /// or a request cannot be served, 3 the model cannot be used.
@@ -25,7 +26,7 @@ pub struct Args {
     #[arg(long, value_name = "SHAPE")]
     pub random_model: Option<Shape>,
 
-    /// A prompt (repeatable): text, or token ids where the model has no tokenizer.
+    /// A prompt (repeatable): text, or token ids if the model has no tokenizer.
     #[arg(long, value_name = "TEXT")]
     pub prompt: Vec<String>,
 
@@ -38,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "COUNT:LEN")]
     pub random_requests: Option<String>,
 
-    /// Chat: each line of standard input is a turn, and reuses the cache of the turns before.
+    /// Chat: each line of standard input is a turn, and reuses the cache of earlier turns.
     #[arg(long, conflicts_with_all = ["prompt", "requests", "json"])]
     pub chat: bool,
 
@@ -46,8 +47,8 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
 
-    /// Serve over HTTP as OpenAI does, at an address such as 127.0.0.1:8000; port 0 takes a free one. SIGTERM and
-    /// Ctrl-C let what was taken in end; a second one ends at once.
+    /// Serve OpenAI's HTTP API at an address such as 127.0.0.1:8000; port 0 takes a free port. SIGTERM and Ctrl-C let
+    /// accepted requests finish; a second one ends the program at once.
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -55,7 +56,7 @@ pub struct Args {
     )]
     pub serve: Option<String>,
 
-    /// With --serve on a GPU: copy logits to the host, so that log-probabilities can be asked for.
+    /// With --serve on a GPU: copy logits to the host, so that requests may use log-probabilities.
     #[arg(long)]
     pub logprobs: bool,
 
@@ -67,7 +68,7 @@ pub struct Args {
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub first_logits: usize,
 
-    /// Most new tokens of a request [default: 128, fewer where the model or the pool ends].
+    /// Most new tokens of a request [default: 128, fewer at the end of the model or the pool].
     #[arg(long, value_name = "N")]
     pub max_new_tokens: Option<u32>,
 
@@ -75,15 +76,15 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub n: u32,
 
-    /// 0: greedy [default: 0, but 1 for what comes over HTTP].
+    /// 0: greedy [default: 0, but 1 for requests over HTTP].
     #[arg(long)]
     pub temperature: Option<f32>,
 
-    /// Draw from so many of the likeliest tokens; 0: from all.
+    /// Draw from this many of the most likely tokens; 0: from all.
     #[arg(long, default_value_t = 0)]
     pub top_k: u32,
 
-    /// Draw from the likeliest tokens that together reach this probability.
+    /// Draw from the most likely tokens that together reach this probability.
     #[arg(long, default_value_t = 1.0)]
     pub top_p: f32,
 
@@ -91,11 +92,11 @@ pub struct Args {
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 
-    /// A token id that ends a generation (repeatable), beside the model's own.
+    /// A token id that ends a generation (repeatable), in addition to the model's.
     #[arg(long, value_name = "ID")]
     pub stop_token: Vec<u32>,
 
-    /// Go on after the model's own stop tokens.
+    /// Continue after the model's own stop tokens.
     #[arg(long)]
     pub ignore_eos: bool,
 
@@ -103,7 +104,7 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 16)]
     pub page_size: u32,
 
-    /// Pages of the pool [default: room for every stream at full length, at most 1 GiB].
+    /// Pages of the pool [default: enough for every stream at full length, at most 1 GiB].
     #[arg(long)]
     pub pages: Option<u32>,
 
@@ -115,34 +116,35 @@ pub struct Args {
     #[arg(long, default_value = "bf16", ignore_case = true)]
     pub kv_dtype: DtypeName,
 
-    /// Scales of an fp8 pool: made for each token and head at the store, or static, those of --scales.
+    /// Scales of an fp8 pool: computed at the store for each token and head, or static, from --scales.
     #[arg(long, default_value = "token", ignore_case = true)]
     pub kv_scales: ScalesName,
 
-    /// Static scales, as --calibrate has written them; without a file all of them are 1.
+    /// Static scales, a file of --calibrate; without a file all scales are 1.
     #[arg(long, value_name = "FILE")]
     pub scales: Option<PathBuf>,
 
-    /// Serve the requests with a pool of f32, on the CPU, and write the static scales that they need to FILE.
+    /// Serve the requests with a pool of f32 on the CPU, and write their static scales to FILE.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["scales", "check", "bench", "chat"])]
     pub calibrate: Option<PathBuf>,
 
-    /// Streams that generate read the K positions of their context that CHANNELS channels of K find, and no others
-    /// [CHANNELS: 16]. The requests are served twice, the first time reading all, to choose the channels and to say
-    /// how many words change. A --bench of random weights takes the first channels.
+    /// Generating streams read only the K positions of their context that CHANNELS channels of K select [CHANNELS: 16].
+    /// The requests are served twice. The first pass reads all positions, to choose the channels and to count the
+    /// tokens that change. A --bench of random weights takes the first channels.
     #[arg(long, value_name = "K[,CHANNELS]", conflicts_with_all = ["calibrate", "check"])]
     pub sparse: Option<Sparse>,
 
-    /// With --sparse: the channels, as --save-labels has written them; the requests are then served once. Over several
-    /// GPUs, a chat or HTTP this is needed.
+    /// With --sparse: the channels, a file of --save-labels; the requests are then served once. Several GPUs, --chat
+    /// and --serve require it.
     #[arg(long, value_name = "FILE", requires = "sparse")]
     pub labels: Option<PathBuf>,
 
-    /// With --sparse: write the channels that were chosen to FILE.
+    /// With --sparse: write the chosen channels to FILE.
     #[arg(long, value_name = "FILE", requires = "sparse", conflicts_with_all = ["labels", "serve", "chat", "bench"])]
     pub save_labels: Option<PathBuf>,
 
-    /// With --sparse: say how much of attention's weight the positions hold, beside the best ones; slow. On the CPU.
+    /// With --sparse: report the share of attention's weight at the selected positions, and at the best ones; slow. On
+    /// the CPU.
     #[arg(long, requires = "sparse", conflicts_with_all = ["serve", "chat", "bench"])]
     pub recall: bool,
 
@@ -154,7 +156,7 @@ pub struct Args {
     #[arg(long)]
     pub no_prefix: bool,
 
-    /// Layers that read a window or a chunk keep only the K and V that it reads. Not with --sparse [default: on].
+    /// Layers with a window or a chunk keep only the K and V that it covers. Not with --sparse [default: on].
     #[arg(long, num_args = 0..=1, default_missing_value = "on")]
     pub groups: Option<Switch>,
 
@@ -166,13 +168,12 @@ pub struct Args {
     #[arg(long, value_name = "STREAMS", default_value_t = 16, value_parser = at_least_one())]
     pub concurrency: u32,
 
-    /// Plan each step before the last one's tokens are known; a GPU does so unless told --overlap off, or to
-    /// draft.
+    /// Plan each step before the tokens of the previous one are known; the default on a GPU, except with --draft.
     #[arg(long, num_args = 0..=1, default_missing_value = "on")]
     pub overlap: Option<Switch>,
 
-    /// Draft up to N tokens of each stream from what it and its prompt have said (and a request's "prediction"), and check
-    /// them beside its next token: a step says as many more as come true. The tokens are the same.
+    /// Draft up to N tokens of each stream from its text and prompt (and a request's "prediction"), and check them with
+    /// the next token. A step generates one more token than it accepts drafts. The tokens do not change.
     #[arg(
         long,
         value_name = "N",
@@ -181,7 +182,7 @@ pub struct Args {
     )]
     pub draft: Option<u32>,
 
-    /// With --draft: several continuations at a time, as a tree.
+    /// With --draft: several continuations of each stream, as a tree.
     #[arg(long, requires = "draft")]
     pub draft_tree: bool,
 
@@ -189,19 +190,19 @@ pub struct Args {
     #[arg(long, default_value = "on")]
     pub graphs: Switch,
 
-    /// Let every N-th step fail halfway, to see it aborted and retried.
+    /// Let every N-th step fail halfway, to test abort and retry.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pub fail_every: Option<u64>,
 
-    /// Where the model runs; a bench or a check runs on a GPU.
+    /// Device of the model; a bench or a check runs on a GPU.
     #[arg(long, default_value = "cpu", default_value_ifs = [("bench", ArgPredicate::IsPresent, "cuda"), ("check", ArgPredicate::Equals("true".into()), "cuda")])]
     pub backend: BackendName,
 
-    /// GPUs that the model is spread over: each has a part of the heads (tensor parallel; needs NCCL).
+    /// GPUs among which the model's heads are divided (tensor parallel; needs NCCL).
     #[arg(long, value_name = "GPUS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
     pub tp: u32,
 
-    /// What sums over GPUs go through [default: peer where each GPU reaches the others' memory, else nccl].
+    /// Transport of sums over GPUs [default: peer if each GPU can access the others' memory, else nccl].
     #[arg(long, value_name = "WAY")]
     pub sums: Option<SumsName>,
 
@@ -217,11 +218,11 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_one())]
     pub context: u32,
 
-    /// How many of them all streams of --bench decode begin with.
+    /// Tokens of the prefix that all streams of --bench decode share.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub common: u32,
 
-    /// Check that a GPU says the words that the CPU would, in every setting.
+    /// Check in every setting that the tokens of a GPU equal those of the CPU.
     #[arg(long, conflicts_with_all = ["chat", "prompt", "requests"])]
     pub check: bool,
 
@@ -229,11 +230,11 @@ pub struct Args {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
-    /// No report at the end.
+    /// Omit the report at the end.
     #[arg(long)]
     pub quiet: bool,
 
-    /// How clients are served. Last, since its heading in `--help` holds for all options that follow.
+    /// Options of the HTTP server. They are last, because their heading in `--help` covers all following options.
     #[command(flatten)]
     pub http: HttpOptions,
 }
@@ -260,29 +261,29 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
-/// What --bench measures.
+/// Measurements of --bench.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bench {
     /// 256 requests of mixed lengths, at once.
     Offline,
-    /// Steps of one token for each of so many streams, after a context.
+    /// Steps of one token of each stream, after a context.
     Decode,
     /// 64 prompts.
     Prefill,
-    /// Sums over GPUs of so many rows as --batch says, alone.
+    /// Sums over GPUs for the rows of --batch, without a model.
     Sums,
 }
 
-/// What sums over GPUs go through.
+/// Transports of sums over GPUs.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SumsName {
-    /// A kernel that writes to the other GPUs' memory, where sums are short; NCCL for the rest.
+    /// A kernel that writes to the other GPUs' memory for short sums; NCCL for longer ones.
     Peer,
     /// NCCL.
     Nccl,
@@ -298,13 +299,13 @@ impl From<SumsName> for kvarena_host::gpu::sums::Transport {
     }
 }
 
-/// Orders of K and V.
+/// Memory layouts of K and V.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LayoutName {
-    /// All pages of a layer side by side.
+    /// All pages of a layer are contiguous.
     #[value(alias = "layer_first", alias = "layerfirst", alias = "layer")]
     LayerFirst,
-    /// All layers of a page side by side.
+    /// All layers of a page are contiguous.
     #[value(alias = "page_first", alias = "pagefirst", alias = "page")]
     PageFirst,
 }
@@ -346,12 +347,12 @@ impl From<DtypeName> for KvDtype {
     }
 }
 
-/// Where the scales of an fp8 pool come from.
+/// Sources of the scales of an fp8 pool.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScalesName {
-    /// Given.
+    /// From a file.
     Static,
-    /// Made at the store, for each token and head.
+    /// Computed at the store, for each token and head.
     #[value(alias = "by-token")]
     Token,
 }

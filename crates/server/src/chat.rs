@@ -16,12 +16,12 @@ use kvarena_host::text::{Message, Text};
 pub struct Interrupt {
     /// Set by Ctrl-C: cancels the running streams.
     pub asked: AtomicBool,
-    /// While the program waits for a turn, no stream can be cancelled, so Ctrl-C ends the program.
+    /// Set while the program waits for a turn. No stream can then be cancelled, so Ctrl-C ends the program.
     waiting: AtomicBool,
 }
 
 impl Interrupt {
-    /// The initial state, without Ctrl-C.
+    /// Creates the initial state, without Ctrl-C.
     pub const fn new() -> Self {
         Self { asked: AtomicBool::new(false), waiting: AtomicBool::new(false) }
     }

@@ -12,7 +12,7 @@ use kvarena_host::server::{Server, Sink};
 use kvarena_host::stream::{Finish, Stream};
 use kvarena_host::text::{Message, Text};
 
-/// The system message of the model's chat template precedes all of them.
+/// Questions of the demo. The system message of the model's chat template precedes each of them.
 pub const QUESTIONS: [&str; 8] = [
     "What is kvarena?",
     "What is a page?",
@@ -33,7 +33,7 @@ pub fn request(question: &str, defaults: &Defaults, text: &Text) -> Result<Reque
     text.chat(&[turn]).map(|prompt| defaults.request(prompt))
 }
 
-/// Runs the first question, then all others at once, and prints the answers with their cached tokens.
+/// Runs the first question, then all other questions at once, and prints the answers with their cached tokens.
 ///
 /// # Errors
 /// The run failed.
@@ -67,7 +67,7 @@ pub fn show<R: Runner>(
 /// Collects the answers without printing.
 struct Quiet<'a> {
     interrupt: &'a AtomicBool,
-    /// By request: its new tokens, and the number of its cached tokens.
+    /// New tokens and number of cached tokens of each request.
     answers: BTreeMap<usize, (Vec<u32>, u32)>,
 }
 

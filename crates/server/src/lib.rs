@@ -1,7 +1,7 @@
 //! An OpenAI server and a command line over `kvarena-host`.
 //!
 //! ```text
-//! args, setup         the command line; from it to a model, an engine's config and requests
+//! args, setup         the command line, and its conversion to a model, an engine's config and requests
 //! chat, demo, output  the program on a terminal
 //! http                OpenAI's API around the serving loop
 //! gpu                 set-up, checks and benches of the host on a GPU (feature `cuda`)

@@ -122,7 +122,7 @@ fn sparsely(
                 Server::new(CpuRunner::new(model).measure(), open(config, None)?, policy);
             submit(&mut server, &requests)?;
             server.run(&mut said)?;
-            let measured = server.runner().measured().expect("it measures");
+            let measured = server.runner().measured().expect("the runner measures");
             given.map_or_else(|| measured.best(count), Ok)?
         }
     };
@@ -194,7 +194,7 @@ fn serve_on_gpu(
 fn measured_on_gpu(args: &Args) -> Result<()> {
     use kvarena_host::gpu::sparse::Reading;
     use kvarena_server::gpu::setup::Loaded;
-    let Some(sparse) = args.sparse else { unreachable!("the command line asks for it") };
+    let Some(sparse) = args.sparse else { unreachable!("`--sparse` is set") };
     let loaded = Loaded::new(args)?;
     let requests = setup::requests(args, &loaded.config, &loaded.text)?;
     let mut runner = loaded.runner(args)?;
@@ -203,9 +203,9 @@ fn measured_on_gpu(args: &Args) -> Result<()> {
     let mut server = loaded.server(args, runner, None)?;
     submit(&mut server, &requests)?;
     server.run(&mut said)?;
-    // The same runner, so both passes use the same implementations of products.
+    // Both passes use the same runner, and so the same implementations of products.
     let mut runner = server.into_runner();
-    let measured = runner.take_measured().expect("it measures");
+    let measured = runner.take_measured().expect("the runner measures");
     let labels = measured.best(sparse.channels(None)?)?;
     if let Some(path) = &args.save_labels {
         channels::write(path, &labels)?;

@@ -11,15 +11,15 @@ use kvarena_host::server::Sink;
 use kvarena_host::stream::{Finish, Stream};
 use kvarena_host::text::{Decoder, Text};
 
-/// `1 prompt token`, `2 prompt tokens`.
+/// Returns a count with its unit: `1 prompt token`, `2 prompt tokens`.
 pub fn tokens_of(count: usize, kind: &str) -> String {
     format!("{count} {kind} token{}", if count == 1 { "" } else { "s" })
 }
 
-/// Form of the output.
+/// Format of the output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// Tokens of the only stream, as they come.
+    /// Tokens of the only stream, as they arrive.
     Live,
     /// A block of text for each stream, in the order of requests.
     Blocks,
@@ -32,15 +32,15 @@ pub struct Printer<'a, W: Write> {
     out: W,
     text: &'a Text,
     form: Form,
-    /// Logits of each first token to print.
+    /// Number of logits to print for each first token.
     first_logits: usize,
     logits: BTreeMap<(usize, u32), Vec<f32>>,
     decoder: Decoder,
     /// Output of requests that ended before their turn.
     held: BTreeMap<usize, Held>,
-    /// The request whose output is next.
+    /// Number of the request whose output is next.
     turn: usize,
-    /// The tokens and cached tokens of the last live stream that ended.
+    /// Tokens and cached tokens of the last live stream that ended.
     last: (Vec<u32>, u32),
     interrupt: &'a AtomicBool,
     failure: Option<io::Error>,
@@ -70,7 +70,7 @@ impl<'a, W: Write> Printer<'a, W> {
         }
     }
 
-    /// Also prints the first `count` logits of each first token.
+    /// Prints also the first `count` logits of each first token.
     pub fn with_first_logits(self, count: usize) -> Self {
         Self { first_logits: count, ..self }
     }
@@ -124,7 +124,7 @@ impl<'a, W: Write> Printer<'a, W> {
         format!("{line}\n")
     }
 
-    /// Prints the output of the requests that are next.
+    /// Prints the output of the next requests in order.
     fn release(&mut self) {
         while self.held.get(&self.turn).is_some_and(|held| held.whole) {
             let held = self.held.remove(&self.turn).unwrap_or_default();

@@ -28,12 +28,12 @@ pub const POOL_BYTES: u64 = 1 << 30;
 /// Most unfinished steps; a fork waits if no step is available.
 const STEPS_MAX: u32 = 1024;
 
-/// The default model, which explains some words of kvarena.
+/// Returns the directory of the default model, which explains some words of kvarena.
 pub fn glossary_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data/glossary")
 }
 
-/// The model of the tests, whose tokens in the reference framework are known.
+/// Returns the directory of the test model. The tests contain its tokens in the reference framework.
 pub fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/tests/data/qwen3-tiny")
 }
@@ -53,10 +53,10 @@ pub fn model(args: &Args) -> Result<(Model, Text)> {
     Ok((model, text))
 }
 
-/// The directory of the command line, or the glossary's.
+/// Returns the directory of the command line, or the default model's.
 ///
 /// # Errors
-/// It is not a model directory.
+/// The path is not a directory.
 pub fn model_dir(args: &Args) -> Result<PathBuf> {
     let dir = args.model.clone().unwrap_or_else(glossary_model);
     match dir.is_dir() {
@@ -65,10 +65,10 @@ pub fn model_dir(args: &Args) -> Result<PathBuf> {
     }
 }
 
-/// The config of a random model.
+/// Returns the config of a random model.
 ///
 /// # Errors
-/// None: all random models are valid.
+/// None; all random models are valid.
 pub fn config_of(shape: Shape) -> Result<ModelConfig> {
     ModelConfig::parse(Path::new("random model"), &json_of(shape))
 }
@@ -139,8 +139,8 @@ fn json_of(shape: Shape) -> Value {
     }
 }
 
-/// Returns the engine's config from the command line, with a pool of at most this many bytes unless it gives the number
-/// of pages.
+/// Returns the engine's config from the command line. Its pool has at most this many bytes, unless the command line
+/// gives the number of pages.
 ///
 /// # Errors
 /// A size that the engine does not support.
@@ -157,7 +157,8 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
         layout: args.layout.into(),
         ..PoolConfig::default()
     };
-    let promise_ahead = policy(args, model)?.promise_ahead(args.page_size.max(1));
+    let policy = policy(args, model)?;
+    let promise_ahead = policy.promise_ahead(args.page_size.max(1));
     let limits = EngineConfig { promise_ahead, ..EngineConfig::from(pool) };
     let limits = limits.shape().map_err(unusable)?;
     let usual = || {
@@ -178,8 +179,9 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
         event_pages: if events { pages.min(EVENT_PAGES_MAX) } else { 0 },
         max_sequences: args.concurrency,
         max_sequence_len: model.max_len as u32,
-        // Every fork with a partial page is a step of its own, so one batch may need many steps.
+        // Every fork with a partial page is a separate step, so one batch may need many steps.
         max_steps: args.concurrency.saturating_add(4).min(STEPS_MAX),
+        max_step_tokens: policy.step_tokens(),
         promise_ahead,
         ..EngineConfig::from(pool)
     };
@@ -189,11 +191,11 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     Ok(config)
 }
 
-/// Returns the groups of layers: the model's, unless the command line turns them off. Sparse reads are of layers that
-/// keep everything.
+/// Returns the groups of layers: the model's, unless the command line disables them. Sparse reads require layers that
+/// keep all tokens.
 ///
 /// # Errors
-/// Groups with sparse reads.
+/// Groups together with sparse reads.
 fn groups(args: &Args, model: &ModelConfig) -> Result<Groups> {
     match args.groups {
         Some(Switch::On) if args.sparse.is_some() => {
@@ -218,7 +220,7 @@ pub fn cpu_options(args: &Args) -> Result<CpuOptions> {
 /// Returns the static scales of the command line.
 ///
 /// # Errors
-/// As [`cpu_options`].
+/// See [`cpu_options`].
 pub fn scales(args: &Args) -> Result<Option<KvScales>> {
     let Some(path) = &args.scales else { return Ok(None) };
     let given = KvDtype::from(args.kv_dtype).is_quantised() && args.kv_scales == ScalesName::Static;
@@ -231,17 +233,17 @@ pub fn scales(args: &Args) -> Result<Option<KvScales>> {
 
 /// Returns the error for an engine that cannot be created.
 pub fn no_engine<E: std::error::Error + 'static>(error: EngineError<E>) -> Error {
-    Error::run(format!("cannot make the engine: {}", with_cause(&error)))
+    Error::run(format!("cannot create the engine: {}", with_cause(&error)))
 }
 
 pub(crate) fn unusable(error: kvarena::ConfigError) -> Error {
-    Error::request(format!("no pool of this shape can be made: {error}"))
+    Error::request(format!("cannot create a pool of this shape: {error}"))
 }
 
 /// Returns the batching options of the command line.
 ///
 /// # Errors
-/// Drafts that cannot be checked.
+/// Drafts that a step cannot check.
 pub fn policy(args: &Args, model: &ModelConfig) -> Result<Policy> {
     let gpu = args.backend == BackendName::Cuda;
     let drafts = drafting(args, model)?;
@@ -258,11 +260,12 @@ pub fn policy(args: &Args, model: &ModelConfig) -> Result<Policy> {
 /// Returns the drafting options of the command line.
 ///
 /// # Errors
-/// Drafts together with overlap, which cannot plan them; trees for a model with a window, which no backend supports.
+/// Drafts with overlap, which plans before the tokens that drafts follow; trees for a model with a window, which no
+/// backend supports.
 fn drafting(args: &Args, model: &ModelConfig) -> Result<Option<Drafting>> {
     let Some(tokens) = args.draft else { return Ok(None) };
     if args.overlap == Some(Switch::On) {
-        let what = "--draft follows a token that is known, and --overlap on plans before it is";
+        let what = "--draft needs the previous token, and --overlap on plans before it is known";
         return Err(Error::request(what));
     }
     let limits = model.windows.iter().zip(&model.chunks).map(|(window, chunk)| window.or(*chunk));
@@ -270,7 +273,7 @@ fn drafting(args: &Args, model: &ModelConfig) -> Result<Option<Drafting>> {
         && args.draft_tree
     {
         return Err(Error::request(format!(
-            "--draft-tree is not for a model with sliding windows or chunks, such as {window} of layer {layer}: --draft alone is"
+            "--draft-tree is not for a model with sliding windows or chunks, such as {window} of layer {layer}: use --draft alone"
         )));
     }
     Ok(Some(Drafting { tokens, tree: args.draft_tree }))
@@ -310,10 +313,10 @@ pub fn is_demo(args: &Args) -> bool {
     !asked && !named && !args.chat
 }
 
-/// Returns the requests of the command line; without requests and model, the demo's questions.
+/// Returns the requests of the command line, or the demo's questions if it names neither requests nor a model.
 ///
 /// # Errors
-/// A file cannot be read, a line or a prompt is not a request, or there is none.
+/// A file cannot be read, a line or a prompt is not a request, or there are no requests.
 pub fn requests(args: &Args, model: &ModelConfig, text: &Text) -> Result<Vec<Request>> {
     let defaults = defaults(args, model);
     let mut requests = Vec::new();

@@ -1,4 +1,4 @@
-//! What cannot be served: a message that names the value, an exit code that says whose fault it is, and no panic.
+//! Rejected input: a message names the value, the exit code names the fault, and nothing panics.
 
 mod common;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 const REQUEST: i32 = 2;
 const MODEL: i32 = 3;
 
-/// Runs `generate` on a model directory and expects it to be refused.
+/// Runs `generate` on a model directory and expects an error.
 #[track_caller]
 fn refuses(dir: &Dir, code: i32, words: &[&str]) {
     refuses_arguments(
@@ -25,7 +25,7 @@ fn refuses(dir: &Dir, code: i32, words: &[&str]) {
 fn refuses_arguments(arguments: &[&str], code: i32, words: &[&str]) {
     let ran = generate(arguments, "");
     assert_eq!(ran.code, Some(code), "{}", ran.err);
-    assert_eq!(ran.out, "", "nothing is printed before the refusal");
+    assert_eq!(ran.out, "", "the program prints nothing before the error");
     for word in words {
         assert!(ran.err.contains(word), "{word:?} is not in: {}", ran.err);
     }

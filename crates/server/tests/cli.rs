@@ -1,4 +1,4 @@
-//! The program from outside: its JSON contract, samples, cancelling, chat and text.
+//! The program from outside: its JSON output, samples, cancellation, chat and text.
 
 mod common;
 
@@ -11,7 +11,7 @@ fn lines(out: &str) -> Vec<Value> {
     out.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
 }
 
-/// Without arguments: words, and what the cache saved.
+/// Without arguments the program prints answers and the savings of the cache.
 #[test]
 fn the_command_of_the_readme_explains_words() {
     let ran = generate(&[], "");
@@ -44,12 +44,12 @@ fn a_chat_with_the_glossary_knows_its_words() {
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let slot = "a slot is the place of one token in the pool: page times page size plus offset.";
     let lines: Vec<&str> = ran.out.lines().map(str::trim).collect();
-    assert_eq!(lines.len(), 2, "no prompt sign where nobody sees it: {}", ran.out);
+    assert_eq!(lines.len(), 2, "no prompt sign without a terminal: {}", ran.out);
     assert_eq!(lines[0], slot);
     assert!(lines[1].starts_with("i do not know that word."), "{}", lines[1]);
 }
 
-/// At the prompt nothing runs that could be cancelled: the first Ctrl-C ends the program.
+/// At the prompt no stream can be cancelled, so the first Ctrl-C ends the program.
 #[cfg(unix)]
 #[test]
 fn ctrl_c_at_the_prompt_ends_a_chat() {
@@ -63,17 +63,17 @@ fn ctrl_c_at_the_prompt_ends_a_chat() {
         .spawn()
         .expect("the program starts");
     let mut input = child.stdin.take().expect("piped");
-    input.write_all(b"what is a page?\n").expect("it reads");
+    input.write_all(b"what is a page?\n").expect("the program reads");
     let mut said = String::new();
-    // This comes last before the prompt.
+    // The program prints this note last before the prompt.
     let mut notes = BufReader::new(child.stderr.take().expect("piped"));
     notes.read_line(&mut said).expect("a note");
     assert!(said.ends_with("reused)\n"), "{said}");
     let ended = loop {
-        // Sent while the program is on its way to the prompt it would cancel nothing, and the next one ends it.
+        // A Ctrl-C before the program reaches the prompt cancels nothing; the next one ends it.
         let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-        assert!(sent.expect("there is a kill").success());
-        if let Some(status) = child.try_wait().expect("it is ours") {
+        assert!(sent.expect("`kill` exists").success());
+        if let Some(status) = child.try_wait().expect("the child is ours") {
             break status;
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
@@ -82,7 +82,7 @@ fn ctrl_c_at_the_prompt_ends_a_chat() {
     drop(input);
 }
 
-/// The contract with checkers: `generate --model DIR --requests FILE --json` and its options.
+/// The JSON interface: `generate --model DIR --requests FILE --json` and its options.
 #[test]
 fn json_lines_in_and_out() {
     let options: [&[&str]; 7] = [
@@ -116,7 +116,7 @@ fn json_lines_in_and_out() {
             }
             let cached = |number: usize| lines[number]["cached_tokens"].as_u64().expect("a number");
             if options.contains(&"1") && options.contains(&"f32") {
-                // Cases 3, 4 and 6 begin alike.
+                // Cases 3, 4 and 6 share a prefix.
                 assert_eq!((cached(0), cached(4), cached(6)), (0, 20, 48), "{model}");
             }
             if options.contains(&"--no-prefix") || options.contains(&"off") {
@@ -126,7 +126,7 @@ fn json_lines_in_and_out() {
     }
 }
 
-/// Static scales are written by one run and read by another, and say other words than scales of 1.
+/// One run writes static scales, another reads them, and its tokens differ from those with scales of 1.
 #[test]
 fn scales_are_measured_and_given() {
     let files = Dir::new();
@@ -140,8 +140,8 @@ fn scales_are_measured_and_given() {
         lines(&ran.out)
     };
     let plain = run(&["--kv-dtype", "f32"]);
-    assert_eq!(run(&["--calibrate", path]), plain, "to measure changes nothing");
-    let written = std::fs::read_to_string(&file).expect("it was written");
+    assert_eq!(run(&["--calibrate", path]), plain, "measuring changes no token");
+    let written = std::fs::read_to_string(&file).expect("the file is written");
     assert!(written.starts_with(r#"{"layers":"#), "{written}");
     let fp8 = ["--kv-dtype", "fp8", "--first-logits", "8"];
     let given = run(&[&fp8[..], &["--kv-scales", "static", "--scales", path]].concat());
@@ -172,7 +172,7 @@ fn first_logits_are_printed_where_asked_for() {
     }
 }
 
-/// Samples differ among one another, and not with how they were batched; greedy ones are all the golden tokens.
+/// Samples differ from each other and do not depend on batching; greedy samples have the golden tokens.
 #[test]
 fn samples_share_the_prompt() {
     let case = &common::cases("qwen3-tiny")[5];
@@ -236,7 +236,7 @@ fn stop_tokens_end_and_clients_go_away() {
     }
 }
 
-/// An answer that was foretold takes few steps, and the report says how much came true.
+/// A prediction that equals the answer saves steps, and the report counts the accepted drafts.
 #[test]
 fn what_is_foretold_comes_true() {
     let case = &common::cases("qwen3-tiny")[4];
@@ -249,13 +249,13 @@ fn what_is_foretold_comes_true() {
         assert_eq!(lines(&ran.out)[0]["tokens"], json!(case.tokens), "{options:?}");
         ran.err
     };
-    assert!(!run(&[]).contains("drafts:"), "none were asked for");
-    // Of 20 tokens the prompt gives the first, and each check up to 7.
+    assert!(!run(&[]).contains("drafts:"), "no drafts were requested");
+    // The prompt's step gives the first of 20 tokens, and each check up to 7.
     let said = run(&["--draft", "6"]);
     assert!(said.contains(" 4 steps of"), "{said}");
-    let drafts = "drafts: 16 of 16 came true, 5.33 of a stream in a step that checked some\n";
+    let drafts = "drafts: 16 of 16 accepted, 5.33 of a stream in a step that checked some\n";
     assert!(said.contains(drafts), "{said}");
-    assert!(run(&["--draft", "6", "--draft-tree"]).contains(" came true"));
+    assert!(run(&["--draft", "6", "--draft-tree"]).contains(" accepted"));
 }
 
 #[test]
@@ -264,9 +264,9 @@ fn a_chat_reuses_its_last_turn() {
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert_eq!(ran.out.lines().count(), 2);
     assert!(ran.out.lines().all(|line| line.split_whitespace().count() == 20));
-    // The last token said has no K and V.
+    // The last generated token has no K and V.
     assert!(ran.err.contains("(22 prompt tokens reused)"), "{}", ran.err);
-    // A turn that cannot be served is left out of the conversation.
+    // The conversation omits a turn that cannot be served.
     let again = tiny(&["--chat", "--max-new-tokens", "20"], "344 506 214\n600\nx\n7\n");
     assert_eq!((again.code, again.out), (Some(2), ran.out), "{}", again.err);
 }
@@ -293,7 +293,7 @@ fn text_goes_through_the_models_own_tokenizer() {
     let text = run(&["--model", path, "--prompt", "Az", "--ignore-eos"]);
     assert_eq!(text["tokens"], ids["tokens"]);
     assert!(text["text"].is_string());
-    // The config's own stop token ends it earlier, and is the last token.
+    // The config's own stop token ends the text earlier, and is the last token.
     let stopped = run(&["--model", path, "--prompt", "Az"]);
     let ids = ids["tokens"].as_array().expect("tokens");
     let end = ids.iter().position(|id| *id == 223).expect("the model says 223 soon");
@@ -341,7 +341,7 @@ fn a_chat_is_written_by_the_models_own_template() {
 #[test]
 fn the_readme_lists_the_options_of_the_server() {
     let help = generate(&["--help"], "").out;
-    let (_, options) = help.split_once("Options of --serve:").expect("their heading");
+    let (_, options) = help.split_once("Options of --serve:").expect("the heading");
     let readme = include_str!("../README.md");
     let mut limits = 0;
     for option in options.split("\n      --").skip(1) {

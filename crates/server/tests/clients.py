@@ -1,4 +1,4 @@
-"""Calls a server by a client library: clients.py openai|litellm|langchain URL. clients.sh runs it."""
+"""Calls a server through a client library: clients.py openai|litellm|langchain URL. clients.sh runs it."""
 
 import sys
 

@@ -1,5 +1,5 @@
-//! Model directories of other kinds than the golden ones: shards, other element types, both config styles; and models
-//! of other shapes, against the naive attention.
+//! Model directories in other forms than the golden ones (shards, other element types, both config styles), and models
+//! of other shapes, compared with the naive attention.
 
 mod common;
 
@@ -40,8 +40,8 @@ fn says_the_golden_tokens(dir: &Dir, model: &str) {
     }
 }
 
-/// Writes some of a golden model's tensors in another element type. bf16 widens exactly; f16 holds these weights to
-/// 11 bits, more than bf16 has.
+/// Writes some of a golden model's tensors in another element type. bf16 widens exactly; f16 stores these weights to 11
+/// bits, more than bf16 has.
 fn write_tensors(dir: &Dir, file: &str, model: &str, dtype: Dtype, keep: impl Fn(&str) -> bool) {
     let bytes = fs::read(common::dir(model).join("model.safetensors")).expect("a model");
     let whole = SafeTensors::deserialize(&bytes).expect("tensors");
@@ -101,7 +101,7 @@ fn shards_with_an_index() {
     }
 }
 
-/// `rope_theta` beside `rope_scaling`, `torch_dtype`, and nothing that has a default.
+/// The config has `rope_theta` beside `rope_scaling`, `torch_dtype`, and no field with a default.
 #[test]
 fn configs_of_the_old_style() {
     for model in common::MODELS {
@@ -119,7 +119,7 @@ fn configs_of_the_old_style() {
     }
 }
 
-/// Llama 3.1's frequencies, written as its authors do: by wavelength, in three cases.
+/// Computes Llama 3.1's frequencies as its authors do: by wavelength, in three cases.
 #[test]
 fn llama3_rope_in_both_styles() {
     let scaling = json!({
@@ -167,7 +167,7 @@ fn llama3_rope_in_both_styles() {
     assert!(linear.iter().zip(&plain).all(|(l, p)| (l * 4.0 - p).abs() < 1e-6));
 }
 
-/// A small config with so many query heads, kv heads and elements of a head.
+/// Returns a small config with these numbers of query heads, kv heads and elements of a head.
 fn shape(architecture: &str, [q_heads, kv_heads, head_dim]: [usize; 3]) -> Value {
     json!({
         "architectures": [architecture],
@@ -192,7 +192,7 @@ impl Sink for Heard {
     }
 }
 
-/// Head counts from one to many, wide and narrow heads, biases, tied output, windows over some layers.
+/// One to many heads, wide and narrow heads, biases, tied output, windows over some layers.
 #[test]
 fn models_of_other_shapes() {
     let (llama, qwen) = ("LlamaForCausalLM", "Qwen3ForCausalLM");

@@ -1,5 +1,5 @@
-//! The model on a GPU, where there is one (or a driver on the CPU that stands for one): kernels as their specification,
-//! words as the CPU's, and what is said where it cannot be used.
+//! The model on a GPU, or on the stand-in driver: kernels equal their specification, tokens equal the CPU's, and errors
+//! name the reason why a GPU cannot serve.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -33,13 +33,13 @@ use kvarena_server::args::Shape;
 use kvarena_server::gpu::check::{self, Case, Setting, Way};
 use kvarena_server::setup;
 
-/// Tests share the GPU one after another: what one captures is not to meet what another loads.
+/// Tests use the GPU one at a time, because a capture must not contain another test's load.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Every setting for both models, faults put in on purpose, draws with and without overlap and graphs.
+/// Checks every setting for both models, deliberate faults, and draws with and without overlap and graphs.
 #[test]
 fn the_gpu_says_what_the_cpu_says() {
     let _turn = turn();
@@ -56,8 +56,9 @@ fn the_gpu_says_what_the_cpu_says() {
     assert_eq!(said.matches("changed draws are the CPU's").count(), 2 * every_ninth);
 }
 
-/// Tokens from changed logits are those that the specification chooses, with graphs, overlap, forks, drafts and steps that
-/// fail; and a step without such draws launches no kernel for them: this test runs itself, and the driver counts.
+/// Tokens from edited logits are those that the specification chooses, with graphs, overlap, forks, drafts and failed
+/// steps. A step without such draws launches no kernel for them: this test runs itself, and the stand-in driver counts
+/// launches.
 #[test]
 fn changed_logits_are_the_cpus_and_cost_others_nothing() {
     const RUNS: &str = "GENERATE_TEST_SHAPED";
@@ -94,23 +95,23 @@ fn changed_logits_are_the_cpus_and_cost_others_nothing() {
         let line = err.lines().find(|line| line.starts_with("sample_shaped "))?;
         Some(line.split_whitespace().nth(1)?.parse::<u64>().expect("a number"))
     };
-    // A GPU counts nothing.
+    // A real GPU counts no launches.
     if let Some(shaped) = launches("1") {
         assert!(shaped > 0);
         assert_eq!(launches("0"), Some(0));
     }
 }
 
-/// The weights at an address.
+/// Returns the weights at an address.
 fn weights_at(device: &Device, address: u64, count: usize) -> Vec<u16> {
     let mut memory = PinnedBuffer::new(&device.gpu, 2 * count).expect("memory");
     // SAFETY: the tensor has that many numbers, and the copy is waited for.
     unsafe { device.copy_to_host(&mut memory, 0, address, 2 * count) }.expect("a copy");
-    device.stream.synchronize().expect("it is done");
+    device.stream.synchronize().expect("the copy is done");
     bytemuck::cast_slice(memory.as_slice()).to_vec()
 }
 
-/// What the ranks of a spread model have is, together, what one GPU has.
+/// The ranks of a model have together the weights of one GPU.
 #[test]
 fn shares_make_a_whole() {
     let _turn = turn();
@@ -124,7 +125,7 @@ fn shares_make_a_whole() {
     for rank in 0..ranks {
         let part = random(Share { rank, ranks });
         for (own, all) in part.layers.iter().zip(&whole.layers) {
-            // Some rows of matrices that stand one after another.
+            // Some rows of consecutive matrices.
             let rows = |own: u64, all: u64, heights: &[usize]| {
                 let (mut at, mut from) = (0, 0);
                 for height in heights {
@@ -155,15 +156,15 @@ fn shares_make_a_whole() {
     assert!(matches!(odd.of(&config), Err(GpuError::Ranks { ranks: 3, what: "query heads" })));
 }
 
-/// A model that is spread over two GPUs is as close to the reference as on one. Its words need not be the same: sums over
-/// ranks round differently.
+/// A model on two GPUs is as close to the reference as on one. Its tokens may differ, because sums over ranks round
+/// differently.
 #[test]
 fn two_gpus_are_as_close_as_one() {
     let _turn = turn();
     if device().is_none() || Device::open_number(1).is_err() || Comm::version().is_err() {
         return;
     }
-    // Over memory of each other, where they reach it; and through NCCL.
+    // Through peer memory if the GPUs can access it, and through NCCL.
     for sums in [None, Some(Transport::Nccl)] {
         let mut said = Vec::new();
         let checked = check::run_ranks(2, sums, &mut said);
@@ -176,7 +177,7 @@ fn two_gpus_are_as_close_as_one() {
     }
 }
 
-/// Without NCCL, or a model that can be spread, several GPUs are refused by name.
+/// Without NCCL, or with a model that cannot be divided, the program rejects several GPUs and names the reason.
 #[test]
 fn several_gpus_are_refused_by_name() {
     let _turn = turn();
@@ -202,7 +203,8 @@ fn several_gpus_are_refused_by_name() {
     assert!(ran.err.contains(words), "{}", ran.err);
 }
 
-/// A stop token is seen while the step after it is in flight: what that one says is dropped, and others go on.
+/// The loop sees a stop token while the next step is in flight. It drops the stream's token of that step, and the other
+/// streams continue.
 #[test]
 fn a_stop_is_seen_a_step_late() {
     let _turn = turn();
@@ -211,7 +213,7 @@ fn a_stop_is_seen_a_step_late() {
     for (graphs, overlap) in [(true, true), (false, true), (true, false)] {
         let setting = Setting { graphs, overlap, ..Setting::default() };
         let stop = Some(case.words(setting).expect("served")[&(1, 0)][7]);
-        // That each stream ends where it says the stop token, and not before, is checked with the distance.
+        // `distance` checks that each stream ends at its stop token and not before.
         let setting = Setting { stop, ..setting };
         assert!(case.words(setting).expect("served")[&(1, 0)].len() <= 8, "{setting:?}");
         let distance = case.distance(setting).expect("served");
@@ -219,7 +221,7 @@ fn a_stop_is_seen_a_step_late() {
     }
 }
 
-/// A step that fails is aborted with the one launched after it, and both are computed again.
+/// A failed step is aborted with the step launched after it, and both are computed again.
 #[test]
 fn failed_steps_change_nothing() {
     let _turn = turn();
@@ -234,7 +236,8 @@ fn failed_steps_change_nothing() {
     }
 }
 
-/// While the device has not begun step n, step n + 1 is planned, staged and launched: nothing that n still reads changes.
+/// While the device has not begun step n, step n + 1 is planned, staged and launched, without changing data that n
+/// reads.
 #[test]
 fn staging_ahead_touches_nothing_in_flight() {
     let _turn = turn();
@@ -255,14 +258,14 @@ fn staging_ahead_touches_nothing_in_flight() {
             server.run(&mut said).expect("served");
             said.0.into_values().collect::<Vec<_>>()
         };
-        // Once for all kernels to be loaded and graphs to be captured, once more as the prefixes are known then.
+        // The first run loads all kernels and captures graphs; the second has the prefixes cached.
         serve(false);
         let free = serve(false);
         assert_eq!(serve(true), free, "{setting:?}");
     }
 }
 
-/// What each stream said, by request and sample.
+/// Tokens of each stream, by request and sample.
 #[derive(Default)]
 struct Said(BTreeMap<(usize, u32), Vec<u32>>);
 
@@ -272,7 +275,7 @@ impl Sink for Said {
     }
 }
 
-/// Where the stream waits until the host lets it on.
+/// Gate at which the device's stream waits for the host.
 #[derive(Default)]
 struct Gate {
     is_open: Mutex<bool>,
@@ -281,17 +284,17 @@ struct Gate {
 }
 
 impl Gate {
-    /// Called by the driver, in the stream's order.
+    /// Waits for the gate; the driver calls this in the stream's order.
     unsafe extern "C" fn pass(gate: *mut c_void) {
-        // SAFETY: `Held::launch` made it of an `Arc`, for this one call.
+        // SAFETY: `Held::launch` made the pointer from an `Arc`, for this one call.
         let gate = unsafe { Arc::from_raw(gate.cast::<Self>()) };
-        let is_open = gate.is_open.lock().expect("nobody panicked");
+        let is_open = gate.is_open.lock().expect("no thread panicked");
         drop(gate.opened.wait_while(is_open, |is_open| !*is_open));
         gate.is_passed.store(true, Ordering::SeqCst);
     }
 }
 
-/// Lets the device begin a step only when its tokens are asked for, which is when the step after it is launched.
+/// Holds each step until its tokens are collected, which is after the launch of the next step.
 struct Held {
     runner: GpuRunner,
     holds: bool,
@@ -313,7 +316,7 @@ impl Runner for Held {
         if self.holds {
             let gate = Arc::new(Gate::default());
             let (stream, own) = (self.runner.device().raw(), Arc::into_raw(gate.clone()));
-            // SAFETY: the stream lives, and the function takes what `own` points to.
+            // SAFETY: the stream lives, and the function takes the pointee of `own`.
             let result = unsafe {
                 let stream = stream as usize as sys::CUstream;
                 sys::cuLaunchHostFunc(stream, Some(Gate::pass), own.cast_mut().cast())
@@ -334,7 +337,7 @@ impl Runner for Held {
     ) -> Result<(), Error> {
         if let Some(gate) = self.gates.pop_front() {
             assert!(!gate.is_passed.load(Ordering::SeqCst), "the device was held back");
-            *gate.is_open.lock().expect("nobody panicked") = true;
+            *gate.is_open.lock().expect("no thread panicked") = true;
             gate.opened.notify_all();
         }
         self.runner.collect(backend, work, fail, tokens, clock)
@@ -353,7 +356,7 @@ impl Runner for Held {
     }
 }
 
-/// What a user without a GPU, or with a model that none serves, is told, with exit code 3.
+/// The program exits with code 3 and names the reason if there is no GPU, or no GPU supports the model.
 #[test]
 fn what_cannot_run_is_told() {
     let refuse = |arguments: &[&str], words: &[&str]| {

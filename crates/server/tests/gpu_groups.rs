@@ -1,5 +1,5 @@
-//! Models with layers that read a window, on a GPU (or a driver on the CPU that stands for one), with those layers in groups
-//! and without, in every way of serving.
+//! Models with layers that read a window, on a GPU or on the stand-in driver, with and without groups, in every way of
+//! serving.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -15,13 +15,13 @@ use kvarena_host::gpu::products::Choice;
 use kvarena_host::gpu::sums::Transport;
 use kvarena_server::gpu::check::{Case, LOGITS_BOUND, Setting, Way};
 
-/// Largest RMS difference of all logits where an expert of some tokens is another one.
+/// Maximum RMS difference of all logits if some tokens have another expert.
 const EXPERTS_BOUND: f64 = 0.15;
 
 /// Compares a model in a setting.
 type Check = fn(&mut Case, Setting);
 
-/// Each stream has the words of the reference implementation.
+/// Checks that each stream has the tokens of the reference implementation.
 fn has_the_words(case: &mut Case, setting: Setting) {
     let expected = case.expected().expect("golden words");
     let words = case.words(setting).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
@@ -31,8 +31,8 @@ fn has_the_words(case: &mut Case, setting: Setting) {
     }
 }
 
-/// Most tokens' logits are the CPU's. Rounding exchanges an expert now and then, which changes those of the others, and
-/// their words.
+/// Checks that most tokens' logits equal the CPU's. Rounding sometimes exchanges an expert, which changes later logits
+/// and tokens.
 fn is_close(case: &mut Case, setting: Setting) {
     let distance = case.distance(setting).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
     println!("{}: {distance:?}, {setting:?}", case.name);
@@ -43,7 +43,7 @@ fn is_close(case: &mut Case, setting: Setting) {
     );
 }
 
-/// Groups change no word.
+/// Checks that groups change no token.
 fn has_equal_words(case: &Case, setting: Setting) {
     let [with, without] = [true, false].map(|groups| {
         let setting = Setting { groups, ..setting };

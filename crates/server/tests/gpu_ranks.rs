@@ -1,5 +1,5 @@
-//! Ranks that fail or panic, over the stand-ins for a driver and cublasLt, which fail where a test wants it. Each run says why
-//! and ends with its code. One that hangs is ended by whoever runs these tests (`fake_cublaslt/run.sh`).
+//! Ranks that fail or panic, over the stand-ins for the driver and cublasLt, which fail on request. Each run must print
+//! the reason and exit with its code. The caller of these tests ends a run that hangs (`fake_cublaslt/run.sh`).
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -10,9 +10,9 @@ use common::generate_with;
 use kvarena_host::gpu::device::Device;
 use libloading::os::unix::{Library, Symbol};
 
-/// Whether the driver and its devices are the stand-in's, as many as two ranks need.
+/// Returns whether the driver is the stand-in, with enough devices for two ranks.
 fn has_stand_in() -> bool {
-    // SAFETY: the driver's library is made to be loaded, and the symbol is only looked up.
+    // SAFETY: the driver's library may be loaded, and the symbol is only looked up.
     let found = unsafe {
         Library::new("libcuda.so.1").is_ok_and(|driver| {
             let ask: Result<Symbol<*const ()>, _> = driver.get(b"fake_ask\0");
@@ -21,12 +21,12 @@ fn has_stand_in() -> bool {
     };
     let found = found && Device::open_number(1).is_ok();
     if !found {
-        println!("not run: this is not the driver that fails where it is told to");
+        println!("not run: this is not the stand-in driver");
     }
     found
 }
 
-/// Runs two ranks with a fault and looks at what the program says and how it ends.
+/// Runs two ranks with a fault, and checks the program's messages and exit code.
 fn fails(arguments: &[&str], fault: (&str, &str), code: i32, words: &[&str]) {
     let start = Instant::now();
     let all = [&["--backend", "cuda", "--tp", "2", "--concurrency", "1"], arguments].concat();
@@ -48,7 +48,7 @@ const SERVE: [&str; 8] = [
     "64",
 ];
 
-/// The first and the last kernel of a step, a sum in it, and the step's plan; on the rank that plans, and on the other.
+/// Faults in the first and the last kernel of a step, a sum in it, and the step's plan, on either rank.
 #[test]
 fn a_rank_that_cannot_launch_ends_the_program() {
     if !has_stand_in() {
@@ -64,7 +64,7 @@ fn a_rank_that_cannot_launch_ends_the_program() {
     fails(&SERVE, ("FAKE_DRIVER_REFUSES", "0:load_plan"), 1, &["719"]);
 }
 
-/// While products are tuned, 8 algorithms at a time; and in the launch of a step of more rows than are tuned.
+/// Faults while products are tuned, 8 algorithms at a time, and in the launch of a step with more rows than are tuned.
 #[test]
 fn a_rank_that_panics_ends_the_program() {
     if !has_stand_in() {

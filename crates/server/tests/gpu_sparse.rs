@@ -1,6 +1,5 @@
-//! Sparse reads on a GPU, where there is one (or a driver on the CPU that stands for one), from outside: what is said,
-//! what is reported, channels in files, and what is refused before a GPU is asked for. `generate --check` compares the
-//! words.
+//! Sparse reads from outside, on a GPU or on the stand-in driver: output, reports, files of channels, and options that
+//! the program rejects before it opens a GPU. `generate --check` compares the tokens.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -14,13 +13,13 @@ use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::nccl::Comm;
 use serde_json::{Value, json};
 
-/// Tests share the GPU one after another.
+/// Tests use the GPU one at a time.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the golden model's prompts; what streams said, and the last report.
+/// Runs the golden model's prompts. Returns the tokens of the streams and the last report.
 fn served(options: &[&str]) -> (Vec<Value>, Value) {
     let files = Dir::new();
     let request = |case: &common::Case| json!({"prompt": case.prompt, "max_new_tokens": 20});
@@ -42,16 +41,16 @@ fn cuda(options: &[&str]) -> (Vec<Value>, Value) {
     served(&[&["--backend", "cuda"], options].concat())
 }
 
-/// The channels of a file, `[layers, kv_heads, channels]`.
+/// Returns the shape `[layers, kv_heads, channels]` and the channels of a file.
 fn channels(path: &str) -> (Value, Vec<u64>) {
-    let text = std::fs::read_to_string(path).expect("it was written");
+    let text = std::fs::read_to_string(path).expect("the file is written");
     let file: Value = serde_json::from_str(&text).expect("JSON");
     let values = file["values"].as_array().expect("a list").iter();
     let values = values.map(|value| value.as_u64().expect("a channel")).collect();
     (json!([file["layers"], file["kv_heads"], file["channels"]]), values)
 }
 
-/// Requests are served twice, and the report counts what changes: nothing up to K tokens, some words below.
+/// The program serves requests twice and reports the changed tokens: none up to K tokens, some above.
 #[test]
 fn channels_are_measured_and_changes_counted() {
     let _turn = turn();
@@ -65,7 +64,7 @@ fn channels_are_measured_and_changes_counted() {
     let change = &report["change"];
     assert_eq!(change["tokens"], 160, "{report}");
     assert!(change["changed_tokens"].as_u64().expect("a count") > 0, "{report}");
-    // The CPU's channels, but for some whose worth is nearly the same.
+    // The channels equal the CPU's, except some of nearly equal importance.
     served(&["--sparse", "24,8", "--save-labels", of_cpu]);
     let [(shape, own_values), (shape_of_cpu, values)] = [own, of_cpu].map(channels);
     assert_eq!(shape, shape_of_cpu);
@@ -73,7 +72,7 @@ fn channels_are_measured_and_changes_counted() {
     let same: usize =
         heads.map(|(own, other)| own.iter().filter(|at| other.contains(at)).count()).sum();
     assert!(10 * same >= 9 * values.len(), "{same} of {} channels", values.len());
-    // From the file, requests are served once.
+    // With a file of channels, requests are served once.
     assert_eq!(cuda(&["--sparse", "24", "--labels", own]).0, said);
 
     let (_, report) = cuda(&["--sparse", "147"]);
@@ -83,10 +82,10 @@ fn channels_are_measured_and_changes_counted() {
             "tokens": 160, "changed_tokens": 0, "texts": 8, "changed_texts": 0
         })
     );
-    // Samples, and pages for no more than two streams.
+    // Samples, and pages for at most two streams.
     let small = ["--sparse", "24", "--labels", own, "--pages", "20", "--n", "2"];
     assert_eq!(cuda(&small).0.len(), 16);
-    // Each of two ranks takes its head's channels; sums over ranks round differently.
+    // Each of two ranks uses the channels of its head; sums over ranks round differently.
     if Device::open_number(1).is_ok() && Comm::version().is_ok() {
         let spread = cuda(&["--sparse", "24", "--labels", own, "--tp", "2"]).0;
         assert_eq!(spread.len(), 8);
@@ -99,7 +98,7 @@ fn channels_are_measured_and_changes_counted() {
     assert_eq!((ran.code, ran.out.split_whitespace().count()), (Some(0), 3), "{}", ran.err);
 }
 
-/// A bench takes the first channels, and says what streams read.
+/// A bench uses the first channels, and reports the number of positions that streams read.
 #[test]
 fn a_bench_reads_sparsely() {
     let _turn = turn();
@@ -116,7 +115,7 @@ fn a_bench_reads_sparsely() {
     assert!(row["attention_ms"].is_number(), "{row}");
 }
 
-/// With exit code 2, and before anybody looks for a GPU.
+/// The program exits with code 2 before it opens a GPU.
 #[test]
 fn what_no_gpu_reads_sparsely_is_refused() {
     let tiny = common::dir("qwen3-tiny");

@@ -1,5 +1,5 @@
-//! Sums over ranks in each other's memory, against their specification, bit by bit: on two GPUs where there are as many, else
-//! with all ranks on one, each in a stream of its own.
+//! Sums over ranks in peer memory equal their specification bit by bit: on several GPUs, or with all ranks on one GPU,
+//! each in its own stream.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -16,13 +16,13 @@ use kvarena_host::gpu::nccl::Comm;
 use kvarena_host::gpu::peers::Peers;
 use kvarena_host::gpu::twin;
 
-/// Tests share the GPUs one after another: what one captures is not to meet what another loads.
+/// Tests use the GPUs one at a time, because a capture must not contain another test's load.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The GPUs of so many ranks; none where there are too few, but for one.
+/// Returns a GPU for each rank; the same GPU for all ranks if there is only one, and none if there are too few.
 fn gpus(ranks: usize) -> Option<Vec<u32>> {
     device()?;
     let numbers: Vec<u32> = (0..ranks as u32).collect();
@@ -33,11 +33,11 @@ fn gpus(ranks: usize) -> Option<Vec<u32>> {
     }
 }
 
-/// Sums of a test: how many numbers each has, of which each rank adds its own.
+/// Sums of a test: the count of each sum, and the addends of each rank.
 struct Sums {
     counts: Vec<usize>,
     x: Vec<bf16>,
-    /// By rank; one sum's after another's.
+    /// Addends of each rank, of all sums in order.
     parts: Vec<Vec<bf16>>,
 }
 
@@ -50,7 +50,7 @@ impl Sums {
         Self { counts: counts.to_vec(), x, parts }
     }
 
-    /// Puts them into x, so often over, as the specification says.
+    /// Returns x after all sums, repeated `times` times, by the specification.
     fn expected(&self, times: usize) -> Vec<bf16> {
         let mut x = self.x.clone();
         for _ in 0..times {
@@ -65,8 +65,8 @@ impl Sums {
         x
     }
 
-    /// The same on a rank's GPU: `eager` times one by one, `replays` times in a graph. `pause` is called before each. All
-    /// ranks come to `ready`.
+    /// Computes the sums on a rank's GPU: `eager` times one by one, `replays` times in a graph. Calls `pause` before
+    /// each. All ranks meet at `ready`.
     fn on_rank(
         &self,
         (rank, gpu): (usize, u32),
@@ -81,7 +81,7 @@ impl Sums {
             let mut at = parts.address();
             for &count in &self.counts {
                 pause();
-                // SAFETY: x and the parts have that many numbers, and all ranks ask for the same.
+                // SAFETY: x and the parts have that many numbers, and all ranks submit the same sums.
                 unsafe { peers.add(&device, x.address(), at, count) }?;
                 at += 2 * count as u64;
             }
@@ -91,22 +91,22 @@ impl Sums {
         unsafe { peers.add(&device, x.address(), parts.address(), 0) }.expect("loaded");
         device.stream.synchronize().expect("done");
         let graph = device.stream.capture(|| sums(&mut || {})).expect("captured");
-        // Copies to buffers and whoever loads kernels wait for all work of a GPU, that of other ranks on it too, which would
-        // wait for this rank's sums.
+        // Copies to buffers and loads of kernels wait for all work of a GPU. That includes the other ranks' work, which
+        // would wait for this rank's sums.
         ready.wait();
         for _ in 0..eager {
             sums(&mut pause).expect("launched");
         }
         for _ in 0..replays {
             pause();
-            // SAFETY: what the graph names lives until its work is done, below.
+            // SAFETY: the graph's memory lives until its work is done, below.
             unsafe { graph.launch(&device.stream) }.expect("launched");
         }
         device.stream.synchronize().expect("done");
         read(&x, self.x.len())
     }
 
-    /// On all ranks at once. `pause` has the rank, and how often it paused before.
+    /// Compares the sums of all ranks. `pause` receives the rank and the number of its earlier pauses.
     fn agree(
         &self,
         gpus: &[u32],
@@ -131,7 +131,7 @@ impl Sums {
     }
 }
 
-/// Pauses of a pace of each rank's own.
+/// Returns random pauses that differ by rank.
 fn paces(seed: u64) -> impl Fn(usize, usize) + Sync {
     move |rank, paused| {
         let mut pace = Numbers(seed ^ (rank as u64) << 32 ^ (paused as u64) << 40);
@@ -141,12 +141,12 @@ fn paces(seed: u64) -> impl Fn(usize, usize) + Sync {
     }
 }
 
-/// The same bits, but that all NaNs are one.
+/// Returns whether two numbers have equal bits, or both are NaN.
 fn same(a: bf16, b: bf16) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
 
-/// Of many lengths, long and short in turn, so that blocks have made different numbers of sums.
+/// Long and short sums alternate, so blocks have made different numbers of sums.
 #[test]
 fn sums_are_their_specification_bit_by_bit() {
     let _turn = turn();
@@ -158,7 +158,7 @@ fn sums_are_their_specification_bit_by_bit() {
     }
 }
 
-/// Nothing is read before it is written, nor overwritten before it is read.
+/// No rank reads before the write, or overwrites before the read.
 #[test]
 fn no_rank_outruns_another() {
     let _turn = turn();
@@ -170,8 +170,8 @@ fn no_rank_outruns_another() {
     }
 }
 
-/// On one GPU and, where there are two, on one each: a rank drops a buffer between its sums, while the other rank's stream
-/// is in the next sum and waits for this rank's.
+/// On one GPU, and on two if there are two: a rank drops a buffer between its sums, while the other rank's stream waits
+/// for this rank in the next sum.
 #[test]
 fn a_rank_drops_a_buffer_between_its_sums() {
     let _turn = turn();
@@ -186,7 +186,7 @@ fn a_rank_drops_a_buffer_between_its_sums() {
         Sums::new(2, &[4096; 2], 5).agree(&gpus, (1, 1), |rank, paused| match (rank, paused) {
             (0, 1) => {
                 launched.wait();
-                drop(between.lock().expect("nobody panics").take());
+                drop(between.lock().expect("no thread panics").take());
             }
             (1, 2) => {
                 launched.wait();
@@ -196,7 +196,7 @@ fn a_rank_drops_a_buffer_between_its_sums() {
     }
 }
 
-/// As long as a sum may be; more is refused.
+/// A sum of the maximum length.
 #[test]
 fn the_longest_sum() {
     let _turn = turn();
@@ -206,7 +206,7 @@ fn the_longest_sum() {
     Sums::new(2, &[most, 8, most], 3).agree(&gpus, (1, 1), paces(3));
 }
 
-/// Numbers that look as if nothing had come, infinities and zeros of both signs.
+/// Numbers with the bits of an empty word, infinities, and zeros of both signs.
 #[test]
 fn numbers_that_are_none_come_too() {
     let _turn = turn();
@@ -222,7 +222,7 @@ fn numbers_that_are_none_come_too() {
     sums.agree(&gpus, (2, 2), paces(4));
 }
 
-/// What sums went through is said; where GPUs do not reach each other's memory it is NCCL, unless that was refused.
+/// The bench reports the transport of sums. GPUs without peer access use NCCL, or fail if `--sums peer` is set.
 #[test]
 fn what_sums_go_through_is_told() {
     let _turn = turn();

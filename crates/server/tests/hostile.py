@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Plays clients that nobody chose against `generate --serve`, each in bounded time, and prints what became of them.
+"""Plays hostile clients against `generate --serve`, each in bounded time, and prints the outcomes.
 
-    hostile.py PROGRAM [NAME ..]        NAME: cases to play; without any, all
+    hostile.py PROGRAM [NAME ..]        NAME: cases to play; the default is all
 
 Each row has a measurement, its bound, and whether the bound holds. The exit code is 1 if a row misses its bound. Rows in
 ms compare two times, which other work on the machine changes: they count only with STRICT=1. The script sets the
@@ -27,11 +27,11 @@ HELP = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True, check
 HEADER, BODY, IDLE = 2, 3, 4  # seconds, of the limits of this script's servers
 STRICT = os.environ.get("STRICT") == "1"
 PROMPTS = random.Random(1)
-PATIENCE = 15  # seconds after which a client counts as waiting for ever
+PATIENCE = 15  # seconds after which a client gives up
 
 
 def flags(*pairs):
-    """Those flags that this program has, with their values."""
+    """Returns the flags that this program has, with their values."""
     return [word for flag, value in pairs if flag + " " in HELP for word in (flag, str(value))]
 
 
@@ -59,14 +59,14 @@ def fields(server, **more):
 
 
 def answer(server, data, seconds=60):
-    """Status and body of an answer; status 0 where there was none in time."""
+    """Returns status and body of an answer; status 0 without an answer in time."""
     try:
         with connect(server) as connection:
             connection.settimeout(seconds)
             try:
                 connection.sendall(data)
             except OSError:
-                pass  # It may have been answered before it had sent all.
+                pass  # The server may answer before the client has sent the whole request.
             read = b""
             while part := connection.recv(1 << 16):
                 read += part
@@ -82,7 +82,7 @@ def complete(server, seconds=60, **more):
 
 
 def first_token(server, length=1):
-    """Seconds to the first event of a stream whose prompt is unlike all others, so that none of it is cached."""
+    """Returns the seconds to the first event of a stream with a new prompt, so that none of it is cached."""
     body = fields(server, prompt=PROMPTS.choices(range(5, 95), k=length), stream=True, max_tokens=2)
     begun = time.monotonic()
     with connect(server) as connection:
@@ -102,14 +102,14 @@ def median_first_token(server, length=1):
 
 
 def memory(server):
-    """Resident MB, now and at most so far."""
+    """Returns the resident MB: the current and the maximum."""
     with open(f"/proc/{server.process.pid}/status") as file:
         lines = dict(line.split(":", 1) for line in file)
     return [int(lines[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM")]
 
 
 def together(count, play):
-    """Results of `play(i)`, each in a thread of its own."""
+    """Returns the results of `play(i)`, each in its own thread."""
     results = [None] * count
 
     def one(i):
@@ -139,7 +139,7 @@ def long_bodies(server):
     while len(waits) < 9 and time.monotonic() - begun < PATIENCE:
         playing = threading.Thread(target=lambda: statuses.update(together(6, play)))
         playing.start()
-        # At least one, since a quick server has answered all six before a second one can begin.
+        # At least one measurement: a fast server may answer all six requests before a second one begins.
         waits.append(first_token(server, 900))
         while playing.is_alive():
             waits.append(first_token(server, 900))
@@ -152,7 +152,7 @@ def long_bodies(server):
 
 
 def great_bodies(server):
-    """Six requests as long as may be, of numbers and of text."""
+    """Six requests of the maximum length, of numbers and of text."""
     length = 4 * 1024 * 1024 - 200
     numbers = b'{"model":"%s","prompt":[%s1]}' % (server.model.encode(), b"1," * (length // 2))
     lists = b'{"model":"%s","messages":[%s0]}' % (server.model.encode(), b"0," * (length // 2))
@@ -166,7 +166,7 @@ def great_bodies(server):
 
 
 def waiting_tokens(server):
-    """More prompts than may wait, each of which fits."""
+    """More prompts than the server lets wait; each of them fits."""
     body = fields(server, prompt=[[5 + i % 90 for i in range(900)]] * 64, max_tokens=64, ignore_eos=True)
     answers = together(12, lambda i: answer(server, request("/v1/completions", body), 240))
     statuses = sorted({status for status, *_ in answers})
@@ -176,7 +176,7 @@ def waiting_tokens(server):
 
 
 def until_closed(connections, begun):
-    """How many the server has closed, and when it closed the last one."""
+    """Returns the number of connections that the server has closed, and the time of the last close."""
     closed, last = 0, 0
     for connection in connections:
         connection.settimeout(max(0.01, begun + PATIENCE - time.monotonic()))
@@ -210,7 +210,7 @@ def slow(server, what, limit, send):
 
 
 def slow_clients(server):
-    """50 of each kind that begin and do not go on."""
+    """50 clients of each kind that begin a request and stop."""
     yield from slow(server, "headers", HEADER, lambda c: c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-"))
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
     yield from slow(server, "bodies", BODY, lambda c: c.sendall(head))
@@ -242,7 +242,7 @@ def readers_that_stop(server):
 
 
 def few_descriptors():
-    """150 connections that stay open, of a server with 128 descriptors."""
+    """150 connections stay open, while the server has 128 descriptors."""
     limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
     for what, hello in (("silent", b""), ("slow", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")):
         with Server(PROGRAM, "--quiet", *flags(("--header-timeout", 60), ("--body-timeout", 60)), preexec_fn=limit) as server:
@@ -260,7 +260,7 @@ def few_descriptors():
 
 
 def draining():
-    """A monitor while the server ends."""
+    """A monitor reads /health while the server drains."""
     with Server(PROGRAM, "--quiet") as server:
         holding = threading.Thread(target=lambda: complete(server, max_tokens=1000, ignore_eos=True, n=16))
         holding.start()
@@ -272,7 +272,7 @@ def draining():
         holding.join()
 
 
-# Each changes what a client reads, or is nothing that a server knows.
+# Each field changes the answer, or is unknown to the server.
 ODD_FIELDS = [
     ("guided_json", {"type": "object"}), ("structured_outputs", {"regex": "a+"}), ("regex", "a+"),
     ("truncate_prompt_tokens", 1), ("use_beam_search", True), ("lora_path", "other"), ("continue_final_message", True),
@@ -281,7 +281,7 @@ ODD_FIELDS = [
 
 
 def ignored_fields(server):
-    """Fields that change the answer."""
+    """The server must reject fields that change the answer."""
     ignored = []
     for name, value in ODD_FIELDS:
         status, _, body = complete(server, **{name: value})
@@ -312,15 +312,15 @@ def streams(server):
 
 
 def steps(server):
-    """Steps so far, and their seconds."""
+    """Returns the number of steps, and their seconds."""
     now = server.metrics()
     return now["generate_step_seconds_count"], now["generate_step_seconds_sum"]
 
 
 def many_choices():
-    """A request with n=128, and another client's first token beside it: after a short prompt and a long one."""
+    """Another client's first token during a request with n=128, after a short prompt and a long one."""
     with Server(PROGRAM, "--quiet", *flags(("--max-n", 128))) as server:
-        # A short prompt takes less time than the step of all streams in flight, which it has to wait for.
+        # A short prompt must wait for the step in flight of all streams, which takes longer than the prompt.
         for length, more, bound in ((16, 1, "twice and a step"), (1000, 0, "twice")):
             alone = median_first_token(server, length)
             body = fields(server, n=128, max_tokens=600, ignore_eos=True, temperature=1)
@@ -345,7 +345,7 @@ def many_choices():
 
 
 def no_http(server):
-    """Bytes that are no HTTP, and clients that hang up in the middle."""
+    """Bytes that are not HTTP, and clients that disconnect in the middle of a request."""
     for data in (b"\x16\x03\x01\x02\x00", b"\0" * 100_000, b"GET / HTTP/9.9\r\n\r\n", b"A" * 1_000_000, b"GET"):
         with connect(server) as connection:
             try:
@@ -371,7 +371,7 @@ def play(case):
                 rows.extend(case(server))
         else:
             rows.extend(case())
-    except Exception as error:  # A case that breaks off is a bound missed.
+    except Exception as error:  # A case that raises misses its bound.
         rows.append(("broke off", repr(error)[:44], "", False))
     return rows
 

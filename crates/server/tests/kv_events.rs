@@ -1,4 +1,4 @@
-//! `--kv-events`: what the server has cached, as a router hears it that starts late.
+//! `--kv-events`: a router that connects late receives the server's cached pages.
 
 mod common;
 
@@ -29,7 +29,7 @@ impl Drop for Ending {
     }
 }
 
-/// Completes a prompt. Returns how many of its tokens were cached.
+/// Completes a prompt. Returns the number of its cached tokens.
 fn complete(address: &str, prompt: &[u32], salt: Option<&str>) -> u64 {
     let body =
         json!({ "model": "glossary", "max_tokens": 1, "prompt": prompt, "cache_salt": salt });
@@ -52,7 +52,7 @@ fn ask(address: &str, body: &Value) -> u64 {
     body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count")
 }
 
-/// A server, its address, and those where routers listen and ask.
+/// A server, its address, and the addresses for routers.
 struct Serving {
     _ending: Ending,
     address: String,
@@ -79,11 +79,11 @@ impl Serving {
         Self { _ending, address, endpoint: endpoint.to_owned(), replay: replay.to_owned() }
     }
 
-    /// A router that starts now.
+    /// Connects a new router and requests all pages.
     async fn router(&self) -> Subscriber {
         let subscriber = Subscriber::connect(&self.endpoint, &self.replay).await;
         let mut subscriber = subscriber.expect("it connects");
-        // Nothing runs: the engine's thread is idle when the router asks it.
+        // No stream runs, so the request reaches an idle engine thread.
         subscriber.ask_for_all().await.expect("it is answered");
         subscriber
     }
@@ -94,7 +94,7 @@ fn block_on(test: impl Future<Output = ()>) {
     runtime.expect("a runtime").block_on(test);
 }
 
-/// Stored pages since the last time that all was cleared, until they hold `want` tokens.
+/// Collects the stored pages since the last clear, until they contain `want` tokens.
 async fn heard(subscriber: &mut Subscriber, pages: &mut Vec<StoredPages>, want: usize) {
     while tokens(pages).len() < want {
         let Heard::Payload(payload) = subscriber.hear().await.expect("it hears") else { continue };
@@ -157,7 +157,7 @@ fn tenants_share_no_page_and_no_hash() {
     });
 }
 
-/// Scored prompts are computed whole; routers get their pages under hashes that no other request has.
+/// Scored prompts are computed without the cache. Routers get their pages under hashes that no other request has.
 #[test]
 fn scored_prompts_have_hashes_of_their_own() {
     let server = Serving::start();
@@ -177,7 +177,7 @@ fn scored_prompts_have_hashes_of_their_own() {
     });
 }
 
-/// A salt for each request, and a pool of a few pages.
+/// Each request has its own salt, and the pool has few pages.
 #[test]
 fn salts_are_forgotten_with_their_last_page() {
     const PAGES: u32 = 12;

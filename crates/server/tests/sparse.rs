@@ -1,4 +1,4 @@
-//! Sparse reads from outside: the words below K tokens, what changes above, recall, and channels in files.
+//! Sparse reads from outside: the tokens of contexts below K, changes above K, recall, and files of channels.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn run(model: &str, options: &[&str]) -> Ran {
     generate(&[&fixed[..], options].concat(), "")
 }
 
-/// What streams said, and the report.
+/// Returns the tokens of the streams, and the report.
 fn served(model: &str, options: &[&str]) -> (Vec<Value>, Value) {
     let ran = run(model, options);
     assert_eq!(ran.code, Some(0), "{model} {options:?}: {}", ran.err);
@@ -51,7 +51,7 @@ fn up_to_k_tokens_the_words_are_those_of_reading_all() {
     }
 }
 
-/// Above K tokens words may change: how many is printed, and what of attention's weight is read.
+/// Above K tokens the output may change. The test prints the number of changes and the share of attention's weight.
 #[test]
 fn above_k_tokens_recall_says_what_labels_find() {
     for model in MODELS {
@@ -90,11 +90,11 @@ fn channels_are_kept_in_a_file() {
     {
         let (given, report) = served("qwen3-tiny", options);
         assert_eq!(given, chosen);
-        assert!(report["change"].is_null(), "all is read in no pass: {report}");
+        assert!(report["change"].is_null(), "no pass reads all positions: {report}");
     }
     let (given, again) = served("qwen3-tiny", &["--sparse", "24", "--labels", path, "--recall"]);
     assert_eq!((given, &again["change"]), (chosen, &report["change"]));
-    // Channels of another model, and another number of them.
+    // Channels of another model, and another number of channels.
     let refused = |model, options: &[&str], word: &str| {
         let ran = run(model, options);
         assert_eq!(ran.code, Some(2), "{}", ran.err);

@@ -70,6 +70,8 @@ pub(super) fn run<T: Number>(
 /// The buffers of one thread, reused between calls.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
+    /// Elements of a head in the last unit.
+    head_dim: usize,
     /// `[query rows, lines]`
     q: Vec<Line>,
     /// `[kv heads, TILE, lines]`

@@ -115,7 +115,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Op for Fold<'_, T, F> {
     }
 }
 
-/// Rows to compute together, of so many: a single one only where it is alone.
+/// Returns how many of `rows` rows to compute together: one only if no other row is left.
 #[inline(always)]
 fn block_of(rows: usize) -> usize {
     match rows {
@@ -258,10 +258,10 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
         if seen.is_empty() {
             return;
         }
-        let (width, block) = (self.rows.widths[1], S::HELD * S::F32_LANES);
+        let (width, block) = (self.rows.widths[1], S::ROW_VECTORS * S::F32_LANES);
         let whole = width - width % block;
         for at in (0..whole).step_by(block) {
-            match S::HELD {
+            match S::ROW_VECTORS {
                 2 => self.accumulate_part::<S, R, 2>(s, head, row, seen.clone(), at),
                 _ => self.accumulate_part::<S, R, 4>(s, head, row, seen.clone(), at),
             }

@@ -19,6 +19,7 @@ mod number;
 mod options;
 mod pages;
 mod path;
+mod planes;
 mod pool;
 mod rope;
 mod rows;
@@ -37,19 +38,21 @@ pub use options::CpuOptions;
 pub use path::{CpuPath, PATH_VARIABLE};
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
 
+use super::by_shape::ByShape;
 use super::sparse::{self, Select, Selection, SparseBackend};
 use super::{Attend, Backend, Moved, OpenSteps, Operand, PlanError, Queries, Rope, check};
 use crate::id::{LayerId, MoveId};
-use crate::layout::{LayerPlace, PlaneName, PoolLayout, Strides, TableShape};
+use crate::layout::{LayerPlace, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, SpanCheck, StepEnd};
 use attention::Scratch;
 use host::HostPages;
-use labels::{Labels, Scorer, SelectScratch};
+use labels::{Scorer, SelectScratch};
 use math::{Line, Softmax};
 use number::Number;
 use pages::bytes_of;
+use planes::Planes;
 use pool::{Pool, with_number};
-use scales::{Row, Scales, side_count};
+use scales::{Row, side_count};
 use simd::Isa;
 use unit::Job;
 
@@ -62,17 +65,13 @@ pub struct Cpu {
     table: TableShape,
     pool: Pool,
     host: HostPages,
-    /// Where K and V lie; latent rows are both.
-    kv: [Strides; 2],
-    /// Where the rest of latent rows lies, if they are quantised.
-    rope: Option<Strides>,
-    scales: Scales,
-    labels: Labels,
+    planes: ByShape<Planes>,
     /// Room for one head, where the pool is quantised or keeps labels.
     wide: Box<[f32]>,
     /// The page tables. Every word names a chunk or a page that exists.
     words: Box<[u32]>,
     steps: OpenSteps,
+    max_step_tokens: u32,
     spans: SpanCheck,
     scratch: Vec<Scratch>,
     selects: SelectScratch,
@@ -104,16 +103,10 @@ impl Cpu {
             + self.out.capacity() * size_of::<Line>()
             + self.softmax.capacity() * size_of::<Softmax>()
             + size_of_val(&*self.wide)
-            + self.scales.bytes()
-            + self.labels.bytes()
+            + self.planes.all().iter().map(Planes::bytes).sum::<usize>()
             + self.selects.bytes();
         let pages = self.layout.total_bytes() + self.host.bytes(&self.layout);
         pages + (size_of_val(&*self.words) + scratch) as u64
-    }
-
-    /// Where K and V are.
-    fn kv_planes(layout: &PoolLayout) -> [PlaneName; 2] {
-        if layout.is_latent() { [PlaneName::Latent; 2] } else { [PlaneName::K, PlaneName::V] }
     }
 
     /// Checks a plan, and that its step is open.
@@ -125,19 +118,21 @@ impl Cpu {
 
     /// Stores the labels of rows of K, with their stride.
     fn store_labels(&mut self, plan: &BatchPlan<'_>, layer: LayerId, k: (CpuRows<'_>, usize)) {
-        if self.labels.channels().is_none() {
+        let LayerPlace { group, track, lane } = self.layout.place(layer);
+        let Planes { layout, labels, .. } = self.planes.of(group);
+        if labels.channels().is_none() {
             return;
         }
-        let width = self.layout.kv_heads() as usize * self.layout.head_dim() as usize;
+        let dim = layout.head_dim() as usize;
+        let width = layout.kv_heads() as usize * dim;
         let (rows, stride) = k;
-        let LayerPlace { track, lane, .. } = self.layout.place(layer);
         let slots = plan.slots_of(track);
         for i in 0..plan.token_count() {
             let Some(slot) = slots.get(i) else { continue };
             let (page, offset) = self.layout.page_of(slot);
             let row = Row { side: 0, layer, lane, page, offset };
             let numbers = rows.elements.slice(i * stride..i * stride + width);
-            self.labels.store(&mut self.pool, row, numbers, &mut self.wide);
+            labels.store(&mut self.pool, row, numbers, &mut self.wide[..dim]);
         }
     }
 
@@ -148,10 +143,11 @@ impl Cpu {
         layer: LayerId,
         rows: [(CpuRows<'_>, usize); 2],
     ) {
-        let count = side_count(&self.layout);
-        let dim = self.layout.value_dim() as usize;
-        let width = self.layout.kv_heads() as usize * dim;
-        let LayerPlace { track, lane, .. } = self.layout.place(layer);
+        let LayerPlace { group, track, lane } = self.layout.place(layer);
+        let Planes { layout, kv, rope, scales, .. } = self.planes.of(group);
+        let count = side_count(layout);
+        let dim = layout.value_dim() as usize;
+        let width = layout.kv_heads() as usize * dim;
         let slots = plan.slots_of(track);
         for i in 0..plan.token_count() {
             let Some(slot) = slots.get(i) else { continue };
@@ -159,13 +155,13 @@ impl Cpu {
             for (side, (rows, stride)) in rows.into_iter().enumerate().take(count) {
                 let row = Row { side, layer, lane, page, offset };
                 let numbers = rows.elements.slice(i * stride..i * stride + width);
-                let strides = &self.kv[side];
-                self.scales.store(&mut self.pool, strides, row, numbers, &mut self.wide[..dim]);
+                let strides = &kv[side];
+                scales.store(&mut self.pool, strides, row, numbers, &mut self.wide[..dim]);
             }
-            if let Some(strides) = &self.rope {
+            if let Some(strides) = rope {
                 let (rows, stride) = rows[0];
                 let start = i * stride + width;
-                let row = rows.elements.slice(start..start + self.layout.head_dim() as usize - dim);
+                let row = rows.elements.slice(start..start + layout.head_dim() as usize - dim);
                 let target = strides.row(lane, page, offset) as usize / size_of::<bf16>();
                 row.convert_into(&mut self.pool.numbers_mut::<bf16>()[target..target + row.len()]);
             }
@@ -184,30 +180,33 @@ impl Cpu {
     ) -> Result<(), CpuError> {
         self.check_open(plan)?;
         check::layer(layer, &self.layout)?;
-        check::attend(attend, &self.layout)?;
+        let place = self.layout.place(layer);
+        let planes = self.planes.of(place.group);
+        let layout = &planes.layout;
+        check::attend(attend, layout)?;
         check::window(plan, attend)?;
         match selection {
             Some(_) => check::sparse_layer(layer, &self.layout)?,
             None => check::reach(layer, &self.layout, attend)?,
         }
         let (tokens, q_heads) = (plan.token_count(), attend.q_heads as usize);
-        let q_width = q_heads * self.layout.head_dim() as usize;
-        let width = q_heads * self.layout.value_dim() as usize;
+        let q_width = q_heads * layout.head_dim() as usize;
+        let width = q_heads * layout.value_dim() as usize;
         let q_stride = q.check(Operand::Q, tokens, q_width)?;
         let out_stride = out.check(Operand::Out, tokens, width)?;
         rows::check_lse(lse.as_deref(), tokens * q_heads)?;
         sinks.map_or(Ok(()), |sinks| check::sinks(sinks, attend.q_heads))?;
 
-        let [k, v] = self.kv;
-        with_number!(self.layout.dtype(), T => {
+        let [k, v] = planes.kv;
+        with_number!(layout.dtype(), T => {
             let job = Job {
                 pool: self.pool.numbers::<T>(),
                 numbers: self.pool.numbers(),
-                rope: self.rope.as_ref().map(|strides| (strides, self.pool.numbers())),
-                scales: &self.scales,
-                layout: &self.layout,
+                rope: planes.rope.as_ref().map(|strides| (strides, self.pool.numbers())),
+                scales: &planes.scales,
+                layout,
                 layer,
-                place: self.layout.place(layer),
+                place,
                 k,
                 v,
                 table: &self.table,
@@ -248,6 +247,7 @@ impl Backend for Cpu {
     /// A plan that names what does not exist, or whose step does not follow the last one.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
         check::may_begin(&self.steps, plan.step)?;
+        check::step_tokens(plan, self.max_step_tokens)?;
         check::plan(plan, &self.layout, &self.table)?;
         check::spans(&mut self.spans, plan)?;
         check::table_writes(plan.table_writes, &self.layout, &self.table)?;
@@ -276,24 +276,26 @@ impl Backend for Cpu {
     ) -> Result<(), CpuError> {
         self.check_open(plan)?;
         check::layer(layer, &self.layout)?;
-        let [width, v_width] = self.layout.store_widths();
+        let LayerPlace { group, track, lane } = self.layout.place(layer);
+        let layout = self.planes.of(group).layout;
+        let [width, v_width] = layout.store_widths();
         let k_stride = k.check(Operand::K, plan.token_count(), width)?;
         let v_stride = v.check(Operand::V, plan.token_count(), v_width)?;
         let rows = [(k, k_stride), (v, v_stride)];
-        let count = side_count(&self.layout);
-        let LayerPlace { track, lane, .. } = self.layout.place(layer);
+        let count = side_count(&layout);
         let slots = plan.slots_of(track);
         self.store_labels(plan, layer, rows[0]);
-        if self.layout.dtype().is_quantised() {
+        if layout.dtype().is_quantised() {
             self.store_quantised(plan, layer, rows);
             return Ok(());
         }
-        with_number!(self.layout.dtype(), T => {
+        let kv = &self.planes.of(group).kv;
+        with_number!(layout.dtype(), T => {
             let pool = self.pool.numbers_mut::<T>();
             for i in 0..plan.token_count() {
                 let Some(slot) = slots.get(i) else { continue };
                 let (page, offset) = self.layout.page_of(slot);
-                for (strides, (rows, stride)) in self.kv.iter().zip(rows).take(count) {
+                for (strides, (rows, stride)) in kv.iter().zip(rows).take(count) {
                     let target = strides.row(lane, page, offset) as usize / size_of::<T>();
                     let row = rows.elements.slice(i * stride..i * stride + width);
                     row.convert_into(&mut pool[target..target + width]);
@@ -409,7 +411,8 @@ impl SparseBackend for Cpu {
         check_lists(positions.len(), plan.rows.len() * kv_heads * top)?;
 
         let lane = self.layout.place(layer).lane;
-        let Self { labels, pool, layout, table, words, selects, .. } = self;
+        let Self { planes, pool, layout, table, words, selects, .. } = self;
+        let labels = &planes.of(0).labels;
         let scorer = Scorer { labels, pool, layout, table, words, layer, lane, select };
         for (row, lists) in plan.rows.iter().zip(positions.chunks_exact_mut(kv_heads * top)) {
             if !sparse::has_lists(plan, row) {

@@ -85,7 +85,7 @@ impl Number for bf16 {
 
     #[inline(always)]
     fn load<S: Lanes>(s: S, source: &[Self]) -> S::f32s {
-        let high = s.wrapping_dyn_shl_u32s(s.halves(cast_slice(source)), s.splat_u32s(16));
+        let high = s.wrapping_dyn_shl_u32s(s.widen_u16(cast_slice(source)), s.splat_u32s(16));
         s.transmute_f32s_u32s(high)
     }
 }

@@ -4,14 +4,16 @@ use std::num::NonZeroUsize;
 use std::thread;
 
 use super::host::HostPages;
-use super::labels::{Labels, SelectScratch};
+use super::labels::SelectScratch;
 use super::path::CpuPath;
+use super::planes::Planes;
 use super::pool::{self, Pool};
-use super::scales::Scales;
 use super::simd::Isa;
 use super::{Cpu, CpuError};
+use crate::backend::by_shape::ByShape;
 use crate::backend::{OpenBackend, OpenSteps};
-use crate::layout::{KvScales, LabelChannels, PlaneName, PoolLayout, TableShape};
+use crate::config::StepBounds;
+use crate::layout::{KvScales, LabelChannels, PoolLayout, TableShape};
 use crate::memory::OutOfMemory;
 use crate::plan::SpanCheck;
 
@@ -63,16 +65,21 @@ impl OpenBackend for CpuOptions {
         self,
         layout: &PoolLayout,
         table: &TableShape,
-        max_steps: u32,
+        bounds: impl Into<StepBounds>,
     ) -> Result<Cpu, CpuError> {
+        let StepBounds { steps, tokens } = bounds.into();
         let refused = |error: OutOfMemory| CpuError::OutOfMemory { bytes: error.bytes };
         if let Some(scales) = &self.scales {
             scales.check_pool(layout)?;
         }
         LabelChannels::check_pool(self.labels.as_ref(), layout)?;
-        let labels = Labels::new(layout, self.labels);
-        let converts = layout.dtype().is_quantised() || labels.channels().is_some();
-        let wide = if converts { layout.head_dim() } else { 0 };
+        let planes = ByShape::new(layout, |layout| {
+            Ok::<_, CpuError>(Planes::new(layout, self.scales.as_ref(), self.labels.as_ref()))
+        })?;
+        let converts =
+            |layout: &&PoolLayout| layout.dtype().is_quantised() || layout.label_channels() > 0;
+        let layouts = planes.all().iter().map(|planes| &planes.layout);
+        let wide = layouts.filter(converts).map(PoolLayout::head_dim).max().unwrap_or(0);
         Ok(Cpu {
             threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
             isa: Isa::choose(self.path)?,
@@ -80,14 +87,11 @@ impl OpenBackend for CpuOptions {
             table: *table,
             pool: Pool::new(layout)?,
             host: HostPages::new(layout)?,
-            kv: Cpu::kv_planes(layout)
-                .map(|name| layout.strides(name).expect("the pool has its shape's planes")),
-            rope: layout.strides(PlaneName::Rope),
-            scales: Scales::new(layout, self.scales),
-            labels,
+            planes,
             wide: pool::zeroed(wide.into())?,
             words: pool::zeroed::<u32>(table.words() as u64)?,
-            steps: OpenSteps::try_new(max_steps).map_err(refused)?,
+            steps: OpenSteps::try_new(steps).map_err(refused)?,
+            max_step_tokens: tokens,
             spans: SpanCheck::default(),
             scratch: Vec::new(),
             selects: SelectScratch::default(),

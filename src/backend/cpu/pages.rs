@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::Cpu;
 use super::error::CpuError;
 use super::number::Number;
+use super::planes::Planes;
 use super::pool::with_number;
 use super::rows::Elements;
 use super::scales::{Row, byte};
@@ -26,7 +27,7 @@ impl Cpu {
         slot: SlotId,
     ) -> Result<Elements<'_>, CpuError> {
         let of = self.check_slot(plane, layer, slot)?;
-        let row = self.layout.row(plane, layer, slot);
+        let row = self.planes_of(layer).layout.row(plane, layer, slot);
         row.and_then(|row| self.pool.elements(of.dtype, row.start as usize..row.end as usize))
             .ok_or(CpuError::Plane { plane })
     }
@@ -44,7 +45,8 @@ impl Cpu {
     ) -> Result<Vec<f32>, CpuError> {
         let of = self.check_slot(plane, layer, slot)?;
         let (page, offset) = self.layout.page_of(slot);
-        let strides = self.layout.strides(plane).expect("the pool has it");
+        let Planes { layout, scales, .. } = self.planes_of(layer);
+        let strides = layout.strides(plane).expect("the pool has it");
         let lane = self.layout.place(layer).lane;
         let row = Row { side: usize::from(plane == PlaneName::V), layer, lane, page, offset };
         let elements = of.elements as usize;
@@ -54,12 +56,17 @@ impl Cpu {
                 let start = byte(&strides, row, head) as usize / size_of::<T>();
                 T::widen(&self.pool.numbers()[start..start + elements], wide);
                 if T::QUANTISED {
-                    let scale = self.scales.of(self.pool.numbers(), row, head);
+                    let scale = scales.of(self.pool.numbers(), row, head);
                     wide.iter_mut().for_each(|x| *x *= scale);
                 }
             });
         }
         Ok(all)
+    }
+
+    /// Where a layer of the pool stores K and V.
+    fn planes_of(&self, layer: LayerId) -> &Planes {
+        self.planes.of(self.layout.place(layer).group)
     }
 
     /// A plane, where the layer and the slot exist.
@@ -74,13 +81,14 @@ impl Cpu {
         if slot.raw() >= slot_count {
             return Err(PlanError::Slot { slot, slot_count }.into());
         }
-        let of = self.layout.planes().iter().find(|of| of.name == plane);
+        let of = self.planes_of(layer).layout.planes().iter().find(|of| of.name == plane);
         of.copied().ok_or(CpuError::Plane { plane })
     }
 
     /// What the bytes of a page mean: see [`PoolLayout::page_fingerprint`].
     pub fn page_fingerprint(&self) -> u64 {
-        self.layout.page_fingerprint(self.scales.given(), self.labels.channels())
+        let scales = self.planes.all().iter().find_map(|planes| planes.scales.given());
+        self.layout.page_fingerprint(scales, self.planes.of(0).labels.channels())
     }
 
     /// Copies pages into another pool of equal [fingerprint](Cpu::page_fingerprint), of either layout, in the order
@@ -151,20 +159,25 @@ impl Cpu {
     /// Copies what one slot of a row holds to another in each track, by their places in the row: head by head, which
     /// lie apart in some planes.
     pub(super) fn move_slot(&mut self, row: RowId, from: u32, to: u32) {
-        (0..self.table.tracks).for_each(|track| self.move_track_slot(row, track, from, to));
+        for group in 0..self.layout.groups().count() {
+            for track in self.layout.track_range(group) {
+                self.move_track_slot(row, (group, track), from, to);
+            }
+        }
     }
 
-    fn move_track_slot(&mut self, row: RowId, track: u32, from: u32, to: u32) {
+    fn move_track_slot(&mut self, row: RowId, (group, track): (u32, u32), from: u32, to: u32) {
         let page_size = self.layout.page_size();
         let slot = |place| {
             let page = self.table.track_page(&self.words, row, track, place / page_size);
             (page, place % page_size)
         };
         let (source, target) = (slot(from), slot(to));
-        for plane in self.layout.planes() {
-            let strides = self.layout.strides(plane.name).expect("the plane is the pool's");
+        let layout = &self.planes.of(group).layout;
+        for plane in layout.planes() {
+            let strides = layout.strides(plane.name).expect("the plane is the pool's");
             let len = plane.elements as usize * plane.dtype.size() as usize;
-            for lane in 0..self.layout.lanes() {
+            for lane in 0..layout.lanes() {
                 let at = |(page, offset), head| {
                     (strides.row(lane, page, offset) + strides.head * u64::from(head)) as usize
                 };

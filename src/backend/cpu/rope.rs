@@ -16,9 +16,10 @@ impl Cpu {
     ) -> Result<(), CpuError> {
         self.check_open(plan)?;
         check::layer(layer, &self.layout)?;
-        rope::check(&self.layout)?;
-        let dim = self.layout.head_dim() as usize;
-        let (q_heads, kv_heads) = (of.q_heads as usize, self.layout.kv_heads() as usize);
+        let layout = &self.planes.of(self.layout.place(layer).group).layout;
+        rope::check(layout)?;
+        let dim = layout.head_dim() as usize;
+        let (q_heads, kv_heads) = (of.q_heads as usize, layout.kv_heads() as usize);
         let stride = qkv.check(Operand::Qkv, plan.token_count(), (q_heads + 2 * kv_heads) * dim)?;
         for norm in [of.q_norm, of.k_norm].into_iter().flatten() {
             norm.check(Operand::Norm, 1, dim)?;

@@ -50,8 +50,8 @@ impl Scales {
                 let strides = |name| layout.strides(name).expect("they are made");
                 Self::ByToken([PlaneName::KScales, v].map(strides))
             }
-            (_, Some(given)) => Self::Static(given),
-            (_, None) => Self::Ones,
+            (Some(_), Some(given)) => Self::Static(given),
+            (None, _) | (_, None) => Self::Ones,
         }
     }
 

@@ -1,10 +1,10 @@
-//! Instruction sets: which of them the machine has, which one computes, and the operations that differ between them.
+//! Instruction sets: detection, the choice of one set, and the operations that differ between sets.
 //!
-//! `pulp` checks what the machine has and calls the instructions. Its vectors have as many lanes as a set's registers;
+//! `pulp` checks what the machine has and calls the instructions. A vector has as many lanes as a register of the set;
 //! code that is generic over [`Lanes`] is compiled once for each set, with the operations of `simd/`. The portable
 //! path has no vectors here: its code is in `math.rs`.
 //!
-//! Not here: what is computed (`fold.rs`).
+//! Not here: the computation (`fold.rs`).
 
 use std::env;
 use std::sync::OnceLock;
@@ -23,7 +23,7 @@ mod neon;
 mod x86;
 
 impl CpuPath {
-    /// The paths that this machine has, slowest first.
+    /// Returns the paths that this machine supports, slowest first.
     pub fn available() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|&path| Isa::new(path).is_ok())
     }
@@ -42,7 +42,8 @@ pub(super) enum Isa {
 }
 
 impl Isa {
-    /// The path that an option names, else the environment, else the fastest.
+    /// Returns the path of `option`. Without it, returns the path that [`PATH_VARIABLE`] names; without both, the
+    /// fastest.
     pub fn choose(option: Option<CpuPath>) -> Result<Self, CpuError> {
         let named = || match env::var_os(PATH_VARIABLE) {
             Some(name) if !name.is_empty() => {
@@ -54,7 +55,8 @@ impl Isa {
         Self::new(option.map_or_else(named, Ok)?)
     }
 
-    /// The path of conversions, which belong to no backend and give the same bits on each.
+    /// Returns the path for conversions of numbers, chosen once for the process. Conversions belong to no backend, and
+    /// every path yields the same bits.
     pub fn of_process() -> Self {
         static ISA: OnceLock<Isa> = OnceLock::new();
         *ISA.get_or_init(|| Self::choose(None).unwrap_or_else(|_| Self::fastest()))
@@ -79,13 +81,13 @@ impl Isa {
             }
             #[cfg(target_arch = "aarch64")]
             CpuPath::Neon => pulp::aarch64::Neon::try_new().map(Self::Neon),
-            #[allow(unreachable_patterns)] // an architecture may have all of them
+            #[allow(unreachable_patterns)] // an architecture may support every path
             _ => None,
         };
         isa.ok_or(CpuError::Path { path })
     }
 
-    /// Whether it has vectors.
+    /// Returns whether the path uses vectors.
     pub fn is_vector(self) -> bool {
         !matches!(self, Self::Portable)
     }
@@ -102,7 +104,7 @@ impl Isa {
         }
     }
 
-    /// Runs an operation with the path's vectors; returns it where the path has none.
+    /// Runs an operation with the path's vectors. A path without vectors returns the operation instead.
     #[inline]
     pub fn run<O: Op>(self, op: O) -> Option<O> {
         match self {
@@ -118,13 +120,13 @@ impl Isa {
     }
 }
 
-/// A computation that is compiled for each set. Functions with vectors have to be inlined into it; closures are not for
-/// certain, so none of them has vectors.
+/// A computation that is compiled for each set. Functions that use vectors must be inlined into it. The compiler may
+/// not inline a closure, so no closure uses vectors.
 pub(super) trait Op {
     fn go<S: Lanes>(self, s: S);
 }
 
-/// An operation to call where `pulp` has enabled a set's instructions.
+/// An operation that `pulp` calls with the instructions of a set enabled.
 struct Call<S, O>(S, O);
 
 impl<S: Lanes, O: Op> NullaryFnOnce for Call<S, O> {
@@ -136,15 +138,15 @@ impl<S: Lanes, O: Op> NullaryFnOnce for Call<S, O> {
     }
 }
 
-/// The vectors of a set.
+/// The vector operations of a set.
 pub(super) trait Lanes: Simd {
-    /// Vectors of a row of results that are held in registers beside those of three other rows.
-    const HELD: usize;
+    /// Vectors of one row of results that fit the registers, if the vectors of three other rows are there too.
+    const ROW_VECTORS: usize;
 
-    /// One number of 16 bits in each lane.
-    fn halves(self, numbers: &[u16]) -> Self::u32s;
+    /// Widens each number of 16 bits to a lane of 32 bits.
+    fn widen_u16(self, numbers: &[u16]) -> Self::u32s;
 
-    /// The sum of each vector's lanes; its order depends on the set alone.
+    /// Returns the sum of each vector's lanes. The order of the sum depends only on the set.
     fn sums(self, vectors: [Self::f32s; 4]) -> [f32; 4];
 
     /// Widens a vector of f16.
@@ -170,7 +172,7 @@ pub(super) trait Lanes: Simd {
     }
 }
 
-/// Reads a vector's worth of bytes.
+/// Reads a vector from a slice of the same size.
 #[inline(always)]
 pub(super) fn load<V: bytemuck::Pod, T: bytemuck::Pod>(numbers: &[T]) -> V {
     bytemuck::pod_read_unaligned(bytemuck::cast_slice(numbers))

@@ -93,7 +93,7 @@ impl Unit {
         attend.first_seen(end - 1)..end
     }
 
-    /// Whether it is of a tree.
+    /// Returns whether the unit's tokens are a draft tree.
     pub fn is_tree(&self) -> bool {
         self.mask != 0
     }
@@ -132,7 +132,7 @@ impl Unit {
         self.heads as usize * self.rows_per_head(group)
     }
 
-    /// Whether it reads what a list names.
+    /// Returns whether the unit reads the positions of a list.
     pub fn has_list(&self) -> bool {
         self.list.is_some()
     }

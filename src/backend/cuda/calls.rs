@@ -237,7 +237,7 @@ impl Cuda {
         unsafe { self.variants.launch(&self.gpu, index, &image, (params, scales), start, stream) }
     }
 
-    /// The arguments of one layer's attention, except the host's rows.
+    /// Returns the arguments of one layer's attention, except the host's rows.
     pub(super) fn attend_params(
         &self,
         image: &Image,

@@ -133,7 +133,7 @@ pub(super) fn check_attend(
     served(attend, pool.layout(), pool.rows(), longest_row)
 }
 
-/// The same check from a pool's layout and rows.
+/// Does the same check from a pool's layout and rows.
 fn served(
     attend: &Attend,
     layout: &PoolLayout,

@@ -28,7 +28,7 @@ pub enum CudaError {
     },
     /// The GPU is older than the kernels' target, sm_80.
     DeviceTooOld {
-        /// Its compute capability, as 10 * major + minor.
+        /// Compute capability of the device, as 10 * major + minor.
         capability: u32,
     },
     /// The driver rejected a kernel's PTX.
@@ -65,15 +65,8 @@ pub enum CudaError {
     Driver {
         /// The driver's function.
         call: &'static str,
-        /// Its code.
+        /// Code of the driver.
         code: u32,
-    },
-    /// A step of more tokens than [`CudaOptions::max_step_tokens`](super::CudaOptions::max_step_tokens).
-    StepTokens {
-        /// The step's tokens.
-        tokens: usize,
-        /// The most that is allowed.
-        max: u32,
     },
     /// A step of more rows than [`CudaOptions::max_step_rows`](super::CudaOptions::max_step_rows).
     StepRows {
@@ -82,7 +75,7 @@ pub enum CudaError {
         /// The most that is allowed.
         max: u32,
     },
-    /// A step whose rows together see more tokens than kernels can count.
+    /// The rows of a step together see more tokens than kernels can count.
     StepSees {
         /// The tokens, plus an overhead for each row.
         tokens: u64,
@@ -114,9 +107,9 @@ pub enum CudaError {
     Element {
         /// The argument.
         operand: Operand,
-        /// Its type; `None`: positions.
+        /// Type of the elements; `None` for positions.
         actual: Option<Dtype>,
-        /// The expected type; `None`: positions.
+        /// The expected type; `None` for positions.
         wanted: Option<Dtype>,
     },
     /// The stream that differs in each thread (handle 2, `CU_STREAM_PER_THREAD`), on which no work can be ordered.
@@ -163,8 +156,8 @@ pub enum CudaError {
         /// The other device.
         ordinal: u32,
     },
-    /// A page in host memory that a pending copy writes, or reads although the caller wants to write it. Wait for the
-    /// copy's event.
+    /// A pending copy writes a page in host memory, or reads a page that the caller wants to write. Wait for the copy's
+    /// event.
     PageInUse {
         /// The page.
         page: u32,
@@ -262,9 +255,6 @@ impl fmt::Display for CudaError {
             }
             Self::OutOfMemory { bytes } => write!(f, "an allocation of {bytes} bytes failed"),
             Self::Driver { call, code } => write!(f, "{call} failed with code {code}"),
-            Self::StepTokens { tokens, max } => {
-                write!(f, "a step of {tokens} tokens is above the limit of {max}")
-            }
             Self::StepRows { rows, max } => {
                 write!(f, "a step of {rows} rows is above the limit of {max}")
             }
@@ -292,11 +282,11 @@ impl fmt::Display for CudaError {
             Self::PoolShape { shape } => write!(f, "there are no kernels for pools of {shape:?}"),
             Self::Scales(error) => error.fmt(f),
             Self::RowsDtype { rows, pool } => {
-                write!(f, "rows of {rows:?} are not what a pool of {pool:?} holds")
+                write!(f, "rows of {rows:?} do not fit a pool of {pool:?}")
             }
             Self::PageShape => write!(f, "the two pools' pages differ in shape"),
             Self::PageFingerprint { source, target } => {
-                write!(f, "pages of fingerprint {source:#x} mean something else than {target:#x}")
+                write!(f, "pages of fingerprint {source:#x} have another meaning than {target:#x}")
             }
             Self::PageBytes { bytes, max } => {
                 write!(f, "pages of {bytes} bytes are above the {max} that a copy counts")
@@ -312,7 +302,7 @@ impl fmt::Display for CudaError {
                 write!(f, "{q_heads} query heads cannot share {kv_heads} kv heads")
             }
             Self::ZeroScale => write!(f, "no attention kernel takes a scale of 0"),
-            Self::RowStride { bytes } => write!(f, "rows of K or V lie {bytes} bytes apart"),
+            Self::RowStride { bytes } => write!(f, "rows of K or V are {bytes} bytes apart"),
             Self::HeadDim { head_dim } => {
                 write!(f, "there is no attention kernel for head_dim {head_dim}")
             }

@@ -68,12 +68,12 @@ impl StagedPlan {
 }
 
 impl Cuda {
-    /// The device.
+    /// Returns the device.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// The stream of all launches.
+    /// Returns the stream of all launches.
     pub fn stream(&self) -> &CudaStream {
         &self.stream
     }
@@ -89,32 +89,32 @@ impl Cuda {
         self.stage.leave();
     }
 
-    /// The pool.
+    /// Returns the layout of the pool.
     pub fn layout(&self) -> &PoolLayout {
         self.pool.layout()
     }
 
-    /// The pool's memory, in the order of [`PoolLayout`].
+    /// Returns the pool's memory, in the order of [`PoolLayout`].
     pub fn pool(&self) -> &DeviceBuffer {
         self.pool.memory()
     }
 
-    /// Element type of the host's rows: of k, v, q and out.
+    /// Returns the element type of the host's rows: of k, v, q and out.
     pub fn rows(&self) -> Dtype {
         self.pool.rows()
     }
 
-    /// The fingerprint of a page's bytes: see [`PoolLayout::page_fingerprint`].
+    /// Returns the fingerprint of a page's bytes: see [`PoolLayout::page_fingerprint`].
     pub fn page_fingerprint(&self) -> u64 {
         self.pool.fingerprint()
     }
 
-    /// Bytes of plans sent to the device so far.
+    /// Returns the bytes of plans sent to the device.
     pub fn uploaded_bytes(&self) -> u64 {
         self.stage.sent_bytes()
     }
 
-    /// For `benches/gpu`: the model of the staged step's time, if the step reads a span once.
+    /// Returns the model of the staged step's time, if the step reads a span once; for `benches/gpu`.
     #[doc(hidden)]
     pub fn span_work(&self) -> Option<SpanWork> {
         self.variants.span_work()
@@ -157,7 +157,7 @@ impl Cuda {
     /// host may call the engine's `complete`.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn record(&self) -> Result<CudaEvent, CudaError> {
         self.stream.mark()
     }

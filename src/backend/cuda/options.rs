@@ -13,6 +13,7 @@ use crate::backend::cuda::plan::tables::Tables;
 use crate::backend::cuda::store::labels::Labels;
 use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{OpenBackend, OpenSteps};
+use crate::config::StepBounds;
 use crate::layout::{Dtype, KvScales, LabelChannels, PoolLayout, TableShape};
 
 /// Options of a [`Cuda`].
@@ -23,9 +24,6 @@ pub struct CudaOptions {
     /// The stream of all launches, usually the host's own ([`CudaStream::from_raw`]). Default: `None`, the default
     /// stream.
     pub stream: Option<CudaStream>,
-    /// Most new tokens of a step, padding included; determines the size of host and device memory for plans. Default:
-    /// 16,384.
-    pub max_step_tokens: u32,
     /// Most rows of a step, padding included. Default: 0, which means the rows of the page tables, and at least 256.
     pub max_step_rows: u32,
     /// Factors of a quantised pool's numbers, if the scales are static ([`Scaling::Static`](crate::Scaling::Static)),
@@ -51,12 +49,11 @@ pub struct CudaOptions {
 }
 
 impl CudaOptions {
-    /// Returns the defaults for `gpu`: the default stream, 16,384 tokens, rows by the tables.
+    /// Returns the defaults for `gpu`: the default stream, rows by the tables.
     pub fn new(gpu: &Gpu) -> Self {
         Self {
             gpu: gpu.clone(),
             stream: None,
-            max_step_tokens: 16 << 10,
             max_step_rows: 0,
             scales: None,
             rows: None,
@@ -81,9 +78,10 @@ impl OpenBackend for CudaOptions {
         self,
         layout: &PoolLayout,
         table: &TableShape,
-        max_steps: u32,
+        bounds: impl Into<StepBounds>,
     ) -> Result<Cuda, CudaError> {
-        let Self { gpu, stream, max_step_tokens: tokens, max_step_rows, .. } = self;
+        let Self { gpu, stream, max_step_rows, .. } = self;
+        let StepBounds { steps, tokens } = bounds.into();
         let (scales, all_spans) = (self.scales.as_ref(), self.all_spans);
         if let Some(scales) = scales {
             scales.check_pool(layout)?;
@@ -108,7 +106,7 @@ impl OpenBackend for CudaOptions {
         };
         let limits = StepLimits { tokens, rows, all_spans };
         // A step takes one or two slots for each variant of attention.
-        let uploads = 2 * max_steps as usize + 2;
+        let uploads = 2 * steps as usize + 2;
         let capability = self.selected_capability.unwrap_or(gpu.capability());
         let selection = Selection::of(capability, layout, rows_dtype);
         let pool = Pool::new(&gpu, *layout, selection, (scales, self.labels.as_ref()))?;
@@ -128,7 +126,7 @@ impl OpenBackend for CudaOptions {
             variants: Variants::default(),
             limits,
             copy_streams: None,
-            steps: OpenSteps::new(max_steps),
+            steps: OpenSteps::new(steps),
             limited: None,
             prepared: None,
             gpu,

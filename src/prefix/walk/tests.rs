@@ -1,5 +1,6 @@
-//! Long equal runs that part at every token: whatever blocks and runs the comparison goes by, it finds the page. All
-//! tokens of a text differ, so that runs have in common exactly what lies before the one token that is changed.
+//! Long texts that differ in one token, for each place of that token. The comparison finds the page of the token,
+//! whatever its blocks and the runs of entries. All tokens of a text are distinct, so two texts share exactly the
+//! tokens before the changed one.
 
 use super::common_pages;
 use crate::fence::Fence;
@@ -9,7 +10,7 @@ use crate::prefix::span::Span;
 
 const PAGE_SIZES: [u32; 6] = [1, 2, 3, 16, 64, 100];
 
-/// Hash bits of a table that is the same in every process.
+/// Fewer than 32 bits: the hash has a fixed seed, so each run builds the same table.
 const HASH_BITS: u32 = 31;
 
 const NAMESPACE: Namespace = Namespace::new(0);
@@ -18,42 +19,42 @@ fn text(len: u32) -> Vec<TokenId> {
     (0..len).map(TokenId::new).collect()
 }
 
-/// The text with one token changed.
-fn parted(text: &[TokenId], at: usize) -> Vec<TokenId> {
-    let mut parted = text.to_vec();
-    if let Some(token) = parted.get_mut(at) {
+/// Returns the text with the token at `at` changed; the whole text if `at` is its end.
+fn changed(text: &[TokenId], at: usize) -> Vec<TokenId> {
+    let mut changed = text.to_vec();
+    if let Some(token) = changed.get_mut(at) {
         *token = TokenId::new(1_000_000);
     }
-    parted
+    changed
 }
 
 fn page_ids(start: u32, count: u32) -> Vec<PageId> {
     (start..start + count).map(PageId::new).collect()
 }
 
-/// Pages of a text of about 400 tokens: several blocks of the comparison.
+/// Returns the pages of a text of about 400 tokens, which is several blocks of the comparison.
 fn page_count(page_size: u32) -> u32 {
     (397 / page_size).max(6)
 }
 
 #[test]
-fn runs_part_at_every_token() {
+fn common_pages_end_at_the_changed_token() {
     for page_size in PAGE_SIZES.map(|size| size as usize) {
         for len in [0, 1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 331] {
             let whole = text(len);
             for at in 0..=len as usize {
-                let other = parted(&whole, at);
-                let want = at / page_size;
-                assert_eq!(common_pages(&whole, &other, page_size), want, "{len} tokens, {at}");
+                let other = changed(&whole, at);
+                let expected = at / page_size;
+                assert_eq!(common_pages(&whole, &other, page_size), expected, "{len} tokens, {at}");
                 let short = &whole[..at];
-                assert_eq!(common_pages(&whole, short, page_size), want, "{len} tokens, {at}");
-                assert_eq!(common_pages(short, &whole, page_size), want, "{len} tokens, {at}");
+                assert_eq!(common_pages(&whole, short, page_size), expected, "{len} tokens, {at}");
+                assert_eq!(common_pages(short, &whole, page_size), expected, "{len} tokens, {at}");
             }
         }
     }
 }
 
-/// A tree with a span whose pages lie in runs of at most `run` entries.
+/// Returns a tree, and a span in it whose extents have at most `run` entries.
 fn scattered(
     page_size: u32,
     run: usize,
@@ -62,7 +63,7 @@ fn scattered(
 ) -> (PrefixTree, Span) {
     let mut tree = PrefixTree::new(1000, page_size, HASH_BITS);
     let page = vec![TokenId::default(); page_size as usize];
-    // Every entry is taken, and runs of them are given back.
+    // Takes every entry, then frees every run of `run` entries between two taken ones.
     let mut singles: Vec<Span> =
         (0..1000 + 1000 / 8).map(|_| tree.spans.create(&page, &[PageId::default()])).collect();
     singles.sort_by_key(|span| tree.spans.entries(span).next());
@@ -78,34 +79,42 @@ fn scattered(
 }
 
 #[test]
-fn spans_part_at_every_token_of_every_run() {
+fn spans_of_any_runs_match_up_to_the_changed_token() {
     for page_size in PAGE_SIZES {
         let pages = page_ids(0, page_count(page_size));
         let tokens = text(pages.len() as u32 * page_size);
         for run in [1, 2, 7, 60, 500] {
             let (tree, span) = scattered(page_size, run, &tokens, &pages);
             for at in 0..=tokens.len() {
-                let other = parted(&tokens, at);
+                let other = changed(&tokens, at);
                 for other in [&other, &tokens[..at]] {
                     let mut found = Vec::new();
                     let mut each = |pages: &[PageId]| found.extend_from_slice(pages);
                     let matched = tree.compare(&span, other, &mut each) as usize;
-                    let want = at / page_size as usize;
-                    assert_eq!(matched, want, "page_size {page_size}, runs of {run}, {at}");
-                    assert_eq!(found, pages[..want], "page_size {page_size}, runs of {run}, {at}");
+                    let expected = at / page_size as usize;
+                    assert_eq!(matched, expected, "page_size {page_size}, runs of {run}, {at}");
+                    assert_eq!(
+                        found,
+                        pages[..expected],
+                        "page_size {page_size}, runs of {run}, {at}"
+                    );
                 }
             }
         }
     }
 }
 
-/// Nothing waits for a step here.
+/// Returns a fence for tests in which no page or lock waits for a step.
 fn fence() -> Fence {
     Fence::new(0, 1, 0)
 }
 
-/// A tree of one text, held by a lock.
-fn grown(page_size: u32, tokens: &[TokenId], room: u32) -> (PrefixTree, PrefixLock, Vec<PageId>) {
+/// Returns a tree with one text, the lock on that text and its pages.
+fn tree_with(
+    page_size: u32,
+    tokens: &[TokenId],
+    room: u32,
+) -> (PrefixTree, PrefixLock, Vec<PageId>) {
     let count = tokens.len() as u32 / page_size;
     let mut tree = PrefixTree::new(count + room, page_size, HASH_BITS);
     let found = tree.match_prefix(NAMESPACE, tokens);
@@ -117,12 +126,12 @@ fn grown(page_size: u32, tokens: &[TokenId], room: u32) -> (PrefixTree, PrefixLo
 }
 
 #[test]
-fn matches_part_at_every_token_of_nodes_split_anywhere() {
+fn matches_over_split_nodes_end_at_the_changed_token() {
     for page_size in PAGE_SIZES {
         let count = page_count(page_size);
         let tokens = text(count * page_size);
-        let (mut tree, _lock, pages) = grown(page_size, &tokens, 0);
-        // In the middle, within what comes before it, right behind the start and right before the end.
+        let (mut tree, _lock, pages) = tree_with(page_size, &tokens, 0);
+        // At the end, in the middle, in the first half, behind the first page and before the last one.
         for split in [count, count / 2, count / 3, 1, count - 1] {
             let cut = &tokens[..(split * page_size) as usize];
             let found = tree.match_prefix(NAMESPACE, cut);
@@ -130,10 +139,10 @@ fn matches_part_at_every_token_of_nodes_split_anywhere() {
             for at in 0..=tokens.len() {
                 let mut found = Vec::new();
                 let each = |pages: &[PageId]| found.extend_from_slice(pages);
-                let matched = tree.match_pages(NAMESPACE, &parted(&tokens, at), each).pages();
-                let want = at / page_size as usize;
-                assert_eq!(matched as usize, want, "page_size {page_size}, {at}");
-                assert_eq!(found, pages[..want], "page_size {page_size}, {at}");
+                let matched = tree.match_pages(NAMESPACE, &changed(&tokens, at), each).pages();
+                let expected = at / page_size as usize;
+                assert_eq!(matched as usize, expected, "page_size {page_size}, {at}");
+                assert_eq!(found, pages[..expected], "page_size {page_size}, {at}");
             }
         }
         assert_eq!(tree.node_count(), 5, "each split made a node");
@@ -141,13 +150,13 @@ fn matches_part_at_every_token_of_nodes_split_anywhere() {
 }
 
 #[test]
-fn texts_that_part_at_every_token_share_what_comes_before() {
+fn inserted_texts_share_the_pages_before_the_changed_token() {
     for page_size in PAGE_SIZES {
         let count = page_count(page_size);
         let tokens = text(count * page_size);
         for at in 0..=tokens.len() {
-            let (mut tree, _lock, first) = grown(page_size, &tokens, count);
-            let other = parted(&tokens, at);
+            let (mut tree, _lock, first) = tree_with(page_size, &tokens, count);
+            let other = changed(&tokens, at);
             let nothing = tree.match_prefix(NAMESPACE, &[]);
             let mut lock =
                 tree.lock(&nothing, &mut fence()).expect("nothing changed since the match");
@@ -155,12 +164,12 @@ fn texts_that_part_at_every_token_share_what_comes_before() {
             let mut table = own.clone();
             let inserted =
                 tree.insert(&mut lock, &other, &mut table, &mut duplicates, &mut fence());
-            let want = at / page_size as usize;
-            assert_eq!(inserted.duplicates as usize, want, "page_size {page_size}, {at}");
-            assert_eq!(duplicates, own[..want], "page_size {page_size}, {at}");
-            assert_eq!(table, [&first[..want], &own[want..]].concat());
+            let expected = at / page_size as usize;
+            assert_eq!(inserted.duplicates as usize, expected, "page_size {page_size}, {at}");
+            assert_eq!(duplicates, own[..expected], "page_size {page_size}, {at}");
+            assert_eq!(table, [&first[..expected], &own[expected..]].concat());
             assert_eq!(tree.path(&lock), table);
-            // Both are whole.
+            // The tree matches both texts in full.
             for (tokens, pages) in [(&tokens, &first), (&other, &table)] {
                 let mut found = Vec::new();
                 tree.match_pages(NAMESPACE, tokens, |pages| found.extend_from_slice(pages));

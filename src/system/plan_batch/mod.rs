@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::{PageId, SeqKey};
 use crate::page::PagePool;
-use crate::plan::{BatchPlan, Draft, Extend, PlanSize, STEP_TOKENS_MAX, StepScratch};
+use crate::plan::{BatchPlan, Draft, Extend, PlanSize, StepScratch};
 use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::{Sequence, SequenceTable};
 use crate::stats::Stats;
@@ -79,6 +79,7 @@ pub(crate) fn plan_batch<'step>(
         let (batch_rows, batch_tokens) = (own.rows, own.tokens);
         return Err(Error::PlanSize { rows, tokens, batch_rows, batch_tokens });
     }
+    step_tokens(shape, size.tokens)?;
     PageBudget::new(pages, prefixes, sequences, fence).check(needs.pages, needs.promised)?;
     let evicted = reclaim(pages, prefixes, needs.pages, &mut world.buffers.freed);
     sequences.consume_promised(needs.promised as u32);
@@ -149,12 +150,15 @@ fn check<const ONE: bool>(
     if !ONE {
         needs.pages *= u64::from(shape.table.tracks);
     }
-    let (tokens, max) = (needs.tokens as u64, u64::from(STEP_TOKENS_MAX));
-    if tokens > max {
-        return Err(Error::StepTokens { tokens, max });
-    }
+    step_tokens(shape, needs.tokens)?;
     sequences.check_chunks(needs.chunks.into())?;
     Ok(needs)
+}
+
+/// Checks the tokens of a step, padding included.
+fn step_tokens(shape: &EngineShape, tokens: usize) -> Result<(), Error> {
+    let (tokens, max) = (tokens as u64, u64::from(shape.max_step_tokens));
+    if tokens <= max { Ok(()) } else { Err(Error::StepTokens { tokens, max }) }
 }
 
 /// Returns the error of a sequence that this plan has named already, or whose drafts wait.
@@ -192,7 +196,8 @@ mod tests {
         // Sequences of 2^30 tokens take 4 GiB each: the lengths are forged.
         const LEN: u32 = 1 << 30;
         let pool = PoolConfig { capacity: Capacity::Pages(8), ..Default::default() };
-        let shape = EngineConfig::from(pool).shape().expect("the config is right");
+        let config = EngineConfig { max_step_tokens: u32::MAX, ..EngineConfig::from(pool) };
+        let shape = config.shape().expect("the config is right");
         let mut world = World::new(&shape, 32).expect("it is small");
         let mut items = Vec::new();
         for count in 1..=5_u64 {

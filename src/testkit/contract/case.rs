@@ -40,6 +40,21 @@ pub struct Case {
 }
 
 impl Case {
+    /// Returns the case as a layer stores it, with as many query heads for each kv head.
+    pub fn of(&self, layer: LayerId) -> Self {
+        self.of_group(self.layout.place(layer).group)
+    }
+
+    /// Returns the case as a group's layers store it.
+    pub fn of_group(&self, group: u32) -> Self {
+        Self { layout: self.layout.of_group(group), ..*self }
+    }
+
+    /// Returns the case as the layers of each group store it.
+    pub fn groups(&self) -> impl Iterator<Item = Self> + use<'_> {
+        (0..self.layout.groups().count()).map(|group| self.of_group(group))
+    }
+
     /// Query heads.
     pub fn q_heads(&self) -> u32 {
         self.group * self.layout.kv_heads()
@@ -47,7 +62,7 @@ impl Case {
 
     /// Scales to open a backend with, where there are some.
     pub fn scales(&self) -> Option<KvScales> {
-        let (layers, heads) = (self.layout.layers(), self.layout.kv_heads());
+        let (layers, heads) = (self.layout.layers(), self.layout.most_kv_heads());
         self.scale_seed.map(|seed| quantised::scales(layers, heads, seed))
     }
 
@@ -93,10 +108,11 @@ impl Case {
     /// Plain attention of a layer: what its group reads.
     pub fn attend_of(&self, layer: LayerId) -> Attend {
         let group = self.layout.place(layer).group;
+        let plain = self.of_group(group).attend();
         match self.layout.groups().reach(group) {
-            Reach::Window(size) => Attend { window: Some(size), ..self.attend() },
-            Reach::Chunk(size) => Attend { chunk: Some(size), ..self.attend() },
-            _ => self.attend(),
+            Reach::Window(size) => Attend { window: Some(size), ..plain },
+            Reach::Chunk(size) => Attend { chunk: Some(size), ..plain },
+            _ => plain,
         }
     }
 
@@ -172,15 +188,20 @@ impl Case {
             page_size,
             capacity: Capacity::Pages(pages),
             layout: rng.pick(&[Layout::LayerFirst, Layout::PageFirst]),
+            host_pages: 5,
+            stage_pages: 2,
             ..PoolConfig::default()
         };
         let config = if in_groups { with_groups(&config, rng) } else { config };
         let config = if rng.one_in(4) { with_fp8(&config, rng) } else { config };
         let (config, group) = if rng.one_in(6) { latent(&config, rng) } else { (config, group) };
-        let given = config.dtype.is_quantised() && config.scaling == Scaling::Static;
+        let own = in_groups && rng.one_in(2);
+        let config = if own { with_shapes(&config, rows, rng) } else { config };
+        let plain = config.layout().expect("a valid pool");
+        let mut dtypes = (0..plain.groups().count()).map(|group| plain.of_group(group).dtype());
+        let given = dtypes.any(KvDtype::is_quantised) && config.scaling == Scaling::Static;
         let tokens = u64::from(table_rows * max_len);
         let max_steps = rng.within(1, 3) as u32;
-        let plain = config.layout().expect("a valid pool");
         let table = TableShape::of(&plain, table_rows, max_len, tokens);
         Self {
             layout: if rng.one_in(4) { with_spare_plane(&config) } else { plain },
@@ -217,6 +238,35 @@ pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     let tracks = config.layout().expect("a valid pool").tracks();
     let Capacity::Pages(pages) = config.capacity else { return config };
     PoolConfig { capacity: Capacity::Pages(pages * tracks), ..config }
+}
+
+/// The same pool with shapes of their own for some groups, with as many pages for each track. Kernels serve the groups'
+/// shapes where they serve the pool's.
+pub(super) fn with_shapes(config: &PoolConfig, rows: Dtype, rng: &mut Rng) -> PoolConfig {
+    let mut groups = config.groups;
+    for group in 1..groups.count() {
+        let (shape, dtype) = match config.shape {
+            KvShape::Heads { kv_heads, head_dim } => {
+                let served = [64, 128, 256].contains(&head_dim);
+                let dims = if served { [64, 128, 256] } else { [8, 20, 96] };
+                let heads = rng.pick(&[1, 2, kv_heads]);
+                let dtype = rng.pick(&[config.dtype, rows.into(), KvDtype::Fp8E4M3]);
+                (KvShape::heads(heads, rng.pick(&dims)), dtype)
+            }
+            // Latent rows have scales by token alone, and kernels serve one length of them.
+            shape => (shape, config.dtype),
+        };
+        groups = groups.with_shape(group, shape, dtype).expect("the group exists");
+    }
+    let mut own = PoolConfig { groups, layout: Layout::PageFirst, ..*config };
+    let mut shapes = (1..groups.count()).filter_map(|group| groups.shape(group));
+    if !config.dtype.is_quantised() && shapes.any(|own| own.dtype.is_quantised()) {
+        own.scaling = rng.pick(&[Scaling::Static, Scaling::ByToken]);
+    }
+    let [before, after] = [config, &own].map(|config| config.layout().expect("a valid pool"));
+    let Capacity::Pages(pages) = config.capacity else { return own };
+    let pages = pages.div_ceil(before.tracks()) * after.tracks();
+    PoolConfig { capacity: Capacity::Pages(pages), ..own }
 }
 
 /// The same pool of latent rows, and query heads.

@@ -6,7 +6,7 @@ use super::history::History;
 use super::run::{Pending, Step, World};
 use super::{Report, TestBackend};
 use crate::backend::Attend;
-use crate::id::PageId;
+use crate::id::{LayerId, PageId};
 use crate::layout::Dtype;
 use crate::testkit::parallel;
 use crate::testkit::planner::Item;
@@ -21,16 +21,17 @@ impl<B: TestBackend> World<'_, B> {
         let lse = call.lse.as_ref().map(|sums| self.backend.read_sums(sums));
         let plan = step.plan.plan();
         let stride = out.len() / plan.token_count();
-        let (width, q_heads) = (self.case.out_width(), self.case.q_heads() as usize);
+        let case = self.case.of(LayerId::new(call.layer as u32));
+        let (width, q_heads) = (case.out_width(), case.q_heads() as usize);
         let location =
             format!("seed {} {:?} {:?} {:?}", self.seed, self.case, plan.rows, call.attend);
         for row in out.chunks_exact(stride) {
             assert!(row[width..].iter().all(|x| x.is_nan()), "{location}: written between rows");
         }
-        let value_dim = self.case.layout.value_dim() as usize;
+        let value_dim = case.layout.value_dim() as usize;
         let pairs: u64 =
             plan.rows.iter().map(|r| u64::from(r.extend_len) * u64::from(r.kv_len)).sum();
-        let work = pairs * (width + self.case.q_width()) as u64;
+        let work = pairs * (width + case.q_width()) as u64;
         let mut compared = Vec::new();
         for (i, row) in plan.rows.iter().enumerate() {
             for (token, head) in (0..row.extend_len).flat_map(|t| (0..q_heads).map(move |h| (t, h)))
@@ -52,28 +53,28 @@ impl<B: TestBackend> World<'_, B> {
                 compared.push((i, token, head));
             }
         }
-        let (case, history) = (&self.case, &self.history);
+        let history = &self.history;
         let asked = (&call.attend, &call.q, call.sinks.as_ref(), call.layer);
         let exacts = parallel::map(&compared, |&(i, token, head)| {
-            exact_of(case, history, step, asked, (i, token, head))
+            exact_of(&case, history, step, asked, (i, token, head))
         });
         for (&(i, token, head), exact) in compared.iter().zip(&exacts) {
             let at = (plan.rows[i].qo_start + token) as usize;
             let start = at * stride + head * value_dim;
             let sum = lse.as_ref().map(|lse| lse[at * q_heads + head]);
             let location = || format!("{location}: token {at} head {head}");
-            self.compare_row(&out[start..start + value_dim], sum, exact, &location);
+            self.compare_row(&case, &out[start..start + value_dim], (sum, exact), &location);
         }
     }
 
     pub fn compare_row(
         &mut self,
+        case: &Case,
         got: &[f32],
-        sum: Option<f32>,
-        exact: &Exact,
+        (sum, exact): (Option<f32>, &Exact),
         location: &dyn Fn() -> String,
     ) {
-        let bound = (self.backend.unit(&self.case), self.case.q_rows);
+        let bound = (self.backend.unit(case), case.q_rows);
         compare_row(bound, got, sum, exact, location, self.report);
     }
 

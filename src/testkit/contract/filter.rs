@@ -22,7 +22,7 @@ pub struct Filter {
 #[derive(Clone, Copy, Debug)]
 enum Extends {
     Tokens(u32),
-    /// Tokens that have so many query rows of a kv head; at least one token.
+    /// As many tokens as have this number of query rows of a kv head; at least one token.
     QueryRows(u32),
 }
 use Extends::{QueryRows, Tokens};
@@ -105,7 +105,7 @@ impl Filter {
         ..Self::ALL
     };
 
-    /// Pools of so many kv heads, of 16 bits or quantised, with a few short sequences.
+    /// Pools of `kv_heads` kv heads, of 16 bits or quantised, with a few short sequences.
     pub const fn many_heads(kv_heads: u32) -> Self {
         Self { kv_heads: Some(kv_heads), ..Self::ALL }
     }

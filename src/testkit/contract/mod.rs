@@ -1,4 +1,4 @@
-//! The contract of [`Backend`], checked for any implementation: B1 to B8 and B11 over random shapes and batches (B9
+//! The contract of [`Backend`], checked for any implementation: B1 to B8 and B11 to B16 over random shapes and batches (B9
 //! and B10: `sparse`; B19: `rotated`).
 //!
 //! A run is one pool and a few rounds. A round brings in, forks and finishes sequences, begins several plans, runs them
@@ -24,6 +24,7 @@ mod either;
 mod exact;
 mod filter;
 mod history;
+mod moved;
 mod rotated;
 mod run;
 mod served;
@@ -42,16 +43,16 @@ pub use rotated::check_rotated;
 pub use served::check_served;
 pub use sparse::{SparseTestBackend, check_sparse_backend};
 
-use crate::backend::{Backend, OpenBackend};
+use crate::backend::{HostMemory, OpenBackend};
 use crate::id::PageId;
 use crate::testkit::parallel;
 use crate::testkit::rng::{Rng, mix};
 use run::Also;
 
-/// What a test needs of a backend, beyond [`Backend`]: buffers, and the pool's bytes.
+/// What a test needs of a backend, beyond [`HostMemory`]: buffers, and the pool's bytes.
 ///
 /// Buffers may lie on a device. Reads are asked for after `synchronize`. These methods panic where they fail.
-pub trait TestBackend: Backend + Send {
+pub trait TestBackend: HostMemory + Send {
     /// Rows of q, k or v, or sinks.
     type Input;
     /// Rows of attention's output.
@@ -177,7 +178,7 @@ where
         let mut rng = Rng::new(mix(seed));
         let case = (0..10_000)
             .filter_map(|_| filter.draw(&mut rng))
-            .find(O::Backend::supports)
+            .find(|case| case.groups().all(|case| O::Backend::supports(&case)))
             .expect("a backend supports one shape of ten thousand");
         let backend = options(&case).open(&case.layout, &case.table, case.max_steps);
         let mut report = Report { runs: 1, ..Report::default() };

@@ -65,9 +65,10 @@ impl<B: TestBackend> World<'_, B> {
     /// One layer of one step.
     fn check_rotated(&mut self, step: &Step, layer: usize) {
         let (plan, id) = (step.plan.plan(), LayerId::new(layer as u32));
-        let dim = self.case.layout.head_dim() as usize;
-        let kv_heads = self.case.layout.kv_heads() as usize;
-        let given = self.given_rows(plan.token_count());
+        let case = self.case.of(id);
+        let dim = case.layout.head_dim() as usize;
+        let kv_heads = case.layout.kv_heads() as usize;
+        let given = self.given_rows(&case, plan.token_count());
         let mut qkv = self.backend.output(&given.qkv);
         self.call(step, id, &given, &mut qkv).expect("a valid call");
         let past = LayerId::new(self.case.layout.layers());
@@ -102,10 +103,10 @@ impl<B: TestBackend> World<'_, B> {
     }
 
     /// Random rows, with norms or without.
-    fn given_rows(&mut self, tokens: usize) -> Given {
-        let (layout, dtype) = (&self.case.layout, self.case.kv_rows);
+    fn given_rows(&mut self, case: &Case, tokens: usize) -> Given {
+        let (layout, dtype) = (&case.layout, case.kv_rows);
         let (dim, kv_heads) = (layout.head_dim() as usize, layout.kv_heads() as usize);
-        let q_heads = self.case.q_heads() as usize;
+        let q_heads = case.q_heads() as usize;
         let rng = &mut self.rng;
         let qkv = HostRows::random(rng, dtype, tokens, (q_heads + 2 * kv_heads) * dim);
         let norms = [(); 2].map(|()| rng.one_in(2).then(|| HostRows::random(rng, dtype, 1, dim)));

@@ -5,6 +5,7 @@ use std::thread;
 
 use super::case::{Case, HostRows};
 use super::history::History;
+use super::moved::HostShadow;
 use super::stored::Given;
 use super::{Report, TestBackend};
 use crate::backend::{Attend, Queries};
@@ -40,7 +41,7 @@ pub(super) type Also<B> = fn(&mut World<'_, B>, &Step, usize, &Attend, Asked<'_>
 /// Queries, and sinks where there are some.
 pub(super) type Asked<'a> = (&'a HostRows, Option<&'a HostRows>);
 
-pub(super) struct World<'a, B> {
+pub(super) struct World<'a, B: TestBackend> {
     pub backend: B,
     /// Windows, chunks, and signs of the scale, that were asked for.
     kinds: BTreeSet<(Option<u32>, Option<u32>, bool)>,
@@ -58,6 +59,7 @@ pub(super) struct World<'a, B> {
     pub parents: BTreeSet<usize>,
     /// Bytes of every page, in the order `[plane, L, piece]`.
     pub shadow: Vec<Vec<u8>>,
+    pub host: HostShadow<B>,
     pub report: &'a mut Report,
 }
 
@@ -75,6 +77,7 @@ pub(super) fn run<B: TestBackend>(
 ) {
     let poison = vec![0xff; case.layout.page_bytes() as usize];
     let shadow = vec![poison; case.layout.page_count() as usize];
+    let host = HostShadow::new(&backend, case.layout.host_region_pages());
     let planner = Planner::new(&case.layout, &case.table, seed);
     let (history, parents) = (Vec::new(), BTreeSet::new());
     let limited = (0..case.layout.layers()).map(|layer| case.attend_of(LayerId::new(layer)));
@@ -93,6 +96,7 @@ pub(super) fn run<B: TestBackend>(
         history,
         parents,
         shadow,
+        host,
         report,
     };
     world.write_shadow(&(0..world.shadow.len() as u32).map(PageId::new).collect::<Vec<_>>());
@@ -104,19 +108,25 @@ pub(super) fn run<B: TestBackend>(
 
 impl<B: TestBackend> World<'_, B> {
     fn round(&mut self) {
+        let whole = self.whole_pages();
+        self.move_pages(&whole);
         self.change_sequences();
+        self.lease_some();
         if self.case.layout.tracks() > 1 {
             self.give_back();
         }
+        let whole = self.whole_pages();
+        self.move_pages(&whole);
         let steps: Vec<_> =
             (0..self.rng.within(1, self.case.max_steps.into())).map(|_| self.plan()).collect();
         if self.rng.one_in(2) {
-            thread::scope(|scope| scope.spawn(|| self.execute(&steps)).join())
+            thread::scope(|scope| scope.spawn(|| self.execute(&steps, &whole)).join())
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         } else {
-            self.execute(&steps);
+            self.execute(&steps, &whole);
         }
         self.compare_pool();
+        self.compare_host();
         self.report.steps += steps.len() as u64;
         if self.rng.one_in(2) {
             self.compact();
@@ -142,12 +152,15 @@ impl<B: TestBackend> World<'_, B> {
             let first = planned.len - len;
             let keep = self.rng.bits() & (u64::MAX >> (u64::BITS - len));
             for (from, to) in (Compaction { row: planned.row, first, keep }).moves() {
-                for track in 0..self.case.layout.tracks() {
-                    let [source, target] = [from, to].map(|place| {
-                        let slot = self.planner.track_slot(&planned, track, place);
-                        self.case.layout.page_of(slot)
-                    });
-                    self.shadow_move(source, target);
+                for group in 0..self.case.layout.groups().count() {
+                    let layout = self.case.of_group(group).layout;
+                    for track in layout.track_range(group) {
+                        let [source, target] = [from, to].map(|place| {
+                            let slot = self.planner.track_slot(&planned, track, place);
+                            layout.page_of(slot)
+                        });
+                        self.shadow_move(&layout, source, target);
+                    }
                 }
             }
             for history in &mut self.history[sequence] {
@@ -204,10 +217,10 @@ impl<B: TestBackend> World<'_, B> {
     fn bring_in(&mut self, sequence: usize) {
         let len = self.rng.within(1, self.case.max_len.into()) as u32;
         self.planner.grow(sequence, len);
-        let dtype = self.case.layout.dtype().rows();
         let planned = self.planner.sequence(sequence).expect("just admitted").clone();
         for layer in 0..self.case.layout.layers() as usize {
-            let widths = self.case.kv_widths();
+            let case = self.case.of(LayerId::new(layer as u32));
+            let (dtype, widths) = (case.layout.dtype().rows(), case.kv_widths());
             let [k, v] =
                 widths.map(|width| HostRows::random(&mut self.rng, dtype, len as usize, width));
             let LayerPlace { track, .. } = self.case.layout.place(LayerId::new(layer as u32));
@@ -217,7 +230,10 @@ impl<B: TestBackend> World<'_, B> {
             }
             self.remember(sequence, layer, [&k, &v], 0..len as usize);
         }
-        self.write_shadow(&planned.all_pages().collect::<Vec<_>>());
+        let pages: Vec<_> = planned.all_pages().collect();
+        if !self.load_shadow(&pages) {
+            self.write_shadow(&pages);
+        }
     }
 
     /// Pages of the pool become those of the shadow.
@@ -237,7 +253,7 @@ impl<B: TestBackend> World<'_, B> {
         let history = &mut self.history[sequence][layer];
         for i in rows {
             let layer = LayerId::new(layer as u32);
-            history.push(&self.case.layout, &self.given, layer, [k.row(i), v.row(i)]);
+            history.push(&self.case.of(layer).layout, &self.given, layer, [k.row(i), v.row(i)]);
         }
     }
 
@@ -300,10 +316,10 @@ impl<B: TestBackend> World<'_, B> {
     /// Random K and V for all layers; extended sequences remember theirs.
     fn inputs(&mut self, plan: &OwnedPlan, items: &[Item]) -> Vec<[HostRows; 2]> {
         let plan = plan.plan();
-        let (dtype, widths, tokens) =
-            (self.case.kv_rows, self.case.kv_widths(), plan.token_count());
+        let (dtype, tokens) = (self.case.kv_rows, plan.token_count());
         let mut all = Vec::new();
         for layer in 0..self.case.layout.layers() as usize {
+            let widths = self.case.of(LayerId::new(layer as u32)).kv_widths();
             let kv = widths.map(|width| HostRows::random(&mut self.rng, dtype, tokens, width));
             for (item, row) in items.iter().zip(plan.rows) {
                 if let Item::Extend { sequence, .. } = *item {
@@ -316,8 +332,9 @@ impl<B: TestBackend> World<'_, B> {
         all
     }
 
-    /// Begins all steps, runs them, and compares what they gave.
-    fn execute(&mut self, steps: &[Step]) {
+    /// Begins all steps, runs them, and compares what they gave. No step writes
+    /// `whole` pages.
+    fn execute(&mut self, steps: &[Step], whole: &[PageId]) {
         for step in steps {
             self.backend.begin(&step.plan.plan()).expect("a valid plan begins");
         }
@@ -327,8 +344,13 @@ impl<B: TestBackend> World<'_, B> {
         if self.rng.one_in(2) {
             order.sort_by_key(|&(step, layer)| (layer, step));
         }
-        let pending: Vec<_> =
-            order.into_iter().map(|(step, layer)| self.layer(steps, step, layer)).collect();
+        let mut pending = Vec::new();
+        for (step, layer) in order {
+            self.move_pages(whole);
+            pending.push(self.layer(steps, step, layer));
+        }
+        let all: Vec<_> = (0..self.case.layout.page_count()).map(PageId::new).collect();
+        self.move_pages(&all);
         // Steps may end as soon as all of them is asked for.
         let early = self.rng.one_in(2);
         if early {
@@ -364,10 +386,11 @@ impl<B: TestBackend> World<'_, B> {
     /// The plan of a step that has ended is refused, and leaves nothing behind (compared later).
     fn refuses_ended(&mut self, step: &Step) {
         let (plan, layer, seed) = (step.plan.plan(), LayerId::new(0), self.seed);
-        let (tokens, width) = (plan.token_count(), self.case.q_width());
+        let case = self.case.of(layer);
+        let (tokens, width) = (plan.token_count(), case.q_width());
         let attend = self.case.attend_of(layer);
         let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
-        let to = HostRows::random(&mut self.rng, self.case.q_rows, tokens, self.case.out_width());
+        let to = HostRows::random(&mut self.rng, self.case.q_rows, tokens, case.out_width());
         let [k, v] = [0, 1].map(|i| self.backend.input(&step.kv[0][i]));
         let (rows, mut out) = (self.backend.input(&q), self.backend.output(&to));
         let store = self.backend.store_cache(&plan, layer, B::rows(&k), B::rows(&v));
@@ -396,19 +419,20 @@ impl<B: TestBackend> World<'_, B> {
         let (plan, id) = (steps[step].plan.plan(), LayerId::new(layer as u32));
         let [k, v] = self.store(&steps[step], layer);
         let attend = self.attend(&plan, id);
-        let (tokens, width) = (plan.token_count(), self.case.q_width());
+        let case = self.case.of(id);
+        let (tokens, width) = (plan.token_count(), case.q_width());
         let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
-        let out_width = self.case.out_width();
+        let out_width = case.out_width();
         let mut poison = HostRows::random(&mut self.rng, self.case.q_rows, tokens, out_width);
         poison.values.fill(f32::NAN);
         let q_rows = self.backend.input(&q);
-        let sinks = self.rng.one_in(3).then(|| self.sinks());
+        let sinks = self.rng.one_in(3).then(|| self.sinks(&case));
         let sinks_at = sinks.as_ref().map(|sinks| self.backend.input(sinks));
         let mut out = self.backend.output(&poison);
         let mut lse =
             self.rng.one_in(2).then(|| self.backend.sums(tokens * attend.q_heads as usize));
         if self.rng.one_in(8) {
-            self.refuses(&plan, &attend, [&k, &v, &q_rows], &mut out);
+            self.refuses(&plan, (id, &attend), [&k, &v, &q_rows], &mut out);
         }
         let sums = lse.as_mut().map(B::lse);
         let asked = Queries { rows: B::rows(&q_rows), sinks: sinks_at.as_ref().map(B::sinks) };
@@ -422,8 +446,8 @@ impl<B: TestBackend> World<'_, B> {
     }
 
     /// A sink for each query head, some of them none, some above any other logit.
-    fn sinks(&mut self) -> HostRows {
-        let width = self.case.q_heads() as usize;
+    fn sinks(&mut self, case: &Case) -> HostRows {
+        let width = case.q_heads() as usize;
         let mut sinks = HostRows::random(&mut self.rng, Dtype::F32, 1, width);
         sinks.stride = width;
         sinks.values.truncate(width);
@@ -458,14 +482,14 @@ impl<B: TestBackend> World<'_, B> {
     fn refuses(
         &mut self,
         plan: &BatchPlan<'_>,
-        attend: &Attend,
+        (own, attend): (LayerId, &Attend),
         [k, v, q]: [&B::Input; 3],
         out: &mut B::Output,
     ) {
-        let (past, last) = (self.case.layout.layers(), self.case.layout.layers() - 1);
-        let seed = self.seed;
+        let past = self.case.layout.layers();
+        let (case, last, seed) = (self.case.of(own), own.raw(), self.seed);
         // That of heads is none for latent rows.
-        let row_scale = Attend::new(1, self.case.layout.head_dim()).scale;
+        let row_scale = Attend::new(1, case.layout.head_dim()).scale;
         let store = self.backend.store_cache(plan, LayerId::new(past), B::rows(k), B::rows(v));
         assert!(store.is_err(), "seed {seed}: a store past the layers was taken");
         if !plan.masks.is_empty() {
@@ -474,7 +498,7 @@ impl<B: TestBackend> World<'_, B> {
             let result = self.backend.attend(plan, id, &windowed, B::rows(q), out, None);
             assert!(result.is_err(), "seed {seed}: a window was taken for trees");
         }
-        for layer in (0..=last).map(LayerId::new) {
+        for layer in (0..past).map(LayerId::new) {
             let Attend { window, chunk, .. } = self.case.attend_of(layer);
             let wrong = match (window, chunk) {
                 (Some(size), _) => [(None, None), (Some(size + 1), None), (window, Some(8))],
@@ -497,12 +521,10 @@ impl<B: TestBackend> World<'_, B> {
             (last, Attend { scale: f32::NEG_INFINITY, ..*attend }),
             (last, Attend { scale: row_scale, ..*attend }),
         ] {
-            if attend.scale == row_scale && !self.case.layout.is_latent() {
+            if attend.scale == row_scale && !case.layout.is_latent() {
                 continue;
             }
-            if attend.q_heads % self.case.layout.kv_heads() == 0
-                && attend.q_heads != self.case.q_heads()
-            {
+            if attend.q_heads % case.layout.kv_heads() == 0 && attend.q_heads != case.q_heads() {
                 continue; // one kv head: any number of query heads would do, of another width
             }
             let out = B::rows_mut(out);

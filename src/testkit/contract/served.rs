@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::case::{Case, HostRows, with_groups};
+use super::case::{Case, HostRows, with_groups, with_shapes};
 use super::compare::compare_row;
 use super::exact::attention;
 use super::history::History;
@@ -77,7 +77,7 @@ where
     for seed in seeds {
         let mut rng = Rng::new(mix(seed));
         let (case, config) = std::iter::repeat_with(|| draw(&mut rng, in_groups))
-            .find(|(case, _)| O::Backend::supports(case))
+            .find(|(case, _)| case.groups().all(|case| O::Backend::supports(&case)))
             .expect("a backend supports some shape");
         let engine = Engine::new(config, options(&case)).expect("a small engine opens");
         let given = Given { scales: case.scales(), labels: None };
@@ -112,6 +112,8 @@ fn draw(rng: &mut Rng, in_groups: bool) -> (Case, EngineConfig) {
         ..PoolConfig::default()
     };
     let pool = if in_groups { with_groups(&pool, rng) } else { pool };
+    let own = in_groups && rng.one_in(2);
+    let pool = if own { with_shapes(&pool, rows, rng) } else { pool };
     let config = EngineConfig {
         max_sequences: sequences,
         max_sequence_len: len,
@@ -121,6 +123,8 @@ fn draw(rng: &mut Rng, in_groups: bool) -> (Case, EngineConfig) {
         ..EngineConfig::from(pool)
     };
     let layout = pool.layout().expect("a valid pool");
+    let mut dtypes = (0..layout.groups().count()).map(|group| layout.of_group(group).dtype());
+    let is_fp8 = dtypes.any(KvDtype::is_quantised);
     let table = TableShape::of(&layout, sequences, len, config.max_tokens);
     let case = Case {
         layout,
@@ -131,7 +135,7 @@ fn draw(rng: &mut Rng, in_groups: bool) -> (Case, EngineConfig) {
         q_rows: rows,
         max_len: len,
         extend_max: u32::MAX,
-        scale_seed: (is_fp8 && scaling == Scaling::Static).then(|| rng.bits()),
+        scale_seed: (is_fp8 && pool.scaling == Scaling::Static).then(|| rng.bits()),
         label_seed: 0,
     };
     (case, config)
@@ -272,7 +276,6 @@ impl<B: TestBackend> Server<'_, B> {
 
     /// K and V of the tokens that have none yet.
     fn remember(&self, text: &mut Text) {
-        let widths = self.case.kv_widths();
         let mut key = 0;
         for (position, token) in text.tokens.iter().enumerate() {
             key = mix(key ^ u64::from(token.raw()) << 32 ^ position as u64);
@@ -281,11 +284,12 @@ impl<B: TestBackend> Server<'_, B> {
                     continue;
                 }
                 let mut rng = Rng::new(mix(key + i as u64));
-                let rows = widths.map(|width| {
+                let id = LayerId::new(i as u32);
+                let case = self.case.of(id);
+                let rows = case.kv_widths().map(|width| {
                     HostRows::random(&mut rng, self.case.kv_rows, 1, width).row(0).to_vec()
                 });
-                let id = LayerId::new(i as u32);
-                layer.history.push(&self.case.layout, &self.given, id, [&rows[0], &rows[1]]);
+                layer.history.push(&case.layout, &self.given, id, [&rows[0], &rows[1]]);
                 layer.rows.push(rows);
             }
         }
@@ -298,13 +302,14 @@ impl<B: TestBackend> Server<'_, B> {
 
     /// Stores K and V, attends, and compares, layer by layer.
     fn step(&mut self, items: &[Extend], plan: &BatchPlan<'_>, looked: &mut impl FnMut(&B)) {
-        let (tokens, q_width) = (plan.token_count(), self.case.q_width());
+        let tokens = plan.token_count();
         for layer in 0..self.case.layout.layers() as usize {
+            let case = self.case.of(LayerId::new(layer as u32));
             let attend = self.case.attend_of(LayerId::new(layer as u32));
             let [k, v] = self.new_rows(items, plan, layer);
-            let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, q_width);
-            let values = vec![f32::NAN; tokens * self.case.out_width()];
-            let width = self.case.out_width();
+            let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, case.q_width());
+            let values = vec![f32::NAN; tokens * case.out_width()];
+            let width = case.out_width();
             let poison = HostRows { dtype: self.case.q_rows, width, stride: width, values };
             let (backend, id) = (self.engine.backend_mut(), LayerId::new(layer as u32));
             let [k, v, q_rows] = [&k, &v, &q].map(|rows| backend.input(rows));
@@ -323,7 +328,7 @@ impl<B: TestBackend> Server<'_, B> {
 
     /// K and V of the plan's tokens.
     fn new_rows(&self, items: &[Extend], plan: &BatchPlan<'_>, layer: usize) -> [HostRows; 2] {
-        let widths = self.case.kv_widths();
+        let widths = self.case.of(LayerId::new(layer as u32)).kv_widths();
         let mut rows = widths.map(|width| HostRows {
             dtype: self.case.kv_rows,
             width,
@@ -352,9 +357,10 @@ impl<B: TestBackend> Server<'_, B> {
         (out, lse): (Vec<f32>, Vec<f32>),
     ) {
         let attend = self.case.attend_of(LayerId::new(layer as u32));
-        let (q_heads, head_dim) = (attend.q_heads as usize, self.case.layout.head_dim() as usize);
+        let case = self.case.of(LayerId::new(layer as u32));
+        let (q_heads, head_dim) = (attend.q_heads as usize, case.layout.head_dim() as usize);
         let all = plan.token_count() as u64 * q_heads as u64;
-        let unit = self.engine.backend().unit(&self.case);
+        let unit = self.engine.backend().unit(&case);
         for (item, row) in items.iter().zip(plan.rows) {
             for (token, head) in (0..row.extend_len).flat_map(|t| (0..q_heads).map(move |h| (t, h)))
             {
@@ -366,11 +372,11 @@ impl<B: TestBackend> Server<'_, B> {
                 let position = (row.kv_len - row.extend_len + token) as usize;
                 let query = &q.row(at)[head * head_dim..][..head_dim];
                 let History { k, v, .. } = &self.text(item.seq).layers[layer].history;
-                let heads = (self.case.layout.kv_heads() as usize, head / self.case.group as usize);
+                let heads = (case.layout.kv_heads() as usize, head / case.group as usize);
                 let exact = attention(&attend, query, k, v, heads, position, f32::NEG_INFINITY);
                 let got = &out[(at * q_heads + head) * head_dim..][..head_dim];
                 let sum = Some(lse[at * q_heads + head]);
-                let (seed, case) = (self.seed, &self.case);
+                let seed = self.seed;
                 let location =
                     || format!("seed {seed} {case:?} {:?}: token {at} head {head}", plan.shared);
                 compare_row((unit, case.q_rows), got, sum, &exact, &location, self.report);

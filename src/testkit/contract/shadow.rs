@@ -6,28 +6,39 @@ use super::TestBackend;
 use super::run::World;
 use super::stored::{Stored, planes};
 use crate::id::{LayerId, PageId, SlotId};
-use crate::layout::PlaneName;
+use crate::layout::{PlaneName, PoolLayout};
 
 impl<B: TestBackend> World<'_, B> {
     /// Rows of k and v go to a slot.
     pub(super) fn shadow_rows(&mut self, layer: usize, slot: SlotId, rows: [&[f32]; 2]) {
-        for (plane, row) in planes(&self.case.layout).into_iter().zip(rows) {
+        let layer = LayerId::new(layer as u32);
+        let layout = self.case.of(layer).layout;
+        for (plane, row) in planes(&layout).into_iter().zip(rows) {
             if !row.is_empty() {
-                self.shadow_row(plane, layer, slot, row);
+                self.shadow_row(&layout, (plane, layer), slot, row);
             }
         }
     }
 
-    fn shadow_row(&mut self, plane: PlaneName, layer: usize, slot: SlotId, row: &[f32]) {
-        let (layout, layer) = (&self.case.layout, LayerId::new(layer as u32));
+    fn shadow_row(
+        &mut self,
+        layout: &PoolLayout,
+        (plane, layer): (PlaneName, LayerId),
+        slot: SlotId,
+        row: &[f32],
+    ) {
         let stored = Stored::new(layout, &self.given, plane, layer, row);
         let (page, offset) = layout.page_of(slot);
         stored.write(layout, layer, offset, &mut self.shadow[page.index()]);
     }
 
     /// One slot's bytes in all planes and lanes, from one place of the shadow to another.
-    pub(super) fn shadow_move(&mut self, source: (PageId, u32), target: (PageId, u32)) {
-        let layout = self.case.layout;
+    pub(super) fn shadow_move(
+        &mut self,
+        layout: &PoolLayout,
+        source: (PageId, u32),
+        target: (PageId, u32),
+    ) {
         for plane in layout.planes() {
             let strides = layout.page_strides(plane.name).expect("the plane is the pool's");
             let len = plane.elements as usize * plane.dtype.size() as usize;

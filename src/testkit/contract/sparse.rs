@@ -241,7 +241,7 @@ impl<B: SparseTestBackend> World<'_, B> {
                 let q = &q.row(at)[head * head_dim..(head + 1) * head_dim];
                 let heads = (kv_heads, kv_head);
                 let exact = attention_to(attend, q, k, v, heads, list.iter().copied(), sink);
-                self.compare_row(got, Some(sum), &exact, &location);
+                self.compare_row(&self.case.clone(), got, (Some(sum), &exact), &location);
             }
         }
     }

@@ -51,7 +51,8 @@ impl Stored {
         row: &[f32],
     ) -> Self {
         let dtype = layout.dtype().rows();
-        let channels = given.labels.as_ref().filter(|_| plane == PlaneName::K);
+        let channels =
+            given.labels.as_ref().filter(|_| plane == PlaneName::K && layout.label_channels() > 0);
         let labels = channels.map_or(vec![], |channels| labels(channels, dtype, layer, row));
         let Some(scaling) = layout.scaling() else {
             let values = row.iter().map(|&x| round(dtype, x).into()).collect();

@@ -140,7 +140,7 @@ impl Model {
         Ok(())
     }
 
-    /// A new sequence begins, using so many pages of its hit.
+    /// Begins a new sequence that uses `pages` pages of its hit.
     fn admit_with(
         &mut self,
         key: SeqKey,
@@ -183,7 +183,7 @@ impl Model {
         if len > max { Err(Error::TooLong { len, max }) } else { Ok(()) }
     }
 
-    /// Every namespace is named, if the hashes of pages hear names.
+    /// Every namespace has names, if the page hashes depend on names.
     fn check_prompt(
         &self,
         namespace: Namespace,
@@ -205,7 +205,7 @@ impl Model {
         check_known(0, prompt)
     }
 
-    /// Whether so many new sequences of so many tokens each fit the tables.
+    /// Checks that `count` new sequences of `tokens` tokens each fit the tables.
     pub(super) fn check_rows(&self, count: usize, tokens: usize) -> Result<(), Error> {
         let max = self.shape.table.rows;
         if self.sequences.len() + count > max as usize {
@@ -234,7 +234,7 @@ impl Model {
         self.ask_with(scope, tokens, promise, self.used_hit(scope, tokens, promise))
     }
 
-    /// What beginning with these tokens takes, if so many pages of them are used.
+    /// Returns the cost of a sequence of these tokens that uses `pages` cached pages of them.
     fn ask_with(
         &self,
         scope: Scope,

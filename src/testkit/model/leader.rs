@@ -60,7 +60,7 @@ impl Model {
         self.sequences[&seq].cuts.len()
     }
 
-    /// `Engine::is_leading` of a leader that was named after so many cuts.
+    /// `Engine::is_leading` of a leader that was named after `cuts` cuts.
     pub fn is_leading(&self, seq: SeqKey, cached_len: u32, cuts: usize) -> bool {
         let Ok(sequence) = self.running(seq) else { return false };
         let (len, page_size) = (cached_len as usize, self.page_size());

@@ -1,7 +1,7 @@
-//! The naive model of an engine: what every call must answer and leave behind.
+//! The naive model of an engine: the result of every call, and the state after it.
 //!
 //! Written from the semantics (ARCHITECTURE.md and the documentation of `Engine`), not from the engine's code. It is
-//! slow on purpose: it searches where the engine knows, and counts where the engine keeps counters.
+//! slow on purpose: it searches where the engine has an index, and counts where the engine keeps counters.
 
 mod admission;
 mod cells;
@@ -158,8 +158,8 @@ impl Model {
         self.shape.table.tracks as usize
     }
 
-    /// What the tokens of each further track read, and the most places that a sequence holds of it when it is planned
-    /// as far ahead as the config says.
+    /// Returns the reach of each further track, and the most places that a sequence holds of the track if its plans are
+    /// as far ahead as the config allows.
     fn reaches(&self) -> Vec<(Reach, usize)> {
         let layout = &self.shape.layout;
         let ahead = self.shape.promise_ahead as usize;
@@ -174,8 +174,8 @@ impl Model {
         layout.groups().limited().flat_map(of).collect()
     }
 
-    /// The first place that a sequence of so many published pages holds of a track: that of the first token which the
-    /// next one to be computed reads.
+    /// Returns the first place that a sequence of `published` published pages holds of a track: the place of the first
+    /// token that the next computed token reads.
     fn first_held(&self, reach: Reach, published: usize) -> usize {
         let next = published * self.page_size();
         let sees = |seen: &usize| match reach {
@@ -186,12 +186,12 @@ impl Model {
         (0..=next).find(sees).expect("a token reads itself") / self.page_size()
     }
 
-    /// Most pages that a sequence of so many places holds.
+    /// Returns the most pages that a sequence of `places` places holds.
     fn most_pages(&self, places: usize) -> usize {
         places + self.reaches().iter().map(|&(_, most)| places.min(most)).sum::<usize>()
     }
 
-    /// Pages of the promise of so many places that a sequence with such tables has not drawn.
+    /// Returns the pages of a promise of `promised` places that a sequence with such tables has not drawn.
     ///
     /// A cell counts as not drawn: given back, it may stay in use. Cells are those below `kept`.
     fn outstanding(&self, promised: usize, len: usize, published: usize, kept: usize) -> usize {
@@ -292,7 +292,7 @@ impl Model {
             as u32)
     }
 
-    /// Pages of a promise that a sequence has not drawn, if so many pages were published and kept.
+    /// Returns the pages of a promise that a sequence has not drawn, if `published` pages were published and kept.
     fn outstanding_of(
         &self,
         sequence: &Sequence,
@@ -371,7 +371,7 @@ impl Model {
 
     // Pages that are taken and given up.
 
-    /// Whether a call may take so many pages, `drawn` of them promised to it.
+    /// Checks that a call may take `wanted` pages, of which `drawn` are promised to it.
     fn check_pages(&self, wanted: usize, drawn: usize) -> Result<(), Error> {
         let fits = |model: &Self| wanted <= model.takes_at_most(drawn as u32) as usize;
         if fits(self) {

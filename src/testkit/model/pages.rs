@@ -40,7 +40,7 @@ impl Pages {
         self.0.len() as u32
     }
 
-    /// The `count` lowest free pages become private. The caller has checked that there are so many.
+    /// The `count` lowest free pages become private. The caller has checked that the pool has enough.
     pub fn alloc(&mut self, count: u32) -> Vec<PageId> {
         let free = (0..self.page_count()).map(PageId::new);
         let taken: Vec<_> =

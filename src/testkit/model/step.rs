@@ -211,6 +211,11 @@ impl Model {
         }
         self.check_steps()?;
         self.check_items(items)?;
+        let tokens = items.iter().map(|item| u64::from(item.len)).sum();
+        let max = u64::from(self.shape.max_step_tokens);
+        if tokens > max {
+            return Err(Error::StepTokens { tokens, max });
+        }
         self.check_room(items)?;
         self.check_drafts(items, drafts)?;
         let places: usize = items.iter().map(|item| self.pages_for(item)).sum();

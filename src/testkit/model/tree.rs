@@ -1,7 +1,7 @@
 //! The prefix tree with one map entry a page: exact page-level LRU, nothing shared, nothing clever.
 //!
-//! A page is known by its scope and all tokens up to its end. What nodes are shows only in one thing, which matches
-//! become stale, so each page knows whether a node begins at it.
+//! The key of a page is its scope and all tokens up to its end. Nodes matter in one respect only: which matches become
+//! stale. So each page stores whether a node begins at it.
 
 use std::collections::BTreeMap;
 

@@ -1,13 +1,13 @@
-//! What comes into the tree and goes out of it, by its two doors, is what it holds.
+//! The pages attached to and detached from the tree, as its log reports them, are its contents.
 
 use super::*;
 use crate::prefix::{CachedPage, LogEntry};
 
-/// Knows of the tree only what comes in and goes out.
+/// Contents of a tree, built from its log alone.
 #[derive(Default)]
 struct Follower {
     all: HashMap<PageId, CachedPage>,
-    /// Those that can match.
+    /// Pages that can match.
     present: HashMap<PageId, CachedPage>,
     given: [usize; 2],
 }
@@ -18,21 +18,21 @@ impl Follower {
         if added {
             for (page, cached) in pages {
                 let parent = cached.parent.is_none_or(|parent| self.all.contains_key(&parent));
-                assert!(parent, "a parent comes in first");
+                assert!(parent, "a parent is attached first");
                 assert_eq!(cached.parent.is_none(), cached.position == 0);
                 if present {
                     self.present.insert(page, cached.clone());
                 }
-                assert_eq!(self.all.insert(page, cached), None, "a page comes in once");
+                assert_eq!(self.all.insert(page, cached), None, "a page is attached once");
             }
             return;
         }
         self.given[usize::from(present)] += pages.len();
         for (page, cached) in pages.into_iter().rev() {
-            assert_eq!(self.all.remove(&page), Some(cached), "what added in goes out");
+            assert_eq!(self.all.remove(&page), Some(cached), "the attached page is detached");
             assert_eq!(self.present.remove(&page).is_some(), present);
             let parent = |cached: &CachedPage| cached.parent == Some(page);
-            assert!(!self.all.values().any(parent), "children go out first");
+            assert!(!self.all.values().any(parent), "children are detached first");
         }
     }
 }

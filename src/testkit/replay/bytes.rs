@@ -1,4 +1,4 @@
-//! Recognisable K and V: each number tells its token's text, layer, head and place.
+//! Recognisable K and V: each number encodes its token's text, layer, head and place.
 
 use crate::backend::{Backend, Cpu, Null};
 use crate::id::{LayerId, Scope, SlotId, TokenId};
@@ -84,7 +84,7 @@ pub(super) fn marks(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
 }
 
 /// What a token stores in one of a pool's planes, `[heads, elements]`, as it is read again: numbers that the pool holds
-/// exactly. Those of a quantised pool tell more in their bytes and less in their scales.
+/// exactly. In a quantised pool, the bytes encode more of it and the scales less.
 pub(super) fn numbers(layout: &PoolLayout, mark: u64, plane: usize, layer: LayerId) -> Vec<f32> {
     let (all, of) = (layout.planes(), &layout.planes()[plane]);
     let row = all.len() as u64 * u64::from(layer.raw()) + plane as u64;

@@ -86,7 +86,7 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    /// What an admission would take is said beforehand.
+    /// Compares `Engine::admission`, the cost of an admission beforehand.
     fn ask(
         &mut self,
         namespace: Namespace,

@@ -1,4 +1,4 @@
-//! The host's side of a replay: what a host knows, and what an op's numbers mean to it.
+//! The host's side of a replay: the host's state, and the meaning of an op's numbers.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -170,7 +170,7 @@ impl<B: Inspect> Host<B> {
         (namespace, prompt)
     }
 
-    /// What a promise means to a sequence of so many tokens.
+    /// Returns the tokens that a promise means for a sequence of `tokens` tokens.
     pub(super) fn promise(&self, spec: Promise, tokens: usize) -> u32 {
         let max = self.engine.shape().max_sequence_len;
         let more = usize::from(spec) * self.scale() % (4 * self.page_size() + 2);

@@ -1,9 +1,9 @@
 //! Drives an engine and the model together, and compares everything after every op.
 //!
 //! The host's part is played here too: which sequence an op means, what a sampled token turns out to be, and bytes of K
-//! and V that tell which token of which text they belong to.
+//! and V that encode which token of which text they belong to.
 //!
-//! Not here: what the answers must be (`model/`).
+//! Not here: the expected results (`model/`).
 
 mod bytes;
 mod calls;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the driver that runs kernels on the CPU: target/fake-driver/libcuda.so.1, or where the argument says.
+# Builds the driver that runs kernels on the CPU: target/fake-driver/libcuda.so.1, or at the path of the argument.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/../../../target/fake-driver}

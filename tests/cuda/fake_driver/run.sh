@@ -36,7 +36,7 @@ END
 # The guide's program.
 cargo test --quiet $core --doc guide::gpu
 
-# What a machine that cannot is told.
+# The errors of a machine without a usable GPU.
 refuses() { # error, settings
     env "${@:2}" KVARENA_GPU_ERROR="Some($1)" cargo test --quiet $core --test cuda a_machine_that_cannot
 }

@@ -1,4 +1,4 @@
-//! Attention on each path of the CPU, beside candle's over contiguous K and V.
+//! Compares attention on each path of the CPU with candle's over contiguous K and V.
 //!
 //! ```text
 //! cd benches/peers
@@ -46,19 +46,19 @@ impl Rows {
             let mask = AttnMask::causal_with_offset(prefix);
             flash_attn::<T>(q, k, v, 0.1, mask, None, None)
         };
-        Some(Self { rows: rows.collect::<Result<_>>().expect("the machine has the memory"), run })
+        Some(Self { rows: rows.collect::<Result<_>>().expect("the machine has enough memory"), run })
     }
 
     fn attend(&self, case: &Case) -> Duration {
         let start = Instant::now();
         for (row, &prefix) in self.rows.iter().zip(&case.prefixes) {
-            (self.run)(row, prefix as usize).expect("candle attends to it");
+            (self.run)(row, prefix as usize).expect("candle supports the case");
         }
         start.elapsed()
     }
 }
 
-/// candle's attention in the case's type or in f32.
+/// Returns candle's attention in the case's type or in f32.
 fn fastest(case: &Case) -> Option<impl FnMut() + use<>> {
     let wide = Rows::new::<f32>(case, DType::F32);
     let narrow = match case.dtype {

@@ -11,7 +11,7 @@ use crate::{LoadError, read_config, weights};
 /// One of candle's models with its cache.
 pub enum Contiguous {
     Qwen3(qwen3::ModelForCausalLM),
-    Llama(Box<llama::Llama>, llama::Config, DType, Option<llama::Cache>),
+    Llama(Box<llama::Llama>, llama::Config, DType, Device, Option<llama::Cache>),
     Gemma3(gemma3::Model),
 }
 
@@ -27,7 +27,8 @@ impl Contiguous {
             Family::Qwen3 => Self::Qwen3(qwen3::ModelForCausalLM::new(&config.of()?, vb)?),
             Family::Llama => {
                 let config = config.of::<llama::LlamaConfig>()?.into_config(false);
-                Self::Llama(Box::new(llama::Llama::load(vb, &config)?), config, dtype, None)
+                let model = Box::new(llama::Llama::load(vb, &config)?);
+                Self::Llama(model, config, dtype, device.clone(), None)
             }
             Family::Gemma3 => Self::Gemma3(gemma3::Model::new(false, &config.of()?, vb)?),
         })
@@ -66,8 +67,8 @@ impl Contiguous {
     pub fn clear(&mut self) -> candle::Result<()> {
         match self {
             Self::Qwen3(model) => model.clear_kv_cache(),
-            Self::Llama(_, config, dtype, cache) => {
-                *cache = Some(llama::Cache::new(true, *dtype, config, &Device::Cpu)?);
+            Self::Llama(_, config, dtype, device, cache) => {
+                *cache = Some(llama::Cache::new(true, *dtype, config, device)?);
             }
             Self::Gemma3(model) => model.clear_kv_cache(),
         }
@@ -82,7 +83,7 @@ impl Contiguous {
     pub fn logits(&mut self, input: &Tensor, offset: usize) -> candle::Result<Tensor> {
         let logits = match self {
             Self::Qwen3(model) => model.forward(input, offset),
-            Self::Llama(model, _, _, cache) => {
+            Self::Llama(model, _, _, _, cache) => {
                 model.forward(input, offset, cache.as_mut().expect("cleared first"))
             }
             Self::Gemma3(model) => model.forward(input, offset),

@@ -1,12 +1,12 @@
-//! candle's own models over `kvarena-candle`: each is candle's file with a patch of `patches/`, which the build script
-//! applies. [`serve`](mod@serve) runs them, the programs `chat` and `batch` show it.
+//! candle's own models over `kvarena-candle`. Each model is candle's source file with a patch from `patches/`, which
+//! the build script applies. [`serve`](mod@serve) runs the models; the programs `chat` and `batch` are examples.
 
 pub mod config;
 pub mod contiguous;
 pub mod serve;
 pub mod text;
 
-/// candle's own models, with its caches: what `batch` compares with.
+/// candle's unpatched models with candle's caches, the baseline of `batch`.
 #[allow(clippy::all, missing_docs, dead_code, unexpected_cfgs)]
 pub mod models {
     pub mod gemma3 {
@@ -23,7 +23,7 @@ pub mod models {
     }
 }
 
-/// The same files, patched: K and V are pages of an arena.
+/// The patched models: K and V are in pages of an arena.
 #[allow(clippy::all, missing_docs, dead_code, unexpected_cfgs)]
 pub mod paged {
     pub mod gemma3 {
@@ -54,12 +54,12 @@ use config::Family;
 use config::{Config, ConfigError};
 use paged::{gemma3, llama, qwen3};
 
-/// Why a model was not loaded.
+/// An error of [`load`].
 #[derive(Debug)]
 pub enum LoadError {
     /// A file could not be read.
     File(String, io::Error),
-    /// `config.json` does not describe a model that is served.
+    /// `config.json` does not describe a supported model.
     Config(ConfigError),
     /// candle rejected the weights.
     Candle(candle::Error),
@@ -96,10 +96,10 @@ pub enum Model {
     Gemma3(gemma3::Model),
 }
 
-/// A model as it was loaded.
+/// A loaded model.
 pub struct Loaded {
     pub model: Model,
-    /// Layers, heads and groups; the capacity is the caller's to choose.
+    /// Layers, heads and groups. The caller sets the capacity, which is 0 pages.
     pub pool: PoolConfig,
     /// The tokens that end a text.
     pub end: Vec<u32>,
@@ -109,7 +109,7 @@ pub struct Loaded {
 /// Loads a folder in Hugging Face's form: `config.json` of transformers 4 or 5, and `*.safetensors`.
 ///
 /// # Errors
-/// A file that is missing, a config that misses a key or describes another model, or candle's error.
+/// A file is missing, the config lacks a key or describes another model, or candle rejects the weights.
 pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Loaded, LoadError> {
     let (config, text) = read_config(folder)?;
     let vb = weights(folder, dtype, device)?;
@@ -132,7 +132,7 @@ pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Loaded, Load
     Ok(Loaded { model, pool, end: config::end_tokens(&text), family: config.family })
 }
 
-/// Reads a folder's config, and returns its text too.
+/// Reads a folder's config. Returns the parsed config and its text.
 ///
 /// # Errors
 /// As [`load`].
@@ -158,7 +158,7 @@ pub fn weights(
         entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>().map_err(named)?;
     files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
     files.sort();
-    // SAFETY: the files are not changed while the program runs, as for every program that maps weights.
+    // SAFETY: as in every program that maps weights, the user must not change the files while they are mapped.
     Ok(unsafe { VarBuilder::from_mmaped_safetensors(&files, dtype, device) }?)
 }
 
@@ -166,7 +166,7 @@ impl Model {
     /// Returns the logits after the last token of each item of a step, `[items, vocab]`.
     ///
     /// # Errors
-    /// candle's, among them those of [`Step::attend`].
+    /// candle's errors, which include those of [`Step::attend`].
     pub fn forward(&self, step: &Step<'_>) -> candle::Result<Tensor> {
         match self {
             Self::Qwen3(model) => model.forward(step),

@@ -38,8 +38,8 @@ struct Running {
     prompt: usize,
 }
 
-/// Serves prompts. `watch` is told each prompt's index with its new token, or with `None` and the tokens that are left
-/// while its prompt is computed.
+/// Serves prompts. Calls `watch` with each prompt's index and its new token. While a prompt is computed, the token is
+/// `None`, and the call has the number of prompt tokens that are left.
 ///
 /// # Errors
 /// The engine's and candle's. A prompt that does not fit the pool alone is an error too.

@@ -1,22 +1,22 @@
 //! The drafts of one stream: a tree of guesses that follow a token.
 
-/// The last token of a stream, which is number 0 and the root, and the guesses, each after its parent.
+/// A tree of tokens. Number 0 is the root, the last token of a stream. The others are guesses, each after its parent.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Drafts {
     tokens: Vec<u32>,
-    /// The number of each one's parent; the root is its own.
+    /// Number of each token's parent; the root is its own parent.
     parents: Vec<u32>,
 }
 
 impl Drafts {
-    /// Removes all, and sets the root.
+    /// Removes all guesses and sets the root.
     pub fn begin(&mut self, root: u32) {
         self.clear();
         self.tokens.push(root);
         self.parents.push(0);
     }
 
-    /// Removes all.
+    /// Removes the root and all guesses.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.parents.clear();
@@ -37,26 +37,27 @@ impl Drafts {
         self.tokens.get(1..).unwrap_or_default()
     }
 
-    /// Returns the number of each one's parent, the root first.
+    /// Returns the parent of each token, the root first.
     pub fn parents(&self) -> &[u32] {
         &self.parents
     }
 
-    /// Returns whether each is the child of the one before it.
+    /// Returns whether each guess is the child of the token before it.
     pub fn is_chain(&self) -> bool {
         self.parents.iter().zip(0_u32..).all(|(&parent, number)| parent == number.saturating_sub(1))
     }
 
-    /// Removes the last guesses, so that this many remain. Parents precede children, so none loses its parent.
+    /// Removes the last guesses, so that `guesses` remain. Parents precede children, so each remaining guess has its
+    /// parent.
     pub fn truncate(&mut self, guesses: usize) {
         self.tokens.truncate(guesses + 1);
         self.parents.truncate(guesses + 1);
     }
 
-    /// Adds the missing tokens of a path from the root, at most this many. O(its length x guesses).
-    pub fn add(&mut self, way: impl Iterator<Item = u32>, mut most: usize) {
+    /// Adds the missing tokens of a path from the root, at most `most`. O(length of the path x guesses).
+    pub fn add(&mut self, path: impl Iterator<Item = u32>, mut most: usize) {
         let mut at = 0;
-        for token in way {
+        for token in path {
             at = match self.child(at, token) {
                 Some(child) => child,
                 None if most == 0 => return,
@@ -70,20 +71,21 @@ impl Drafts {
         }
     }
 
-    /// Returns the guess of `token` that follows number `of`.
+    /// Returns the child of number `of` that guesses `token`.
     fn child(&self, of: u32, token: u32) -> Option<u32> {
         let behind = self.tokens.iter().zip(&self.parents).zip(0_u32..).skip(of as usize + 1);
         let mut fits = behind.filter(|&((&t, &parent), _)| (t, parent) == (token, of));
         fits.next().map(|(_, number)| number)
     }
 
-    /// Returns the accepted branch: the root, its child that equals the token `said` returns for it, and so on, until
-    /// no child matches or a token ends the text. The token for the last of them was not guessed, and follows it.
-    pub fn branch(&self, said: &[u32], ends: impl Fn(u32) -> bool, out: &mut Vec<u32>) {
+    /// Returns the accepted branch: the root, then its child that equals the token sampled at the root, and so on,
+    /// until no child matches or a token ends the text. `sampled` has a token for each draft. The token sampled at the
+    /// last draft of the branch is new.
+    pub fn branch(&self, sampled: &[u32], ends: impl Fn(u32) -> bool, out: &mut Vec<u32>) {
         let mut next = Some(0);
         while let Some(number) = next {
             out.push(number);
-            let token = said[number as usize];
+            let token = sampled[number as usize];
             next = if ends(token) { None } else { self.child(number, token) };
         }
     }
@@ -105,11 +107,11 @@ mod tests {
     #[test]
     fn ways_that_begin_alike_are_merged() {
         let mut drafts = tree();
-        assert_eq!(drafts.guesses(), [1, 2, 3, 4, 5], "of the last way there is room for one");
+        assert_eq!(drafts.guesses(), [1, 2, 3, 4, 5], "one token of the last path fits");
         assert_eq!(drafts.parents(), [0, 0, 1, 2, 1, 0]);
         assert!(!drafts.is_chain());
         drafts.add([1, 2, 3].into_iter(), 3);
-        assert_eq!(drafts.len(), 5, "all of it is there");
+        assert_eq!(drafts.len(), 5, "the whole path exists");
         drafts.truncate(3);
         assert!(drafts.is_chain());
         assert_eq!(drafts.guesses(), [1, 2, 3]);
@@ -120,15 +122,15 @@ mod tests {
     #[test]
     fn the_branch_that_came_true_ends_where_nothing_was_guessed() {
         let drafts = tree();
-        let branch = |said: [u32; 6], stop: u32| {
+        let branch = |sampled: [u32; 6], stop: u32| {
             let mut out = Vec::new();
-            drafts.branch(&said, |token| token == stop, &mut out);
+            drafts.branch(&sampled, |token| token == stop, &mut out);
             out
         };
         assert_eq!(branch([9, 0, 0, 0, 0, 0], 99), [0]);
         assert_eq!(branch([1, 2, 3, 9, 0, 0], 99), [0, 1, 2, 3]);
         assert_eq!(branch([1, 4, 0, 0, 9, 0], 99), [0, 1, 4]);
         assert_eq!(branch([5, 0, 0, 0, 0, 1], 99), [0, 5]);
-        assert_eq!(branch([1, 2, 3, 9, 0, 0], 2), [0, 1], "2 ends the text, and is said for 1");
+        assert_eq!(branch([1, 2, 3, 9, 0, 0], 2), [0, 1], "2 ends the text, and follows 1");
     }
 }

@@ -20,19 +20,19 @@ const PLACES_MAX: usize = 64;
 #[derive(Clone, Debug, Default)]
 pub struct History {
     tokens: Vec<u32>,
-    /// For each token the previous place of the same token; its own place if there is none.
+    /// Previous place of each token; its own place if there is none.
     before: Vec<u32>,
     /// The last place of each token.
     last: HashMap<u32, u32>,
 }
 
 impl History {
-    /// Tokens so far.
+    /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether the text is empty.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
@@ -127,7 +127,7 @@ mod tests {
         let text = [1, 2, 5, 9, 1, 2, 6, 8, 4, 2, 7, 1, 2];
         assert_eq!(chain(&text, 1), [6]);
         assert_eq!(chain(&text, 3), [6, 8, 4]);
-        assert_eq!(chain(&[2, 5, 4, 2, 6, 2], 1), [6], "one token is enough");
+        assert_eq!(chain(&[2, 5, 4, 2, 6, 2], 1), [6], "a match of one token counts");
     }
 
     #[test]
@@ -140,12 +140,12 @@ mod tests {
     fn a_tree_has_several_continuations() {
         let text = [1, 2, 5, 9, 1, 2, 6, 8, 4, 2, 7, 1, 2];
         let tree = guess(&text, 7, true, 63);
-        // Four of the best, two of the next, one of the last.
+        // Four drafts of the best, two of the next, one of the last.
         assert_eq!(tree.guesses(), [6, 8, 4, 2, 5, 9, 7]);
         assert_eq!(tree.parents(), [0, 0, 1, 2, 3, 0, 5, 0]);
         let flat = guess(&text, 7, true, 1);
         assert_eq!((flat.guesses(), flat.parents()), (&[6, 5, 7][..], &[0, 0, 0, 0][..]));
-        // A single continuation gets all of them.
+        // A single continuation gets all drafts.
         let repeated = guess(&[9, 4, 4], 5, true, 63);
         assert!(repeated.is_chain());
         assert_eq!(repeated.guesses(), [4, 4, 4, 4, 4]);
@@ -164,7 +164,7 @@ mod tests {
                 let fits = |n: &usize| text[place + 1 - n..=place] == text[last + 1 - n..];
                 (1..=STRETCH_MAX.min(place + 1)).rev().find(fits).unwrap_or(0)
             };
-            // The last of the longest.
+            // The latest of the longest matches.
             let best = (0..last).max_by_key(|&place| stretch(place)).filter(|&p| stretch(p) > 0);
             let want: Vec<u32> = match best {
                 Some(place) => (0..6).map(|i| text[place + 1 + i % (last - place)]).collect(),
@@ -177,7 +177,7 @@ mod tests {
                 let depth = std::iter::successors(Some(number), |&n| {
                     (n > 0).then(|| tree.parents()[n] as usize)
                 });
-                assert!(depth.count() <= 5, "at most four behind the root");
+                assert!(depth.count() <= 5, "at most four tokens follow the root");
             }
         }
     }

@@ -1,11 +1,11 @@
 //! Drafts without a model: the tokens that followed earlier occurrences of the text's end ("prompt lookup").
 //!
 //! ```text
-//! history     a text, and what followed its end where that stood before
-//! drafts      guesses at what follows a token, as a tree, and the branch that came true
+//! history     a text, and a search for earlier occurrences of its end
+//! drafts      a tree of guesses, and its accepted branch
 //! ```
 //!
-//! Not here: checking of drafts (`server/drafts.rs`).
+//! `server/drafts.rs` checks drafts.
 
 mod drafts;
 mod history;
@@ -30,11 +30,11 @@ pub struct Drafting {
 /// The drafting state of a stream.
 #[derive(Clone, Debug, Default)]
 pub struct Drafter {
-    /// Its prediction, its prompt, and its new tokens.
+    /// The prediction, the prompt and the new tokens of the stream.
     pub history: History,
     /// The drafts that the step in flight checks; empty if there are none.
     pub drafts: Drafts,
-    /// Their masks, where they branch.
+    /// Masks of the drafts, if they branch.
     pub tree: DraftTree,
 }
 

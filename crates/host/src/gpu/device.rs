@@ -24,7 +24,7 @@ impl Device {
     /// Opens the first GPU.
     ///
     /// # Errors
-    /// As [`Device::open_number`].
+    /// See [`Device::open_number`].
     pub fn open() -> Result<Self, GpuError> {
         Self::open_number(0)
     }
@@ -32,7 +32,7 @@ impl Device {
     /// Opens a GPU and makes its context current in this thread.
     ///
     /// # Errors
-    /// No driver, no such device, no cublasLt, or a driver that rejects the kernels.
+    /// No driver, no such device, no cublasLt, or kernels that the driver rejects.
     pub fn open_number(number: u32) -> Result<Self, GpuError> {
         let gpu = Gpu::new(number)?;
         gpu.bind()?;
@@ -44,7 +44,7 @@ impl Device {
         Ok(device)
     }
 
-    /// `kvarena` binds the primary context, and the calls of `cudarc` must use the same context.
+    /// Checks that the current context is the primary one, which `kvarena` binds: the calls of `cudarc` use it.
     fn check_context(&self) -> Result<(), GpuError> {
         self.gpu.free_memory()?;
         let mut current = std::ptr::null_mut();
@@ -54,7 +54,7 @@ impl Device {
         Ok(())
     }
 
-    /// The raw stream.
+    /// Returns the raw stream.
     pub fn raw(&self) -> u64 {
         self.stream.raw()
     }
@@ -62,7 +62,7 @@ impl Device {
     /// Allocates zeroed memory.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn zeros(&self, bytes: usize) -> Result<DeviceBuffer, GpuError> {
         let mut buffer = DeviceBuffer::new(&self.gpu, bytes.next_multiple_of(256) as u64)?;
         buffer.fill(0)?;
@@ -72,7 +72,7 @@ impl Device {
     /// Copies from the device to pinned memory in the stream's order, without waiting.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     ///
     /// # Panics
     /// If the target is too short.

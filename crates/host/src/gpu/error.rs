@@ -9,55 +9,55 @@ use crate::error::{Error, Fault};
 /// The result of functions that fail only on a GPU.
 pub type GpuResult<T> = Result<T, GpuError>;
 
-/// The reason for which the GPU cannot serve.
+/// Reason why the GPU cannot serve.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum GpuError {
-    /// From `kvarena`: no driver, no device, one too old, out of memory, a failed call.
+    /// Error of `kvarena`: no driver, no device, a device or driver that is too old, out of memory, a failed call.
     Cuda(CudaError),
     /// A call of the driver failed.
     Driver {
-        /// Its name.
+        /// Name of the call.
         call: &'static str,
         /// The driver's code.
         code: u32,
     },
-    /// cublasLt is in none of the folders.
+    /// No folder contains cublasLt.
     NoCublasLt {
-        /// What was found instead.
+        /// Result of the search.
         why: String,
     },
     /// A call of cublasLt failed.
     CublasLt {
-        /// Its name.
+        /// Name of the call.
         call: &'static str,
         /// The library's status.
         status: u32,
     },
-    /// NCCL, which more than one GPU requires, is in none of the folders.
+    /// No folder contains NCCL, which several GPUs require.
     NoNccl {
-        /// What was found instead.
+        /// Result of the search.
         why: String,
     },
     /// A call of NCCL failed.
     Nccl {
-        /// Its name.
+        /// Name of the call.
         call: &'static str,
         /// The library's message.
         what: String,
     },
-    /// A GPU cannot access another one's memory.
+    /// A GPU cannot access the memory of a peer.
     NoPeer {
         /// The GPU.
         gpu: u32,
-        /// The other one.
+        /// The peer.
         peer: u32,
     },
     /// The model cannot be spread over this many GPUs.
     Ranks {
         /// Requested GPUs.
         ranks: usize,
-        /// The size that they do not divide.
+        /// Size that the GPUs do not divide.
         what: &'static str,
     },
     /// cublasLt has no algorithm for a product.
@@ -72,18 +72,18 @@ pub enum GpuError {
         /// Bytes free.
         free: u64,
     },
-    /// No attention kernel serves such heads.
+    /// No attention kernel supports the heads.
     Heads {
         /// Elements of a head.
         head_dim: usize,
-        /// Query heads for one of K and V.
+        /// Query heads for each head of K and V.
         group: usize,
     },
     /// A width that the kernels do not support.
     Width {
         /// The field.
         name: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: usize,
         /// The required value.
         wanted: &'static str,
@@ -93,14 +93,14 @@ pub enum GpuError {
         /// The property.
         what: &'static str,
     },
-    /// More tokens to choose in a step than its memory holds.
+    /// A step chooses more tokens than its memory allows.
     Draws {
         /// Tokens to choose.
         draws: usize,
         /// The maximum.
         max: usize,
     },
-    /// More edits of logits in a step than its memory holds.
+    /// A step has more edits of logits than its memory allows.
     Edits {
         /// Edits of all draws.
         edits: usize,
@@ -131,7 +131,7 @@ impl fmt::Display for GpuError {
                 )
             }
             Self::NoProduct { shape: [m, n, k] } => {
-                write!(f, "cublasLt knows no product of {m} x {k} with {k} x {n}")
+                write!(f, "cublasLt has no product of {m} x {k} with {k} x {n}")
             }
             Self::Memory { wanted, free } => write!(
                 f,
@@ -143,9 +143,11 @@ impl fmt::Display for GpuError {
                  (head_dim 64, 128 or 256, at most 16 query heads)"
             ),
             Self::Width { name, value, wanted } => {
-                write!(f, "{name} {value} is not served on a GPU: it must be {wanted}")
+                write!(f, "{name} {value} is not supported on a GPU: it must be {wanted}")
             }
-            Self::Missing { what } => write!(f, "{what} is not served on a GPU, only on the CPU"),
+            Self::Missing { what } => {
+                write!(f, "{what} is not supported on a GPU, only on the CPU")
+            }
             Self::Draws { draws, max } => {
                 write!(f, "{draws} samples begin in one step, and there is room for {max}")
             }
@@ -172,7 +174,7 @@ impl From<CudaError> for GpuError {
 }
 
 impl GpuError {
-    /// Whether the machine or the model is the cause, and not the run.
+    /// Returns whether the machine or the model is the cause, rather than the run.
     pub fn is_unfit(&self) -> bool {
         match self {
             Self::Cuda(error) => matches!(

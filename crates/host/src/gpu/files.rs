@@ -1,6 +1,6 @@
 //! The mapped tensors of a model directory; the device receives copies directly from the files.
 //!
-//! Not here: tensors in host memory (`checkpoint.rs`).
+//! `checkpoint.rs` reads tensors into host memory.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ impl Files {
     /// Maps all files.
     ///
     /// # Errors
-    /// As [`Checkpoint::read`](crate::checkpoint::Checkpoint::read).
+    /// See [`Checkpoint::read`](crate::checkpoint::Checkpoint::read).
     pub(super) fn open(dir: &Path) -> Result<Self> {
         let mut files = Self { dir: dir.into(), maps: Vec::new(), tensors: BTreeMap::new() };
         for (file, tensors) in shards(dir)? {

@@ -1,12 +1,11 @@
-//! One step on the device: all launches, in order.
+//! Launches one step on the device.
 //!
 //! ```text
 //! embed | for each layer: qkv, rotate and store, attend, out, gate and up, down | logits, sample
 //! ```
 //!
-//! Not here: the operands of each product (`forward/operands.rs`) and its computation (`products.rs`), experts and norms
-//! of outputs (`forward/experts.rs`), rotation and store (`forward/store.rs`), the choice of tokens
-//! (`forward/sampling.rs`), the source of tokens (`image.rs`), and the order of steps (`runner.rs`).
+//! `forward/` contains the operands of each product, experts and norms of outputs, rotation and store, and the choice
+//! of tokens. `products.rs` computes products, `image.rs` uploads tokens, and `runner.rs` orders steps.
 
 mod experts;
 mod operands;
@@ -35,7 +34,7 @@ use operands::qkv_width;
 /// A deliberate fault, to verify that the check finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fault {
-    /// None.
+    /// No fault.
     #[default]
     None,
     /// K and V go to the pages of another layer.
@@ -78,13 +77,13 @@ pub struct Limits {
 /// A model's weights, products and activations on the device.
 #[derive(Debug)]
 pub struct Forward {
-    /// Its shape.
+    /// Shape of the model.
     pub config: ModelConfig,
     weights: Rc<Weights>,
     /// Connection to the other ranks, if there are any.
     link: Option<Link>,
-    /// Up to this many rows, the ranks' output and down products are parts that all ranks add to the x they share. With
-    /// more rows, the first rank adds its products to its x, the other ranks replace their x, and the ranks sum x.
+    /// Maximum of rows for which the ranks' output and down products are parts that all ranks add to the x they share.
+    /// With more rows, the first rank adds its products to its x, the other ranks replace their x, and the ranks sum x.
     part_rows: usize,
     /// Whether this rank chooses tokens. Only the first rank does, because ranks may round differently.
     leads: bool,
@@ -200,22 +199,22 @@ impl Forward {
         })
     }
 
-    /// Whether this rank chooses tokens.
+    /// Returns whether this rank chooses tokens.
     pub fn leads(&self) -> bool {
         self.leads
     }
 
-    /// Bytes of weights.
+    /// Returns the bytes of weights.
     pub fn weight_bytes(&self) -> u64 {
         self.weights.bytes()
     }
 
-    /// The connection to the other ranks.
+    /// Returns the connection to the other ranks.
     pub fn link(&self) -> Option<&Link> {
         self.link.as_ref()
     }
 
-    /// The products and their chosen kernels.
+    /// Returns the products and their chosen kernels.
     pub fn products(&self) -> &Products {
         &self.products
     }

@@ -1,6 +1,6 @@
 //! The products of `ptx/src/gemm_sm90a.cu`: the kernels, their possible splits, and their launch.
 //!
-//! Not here: the choice of a split (`products.rs`).
+//! `products.rs` chooses a split.
 
 use std::ffi::c_void;
 
@@ -12,16 +12,16 @@ use super::kernels::{GEMMS, GemmKernel, GemmParams, Launch, ProductMode, TensorM
 
 /// Most dynamic shared memory of a CTA: the device's, without the kernels' static part.
 pub(super) const SHARED_MAX: usize = 224 << 10;
-/// Shared memory of a ring if a multiprocessor runs three CTAs, two, or one.
+/// Shared memory of a ring if a multiprocessor runs three, two or one CTAs.
 const BUDGETS: [usize; 3] = [72 << 10, 110 << 10, SHARED_MAX];
 const STAGES_MAX: usize = 24;
 /// Columns of a piece.
 const PIECE: usize = 64;
 /// Bytes by which a kernel aligns its shared memory.
 const SLACK: usize = 1024;
-/// With more rows of x the matrix would be read too often.
+/// Maximum of rows of x; more rows would read the matrix too often.
 const ROWS_MAX: usize = 256;
-/// Threads of a CTA, and the additional threads of a CTA that norms.
+/// Threads of a CTA, and the additional threads of a CTA that normalises x.
 const THREADS: u32 = 160;
 const SQUARERS: u32 = 64;
 
@@ -47,7 +47,7 @@ pub struct Gemm {
     pub y: u64,
     /// Widths of y and x.
     pub outs: usize,
-    /// As `outs`.
+    /// See `outs`.
     pub ins: usize,
     /// Rows.
     pub tokens: usize,
@@ -93,7 +93,7 @@ impl GemmWay {
         ctas >= 60 && (self.split == 1 || ctas <= 800)
     }
 
-    /// Its name, for reports.
+    /// Returns the name of the split, for reports.
     pub fn name(self) -> String {
         let Self { kernel, split, stages } = self;
         format!("{}, split {split}, {stages} stages", GEMMS[kernel].entry.name())
@@ -112,7 +112,7 @@ impl GemmWay {
     /// Submits a product.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     ///
     /// # Safety
     /// The addresses are valid for that many rows until the work is done.
@@ -182,7 +182,7 @@ impl<const DIMS: usize, const STRIDES: usize> Tensor<DIMS, STRIDES> {
     fn map(&self) -> Result<TensorMap, GpuError> {
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         let steps = [1_u32; DIMS];
-        // SAFETY: all arrays live during the call and have as many elements as there are dimensions (strides: one less).
+        // SAFETY: all arrays live during the call and have as many elements as there are dimensions (strides: 1 less).
         let result = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,

@@ -1,4 +1,4 @@
-//! A step's tokens and draws on their way to the device, and the chosen tokens on their way back.
+//! Upload of a step's tokens and draws to the device, and download of the chosen tokens.
 //!
 //! The device has one image, at fixed addresses, so that graphs can contain them:
 //!
@@ -62,22 +62,22 @@ impl Images {
         Ok(Self { image: device.zeros(bytes)?, slots, tokens_at, tokens_max, draws_max })
     }
 
-    /// Most draws of a step.
+    /// Returns the maximum of draws of a step.
     pub(super) fn draws_max(&self) -> usize {
         self.draws_max
     }
 
-    /// Device address of the draws.
+    /// Returns the device address of the draws.
     pub(super) fn draws(&self) -> u64 {
         self.image.address() + DRAWS_AT as u64
     }
 
-    /// Device address of the tokens.
+    /// Returns the device address of the tokens.
     pub(super) fn tokens(&self) -> u64 {
         self.image.address() + self.tokens_at as u64
     }
 
-    /// Device address of the answers' address.
+    /// Returns the device address that contains the answers' address.
     pub(super) fn answers(&self) -> u64 {
         self.image.address()
     }

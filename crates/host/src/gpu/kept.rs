@@ -29,7 +29,7 @@ impl Kept {
     /// Copies the logits of some of a step's draws; they can be read when the step is done.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn keep(
         &mut self,
         device: &Device,

@@ -18,7 +18,7 @@ macro_rules! params {
             $(#[$doc])*
             #[derive(Clone, Copy, Default, PartialEq, Debug, Pod, Zeroable)]
             #[repr(C)]
-            #[allow(missing_docs)] // told in ptx/src/params.cuh
+            #[allow(missing_docs)] // documented in ptx/src/params.cuh
             pub struct $name { $(pub $field: $type),* }
             const _: () = assert!(size_of::<$name>() == $bytes);
         )*
@@ -30,57 +30,57 @@ params! {
     DeviceDraw 32 { row: u32, inverse_temperature: f32, top_p: f32, top_k: u32, key: u64, shape: u64 }
     /// The edits of a draw's logits, and its min-p.
     DeviceShape 16 { start: u32, count: u32, only: u32, depth: f32 }
-    /// Of `load_step`.
+    /// Parameters of `load_step`.
     LoadStepParams 32 {
         source: u64, target: u64, first: u32, second_at: u32, second: u32, reserved: u32,
     }
-    /// Of `embed`.
+    /// Parameters of `embed`.
     EmbedParams 64 {
         table: u64, tokens: u64, sampled: u64, x: u64, weight: u64, normed: u64, hidden: u32, eps: f32,
         scale: f32, reserved: u32,
     }
-    /// Of `add_bias`.
+    /// Parameters of `add_bias`.
     BiasParams 24 { y: u64, bias: u64, width: u32, reserved: u32 }
-    /// Of `norm_add`.
+    /// Parameters of `norm_add`.
     NormAddParams 32 { x: u64, y: u64, weight: u64, hidden: u32, eps: f32 }
     /// An expert of a token, as `route` writes it.
     Route 8 { expert: u32, weight: f32 }
-    /// Of `route`.
+    /// Parameters of `route`.
     RouteParams 48 {
         x: u64, weight: u64, bias: u64, routes: u64, hidden: u32, experts: u32, per_token: u32, reserved: u32,
     }
-    /// Of `experts_up` and `experts_down`.
+    /// Parameters of `experts_up` and `experts_down`.
     ExpertsParams 56 {
         x: u64, weight: u64, bias: u64, routes: u64, y: u64, ins: u32, outs: u32, per_token: u32, add: u32,
     }
-    /// Of `rms_norm`.
+    /// Parameters of `rms_norm`.
     NormParams 40 { x: u64, weight: u64, normed: u64, draws: u64, hidden: u32, eps: f32 }
-    /// Of `silu_mul` and `gelu_mul`.
+    /// Parameters of `silu_mul` and `gelu_mul`.
     SiluMulParams 24 { gate_up: u64, out: u64, width: u32, reserved: u32 }
-    /// Of `sample` and `sample_filter`.
+    /// Parameters of `sample` and `sample_filter`.
     SampleParams 64 {
         logits: u64, draws: u64, thresholds: u64, best: u64, counters: u64, sampled: u64, host: u64,
         vocab: u32, first: u32,
     }
-    /// Of `sample_shaped`.
+    /// Parameters of `sample_shaped`.
     ShapedParams 56 {
         logits: u64, draws: u64, shapes: u64, edits: u64, sampled: u64, host: u64, vocab: u32, first: u32,
     }
-    /// Of `sum_ranks`.
+    /// Parameters of `sum_ranks`.
     SumRanksParams 112 {
         x: u64, y: u64, inboxes: [u64; RANKS_MAX], turns: u64, reserved: u64,
         units: u32, capacity: u32, rank: u32, ranks: u32,
     }
-    /// Of `fill`.
+    /// Parameters of `fill`.
     FillParams 32 { out: u64, count: u64, seed: u64, scale: f32, offset: f32 }
-    /// Of `skinny_*`.
+    /// Parameters of `skinny_*`.
     SkinnyParams 72 {
         weight: u64, x: u64, y: u64, norm: u64, draws: u64, next: u64,
         outs: u32, ins: u32, tokens: u32, mode: u32, eps: f32, next_lines: u32,
     }
-    /// Of `fold`.
+    /// Parameters of `fold`.
     FoldParams 32 { matrix: u64, weight: u64, count: u64, cols: u32, reserved: u32 }
-    /// Of `gemm_*`.
+    /// Parameters of `gemm_*`.
     GemmParams 320 {
         weight: TensorMap, x: TensorMap, y: u64, outs: u32, ins: u32, tokens: u32, mode: u32, norm: u32, eps: f32,
         stages: u32, reserved: [u32; 7],
@@ -90,12 +90,12 @@ params! {
 /// A tensor map of a matrix, for the copy engine.
 #[derive(Clone, Copy, Default, PartialEq, Debug, Pod, Zeroable)]
 #[repr(C, align(64))]
-#[allow(missing_docs)] // told in ptx/src/params.cuh
+#[allow(missing_docs)] // documented in ptx/src/params.cuh
 pub struct TensorMap {
     pub words: [u64; 16],
 }
 
-/// The skinny kernels, and the tiles of eight columns of y that one of their blocks computes.
+/// The skinny kernels, and the number of tiles (eight columns of y) that a block of each computes.
 pub const SKINNY: [(&Entry, usize); 6] = [
     (table::SKINNY_1_2, 1),
     (table::SKINNY_1_4, 1),
@@ -105,15 +105,15 @@ pub const SKINNY: [(&Entry, usize); 6] = [
     (table::SKINNY_4_2, 4),
 ];
 
-/// The most experts that `route` supports: as in ptx/src/params.cuh.
+/// Maximum of experts that `route` supports; equals the constant of ptx/src/params.cuh.
 pub const ROUTED_MAX: usize = 256;
 
-/// The largest vocabulary that `sample_shaped` supports: as in ptx/src/params.cuh.
+/// The largest vocabulary that `sample_shaped` supports; equals the constant of ptx/src/params.cuh.
 pub const SHAPED_VOCAB_MAX: usize = 327680;
 
-/// Most blocks of `sum_ranks`, and most ranks: as in ptx/src/params.cuh.
+/// Maximum of blocks of `sum_ranks`; equals the constant of ptx/src/params.cuh.
 pub const SUM_BLOCKS: usize = 64;
-/// As in ptx/src/params.cuh.
+/// Maximum of ranks; equals the constant of ptx/src/params.cuh.
 pub const RANKS_MAX: usize = 8;
 
 /// The operation of a product on its sums.
@@ -144,7 +144,7 @@ impl<P: Pod> Kernel<P> {
     /// Launches the kernel without waiting.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     ///
     /// # Safety
     /// Grid, block and parameters meet the kernel's requirements (see its source), and the addresses are valid for its
@@ -163,10 +163,10 @@ impl<P: Pod> Kernel<P> {
     /// Launches the kernel with dynamic shared memory and clusters.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     ///
     /// # Safety
-    /// As [`Kernel::launch`].
+    /// See [`Kernel::launch`].
     pub unsafe fn launch_as(
         &self,
         stream: u64,
@@ -183,10 +183,10 @@ impl<P: Pod> Kernel<P> {
     }
 }
 
-/// A kernel of products and the tile of one CTA.
+/// A kernel of products, and the tile of a CTA.
 #[derive(Clone, Copy, Debug)]
 pub struct GemmKernel {
-    /// Its entry.
+    /// Entry of the kernel.
     pub entry: &'static Entry,
     /// Rows of x.
     pub tokens: usize,
@@ -208,7 +208,7 @@ pub const GEMMS: [GemmKernel; 6] = [
     gemm(table::GEMM_64_128, 64, 128),
 ];
 
-/// All of them.
+/// All kernels.
 #[derive(Debug)]
 #[allow(missing_docs)] // by the names in ptx/
 pub struct Kernels {
@@ -228,9 +228,9 @@ pub struct Kernels {
     pub sum_ranks: Kernel<SumRanksParams>,
     pub fill: Kernel<FillParams>,
     pub fold: Kernel<FoldParams>,
-    /// In the order of [`SKINNY`].
+    /// Kernels of [`SKINNY`], in its order.
     pub skinny: Vec<Kernel<SkinnyParams>>,
-    /// In the order of [`GEMMS`]; none if the device does not support them.
+    /// Kernels of [`GEMMS`], in its order; empty if the device does not support them.
     pub gemm: Vec<Kernel<GemmParams>>,
 }
 

@@ -73,7 +73,7 @@ impl Comm {
     /// Connects the first devices, one for each rank.
     ///
     /// # Errors
-    /// No library, too few devices, or NCCL's error.
+    /// NCCL is missing, there are too few devices, or NCCL fails.
     pub fn connect(ranks: usize) -> Result<Vec<Self>, GpuError> {
         let calls = calls()?;
         let mut raw = vec![null_mut(); ranks];
@@ -85,10 +85,10 @@ impl Comm {
         Ok(raw.into_iter().enumerate().map(|(rank, raw)| Self { raw, rank, ranks }).collect())
     }
 
-    /// The library's version, as a number: 22703 is 2.27.3.
+    /// Returns the library's version as a number: 22703 is 2.27.3.
     ///
     /// # Errors
-    /// No library.
+    /// NCCL is missing.
     pub fn version() -> Result<i32, GpuError> {
         let calls = calls()?;
         let mut version = 0;
@@ -100,7 +100,7 @@ impl Comm {
     /// Replaces `count` numbers in bf16 by their sums over all ranks, in the stream's order.
     ///
     /// # Errors
-    /// NCCL's.
+    /// Errors of NCCL.
     ///
     /// # Safety
     /// Until the sum is done the address is this rank's memory of that many numbers. All ranks submit the same sum.
@@ -117,10 +117,10 @@ impl Comm {
     /// Replaces `count` numbers of 32 bits by those of the first rank, in the stream's order.
     ///
     /// # Errors
-    /// NCCL's.
+    /// Errors of NCCL.
     ///
     /// # Safety
-    /// As [`Comm::sum`].
+    /// See [`Comm::sum`].
     pub unsafe fn share(&self, address: u64, count: usize, stream: u64) -> Result<(), GpuError> {
         let calls = calls()?;
         let at = address as usize as Raw;

@@ -3,7 +3,7 @@
 //! All of it is allocated before the first step, by `cuMemAlloc`, because other devices cannot access memory of pools.
 //! It is freed when the last rank has finished with it.
 //!
-//! Not here: the choice of sums (`sums.rs`).
+//! `sums.rs` chooses between NCCL and this memory.
 
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::device::Device;
 use super::error::{GpuError, driver};
 use super::kernels::{RANKS_MAX, SUM_BLOCKS, SumRanksParams};
 
-/// Most bytes that a rank sends in one sum. With more bytes, sending everything to every rank is slower than NCCL.
+/// Maximum of bytes that a rank sends in a sum. With more bytes, sending all of them to every rank is slower than NCCL.
 const SENT_MAX: usize = 2 << 20;
 const UNIT_BYTES: usize = 16;
 const UNIT_NUMBERS: usize = UNIT_BYTES / 2;
@@ -65,7 +65,7 @@ fn finish(gpu: &Gpu) -> Result<(), GpuError> {
     driver("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
 }
 
-/// One rank's view of all ranks' memory.
+/// A rank's view of the memory of all ranks.
 #[derive(Debug)]
 pub struct Peers {
     rank: usize,
@@ -78,7 +78,7 @@ impl Peers {
     /// Enables access between the memories of these GPUs, and allocates the memory for the sums of a rank on each.
     ///
     /// # Errors
-    /// [`GpuError::NoPeer`] if one cannot access another; the driver's error.
+    /// [`GpuError::NoPeer`] if a GPU cannot access a peer; the driver's error.
     ///
     /// # Panics
     /// If there is only one GPU, or more than [`RANKS_MAX`].
@@ -105,7 +105,7 @@ impl Peers {
         Ok((0..ranks).map(peer).collect())
     }
 
-    /// Most numbers of a sum.
+    /// Returns the maximum of numbers of a sum.
     pub fn most(&self) -> usize {
         self.capacity * UNIT_NUMBERS
     }
@@ -180,7 +180,7 @@ fn can_reach(gpu: u32, peer: u32) -> Result<(), GpuError> {
     if can == 0 { Err(GpuError::NoPeer { gpu, peer }) } else { Ok(()) }
 }
 
-/// Enables a GPU's kernels to access another one's memory.
+/// Enables a GPU's kernels to access the memory of a peer.
 fn reach(gpu: &Gpu, peer: &Gpu) -> Result<(), GpuError> {
     peer.bind()?;
     let mut context = null_mut();

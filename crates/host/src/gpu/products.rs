@@ -6,7 +6,7 @@
 //! An implementation is chosen at the first use of a number of rows, and kept. Numbers of rows are rounded up to a few
 //! sizes. Rows past the step's contain results of earlier steps, and their products are not read.
 //!
-//! Not here: the choice (`products/tuning.rs`).
+//! `products/tuning.rs` chooses the implementation.
 
 mod tuning;
 
@@ -69,7 +69,7 @@ pub struct Operands {
 pub struct Widths {
     /// Columns of y; for gate and up, of each.
     pub outs: usize,
-    /// Of x.
+    /// Columns of x.
     pub ins: usize,
 }
 
@@ -78,9 +78,9 @@ pub struct Widths {
 pub struct Product<'a> {
     /// The operation.
     pub op: Op,
-    /// Its widths.
+    /// Widths of the product.
     pub widths: Widths,
-    /// Of each layer.
+    /// Operands of each layer.
     pub operands: &'a [Operands],
 }
 
@@ -113,8 +113,8 @@ pub struct Products {
     eps: f32,
     activation: Activation,
     choice: Choice,
-    /// From this many rows on, the output and down products are added to their target; with fewer rows they replace it.
-    /// Of several ranks at most one adds, so the sum of the ranks equals the result of one GPU.
+    /// Minimum of rows for which the output and down products are added to their target; with fewer rows they replace
+    /// it. At most one of several ranks adds, so the sum of the ranks equals the result of one GPU.
     adds_from: usize,
 }
 

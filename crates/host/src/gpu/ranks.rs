@@ -26,7 +26,7 @@ use std::thread::{self, JoinHandle};
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions};
 use kvarena::{
     Attend, Backend, BatchPlan, Compaction, Extend, LayerId, MoveId, Moved, OpenBackend, OwnedPlan,
-    PageCopy, PageMove, PlanSize, PoolLayout, Queries, Rope, StepEnd, TableShape,
+    PageCopy, PageMove, PlanSize, PoolLayout, Queries, Rope, StepBounds, StepEnd, TableShape,
 };
 
 use super::device::Device;
@@ -67,7 +67,7 @@ impl Source {
 /// Messages from rank 0 to the others.
 enum Message {
     /// Open the pool, for streams that read these positions; the whole model's channels.
-    Open(Option<Reading>, Box<PoolLayout>, TableShape, u32, Sender<Result<()>>),
+    Open(Option<Reading>, Box<PoolLayout>, TableShape, StepBounds, Sender<Result<()>>),
     /// Choose the implementations for steps of this many streams.
     Warm(Vec<usize>),
     /// Launch a planned step.
@@ -252,11 +252,11 @@ fn obey(
 ) -> Result<()> {
     let mut clock = Clock::default();
     match message {
-        Message::Open(reading, layout, table, max_steps, opened) => {
+        Message::Open(reading, layout, table, bounds, opened) => {
             if let Some(reading) = reading {
                 runner.read_sparsely(reading.of_rank(model, share)?)?;
             }
-            let open = runner.backend().open(&layout, &table, max_steps);
+            let open = runner.backend().open(&layout, &table, bounds);
             let open = open.map(|open| *backend = Some(open));
             let _ = opened.send(open.map_err(|error| GpuError::from(error).into()));
         }
@@ -312,7 +312,7 @@ pub struct Ranks {
     others: Rc<Others>,
     /// The options with which the others open their pools.
     table: TableShape,
-    max_steps: u32,
+    bounds: StepBounds,
 }
 
 impl Ranks {
@@ -333,10 +333,11 @@ impl OpenBackend for RanksOptions {
         self,
         layout: &PoolLayout,
         table: &TableShape,
-        max_steps: u32,
+        bounds: impl Into<StepBounds>,
     ) -> std::result::Result<Ranks, CudaError> {
-        let own = self.own.open(layout, table, max_steps)?;
-        Ok(Ranks { own, others: self.others, table: *table, max_steps })
+        let bounds = bounds.into();
+        let own = self.own.open(layout, table, bounds)?;
+        Ok(Ranks { own, others: self.others, table: *table, bounds })
     }
 }
 
@@ -490,10 +491,10 @@ impl RanksRunner {
     /// # Errors
     /// As for [`GpuRunner::warm`].
     pub fn warm(&mut self, backend: &mut Ranks, streams: &[usize]) -> Result<()> {
-        let Ranks { own, table, max_steps, .. } = backend;
-        let (layout, table, max_steps) = (*own.layout(), *table, *max_steps);
+        let Ranks { own, table, bounds, .. } = backend;
+        let (layout, table, bounds) = (*own.layout(), *table, *bounds);
         let reading = || self.reading.clone();
-        let open = |answer| Message::Open(reading(), Box::new(layout), table, max_steps, answer);
+        let open = |answer| Message::Open(reading(), Box::new(layout), table, bounds, answer);
         let opened = self.others.ask(open)?;
         opened.into_iter().collect::<Result<()>>()?;
         self.others.tell(|| Message::Warm(streams.to_vec()));

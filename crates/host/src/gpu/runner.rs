@@ -2,8 +2,8 @@
 //!
 //! A decode step (one token of each stream, and its drafts) is padded to one of a few sizes. Its launches are captured
 //! as a graph at the first step of that size, and again if steps of that size use other kernels. Other steps are
-//! launched kernel by kernel. The chosen tokens stay on the device for the next step, so that step can be launched
-//! before the host knows them.
+//! launched kernel by kernel. The chosen tokens stay on the device for the next step, which can be launched before the
+//! host has received them.
 
 mod options;
 mod times;
@@ -47,7 +47,7 @@ struct Flying {
     tokens: usize,
     decode: bool,
     draws: usize,
-    /// Whether the previous step was launched without a pause before this one.
+    /// Whether the previous step was launched immediately before this one.
     follows: bool,
 }
 
@@ -58,7 +58,7 @@ pub struct GpuRunner {
     images: Images,
     shapes: Shapes,
     options: GpuOptions,
-    /// By the steps that a graph serves, whether a draw filters tokens, and whether a draw has a shape.
+    /// Graphs by the steps that they serve, whether a draw filters tokens, and whether a draw has a shape.
     graphs: HashMap<(GraphKey, bool, bool), CudaGraph>,
     draws: Vec<DeviceDraw>,
     /// Number of the last launched step.
@@ -70,7 +70,7 @@ pub struct GpuRunner {
     kept: Option<Kept>,
     logits: Vec<f32>,
     times: Vec<StepTime>,
-    /// The token count of the decode step whose parts are to be measured.
+    /// Token count of the decode step whose parts are measured.
     measured: Option<usize>,
     parts: Option<[f32; 4]>,
 }
@@ -160,7 +160,7 @@ impl GpuRunner {
         self.forward.take_measured()
     }
 
-    /// Drops the graphs, which contain addresses of the last backend; another one will be opened.
+    /// Drops the graphs, which contain addresses of the last backend. The caller opens another backend.
     fn forget(&mut self) {
         self.graphs.clear();
         self.times.clear();
@@ -169,14 +169,13 @@ impl GpuRunner {
 
     /// Opens the backend for this runner's steps, on its stream.
     pub fn backend(&self) -> CudaOptions {
-        let (rows, tokens) = self.options.decode_max();
+        let (rows, _) = self.options.decode_max();
         // Each stream counts its shared pages, so streams together may see more tokens than the pool has.
         let seen = u64::from(self.options.concurrency) * self.forward.config.max_len as u64;
         CudaOptions {
             labels: self.reading.as_ref().map(|reading| reading.labels.clone()),
             select_tokens: seen,
             stream: Some(self.device.stream.clone()),
-            max_step_tokens: self.options.chunk + tokens as u32,
             max_step_rows: rows as u32,
             ..CudaOptions::new(&self.device.gpu)
         }
@@ -212,17 +211,17 @@ impl GpuRunner {
         Ok(())
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn forward(&self) -> &Forward {
         &self.forward
     }
 
-    /// The model, to inject faults; drops the graphs.
+    /// Returns the model, to inject faults; drops the graphs.
     pub fn forward_mut(&mut self) -> &mut Forward {
         self.graphs.clear();
         &mut self.forward
@@ -253,7 +252,7 @@ impl GpuRunner {
         self.draws.clear();
         self.draws.extend(work.draws.iter().map(device_draw));
         let shaped = self.forward.leads() && self.shapes.list(work, &mut self.draws)?;
-        // One token of each stream and its drafts, and memory for as many draws.
+        // A row has one token of each stream and its drafts, and the step has memory for as many draws.
         let most = plan.token_count();
         let decode =
             longest.is_some_and(|longest| longest <= self.options.width()) && draws <= most;
@@ -354,7 +353,7 @@ pub trait OnGpu: Runner {
     /// Returns that runner.
     fn gpu_mut(&mut self) -> &mut GpuRunner;
 
-    /// Returns the modules loaded since this GPU's pool was prepared: 0, unless a step waited for one.
+    /// Returns the number of modules loaded since this GPU's pool was prepared; above 0, a step waited for a module.
     fn late_modules(&self, backend: &Self::Backend) -> usize;
 }
 
@@ -374,7 +373,7 @@ impl OnGpu for GpuRunner {
 
 /// Fails if the step was requested to fail.
 pub(super) fn asked_to(fail: bool) -> Result<()> {
-    if fail { Err(Error::run("a failure was asked for")) } else { Ok(()) }
+    if fail { Err(Error::run("injected failure")) } else { Ok(()) }
 }
 
 fn device_draw(draw: &Draw) -> DeviceDraw {

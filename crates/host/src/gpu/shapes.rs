@@ -1,4 +1,4 @@
-//! The edits and min-p of a step's draws, on their way to the device.
+//! Upload of the edits and min-p of a step's draws to the device.
 //!
 //! The device has one image, at fixed addresses, so that graphs can contain them:
 //!
@@ -18,7 +18,7 @@ use super::kernels::{DeviceDraw, DeviceShape, LoadStepParams, SHAPED_VOCAB_MAX};
 use crate::runner::{Draw, Work};
 use crate::shaping::Edit;
 
-/// Most edits of a step, unless one stream may have more: 4 MiB on the device, and in each slot.
+/// Maximum of edits of a step, unless one stream may have more: 4 MiB on the device, and in each slot.
 const EDITS_MAX: usize = 1 << 18;
 
 /// The image and its slots.
@@ -34,7 +34,7 @@ pub(super) struct Shapes {
 impl Shapes {
     /// Allocates memory for steps of this many draws from a vocabulary of this size.
     pub(super) fn new(device: &Device, draws_max: usize, vocab: usize) -> Result<Self, GpuError> {
-        // A stream has at most one edit of each token, so each fits a step of its own.
+        // A stream has at most one edit of each token, so the edits of any stream fit a step.
         let edits_max = if vocab > SHAPED_VOCAB_MAX { 0 } else { EDITS_MAX.max(vocab) };
         let bytes = draws_max * size_of::<DeviceShape>() + edits_max * size_of::<Edit>();
         let slot = |_| Ok(PinnedBuffer::new(&device.gpu, bytes)?);
@@ -47,16 +47,16 @@ impl Shapes {
         self.edits_max
     }
 
-    /// Device addresses of the shapes and the edits.
+    /// Returns the device addresses of the shapes and the edits.
     pub(super) fn addresses(&self) -> [u64; 2] {
         let start = self.image.address();
         [start, start + (self.draws_max * size_of::<DeviceShape>()) as u64]
     }
 
-    /// Assigns a shape to each draw that needs one. Returns whether a draw has one.
+    /// Assigns a shape to each draw that needs a shape. Returns whether a draw has a shape.
     ///
     /// # Errors
-    /// More edits than a step may have.
+    /// The draws have more edits than a step may have.
     pub(super) fn list(&mut self, work: &Work, draws: &mut [DeviceDraw]) -> Result<bool, GpuError> {
         self.shapes.clear();
         for (draw, device) in work.draws.iter().zip(draws) {

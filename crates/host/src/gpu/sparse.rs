@@ -65,7 +65,7 @@ impl Chosen {
         Ok(Self { top, positions: device.zeros(4 * rows * kv_heads * top as usize)? })
     }
 
-    /// Computes a layer's attention: rows of one new token read their selection, others read all visible tokens.
+    /// Computes a layer's attention. Rows of one new token read their selection; other rows read all visible tokens.
     pub(super) fn attend(
         &mut self,
         backend: &mut Cuda,

@@ -6,7 +6,7 @@ use super::error::GpuError;
 use super::nccl::Comm;
 use super::peers::Peers;
 
-/// How sums over GPUs are computed.
+/// Transport of sums over GPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
     /// A kernel that writes to the other GPUs' memory for short sums, and NCCL for the rest.
@@ -25,7 +25,7 @@ impl Transport {
     }
 }
 
-/// A rank's connections to the others.
+/// A rank's connections to the other ranks.
 #[derive(Debug)]
 pub struct Link {
     comm: Comm,
@@ -36,8 +36,8 @@ impl Link {
     /// Connects the first GPUs, one for each rank. Without a requested transport, sums use peer memory if possible.
     ///
     /// # Errors
-    /// As [`Comm::connect`] and [`Peers::connect`]. A GPU that cannot access another one is an error only if peer
-    /// memory was requested.
+    /// See [`Comm::connect`] and [`Peers::connect`]. A GPU that cannot access a peer is an error only if the caller
+    /// requested peer memory.
     pub fn connect(ranks: usize, sums: Option<Transport>) -> Result<Vec<Self>, GpuError> {
         let comms = Comm::connect(ranks)?;
         let none = || (0..ranks).map(|_| None).collect();
@@ -52,12 +52,12 @@ impl Link {
         Ok(comms.into_iter().zip(peers).map(|(comm, peers)| Self { comm, peers }).collect())
     }
 
-    /// This rank's number.
+    /// Returns this rank's number.
     pub fn rank(&self) -> usize {
         self.comm.rank
     }
 
-    /// How many there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.comm.ranks
     }
@@ -75,10 +75,10 @@ impl Link {
     /// Replaces numbers in bf16 by their sums over all ranks, through NCCL.
     ///
     /// # Errors
-    /// NCCL's.
+    /// Errors of NCCL.
     ///
     /// # Safety
-    /// As [`Comm::sum`].
+    /// See [`Comm::sum`].
     pub unsafe fn sum(&self, device: &Device, x: u64, count: usize) -> Result<(), GpuError> {
         // SAFETY: the caller guarantees the conditions.
         unsafe { self.comm.sum(x, count, device.raw()) }
@@ -87,10 +87,10 @@ impl Link {
     /// Replaces numbers of 32 bits by those of the first rank, through NCCL.
     ///
     /// # Errors
-    /// NCCL's.
+    /// Errors of NCCL.
     ///
     /// # Safety
-    /// As [`Comm::share`].
+    /// See [`Comm::share`].
     pub unsafe fn share(&self, device: &Device, at: u64, count: usize) -> Result<(), GpuError> {
         // SAFETY: the caller guarantees the conditions.
         unsafe { self.comm.share(at, count, device.raw()) }

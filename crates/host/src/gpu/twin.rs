@@ -1,7 +1,7 @@
 //! The computation of the small kernels on the CPU: the specification of `ptx/src/*.cu`. Sums in f32, rows in bf16.
 //!
-//! Elsewhere: `sample` and `sample_filter` (`sample.rs`), `sample_shaped` (also `shaping.rs`), `fill` (`Random` of
-//! `source.rs`).
+//! Other files specify `sample` and `sample_filter` (`sample.rs`), `sample_shaped` (also `shaping.rs`), and `fill`
+//! (`Random` of `source.rs`).
 
 use half::bf16;
 
@@ -18,7 +18,7 @@ pub fn narrow(row: &[f32]) -> Vec<bf16> {
     row.iter().map(|&x| bf16::from_f32(x)).collect()
 }
 
-/// `x / rms(x) * weight`
+/// Returns `x / rms(x) * weight`.
 pub fn rms_norm(x: &[bf16], weight: &[bf16], eps: f32) -> Vec<bf16> {
     let scale = rms_scale(&wide(x), eps);
     narrow(&x.iter().zip(weight).map(|(x, w)| x.to_f32() * scale * w.to_f32()).collect::<Vec<_>>())
@@ -29,14 +29,14 @@ fn rms_scale(x: &[f32], eps: f32) -> f32 {
     1.0 / (mean + eps).sqrt()
 }
 
-/// `silu(gate) * up`
+/// Returns `silu(gate) * up`.
 pub fn silu_mul(gate_up: &[bf16]) -> Vec<bf16> {
     let (gate, up) = gate_up.split_at(gate_up.len() / 2);
     let one = |(g, u): (&bf16, &bf16)| silu(g.to_f32()) * u.to_f32();
     narrow(&gate.iter().zip(up).map(one).collect::<Vec<_>>())
 }
 
-/// `gelu(gate) * up`, GeLU by its tanh approximation.
+/// Returns `gelu(gate) * up`, with GeLU in its tanh approximation.
 pub fn gelu_mul(gate_up: &[bf16]) -> Vec<bf16> {
     let (gate, up) = gate_up.split_at(gate_up.len() / 2);
     let mut gate = wide(gate);
@@ -44,19 +44,19 @@ pub fn gelu_mul(gate_up: &[bf16]) -> Vec<bf16> {
     narrow(&gate)
 }
 
-/// `y + bias`
+/// Returns `y + bias`.
 pub fn add_bias(y: &[bf16], bias: &[bf16]) -> Vec<bf16> {
     narrow(&y.iter().zip(bias).map(|(y, b)| y.to_f32() + b.to_f32()).collect::<Vec<_>>())
 }
 
-/// `x + y / rms(y) * weight`
+/// Returns `x + y / rms(y) * weight`.
 pub fn norm_add(x: &[bf16], y: &[bf16], weight: &[bf16], eps: f32) -> Vec<bf16> {
     let scale = rms_scale(&wide(y), eps);
     let normed = y.iter().zip(weight).map(|(y, w)| y.to_f32() * scale * w.to_f32());
     narrow(&x.iter().zip(normed).map(|(x, y)| x.to_f32() + y).collect::<Vec<_>>())
 }
 
-/// A token's experts, the best first, and their weights.
+/// Returns a token's experts, the best first, and their weights.
 pub fn route(x: &[bf16], weight: &[bf16], bias: &[bf16], per_token: usize) -> Vec<Route> {
     let x = wide(x);
     let dot = |row: &[bf16]| row.iter().zip(&x).map(|(w, x)| w.to_f32() * x).sum::<f32>();
@@ -70,7 +70,7 @@ pub fn route(x: &[bf16], weight: &[bf16], bias: &[bf16], per_token: usize) -> Ve
     chosen.map(|(&(expert, _), weight)| Route { expert, weight: weight / sum }).collect()
 }
 
-/// The activation of one expert of a token; `weight` is `[ins, outs, gate and up]`, `bias` `[outs, gate and up]`.
+/// Returns the activation of a token's expert; `weight` is `[ins, outs, gate and up]`, `bias` `[outs, gate and up]`.
 pub fn expert_up(x: &[bf16], weight: &[bf16], bias: &[bf16]) -> Vec<bf16> {
     let both = times(x, weight, bias);
     let mut gate: Vec<f32> = both.iter().step_by(2).copied().collect();
@@ -79,12 +79,12 @@ pub fn expert_up(x: &[bf16], weight: &[bf16], bias: &[bf16]) -> Vec<bf16> {
     narrow(&gate)
 }
 
-/// The output of one expert of a token; `weight` is `[ins, outs]`.
+/// Returns the output of a token's expert; `weight` is `[ins, outs]`.
 pub fn expert_down(x: &[bf16], weight: &[bf16], bias: &[bf16]) -> Vec<f32> {
     times(x, weight, bias)
 }
 
-/// A row times a matrix that has a row for each of its numbers, and a bias.
+/// Multiplies a row by a matrix `[ins, outs]` and adds a bias.
 fn times(x: &[bf16], weight: &[bf16], bias: &[bf16]) -> Vec<f32> {
     let mut y = wide(bias);
     for (x, row) in x.iter().zip(weight.chunks_exact(bias.len())) {

@@ -32,7 +32,7 @@ pub struct LayerWeights {
     pub qkv: u64,
     /// `[head_dim]`, 0 if the family has none
     pub q_norm: u64,
-    /// As `q_norm`.
+    /// See `q_norm`.
     pub k_norm: u64,
     /// `[hidden, q_heads * head_dim]`
     pub o: u64,
@@ -106,7 +106,7 @@ impl LayerWeights {
 #[derive(Debug)]
 pub struct Weights {
     memory: DeviceBuffer,
-    /// Layer by layer.
+    /// Weights of each layer.
     pub layers: Vec<LayerWeights>,
     /// `[vocab, hidden]`
     pub embedding: u64,
@@ -114,16 +114,16 @@ pub struct Weights {
     pub norm: u64,
     /// `[vocab, hidden]`: the embedding, if they are tied
     pub output: u64,
-    /// f32 `[head_dim / 2]`: of layers that read everything, and of those with a window
+    /// f32 `[head_dim / 2]`: of layers that read all tokens, and of those with a window
     pub frequencies: [u64; 2],
 }
 
 /// A rank and the number of ranks that share a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Share {
-    /// The rank's number.
+    /// Number of the rank.
     pub rank: usize,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub ranks: usize,
 }
 
@@ -148,33 +148,33 @@ impl Share {
             q_heads,
             kv_heads,
             intermediate,
-            // All of a layer's experts are as wide as its MLP would be.
+            // Each expert has the width that the layer's MLP would have.
             experts: config.experts.map(|experts| ExpertsConfig { intermediate, ..experts }),
             ..config.clone()
         })
     }
 }
 
-/// The part of a tensor that a rank has.
+/// Part of a tensor that a rank stores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cut {
     Whole,
-    /// Its part of the rows.
+    /// A part of the rows.
     Rows,
-    /// Its part of each row.
+    /// A part of each row.
     Cols,
 }
 
-/// A tensor and its place.
+/// A tensor and its address.
 struct NamedTensor {
     name: String,
-    /// Of the whole tensor.
+    /// Shape of the whole tensor.
     shape: Vec<usize>,
-    /// Rows and columns, as it is cut.
+    /// Rows and columns for the cut.
     view: [usize; 2],
     cut: Cut,
     at: u64,
-    /// What is added to each of its numbers.
+    /// Summand of each element.
     offset: f32,
 }
 
@@ -200,7 +200,7 @@ impl Offsets {
         let view = match *shape {
             [rows] => [rows, 1],
             [rows, cols] => [rows, cols],
-            // Of each of several matrices a part of its columns, or of its rows.
+            // The cut takes a part of the columns or rows of each matrix.
             [count, rows, cols] if cut == Cut::Cols => [count * rows, cols],
             [count, rows, cols] => [count, rows * cols],
             _ => unreachable!("tensors have at most three dimensions"),
@@ -306,7 +306,7 @@ impl Weights {
         })
     }
 
-    /// Makes a share of the weights that [`Random`] makes, on the device.
+    /// Generates a share of the weights of [`Random`] on the device.
     ///
     /// # Errors
     /// A model that cannot be divided by the ranks, or too little memory.
@@ -408,7 +408,7 @@ impl Weights {
         Ok(Self { memory, layers, embedding, norm, output, frequencies })
     }
 
-    /// Bytes of device memory.
+    /// Returns the bytes of device memory.
     pub fn bytes(&self) -> u64 {
         self.memory.bytes()
     }
@@ -460,7 +460,7 @@ fn widen_sinks(memory: &mut DeviceBuffer, from: u64, to: u64, heads: usize) -> G
     Ok(to)
 }
 
-/// Multiplies a matrix's columns by a norm's weights, which become ones.
+/// Multiplies a matrix's columns by a norm's weights, and sets the weights to 1.
 fn fold(device: &Device, matrix: u64, rows: usize, weight: u64, cols: usize) -> GpuResult<()> {
     let (kernels, grid) = (&device.kernels, (8 * device.gpu.multiprocessors(), 1));
     let count = (rows * cols) as u64;

@@ -1,10 +1,10 @@
-//! Drafts of streams: guessed before a step is planned, checked by the step, and kept if accepted.
+//! Drafts of streams: proposed before a step is planned, checked by the step, and kept if accepted.
 //!
-//! A draft is checked with the draw of its place, so the tokens are the same as without drafts, greedy or not. A step
-//! may generate several tokens of a stream, within the stream's limit.
+//! The draw of a draft's position checks the draft, so the tokens equal those without drafts, greedy or not. A step may
+//! generate several tokens of a stream, within the stream's limit.
 //!
-//! Drafts are tokens of a stream's sequence only while a step checks them. If a step does not fit the pool with them,
-//! it is planned without them, before any stream is preempted.
+//! Drafts are tokens of a stream's sequence only while a step checks them. If the pool has too few pages for a step
+//! with drafts, the loop plans the step without them before it preempts a stream.
 
 use kvarena::{Branch, TokenId};
 
@@ -23,14 +23,14 @@ impl<R: Runner> Server<R> {
             let said = stream.tokens.len();
             let known = request.prompt.len() + said;
             let planned = self.engine.planned_len(extend.seq).map_err(refused)?;
-            // A prompt, or tokens that a resumed stream computes again, come first.
-            // Edits of a draft's draw would depend on the drafts before it.
+            // Prompts come first, and so do tokens that a resumed stream computes again. Edits of a draft's draw would
+            // depend on the preceding drafts.
             if said == 0 || planned as usize + 1 != known || request.shaping.is_some() {
                 continue;
             }
             let cancel = request.cancel_after.unwrap_or(u32::MAX);
             let most = request.max_new_tokens.unwrap_or(0).min(cancel) as usize;
-            // The step generates one token more than it has drafts.
+            // The step generates one more token than it has drafts.
             let depth = most.saturating_sub(said + 1);
             let room = self.engine.shape().max_sequence_len as usize - known;
             let drafter = &mut stream.drafter;
@@ -54,7 +54,7 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Removes the drafts of these streams, which no step checks. Returns whether there were any.
+    /// Removes the drafts of streams that no step checks. Returns whether there were any.
     pub(super) fn withdraw(&mut self, streams: &[StreamKey]) -> Result<bool> {
         let mut some = false;
         for &key in streams {
@@ -119,7 +119,7 @@ impl<R: Runner> Server<R> {
 #[derive(Default)]
 pub(super) struct Branches {
     numbers: Vec<u32>,
-    /// The end of each stream's numbers.
+    /// End of each stream's numbers.
     ends: Vec<usize>,
 }
 
@@ -129,7 +129,7 @@ impl Branches {
         self.ends.clear();
     }
 
-    /// Returns the branch of a stream.
+    /// Returns the accepted branch of a stream.
     pub fn of(&self, index: usize) -> &[u32] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.numbers[start..self.ends[index]]

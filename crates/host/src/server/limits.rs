@@ -4,9 +4,10 @@ use kvarena::EngineShape;
 
 use crate::request::Request;
 
-/// New tokens of a request that gives no number.
+/// New tokens of a request that sets no number.
 const USUAL_NEW_TOKENS: u32 = 128;
-/// A lower temperature above 0 is raised to this one, as in vLLM: scores divided by less lose the noise of draws.
+/// Minimum temperature above 0, as in vLLM; lower ones are raised to it, because large quotients lose the noise of
+/// draws.
 const TEMPERATURE_MIN: f32 = 0.01;
 
 /// The sizes that limit requests.
@@ -38,18 +39,18 @@ pub fn longest(shape: &EngineShape) -> u32 {
 }
 
 impl Limits {
-    /// Returns the most new tokens after a prompt of this length. The last one is never fed back, so it needs no K and
-    /// V.
+    /// Returns the maximum of new tokens after a prompt of this length. The last new token is never an input, so it
+    /// needs no K and V.
     pub fn room(&self, prompt: usize) -> usize {
         (self.positions.min(self.pool) + 1).saturating_sub(prompt)
     }
 
-    /// Returns the request with its final number of new tokens, if it can be served. Removes stop tokens that the model
-    /// does not have, because they never occur.
+    /// Returns the request with its final number of new tokens if it can be served. Removes stop tokens beyond the
+    /// vocabulary, because they never occur.
     ///
     /// # Errors
-    /// An empty prompt, a token that the model does not have, more tokens than the model has positions or the pool has
-    /// slots, or invalid sampling parameters.
+    /// An empty prompt, a token beyond the vocabulary, more tokens than the model has positions or the pool has slots,
+    /// or invalid sampling parameters.
     pub fn check(&self, mut request: Request) -> Result<Request, String> {
         if request.prompt.is_empty() {
             return Err("the prompt has no tokens".into());

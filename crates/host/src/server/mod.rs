@@ -2,19 +2,19 @@
 //!
 //! ```text
 //! admit    waiting and preempted streams, while rows and pages allow
-//! plan     one new token of every stream that generates, and a chunk of the prompts that are not computed yet
+//! plan     one new token of every generating stream, and a chunk of the uncomputed prompts
 //! launch   the runner starts the step
-//! collect  the runner waits for its tokens
-//! accept   keep the drafts that came true, commit and complete the step, take its tokens, fork samples, finish what
-//!          has ended
+//! collect  the runner waits for the step's tokens
+//! accept   keep accepted drafts, commit and complete the step, append its tokens, fork samples, end
+//!          finished streams
 //! ```
 //!
-//! With overlap, step n + 1 is planned and launched before step n is collected; it refers to the tokens of step n by
-//! their index there. A stop token is therefore seen one step late, and the stream's token of step n + 1 is dropped. A
-//! failed step is aborted together with the step planned after it, and both are planned again: streams change only in
-//! `accept`. When pages run out, the youngest stream is preempted.
+//! With overlap, the next step is planned and launched before a step is collected. The next step's inputs refer to
+//! tokens of the step by their index there. The loop therefore sees a stop token one step late and drops the stream's
+//! token of the next step. A failed step is aborted together with the next step, and both are planned again; streams
+//! change only in `accept`. When pages run out, the youngest stream is preempted.
 //!
-//! Not here: the computation (`runner.rs`), output (`output.rs`).
+//! `runner.rs` computes steps.
 
 mod drafts;
 mod limits;
@@ -40,7 +40,7 @@ use crate::tally::Tally;
 use drafts::Branches;
 pub use limits::{Limits, longest};
 
-/// Failures in a row after which a run gives up.
+/// Failures in a row that end a run.
 const FAILURES_MAX: u32 = 4;
 
 /// Options of batching.
@@ -50,24 +50,34 @@ pub struct Policy {
     pub chunk: u32,
     /// Most streams at a time.
     pub concurrency: u32,
-    /// Plan a step before the tokens of the previous one are known.
+    /// The loop plans a step before it has the tokens of the previous step.
     pub overlap: bool,
-    /// Let every n-th step fail, to test the retry.
+    /// Every n-th step fails, to test the retry.
     pub fail_every: Option<u64>,
-    /// Let a stream wait for a running one that computes its prompt. The length of the wait depends on `overlap`, and
-    /// so do the rows of later steps and the last bits of products on a GPU.
+    /// A stream waits for a running stream that computes its prompt. The length of the wait depends on `overlap`; so do
+    /// the rows of later steps and the last bits of products on a GPU.
     pub wait_for_leaders: bool,
-    /// Check drafts together with each stream's next token; not with `overlap`, which plans before that token is known.
+    /// A step checks drafts together with each stream's next token. Not with `overlap`, which plans before that token
+    /// exists.
     pub drafts: Option<Drafting>,
 }
 
 impl Policy {
-    /// Returns the most tokens that steps are planned past a stream's published ones, in pages of `page_size` tokens:
-    /// [`EngineConfig::promise_ahead`](kvarena::EngineConfig) of a pool with groups of layers.
+    /// Returns the maximum of tokens that steps are planned past a stream's published tokens, in pages of `page_size`
+    /// tokens: [`EngineConfig::promise_ahead`](kvarena::EngineConfig) of a pool with groups of layers.
     pub fn promise_ahead(&self, page_size: u32) -> u32 {
         let drafts = self.drafts.map_or(0, |drafts| drafts.tokens);
         let step = self.chunk.max(drafts + 1);
         step.saturating_mul(1 + u32::from(self.overlap)).saturating_add(page_size - 1)
+    }
+
+    /// Returns the most tokens of a step: [`EngineConfig::max_step_tokens`](kvarena::EngineConfig).
+    pub fn step_tokens(&self) -> u32 {
+        /// Rows and tokens are padded to multiples of 256 at most.
+        const PADDING: u32 = 512;
+        let drafts = self.drafts.map_or(0, |drafts| drafts.tokens);
+        let decode = self.concurrency.saturating_mul(drafts.saturating_add(1));
+        self.chunk.saturating_add(decode).saturating_add(PADDING)
     }
 }
 
@@ -76,15 +86,15 @@ pub trait Sink {
     /// A stream has a new token, chosen from these logits (empty if the runner does not keep them).
     fn token(&mut self, _stream: &Stream, _logits: &[f32]) {}
 
-    /// The logits from which token number `position` of a stream's prompt would have been chosen, if requested; in
-    /// order, before the stream's first token.
+    /// Receives the logits from which token number `position` of a stream's prompt would have been chosen, if
+    /// requested. The calls are in order and precede the stream's first token.
     fn prompt(&mut self, _stream: &Stream, _position: u32, _logits: &[f32]) {}
 
-    /// A stream ended and will be removed; `last`: it was the last of its request.
+    /// A stream ended and will be removed; `last` marks the last stream of its request.
     fn done(&mut self, _stream: &Stream, _last: bool) {}
 
-    /// Returns the reason for which the stream must end now, if any: its client has gone away or has read enough.
-    /// Called before every step.
+    /// Returns a reason to end the stream now, if any: its client has disconnected or needs no more tokens. The loop
+    /// calls this before every step.
     fn ends(&mut self, _stream: &Stream) -> Option<Finish> {
         None
     }
@@ -95,9 +105,9 @@ pub trait Sink {
 struct Flight {
     work: Work,
     step: StepId,
-    /// The stream of each of the plan's rows.
+    /// Stream of each row of the plan.
     streams: Vec<StreamKey>,
-    /// The stream of each draw of the work, in order.
+    /// Stream of each draw of the work, in order.
     says: Vec<Say>,
     /// Draws that only provide logits.
     scores: Vec<Score>,
@@ -111,19 +121,19 @@ struct Flight {
 #[derive(Clone, Copy, Debug)]
 struct Score {
     stream: StreamKey,
-    /// The first token, by its index in the prompt.
+    /// First token, by its index in the prompt.
     position: u32,
-    /// The draw of its logits; later tokens have the draws after it.
+    /// Draw of its logits; later tokens have the following draws.
     draw: usize,
     count: u32,
 }
 
-/// The owner of draws: the stream itself, or a sample that is then forked from it.
+/// Owner of draws: the stream itself, or a sample that will be forked from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Say {
     stream: StreamKey,
     sample: u32,
-    /// The first draw; each of the stream's drafts has one more.
+    /// First draw; each of the stream's drafts has one more.
     draw: usize,
 }
 
@@ -132,9 +142,9 @@ struct Asked {
     request: Request,
     /// Tokens of the prompt, sorted and without duplicates, if the request has a repetition penalty.
     prompt_tokens: Vec<u32>,
-    /// Its group, which takes one turn.
+    /// Group that takes turns as one.
     group: u64,
-    /// Its streams that have not ended.
+    /// Number of streams that have not ended.
     open: u32,
 }
 
@@ -152,9 +162,9 @@ pub struct Server<R: Runner> {
     engine: Engine<R::Backend>,
     runner: R,
     policy: Policy,
-    /// Requests submitted so far.
+    /// Number of requests submitted.
     submitted: usize,
-    /// Requests and streams that have not ended. Ended ones are removed, so a server may run without a limit of time.
+    /// Requests and streams that have not ended. Ended ones are removed, so a server may run indefinitely.
     asked: SlotMap<RequestKey, Asked>,
     streams: SlotMap<StreamKey, Stream>,
     /// Streams without a sequence, in the order of arrival.
@@ -164,10 +174,10 @@ pub struct Server<R: Runner> {
     /// Streams whose sequence is preempted, oldest first.
     preempted: VecDeque<StreamKey>,
     ages: u64,
-    /// The age from which streams get room for edits first: that of the first stream whose edits did not fit in the
-    /// last step.
+    /// Age from which streams receive edits first: that of the first stream whose edits exceeded the last step's
+    /// capacity.
     edits_turn: u64,
-    /// The step that was planned and launched before the last one was collected.
+    /// Step that was planned and launched before the last step was collected.
     ahead: Option<Flight>,
     /// Failed steps in a row.
     failures: u32,
@@ -189,7 +199,7 @@ pub struct Server<R: Runner> {
 impl<R: Runner> Server<R> {
     /// Creates a server without requests.
     pub fn new(runner: R, engine: Engine<R::Backend>, policy: Policy) -> Self {
-        assert!(!policy.overlap || policy.drafts.is_none(), "drafts follow a token that is known");
+        assert!(!policy.overlap || policy.drafts.is_none(), "drafts exclude overlap");
         Self {
             engine,
             runner,
@@ -216,27 +226,27 @@ impl<R: Runner> Server<R> {
         }
     }
 
-    /// The engine.
+    /// Returns the engine.
     pub fn engine(&self) -> &Engine<R::Backend> {
         &self.engine
     }
 
-    /// The engine, to drain its events. Other changes make the loop's state inconsistent.
+    /// Returns the engine, to drain its events. Other changes make the loop's state inconsistent.
     pub fn engine_mut(&mut self) -> &mut Engine<R::Backend> {
         &mut self.engine
     }
 
-    /// The runner of its steps.
+    /// Returns the runner.
     pub fn runner(&self) -> &R {
         &self.runner
     }
 
-    /// The runner of its steps.
+    /// Returns the runner.
     pub fn runner_mut(&mut self) -> &mut R {
         &mut self.runner
     }
 
-    /// Its options of batching.
+    /// Returns the options of batching.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -246,7 +256,7 @@ impl<R: Runner> Server<R> {
         self.runner
     }
 
-    /// Changes the most streams that run at a time.
+    /// Sets the maximum of running streams.
     pub fn set_concurrency(&mut self, streams: u32) {
         self.policy.concurrency = streams;
     }
@@ -269,7 +279,7 @@ impl<R: Runner> Server<R> {
         }
     }
 
-    /// Returns the counters so far, and the times by part.
+    /// Returns the counters and the times by part.
     pub fn tally(&self) -> (&Tally, &Clock) {
         (&self.tally, &self.clock)
     }
@@ -277,15 +287,15 @@ impl<R: Runner> Server<R> {
     /// Accepts a request and returns its number, the count of earlier requests.
     ///
     /// # Errors
-    /// It can never be served, as [`Limits::check`] reports.
+    /// [`Limits::check`] rejects the request.
     pub fn submit(&mut self, request: Request) -> Result<usize> {
         self.submit_since(request, Instant::now())
     }
 
-    /// [`Server::submit`] for a request that arrived at `since`.
+    /// Does the same as [`Server::submit`], for a request that arrived at `since`.
     ///
     /// # Errors
-    /// As [`Server::submit`].
+    /// See [`Server::submit`].
     pub fn submit_since(&mut self, request: Request, since: Instant) -> Result<usize> {
         let number = self.submitted;
         let request = self
@@ -308,7 +318,7 @@ impl<R: Runner> Server<R> {
     fn check_edits(&self, request: Request) -> std::result::Result<Request, String> {
         let (vocab, room) = (self.runner.config().vocab, self.runner.edits_max());
         if request.sampling.min_p > 0.0 && room == 0 {
-            return Err("min_p is not served by this backend".into());
+            return Err("this backend does not support min_p".into());
         }
         let Some(shaping) = &request.shaping else { return Ok(request) };
         let rules = shaping.rules();
@@ -331,7 +341,7 @@ impl<R: Runner> Server<R> {
         }
     }
 
-    /// The request of a stream.
+    /// Returns the request of a stream.
     fn request(&self, stream: &Stream) -> &Request {
         &self.asked[stream.asked].request
     }
@@ -339,7 +349,7 @@ impl<R: Runner> Server<R> {
     /// Serves until every stream has ended.
     ///
     /// # Errors
-    /// As [`Server::step`].
+    /// See [`Server::step`].
     pub fn run(&mut self, sink: &mut impl Sink) -> Result<()> {
         while self.step(sink)? {}
         Ok(())
@@ -363,7 +373,7 @@ impl<R: Runner> Server<R> {
             None => self.plan(None)?,
         };
         let Some(flight) = planned else { return self.check_idle().map(|()| false) };
-        // A stream yields only between two steps.
+        // A stream yields its turn only between two steps.
         let ahead = self.policy.overlap && !self.is_unfair();
         self.ahead = if ahead { self.plan(Some(&flight))? } else { None };
         self.clock.lap(Part::Engine);

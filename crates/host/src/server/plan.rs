@@ -12,9 +12,9 @@ use crate::shaping::{Edits, History, PreparedShaping};
 use crate::stream::{Stream, StreamKey};
 
 impl<R: Runner> Server<R> {
-    /// Admits streams while rows and pages are available: preempted ones first, because they are older, then those of
-    /// the group with the fewest running streams. A stream whose prompt a running stream is computing waits for it, and
-    /// later streams may pass it.
+    /// Admits streams while rows and pages are available. Preempted streams come first, because they are older; then
+    /// those of the group with the fewest running streams. A stream waits while a running stream computes its prompt,
+    /// and later streams may overtake it.
     fn admit(&mut self) -> Result<()> {
         while self.running.len() < self.policy.concurrency as usize {
             let index = if let Some(&index) = self.preempted.front() {
@@ -55,7 +55,7 @@ impl<R: Runner> Server<R> {
         let request = &self.asked[stream.asked].request;
         let said = TokenId::from_raw(&stream.tokens);
         let known = [&request.prompt[..], said].concat();
-        // The previous leader no longer leads.
+        // The previous leader has ended its lead.
         stream.leader = None;
         let finds_leader = self.policy.wait_for_leaders && !request.scores_prompt;
         let names = names_of(request, namespace);
@@ -71,8 +71,8 @@ impl<R: Runner> Server<R> {
             Ok(None) => self.engine.admit(namespace, &known, 0).map(Some),
             Ok(found) => {
                 stream.leader = found;
-                // With groups of layers the leader keeps what the stream will read. If too many streams follow other
-                // prefixes of it, this one finds less.
+                // With groups of layers, the leader keeps the pages that the stream will read. If too many streams
+                // follow other prefixes of the leader, this stream finds fewer cached pages.
                 if let Some(leader) = found {
                     _ = self.engine.mark(leader.seq, leader.cached_len);
                 }
@@ -81,7 +81,7 @@ impl<R: Runner> Server<R> {
             Err(error) => Err(error),
         };
         if is_named {
-            // From here on the sequence and cached pages keep the name alive, so unused salts do not accumulate.
+            // The sequence and the cached pages now keep the name alive, so unused salts do not accumulate.
             self.engine.forget_namespace(namespace).map_err(refused)?;
         }
         let seq = match admitted {
@@ -102,8 +102,8 @@ impl<R: Runner> Server<R> {
         Ok(true)
     }
 
-    /// Plans a step and launches it. `before`: the step still in flight; then no stream is preempted for this one.
-    /// Drafts are dropped before a stream is preempted.
+    /// Plans a step and launches it. `before` is the step in flight, if any; the loop then preempts no stream. It drops
+    /// drafts before it preempts a stream.
     pub(super) fn plan(&mut self, before: Option<&Flight>) -> Result<Option<Flight>> {
         let ahead = before.is_some();
         if !ahead {
@@ -172,9 +172,9 @@ impl<R: Runner> Server<R> {
             if plan.tokens[last] == TokenId::PENDING {
                 let mut said = before.iter().flat_map(|before| &before.says);
                 let say = said.find(|say| (say.stream, say.sample) == (index, sample));
-                work.inputs[last] = -1 - say.expect("the step before chooses it").draw as i32;
+                work.inputs[last] = -1 - say.expect("the previous step has it").draw as i32;
             }
-            let seq = stream.seq.expect("a stream that is planned has a sequence");
+            let seq = stream.seq.expect("a planned stream has a sequence");
             if request.scores_prompt && sample == 0 {
                 let start = plan.positions[row.qo_start as usize] + 1;
                 let end = (start + row.extend_len).min(request.prompt.len() as u32);
@@ -198,7 +198,7 @@ impl<R: Runner> Server<R> {
             if row.kv_len < self.engine.token_count(seq).map_err(refused)? {
                 continue;
             }
-            // With drafts each token has a draw; otherwise only the last one has.
+            // With drafts each token has a draw; without them only the last token has one.
             let first = if stream.drafts().is_some() { row.qo_start as usize } else { last };
             let number = |row: usize| plan.positions[row] + 1 - request.prompt.len() as u32;
             let forked = sample == 0 && number(first) == 0;
@@ -208,9 +208,9 @@ impl<R: Runner> Server<R> {
                 Some(shaping) => {
                     let history = History {
                         prompt: &self.asked[stream.asked].prompt_tokens,
-                        said: &stream.tokens,
+                        answer: &stream.tokens,
                         counts: &stream.counts,
-                        said_count: number(first),
+                        answer_len: number(first),
                     };
                     shaping.edits(history, &request.stop, changes, &mut work.edits)
                 }
@@ -226,8 +226,8 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Chooses the tokens of each running stream for the next step, oldest first. Streams take turns for a step's room
-    /// for edits.
+    /// Chooses the tokens of each running stream for the next step, oldest first. Streams take turns for a step's
+    /// capacity of edits.
     fn select(&mut self, ahead: bool, flight: &mut Flight) -> Result<()> {
         let mut budget = self.policy.chunk;
         let mut edits = self.runner.edits_max();
@@ -275,8 +275,8 @@ impl<R: Runner> Server<R> {
     ) -> u32 {
         let request = self.request(stream);
         match known.saturating_sub(planned) {
-            // The step in flight will choose a token. The step after it is worth planning unless that token is the
-            // last, or its edits depend on that token.
+            // The step in flight will choose a token. A step after it is useful unless that token is the stream's last,
+            // or its edits depend on that token.
             0 => {
                 let max_new = request.max_new_tokens.unwrap_or(0) as usize;
                 let shaping = request.shaping.as_ref();
@@ -302,7 +302,7 @@ impl<R: Runner> Server<R> {
         let index = self.running.pop().expect("more than one stream runs");
         let seq = self.streams[index].seq.expect("a running stream has a sequence");
         self.engine.preempt(seq, Keep::Publish).map_err(refused)?;
-        // It is younger than the running ones and older than those preempted before it.
+        // The stream is younger than the running ones and older than those preempted before it.
         self.preempted.push_front(index);
         self.tally.preemptions += 1;
         Ok(())
@@ -315,7 +315,7 @@ fn is_last_token(stream: &Stream, left: u32) -> bool {
 }
 
 /// Returns the names of a request's namespace; `None` for the default one. No client can name the adapter of a
-/// namespace with a scored prompt, so routers match no request with its pages.
+/// namespace with a scored prompt, so routers match no request with the namespace's pages.
 fn names_of(request: &Request, namespace: Namespace) -> Option<NamespaceNames> {
     if request.scores_prompt {
         let lora = Some(format!("scored prompt {:x}", namespace.raw()));

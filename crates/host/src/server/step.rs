@@ -40,7 +40,7 @@ impl<R: Runner> Server<R> {
             stream.scored = stream.scored.max(score.position + score.count);
         }
         for (i, say) in flight.says.iter().enumerate() {
-            // A stream that ended after this step was planned takes no further token.
+            // A stream that ended after the plan of this step takes no more tokens.
             let Some(stream) = self.streams.get(say.stream) else { continue };
             let index = match say.sample == stream.sample {
                 true => say.stream,
@@ -52,7 +52,7 @@ impl<R: Runner> Server<R> {
                 self.say(index, (draw, is_last), sink)?;
             }
         }
-        // A fork is a step after the one planned ahead, and completes with the step after that.
+        // A fork is a step after the step planned ahead, and completes with the step after that.
         let done = if ahead { flight.step } else { self.last_step };
         self.engine.complete(done).map_err(refused)?;
         self.spare.push(flight);
@@ -60,8 +60,8 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Creates another sample of a stream whose prompt is computed, sharing its pages. If pages are short, the sample
-    /// waits.
+    /// Creates another sample of a stream whose prompt is computed. Both share its pages. If pages are short, the
+    /// sample waits.
     fn fork(&mut self, parent: StreamKey, sample: u32) -> Result<StreamKey> {
         let Stream { request, asked, submitted, seq, .. } = self.streams[parent];
         let mut stream = Stream::new((asked, request), sample, submitted);
@@ -93,8 +93,8 @@ impl<R: Runner> Server<R> {
         Ok(key)
     }
 
-    /// Adds the token of a draw to a stream. The last token of a step is new to the engine: the stream ends or
-    /// continues with it.
+    /// Appends the token of a draw to a stream. The engine does not have the last token of a step: the stream ends or
+    /// appends it.
     fn say(
         &mut self,
         index: StreamKey,
@@ -129,7 +129,7 @@ impl<R: Runner> Server<R> {
         self.end(index, finish, sink)
     }
 
-    /// Ends the streams whose clients have gone away or have read enough.
+    /// Ends the streams whose clients have disconnected or need no more tokens.
     pub(super) fn cancel(&mut self, sink: &mut impl Sink) -> Result<()> {
         let live =
             [&self.running[..], self.preempted.make_contiguous(), self.waiting.make_contiguous()];

@@ -1,5 +1,5 @@
 //! Fair turns: groups of requests share the running streams evenly, so that a group with many choices does not block
-//! others.
+//! another group.
 
 use std::collections::HashMap;
 
@@ -10,11 +10,11 @@ use crate::error::Result;
 use crate::runner::Runner;
 use crate::stream::StreamKey;
 
-/// Namespaces from here on belong to requests whose prompts are computed without the cache.
+/// Lower bound of the namespaces of requests whose prompts are computed without the cache.
 const SCORED: u64 = 1 << 63;
 
 impl<R: Runner> Server<R> {
-    /// Running streams by group.
+    /// Returns the number of running streams by group.
     fn shares(&self) -> HashMap<u64, usize> {
         let mut shares = HashMap::new();
         for &key in &self.running {
@@ -27,8 +27,8 @@ impl<R: Runner> Server<R> {
         self.asked[self.streams[key].asked].group
     }
 
-    /// Returns the stream to admit next, and its index among the waiting ones: the first one of the group with the
-    /// fewest running streams. `None` if all follow a leader. O(waiting + running).
+    /// Returns the stream to admit next, and its index among the waiting ones: the first of the group with the fewest
+    /// running streams. Returns `None` if all follow a leader. O(waiting + running).
     pub(super) fn next_waiting(&self) -> Option<(usize, StreamKey)> {
         if self.waiting.is_empty() {
             return None;
@@ -40,7 +40,7 @@ impl<R: Runner> Server<R> {
             .min_by_key(|&(entry, key)| (shares.get(&self.group(key)).copied().unwrap_or(0), entry))
     }
 
-    /// Returns whether all rows are taken and the next stream's group has at least two running streams fewer than
+    /// Returns whether all rows are in use and the next stream's group has at least two running streams fewer than
     /// another group.
     pub(super) fn is_unfair(&self) -> bool {
         self.gives_way().is_some()
@@ -60,8 +60,8 @@ impl<R: Runner> Server<R> {
         if most >= fewest + 2 { youngest() } else { None }
     }
 
-    /// Returns streams of the largest groups to the queue while turns are unfair; their computed prefixes stay cached.
-    /// Call this while no step is in flight.
+    /// Returns streams of the largest groups to the queue while turns are unfair. Their computed prefixes stay cached.
+    /// The caller must have no step in flight.
     pub(super) fn give_way(&mut self) -> Result<()> {
         if let Some(key) = self.gives_way() {
             let stream = &mut self.streams[key];
@@ -75,7 +75,7 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Returns the namespace of a stream's prefix: one of its own if the whole prompt must be computed.
+    /// Returns the namespace of a stream's prefix. A request whose whole prompt must be computed has its own.
     pub(super) fn namespace(&self, key: StreamKey) -> Namespace {
         let stream = &self.streams[key];
         let request = self.request(stream);

@@ -37,11 +37,11 @@ impl Sink for Said<'_> {
 pub struct Count {
     /// Recorded tokens.
     pub tokens: usize,
-    /// Those of them that changed or are missing.
+    /// Recorded tokens that changed or are missing.
     pub changed_tokens: usize,
     /// Recorded texts.
     pub texts: usize,
-    /// Those of them that changed.
+    /// Recorded texts that changed.
     pub changed_texts: usize,
 }
 
@@ -65,10 +65,10 @@ impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { tokens, changed_tokens, texts, changed_texts } = self;
         if *texts == 0 {
-            return f.write_str("nobody knows what reading all would have said");
+            return f.write_str("no text was recorded with full reads");
         }
         write!(f, "{changed_tokens} of {tokens} tokens, {changed_texts} of {texts} texts ")?;
-        write!(f, "are not those of reading all")
+        write!(f, "differ from those of full reads")
     }
 }
 
@@ -80,7 +80,7 @@ pub struct Change<'a, S> {
 }
 
 impl<'a, S: Sink> Change<'a, S> {
-    /// Starts with no tokens.
+    /// Starts with zero counts.
     pub fn new(sink: &'a mut S, before: &'a Said<'a>) -> Self {
         Self { sink, before, count: Count::default() }
     }

@@ -1,4 +1,4 @@
-//! The channels of K that are labels, chosen offline as Double Sparsity does (Yang et al. 2024, arXiv:2408.07092).
+//! Chooses the channels of K that are labels, offline as in Double Sparsity (Yang et al. 2024, arXiv:2408.07092).
 //!
 //! A channel's importance is the mean absolute value of its contribution to a score, `|q * k|`, over all measured
 //! queries and keys. Here q is the sum of the kv head's queries, as in [`select`](kvarena::SparseBackend::select). The
@@ -19,7 +19,7 @@ pub struct Measured {
     layers: usize,
     kv_heads: usize,
     head_dim: usize,
-    /// `[layers, kv_heads, head_dim]`: of absolute values of summed queries, and of keys.
+    /// `[layers, kv_heads, head_dim]`: sums of the absolute values of summed queries, and of keys.
     q: Vec<f64>,
     k: Vec<f64>,
 }
@@ -52,10 +52,10 @@ impl Measured {
         }
     }
 
-    /// Returns the `count` most important channels of each head; of equals the lower ones.
+    /// Returns the `count` most important channels of each head. Among equal channels the lower one comes first.
     ///
     /// # Errors
-    /// Numbers that are not finite.
+    /// A measured number is not finite.
     ///
     /// # Panics
     /// If a head has fewer channels.
@@ -110,13 +110,13 @@ mod tests {
     #[test]
     fn channels_of_great_products_are_chosen() {
         let mut measured = Measured::of(1, 2, 4);
-        // Two query heads for each kv head: in channel 0 those of the first kv head cancel out.
+        // Two query heads for each kv head: in channel 0, the queries of the first kv head cancel out.
         let q = [9.0, 1.0, 1.0, 0.0, -9.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
         let k = [9.0, 2.0, -3.0, 9.0, 1.0, -1.0, 1.0, 1.0];
         measured.look(0, &q, &k);
         let best = measured.best(2).expect("finite");
         assert_eq!(best.get(LayerId::new(0), 0), [1, 2]);
-        assert_eq!(best.get(LayerId::new(0), 1), [0, 1], "of equals the lower ones");
+        assert_eq!(best.get(LayerId::new(0), 1), [0, 1], "the lower of equal channels");
         measured.look(0, &[f32::NAN; 16], &k);
         assert!(measured.best(2).is_err());
     }

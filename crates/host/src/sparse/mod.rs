@@ -1,11 +1,11 @@
 //! Sparse reads: generating streams attend only to the positions that labels find.
 //!
 //! ```text
-//! channels   which channels of K are labels: measured on a pass that reads all, kept in a file
-//! reader     attention of a step over chosen positions
-//! recall     how much of attention's weight they hold
-//! change     which words they change
-//! reference  logits of streams whose tokens are given
+//! channels   the channels of K that are labels: measured with full reads, stored in a file
+//! reader     attention of a step over selected positions
+//! recall     the share of attention's weight on selected positions
+//! change     the tokens that change
+//! reference  logits of streams with given tokens
 //! ```
 
 pub mod change;
@@ -37,7 +37,7 @@ impl FromStr for Sparse {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let number = |text: &str| match text.parse() {
-            Ok(0) | Err(_) => Err(format!("{text:?} is no count of at least 1")),
+            Ok(0) | Err(_) => Err(format!("{text:?} is not a count of at least 1")),
             Ok(number) => Ok(number),
         };
         let (top, channels) = match text.split_once(',') {
@@ -56,17 +56,17 @@ impl Sparse {
     pub fn channels(&self, given: Option<u32>) -> Result<u32> {
         match (self.channels, given) {
             (Some(said), Some(given)) if said != given => {
-                let message = format!("--labels hold {given} channels of a head, not {said}");
+                let message = format!("--labels has {given} channels of a head, not {said}");
                 Err(Error::request(message))
             }
             (said, given) => Ok(given.or(said).unwrap_or(CHANNELS)),
         }
     }
 
-    /// The same engine over a pool that keeps so many channels, and the shape of its page tables.
+    /// Returns the engine's config with a pool that stores `channels` channels, and the shape of its page tables.
     ///
     /// # Errors
-    /// A pool that cannot keep them, or more positions than a sequence may have.
+    /// The pool cannot store the channels, or a sequence may have fewer positions than `top`.
     pub fn engine(
         &self,
         config: &EngineConfig,

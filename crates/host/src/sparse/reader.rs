@@ -24,7 +24,7 @@ impl Reader {
         self.recall.as_ref()
     }
 
-    /// Computes a layer's attention: rows of one new token read their selection, others read all visible tokens.
+    /// Computes a layer's attention. Rows with one new token read their selection; other rows read all visible tokens.
     ///
     /// # Errors
     /// The backend's error.

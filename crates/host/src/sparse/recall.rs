@@ -1,4 +1,4 @@
-//! Measures the share of attention's weight on chosen positions, compared with the best positions of the same number.
+//! Measures the share of attention's weight on selected positions, relative to the best positions of the same number.
 //!
 //! A position's weight is the sum of its weights from the query heads of a kv head, in float64 over the stored K,
 //! without sinks. Recall is the weight of a list divided by the greatest weight of any list of the same length.
@@ -9,20 +9,20 @@ use kvarena::backend::CpuError;
 use kvarena::{Attend, BatchPlan, BatchRow, Cpu, LayerId, NO_POSITION, PlaneName, TableShape};
 use serde_json::{Value, json};
 
-/// Measurements of lists with fewer positions than their rows could see.
+/// Measurements of lists with fewer positions than their rows can read.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Recall {
     table: TableShape,
     /// Measured lists.
     pub lists: u64,
-    /// Sums over the lists: of recall, of the lists' share of all weight, and of the best positions' share.
+    /// Sums over the lists: recall, the lists' share of all weight, and the best positions' share.
     sums: [f64; 3],
     /// The minimum recall of a list.
     pub least: f64,
 }
 
 impl Recall {
-    /// Starts an empty measurement; `table` is the engine's.
+    /// Starts an empty measurement; `table` is the shape of the engine's page tables.
     pub fn new(table: TableShape) -> Self {
         Self { table, lists: 0, sums: [0.0; 3], least: 1.0 }
     }
@@ -44,7 +44,7 @@ impl Recall {
     /// Measures lists `[rows, kv_heads, top]` for q, `[tokens, q_heads, head_dim]`. O(context) for each list.
     ///
     /// # Errors
-    /// A layer or a slot that does not exist.
+    /// A layer or a slot does not exist.
     pub fn look(
         &mut self,
         backend: &Cpu,
@@ -75,7 +75,7 @@ impl Recall {
         Ok(())
     }
 
-    /// Returns K of the row's positions from `first` on.
+    /// Returns K of a row's positions from `first` on.
     fn keys(
         &self,
         backend: &Cpu,
@@ -106,7 +106,7 @@ impl Recall {
     }
 }
 
-/// Returns for each key the sum of its weights under the queries; the weights of each query sum to 1.
+/// Returns the sum of each key's weights under the queries; the weights of each query sum to 1.
 fn weights(queries: &[f32], keys: &[&[f32]], scale: f32) -> Vec<f64> {
     let mut weights = vec![0.0; keys.len()];
     for query in queries.chunks_exact(keys[0].len()) {
@@ -127,7 +127,7 @@ fn weights(queries: &[f32], keys: &[&[f32]], scale: f32) -> Vec<f64> {
 impl fmt::Display for Recall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.lists == 0 {
-            return f.write_str("recall: every list held all that its row saw");
+            return f.write_str("recall: every list contained all positions of its row");
         }
         let [mean, held, best] = self.means();
         write!(f, "recall of {} lists: {mean:.4}, least {:.4}; ", self.lists, self.least)?;

@@ -1,4 +1,4 @@
-//! Logits of a stream with sparse reads and given tokens, for checks.
+//! Computes logits of a stream with sparse reads and given tokens, for checks.
 
 use kvarena::{
     Capacity, CpuOptions, Engine, EngineConfig, EngineError, Extend, KvDtype, LabelChannels,
@@ -14,8 +14,8 @@ use crate::runner::{Draw, Runner, Work};
 use crate::sample::Sampling;
 use crate::shaping::Edits;
 
-/// Returns the logits after each token of a stream from number `from` on, `[len - from, vocab]`, on the CPU over a pool
-/// of bf16. One step reads all up to that token, and each later token reads `top` positions.
+/// Returns the logits after each token of a stream from number `from` on, `[len - from, vocab]`. Runs on the CPU over a
+/// pool of bf16. One step reads all positions up to that token, and each later token reads `top` positions.
 ///
 /// # Errors
 /// Channels of another model, or an invalid stream.

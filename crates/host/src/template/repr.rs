@@ -1,11 +1,11 @@
-//! Lists and dictionaries as Python writes them.
+//! Formats lists and dictionaries as Python does.
 
 use minijinja::value::ValueKind;
 use minijinja::{Output, State, Value};
 
 use super::{Rendering, python_float};
 
-/// Writes a printed value: lists and dictionaries as Python's `repr`, others as minijinja does.
+/// Formats a printed value: lists and dictionaries like Python's `repr`, other values like minijinja.
 pub(super) fn format(out: &mut Output<'_>, state: &State<'_, '_>, value: &Value) -> Rendering<()> {
     match value.kind() {
         ValueKind::Seq | ValueKind::Map => {
@@ -54,7 +54,7 @@ fn write(value: &Value, out: &mut String) -> Rendering<()> {
     Ok(())
 }
 
-/// Quotes a text: by `"` where it has `'` and no `"`.
+/// Quotes a text, with `"` if it contains `'` but no `"`.
 fn text(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);

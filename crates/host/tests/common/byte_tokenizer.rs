@@ -1,8 +1,8 @@
-//! A tokenizer of single bytes: text, templates and streaming go through it, and characters take several tokens.
+//! A tokenizer of single bytes, for tests of text, templates and streaming: characters take several tokens.
 
 use serde_json::{Value, json};
 
-/// `tokenizer.json` with a token for each byte, up to the vocabulary's end.
+/// Returns `tokenizer.json` with a token for each byte, up to the vocabulary's end.
 pub fn byte_tokenizer(tokens: u32) -> Value {
     let vocab: serde_json::Map<String, Value> =
         (0..tokens).map(|id| (format!("<0x{id:02X}>"), json!(id))).collect();

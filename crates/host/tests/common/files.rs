@@ -1,4 +1,4 @@
-//! Model directories for tests: copies of a golden model, spoiled or reshaped.
+//! Model directories for tests: damaged or modified copies of golden models.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::Value;
 
-/// A directory of its own that goes away with it.
+/// Temporary directory, removed on drop.
 pub struct Dir(PathBuf);
 
 impl Dir {
-    /// An empty one.
+    /// Creates an empty directory.
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -20,7 +20,7 @@ impl Dir {
         Self(path)
     }
 
-    /// A copy of a golden model.
+    /// Copies a golden model.
     pub fn copy_of(model: &str) -> Self {
         let dir = Self::new();
         for file in ["config.json", "model.safetensors"] {
@@ -29,7 +29,7 @@ impl Dir {
         dir
     }
 
-    /// A copy of a golden model whose config was changed.
+    /// Copies a golden model and changes its config.
     pub fn with_config(model: &str, change: impl FnOnce(&mut Value)) -> Self {
         let dir = Self::copy_of(model);
         let config = fs::read(dir.0.join("config.json")).expect("a config");
@@ -46,7 +46,7 @@ impl Dir {
         path
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! What the tests on a GPU share: the device where there is one, numbers, and how close results are to be.
+//! Helpers of the tests on a GPU: the device, random numbers, and comparisons with a tolerance.
 
 use std::rc::Rc;
 
@@ -8,7 +8,7 @@ use kvarena_host::gpu::GpuError;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::sample::splitmix;
 
-/// The GPU, or none and why.
+/// Opens the GPU, or prints the reason why there is none.
 pub fn device() -> Option<Rc<Device>> {
     match Device::open() {
         Ok(device) => Some(Rc::new(device)),
@@ -28,7 +28,7 @@ pub fn device() -> Option<Rc<Device>> {
     }
 }
 
-/// Numbers around 0 of about this size.
+/// Random numbers around 0 with a given magnitude.
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -50,7 +50,7 @@ pub fn read<T: bytemuck::Pod>(buffer: &DeviceBuffer, len: usize) -> Vec<T> {
     buffer.read(0, len).expect("a copy")
 }
 
-/// Within two roundings to bf16 of what is expected, and a bit of the largest number.
+/// Checks that numbers are within two bf16 roundings of the expected ones, plus a share of the largest number.
 pub fn close(actual: &[bf16], expected: &[bf16], what: &str) {
     assert_eq!(actual.len(), expected.len(), "{what}");
     let largest = expected.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max);

@@ -1,6 +1,6 @@
-//! What the tests share: the golden models and their cases.
+//! Shared test data: the golden models and their cases.
 
-#![allow(dead_code)] // each test takes what it needs
+#![allow(dead_code)] // each test uses a part
 
 pub mod byte_tokenizer;
 pub mod files;
@@ -15,28 +15,27 @@ use serde_json::Value;
 /// The golden models with heads of K and V and one MLP a layer.
 pub const MODELS: [&str; 2] = ["qwen3-tiny", "llama-tiny"];
 
-/// Those with experts: latent rows, and sinks.
+/// Golden models with experts: latent rows, and sinks.
 pub const MIXTURES: [&str; 2] = ["deepseek-tiny", "gpt-oss-tiny"];
 
-/// Those with layers that read a window or a chunk.
+/// Golden models with layers that read a window or a chunk.
 pub const GROUPED: [&str; 3] = ["gpt-oss-tiny", "gemma3-tiny", "llama4-tiny"];
 
-/// A golden model's directory. The tests of the server include this file, too.
+/// Returns a golden model's directory. The tests of the server include this file.
 pub fn dir(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/tests/data").join(model)
 }
 
-/// One golden case: what the reference framework generates.
+/// A golden case: the tokens of the reference framework.
 pub struct Case {
     pub prompt: Vec<u32>,
     pub tokens: Vec<u32>,
     pub first_logits_head: Vec<f64>,
 }
 
-/// The cases of a golden model.
+/// Returns the cases of a golden model.
 pub fn cases(model: &str) -> Vec<Case> {
-    let text =
-        std::fs::read_to_string(dir(model).join("golden.json")).expect("golden.json is there");
+    let text = std::fs::read_to_string(dir(model).join("golden.json")).expect("golden.json exists");
     let golden: Value = serde_json::from_str(&text).expect("golden.json is JSON");
     let list = |value: &Value| -> Vec<f64> {
         value.as_array().expect("a list").iter().map(|x| x.as_f64().expect("a number")).collect()
@@ -50,7 +49,7 @@ pub fn cases(model: &str) -> Vec<Case> {
     golden["cases"].as_array().expect("cases").iter().map(case).collect()
 }
 
-/// Whether two logits agree to 1e-3 relative; logits below 0.01 in magnitude to 1e-5.
+/// Returns whether two logits agree to 1e-3 relative; logits below 0.01 in magnitude to 1e-5.
 pub fn agree(actual: f64, expected: f64) -> bool {
     (actual - expected).abs() <= 1e-3 * expected.abs().max(0.01)
 }

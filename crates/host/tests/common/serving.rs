@@ -1,4 +1,4 @@
-//! Serving the golden prompts in a setting, and what is heard then.
+//! Serves the golden prompts in a setting and records the streams.
 
 use std::collections::BTreeMap;
 
@@ -18,13 +18,13 @@ use kvarena_host::tally::Tally;
 
 use super::Case;
 
-/// How prompts come.
+/// Order and size in which prompts are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     OneByOne,
     AllAtOnce,
     ChunksOf7,
-    /// Room for the longest request and no more.
+    /// The pool has memory for the longest request only.
     SmallPool,
 }
 
@@ -37,12 +37,12 @@ pub struct Setting {
     pub layout: Layout,
     pub prefix: PrefixMode,
     pub way: Way,
-    /// Prompt tokens of a step, where the way does not say.
+    /// Prompt tokens of a step, if `way` sets no number.
     pub chunk: u32,
     pub overlap: bool,
     pub fail_every: Option<u64>,
     pub drafts: Option<Drafting>,
-    /// Layers with a window keep only what it reads.
+    /// Whether layers with a window keep only its tokens.
     pub groups: bool,
 }
 
@@ -63,7 +63,7 @@ impl Default for Setting {
     }
 }
 
-/// Keeps what streams say.
+/// Records the tokens of streams.
 #[derive(Default)]
 pub struct Heard {
     pub tokens: BTreeMap<(usize, u32), Vec<u32>>,
@@ -98,12 +98,12 @@ pub fn requests(cases: &[Case]) -> Vec<Request> {
     cases.iter().map(|case| defaults.request(case.prompt.clone())).collect()
 }
 
-/// On the CPU, with one thread: the tests run side by side already.
+/// Serves on the CPU with one thread, because the tests run in parallel.
 pub fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
     serve_by(CpuRunner::new(model), requests, setting, Scaling::Static, None).0
 }
 
-/// As [`serve`], by any runner, with scales of either kind.
+/// Serves with any runner and either kind of scales.
 pub fn serve_by<R: Runner<Backend = Cpu>>(
     runner: R,
     requests: &[Request],
@@ -122,7 +122,7 @@ pub fn serve_by<R: Runner<Backend = Cpu>>(
     (Ran { heard, stats: server.engine().stats(), tally }, server)
 }
 
-/// A server in a setting, with room for these requests.
+/// Creates a server in a setting, with memory for these requests.
 pub fn server<R: Runner<Backend = Cpu>>(
     runner: R,
     requests: &[Request],

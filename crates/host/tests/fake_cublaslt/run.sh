@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# The GPU part of crates/host on a machine without a GPU: all but its own kernels, over a driver, a cublasLt and an NCCL
-# that run on the CPU (tests/cuda/fake_driver, library.cc, nccl.cc). Needs .ci/cuda-stub.sh and the library of
+# Tests the GPU part of crates/host without a GPU: all but its own kernels run over a driver, a cublasLt and an NCCL on
+# the CPU (tests/cuda/fake_driver, library.cc, nccl.cc). Needs .ci/cuda-stub.sh and the library of
 # tests/cuda/fake_driver/run.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../../../.."
 driver=$PWD/target/fake-driver lt=$PWD/target/fake-cublaslt nccl=$PWD/target/fake-nccl
 mkdir -p "$lt" "$nccl"
-# Sums in any order, as on a GPU, or they would not be vectors.
+# The compiler vectorises sums only if it may reorder them, as a GPU does.
 "${CXX:-c++}" -std=c++17 -O3 -fassociative-math -fno-signed-zeros -fno-trapping-math -fPIC -shared -Wall -Werror \
     -o "$lt/libcublasLt.so.13" crates/host/tests/fake_cublaslt/library.cc
 "${CXX:-c++}" -std=c++17 -O3 -fPIC -shared -Wall -Werror -o "$nccl/libnccl.so.2" crates/host/tests/fake_cublaslt/nccl.cc
 export CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 cd crates
-# All packages at once: for some of them cargo would choose other features of dependencies, and build those anew.
+# All packages in one command: a part of them has other features of dependencies, which cargo would rebuild.
 all="--release --features kvarena-host/cuda,kvarena-server/cuda"
 export LD_LIBRARY_PATH=$driver:$lt:$nccl
 cargo test $all --test 'gpu*' --no-run
 
-# All tests; ranks that fail; sums on one device, and over more ranks, finely mixed; devices that do not reach each other's memory;
-# and what a machine without a driver, a device, cublasLt or NCCL, or with an NCCL that refuses, reports.
+# All tests; failing ranks; sums on one device and over more ranks, interleaved finely; devices without peer access; and
+# the errors without a driver, a device, cublasLt or NCCL, and with an NCCL that fails.
 check=the_gpu_says_what_the_cpu_says
 ../tests/cuda/fake_driver/jobs.sh <<END
  -- $all --test gpu $check

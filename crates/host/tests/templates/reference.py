@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Chat templates as transformers renders them.
+"""Renders chat templates with transformers.
 
-    reference.py [--write]        checks cases.json and published.json (or writes them) from what stands below
-    reference.py FOLDER RENDER    renders each FOLDER/*.jinja by transformers and by RENDER, and compares the bytes
+    reference.py [--write]        checks (or writes) cases.json and published.json from the cases below
+    reference.py FOLDER RENDER    renders each FOLDER/*.jinja with transformers and with RENDER, and compares the bytes
 
-`published` holds templates of models whose licence permits a copy; SOURCES.md lists them. FOLDER holds other published
-templates, such as models/templates of llama.cpp. RENDER is the example `render` of this package:
-it takes a folder with a template, and reads messages and arguments from standard input. Needs transformers and jinja2.
+`published` contains templates of models whose licence permits a copy; SOURCES.md lists them. FOLDER contains other
+published templates, such as models/templates of llama.cpp. RENDER is the example `render` of this package, which takes
+a folder with a template and reads messages and arguments from standard input. Needs transformers and jinja2.
 """
 import datetime
 import json
@@ -108,7 +108,7 @@ CONVERSATIONS = {
     "calls": (CALLS, {"tools": [TOOL]}),
     "calls without a prompt": (CALLS[:-1], {"tools": [TOOL], "add_generation_prompt": False}),
 }
-# Dates would change what is rendered: templates get their format instead.
+# Dates would change the output, so templates get the format in place of a date.
 DATE = "{% macro strftime_now(format) %}{{ format }}{% endmacro %}"
 
 
@@ -116,7 +116,7 @@ def reference(template, messages, arguments, special):
     names = {**special, "tools": None, "documents": None, "add_generation_prompt": True, **arguments, "messages": messages}
     try:
         return compile_template(template).render(**names)
-    except Exception:  # The renderer has to refuse the template, in whatever words.
+    except Exception:  # The renderer must reject the template, with any message.
         return None
 
 

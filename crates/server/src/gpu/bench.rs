@@ -2,9 +2,9 @@
 //!
 //! The workload is that of a published engine's benchmark, so the numbers are comparable: prompts of random tokens
 //! below 10,000, stop tokens ignored; offline at temperature 0.6, prefill greedy, decode greedy by default. A decode
-//! row's `ms` is that engine's measure, the median of 128 steps after prompts of 1,024 (`--context`). `ms_at_context`
-//! is the median of the first nine. With `--sparse` a row contains the number of positions that streams read.
-//! Times of a step's parts are null over several ranks: one rank's parts would wait forever for the others' sums.
+//! row's `ms` is the median of 128 steps after prompts of 1,024 (`--context`), as in that benchmark. `ms_at_context` is
+//! the median of the first nine. With `--sparse` a row contains the number of positions that streams read. Times of a
+//! step's parts are null over several ranks: one rank's parts would wait forever for the other ranks' sums.
 
 mod sums;
 
@@ -172,7 +172,7 @@ fn decode(
     (batch, context, alone): (usize, usize, bool),
     temperature: f32,
 ) -> Result<Value> {
-    // Once to capture graphs and measure the parts, once to measure the steps.
+    // The first run captures graphs and measures the parts; the second measures the steps.
     let requests = |prompts: &mut Prompts, steps| -> Vec<Request> {
         (0..batch).map(|_| prompts.request(context, steps, temperature)).collect()
     };
@@ -203,7 +203,7 @@ fn decode(
         "context": context,
         "common": prompts.common,
         "ms": median_ms(&decodes, batch),
-        // Of the first steps, before the contexts have grown.
+        // Median of the first steps, before the contexts have grown.
         "ms_at_context": median_ms(&decodes[..decodes.len().min(9)], batch),
         "attention_ms": part_ms(1),
         "products_ms": part_ms(2),

@@ -1,15 +1,15 @@
 //! Compares the tokens of the GPU with those of the CPU: `generate --check`.
 //!
 //! ```text
-//! settings     how requests are served, and drawn
+//! settings     how requests are served and sampled
 //! shaped       edits and min-p, from the device's own logits
-//! report       all that is looked at, with a line for each
+//! report       all checks, with a line for each
 //! ```
 //!
-//! Rounding differs, so tokens may differ if two logits are close. Each stream from the device is therefore put through
-//! the f32 reference. There the logit of each token must be within [`TOKEN_BOUND`] of the best one, and the RMS
-//! difference of all logits within [`LOGITS_BOUND`]; both are in standard deviations of the logits. A deliberate fault
-//! must fail this check.
+//! Rounding differs, so tokens may differ if two logits are close. The f32 reference therefore recomputes each stream
+//! of the device. The logit of each token must be within [`TOKEN_BOUND`] of the best one there, and the RMS difference
+//! of all logits within [`LOGITS_BOUND`]. Both are in standard deviations of the logits. A deliberate fault must fail
+//! this check.
 //!
 //! If streams read a subset of positions, the reference selects its own subset. Rounding may exchange two positions of
 //! nearly equal scores, and their values differ greatly in models of random weights. The bounds are therefore wider
@@ -57,9 +57,9 @@ pub use settings::{Setting, WAYS, Way, samplings, settings};
 pub const TOKEN_BOUND: f64 = 0.1;
 /// Maximum RMS difference of logits.
 pub const LOGITS_BOUND: f64 = 0.03;
-/// The same if streams read a subset of positions; with wrong channels 4 to 5.
+/// Like `TOKEN_BOUND`, if streams read a subset of positions; wrong channels yield 4 to 5.
 pub const FEW_TOKEN_BOUND: f64 = 2.0;
-/// The same; with wrong channels 0.75 to 0.83, with the right ones 0.07 to 0.11.
+/// Like `LOGITS_BOUND`, if streams read a subset; wrong channels yield 0.75 to 0.83, correct channels 0.07 to 0.11.
 pub const FEW_LOGITS_BOUND: f64 = 0.25;
 const NEW_TOKENS: u32 = 20;
 /// Label channels of a head, if streams read sparsely.
@@ -67,7 +67,7 @@ const CHANNELS: u32 = 16;
 
 /// A model on both sides, with prompts.
 pub struct Case {
-    /// Its name, for messages.
+    /// Name for messages.
     pub name: &'static str,
     device: Rc<Device>,
     model: Model,
@@ -78,7 +78,7 @@ pub struct Case {
     /// Transport of sums.
     pub sums: Option<Transport>,
     prompts: Vec<Vec<u32>>,
-    /// Its tokens for each prompt, from which accepted drafts are made.
+    /// Tokens of each prompt, from which accepted drafts are made.
     foretold: Vec<Vec<u32>>,
     /// Channels for labels, as the CPU measures them, and wrong ones.
     labels: LabelChannels,
@@ -103,7 +103,7 @@ pub struct Distance {
 }
 
 impl Distance {
-    /// Returns whether it is within the bounds.
+    /// Returns whether the distance is within the bounds.
     pub fn is_close(&self) -> bool {
         let [token, logits] = match self.few {
             true => [FEW_TOKEN_BOUND, FEW_LOGITS_BOUND],
@@ -131,7 +131,7 @@ impl Sink for Heard {
 }
 
 impl Case {
-    /// The golden Qwen3 model with its prompts.
+    /// Returns the golden Qwen3 model with its prompts.
     ///
     /// # Errors
     /// The data is missing, or the GPU cannot serve.
@@ -141,10 +141,10 @@ impl Case {
         Self::new("qwen3-tiny", device, model, Source::Files(dir.clone()), prompts(dir)?)
     }
 
-    /// A seeded Llama with heads of 64, with the prompts of the golden one.
+    /// Returns a seeded Llama with heads of 64, with the prompts of the golden model.
     ///
     /// # Errors
-    /// As [`Case::golden`].
+    /// See [`Case::golden`].
     pub fn seeded(device: &Rc<Device>) -> Result<Self> {
         let (config, mut random) = (config_of(Shape::LlamaTiny64)?, Random { seed: 64 });
         let model = Model::build(config, &mut random)?;
@@ -152,10 +152,10 @@ impl Case {
         Self::new("llama-tiny-64", device, model, Source::Random(64), prompts)
     }
 
-    /// A tiny model of the host's tests, of layers that read everything and layers that read a window.
+    /// Returns a tiny model of the host's tests, with layers that read all tokens and layers that read a window.
     ///
     /// # Errors
-    /// As [`Case::golden`].
+    /// See [`Case::golden`].
     pub fn tiny(device: &Rc<Device>, name: &'static str) -> Result<Self> {
         let dir = tiny_model().with_file_name(name);
         let model = Model::read(&dir)?;
@@ -242,7 +242,7 @@ impl Case {
         }
         let greedy = sampling.temperature == 0.0;
         if setting.drafts.is_some() && greedy && server.tally().0.accepted == 0 {
-            return Err(Error::run(format!("{setting:?}: no draft came true")));
+            return Err(Error::run(format!("{setting:?}: no draft was accepted")));
         }
         Ok(heard)
     }
@@ -256,7 +256,7 @@ impl Case {
             self.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
         for ((request, prompt), said) in requests.iter_mut().zip(&self.prompts).zip(&self.foretold)
         {
-            // Twice, with different mistakes, so that trees branch.
+            // Each prompt has two predictions with different mistakes, so that trees branch.
             for wrong in [5, 7] {
                 let text = prompt.iter().chain(said).enumerate();
                 let mistaken = text.map(|(i, &token)| token ^ u32::from(i % wrong == wrong - 1));
@@ -269,7 +269,7 @@ impl Case {
         requests
     }
 
-    /// The parts of a server with a setting.
+    /// Returns the parts of a server with a setting.
     ///
     /// # Errors
     /// The GPU cannot serve.
@@ -304,16 +304,16 @@ impl Case {
         let policy = Policy {
             chunk: match (setting.way, setting.sparse) {
                 (Way::Chunked, _) => 7,
-                // Some streams generate while others' prompts are computed, in parts of several tokens.
+                // Some streams generate while the prompts of other streams are computed, in parts of several tokens.
                 (_, Some(_)) => 100,
                 _ => 512,
             },
-            // Memory for all: a waiting sample computes its first token together with the part of the prompt that its
-            // pages lack.
+            // Memory for all streams: a waiting sample computes its first token together with the part of the prompt
+            // that its pages lack.
             concurrency: if setting.sparse.is_some() { 24 } else { 16 },
             overlap: setting.overlap,
             fail_every: setting.fail_every,
-            // Draws are compared with and without overlap, and steps of other rows differ in their last bits.
+            // The check compares draws with and without overlap, and steps of other rows differ in their last bits.
             wait_for_leaders: false,
             drafts: setting.drafts,
         };
@@ -342,6 +342,7 @@ impl Case {
             max_sequence_len: config.max_len as u32,
             max_tokens: u64::from(policy.concurrency) * config.max_len as u64,
             max_steps: 2 * policy.concurrency,
+            max_step_tokens: policy.step_tokens(),
             ..EngineConfig::from(pool)
         };
         let options = GpuOptions {
@@ -431,7 +432,7 @@ impl Case {
         Ok(distance)
     }
 
-    /// Serves the prompts to learn the tokens for accepted drafts, unless that was done.
+    /// Serves the prompts to record the tokens for accepted drafts, unless recorded.
     fn foretell(&mut self, setting: Setting) -> Result<()> {
         if setting.drafts.is_some() && self.foretold.is_empty() {
             self.foretold = self.words(Setting::default())?.into_values().collect();

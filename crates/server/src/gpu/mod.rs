@@ -1,8 +1,8 @@
 //! The host on a GPU, from the command line.
 //!
 //! ```text
-//! setup, report   from the command line to a server; what the device did meanwhile
-//! check, bench    whether the model generates the right tokens, and how fast
+//! setup, report   from the command line to a server; the work of the device
+//! check, bench    the check of the tokens; measurements of speed
 //! ```
 
 #![allow(unsafe_code)] // The bench of sums launches on raw addresses.

@@ -14,7 +14,7 @@ pub struct Times {
     pub steps: [usize; 2],
     /// Share of the time between steps' ends in which the device was idle.
     pub idle: f64,
-    /// The same of decode steps alone.
+    /// Share of idle time in decode steps only.
     pub decode_idle: f64,
     /// Microseconds a step in the engine's calls, and in launching the step.
     pub host_us: [f64; 2],

@@ -37,10 +37,10 @@ pub fn server(args: &Args) -> Result<(Server<GpuRunner>, Text)> {
 
 /// A model and the checked options, before the weights are read.
 pub struct Loaded {
-    /// Its shape.
+    /// Shape of the model.
     pub config: ModelConfig,
     source: Source,
-    /// Its tokenizer and chat template.
+    /// Tokenizer and chat template of the model.
     pub text: Text,
     policy: Policy,
 }
@@ -91,10 +91,10 @@ impl Loaded {
     }
 }
 
-/// The same on several GPUs.
+/// Returns the server of the command line on several GPUs.
 ///
 /// # Errors
-/// As [`server`]; too few GPUs, no NCCL, or a model that cannot be spread over them.
+/// See [`server`]; too few GPUs, no NCCL, or a model that cannot be divided among them.
 pub fn ranks_server(args: &Args) -> Result<(Server<RanksRunner>, Text)> {
     if setup::scales(args)?.is_some() {
         return Err(Error::request("scales from a file are for one GPU"));
@@ -177,7 +177,7 @@ fn reading(args: &Args, model: &ModelConfig) -> Result<Option<Reading>> {
     Reading { top: sparse.top, labels }.of_rank(model, Share::WHOLE).map(Some)
 }
 
-/// The model's shape, the source of its weights, and its tokenizer.
+/// Returns the model's shape, the source of its weights, and its tokenizer.
 fn model(args: &Args) -> Result<(ModelConfig, Source, Text)> {
     check_dtype(KvDtype::from(args.kv_dtype))?;
     if let Some(shape) = args.random_model {

@@ -11,9 +11,9 @@ use tokio::runtime::Runtime;
 use super::options::HttpOptions;
 use kvarena_host::error::{Error, Result};
 
-/// The method of page hashes for routers.
+/// Recipe of page hashes for routers.
 pub const HASHING: Hashing = Hashing::Dynamo;
-/// Most pages whose events may wait for the end of a step; with more, all pages are published again.
+/// Maximum of pages whose events may wait for the end of a step; with more, all pages are published again.
 pub const EVENT_PAGES_MAX: u32 = 1 << 16;
 /// Interval at which an idle engine checks whether a router requests all pages.
 pub const PAUSE: Duration = Duration::from_millis(50);
@@ -28,7 +28,7 @@ impl Announcer {
     /// Binds the sockets of the command line, if any.
     ///
     /// # Errors
-    /// An invalid address, or one in use.
+    /// An address is invalid or in use.
     pub fn bind(options: &HttpOptions, page_size: u32, runtime: &Runtime) -> Result<Option<Self>> {
         let Some(endpoint) = &options.kv_events else { return Ok(None) };
         let mut config =
@@ -47,7 +47,7 @@ impl Announcer {
         (&self.publisher.endpoint, &self.publisher.replay_endpoint)
     }
 
-    /// Publishes the events since the last call; all pages if a router requested them. O(pages).
+    /// Publishes the events since the last call, or all pages if a router requested them. O(pages).
     pub fn publish<B: Backend>(&mut self, engine: &mut Engine<B>) {
         if self.publisher.dump_asked() {
             engine.restate_events();

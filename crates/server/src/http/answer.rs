@@ -1,4 +1,4 @@
-//! Answers in OpenAI's format: whole, or as a stream of pieces.
+//! Answers in OpenAI's format: whole, or as a stream of chunks.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,7 +14,7 @@ use super::refusal::Refusal;
 use kvarena_host::request::Request;
 use kvarena_host::stream::Finish;
 
-/// An answer that grows.
+/// An answer in progress.
 pub struct Answer {
     host: Arc<Host>,
     kind: Kind,
@@ -23,29 +23,29 @@ pub struct Answer {
     choices: Vec<Choice>,
     /// The choices that have had an event.
     begun: Vec<bool>,
-    /// For each choice whether it has begun.
+    /// Whether each choice has begun.
     heard: Vec<bool>,
-    /// For each prompt: its first choice, and the number of its cached tokens.
+    /// First choice and number of cached tokens of each prompt.
     prompts: Vec<(u32, u32)>,
-    /// For each choice: its checked drafts, and its accepted ones.
+    /// Checked and accepted drafts of each choice.
     drafts: Vec<[u32; 2]>,
     /// Whether the request has a prediction, so that usage contains the counts of drafts.
     is_foretold: bool,
     prompt_tokens: usize,
     include_usage: bool,
     logprobs: Option<u32>,
-    /// The prompts if the answer begins with them, and the log-probabilities of their tokens.
+    /// Texts of the prompts if the answer begins with them, and the log-probabilities of their tokens.
     echoes: Vec<Echo>,
     hides_new: bool,
 }
 
-/// A prompt with which its choices begin.
+/// A prompt that begins its choices.
 struct Echo {
     tokens: Vec<u32>,
     logprobs: Vec<Option<Logprob>>,
 }
 
-/// The text of a token, for an answer's log-probabilities.
+/// Text of a token, for an answer's log-probabilities.
 struct Named {
     text: String,
     bytes: Value,
@@ -90,7 +90,7 @@ impl Answer {
         }
     }
 
-    /// Processes an event and returns the new piece of the answer, if any.
+    /// Processes an event and returns the new chunk of the answer, if any.
     ///
     /// # Errors
     /// The engine failed.
@@ -133,7 +133,7 @@ impl Answer {
         Some(self.choices[choice as usize].echo(&self.host.text, &echo.tokens, &echo.logprobs))
     }
 
-    /// Returns the cached tokens of its prompts, and the new tokens so far.
+    /// Returns the cached tokens of the prompts, and the number of new tokens.
     pub fn counts(&self) -> (u32, u32) {
         let cached = self.prompts.iter().map(|(_, cached)| cached).sum();
         (cached, self.choices.iter().map(Choice::tokens).sum())
@@ -149,7 +149,7 @@ impl Answer {
         self.include_usage
     }
 
-    /// Returns an event of a stream: a piece of a choice.
+    /// Returns an event of a stream: a chunk of a choice.
     pub fn chunk(&mut self, piece: Piece) -> Value {
         let begun = std::mem::replace(&mut self.begun[piece.choice as usize], true);
         let mut choice = json!({ "index": piece.choice });
@@ -175,14 +175,14 @@ impl Answer {
         chunk
     }
 
-    /// The last event of a stream that includes the counts of tokens.
+    /// Returns the last event of a stream that includes the counts of tokens.
     pub fn usage_chunk(&self) -> Value {
         let mut chunk = self.envelope(Vec::new(), true);
         chunk["usage"] = self.usage();
         chunk
     }
 
-    /// Returns the whole answer, from all its pieces.
+    /// Returns the whole answer from all its chunks.
     pub fn whole(&self, pieces: Vec<Piece>) -> Value {
         let mut wholes = vec![Piece::default(); self.choices.len()];
         for mut piece in pieces {
@@ -301,7 +301,7 @@ fn reason(finish: Option<Finish>) -> Value {
         None => Value::Null,
         Some(Finish::Stop) => "stop".into(),
         Some(Finish::Length) => "length".into(),
-        // Without a reader: the client has gone away.
+        // The client has disconnected, so there is no reader.
         Some(Finish::Cancelled) => "cancelled".into(),
     }
 }

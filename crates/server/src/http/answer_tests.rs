@@ -40,12 +40,12 @@ fn answer(kind: Kind, logprobs: Option<u32>) -> Answer {
 
 fn token(choice: u32, token: u32) -> Event {
     let logprob = Logprob { own: -0.5, top: vec![(token, -0.5), (9, -1.0)] };
-    // Counts grow with each token; the last ones hold.
+    // Counts grow with each token; the last counts apply.
     let drafts = [5 + token, token];
     Event::Token { choice, token, cached: 2, drafts, logprob: Some(logprob) }
 }
 
-/// Two prompts with two choices each: the first two end in all ways, and so do the others.
+/// Returns the events of two prompts with two choices each. Each pair of choices ends for all reasons.
 fn events() -> Vec<Event> {
     let done = |choice, finish| Event::Done { choice, finish };
     vec![

@@ -1,6 +1,6 @@
 //! The requests of OpenAI's completions and chat completions, with all their checks.
 //!
-//! `fields.rs` lists all fields; unsupported fields are refused.
+//! `fields.rs` lists all fields; the server rejects unsupported fields.
 
 use std::hash::BuildHasher;
 
@@ -25,31 +25,31 @@ const STOP_TOKENS_MAX: usize = 128;
 const SALT_CHARS_MAX: usize = 1024;
 /// Most tokens with a bias.
 const BIASES_MAX: usize = 1024;
-/// Most bad words, and most tokens of one.
+/// Maximum of bad words, and of tokens of one bad word.
 const BAD_WORDS_MAX: usize = 128;
 /// Most likely tokens that may be reported with each token.
 const TOP_MAX: u32 = 20;
 /// New tokens of a completion without a number, as in OpenAI's API. A chat continues to the model's end.
 const COMPLETION_TOKENS: u32 = 16;
 
-/// A request that can be served.
+/// A request that the server can serve.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Ask {
-    /// Its kind.
+    /// Kind of the request.
     pub kind: Kind,
-    /// One for each prompt.
+    /// Request of each prompt.
     pub requests: Vec<Request>,
-    /// Stop strings, which do not belong to the answer.
+    /// Stop strings. The answer does not contain them.
     pub stop: Vec<String>,
     /// Whether tokens are streamed.
     pub stream: bool,
     /// Whether a stream ends with the counts of tokens.
     pub include_usage: bool,
-    /// The number of most likely tokens reported with each token, if log-probabilities are requested.
+    /// Number of most likely tokens reported with each token; `None` without log-probabilities.
     pub logprobs: Option<u32>,
     /// Whether the answer begins with the prompt.
     pub echo: bool,
-    /// Whether the answer omits new tokens, because none was requested.
+    /// Whether the answer omits new tokens, because the request asks for none.
     pub hides_new: bool,
 }
 
@@ -90,7 +90,7 @@ impl Ask {
         let choices = prompts.len().saturating_mul(template.samples as usize);
         let most = CHOICES_MAX.max(host.samples_max as usize);
         if choices > most {
-            let message = format!("{choices} choices are asked for, of at most {most}");
+            let message = format!("{choices} choices are more than {most}");
             return Err(Refusal::field("prompt", message));
         }
         let request = |prompt| settle(host, kind, &template, prompt);
@@ -125,9 +125,9 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
         return Err(Refusal::field("top_p", message));
     }
     if sampling.min_p > 0.0 && !host.shapes {
-        return Err(Refusal::unsupported("min_p", "min_p is not served by this backend"));
+        return Err(Refusal::unsupported("min_p", "this backend does not support min_p"));
     }
-    // In vLLM -1 stands for all tokens.
+    // In vLLM, -1 stands for all tokens.
     sampling.top_k = match body.whole::<i64>("top_k")? {
         None => sampling.top_k,
         Some(-1) => 0,
@@ -149,7 +149,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
                 format!("cache_salt has {len} characters but must have from 1 to {SALT_CHARS_MAX}");
             return Err(Refusal::field("cache_salt", message));
         }
-        // Half of the numbers belong to the loop.
+        // The loop uses half of the numbers.
         request.namespace = Namespace::new((host.salts.hash_one(salt) >> 1).max(1));
         request.salt = Some(salt.into());
     }
@@ -173,7 +173,7 @@ fn ids(body: Body<'_>, name: &str, most: usize, vocab: usize) -> Result<Vec<u32>
     }
 }
 
-/// Returns the edits of logits; `None` if there are none.
+/// Returns the edits of logits, if any.
 fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
     let plain = Shaping::default();
     let vocab = host.limits.vocab;
@@ -213,12 +213,12 @@ fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
             "min_tokens",
         ];
         let name = names.into_iter().find(|name| body.get(name).is_some()).unwrap_or(names[0]);
-        return Err(Refusal::unsupported(name, format!("{name} is not served by this backend")));
+        return Err(Refusal::unsupported(name, format!("this backend does not support {name}")));
     }
     Ok(Some(shaping))
 }
 
-/// Returns token ids as strings, each with the addend of its logit.
+/// Returns pairs of a token id, given as a string, and the addend of its logit.
 fn biases(body: Body<'_>, vocab: usize) -> Result<Vec<(u32, f32)>> {
     let Some(fields) = body.object("logit_bias")? else { return Ok(Vec::new()) };
     let wrong = |what: String| Refusal::field("logit_bias", format!("logit_bias: {what}"));

@@ -9,7 +9,7 @@ use kvarena_host::sample::Sampling;
 use kvarena_host::server::Limits;
 use kvarena_host::text::Text;
 
-/// A model without a tokenizer: texts are token ids.
+/// Returns the host of a model without a tokenizer: texts are token ids.
 fn host() -> Host {
     let defaults = Defaults {
         max_new_tokens: None,
@@ -289,7 +289,7 @@ fn logprobs_need_logits() {
     refuses(answer, 400, "logprobs", "--logprobs");
 }
 
-/// Each field of the table that is refused is refused by name, with any value that asks for something.
+/// The server rejects each unsupported field by name, for any value with an effect.
 #[test]
 fn fields_that_change_the_answer_are_refused_by_name() {
     let bodies = [
@@ -316,7 +316,7 @@ fn fields_that_change_the_answer_are_refused_by_name() {
     }
 }
 
-/// Defaults that are true: false would change the prompt or the answer.
+/// Defaults that are true, so that false would change the prompt or the answer.
 #[test]
 fn a_default_of_true_is_not_turned_off_unseen() {
     let plain = |name: &str| json!({ "prompt": "1", name: false });
@@ -442,7 +442,8 @@ fn messages_beside_tool_calls_need_no_content() {
     refuses(chat(json!({ "messages": odd })), 400, "messages", "audio");
 }
 
-/// A text with more bytes than the model has room for is not encoded: this one would fail there.
+/// The server does not encode a text with more bytes than the model's positions can hold. Encoding this text would
+/// fail.
 #[test]
 fn texts_are_refused_by_their_bytes() {
     let long = "x".repeat(51 * 16 + 1);

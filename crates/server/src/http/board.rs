@@ -1,4 +1,4 @@
-//! Metrics for monitors: the engine's thread posts its numbers after each step, and requests read the last ones.
+//! Metrics for monitors. The engine's thread posts its counters after each step, and requests read the last ones.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::{self, Write};
@@ -12,22 +12,22 @@ use kvarena_host::runner::Runner;
 use kvarena_host::server::{Load, Server};
 use kvarena_host::tally::Tally;
 
-/// The number of streams by reason of their end.
+/// Number of ended streams by reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ended {
-    /// By a stop token or a stop string.
+    /// Ended by a stop token or a stop string.
     pub stopped: u64,
-    /// By their limit of tokens.
+    /// Ended by the limit of tokens.
     pub at_length: u64,
-    /// Because the client went away.
+    /// Ended because the client disconnected.
     pub cancelled: u64,
 }
 
-/// The last numbers posted, and counts of answers.
+/// The last posted counters, and counts of answers.
 #[derive(Debug, Default)]
 pub struct Board {
     posted: Mutex<Posted>,
-    /// By path and status.
+    /// Number of answers by path and status.
     answers: Mutex<BTreeMap<(&'static str, u16), u64>>,
 }
 
@@ -57,7 +57,7 @@ impl Board {
         *lock(&self.answers).entry((path, status)).or_default() += 1;
     }
 
-    /// Returns everything in Prometheus's text format, with the length of the queue.
+    /// Returns all metrics in Prometheus's text format, with the length of the queue.
     pub fn text(&self, waiting: usize) -> String {
         let mut text = String::new();
         // A write to a String cannot fail.
@@ -85,7 +85,7 @@ impl Board {
             ("cached_tokens", "Tokens of prompts that needed no computing.", tally.cached_tokens),
             ("new_tokens", "Tokens generated.", tally.new_tokens),
             ("drafted_tokens", "Drafts that steps checked.", tally.drafted),
-            ("accepted_tokens", "Drafts that came true.", tally.accepted),
+            ("accepted_tokens", "Accepted drafts.", tally.accepted),
             ("steps", "Steps committed.", tally.steps),
             ("aborted_steps", "Steps that failed, or were planned after one.", tally.aborted_steps),
         ] {
@@ -110,7 +110,8 @@ impl Board {
     }
 }
 
-/// Returns the same in the OpenMetrics format: descriptions of counters omit `_total`, and the text has an end marker.
+/// Returns all metrics in the OpenMetrics format: descriptions of counters omit `_total`, and the text has an end
+/// marker.
 pub fn open_metrics(text: &str) -> String {
     let counters: HashSet<&str> = text
         .lines()
@@ -137,7 +138,7 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere does not invalidate the numbers.
+    // A panic of another thread does not invalidate the numbers.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -191,6 +192,6 @@ mod test {
         let count = types.len();
         types.sort_unstable();
         types.dedup();
-        assert_eq!(types.len(), count, "each is told once");
+        assert_eq!(types.len(), count, "each metric occurs once");
     }
 }

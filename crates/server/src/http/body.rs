@@ -15,7 +15,7 @@ const FIELD_BYTES_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Sent<'a> {
     fields: Map<String, Value>,
-    /// The prompt, separately, because lists of tokens as JSON values would take many times the bytes.
+    /// The prompt as raw JSON, because JSON values of lists of tokens would take many times the bytes.
     pub prompt: Option<&'a RawValue>,
 }
 
@@ -23,7 +23,7 @@ impl<'a> Sent<'a> {
     /// Reads a request, and checks each field's name by the table.
     ///
     /// # Errors
-    /// Not a JSON object, a field that is not in the table, or a refused field.
+    /// The body is not a JSON object, a field is not in the table, or a field is unsupported.
     pub fn read(bytes: &'a [u8], kind: Kind) -> Result<Self, Refusal> {
         let raw: BTreeMap<String, &RawValue> = serde_json::from_slice(bytes)
             .map_err(|e| Refusal::bad(format!("the body is not valid JSON, or no object: {e}")))?;
@@ -60,7 +60,7 @@ impl<'a> Sent<'a> {
         Ok(Self { fields, prompt })
     }
 
-    /// Returns its fields without the prompt.
+    /// Returns the fields except the prompt.
     pub fn body(&self) -> Body<'_> {
         Body(&self.fields)
     }
@@ -71,12 +71,12 @@ impl<'a> Sent<'a> {
 pub struct Body<'a>(&'a Map<String, Value>);
 
 impl<'a> Body<'a> {
-    /// A field.
+    /// Returns a field.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    /// All fields.
+    /// Returns all fields.
     pub fn all(&self) -> &'a Map<String, Value> {
         self.0
     }
@@ -92,7 +92,7 @@ impl<'a> Body<'a> {
         read(value).map(Some).ok_or_else(wrong)
     }
 
-    /// A whole number; 1.0 is one.
+    /// Returns a whole number; 1.0 counts as one.
     pub fn whole<T: TryFrom<i64>>(&self, name: &str) -> Result<Option<T>, Refusal> {
         let exact = |x: f64| (x.fract() == 0.0 && x.abs() < 2_f64.powi(53)).then_some(x as i64);
         let read = |value: &Value| {
@@ -102,12 +102,12 @@ impl<'a> Body<'a> {
         self.typed(name, "whole number in range", read)
     }
 
-    /// A number.
+    /// Returns a number.
     pub fn number(&self, name: &str) -> Result<Option<f32>, Refusal> {
         self.typed(name, "number", |value| value.as_f64().map(|x| x as f32))
     }
 
-    /// A number from `least` to `most`.
+    /// Returns a number from `least` to `most`.
     pub fn number_in(&self, name: &str, (least, most): (f32, f32)) -> Result<Option<f32>, Refusal> {
         match self.number(name)? {
             Some(number) if !(least..=most).contains(&number) => {
@@ -117,33 +117,33 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// True or false.
+    /// Returns a flag; false if absent.
     pub fn flag(&self, name: &str) -> Result<bool, Refusal> {
         Ok(self.typed(name, "boolean", Value::as_bool)?.unwrap_or(false))
     }
 
-    /// A text.
+    /// Returns a text.
     pub fn text(&self, name: &str) -> Result<Option<&'a str>, Refusal> {
         self.typed(name, "string", Value::as_str)
     }
 
-    /// An object.
+    /// Returns an object.
     pub fn object(&self, name: &str) -> Result<Option<Body<'a>>, Refusal> {
         Ok(self.typed(name, "object", Value::as_object)?.map(Body))
     }
 
-    /// A list.
+    /// Returns a list.
     pub fn list(&self, name: &str) -> Result<Option<&'a [Value]>, Refusal> {
         self.typed(name, "list", |value| value.as_array().map(Vec::as_slice))
     }
 }
 
-/// The beginning of a value, for messages.
+/// Returns the beginning of a value, for messages.
 pub fn brief(value: &Value) -> String {
     brief_json(&value.to_string())
 }
 
-/// The beginning of a value's JSON.
+/// Returns the beginning of a value's JSON.
 pub fn brief_json(text: &str) -> String {
     const CHARS: usize = 60;
     match text.char_indices().nth(CHARS) {

@@ -1,4 +1,4 @@
-//! One choice as its client reads it: converts tokens to text, up to a stop.
+//! A choice as its client reads it: converts tokens to text, up to a stop string.
 
 use super::job::Logprob;
 use super::stop::StopMatcher;
@@ -10,27 +10,27 @@ use kvarena_host::text::{Decoder, Text};
 pub struct Said {
     /// The token.
     pub token: u32,
-    /// Its log-probability; `None` for the first token of a prompt.
+    /// Log-probability of the token; `None` for the first token of a prompt.
     pub logprob: Option<Logprob>,
-    /// Characters of the choice's text before it.
+    /// Characters of the choice's text before the token.
     pub offset: usize,
 }
 
-/// A new piece of a choice.
+/// A new chunk of a choice.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Piece {
     /// Number of the choice.
     pub choice: u32,
     /// New complete text.
     pub text: String,
-    /// The tokens of this text, if log-probabilities are known.
+    /// Tokens of this text, if log-probabilities are known.
     pub said: Vec<Said>,
-    /// The reason of the choice's end, in its last piece.
+    /// Reason for the end of the choice, in its last chunk.
     pub finish: Option<Finish>,
 }
 
 impl Piece {
-    /// Joins two consecutive pieces.
+    /// Joins two consecutive chunks.
     pub fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         match (first, second) {
             (Some(mut first), Some(second)) => {
@@ -49,9 +49,9 @@ pub struct Choice {
     number: u32,
     decoder: Decoder,
     stops: StopMatcher,
-    /// Tokens that end it and do not belong to its text.
+    /// Tokens that end the choice and do not belong to its text.
     stop_tokens: Vec<u32>,
-    /// Generated tokens, the stop token included.
+    /// Generated tokens, including the stop token.
     tokens: u32,
     /// Characters decoded.
     decoded: usize,
@@ -68,7 +68,7 @@ impl Choice {
         Self { number, stops: StopMatcher::new(stops), stop_tokens, ..Self::default() }
     }
 
-    /// Returns the text and tokens of its prompt with their log-probabilities; the choice's text follows after this
+    /// Returns the text and tokens of the prompt with their log-probabilities. The choice's text follows after this
     /// many characters.
     pub fn echo(&mut self, text: &Text, prompt: &[u32], logprobs: &[Option<Logprob>]) -> Piece {
         let mut piece = Piece { choice: self.number, ..Piece::default() };
@@ -89,12 +89,12 @@ impl Choice {
         self.tokens
     }
 
-    /// Returns whether it has ended.
+    /// Returns whether the choice has ended.
     pub fn is_done(&self) -> bool {
         self.finish.is_some()
     }
 
-    /// Processes a token, and returns the new piece for its client, if any.
+    /// Processes a token, and returns the new chunk for its client, if any.
     pub fn token(&mut self, text: &Text, token: u32, logprob: Option<Logprob>) -> Option<Piece> {
         if self.is_done() {
             return None;
@@ -111,7 +111,8 @@ impl Choice {
         (self.is_done() || !piece.text.is_empty()).then_some(piece)
     }
 
-    /// Processes the end, and returns the last piece for its client. `None` if a stop string had ended it before.
+    /// Processes the end, and returns the last chunk for its client; `None` if a stop string had ended the choice
+    /// before.
     pub fn done(&mut self, text: &Text, finish: Finish) -> Option<Piece> {
         if self.is_done() {
             return None;
@@ -145,7 +146,7 @@ mod test {
         Some(Logprob { own, top: Vec::new() })
     }
 
-    /// Without a tokenizer the text of token 12 is "12 ".
+    /// Without a tokenizer, the text of token 12 is "12 ".
     #[test]
     fn tokens_come_with_the_text_that_they_became() {
         let text = Text::default();

@@ -1,8 +1,8 @@
-//! Connections: accepted up to a limit, and closed when they take too long.
+//! Connections: accepted up to a limit, and closed when they exceed a time limit.
 //!
 //! A connection waits for a request's headers, is busy with a request until its answer is written, or is idle. Beyond
-//! the limit the connection that has waited longest is closed. If all are busy, a few spare connections serve only
-//! monitors.
+//! the limit, the server closes the connection that has waited longest. If all are busy, a few spare connections serve
+//! only monitors.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -30,14 +30,14 @@ use super::options::{Bounds, SPARES};
 /// Pause after a failed `accept`, for example for lack of a descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The state of a connection.
+/// State of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Its client has connected or begun a request whose headers are incomplete.
+    /// The client has connected, or has begun a request whose headers are incomplete.
     Header,
-    /// A request is read and answered.
+    /// The server reads or answers a request.
     Busy,
-    /// Its last answer is written.
+    /// The last answer is written.
     Idle,
 }
 
@@ -45,7 +45,7 @@ enum Phase {
 struct State {
     phase: Phase,
     since: Instant,
-    /// The time since which the client takes no bytes, if it takes none.
+    /// Time since which the client takes no bytes; `None` while it does.
     stalled: Option<Instant>,
 }
 
@@ -83,7 +83,7 @@ impl Peer {
         });
     }
 
-    /// Returns when the connection has taken too long, or must close for another one.
+    /// Waits until the connection exceeds a time limit, or must close for another connection.
     async fn overdue(&self, bounds: &Bounds) {
         let mut states = self.state.subscribe();
         loop {
@@ -103,7 +103,7 @@ impl Peer {
             tokio::select! {
                 () = late => return,
                 () = self.evicted.notified() => return,
-                // It lives as long as `self` does.
+                // The sender lives as long as `self`.
                 _ = states.changed() => {}
             }
         }
@@ -223,7 +223,7 @@ async fn connection(
     }
 }
 
-/// An answer's body; its connection becomes idle when it is written.
+/// Body of an answer; its connection becomes idle when the body is written.
 struct Answering {
     body: Body,
     peer: Arc<Peer>,

@@ -16,7 +16,7 @@ use kvarena_host::stream::{Finish, Stream};
 /// Serves the jobs of the queue until the queue is closed and all jobs have ended.
 ///
 /// # Errors
-/// The run failed; waiting clients have been informed.
+/// Errors of the run. Waiting clients have been informed.
 pub fn serve<R: Runner>(
     server: &mut Server<R>,
     queue: &Queue<Job>,
@@ -29,7 +29,7 @@ pub fn serve<R: Runner>(
         queue.close();
         desk.receive(server, queue);
         for job in desk.jobs.into_values() {
-            // A client that has gone away needs no event.
+            // A client that has disconnected needs no event.
             let _ = job.events.send(Event::Failed(error.message.clone()));
         }
     }
@@ -39,7 +39,7 @@ pub fn serve<R: Runner>(
 /// The clients of the running jobs.
 #[derive(Default)]
 struct Desk {
-    /// By number of request.
+    /// Running jobs by number of their request.
     jobs: HashMap<usize, Job>,
     incoming: Vec<Job>,
     ended: Ended,
@@ -95,8 +95,8 @@ impl Desk {
 impl Sink for Desk {
     fn token(&mut self, stream: &Stream, logits: &[f32]) {
         let Some(job) = self.jobs.get(&stream.request) else { return };
-        let token = *stream.tokens.last().expect("it has just said one");
-        // If a step chose more tokens than the kept logits, the others have no log-probabilities.
+        let token = *stream.tokens.last().expect("the stream has a new token");
+        // If a step chose more tokens than the kept logits, the excess tokens have no log-probabilities.
         let known = job.logprobs.filter(|_| !logits.is_empty());
         let event = Event::Token {
             choice: job.first_choice + stream.sample,
@@ -119,7 +119,7 @@ impl Sink for Desk {
     }
 
     fn done(&mut self, stream: &Stream, last: bool) {
-        let finish = stream.finish.expect("it has ended");
+        let finish = stream.finish.expect("the stream has ended");
         match finish {
             Finish::Stop => self.ended.stopped += 1,
             Finish::Length => self.ended.at_length += 1,
@@ -140,7 +140,7 @@ impl Sink for Desk {
     }
 }
 
-/// Returns the log-probabilities of a token and of the `top` most likely ones. O(vocabulary * top) at worst.
+/// Returns the log-probabilities of a token and of the `top` most likely tokens. O(vocabulary * top) in the worst case.
 fn logprob(logits: &[f32], token: u32, top: usize) -> Logprob {
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from(x - greatest).exp()).sum();

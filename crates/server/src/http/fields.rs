@@ -1,6 +1,7 @@
-//! Every field of the request types of OpenAI and of vLLM (with a few of SGLang's), and its use.
+//! All fields of the request types of OpenAI and of vLLM (with a few of SGLang's), and their use.
 //!
-//! Requests are checked against this table. A field that is not in it is refused, because it may change the answer.
+//! The server checks requests against this table. It rejects a field that is not in the table, because the field may
+//! change the answer.
 
 use serde_json::Value;
 
@@ -16,46 +17,46 @@ pub enum Kind {
 /// Requests to which a field belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Of {
-    /// Completions.
+    /// Completions only.
     Completion,
-    /// Chats.
+    /// Chats only.
     Chat,
-    /// Both.
+    /// Completions and chats.
     Both,
 }
 
 /// The use of a field.
 #[derive(Clone, Copy, Debug)]
 pub enum Use {
-    /// It has the effect that the API's documentation describes.
+    /// The field has the effect that the API's documentation describes.
     Served,
-    /// It changes no answer, and is not read.
+    /// The field changes no answer, and the server does not read it.
     Harmless,
-    /// It would change the answer, so only values without an effect are accepted.
+    /// The field would change the answer, so the server accepts only values without an effect.
     Refused(Neutral),
 }
 
-/// Values without an effect. Null is always one.
+/// Values without an effect. Null always belongs to them.
 #[derive(Clone, Copy, Debug)]
 pub enum Neutral {
     /// `false`, 0, an empty list, object or text.
     Empty,
-    /// As `Empty`, and this JSON value.
+    /// The values of `Empty`, and this JSON value.
     Or(&'static str),
-    /// This JSON value alone: the API's default, which `false` or 0 changes.
+    /// Only this JSON value: the API's default, which `false` or 0 changes.
     Only(&'static str),
-    /// As `Empty`, and a value whose `type` is `text`.
+    /// The values of `Empty`, and a value whose `type` is `text`.
     Text,
 }
 
 /// A field of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
-    /// Its name.
+    /// Name of the field.
     pub name: &'static str,
     /// The requests to which it belongs.
     pub of: Of,
-    /// Its use.
+    /// Use of the field.
     pub becomes: Use,
 }
 
@@ -200,7 +201,7 @@ impl Field {
         FIELDS.iter().find(|field| field.name == name && field.is_of(kind))
     }
 
-    /// Returns whether requests of this kind have it.
+    /// Returns whether requests of this kind have the field.
     pub fn is_of(&self, kind: Kind) -> bool {
         match kind {
             Kind::Completion => self.of != Of::Chat,
@@ -230,7 +231,7 @@ impl Neutral {
     }
 }
 
-/// Returns whether two values are equal; 1 and 1.0 are.
+/// Returns whether two values are equal; 1 equals 1.0.
 fn same(a: &Value, b: &Value) -> bool {
     a == b || a.as_f64().is_some_and(|a| b.as_f64() == Some(a))
 }

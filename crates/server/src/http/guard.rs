@@ -11,7 +11,7 @@ use super::options::Secret;
 use super::refusal::{Refusal, refused};
 use kvarena_host::error::{Error, Result};
 
-/// Bytes of keys that are compared; the server rejects longer keys at its start.
+/// Bytes of keys that are compared; the server rejects longer keys at start-up.
 pub const KEY_BYTES_MAX: usize = 512;
 
 /// Answers 401 unless the request has the key.
@@ -77,7 +77,7 @@ mod test {
         }
         assert!(
             !has(&format!("Bearer sesame{}", "\t".repeat(600))),
-            "what is not compared differs in length"
+            "the length of an uncompared key differs"
         );
         assert!(!has_key(&"sesame".into(), &HeaderMap::new()));
     }

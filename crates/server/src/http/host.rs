@@ -1,4 +1,4 @@
-//! What requests are checked against: the served model, its limits and defaults.
+//! The served model, and the limits and defaults against which requests are checked.
 
 use std::hash::RandomState;
 
@@ -14,15 +14,15 @@ pub const CHOICES_MAX: usize = 128;
 
 /// The served model and its limits.
 pub struct Host {
-    /// The name for clients.
+    /// Name for clients.
     pub model: String,
-    /// Its tokenizer and chat template.
+    /// Tokenizer and chat template of the model.
     pub text: Text,
     /// Limits of requests.
     pub limits: Limits,
     /// Defaults of requests.
     pub defaults: Defaults,
-    /// Most choices of one prompt, so that a step can choose tokens for all prompts with this many.
+    /// Maximum of choices of one prompt, so that a step can choose tokens for all prompts with this many choices.
     pub samples_max: u32,
     /// Whether log-probabilities are available.
     pub keeps_logits: bool,
@@ -36,7 +36,7 @@ impl Host {
     /// Checks that a request names this model.
     ///
     /// # Errors
-    /// It names another model, or none.
+    /// The request names another model or none.
     pub fn check_model(&self, body: Body<'_>) -> Result<()> {
         match body.text("model")? {
             Some(name) if name == self.model => Ok(()),

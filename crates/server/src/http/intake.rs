@@ -12,12 +12,12 @@ use tokio::time::timeout;
 
 use super::refusal::Refusal;
 
-/// A body of at most this many bytes is read and parsed in parallel with any number of others.
+/// Maximum bytes of a body that is read and parsed in parallel with any number of other bodies.
 const SHORT: usize = 64 << 10;
-/// Number of the longest bodies that are read at a time.
+/// Maximum of long bodies that are read at a time.
 const BODIES: usize = 16;
-/// Bytes of a body above the limit that are read and dropped before the server refuses it, because most clients read no
-/// answer before they have sent everything.
+/// Bytes beyond the limit that the server reads and drops before it rejects a body, because most clients read no answer
+/// before they have sent the whole body.
 const DROPPED_MAX: usize = 64 << 20;
 
 /// Budgets of all requests.
@@ -38,7 +38,7 @@ pub struct Intake {
 pub struct Read {
     /// The received bytes.
     pub bytes: Vec<u8>,
-    /// Held until the body is dropped.
+    /// Share of the budget, until the body is dropped.
     _reading: Option<OwnedSemaphorePermit>,
 }
 
@@ -59,7 +59,7 @@ impl Intake {
     /// Reads a body.
     ///
     /// # Errors
-    /// It is too long (413) or too slow (408), its client goes away, or too many bodies are being read (429).
+    /// The body is too long (413) or too slow (408), its client disconnects, or too many bodies are being read (429).
     pub async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Read, Refusal> {
         let mut chunks = body.into_data_stream();
         let length =
@@ -128,7 +128,7 @@ impl Intake {
     /// Counts the tokens of a request until the result is dropped.
     ///
     /// # Errors
-    /// More than all requests together may hold (400), or more than the present ones leave (429).
+    /// The request has more tokens than all requests together may have (400), or than the budget has left (429).
     pub fn hold(&self, tokens: usize) -> Result<Held, Refusal> {
         let most = self.held_max;
         if tokens > most {
@@ -157,7 +157,7 @@ async fn drop_rest(chunks: &mut BodyDataStream) {
     }
 }
 
-/// Tokens that a request holds.
+/// Tokens of a request in the budget.
 #[derive(Debug, Default)]
 pub struct Held {
     held: Arc<AtomicUsize>,
@@ -193,7 +193,8 @@ mod test {
         assert_eq!(read(&intake, vec![60_000, 40_001]).await.expect_err("too long").status, 413);
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_LENGTH, 100_001.into());
-        let refusal = intake.read(&headers, Body::empty()).await.expect_err("it says so");
+        let refusal =
+            intake.read(&headers, Body::empty()).await.expect_err("the length is in the headers");
         assert_eq!(refusal.status, 413);
     }
 

@@ -10,22 +10,22 @@ use super::intake::Held;
 use kvarena_host::request::Request;
 use kvarena_host::stream::Finish;
 
-/// A prompt to be served.
+/// A prompt that a client's request submits.
 #[derive(Debug)]
 pub struct Job {
     /// The request.
     pub request: Request,
-    /// The time of its arrival.
+    /// Time of arrival.
     pub since: Instant,
-    /// Number of its first choice within its client's request.
+    /// Number of the first choice within the client's request.
     pub first_choice: u32,
-    /// The number of most likely tokens reported with each token, if log-probabilities are requested.
+    /// Number of most likely tokens reported with each token; `None` without log-probabilities.
     pub logprobs: Option<u32>,
-    /// The receiver of its events. The channel holds at most one event for each requested token.
+    /// Sender of the job's events. The channel has room for one event for each requested token.
     pub events: UnboundedSender<Event>,
-    /// The choices that clients still read.
+    /// Choices that the client still reads.
     pub readers: Arc<Readers>,
-    /// The tokens of all prompts of the client's request, counted until its last job ends.
+    /// Tokens of all prompts of the client's request, counted until its last job ends.
     pub _held: Arc<Held>,
 }
 
@@ -40,9 +40,9 @@ pub enum Event {
         token: u32,
         /// Cached tokens of the prompt.
         cached: u32,
-        /// Checked drafts of the choice so far, and accepted ones.
+        /// Number of checked and of accepted drafts of the choice.
         drafts: [u32; 2],
-        /// Its log-probability, if requested and known.
+        /// Log-probability of the token, if requested and known.
         logprob: Option<Logprob>,
     },
     /// A choice ended.
@@ -56,25 +56,25 @@ pub enum Event {
     Prompt {
         /// Number of the first choice of the prompt.
         choice: u32,
-        /// The token's place in the prompt.
+        /// Index of the token in the prompt.
         position: u32,
-        /// Its log-probability.
+        /// Log-probability of the token.
         logprob: Logprob,
     },
     /// The engine failed.
     Failed(String),
 }
 
-/// The log-probability of a token by the model's own distribution, before temperature, top-k and top-p.
+/// Log-probability of a token in the model's distribution, before temperature, top-k and top-p.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Logprob {
-    /// Natural logarithm of its probability.
+    /// Natural logarithm of the probability.
     pub own: f32,
-    /// The most likely tokens and their logarithms.
+    /// Most likely tokens with their logarithms.
     pub top: Vec<(u32, f32)>,
 }
 
-/// For each choice of a client, whether the client reads it.
+/// Whether the client reads each of its choices.
 #[derive(Debug)]
 pub struct Readers(Box<[AtomicU8]>);
 
@@ -87,7 +87,7 @@ impl Readers {
         Self((0..choices).map(|_| AtomicU8::new(READS)).collect())
     }
 
-    /// Returns the reason for which a choice must end now, if any.
+    /// Returns the reason to end a choice now, if any.
     pub fn ends(&self, choice: u32) -> Option<Finish> {
         // No other memory access depends on this value.
         match self.0[choice as usize].load(Ordering::Relaxed) {
@@ -98,7 +98,7 @@ impl Readers {
     }
 }
 
-/// The client's side: while it lives, the choices have a reader.
+/// The client's side: as long as it lives, the choices have a reader.
 #[derive(Debug)]
 pub struct Ticket {
     events: UnboundedReceiver<Event>,
@@ -170,7 +170,7 @@ mod test {
         let (jobs, mut ticket) = Ticket::issue(requests, None, Held::default(), 7);
         assert_eq!((jobs[0].first_choice, jobs[1].first_choice), (0, 2));
         let done = Event::Done { choice: 2, finish: Finish::Length };
-        jobs[1].events.send(done.clone()).expect("it is heard");
+        jobs[1].events.send(done.clone()).expect("the receiver lives");
         assert_eq!((ticket.next_now(), ticket.next_now()), (Some(done), None));
         ticket.has_enough(3);
         let readers = Arc::clone(&jobs[0].readers);

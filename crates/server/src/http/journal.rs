@@ -23,19 +23,19 @@ pub fn begin(form: Option<LogForm>) {
 /// The log entry of a request. It is written when it is dropped and contains neither texts nor keys.
 #[derive(Debug)]
 pub struct Entry {
-    /// Its name, as in the answer.
+    /// Name of the request, as in the answer.
     pub id: String,
-    /// Its path.
+    /// Path of the request.
     pub path: &'static str,
-    /// The status of its answer.
+    /// Status of the answer.
     pub status: u16,
-    /// Tokens of its prompts.
+    /// Number of prompt tokens.
     pub prompt_tokens: usize,
-    /// Cached tokens among them.
+    /// Number of cached prompt tokens.
     pub cached_tokens: u32,
-    /// New tokens.
+    /// Number of new tokens.
     pub new_tokens: u32,
-    /// `done`, `cancelled`, `failed`, or the code of a refusal.
+    /// `done`, `cancelled`, `failed`, or the code of an error.
     pub outcome: &'static str,
     since: Instant,
     first: Option<Instant>,

@@ -8,24 +8,22 @@
 //!
 //! ```text
 //! options, connections   the command line; accepting, time limits, the bound of open connections
-//! intake, guard          what requests may hold; the API key and origins
+//! intake, guard          limits of requests; the API key and origins
 //! fields, body, host     the table of fields; typed look-ups; the served model and its limits
 //! ask                    a request with all its checks
 //! prompt, tokens         prompts and messages as tokens; /tokenize
-//! refusal                why a request is not served
-//! queue, job, desk       what waits; what passes between the two sides; the engine's side
+//! refusal                errors of rejected requests
+//! queue, job, desk       waiting requests; messages between the two sides; the engine's side
 //! stop, choice, answer   stop strings; a choice's text; the answer's JSON
 //! sse, routes            framing; paths
-//! board, journal         what monitors are told; the request log
-//! announcer              what routers are told of the cache
+//! board, journal         metrics; the request log
+//! announcer              cache events for routers
 //! ```
 //!
-//! A client that goes away drops its `Ticket`: the loop ends its streams before the next step, and their pages return.
-//! Tokens become text, and stop strings are looked for, on the client's side, so that steps do not wait for that; a
-//! stream whose text has stopped is ended a step or two later. SIGTERM closes the queue: what is in it ends, then the
-//! engine's state is audited, and the program ends.
-//!
-//! Not here: the loop (`server`), who computes (`runner`).
+//! A client that disconnects drops its `Ticket`. The loop then ends its streams before the next step, and their pages
+//! return. The client's side converts tokens to text and searches for stop strings, so that steps do not wait for this
+//! work; a stream with a stop string therefore ends one or two steps later. SIGTERM closes the queue: the queued
+//! requests finish, the engine audits its state, and the program ends.
 
 pub mod announcer;
 mod answer;
@@ -78,15 +76,15 @@ use options::Bounds;
 use queue::Queue;
 use routes::{App, crowded, router};
 
-/// Threads for clients, and as many again for prompts that are being encoded.
+/// Threads for clients, and the same number for encoding prompts.
 const THREADS: usize = 4;
-/// How long clients may take to read the ends of their answers once everything has been generated.
+/// Time for clients to read the ends of their answers after the last token has been generated.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Serves at `address` until SIGTERM or Ctrl-C, and then until what was taken in has ended.
+/// Serves at `address` until SIGTERM or Ctrl-C, and then until all accepted requests have ended.
 ///
 /// # Errors
-/// Nobody can listen there, the run failed, or the audit at the end found pages in use.
+/// The address cannot be bound, the run failed, or the audit at the end found pages in use.
 pub fn run<R: Runner>(
     args: &Args,
     address: &str,
@@ -125,7 +123,7 @@ pub fn run<R: Runner>(
     }
     board.post(server, board::Ended::default());
     let outcome = desk::serve(server, &queue, &board, announcer);
-    // The queue is closed and nothing runs; clients still read.
+    // The queue is closed and no stream runs; clients still read.
     let _ = over.send(());
     let _ = runtime.block_on(async { tokio::time::timeout(GRACE, clients).await });
     runtime.shutdown_background();
@@ -177,15 +175,15 @@ fn app(args: &Args, host: Host) -> Arc<App> {
         queue: Arc::new(Queue::<Job>::new(options.queue as usize)),
         intake: Intake::new(options.max_body, body_time, options.max_waiting_tokens),
         board: Arc::new(Board::default()),
-        // Its keys are random, as the standard library has no other numbers that are.
+        // The keys of `RandomState` are the only random numbers of the standard library.
         run: RandomState::new().hash_one(created),
         answers: AtomicU64::new(0),
         created,
     })
 }
 
-/// Answers clients until the engine's thread has stopped (`is_over`); then those whose answers are not whole. Once
-/// somebody asks for an end no request is taken in, and monitors are told.
+/// Answers clients until the engine's thread has stopped (`is_over`), and then completes the answers. After the first
+/// signal the server rejects requests, and `/health` reports it.
 async fn listen(
     listener: TcpListener,
     routers: (Router, Router),
@@ -205,20 +203,20 @@ async fn listen(
         Err(error) => return eprintln!("generate: cannot listen: {error}"),
     };
     let end = async {
-        // A sender that is dropped is an end too.
+        // A dropped sender also ends the wait.
         let _ = is_over.await;
     };
     connections::serve(listener, routers, bounds, end).await;
 }
 
-/// Who may ask for an end.
+/// Signals that request the end.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    /// Catches them from now on. Called where a runtime is entered.
+    /// Catches the signals from now on. The caller has entered a runtime.
     fn catch() -> Result<Self> {
         let catch =
             |kind| signal(kind).map_err(|e| Error::run(format!("cannot catch signals: {e}")));

@@ -10,26 +10,27 @@ use rustix::process::{Resource, getrlimit};
 
 use kvarena_host::error::{Error, Result};
 
-/// Descriptors that connections leave to everything else; [`SPARES`] of them are for monitors beside full connections.
+/// Descriptors that are reserved for other uses than connections; [`SPARES`] of them are for monitors beside full
+/// connections.
 pub const DESCRIPTORS_LEFT: usize = 64;
-/// Connections beyond the bound that are open at a time, each for one answer.
+/// Connections beyond the limit that are open at a time, each for one answer.
 pub const SPARES: usize = 32;
-/// Connections where nothing limits descriptors.
+/// Maximum of connections if the number of descriptors is unlimited.
 const CONNECTIONS_USUAL: usize = 4096;
 
 /// Options of `--serve`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Options of --serve")]
 pub struct HttpOptions {
-    /// Most bytes of a request's body; a longer one is answered 413.
+    /// Most bytes of a request's body; a longer one gets 413.
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = from_one_to(1 << 30))]
     pub max_body: usize,
 
-    /// Most prompt tokens of all requests that wait or run; a request beyond that is answered 429.
+    /// Most prompt tokens of all requests that wait or run; a request beyond that gets 429.
     #[arg(long, value_name = "TOKENS", default_value_t = 1 << 20, value_parser = from_one_to(1 << 40))]
     pub max_waiting_tokens: usize,
 
-    /// Most streams that wait to be admitted; one more request is answered 429.
+    /// Most streams that wait to be admitted; one more request gets 429.
     #[arg(long, value_name = "STREAMS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     pub queue: u32,
 
@@ -37,8 +38,8 @@ pub struct HttpOptions {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub max_n: u32,
 
-    /// Most connections [default: the limit of descriptors less 64, at most 4096]. Beyond that the one that has been idle
-    /// longest is closed; where none is idle, monitors are answered and others get 503.
+    /// Most connections [default: the limit of descriptors less 64, at most 4096]. Beyond that, the server closes the
+    /// connection that has been idle longest. If none is idle, monitors get answers and other clients get 503.
     #[arg(long, value_name = "CONNECTIONS", value_parser = from_one_to(1 << 20))]
     pub max_connections: Option<usize>,
 
@@ -46,11 +47,12 @@ pub struct HttpOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     pub header_timeout: u64,
 
-    /// Seconds for a request's body; then it is answered 408.
+    /// Seconds for a request's body; a slower one gets 408.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
     pub body_timeout: u64,
 
-    /// Seconds between requests, and in which a client reads nothing of its answer; then the connection is closed.
+    /// Seconds between requests, and seconds in which a client reads nothing of its answer; then the connection is
+    /// closed.
     #[arg(long, value_name = "SECONDS", default_value_t = 75, value_parser = clap::value_parser!(u64).range(1..))]
     pub idle_timeout: u64,
 
@@ -62,16 +64,16 @@ pub struct HttpOptions {
     #[arg(long, value_name = "FILE", conflicts_with = "api_key")]
     pub api_key_file: Option<PathBuf>,
 
-    /// An origin whose pages may send requests (repeatable; `*`: any); without it browsers let none.
+    /// An origin whose pages may send requests (repeatable; `*`: any); without it browsers block all pages.
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Vec<String>,
 
-    /// Publishes which pages are cached, for routers, at a ZeroMQ address such as tcp://127.0.0.1:5557, on the wire of vLLM
-    /// and SGLang.
+    /// Publishes the cached pages to routers at a ZeroMQ address such as tcp://127.0.0.1:5557, on the wire of vLLM and
+    /// SGLang.
     #[arg(long, value_name = "ADDRESS")]
     pub kv_events: Option<String>,
 
-    /// Where routers ask for events that they have missed, or for all [default: a free port of 127.0.0.1].
+    /// ZeroMQ address at which routers request lost events, or all pages [default: a free port of 127.0.0.1].
     #[arg(long, value_name = "ADDRESS", requires = "kv_events")]
     pub kv_events_replay: Option<String>,
 
@@ -87,9 +89,9 @@ fn from_one_to(most: u64) -> impl TypedValueParser<Value = usize> {
 /// Forms of the request log.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogForm {
-    /// For people.
+    /// A text line.
     Text,
-    /// A JSON object a line.
+    /// A line with a JSON object.
     Json,
 }
 
@@ -98,7 +100,7 @@ pub enum LogForm {
 pub struct Secret(String);
 
 impl Secret {
-    /// The text.
+    /// Returns the bytes of the text.
     pub fn bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
@@ -121,17 +123,17 @@ impl fmt::Debug for Secret {
 pub struct Bounds {
     /// Time for a request's headers.
     pub header: Duration,
-    /// Time between requests, and in which nothing of an answer is read.
+    /// Time between requests, and time in which a client may read nothing of its answer.
     pub idle: Duration,
-    /// Most connections, those beside the bound left out.
+    /// Maximum of connections, without the spare ones.
     pub connections: usize,
 }
 
 impl HttpOptions {
-    /// The bounds of connections that fit the limit of descriptors.
+    /// Returns the limits of connections that the number of descriptors allows.
     ///
     /// # Errors
-    /// More connections than descriptors allow.
+    /// `--max-connections` exceeds the number of descriptors.
     pub fn bounds(&self) -> Result<Bounds> {
         let limit = getrlimit(Resource::Nofile).current;
         let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
@@ -154,7 +156,7 @@ impl HttpOptions {
         })
     }
 
-    /// The key that requests need, if they need one.
+    /// Returns the key that requests need, if any.
     ///
     /// # Errors
     /// The file cannot be read, or the key is empty.

@@ -7,7 +7,8 @@ use super::body::{Body, brief, brief_json};
 use super::host::{CHOICES_MAX, Host};
 use super::refusal::{Refusal, Result};
 
-/// Returns the tokens of a text; rejects a text with more bytes than the model's positions can hold before encoding it.
+/// Returns the tokens of a text. Rejects a text with more bytes than the model's positions can hold, before it encodes
+/// the text.
 fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>> {
     let room = host.limits.room(0);
     let most = host.text.longest_token().saturating_mul(room);
@@ -22,13 +23,13 @@ fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>
     host.text.encode_with(text, special).map_err(|e| Refusal::field(name, e.message))
 }
 
-/// A token id.
+/// Returns a token id.
 pub fn token(id: &Value) -> std::result::Result<u32, String> {
     let token = id.as_u64().and_then(|id| u32::try_from(id).ok());
     token.ok_or_else(|| format!("{} is no token id", brief(id)))
 }
 
-/// The prompts of a completion: a text, tokens, or a list of either.
+/// Returns the prompts of a completion: a text, tokens, or a list of either.
 pub fn prompts(prompt: Option<&RawValue>, host: &Host) -> Result<Vec<Vec<u32>>> {
     let wrong = |what: String| Refusal::field("prompt", what);
     let json = prompt.ok_or_else(|| wrong("prompt is missing".into()))?;
@@ -92,8 +93,7 @@ fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
     list.iter().map(id).collect()
 }
 
-/// Returns the prediction; `None` if there is none. It does not change the answer, so a server without drafting ignores
-/// it.
+/// Returns the prediction, if any. It does not change the answer, so a server without drafting ignores it.
 pub fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     let Some(value) = body.get("prediction") else { return Ok(Vec::new()) };
     let wrong = |what: String| Refusal::field("prediction", format!("prediction: {what}"));

@@ -1,5 +1,4 @@
-//! The queue of accepted jobs that have not begun: a bounded queue between the clients' threads and the engine's
-//! thread.
+//! A bounded queue of accepted jobs that have not begun, between the clients' threads and the engine's thread.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,14 +30,14 @@ struct State<T> {
 }
 
 impl<T> Queue<T> {
-    /// Creates a queue for `max` waiting jobs, including those that were taken and have not begun.
+    /// Creates a queue for `max` waiting jobs, including taken jobs that have not begun.
     pub fn new(max: usize) -> Self {
         let state = State { jobs: VecDeque::new(), waiting: 0, is_closed: false };
         Self { state: Mutex::new(state), came: Condvar::new(), max }
     }
 
-    /// Pushes all jobs of a request, or none. The limit counts requests: a request is accepted while there is room for
-    /// one of its jobs.
+    /// Pushes all jobs of a request, or none. The limit counts requests: the queue accepts a request while it has room
+    /// for one of its jobs.
     ///
     /// # Errors
     /// The queue is full or closed.
@@ -55,7 +54,7 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Takes all jobs in order; `waiting` of those taken before have not begun. Does not wait.
+    /// Takes all jobs in order, without waiting; `waiting` of the jobs taken before have not begun.
     pub fn take(&self, waiting: usize, jobs: &mut Vec<T>) {
         let mut state = self.lock();
         jobs.extend(state.jobs.drain(..));
@@ -63,7 +62,7 @@ impl<T> Queue<T> {
         state.waiting = waiting + jobs.len();
     }
 
-    /// Waits for jobs; returns false if the queue is empty and closed. Call this while no job waits to begin.
+    /// Waits for jobs; returns false if the queue is empty and closed. The caller has no job that waits to begin.
     pub fn wait(&self) -> bool {
         let mut state = self.lock();
         state.waiting = 0;
@@ -74,7 +73,7 @@ impl<T> Queue<T> {
         !state.jobs.is_empty()
     }
 
-    /// As [`Queue::wait`], for at most this time; returns whether there are jobs or the queue is closed.
+    /// Waits for jobs for at most `time`; returns whether there are jobs or the queue is closed.
     pub fn wait_at_most(&self, time: Duration) -> bool {
         let mut state = self.lock();
         state.waiting = 0;

@@ -1,4 +1,4 @@
-//! The reasons of refused requests, in OpenAI's format.
+//! Errors of rejected requests, in OpenAI's format.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub struct Refusal {
     pub status: u16,
     /// `type` of the error.
     pub kind: &'static str,
-    /// The message, with the value that is wrong.
+    /// Message with the invalid value.
     pub message: String,
     /// The field with the error.
     pub param: Option<String>,
@@ -24,7 +24,7 @@ pub struct Refusal {
     pub code: Option<&'static str>,
 }
 
-/// Returns the answer to a refused request; it may come again soon where the server is only busy.
+/// Returns the answer to a rejected request; a busy server adds `Retry-After`.
 pub(super) fn refused(refusal: &Refusal) -> Response {
     let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let body = ([(header::CONTENT_TYPE, "application/json")], refusal.json().to_string());
@@ -41,24 +41,24 @@ impl Refusal {
         Self { status, kind, message: message.into(), param: None, code: None }
     }
 
-    /// The request is invalid.
+    /// Returns the error for an invalid request.
     pub fn bad(message: impl Into<String>) -> Self {
         Self::new(400, "invalid_request_error", message)
     }
 
-    /// A field of it is invalid.
+    /// Returns the error for an invalid field.
     pub fn field(name: &str, message: impl Into<String>) -> Self {
         Self { param: Some(name.into()), ..Self::bad(message) }
     }
 
-    /// Prompt and output are longer than any sequence may be.
+    /// Returns the error for a prompt and output that are longer than a sequence may be.
     pub fn too_long(name: &str, message: impl std::fmt::Display, room: usize) -> Self {
-        // Client libraries recognise the error by OpenAI's words.
+        // Client libraries recognise the error by this text of OpenAI's.
         let message = format!("This model's maximum context length is {room} tokens: {message}");
         Self { code: Some("context_length_exceeded"), ..Self::field(name, message) }
     }
 
-    /// It names another model.
+    /// Returns the error for a request that names another model.
     pub fn unknown_model(name: &str) -> Self {
         Self {
             status: 404,
@@ -67,59 +67,59 @@ impl Refusal {
         }
     }
 
-    /// Unknown path, or another method for it.
+    /// Returns the error for an unknown path, or an unknown method of a path.
     pub fn no_such_path(status: u16, path: &str) -> Self {
         Self { status, ..Self::bad(format!("{path} is not served, or not by this method")) }
     }
 
-    /// A field that is not supported.
+    /// Returns the error for an unsupported field.
     pub fn unsupported(name: &str, message: impl Into<String>) -> Self {
         Self { code: Some("unsupported_parameter"), ..Self::field(name, message) }
     }
 
-    /// The body is too long.
+    /// Returns the error for a body that is too long.
     pub fn body_too_long(most: usize) -> Self {
         let what = format!("the body has more than {most} bytes (--max-body)");
         Self { status: 413, code: Some("body_too_long"), ..Self::bad(what) }
     }
 
-    /// The body took too long to arrive.
+    /// Returns the error for a body that took too long to arrive.
     pub fn body_too_slow(time: Duration) -> Self {
         let what = format!("the body did not come within {} s", time.as_secs_f32());
         Self { status: 408, code: Some("body_too_slow"), ..Self::bad(what) }
     }
 
-    /// The requests' budget of memory is exhausted.
+    /// Returns the error for an exhausted memory budget of requests.
     pub fn crowded(what: &str) -> Self {
         let message = format!("{what}; try again later");
         Self { code: Some("crowded"), ..Self::new(429, "rate_limit_error", message) }
     }
 
-    /// The limit of connections is reached.
+    /// Returns the error for a connection beyond the limit.
     pub fn no_connection() -> Self {
         let message = "too many connections are open; try again later";
         Self { code: Some("too_many_connections"), ..Self::new(503, "server_error", message) }
     }
 
-    /// The key is missing or wrong. The message does not repeat it.
+    /// Returns the error for a missing or invalid key. The message does not repeat the key.
     pub fn wrong_key() -> Self {
         let message = "this server needs its API key: Authorization: Bearer KEY";
         Self { status: 401, code: Some("invalid_api_key"), ..Self::bad(message) }
     }
 
-    /// The queue is full.
+    /// Returns the error for a full queue.
     pub fn full(waiting: usize) -> Self {
         let message = format!("{waiting} requests wait already; try again later");
         Self { code: Some("queue_full"), ..Self::new(429, "rate_limit_error", message) }
     }
 
-    /// The server is shutting down.
+    /// Returns the error for a server that is shutting down.
     pub fn closing() -> Self {
         let message = "the server is shutting down";
         Self { code: Some("shutting_down"), ..Self::new(503, "server_error", message) }
     }
 
-    /// The engine failed.
+    /// Returns the error for a failed engine.
     pub fn failed(message: impl Into<String>) -> Self {
         Self::new(500, "server_error", message)
     }

@@ -40,7 +40,7 @@ pub struct App {
     pub intake: Intake,
     /// The engine's metrics, for monitors.
     pub board: Arc<Board>,
-    /// A number of this run, so answers of two runs have different names and unseeded draws differ.
+    /// Number of this run, so that answers of two runs have different names and their unseeded draws differ.
     pub run: u64,
     /// Number of answers begun.
     pub answers: AtomicU64,
@@ -50,7 +50,7 @@ pub struct App {
 
 type Shared = State<Arc<App>>;
 
-/// All paths: those that need the key, if there is one, and those of monitors.
+/// Returns the routes: those that need the key, if there is one, and those of monitors.
 pub fn router(app: Arc<App>, key: Option<Secret>, cors: CorsLayer) -> Router {
     let mut guarded = Router::new()
         .route("/v1/completions", post(completions))
@@ -76,7 +76,7 @@ pub fn router(app: Arc<App>, key: Option<Secret>, cors: CorsLayer) -> Router {
         .with_state(app)
 }
 
-/// The paths of a spare connection.
+/// Returns the routes of a spare connection.
 pub fn crowded(app: Arc<App>) -> Router {
     monitors().fallback(|| async { refused(&Refusal::no_connection()) }).with_state(app)
 }
@@ -124,7 +124,7 @@ async fn begin(
     let read = app.intake.read(&parts.headers, body).await?;
     let seed = splitmix(&mut app.run.wrapping_add(number));
     let host = Arc::clone(&app.host);
-    // Encoding a long prompt takes time, so a blocking thread does it.
+    // A blocking thread encodes, because a long prompt takes time.
     let parse = move |bytes: &[u8]| Ask::parse(&host, kind, bytes, seed);
     let mut ask = app.intake.parse(read, parse).await?;
     let tokens =
@@ -141,12 +141,12 @@ async fn begin(
     Ok(Talk { answer, ticket, is_over: false, stream: ask.stream, entry: None })
 }
 
-/// A client and its answer. A drop means that the client has gone away, which cancels its request.
+/// A client and its answer. A drop means that the client has disconnected, and cancels its request.
 struct Talk {
     answer: Answer,
     ticket: Ticket,
     is_over: bool,
-    /// Returns whether tokens are streamed.
+    /// Whether tokens are streamed.
     stream: bool,
     entry: Option<Entry>,
 }
@@ -187,7 +187,7 @@ impl Talk {
         Ok(piece)
     }
 
-    /// Returns the frames of an event: the new piece, and the end of the stream if it has ended.
+    /// Returns the frames of an event: the new chunk, and the end of the stream if it has ended.
     fn frames(&mut self, event: Option<Event>) -> String {
         let mut frames = match self.hear(event) {
             Ok(Some(piece)) => sse::event(&self.answer.chunk(piece)),
@@ -223,7 +223,7 @@ fn events(talk: Talk) -> Response {
         while !talk.is_over {
             let event = talk.ticket.next().await;
             let mut frames = talk.frames(event);
-            // Further events that have arrived go into the same write.
+            // The same write sends further events that have arrived.
             while let Some(event) = (!talk.is_over).then(|| talk.ticket.next_now()).flatten() {
                 frames += &talk.frames(Some(event));
             }
@@ -286,7 +286,7 @@ async fn metrics(State(app): Shared, headers: HeaderMap) -> Response {
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
-/// Reads a body and computes an answer from it, for paths without generation.
+/// Returns an answer computed from a body, for paths without generation.
 async fn text_of(
     app: Arc<App>,
     request: Request,

@@ -1,7 +1,7 @@
-//! Stop strings in text that arrives in pieces; holds back text that may become one.
+//! Searches for stop strings in text that arrives in chunks; holds back text that may become a stop string.
 
-/// Searches for stop strings. The one that ends first wins, so the result does not depend on the pieces; of those that
-/// end together, the longest wins.
+/// Matcher of stop strings. The string that ends first wins, so the result does not depend on the chunks. Among strings
+/// that end together, the longest wins.
 #[derive(Clone, Default, Debug)]
 pub struct StopMatcher {
     stops: Vec<String>,
@@ -16,8 +16,8 @@ impl StopMatcher {
         Self { stops, held: String::new() }
     }
 
-    /// Returns the text that is certain with this piece, and whether a stop string was found; the text then ends before
-    /// it.
+    /// Returns the text that is certain after this chunk, and whether a stop string was found. The text then ends
+    /// before the stop string.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
         let found = self.stops.iter().filter_map(|stop| {
@@ -107,7 +107,7 @@ mod test {
         assert_eq!(all(&["\u{20ac}!"], &[euro, "?"]), ("\u{20ac}?".into(), false));
     }
 
-    /// The result is the same for all ways to cut a text, and equals that of a search of the whole text.
+    /// All ways to cut a text give the same result, which equals that of a search of the whole text.
     #[test]
     fn cuts_do_not_matter() {
         let mut state = 7;

@@ -8,7 +8,7 @@ use super::host::Host;
 use super::prompt;
 use super::refusal::{Refusal, Result};
 
-/// `{"model", "prompt"}` or `{"model", "messages"}` to `{"count", "max_model_len", "tokens"}`.
+/// Converts `{"model", "prompt"}` or `{"model", "messages"}` to `{"count", "max_model_len", "tokens"}`.
 pub fn tokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
     let kind = match has_messages(bytes) {
         true => Kind::Chat,
@@ -31,7 +31,7 @@ fn has_messages(bytes: &[u8]) -> bool {
     fields.is_ok_and(|fields| fields.contains_key("messages"))
 }
 
-/// `{"model", "tokens"}` to `{"prompt"}`.
+/// Converts `{"model", "tokens"}` to `{"prompt"}`.
 pub fn detokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
     let fields: Map<String, Value> = serde_json::from_slice(bytes)
         .map_err(|e| Refusal::bad(format!("the body is not valid JSON, or no object: {e}")))?;

@@ -1,13 +1,13 @@
-//! What the program's tests share: the host's models and cases, and how the program is run.
+//! Shared helpers of the program's tests: the host's models and cases, and runs of the program.
 
-#![allow(dead_code, unused_imports)] // each test takes what it needs
+#![allow(dead_code, unused_imports)] // each test uses a part
 
 #[path = "../../../host/tests/common/mod.rs"]
 mod host;
 
 pub use host::*;
 
-/// What the program did.
+/// Result of a run of the program.
 pub struct Ran {
     pub code: Option<i32>,
     pub out: String,
@@ -25,7 +25,7 @@ pub fn generate(arguments: &[&str], input: &str) -> Ran {
     generate_with(&[], arguments, input)
 }
 
-/// The same with environment variables.
+/// Runs the program with environment variables.
 pub fn generate_with(variables: &[(&str, &str)], arguments: &[&str], input: &str) -> Ran {
     use std::io::Write;
     use std::process::{Command, Stdio};
@@ -37,7 +37,7 @@ pub fn generate_with(variables: &[(&str, &str)], arguments: &[&str], input: &str
         .stderr(Stdio::piped())
         .spawn()
         .expect("the program starts");
-    // A program that refuses its arguments does not read its input.
+    // A program that rejects its arguments does not read its input.
     let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
     let output = child.wait_with_output().expect("the program ends");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");

@@ -1,4 +1,4 @@
-"""What OpenAI's own client sees of `generate --serve`. Run by run.sh; no test has a time limit."""
+"""Tests `generate --serve` with OpenAI's own client. run.sh runs them; no test has a time limit."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ PROGRAM = sys.argv[1]
 PAGE = "a page is room for the keys and values of a few tokens in all layers. it is the unit of memory."
 FORK = "a fork is a second sequence with the same past. whole pages are shared and the last one is copied."
 WORDS = ["page", "slot", "token", "prefix", "pool", "sequence", "plan", "step", "batch", "commit", "fence", "lock", "fork"]
-LONG = 900  # tokens of an answer that takes a while: the model has 1,024 positions
+LONG = 900  # tokens of a long answer: the model has 1,024 positions
 
 
 def client(server, retries=0):
@@ -38,7 +38,7 @@ def until(condition):
 
 
 def at_rest(server):
-    """Whether nothing runs, and no page is anything but free or cached."""
+    """Returns whether no stream runs and every page is free or cached."""
     now = server.metrics()
     held = ("sequences", "private_pages", "fenced_pages", "protected_pages", "promised_pages", "steps")
     return all(now["kvarena_" + name] == 0 for name in held)
@@ -64,7 +64,7 @@ def test_chats(server):
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     again = ai.chat.completions.create(model=server.model, messages=question("page"), temperature=0).usage
     assert again.prompt_tokens_details.cached_tokens == (usage.prompt_tokens - 1) // 16 * 16, again
-    # A conversation reuses what was said before it.
+    # A conversation reuses its earlier turns.
     turns = question("page") + [{"role": "assistant", "content": PAGE}] + question("fork")
     answer = ai.chat.completions.create(model=server.model, messages=turns, temperature=0)
     assert answer.choices[0].message.content.strip() == FORK
@@ -131,7 +131,7 @@ def test_stops(server):
         return made.choices[0].message.content, made.choices[0].finish_reason, made.usage.completion_tokens
 
     whole, _, tokens = say()
-    # Inside a token, over several tokens, the first of several, and one that never comes.
+    # Stop strings inside a token, over several tokens, the first of several, and one that never occurs.
     for stop in ("valu", "keys and values of", ["unit of", "few tokens", "zebra"]):
         found = min(whole.find(one) for one in ([stop] if isinstance(stop, str) else stop) if one in whole)
         text, reason, said = say(stop=stop)
@@ -172,7 +172,7 @@ def test_logprobs(server):
 
 
 def test_echoes(server):
-    """The prompt's log-probabilities are those that its tokens have as answers, whatever is cached."""
+    """The prompt's log-probabilities equal those of its tokens as answers, whatever is cached."""
     ai = client(server)
     prompt = "<user> what is a page?"
     made = ai.completions.create(model=server.model, prompt=prompt, temperature=0, max_tokens=6, logprobs=2)
@@ -220,7 +220,7 @@ def test_shaped_answers(server):
     assert word not in say(extra_body={"bad_words": [word]}).text.split()
     repeats = lambda one: len(one.logprobs.tokens) - len(set(one.logprobs.tokens))
     assert repeats(say(extra_body={"repetition_penalty": 3.0})) < repeats(say())
-    assert say(temperature=1, extra_body={"min_p": 1.0}).text == say().text, "the best one alone is left"
+    assert say(temperature=1, extra_body={"min_p": 1.0}).text == say().text, "only the best token is left"
     ended = lambda **more: ai.chat.completions.create(
         model=server.model, messages=question("page"), temperature=0, extra_body=more).usage.completion_tokens
     usual = ended()
@@ -277,7 +277,7 @@ def test_models_and_monitors(server):
 
 
 def raw(server, body, path="/v1/completions", method="POST", headers=None):
-    """An answer's status and error, without a client in between."""
+    """Returns an answer's status and error, without a client library."""
     request = urllib.request.Request(server.url + path, data=body, method=method, headers=headers or {})
     try:
         with urllib.request.urlopen(request) as answer:
@@ -285,7 +285,7 @@ def raw(server, body, path="/v1/completions", method="POST", headers=None):
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())["error"]
     except (urllib.error.URLError, ConnectionError):
-        return None, None  # it was told so, and hung up, while it still sent
+        return None, None  # the server answered and disconnected while the client still sent
 
 
 def test_bad_input(server):
@@ -324,7 +324,7 @@ def test_bad_input(server):
     assert (status, error["code"]) == (413, "body_too_long")
     assert raw(server, None, "/v1/nothing", "GET")[0] == 404
     assert raw(server, None, "/v1/completions", "GET")[0] == 405
-    # What is no HTTP at all, and clients that say half of it and go away.
+    # Bytes that are not HTTP, and clients that disconnect in the middle of a request.
     host, port = server.url.removeprefix("http://").split(":")
     for words in (b"\x16\x03\x01 no HTTP\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 999\r\n\r\n{", b"GET"):
         with socket.create_connection((host, int(port))) as connection:
@@ -334,7 +334,7 @@ def test_bad_input(server):
 
 
 async def many(server, count, at_a_time, ask):
-    """Results of `ask(ai, i)` for each i, so many at a time."""
+    """Returns the results of `ask(ai, i)` for each i, a limited number at a time."""
     slots = asyncio.Semaphore(at_a_time)
     async with asking(server) as ai:
 
@@ -346,7 +346,7 @@ async def many(server, count, at_a_time, ask):
 
 
 def test_thirty_two_at_a_time(server):
-    """Answers do not depend on what else is served; half of them are streams."""
+    """Answers do not depend on concurrent requests; half of them are streams."""
     alone = {
         word: client(server)
         .chat.completions.create(model=server.model, messages=question(word), temperature=0)
@@ -371,14 +371,14 @@ def test_thirty_two_at_a_time(server):
 
 
 def test_clients_that_go_away(server):
-    """Half-way through a stream, before a whole answer, with several choices: their pages return, others go on."""
+    """Clients disconnect half-way: in a stream, before a whole answer, with several choices. Only their streams end."""
     before = server.metrics()
 
     async def ask(ai, i):
         make = lambda **more: ai.completions.create(
             model=server.model, prompt=[5 + i % 50] * 20, max_tokens=LONG, extra_body={"ignore_eos": True}, **more
         )
-        if i % 4 == 3:  # goes on to its end
+        if i % 4 == 3:  # runs to its end
             made = await ai.completions.create(model=server.model, prompt=f"a page {i}", max_tokens=30, temperature=0)
             return made.usage.completion_tokens
         if i % 4 == 2:
@@ -404,7 +404,7 @@ def test_clients_that_go_away(server):
 
 
 def test_load_of_2000_requests(server):
-    """All kinds at once, some of which go away: then nothing is in use, and the audit at the end says so too."""
+    """All kinds of requests at once, some disconnect: no page remains in use, and the audit at the end succeeds."""
     count = 2000
 
     async def ask(ai, i):
@@ -444,20 +444,20 @@ def test_load_of_2000_requests(server):
 
 
 def test_a_full_queue():
-    """One runs, two wait, one more is told to come later; a client that tries again is served."""
+    """One request runs, two wait, one more gets 429; a client that retries is served."""
     with Server(PROGRAM, "--concurrency", "1", "--queue", "2") as server:
         ai = client(server)
         endless = dict(model=server.model, prompt="a page", max_tokens=LONG, stream=True, extra_body={"ignore_eos": True})
         state = lambda: [server.metrics()[f'generate_streams{{state="{name}"}}'] for name in ("running", "waiting")]
         streams = []
         for expected in ([1, 0], [1, 1], [1, 2]):
-            # The headers come at once, though nothing was said yet.
+            # The headers arrive at once, before the first token.
             streams.append(ai.completions.create(**endless))
             until(lambda: state() == expected)
         ask = lambda: ai.completions.create(model=server.model, prompt="a fork", max_tokens=2)
         body = refused(openai.RateLimitError, ask, 429, None, "wait already")
         assert body["code"] == "queue_full"
-        # It is not waited with longer than Retry-After says, so that this one comes in once the others have gone.
+        # The client retries after Retry-After, so its request is accepted once the other streams have closed.
         threading.Timer(0.5, lambda: [stream.close() for stream in streams]).start()
         made = client(server, retries=100).completions.create(model=server.model, prompt="a fork", max_tokens=2)
         assert made.usage.completion_tokens == 2
@@ -483,13 +483,13 @@ def test_sigterm_finishes_what_runs():
         assert "verified" in audit, audit
         try:
             make(5)
-            raise AssertionError("nobody listens")
+            raise AssertionError("the server is closed")
         except openai.APIConnectionError:
             pass
 
 
 def test_a_pool_too_small_for_all():
-    """Streams are preempted and resumed, steps fail and are made again: clients see nothing of it."""
+    """Preemption, failed steps and retries do not change the answers."""
     arguments = ["--pages", "66", "--concurrency", "8", "--fail-every", "7", "--overlap", "on", "--chunk", "32"]
     with Server(PROGRAM) as server:
         ask = dict(model=server.model, prompt="a page", max_tokens=300, temperature=0.5, extra_body={"ignore_eos": True})
@@ -505,7 +505,7 @@ def test_a_pool_too_small_for_all():
 
 
 def test_drafts_change_no_answer():
-    """Nor do they outlive their steps: all pages are given back."""
+    """Drafts change no answer, and all their pages are released."""
     asks = [dict(messages=question(word), temperature=0) for word in WORDS]
     asks += [dict(messages=question(word), temperature=0.9, seed=5, n=2, max_tokens=60) for word in WORDS]
     asks += [dict(messages=question("page"), temperature=0, stop=["values", "memory"])]
@@ -524,7 +524,7 @@ def test_drafts_change_no_answer():
 
 
 def test_a_prediction_is_drafted_from():
-    """It changes no answer, and what came true of it is counted; without drafts it has no effect."""
+    """A prediction changes no answer, and its accepted tokens are counted; without drafts it has no effect."""
     prediction = {"type": "content", "content": PAGE.replace("tokens", "words")}
     for arguments in [(), ("--draft", "6"), ("--draft", "9", "--draft-tree")]:
         with Server(PROGRAM, *arguments) as server:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Tokens per second and time to first token of `generate --serve` under load, beside the same work offline.
+"""Measures tokens per second and time to first token of `generate --serve` under load, and of the same work offline.
 
     load.py PROGRAM [options] [-- options of generate]
 
-Needs Python's standard library alone. Clients are processes of their own: each keeps its share of requests open as
-streams, and sends the next one when one has ended. A row of JSON for each part. A warm-up of the same shape, with other
-prompts, comes first (graphs are captured, ways of products chosen); offline the `--bench offline` of a GPU does that
-by itself, and a run of `--requests` on the CPU needs none.
+Needs only Python's standard library. Each client is a process that keeps its share of requests open as streams and
+sends the next request when one has ended. The script prints a row of JSON for each part. A warm-up of the same shape,
+with other prompts, comes first: it captures graphs and chooses implementations of products. Offline, `--bench offline`
+on a GPU includes a warm-up, and `--requests` on the CPU needs none.
 
     load.py target/release/generate                                                     # the shipped model, on the CPU
     load.py ./generate --list offline.json --at-a-time 256 --temperature 0.6 --bench \\
@@ -48,7 +48,7 @@ def options():
 
 
 def work(chosen, seed):
-    """Requests as `generate --requests` reads them."""
+    """Returns requests in the format of `generate --requests`."""
     if chosen.list:
         with open(chosen.list) as file:
             sizes = [(item["prompt_tokens"], item["output_tokens"]) for item in json.load(file)]
@@ -63,7 +63,7 @@ def work(chosen, seed):
 
 
 async def stream(host, port, model, request):
-    """Sends a request; seconds to the first token and to the end, and how many tokens came."""
+    """Sends a request. Returns the seconds to the first token and to the end, and the number of tokens."""
     fields = {
         "model": model, "prompt": request["prompt"], "max_tokens": request["max_new_tokens"],
         "temperature": request["temperature"], "seed": request["seed"], "ignore_eos": True,
@@ -105,7 +105,7 @@ def client(share, barrier, results):
 
 
 def load(server, requests, chosen):
-    """All clients' rows, and the seconds from their start to the last end."""
+    """Returns all clients' rows, and the seconds from their start to the last end."""
     host, port = server.url.removeprefix("http://").split(":")
     barrier, results = multiprocessing.Barrier(chosen.processes + 1), multiprocessing.Queue()
     clients = []

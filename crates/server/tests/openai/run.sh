@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `generate --serve` as its users meet it: the official openai client from PyPI, in a venv of its own (OPENAI_VENV), over
-# the loopback, with the model that is shipped, on the CPU. Arguments: names of tests to run; without any, all.
+# Tests `generate --serve` with the official openai client from PyPI in a venv (OPENAI_VENV), over the loopback, with the
+# shipped model on the CPU. Arguments are names of tests to run; the default is all.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv=${OPENAI_VENV:-$PWD/../target/openai-venv}

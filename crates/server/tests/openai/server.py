@@ -1,4 +1,4 @@
-"""Starts and ends `generate --serve`, and reads what it tells monitors. Needs only Python's standard library."""
+"""Starts and ends `generate --serve`, and reads its metrics. Needs only Python's standard library."""
 
 import signal
 import subprocess
@@ -6,7 +6,7 @@ import urllib.request
 
 
 class Server:
-    """A server at a free port of the loopback; as a context manager it is ended by SIGTERM, and has to end well."""
+    """A server at a free port of the loopback. As a context manager it ends the server by SIGTERM and checks the exit."""
 
     def __init__(self, program, *arguments, wrap=(), **options):
         command = [*wrap, program, "--serve", "127.0.0.1:0", *arguments]
@@ -21,7 +21,7 @@ class Server:
             return answer.read().decode()
 
     def metrics(self):
-        """Every sample by its name with labels."""
+        """Returns every sample by its name with labels."""
         lines = (line for line in self.get("/metrics").splitlines() if not line.startswith("#"))
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
@@ -29,7 +29,7 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
 
     def end(self):
-        """What it printed after it was asked to end; it has to end with 0, after its audit."""
+        """Ends the server and returns its output. The exit code must be 0, after the audit."""
         if self.process.poll() is None:
             self.ask_to_end()
         out, err = self.process.communicate()

@@ -29,7 +29,11 @@ impl Scratch {
         let (group, lines) = (job.group(), job.lines());
         let head_dim = job.layout.head_dim() as usize;
         let rows = unit.row_count(group);
-        // The padding of a head to whole lines is zeroed here and never written.
+        // The padding of a head to whole lines is zeroed here and never written, but by layers with wider heads.
+        let is_padded = !head_dim.is_multiple_of(Line::NUMBERS);
+        if std::mem::replace(&mut self.head_dim, head_dim) != head_dim && is_padded {
+            [&mut self.q, &mut self.k, &mut self.v].into_iter().for_each(Vec::clear);
+        }
         grow(&mut self.q, rows * lines);
         let tiles = if computes_in_place(job, unit) { 0 } else { unit.heads as usize * TILE };
         grow(&mut self.k, tiles * lines);

@@ -9,7 +9,7 @@ use crate::testkit::rng::Rng;
 
 const PAGES: u32 = 6;
 
-/// A pool whose pages are filled with what their number and the seed tell.
+/// Returns a pool whose pages have bytes derived from their number and the seed.
 fn filled(layout: Layout, seed: u64) -> (Cpu, Vec<Vec<u8>>) {
     let shape = KvShape::heads(2, 3);
     let capacity = Capacity::Pages(PAGES);

@@ -6,10 +6,10 @@ use pulp::aarch64::Neon;
 use super::Lanes;
 
 impl Lanes for Neon {
-    const HELD: usize = 4;
+    const ROW_VECTORS: usize = 4;
 
     #[inline(always)]
-    fn halves(self, numbers: &[u16]) -> Self::u32s {
+    fn widen_u16(self, numbers: &[u16]) -> Self::u32s {
         pulp::u32x4(numbers[0].into(), numbers[1].into(), numbers[2].into(), numbers[3].into())
     }
 

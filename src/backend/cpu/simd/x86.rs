@@ -16,10 +16,10 @@ use pulp::x86::{V3, V4};
 use super::{E4m3, Lanes, load};
 
 impl Lanes for V3 {
-    const HELD: usize = 2;
+    const ROW_VECTORS: usize = 2;
 
     #[inline(always)]
-    fn halves(self, numbers: &[u16]) -> Self::u32s {
+    fn widen_u16(self, numbers: &[u16]) -> Self::u32s {
         cast(self.avx2._mm256_cvtepu16_epi32(load(numbers)))
     }
 
@@ -57,10 +57,10 @@ impl Lanes for V3 {
 }
 
 impl Lanes for V4 {
-    const HELD: usize = 4;
+    const ROW_VECTORS: usize = 4;
 
     #[inline(always)]
-    fn halves(self, numbers: &[u16]) -> Self::u32s {
+    fn widen_u16(self, numbers: &[u16]) -> Self::u32s {
         cast(self.avx512f._mm512_cvtepu16_epi32(load(numbers)))
     }
 

@@ -20,6 +20,6 @@ pub struct GraphKey {
     pub(in crate::backend::cuda) tokens: usize,
     pub(in crate::backend::cuda) rows: usize,
     pub(in crate::backend::cuda) slot_bytes: usize,
-    /// For each variant of attention, a code of the backend.
+    /// Code of the kernels of each variant of attention.
     pub(in crate::backend::cuda) kernels: [u8; KEY_VARIANTS],
 }

@@ -29,9 +29,12 @@ const VARIANTS_MAX: usize = 8;
 /// Most query heads over latent rows.
 pub(in crate::backend::cuda) const LATENT_HEADS_MAX: u32 = 128;
 
-/// Rejects latent rows of lengths that no kernel supports.
+/// Rejects latent rows of lengths that no kernel supports, and groups of shapes of their own.
 pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
     let shape = layout.shape();
+    if let Some(own) = (1..layout.groups().count()).find_map(|group| layout.groups().shape(group)) {
+        return Err(CudaError::PoolShape { shape: own.shape });
+    }
     let served = !layout.is_latent() || shape == SERVED;
     if served { Ok(()) } else { Err(CudaError::PoolShape { shape }) }
 }
@@ -44,7 +47,7 @@ pub(in crate::backend::cuda) fn kernels(of: &Selection) -> Vec<&'static Kernel> 
     }
 }
 
-/// CTAs of a kernel whose work is split. The number is even, because a cluster has two CTAs.
+/// Returns the number of CTAs of a kernel whose work is split. It is even, because a cluster has two CTAs.
 fn ctas(gpu: &Gpu) -> u32 {
     (gpu.multiprocessors() & !1).max(2)
 }
@@ -52,7 +55,7 @@ fn ctas(gpu: &Gpu) -> u32 {
 /// One variant of attention over latent rows of 16 bits.
 #[derive(Debug)]
 struct Variant {
-    /// Query heads, and window (0: none).
+    /// Query heads, and window (0 for none).
     key: (u32, u32),
     kernels: [&'static Kernel; 2],
     split: LatentSplit,
@@ -201,7 +204,7 @@ impl LatentVariants {
     }
 }
 
-/// The extra parameters of kernels over fp8.
+/// Returns the extra parameters of kernels over fp8.
 fn extra(pool: &Pool, layer: LayerId) -> ExtraParams {
     let (scales, rope) = (pool.scales(layer), pool.rope(layer).unwrap_or_default());
     ExtraParams { scales, rope, ..ExtraParams::default() }

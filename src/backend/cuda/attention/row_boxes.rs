@@ -41,7 +41,7 @@ const BFLOAT16: u32 = 9;
 const SWIZZLE_128B: u32 = 3;
 const PROMOTION_128B: u32 = 2;
 
-/// `cuTensorMapEncodeTiled`, which `cust::sys` does not declare.
+/// Returns `cuTensorMapEncodeTiled`, which `cust::sys` does not declare.
 fn encode() -> Result<Encode, CudaError> {
     static FOUND: OnceLock<Option<Encode>> = OnceLock::new();
     let find = || {

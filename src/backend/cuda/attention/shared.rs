@@ -163,7 +163,7 @@ impl SharedDecode {
     }
 
     /// Splits a step into the image and returns the used bytes. `image` begins `image_at` bytes after the begin of the
-    /// splits. `last`: nothing follows, so unused bytes need not be sent.
+    /// splits. `last` is set if no data follows, so that unused bytes need not be sent.
     pub(in crate::backend::cuda) fn split(
         &mut self,
         plan: &BatchPlan<'_>,

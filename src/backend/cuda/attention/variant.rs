@@ -1,6 +1,6 @@
 //! One variant of attention: its kernels and their memory.
 //!
-//! Not here: the list of variants, and their launches (`variants.rs`).
+//! `variants.rs` lists the variants and launches them.
 
 use super::shared::SharedDecode;
 use super::split::{DECODE_ROWS, Split, SplitCount, SplitShape, decode_extra};
@@ -19,7 +19,7 @@ use crate::layout::KvDtype;
 
 /// Most CTAs per multiprocessor of any kernel.
 pub(super) const RESIDENT_MAX: u32 = 8;
-/// The same for a decode kernel of several tokens' rows; registers and shared memory limit the number.
+/// Maximum CTAs per multiprocessor of a decode kernel of several tokens' rows; registers and shared memory limit it.
 pub(super) const WIDE_RESIDENT: u32 = 2;
 
 /// The parameters of attention that make a variant.
@@ -79,7 +79,7 @@ pub(super) struct Extend {
     /// Replaces the extend kernel for trees, and in graphs, which also serve trees; present if the extend kernel
     /// supports no trees.
     pub(super) trees: Option<&'static Kernel>,
-    /// Its plan on the device.
+    /// Plan on the device.
     pub(super) plan: DeviceBuffer,
     /// Partial sums.
     pub(super) partial: DeviceBuffer,

@@ -33,7 +33,7 @@ const VARIANTS_MAX: usize = 8;
 #[derive(Debug, Default)]
 pub(in crate::backend::cuda) struct Variants {
     list: Vec<Variant>,
-    /// The variants of a latent pool, which has no others.
+    /// The variants of a latent pool, which has no variants of another kind.
     pub(in crate::backend::cuda) latent: LatentVariants,
 }
 
@@ -298,7 +298,7 @@ impl Variants {
         let extend = variant.extend.as_ref().filter(|_| variant.count.extend_items > 0);
         assert!(
             extend.is_some() || variant.count.extend_items == 0,
-            "staging loads what has items"
+            "staging loads the kernels with items"
         );
         let decode = variant.count.decode_units > 0 || shared.is_some();
         if let Some(shared) = shared {
@@ -315,7 +315,8 @@ impl Variants {
             let seen = (params.batch_rows, params.window);
             if let Some(buffers) = &variant.lists {
                 extra.lists = buffers.params(shape, params.page_size);
-                // After the split: each row with its list's places as tokens, all of which it sees.
+                // After the split come the kernel's rows: each row has its list's places as tokens, and sees all of
+                // them.
                 params.batch_rows = params.plan + 4 * shape.decode_words() as u64;
                 params.window = 0;
             }

@@ -22,12 +22,12 @@ use names::for_each_name;
 /// The address of a driver function; never null.
 type Slot = AtomicPtr<c_void>;
 
-/// The result of every function without a driver: `CUDA_ERROR_STUB_LIBRARY`.
+/// Returns `CUDA_ERROR_STUB_LIBRARY`, the result of every function without a driver.
 extern "C" fn no_driver() -> u32 {
     34
 }
 
-/// The result of a function that the driver lacks: `CUDA_ERROR_NOT_FOUND`.
+/// Returns `CUDA_ERROR_NOT_FOUND`, the result of a function that the driver lacks.
 extern "C" fn not_found() -> u32 {
     500
 }
@@ -53,8 +53,8 @@ extern "C" fn load() {
     });
 }
 
-/// The initial target of every slot: loads the functions, then calls the function of the slot in r11 with the original
-/// arguments.
+/// Loads the functions, then calls the function of the slot in r11 with the original arguments. It is the initial
+/// target of every slot.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 extern "C" fn first_call() {
@@ -73,7 +73,8 @@ extern "C" fn first_call() {
     )
 }
 
-/// The same, with the slot in x16.
+/// Loads the functions, then calls the function of the slot in x16 with the original arguments. It is the initial
+/// target of every slot.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 extern "C" fn first_call() {

@@ -27,7 +27,7 @@ pub struct Gpu {
 
 #[derive(Debug)]
 struct Shared {
-    // Before the context, so modules are unloaded while the context exists.
+    // This field precedes the context, so that modules are unloaded while the context exists.
     loaded: Mutex<Loaded>,
     context: Context,
     ordinal: u32,
@@ -111,12 +111,12 @@ impl Gpu {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// The device's ordinal.
+    /// Returns the device's ordinal.
     pub fn ordinal(&self) -> u32 {
         self.shared.ordinal
     }
 
-    /// Compute capability, as 10 * major + minor.
+    /// Returns the compute capability, as 10 * major + minor.
     pub fn capability(&self) -> u32 {
         self.shared.capability
     }
@@ -157,12 +157,12 @@ impl Gpu {
         self.shared.pdl
     }
 
-    /// Returns whether the device has memory pools, whose memory is freed without a wait.
+    /// Returns whether the device has memory pools. Their memory is freed without a wait.
     pub(in crate::backend::cuda) fn has_pools(&self) -> bool {
         self.shared.pools
     }
 
-    /// The context's handle.
+    /// Returns the context's handle.
     pub(in crate::backend::cuda) fn context(&self) -> RawContext {
         self.shared.context.handle
     }
@@ -184,7 +184,7 @@ impl Gpu {
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
-    /// The kernels loaded so far.
+    /// Returns the kernels loaded so far.
     pub(in crate::backend::cuda) fn loaded(&self) -> MutexGuard<'_, Loaded> {
         // A panic cannot leave the list half changed.
         self.shared.loaded.lock().unwrap_or_else(PoisonError::into_inner)

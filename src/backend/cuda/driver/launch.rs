@@ -135,7 +135,7 @@ type LaunchEx = unsafe extern "C" fn(
     *mut *mut c_void,
 ) -> u32;
 
-/// `cuLaunchKernelEx`, which `cust::sys` does not declare.
+/// Returns `cuLaunchKernelEx`, which `cust::sys` does not declare.
 fn launch_ex() -> Result<LaunchEx, CudaError> {
     static FOUND: OnceLock<Option<LaunchEx>> = OnceLock::new();
     let find = || {
@@ -157,7 +157,7 @@ fn launch_ex() -> Result<LaunchEx, CudaError> {
 /// The time at which a kernel may start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) enum Start {
-    /// After all earlier work of the stream.
+    /// Start after all earlier work of the stream.
     InOrder,
     /// Earlier, by PDL, if kernel and device support it; otherwise in order.
     Pdl,
@@ -201,7 +201,7 @@ impl ExtraParams {
         }
     }
 
-    /// The parameters of a kernel, its parts one after another.
+    /// Returns the parameters of a kernel, its parts in order.
     fn behind<P: Pod>(&self, params: &P, kernel: &Kernel) -> [u64; PARAMS_MAX / 8] {
         let mut all = [0; PARAMS_MAX / 8];
         let (bytes, mut end): (&mut [u8], _) = (cast_slice_mut(&mut all), 0);
@@ -229,7 +229,7 @@ impl Gpu {
     /// Loads several kernels on up to 8 threads. If the driver rejects one, the others stay loaded.
     ///
     /// # Errors
-    /// As [`Gpu::load`], for the first rejected kernel.
+    /// See [`Gpu::load`], for the first rejected kernel.
     pub fn load_all(&self, kernels: &[&'static Kernel]) -> Result<(), CudaError> {
         self.bind()?;
         self.loaded().load(kernels, self.capability(), || self.bind())

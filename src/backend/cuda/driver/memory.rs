@@ -64,7 +64,7 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
-    /// Device address of the first byte.
+    /// Returns the device address of the first byte.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -89,7 +89,7 @@ impl DeviceBuffer {
         // SAFETY: the target range is inside this buffer (asserted), the source is a live slice of `bytes` bytes.
         let result = unsafe { sys::cuMemcpyHtoD_v2(self.address + start, source, bytes) };
         check("cuMemcpyHtoD", result)?;
-        // From pageable memory the call returns when the bytes are staged, before they have arrived.
+        // A copy from pageable memory returns when the bytes are staged, before they have arrived.
         self.gpu.finish()
     }
 
@@ -323,24 +323,24 @@ impl PinnedBuffer {
         Ok(buffer)
     }
 
-    /// The bytes. If a copy writes them asynchronously, wait for its event before reading.
+    /// Returns the bytes. If a copy writes them asynchronously, wait for its event before reading.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: allocated for `bytes` bytes, initialised in `new`, alive while borrowed.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
-    /// The bytes. If a copy reads them asynchronously, wait for its event before writing.
+    /// Returns the bytes. If a copy reads them asynchronously, wait for its event before writing.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 
-    /// The host address, for the driver's copies.
+    /// Returns the host address, for the driver's copies.
     pub(in crate::backend::cuda) fn host(&self) -> *mut u8 {
         self.start
     }
 
-    /// The device address of the first byte, for kernels. If a kernel writes there, wait for it before reading.
+    /// Returns the device address of the first byte, for kernels. If a kernel writes there, wait for it before reading.
     pub fn address(&self) -> u64 {
         self.address
     }

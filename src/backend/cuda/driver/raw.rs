@@ -15,7 +15,7 @@ pub(in crate::backend::cuda) fn raw(stream: RawStream) -> sys::CUstream {
     stream as usize as sys::CUstream
 }
 
-/// Whether the stream is being captured.
+/// Returns whether the stream is being captured.
 pub(in crate::backend::cuda) fn is_capturing(stream: RawStream) -> Result<bool, CudaError> {
     let mut status = 0;
     // SAFETY: `status` is valid memory for one status; the stream is the host's.

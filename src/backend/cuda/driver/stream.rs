@@ -32,7 +32,7 @@ struct Handle {
     owner: Owner,
 }
 
-/// Who destroys a stream.
+/// Owner that destroys a stream.
 #[derive(Debug)]
 enum Owner {
     Us,
@@ -43,10 +43,10 @@ enum Owner {
 }
 
 impl CudaStream {
-    /// A new stream, not ordered with the default stream.
+    /// Creates a stream, not ordered with the default stream.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         gpu.bind()?;
         let mut stream = ptr::null_mut();
@@ -56,13 +56,13 @@ impl CudaStream {
         Ok(Self::with(gpu, stream as usize as u64, Owner::Us))
     }
 
-    /// The device's default stream.
+    /// Returns the device's default stream.
     pub fn default_of(gpu: &Gpu) -> Self {
         Self::with(gpu, 0, Owner::Nobody)
     }
 
-    /// The host's own stream, which `owner` keeps alive until the last clone of this value is dropped. Handles 0 and 1
-    /// are the default stream.
+    /// Wraps the host's own stream, which `owner` keeps alive until the last clone of this value is dropped. Handles 0
+    /// and 1 are the default stream.
     ///
     /// # Errors
     /// [`CudaError::PerThreadStream`] for handle 2.
@@ -86,12 +86,12 @@ impl CudaStream {
         Self { shared: Arc::new(Handle { gpu: gpu.clone(), stream, owner }) }
     }
 
-    /// The raw `CUstream`.
+    /// Returns the raw `CUstream`.
     pub fn raw(&self) -> RawStream {
         self.shared.stream
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn gpu(&self) -> &Gpu {
         &self.shared.gpu
     }
@@ -240,7 +240,7 @@ impl CudaEvent {
         Ok(Self { gpu: gpu.clone(), event: event as usize as u64 })
     }
 
-    /// The raw `CUevent`, for a host's own waits.
+    /// Returns the raw `CUevent`, for a host's own waits.
     pub fn raw(&self) -> u64 {
         self.event
     }

@@ -19,7 +19,7 @@ use crate::backend::cuda::error::{CudaError, check};
 /// Dropped memory of a context.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Dropped {
-    /// Of the device's memory pool. The driver frees it without a wait.
+    /// Memory of the device's memory pool. The driver frees it without a wait.
     Pool(u64),
     /// Device memory of no pool. The driver waits for all work of the context before it frees it.
     Device(u64),
@@ -44,7 +44,7 @@ impl Dropped {
 /// The end of the work submitted to a stream so far.
 #[derive(Debug)]
 struct Mark {
-    /// `None`: the stream was captured, so only the whole context can be waited for.
+    /// `None` if the stream was captured, so that only the whole context can be waited for.
     event: Option<u64>,
     /// The whole context has been waited for.
     passed: AtomicBool,
@@ -64,7 +64,7 @@ struct Work {
     streams: Vec<(RawContext, RawStream)>,
     /// Ends of streams without a handle.
     ends: Vec<(RawContext, Arc<Mark>)>,
-    /// In the order of the drops.
+    /// Dropped memory in the order of the drops.
     late: Vec<Late>,
 }
 
@@ -140,7 +140,7 @@ pub(super) fn end(context: RawContext) {
     sweep(context, |_| true);
 }
 
-/// Frees dropped memory of the bound context whose work is done.
+/// Frees dropped memory of the bound context after its work is done.
 fn sweep(context: RawContext, of: impl Fn(Dropped) -> bool) {
     let mut work = work();
     work.renew(context);
@@ -166,7 +166,7 @@ impl Work {
         self.late.iter().filter(move |late| late.context == context)
     }
 
-    /// The live streams of a context, each once or more.
+    /// Returns the live streams of a context, each once or more.
     fn streams_of(&self, context: RawContext) -> impl Iterator<Item = RawStream> {
         let of = self.streams.iter().filter(move |entry| entry.0 == context);
         of.map(|&(_, stream)| stream)
@@ -222,7 +222,7 @@ impl Mark {
         self.passed.load(Ordering::Acquire) || self.event.is_some_and(query)
     }
 
-    /// Waits for it. The context is bound.
+    /// Waits for the marked work. The context is bound.
     fn wait(&self) -> Result<(), CudaError> {
         match self.event {
             _ if self.passed.load(Ordering::Acquire) => Ok(()),
@@ -259,7 +259,7 @@ fn bind(context: RawContext) -> Result<(), CudaError> {
     check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context as usize as sys::CUcontext) })
 }
 
-/// An event at the stream's end.
+/// Records an event at the stream's end and returns it.
 fn mark(stream: RawStream) -> Result<u64, CudaError> {
     if is_capturing(stream)? {
         return Err(CudaError::NotPrepared);

@@ -152,42 +152,42 @@ impl Kernel {
         self
     }
 
-    /// The entry's name.
+    /// Returns the entry's name.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The name of its text, which may have other entries.
+    /// Returns the name of the kernel's text, which may have other entries.
     pub fn text(&self) -> &'static str {
         self.text
     }
 
-    /// The archive of its text.
+    /// Returns the archive of the kernel's text.
     pub fn archive(&self) -> &'static Archive {
         self.archive
     }
 
-    /// Threads of a CTA: the most, or for a kernel of attention the exact number.
+    /// Returns the threads of a CTA: the maximum, or for a kernel of attention the exact number.
     pub fn threads(&self) -> u32 {
         self.threads
     }
 
-    /// Bytes of dynamic shared memory of a CTA, at most.
+    /// Returns the maximum of dynamic shared memory of a CTA, in bytes.
     pub fn shared(&self) -> u32 {
         self.shared
     }
 
-    /// Whether only compute capability 9.0 can run it.
+    /// Returns whether only compute capability 9.0 can run the kernel.
     pub fn is_sm90a(&self) -> bool {
         self.sm90a
     }
 
-    /// Whether it waits by itself on such a device.
+    /// Returns whether the kernel waits by itself on such a device.
     pub fn waits(&self, capability: u32) -> bool {
         self.pdl && capability >= 90
     }
 
-    /// The name of the struct that it takes by value.
+    /// Returns the name of the struct that the kernel takes by value.
     pub fn params(&self) -> &'static str {
         self.params
     }
@@ -196,7 +196,7 @@ impl Kernel {
         self.extra
     }
 
-    /// Whether it supports trees of drafts.
+    /// Returns whether the kernel supports trees of drafts.
     pub(in super::super) fn has_trees(&self) -> bool {
         self.trees
     }

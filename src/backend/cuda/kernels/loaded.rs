@@ -66,7 +66,7 @@ impl LoadedModule {
         self.text == kernel.text() && std::ptr::eq(self.archive, kernel.archive())
     }
 
-    /// An entry's handle, or the driver's code.
+    /// Returns an entry's handle, or the driver's code.
     fn entry(&self, name: &str) -> Result<sys::CUfunction, u32> {
         let name = CString::new(name).expect("a name is text");
         let mut function = null_mut();
@@ -94,12 +94,12 @@ pub struct Function {
 }
 
 impl Function {
-    /// The `CUfunction` as an integer.
+    /// Returns the `CUfunction` as an integer.
     pub fn raw(self) -> u64 {
         self.handle
     }
 
-    /// Whether it waits by itself for earlier work (programmatic dependent launch).
+    /// Returns whether the kernel waits by itself for earlier work (programmatic dependent launch).
     pub fn waits(self) -> bool {
         self.pdl
     }
@@ -110,17 +110,17 @@ impl Function {
 }
 
 impl Loaded {
-    /// The kernel's handle, if it is loaded.
+    /// Returns the kernel's handle, if the kernel is loaded.
     pub(in super::super) fn find(&self, kernel: &'static Kernel) -> Option<Function> {
         self.kernels.iter().find(|(k, _)| std::ptr::eq(*k, kernel)).map(|(_, function)| *function)
     }
 
-    /// Kernels loaded so far.
+    /// Returns the number of loaded kernels.
     pub(in super::super) fn kernels(&self) -> impl Iterator<Item = &'static Kernel> {
         self.kernels.iter().map(|&(kernel, _)| kernel)
     }
 
-    /// Modules loaded so far.
+    /// Returns the number of loaded modules.
     pub(in super::super) fn module_count(&self) -> usize {
         self.modules.len()
     }
@@ -272,10 +272,10 @@ mod tests {
         assert!(corrupt_text(&mut loaded).to_string().contains("compute capability 8.9"));
     }
 
-    /// A kernel that its archive does not contain.
+    /// Loads a kernel that its archive does not contain.
     fn corrupt_text(loaded: &mut Loaded) -> CudaError {
         let missing = Box::leak(Box::new(Kernel::new("nonsense", KERNELS[0].archive(), 32, 0)));
-        let error = loaded.function(missing, 89).expect_err("there is no such text");
+        let error = loaded.function(missing, 89).expect_err("the archive lacks the text");
         assert_eq!(error, CudaError::Archive { kernel: "nonsense", capability: 89 });
         error
     }

@@ -35,7 +35,7 @@ mod tests {
     use super::{MARKS, NEWER, OLDER, with_marks};
     use crate::backend::cuda::kernels::params::PAGE_TOKENS_MAX;
 
-    /// Each archive's texts, decompressed once.
+    /// Returns the texts of all kernels; each archive is decompressed once.
     fn texts() -> Vec<(&'static Kernel, String)> {
         let mut archives: Vec<(&str, String)> = Vec::new();
         let kernels = KERNELS.iter().map(|kernel| {

@@ -3,8 +3,8 @@
 //! ```text
 //! ptx/kernels.toml -- ptx/build.py --> ptx/out/*.zst, table
 //!
-//! kernel     an entry of a PTX text, its launch, and what it serves
-//! table      all of them (generated)
+//! kernel     an entry of a PTX text, its launch, and the attention that it serves
+//! table      all kernels (generated)
 //! archive    texts of a family, compressed
 //! marks      instructions of newer devices in a text
 //! params     structs that kernels take by value

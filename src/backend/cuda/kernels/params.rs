@@ -119,7 +119,7 @@ pub struct LayerScales {
     /// Device address of f32: head h's scale at `k + h * head_stride`; with scales by token, that of page p, slot s at
     /// `+ p * page_stride + s * 4`.
     pub k: u64,
-    /// The same of V.
+    /// Device address of the scales of V, like `k`.
     pub v: u64,
     /// Bytes from page to page.
     pub page_stride: u64,
@@ -135,19 +135,19 @@ pub struct LayerScales {
 pub struct DecodeWork {
     /// Units of a work chunk, the same for all: chunk `i` begins at unit `i * work_units`.
     pub work_units: u32,
-    /// End of this chunk's units; equal to or below its begin if it has none.
+    /// End of this chunk's units; equal to or below its start if it has none.
     pub unit_end: u32,
     /// Sequence of its first unit.
     pub batch_index: u32,
-    /// That sequence's first unit.
+    /// The first unit of that sequence.
     pub unit_start: u32,
-    /// That sequence's row in the page tables.
+    /// Row of that sequence in the page tables.
     pub row: u32,
-    /// That sequence's first query row.
+    /// First query row of that sequence.
     pub qo_start: u32,
-    /// That sequence's query rows.
+    /// Query rows of that sequence.
     pub extend_len: u32,
-    /// That sequence's tokens with K and V.
+    /// Tokens of that sequence with K and V.
     pub kv_len: u32,
 }
 
@@ -195,7 +195,7 @@ pub const LISTED_SUMS: u32 = 4096;
 pub const LISTED_TAILS: u32 = 512;
 /// Warps of a CTA of `attend_shared_*` that decode.
 pub const TAIL_WARPS: u32 = 8;
-/// The same for the kernels for any device, and for those for head_dim 256.
+/// Warps that decode in the kernels for any device, and in those for head_dim 256.
 pub const TAIL_WARPS_ANY: u32 = 4;
 pub const TAIL_WARPS_256: u32 = 2;
 
@@ -205,7 +205,7 @@ pub const TAIL_WARPS_256: u32 = 2;
 pub struct SharedHead {
     /// Warps that decode: [`TAIL_WARPS`] of each CTA that does not work on spans.
     pub decode_warps: u32,
-    /// As in [`DecodeWork`].
+    /// See [`DecodeWork`].
     pub work_units: u32,
     /// CTAs that work on spans.
     pub span_ctas: u32,

@@ -70,12 +70,12 @@ impl Selection {
         decodes
     }
 
-    /// The kernels over lists.
+    /// Returns the kernels over lists.
     pub fn selected(&self) -> Decodes {
         DECODE_ROWS.map(|rows| self.find(Step::Selected, rows, true))
     }
 
-    /// The extend kernel.
+    /// Returns the extend kernel.
     pub fn extend(&self) -> Option<&'static Kernel> {
         self.find(Step::Extend, 0, true)
     }
@@ -86,7 +86,7 @@ impl Selection {
         if has_trees { None } else { self.find(Step::Extend, 0, false) }
     }
 
-    /// The kernels that read spans once.
+    /// Returns the kernels that read spans once.
     pub fn shared(&self, shape: &SplitShape) -> Option<Shared> {
         if shape.window > 0 {
             return None;
@@ -95,7 +95,7 @@ impl Selection {
         Some([narrow?, wide?])
     }
 
-    /// The kernels of latent rows.
+    /// Returns the kernels of latent rows.
     pub fn latent(&self) -> Latent {
         let main = self.find(Step::Latent, 0, true).expect("every dtype has one");
         let items = if main.is_sm90a() { LatentItems::Hopper } else { LatentItems::Tiles };
@@ -105,7 +105,7 @@ impl Selection {
         }
     }
 
-    /// The kernel of rows of f32.
+    /// Returns the kernel of rows of f32.
     pub fn check(&self) -> &'static Kernel {
         self.find(Step::Check, 0, true).expect("there is one over each pool")
     }
@@ -251,7 +251,7 @@ mod tests {
         if names.is_empty() { "-".into() } else { names.join(", ") }
     }
 
-    /// The kernels of decode, extend and trees, spans, lists for rows of bf16.
+    /// Returns the kernels of decode, extend and trees, spans, lists for rows of bf16.
     fn cells(of: Selection) -> [String; 4] {
         if of.head_dim == 576 {
             let kernels = match of.latent() {

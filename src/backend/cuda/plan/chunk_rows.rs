@@ -1,7 +1,7 @@
 //! The rows of a step as layers that read chunks see them.
 //!
 //! A token reads its own chunk alone. So each row is cut where a chunk ends, and each piece counts positions from its
-//! chunk's begin: kernels compute plain causal attention, and read nothing before. The chunks of a group begin at
+//! chunk's start: kernels compute plain causal attention, and read nothing before. The chunks of a group begin at
 //! multiples of the page tables' chunks, so a piece's pages begin at a word of its row's directory. Its row number is
 //! the index of that word, as in a directory of one word for each row.
 //!
@@ -23,7 +23,7 @@ fn sizes(layout: &PoolLayout) -> impl Iterator<Item = u32> + use<'_> {
 /// Returns the pieces of a step of these numbers of tokens and rows, empty ones included. They depend on nothing else,
 /// so that graphs can read them.
 pub(in crate::backend::cuda) fn count(size: u32, tokens: usize, rows: usize) -> usize {
-    // Of its pieces only a row's first and last may be short.
+    // Only the first and last piece of a row may be short.
     rows + rows.min(tokens / 2) + tokens / size as usize
 }
 
@@ -77,7 +77,7 @@ impl ChunkRows {
         Ok(Self { list, row_words: table.chunks_per_row })
     }
 
-    /// Cuts the rows of a step of so many tokens; trees, which no such layer reads, have no pieces.
+    /// Cuts the rows of a step of `tokens` tokens. Draft trees have no pieces, because no such layer reads them.
     pub(in crate::backend::cuda) fn cut(&mut self, rows: &[BatchRow], tokens: usize) {
         for pieces in &mut self.list {
             let count = count(pieces.size, tokens, rows.len());

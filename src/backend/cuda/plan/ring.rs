@@ -74,7 +74,7 @@ impl UploadRing {
         self.slot_bytes
     }
 
-    /// Bytes sent so far.
+    /// Returns the bytes sent so far.
     pub(in crate::backend::cuda) fn sent_bytes(&self) -> u64 {
         self.sent_bytes
     }
@@ -125,7 +125,7 @@ pub(in crate::backend::cuda) struct Upload<'a> {
 }
 
 impl Upload<'_> {
-    /// The slot's bytes, which the device no longer reads.
+    /// Returns the slot's bytes, which the device no longer reads.
     pub(in crate::backend::cuda) fn bytes(&mut self) -> &mut [u8] {
         let bytes = self.ring.slot_bytes;
         &mut self.ring.memory.as_mut_slice()[self.start..self.start + bytes]

@@ -46,7 +46,7 @@ struct Staged {
     step: StepId,
     tokens: usize,
     rows: usize,
-    /// Of one entry of the slot mapping.
+    /// Bytes of one entry of the slot mapping.
     slot_bytes: usize,
     /// Variants of attention whose splits the image contains.
     variants: usize,
@@ -148,7 +148,7 @@ impl Stage {
         })
     }
 
-    /// Bytes sent so far.
+    /// Returns the bytes sent so far.
     pub(in crate::backend::cuda) fn sent_bytes(&self) -> u64 {
         self.ring.sent_bytes()
     }
@@ -324,9 +324,7 @@ impl Stage {
     /// the counters of a split.
     fn check(&mut self, plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
         let StepLimits { tokens, rows, .. } = self.limits;
-        if plan.token_count() > tokens as usize {
-            return Err(CudaError::StepTokens { tokens: plan.token_count(), max: tokens });
-        }
+        check::step_tokens(plan, tokens)?;
         if plan.rows.len() > rows as usize {
             return Err(CudaError::StepRows { rows: plan.rows.len(), max: rows });
         }
@@ -357,12 +355,13 @@ fn mark_trees<'a>(plan: &BatchPlan<'a>, marked: &'a mut Vec<BatchRow>) -> &'a [B
     marked
 }
 
-/// Most tokens that the rows of a step may see together: decode units of all kv heads are counted in 31 bits.
+/// Returns the maximum of tokens that the rows of a step may see together: decode units of all kv heads are counted in
+/// 31 bits.
 fn most_seen(kv_heads: u32) -> u64 {
     (u64::from(DECODE_UNIT) << 31) / u64::from(kv_heads)
 }
 
-/// Bytes of one entry of the slot mapping.
+/// Returns the bytes of one entry of the slot mapping.
 fn slot_bytes(plan: &BatchPlan<'_>) -> usize {
     match plan.slot_mapping {
         SlotMapping::I32(_) => size_of::<i32>(),

@@ -39,7 +39,7 @@ impl Tables {
         &self.shape
     }
 
-    /// Device address of the words.
+    /// Returns the device address of the words.
     pub(in crate::backend::cuda) fn address(&self) -> u64 {
         self.words.address()
     }
@@ -49,7 +49,7 @@ impl Tables {
         self.shape.page_word(track, 0)
     }
 
-    /// Most tokens for which one row names pages of `page_size` tokens.
+    /// Returns the maximum of tokens for which one row names pages of `page_size` tokens.
     pub(in crate::backend::cuda) fn longest_row(&self) -> u64 {
         longest_row(&self.shape, self.page_size)
     }

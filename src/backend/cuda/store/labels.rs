@@ -1,7 +1,7 @@
 //! Labels on the device: their channels, their plane, and the scores of a selection.
 //!
 //! Scores of all rows with lists share one scratch buffer, in chunks of [`SCORE_TOKENS`] positions. Staging a plan
-//! sends each row's begin.
+//! sends each row's start.
 //!
 //! Not here: attention over the selection (`attention/variants.rs`), the kernels (`ptx/src/sparse`).
 
@@ -50,7 +50,7 @@ pub(in crate::backend::cuda) struct Labels {
     pub(in crate::backend::cuda) used: bool,
 }
 
-/// Returns the chunks of scores of a row; `tree`: it is a tree.
+/// Returns the chunks of scores of a row; `tree` is set for a tree.
 fn chunks(row: &BatchRow, tree: bool) -> u32 {
     if row.extend_len == 1 && !tree { row.kv_len.div_ceil(SCORE_TOKENS) } else { 0 }
 }
@@ -97,7 +97,7 @@ impl Labels {
         })
     }
 
-    /// The kernel that scores rows of a type.
+    /// Returns the kernel that scores rows of a type.
     fn score(rows: Dtype) -> &'static Kernel {
         if rows == Dtype::F16 { SCORE_LABELS_F16 } else { SCORE_LABELS_BF16 }
     }

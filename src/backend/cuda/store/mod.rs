@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! pool      memory of K and V, by layer
-//! rows      rows as they are         -> pool
+//! rows      unchanged rows           -> pool
 //! fp8       rows as bytes of fp8     -> pool, with scales
-//! rope      rows rotated in place -> pool, or the stores above
+//! rope      rows rotated in place    -> pool, or the stores above
 //! labels    channels of K            -> the label plane; scores of a selection
 //! ```
 //!

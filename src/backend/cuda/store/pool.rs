@@ -44,7 +44,7 @@ impl Pool {
         };
         let [k, v] =
             names.map(|name| layout.strides(name).expect("the pool has its shape's planes"));
-        assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V lie alike");
+        assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V have equal strides");
         let memory = DeviceBuffer::lasting(gpu, layout.total_bytes())?;
         let pages = Pages::of(memory.address(), &layout);
         let fingerprint = layout.page_fingerprint(scales, labels);
@@ -53,7 +53,7 @@ impl Pool {
         Ok(Self { memory, layout, k, v, rope, pages, scales, selection, fingerprint })
     }
 
-    /// Element type of the host's rows.
+    /// Returns the element type of the host's rows.
     pub(in crate::backend::cuda) fn rows(&self) -> Dtype {
         self.selection.rows
     }
@@ -163,7 +163,7 @@ impl Pages {
         pages
     }
 
-    /// In both layouts, planes with pieces of one size follow one another like a plane's layers.
+    /// Adds pieces. In both layouts, planes with pieces of one size follow one another like a plane's layers.
     fn push(&mut self, pieces: Pieces) {
         match self.groups[..self.group_count].last_mut() {
             Some(last) if last.piece_bytes == pieces.piece_bytes => last.count += pieces.count,
@@ -179,7 +179,7 @@ impl Pages {
         &self.groups[..self.group_count]
     }
 
-    /// The device address of the first page; packed pages follow it.
+    /// Returns the device address of the first page; packed pages follow it.
     pub(in crate::backend::cuda) fn address(&self) -> u64 {
         self.groups[0].address
     }

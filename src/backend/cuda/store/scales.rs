@@ -9,22 +9,23 @@ use crate::backend::cuda::kernels::params::LayerScales;
 use crate::id::LayerId;
 use crate::layout::{KvScales, PlaneName, PoolLayout, Scaling, Strides};
 
-/// Bytes of K's and V's scale of one head.
+/// Bytes of one head's two scales, of K and of V.
 const HEAD_BYTES: u32 = 8;
 
 /// The place of the scales of K and of V.
 #[derive(Debug)]
 pub(in crate::backend::cuda) enum Scales {
-    /// No scales: numbers are unscaled.
+    /// The pool is not quantised.
     None,
     /// f32 `[layers, kv_heads, K and V]`.
     Static { memory: DeviceBuffer, kv_heads: u32 },
-    /// In planes of the pool, which begins at `pool`.
+    /// Planes of the pool at device address `pool`.
     ByToken { pool: u64, planes: [Strides; 2] },
 }
 
 impl Scales {
-    /// Returns the scales of a pool at device address `pool`; `given` was checked.
+    /// Returns the scales of a pool at device address `pool`. Uploads static scales: `given`, which the caller has
+    /// checked, or ones.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
         layout: &PoolLayout,
@@ -34,10 +35,10 @@ impl Scales {
         Ok(match layout.scaling() {
             None => Self::None,
             Some(Scaling::ByToken) => {
-                // If V consists of K's numbers, it has K's scales.
+                // In latent rows V is a part of K, so K and V have the same scales.
                 let v = if layout.is_latent() { PlaneName::KScales } else { PlaneName::VScales };
                 let planes = [PlaneName::KScales, v]
-                    .map(|name| layout.strides(name).expect("they are made"));
+                    .map(|name| layout.strides(name).expect("the pool has planes of scales"));
                 assert_eq!(Strides { origin: planes[0].origin, ..planes[1] }, planes[0]);
                 Self::ByToken { pool, planes }
             }
@@ -53,7 +54,7 @@ impl Scales {
         })
     }
 
-    /// Returns the scales of one layer, which the pool has in this lane.
+    /// Returns the scales of one layer; `lane` is the layer's place in a page.
     pub(in crate::backend::cuda) fn of(&self, layer: LayerId, lane: u32) -> LayerScales {
         match self {
             Self::None => LayerScales::default(),

@@ -34,7 +34,7 @@ impl Mixture {
         config.experts.as_ref().map_or(0, each)
     }
 
-    /// Allocates the activations of so many tokens, if the model has experts.
+    /// Allocates the activations of `tokens` tokens, if the model has experts.
     pub(super) fn new(
         device: &Device,
         config: &ModelConfig,
@@ -52,7 +52,7 @@ impl Mixture {
 }
 
 impl Forward {
-    /// Adds a bias to `tokens` rows at an address, if there is one.
+    /// Adds a bias to `tokens` rows at an address, if there is a bias.
     pub(super) fn add_bias(
         &self,
         device: &Device,

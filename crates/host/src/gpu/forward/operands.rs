@@ -80,7 +80,7 @@ impl Forward {
             },
         };
         let Widths { outs, ins } = self.widths(after);
-        // No product follows before experts.
+        // Layers with experts have no next product.
         let bytes = if next == 0 { 0 } else { (2 * outs * ins).min(AHEAD_BYTES) };
         let next = (next, bytes);
         let (x, y) = (x.address(), y.address());

@@ -19,9 +19,9 @@ use crate::linear::Activation;
 const ALGORITHMS: usize = 8;
 /// Most rows of the skinny kernels.
 const SKINNY_ROWS: usize = 16;
-/// With more rows the first algorithm that cublasLt proposes is used, unless `unhurried`.
+/// Maximum of tuned rows. With more rows the first algorithm of cublasLt is used, unless `unhurried`.
 const TUNED_ROWS: usize = 512;
-/// Layers whose weights a measurement reads, so that the cache does not hold them; one layer is enough for more rows.
+/// Number of layers whose weights a measurement reads, so that they exceed the cache; one layer suffices for more rows.
 const TUNED_LAYERS: usize = 12;
 /// Rounds in which a product's candidates are measured: launches of each, of which the fastest counts, and the number
 /// of candidates of each kind that stay.
@@ -235,7 +235,7 @@ impl Products {
         launches: usize,
     ) -> Result<f32, GpuError> {
         let all = || {
-            // Once for each layer. Logits have only one matrix, which exceeds the cache in any large model.
+            // One call for each layer. Logits have only one matrix, which exceeds the cache in any large model.
             for layer in 0..row[0].0.layers(rows) {
                 for &(Product { op, widths, operands }, way) in row {
                     // SAFETY: the caller of `plan` passes operands for that many rows.

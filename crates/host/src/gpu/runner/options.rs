@@ -27,12 +27,12 @@ pub struct GpuOptions {
 }
 
 impl GpuOptions {
-    /// Most tokens of a stream in a decode step.
+    /// Returns the maximum of tokens of a stream in a decode step.
     pub(super) fn width(&self) -> usize {
         1 + self.drafts as usize
     }
 
-    /// Most tokens for each row of a decode step, padding included.
+    /// Returns the maximum of tokens for each row of a decode step, including padding.
     pub(super) fn decode_tokens(&self) -> u32 {
         let sizes = (1..=self.concurrency as usize).flat_map(|streams| {
             (streams..=streams * self.width()).map(move |tokens| padded_step(streams, tokens))

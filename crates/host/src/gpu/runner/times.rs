@@ -10,9 +10,9 @@ use super::GpuRunner;
 /// The time of a step on the device.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepTime {
-    /// Its tokens.
+    /// Tokens of the step.
     pub tokens: usize,
-    /// Whether it has one token of each stream, and drafts.
+    /// Whether the step has one token of each stream, and drafts.
     pub decode: bool,
     /// Milliseconds from the end of the previous step to this step's end; none for the first step of a run.
     pub period_ms: Option<f32>,

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes this folder's model and golden.json: a DeepSeek V3 whose corrected scores are negative in the groups that are
-kept, so that a router which fills the scores of dropped groups with 0 chooses experts of those.
+"""Writes this folder's model and golden.json: a DeepSeek V3 whose corrected scores are negative in the kept groups. A
+router that fills the scores of dropped groups with 0 then chooses experts of dropped groups.
 
     pip install torch transformers==5.17.0 && python3 crates/host/tests/data/deepseek-groups/make.py
 
-Greedy tokens of transformers in float32, on weights rounded to bfloat16. `zero_fill_differs`: whether a reference that
-fills with 0 in place of minus infinity generates other tokens.
+Tokens are greedy tokens of transformers in float32, on weights rounded to bfloat16. `zero_fill_differs` is true if a
+reference that fills with 0 in place of minus infinity generates other tokens.
 """
 
 import json
@@ -38,7 +38,7 @@ def write_model():
             norm = name.endswith("norm.weight")
             weight.copy_(torch.randn_like(weight) * (0.1 if norm else 1.2 / weight.shape[-1] ** 0.5) + norm)
         for layer in model.model.layers[CONFIG.first_k_dense_replace:]:
-            # Scores are below 1, so most corrected ones are negative.
+            # Scores are below 1, so most corrected scores are negative.
             bias = layer.mlp.gate.e_score_correction_bias
             bias.copy_(-0.9 + 0.2 * torch.randn_like(bias))
     model.to(torch.bfloat16).save_pretrained(FOLDER)
@@ -46,7 +46,7 @@ def write_model():
 
 
 def generate(model, prompt):
-    """The new tokens, the smallest margin between the best two logits, and the first logits."""
+    """Returns the new tokens, the smallest margin between the best two logits, and the first logits."""
     tokens, margin, first = list(prompt), float("inf"), None
     for _ in range(NEW_TOKENS):
         with torch.no_grad():
@@ -86,7 +86,7 @@ def main():
     model = DeepseekV3ForCausalLM.from_pretrained(FOLDER, dtype=torch.float32, attn_implementation="eager").eval()
     numbers = torch.Generator().manual_seed(SEED)
     draw = lambda count: torch.randint(CONFIG.vocab_size, (count,), generator=numbers).tolist()
-    # Long prompts begin alike, so that servers reuse prefixes.
+    # Long prompts share a prefix, so that servers reuse it.
     front, cases = draw(20), []
     for length in PROMPT_LENS:
         while True:

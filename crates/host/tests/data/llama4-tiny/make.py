@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Writes this folder's model and golden.json: a Llama 4 text model without experts. Three of its four layers read chunks
-of 32 tokens with rotary positions, the last one reads everything without them and scales its queries by position.
+of 32 tokens with rotary positions. The last layer reads all tokens without them and scales its queries by position.
 
     pip install torch transformers==5.17.0 && python3 crates/host/tests/data/llama4-tiny/make.py
 
-Greedy tokens of transformers in float32, on weights rounded to bfloat16. Weights are random, from a seed.
+Tokens are greedy tokens of transformers in float32, on random seeded weights rounded to bfloat16.
 """
 
 import json
@@ -40,7 +40,7 @@ def write_model():
 
 
 def generate(model, prompt):
-    """The new tokens, the smallest margin between the best two logits, and the first logits."""
+    """Returns the new tokens, the smallest margin between the best two logits, and the first logits."""
     tokens, margin, first = list(prompt), float("inf"), None
     for _ in range(NEW_TOKENS):
         with torch.no_grad():
@@ -57,7 +57,7 @@ def main():
     model = Llama4ForCausalLM.from_pretrained(FOLDER, dtype=torch.float32, attn_implementation="eager").eval()
     numbers = torch.Generator().manual_seed(SEED)
     draw = lambda count: torch.randint(CONFIG.vocab_size, (count,), generator=numbers).tolist()
-    # Long prompts begin alike, so that servers reuse prefixes.
+    # Long prompts share a prefix, so that servers reuse it.
     front, cases = draw(40), []
     for length in PROMPT_LENS:
         while True:

@@ -1,4 +1,4 @@
-//! The time of a single sum over ranks, by peer memory and by NCCL, in rows as wide as a model.
+//! Measures a single sum over ranks, by peer memory and by NCCL, in rows as wide as a model.
 
 use std::io::Write;
 use std::thread;
@@ -15,7 +15,7 @@ use kvarena_host::gpu::error::{GpuError, GpuResult};
 use kvarena_host::gpu::kernels::FillParams;
 use kvarena_host::gpu::sums::Link;
 
-/// Sums of a graph, and launches of the graph; the median counts.
+/// Sums of a graph, and launches of the graph; the median is reported.
 const SUMS: usize = 100;
 const LAUNCHES: usize = 9;
 
@@ -33,7 +33,7 @@ pub fn run(args: &Args, shape: Shape, batches: &[usize], out: &mut impl Write) -
     let times: Vec<Vec<[Option<f32>; 2]>> = thread::scope(|scope| {
         let measure = |link| move || rank_times(&link, width, batches);
         let threads: Vec<_> = links.into_iter().map(|link| scope.spawn(measure(link))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("nobody panics")).collect()
+        threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
     });
     for (&batch, [peer, nccl]) in batches.iter().zip(&times[0]) {
         let row = json!({
@@ -48,8 +48,8 @@ pub fn run(args: &Args, shape: Shape, batches: &[usize], out: &mut impl Write) -
     Ok(())
 }
 
-/// Returns one rank's microseconds a sum. A rank that fails ends the program, because the others wait for it. It drops
-/// nothing before: `Peers` and the last handle of a GPU wait for their work, which may wait for other ranks.
+/// Returns a rank's microseconds a sum. A rank that fails ends the program, because the other ranks wait for it. It
+/// drops nothing before: `Peers` and the last handle of a GPU wait for work, which may wait for other ranks.
 fn rank_times(link: &Link, width: usize, batches: &[usize]) -> Vec<[Option<f32>; 2]> {
     let end = |error: GpuError| -> ! {
         let error = Error::from(error);
@@ -66,7 +66,7 @@ fn rank_times(link: &Link, width: usize, batches: &[usize]) -> Vec<[Option<f32>;
     times.collect()
 }
 
-/// Random numbers in bf16.
+/// Returns random numbers in bf16.
 fn filled(device: &Device, seed: u64, count: usize) -> GpuResult<DeviceBuffer> {
     let buffer = device.zeros(2 * count)?;
     let out = buffer.address();

@@ -93,7 +93,7 @@ impl<W: Write> Report<'_, W> {
 
     fn end(mut self) -> Result<()> {
         match self.failures {
-            0 => self.say("all as the CPU says"),
+            0 => self.say("all equal the CPU's choices"),
             n => Err(Error::run(format!("{n} of the checks failed"))),
         }
     }
@@ -124,9 +124,9 @@ pub fn run(out: &mut impl Write) -> Result<()> {
     report.end()
 }
 
-/// Checks models that are spread over several GPUs: every ninth setting, because each opens its GPUs anew, steps that
-/// fail, and draws. Also reports whether the tokens equal those of one GPU, which is not required: sums over ranks
-/// round differently.
+/// Checks models that are divided among several GPUs: every ninth setting (each opens its GPUs), steps that fail, and
+/// draws. Also reports whether the tokens equal those of one GPU. The check does not require this, because sums over
+/// ranks round differently.
 ///
 /// # Errors
 /// The GPUs cannot serve, or a check failed.

@@ -7,7 +7,7 @@ use kvarena_host::gpu::forward::Fault;
 use kvarena_host::gpu::products::Choice;
 use kvarena_host::sample::Sampling;
 
-/// As many positions as the check's longest stream has.
+/// The number of positions of the check's longest stream.
 pub const ALL: u32 = 147;
 /// Fewer positions than most streams have.
 pub const FEW: u32 = 24;
@@ -21,7 +21,7 @@ pub enum Way {
     Chunked,
     /// A pool with memory for the longest request only.
     Preempting,
-    /// Three samples of each.
+    /// Three samples of each request.
     Forked,
 }
 
@@ -119,8 +119,8 @@ fn drafted() -> impl Iterator<Item = Setting> {
     })
 }
 
-/// Returns settings with sparse reads: of as many positions as streams have, in every form; and of fewer. In the latter
-/// each prompt is computed once and in parts of several tokens, so the reference can select the same reads.
+/// Returns settings with sparse reads: of as many positions as streams have, in every form; and of fewer. With fewer,
+/// each prompt is computed once and in parts of several tokens, so that the reference can select the same positions.
 fn sparse() -> impl Iterator<Item = Setting> {
     let pages = [(1, Layout::LayerFirst), (16, Layout::PageFirst)];
     let launched = [(true, true), (false, false), (true, false)];
@@ -136,7 +136,7 @@ fn sparse() -> impl Iterator<Item = Setting> {
     }))
 }
 
-/// Sampling that excludes no tokens, some, and most.
+/// Returns samplings that exclude no tokens, some, and most.
 pub fn samplings() -> [Sampling; 3] {
     let warm = Sampling { temperature: 0.8, seed: 5, ..Sampling::default() };
     [warm, Sampling { top_k: 20, ..warm }, Sampling { top_k: 50, top_p: 0.7, ..warm }]

@@ -6,8 +6,7 @@ use kvarena_host::request::Request;
 use kvarena_host::sample::{Sampling, gumbel};
 use kvarena_host::shaping::{self, Counts, History, Shaping};
 
-/// How far the scores of two tokens may be apart that the device takes for each other: its logarithms are rounded
-/// otherwise.
+/// Maximum difference of the scores of two tokens that the device may exchange: its logarithms round differently.
 const SCORE_BOUND: f32 = 1e-4;
 
 /// Gives three of four requests a shaping, each of another kind.
@@ -32,11 +31,11 @@ pub(super) fn shape(requests: &mut [Request]) {
 }
 
 impl Case {
-    /// Whether each token of a setting is the one that the specification chooses from the device's logits, greedily and
-    /// drawn with min-p; how many tokens were chosen from changed logits.
+    /// Checks that each token of a setting is the one that the specification chooses from the device's logits, greedily
+    /// and drawn with min-p. Returns the number of tokens chosen from edited logits.
     ///
     /// # Errors
-    /// The run failed, or a token is another one.
+    /// The run failed, or a token differs.
     pub fn shaped_draws(&mut self, setting: Setting) -> Result<usize> {
         self.foretell(setting)?;
         let setting = Setting { shaped: true, ..setting };
@@ -61,8 +60,8 @@ impl Case {
                 let mut counts = Counts::default();
                 for ((n, &token), logits) in tokens.iter().enumerate().zip(logits) {
                     edits.clear();
-                    let (said, said_count) = (&tokens[..n], n as u32);
-                    let history = History { prompt: &known, said, counts: &counts, said_count };
+                    let (answer, answer_len) = (&tokens[..n], n as u32);
+                    let history = History { prompt: &known, answer, counts: &counts, answer_len };
                     let list = shaping
                         .as_ref()
                         .map(|shaping| shaping.edits(history, stop, &mut changes, &mut edits));

@@ -17,7 +17,7 @@ pub const DECODE_UNIT: u32 = 16;
 /// Units without tokens at the end of a sequence's head. They represent its cost beyond its tokens, and their CTA
 /// writes a padding row's zeros.
 pub const DECODE_EXTRA: u32 = 6;
-/// The same over fp8, whose units take half the time.
+/// Such units for a pool of fp8, whose units take half the time.
 pub const DECODE_EXTRA_FP8: u32 = 12;
 
 /// Returns the number of such units for a pool.
@@ -126,7 +126,7 @@ impl SplitShape {
     /// Returns the decode units of one kv head of a sequence that the decode kernel takes.
     pub(super) const fn units(&self, row: &BatchRow) -> u32 {
         let first = self.first_seen(row.kv_len.saturating_sub(row.extend_len));
-        // One division computes the rounded-up units and the extra units.
+        // A single division computes the rounded-up units and the extra units.
         (row.kv_len.saturating_sub(first) + (self.extra + 1) * DECODE_UNIT - 1) / DECODE_UNIT
     }
 }
@@ -134,7 +134,7 @@ impl SplitShape {
 /// Per-sequence data of a step while its units are cut; the memory is reused.
 #[derive(Clone, Debug)]
 pub(super) struct DecodeSplit {
-    /// Where each sequence ends, in units of one kv head.
+    /// End of each sequence, in units of one kv head.
     pub ends: Vec<u32>,
 }
 

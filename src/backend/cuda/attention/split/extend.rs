@@ -10,7 +10,7 @@ use crate::backend::cuda::kernels::params::{ExtendHead, ExtendWork};
 use crate::plan::BatchRow;
 use core::mem::size_of;
 
-/// Most parts an extend item is cut into.
+/// Maximum of parts of an extend item.
 const PARTS_MAX: u32 = 16;
 /// Number of length classes (as a logarithm) by which items are sorted. Items of one class stay in the order of
 /// sequences: they run at the same time and read the same tokens, which then come from the L2 cache.
@@ -20,7 +20,7 @@ pub(super) const HEAD_WORDS: usize = size_of::<ExtendHead>() / 4;
 pub(super) const EXTEND_WORDS: usize = size_of::<ExtendWork>() / 4;
 
 impl SplitShape {
-    /// Packed query rows of an extend item.
+    /// Returns the packed query rows of an extend item.
     pub const fn extend_rows(&self) -> u32 {
         if self.head_dim > 128 { 64 } else { 128 }
     }
@@ -30,7 +30,7 @@ impl SplitShape {
         if self.head_dim > 128 { 32 } else { 64 }
     }
 
-    /// Most words of the extend plan, a multiple of 4.
+    /// Returns the maximum words of the extend plan, a multiple of 4.
     pub const fn extend_words(&self) -> usize {
         // Each sequence may leave its last tile partly empty; each slot may be an extra item.
         let tiles = (self.tokens_max as u64 * self.group as u64 / self.extend_rows() as u64)
@@ -50,11 +50,11 @@ impl SplitShape {
         (1 + self.extend_slots() as usize * self.kv_heads as usize) * 4
     }
 
-    /// Most parts of extend items that may exist at once, for each kv head.
+    /// Returns the maximum of parts of extend items at a time, for each kv head.
     pub(super) const fn extend_slots(&self) -> u32 {
         let slots = 2 * self.extend_ctas / self.kv_heads;
         if self.fills_machine(1) {
-            0 // No item is ever cut. Slots would take gigabytes: of 65,535 heads 4.4.
+            0 // No item is cut: the slots of 65,535 heads would take 4.4 GB.
         } else if slots < 2 {
             2
         } else if slots > 0xffff {
@@ -131,7 +131,7 @@ impl ExtendSplit {
     }
 }
 
-/// An item's last token, counted from its first.
+/// Returns an item's last token, counted from its first.
 const fn last_token(work: &ExtendWork) -> u32 {
     (work.kv_end - work.kv_begin).saturating_sub(1)
 }

@@ -21,14 +21,14 @@ const LATENT_ROWS: u32 = 64;
 /// The kernels whose items are split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LatentItems {
-    /// Those of compute capability 9.0 alone.
+    /// The kernels of compute capability 9.0 only.
     Hopper,
-    /// Those of every GPU (`attend_latent_tiles.cuh`).
+    /// The kernels of every GPU (`attend_latent_tiles.cuh`).
     Tiles,
 }
 
 impl LatentItems {
-    /// The kinds of items, the narrowest first.
+    /// Returns the kinds of items, the narrowest first.
     const fn widths(self) -> &'static [Width] {
         match self {
             Self::Hopper => &WIDTHS,
@@ -36,7 +36,7 @@ impl LatentItems {
         }
     }
 
-    /// Most query rows of an item of a CTA; its sums take this much memory for any number of rows.
+    /// Returns the maximum query rows of an item of a CTA; its sums take this much memory for any number of rows.
     pub const fn rows(self) -> u32 {
         let widths = self.widths();
         widths[widths.len() - 1].rows
@@ -64,7 +64,7 @@ const WIDTHS: [Width; 3] = [
     Width { rows: 32, tokens: 16, extra: 9, least: 8, ctas: 1 },
     Width { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 1 },
 ];
-/// Two wide items over the same tokens, as one.
+/// Two wide items over the same tokens as one item.
 const PAIR: Width = Width { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
 /// Items of [`LatentItems::Tiles`].
 const TILE: Width = Width { rows: 16, tokens: 32, extra: 3, least: 2, ctas: 1 };
@@ -94,7 +94,7 @@ pub struct LatentSplit {
 }
 
 impl LatentSplit {
-    /// Allocates the memory for steps of at most these rows and tokens. `window`: 0 for none.
+    /// Allocates the memory for steps of at most these rows and tokens. `window` is 0 for none.
     pub fn new(
         items: LatentItems,
         (heads, window): (u32, u32),
@@ -118,7 +118,7 @@ impl LatentSplit {
         Self { pairs: pairs && self.items == LatentItems::Hopper, ..self }
     }
 
-    /// Most words of a plan, a multiple of 4.
+    /// Returns the maximum words of a plan, a multiple of 4.
     pub const fn words_max(
         items: LatentItems,
         heads: u32,
@@ -131,7 +131,7 @@ impl LatentSplit {
         Self::works_at(ctas) + tiles as usize * WORK_WORDS
     }
 
-    /// Most parts of a step.
+    /// Returns the maximum of parts of a step.
     pub const fn slots(&self) -> u32 {
         2 * self.ctas
     }
@@ -238,7 +238,7 @@ impl LatentSplit {
         joins as u32
     }
 
-    /// A CTA's first item.
+    /// Sets a CTA's first item.
     fn list(&mut self, cta: u32, first: u32) {
         let at = self.lists_at() + cta as usize;
         self.words[at] = first;
@@ -363,7 +363,7 @@ mod tests {
         let all = rows.iter().flat_map(|row| items.of(row)).count();
         assert_eq!(items.all(rows, split.turns).count(), all);
         for whole in items.all(rows, split.turns) {
-            let first = parts.next().expect("the item is there");
+            let first = parts.next().expect("each item has a part");
             let count = first.part & 255;
             let mut at = whole.kv_begin;
             for index in 0..count {
@@ -428,7 +428,7 @@ mod tests {
         let (lists, _) = read(&split);
         assert!(lists[..64].iter().all(|works| works.len() == 2 && works[0].q_begin == 0));
         assert!(lists[64..].iter().all(Vec::is_empty));
-        // One tile of rows, or three, would leave a CTA of each pair or of every second pair without rows.
+        // With one or three tiles of rows, a CTA of each pair or of every second pair would have no rows.
         for (heads, rows) in [(64, LATENT_ROWS), (96, 128), (128, 128), (40, 128)] {
             let mut split = dealt(LatentItems::Hopper, heads).in_pairs(true);
             split.plan(&batch(&[(1 + u32::from(heads == 40), 2048); 9]));

@@ -59,7 +59,7 @@ pub struct SplitShape {
 }
 
 impl SplitShape {
-    /// Returns whether the extend kernel has rows of a plan, whose trees are not marked.
+    /// Returns whether the extend kernel has rows of a plan. The plan's trees are not marked.
     pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
         let width = self.width(plan.token_count(), plan.rows.len());
         let decoded = if self.top > 0 { Decoded::new(1, false) } else { self.decoded(width) };
@@ -80,7 +80,7 @@ impl SplitShape {
     }
 }
 
-/// Which sequences a decode kernel takes; the extend kernel takes all others.
+/// Filter of the sequences that a decode kernel takes; the extend kernel takes all others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Decoded {
     /// Most new tokens.
@@ -150,9 +150,9 @@ impl Split {
         &self.shape
     }
 
-    /// Splits a step, whose trees are marked ([`TREE_ROW`]), for a decode kernel of a [width](SplitShape::width).
-    /// Writes its words, [`SplitShape::decode_words`] of them, to `decode`; upload them to `AttendParams::plan` of
-    /// `attend_decode_*`. Allocates nothing.
+    /// Splits a step for a decode kernel of a [width](SplitShape::width). The step's trees are marked ([`TREE_ROW`]).
+    /// Writes its words, [`SplitShape::decode_words`] of them, to `decode`; the caller uploads them to
+    /// `AttendParams::plan` of `attend_decode_*`. Allocates nothing.
     pub fn plan(&mut self, rows: &[BatchRow], width: usize, decode: &mut [u32]) -> SplitCount {
         assert!(
             rows.len() <= self.shape.batch_max as usize,
@@ -165,8 +165,8 @@ impl Split {
         SplitCount { width, decode_units, extend_items }
     }
 
-    /// Splits a step whose spans another kernel reads once: the extend kernel gets the rows that that kernel leaves,
-    /// and the decode kernel gets nothing.
+    /// Splits a step whose spans another kernel reads once. The extend kernel gets the rows that the other kernel
+    /// leaves, and the decode kernel gets nothing.
     pub fn plan_left(&mut self, rows: &[BatchRow], taken: &Taken) -> SplitCount {
         let extend_items = self.extend.plan(&self.shape, rows, |row| taken.leaves(row));
         SplitCount { extend_items, ..SplitCount::default() }
@@ -276,7 +276,7 @@ mod tests {
                 let (first, last) = (begin / work[0], (begin + some - 1) / work[0]);
                 if at < some && first < last {
                     let first_cta = first * stripes + cta % stripes;
-                    // `finish` stores a part in the slot of its work chunk's begin.
+                    // `finish` stores a part in the slot of its work chunk's start.
                     assert!(unit + stop - at == end || cta > first_cta);
                     let join = joins.entry(first_cta).or_insert((begin, last - first + 1, vec![]));
                     assert_eq!(join.0, begin, "C4: a counter serves one sum");
@@ -381,7 +381,7 @@ mod tests {
                 }
             }
         }
-        assert!(left.is_empty(), "K1: nothing beside");
+        assert!(left.is_empty(), "K1: no other shares");
         (split, count, words)
     }
 

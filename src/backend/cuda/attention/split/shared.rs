@@ -60,12 +60,12 @@ struct Accepted {
     depth: u32,
     /// A member's row of the page tables.
     row: u32,
-    /// Whether these are one row's own tokens, its new ones included.
+    /// Whether these are the own tokens of one row, including its new ones.
     own: bool,
 }
 
 impl Accepted {
-    /// For a row's own tokens: one more than the tokens after `end`, up to the most that the kernel needs.
+    /// Returns, for a row's own tokens, one more than the tokens after `end`, up to the maximum that the kernel needs.
     fn behind(&self, end: u32) -> u16 {
         if self.own { (self.end - end).saturating_add(1).min(0xffff) as u16 } else { 0 }
     }
@@ -100,7 +100,7 @@ pub struct SharedSplit {
     /// The model of the step's time, if spans are read once.
     pub work: SpanWork,
     accepted: Vec<Accepted>,
-    /// For each place of the plan's members, the number of eligible members before it.
+    /// Number of eligible members before each place of the plan's members.
     eligible: Vec<Eligible>,
     /// The input of the last acceptance.
     before: Before,
@@ -113,8 +113,8 @@ pub struct SharedSplit {
 }
 
 impl SharedSplit {
-    /// Allocates the memory for every split of this shape, which has no window. `free`: all spans that fit are
-    /// accepted, for any cost.
+    /// Allocates the memory for every split of this shape, which has no window. `free` accepts all spans that fit, for
+    /// any cost.
     pub fn new(shape: SplitShape, grid: SharedGrid, free: bool) -> Self {
         assert!(shape.window == 0 && grid.serves(&shape));
         let rows = Self::rows_max(&shape) as usize;
@@ -140,7 +140,7 @@ impl SharedSplit {
         }
     }
 
-    /// Most rows of a batch for which spans are read once; in larger batches each row reads by itself.
+    /// Returns the maximum rows of a batch for which spans are read once; in larger batches each row reads separately.
     pub fn rows_max(shape: &SplitShape) -> u32 {
         let striped = shape.kv_heads / shape.decode_stripes(shape.narrowest());
         let listed = (LISTED_SUMS / shape.kv_heads).min(LISTED_TAILS / striped);

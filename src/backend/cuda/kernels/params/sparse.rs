@@ -10,7 +10,7 @@ use super::AttendParams;
 pub const SCORE_TOKENS: u32 = 256;
 /// Most candidate keys of a list that `select_top` gathers.
 pub const CANDIDATES: u32 = 4096;
-/// As [`crate::backend::NO_POSITION`].
+/// Equals [`crate::backend::NO_POSITION`].
 const NO_POSITION: u32 = 4294967295;
 
 const _: () = assert!(NO_POSITION == crate::backend::NO_POSITION);
@@ -56,7 +56,7 @@ pub struct StoreLabelsParams {
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
 pub struct SelectParams {
-    /// Of these fields q, tables, batch and window are used; `k` is this layer's labels, with their strides.
+    /// The kernel uses q, tables, batch and window of these fields; `k` is this layer's labels, with their strides.
     pub attend: AttendParams,
     /// Device address of u32 `[kv_heads, channel_count]`, this layer's.
     pub channels: u64,
@@ -91,9 +91,9 @@ pub struct SelectParams {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Lists {
-    /// As in [`SelectParams`].
+    /// See [`SelectParams`].
     pub listed: u64,
-    /// As in [`SelectParams`].
+    /// See [`SelectParams`].
     pub counts: u64,
     /// See [`wide_magic`](super::wide_magic), of the page size.
     pub page_magic: u64,

@@ -12,7 +12,7 @@ fn config(layout: Layout, pages: u32) -> PoolConfig {
     PoolConfig { layers: 3, shape, page_size: 5, capacity, layout, ..PoolConfig::default() }
 }
 
-/// Byte ranges of a page's pieces, in order.
+/// Returns the byte ranges of a page's pieces, in order.
 fn ranges(pages: &Pages, page: u64) -> Vec<(u64, u64)> {
     let group = |group: &Pieces| {
         let Pieces { address, page_stride, piece_stride, piece_bytes, count } = *group;

@@ -108,7 +108,7 @@ impl SharedSplit {
         }));
     }
 
-    /// Lists the members whose queries may be gathered, in order, and counts them before each place.
+    /// Lists the members with queries that may be gathered, in order, and counts them before each place.
     fn list_members(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
         self.members.clear();
         self.eligible.clear();
@@ -208,7 +208,7 @@ impl SharedSplit {
         }
     }
 
-    /// The items of rows' own tokens.
+    /// Adds the items of rows' own tokens.
     fn add_items(&mut self, rows: &[BatchRow]) {
         if !self.taken.may_have_items() {
             return;

@@ -1,4 +1,4 @@
-//! Models the time of a step whose rows share spans. The model decides which spans are accepted and how CTAs are dealt.
+//! Models the time of a step whose rows share spans. The model determines the accepted spans and the deal of CTAs.
 //!
 //! `benches/gpu spans` compares the model with measured times and fits its constants.
 
@@ -69,9 +69,9 @@ impl SpanCosts {
         },
     ];
 
-    /// Constants of the kernels for any device, per multiprocessor, by head_dim and index of the tail's kernel. Fitted
-    /// to H200 measurements of head_dim 64, and of 256 with separate reads; the others are fitted to older forms of
-    /// these kernels. Products of head_dim 128 are those of the extend kernel.
+    /// Returns the constants of the kernels for any device, per multiprocessor, by head_dim and index of the tail's
+    /// kernel. They are fitted to H200 measurements of head_dim 64, and of 256 with separate reads; the others are
+    /// fitted to older forms of these kernels. Products of head_dim 128 are those of the extend kernel.
     pub fn general(head_dim: u32, place: usize) -> Self {
         let narrow = Self::H200[0];
         let as_128 = [narrow.spans, narrow.tails, narrow.memory];
@@ -85,7 +85,8 @@ impl SpanCosts {
         if place == 0 { all } else { all.of_wide_tails() }
     }
 
-    /// The same for tails of 16 query rows, which are slower than tails of 8 by the ratio of [`Self::H200`].
+    /// Returns the constants for tails of 16 query rows, which are slower than tails of 8 by the ratio of
+    /// [`Self::H200`].
     fn of_wide_tails(self) -> Self {
         let [narrow, wide] = Self::H200;
         Self {
@@ -97,7 +98,7 @@ impl SpanCosts {
         }
     }
 
-    /// The same per CTA, if this many CTAs share a multiprocessor.
+    /// Returns the constants per CTA, if this many CTAs share a multiprocessor.
     pub fn of_ctas(self, resident: u32) -> Self {
         let resident = f64::from(resident);
         Self { tile: self.tile * resident, units: self.units / resident, ..self }

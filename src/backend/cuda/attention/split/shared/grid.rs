@@ -15,7 +15,7 @@ pub const TAIL_ROWS: [u32; 2] = [DECODE_ROWS[0], DECODE_ROWS[1]];
 /// Most query rows of a row that has its own items instead of a tail.
 pub const ITEM_ROWS: u32 = 64;
 
-/// Which rows a kernel that reads spans once takes; the extend kernel takes all others.
+/// Assignment of rows to a kernel that reads spans once; the extend kernel takes all others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
     /// The kernel, as an index of [`TAIL_ROWS`].
@@ -33,7 +33,7 @@ impl Taken {
         Self { tails, with_tails: shape.decoded(tails), longest }
     }
 
-    /// Whether a row has a tail.
+    /// Returns whether a row has a tail.
     pub fn has_tail(&self, row: &BatchRow) -> bool {
         self.with_tails.has(row)
     }
@@ -70,7 +70,7 @@ pub struct SharedGrid {
     pub item_tiles: u32,
     /// Bytes of a number of K or V.
     pub number_bytes: u32,
-    /// One for each of [`TAIL_ROWS`].
+    /// Constants of each kernel of [`TAIL_ROWS`].
     pub costs: [SpanCosts; TAIL_ROWS.len()],
 }
 
@@ -88,7 +88,7 @@ impl SharedGrid {
         }
     }
 
-    /// Returns the grid of all others over 16 bits.
+    /// Returns the grid of all other kernels over 16 bits.
     pub fn general(multiprocessors: u32, resident: u32, head_dim: u32) -> Self {
         let is_wide = head_dim > 128;
         Self {

@@ -221,7 +221,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
             }
         }
     }
-    assert!(tails.is_empty() && written.is_empty(), "K4: nothing beside");
+    assert!(tails.is_empty() && written.is_empty(), "K4: no other parts");
 }
 
 /// Items of spans that end within a row's new tokens.
@@ -322,7 +322,7 @@ fn decoding(rng: &mut Rng, dropped: usize) -> (Vec<BatchRow>, Vec<SharedSpan>, V
     (rows, spans.to_vec(), shared.members.to_vec())
 }
 
-/// A step's split does not depend on earlier steps, whatever differs between them.
+/// A step's split does not depend on earlier steps.
 #[test]
 fn what_stays_from_step_to_step_changes_nothing() {
     let mut rng = Rng::new(5);
@@ -397,13 +397,13 @@ fn rows_of(lens: &[(u32, u32, bool)]) -> Vec<BatchRow> {
     lens.iter().enumerate().map(row).collect()
 }
 
-/// A grid of Hopper, where the kernel of 64 query rows follows that of 8.
+/// Returns a grid of Hopper, where the kernel of 64 query rows follows that of 8.
 fn hopper() -> SplitShape {
     let plain = shape(8, 4, MULTIPROCESSORS);
     SplitShape { decode_ctas: [264, 0, 264], ..plain }
 }
 
-/// The kernel whose tails hold the most rows, unless it leaves a row that the decode kernel takes.
+/// A step uses the kernel whose tails hold the most rows, unless it leaves a row that the decode kernel takes.
 #[test]
 fn a_step_goes_through_the_kernel_that_takes_its_rows() {
     let tails = |lens: &[(u32, u32, bool)]| {
@@ -422,7 +422,7 @@ fn a_step_goes_through_the_kernel_that_takes_its_rows() {
     assert_eq!(tails(&[one, one, one, four]), Some((1, 0)));
     assert_eq!(tails(&[one, two, chunk]), Some((0, 0)), "the chunk is left by both");
     assert_eq!(tails(&[one, eight, chunk]), Some((0, 1)));
-    assert_eq!(tails(&[four, eight]), Some((1, 1)), "a row with items of its own");
+    assert_eq!(tails(&[four, eight]), Some((1, 1)), "a row with its own items");
     assert_eq!(tails(&[eight, eight, padding]), Some((0, 2)), "zeros are left");
     assert_eq!(tails(&[one, one, tree]), Some((0, 0)), "the tree is left by both");
     assert_eq!(tails(&[four, four, tree]), None, "a tree that a wide kernel takes");
@@ -454,7 +454,7 @@ fn devices_with_fewer_warps_than_stripes_are_refused() {
         grid.serves(&shape(kv_heads, 4, 132))
     };
     assert_eq!([1, 2].map(|ctas| serves(8, 64, ctas)), [false, true]);
-    assert!(serves(1, 64, 2) && !serves(1, 64, 1), "spans want a CTA");
+    assert!(serves(1, 64, 2) && !serves(1, 64, 1), "spans need a CTA");
     let warps = SharedGrid::general(1, 1, 256).warps;
     assert_eq!([8 / warps - 1, 8 / warps].map(|ctas| serves(8, 256, ctas)), [false, true]);
 }

@@ -1,0 +1,135 @@
+//! Work in flight: either order of dropping, and a slow kernel on a second stream.
+
+use candle::{DType, Device, Tensor};
+use kvarena::backend::Either;
+use kvarena::backend::cuda::{CudaEvent, CudaStream};
+use kvarena::{Attend, Backend, Extend, Namespace, TokenId};
+use kvarena_candle::{Error, KvArena};
+
+use crate::shape::{HEAD_DIM, KV_HEADS, Q_HEADS};
+use crate::{Outcome, shape};
+
+const ROWS: usize = 64;
+
+/// Rows of q, k and v that are the same each time.
+fn qkv(device: &Device) -> Outcome<[Tensor; 3]> {
+    let tensor = |heads: usize, step: f64| -> candle::Result<Tensor> {
+        let numbers = Tensor::arange(0u32, (ROWS * heads * HEAD_DIM) as u32, device)?;
+        let numbers = (numbers.to_dtype(DType::F32)? * step)?.sin()?;
+        numbers.to_dtype(DType::BF16)?.reshape((ROWS, heads, HEAD_DIM))
+    };
+    Ok([tensor(Q_HEADS, 0.37)?, tensor(KV_HEADS, 0.61)?, tensor(KV_HEADS, 0.83)?])
+}
+
+/// Some ten milliseconds of work.
+fn slow(device: &Device) -> Outcome<Tensor> {
+    let x = Tensor::ones((8192, 8192), DType::BF16, device)?;
+    let mut sum = x.matmul(&x)?;
+    for _ in 0..7 {
+        sum = x.matmul(&x)?;
+    }
+    Ok(sum)
+}
+
+/// One layer over these rows, whose result may still be computed.
+fn attend(arena: &mut KvArena, [q, k, v]: [&Tensor; 3]) -> Outcome<Tensor> {
+    let prompt: Vec<TokenId> = (0..ROWS as u32).map(TokenId::new).collect();
+    let seq = arena.engine.admit(Namespace::default(), &prompt, 0)?;
+    let len = ROWS as u32 - arena.engine.planned_len(seq)?;
+    let step = arena.step(&[Extend { seq, len }])?;
+    let out = step.attend(0, &Attend::new(Q_HEADS as u32, HEAD_DIM as u32), q, k, v)?;
+    let id = step.launched();
+    arena.close(id)?;
+    Ok(out)
+}
+
+fn numbers(x: &Tensor) -> Outcome<Vec<f32>> {
+    Ok(x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
+}
+
+pub fn run() -> Outcome {
+    let device = Device::new_cuda_with_stream(0)?;
+    let arena = || shape::arena(&device, 1024, 256);
+    let [q, k, v] = qkv(&device)?;
+    let wanted = numbers(&attend(&mut arena()?, [&q, &k, &v])?)?;
+    let mean = wanted.iter().map(|x| x.abs()).sum::<f32>() / wanted.len() as f32;
+    println!("the result's mean absolute value: {mean:.4}");
+
+    // The arena goes while its kernels wait behind slow ones; the result stays.
+    let mut first = arena()?;
+    slow(&device)?;
+    let out = attend(&mut first, [&q, &k, &v])?;
+    drop(first);
+    println!("arena dropped before tensors: {}", verdict(&numbers(&out)?, &wanted));
+
+    // Tensors and every handle of candle's device go first; the arena keeps the stream.
+    let other = Device::new_cuda_with_stream(0)?;
+    let mut last = shape::arena(&other, 1024, 256)?;
+    let tensors = qkv(&other)?;
+    slow(&other)?;
+    let out = attend(&mut last, [&tensors[0], &tensors[1], &tensors[2]])?;
+    drop((out, tensors, other));
+    last.engine.backend_mut().synchronize()?;
+    last.engine.verify().map_err(|broken| format!("{broken:?}"))?;
+    drop(last);
+    println!("tensors and device dropped before the arena: fine");
+    streams(&device, &wanted)
+}
+
+/// k comes from a second stream, where a slow kernel comes first.
+fn streams(device: &Device, wanted: &[f32]) -> Outcome {
+    let second = Device::new_cuda_with_stream(0)?;
+    let [q, _, v] = qkv(device)?;
+    let mut arena = shape::arena(device, 1024, 256)?;
+    let [_, k, _] = qkv(&second)?;
+    let refused = attend(&mut arena, [&q, &k, &v]).expect_err("another stream");
+    let is_device = matches!(refused.downcast_ref::<Error>(), Some(Error::Device { .. }));
+    println!("a tensor of another stream: {}", if is_device { "rejected" } else { "not rejected" });
+    arena.engine.verify().map_err(|broken| format!("{broken:?}"))?;
+    drop(arena);
+
+    // candle's events order the copy.
+    let mut arena = shape::arena(device, 1024, 256)?;
+    let sum = slow(&second)?.narrow(0, 0, 1)?.narrow(1, 0, 1)?.to_dtype(DType::F32)?;
+    let late = after(&k, &sum)?.to_device(device)?;
+    let out = attend(&mut arena, [&q, &late, &v])?;
+    println!("a slow kernel on a second stream, tracked: {}", verdict(&numbers(&out)?, wanted));
+
+    // Without them an event of the host does.
+    for ordered in [true, false] {
+        let [device, second] = [shape::device()?, shape::device()?];
+        let mut arena = shape::arena(&device, 1024, 256)?;
+        let ([q, _, v], [_, k, _]) = (qkv(&device)?, qkv(&second)?);
+        device.synchronize()?;
+        second.synchronize()?;
+        let sum = slow(&second)?.narrow(0, 0, 1)?.narrow(1, 0, 1)?.to_dtype(DType::F32)?;
+        let k = after(&k, &sum)?;
+        let Either::Right(cuda) = arena.engine.backend() else { return Err("no GPU".into()) };
+        let raw = second.as_cuda_device()?.cuda_stream();
+        // SAFETY: candle's stream of the primary context, kept by its `Arc`.
+        let from =
+            unsafe { CudaStream::from_raw(cuda.gpu(), raw.cu_stream() as usize as u64, raw) }?;
+        let mut event = CudaEvent::new(cuda.gpu(), false)?;
+        event.record(&from)?;
+        if ordered {
+            event.block(cuda.stream())?;
+        }
+        let late = k.to_device(&device)?;
+        let out = attend(&mut arena, [&q, &late, &v])?;
+        let how = if ordered { "ordered by an event" } else { "not ordered, so it may differ" };
+        println!("a slow kernel on a second stream, {how}: {}", verdict(&numbers(&out)?, wanted));
+        second.synchronize()?;
+    }
+    Ok(())
+}
+
+/// k, after the sum is known.
+fn after(k: &Tensor, sum: &Tensor) -> candle::Result<Tensor> {
+    let zero = (sum * 0.0)?.to_dtype(DType::BF16)?.reshape((1, 1, 1))?;
+    k.broadcast_add(&zero)
+}
+
+fn verdict(x: &[f32], wanted: &[f32]) -> String {
+    let differ = x.iter().zip(wanted).filter(|(x, wanted)| x != wanted).count();
+    if differ == 0 { "equal".into() } else { format!("{differ} of {} differ", x.len()) }
+}

@@ -1,0 +1,57 @@
+//! When nodes and cells became idle, on one clock: eviction takes the older one first.
+//!
+//! The clock advances by one for each cell and each entry of a node. So the entries of a node have ages of their own,
+//! deepest first, and a split gives each part its range of them.
+//!
+//! Not here: the lists of idle nodes (`order.rs`) and cells (`cells.rs`), which are in this order.
+
+use crate::id::NodeKey;
+use crate::memory::OutOfMemory;
+
+use super::column::RareColumn;
+
+/// The clock, and the age of each idle node's last entry.
+pub(super) struct Ages {
+    clock: u64,
+    of_node: RareColumn<u64>,
+}
+
+impl Ages {
+    pub fn new(node_count: u32) -> Result<Self, OutOfMemory> {
+        Ok(Self { clock: 1, of_node: RareColumn::new(node_count)? })
+    }
+
+    pub fn bytes(node_count: u32) -> u64 {
+        u64::from(node_count) * size_of::<u64>() as u64
+    }
+
+    pub fn prefault(&mut self) {
+        self.of_node.prefault();
+    }
+
+    /// Returns the first of the next `count` ages.
+    pub fn next(&mut self, count: u32) -> u64 {
+        let first = self.clock;
+        self.clock += u64::from(count);
+        first
+    }
+
+    /// Stamps a node of so many entries that becomes idle. Outlined, since most trees have no ages.
+    #[cold]
+    #[inline(never)]
+    pub fn enter(&mut self, node: NodeKey, entries: u32) {
+        self.of_node[node] = self.next(entries);
+    }
+
+    /// Stamps the prefix that was split off an idle node, which keeps `rest` entries. Outlined likewise.
+    #[cold]
+    #[inline(never)]
+    pub fn split(&mut self, node: NodeKey, prefix: NodeKey, rest: u32) {
+        self.of_node[prefix] = self.of_node[node] + u64::from(rest);
+    }
+
+    /// Returns the age of an idle node's last entry: when it became idle.
+    pub fn of(&self, node: NodeKey) -> u64 {
+        self.of_node[node]
+    }
+}

@@ -1,0 +1,228 @@
+//! Host memory and a store behind a cache, for one request at a time: the rules of a sequential replay as plain maps.
+//!
+//! A page is known by a number for its prefix. Recency is a counter. Three sets have the idle pages in the order of
+//! their last use: those on the device, those in host memory alone, and nothing has a node, a lock or a cursor.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use crate::id::TokenId;
+
+/// Sizes of the tiers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Setting {
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Pages of the device.
+    pub device: usize,
+    /// Pages of host memory.
+    pub host: usize,
+    /// How many of the oldest device pages are saved ahead after each request.
+    pub ahead: usize,
+    /// Whether a store of unlimited size gets every page.
+    pub store: bool,
+}
+
+/// What a run comes to: tokens of hits, else pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Figures {
+    /// Requests that do not fit the device even alone.
+    pub skipped: u64,
+    /// Tokens that were on the device.
+    pub device_hit_tokens: u64,
+    /// Tokens that were in host memory.
+    pub host_hit_tokens: u64,
+    /// Tokens that the store had.
+    pub store_hit_tokens: u64,
+    /// Pages copied to host memory.
+    pub saved_pages: u64,
+    /// Of those, the ones that were saved when they were evicted.
+    pub forced_pages: u64,
+    /// Pages copied to the device.
+    pub loaded_pages: u64,
+    /// Pages that came from the store.
+    pub fetched_pages: u64,
+    /// Pages dropped from host memory for others.
+    pub host_evicted_pages: u64,
+    /// Pages dropped that the store does not have.
+    pub lost_pages: u64,
+    /// Pages that the store took.
+    pub put_pages: u64,
+}
+
+/// Where a page is, and when its last request ended.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    device: bool,
+    host: bool,
+    /// 0 while a request uses it.
+    since: u64,
+}
+
+/// The tiers of one server.
+pub struct Tiers {
+    setting: Setting,
+    /// Numbers of pages, by the number of the page before (0: none) and their tokens.
+    names: HashMap<(u64, Vec<TokenId>), u64>,
+    cached: HashMap<u64, Held>,
+    /// Idle pages with a device page, and those in host memory alone, oldest first.
+    device: BTreeSet<(u64, u64)>,
+    host_only: BTreeSet<(u64, u64)>,
+    device_used: usize,
+    host_used: usize,
+    stored: HashSet<u64>,
+    clock: u64,
+    figures: Figures,
+}
+
+impl Tiers {
+    /// Empty tiers.
+    pub fn new(setting: Setting) -> Self {
+        Self {
+            setting,
+            names: HashMap::new(),
+            cached: HashMap::new(),
+            device: BTreeSet::new(),
+            host_only: BTreeSet::new(),
+            device_used: 0,
+            host_used: 0,
+            stored: HashSet::new(),
+            clock: 0,
+            figures: Figures::default(),
+        }
+    }
+
+    /// What has happened so far.
+    pub fn figures(&self) -> Figures {
+        self.figures
+    }
+
+    /// Serves a prompt of `prompt_len` of these tokens; the others are output, of which K and V are stored.
+    pub fn serve(&mut self, tokens: &[TokenId], prompt_len: usize) {
+        let page_size = self.setting.page_size;
+        let (limit, held) = ((prompt_len - 1) / page_size, tokens.len().div_ceil(page_size));
+        if held > self.setting.device {
+            self.figures.skipped += 1;
+            return;
+        }
+        let path = self.path(tokens);
+        let is = |tiers: &Self, at: usize, on: fn(&Held) -> bool| {
+            at < limit && tiers.cached.get(&path[at]).is_some_and(on)
+        };
+        let device = (0..).take_while(|&at| is(self, at, |held| held.device)).count();
+        let host = (device..).take_while(|&at| is(self, at, |held| held.host)).count();
+        path[..device + host].iter().for_each(|&name| self.lock(name));
+        path[..device].iter().for_each(|&name| self.release_host(name));
+        let matched = device + host;
+        let fetched = match self.setting.store {
+            true => path[matched..limit].iter().take_while(|name| self.fetch(**name)).count(),
+            false => 0,
+        };
+        self.make_room(host + fetched);
+        self.figures.loaded_pages += (host + fetched) as u64;
+        for &name in &path[device..matched + fetched] {
+            self.release_host(name);
+            self.cached.get_mut(&name).expect("it is locked").device = true;
+        }
+        self.device_used += host + fetched;
+        self.make_room(held - matched - fetched);
+        let tokens = |pages| (pages * page_size) as u64;
+        self.figures.device_hit_tokens += tokens(device);
+        self.figures.host_hit_tokens += tokens(host);
+        self.figures.store_hit_tokens += tokens(fetched);
+        self.end(&path);
+    }
+
+    /// All whole pages of a request become its own and idle, deeper ones first.
+    fn end(&mut self, path: &[u64]) {
+        for &name in path.iter().rev() {
+            self.lock(name);
+            self.release_host(name);
+            self.clock += 1;
+            let since = self.clock;
+            let before = self.cached.insert(name, Held { device: true, host: false, since });
+            self.device_used += usize::from(!before.is_some_and(|held| held.device));
+            self.device.insert((since, name));
+            if self.setting.store {
+                self.figures.put_pages += u64::from(self.stored.insert(name));
+            }
+        }
+        let oldest: Vec<_> = self.device.iter().take(self.setting.ahead).copied().collect();
+        for (_, name) in oldest {
+            if !self.cached[&name].host {
+                if !self.take_host() {
+                    break;
+                }
+                self.figures.saved_pages += 1;
+                self.cached.get_mut(&name).expect("it is idle").host = true;
+            }
+        }
+    }
+
+    fn path(&mut self, tokens: &[TokenId]) -> Vec<u64> {
+        let mut before = 0;
+        let number = |page: &[TokenId]| {
+            let new = self.names.len() as u64 + 1;
+            before = *self.names.entry((before, page.to_vec())).or_insert(new);
+            before
+        };
+        tokens.chunks_exact(self.setting.page_size).map(number).collect()
+    }
+
+    /// A cached page is in use from now on.
+    fn lock(&mut self, name: u64) {
+        let Some(held) = self.cached.get_mut(&name) else { return };
+        let since = std::mem::take(&mut held.since);
+        self.device.remove(&(since, name));
+        self.host_only.remove(&(since, name));
+    }
+
+    fn release_host(&mut self, name: u64) {
+        let Some(held) = self.cached.get_mut(&name) else { return };
+        self.host_used -= usize::from(std::mem::take(&mut held.host));
+    }
+
+    /// Takes a page of host memory: a free one, or that of the oldest page there that is nowhere else.
+    fn take_host(&mut self) -> bool {
+        if self.host_used == self.setting.host {
+            let Some((_, name)) = self.host_only.pop_first() else { return false };
+            self.host_used -= 1;
+            self.figures.host_evicted_pages += 1;
+            self.drop(name);
+        }
+        self.host_used += 1;
+        true
+    }
+
+    fn drop(&mut self, name: u64) {
+        self.cached.remove(&name);
+        self.figures.lost_pages += u64::from(!self.stored.contains(&name));
+    }
+
+    /// Fetches a page for a request that uses it.
+    fn fetch(&mut self, name: u64) -> bool {
+        let fetched = self.stored.contains(&name) && self.take_host();
+        if fetched {
+            self.cached.insert(name, Held { device: false, host: true, since: 0 });
+            self.figures.fetched_pages += 1;
+        }
+        fetched
+    }
+
+    /// Evicts until so many pages of the device are free.
+    fn make_room(&mut self, wanted: usize) {
+        while self.setting.device - self.device_used < wanted {
+            let (since, name) = self.device.pop_first().expect("the request fits");
+            self.device_used -= 1;
+            if !self.cached[&name].host {
+                if !self.take_host() {
+                    self.drop(name);
+                    continue;
+                }
+                self.figures.saved_pages += 1;
+                self.figures.forced_pages += 1;
+            }
+            self.cached.insert(name, Held { device: false, host: true, since });
+            self.host_only.insert((since, name));
+        }
+    }
+}

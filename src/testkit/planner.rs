@@ -42,6 +42,13 @@ impl Planned {
         self.pages.iter().copied().chain(self.further.iter().flatten().flatten().copied())
     }
 
+    /// Its pages in all tracks at places whose tokens it all has.
+    pub fn whole_pages(&self, page_size: u32) -> impl Iterator<Item = PageId> + use<'_> {
+        let whole = (self.len / page_size) as usize;
+        let further = self.further.iter().flat_map(move |pages| &pages[..whole]);
+        self.pages[..whole].iter().copied().chain(further.flatten().copied())
+    }
+
     /// Its own pages in all tracks.
     fn own_pages(&self) -> impl Iterator<Item = PageId> + use<'_> {
         let further = self.further.iter().flat_map(|pages| &pages[self.shared..]);
@@ -129,6 +136,11 @@ impl Planner {
     /// Whether plans have carried all changes of the page tables.
     pub fn is_sent(&self) -> bool {
         self.writes.is_empty()
+    }
+
+    /// Pages that no sequence has.
+    pub fn free_pages(&self) -> &[PageId] {
+        &self.free_pages
     }
 
     /// Indices of the live sequences.

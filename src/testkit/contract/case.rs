@@ -172,6 +172,8 @@ impl Case {
             page_size,
             capacity: Capacity::Pages(pages),
             layout: rng.pick(&[Layout::LayerFirst, Layout::PageFirst]),
+            host_pages: 5,
+            stage_pages: 2,
             ..PoolConfig::default()
         };
         let config = if in_groups { with_groups(&config, rng) } else { config };

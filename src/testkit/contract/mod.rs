@@ -1,5 +1,5 @@
-//! The contract of [`Backend`], checked for any implementation: B1 to B8 and B11 over random shapes and batches (B9
-//! and B10: `sparse`; B19: `rotated`).
+//! The contract of [`Backend`], checked for any implementation: B1 to B8 and B11 to B16 over random shapes and batches
+//! (B9 and B10: `sparse`; B19: `rotated`).
 //!
 //! A run is one pool and a few rounds. A round brings in, forks and finishes sequences, begins several plans, runs them
 //! layer by layer (through bytes, on another thread, padded: as it falls), ends them (B8: what is asked of their plans
@@ -24,6 +24,8 @@ mod either;
 mod exact;
 mod filter;
 mod history;
+mod host_shadow;
+mod moved;
 mod rotated;
 mod run;
 mod served;
@@ -42,16 +44,16 @@ pub use rotated::check_rotated;
 pub use served::check_served;
 pub use sparse::{SparseTestBackend, check_sparse_backend};
 
-use crate::backend::{Backend, OpenBackend};
+use crate::backend::{HostMemory, OpenBackend};
 use crate::id::PageId;
 use crate::testkit::parallel;
 use crate::testkit::rng::{Rng, mix};
 use run::Also;
 
-/// What a test needs of a backend, beyond [`Backend`]: buffers, and the pool's bytes.
+/// What a test needs of a backend, beyond [`HostMemory`]: buffers, and the pool's bytes.
 ///
 /// Buffers may lie on a device. Reads are asked for after `synchronize`. These methods panic where they fail.
-pub trait TestBackend: Backend + Send {
+pub trait TestBackend: HostMemory + Send {
     /// Rows of q, k or v, or sinks.
     type Input;
     /// Rows of attention's output.

@@ -5,6 +5,7 @@ use std::thread;
 
 use super::case::{Case, HostRows};
 use super::history::History;
+use super::host_shadow::HostShadow;
 use super::stored::Given;
 use super::{Report, TestBackend};
 use crate::backend::{Attend, Queries};
@@ -40,7 +41,7 @@ pub(super) type Also<B> = fn(&mut World<'_, B>, &Step, usize, &Attend, Asked<'_>
 /// Queries, and sinks where there are some.
 pub(super) type Asked<'a> = (&'a HostRows, Option<&'a HostRows>);
 
-pub(super) struct World<'a, B> {
+pub(super) struct World<'a, B: TestBackend> {
     pub backend: B,
     /// Windows, chunks, and signs of the scale, that were asked for.
     kinds: BTreeSet<(Option<u32>, Option<u32>, bool)>,
@@ -58,6 +59,7 @@ pub(super) struct World<'a, B> {
     pub parents: BTreeSet<usize>,
     /// Bytes of every page, in the order `[plane, L, piece]`.
     pub shadow: Vec<Vec<u8>>,
+    pub host: HostShadow<B>,
     pub report: &'a mut Report,
 }
 
@@ -75,6 +77,7 @@ pub(super) fn run<B: TestBackend>(
 ) {
     let poison = vec![0xff; case.layout.page_bytes() as usize];
     let shadow = vec![poison; case.layout.page_count() as usize];
+    let host = HostShadow::new(&backend, case.layout.host_region_pages());
     let planner = Planner::new(&case.layout, &case.table, seed);
     let (history, parents) = (Vec::new(), BTreeSet::new());
     let limited = (0..case.layout.layers()).map(|layer| case.attend_of(LayerId::new(layer)));
@@ -93,6 +96,7 @@ pub(super) fn run<B: TestBackend>(
         history,
         parents,
         shadow,
+        host,
         report,
     };
     world.write_shadow(&(0..world.shadow.len() as u32).map(PageId::new).collect::<Vec<_>>());
@@ -104,19 +108,25 @@ pub(super) fn run<B: TestBackend>(
 
 impl<B: TestBackend> World<'_, B> {
     fn round(&mut self) {
+        let whole = self.whole_pages();
+        self.move_pages(&whole);
         self.change_sequences();
+        self.lease_some();
         if self.case.layout.tracks() > 1 {
             self.give_back();
         }
+        let whole = self.whole_pages();
+        self.move_pages(&whole);
         let steps: Vec<_> =
             (0..self.rng.within(1, self.case.max_steps.into())).map(|_| self.plan()).collect();
         if self.rng.one_in(2) {
-            thread::scope(|scope| scope.spawn(|| self.execute(&steps)).join())
+            thread::scope(|scope| scope.spawn(|| self.execute(&steps, &whole)).join())
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         } else {
-            self.execute(&steps);
+            self.execute(&steps, &whole);
         }
         self.compare_pool();
+        self.compare_host();
         self.report.steps += steps.len() as u64;
         if self.rng.one_in(2) {
             self.compact();
@@ -217,7 +227,10 @@ impl<B: TestBackend> World<'_, B> {
             }
             self.remember(sequence, layer, [&k, &v], 0..len as usize);
         }
-        self.write_shadow(&planned.all_pages().collect::<Vec<_>>());
+        let pages: Vec<_> = planned.all_pages().collect();
+        if !self.load_shadow(&pages) {
+            self.write_shadow(&pages);
+        }
     }
 
     /// Pages of the pool become those of the shadow.
@@ -316,8 +329,9 @@ impl<B: TestBackend> World<'_, B> {
         all
     }
 
-    /// Begins all steps, runs them, and compares what they gave.
-    fn execute(&mut self, steps: &[Step]) {
+    /// Begins all steps, runs them, and compares what they gave. No step writes
+    /// `whole` pages.
+    fn execute(&mut self, steps: &[Step], whole: &[PageId]) {
         for step in steps {
             self.backend.begin(&step.plan.plan()).expect("a valid plan begins");
         }
@@ -327,8 +341,13 @@ impl<B: TestBackend> World<'_, B> {
         if self.rng.one_in(2) {
             order.sort_by_key(|&(step, layer)| (layer, step));
         }
-        let pending: Vec<_> =
-            order.into_iter().map(|(step, layer)| self.layer(steps, step, layer)).collect();
+        let mut pending = Vec::new();
+        for (step, layer) in order {
+            self.move_pages(whole);
+            pending.push(self.layer(steps, step, layer));
+        }
+        let all: Vec<_> = (0..self.case.layout.page_count()).map(PageId::new).collect();
+        self.move_pages(&all);
         // Steps may end as soon as all of them is asked for.
         let early = self.rng.one_in(2);
         if early {

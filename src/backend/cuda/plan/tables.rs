@@ -8,7 +8,9 @@ use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::{RawStream, raw};
 use crate::backend::cuda::driver::sys;
 use crate::backend::cuda::error::{CudaError, check};
+use crate::id::PageId;
 use crate::layout::{PoolLayout, TableShape};
+use crate::plan::TableWrite;
 
 /// One pool's page tables.
 #[derive(Debug)]
@@ -47,6 +49,16 @@ impl Tables {
     /// Returns the index of a track's words in the first chunk, which follows all directories.
     pub(in crate::backend::cuda) fn chunk_base(&self, track: u32) -> u32 {
         self.shape.page_word(track, 0)
+    }
+
+    /// Returns the pages that checked writes name.
+    pub(in crate::backend::cuda) fn pages<'a>(
+        &self,
+        writes: &'a [TableWrite],
+    ) -> impl Iterator<Item = PageId> + use<'a> {
+        let first = self.chunk_base(0);
+        let pages = writes.iter().filter(move |write| write.index >= first);
+        pages.map(|write| PageId::new(write.value))
     }
 
     /// Most tokens for which one row names pages of `page_size` tokens.

@@ -1,6 +1,6 @@
 //! Measures store_cache and page copies.
 
-use kvarena::backend::cuda::{Cuda, CudaOptions, Gpu, HostPages};
+use kvarena::backend::cuda::{Cuda, CudaOptions, Gpu};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Backend, LayerId, Layout, OpenBackend, PageCopy, PageId, PlaneName, StepBounds, StepEnd,
@@ -113,28 +113,6 @@ pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
             timer.graph(3, |i| whole.copy_to_pool(&mut layers, &sets[i], &stream).map(drop))?;
         let ok = same(&whole, &layers, &sets[2])?;
         report.row("copy", &case("PageFirst to LayerFirst"), "kvarena", us, both, ok);
-        let host_pages = 256;
-        let mut host = HostPages::new(gpu, &shape, host_pages)?;
-        let pairs = distinct(&mut rng, 256, pages).into_iter().zip(distinct(&mut rng, 256, 256));
-        let out: Vec<_> = pairs
-            .map(|(page, host)| PageCopy { source: PageId::new(page), target: PageId::new(host) })
-            .collect();
-        let back: Vec<_> =
-            out.iter().map(|c| PageCopy { source: c.target, target: c.source }).collect();
-        for (name, cuda) in [("PageFirst", &mut whole), ("LayerFirst", &mut layers)] {
-            let us = timer.median(|| cuda.copy_to_host(&mut host, &out, &stream).map(drop))?;
-            let mut ok = true;
-            for copy in [out[0], out[255]] {
-                ok &= host.page(copy.target)? == page(cuda, copy.source)?;
-            }
-            let one = Rate::Bytes(bytes);
-            report.row("copy", &case(&format!("{name} to host")), "kvarena", us, one, ok);
-            let us = timer.median(|| cuda.copy_from_host(&host, &back, &stream).map(drop))?;
-            for copy in [out[0], out[255]] {
-                ok &= host.page(copy.target)? == page(cuda, copy.source)?;
-            }
-            report.row("copy", &case(&format!("{name} from host")), "kvarena", us, one, ok);
-        }
     }
     Ok(())
 }

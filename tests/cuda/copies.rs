@@ -1,12 +1,12 @@
 //! Page copies are byte exact: inside a pool, between pools of either layout, to and from pinned host memory.
 
-use kvarena::backend::cuda::{Cuda, CudaError, CudaStream, Gpu, HostPages};
-use kvarena::testkit::contract::with_spare_plane;
+use kvarena::backend::cuda::{Cuda, CudaError, Gpu};
+use kvarena::testkit::contract::{TestBackend, with_spare_plane};
 use kvarena::testkit::planner::shuffle;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, Capacity, KvDtype, KvShape, Layout, OpenBackend, PageCopy, PageId, PoolConfig,
-    PoolLayout, TableShape,
+    Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, Layout, MoveId, Moved,
+    OpenBackend, PageCopy, PageId, PageMove, PoolConfig, PoolLayout, TableShape,
 };
 
 use crate::gpu;
@@ -31,6 +31,7 @@ const SHAPES: [Shape; 10] = [
 type Shape = (u32, u32, u32, KvDtype, u32, bool);
 
 const PAGES: u32 = 40;
+const HOST_PAGES: u32 = 50;
 
 fn pool(shape: Shape, layout: Layout) -> PoolLayout {
     let (layers, kv_heads, head_dim, dtype, page_size, spare) = shape;
@@ -42,6 +43,7 @@ fn pool(shape: Shape, layout: Layout) -> PoolLayout {
         page_size,
         capacity,
         layout,
+        host_pages: HOST_PAGES,
         ..PoolConfig::default()
     };
     if spare { with_spare_plane(&config) } else { config.layout().expect("a valid pool") }
@@ -80,19 +82,26 @@ fn copies(rng: &mut Rng, count: usize, sources: u32, targets: u32) -> Vec<PageCo
     pairs.map(|(source, target)| PageCopy { source, target }).collect()
 }
 
-/// Fills all pages of a pool from the host; page `i` gets `page(seed + i)`.
+/// Fills all pages of a pool; page `i` gets `page(seed + i)`.
 fn fill(backend: &mut OnGpu, layout: &PoolLayout, seed: u64) {
-    let mut host = HostPages::new(backend.cuda.gpu(), layout, PAGES).expect("pinned memory");
-    for i in 0..PAGES {
-        host.page_mut(PageId::new(i))
-            .expect("no copy")
-            .copy_from_slice(&page(layout, seed + u64::from(i)));
+    let bytes: Vec<_> = (0..PAGES).flat_map(|i| page(layout, seed + u64::from(i))).collect();
+    backend.write_pages(&(0..PAGES).map(PageId::new).collect::<Vec<_>>(), &bytes);
+}
+
+/// Waits until all host pages are pinned, and fills them.
+fn fill_host(backend: &mut OnGpu, byte: u8) {
+    let count = backend.cuda.layout().host_region_pages();
+    while backend.host_pages() < count {
+        std::thread::yield_now();
     }
-    let all: Vec<_> =
-        (0..PAGES).map(PageId::new).map(|id| PageCopy { source: id, target: id }).collect();
-    let event = backend.cuda.copy_from_host(&host, &all, &backend.stream).expect("a copy");
-    event.synchronize().expect("nothing failed");
-    assert!(event.is_done().expect("nothing failed"));
+    let pages = (0..count).map(HostPageId::new);
+    pages.for_each(|page| backend.lease_mut(page).as_mut().fill(byte));
+}
+
+/// Moves by copies between the pool (sources) and the host (targets).
+fn moves(copies: &[PageCopy]) -> Vec<PageMove> {
+    let host = |page: PageId| HostPageId::new(page.raw());
+    copies.iter().map(|copy| PageMove { device: copy.source, host: host(copy.target) }).collect()
 }
 
 #[test]
@@ -108,76 +117,39 @@ fn pages_go_to_the_host_and_back() {
                 let wanted = page(&layout, 100 + u64::from(i));
                 assert!(raw_page(&backend.cuda, i) == wanted, "{layout:?} page {i}");
             }
-            let mut host = HostPages::new(&gpu, &layout, 50).expect("pinned memory");
-            let moves = copies(&mut rng, 31, PAGES, 50);
-            // On another stream than the backend's, more than once, so that chunks are used again.
-            let other = CudaStream::new(&gpu).expect("a stream");
-            for stream in [backend.stream.clone(), other] {
-                for i in 0..50 {
-                    host.page_mut(PageId::new(i)).expect("no copy").fill(0xee);
-                }
-                let event = backend.cuda.copy_to_host(&mut host, &moves, &stream).expect("a copy");
-                event.synchronize().expect("nothing failed");
-                for i in (0..50).map(PageId::new) {
-                    match moves.iter().find(|copy| copy.target == i) {
-                        Some(copy) => {
-                            let wanted = page(&layout, 100 + u64::from(copy.source.raw()));
-                            assert!(
-                                host.page(i).expect("no copy") == wanted,
-                                "{layout:?} {copy:?}"
-                            );
-                        }
+            // More than once, so that events and chunks are used again.
+            for round in 0..3 {
+                fill_host(&mut backend, 0xee);
+                let copies = copies(&mut rng, 31, PAGES, HOST_PAGES);
+                let ids = [1, 2].map(|id| MoveId::new(2 * round + id));
+                backend.save_pages(ids[0], &moves(&copies)).expect("pages of the pool");
+                backend.synchronize().expect("nothing failed");
+                for i in 0..HOST_PAGES {
+                    let found = copies.iter().find(|copy| copy.target.raw() == i);
+                    let wanted =
+                        found.map(|copy| page(&layout, 100 + u64::from(copy.source.raw())));
+                    let lease = backend.lease(HostPageId::new(i));
+                    match wanted {
+                        Some(wanted) => assert!(lease.as_ref() == wanted, "{layout:?} {i}"),
                         None => {
-                            assert!(
-                                host.page(i).expect("no copy").iter().all(|&x| x == 0xee),
-                                "{layout:?} {i:?}"
-                            )
+                            assert!(lease.as_ref().iter().all(|&x| x == 0xee), "{layout:?} {i}")
                         }
                     }
                 }
-            }
-        }
-    }
-}
-
-#[test]
-fn copies_are_captured_and_replayed() {
-    let Some(gpu) = gpu() else { return };
-    let mut rng = Rng::new(3);
-    // Small pages, and large ones that go by the copy engines.
-    for shape in [SHAPES[3], SHAPES[5], SHAPES[6], SHAPES[9]] {
-        for layout in [Layout::LayerFirst, Layout::PageFirst] {
-            let layout = pool(shape, layout);
-            let mut backend = open(&gpu, &layout);
-            let stream = backend.stream.clone();
-            let mut host = HostPages::new(&gpu, &layout, PAGES).expect("pinned memory");
-            let moves = copies(&mut rng, 31, PAGES, PAGES);
-            let to_host = |backend: &mut OnGpu, host: &mut HostPages| {
-                backend.cuda.copy_to_host(host, &moves, &stream).map(drop)
-            };
-            let early = stream.capture(|| to_host(&mut backend, &mut host));
-            assert_eq!(early.err(), Some(CudaError::NotPrepared));
-            fill(&mut backend, &layout, 100);
-            let graph = stream.capture(|| to_host(&mut backend, &mut host)).expect("a capture");
-            for round in 0..3 {
-                for i in 0..PAGES {
-                    host.page_mut(PageId::new(i)).expect("no copy").fill(0xee);
+                // Back to other pages: each to its successor's.
+                let mut back = moves(&copies);
+                let first = back[0].device;
+                for i in 0..back.len() {
+                    back[i].device = back.get(i + 1).map_or(first, |next| next.device);
                 }
-                // The last time without the graph: a capture leaves nothing behind.
-                if round < 2 {
-                    // SAFETY: backend and pages are there, and nobody touches the pages before it is done.
-                    unsafe { graph.launch(&stream) }.expect("a replay");
-                } else {
-                    to_host(&mut backend, &mut host).expect("a copy");
-                }
-                stream.synchronize().expect("nothing failed");
-                for copy in &moves {
+                backend.load_pages(ids[1], &back).expect("pages of the pool");
+                backend.synchronize().expect("nothing failed");
+                assert_eq!(backend.moved(), Ok(Moved { saved: ids[0], loaded: ids[1] }));
+                for (copy, PageMove { device, .. }) in copies.iter().zip(&back) {
                     let wanted = page(&layout, 100 + u64::from(copy.source.raw()));
-                    assert!(
-                        host.page(copy.target).expect("no copy") == wanted,
-                        "{layout:?} {copy:?}"
-                    );
+                    assert!(raw_page(&backend.cuda, device.raw()) == wanted, "{layout:?} {copy:?}");
                 }
+                fill(&mut backend, &layout, 100);
             }
         }
     }
@@ -235,21 +207,24 @@ fn pages_move_inside_a_pool_and_between_pools() {
 fn more_pages_than_one_launch_takes() {
     let Some(gpu) = gpu() else { return };
     let capacity = Capacity::Pages(2_000);
-    let config =
-        PoolConfig { page_size: 1, shape: KvShape::heads(1, 4), capacity, ..PoolConfig::default() };
+    let config = PoolConfig {
+        page_size: 1,
+        shape: KvShape::heads(1, 4),
+        capacity,
+        host_pages: 1_000,
+        ..PoolConfig::default()
+    };
     let layout = config.layout().expect("a valid pool");
     let mut backend = open(&gpu, &layout);
-    let mut host = HostPages::new(&gpu, &layout, 1_000).expect("pinned memory");
+    fill_host(&mut backend, 0);
     for i in 0..1_000 {
-        host.page_mut(PageId::new(i))
-            .expect("no copy")
-            .copy_from_slice(&page(&layout, u64::from(i)));
+        let mut lease = backend.lease_mut(HostPageId::new(i));
+        lease.as_mut().copy_from_slice(&page(&layout, u64::from(i)));
     }
     let pair =
         |source, target| PageCopy { source: PageId::new(source), target: PageId::new(target) };
-    let inward: Vec<_> = (0..1_000).map(|i| pair(i, 999 - i)).collect();
-    let stream = backend.stream.clone();
-    backend.cuda.copy_from_host(&host, &inward, &stream).expect("a copy");
+    let inward: Vec<_> = (0..1_000).map(|i| pair(999 - i, i)).collect();
+    backend.load_pages(MoveId::new(1), &moves(&inward)).expect("pages of the pool");
     let across: Vec<_> = (0..1_000).map(|i| pair(i, 1_000 + i)).collect();
     backend.copy_pages(&across).expect("pages of the pool");
     backend.synchronize().expect("nothing failed");
@@ -266,45 +241,9 @@ fn pages_of_another_shape_are_refused() {
     let Some(gpu) = gpu() else { return };
     let first = pool(SHAPES[0], Layout::PageFirst);
     let second = pool(SHAPES[3], Layout::PageFirst);
-    let (mut source, mut target) = (open(&gpu, &first), open(&gpu, &second));
+    let (source, mut target) = (open(&gpu, &first), open(&gpu, &second));
     let copy = [PageCopy { source: PageId::new(0), target: PageId::new(0) }];
     let stream = source.stream.clone();
     let error = source.cuda.copy_to_pool(&mut target.cuda, &copy, &stream).err();
     assert_eq!(error, Some(CudaError::PageShape));
-    let mut host = HostPages::new(&gpu, &second, 1).expect("pinned memory");
-    let error = source.cuda.copy_to_host(&mut host, &copy, &stream).err();
-    assert_eq!(error, Some(CudaError::PageShape));
-}
-
-#[test]
-fn pages_are_not_lent_beside_a_copy() {
-    let Some(gpu) = gpu() else { return };
-    for shape in [SHAPES[3], SHAPES[5], SHAPES[6], SHAPES[9]] {
-        let layout = pool(shape, Layout::LayerFirst);
-        let mut backend = open(&gpu, &layout);
-        fill(&mut backend, &layout, 100);
-        let stream = backend.stream.clone();
-        let mut host = HostPages::new(&gpu, &layout, PAGES + 1).expect("pinned memory");
-        let all: Vec<_> =
-            (0..PAGES).map(PageId::new).map(|id| PageCopy { source: id, target: id }).collect();
-        let (last, spare) = (PageId::new(PAGES - 1), PageId::new(PAGES));
-        let refused = Some(CudaError::PageInUse { page: last.raw() });
-
-        let event = backend.cuda.copy_to_host(&mut host, &all, &stream).expect("a copy");
-        let (read, written) = (host.page(last).err(), host.page_mut(last).err());
-        // A device may be done already, but then it must be.
-        let done = || event.is_done().expect("nothing failed");
-        assert!(read == refused || done(), "{read:?}");
-        assert!(written == refused || done(), "{written:?}");
-        host.page_mut(spare).expect("not in the copy").fill(1);
-        event.synchronize().expect("nothing failed");
-        assert!(host.page(last).expect("done") == page(&layout, 100 + u64::from(last.raw())));
-
-        let event = backend.cuda.copy_from_host(&host, &all, &stream).expect("a copy");
-        let written = host.page_mut(last).err();
-        assert!(written == refused || event.is_done().expect("nothing failed"), "{written:?}");
-        host.page(last).expect("the copy only reads it");
-        stream.synchronize().expect("nothing failed");
-        host.page_mut(last).expect("done").fill(1);
-    }
 }

@@ -9,10 +9,10 @@ use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
 use cust::sys;
-use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, HostPages, Prepare};
+use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
-    Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend, PageCopy, PageId,
-    PoolConfig, PoolLayout, TableShape,
+    Attend, Backend, Capacity, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend,
+    PageId, PageMove, PoolConfig, PoolLayout, TableShape,
 };
 
 use crate::plans::first_token;
@@ -25,6 +25,7 @@ fn pool(layers: u32, layout: Layout) -> PoolLayout {
         dtype: KvDtype::Bf16,
         layout,
         capacity: Capacity::Pages(40),
+        host_pages: 40,
         ..PoolConfig::default()
     };
     config.layout().expect("a small pool")
@@ -37,23 +38,28 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     let pool = pool(layers, layout);
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
     let mut cuda = options.open(&pool, &table, 2).expect("a small pool");
-    let mut host = HostPages::new(gpu, &pool, 40).expect("pinned memory");
     let rows = DeviceBuffer::of(gpu, &[0_u16; 8 * 128]).expect("memory");
     let mut out = DeviceBuffer::new(gpu, rows.bytes()).expect("memory");
     let attend = Attend::new(8, 128);
     cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
     cuda.synchronize().expect("nothing failed");
 
-    let pages: Vec<_> =
-        (0..40).map(PageId::new).map(|id| PageCopy { source: id, target: id }).collect();
-    cuda.copy_to_host(&mut host, &pages, &stream).expect("pages of the pool");
+    while cuda.host_pages() < 40 {
+        yield_now();
+    }
+    let moves = |first| -> Vec<_> {
+        let pair = |i| PageMove { device: PageId::new(first + i), host: HostPageId::new(i) };
+        (0..20).map(pair).collect()
+    };
+    cuda.save_pages(MoveId::new(1), &moves(0)).expect("pages of the pool");
+    cuda.load_pages(MoveId::new(2), &moves(20)).expect("pages of the pool");
     let plan = first_token(1);
     cuda.begin(&plan).expect("a valid plan");
     let layer = LayerId::new(0);
     cuda.store_cache(&plan, layer, rows.rows(0, None), rows.rows(0, None)).expect("a store");
     cuda.attend(&plan, layer, &attend, rows.rows(0, None), out.rows_mut(0, None), None)
         .expect("attention");
-    vec![Box::new(cuda), Box::new(host), Box::new(rows), Box::new(out), Box::new(stream)]
+    vec![Box::new(cuda), Box::new(rows), Box::new(out), Box::new(stream)]
 }
 
 #[test]
@@ -63,7 +69,7 @@ fn memory_goes_back_after_the_work_that_uses_it() {
     for (layers, layout) in
         [(1, Layout::PageFirst), (8, Layout::PageFirst), (8, Layout::LayerFirst)]
     {
-        for first in 0..5 {
+        for first in 0..4 {
             let mut parts = at_work(&gpu, layers, layout);
             let other = CudaStream::new(&gpu).expect("a stream");
             drop(parts.remove(first));
@@ -103,7 +109,7 @@ fn a_buffer_goes_back_while_others_work() {
         assert_eq!(sys::cuLaunchHostFunc(stream, Some(work), data), sys::CUresult::CUDA_SUCCESS);
     }
     // The rows, and what attention writes: used by work that was asked for.
-    drop(parts.drain(2..4));
+    drop(parts.drain(1..3));
     assert!(!others.done.load(Ordering::Acquire), "the drop waited for another library");
     others.may.store(true, Ordering::Release);
     // SAFETY: the stream lives until it is destroyed.
@@ -153,30 +159,13 @@ fn what_is_dropped_is_free_when_it_is_asked_for() {
     assert!(gpu.free_memory().expect("a driver") > bytes);
 }
 
-/// Pinned memory of one device, which copies of another one read and write.
-#[test]
-fn host_pages_go_back_after_the_copies_of_any_device() {
-    let Some(gpu) = gpu() else { return };
-    let Some(second) = device(1) else { return };
-    let mut parts = at_work(&second, 8, Layout::LayerFirst);
-    let mut host = *parts.remove(1).downcast::<HostPages>().expect("host pages");
-    let other = HostPages::new(&gpu, &pool(8, Layout::LayerFirst), 40).expect("pinned memory");
-    let stream = CudaStream::new(&second).expect("a stream");
-    let cuda = parts[0].downcast_mut::<kvarena::backend::cuda::Cuda>().expect("a backend");
-    let pages = [PageCopy { source: PageId::new(0), target: PageId::new(0) }];
-    cuda.copy_from_host(&other, &pages, &stream).expect("pages of the pool");
-    drop(other);
-    cuda.copy_to_host(&mut host, &pages, &stream).expect("pages of the pool");
-    stream.synchronize().expect("nothing failed");
-}
-
 #[test]
 fn what_is_dropped_in_a_capture_goes_back_later() {
     let Some(gpu) = gpu() else { return };
     let mut parts = at_work(&gpu, 1, Layout::PageFirst);
     let stream = CudaStream::new(&gpu).expect("a stream");
     let captured = stream.capture(|| {
-        drop(parts.drain(2..4));
+        drop(parts.drain(1..3));
         Ok::<_, kvarena::backend::cuda::CudaError>(())
     });
     drop(captured);

@@ -2,37 +2,33 @@
 
 use std::convert::identity;
 use std::mem::size_of;
+use std::ops::Range;
 
+use cust::sys;
 use half::{bf16, f16};
 use kvarena::backend::cuda::{
-    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, DeviceRows, DeviceRowsMut, Gpu,
-    HostPages,
+    Cuda, CudaError, CudaOptions, CudaRead, CudaStream, CudaWrite, DeviceBuffer, DeviceRows,
+    DeviceRowsMut, Gpu,
 };
 use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes};
 use kvarena::{
-    Attend, Backend, BatchPlan, Dtype, KvScales, KvShape, LabelChannels, LayerId, OpenBackend,
-    PageCopy, PageId, PoolLayout, Queries, Reach, Select, Selection, SparseBackend, StepBounds,
-    TableShape, forward_backend,
+    Attend, Backend, BatchPlan, Dtype, HostMemory, HostPageId, KvScales, KvShape, LabelChannels,
+    LayerId, OpenBackend, PageId, PoolLayout, Queries, Reach, Select, Selection, SparseBackend,
+    StepBounds, TableShape, forward_backend,
 };
 
 /// What opens an [`OnGpu`].
 #[derive(Clone, Debug)]
 pub struct OnGpuOptions(CudaOptions);
 
-/// Most bytes of pinned memory to look through, but for a page.
-const WINDOW_BYTES: u64 = 64 << 20;
+/// Most pieces that are read or written by calls of their own.
+const PIECES_MAX: usize = 64;
 
-/// Numbers of pages in order.
-fn ids() -> impl Iterator<Item = PageId> {
-    (0..).map(PageId::new)
-}
-
-/// A [`Cuda`] on a stream of its own, and pages of pinned memory to look through.
+/// A [`Cuda`] on a stream of its own.
 #[derive(Debug)]
 pub struct OnGpu {
     pub cuda: Cuda,
     pub stream: CudaStream,
-    window: Option<HostPages>,
     /// Whether nothing may be loaded from now on.
     pub is_prepared: bool,
 }
@@ -98,22 +94,44 @@ impl OpenBackend for OnGpuOptions {
         bounds: impl Into<StepBounds>,
     ) -> Result<OnGpu, CudaError> {
         let cuda = self.0.open(layout, table, bounds)?;
-        Ok(OnGpu { stream: cuda.stream().clone(), cuda, window: None, is_prepared: false })
+        Ok(OnGpu { stream: cuda.stream().clone(), cuda, is_prepared: false })
     }
 }
 
 impl OnGpu {
-    fn window(&mut self) -> HostPages {
-        self.window.take().unwrap_or_else(|| {
-            let count = self.window_pages() as u32;
-            HostPages::new(self.cuda.gpu(), self.cuda.layout(), count).expect("pinned pages")
-        })
+    /// The pieces of pages: their places in the pool, and in the pages one after another.
+    fn pieces(&self, pages: &[PageId]) -> Vec<(Range<usize>, Range<usize>)> {
+        let (layout, mut end) = (*self.cuda.layout(), 0);
+        let mut places = Vec::new();
+        for &page in pages {
+            for piece in 0..layout.pieces_per_page() {
+                let range = layout.piece(page, piece);
+                let piece = range.start as usize..range.end as usize;
+                places.push((piece.clone(), end..end + piece.len()));
+                end += piece.len();
+            }
+        }
+        places
     }
 
-    /// Pages of the window: the whole pool, unless that is large.
-    fn window_pages(&self) -> usize {
-        let layout = self.cuda.layout();
-        (WINDOW_BYTES / layout.page_bytes()).clamp(1, layout.page_count().into()) as usize
+    /// The whole pool's bytes, if pages have many pieces.
+    fn whole_pool(&self, pages: &[PageId]) -> Option<Vec<u8>> {
+        let (layout, pool) = (self.cuda.layout(), self.cuda.pool());
+        let many = pages.len() * layout.pieces_per_page() as usize > PIECES_MAX;
+        many.then(|| pool.read(0, layout.total_bytes() as usize).expect("bytes"))
+    }
+
+    /// Writes to the pool after all submitted work.
+    fn write_pool(&mut self, start: usize, bytes: &[u8]) {
+        self.cuda.gpu().bind().expect("a device");
+        let address = self.cuda.pool().address() + start as u64;
+        // SAFETY: the range is in the pool, whose users are waited for.
+        unsafe {
+            assert_eq!(sys::cuCtxSynchronize(), sys::CUresult::CUDA_SUCCESS);
+            let copied = sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len());
+            assert_eq!(copied, sys::CUresult::CUDA_SUCCESS);
+            assert_eq!(sys::cuCtxSynchronize(), sys::CUresult::CUDA_SUCCESS);
+        }
     }
 }
 
@@ -210,6 +228,19 @@ impl Backend for OnGpu {
     );
 }
 
+impl HostMemory for OnGpu {
+    type Read = CudaRead;
+    type Write = CudaWrite;
+
+    fn lease(&mut self, page: HostPageId) -> CudaRead {
+        self.cuda.lease(page)
+    }
+
+    fn lease_mut(&mut self, page: HostPageId) -> CudaWrite {
+        self.cuda.lease_mut(page)
+    }
+}
+
 impl TestBackend for OnGpu {
     type Input = GpuRows;
     type Output = GpuRows;
@@ -285,38 +316,26 @@ impl TestBackend for OnGpu {
     }
 
     fn read_pages(&mut self, pages: &[PageId], target: &mut [u8]) {
-        let (mut window, page_bytes) = (self.window(), self.cuda.layout().page_bytes() as usize);
-        let most = self.window_pages();
-        for (pages, target) in pages.chunks(most).zip(target.chunks_mut(most * page_bytes)) {
-            let copies: Vec<_> = pages
-                .iter()
-                .zip(ids())
-                .map(|(&source, target)| PageCopy { source, target })
-                .collect();
-            let event = self.cuda.copy_to_host(&mut window, &copies, &self.stream);
-            event.and_then(|event| event.synchronize()).expect("pages of the pool");
-            for (target, page) in target.chunks_exact_mut(page_bytes).zip(ids()) {
-                target.copy_from_slice(window.page(page).expect("the copy is done"));
-            }
+        let whole = self.whole_pool(pages);
+        for (piece, part) in self.pieces(pages) {
+            let bytes = match &whole {
+                Some(whole) => whole[piece].to_vec(),
+                None => self.cuda.pool().read(piece.start as u64, piece.len()).expect("bytes"),
+            };
+            target[part].copy_from_slice(&bytes);
         }
-        self.window = Some(window);
     }
 
     fn write_pages(&mut self, pages: &[PageId], source: &[u8]) {
-        let (mut window, page_bytes) = (self.window(), self.cuda.layout().page_bytes() as usize);
-        let most = self.window_pages();
-        for (pages, source) in pages.chunks(most).zip(source.chunks(most * page_bytes)) {
-            for (source, page) in source.chunks_exact(page_bytes).zip(ids()) {
-                window.page_mut(page).expect("the copy is done").copy_from_slice(source);
+        let mut whole = self.whole_pool(pages);
+        for (piece, part) in self.pieces(pages) {
+            match &mut whole {
+                Some(whole) => whole[piece].copy_from_slice(&source[part]),
+                None => self.write_pool(piece.start, &source[part]),
             }
-            let copies: Vec<_> = pages
-                .iter()
-                .zip(ids())
-                .map(|(&target, source)| PageCopy { source, target })
-                .collect();
-            let event = self.cuda.copy_from_host(&window, &copies, &self.stream);
-            event.and_then(|event| event.synchronize()).expect("pages of the pool");
         }
-        self.window = Some(window);
+        if let Some(whole) = whole {
+            self.write_pool(0, &whole);
+        }
     }
 }

@@ -13,11 +13,13 @@ use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
 use crate::backend::cuda::kernels::params::{AttendParams, magic};
 use crate::backend::cuda::moves::compact::compact;
 use crate::backend::cuda::moves::copy::copy_on_device;
+use crate::backend::cuda::moves::host_moves::HostMoves;
+use crate::backend::cuda::moves::page_moves::To;
 use crate::backend::cuda::plan::image::Image;
-use crate::backend::{Attend, Backend, Queries, Rope, Selection, check};
-use crate::id::LayerId;
+use crate::backend::{Attend, Backend, Moved, Queries, Rope, Selection, check};
+use crate::id::{LayerId, MoveId};
 use crate::layout::Dtype;
-use crate::plan::{BatchPlan, Compaction, PageCopy, StepEnd};
+use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
 
 impl Backend for Cuda {
     type Error = CudaError;
@@ -43,11 +45,17 @@ impl Backend for Cuda {
             return Err(CudaError::NotStaged { step });
         }
         self.stage.begin(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
+        if let Some(host) = &mut self.host {
+            host.begin(step, self.tables.pages(plan.table_writes), &self.stream)?;
+        }
         self.steps.begin(step);
         Ok(())
     }
 
     fn end(&mut self, end: StepEnd) {
+        if let Some(host) = &mut self.host {
+            host.end(end, self.steps.last());
+        }
         self.steps.end(end);
     }
 
@@ -66,7 +74,7 @@ impl Backend for Cuda {
         [k.device, v.device].into_iter().try_for_each(|device| self.gpu.check_same(device))?;
         self.gpu.bind()?;
         let stream = self.stream.raw();
-        check::is_open(&self.steps, plan.step)?;
+        self.check_open(plan)?;
         let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
         if self.pool.layout().dtype().is_quantised() {
             return store_fp8::store(&self.gpu, &self.pool, &image, layer, [k, v], stream);
@@ -96,7 +104,7 @@ impl Backend for Cuda {
             .try_for_each(|device| self.gpu.check_same(device))?;
         self.gpu.bind()?;
         let stream = self.stream.raw();
-        check::is_open(&self.steps, plan.step)?;
+        self.check_open(plan)?;
         let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
         let (gpu, pool) = (&self.gpu, &self.pool);
         check::layer(layer, pool.layout())?;
@@ -136,6 +144,11 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let pages = self.pool.pages();
         check::copies(copies, (pages.count, pages.count))?;
+        if let Some(host) = &mut self.host {
+            let ends = copies.iter().flat_map(|copy| [copy.source, copy.target]);
+            host.before_copies(ends, &self.stream)?;
+            host.outside(self.steps.last());
+        }
         copy_on_device(&self.gpu, pages, pages, copies, self.stream.raw())
     }
 
@@ -144,17 +157,60 @@ impl Backend for Cuda {
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         check::compactions(compactions, self.pool.layout(), self.tables.shape())?;
+        self.note_outside();
         compact(&self.gpu, &self.pool, &self.tables, compactions, self.stream.raw())
+    }
+
+    /// Pages that are pinned.
+    fn host_pages(&self) -> u32 {
+        self.host.as_ref().map_or(0, HostMoves::ready)
+    }
+
+    /// # Errors
+    /// Returns [`CudaError::NotPinned`] or the reason for which a host page is not pinned. Also fails while the stream
+    /// is captured, and with the errors of [`copy_pages`](Backend::copy_pages).
+    fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CudaError> {
+        self.move_pages(To::Host, id, moves)
+    }
+
+    /// # Errors
+    /// As [`save_pages`](Backend::save_pages).
+    fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CudaError> {
+        self.move_pages(To::Device, id, moves)
+    }
+
+    /// # Errors
+    /// Any failure since the last call. Without [`CudaOptions::fewer_host_pages`](super::CudaOptions), also the reason
+    /// for which host pages are missing.
+    fn moved(&mut self) -> Result<Moved, CudaError> {
+        self.last_moved()
     }
 
     /// # Errors
     /// Any failure since the last call.
     fn synchronize(&mut self) -> Result<(), CudaError> {
-        self.stream.synchronize()
+        self.stream.synchronize()?;
+        self.host.as_mut().map_or(Ok(()), HostMoves::synchronize)
     }
 }
 
 impl Cuda {
+    /// Checks that a plan's step is open, before a call of the step.
+    pub(super) fn check_open(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        check::is_open(&self.steps, plan.step)?;
+        if plan.step != self.steps.last() {
+            self.note_outside();
+        }
+        Ok(())
+    }
+
+    /// Records a call that does not belong to the last step, for loads.
+    fn note_outside(&mut self) {
+        if let Some(host) = &mut self.host {
+            host.outside(self.steps.last());
+        }
+    }
+
     /// Launches attention; rows that have lists attend over their lists.
     pub(super) fn attend_rows(
         &mut self,
@@ -171,7 +227,7 @@ impl Cuda {
             .try_for_each(|device| self.gpu.check_same(device))?;
         self.gpu.bind()?;
         let stream = self.stream.raw();
-        check::is_open(&self.steps, plan.step)?;
+        self.check_open(plan)?;
         check::layer(layer, self.pool.layout())?;
         check::window(plan, attend)?;
         match selection {

@@ -34,7 +34,7 @@ impl SparseBackend for Cuda {
         devices.into_iter().try_for_each(|device| self.gpu.check_same(device))?;
         self.gpu.bind()?;
         let (stream, layout) = (self.stream.raw(), *self.pool.layout());
-        check::is_open(&self.steps, plan.step)?;
+        self.check_open(plan)?;
         check::layer(layer, &layout)?;
         check::sparse_layer(layer, &layout)?;
         let longest = self.tables.longest_row();

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::backend::{Operand, PlanError};
-use crate::id::StepId;
+use crate::id::{HostPageId, StepId};
 use crate::layout::{Dtype, KvDtype, KvShape, LabelError, ScaleError};
 
 /// The reason for which the GPU backend rejected a call or failed.
@@ -156,11 +156,35 @@ pub enum CudaError {
         /// The other device.
         ordinal: u32,
     },
-    /// A pending copy writes a page in host memory, or reads a page that the caller wants to write. Wait for the copy's
-    /// event.
+    /// A copy in a capture of a page that a save or a load still uses, for which a capture cannot wait.
     PageInUse {
         /// The page.
         page: u32,
+    },
+    /// A host page that is not pinned yet.
+    NotPinned {
+        /// The page.
+        page: HostPageId,
+        /// The pages that are pinned.
+        ready: u32,
+    },
+    /// Host pages of more bytes than the machine, or the process's control group, has memory for.
+    HostMemory {
+        /// Bytes of all host pages.
+        bytes: u64,
+        /// Bytes that are available.
+        available: u64,
+    },
+    /// The driver did not pin host memory.
+    Pinning {
+        /// The driver's code.
+        code: u32,
+        /// Bytes of all host pages.
+        bytes: u64,
+        /// Bytes that are pinned and stay usable.
+        pinned: u64,
+        /// The limit on locked memory (`RLIMIT_MEMLOCK`) in bytes, if all host pages exceed it.
+        limit: Option<u64>,
     },
     /// Sequences of more tokens than kernels can count.
     RowTokens {
@@ -199,7 +223,7 @@ pub enum CudaError {
         step: StepId,
     },
     /// During a capture, a launch used a kernel that no earlier launch or [`prepare`](super::Cuda::prepare) has loaded,
-    /// a variant of attention without memory, or a first copy to or from the host.
+    /// a variant of attention without memory, or a save or load.
     NotPrepared,
     /// Attention of more variants (query heads and windows) than one step is split for.
     Variants {
@@ -294,7 +318,20 @@ impl fmt::Display for CudaError {
             Self::OtherDevice { ordinal } => {
                 write!(f, "a pool, rows or a stream are on another device, {ordinal}")
             }
-            Self::PageInUse { page } => write!(f, "a copy of host page {page} is not done"),
+            Self::PageInUse { page } => write!(f, "a move of page {page} is not done"),
+            Self::NotPinned { page, ready } => {
+                write!(f, "host page {} is not among the {ready} that are pinned", page.raw())
+            }
+            Self::HostMemory { bytes, available } => {
+                write!(f, "host pages of {bytes} bytes are above the {available} available bytes")
+            }
+            Self::Pinning { code, bytes, pinned, limit } => {
+                write!(
+                    f,
+                    "the driver pinned {pinned} of {bytes} bytes, then failed with code {code}"
+                )?;
+                limit.map_or(Ok(()), |limit| write!(f, "; RLIMIT_MEMLOCK is {limit} bytes"))
+            }
             Self::RowTokens { tokens, max } => {
                 write!(f, "rows of {tokens} tokens are above the kernels' limit of {max}")
             }

@@ -10,7 +10,7 @@
 //!   check, error                           checks of arguments, errors
 //!   store                                  the pool, stores of K and V
 //!   attention                              splits and launches of each variant
-//!   moves                                  copies of pages, compaction of slots
+//!   moves                                  copies of pages, host memory, compaction of slots
 //!   plan                                   the staged plan and the page tables
 //!     kernels                              PTX, the table of kernels, selection
 //!     driver                               devices, memory, streams, launches
@@ -59,7 +59,7 @@ pub use driver::raw::RawStream;
 pub use driver::stream::{CudaEvent, CudaGraph, CudaStream};
 pub use error::CudaError;
 pub use kernels::{Archive, Function, Kernel};
-pub use moves::host_pages::HostPages;
+pub use moves::region::{CudaRead, CudaWrite};
 pub use opened::{Cuda, StagedPlan};
 pub use options::CudaOptions;
 pub use prepare::Prepare;

@@ -10,7 +10,7 @@ use crate::backend::cuda::attention::variants::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
-use crate::backend::cuda::moves::copy::CopyStreams;
+use crate::backend::cuda::moves::host_moves::HostMoves;
 use crate::backend::cuda::plan::image::{Image, StepLimits};
 use crate::backend::cuda::plan::stage::Stage;
 use crate::backend::cuda::plan::tables::Tables;
@@ -32,7 +32,9 @@ pub struct Cuda {
     pub(super) stage: Stage,
     pub(super) variants: Variants,
     pub(super) limits: StepLimits,
-    pub(super) copy_streams: Option<CopyStreams>,
+    /// Host pages, if the pool has any.
+    pub(super) host: Option<HostMoves>,
+    pub(super) fewer_host_pages: bool,
     pub(super) steps: OpenSteps,
     /// Prepared attention with a window or chunks, if any was; plans may then have no trees.
     pub(super) limited: Option<Attend>,

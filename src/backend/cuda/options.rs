@@ -7,6 +7,7 @@ use crate::backend::cuda::attention::variants::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::stream::CudaStream;
 use crate::backend::cuda::kernels::Selection;
+use crate::backend::cuda::moves::host_moves::HostMoves;
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::backend::cuda::plan::stage::Stage;
 use crate::backend::cuda::plan::tables::Tables;
@@ -39,6 +40,9 @@ pub struct CudaOptions {
     /// rounded up to 256. If the pool keeps labels, each such token takes four bytes of device memory per kv head. Each
     /// row counts its shared pages. Default: 0, which means the pool's slots plus 256 for each row.
     pub select_tokens: u64,
+    /// Whether too little host memory, or memory that the driver does not pin, means fewer host pages. Otherwise `open`
+    /// or a later [`moved`](crate::Backend::moved) returns the error. Default: `false`.
+    pub fewer_host_pages: bool,
     /// For tests: reads every possible span once, also where that is slower.
     #[doc(hidden)]
     pub all_spans: bool,
@@ -59,6 +63,7 @@ impl CudaOptions {
             rows: None,
             labels: None,
             select_tokens: 0,
+            fewer_host_pages: false,
             all_spans: false,
             selected_capability: None,
         }
@@ -71,9 +76,9 @@ impl OpenBackend for CudaOptions {
     /// # Errors
     /// Returns [`CudaError::PoolShape`] if latent rows are not 512 + 64 long, [`CudaError::ChunkTokens`] if pages do
     /// not divide the chunks that a group reads, [`CudaError::Lists`] if a pool of f32 or fp8 keeps labels,
-    /// [`CudaError::OutOfMemory`], [`CudaError::Scales`] or [`CudaError::Labels`] if these do not fit the pool,
-    /// [`CudaError::RowsDtype`], or the driver's error. Also fails if the stream belongs to another device or if rows
-    /// have more tokens than kernels can count.
+    /// [`CudaError::OutOfMemory`], [`CudaError::HostMemory`], [`CudaError::Scales`] or [`CudaError::Labels`] if they
+    /// do not fit the pool, [`CudaError::RowsDtype`], or the driver's error. Also fails if the stream belongs to
+    /// another device or if rows have more tokens than kernels can count.
     fn open(
         self,
         layout: &PoolLayout,
@@ -118,6 +123,10 @@ impl OpenBackend for CudaOptions {
             Some(channels) => Some(Labels::new(&gpu, &pool, channels, (room, rows))?),
             None => None,
         };
+        let host = match layout.host_region_pages() {
+            0 => None,
+            _ => Some(HostMoves::new(&gpu, layout, pool.pages(), self.fewer_host_pages)?),
+        };
         Ok(Cuda {
             pool,
             labels,
@@ -125,7 +134,8 @@ impl OpenBackend for CudaOptions {
             stage: Stage::new(&gpu, (layout, table), limits, uploads)?,
             variants: Variants::default(),
             limits,
-            copy_streams: None,
+            host,
+            fewer_host_pages: self.fewer_host_pages,
             steps: OpenSteps::new(steps),
             limited: None,
             prepared: None,

@@ -100,7 +100,7 @@ impl Cuda {
             kernels.push(rope::kernel(&self.pool)?);
         }
         kernels.push(LOAD_PLAN);
-        kernels.extend(work.copies.then_some(COPY_PAGES));
+        kernels.extend((work.copies || self.host.is_some()).then_some(COPY_PAGES));
         kernels.extend(work.compactions.then_some(COMPACT_SLOTS));
         kernels.extend(selects.then_some(RESOLVE_SELECTION));
         if has_labels {

@@ -1,5 +1,5 @@
-//! The contract of [`Backend`], checked for any implementation: B1 to B8 and B11 to B16 over random shapes and batches (B9
-//! and B10: `sparse`; B19: `rotated`).
+//! The contract of [`Backend`], checked for any implementation: B1 to B8 and B11 to B16 over random shapes and batches
+//! (B9 and B10: `sparse`; B19: `rotated`).
 //!
 //! A run is one pool and a few rounds. A round brings in, forks and finishes sequences, begins several plans, runs them
 //! layer by layer (through bytes, on another thread, padded: as it falls), ends them (B8: what is asked of their plans
@@ -24,6 +24,7 @@ mod either;
 mod exact;
 mod filter;
 mod history;
+mod host_shadow;
 mod moved;
 mod rotated;
 mod run;

@@ -3,61 +3,15 @@
 //! A load's targets are pages that no plan has named yet: free ones, and those of new sequences. So are the sources of
 //! saves that a later call writes.
 
-use std::collections::BTreeMap;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use super::TestBackend;
+use super::host_shadow::HostShadow;
 use super::run::World;
 use crate::backend::Moved;
 use crate::id::{HostPageId, MoveId, PageId};
 use crate::plan::PageMove;
 use crate::testkit::planner::shuffle;
-
-/// How long a backend may take to prepare a few host pages.
-const READY: Duration = Duration::from_secs(20);
-
-/// What should be in the host pages, and who uses them.
-pub(super) struct HostShadow<B: TestBackend> {
-    /// The bytes of each page, where they are defined.
-    pages: Vec<Option<Vec<u8>>>,
-    last: Moved,
-    seen: Moved,
-    /// The last save and the last move of each page.
-    busy: Vec<Moved>,
-    /// Read leases, with the bytes that they show.
-    reads: BTreeMap<u32, (B::Read, Vec<u8>)>,
-}
-
-impl<B: TestBackend> HostShadow<B> {
-    /// Waits until the backend has all `count` pages.
-    pub fn new(backend: &B, count: u32) -> Self {
-        let start = Instant::now();
-        while backend.host_pages() < count {
-            assert!(start.elapsed() < READY, "{} of {count} pages", backend.host_pages());
-            thread::yield_now();
-        }
-        let (pages, busy) = (vec![None; count as usize], vec![Moved::default(); count as usize]);
-        let (last, seen) = (Moved::default(), Moved::default());
-        Self { pages, last, seen, busy, reads: BTreeMap::new() }
-    }
-
-    fn next(&self) -> MoveId {
-        MoveId::new(self.last.saved.max(self.last.loaded).raw() + 1)
-    }
-
-    /// Pages of host memory that may be written.
-    fn free(&self) -> Vec<HostPageId> {
-        let all = 0..self.pages.len() as u32;
-        all.filter(|page| !self.reads.contains_key(page)).map(HostPageId::new).collect()
-    }
-
-    /// Pages of host memory whose bytes are defined.
-    fn full(&self) -> Vec<HostPageId> {
-        let all = (0..self.pages.len() as u32).map(HostPageId::new);
-        all.filter(|page| self.pages[page.index()].is_some()).collect()
-    }
-}
 
 impl<B: TestBackend> World<'_, B> {
     /// Saves some of these pages and of the free ones, and loads some free ones.

@@ -5,7 +5,7 @@ use std::thread;
 
 use super::case::{Case, HostRows};
 use super::history::History;
-use super::moved::HostShadow;
+use super::host_shadow::HostShadow;
 use super::stored::Given;
 use super::{Report, TestBackend};
 use crate::backend::{Attend, Queries};

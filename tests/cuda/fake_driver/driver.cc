@@ -29,6 +29,9 @@
  * FAKE_DRIVER_RACES=0: does not look for warps that touch the same shared memory in no order (ptx/races.h).
  * FAKE_DRIVER_SLICE (4096): instructions that a warp does before the next one's turn; a few mix the warps finely.
  * FAKE_DRIVER_ORDER=1: some CTAs have few turns, others in each launch of a kernel: shows results that depend on who comes last.
+ * FAKE_DRIVER_STREAMS=1: of streams whose work may be done, the one that was created first goes on; 2: the one created last. Shows
+ * streams that do not wait for one another where they must.
+ * FAKE_DRIVER_PINS (all): most bytes of the host's memory that are pinned; FAKE_DRIVER_PIN_MS: what pinning takes.
  * FAKE_DRIVER_PEERS=0: no device reaches another's memory.
  * FAKE_DRIVER_REFUSES=DEVICE:KERNEL: that device refuses that kernel's launches.
  * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_MULTIPROCESSORS (4),
@@ -39,6 +42,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -94,7 +98,7 @@ struct Line {
     Work* first = NULL;
     Work** end = &first;
 };
-struct Stream { bool fresh, gone; };  /* nothing was launched in order since the last load_plan */
+struct Stream { bool fresh, gone; u64 number; };  /* nothing was launched in order since the last load_plan; in the order of creation */
 struct Device {
     Line queue;
     int broken = OK;  /* what every call answers from then on that work or waiting is asked of */
@@ -162,25 +166,35 @@ static bool run(Work& work) {
     if (work.kind == Work::CALL) work.call(work.params, work.grid[0], work.grid[1]);
     return work.kind != Work::KERNEL || run_kernel(work);
 }
-/* Does the oldest piece of a device's work that waits for no other stream or device, if there is one. */
+/* Does a piece of a device's work, if it waits for nothing. Whether it is done and gone. */
+static bool try_run(Device& device, Work** at) {
+    running_on = &device;
+    Work* work = *at;
+    if (!run(*work)) return false;
+    *at = work->next;
+    if (!*at) device.queue.end = at;
+    delete work->running, delete work->over, free(work);
+    more.notify_all();  /* who waits for what it met */
+    return true;
+}
+/* Does the oldest piece of a device's work that waits for no other stream or device, or that of the first or last stream, if there is one. */
 static bool step(Device& device) {
+    static const u64 order = setting("FAKE_DRIVER_STREAMS", 0);
     Lock lock(queue_lock);
-    std::vector<void*> held;  /* streams with work that waits */
+    std::vector<void*> held;  /* streams with work that waits, or that is chosen among */
+    std::vector<std::pair<u64, Work**>> choice;
     for (Work** at = &device.queue.first; Work* work = *at; at = &work->next) {
         bool waits = !held.empty() && !work->stream;
         for (void* stream : held) waits |= !stream || stream == work->stream;
         waits = waits || (work->ready && !work->ready(work->params));
-        running_on = &device;
-        if (waits || !run(*work)) {
-            held.push_back(work->stream);
-            continue;
-        }
-        *at = work->next;
-        if (!*at) device.queue.end = at;
-        delete work->running, delete work->over, free(work);
-        more.notify_all();  /* who waits for what it met */
-        return true;
+        if (!waits && !order && try_run(device, at)) return true;
+        if (!waits && order) choice.push_back({work->stream ? static_cast<Stream*>(work->stream)->number : 0, at});
+        held.push_back(work->stream);
     }
+    std::sort(choice.begin(), choice.end());
+    if (order == 2) std::reverse(choice.begin(), choice.end());
+    for (auto& [number, at] : choice)
+        if (try_run(device, at)) return true;
     return false;
 }
 /* One piece of work, another device's where ours waits for it. */
@@ -282,15 +296,41 @@ API int cuMemHostAlloc(void** memory, size_t bytes, u32) { return take(memory, b
 API int cuMemHostGetDevicePointer_v2(u64* address, void* memory, u32) { return *address = reinterpret_cast<u64>(memory), OK; }
 /* Freeing need not wait: so says neither call's documentation. Memory that queued work names is not given back, as if the
    work had met what others put there. */
-static int give_back(void* memory) {
-    Lock lock(queue_lock);
-    if (!bound()) return NO_CONTEXT;
-    const u64 start = reinterpret_cast<u64>(memory), end = start + malloc_usable_size(memory);
+static bool is_named(u64 start, u64 end) {
     bool used = false;
     for (const Device& device : devices)
         for (Work* work = device.queue.first; work; work = work->next)
             for (u64* word = work->params; word != &work->bytes; ++word) used |= start <= *word && *word < end;
-    return used ? here().broken = ILLEGAL_ADDRESS : (allocations.erase(start), free(memory), OK);
+    return used;
+}
+static int give_back(void* memory) {
+    Lock lock(queue_lock);
+    if (!bound()) return NO_CONTEXT;
+    const u64 start = reinterpret_cast<u64>(memory), end = start + malloc_usable_size(memory);
+    return is_named(start, end) ? here().broken = ILLEGAL_ADDRESS : (allocations.erase(start), free(memory), OK);
+}
+static std::map<u64, u64> registered;
+API int cuMemHostRegister_v2(void* memory, size_t bytes, u32) {
+    if (!bound()) return NO_CONTEXT;
+    std::this_thread::sleep_for(std::chrono::milliseconds(setting("FAKE_DRIVER_PIN_MS", 0)));
+    Lock lock(queue_lock);
+    u64 all = bytes;
+    const u64 start = reinterpret_cast<u64>(memory);
+    for (auto& [other, size] : registered) {
+        if (start < other + size && other < start + bytes) return 712;  /* already registered */
+        all += size;
+    }
+    if (start % 4096 || bytes % 4096) return INVALID;
+    if (all > setting("FAKE_DRIVER_PINS", ~0ull)) return NO_MEMORY;
+    registered[start] = bytes;
+    return allocations[start] = {bytes, &here(), false, true}, OK;
+}
+API int cuMemHostUnregister(void* memory) {
+    Lock lock(queue_lock);
+    const u64 start = reinterpret_cast<u64>(memory);
+    if (!bound() || !registered.count(start)) return bound() ? 713 : NO_CONTEXT;  /* not registered */
+    if (is_named(start, start + registered[start])) return here().broken = ILLEGAL_ADDRESS;
+    return registered.erase(start), allocations.erase(start), OK;
 }
 API int cuMemFree_v2(u64 address) { return give_back(at(address)); }
 API int cuMemFreeHost(void* memory) { return give_back(memory); }
@@ -493,7 +533,11 @@ API int cuGetProcAddress(const char* name, void** found, int, u64) {
 }
 
 /* ---- streams, events, graphs -------------------------------------------------------------------------------------- */
-API int cuStreamCreate(void** stream, u32) { return *stream = calloc(1, sizeof(Stream)), OK; }
+API int cuStreamCreate(Stream** stream, u32) {
+    static std::atomic<u64> number = 0;
+    *stream = static_cast<Stream*>(calloc(1, sizeof(Stream)));
+    return (*stream)->number = ++number, OK;
+}
 /* What is left knows those who ask of it later. */
 static bool gone(const Stream* stream) { return stream && stream->gone; }
 API int cuStreamDestroy_v2(Stream* stream) { return gone(stream) ? BAD_HANDLE : (stream->gone = true, OK); }

@@ -4,6 +4,7 @@
 //! gpu       a device and its context, which loaded kernels belong to
 //! stream    streams, events, graphs
 //! memory    device memory, pinned memory, rows by address
+//! mapping   host memory that is pinned piece by piece
 //! work      which work a context still has to do, and memory that waits for it
 //! launch    launches, in order or as programmatic dependent launches
 //! raw, sys  handles as integers; the driver's functions and types
@@ -17,6 +18,7 @@
 mod forward;
 pub(super) mod gpu;
 pub(super) mod launch;
+pub(super) mod mapping;
 pub(super) mod memory;
 pub(super) mod raw;
 pub(super) mod stream;

@@ -11,9 +11,10 @@
 use std::ffi::{c_char, c_void};
 
 pub use cust::sys::{
-    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUcontext, CUdevice, CUdevice_attribute,
-    CUevent, CUevent_flags_enum, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec,
-    CUjit_option, CUmodule, CUstream, CUstream_flags_enum, CUstreamCaptureMode,
+    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
+    CU_MEMHOSTREGISTER_PORTABLE, CUcontext, CUdevice, CUdevice_attribute, CUevent,
+    CUevent_flags_enum, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUjit_option,
+    CUmodule, CUstream, CUstream_flags_enum, CUstreamCaptureMode,
 };
 
 // SAFETY: the signatures are those of NVIDIA's cuda.h; enums are C integers.
@@ -43,6 +44,8 @@ unsafe extern "C" {
     pub fn cuMemFree_v2(address: u64) -> u32;
     pub fn cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: u32) -> u32;
     pub fn cuMemHostGetDevicePointer_v2(address: *mut u64, memory: *mut c_void, flags: u32) -> u32;
+    pub fn cuMemHostRegister_v2(memory: *mut c_void, bytes: usize, flags: u32) -> u32;
+    pub fn cuMemHostUnregister(memory: *mut c_void) -> u32;
     pub fn cuMemFreeHost(memory: *mut c_void) -> u32;
     pub fn cuMemcpyHtoD_v2(target: u64, source: *const c_void, bytes: usize) -> u32;
     pub fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, bytes: usize) -> u32;

@@ -1,11 +1,16 @@
 //! Moves of bytes without computation.
 //!
 //! ```text
-//! page_moves -- copy -- host_pages     pages between pools, and to and from pinned host memory
-//! compact                              slots of rows, in all planes
+//! page_moves                                   the calls of a backend
+//!   host_moves -- direction, transfer, region  pages to and from pinned host memory
+//!   copy                                       pages on the device
+//! compact                                      slots of rows, in all planes
 //! ```
 
 pub(super) mod compact;
 pub(super) mod copy;
-pub(super) mod host_pages;
-mod page_moves;
+mod direction;
+pub(super) mod host_moves;
+pub(super) mod page_moves;
+pub(super) mod region;
+mod transfer;

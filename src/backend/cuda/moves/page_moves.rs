@@ -1,15 +1,25 @@
-//! Copies of whole pages between a backend's pool and other memory: another pool, or pinned host memory.
+//! Copies of whole pages between a backend's pool and host pages or another pool.
 //!
-//! Not here: the copies themselves (`copy.rs`), copies inside a pool (`calls.rs`).
+//! Not here: the copies themselves (`copy.rs`, `transfer.rs`), their order (`host_moves.rs`), copies inside a pool
+//! (`calls.rs`).
 
-use super::copy::{CopyStreams, HostCopy, copy_on_device};
-use super::host_pages::{HostPages, Way};
-use crate::backend::check;
-use crate::backend::cuda::driver::raw;
+use super::copy::copy_on_device;
+use super::host_moves::HostMoves;
+use super::region::{CudaRead, CudaWrite};
+use crate::backend::cuda::driver::raw::is_capturing;
 use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::opened::Cuda;
-use crate::plan::PageCopy;
+use crate::backend::{HostMemory, Moved, PlanError, check};
+use crate::id::{HostPageId, MoveId};
+use crate::plan::{PageCopy, PageMove};
+
+/// The direction of moves between the pool and host pages.
+#[derive(Clone, Copy)]
+pub(in crate::backend::cuda) enum To {
+    Host,
+    Device,
+}
 
 impl Cuda {
     /// Copies pages into another pool of equal [fingerprint](Cuda::page_fingerprint) on the same device, of either
@@ -27,8 +37,8 @@ impl Cuda {
         self.gpu.bind()?;
         self.gpu.check_same(Some(target.gpu.ordinal()))?;
         let fingerprints = (self.pool.fingerprint(), target.pool.fingerprint());
-        let (source, target) = (self.pool.pages(), target.pool.pages());
-        if !source.is_like(target) {
+        let (source, pages) = (self.pool.pages(), target.pool.pages());
+        if !source.is_like(pages) {
             return Err(CudaError::PageShape);
         }
         if let (source, target) = fingerprints
@@ -36,57 +46,68 @@ impl Cuda {
         {
             return Err(CudaError::PageFingerprint { source, target });
         }
-        check::copies(copies, (source.count, target.count))?;
-        copy_on_device(&self.gpu, source, target, copies, stream.raw())?;
+        check::copies(copies, (source.count, pages.count))?;
+        let wait = |moves: &Option<HostMoves>, end: fn(&PageCopy) -> _| match moves {
+            Some(moves) => moves.before_copies(copies.iter().map(end), stream),
+            None => Ok(()),
+        };
+        wait(&self.host, |copy| copy.source)?;
+        wait(&target.host, |copy| copy.target)?;
+        copy_on_device(&self.gpu, source, pages, copies, stream.raw())?;
         stream.mark()
     }
 
-    /// Copies pages of the pool (sources) to pinned host memory (targets), on `stream`. The host orders that stream
-    /// after the steps that write the pages. Until the event is done, [`HostPages`] rejects access to the targets.
-    ///
-    /// The first copy creates streams and memory that all copies share. A capture therefore needs an earlier copy. The
-    /// host orders replays with other copies, and does not access the pages of a replay until it is done.
-    ///
-    /// # Errors
-    /// Returns an error if pages do not exist or differ in shape, for a first copy in a capture, or if the driver
-    /// fails.
-    pub fn copy_to_host(
-        &mut self,
-        host: &mut HostPages,
-        copies: &[PageCopy],
-        stream: &CudaStream,
-    ) -> Result<CudaEvent, CudaError> {
-        self.copy_host(host, Way::ToHost, copies, stream)
+    /// Returns the reason for which some host pages will never be ready, if there is one, for the host's log.
+    pub fn host_failure(&self) -> Option<&CudaError> {
+        self.host.as_ref().and_then(HostMoves::failure)
     }
 
-    /// Copies pages in pinned host memory (sources) to the pool (targets), on `stream`. The host orders that stream
-    /// before the steps that read the pages. Until the event is done, [`HostPages`] permits only reads of the sources.
-    ///
-    /// # Errors
-    /// As [`Cuda::copy_to_host`].
-    pub fn copy_from_host(
+    pub(in crate::backend::cuda) fn move_pages(
         &mut self,
-        host: &HostPages,
-        copies: &[PageCopy],
-        stream: &CudaStream,
-    ) -> Result<CudaEvent, CudaError> {
-        self.copy_host(host, Way::FromHost, copies, stream)
-    }
-
-    fn copy_host(
-        &mut self,
-        host: &HostPages,
-        way: Way,
-        copies: &[PageCopy],
-        stream: &CudaStream,
-    ) -> Result<CudaEvent, CudaError> {
+        to: To,
+        id: MoveId,
+        moves: &[PageMove],
+    ) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        let streams = match &mut self.copy_streams {
-            Some(streams) => streams,
-            None if raw::is_capturing(stream.raw())? => return Err(CudaError::NotPrepared),
-            empty => empty.insert(CopyStreams::new(&self.gpu)?),
+        let (pool, layout) = (self.pool.pages(), self.pool.layout());
+        let Some(host) = &mut self.host else {
+            check::moves(id, moves, layout, Moved::default())?;
+            return Ok(());
         };
-        let pool = self.pool.pages();
-        streams.copy(&self.gpu, &HostCopy { pool, host, way, copies, stream })
+        if is_capturing(self.stream.raw())? {
+            return Err(CudaError::NotPrepared);
+        }
+        match to {
+            To::Host => host.save((pool, layout), id, moves, &self.stream),
+            To::Device => host.load((pool, layout), id, moves, &self.stream),
+        }
+    }
+
+    pub(in crate::backend::cuda) fn last_moved(&mut self) -> Result<Moved, CudaError> {
+        let Some(host) = &mut self.host else { return Ok(Moved::default()) };
+        self.gpu.bind()?;
+        match host.failure() {
+            Some(failure) if !self.fewer_host_pages => Err(failure.clone()),
+            _ => host.moved(),
+        }
+    }
+
+    fn leasing(&mut self, page: HostPageId) -> &mut HostMoves {
+        let pages = self.pool.layout().host_region_pages();
+        assert!(page.raw() < pages, "{}", PlanError::HostPage { page, pages });
+        self.host.as_mut().expect("a pool with host pages has them")
+    }
+}
+
+impl HostMemory for Cuda {
+    type Read = CudaRead;
+    type Write = CudaWrite;
+
+    fn lease(&mut self, page: HostPageId) -> CudaRead {
+        self.leasing(page).lease(page)
+    }
+
+    fn lease_mut(&mut self, page: HostPageId) -> CudaWrite {
+        self.leasing(page).lease_mut(page)
     }
 }

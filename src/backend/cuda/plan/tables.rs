@@ -8,7 +8,9 @@ use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::{RawStream, raw};
 use crate::backend::cuda::driver::sys;
 use crate::backend::cuda::error::{CudaError, check};
+use crate::id::PageId;
 use crate::layout::{PoolLayout, TableShape};
+use crate::plan::TableWrite;
 
 /// One pool's page tables.
 #[derive(Debug)]
@@ -49,7 +51,17 @@ impl Tables {
         self.shape.page_word(track, 0)
     }
 
-    /// Returns the maximum of tokens for which one row names pages of `page_size` tokens.
+    /// Returns the pages that checked writes name.
+    pub(in crate::backend::cuda) fn pages<'a>(
+        &self,
+        writes: &'a [TableWrite],
+    ) -> impl Iterator<Item = PageId> + use<'a> {
+        let first = self.chunk_base(0);
+        let pages = writes.iter().filter(move |write| write.index >= first);
+        pages.map(|write| PageId::new(write.value))
+    }
+
+    /// Most tokens for which one row names pages of `page_size` tokens.
     pub(in crate::backend::cuda) fn longest_row(&self) -> u64 {
         longest_row(&self.shape, self.page_size)
     }

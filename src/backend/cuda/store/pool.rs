@@ -194,6 +194,12 @@ impl Pages {
         })
     }
 
+    /// Returns the address of a packed page.
+    pub(in crate::backend::cuda) fn packed_at(&self, page: u32) -> u64 {
+        debug_assert!(page < self.count && self.is_packed());
+        self.address() + u64::from(page) * self.page_bytes()
+    }
+
     /// Returns packed pages as one piece each.
     pub(in crate::backend::cuda) fn whole(&self) -> Pieces {
         debug_assert!(self.is_packed());

@@ -1,0 +1,210 @@
+//! The host pages of a backend: pinned memory that grows in the background, and leases on its pages.
+//!
+//! Not here: the moves (`host_moves.rs`), the memory (`driver/mapping.rs`).
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, OnceLock};
+use std::{slice, thread};
+
+use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::mapping::{Mapping, available_memory};
+use crate::backend::cuda::error::CudaError;
+use crate::id::HostPageId;
+use crate::layout::PoolLayout;
+
+/// Bytes that are pinned in one call, unless pages do not divide them.
+const PIECE_BYTES: u64 = 1 << 30;
+/// Bytes of the smallest page of the system.
+const SYSTEM_PAGE: u64 = 4096;
+/// The state of a page that a writer has leased; other states are numbers of readers.
+const WRITER: u32 = u32::MAX;
+
+/// Host pages, each contiguous in the order `[plane, layer, piece]`.
+///
+/// A thread pins them and, once the backend is dropped, unpins them: neither makes the host wait.
+#[derive(Debug)]
+pub(in crate::backend::cuda) struct Region {
+    pages: Arc<Pages>,
+    /// The thread goes when this is dropped.
+    _alive: Sender<()>,
+}
+
+#[derive(Debug)]
+struct Pages {
+    memory: Mapping,
+    page_bytes: u64,
+    ready: AtomicU32,
+    failure: OnceLock<CudaError>,
+    /// For each page: 0, the number of its readers, or [`WRITER`].
+    leases: Box<[AtomicU32]>,
+}
+
+impl Region {
+    /// Reserves the pages of a layout and begins to pin them. With `fewer`, as many as the machine has memory for.
+    ///
+    /// # Errors
+    /// [`CudaError::HostMemory`] if the machine has too little memory for all, or for one with `fewer`.
+    pub fn new(gpu: &Gpu, layout: &PoolLayout, fewer: bool) -> Result<Self, CudaError> {
+        let (page_bytes, wanted) = (layout.page_bytes(), layout.host_region_pages());
+        let available = available_memory().unwrap_or(u64::MAX);
+        let most = u32::try_from(available / page_bytes).unwrap_or(u32::MAX);
+        let count = if fewer { wanted.min(most) } else { wanted };
+        if count == 0 || count > most {
+            let bytes = page_bytes * u64::from(wanted);
+            return Err(CudaError::HostMemory { bytes, available });
+        }
+        let piece = piece_bytes(page_bytes);
+        let memory = Mapping::reserve(gpu, page_bytes * u64::from(count), piece)?;
+        let leases = (0..count).map(|_| AtomicU32::new(0)).collect();
+        let (ready, failure) = (AtomicU32::new(0), OnceLock::new());
+        let pages = Arc::new(Pages { memory, page_bytes, ready, failure, leases });
+        let (alive, ends) = channel();
+        let pinned = Arc::clone(&pages);
+        let thread = thread::Builder::new().name("kvarena-pin".into());
+        thread.spawn(move || pinned.pin(&ends)).map_err(|_| CudaError::OutOfMemory { bytes: 0 })?;
+        Ok(Self { pages, _alive: alive })
+    }
+
+    /// Returns the number of pages that are pinned.
+    pub fn ready(&self) -> u32 {
+        self.pages.ready.load(Ordering::Acquire)
+    }
+
+    /// Returns the reason for which pages will never be ready, if there is one.
+    pub fn failure(&self) -> Option<&CudaError> {
+        self.pages.failure.get()
+    }
+
+    /// The address of page 0, for the host and for devices; the other pages follow.
+    pub fn address(&self) -> u64 {
+        self.pages.memory.address()
+    }
+
+    /// Returns whether a move may write a page, or may read it if `read`.
+    pub fn is_free(&self, page: HostPageId, read: bool) -> bool {
+        match self.pages.leases[page.index()].load(Ordering::Acquire) {
+            0 => true,
+            WRITER => false,
+            _ => read,
+        }
+    }
+
+    /// Leases a page, which no unfinished save writes, to a reader.
+    pub fn lease(&self, page: HostPageId) -> CudaRead {
+        assert!(page.raw() < self.ready(), "{page:?} is not ready");
+        let lease = &self.pages.leases[page.index()];
+        // A reader beside the most would look like a writer.
+        let more = |readers| (readers < WRITER - 1).then_some(readers + 1);
+        let leased = lease.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        assert!(leased.is_ok(), "B16: a writer has leased {page:?}");
+        CudaRead { pages: Arc::clone(&self.pages), page }
+    }
+
+    /// Leases a page, which no unfinished move uses, to a writer.
+    pub fn lease_mut(&self, page: HostPageId) -> CudaWrite {
+        assert!(page.raw() < self.ready(), "{page:?} is not ready");
+        let lease = &self.pages.leases[page.index()];
+        let leased = lease.compare_exchange(0, WRITER, Ordering::AcqRel, Ordering::Acquire);
+        assert!(leased.is_ok(), "B16: {page:?} is leased");
+        CudaWrite { pages: Arc::clone(&self.pages), page }
+    }
+}
+
+/// Returns the bytes to pin at a time: whole pages, and whole pages of the system.
+fn piece_bytes(page_bytes: u64) -> u64 {
+    let common = page_bytes * (SYSTEM_PAGE >> page_bytes.trailing_zeros().min(12));
+    common * (PIECE_BYTES / common).max(1)
+}
+
+impl Pages {
+    /// Pins all pages, unless the backend is dropped, then waits for that.
+    fn pin(self: Arc<Self>, ends: &Receiver<()>) {
+        let count = self.leases.len() as u32;
+        while self.ready.load(Ordering::Relaxed) < count {
+            if ends.try_recv() == Err(TryRecvError::Disconnected) {
+                return;
+            }
+            match self.memory.pin_next() {
+                Ok(bytes) => {
+                    let ready = u32::try_from(bytes / self.page_bytes).unwrap_or(count);
+                    self.ready.store(ready.min(count), Ordering::Release);
+                }
+                Err(error) => {
+                    let _ = self.failure.set(error);
+                    break;
+                }
+            }
+        }
+        let _ = ends.recv();
+    }
+
+    fn start(&self, page: HostPageId) -> *mut u8 {
+        self.memory.at(u64::from(page.raw()) * self.page_bytes)
+    }
+
+    fn release(&self, page: HostPageId) {
+        let lease = &self.leases[page.index()];
+        let one_less = |state| Some(if state == WRITER { 0 } else { state - 1 });
+        let _ = lease.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less);
+    }
+}
+
+/// The bytes of a leased host page, to read.
+#[derive(Debug)]
+pub struct CudaRead {
+    pages: Arc<Pages>,
+    page: HostPageId,
+}
+
+impl AsRef<[u8]> for CudaRead {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the page is pinned and initialised. While it is leased, nothing writes it.
+        unsafe {
+            slice::from_raw_parts(self.pages.start(self.page), self.pages.page_bytes as usize)
+        }
+    }
+}
+
+impl Drop for CudaRead {
+    fn drop(&mut self) {
+        self.pages.release(self.page);
+    }
+}
+
+/// The bytes of a leased host page, to write.
+#[derive(Debug)]
+pub struct CudaWrite {
+    pages: Arc<Pages>,
+    page: HostPageId,
+}
+
+impl AsMut<[u8]> for CudaWrite {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the page is pinned and initialised. While it is leased to this writer, nothing else accesses it.
+        unsafe {
+            slice::from_raw_parts_mut(self.pages.start(self.page), self.pages.page_bytes as usize)
+        }
+    }
+}
+
+impl Drop for CudaWrite {
+    fn drop(&mut self) {
+        self.pages.release(self.page);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_hold_whole_pages_of_both_kinds() {
+        for page_bytes in [16, 48, 4096, 2304 << 10, 3_000_016, 1 << 30, (1 << 30) + 16, 5 << 30] {
+            let piece = piece_bytes(page_bytes);
+            assert_eq!((piece % page_bytes, piece % SYSTEM_PAGE), (0, 0), "{page_bytes}");
+            assert!(piece <= PIECE_BYTES.max(256 * page_bytes), "{page_bytes}: {piece}");
+        }
+        assert_eq!(piece_bytes(1 << 20), PIECE_BYTES);
+    }
+}

@@ -1,0 +1,56 @@
+//! What should be in the host pages, as saves and leases make it.
+//!
+//! Not here: the calls (`moved.rs`).
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::TestBackend;
+use crate::backend::Moved;
+use crate::id::{HostPageId, MoveId};
+
+/// How long a backend may take to prepare a few host pages.
+const READY: Duration = Duration::from_secs(20);
+
+/// What should be in the host pages, and who uses them.
+pub(super) struct HostShadow<B: TestBackend> {
+    /// The bytes of each page, where they are defined.
+    pub pages: Vec<Option<Vec<u8>>>,
+    pub last: Moved,
+    pub seen: Moved,
+    /// The last save and the last move of each page.
+    pub busy: Vec<Moved>,
+    /// Read leases, with the bytes that they show.
+    pub reads: BTreeMap<u32, (B::Read, Vec<u8>)>,
+}
+
+impl<B: TestBackend> HostShadow<B> {
+    /// Waits until the backend has all `count` pages.
+    pub fn new(backend: &B, count: u32) -> Self {
+        let start = Instant::now();
+        while backend.host_pages() < count {
+            assert!(start.elapsed() < READY, "{} of {count} pages", backend.host_pages());
+            thread::yield_now();
+        }
+        let (pages, busy) = (vec![None; count as usize], vec![Moved::default(); count as usize]);
+        let (last, seen) = (Moved::default(), Moved::default());
+        Self { pages, last, seen, busy, reads: BTreeMap::new() }
+    }
+
+    pub fn next(&self) -> MoveId {
+        MoveId::new(self.last.saved.max(self.last.loaded).raw() + 1)
+    }
+
+    /// Pages of host memory that may be written.
+    pub fn free(&self) -> Vec<HostPageId> {
+        let all = 0..self.pages.len() as u32;
+        all.filter(|page| !self.reads.contains_key(page)).map(HostPageId::new).collect()
+    }
+
+    /// Pages of host memory whose bytes are defined.
+    pub fn full(&self) -> Vec<HostPageId> {
+        let all = (0..self.pages.len() as u32).map(HostPageId::new);
+        all.filter(|page| self.pages[page.index()].is_some()).collect()
+    }
+}

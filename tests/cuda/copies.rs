@@ -1,4 +1,4 @@
-//! Page copies are byte exact: inside a pool, between pools of either layout, to and from pinned host memory.
+//! Page copies are exact to the byte: inside a pool, between pools of either layout, to and from pinned host memory.
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaStream, Gpu, HostPages};
 use kvarena::testkit::contract::with_spare_plane;
@@ -12,8 +12,8 @@ use kvarena::{
 use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 
-/// Shapes of pages: units of 16, 4 and 2 bytes; pieces from 6 bytes to many blocks; pages below and above what the copy
-/// engines take.
+/// Shapes of pages: units of 16, 4 and 2 bytes; pieces from 6 bytes to many blocks; pages below and above the threshold
+/// of the copy engines.
 const SHAPES: [Shape; 10] = [
     (3, 2, 64, KvDtype::Bf16, 16, false),
     (2, 1, 3, KvDtype::F16, 1, false),
@@ -27,7 +27,7 @@ const SHAPES: [Shape; 10] = [
     (36, 8, 128, KvDtype::Bf16, 16, true),
 ];
 
-/// Layers, kv heads, head_dim, dtype, page size, and whether there is a plane of other pieces beside K and V.
+/// Layers, kv heads, head_dim, dtype, page size, and whether a plane of other pieces follows K and V.
 type Shape = (u32, u32, u32, KvDtype, u32, bool);
 
 const PAGES: u32 = 40;
@@ -52,13 +52,13 @@ fn open(gpu: &Gpu, layout: &PoolLayout) -> OnGpu {
     OnGpuOptions::with_tokens(gpu, 16).open(layout, &table, 1).expect("a small pool")
 }
 
-/// A page's bytes, told by its seed.
+/// Returns the bytes of a page for a seed.
 fn page(layout: &PoolLayout, seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     (0..layout.page_bytes()).map(|_| rng.bits() as u8).collect()
 }
 
-/// A page's bytes read straight from the pool's memory, piece by piece as the layout says.
+/// Returns a page's bytes read directly from the pool's memory, piece by piece in the layout.
 fn raw_page(cuda: &Cuda, id: u32) -> Vec<u8> {
     let layout = cuda.layout();
     let memory = cuda.pool();
@@ -70,7 +70,7 @@ fn raw_page(cuda: &Cuda, id: u32) -> Vec<u8> {
         .collect::<Vec<u8>>()
 }
 
-/// `count` copies between distinct random pages.
+/// Returns `count` copies between distinct random pages.
 fn copies(rng: &mut Rng, count: usize, sources: u32, targets: u32) -> Vec<PageCopy> {
     let mut from: Vec<_> = (0..sources).map(PageId::new).collect();
     let mut to: Vec<_> = (0..targets).map(PageId::new).collect();
@@ -110,7 +110,7 @@ fn pages_go_to_the_host_and_back() {
             }
             let mut host = HostPages::new(&gpu, &layout, 50).expect("pinned memory");
             let moves = copies(&mut rng, 31, PAGES, 50);
-            // On another stream than the backend's, more than once, so that chunks are used again.
+            // On another stream than the backend's, several times, so that chunks are reused.
             let other = CudaStream::new(&gpu).expect("a stream");
             for stream in [backend.stream.clone(), other] {
                 for i in 0..50 {
@@ -144,7 +144,7 @@ fn pages_go_to_the_host_and_back() {
 fn copies_are_captured_and_replayed() {
     let Some(gpu) = gpu() else { return };
     let mut rng = Rng::new(3);
-    // Small pages, and large ones that go by the copy engines.
+    // Small pages, and large ones that the copy engines move.
     for shape in [SHAPES[3], SHAPES[5], SHAPES[6], SHAPES[9]] {
         for layout in [Layout::LayerFirst, Layout::PageFirst] {
             let layout = pool(shape, layout);
@@ -163,9 +163,9 @@ fn copies_are_captured_and_replayed() {
                 for i in 0..PAGES {
                     host.page_mut(PageId::new(i)).expect("no copy").fill(0xee);
                 }
-                // The last time without the graph: a capture leaves nothing behind.
+                // The last copy is outside the graph: a capture must not affect later copies.
                 if round < 2 {
-                    // SAFETY: backend and pages are there, and nobody touches the pages before it is done.
+                    // SAFETY: backend and pages live, and the pages are not accessed before the copy is done.
                     unsafe { graph.launch(&stream) }.expect("a replay");
                 } else {
                     to_host(&mut backend, &mut host).expect("a copy");
@@ -292,7 +292,7 @@ fn pages_are_not_lent_beside_a_copy() {
 
         let event = backend.cuda.copy_to_host(&mut host, &all, &stream).expect("a copy");
         let (read, written) = (host.page(last).err(), host.page_mut(last).err());
-        // A device may be done already, but then it must be.
+        // The copy may be done already; then a write must succeed.
         let done = || event.is_done().expect("nothing failed");
         assert!(read == refused || done(), "{read:?}");
         assert!(written == refused || done(), "{written:?}");

@@ -169,7 +169,7 @@ fn who_accepts_another_branch_leads_no_more() {
         compute(&mut engine, seq, 5);
         engine.append(seq, &text(13, 13, 0)[5..]).expect("room for tokens");
         let prompt = text(9, 9, 0);
-        let named = ask(&engine, &prompt).leader.expect("it knows the next page");
+        let named = ask(&engine, &prompt).leader.expect("a sequence computes the prompt");
         assert_eq!((named.seq, named.cached_len), (seq, 8));
         let mut tree = DraftTree::new();
         tree.set(5, &[0, 0, 1, 2, 3, 0, 5, 6]).expect("parents precede children");

@@ -176,7 +176,7 @@ fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64
         backend.synchronize().expect("nothing failed");
         buffers.check(&mut drive, &items, &plan, &inputs, &attend);
     }
-    // Whether the decode kernel, the extend kernel and that of trees have work; in decode steps, only one has.
+    // The decode kernel, the extend kernel and that of trees may each have work; in decode steps, only one has.
     let most = if tokens == rows { 1 } else { 6 };
     assert!(graphs.len() <= most, "{} graphs", graphs.len());
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The README's line for this repository: an empty libcuda under target/cuda-stub, with which feature `cuda` builds anywhere.
+# Creates an empty libcuda under target/cuda-stub, with which feature `cuda` builds on any machine, as in the README:
 #
 #   .ci/cuda-stub.sh && export CUDA_LIBRARY_PATH=$PWD/target/cuda-stub
 set -euo pipefail

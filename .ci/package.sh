@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# What is published, tried as someone else would: the packed crate passes its tests, and a crate that depends on it with
-# feature `cuda` builds by the README's line where there is no CUDA, starts without a driver and finds one that is there.
-# A shared library beside it in a program keeps its own driver.
+# Tests the published files as a user does: the packed crate passes its tests. A crate that depends on it with feature
+# `cuda` builds by the README's line without CUDA, starts without a driver and finds an installed one. A shared library
+# in the same program keeps its own driver.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD work=$PWD/target/package-test
-# Dependencies are built once for this and the repository.
+# This script and the repository share the built dependencies.
 export CARGO_TARGET_DIR=$root/target
 unset CUDA_LIBRARY_PATH CUDA_PATH CUDA_ROOT CUDA_TOOLKIT_ROOT_DIR LD_LIBRARY_PATH
 rm -rf "$work/crate" "$work/dependent"
 mkdir -p "$work/crate" "$work/dependent/src"
 
-# One warning is expected, as there is no repository yet; beside it only what the package leaves out on purpose is named.
+# One warning is expected, because there is no repository yet, besides those about the omitted benches and tests.
 warnings=$(cargo package --allow-dirty --no-verify 2>&1 | grep '^warning: ' | grep -v '^warning: ignoring \(benchmark\|test\) ' || true)
 if [ "$warnings" != "warning: manifest has no documentation, homepage or repository" ]; then
     echo "cargo package warns: $warnings" >&2
     exit 1
 fi
-at_most() { # what, bytes, limit
+at_most() { # name, bytes, limit
     echo "$1: $2 bytes"
     [ "$2" -le "$3" ] || { echo "$1 is above $3 bytes" >&2; exit 1; }
 }
@@ -25,7 +25,7 @@ at_most "the package" "$(stat -c %s "$CARGO_TARGET_DIR"/package/kvarena-*.crate)
 tar -xzf "$CARGO_TARGET_DIR"/package/kvarena-*.crate -C "$work/crate" --strip-components 1
 if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.html -o -path './tests/*' ! -name trace.jsonl \
     -o -path './benches/*' -o -path './fuzz/*' -o -name "*.safetensors" \)) | grep .; then
-    echo "these are the repository's, and packed" >&2
+    echo "the package contains files that belong only to the repository" >&2
     exit 1
 fi
 (cd "$work/crate" && cargo test --quiet)
@@ -120,7 +120,7 @@ line=$(sed -n 's/^\(mkdir .*CUDA_LIBRARY_PATH=[^ ]*\).*/\1/p' "$root/README.md")
 eval "$line"
 cargo build --quiet --features cuda --bin start --bin symbols
 cargo rustc --quiet --features cuda --bin neighbour -- -L own
-run() { # what is expected, program, folder of the driver
+run() { # expected output, program, folder of the driver
     local answer
     answer=$(LD_LIBRARY_PATH=${3:-} "$CARGO_TARGET_DIR/debug/$2")
     echo "$2${3:+ over $3}: $answer"
@@ -134,11 +134,11 @@ run "$count 1496 1496" symbols registers
 run "42 34 Err(NoDriver)" neighbour own
 run "42 0 Err(NoDevice { ordinal: 9 })" neighbour own:fake
 if nm -D --defined-only "$CARGO_TARGET_DIR/debug/neighbour" | grep ' cu[A-Z]'; then
-    echo "these are the driver's, and the program exports them" >&2
+    echo "the program exports symbols of the driver" >&2
     exit 1
 fi
 
-# What the feature adds to a program without symbols.
+# Measures the bytes that the feature adds to a program without symbols.
 size() { stat -c %s "$CARGO_TARGET_DIR/release/plain"; }
 cat >src/plain.rs <<'RUST'
 fn main() {
@@ -154,4 +154,4 @@ RUST
 cargo build --quiet --release --bin plain
 without=$(size)
 cargo build --quiet --release --features cuda --bin plain
-at_most "what feature cuda adds" $(($(size) - without)) 3000000
+at_most "the growth by feature cuda" $(($(size) - without)) 3000000

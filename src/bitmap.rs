@@ -33,7 +33,7 @@ pub(crate) struct Bitmap {
 pub(crate) struct Bits {
     pub word: usize,
     pub mask: u64,
-    /// Ones in the mask: whoever makes one has counted them.
+    /// Number of ones in the mask. The creator of a mask has already counted them.
     pub count: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The config reports every byte that the engine takes: compared with what the allocator was asked for.
+//! The config reports every byte that the engine allocates: the test compares it with the allocator's count.
 #![allow(unsafe_code)] // A counting allocator.
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,7 +42,7 @@ fn check(config: EngineConfig) {
     let engine = Engine::new(config, Null).expect("the config is right");
     let measured = LIVE.load(Ordering::Relaxed) - before;
     drop(engine);
-    // Rounding of small tables, and slotmaps' one spare slot.
+    // Rounding of small tables, and one spare slot of each slotmap.
     let slack = reported / 100 + 4096;
     assert!(
         measured <= reported + slack && reported <= measured + slack,
@@ -50,7 +50,7 @@ fn check(config: EngineConfig) {
     );
 }
 
-/// One test, as what others take meanwhile would be counted.
+/// All cases are one test, because allocations of other tests would be counted.
 #[test]
 fn the_config_reports_what_the_engine_takes() {
     check_pools();
@@ -71,7 +71,7 @@ fn the_config_reports_what_the_engine_takes() {
             config.max_steps = 2;
             config.prefix = PrefixMode::None;
             check(config);
-            // What each step takes, with little beside it.
+            // The memory of steps dominates this config.
             config.max_sequences = 1;
             config.max_steps = 1 << 18;
             check(config);
@@ -79,7 +79,7 @@ fn the_config_reports_what_the_engine_takes() {
     }
 }
 
-/// A salt for each request, which is forgotten when it is served: names are of what is cached alone.
+/// Each request has its own salt, which is forgotten after the request: only cached pages keep names.
 fn check_names() {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
     let hashing = Some(Hashing::Dynamo);
@@ -91,7 +91,7 @@ fn check_names() {
     for request in 1..=40_000 {
         let namespace = Namespace::new(request);
         let names = NamespaceNames { salt: Some(format!("{request:0>64}")), ..Default::default() };
-        engine.name_namespace(namespace, names).expect("nobody else is called that");
+        engine.name_namespace(namespace, names).expect("the names are unused");
         let seq = engine.admit(namespace, &prompt, 0).expect("room");
         let items = [Extend { seq, len: 13 }];
         let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
@@ -111,7 +111,7 @@ fn check_names() {
     engine.verify().expect("all invariants hold");
 }
 
-/// K and V too, with the scales that a pool of fp8 keeps beside them.
+/// K and V are reported too, with the scales that a pool of fp8 stores beside them.
 fn check_pools() {
     for (dtype, scaling) in [
         (KvDtype::Bf16, Scaling::Static),
@@ -131,11 +131,11 @@ fn check_pools() {
             let config = EngineConfig::from(pool);
             let bytes = config.bytes().expect("the config is right");
             let tokens = u64::from(6_000 / page_size * page_size);
-            // K and V, and where scales are made a number for each token, head, layer and plane.
+            // K and V, and, if scales are made at the store, a number for each token, head, layer and plane.
             let heads = tokens * 3 * 2 * 5;
             let numbers = heads * 40 * u64::from(dtype.size());
             let scales = if scaling == Scaling::ByToken { heads * 4 } else { 0 };
-            // K, V and scales of a page and layer each begin at a multiple of 16 bytes then.
+            // K, V and scales of a page and layer then each begin at a multiple of 16 bytes.
             let pieces = tokens / u64::from(page_size) * 3 * 2 * 2;
             let padding = if scales > 0 { pieces * 15 } else { 0 };
             assert!(

@@ -1,7 +1,7 @@
-//! An engine for which there is no memory returns an error with the requested bytes and never aborts, whichever table
-//! the system refuses and whatever the config's numbers.
+//! An engine without enough memory is an error that names the bytes, for any table that the system rejects and any
+//! numbers in the config; never an abort.
 
-#![allow(unsafe_code)] // An allocator that refuses.
+#![allow(unsafe_code)] // An allocator that fails.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,19 +13,19 @@ use kvarena::{
     KvShape, Null, PoolConfig, PrefixMode,
 };
 
-/// What is smaller than a table is never refused: Rust and slotmap make some such things without asking.
+/// Smaller blocks never fail: Rust and slotmap allocate some of them infallibly.
 const TABLE: usize = 512;
 
 thread_local! {
-    /// Bytes that this thread may still have; larger blocks are refused.
+    /// Bytes that this thread may still allocate; larger blocks fail.
     static ROOM: Cell<usize> = const { Cell::new(usize::MAX) };
-    /// Blocks of the size of tables to give before one is refused.
+    /// Blocks of the size of tables to allocate before one fails.
     static BLOCKS: Cell<u64> = const { Cell::new(u64::MAX) };
-    /// Bytes of such blocks that are given out.
+    /// Bytes of such blocks that are allocated.
     static LIVE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Refuses what a thread set for itself.
+/// An allocator that fails as a thread has requested.
 struct Refusing;
 
 fn grants(layout: Layout) -> bool {
@@ -41,7 +41,7 @@ fn grants(layout: Layout) -> bool {
     granted
 }
 
-// SAFETY: what is granted goes to the system's allocator as it came; null is how an allocator refuses.
+// SAFETY: granted calls are forwarded to the system's allocator unchanged; an allocator reports failure by null.
 unsafe impl GlobalAlloc for Refusing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !grants(layout) {
@@ -71,7 +71,7 @@ unsafe impl GlobalAlloc for Refusing {
 #[global_allocator]
 static ALLOCATOR: Refusing = Refusing;
 
-/// A config each of whose tables is larger than [`TABLE`].
+/// Returns a config each of whose tables is larger than [`TABLE`].
 fn config(prefault: bool) -> EngineConfig {
     let pool = PoolConfig {
         shape: KvShape::heads(1, 1),
@@ -111,11 +111,11 @@ fn each_refusal_is_an_error() {
                 }
                 Err(error) => panic!("{error}"),
             }
-            assert_eq!(LIVE.get(), before, "what was given is given back");
+            assert_eq!(LIVE.get(), before, "all memory is freed");
             refusals += 1;
         }
-        // Two of the backend; 6 bitmaps and 2 queues of pages; 11 or more of the tree; 5 of sequences, 3 of steps, 3
-        // buffers.
+        // Two blocks of the backend; 6 bitmaps and 2 queues of pages; 11 or more of the tree; 5 of sequences, 3 of
+        // steps, 3 buffers.
         assert!(refusals > 30, "only {refusals} tables were refused");
     }
 }
@@ -127,12 +127,12 @@ fn memory_that_would_be_touched_is_asked_for_in_one_piece() {
     ROOM.set(bytes as usize - 1);
     let refused = Engine::new(config, Null).err();
     ROOM.set(usize::MAX);
-    let Some(EngineError::Config(error)) = refused else { panic!("it was given") };
+    let Some(EngineError::Config(error)) = refused else { panic!("the allocation succeeded") };
     assert_eq!(error, ConfigError::OutOfMemory { bytes });
     assert_eq!(error.to_string(), format!("the host has no memory for {bytes} bytes"));
 }
 
-/// Numbers at which something may overflow, and usual ones.
+/// Numbers at which a computation may overflow, and usual ones.
 fn number(rng: &mut Rng) -> u32 {
     let power = 1_u32 << rng.below(32);
     rng.pick(&[1, 2, 3, 16, 1024, power, power - 1, power.wrapping_add(1), u32::MAX - 1, u32::MAX])
@@ -140,7 +140,7 @@ fn number(rng: &mut Rng) -> u32 {
 
 #[test]
 fn any_numbers_whatever_make_an_engine_or_an_error() {
-    // No block above a megabyte: large configs are refused instead of made.
+    // No block above a megabyte: large configs fail instead of being allocated.
     const ROOM_HERE: usize = 1 << 20;
     let mut rng = Rng::new(10);
     let (mut made, mut refused, mut wrong) = (0, 0, 0);
@@ -196,7 +196,7 @@ fn any_numbers_whatever_make_an_engine_or_an_error() {
             }
             Err(error) => panic!("{error}"),
         }
-        assert_eq!(LIVE.get(), before, "what was given is given back");
+        assert_eq!(LIVE.get(), before, "all memory is freed");
     }
     println!("{made} made, {refused} refused, {wrong} wrong");
     assert!(made > 100 && refused > 1000 && wrong > 1000, "{made} {refused} {wrong}");

@@ -1,5 +1,5 @@
-//! A warm engine allocates nothing: the whole cache is turned over many times with prefill, decode, forks, preemption,
-//! rollback and eviction, and the global allocator is not called once.
+//! A warm engine allocates nothing: the cache is replaced many times with prefill, decode, forks, preemption, rollback
+//! and eviction, without a call of the global allocator.
 
 #![allow(unsafe_code)]
 
@@ -16,15 +16,15 @@ thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Counts each thread's calls that take memory.
+/// An allocator that counts the allocating calls of each thread.
 struct Counting;
 
 fn count() {
-    // A thread that is going away has nothing to count.
+    // A thread that is ending has no counter.
     let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting touches no memory that it gives out.
+// SAFETY: every call is forwarded to the system's allocator unchanged; counting touches no allocated memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, shape: Shape) -> *mut u8 {
         count();
@@ -33,13 +33,13 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, at: *mut u8, shape: Shape) {
-        // SAFETY: as above; `at` came from the system's allocator.
+        // SAFETY: see `alloc`; `at` came from the system's allocator.
         unsafe { System.dealloc(at, shape) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, shape: Shape, size: usize) -> *mut u8 {
         count();
-        // SAFETY: as above; `at` came from the system's allocator.
+        // SAFETY: see `alloc`; `at` came from the system's allocator.
         unsafe { System.realloc(at, shape, size) }
     }
 }
@@ -71,13 +71,13 @@ fn config(page_size: u32, prefix: PrefixMode) -> EngineConfig {
     }
 }
 
-/// Numbers without a generator's state on the heap.
+/// Returns a random number without state on the heap.
 fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     x ^ (x >> 29)
 }
 
-/// A host that allocates nothing itself once it is made.
+/// A host that allocates nothing after its creation.
 struct Host<B> {
     engine: Engine<B>,
     scratch: [StepScratch; 3],
@@ -90,7 +90,7 @@ struct Host<B> {
     done: Done,
 }
 
-/// What happened: the test is worth nothing if some of it did not.
+/// Counts of each kind of event; each must occur.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     prefills: u64,
@@ -129,7 +129,7 @@ impl<B: Backend> Host<B> {
         u64::from(self.engine.shape().layout.page_size())
     }
 
-    /// One round of a server: let some in, plan, store, commit late, complete later, let some go.
+    /// Runs one round of a server: admits some sequences, plans, stores, commits late, completes later, finishes some.
     fn round(&mut self, seed: u64, store: &mut impl FnMut(&mut B, &kvarena::BatchPlan<'_>)) {
         self.admit(seed);
         self.disturb(mix(seed ^ 1));
@@ -155,7 +155,7 @@ impl<B: Backend> Host<B> {
             self.live.push(seq);
             self.done.resumes += 1;
         }
-        // One of eight shared beginnings, and an own rest.
+        // One of eight shared prefixes, and a distinct rest.
         let page = self.page_size();
         let shared = (mix(seed ^ 5) % 8, page * (1 + mix(seed ^ 6) % 6));
         let len = shared.1 + 1 + mix(seed ^ 7) % (4 * page);
@@ -170,7 +170,7 @@ impl<B: Backend> Host<B> {
             self.done.followers += 1;
         }
         if seed.is_multiple_of(5) {
-            // Two that begin alike.
+            // Two prompts that share a prefix.
             let half = &self.prompt[..self.prompt.len().div_ceil(2)];
             let prompt = |tokens| Prompt { namespace: Namespace::default(), tokens, promise };
             match self.engine.admit_batch(&[prompt(&self.prompt[..]), prompt(half)]) {
@@ -188,12 +188,12 @@ impl<B: Backend> Host<B> {
         }
     }
 
-    /// Tokens that a sequence is promised room for: often none, else a few pages.
+    /// Returns the tokens promised to a sequence: often none, else a few pages.
     fn promise(&self, seed: u64) -> u32 {
         if seed & 3 < 2 { 0 } else { (self.page_size() * (mix(seed) % 10)) as u32 }
     }
 
-    /// Forks, rolls back, preempts and aborts now and then.
+    /// Sometimes forks, rolls back, preempts and aborts.
     fn disturb(&mut self, seed: u64) {
         let Some(&seq) = self.live.get(mix(seed) as usize % self.live.len().max(1)) else { return };
         match seed % 8 {
@@ -217,7 +217,7 @@ impl<B: Backend> Host<B> {
                 self.preempt(seq, keep);
             }
             4 if self.open.len() > 1 => {
-                // The last step planned is undone; its number still has to be completed.
+                // The last planned step is aborted; its number must still be completed.
                 let step = *self.open.last().expect("there are two");
                 self.engine.abort(step).expect("it is open");
                 self.open.pop();
@@ -259,7 +259,7 @@ impl<B: Backend> Host<B> {
             }
         }
         if self.items.is_empty() {
-            return self.settle(); // What all wait for may be in the fence.
+            return self.settle(); // The pages that all sequences wait for may be in the fence.
         }
         while !self.items.is_empty() {
             match self.engine.plan_batch(&mut self.scratch[seed as usize % 3], &self.items) {
@@ -281,7 +281,7 @@ impl<B: Backend> Host<B> {
         }
     }
 
-    /// Drafts for one sequence that waits for nothing, and keeps a branch of them.
+    /// Plans drafts for one sequence without waiting drafts, and accepts a branch of them.
     fn draft(&mut self, seed: u64, store: &mut impl FnMut(&mut B, &kvarena::BatchPlan<'_>)) {
         let Some(&seq) = self.live.get(mix(seed) as usize % self.live.len().max(1)) else { return };
         let start = self.engine.planned_len(seq).expect("it is live");
@@ -290,7 +290,7 @@ impl<B: Backend> Host<B> {
         if known != start || self.engine.append(seq, &drafts).is_err() {
             return;
         }
-        self.tree.set(start, &[0, 0, 0]).expect("parents stand before");
+        self.tree.set(start, &[0, 0, 0]).expect("parents precede children");
         let (items, drafts) = ([Extend { seq, len: 3 }], [self.tree.draft(seq)]);
         match self.engine.plan_drafts(&mut self.scratch[seed as usize % 3], &items, &drafts) {
             Ok(plan) => {
@@ -309,7 +309,7 @@ impl<B: Backend> Host<B> {
         }
     }
 
-    /// Commits and completes everything.
+    /// Commits and completes all steps.
     fn settle(&mut self) {
         for step in self.open.drain(..) {
             self.engine.commit(step).expect("steps commit in order");
@@ -334,7 +334,7 @@ impl<B: Backend> Host<B> {
     }
 }
 
-/// Runs until warm, then counts the allocator's calls until the cache was turned over `turns` times.
+/// Runs until warm, then counts the allocator's calls until the cache was replaced `turns` times.
 fn run<B: Backend>(
     config: EngineConfig,
     backend: impl OpenBackend<Backend = B>,
@@ -344,7 +344,7 @@ fn run<B: Backend>(
     let mut host = Host::new(config, backend);
     let turned = |host: &Host<B>| {
         let stats = host.engine.stats();
-        // With reuse off nothing is evicted: then the pool turns over by what is computed.
+        // Without reuse nothing is evicted; the computed tokens then measure the turnover of the pool.
         let computed = stats.computed_tokens / u64::from(config.pool.page_size);
         let pages = match config.prefix {
             PrefixMode::Radix => stats.evicted_pages,
@@ -416,7 +416,7 @@ fn groups_of_layers_allocate_nothing() {
 #[test]
 fn hashes_and_events_allocate_nothing() {
     for &hashing in Hashing::ALL {
-        // Room for few events, so that the tree supplies the lost ones, and room for all.
+        // Event buffers for few pages, so that whole-tree drains occur, and for all pages.
         for event_pages in [8, 1000] {
             let plain = config(4, PrefixMode::Radix);
             let config = EngineConfig { hashing: Some(hashing), event_pages, ..plain };
@@ -442,7 +442,7 @@ fn storing_on_the_cpu_allocates_nothing() {
     }
 }
 
-/// The buffer of a commit's pages holds those of one sequence.
+/// The buffer of a commit's pages has the size of one sequence.
 #[test]
 fn a_commit_of_more_pages_than_a_sequence_has_allocates_nothing() {
     let config = EngineConfig { max_sequence_len: 4 * 8, ..config(4, PrefixMode::Radix) };

@@ -1,17 +1,17 @@
-//! The house rules that no compiler checks: who imports whom, where `unsafe` and `cust` may stand, sizes, numbers.
+//! The repository's rules that no compiler checks: imports, places of `unsafe` and `cust`, sizes, numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Modules in the order of dependency. A module uses modules of lower rank only; equals never use one another.
+/// Modules in the order of dependency. A module uses only modules of lower rank.
 const RANKS: [(&str, u32); 24] = [
     ("id", 0),
     ("error", 0),
     ("hash", 0),
     ("layout", 0),
-    ("admission", 0), // These five are one vocabulary: errors name ids, sizes are checked.
-    ("memory", 0),    // It imports nothing.
+    ("admission", 0), // These five form one vocabulary: errors name ids, sizes are checked.
+    ("memory", 0),    // It depends on no module.
     ("bitmap", 1),
     ("config", 1),
     ("event", 1),
@@ -27,12 +27,12 @@ const RANKS: [(&str, u32); 24] = [
     ("system", 4),
     ("engine", 5),
     ("testkit", 6),
-    ("guide", 7), // Documentation alone.
+    ("guide", 7), // Documentation only.
     ("lib", 7),
     ("tests", 8),
 ];
 
-/// Lines of a source file that are still one concept.
+/// Maximum lines of a source file's code.
 const LINES_MAX: usize = 600;
 
 fn root() -> PathBuf {
@@ -45,7 +45,7 @@ fn files(folder: &Path, extension: &str) -> Vec<(PathBuf, String)> {
     for entry in entries {
         let path = entry.expect("a folder can be listed").path();
         if path.ends_with("target") {
-            continue; // What cargo builds.
+            continue; // Build output.
         }
         if path.is_dir() {
             found.extend(files(&path, extension));
@@ -63,7 +63,7 @@ fn sources() -> Vec<(PathBuf, String)> {
     sources
 }
 
-/// The top-level module that a file belongs to.
+/// Returns the top-level module of a file.
 fn module(path: &Path) -> String {
     let path = path.strip_prefix(root().join("src")).expect("a source");
     let first = path.components().next().expect("a name").as_os_str();
@@ -75,7 +75,7 @@ fn rank(module: &str) -> u32 {
     found.unwrap_or_else(|| panic!("module {module} has no rank in tests/tidy.rs")).1
 }
 
-/// A file's lines without comments and without its tests.
+/// Returns a file's lines without comments and without its tests.
 fn code(text: &str) -> impl Iterator<Item = &str> {
     let code = text.split("#[cfg(test)]\nmod ").next().expect("there is a first part");
     code.lines().filter(|line| !line.trim_start().starts_with("//"))
@@ -84,7 +84,7 @@ fn code(text: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn imports_run_one_way() {
     for (path, text) in sources() {
-        // Tests in a file of their own may use the testkit.
+        // Tests in a separate file may use the testkit.
         let own = if path.ends_with("tests.rs") { "tests".to_owned() } else { module(&path) };
         for line in code(&text) {
             for used in line.split("crate::").skip(1) {
@@ -105,13 +105,13 @@ fn imports_run_one_way() {
     }
 }
 
-/// The file of a module's child, if there is one.
+/// Returns the file of a module's child, if any.
 fn child(folder: &Path, name: &str) -> Option<PathBuf> {
     let files = [folder.join(format!("{name}.rs")), folder.join(name).join("mod.rs")];
     files.into_iter().find(|file| file.exists())
 }
 
-/// Names in `use` paths that follow a prefix, as in `use super::name`.
+/// Returns the names in `use` paths that follow a prefix, as in `use super::name`.
 fn names_after<'a>(line: &'a str, prefix: &'a str) -> impl Iterator<Item = Vec<&'a str>> {
     line.split(prefix).skip(1).map(|rest| {
         let path = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
@@ -119,7 +119,7 @@ fn names_after<'a>(line: &'a str, prefix: &'a str) -> impl Iterator<Item = Vec<&
     })
 }
 
-/// The files that a file imports from, its module's own file left out: a child may use what its parent defines.
+/// Returns the files that a file imports from, except its module's own file: a child may use its parent's items.
 fn imports(path: &Path, text: &str) -> BTreeSet<PathBuf> {
     let src = root().join("src");
     let folder = path.parent().expect("a folder");
@@ -147,7 +147,7 @@ fn no_files_import_one_another_in_a_circle() {
     let files = sources();
     let mut rest: BTreeMap<_, _> =
         files.iter().map(|(path, text)| (path.clone(), imports(path, text))).collect();
-    // Files whose imports are all gone go; what stays is a circle, or imports from one.
+    // Remove files whose imports are all removed; the rest is a cycle, or imports from a cycle.
     loop {
         let gone: Vec<_> = rest
             .iter()
@@ -159,7 +159,7 @@ fn no_files_import_one_another_in_a_circle() {
         }
         gone.iter().for_each(|path| drop(rest.remove(path)));
     }
-    // Those that nothing in it imports from are no part of it.
+    // Files from which no remaining file imports are not part of the cycle.
     while let Some(path) = {
         let used: BTreeSet<_> = rest.values().flatten().cloned().collect();
         rest.keys().find(|path| !used.contains(*path)).cloned()
@@ -173,7 +173,7 @@ fn no_files_import_one_another_in_a_circle() {
 #[test]
 fn unsafe_and_cust_stand_behind_the_seam() {
     for (path, text) in sources() {
-        // Two hints, about huge pages and about what is read next; what they win stands there.
+        // Two hints, for huge pages and for prefetches; their comments give the gain.
         let is_seam = |part| path.starts_with(root().join("src/backend").join(part));
         let behind = is_seam("cuda") || is_seam("cpu/simd") || path.ends_with("src/memory.rs");
         for line in code(&text) {
@@ -217,7 +217,7 @@ fn files_are_short_plain_and_say_what_they_are() {
     for (path, text) in sources() {
         let shown = path.display();
         assert!(text.is_ascii(), "{shown} is not ASCII");
-        assert!(text.starts_with("//!"), "{shown} does not say what it is");
+        assert!(text.starts_with("//!"), "{shown} has no header");
         let lines = code(&text).count();
         assert!(lines <= LINES_MAX, "{shown} has {lines} lines of code");
         for (i, line) in text.lines().enumerate() {
@@ -241,7 +241,7 @@ fn lines_beside_the_sources_are_no_wider() {
 fn what_a_newcomer_reads_first_fits_a_screen() {
     for name in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
         let text = fs::read_to_string(root().join(name)).expect("it is there");
-        // The cells of a table cannot be wrapped.
+        // Cells of a table cannot be wrapped.
         for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('|')) {
             assert!(line.len() <= 120, "{name}:{} is {} columns wide", i + 1, line.len());
         }
@@ -266,7 +266,7 @@ fn architecture_names_every_folder_system_and_invariant() {
     }
 }
 
-/// Numbers of invariants that a file's strings name, as in `"T3: ..."`.
+/// Returns the numbers of invariants in a file's strings, as in `"T3: ..."`.
 fn invariants(text: &str) -> BTreeSet<String> {
     let starts = text.split('"').filter_map(|string| string.split_once(": "));
     let number = |s: &str| {
@@ -287,12 +287,12 @@ const TABLES: [(&str, &str); 5] = [
     ("fence", "Fence"),
 ];
 
-/// How a file borrows a table of this type: `writes`, `reads` or nothing.
+/// Returns how a file borrows a table of this type: `writes`, `reads` or nothing.
 fn borrows(text: &str, table: &str) -> &'static str {
     let mut found = "";
     for line in code(text) {
         for (at, _) in line.match_indices(table) {
-            // What stands between the `&` and the type: a lifetime, `mut`, both or neither.
+            // The text between `&` and the type: a lifetime, `mut`, both or neither.
             let between = line[..at].rsplit_once('&').map_or(",", |(_, between)| between);
             let whole = !line[at + table.len()..].starts_with(|c: char| c.is_alphanumeric());
             if whole && between.ends_with("mut ") {
@@ -326,7 +326,7 @@ fn the_access_table_is_what_the_systems_declare() {
         let place = path.strip_prefix(&folder).expect("a file of the folder");
         let first = place.components().next().expect("a name").as_os_str();
         let system = Path::new(first).file_stem().expect("a name").to_string_lossy().into_owned();
-        // Of all files of a system, its first file declares what it may touch.
+        // The first file of a system declares its access, also for the system's other files.
         let is_part = place.components().count() > 1 && !path.ends_with("mod.rs");
         if is_part || ["mod", "access"].contains(&&*system) {
             continue;
@@ -337,7 +337,7 @@ fn the_access_table_is_what_the_systems_declare() {
     assert!(rows.is_empty(), "these are no systems: {rows:?}");
 }
 
-/// Identifiers that have given way to better ones. They are compared as whole words.
+/// Identifiers that were renamed. They are compared as whole words.
 const RETIRED: [&str; 17] = [
     "Entered",
     "Fronts",
@@ -364,7 +364,7 @@ fn retired_identifiers_stay_retired() {
     let files = folders.iter().flat_map(|folder| files(&root().join(folder), "rs"));
     for (path, text) in files.filter(|(path, _)| !path.ends_with("tests/tidy.rs")) {
         for line in code(&text) {
-            // Prose may use the words.
+            // Comments may use the words.
             let line = line.split("//").next().expect("there is a first part");
             let mut words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
             let found = words.find(|word| RETIRED.contains(word));

@@ -1,5 +1,5 @@
-//! How much memory a call writes to: a call that touches little never stalls, however large the tables are, not even
-//! where no memory was touched at the start.
+//! The memory that a call writes: a call that touches little never stalls, for any size of the tables, even if no
+//! memory was prefaulted.
 
 #![allow(unsafe_code)] // An allocator that records the large blocks.
 
@@ -12,23 +12,23 @@ use kvarena::{
     StepScratch, TokenId,
 };
 
-/// Blocks from this size on are looked at.
+/// Minimum size of recorded blocks.
 const LARGE: usize = 512 << 10;
 const SYSTEM_PAGE: usize = 4096;
 
-/// Knows the large blocks that live, by address and size. Their memory begins as a pattern, so that writing zeros to it
-/// is seen too.
+/// Records the live large blocks by address and size. Their memory begins as a pattern, so that writes of zeros are
+/// also detected.
 struct Knowing;
 
 static BLOCKS: Mutex<[(usize, usize); 64]> = Mutex::new([(0, 0); 64]);
 
 fn know(old: (usize, usize), new: (usize, usize)) {
-    let mut blocks = BLOCKS.lock().expect("nobody panics in here");
+    let mut blocks = BLOCKS.lock().expect("no thread panics here");
     *blocks.iter_mut().find(|block| **block == old).expect("there are few large blocks") = new;
 }
 
-// SAFETY: every call goes to the system's allocator as it came; what is written before a block is given out, nobody
-// has read.
+// SAFETY: every call is forwarded to the system's allocator unchanged; the caller has not read a block that is filled
+// before it is returned.
 unsafe impl GlobalAlloc for Knowing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's contract is passed on.
@@ -62,15 +62,15 @@ unsafe impl GlobalAlloc for Knowing {
 #[global_allocator]
 static ALLOCATOR: Knowing = Knowing;
 
-/// A number for each system page of the large blocks, by its contents.
+/// Returns a hash of each system page of the large blocks.
 fn contents() -> Vec<u64> {
-    let blocks = *BLOCKS.lock().expect("nobody panics in here");
+    let blocks = *BLOCKS.lock().expect("no thread panics here");
     let mut pages = Vec::new();
     for (at, size) in blocks {
         for start in (0..size).step_by(SYSTEM_PAGE) {
             let at = std::ptr::with_exposed_provenance::<u8>(at + start);
             let len = SYSTEM_PAGE.min(size - start);
-            // SAFETY: the block lives, all its bytes were written when it was given out, and no other thread runs.
+            // SAFETY: the block lives, all its bytes were written when it was allocated, and no other thread runs.
             let bytes = unsafe { std::slice::from_raw_parts(at, len) };
             let mut hasher = DefaultHasher::new();
             hasher.write(bytes);
@@ -80,12 +80,12 @@ fn contents() -> Vec<u64> {
     pages
 }
 
-/// System pages whose contents a call changes.
+/// Returns the number of system pages whose contents a call changes.
 fn changed(call: impl FnOnce()) -> usize {
     let before = contents();
     call();
     let after = contents();
-    assert_eq!(before.len(), after.len(), "the call takes no large block");
+    assert_eq!(before.len(), after.len(), "the call allocates no large block");
     before.iter().zip(&after).filter(|(before, after)| before != after).count()
 }
 
@@ -106,7 +106,7 @@ impl Host {
         (seq, step)
     }
 
-    /// A sequence that leaves its prefix behind, and nothing in the fence.
+    /// Runs a sequence that leaves its prefix cached and nothing in the fence.
     fn serve(&mut self, prompt: [u32; 2]) {
         let (seq, step) = self.prefill(prompt);
         self.engine.complete(step).expect("it is committed");
@@ -128,7 +128,7 @@ fn the_first_of_a_rare_kind_is_no_stall() {
     };
     let engine = Engine::new(config, Null).expect("the config is right");
     let mut host = Host { engine, scratch: StepScratch::with_capacity(1 << 10) };
-    // One root, and children of it.
+    // One root, and its children.
     for i in 0..NODES {
         host.serve([0, i]);
     }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Two JSON files of benchmark rows side by side: compare.py kvarena.json flashinfer.json
+"""Compares two JSON files of benchmark rows: compare.py kvarena.json flashinfer.json
 
-Rows are {section, case, impl, us, gbs | tflops, ok}, as `cargo bench --features cuda --bench gpu` writes them and the FlashInfer
-baselines do. Prints each of our cases beside every kernel of theirs, and our time over that of their best.
+Rows are {section, case, impl, us, gbs | tflops, ok}, as `cargo bench --features cuda --bench gpu` and the FlashInfer
+baselines write them. Prints each case beside every kernel of the baselines, and its time over that of the best baseline.
 """
 import collections, json, re, sys
 
@@ -10,8 +10,8 @@ SECTIONS = {"extend": "prefill", "shared": "cascade"}  # ours: theirs
 
 
 def theirs_of(section, case):
-    """How they call a case of ours."""
-    case = case.removesuffix(" PageFirst")  # ours may say more of it, as its layout
+    """Returns the section and case of the baselines that match a case of ours."""
+    case = case.removesuffix(" PageFirst")  # our name also contains the layout
     if section == "fp8":
         case = case.removeprefix("decode ").replace(" zipf ", " zipf128-32768 ").replace(" page", " 32q/8kv page")
     if section == "mla":

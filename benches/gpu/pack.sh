@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packs what a GPU machine without a Rust toolchain needs to test and measure the CUDA backend:
+# Packs the files with which a GPU machine without a Rust toolchain tests and measures the CUDA backend:
 #
 #   benches/gpu/pack.sh FOLDER      here: binaries and scripts
 #   FOLDER/run.sh [test] [bench]    there; tables to $OUT, default the folder
@@ -21,12 +21,12 @@ cd "$(dirname "$0")"
 export OUT=${OUT:-$PWD}
 set -o pipefail
 failed=0
-for what in "${@:-test}"; do
-    case $what in
+for part in "${@:-test}"; do
+    case $part in
     test)
         ./cuda_tests --test-threads 1 2>&1 | tee "$OUT/tests.txt" | grep -E "FAILED|panicked|test result"
         grep -q "test result: ok" "$OUT/tests.txt" || failed=1
-        # Random shapes against float64, few of them: the tools make kernels a hundred times slower.
+        # Few random shapes against float64, because the tools make kernels a hundred times slower.
         for tool in memcheck racecheck; do
             KVARENA_SEEDS=0..4 compute-sanitizer --error-exitcode 1 --tool "$tool" ./cuda_tests --test-threads 1 contract:: staged:: \
                 >"$OUT/$tool.txt" 2>&1 || failed=1

@@ -1,4 +1,4 @@
-//! The whole engine on the CPU backend against the model, with bytes read back through the page tables.
+//! Compares the whole engine on the CPU backend with the model, and reads bytes back through the page tables.
 #![no_main]
 
 use kvarena::testkit::shrink::literal;

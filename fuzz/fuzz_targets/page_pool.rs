@@ -1,4 +1,4 @@
-//! The page pool against a list of states.
+//! Compares the page pool with a list of states.
 #![no_main]
 
 use kvarena::testkit::page_pool::{PageOp, replay_pages};
@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (u8, Vec<PageOp>)| {
     let (pages, ops) = input;
-    // Around the words of the bitmap and of its summary.
+    // Sizes around the words of the bitmap and of its summary.
     let pages = match pages {
         0..240 => 1 + u32::from(pages),
         _ => 4090 + u32::from(pages) - 240,

@@ -1,4 +1,4 @@
-//! The prefix tree against a map of pages.
+//! Compares the prefix tree with a map of pages.
 #![no_main]
 
 use kvarena::testkit::prefix_tree::{PrefixConfig, PrefixOp, replay_prefix};

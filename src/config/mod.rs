@@ -57,9 +57,9 @@ pub enum PrefixMode {
 pub struct EngineConfig {
     /// Shape and size of K and V. Default: [`PoolConfig::default`].
     pub pool: PoolConfig,
-    /// Whether prefixes are cached and shared. Default: [`PrefixMode::Radix`].
+    /// Reuse of cached prefixes. Default: [`PrefixMode::Radix`].
     pub prefix: PrefixMode,
-    /// How cached pages are hashed, for callers that identify prefixes by hashes; needs a feature. Only with
+    /// Hash function of cached pages, for callers that identify prefixes by hashes; needs a feature. Only with
     /// [`PrefixMode::Radix`], since pages that are not shared have no hashes. Default: none, which costs nothing.
     pub hashing: Option<Hashing>,
     /// Most pages, stored and removed, whose events wait for [`Engine::drain_events`](crate::Engine::drain_events); 0:
@@ -130,7 +130,7 @@ pub struct EngineShape {
     pub max_step_tokens: u32,
     /// Tokens that plans may be ahead of the published ones within a promise.
     pub promise_ahead: u32,
-    /// Whether prefixes are cached and shared.
+    /// Reuse of cached prefixes.
     pub prefix: PrefixMode,
     /// Recipe of page hashes, if any.
     pub hashing: Option<Hashing>,

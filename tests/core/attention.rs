@@ -1,6 +1,5 @@
-//! The CPU backend: it keeps the contract of backends, and gives the same numbers whatever the pool looks like.
-//!
-//! Not here: what it refuses (`refusals.rs`).
+//! The CPU backend satisfies the contract of backends, and computes the same numbers for any layout of the pool.
+//! `refusals.rs` tests the rejected calls.
 
 use std::env;
 use std::process::Command;
@@ -29,7 +28,7 @@ fn cpu_keeps_the_contract_on_every_path_of_the_machine() {
     }
 }
 
-/// Layers in several groups, whose pages are given back and poisoned.
+/// Layers in several groups, whose released pages are poisoned.
 #[test]
 fn cpu_keeps_the_contract_in_groups() {
     for path in CpuPath::available() {
@@ -54,7 +53,7 @@ fn cpu_rotates_and_stores_rows() {
     }
 }
 
-/// An engine's own plans: texts that begin alike.
+/// Plans of an engine whose texts share prefixes.
 #[test]
 fn an_engine_serves_texts_over_the_cpu() {
     for path in CpuPath::available() {
@@ -80,7 +79,7 @@ fn options(path: CpuPath) -> impl Fn(&Case) -> CpuOptions {
     }
 }
 
-/// A child of the test below: prints what a backend opened in its environment computes with.
+/// Child process of the test below: prints the path of a backend that its environment selects.
 #[test]
 #[ignore = "run by the_environment_names_a_path"]
 fn print_path() {
@@ -103,7 +102,7 @@ fn the_environment_names_a_path() {
         path.expect("it prints a path").1.to_owned()
     };
     println!("CPU paths: {:?}", CpuPath::available().collect::<Vec<_>>());
-    let fastest = CpuPath::available().last().expect("every machine has one");
+    let fastest = CpuPath::available().last().expect("every machine has a path");
     assert_eq!(shown(None), fastest.name());
     for path in CpuPath::ALL {
         let has = CpuPath::available().any(|other| other == path);
@@ -114,10 +113,10 @@ fn the_environment_names_a_path() {
     assert_eq!(shown(Some("sse9")), no_name);
     let missing = CpuError::Path { path: CpuPath::Neon }.to_string();
     assert_eq!(missing, "this machine has no instructions for the path neon");
-    // The option is stronger.
+    // The option overrides the environment.
     let (layout, table) = small_cpu::pool();
     let options = CpuOptions { path: Some(CpuPath::Portable), ..CpuOptions::with_threads(1) };
-    let cpu = options.open(&layout, &table, 1).expect("every machine has it");
+    let cpu = options.open(&layout, &table, 1).expect("every machine has the path");
     assert_eq!(cpu.path(), CpuPath::Portable);
 }
 
@@ -130,7 +129,7 @@ fn stores_convert_to_the_nearest_and_copy_their_own_type_bit_by_bit() {
     let arrays = Arrays::good();
     let mut cpu = opened();
     cpu.begin(&arrays.plan()).expect("a valid plan");
-    // Ties, overflow, the smallest subnormal, minus zero; then bits that no conversion would keep.
+    // Ties, overflow, the smallest subnormal, minus zero; then bits that no conversion would preserve.
     let wide = [1.0 + 1.0 / 2048.0, 1.0 + 3.0 / 2048.0, 65519.0, 65520.0, 5.9604645e-8, -0.0];
     let kept = [0x3c00, 0x3c02, 0x7bff, 0x7c00, 0x0001, 0x8000].map(f16::from_bits);
     let k: Vec<f32> = wide.iter().copied().cycle().take(120).collect();
@@ -151,23 +150,23 @@ fn stores_convert_to_the_nearest_and_copy_their_own_type_bit_by_bit() {
     }
 }
 
-/// A pool, and how a sequence of 230 tokens is computed in it.
+/// A pool, and the steps that compute a sequence of 230 tokens.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     layout: Layout,
     page_size: u32,
     threads: usize,
-    /// Tokens of each step but the last.
+    /// Tokens of each step except the last.
     chunk: u32,
     window: Option<u32>,
     path: CpuPath,
     dtype: KvDtype,
     scaling: Scaling,
-    /// Kv heads, query heads and elements of a head.
+    /// Numbers of kv heads, query heads and elements of a head.
     heads: [u32; 3],
 }
 
-/// Bits of all outputs and log-sum-exps of the sequence.
+/// Returns the bits of all outputs and log-sum-exps of the sequence.
 fn computed(way: Way) -> (Vec<u32>, Vec<u32>) {
     let (tokens, [kv_heads, q_heads, head_dim]) = (230, way.heads);
     let config = PoolConfig {
@@ -181,7 +180,7 @@ fn computed(way: Way) -> (Vec<u32>, Vec<u32>) {
     };
     let pool = config.layout().expect("a valid pool");
     let table = TableShape::new(way.page_size, 1, tokens, tokens.into()).expect("a small table");
-    // No powers of two, so that products are rounded.
+    // The scales are not powers of two, so that products are rounded.
     let scales = (0..2 * kv_heads).map(|i| 0.011 + 0.003 * i as f32).collect();
     let scales = KvScales::new(1, kv_heads, scales).expect("they are above 0");
     let given = way.dtype.is_quantised() && way.scaling == Scaling::Static;
@@ -256,7 +255,7 @@ fn results_depend_on_nothing_but_the_row_and_what_it_sees() {
     }
 }
 
-/// The last tokens of a sequence of several segments: one by one by several threads, and in one chunk.
+/// The last tokens of a sequence of several segments, computed one by one on several threads, and in one chunk.
 #[test]
 fn segments_of_a_long_row_join_alike_whoever_computes_them() {
     const LEN: u32 = 2_080;
@@ -315,7 +314,7 @@ fn segments_of_a_long_row_join_alike_whoever_computes_them() {
 
 #[test]
 fn the_last_of_2_32_positions_are_seen() {
-    // One page for all of them: the words of the directory name chunk 0, and its only word names page 0.
+    // One page for all rows: the words of the directory name chunk 0, and its only word names page 0.
     for page_size in [1024, 1000] {
         let capacity = Capacity::Pages(1);
         let config =
@@ -342,11 +341,11 @@ fn the_last_of_2_32_positions_are_seen() {
         let (layer, attend) = (LayerId::new(0), Attend { window: Some(70), ..Attend::new(1, 8) });
         let (one, mut out) = ([1.0_f32; 8], [7.0_f32; 8]);
         let v = [140.0_f32; 8];
-        // A key of 0 beside 69 others that are 0 too: the mean of one value of 140 and 69 of 0.
+        // A key of 0 among 69 others of 0: the mean of one value of 140 and 69 of 0.
         let zero = [0.0_f32; 8];
         cpu.store_cache(&plan, layer, zero[..].into(), v[..].into()).expect("they fit");
         let (q, out_rows) = (one[..].into(), out[..].as_mut().into());
-        cpu.attend(&plan, layer, &attend, q, out_rows, None).expect("it makes sense");
+        cpu.attend(&plan, layer, &attend, q, out_rows, None).expect("the call is valid");
         assert!(out.iter().all(|x| (x - 2.0).abs() < 1e-5), "page_size {page_size}: {out:?}");
     }
 }
@@ -418,7 +417,7 @@ fn pages_move_between_pools_of_any_layout() {
                 assert_eq!(source.slot(kv, layer, a), target.slot(kv, layer, b));
             }
         }
-        // The other pages stay as they were.
+        // The other pages are unchanged.
         assert!(all_bytes(&target)[..6 * bytes.len()].iter().all(|&x| x == 0));
     }
 }

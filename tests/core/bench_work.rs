@@ -1,4 +1,4 @@
-//! The inputs of the benches are those of the original generator, to the last token.
+//! The inputs of the benches equal those of the original generator, token by token.
 
 #[allow(dead_code, missing_docs)]
 #[path = "../../benches/cases/work.rs"]
@@ -7,7 +7,7 @@ mod work;
 use kvarena::TokenId;
 use work::*;
 
-/// Sum of each word times its place, which counts from 1.
+/// Returns the sum of each word times its index, counted from 1.
 fn check(words: impl IntoIterator<Item = u32>) -> u64 {
     let weigh = |sum: u64, (i, word): (u64, u32)| sum.wrapping_add(i.wrapping_mul(word.into()));
     (1..).zip(words).fold(0, weigh)

@@ -1,4 +1,4 @@
-//! Configs as text: written and read again, and made from a model's `config.json`.
+//! Configs as text: written, read again, and created from a model's `config.json`.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ fn qwen3() -> Value {
     })
 }
 
-/// `from_hf` of a model with some fields changed; null takes a field away.
+/// Calls `from_hf` for a model with some fields changed; null removes a field.
 fn with(changes: Value) -> Result<PoolConfig, HfError> {
     let mut config = qwen3();
     for (name, value) in changes.as_object().expect("changes are fields") {
@@ -50,7 +50,7 @@ fn a_config_is_what_was_written() {
         prefault: false,
         pool,
     };
-    let seed = HashSeed::new("42").expect("it is short");
+    let seed = HashSeed::new("42").expect("the text is short");
     let seeded = EngineConfig { hashing: Some(Hashing::VllmSha256CborSeeded(seed)), ..config };
     let text = serde_json::to_string(&seeded).expect("a config is JSON");
     assert_eq!(serde_json::from_str::<EngineConfig>(&text).expect("it was written"), seeded);
@@ -78,7 +78,7 @@ fn fp8_and_its_scales_are_read_as_they_were_written() {
     let text = serde_json::to_string(&fp8).expect("a config is JSON");
     assert!(text.contains(r#""dtype":"fp8_e4m3","scaling":"by_token""#), "{text}");
     assert_eq!(serde_json::from_str::<PoolConfig>(&text).expect("it was written"), fp8);
-    // Numbers whose decimal form is long.
+    // Numbers with a long decimal form.
     let values: Vec<f32> = (1..=12).map(|x| (x as f32).sqrt() / 448.0).collect();
     let scales = KvScales::new(2, 3, values).expect("they are above 0");
     let text = serde_json::to_string(&scales).expect("scales are JSON");
@@ -142,25 +142,25 @@ fn models_of_the_supported_shape_are_read() {
         Ok(pool(36, grouped, KvDtype::F16))
     );
     assert_eq!(with(json!({"dtype": "torch.float32"})), Ok(pool(36, grouped, KvDtype::F32)));
-    // Every head has K and V of its own; and heads share out the width.
+    // Every query head has its own K and V; heads divide the width.
     assert_eq!(
         with(json!({"num_key_value_heads": null})),
         Ok(pool(36, KvShape::heads(32, 128), bf16))
     );
     let llama = json!({"model_type": "llama", "head_dim": null, "hidden_size": 2048});
     assert_eq!(with(llama), Ok(pool(36, KvShape::heads(8, 64), bf16)));
-    // What is switched off changes nothing.
+    // Disabled features change nothing.
     assert_eq!(with(json!({"num_kv_shared_layers": 0})), Ok(pool(36, grouped, bf16)));
     assert_eq!(
         with(json!({"v_head_dim": 128, "is_encoder_decoder": false})),
         Ok(pool(36, grouped, bf16))
     );
-    // Latent rows, whatever the fields about heads.
+    // Latent rows, for any number of heads.
     let latent = json!({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 64});
     let rows = KvShape::Latent { rank: 512, rope: 64 };
     assert_eq!(with(latent), Ok(pool(36, rows, bf16)));
     assert_eq!(with(json!({"kv_lora_rank": 0})), Ok(pool(36, grouped, bf16)));
-    // A language model among other parts, whose dtype stands beside it.
+    // A language model among other parts, whose dtype is a field beside it.
     let mut text = qwen3();
     text["torch_dtype"] = Value::Null;
     let parts = json!({"text_config": text, "dtype": "float16", "vision_config": {"num_hidden_layers": 27}});
@@ -172,7 +172,7 @@ fn models_of_the_supported_shape_are_read() {
     }
 }
 
-/// `n` layers of which every `interval`th is of group 0, the others of group 1.
+/// Returns `n` layers: every `interval`th is in group 0, the others in group 1.
 fn every(n: u32, interval: u32, reach: Reach) -> Groups {
     let layers: Vec<u8> = (1..=n).map(|layer| u8::from(layer % interval != 0)).collect();
     Groups::new(&[Reach::All, reach], &layers).expect("both have layers")
@@ -190,14 +190,14 @@ fn layers_that_read_a_window_or_a_chunk_are_in_groups() {
         "layer_types": types(2, 24), "num_hidden_layers": 24, "sliding_window": 128, "initial_context_length": 4096,
     });
     assert_eq!(groups(gpt_oss), Ok(every(24, 2, Reach::Window(128))));
-    // Gemma 3 27B, as its types and as its pattern.
+    // Gemma 3 27B, by its types and by its pattern.
     let gemma =
         json!({"layer_types": types(6, 62), "num_hidden_layers": 62, "sliding_window": 1024});
     assert_eq!(groups(gemma), Ok(every(62, 6, Reach::Window(1024))));
     let gemma =
         json!({"sliding_window_pattern": 6, "num_hidden_layers": 62, "sliding_window": 1024});
     assert_eq!(groups(gemma), Ok(every(62, 6, Reach::Window(1024))));
-    // Llama 4 Scout, which says nothing of which layers, or where the others stand.
+    // Llama 4 Scout, which does not list its layers, and with a list.
     let scout =
         json!({"num_hidden_layers": 48, "attention_chunk_size": 8192, "no_rope_layers": []});
     assert_eq!(groups(scout), Ok(every(48, 4, Reach::Chunk(8192))));
@@ -210,7 +210,7 @@ fn layers_that_read_a_window_or_a_chunk_are_in_groups() {
     });
     let reaches = [Reach::All, Reach::Window(100), Reach::Chunk(64)];
     assert_eq!(groups(three), Groups::new(&reaches, &[2, 0, 1]).map_err(|_| unreachable!()));
-    // One window in all layers (Mistral), one that is switched off (Qwen 2.5), and layers that all read the same.
+    // One window in all layers (Mistral), a disabled window (Qwen 2.5), and layers of one type.
     for plain in [
         json!({"sliding_window": 4096}),
         json!({"sliding_window": 32768, "use_sliding_window": false, "max_window_layers": 21}),
@@ -378,7 +378,7 @@ fn other_models_are_refused_by_the_field() {
         (json!({"num_hidden_layers": 1.5}), format!("num_hidden_layers is 1.5, {count}")),
         (json!({"num_key_value_heads": [8, 4]}), format!("num_key_value_heads is [8,4], {count}")),
         (json!({"head_dim": 4_294_967_296_u64}), format!("head_dim is 4294967296, {count}")),
-        // The class decides, not the width.
+        // The model's class determines head_dim, not the width.
         (json!({"head_dim": null}), "head_dim is missing".into()),
         (json!({"head_dim": null, "model_type": "gemma2"}), "head_dim is missing".into()),
         (
@@ -437,7 +437,7 @@ fn damaged_text_is_refused() {
             "cut at {end}"
         );
     }
-    // Whatever stands in a field, the answer is a config or an error that names a field.
+    // Any value of a field gives a config, or an error that names a field.
     let values = [
         json!(0),
         json!(1),

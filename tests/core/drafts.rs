@@ -1,7 +1,5 @@
-//! Drafts from outside: every refusal names its value and leaves the state unchanged; errors in numbers and in text.
-//!
-//! Not here: random programs of drafts beside the model (`replay.rs`), what the tokens of a tree see
-//! (`trees.rs`).
+//! Drafts from outside: every error by its value, with unchanged state, and the counters. `replay.rs` compares random
+//! programs of drafts with the model, and `trees.rs` tests what the tokens of a tree see.
 
 use kvarena::{
     Branch, Capacity, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, Keep,
@@ -18,7 +16,7 @@ struct Host {
 const COMPUTED: u32 = 5;
 
 impl Host {
-    /// Creates a sequence for each entry of `known`, with this many tokens beyond the computed ones.
+    /// Creates sequences; each has `more` known tokens beyond the computed ones.
     fn new(known: &[u32]) -> Self {
         let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
         let config = EngineConfig { max_tokens: 1024, max_steps: 4, ..pool.into() };
@@ -40,7 +38,7 @@ impl Host {
         Self { engine, scratch, seqs: items.iter().map(|item| item.seq).collect() }
     }
 
-    /// Plans items; each is a sequence's index and its number of new tokens.
+    /// Plans sequences with these numbers of new tokens.
     fn plan(&mut self, items: &[(usize, u32)], drafts: &[Draft<'_>]) -> Result<StepId, Error> {
         let items: Vec<_> =
             items.iter().map(|&(i, len)| Extend { seq: self.seqs[i], len }).collect();
@@ -48,7 +46,7 @@ impl Host {
         planned.map(|plan| plan.step()).map_err(core)
     }
 
-    /// Everything that a host can see, but for how many calls were refused for want of room.
+    /// Returns the visible state, except the count of calls that were rejected for lack of room.
     fn state(&self) -> impl PartialEq + std::fmt::Debug + use<> {
         let of = |&seq: &SeqKey| {
             let engine = &self.engine;
@@ -63,7 +61,7 @@ impl Host {
         (stats, self.engine.newest_step(), self.seqs.iter().map(of).collect::<Vec<_>>())
     }
 
-    /// A call that is refused with `want`, and changes nothing.
+    /// Checks that a call fails with `want` and changes nothing.
     #[track_caller]
     fn refuses<T: std::fmt::Debug>(
         &mut self,
@@ -71,7 +69,7 @@ impl Host {
         call: impl FnOnce(&mut Self) -> Result<T, Error>,
     ) {
         let before = self.state();
-        assert_eq!(call(self).expect_err("it is to be refused"), want);
+        assert_eq!(call(self).expect_err("the call is rejected"), want);
         assert_eq!(self.state(), before, "after {want}");
     }
 }
@@ -85,7 +83,7 @@ fn core<E: std::fmt::Debug>(error: EngineError<E>) -> Error {
 
 fn set(parents: &[u32]) -> DraftTree {
     let mut tree = DraftTree::new();
-    tree.set(COMPUTED, parents).expect("parents stand before");
+    tree.set(COMPUTED, parents).expect("parents precede children");
     tree
 }
 
@@ -109,7 +107,7 @@ fn drafts_of_other_items_are_refused() {
     let [a, b, c] = [0, 1, 2].map(|i| host.seqs[i]);
     let stranger = SeqKey::default();
     for (drafts, seq) in [
-        (vec![c], c), // It is not in the batch.
+        (vec![c], c), // The sequence is not in the batch.
         (vec![stranger], stranger),
         (vec![b, a], a),
         (vec![a, a], a),
@@ -117,7 +115,7 @@ fn drafts_of_other_items_are_refused() {
         let drafts: Vec<_> = drafts.into_iter().map(Draft::chain).collect();
         host.refuses(Error::DraftOrder { seq }, |host| host.plan(&[(0, 3), (1, 3)], &drafts));
     }
-    // In the items' order, whatever that is.
+    // Drafts are in the order of the items.
     host.plan(&[(1, 3), (0, 3)], &[Draft::chain(b), Draft::chain(a)]).expect("it is in order");
 }
 
@@ -129,7 +127,7 @@ fn drafts_of_tokens_that_are_not_known_or_too_many_are_refused() {
     host.refuses(len, |host| host.plan(&[(0, 2)], &[Draft::chain(a)]));
     let long = Error::DraftLen { len: 65, max: 64 };
     host.refuses(long, |host| host.plan(&[(1, 65)], &[Draft::chain(b)]));
-    // The next token of a step in flight may be planned, but is no draft, because it is not sampled yet.
+    // The next token of a step in flight may be planned, but it is not a draft, because it is unknown.
     host.plan(&[(0, 1)], &[]).expect("there is room");
     let pending = Error::ExtendLen { seq: a, len: 1, max: 0 };
     host.refuses(pending, |host| host.plan(&[(0, 1)], &[Draft::chain(a)]));
@@ -148,16 +146,16 @@ fn masks_and_positions_that_make_no_sense_are_refused() {
         let draft = Draft { seq, masks: &masks[..m], positions: &positions[..p] };
         host.refuses(arrays(m, p), |host| host.plan(&[(0, 3)], &[draft]));
     }
-    // A tree of no tokens is no chain.
+    // A tree without tokens is not a chain.
     let mut empty = DraftTree::new();
     host.refuses(arrays(0, 1), |host| host.plan(&[(0, 3)], &[empty.draft(seq)]));
-    empty.set(5, &[]).expect("it is a tree");
+    empty.set(5, &[]).expect("an empty tree");
     host.refuses(arrays(0, 1), |host| host.plan(&[(0, 3)], &[empty.draft(seq)]));
     let (long_masks, long_positions) = ([1; 4], [5; 4]);
     let draft = Draft { seq, masks: &long_masks, positions: &long_positions };
     host.refuses(arrays(4, 4), |host| host.plan(&[(0, 3)], &[draft]));
 
-    // Without its own bit, with a later one's, with that of a slot that is not there.
+    // Masks without their own bit, with the bit of a later token, and with that of a missing slot.
     let most = [0b1111_1100, 0b1111_1110, 0b1111_1111];
     for (token, mask) in [
         (0, 0b1111_1000),
@@ -184,7 +182,7 @@ fn masks_and_positions_that_make_no_sense_are_refused() {
         let draft = Draft { seq, masks, positions: &positions };
         host.refuses(error, |host| host.plan(&[(0, 3)], &[draft]));
     }
-    host.plan(&[(0, 3)], &[tree.draft(seq)]).expect("this one makes sense");
+    host.plan(&[(0, 3)], &[tree.draft(seq)]).expect("the draft is valid");
 }
 
 #[test]
@@ -192,7 +190,7 @@ fn drafts_that_do_not_fit_take_nothing() {
     let mut host = Host::new(&[40, 60, 60, 60, 60]);
     let items: Vec<_> = (0..5).map(|i| (i, [40, 60, 60, 60, 60][i])).collect();
     let drafts: Vec<_> = host.seqs.iter().map(|&seq| Draft::chain(seq)).collect();
-    // Each has 2 pages of 64: 3 tokens of room, so 37 and 57 tokens in pages of 4.
+    // Each sequence has 2 pages of 64: 3 tokens of room, so 37 and 57 tokens in pages of 4.
     let error = Error::OutOfPages { wanted: 70, available: 54, after: None };
     host.refuses(error, |host| host.plan(&items, &drafts));
 }
@@ -203,7 +201,7 @@ fn drafts_that_wait_keep_their_sequence_as_it_is() {
     let [seq, other] = [0, 1].map(|i| host.seqs[i]);
     let step = host.plan(&[(0, 3), (1, 3)], &[Draft::chain(seq)]).expect("there is room");
     assert_eq!(host.engine.extend_max(seq), Ok(0));
-    host.engine.append(seq, &[TokenId::new(9)]).expect("behind the drafts");
+    host.engine.append(seq, &[TokenId::new(9)]).expect("after the drafts");
     let error = Error::NotAccepted { seq, step };
     host.refuses(error, |host| host.plan(&[(0, 1)], &[]));
     host.refuses(error, |host| host.plan(&[(0, 1)], &[Draft::chain(seq)]));
@@ -211,14 +209,14 @@ fn drafts_that_wait_keep_their_sequence_as_it_is() {
     host.refuses(error, |host| host.engine.preempt(seq, Keep::Publish));
     host.refuses(error, |host| host.engine.rollback(seq, 6));
     host.refuses(error, |host| host.engine.fork(seq, 1, 0).map(|_| ()).map_err(core));
-    // Aborted, they are tokens like others.
+    // After an abort, drafts are ordinary tokens.
     host.engine.abort(step).expect("it is open");
     assert_eq!(host.engine.extend_max(seq), Ok(4));
-    host.engine.rollback(seq, 6).expect("they are drafts no more");
+    host.engine.rollback(seq, 6).expect("the abort ended the drafts");
     let step = host.plan(&[(0, 1), (1, 3)], &[Draft::chain(other)]).expect("there is room");
-    // Finished, they are nobody's.
+    // A finish ends the drafts of its sequence.
     host.engine.finish(other).expect("it lives");
-    host.engine.commit(step).expect("nobody's drafts wait");
+    host.engine.commit(step).expect("no drafts wait");
     host.engine.verify().expect("all invariants hold");
     assert_eq!(host.engine.stats().drafts, 0, "no branch was kept");
 }
@@ -245,12 +243,12 @@ fn what_cannot_be_accepted_is_refused() {
     let stranger = SeqKey::default();
     let unknown = Error::UnknownSequence { seq: stranger };
     refuses(&mut host, unknown, step, &[branch(a, &[0]), branch(stranger, &[0])]);
-    // Of no drafts, and of another step's.
+    // Drafts that do not exist, and those of another step.
     let none = |seq| Error::NotDrafted { seq, step };
     refuses(&mut host, none(plain), step, &[branch(plain, &[0])]);
     refuses(&mut host, none(c), step, &[branch(a, &[0]), branch(c, &[0])]);
     refuses(&mut host, Error::NotDrafted { seq: a, step: later }, later, &[branch(a, &[0])]);
-    // Twice, and out of order.
+    // Repeated sequences, and sequences out of order.
     let twice = [branch(a, &[0]), branch(a, &[0])];
     refuses(&mut host, Error::RepeatedSequence { seq: a }, step, &twice);
     let turned = [branch(b, &[0]), branch(a, &[0])];
@@ -278,18 +276,18 @@ fn what_cannot_be_accepted_is_refused() {
     assert_eq!((moved.len(), moved[0].first, moved[0].keep), (1, COMPUTED, 0b10101));
     let lens = [a, b].map(|seq| host.engine.token_count(seq));
     assert_eq!(lens, [Ok(COMPUTED + 3), Ok(COMPUTED)]);
-    // What is kept is kept once.
+    // A branch is accepted once.
     refuses(&mut host, none(a), step, &[branch(a, &[0])]);
     host.engine.commit(step).expect("all branches are kept");
     refuses(&mut host, Error::UnknownStep { step }, step, &[branch(b, &[])]);
-    // A sequence that is preempted has no drafts.
+    // A preempted sequence has no drafts.
     host.engine.preempt(plain, Keep::Publish).expect("it runs");
     refuses(&mut host, Error::Preempted { seq: plain }, later, &[branch(plain, &[0])]);
     host.engine.accept(later, c, &[0, 1]).expect("a branch");
     host.engine.commit(later).expect("it is accepted");
 
     let stats = host.engine.stats();
-    // The root of each is the token sampled last, and no guess.
+    // The root of each branch is the last sampled token, not a guess.
     assert_eq!((stats.drafts, stats.draft_tokens, stats.accepted_tokens), (3, 4 + 2 + 2, 2 + 1));
     assert!(stats.to_string().contains(", 3 of 8 draft tokens accepted in 3 drafts\n"), "{stats}");
     let text = stats.prometheus().to_string();
@@ -300,7 +298,7 @@ fn what_cannot_be_accepted_is_refused() {
     assert_eq!((since.drafts, since.draft_tokens, since.accepted_tokens), (0, 0, 0));
 }
 
-/// Plans the last `len` known tokens as a draft behind all others, keeps a branch and commits.
+/// Plans the last `len` known tokens as a draft, accepts a branch and commits.
 fn verify_draft(host: &mut Host, draft: &Draft<'_>, len: u32, branch: &[u32]) {
     let step = host.plan(&[(0, len)], &[*draft]).expect("there is room");
     host.engine.accept(step, draft.seq, branch).expect("it is a branch");
@@ -309,7 +307,7 @@ fn verify_draft(host: &mut Host, draft: &Draft<'_>, len: u32, branch: &[u32]) {
     host.engine.verify().expect("all invariants hold");
 }
 
-/// A drafter that is never right: 29 verifications of 3 guesses behind the sampled token.
+/// A drafter that is never right: 29 verifications of 3 guesses after the sampled token.
 #[test]
 fn a_sampled_token_is_no_guess() {
     let mut host = Host::new(&[1]);
@@ -327,7 +325,7 @@ fn a_sampled_token_is_no_guess() {
     assert_eq!((stats.drafts, stats.draft_tokens, stats.accepted_tokens), (29, 87, 0));
 }
 
-/// Trees: a lone root is the sampled token, kept or not; several roots are guesses of that token.
+/// In trees, a single root is the sampled token, accepted or not; several roots are guesses of that token.
 #[test]
 fn guesses_of_trees_are_counted() {
     for (parents, branch, counted) in [
@@ -346,7 +344,7 @@ fn guesses_of_trees_are_counted() {
         verify_draft(&mut host, &tree.draft(seq), len, branch);
         let stats = host.engine.stats();
         let got = (stats.drafts, stats.draft_tokens, stats.accepted_tokens);
-        assert_eq!(got, counted, "{parents:?}, of which {branch:?} is kept");
+        assert_eq!(got, counted, "{parents:?}, branch {branch:?}");
     }
 }
 
@@ -355,7 +353,7 @@ fn a_sequence_keeps_a_token() {
     let pool = PoolConfig { page_size: 4, ..Default::default() };
     let engine = Engine::new(pool, Null).expect("the config is right");
     let mut host = Host { engine, scratch: StepScratch::new(), seqs: Vec::new() };
-    // All of its prompt is drafts.
+    // All tokens of the prompt are drafts.
     let prompt = [1, 2, 3].map(TokenId::new);
     let seq = host.engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
     host.seqs.push(seq);

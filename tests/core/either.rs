@@ -1,4 +1,4 @@
-//! A backend chosen at run time keeps the contract on both sides, and rejects arguments of the other side.
+//! A backend chosen at run time satisfies the contract on both sides, and rejects arguments of the other side.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -46,7 +46,7 @@ fn arguments_of_the_other_side_are_rejected() {
 
 type Both = Either<kvarena::Cpu, kvarena::Cpu>;
 
-/// Puts one argument after the other on the wrong side.
+/// Passes each argument for the wrong side in turn.
 fn check_operands(backend: &mut Both, numbers: &[f32], is_right: bool) {
     fn on<T>(is_right: bool, x: T) -> Either<T, T> {
         if is_right { Either::Right(x) } else { Either::Left(x) }

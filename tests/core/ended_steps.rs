@@ -1,4 +1,4 @@
-//! A plan does not outlive its step: once it is aborted or complete, its pages may be another sequence's.
+//! A plan does not outlive its step: after an abort or completion, its pages may belong to another sequence.
 
 use kvarena::backend::{CpuError, CpuRows, CpuRowsMut};
 use kvarena::testkit::planner::{Item, Planner};
@@ -23,7 +23,7 @@ fn prompt(first: u32) -> Vec<TokenId> {
     (first..first + 16).map(TokenId::new).collect()
 }
 
-/// Plans a whole prompt, which takes the whole pool, and stores rows of one number.
+/// Plans a whole prompt, which uses the whole pool, and stores rows of one number.
 fn fill(engine: &mut Engine<Cpu>, first: u32, number: f32) -> (SeqKey, OwnedPlan) {
     let seq = engine.admit(Namespace::default(), &prompt(first), 0).expect("room");
     let mut scratch = StepScratch::new();
@@ -43,7 +43,7 @@ fn attend(cpu: &mut Cpu, plan: &OwnedPlan) -> Result<(), CpuError> {
     cpu.attend(&plan.plan(), LAYER, &Attend::new(1, 8), q, out, None)
 }
 
-/// All bytes of the pool.
+/// Returns all bytes of the pool.
 fn bytes(cpu: &Cpu) -> Vec<u8> {
     let mut page = vec![0; cpu.layout().page_bytes() as usize];
     let pages = (0..4).map(PageId::new);
@@ -52,7 +52,7 @@ fn bytes(cpu: &Cpu) -> Vec<u8> {
         .collect()
 }
 
-/// The old plan writes nothing into pages that the next sequence has by now.
+/// Checks that the old plan writes nothing into pages that the next sequence now has.
 fn is_refused(engine: &mut Engine<Cpu>, old: &OwnedPlan) {
     fill(engine, 100, 2.0);
     let before = bytes(engine.backend());

@@ -1,5 +1,5 @@
-//! What a host relies on beside the step: an engine moves between threads, and two equal prompts in one batch end with
-//! one set of pages.
+//! Guarantees to the host outside of the step: an engine moves between threads, and two equal prompts in one batch
+//! share one set of pages.
 
 use kvarena::{
     Capacity, Engine, EngineConfig, Error, Extend, Keep, Namespace, Null, PageId, PoolConfig,
@@ -37,8 +37,8 @@ fn equal_prompts_in_one_batch_end_with_one_set_of_pages() {
     engine.verify().expect("all invariants hold");
     let tables = seqs.map(|seq| engine.page_table(seq).expect("alive").collect::<Vec<PageId>>());
     assert_eq!(tables[0][..2], tables[1][..2], "whole pages are shared");
-    assert_ne!(tables[0][2], tables[1][2], "the tail is each sequence's own");
-    // The second one's duplicates wait for the step that may still write them.
+    assert_ne!(tables[0][2], tables[1][2], "each sequence has its own tail");
+    // The second sequence's duplicates wait for the step that may still write them.
     assert_eq!(engine.stats().fenced_pages, 2);
     engine.complete(step).expect("committed");
     let stats = engine.stats();
@@ -98,7 +98,7 @@ fn extend_max_says_what_a_plan_takes() {
         engine.commit(step).expect("planned");
         engine.complete(step).expect("committed");
     }
-    assert_eq!(engine.extend_max(seq), Ok(0), "nothing known, nothing to come");
+    assert_eq!(engine.extend_max(seq), Ok(0), "no known and no sampled tokens");
     assert!(plan(&mut engine, &mut scratch, 1).is_err());
     engine.preempt(seq, kvarena::Keep::Publish).expect("it runs");
     assert_eq!(engine.extend_max(seq), Ok(0));
@@ -111,7 +111,7 @@ fn a_step_that_a_rollback_has_cut_samples_no_next_token() {
     let seq = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
     let cut = engine.plan_batch(&mut scratch, &[Extend { seq, len: 10 }]).expect("room").step();
     engine.rollback(seq, 9).expect("nothing is published");
-    assert_eq!(engine.extend_max(seq), Ok(0), "what the step samples follows a token that is gone");
+    assert_eq!(engine.extend_max(seq), Ok(0), "the step's sample follows a removed token");
     engine.append(seq, &prompt(1)).expect("room");
     assert_eq!(engine.extend_max(seq), Ok(1));
     engine.plan_batch(&mut scratch, &[Extend { seq, len: 1 }]).expect("room");
@@ -128,7 +128,7 @@ fn a_pool_of_more_than_2_31_slots_has_64_bit_slots() {
         capacity: Capacity::Pages((1 << 21) + 1),
         ..Default::default()
     };
-    // Reserved, not touched: a few system pages are used.
+    // The memory is reserved and not touched: only a few system pages are used.
     let config = EngineConfig { prefault: false, max_tokens: 4096, ..EngineConfig::from(pool) };
     let mut engine = Engine::new(config, Null).expect("the config is right");
     let mut scratch = StepScratch::new();
@@ -140,7 +140,7 @@ fn a_pool_of_more_than_2_31_slots_has_64_bit_slots() {
     assert_eq!(owned.plan(), plan);
 }
 
-/// Plans one sequence's next `len` tokens.
+/// Plans the next `len` tokens of one sequence.
 fn plan(engine: &mut Engine<Null>, seq: SeqKey, len: u32) -> StepId {
     let mut scratch = StepScratch::new();
     engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("there is room").step()
@@ -172,13 +172,13 @@ fn a_resumed_sequence_waits_for_no_step_of_its_earlier_life() {
     let cached = plan(&mut engine, other, 8);
     plan(&mut engine, seq, 8);
     engine.commit(cached).expect("it is its turn");
-    // Its step is unfinished, and would have sampled the ninth token were the prompt shorter.
+    // The step is unfinished; with a shorter prompt it would have sampled the ninth token.
     engine.preempt(seq, Keep::Publish).expect("it runs");
     engine.resume(seq, 0).expect("room");
     assert_eq!(engine.cached_len(seq), Ok(8));
     engine.rollback(seq, 8).expect("nothing past it is published");
     assert_eq!(engine.extend_max(seq), Ok(0), "no step since the preemption samples a token");
-    // No step since the preemption reads its prefix, so that nothing waits once it goes.
+    // No step since the preemption reads the prefix, so nothing waits when it is released.
     engine.complete(cached).expect("it is committed");
     engine.finish(other).expect("it is live");
     assert_eq!(engine.stats().evictable_pages, 0, "the other holds it");
@@ -201,8 +201,8 @@ fn an_aborted_step_samples_no_next_token() {
     engine.verify().expect("all invariants hold");
 }
 
-/// Two steps in flight plan tokens that are not known yet: the first of them begins a chunk of the page table, which no
-/// known token reaches, and which stays when the second is undone.
+/// Two steps in flight plan tokens that are not yet known. The first unknown token begins a chunk of the page table,
+/// which no known token reaches. The chunk stays when the second step is aborted.
 #[test]
 fn an_abort_keeps_the_chunk_that_an_earlier_step_began() {
     let pool = PoolConfig { page_size: 1, capacity: Capacity::Pages(8192), ..Default::default() };
@@ -213,7 +213,7 @@ fn an_abort_keeps_the_chunk_that_an_earlier_step_began() {
     engine.abort(last).expect("it is open");
     let table: Vec<PageId> = engine.page_table(seq).expect("alive").collect();
     assert_eq!(table.len() as u32, chunk + 1);
-    // Another would get that chunk, were it free.
+    // Another sequence would get that chunk if it were free.
     let other = engine.admit(Namespace::new(1), &prompt(1), 0).expect("room");
     plan(&mut engine, other, 1);
     assert!(engine.page_table(seq).expect("alive").eq(table));
@@ -239,7 +239,7 @@ fn words_of_the_page_tables_are_sent_once() {
         engine.commit(before).expect("it is its turn");
         engine.complete(before).expect("it is committed");
     }
-    // What an aborted plan has sent is sent again.
+    // The words of an aborted plan are sent again.
     for _ in 0..2 {
         engine.append(seq, &prompt(3)).expect("room");
         let (step, sent) = words(&mut engine, 3);
@@ -298,7 +298,7 @@ fn a_sequence_is_no_longer_than_the_pool() {
     plan(&mut engine, seq, 12);
     assert_eq!(engine.extend_max(seq), Ok(0), "no place for the next token");
     assert_eq!(engine.append(seq, &prompt(1)), Err(Error::TooLong { len: 13, max: 12 }));
-    // However large the pool is.
+    // The limit holds for any size of the pool.
     let pool = PoolConfig { page_size: 1024, capacity: Capacity::Pages(1 << 21), ..pool };
     let config = EngineConfig { max_sequence_len: u32::MAX, ..EngineConfig::from(pool) };
     assert_eq!(config.shape().expect("the config is right").max_sequence_len, 1 << 30);
@@ -313,7 +313,7 @@ fn hits_count_once_a_step_is_committed() {
     engine.complete(step).expect("it is committed");
     let before = engine.stats();
     assert_eq!((before.prompts, before.prompt_tokens, before.hit_tokens), (1, 10, 0));
-    // Without a step it is no hit, and no prompt.
+    // Without a step, an admission counts neither as a hit nor as a prompt.
     let second = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
     engine.finish(second).expect("it is live");
     let third = engine.admit(Namespace::default(), &prompt(9), 0).expect("room");
@@ -327,7 +327,7 @@ fn hits_count_once_a_step_is_committed() {
         let since = engine.stats() - before;
         assert_eq!((since.prompts, since.prompt_tokens, since.hit_tokens), (1, 9, 8));
     }
-    // A fork finds nothing, and what a resume finds is counted apart.
+    // A fork counts no hit, and the hit of a resume is counted separately.
     let child = engine.fork(third, 1, 0).expect("room").children[0];
     let newest = engine.newest_step();
     engine.complete(newest).expect("copies are committed");
@@ -348,7 +348,7 @@ fn hits_count_once_a_step_is_committed() {
     assert_eq!((engine.stats() - before).refusals, 1, "an empty prompt lacks nothing");
 }
 
-/// A prompt that is preempted before its first commit is counted once a step of it is committed.
+/// A prompt that is preempted before its first commit is counted when a step of it is committed.
 #[test]
 fn a_prompt_that_computes_after_a_resume_is_a_prompt() {
     let mut engine = engine(PrefixMode::Radix);
@@ -363,7 +363,7 @@ fn a_prompt_that_computes_after_a_resume_is_a_prompt() {
         engine.preempt(seq, Keep::Drop).expect("it runs");
         engine.resume(seq, 0).expect("room");
     }
-    // It knows more than its prompt by now, and so does the cache.
+    // By now the sequence has more tokens than its prompt, and so has the cache.
     engine.append(longer, &prompt(10)[9..]).expect("room");
     engine.append(longer, &prompt(14)[10..]).expect("room");
     engine.preempt(longer, Keep::Drop).expect("it runs");
@@ -377,12 +377,12 @@ fn a_prompt_that_computes_after_a_resume_is_a_prompt() {
     let stats = engine.stats();
     assert_eq!((stats.prompts, stats.prompt_tokens, stats.hit_tokens), (2, 20, 8));
     assert_eq!(stats.resume_hit_tokens, 0);
-    // Of the 12 tokens that it finds, 9 are its prompt's.
+    // Of the 12 cached tokens that it finds, 9 belong to its prompt.
     commit(&mut engine, longer, 2);
     let stats = engine.stats();
     assert_eq!((stats.prompts, stats.prompt_tokens, stats.hit_tokens), (3, 29, 17));
     assert_eq!(stats.resume_hit_tokens, 3);
-    // From its first commit on, a resume is one.
+    // After its first commit, a resume counts as a resume.
     engine.preempt(second, Keep::Publish).expect("it runs");
     engine.resume(second, 0).expect("room");
     commit(&mut engine, second, 2);
@@ -391,7 +391,7 @@ fn a_prompt_that_computes_after_a_resume_is_a_prompt() {
     assert_eq!((stats.admissions, stats.preemptions, stats.resumes), (3, 6, 6));
 }
 
-/// Pages may reach a chunk that tokens do not: that of a token that a step in flight samples.
+/// Pages may reach a chunk that known tokens do not: that of a token that a step in flight samples.
 #[test]
 fn a_chunk_stays_while_pages_reach_it() {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(512), ..Default::default() };
@@ -411,9 +411,9 @@ fn a_chunk_stays_while_pages_reach_it() {
         engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room").step()
     };
     plan(&mut engine, chunk);
-    // Five tokens that are not known yet: two pages of the second chunk, the last of which is given up again.
+    // Five unknown tokens: two pages of the second chunk, of which the last is released again.
     let steps: Vec<_> = (0..5).map(|_| plan(&mut engine, 1)).collect();
-    // Whether another sequence may have two chunks.
+    // Returns whether another sequence may have two chunks.
     let two = |engine: &Engine<Null>| {
         engine.verify().expect("all invariants hold");
         engine.admission(Namespace::default(), &prompt(chunk + 1), 0).map(|_| ())
@@ -430,8 +430,8 @@ fn a_chunk_stays_while_pages_reach_it() {
     assert_eq!(two(&engine), Ok(()));
 }
 
-/// Rows that shared a prefix, and were resumed without it: between the plans locks were only given up, or as many
-/// others were taken.
+/// Rows that shared a prefix are resumed without it. Between the plans, locks were only released, or the same number of
+/// other locks was added.
 #[test]
 fn spans_are_of_what_rows_hold_now() {
     for others in 0..5 {

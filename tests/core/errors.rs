@@ -1,4 +1,4 @@
-//! What a host reads in an error: who refused, why, and which value.
+//! Error messages: the component that rejected the call, the reason, and the value.
 
 use std::error::Error as _;
 
@@ -36,7 +36,7 @@ fn an_engines_error_leads_to_the_one_that_says_why() {
     let why = backend.source().and_then(|why| why.downcast_ref::<CpuError>());
     assert_eq!(why, Some(&CpuError::OutOfMemory { bytes }));
 
-    // Some callers keep the text alone.
+    // Some callers keep only the text.
     let prompt = [TokenId::new(1); 40];
     let refused: EngineError<CpuError> =
         engine.admit(Namespace::default(), &prompt, 0).expect_err("8 pages of 4").into();
@@ -64,13 +64,13 @@ fn the_mark_of_an_unknown_token_is_no_token() {
         more[at] = TokenId::PENDING;
         let refused = Error::PendingToken { position: 9 + at as u32 };
         let len = if at == 0 { 1 } else { at + 1 };
-        // The engine reports a length beyond the pool first.
+        // The limit of the pool is reported first.
         let want =
             if 9 + len > 32 { Error::TooLong { len: 9 + len as u64, max: 32 } } else { refused };
         assert_eq!(engine.append(seq, &more[..len]), Err(want));
         more[at] = TokenId::new(1);
     }
-    assert_eq!(engine.token_count(seq), Ok(9), "nothing of it was taken");
+    assert_eq!(engine.token_count(seq), Ok(9), "no token was appended");
     engine.verify().expect("all invariants hold");
 }
 

@@ -1,4 +1,4 @@
-//! The tree's events, one by one. `replay.rs` checks that events are enough to reconstruct the cache.
+//! The events of the tree, one by one. `replay.rs` checks that events suffice to reconstruct the cache.
 
 use kvarena::*;
 
@@ -13,7 +13,7 @@ enum Said {
     Cleared,
 }
 
-/// An engine with pages of two tokens, whose host drains its events.
+/// An engine with pages of two tokens, and a host that drains its events.
 struct Heard {
     engine: Engine<Null>,
     scratch: StepScratch,
@@ -60,7 +60,7 @@ impl Heard {
                 },
                 Event::Removed { hashes } => Said::Removed(hashes.iter().collect()),
                 Event::Cleared => Said::Cleared,
-                event => panic!("an event that nobody knows: {event:?}"),
+                event => panic!("an unknown event: {event:?}"),
             });
         });
         self.engine.verify().expect("all invariants hold");
@@ -83,10 +83,10 @@ fn pages_are_said_once_and_neighbours_together() {
     let hashes = chain(&long);
     let first = heard.compute(NAMESPACE, &long[..5]);
     assert_eq!(heard.said(), [stored(None, &hashes[..2], 1)]);
-    // The same tokens again are a duplicate and a hit; neither causes an event.
+    // An equal prompt is a duplicate, then a hit: neither emits an event.
     let again = heard.compute(NAMESPACE, &long[..5]);
     assert_eq!(heard.said(), []);
-    // What follows it, in two steps that are drained together, is one event; it can be read after the later one.
+    // Its continuation in two steps that are drained together is one event, readable after the later step.
     for token in 5..8 {
         heard.engine.append(first, &[TokenId::new(token)]).expect("there is room");
         let step = heard.plan(first);
@@ -95,7 +95,7 @@ fn pages_are_said_once_and_neighbours_together() {
     assert_eq!(heard.said(), [stored(Some(hashes[1]), &hashes[2..], 5)]);
     heard.engine.finish(first).expect("alive");
     heard.engine.finish(again).expect("alive");
-    assert_eq!(heard.said(), [], "what is idle is cached");
+    assert_eq!(heard.said(), [], "idle pages are cached");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn a_reset_is_one_word_and_the_old_generation_says_none() {
     heard.engine.finish(idle).expect("alive");
     heard.engine.reset();
     assert_eq!(heard.said(), [Said::Cleared]);
-    // It goes on to publish, and another computes the same texts anew.
+    // The old sequence continues to publish, and another computes the same texts again.
     heard.engine.append(old, &text(5..7)).expect("there is room");
     let step = heard.plan(old);
     heard.engine.commit(step).expect("open");
@@ -127,7 +127,7 @@ fn a_reset_is_one_word_and_the_old_generation_says_none() {
     assert_eq!(heard.engine.match_hashes(&hashes).pages(), 0);
     let new = heard.compute(NAMESPACE, &text(0..5));
     assert_eq!(heard.said(), [stored(None, &hashes[..2], 4)]);
-    // What the old one drops has the hashes of what the new one holds.
+    // The dropped pages of the old sequence have the hashes of the new one's pages.
     heard.engine.finish(old).expect("alive");
     heard.engine.complete(heard.engine.newest_step()).expect("committed");
     assert_eq!(heard.said(), []);
@@ -151,7 +151,7 @@ fn too_much_is_said_as_all_there_is() {
         assert!(said.contains(&stored(None, hashes, 2)), "{said:?}");
     }
     assert_eq!(heard.said(), [], "it is said once");
-    // Somebody begins to listen.
+    // A listener connects.
     heard.engine.restate_events();
     assert_eq!(heard.said(), said);
 }
@@ -164,7 +164,7 @@ fn namespaces_are_known_by_their_names() {
     assert_eq!(refused, Err(Error::UnnamedNamespace { namespace: tenant }));
     assert_eq!(heard.engine.admission(tenant, &prompt, 0).map(|_| ()), refused.map(|_| ()));
     let names = NamespaceNames { salt: Some("red".to_owned()), ..Default::default() };
-    heard.engine.name_namespace(tenant, names.clone()).expect("nobody else is called that");
+    heard.engine.name_namespace(tenant, names.clone()).expect("the names are unused");
     heard.compute(tenant, &prompt);
     let hashes = HASHING.chain(&names, &prompt, 2);
     let said = heard.said();
@@ -180,7 +180,7 @@ fn without_hashes_there_are_no_events() {
     let config = EngineConfig { event_pages: 5, ..pool.into() };
     assert_eq!(config.shape(), Err(ConfigError::EventsWithoutHashes { event_pages: 5 }));
     let mut silent = Engine::new(EngineConfig::from(pool), Null).expect("the config is right");
-    silent.drain_events(|event| panic!("nobody asked for {event:?}"));
+    silent.drain_events(|event| panic!("events are disabled: {event:?}"));
     assert_eq!(silent.match_hashes(&chain(&text(0..8))).pages(), 0);
     let unshared = EngineConfig {
         hashing: Some(HASHING),
@@ -189,10 +189,10 @@ fn without_hashes_there_are_no_events() {
         ..pool.into()
     };
     let bytes = unshared.bytes().expect("the config is right");
-    assert_eq!((bytes.hashes, bytes.events), (0, 0), "what is not shared has no hashes");
+    assert_eq!((bytes.hashes, bytes.events), (0, 0), "pages that are not shared have no hashes");
 }
 
-/// Whatever it was handed, it is handed all that is cached by the next drain, and then what happens after that.
+/// If a sink panics, the next drain emits the whole cache, and later drains the following changes.
 #[test]
 fn a_sink_that_panics_loses_no_event() {
     for event_pages in [3, 32] {
@@ -258,7 +258,7 @@ fn what_a_finish_publishes_can_be_read_after_its_own_step() {
     let first = text(0..4);
     let seq = heard.engine.admit(NAMESPACE, &first[..3], 0).expect("there is room");
     let other = heard.engine.admit(NAMESPACE, &text(50..53), 0).expect("there is room");
-    // The token at position 3 is computed before it is known, so that its page is not published by the commit.
+    // The token at position 3 is computed before it is known, so the commit does not publish its page.
     for seq in [seq, seq, other] {
         heard.plan(seq);
     }
@@ -278,11 +278,11 @@ fn names_are_forgotten_once_nothing_is_called_so() {
     let salt = |salt: &str| NamespaceNames { salt: Some(salt.to_owned()), ..Default::default() };
     let unnamed = |namespace| Error::UnnamedNamespace { namespace };
     assert_eq!(heard.engine.forget_namespace(red), Err(unnamed(red)));
-    assert_eq!(heard.engine.forget_namespace(NAMESPACE), Ok(()), "it has none");
-    heard.engine.name_namespace(red, salt("red")).expect("nobody else is called that");
+    assert_eq!(heard.engine.forget_namespace(NAMESPACE), Ok(()), "the namespace has no names");
+    heard.engine.name_namespace(red, salt("red")).expect("the names are unused");
     let seq = heard.compute(red, &text(0..5));
     heard.engine.forget_namespace(red).expect("it has names");
-    // No prompt comes in any more; what runs goes on, and is hashed by its names.
+    // A forgotten namespace admits no prompt; its running sequences continue and are hashed with its names.
     assert_eq!(heard.engine.admit(red, &text(0..5), 0), Err(unnamed(red)));
     assert_eq!(heard.engine.forget_namespace(red), Err(unnamed(red)));
     heard.engine.preempt(seq, Keep::Publish).expect("it runs");
@@ -302,7 +302,7 @@ fn names_are_forgotten_once_nothing_is_called_so() {
     still_taken(&mut heard);
     let named = Err(Error::NamespaceNamed { namespace: red });
     assert_eq!(heard.engine.name_namespace(red, salt("blue")), named);
-    // Named the same again it is as it was.
+    // The same names restore the namespace.
     heard.engine.name_namespace(red, salt("red")).expect("it is called that");
     let again = heard.engine.admit(red, &text(0..5), 0).expect("there is room");
     heard.engine.forget_namespace(red).expect("it has names");
@@ -311,7 +311,7 @@ fn names_are_forgotten_once_nothing_is_called_so() {
         heard.engine.finish(seq).expect("alive");
     }
     still_taken(&mut heard);
-    // The last cached page goes, and the names with it. Events that wait have them still.
+    // With the last cached page its names are removed. Waiting events still have them.
     heard.compute(NAMESPACE, &text(100..115));
     heard.engine.verify().expect("all invariants hold");
     assert_eq!(heard.engine.name_namespace(blue, salt("red")), Ok(()));
@@ -324,7 +324,7 @@ fn names_are_forgotten_once_nothing_is_called_so() {
     });
     let default = (NAMESPACE, NamespaceNames::default(), 7);
     assert_eq!(stored, [(red, salt("red"), 3), default]);
-    assert_eq!(heard.engine.forget_namespace(blue), Ok(()), "nothing is called so");
+    assert_eq!(heard.engine.forget_namespace(blue), Ok(()), "the namespace has no names");
     assert_eq!(heard.engine.name_namespace(red, salt("blue")), Ok(()));
     heard.engine.verify().expect("all invariants hold");
 }

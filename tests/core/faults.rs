@@ -1,4 +1,5 @@
-//! A backend that fails leaves the engine whole: it still verifies, still agrees with the model, and goes on serving.
+//! A failed call of the backend leaves the engine consistent: it verifies, agrees with the model, and continues to
+//! serve.
 
 use kvarena::testkit::faults::{Failing, Fault};
 use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay_on};
@@ -36,7 +37,7 @@ fn any_one_call_fails() {
     assert!(failed > 500, "only {failed} calls failed");
 }
 
-/// Many calls fail, and the bytes that the others wrote are still whose they must be.
+/// Many calls fail, and the bytes of the other calls remain those of their owners.
 #[test]
 fn every_third_call_fails() {
     let (mut plans, mut forks) = (0, 0);

@@ -1,4 +1,4 @@
-//! Forks share chunks of the page table: what a child's first plan sends, and that it is enough.
+//! Forks share chunks of the page table: the words of a child's first plan, and their sufficiency.
 
 use kvarena::{
     Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, Keep, KvShape, Namespace,
@@ -27,7 +27,7 @@ fn computed<B: Backend<Error: std::fmt::Debug>>(engine: &mut Engine<B>, len: u32
     seq
 }
 
-/// The pages of a sequence's row, as the backend has them.
+/// Returns the pages of a sequence's row in the backend.
 fn mirrored(engine: &Engine<Cpu>, seq: SeqKey) -> Vec<PageId> {
     let (sequence, table) = (engine.sequence(seq).expect("it lives"), engine.shape().table);
     let words = engine.backend().table_words();
@@ -49,7 +49,7 @@ fn a_long_past_costs_a_word_a_chunk() {
         engine.append(child, &[TokenId::new(i)]).expect("room");
         let items = [Extend { seq: child, len: 1 }];
         let plan = engine.plan_batch(&mut scratch, &items).expect("room");
-        // 97 chunks of 1,024 that are shared, one of the child's own with 672 pages and the new one.
+        // 97 shared chunks of 1,024; the child's own chunk of 672 pages, and the new page.
         assert_eq!(plan.table_writes.len(), 97 + 1 + 672 + 1);
         engine.commit(plan.step()).expect("it is open");
         engine.complete(engine.newest_step()).expect("it is committed");
@@ -73,7 +73,7 @@ fn a_child_that_was_preempted_sends_its_whole_page_table() {
     assert_mirrored(&engine, child);
 }
 
-/// The rows' words were in two plans, both open: the first may stand although the second is aborted.
+/// The rows' words were in two open plans: the first may hold although the second is aborted.
 #[test]
 fn words_of_the_second_of_two_open_plans_are_sent_again() {
     let mut engine = Engine::new(config(1, 8000), CpuOptions::with_threads(1)).expect("it fits");
@@ -86,7 +86,7 @@ fn words_of_the_second_of_two_open_plans_are_sent_again() {
     let second = engine.plan_batch(&mut scratch, &next).expect("room");
     assert_eq!(second.table_writes.len(), 1, "the others were in the first");
     engine.commit(first).expect("it is open");
-    // The commit found all of the parent's pages published already, so the next plan sends them anew.
+    // The commit found all pages of the parent published already, so the next plan sends them again.
     engine.append(parent, &tokens(0..1)).expect("room");
     let plan = engine.plan_batch(&mut scratch, &next).expect("room");
     assert!(plan.table_writes.len() > 2999);
@@ -118,11 +118,11 @@ fn grandchildren_share_what_their_parents_inherited() {
     engine.verify().expect("all invariants hold");
 }
 
-/// The words of a shared chunk were in a plan that is aborted after the fork: the child sends them itself.
+/// The words of a shared chunk were in a plan that is aborted after the fork, so the child sends them itself.
 #[test]
 fn words_of_an_aborted_plan_are_sent_again() {
     let mut engine = Engine::new(config(1, 8000), CpuOptions::with_threads(1)).expect("it fits");
-    // The second publishes pages that the first has published meanwhile, so its page table is rewritten.
+    // The second sequence publishes pages that the first has published meanwhile, so its page table is rewritten.
     let pair =
         [(); 2].map(|()| engine.admit(Namespace::default(), &tokens(0..3000), 0).expect("room"));
     let mut scratch = StepScratch::new();

@@ -1,5 +1,5 @@
-//! Groups of layers: attention is the same whatever groups layers are in, a sequence holds no more than it reads, and
-//! what does not fit the groups is refused.
+//! Groups of layers: attention does not depend on the groups, a sequence has no more pages than it reads, and arguments
+//! that do not fit the groups are rejected.
 
 use kvarena::backend::CpuError;
 use kvarena::testkit::poison::poison;
@@ -29,7 +29,7 @@ fn config(groups: Groups, page_size: u32, prefix: PrefixMode) -> EngineConfig {
     EngineConfig { prefix, max_tokens: 4096, ..pool.into() }
 }
 
-/// Group 1 has three layers where group 0 has two: its second track has a lane that nobody uses.
+/// Group 1 has three layers and group 0 two: the second track of group 1 has an unused lane.
 fn windows() -> Groups {
     limited(Reach::Window(WINDOW))
 }
@@ -38,7 +38,7 @@ fn limited(reach: Reach) -> Groups {
     Groups::new(&[Reach::All, reach], &WINDOWED.map(u8::from)).expect("two groups")
 }
 
-/// Numbers that depend on what they are of.
+/// Returns numbers that depend on their token, position and layer.
 fn numbers(kind: u64, layer: u32, token: TokenId, position: u32, count: usize) -> Vec<f32> {
     let mut x =
         kind << 60 ^ u64::from(layer) << 40 ^ u64::from(token.raw()) << 20 ^ u64::from(position);
@@ -49,14 +49,14 @@ fn numbers(kind: u64, layer: u32, token: TokenId, position: u32, count: usize) -
     (0..count).map(number).collect()
 }
 
-/// One step of both: stores and attends to every layer. The attention's bits.
+/// Runs one step: stores and attends in every layer. Returns the attention's bits.
 fn step(engine: &mut Engine<Cpu>, reach: Reach, items: &[Extend]) -> Vec<u32> {
     let (mut scratch, mut padded) = (StepScratch::new(), StepScratch::new());
     let plan = engine.plan_batch(&mut scratch, items).expect("there is room");
     let plan = plan.padded(&mut padded, items.len() + 1, plan.token_count() + 2);
-    // As another process reads it.
+    // Another process reads the plan's bytes.
     let bytes = OwnedPlan::from(&plan);
-    let plan = OwnedPlan::from_bytes(bytes.as_bytes()).expect("it was written");
+    let plan = OwnedPlan::from_bytes(bytes.as_bytes()).expect("the bytes are a plan");
     let (plan, tokens) = (plan.plan(), bytes.plan().token_count());
     let mut bits = Vec::new();
     for layer in 0..WINDOWED.len() as u32 {
@@ -159,17 +159,17 @@ fn what_does_not_fit_the_groups_is_refused() {
             PlanError::Reach { layer: LayerId::new(layer), group: 1, reach, window, chunk: None };
         assert_eq!(attend(layer, window), Err(CpuError::Plan(error)));
     }
-    // A layer that keeps everything may be read through any window.
+    // A layer that keeps all tokens may be read through any window.
     for (layer, window) in [(0, None), (2, Some(1)), (4, Some(WINDOW))] {
         assert_eq!(attend(layer, window), Ok(()));
     }
-    // Lists name tokens of layers that keep everything.
+    // Lists name tokens of layers that keep all tokens.
     let (select, mut positions) = (Select { q_heads: 4, top: 1, window: None }, [0; 2]);
     let (layer, q) = (LayerId::new(3), q[..].into());
     let error = PlanError::SparseGroup { layer, group: 1 };
     let selected = engine.backend_mut().select(&plan, layer, &select, q, &mut positions);
     assert_eq!(selected, Err(CpuError::Plan(error)));
-    // Slots for fewer tracks, or of none.
+    // Slots for too few tracks, or for none.
     let slots = [0; 3];
     for track_slots in [SlotMapping::I32(&slots), SlotMapping::I32(&[])] {
         let plan = kvarena::BatchPlan { track_slots, ..plan };
@@ -231,7 +231,7 @@ fn pages_of_more_tracks_than_there_are_pages_are_out_of_pages() {
     }
 }
 
-/// An engine without bytes for a model of `all` layers that keep everything and `others` that do not.
+/// Creates an engine without bytes for a model of `all` layers that keep all tokens and `others` that do not.
 fn null(all: usize, others: usize, reach: Reach, pages: u32) -> Engine<Null> {
     let layers = [vec![0; all], vec![1; others]].concat();
     let groups = Groups::new(&[Reach::All, reach], &layers).expect("both have layers");
@@ -244,7 +244,7 @@ fn null(all: usize, others: usize, reach: Reach, pages: u32) -> Engine<Null> {
     Engine::new(pool, Null).expect("a small pool")
 }
 
-/// Computes all of a sequence's tokens in steps of 512; false if pages run out.
+/// Computes all tokens of a sequence in steps of 512; returns false if pages run out.
 fn compute(engine: &mut Engine<Null>, seq: SeqKey) -> bool {
     let mut scratch = StepScratch::new();
     loop {
@@ -283,7 +283,7 @@ fn a_sequence_holds_what_later_tokens_read() {
             (pages - 512) / tail.max(1),
             if tail > 0 { others.div_ceil(all) as u32 } else { 0 }
         );
-        // What was given back may be had by others, and is promised again up to what the sequence may need.
+        // Released pages are available to other sequences, and are promised again up to the sequence's maximum.
         let free = engine.stats().free_pages + engine.stats().evictable_pages;
         assert_eq!(engine.available(), free - engine.promised(seq).expect("it runs"));
         engine.finish(seq).expect("it runs");
@@ -294,7 +294,8 @@ fn a_sequence_holds_what_later_tokens_read() {
 
 #[test]
 fn more_sequences_run_before_one_is_out_of_pages() {
-    // Unlike prompts of 64 tokens, each decoded to 8,192, each promised those or none; as many bytes as one group has.
+    // Distinct prompts of 64 tokens, each decoded to 8,192, each promised those tokens or none; the pool has as many
+    // bytes as with one group.
     let run = |mut engine: Engine<Null>, promise: u32| {
         let mut seqs = Vec::new();
         for seed in 0.. {
@@ -302,14 +303,14 @@ fn more_sequences_run_before_one_is_out_of_pages() {
             let Ok(seq) = engine.admit(Namespace::default(), &text[..64], promise) else { break };
             engine.append(seq, &text[64..]).expect("there is room");
             if !compute(&mut engine, seq) {
-                break; // The first preemption.
+                break; // The first preemption ends the run.
             }
             seqs.push(seq);
         }
         engine.verify().expect("all invariants hold");
         seqs.len()
     };
-    // gpt-oss-20b: a page of one group holds 24 layers, of two groups 12. Gemma 3 27B: 62, and 10.
+    // gpt-oss-20b: a page of one group has 24 layers, of two groups 12. Gemma 3 27B: 62, and 10.
     for (all, others, window, promise, times) in [
         (12, 12, 128, 0, 1.9),
         (10, 52, 1024, 0, 3.4),
@@ -343,7 +344,7 @@ fn a_plan_further_ahead_takes_what_nobody_is_promised() {
     let config = EngineConfig { promise_ahead: 8, ..pool.into() };
     let mut engine = Engine::new(config, Null).expect("a small pool");
     let prompt: Vec<_> = (0..64).map(TokenId::new).collect();
-    // 16 places of group 0, and of the window's 3 behind and 8 ahead at most 4.
+    // 16 places of group 0; of the window at most 4, for its 3 tokens behind and 8 ahead.
     let seq = engine.admit(Namespace::default(), &prompt, 64).expect("20 of 30");
     assert_eq!((engine.promised(seq), engine.available()), (Ok(20), 10));
     let mut scratch = StepScratch::new();
@@ -353,7 +354,7 @@ fn a_plan_further_ahead_takes_what_nobody_is_promised() {
     let refused = engine.plan_batch(&mut scratch, &[Extend { seq, len: 24 }]);
     let error = kvarena::Error::OutOfPages { wanted: 12, available: 10, after: None };
     assert!(matches!(refused, Err(EngineError::Core(got)) if got == error), "{refused:?}");
-    // What no later token reads comes back when the step is complete, and is promised again as far as it was.
+    // Pages that no later token reads return when the step is complete, and are promised again up to the promise.
     engine.commit(step).expect("it is open");
     assert_eq!((engine.promised(seq), engine.available_after(step)), (Ok(9), 10));
     engine.complete(step).expect("it is committed");

@@ -1,4 +1,4 @@
-//! The arithmetic of pools and page tables against plain enumeration.
+//! Compares the arithmetic of pools and page tables with plain enumeration.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use kvarena::{
 const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
 const PLANES: [PlaneName; 2] = [PlaneName::K, PlaneName::V];
 
-/// Small pools of every kind.
+/// Returns small pools of every kind.
 fn small_pools() -> Vec<PoolLayout> {
     let mut rng = Rng::new(1);
     let mut pools = Vec::new();
@@ -30,7 +30,7 @@ fn small_pools() -> Vec<PoolLayout> {
     pools
 }
 
-/// Calls `each(plane, layer, page, offset, head, d)` for every element, in the physical order that the docs give.
+/// Calls `each(plane, layer, page, offset, head, d)` for every element, in the documented physical order.
 fn enumerate(pool: &PoolLayout, mut each: impl FnMut(PlaneName, u32, u32, u32, u32, u32)) {
     let (layers, pages) = (pool.layers(), pool.page_count());
     let mut piece = |plane, layer, page| {
@@ -163,7 +163,7 @@ fn ranks_split_or_replicate_the_heads() {
                 for owner in &mut owners[first as usize..(first + local) as usize] {
                     *owner += 1;
                 }
-                // Neighbouring ranks hold the same or neighbouring heads.
+                // Neighbouring ranks have the same or neighbouring heads.
                 assert_eq!(first, tp_rank * kv_heads / tp_size);
             }
             let replicas = (tp_size / kv_heads).max(1);
@@ -307,7 +307,7 @@ fn latent_rows_are_one_plane_that_every_rank_holds() {
         assert_eq!(row, Some(start..start + 1152));
         assert_eq!((pool.strides(PlaneName::K), pool.strides(PlaneName::V)), (None, None));
     }
-    // What V is made of is part of what a page means.
+    // The elements that form V belong to the meaning of a page.
     let of = |shape| PoolConfig { shape, ..config }.layout().expect("a valid pool");
     let fingerprint = |shape| of(shape).page_fingerprint(None, None);
     assert_ne!(fingerprint(latent(512, 64)), fingerprint(latent(448, 128)));
@@ -331,7 +331,7 @@ fn quantised_latent_rows_are_bytes_a_scale_and_a_rope() {
     ];
     assert!(planes.eq(wanted), "{pool:?}");
     assert_eq!(pool.page_bytes(), 61 * 16 * 644);
-    // Planes of odd rows too begin where their numbers may.
+    // Planes of odd rows also begin at aligned offsets.
     let (shape, layers) = (latent(3, 1), 1);
     let odd = PoolConfig { shape, layers, page_size: 1, ..config }.layout().expect("a valid pool");
     assert_eq!(odd.page_bytes(), 3 * 16);
@@ -392,7 +392,7 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
     assert!(made > 1000, "{made}");
 }
 
-/// The same pool with scales made at the store, if it can have them: larger by them and by padding.
+/// Returns the same pool with scales made at the store, if supported: larger by the scales and padding.
 fn check_made_scales(by_token: &PoolConfig, given: &PoolLayout) {
     let made = by_token.layout();
     if by_token.dtype != KvDtype::Fp8E4M3 {
@@ -422,7 +422,7 @@ fn check_made_scales(by_token: &PoolConfig, given: &PoolLayout) {
 
 #[test]
 fn scales_made_at_the_store_lie_beside_k_and_v() {
-    // Of 3 heads of 5 and pages of 7: pieces of 105 and of 84 bytes, padded.
+    // 3 heads of 5 and pages of 7 give pieces of 105 and of 84 bytes, padded.
     let pool = PoolConfig {
         layers: 2,
         shape: KvShape::heads(3, 5),
@@ -440,7 +440,7 @@ fn scales_made_at_the_store_lie_beside_k_and_v() {
     assert_eq!(by_token.bytes_per_token(), Ok(2 * 2 * 3 * (5 + 4)));
     assert_eq!(made.scaling(), Some(Scaling::ByToken));
     for (plane, origin) in [(PlaneName::KScales, 4 * 112), (PlaneName::VScales, 4 * 112 + 2 * 96)] {
-        let strides = made.strides(plane).expect("they are made");
+        let strides = made.strides(plane).expect("the pool has scales");
         assert_eq!((strides.origin, strides.lane), (origin, 96));
         assert_eq!((strides.slot, strides.head, strides.page), (4, 4 * 7, made.page_bytes()));
         assert_eq!(given.strides(plane), None);
@@ -488,7 +488,7 @@ fn page_tables_have_a_word_for_every_page_of_every_row() {
         assert_eq!(seen.len(), table.words());
         assert_eq!(seen.last().map(|&word| word as usize), Some(table.words() - 1));
 
-        // Rows that share the tokens in the worst way still find chunks, and every page is found again.
+        // Rows that share the tokens in the worst case still find chunks, and every page is found again.
         let mut words = vec![u32::MAX; table.words()];
         let chunk_tokens = table.chunk_pages * page_size;
         let mut chunks = (0..table.chunk_count).rev();

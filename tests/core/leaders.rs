@@ -1,4 +1,5 @@
-//! Who computes what a prompt needs is named, so that it can wait; and nobody waits for ever.
+//! The engine names the leader that computes a prompt's tokens, so that the prompt can wait; and no prompt waits
+//! forever.
 
 use kvarena::{
     Admission, Capacity, DraftTree, Engine, EngineConfig, Error, Extend, Keep, Leader, Namespace,
@@ -12,7 +13,7 @@ fn engine(pages: u32) -> Engine<Null> {
     Engine::new(config, Null).expect("the config is right")
 }
 
-/// So many tokens; from `cut` on they are of a text of its own.
+/// Returns `len` tokens; from `cut` on they belong to a distinct text.
 fn text(len: u32, cut: u32, own: u32) -> Vec<TokenId> {
     (0..len).map(|i| TokenId::new(if i < cut { i } else { 1000 * own + i })).collect()
 }
@@ -21,7 +22,7 @@ fn ask(engine: &Engine<Null>, prompt: &[TokenId]) -> Admission {
     engine.admission(Namespace::default(), prompt, 0).expect("it is a prompt")
 }
 
-/// The sequence that leads a prompt, and the tokens that will be cached then.
+/// Returns the sequence that leads a prompt, and the number of tokens that will then be cached.
 fn leader(engine: &Engine<Null>, prompt: &[TokenId]) -> Option<(SeqKey, u32)> {
     ask(engine, prompt).leader.map(|leader| (leader.seq, leader.cached_len))
 }
@@ -48,12 +49,12 @@ fn who_computes_the_same_is_named() {
     let prompt = text(30, 30, 0);
     assert_eq!(leader(&engine, &prompt), None);
     let first = admit(&mut engine, &prompt);
-    // All but the last token, in whole pages; for a longer prompt, the tokens that the first sequence has.
+    // All but the last token, in whole pages; of a longer prompt the known tokens of the first sequence.
     assert_eq!(leader(&engine, &prompt), Some((first, 28)));
     assert_eq!(leader(&engine, &text(50, 50, 0)), Some((first, 28)));
     assert_eq!(leader(&engine, &text(50, 9, 1)), Some((first, 8)));
     assert_eq!(leader(&engine, &prompt[..5]), Some((first, 4)));
-    assert_eq!(leader(&engine, &prompt[..4]), None, "its last token is to be computed");
+    assert_eq!(leader(&engine, &prompt[..4]), None, "its last token must be computed");
     assert_eq!(leader(&engine, &text(50, 3, 1)), None, "the first page differs");
     let elsewhere = engine.admission(Namespace::new(1), &prompt, 0).expect("it is a prompt");
     assert_eq!(elsewhere.leader, None);
@@ -67,7 +68,7 @@ fn who_computes_the_same_is_named() {
     compute(&mut engine, first, 6);
     assert_eq!((leader(&engine, &prompt), engine.is_leading(&named)), (None, false));
     assert_eq!(ask(&engine, &prompt).cached_len, 28);
-    // What is appended token by token is nothing to wait for; a next turn is.
+    // A token that is appended singly leads no prompt; a next turn does.
     engine.append(first, &[TokenId::new(30)]).expect("room for tokens");
     engine.append(first, &[TokenId::new(31)]).expect("room for tokens");
     assert_eq!(leader(&engine, &text(50, 50, 0)), None);
@@ -75,20 +76,20 @@ fn who_computes_the_same_is_named() {
     assert_eq!(leader(&engine, &text(50, 50, 0)), Some((first, 32)));
 }
 
-/// The tree may have more of a prompt than a sequence that is still computing its beginning has published.
+/// The tree may have more of a prompt than a sequence has published that still computes the prompt's beginning.
 #[test]
 fn who_lags_behind_the_tree_leads_where_it_will_come_further() {
     let mut engine = engine(64);
     let (short, long) = (text(17, 17, 0), text(40, 40, 0));
     let [quick, slow] = [admit(&mut engine, &short), admit(&mut engine, &long)];
     let in_flight = plan(&mut engine, slow, 40);
-    // The step of the quick one is committed after that of the slow one.
-    assert_eq!(leader(&engine, &long), Some((quick, 16)), "the one that came first");
+    // The step of the fast sequence is committed after that of the slow one.
+    assert_eq!(leader(&engine, &long), Some((quick, 16)), "the first sequence");
     engine.abort(in_flight).expect("it is open");
     compute(&mut engine, quick, 17);
     assert_eq!(ask(&engine, &long).cached_len, 16);
     assert_eq!(leader(&engine, &long), Some((slow, 36)));
-    assert_eq!(leader(&engine, &text(40, 16, 1)), None, "it comes no further there");
+    assert_eq!(leader(&engine, &text(40, 16, 1)), None, "the sequence has no more of the prompt");
     compute(&mut engine, slow, 40);
     assert_eq!(leader(&engine, &long), None);
 }
@@ -111,7 +112,7 @@ fn who_stops_leads_nobody() {
         stop(&mut engine, first);
         engine.verify().expect("all invariants hold");
         assert_eq!((leader(&engine, &prompt), engine.is_leading(&named)), (None, false));
-        // Whoever is admitted next leads.
+        // The next admitted sequence leads.
         let second = admit(&mut engine, &prompt);
         assert_eq!(leader(&engine, &prompt), Some((second, 28)));
     }
@@ -119,7 +120,7 @@ fn who_stops_leads_nobody() {
     let first = admit(&mut engine, &prompt);
     engine.preempt(first, Keep::Publish).expect("it runs");
     engine.resume(first, 0).expect("there is room");
-    assert_eq!(leader(&engine, &prompt), Some((first, 28)), "it is computing again");
+    assert_eq!(leader(&engine, &prompt), Some((first, 28)), "it computes again");
     // A failed step is planned again.
     let step = plan(&mut engine, first, 30);
     engine.abort(step).expect("it is open");
@@ -140,7 +141,7 @@ fn who_forgot_what_it_was_named_for_leads_no_more() {
     engine.rollback(first, 27).expect("nothing is published");
     assert!(!engine.is_leading(&named));
     engine.append(first, &text(40, 27, 1)[27..]).expect("room for tokens");
-    assert!(!engine.is_leading(&named), "it goes on with another text");
+    assert!(!engine.is_leading(&named), "it continues with another text");
     let shorter = ask(&engine, &prompt).leader.expect("it is named");
     assert_eq!((shorter.seq, shorter.cached_len), (first, 24));
     engine.rollback(first, 24).expect("nothing is published");
@@ -148,7 +149,7 @@ fn who_forgot_what_it_was_named_for_leads_no_more() {
     assert_eq!([named, shorter].map(|leader| engine.is_leading(&leader)), [false, true]);
     let anew = ask(&engine, &prompt).leader.expect("it is named again");
     assert!(engine.is_leading(&anew) && anew.cached_len == 28);
-    // Another sequence in its row has its own text.
+    // Another sequence in its row has a different text.
     engine.finish(first).expect("it is live");
     let second = admit(&mut engine, &prompt);
     assert_eq!([named, shorter, anew].map(|leader| engine.is_leading(&leader)), [false; 3]);
@@ -157,7 +158,7 @@ fn who_forgot_what_it_was_named_for_leads_no_more() {
     engine.verify().expect("all invariants hold");
 }
 
-/// The text that a leader was named for may be of drafts.
+/// The tokens of a leader may be drafts.
 #[test]
 fn who_accepts_another_branch_leads_no_more() {
     for (branch, leads) in
@@ -168,10 +169,10 @@ fn who_accepts_another_branch_leads_no_more() {
         compute(&mut engine, seq, 5);
         engine.append(seq, &text(13, 13, 0)[5..]).expect("room for tokens");
         let prompt = text(9, 9, 0);
-        let named = ask(&engine, &prompt).leader.expect("it knows the next page");
+        let named = ask(&engine, &prompt).leader.expect("a sequence computes the prompt");
         assert_eq!((named.seq, named.cached_len), (seq, 8));
         let mut tree = DraftTree::new();
-        tree.set(5, &[0, 0, 1, 2, 3, 0, 5, 6]).expect("parents stand before");
+        tree.set(5, &[0, 0, 1, 2, 3, 0, 5, 6]).expect("parents precede children");
         let (mut scratch, items) = (StepScratch::new(), [Extend { seq, len: 8 }]);
         let plan = engine.plan_drafts(&mut scratch, &items, &[tree.draft(seq)]);
         let step = plan.expect("there is room").step();
@@ -184,12 +185,12 @@ fn who_accepts_another_branch_leads_no_more() {
     }
 }
 
-/// Of several sequences that compute the same page next, one may have another text behind it.
+/// Several sequences compute the same page next, and one has another text after it.
 #[test]
 fn who_has_another_text_leads_nobody_and_hides_nobody() {
     let mut engine = engine(128);
     let prompt = text(40, 40, 0);
-    // Parts before what is cached, for good and for one token.
+    // Sequences that differ before the end of the cached part, for good and by one token.
     let [mut early, mut once] = [text(40, 13, 1), prompt.clone()];
     early[39] = TokenId::new(7);
     once[13] = TokenId::new(999);
@@ -201,7 +202,7 @@ fn who_has_another_text_leads_nobody_and_hides_nobody() {
     compute(&mut engine, quick, 17);
     assert_eq!(ask(&engine, &prompt).cached_len, 16);
     assert_eq!(leader(&engine, &prompt), Some((second, 36)));
-    // One of them is further along, and parts later.
+    // One of the sequences has computed more, and differs later.
     compute(&mut engine, once, 4);
     assert_eq!(leader(&engine, &prompt), Some((second, 36)));
     engine.finish_with(second, Keep::Drop).expect("it is live");
@@ -231,7 +232,7 @@ fn a_batch_is_admitted_in_whole_and_names_its_leaders() {
     let texts = [text(30, 30, 0), text(30, 30, 0), text(30, 13, 1), text(9, 0, 2)];
     let prompt = |tokens| Prompt { namespace, tokens, promise: 0 };
     let prompts = [0, 1, 2, 3].map(|i| prompt(&texts[i][..]));
-    // Eight, eight, eight and three pages.
+    // Prompts of eight, eight, eight and three pages.
     let refused = engine.admit_batch(&prompts);
     assert_eq!(refused, Err(Error::OutOfPages { wanted: 27, available: 20, after: None }));
     assert_eq!((engine.stats().sequences, engine.stats().refusals), (0, 1));
@@ -244,7 +245,7 @@ fn a_batch_is_admitted_in_whole_and_names_its_leaders() {
     assert_eq!(leaders, [None, Some((two[0].seq, 12))]);
     assert_eq!(engine.admit_batch(&[]), Ok(&[][..]));
     engine.verify().expect("all invariants hold");
-    // The follower makes room until its leader is done, and finds what that has computed.
+    // The follower releases its pages until its leader is done, and then finds the leader's pages.
     engine.preempt(two[1].seq, Keep::Drop).expect("it runs");
     compute(&mut engine, two[0].seq, 30);
     let named = two[1].leader.expect("it was named");
@@ -253,7 +254,7 @@ fn a_batch_is_admitted_in_whole_and_names_its_leaders() {
     assert_eq!(engine.cached_len(two[1].seq), Ok(12));
 }
 
-/// Eight equal prompts arrive at a cold engine; both ways of admission compute their beginning once.
+/// Eight equal prompts arrive at an empty cache; both ways of admission compute their prefix once.
 #[test]
 fn both_ways_of_admission_share_what_is_computed_once() {
     let text = text(120, 120, 0);
@@ -333,7 +334,7 @@ fn a_batch_counts_what_it_shares_once() {
     compute(&mut engine, first, 24);
     engine.finish(first).expect("it is live");
     assert_eq!((engine.stats().free_pages, engine.stats().evictable_pages), (4, 6));
-    // Five idle pages and one more for each of the first two, six and two for the third.
+    // Five idle pages; one more for each of the first two prompts, six and two for the third.
     let longer = text(32, 24, 1);
     let namespace = Namespace::default();
     let prompts =
@@ -350,8 +351,8 @@ fn a_batch_counts_what_it_shares_once() {
     assert_eq!(refused, Err(Error::OutOfPages { wanted: 8, available: 4, after: None }));
 }
 
-/// A host that lets followers wait, whose leaders are cancelled, preempted and fail at random: everybody is served. Who
-/// waits does so in rounds in which somebody else makes progress, so that the rounds are counted.
+/// A host lets followers wait, and leaders are cancelled, preempted and fail at random: all requests are served. A
+/// follower waits only in rounds in which another request progresses, so the rounds are counted.
 #[test]
 fn nobody_waits_for_ever() {
     for seed in 0..60_u64 {
@@ -386,7 +387,7 @@ fn nobody_waits_for_ever() {
                 running.push(admit(&mut engine, &prompts[*i]));
                 false
             });
-            // Somebody is cancelled, preempted, or its step fails.
+            // A request is cancelled or preempted, or its step fails.
             if !running.is_empty() && draw(4) == 0 {
                 let seq = running.remove(draw(running.len() as u64) as usize);
                 if draw(2) == 0 {

@@ -1,5 +1,5 @@
-//! What a host sees of the crate, one subject a file, in one binary so that it is linked once. Tests with an allocator
-//! of their own, and those of the repository and of GPUs, stand beside this folder.
+//! Tests of the public API, one subject a file, in one binary so that it is linked once. Tests with their own
+//! allocator, and those of the repository and of GPUs, are in other files.
 
 use std::env;
 use std::ops::Range;
@@ -32,7 +32,7 @@ mod replay;
 mod small_cpu;
 mod trees;
 
-/// The seeds of a test: the first `few`; all of them with `KVARENA_SEEDS=all`, as in CI; others with a range as
+/// Returns the seeds of a test: the first `few`, all with `KVARENA_SEEDS=all`, as in CI, or a range such as
 /// `KVARENA_SEEDS=1000..2000`.
 fn seeds(few: u64, all: u64) -> Range<u64> {
     let Ok(value) = env::var("KVARENA_SEEDS") else { return 0..few };

@@ -1,4 +1,4 @@
-//! Marks of the host, leaders with groups of layers, and what a hit costs an idle pool.
+//! Marks of the host, leaders with groups of layers, and the cost of a hit in an idle pool.
 
 use kvarena::{
     Capacity, Engine, EngineConfig, Error, Extend, Groups, Keep, Namespace, Null, PoolConfig,
@@ -8,7 +8,7 @@ use kvarena::{
 const PAGE: u32 = 4;
 const ALL: Namespace = Namespace::new(0);
 
-/// One lane, a window of 8 tokens in two further tracks.
+/// One lane; a window of 8 tokens in two more tracks.
 fn engine(pages: u32, prefix: PrefixMode) -> Engine<Null> {
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1, 1]).expect("two groups");
     let capacity = Capacity::Pages(pages);
@@ -29,7 +29,7 @@ fn compute(engine: &mut Engine<Null>, seq: SeqKey, len: u32) {
     engine.verify().expect("all invariants hold");
 }
 
-/// A prompt that begins with the first tokens of a text of 40.
+/// Returns a prompt that begins with the first tokens of a text of 40.
 fn parting(at: u32) -> Vec<TokenId> {
     [&text(1, 40)[..at as usize], &text(2, 9)].concat()
 }
@@ -101,7 +101,7 @@ fn marks_mean_nothing_where_no_prompt_matches_or_all_layers_keep_everything() {
     }
 }
 
-/// The second prompt waits until the first has computed what both begin with, and then finds it.
+/// The second prompt waits until the first has computed the common prefix, and then finds it.
 #[test]
 fn a_marked_leader_leaves_its_tails() {
     for marks in [false, true] {
@@ -120,13 +120,13 @@ fn a_marked_leader_leaves_its_tails() {
         assert!(!engine.is_leading(&leader));
         let hit = if marks { 6 } else { 0 };
         assert_eq!(engine.match_prefix(ALL, &parting(24)).pages(), hit, "marked: {marks}");
-        // Nothing but group 0 is cached beyond, so the first leads no longer.
+        // Beyond it only group 0 is cached, so the first no longer leads.
         assert_eq!(engine.admission(ALL, &parting(24), 0).expect("it fits").leader, None);
     }
 }
 
-/// A turn is admitted with its hit where the pool has the pages of its tails too, and without it where an idle pool has
-/// just those of its promise. While others run it waits.
+/// A turn is admitted with its hit if the pool has the pages of its tails as well. It is admitted without the hit if an
+/// idle pool has only the pages of its promise. While other sequences run, it waits.
 #[test]
 fn a_hit_never_keeps_a_prompt_from_an_idle_pool() {
     let promise = 60;

@@ -1,4 +1,4 @@
-//! Packed arrays are of what was planned, or there are none.
+//! Packed arrays belong to the planned items; other items are errors.
 
 use kvarena::{
     BatchPlan, Capacity, Draft, DraftTree, Engine, EngineConfig, Error, Extend, Namespace, Null,
@@ -55,12 +55,12 @@ fn what_was_undone_is_not_packed() {
     assert_eq!(packed(&engine, &[second]), Ok(vec![0, 4]));
     engine.abort(step).expect("it is open");
     assert!(packed(&engine, &[second]).is_err());
-    assert_eq!(packed(&engine, &[first]), Ok(vec![0, 6]), "the plan before stands");
+    assert_eq!(packed(&engine, &[first]), Ok(vec![0, 6]), "the earlier plan is valid");
     engine.rollback(seq, 5).expect("nothing is published");
     assert!(packed(&engine, &[first]).is_err(), "a rollback has cut it");
 }
 
-/// Packed arrays have no masks: kernels over them attend causally, which is right for a chain alone.
+/// Packed arrays have no masks. Kernels over them attend causally, which is correct only for a chain.
 #[test]
 fn a_tree_is_not_packed() {
     let mut engine = engine();
@@ -72,14 +72,14 @@ fn a_tree_is_not_packed() {
     let items = [Extend { seq, len: 3 }];
     let mut tree = DraftTree::new();
     for (parents, is_chain) in [([0, 0, 1], true), ([0, 0, 0], false), ([0, 1, 1], false)] {
-        tree.set(10, &parents).expect("parents stand before");
+        tree.set(10, &parents).expect("parents precede children");
         let step =
             engine.plan_drafts(&mut scratch, &items, &[tree.draft(seq)]).expect("room").step();
         let want = if is_chain { Ok(vec![0, 3]) } else { Err(Error::PackedTree { seq }) };
         assert_eq!(packed(&engine, &items), want, "{parents:?}");
         engine.abort(step).expect("open");
     }
-    // A chain that is named as one, and positions that are not those of a chain.
+    // A chain that is declared as a tree, and positions that are not those of a chain.
     let step = engine.plan_drafts(&mut scratch, &items, &[Draft::chain(seq)]).expect("room").step();
     assert_eq!(packed(&engine, &items), Ok(vec![0, 3]));
     engine.abort(step).expect("open");
@@ -87,7 +87,7 @@ fn a_tree_is_not_packed() {
     let draft = Draft { positions: &[10, 10, 11], ..tree.draft(seq) };
     let plan = engine.plan_drafts(&mut scratch, &items, &[draft]).expect("room");
     assert_eq!(packed(&engine, &items), Err(Error::PackedTree { seq }));
-    // What is kept of it stands in one piece, as any text does.
+    // The accepted branch is contiguous, like any text.
     engine.accept(plan.step(), seq, &[0]).expect("a root");
     let kept = [Extend { seq, len: 1 }];
     assert_eq!(packed(&engine, &kept), Ok(vec![0, 1]));
@@ -95,7 +95,8 @@ fn a_tree_is_not_packed() {
     assert_eq!(levels, Err(Error::NotPlanned { seq, len: 1 }), "the plan is of all drafts");
 }
 
-/// Two branches of one conversation, and a sequence that shares nothing: what the levels list, and a plan of others.
+/// Two branches of one conversation, and a sequence without shared pages: the contents of the levels, and a plan of
+/// other items.
 #[test]
 fn levels_list_what_is_shared_once() {
     let mut engine = engine();
@@ -109,7 +110,7 @@ fn levels_list_what_is_shared_once() {
     let step = engine.plan_batch(&mut scratch[0], &items).expect("room").step();
     engine.commit(step).expect("open");
     engine.complete(step).expect("committed");
-    // Pages of 4: all three have the first one, the last two another.
+    // Pages of 4 tokens: all three share the first page, and the last two one more.
     let texts = [text(4, 90..93), text(0, 50..53), text(9, 0..0), text(8, 70..72)];
     let seqs =
         texts.each_ref().map(|text| engine.admit(Namespace::default(), text, 0).expect("room"));
@@ -120,7 +121,7 @@ fn levels_list_what_is_shared_once() {
     let mut padding = StepScratch::new();
     for plan in [plan, plan.padded(&mut padding, 6, 16)] {
         let packed = engine.packed_levels(of_levels, &plan, &items).expect("planned");
-        // Rows 2 and 3 have two pages in common, row 0 has one of them, row 1 none.
+        // Rows 2 and 3 have two common pages, row 0 one of them, row 1 none.
         assert_eq!(packed.order, [2, 3, 0, 1]);
         let levels = packed.levels;
         assert_eq!(levels.len(), 3);
@@ -143,7 +144,7 @@ fn levels_list_what_is_shared_once() {
     let mut bytes = OwnedPlan::new();
     bytes.copy_from(&plan);
     engine.abort(old).expect("open");
-    // A plan of the same rows, other tokens of them.
+    // A plan of the same rows with other tokens.
     let others = items.iter().map(|&Extend { seq, .. }| Extend { seq, len: 1 });
     let others: Vec<_> = others.collect();
     engine.plan_batch(of_plan, &others).expect("room");
@@ -151,7 +152,7 @@ fn levels_list_what_is_shared_once() {
     assert_eq!(stale, Err(Error::NotPlanned { seq: others[0].seq, len: 1 }));
 }
 
-/// A plan that was undone is kept, and another sequence has got its row: with as many tokens, it looks like the plan.
+/// An undone plan is kept, and another sequence has its row. With equal numbers of tokens, the plans look alike.
 #[test]
 fn a_plan_that_was_undone_has_no_levels() {
     let mut engine = engine();
@@ -160,11 +161,11 @@ fn a_plan_that_was_undone_has_no_levels() {
     let first = admit(&mut engine, 0);
     let undone = OwnedPlan::from(&engine.plan_batch(&mut scratch, &extend(first)).expect("room"));
     engine.abort(undone.plan().step()).expect("open");
-    engine.finish(first).expect("it is there");
+    engine.finish(first).expect("the sequence is live");
     let second = admit(&mut engine, 100);
     let planned = OwnedPlan::from(&engine.plan_batch(&mut scratch, &extend(second)).expect("room"));
     let (plan, undone) = (planned.plan(), undone.plan());
-    assert_eq!(plan.rows, undone.rows, "what rows say is the same");
+    assert_eq!(plan.rows, undone.rows, "the rows are equal");
     let levels = |engine: &Engine<Null>, plan: &BatchPlan<'_>| {
         let mut scratch = StepScratch::new();
         engine.packed_levels(&mut scratch, plan, &extend(second)).map(|packed| packed.levels.len())

@@ -1,4 +1,4 @@
-//! Plans as bytes: what goes in comes out, and no bytes make a reader or a backend panic.
+//! Plans as bytes: a round trip preserves them, and no bytes make a reader or a backend panic.
 
 use kvarena::backend::{Backend, CpuRows, CpuRowsMut};
 use kvarena::plan::PlanBytesError;
@@ -11,10 +11,10 @@ use kvarena::{
     StepScratch, TableShape, TableWrite, TokenId,
 };
 
-/// Bytes of the header: magic, step, rows, tokens, table writes, bytes of a slot, spans, members, masks.
+/// Words of the header: magic, step, rows, tokens, table writes, bytes of a slot, spans, members, masks.
 const HEADER: usize = 72;
 
-/// The arrays of a random plan, which names nothing that exists.
+/// The arrays of a random plan, which names pages and rows that do not exist.
 struct Arrays {
     rows: Vec<BatchRow>,
     tokens: Vec<TokenId>,
@@ -85,7 +85,7 @@ impl Arrays {
     }
 }
 
-/// Some rows see all up to themselves, others what random masks let them.
+/// Some rows see all earlier tokens and themselves; others have random masks.
 fn masks(rng: &mut Rng, rows: &[BatchRow]) -> Vec<u64> {
     let mut masks = Vec::new();
     for row in rows {
@@ -113,7 +113,7 @@ fn plans_survive_the_way_through_bytes() {
             assert_eq!(reused, owned);
             let read = OwnedPlan::from_bytes(owned.as_bytes()).expect("its own bytes");
             assert_eq!(read.plan(), plan);
-            // Bytes that lie at any address.
+            // The bytes may begin at any address.
             let mut shifted = vec![0];
             shifted.extend_from_slice(owned.as_bytes());
             assert_eq!(OwnedPlan::from_bytes(&shifted[1..]), Ok(owned));
@@ -228,10 +228,10 @@ fn headers_that_lie_are_refused() {
     assert_eq!(with_masks(&[0; 68]), off(69), "one too few");
     assert_eq!(masks(&[]), Ok(()));
     assert_eq!(masks(&[(0, 0b10), (1, 0b111)]), Ok(()));
-    assert_eq!(masks(&[(0, 0b10)]), off(1), "the other token of the row has none");
+    assert_eq!(masks(&[(0, 0b10)]), off(1), "the other token of the row has no mask");
     assert_eq!(masks(&[(0, 0b10), (1, 0b110)]), off(1), "without its own bit");
-    assert_eq!(masks(&[(0, 0b11), (1, 0b1)]), off(0), "of a slot behind it");
-    assert_eq!(masks(&[(0, 0b10), (1, 0b1001)]), off(1), "of a slot that is not there");
+    assert_eq!(masks(&[(0, 0b11), (1, 0b1)]), off(0), "with the bit of a later slot");
+    assert_eq!(masks(&[(0, 0b10), (1, 0b1001)]), off(1), "with the bit of a missing slot");
     assert_eq!(masks(&[(2, 1)]), off(2), "of a row of more tokens than bits");
     assert_eq!(masks(&[(68, 1)]), off(68), "of padding");
 
@@ -245,7 +245,7 @@ fn headers_that_lie_are_refused() {
         assert_eq!(with(word, value), length, "word {word} = {value}");
     }
     for slots in [1 << 32 | 4, 1 << 63 | 4, (u64::MAX << 32) | 8] {
-        assert_eq!(with(5, slots), length, "no slots of further tracks are there");
+        assert_eq!(with(5, slots), length, "the slots of more tracks are missing");
     }
     for slot_bytes in [0, 1, 5, 1 << 32 | 5, u64::MAX] {
         assert_eq!(with(5, slot_bytes), Err(PlanBytesError::SlotBytes { slot_bytes }));
@@ -282,12 +282,12 @@ fn padding_adds_rows_that_see_nothing_and_tokens_that_store_nothing() {
             assert_eq!(padded.slot_mapping.get(i), wanted);
         }
         assert!(padded.rows[rows..].iter().all(|row| row.kv_len == 0 && row.extend_len > 0));
-        // The rows still follow one another up to the last token.
+        // The rows still cover all tokens in order.
         assert!(OwnedPlan::from_bytes(OwnedPlan::from(&padded).as_bytes()).is_ok());
     }
 }
 
-/// Pads a random plan by `rows` rows and `tokens` tokens.
+/// Pads a plan of some rows and tokens by `rows` and `tokens`.
 fn pad_by(rows: isize, tokens: isize) {
     let mut rng = Rng::new(4);
     let mut any = std::iter::repeat_with(|| Arrays::random(&mut rng));
@@ -322,7 +322,7 @@ fn padding_takes_no_token_away() {
     pad_by(1, -1);
 }
 
-/// A small pool with two sequences, and the plan of their next step.
+/// Creates a small pool with two sequences, and the plan of their next step.
 fn begun() -> (Cpu, PoolLayout, OwnedPlan) {
     let (page_size, capacity) = (3, Capacity::Pages(20));
     let config = PoolConfig {
@@ -363,7 +363,7 @@ fn garbled_plans_are_refused_whole_or_stay_within_the_pool() {
         for _ in 0..rng.within(1, 3) {
             let header = rng.one_in(8);
             let at = if header { rng.below(HEADER as u64) } else { rng.below(bytes.len() as u64) };
-            // Small numbers as well as any: they are more often plausible.
+            // Small numbers and any numbers: small ones are more often plausible.
             let value = if rng.one_in(2) { rng.below(32) } else { rng.bits() };
             bytes[at as usize] = value as u8;
         }

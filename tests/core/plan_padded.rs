@@ -1,4 +1,4 @@
-//! A plan that is padded from the start equals the plan of the same batch, padded afterwards.
+//! A plan that is padded from the start equals the plan of the same batch padded afterwards.
 
 use kvarena::backend::Either;
 use kvarena::testkit::rng::Rng;
@@ -13,13 +13,13 @@ fn config(groups: Groups) -> EngineConfig {
     EngineConfig { max_sequences: 8, max_steps: 2, ..pool.into() }
 }
 
-/// One group, and two groups whose second has a track of its own.
+/// One group, and two groups of which the second has its own track.
 fn groups() -> [Groups; 2] {
     let two = Groups::new(&[Reach::All, Reach::Window(6)], &[0, 1, 0, 1]).expect("two groups");
     [Groups::default(), two]
 }
 
-/// The same calls of two engines.
+/// Two engines that receive the same calls.
 struct Twins {
     engines: [Engine<Null>; 2],
     seqs: Vec<SeqKey>,
@@ -32,7 +32,7 @@ impl Twins {
         Self { engines, seqs: Vec::new(), rng: Rng::new(seed) }
     }
 
-    /// Both engines' answer to a call, which is the same.
+    /// Returns the result of a call, which must be equal for both engines.
     fn both<T: PartialEq + std::fmt::Debug>(&mut self, call: impl Fn(&mut Engine<Null>) -> T) -> T {
         let [first, second] = self.engines.each_mut().map(call);
         assert_eq!(first, second);
@@ -60,7 +60,7 @@ impl Twins {
         }
     }
 
-    /// The sequences that have something to compute, each with some of it.
+    /// Returns the sequences with uncomputed tokens, each with some of them.
     fn items(&mut self) -> Vec<Extend> {
         let (engine, rng) = (&self.engines[0], &mut self.rng);
         let item = |&seq: &SeqKey| {
@@ -135,12 +135,12 @@ fn a_size_that_does_not_hold_the_batch_is_refused() {
         let wanted = Error::PlanSize { rows, tokens, batch_rows, batch_tokens };
         match engine.plan_padded(&mut scratch, &items, &[], PlanSize { rows, tokens }) {
             Err(EngineError::Core(error)) => assert_eq!(error, wanted),
-            other => panic!("{rows} and {tokens} were taken: {other:?}"),
+            other => panic!("{rows} and {tokens} were accepted: {other:?}"),
         }
         engine.verify().expect("all invariants hold");
     }
     assert_eq!(engine.stats().steps, 0, "nothing was planned");
-    engine.plan_batch(&mut scratch, &items).expect("the batch is as it was");
+    engine.plan_batch(&mut scratch, &items).expect("the batch is unchanged");
 }
 
 /// The config limits the tokens of a step, padding included, on every backend alike.

@@ -1,4 +1,4 @@
-//! What the largest plan takes: the sizes say it, and a scratch made by them never grows.
+//! The sizes of an engine bound its largest plan, and a scratch of these sizes never grows.
 
 use kvarena::{
     BatchPlan, Capacity, Engine, EngineConfig, EngineShape, Extend, Groups, KvShape, Namespace,
@@ -21,12 +21,12 @@ fn scratch(shape: &EngineShape, rows: u32, tokens: u32) -> StepScratch {
     StepScratch::with_capacity(shape.plan_bytes(rows, tokens) as usize)
 }
 
-/// Bytes of a plan's arrays.
+/// Returns the bytes of a plan's arrays.
 fn bytes(plan: &BatchPlan<'_>) -> u64 {
     (size_of_val(plan.rows) + 12 * plan.token_count() + size_of_val(plan.table_writes)) as u64
 }
 
-/// Plans in a scratch of the shape's size, which must not grow. Returns the plan's bytes.
+/// Plans in a scratch of the shape's size, which must not grow; returns the plan's bytes.
 fn plan(engine: &mut Engine<Null>, items: &[Extend]) -> u64 {
     let tokens = items.iter().map(|item| item.len).sum();
     let mut scratch = scratch(engine.shape(), items.len() as u32, tokens);
@@ -63,7 +63,7 @@ fn children_of_a_long_parent_fit_the_scratch() {
             engine.append(seq, &[TokenId::new(7)]).expect("there is room");
             items.push(Extend { seq, len: 1 });
         }
-        // Each child sends a word for each chunk that it shares, and the pages of its own: once.
+        // Each child sends once a word for each shared chunk, and its own pages.
         let first = plan(&mut engine, &items);
         let table = engine.shape().table;
         let chunks = LEN.div_ceil(page_size * table.chunk_pages);
@@ -105,7 +105,7 @@ fn any_numbers_have_a_size() {
     };
     for pool in [largest, PoolConfig { page_size: 1024, ..largest }, PoolConfig::default()] {
         let config = EngineConfig { max_sequence_len: u32::MAX, ..EngineConfig::from(pool) };
-        let shape = config.shape().expect("it is large, and right");
+        let shape = config.shape().expect("the config is valid");
         for rows in [0, 1, 256, u32::MAX] {
             for tokens in [0, 1, 1 << 20, u32::MAX] {
                 assert!(shape.plan_bytes(rows, tokens) < 1 << 40);

@@ -1,4 +1,5 @@
-//! Promised pages: who is promised some gets them, at once or when a named step is complete, and nobody else does.
+//! Promised pages: a sequence with a promise gets its pages, at once or when a named step is complete, and no other
+//! does.
 
 use kvarena::{
     Capacity, Engine, EngineConfig, EngineError, Error, Extend, Keep, Namespace, Null, PoolConfig,
@@ -14,7 +15,7 @@ fn engine(pages: u32) -> Engine<Null> {
     Engine::new(config, Null).expect("the config is right")
 }
 
-/// Pages of tokens, of a text of its own.
+/// Returns the tokens of `pages` pages of a distinct text.
 fn text(own: u32, pages: u32) -> Vec<TokenId> {
     (0..pages * PAGE_SIZE).map(|i| TokenId::new(1000 * own + i)).collect()
 }
@@ -49,7 +50,7 @@ fn out_of_pages(wanted: u64, available: u64, after: Option<StepId>) -> Error {
 #[test]
 fn a_pool_is_promised_once() {
     let mut engine = engine(10);
-    // Without promises all six are let in, and five of them find no pages.
+    // Without promises all six are admitted, and five of them find no pages.
     for own in 0..6 {
         admit(&mut engine, &text(own, 10), 0).expect("it could fit");
     }
@@ -80,7 +81,7 @@ fn what_is_cached_needs_no_promise() {
     engine.verify().expect("all invariants hold");
 }
 
-/// Idle pages back promises. Who locks them takes them away as surely as who evicts them.
+/// Idle pages back promises. A lock removes an idle page from them as an eviction does.
 #[test]
 fn a_match_that_would_lock_what_backs_a_promise_is_refused() {
     let mut engine = engine(10);
@@ -97,12 +98,12 @@ fn a_match_that_would_lock_what_backs_a_promise_is_refused() {
     assert_eq!((asked.cached_len, asked.idle_pages), (20, 5));
     assert_eq!((asked.lacking_pages, asked.available_pages, asked.after), (1, 0, None));
     assert_eq!(admit(&mut engine, &text(0, 6), 0), Err(out_of_pages(1, 0, None)));
-    // A shorter match and its rest are what is left.
+    // A shorter match and its remaining page are still available.
     let short = admit(&mut engine, &text(0, 2), 0).expect("one idle page and a new one");
     engine.verify().expect("all invariants hold");
     let step = plan(&mut engine, &[(promised, 4), (short, 4)]).expect("both have theirs");
     commit(&mut engine, step);
-    // The short one's page is found to be a duplicate: what it gives up backs the promise once it returns.
+    // The short sequence's page becomes a duplicate; when the duplicate returns, it backs the promise.
     engine.append(promised, &text(1, 8)[4..]).expect("room for tokens");
     assert_eq!(plan(&mut engine, &[(promised, 28)]), Err(out_of_pages(7, 6, Some(step))));
     engine.complete(step).expect("it is committed");
@@ -111,8 +112,8 @@ fn a_match_that_would_lock_what_backs_a_promise_is_refused() {
     assert_eq!(engine.stats().evicted_pages, 4, "the rest of what backed the promise");
 }
 
-/// Two equal prompts are computed at a time while two steps are in flight. The commit of the second finds the first's
-/// pages; what it gives up waits in the fence, and so may what is promised.
+/// Two equal prompts are computed while two steps are in flight. The commit of the second finds the first's pages. Its
+/// duplicates wait in the fence, where promised pages may be.
 #[test]
 fn pages_that_dedup_gives_up_back_promises_when_the_step_is_complete() {
     let mut engine = engine(12);
@@ -120,25 +121,25 @@ fn pages_that_dedup_gives_up_back_promises_when_the_step_is_complete() {
     let first = plan(&mut engine, &[(old, 16)]).expect("all are free");
     let twin = admit(&mut engine, &text(0, 4), 4).expect("nothing is cached yet");
     let second = plan(&mut engine, &[(twin, 16)]).expect("they are promised");
-    // Four pages each; the last four are promised to another.
+    // Four pages each; the last four are promised to another sequence.
     let other = admit(&mut engine, &text(1, 4), 4).expect("they are free");
     commit(&mut engine, first);
     engine.complete(first).expect("it is committed");
     engine.finish(old).expect("it is live");
     assert_eq!((engine.stats().evictable_pages, engine.available()), (4, 4));
-    // The idle pages go to one more, who draws them: none is left but what is promised.
+    // Another sequence is promised the idle pages and takes them; all remaining pages are promised.
     let filler = admit(&mut engine, &text(2, 4), 4).expect("four idle pages");
     assert_eq!(engine.available(), 0);
     let stats = engine.stats();
     commit(&mut engine, second);
     assert_eq!((stats.evictable_pages, engine.stats().evictable_pages), (4, 0), "in use again");
     assert_eq!(engine.stats().fenced_pages, 4, "the twin's own");
-    // Eight are promised: four free, four in the fence.
+    // Eight pages are promised: four free, four in the fence.
     assert_eq!((engine.stats().promised_pages, engine.stats().free_pages), (8, 4));
     let third = plan(&mut engine, &[(other, 16)]).expect("they are promised");
     let refused = plan(&mut engine, &[(filler, 16)]);
     assert_eq!(refused, Err(out_of_pages(4, 0, Some(second))));
-    assert_eq!(engine.available_after(second), 0, "for anybody else");
+    assert_eq!(engine.available_after(second), 0, "for other sequences");
     engine.complete(second).expect("it is committed");
     let fourth = plan(&mut engine, &[(filler, 16)]).expect("the named step is complete");
     commit(&mut engine, third);
@@ -157,8 +158,8 @@ fn what_abort_and_rollback_give_up_is_promised_again() {
     assert_eq!((engine.promised(seq), engine.available()), (Ok(3), 0));
     assert_eq!(engine.stats().fenced_pages, 3);
     let other = admit(&mut engine, &text(1, 1), 0);
-    assert_eq!(other, Err(out_of_pages(1, 0, Some(second))), "what is free is promised");
-    // Two are free and may be drawn at once; the third is in the fence.
+    assert_eq!(other, Err(out_of_pages(1, 0, Some(second))), "the free pages are promised");
+    // Two pages are free and may be taken at once; the third is in the fence.
     let refused = plan(&mut engine, &[(seq, 12)]);
     assert_eq!(refused, Err(out_of_pages(3, 2, Some(second))));
     engine.rollback(seq, 5).expect("nothing is published");
@@ -178,7 +179,7 @@ fn beyond_a_promise_a_plan_takes_what_nobody_is_promised() {
     assert_eq!(plan(&mut engine, &[(seq, 24)]), Err(out_of_pages(6, 5, None)));
     let first = plan(&mut engine, &[(seq, 20)]).expect("three promised and two more");
     assert_eq!((engine.available(), engine.promised(other)), (0, Ok(3)));
-    // The pages beyond the promise go first, and are not promised.
+    // The pages beyond the promise are released first, and are not promised.
     engine.rollback(seq, 16).expect("nothing is published");
     assert_eq!(engine.promised(seq), Ok(0));
     engine.rollback(seq, 8).expect("nothing is published");
@@ -220,7 +221,7 @@ fn every_child_of_a_fork_is_promised_its_own() {
     let step = plan(&mut engine, &[(parent, 6)]).expect("all are free");
     commit(&mut engine, step);
     engine.complete(step).expect("it is committed");
-    // A whole page is shared, a tail is copied; of four pages two are lacking then. Ten are free.
+    // A whole page is shared and a tail is copied, so two of four pages are missing. Ten are free.
     let namespace = Namespace::default();
     let asked = engine.admission(namespace, &text(1, 11), 0).expect("a row");
     assert_eq!((asked.lacking_pages, asked.available_pages, asked.fits()), (11, 10, false));

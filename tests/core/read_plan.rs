@@ -1,4 +1,4 @@
-//! The guide's Python script reads back every field of plans in their byte form.
+//! The guide's Python script decodes every field of plans in their byte form.
 
 use std::process::Command;
 use std::{env, fs, process};
@@ -6,7 +6,7 @@ use std::{env, fs, process};
 use kvarena::*;
 use serde_json::{Value, json};
 
-/// What the script is to print for a plan.
+/// Returns the expected output of the script for a plan.
 fn wanted(plan: &BatchPlan<'_>) -> Value {
     let rows: Vec<_> =
         plan.rows.iter().map(|r| [r.row.raw(), r.qo_start, r.extend_len, r.kv_len]).collect();
@@ -28,7 +28,7 @@ fn wanted(plan: &BatchPlan<'_>) -> Value {
     })
 }
 
-/// A prefill of an odd number of tokens and a decode whose token is not known; padded too, and with wide slots.
+/// A prefill of an odd number of tokens, and a decode whose token is unknown; also padded, and with wide slots.
 fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
     let pool = PoolConfig { page_size: 4, shape: KvShape::heads(1, 1), ..Default::default() };
     let mut engine = Engine::new(pool, Null).expect("the config is right");
@@ -48,7 +48,7 @@ fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
     }
     assert_eq!(plans[3]["tokens"], json!([u32::MAX]));
     assert_eq!(plans[4]["slot_mapping"][1], -1);
-    // Its child shares the pages that it has published.
+    // The child shares its parent's published pages.
     let step = plans[0]["step"].as_u64().expect("a number");
     for step in [step, step + 1] {
         engine.append(seq, &[TokenId::new(99)]).expect("there is room");
@@ -65,14 +65,14 @@ fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
     engine.append(child, &[5, 6, 7].map(TokenId::new)).expect("there is room");
     let mut tree = DraftTree::new();
     let start = engine.planned_len(child).expect("it lives");
-    tree.set(start, &[0, 0, 0]).expect("parents stand before");
+    tree.set(start, &[0, 0, 0]).expect("parents precede children");
     let items = [Extend { seq: child, len: 3 }];
     let plan = engine.plan_drafts(&mut scratch, &items, &[tree.draft(child)]);
     let plan = plan.expect("there is room");
     assert_eq!(plan.masks.len(), 3);
     bytes.extend(OwnedPlan::from(&plan).as_bytes());
     plans.push(wanted(&plan));
-    // Layers in groups, of three tracks.
+    // Layers in groups, with three tracks.
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[1, 0, 1]).expect("two groups");
     let mut engine =
         Engine::new(PoolConfig { layers: 3, groups, ..pool }, Null).expect("it is right");
@@ -97,7 +97,7 @@ fn python_reads_what_was_written() {
     fs::write(&file, &bytes).expect("a temporary file");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/read_plan.py");
     let run = Command::new("python3").arg(script).arg(&file).output();
-    fs::remove_dir_all(folder).expect("it is ours");
+    fs::remove_dir_all(folder).expect("the folder is the test's");
     let Ok(run) = run else {
         eprintln!("skipped: there is no python3");
         return;

@@ -1,4 +1,4 @@
-//! Shapes, copies and compactions survive the way through bytes, and no bytes make a reader or a backend panic.
+//! Shapes, copies and compactions survive a round trip through bytes, and no bytes make a reader or a backend panic.
 
 use kvarena::backend::Backend;
 use kvarena::config::ShapeBytesError;
@@ -7,10 +7,10 @@ use kvarena::testkit::rng::Rng;
 use kvarena::*;
 
 fn seed(text: &str) -> Hashing {
-    Hashing::VllmSha256CborSeeded(HashSeed::new(text).expect("it is short"))
+    Hashing::VllmSha256CborSeeded(HashSeed::new(text).expect("the text is short"))
 }
 
-/// A config that is mostly accepted.
+/// Returns a config that is mostly valid.
 fn random_config(rng: &mut Rng) -> EngineConfig {
     let dtypes = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3];
     let dtype = dtypes[rng.below(4) as usize];
@@ -56,7 +56,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
     }
 }
 
-/// Returns random groups of `layers` layers, or one group if the layers do not make several.
+/// Returns groups of `layers` layers, or one group if these do not form several.
 fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
     let size = rng.within(1, 5000) as u32;
     let reaches =
@@ -89,7 +89,7 @@ fn shapes_survive_the_way_through_bytes() {
         shifted.extend_from_slice(&shape.to_bytes());
         assert_eq!(EngineShape::from_bytes(&shifted[1..]), Ok(shape));
     }
-    // Limits at their ends: one token in all, and the largest table.
+    // Limits at their ends: one token in total, and the largest table.
     let pool = PoolConfig { capacity: Capacity::Pages(u32::MAX - 1), ..Default::default() };
     for (max_tokens, max_sequences) in [(1, 1), (u64::from(u32::MAX) / 2, 1)] {
         let config =
@@ -99,7 +99,7 @@ fn shapes_survive_the_way_through_bytes() {
     }
 }
 
-/// Each rank of a model opens its pool by the same bytes.
+/// Each rank of a model opens its pool with the same bytes.
 #[test]
 fn ranks_have_one_shape() {
     let of = |tp_rank| {
@@ -181,7 +181,7 @@ fn the_byte_forms_are_as_documented() {
     assert_eq!(Compaction::list_to_bytes(&[compaction]), bytes);
 }
 
-/// Bytes that are read as a shape are those of that shape; none makes the reader panic.
+/// A shape read from bytes has these bytes; no bytes make the reader panic.
 #[test]
 fn garbled_shapes_are_refused() {
     let mut rng = Rng::new(2);
@@ -251,7 +251,8 @@ fn shapes_that_lie_are_refused_by_name() {
     ] {
         assert_eq!(with(word, value), field(name, value));
     }
-    // A seed longer than its bytes, one with bytes behind it, one that is no text, one of a recipe that has none.
+    // A seed longer than its field, one with bytes after its end, one that is not text, and one of a recipe without a
+    // seed.
     assert_eq!(with(21, 32), field("hashing", 5));
     assert_eq!(with(22, 1), field("hashing", 5));
     assert_eq!(with(21, 0xff01), field("hashing", 5));
@@ -305,11 +306,11 @@ fn lists_survive_the_way_through_bytes() {
     for _ in 0..500 {
         let (copies, compactions) = random_lists(&mut rng);
         let both = [PageCopy::list_to_bytes(&copies), Compaction::list_to_bytes(&compactions)];
-        // Bytes that lie at any address.
+        // The bytes may begin at any address.
         let [of_copies, of_compactions] = both.map(|bytes| [&[0], &bytes[..]].concat());
         assert_eq!(PageCopy::list_from_bytes(&of_copies[1..]), Ok(copies));
         assert_eq!(Compaction::list_from_bytes(&of_compactions[1..]), Ok(compactions));
-        // Each reader accepts its own records only.
+        // Each reader accepts only its own records.
         assert_eq!(PageCopy::list_from_bytes(&of_compactions[1..]), Err(PlanBytesError::Magic));
         assert_eq!(Compaction::list_from_bytes(&of_copies[1..]), Err(PlanBytesError::Magic));
     }
@@ -332,7 +333,7 @@ fn lists_of_another_length_are_refused() {
                 other.resize(actual, 0);
                 assert_eq!(read(&other), length(actual));
             }
-            // Counts that overflow, or come to the length modulo 2^64.
+            // Counts that overflow, or equal the length modulo 2^64.
             let count = u64::from_le_bytes(bytes[8..16].try_into().expect("8 bytes"));
             for wrong in [count + 1, count + (1 << 60), count + (1 << 61), 1 << 63, u64::MAX] {
                 let mut other = bytes.clone();
@@ -360,7 +361,7 @@ fn places_beyond_32_bits_are_refused() {
     assert!(PlanBytesError::Compaction { index: 1 }.to_string().contains('1'));
 }
 
-/// A backend refuses pages, rows and places that its pool does not have.
+/// A backend rejects pages, rows and places that its pool does not have.
 #[test]
 fn garbled_lists_are_refused_or_stay_within_the_pool() {
     let config = PoolConfig { page_size: 4, capacity: Capacity::Pages(8), ..Default::default() };

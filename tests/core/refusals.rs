@@ -1,4 +1,4 @@
-//! What the CPU backend refuses, by name and value, with nothing written.
+//! The CPU backend rejects invalid calls by name and value, and writes nothing.
 
 use super::small_cpu::{Arrays, all_bytes, config, longest_row, opened, pool};
 use kvarena::backend::{Backend, CpuError, CpuRows, CpuRowsMut, Operand};
@@ -38,7 +38,7 @@ fn plans_that_name_what_does_not_exist_are_refused() {
         (spoilt(&|a| a.slots[4] = 60), PlanError::Slot { slot: SlotId::new(60), slot_count: 60 }),
         (spoilt(&|a| a.masks = vec![0; 4]), PlanError::Mask { token: 5, mask: 0 }),
         (
-            // Slots 0 to 4 are bits 4 to 0: the mask lets the third token see the fourth.
+            // Slots 0 to 4 are bits 4 to 0: the third token's mask has the bit of the fourth.
             spoilt(&|a| a.masks = vec![0b10000, 0b11000, 0b11110, 0b11110, 0b11111]),
             PlanError::Mask { token: 2, mask: 0b11110 },
         ),
@@ -59,7 +59,7 @@ fn plans_that_name_what_does_not_exist_are_refused() {
         let mut cpu = opened();
         assert_eq!(cpu.begin(&arrays.plan()), refused(error));
         assert!(cpu.table_words().iter().all(|&word| word == 0), "{error}");
-        // The step may begin once it is mended. A spoilt plan of a step that has begun is refused too.
+        // The step may begin after the plan is corrected. An invalid plan of a begun step is also rejected.
         cpu.begin(&good.plan()).expect("a valid plan");
         let (kv, q) = (vec![1.0; 5 * 24], vec![1.0; 5 * 48]);
         let mut out = vec![7.0; q.len()];
@@ -167,7 +167,7 @@ fn sinks_that_make_no_sense_are_refused() {
     assert!(matches!(not_a_number, Err(CpuError::Plan(PlanError::Sink { head: 1, .. }))));
     let none = attend(&[f32::NEG_INFINITY; 4]).expect("no head has one");
     assert!(none.iter().all(|&x| x == 1.0), "V is 1 everywhere");
-    // Head 3's sink is far above its logits.
+    // Head 3's sink far exceeds its logits.
     let mut sinks = [f32::NEG_INFINITY; 4];
     sinks[3] = 1e4;
     let one = attend(&sinks).expect("a sink");
@@ -216,7 +216,7 @@ fn a_pool_that_memory_does_not_hold_is_an_error() {
     assert_eq!(CpuOptions::default().open(&layout, &table, 1).err(), Some(refused));
 }
 
-/// Windows go by positions, and what a tree's tokens see by slots.
+/// Windows use positions, and masks of trees use slots.
 #[test]
 fn windows_over_trees_are_refused() {
     let mut arrays = Arrays::good();
@@ -249,7 +249,7 @@ fn slots_that_a_row_does_not_have_are_not_moved() {
     assert_eq!(cpu.compact(&[keep(past, 0, 1)]), refused(PlanError::Row { row: past, rows: 2 }));
     let place = |place| refused(PlanError::Place { row, place, max });
     assert_eq!(cpu.compact(&[keep(row, last, 0b11)]), place(max));
-    // The first of two would do.
+    // The first of two tokens is valid.
     assert_eq!(cpu.compact(&[keep(row, 0, 0b10), keep(row, last, 0b100)]), place(max + 1));
     assert_eq!(cpu.compact(&[keep(row, last, 1)]), Ok(()), "nothing moves");
 }
@@ -274,10 +274,10 @@ fn selections_that_make_no_sense_are_refused() {
     };
     let missing = LabelError::Missing { channels: 2 };
     assert_eq!(open(&labelled, None).err(), Some(CpuError::Labels(missing)));
-    let labels = LabelChannels::new(2, 2, 2, [0, 5].repeat(4)).expect("they ascend");
+    let labels = LabelChannels::new(2, 2, 2, [0, 5].repeat(4)).expect("the channels ascend");
     let none = open(&layout, Some(labels.clone())).err();
     assert_eq!(none, Some(CpuError::Labels(LabelError::NoLabels)));
-    let mut cpu = open(&labelled, Some(labels)).expect("they are the pool's");
+    let mut cpu = open(&labelled, Some(labels)).expect("the labels fit the pool");
     cpu.begin(&plan).expect("a valid plan");
     let max = longest_row();
     let mut ask = |top, lists: &mut [u32]| {

@@ -1,4 +1,4 @@
-//! What the oracle has found, as literal calls or ops, each with its date and cause.
+//! Failures that the oracle has found, as literal calls or ops, with date and cause.
 
 use kvarena::{
     Capacity, Engine, EngineConfig, Extend, Namespace, Null, PageCopy, PageId, PoolConfig,
@@ -14,9 +14,9 @@ fn tokens(text: &str) -> Vec<TokenId> {
     text.bytes().map(|byte| TokenId::new(byte.into())).collect()
 }
 
-/// 2026-11-21. `fork` checked that a page for the tail's copy could be had, then published the parent's whole pages,
-/// and then took the page. Publishing can put the last idle page to use, where it is the parent's duplicate: the call
-/// failed with `OutOfPages` when it had already published, and lost a lock.
+/// 2026-11-21. `fork` checked that a page for the tail's copy was available, then published the parent's whole pages,
+/// and then took the page. A publish can use the last idle page, if that is the parent's duplicate. The call failed
+/// with `OutOfPages` after it had published, and lost a lock.
 #[test]
 fn fork_takes_the_tail_before_it_publishes() {
     let mut engine = engine(4, 2);

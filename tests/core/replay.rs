@@ -1,7 +1,7 @@
-//! Engine and tables against the naive model, on seeded workloads. A failure prints the seed and shrunk, literal ops
-//! for `regression.rs`.
+//! Compares engine and tables with the naive model on seeded workloads. A failure prints the seed and shrunk, literal
+//! ops for `regression.rs`.
 //!
-//! `KVARENA_SEEDS=all cargo test --test core replay` runs all seeds and `KVARENA_SEEDS=1000..2000` others;
+//! `KVARENA_SEEDS=all cargo test --test core replay` runs all seeds, `KVARENA_SEEDS=1000..2000` another range;
 //! `KVARENA_OPS=500` runs longer workloads.
 
 use std::env;
@@ -15,7 +15,9 @@ use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay};
 
 fn op_count(usual: usize) -> usize {
     match env::var("KVARENA_OPS") {
-        Ok(count) => count.parse().unwrap_or_else(|_| panic!("KVARENA_OPS={count} is no number")),
+        Ok(count) => {
+            count.parse().unwrap_or_else(|_| panic!("KVARENA_OPS={count} is not a number"))
+        }
         Err(_) => usual,
     }
 }
@@ -46,7 +48,7 @@ fn engine() {
     if env::var("KVARENA_SEEDS").is_ok_and(|seeds| seeds != "all") {
         return;
     }
-    // The workloads are worth nothing if they do not get everywhere.
+    // The workloads must reach every case.
     for answer in [
         "abort Ok",
         "abort UnknownStep",
@@ -125,7 +127,7 @@ fn engine() {
     }
 }
 
-/// A planned token that is not yet known may be the first of a chunk of the page tables, when all are taken.
+/// A planned unknown token may be the first of a chunk of the page tables, when all chunks are in use.
 #[test]
 fn a_pending_token_finds_no_chunk() {
     let config = SmallConfig {
@@ -143,8 +145,8 @@ fn a_pending_token_finds_no_chunk() {
     assert_eq!(summary.answers.get("plan_batch OutOfTokens"), Some(&1), "{summary:?}");
 }
 
-/// Where nearly all is promised, several steps are in flight and texts are alike, so that commits find duplicates and
-/// promises are backed by pages in the fence.
+/// Nearly all pages are promised, several steps are in flight and texts are similar, so that commits find duplicates
+/// and pages in the fence back promises.
 #[test]
 fn promises_are_kept() {
     let mut all = Summary::default();
@@ -167,7 +169,7 @@ fn promises_are_kept() {
                     (prompt.seed, prompt.promise) = (prompt.seed % 2, 1 + i as u8 % 4)
                 }
                 Op::Resume { promise, .. } | Op::Fork { promise, .. } => *promise = 1 + i as u8 % 4,
-                // Steps are completed one at a time, and seldom.
+                // Steps are completed rarely, and one at a time.
                 Op::Complete { pick } if i % 3 > 0 => *pick = 200,
                 _ => {}
             }
@@ -178,8 +180,8 @@ fn promises_are_kept() {
     assert!(later.is_some_and(|&count| count > 10), "{all:#?}");
 }
 
-/// Prompts that end next to the end of a page, where a chunk of the page tables holds one page or two: rows that decode
-/// begin chunks then, which other workloads hardly ever do.
+/// Prompts end near the end of a page, and a chunk of the page tables has one page or two. Decoding rows then begin
+/// chunks, which other workloads rarely do.
 #[test]
 fn rows_that_decode_begin_chunks() {
     for seed in seeds(15, 40) {
@@ -197,7 +199,7 @@ fn rows_that_decode_begin_chunks() {
         let mut ops = workload.take_ops(op_count(120));
         for op in &mut ops {
             if let Op::Admit(prompt) | Op::Match(prompt) | Op::AdmitBatch { prompt, .. } = op {
-                // One less stands for a whole page: see `Prompt::len`.
+                // One less would mean a whole page: see `Prompt::len`.
                 prompt.len = (1 + prompt.len % 4) * page_size as u16 - 1 - prompt.len / 4 % 4;
             }
         }

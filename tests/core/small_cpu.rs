@@ -1,6 +1,6 @@
-//! A small pool on the CPU, and a plan for it that tests may spoil.
+//! A small pool on the CPU, and a plan for it that tests can modify.
 
-#![allow(dead_code)] // each test takes what it needs
+#![allow(dead_code)] // each test uses a part
 
 use kvarena::{
     BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvDtype, KvShape, OpenBackend, PageId,
@@ -20,25 +20,25 @@ pub fn config() -> PoolConfig {
     }
 }
 
-/// That pool, and tables of two sequences of up to 30 tokens.
+/// Returns that pool, and tables of two sequences of up to 30 tokens.
 pub fn pool() -> (PoolLayout, TableShape) {
     let table = TableShape::new(3, 2, 30, 60).expect("a small table");
     (config().layout().expect("a valid pool"), table)
 }
 
-/// Most tokens of a row of those tables: what its chunks have room for.
+/// Returns the maximum tokens of a row of those tables, in whole chunks.
 pub fn longest_row() -> u64 {
     let (layout, table) = pool();
     u64::from(table.chunks_per_row * table.chunk_pages * layout.page_size())
 }
 
-/// The CPU backend over that pool, for two steps at a time.
+/// Opens the CPU backend over that pool, for two steps at a time.
 pub fn opened() -> Cpu {
     let (layout, table) = pool();
     CpuOptions::with_threads(1).open(&layout, &table, 2).expect("a small pool")
 }
 
-/// The bytes of all pages, in their order.
+/// Returns the bytes of all pages, in order.
 pub fn all_bytes(cpu: &Cpu) -> Vec<u8> {
     let layout = *cpu.layout();
     let mut bytes = vec![0; layout.total_bytes() as usize];
@@ -48,7 +48,7 @@ pub fn all_bytes(cpu: &Cpu) -> Vec<u8> {
     bytes
 }
 
-/// A plan of five tokens of one sequence, as plain arrays to be spoilt.
+/// A plan of five tokens of one sequence, as plain arrays to modify.
 #[derive(Clone)]
 pub struct Arrays {
     pub step: u64,
@@ -61,7 +61,7 @@ pub struct Arrays {
 }
 
 impl Arrays {
-    /// A valid plan: a prompt of five tokens in row 1, on pages 7 and 2.
+    /// Returns a valid plan: a prompt of five tokens in row 1, on pages 7 and 2.
     pub fn good() -> Self {
         let (_, table) = pool();
         let row = RowId::new(1);
@@ -80,7 +80,7 @@ impl Arrays {
         }
     }
 
-    /// The plan that the arrays are now, valid or not.
+    /// Returns the plan of the current arrays, valid or not.
     pub fn plan(&self) -> BatchPlan<'_> {
         BatchPlan {
             track_slots: SlotMapping::I32(&[]),

@@ -1,5 +1,5 @@
-//! A token of a tree gets what it would get if its branch alone had been planned, to the last bit; and so does what
-//! comes behind the branch once that is accepted.
+//! A token of a tree gets bit by bit the result that it would get if only its branch had been planned; so do the tokens
+//! after an accepted branch.
 
 use kvarena::testkit::rng::Rng;
 use kvarena::{
@@ -11,10 +11,10 @@ use kvarena::{
 const LAYERS: u32 = 2;
 const Q_HEADS: u32 = 6;
 
-/// What attention gave for a token: the bits of its rows of all layers, and of their log-sum-exp.
+/// Attention's result for a token: the bits of its rows of all layers, and of their log-sum-exp.
 type Bits = Vec<u32>;
 
-/// An engine whose K, V and queries depend on nothing but token, position and layer.
+/// An engine whose K, V and queries depend only on token, position and layer.
 struct Host {
     engine: Engine<Cpu>,
     scratch: StepScratch,
@@ -50,7 +50,7 @@ impl Host {
         seq
     }
 
-    /// Plans and computes a step; what each of its tokens got.
+    /// Plans and computes a step; returns the result of each token.
     fn compute(&mut self, items: &[Extend], drafts: &[Draft<'_>]) -> (StepId, Vec<Bits>) {
         let plan = self.engine.plan_drafts(&mut self.scratch, items, drafts).expect("it fits");
         let mut bits = vec![Bits::new(); plan.token_count()];
@@ -85,7 +85,7 @@ impl Host {
     }
 }
 
-/// A tree of some tokens, and a branch of it from the root on.
+/// Returns a tree of some tokens, and a branch of it from the root on.
 fn tree(rng: &mut Rng) -> (Vec<u32>, Vec<u32>) {
     let len = rng.pick(&[2, 5, 9, 20, 64]);
     let parent = |token: u32| match rng.below(3) {
@@ -121,7 +121,7 @@ fn check(pool: PoolConfig, seed: u64) {
                 parents.iter().map(|_| TokenId::new(rng.below(50) as u32)).collect();
             let mut tree = DraftTree::new();
             let start = tree_host.engine.planned_len(seq).expect("it lives");
-            tree.set(start, parents).expect("parents stand before");
+            tree.set(start, parents).expect("parents precede children");
             trees.push(tree);
             tree_host.engine.append(seq, &tokens).expect("there is room");
             let kept: Vec<_> = branch.iter().map(|&token| tokens[token as usize]).collect();
@@ -143,7 +143,7 @@ fn check(pool: PoolConfig, seed: u64) {
         let kept: Vec<_> = on_branches.map(|row| &of_trees[row]).collect();
         assert!(kept.iter().copied().eq(&of_branches), "{}", what());
 
-        // What comes behind them reads what was moved.
+        // The tokens after them read the moved rows.
         let branches: Vec<_> = seqs
             .iter()
             .zip(&drawn)
@@ -198,7 +198,7 @@ fn an_accepted_branch_has_the_bits_of_the_branch_alone() {
                 capacity,
                 ..Default::default()
             };
-            // Latent rows are not given scales.
+            // Latent rows have no static scales.
             if pool.layout().is_err() {
                 assert!(shape == latent && scaling == Scaling::Static, "{pool:?}");
                 continue;

@@ -1,4 +1,4 @@
-//! The contract of backends (B1 to B7), against shadows of every byte and attention in float64.
+//! Tests the contract of backends (B1 to B7) against shadows of every byte and attention in float64.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,7 +21,7 @@ fn cuda_keeps_the_contract() {
     println!("{}", check_backend(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(200)));
 }
 
-/// A backend chosen at run time, which is the GPU's in every second case.
+/// A backend chosen at run time, the GPU's in every second case.
 #[test]
 fn either_backend_keeps_the_contract() {
     let Some(gpu) = gpu() else { return };
@@ -36,7 +36,7 @@ fn either_backend_keeps_the_contract() {
     println!("{}", check_backend(options, seeds(20)));
 }
 
-/// Layers in several groups, over every kind of pool: pages that a group no longer reads are given back and poisoned.
+/// Layers in several groups, over every kind of pool: pages that a group no longer reads are released and poisoned.
 #[test]
 fn cuda_keeps_the_contract_in_groups() {
     let Some(gpu) = gpu() else { return };
@@ -53,7 +53,7 @@ fn cuda_keeps_the_contract_in_groups() {
     println!("{}", check_served(true, options, seeds, |_| {}));
 }
 
-/// Pools of fp8 alone, of which the others draw one in four.
+/// Only pools of fp8, which other tests draw one time in four.
 #[test]
 fn cuda_keeps_the_contract_over_fp8() {
     let Some(gpu) = gpu() else { return };
@@ -70,7 +70,7 @@ fn cuda_keeps_the_contract_of_rotated_rows() {
     println!("{}", check_rotated(&Filter::KERNEL_HEADS.in_groups(), options, seeds(10)));
 }
 
-/// Pools that keep labels alone: selections bit by bit, and attention over them and over any others.
+/// Only pools with labels: selections bit by bit, and attention over selections and any other lists.
 #[test]
 fn cuda_keeps_the_contract_of_sparse_reads() {
     let Some(gpu) = gpu() else { return };
@@ -82,12 +82,12 @@ fn cuda_keeps_the_contract_of_sparse_reads() {
 fn cuda_keeps_the_contract_where_spans_are_read_once() {
     let Some(gpu) = gpu() else { return };
     let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
-    // A few of them launch the kernel that does.
+    // A few of them launch that kernel.
     let seeds = seeds(50);
     println!("{}", check_cases(&Filter::SPANS, options, 2 * seeds.start..2 * seeds.end));
 }
 
-/// An engine's own plans: texts that begin alike, over 16 bits and fp8, with every span that its tree finds read once.
+/// Plans of an engine whose texts share prefixes, over 16 bits and fp8, with every span read once.
 #[test]
 fn an_engine_serves_texts_that_share_spans() {
     let Some(gpu) = gpu() else { return };
@@ -116,7 +116,7 @@ fn cuda_keeps_the_contract_where_wide_groups_read_spans_once() {
     println!("{}", check_cases(&Filter::WIDE_SPANS, options, seeds(50)));
 }
 
-/// A few new tokens a row, members of spans all of them.
+/// A few new tokens a row, all of them members of spans.
 #[test]
 fn cuda_keeps_the_contract_where_short_queries_read_spans_once() {
     let Some(gpu) = gpu() else { return };
@@ -124,7 +124,7 @@ fn cuda_keeps_the_contract_where_short_queries_read_spans_once() {
     println!("{}", check_cases(&Filter::SHORT_SPANS, options, seeds(50)));
 }
 
-/// Pools of 16 bits and heads of 128 alone, over which a kernel takes 17 to 64 query rows at once.
+/// Only pools of 16 bits and heads of 128, over which a kernel takes 17 to 64 query rows at once.
 #[test]
 fn cuda_keeps_the_contract_of_short_queries() {
     let Some(gpu) = gpu() else { return };
@@ -132,7 +132,7 @@ fn cuda_keeps_the_contract_of_short_queries() {
     println!("{}", check_cases(&Filter::SHORT, options, seeds(100)));
 }
 
-/// Latent rows alone, of which others draw one pool in twelve.
+/// Only latent rows, which other tests draw in one pool of twelve.
 #[test]
 fn cuda_keeps_the_contract_over_latent_rows() {
     let Some(gpu) = gpu() else { return };
@@ -140,7 +140,7 @@ fn cuda_keeps_the_contract_over_latent_rows() {
     println!("{}", check_cases(&Filter::LATENT, options, seeds(100)));
 }
 
-/// Of fp8, with rows of 16 bits, for which there are kernels of their own.
+/// Latent rows of fp8 with rows of 16 bits, which have their own kernels.
 #[test]
 fn cuda_keeps_the_contract_over_latent_rows_of_fp8() {
     let Some(gpu) = gpu() else { return };
@@ -148,7 +148,7 @@ fn cuda_keeps_the_contract_over_latent_rows_of_fp8() {
     println!("{}", check_cases(&Filter::LATENT_FP8, options, seeds(100)));
 }
 
-/// Clusters of two CTAs that share what they read, of which others draw one pool in a few hundred.
+/// Clusters of two CTAs that share their reads, which other tests draw in one pool of a few hundred.
 #[test]
 fn cuda_keeps_the_contract_over_latent_rows_of_pairs() {
     let Some(gpu) = gpu() else { return };
@@ -156,17 +156,17 @@ fn cuda_keeps_the_contract_over_latent_rows_of_pairs() {
     println!("{}", check_cases(&Filter::LATENT_PAIRS, options, seeds(60)));
 }
 
-/// What other devices get, whatever this one is: none of Hopper's kernels.
+/// The kernels of other devices on any device, without Hopper's.
 #[test]
 fn cuda_keeps_the_contract_with_kernels_of_other_devices() {
     let Some(_gpu) = gpu() else { return };
     let all = seeds(40);
     for (i, capability) in [80, 89, 100, 120].into_iter().enumerate() {
-        let device = device(0).expect("it was there");
+        let device = device(0).expect("the device exists");
         let options = |case: &Case| {
             OnGpuOptions::with_all_spans(&device).for_case(case).with_capability(capability)
         };
-        // Each has seeds of its own: their kernels are the same.
+        // The tests use different seeds, because their kernels are the same.
         let some = |count: u64| {
             let start = all.start + i as u64 * count;
             start..(start + count).min(start + all.end - all.start)
@@ -186,7 +186,7 @@ fn cuda_keeps_the_contract_with_kernels_of_other_devices() {
     }
 }
 
-/// A device that is none refuses the kernels of Hopper, where these are chosen.
+/// A device other than Hopper rejects Hopper's kernels if they are selected.
 #[test]
 fn kernels_of_hopper_are_refused_elsewhere() {
     let Some(gpu) = gpu() else { return };
@@ -210,7 +210,8 @@ fn kernels_of_hopper_are_refused_elsewhere() {
     }
 }
 
-/// Around 4,096 kv heads, and the most that kernels serve: a decode kernel keeps a token's slot and head in one word.
+/// Around 4,096 kv heads, and the maximum that kernels support: a decode kernel stores a token's slot and head in one
+/// word.
 #[test]
 fn cuda_keeps_the_contract_of_many_kv_heads() {
     let Some(gpu) = gpu() else { return };

@@ -1,4 +1,4 @@
-//! Page copies are byte exact: inside a pool, between pools of either layout, to and from pinned host memory.
+//! Page copies are exact to the byte: inside a pool, between pools of either layout, to and from pinned host memory.
 
 use kvarena::backend::cuda::{Cuda, CudaError, Gpu};
 use kvarena::testkit::contract::{TestBackend, with_spare_plane};
@@ -12,8 +12,8 @@ use kvarena::{
 use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 
-/// Shapes of pages: units of 16, 4 and 2 bytes; pieces from 6 bytes to many blocks; pages below and above what the copy
-/// engines take.
+/// Shapes of pages: units of 16, 4 and 2 bytes; pieces from 6 bytes to many blocks; pages below and above the threshold
+/// of the copy engines.
 const SHAPES: [Shape; 10] = [
     (3, 2, 64, KvDtype::Bf16, 16, false),
     (2, 1, 3, KvDtype::F16, 1, false),
@@ -27,7 +27,7 @@ const SHAPES: [Shape; 10] = [
     (36, 8, 128, KvDtype::Bf16, 16, true),
 ];
 
-/// Layers, kv heads, head_dim, dtype, page size, and whether there is a plane of other pieces beside K and V.
+/// Layers, kv heads, head_dim, dtype, page size, and whether a plane of other pieces follows K and V.
 type Shape = (u32, u32, u32, KvDtype, u32, bool);
 
 const PAGES: u32 = 40;
@@ -54,13 +54,13 @@ fn open(gpu: &Gpu, layout: &PoolLayout) -> OnGpu {
     OnGpuOptions::new(gpu).open(layout, &table, 1).expect("a small pool")
 }
 
-/// Returns a page's bytes, derived from its seed.
+/// Returns the bytes of a page for a seed.
 fn page(layout: &PoolLayout, seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     (0..layout.page_bytes()).map(|_| rng.bits() as u8).collect()
 }
 
-/// Reads a page's bytes directly from the pool's memory, piece by piece at the layout's offsets.
+/// Returns a page's bytes read directly from the pool's memory, piece by piece in the layout.
 fn raw_page(cuda: &Cuda, id: u32) -> Vec<u8> {
     let layout = cuda.layout();
     let memory = cuda.pool();
@@ -72,7 +72,7 @@ fn raw_page(cuda: &Cuda, id: u32) -> Vec<u8> {
         .collect::<Vec<u8>>()
 }
 
-/// `count` copies between distinct random pages.
+/// Returns `count` copies between distinct random pages.
 fn copies(rng: &mut Rng, count: usize, sources: u32, targets: u32) -> Vec<PageCopy> {
     let mut from: Vec<_> = (0..sources).map(PageId::new).collect();
     let mut to: Vec<_> = (0..targets).map(PageId::new).collect();

@@ -1,4 +1,4 @@
-//! Batches over a pool, with float64 attention beside them: for tests that drive the backend in their own way.
+//! Batches over a pool, with attention in float64, for tests that drive the backend directly.
 
 use kvarena::testkit::contract::{HostRows, attention_to, round};
 use kvarena::testkit::parallel;
@@ -10,14 +10,14 @@ use kvarena::{
     TableShape,
 };
 
-/// A model's shape, and how its pool lies.
+/// Shape of a model, and layout of its pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub layers: u32,
     pub kv_heads: u32,
     pub group: u32,
     pub head_dim: u32,
-    /// Of rows, and of the pool where that is not of fp8.
+    /// Element type of rows, and of the pool unless it is fp8.
     pub dtype: Dtype,
     pub fp8: Option<Scaling>,
     pub page_size: u32,
@@ -50,7 +50,7 @@ impl Shape {
         TableShape::new(self.page_size, self.sequences, self.max_len, tokens).expect("a table")
     }
 
-    /// What rows of K or V are once they are stored; scales that are given are 1.
+    /// Returns the stored values of rows of K or V; static scales are 1.
     fn stored(&self, rows: &[f32]) -> Vec<f64> {
         let Some(scaling) = self.fp8 else { return rows.iter().map(|&x| x.into()).collect() };
         let given = (scaling == Scaling::Static).then_some(1.0);
@@ -82,12 +82,12 @@ struct History {
     v: Vec<f64>,
 }
 
-/// Sequences with their whole K and V on the host.
+/// Sequences with all their K and V on the host.
 pub struct Drive {
     pub shape: Shape,
     pub planner: Planner,
     pub rng: Rng,
-    /// `[sequence][layer]`
+    /// K and V by `[sequence][layer]`.
     history: Vec<Vec<History>>,
 }
 
@@ -102,7 +102,7 @@ impl Drive {
         self.planner.admit().expect("a free row")
     }
 
-    /// A child of a sequence whose pages are full, with all that it has.
+    /// Forks a sequence whose pages are full; the child has all its tokens.
     pub fn fork(&mut self, sequence: usize) -> usize {
         let (child, copies) = self.planner.fork(sequence).expect("a free row");
         assert!(copies.is_empty(), "pages are full");
@@ -111,7 +111,7 @@ impl Drive {
         child
     }
 
-    /// `rows` rows of random numbers of the pool's type.
+    /// Returns `rows` rows of random numbers of the pool's type.
     pub fn rows(&mut self, rows: usize, width: usize) -> HostRows {
         let dtype = self.shape.dtype;
         let mut number = || {
@@ -122,20 +122,20 @@ impl Drive {
         HostRows { dtype, width, stride: width, values }
     }
 
-    /// Remembers K and V of a sequence that has none in this layer.
+    /// Records K and V of a sequence without any in this layer.
     pub fn remember(&mut self, sequence: usize, layer: usize, k: &HostRows, v: &HostRows) {
         let (k, v) = (self.shape.stored(&k.values), self.shape.stored(&v.values));
         self.history[sequence][layer] = History { k, v };
     }
 
-    /// Random q, k and v of every layer for a plan of these items, padded or not; remembers K and V.
+    /// Returns random q, k and v of every layer for a plan of these items, padded or not; records K and V.
     pub fn inputs(&mut self, items: &[Item], plan: &BatchPlan<'_>) -> Vec<LayerInputs> {
         let tokens = plan.token_count();
         let width = (self.shape.kv_heads * self.shape.head_dim) as usize;
         self.inputs_of(items, plan, |drive| drive.rows(tokens, width))
     }
 
-    /// The same with K and V of the caller's making.
+    /// Does the same with K and V of the caller.
     pub fn inputs_of(
         &mut self,
         items: &[Item],
@@ -173,7 +173,7 @@ impl Drive {
     ) {
         let (heads, head_dim) = (attend.q_heads as usize, self.shape.head_dim as usize);
         assert_eq!(out.len(), plan.token_count() * heads * head_dim);
-        assert!(out.iter().chain(lse).all(|x| !x.is_nan()), "a number that nobody wrote");
+        assert!(out.iter().chain(lse).all(|x| !x.is_nan()), "a number that no kernel wrote");
         for (i, row) in plan.rows.iter().enumerate() {
             if row.kv_len == 0 {
                 let tokens = row.qo_start as usize..(row.qo_start + row.extend_len) as usize;
@@ -197,7 +197,7 @@ impl Drive {
                 let position = (row.kv_len - row.extend_len) as usize + token;
                 let mask = plan.tree(row).map(|masks| masks[token]);
                 let is_seen = |&place: &usize| match mask {
-                    // Bit i is the row's last slot but i; what lies before the last 64 is seen.
+                    // Bit i is the row's last slot minus i; slots before the last 64 are visible.
                     Some(mask) => {
                         let bit = mask.checked_shr(row.kv_len - 1 - place as u32);
                         bit.is_none_or(|bits| bits & 1 == 1)

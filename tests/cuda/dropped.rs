@@ -1,5 +1,4 @@
-//! What is dropped while the device still works on it: memory goes back after the work, in whatever order its owners
-//! go.
+//! Drops while the device still uses the memory: memory is freed after the work, in any order of the drops.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -31,7 +30,7 @@ fn pool(layers: u32, layout: Layout) -> PoolLayout {
     config.layout().expect("a small pool")
 }
 
-/// A backend with work in flight on everything that has memory, and all that the work uses.
+/// Opens a backend with work in flight on all kinds of memory; returns it with the memory that the work uses.
 fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     let stream = CudaStream::new(gpu).expect("a stream");
     let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(gpu) };
@@ -65,7 +64,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
 #[test]
 fn memory_goes_back_after_the_work_that_uses_it() {
     let Some(gpu) = gpu() else { return };
-    // Pages that kernels move, and pages for the copy engines, with and without device memory on the way.
+    // Pages that kernels move, and pages for the copy engines, with and without device memory in between.
     for (layers, layout) in
         [(1, Layout::PageFirst), (8, Layout::PageFirst), (8, Layout::LayerFirst)]
     {
@@ -80,7 +79,7 @@ fn memory_goes_back_after_the_work_that_uses_it() {
     }
 }
 
-/// Another library's work: not done before it may, or some seconds later, so that a test that fails ends.
+/// Work of another library. It is done on request, or some seconds later, so that a failing test ends.
 #[derive(Default)]
 struct Others {
     may: AtomicBool,
@@ -88,7 +87,7 @@ struct Others {
 }
 
 unsafe extern "C" fn work(others: *mut c_void) {
-    // SAFETY: the test waits for the stream before these go.
+    // SAFETY: the test waits for the stream before these are dropped.
     let others = unsafe { &*others.cast::<Others>() };
     let start = Instant::now();
     while !others.may.load(Ordering::Acquire) && start.elapsed() < Duration::from_secs(5) {
@@ -103,7 +102,7 @@ fn a_buffer_goes_back_while_others_work() {
     let mut parts = at_work(&gpu, 1, Layout::PageFirst);
     let (mut stream, others) = (null_mut(), Others::default());
     let data = (&raw const others).cast_mut().cast();
-    // SAFETY: a context is current; the stream, the function and its data are there until it is waited for.
+    // SAFETY: a context is current; the stream, the function and its data live until the test waits for the stream.
     unsafe {
         assert_eq!(sys::cuStreamCreate(&mut stream, 1), sys::CUresult::CUDA_SUCCESS);
         assert_eq!(sys::cuLaunchHostFunc(stream, Some(work), data), sys::CUresult::CUDA_SUCCESS);
@@ -120,7 +119,7 @@ fn a_buffer_goes_back_while_others_work() {
     assert!(others.done.load(Ordering::Acquire));
 }
 
-/// Another rank's stream may be in a kernel that waits for what this thread launches after the drop.
+/// The stream of another rank may be in a kernel that waits for a kernel that this thread launches after the drop.
 #[test]
 fn a_buffer_is_dropped_while_other_streams_work() {
     let Some(gpu) = gpu() else { return };
@@ -131,7 +130,7 @@ fn a_buffer_is_dropped_while_other_streams_work() {
         let (stream, others) = (CudaStream::new(&peer).expect("a stream"), Others::default());
         let data = (&raw const others).cast_mut().cast();
         peer.bind().expect("a device");
-        // SAFETY: the device's context is current; the stream, the function and its data live until it is waited for.
+        // SAFETY: the device's context is current; the stream, the function and its data live until the wait.
         let asked = unsafe { sys::cuLaunchHostFunc(stream.raw() as _, Some(work), data) };
         assert_eq!(asked, sys::CUresult::CUDA_SUCCESS);
         drop(buffer);
@@ -143,7 +142,7 @@ fn a_buffer_is_dropped_while_other_streams_work() {
     }
 }
 
-/// There is room for one of these at a time, and each is dropped while work is in flight.
+/// The device has memory for one of these at a time, and each is dropped while work is in flight.
 #[test]
 fn what_is_dropped_is_free_when_it_is_asked_for() {
     let Some(gpu) = gpu() else { return };

@@ -1,4 +1,4 @@
-//! What is refused, by name.
+//! Rejected calls, by name.
 
 use kvarena::backend::Operand;
 use kvarena::backend::cuda::{
@@ -13,7 +13,7 @@ use kvarena::{
 use crate::plans::{FIRST, plan_of};
 use crate::{device, gpu};
 
-/// A plan of one token of one sequence.
+/// Returns a plan of one token of one sequence.
 fn plan<'a>(step: u64, rows: &'a [BatchRow], slots: &'a [i32]) -> BatchPlan<'a> {
     plan_of(step, rows, &[0], SlotMapping::I32(slots))
 }
@@ -32,11 +32,11 @@ fn open(gpu: &Gpu, dtype: KvDtype, head_dim: u32) -> Cuda {
 #[test]
 fn no_such_device() {
     let Some(_) = gpu() else { return };
-    let error = Gpu::new(99).expect_err("nobody has a hundred devices");
+    let error = Gpu::new(99).expect_err("there is no device 99");
     assert_eq!(error, CudaError::NoDevice { ordinal: 99 });
 }
 
-/// `KVARENA_GPU_ERROR` is the error that this machine must return: see `tests/cuda/fake_driver/run.sh`.
+/// `KVARENA_GPU_ERROR` names the expected error of this machine: see `tests/cuda/fake_driver/run.sh`.
 #[test]
 fn a_machine_that_cannot_says_why() {
     let error = Gpu::new(0).err();
@@ -135,7 +135,7 @@ fn latent_rows_and_heads_that_no_kernel_serves_are_refused() {
     }
 }
 
-/// Where a layer is prepared for with a window, a plan with trees is refused before anything of it runs.
+/// If a layer is prepared with a window, `begin` rejects a plan with trees before any kernel runs.
 #[test]
 fn trees_are_refused_where_a_window_is_prepared() {
     let Some(gpu) = gpu() else { return };
@@ -223,7 +223,7 @@ fn plans_outside_the_pool_are_refused() {
     ] {
         assert_eq!(cuda.begin(&plan(1, &[bad], &[0])), refused(error), "{bad:?}");
     }
-    // Fewer query rows than tokens, and slots.
+    // Fewer query rows than tokens, and fewer slots.
     let short = BatchRow { extend_len: 0, ..FIRST };
     assert_eq!(cuda.begin(&plan(1, &[short], &[0])), refused(PlanError::QueryRows { row: 1 }));
     assert_eq!(

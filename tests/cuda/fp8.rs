@@ -1,5 +1,5 @@
-//! Pools of fp8 where it is easy to be wrong: numbers between two bytes and beyond them, bytes that no row becomes,
-//! scales far apart, pools whose pages mean something else.
+//! Difficult cases of fp8 pools: numbers between two bytes and beyond all bytes, bytes that no row produces, widely
+//! different scales, and pools whose pages have different meanings.
 
 use kvarena::backend::CpuRows;
 use kvarena::backend::cuda::{CudaError, Gpu};
@@ -35,8 +35,8 @@ fn pool(shape: KvShape, scaling: Scaling, layout: Layout) -> PoolLayout {
     config.layout().expect("a valid pool")
 }
 
-/// Rows that are hard to round: each number is near the middle between two bytes times a scale, or is one of those that
-/// have a rule of their own.
+/// Rows that are hard to round: each number is near the middle between two bytes times a scale, or one of the numbers
+/// with a special rule.
 fn hard_rows(
     dtype: Dtype,
     width: usize,
@@ -61,7 +61,7 @@ fn hard_rows(
     let mut values = Vec::new();
     for _ in 0..TOKENS {
         for head in 0..width / head_dim {
-            // Of a head in four all numbers are alike hard; some heads are of zeros, or have special ones.
+            // All numbers of one head in four are equally hard; some heads are zeros, or contain special numbers.
             let kind = rng.below(8);
             let largest = round(
                 dtype,
@@ -178,7 +178,7 @@ fn stores_are_the_cpus_bit_by_bit() {
     }
 }
 
-/// The rope too: ties between numbers of bf16, what is beyond the largest, and every kind of NaN.
+/// The unquantised part of latent rows: ties between numbers of bf16, overflow, and every kind of NaN.
 #[test]
 fn stores_of_latent_rows_are_the_cpus_bit_by_bit() {
     let Some(gpu) = gpu() else { return };
@@ -225,7 +225,8 @@ fn shape(scaling: Scaling, dtype: Dtype, head_dim: u32, group: u32) -> Shape {
     }
 }
 
-/// Attention over rows of fp8 whose every byte stands for a number, subnormal ones too; then over a NaN in V, and in K.
+/// Attention over rows of fp8 with every byte that is a number, including subnormal ones; then over a NaN in V, and in
+/// K.
 #[test]
 fn every_byte_is_read_as_it_is() {
     let Some(gpu) = gpu() else { return };
@@ -244,7 +245,7 @@ fn every_byte_is_read_as_it_is() {
                 .open(&shape.pool(), &shape.table(), 2)
                 .expect("a small pool");
             let sequence = drive.admit();
-            // Small scales of V would hide what is small.
+            // Small scales of V would hide small errors.
             let items = [Item::Extend { sequence, len: 300 }];
             let width = 2 * head_dim as usize;
             let plan = drive.planner.plan(&items);
@@ -301,7 +302,7 @@ fn every_byte_is_read_as_it_is() {
                     [0x7f, 0xff][turn.min(1)];
                 backend.write_pages(&[page], &bytes);
             }
-            // Of V the one dim of each query of the head; of K all dims.
+            // A NaN of V affects one dim of each query of the head, a NaN of K all dims.
             let queries = (new * group) as usize;
             assert_eq!(
                 nans,
@@ -312,7 +313,7 @@ fn every_byte_is_read_as_it_is() {
     }
 }
 
-/// Scales of a sequence's tokens that lie far apart, rows of zeros among them, whose scale is 1.
+/// Widely different scales of a sequence's tokens, with rows of zeros, whose scale is 1.
 #[test]
 fn scales_by_token_may_lie_far_apart() {
     let Some(gpu) = gpu() else { return };
@@ -335,7 +336,7 @@ fn scales_by_token_may_lie_far_apart() {
                 let mut inputs = drive.inputs_of(&items, &plan, |drive| {
                     let mut rows = drive.rows(len as usize, width);
                     for row in rows.values.chunks_exact_mut(width) {
-                        // All of a sequence is small but a few tokens.
+                        // All rows of a sequence are small except a few tokens.
                         let power = if drive.rng.one_in(40) { 0 } else { -powers };
                         let zero = drive.rng.one_in(9);
                         row.iter_mut().for_each(|x| {
@@ -352,22 +353,22 @@ fn scales_by_token_may_lie_far_apart() {
     }
 }
 
-/// A scale of K at an end of f32: the smallest number, or the largest power of two. V's is 1 or [`LARGE`].
+/// A scale of K at an end of f32's range: the smallest number, or the largest power of two. V's is 1 or [`LARGE`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     Smallest,
     Largest,
 }
 
-/// Sums of weighted V, which are as great as a row has tokens, stay in f32.
+/// Sums of weighted V, as large as a row's number of tokens, fit f32.
 const LARGE: i32 = 100;
 
-/// Scales of K at both ends of f32, of rows and of trees. Infinity times a scale that is rounded to zero once gave NaN.
+/// Scales of K at both ends of f32's range, for rows and trees. Infinity times a scale that rounds to zero gives NaN.
 #[test]
 fn scales_may_be_at_both_ends_of_f32() {
     let Some(gpu) = gpu() else { return };
     let largest = 2_f32.powi(127);
-    // f16 holds no row of K that is near the largest scale.
+    // f16 has no row of K near the largest scale.
     for (dtype, end) in
         [(Dtype::Bf16, End::Smallest), (Dtype::F16, End::Smallest), (Dtype::Bf16, End::Largest)]
     {
@@ -394,8 +395,8 @@ fn scales_may_be_at_both_ends_of_f32() {
     }
 }
 
-/// A step over scales at an end of f32: every K is as zero, or K, V and so the output are those of the reference times
-/// powers of two.
+/// Runs a step over scales at an end of f32's range. Every K acts as zero, or K, V and so the output equal those of the
+/// reference times powers of two.
 fn run_scaled(
     drive: &mut Drive,
     backend: &mut OnGpu,
@@ -442,7 +443,7 @@ fn run_scaled(
     backend.end(StepEnd::Complete(plan.step()));
 }
 
-/// A step of one layer: stores its rows; where it attends, what comes of it is checked.
+/// Runs a step of one layer: stores its rows, and checks attention if requested.
 fn run_step(
     drive: &mut Drive,
     backend: &mut OnGpu,
@@ -468,12 +469,12 @@ fn run_step(
     backend.end(StepEnd::Complete(plan.step()));
 }
 
-/// Rows of q that lie far apart, and rows of zeros: each is multiplied by a power of two of its own. With scales of
-/// either sign.
+/// Rows of q with widely different magnitudes, and rows of zeros: each row is multiplied by its own power of two. The
+/// scales have either sign.
 #[test]
 fn queries_may_lie_far_apart() {
     let Some(gpu) = gpu() else { return };
-    // The logits of some are about 1 in each case.
+    // In each case, the logits of some rows are about 1.
     for (dtype, powers, up) in [
         (Dtype::Bf16, [-90, -40, 0, 16], 0),
         (Dtype::Bf16, [-90, -44, -40, -30], 40),

@@ -1,5 +1,5 @@
-//! A graph is captured once for each key and replayed over many steps, while tables, lengths and the batch change;
-//! between replays other steps run outside of it.
+//! A graph is captured once for each key and replayed over many steps, while tables, lengths and the batch change.
+//! Other steps run outside of it between replays.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +20,7 @@ use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 use crate::plans::{first_token, plan_of};
 
-/// Buffers at fixed addresses, one of each for a layer, for steps of up to `tokens` tokens.
+/// Buffers at fixed addresses, one of each for each layer, for steps of up to `tokens` tokens.
 pub struct Buffers {
     layers: Vec<[DeviceBuffer; 4]>,
     lse: Vec<DeviceBuffer>,
@@ -39,7 +39,7 @@ impl Buffers {
         Self { layers, lse: (0..shape.layers).map(sums).collect(), heads, width }
     }
 
-    /// Writes a step's inputs, and poison where its outputs go.
+    /// Writes a step's inputs, and poison to its outputs.
     pub fn fill(&mut self, inputs: &[LayerInputs]) {
         for (([q, k, v, out], lse), layer) in self.layers.iter_mut().zip(&mut self.lse).zip(inputs)
         {
@@ -51,7 +51,7 @@ impl Buffers {
         }
     }
 
-    /// Asks for all layers of a step.
+    /// Launches all layers of a step.
     pub fn launch(
         &mut self,
         gpu: &mut OnGpu,
@@ -67,7 +67,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// A step's rows of out.
+    /// Returns a step's rows of out.
     fn numbers(&self, dtype: Dtype, out: &DeviceBuffer, tokens: usize) -> Vec<f32> {
         let out: Vec<u16> = out.read(0, tokens * self.width).expect("numbers");
         let number = |bits| match dtype {
@@ -110,12 +110,12 @@ fn shape(layout: Layout, page_size: u32) -> Shape {
     }
 }
 
-/// Replays for steps of `rows` rows and `tokens` tokens, each row extending by up to `len`.
+/// Replays steps of `rows` rows and `tokens` tokens, each row extending by up to `len`.
 fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
     replay_trees(gpu, shape, (rows, tokens, len), false);
 }
 
-/// The same where about every other step has rows that are trees, or sees what random masks let it.
+/// Does the same, and about every other step has rows that are trees or have random masks.
 fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64), trees: bool) {
     let mut drive = Drive::new(shape, 11);
     let mut backend =
@@ -125,7 +125,7 @@ fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64
     let mut scratch = StepScratch::new();
     let mut graphs: HashMap<GraphKey, CudaGraph> = HashMap::new();
     for step in 0..40 {
-        // A step outside the graph: a new sequence with a long prompt, in place of an old one.
+        // A step outside the graph: a new sequence with a long prompt replaces an old one.
         if step % 5 == 0 {
             if drive.planner.live().len() >= rows {
                 drive.planner.finish(drive.planner.live()[0]);
@@ -160,23 +160,23 @@ fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64
         let plan = plan.plan().padded(&mut scratch, rows, tokens);
         let inputs = drive.inputs(&items, &plan);
         buffers.fill(&inputs);
-        // A step outside of graphs ran: the variant of attention is known.
+        // A step ran outside of graphs, so the variant of attention exists.
         let staged = backend.cuda.stage(&plan).expect("a valid plan");
         let graph = graphs.entry(staged.graph).or_insert_with(|| {
             let stream = backend.stream.clone();
             let captured = stream.capture(|| buffers.launch(&mut backend, &plan, &attend));
             captured.expect("a capture")
         });
-        // SAFETY: backend and buffers are there until the end, and a padded plan was just staged.
+        // SAFETY: backend and buffers live until the end, and a padded plan was just staged.
         unsafe { graph.launch(&backend.stream) }.expect("a replay");
-        // All of the step is asked for.
+        // The replay launches all layers.
         backend.end(StepEnd::Complete(plan.step()));
         let ended = backend.cuda.stage(&plan);
         assert_eq!(ended, Err(CudaError::Plan(PlanError::Ended { step: plan.step() })));
         backend.synchronize().expect("nothing failed");
         buffers.check(&mut drive, &items, &plan, &inputs, &attend);
     }
-    // Whether the decode kernel has work, and the extend kernel, and that of trees; in steps that decode, one.
+    // The decode kernel, the extend kernel and that of trees may each have work; in decode steps, only one has.
     let most = if tokens == rows { 1 } else { 6 };
     assert!(graphs.len() <= most, "{} graphs", graphs.len());
 }
@@ -197,7 +197,7 @@ fn mixed_graphs_replay() {
     replay(&gpu, shape(Layout::PageFirst, 16), 6, 200, 120);
 }
 
-/// A few new tokens a row, as when drafts are verified; and some rows of more than a decode kernel takes.
+/// A few new tokens a row, as in the verification of drafts; and some rows of more than a decode kernel takes.
 #[test]
 fn graphs_of_short_queries_replay() {
     let Some(gpu) = gpu() else { return };
@@ -205,11 +205,11 @@ fn graphs_of_short_queries_replay() {
     replay(&gpu, shape(Layout::LayerFirst, 1), 8, 100, 40);
 }
 
-/// One graph serves steps with trees and without, whatever it was captured with.
+/// One graph serves steps with and without trees, regardless of the captured step.
 #[test]
 fn graphs_with_trees_replay() {
     let Some(gpu) = gpu() else { return };
-    // Rows of up to 8 tokens, as drafts are; and of up to 64 and more, which are trees up to 64.
+    // Rows of up to 8 tokens, like drafts; and of up to 64 and more, which are trees up to 64.
     replay_trees(&gpu, shape(Layout::PageFirst, 16), (8, 40, 8), true);
     replay_trees(&gpu, shape(Layout::LayerFirst, 1), (5, 200, 70), true);
     let fp8 = Shape { fp8: Some(Scaling::ByToken), ..shape(Layout::PageFirst, 16) };
@@ -256,8 +256,8 @@ fn a_capture_refuses_what_was_not_staged() {
     backend.begin(&third.plan()).expect("a valid plan");
 }
 
-/// Rows of every type, in pools of every kind: `prepare` loads all that the launches of a step need, and without it a
-/// capture is refused by name.
+/// Rows of every type, in pools of every kind: `prepare` loads all kernels of a step's launches. Without it, a capture
+/// fails with a named error.
 #[test]
 fn a_capture_loads_nothing_after_prepare() {
     let latent = KvShape::Latent { rank: 512, rope: 64 };
@@ -271,7 +271,7 @@ fn a_capture_loads_nothing_after_prepare() {
     ];
     let shapes = [KvShape::heads(2, 64), latent];
     for (shape, (dtype, rows)) in shapes.iter().flat_map(|&shape| kinds.map(|kind| (shape, kind))) {
-        // Kernels are loaded once for a device's handle.
+        // Each handle of a device loads kernels once.
         let Some(gpu) = gpu() else { return };
         let config = PoolConfig {
             layers: 1,
@@ -332,7 +332,7 @@ fn a_capture_ends_where_its_body_panics() {
     stream.capture(|| Ok::<_, CudaError>(())).expect("another capture");
 }
 
-/// Of as many tokens and rows: one that decodes, and one with a row for the extend kernel.
+/// Steps with equal numbers of tokens and rows: one that only decodes, and one with a row for the extend kernel.
 #[test]
 fn steps_of_other_kernels_have_other_keys() {
     let Some(gpu) = gpu() else { return };

@@ -1,5 +1,4 @@
-//! Groups of layers: attention has the same bits whatever groups layers are in, through graphs too, and no call reads
-//! what was given back.
+//! Groups of layers: attention has the same bits for all groups, also in graphs, and no call reads released pages.
 
 use std::collections::HashMap;
 
@@ -24,7 +23,7 @@ const DIM: u32 = 64;
 const TOKENS: usize = 48;
 const ROWS: usize = 4;
 
-/// A model whose layers read all tokens, or what their group does.
+/// A model whose layers read all tokens, or the tokens of their group.
 #[derive(Clone, Copy)]
 struct Model {
     reaches: &'static [Reach],
@@ -58,7 +57,7 @@ impl Model {
     }
 }
 
-/// An engine and its rows at fixed addresses.
+/// An engine, and its rows at fixed addresses.
 struct Host {
     model: Model,
     engine: Engine<OnGpu>,
@@ -85,7 +84,7 @@ impl Host {
         Self { model, engine, rows, uses_graphs, graphs: HashMap::new(), replays: 0 }
     }
 
-    /// One step, from a graph if each sequence has one new token. Returns the bits of attention.
+    /// Runs one step, from a graph if each sequence has one new token. Returns the bits of attention.
     fn step(&mut self, items: &[Extend]) -> Vec<u16> {
         let (mut scratch, mut padded) = (StepScratch::new(), StepScratch::new());
         let plan = self.engine.plan_batch(&mut scratch, items).expect("there is room");
@@ -127,7 +126,7 @@ impl Host {
             };
             stream.capture(body).expect("a capture")
         });
-        // SAFETY: backend and buffers are there until the end, and the plan was just staged.
+        // SAFETY: backend and buffers live until the end, and the plan was just staged.
         unsafe { graph.launch(&stream) }.expect("a replay");
         self.replays += 1;
     }
@@ -144,7 +143,7 @@ impl Host {
     }
 }
 
-/// Stores and attends in every layer.
+/// Launches the store and attention of every layer.
 fn launch(
     backend: &mut OnGpu,
     model: &Model,
@@ -159,7 +158,7 @@ fn launch(
     }
 }
 
-/// Rows that depend on what they are of, a token and its position.
+/// Returns rows that depend on their token and its position.
 fn numbers(plan: &BatchPlan<'_>, kind: usize, heads: u32) -> Vec<u8> {
     let row = |(token, position): (&TokenId, &u32)| {
         let key = (kind as u64) << 48 ^ u64::from(token.raw()) << 24 ^ u64::from(*position);
@@ -205,7 +204,7 @@ fn serve(host: &mut Host) -> Vec<u16> {
     let seq = engine(host, 1);
     let len = host.engine.extend_max(seq).expect("it runs");
     let again = host.step(&[Extend { seq, len }]);
-    // Pages of 1 and of 16 hit all but a page; the last token is computed by both.
+    // Pages of 1 and of 16 tokens hit all but a page; both compute the last token.
     assert!(len <= 16, "a prompt that was cached computes {len} tokens");
     bits.extend(again);
     bits
@@ -224,7 +223,7 @@ fn compare(gpu: &Gpu, model: Model, ways: [(Groups, bool); 2]) {
         assert_eq!(one.len(), other.len());
         assert!(one == other, "attention differs: {:?}, pages of {page_size}", model.reaches);
         let nan = one.iter().any(|&bits| half::bf16::from_bits(bits).is_nan());
-        assert!(!nan, "a number that nobody wrote");
+        assert!(!nan, "a number that no kernel wrote");
     }
 }
 
@@ -242,7 +241,7 @@ fn attention_over_the_gpu_does_not_depend_on_groups() {
     }
 }
 
-/// Rows are cut at chunks' ends; the pieces of a step are as many whatever its rows, so a graph serves all of them.
+/// Rows are cut at the ends of chunks. The number of pieces does not depend on the rows, so a graph serves all steps.
 #[test]
 fn graphs_of_layers_that_read_chunks_replay() {
     let Some(gpu) = gpu() else { return };

@@ -1,4 +1,4 @@
-//! Pools past 4 GiB and past 100 GB: slots and pages are spread over all of it.
+//! Pools past 4 GiB and past 100 GB: slots and pages are spread over the whole pool.
 
 use kvarena::backend::cuda::Gpu;
 use kvarena::testkit::contract::TestBackend;

@@ -1,4 +1,4 @@
-//! Graphs over latent rows give bit by bit what the same steps give when they are launched.
+//! Graphs over latent rows give bit by bit the results of launches of the same steps.
 
 use std::collections::HashMap;
 
@@ -36,7 +36,7 @@ impl Buffers {
         Self { dtype, heads, q, k, out, lse: buffer(4 * heads), tokens }
     }
 
-    /// Writes random rows, and poison where outputs go.
+    /// Writes random rows, and poison to the outputs.
     fn fill(&mut self, seed: u64) {
         let mut rng = Rng::new(seed);
         for (buffer, width) in [(&mut self.q, self.heads * 576), (&mut self.k, 576)] {
@@ -49,7 +49,7 @@ impl Buffers {
         self.lse.fill(0xff).expect("a fill");
     }
 
-    /// Asks for all of a step.
+    /// Launches all calls of a step.
     fn launch(&mut self, gpu: &mut OnGpu, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         let (id, rows) = (LayerId::new(0), self.k.rows(0, None));
         gpu.cuda.store_cache(plan, id, rows, self.k.rows(0, None))?;
@@ -67,7 +67,7 @@ fn attend(heads: usize) -> Attend {
     Attend::latent(heads as u32, 192_f32.sqrt().recip())
 }
 
-/// Replays steps of [`ROWS`] rows, of which the last is padding, and `tokens` tokens.
+/// Compares steps of [`ROWS`] rows, the last of which is padding, and this number of tokens.
 fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usize) {
     let scaling = if dtype.is_quantised() { Scaling::ByToken } else { Scaling::Static };
     let (page_size, capacity) = (7, Capacity::Pages(80));
@@ -116,7 +116,7 @@ fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usiz
         let graph = graphs.entry(staged.graph).or_insert_with(|| {
             stream.capture(|| buffers.launch(&mut replayed, &plan)).expect("a capture")
         });
-        // SAFETY: backend and buffers are there until the end, and a padded plan was just staged.
+        // SAFETY: backend and buffers live until the end, and a padded plan was just staged.
         unsafe { graph.launch(&stream) }.expect("a replay");
         for backend in [&mut launched, &mut replayed] {
             backend.end(StepEnd::Complete(plan.step()));
@@ -125,7 +125,7 @@ fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usiz
         let (results, wanted) = (buffers.results(), others.results());
         let case = format!("{dtype:?}, {rows:?}, {heads} heads, {tokens} tokens, step {step}");
         assert!(results == wanted, "{case}");
-        assert!(!results.1.contains(&u32::MAX), "{case}: a number that nobody wrote");
+        assert!(!results.1.contains(&u32::MAX), "{case}: a number that no kernel wrote");
     }
 }
 

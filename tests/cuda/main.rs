@@ -1,7 +1,7 @@
 //! The CUDA backend on a GPU: the contract of backends, byte parity, graphs, ranks, large pools, the engine's replay.
 //!
-//! Without a GPU each test prints that it was skipped, and passes; `tests/cuda/fake_driver/run.sh` runs them without
-//! one, over a driver that runs the kernels' PTX on the CPU. `KVARENA_SEEDS=1000..2000` runs other seeds.
+//! Without a GPU each test prints that it was skipped, and passes. `tests/cuda/fake_driver/run.sh` runs them over a
+//! driver that runs the kernels' PTX on the CPU. `KVARENA_SEEDS=1000..2000` runs other seeds.
 #![allow(unsafe_code)]
 
 mod contract;
@@ -33,10 +33,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvarena::backend::cuda::Gpu;
 
-/// One test at a time has the device: captures forbid others to wait for it, and large pools need all of its memory.
+/// Only one test at a time uses the device: captures forbid waits of other tests, and large pools need all of its
+/// memory.
 static DEVICE: Mutex<()> = Mutex::new(());
 
-/// The first device while no other test has it, or a note that there is none.
+/// The first device, locked against other tests.
 struct Held {
     gpu: Gpu,
     _held: MutexGuard<'static, ()>,
@@ -51,12 +52,12 @@ impl Deref for Held {
 }
 
 fn gpu() -> Option<Held> {
-    // A test that failed has nothing that the next one needs whole.
+    // A test that failed leaves no state that the next test needs.
     let held = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     device(0).map(|gpu| Held { gpu, _held: held })
 }
 
-/// A device, or a note that it is not there.
+/// Returns a device, or prints that it is missing.
 fn device(ordinal: u32) -> Option<Gpu> {
     match Gpu::new(ordinal) {
         Ok(gpu) => Some(gpu),
@@ -67,7 +68,7 @@ fn device(ordinal: u32) -> Option<Gpu> {
     }
 }
 
-/// The seeds of a random test.
+/// Returns the seeds of a random test.
 fn seeds(count: u64) -> std::ops::Range<u64> {
     let Ok(range) = std::env::var("KVARENA_SEEDS") else { return 0..count };
     let bounds = range.split_once("..").map(|(from, to)| (from.parse(), to.parse()));

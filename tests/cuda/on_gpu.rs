@@ -1,4 +1,4 @@
-//! The backend as tests drive it: rows of host numbers in, numbers out.
+//! The backend in the form of tests: rows of host numbers in, numbers out.
 
 use std::convert::identity;
 use std::mem::size_of;
@@ -17,7 +17,7 @@ use kvarena::{
     StepBounds, TableShape, forward_backend,
 };
 
-/// What opens an [`OnGpu`].
+/// Options of an [`OnGpu`].
 #[derive(Clone, Debug)]
 pub struct OnGpuOptions(CudaOptions);
 
@@ -48,33 +48,33 @@ impl OnGpuOptions {
         Self(CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) })
     }
 
-    /// As the options say, on a stream of its own.
+    /// Returns these options with a new stream.
     pub fn of(gpu: &Gpu, options: CudaOptions) -> Self {
         Self(CudaOptions { stream: Self::new(gpu).0.stream, ..options })
     }
 
-    /// One that reads spans once wherever rows share some.
+    /// Returns options that read spans once wherever rows share them.
     pub fn with_all_spans(gpu: &Gpu) -> Self {
         Self(CudaOptions { all_spans: true, ..Self::new(gpu).0 })
     }
 
-    /// With the kernels that another compute capability gets.
+    /// Returns options with the kernels of another compute capability.
     pub fn with_capability(self, capability: u32) -> Self {
         Self(CudaOptions { selected_capability: Some(capability), ..self.0 })
     }
 
-    /// With rows of a type.
+    /// Returns options with rows of a type.
     pub fn of_rows(gpu: &Gpu, rows: Dtype) -> Self {
         Self(CudaOptions { rows: Some(rows), ..Self::new(gpu).0 })
     }
 
-    /// For a case of the contract: its rows, and its scales and labels where it has some.
+    /// Returns options for a case of the contract: its rows, and its scales and labels, if any.
     pub fn for_case(self, case: &Case) -> Self {
         let (scales, labels) = (case.scales(), case.labels());
         Self(CudaOptions { rows: Some(case.kv_rows), scales, labels, ..self.0 })
     }
 
-    /// With rows of a type, and labels where there are some.
+    /// Returns options with rows of a type, and labels if given.
     pub fn with_rows(self, rows: Dtype, labels: Option<LabelChannels>) -> Self {
         Self(CudaOptions { rows: Some(rows), labels, ..self.0 })
     }
@@ -199,12 +199,12 @@ impl GpuRows {
         Self { buffer, dtype: rows.dtype, stride: rows.stride, len: rows.values.len() }
     }
 
-    /// All bytes, those between the rows included.
+    /// Returns all bytes, including those between the rows.
     pub fn bytes(&self) -> Vec<u8> {
         self.buffer.read(0, self.buffer.bytes() as usize).expect("bytes")
     }
 
-    /// All numbers, those between the rows included.
+    /// Returns all numbers, including those between the rows.
     pub fn read(&self) -> Vec<f32> {
         match self.dtype {
             Dtype::F32 => self.buffer.read(0, self.len).expect("numbers"),
@@ -269,7 +269,7 @@ impl TestBackend for OnGpu {
         head_dim && case.kv_rows == rows && case.q_rows == rows
     }
 
-    /// Sums in f32 over weights that are rounded to the rows' type.
+    /// Returns the rounding unit: kernels sum in f32 over weights that are rounded to the rows' type.
     fn unit(&self, case: &Case) -> f64 {
         match case.q_rows {
             Dtype::F32 => 2_f64.powi(-21),

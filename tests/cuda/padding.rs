@@ -1,4 +1,4 @@
-//! Padding rows of any length, without a row of the page tables, beside rows and trees of drafts.
+//! Padding rows of any length, without a row of the page tables, together with rows and trees of drafts.
 
 use kvarena::backend::cuda::Gpu;
 use kvarena::testkit::contract::TestBackend;
@@ -9,7 +9,7 @@ use crate::drive::{Drive, Shape};
 use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 
-/// Around the 64 masks that a tree has at most, a query tile, and several of them.
+/// Lengths around the 64 masks of a tree, a query tile, and several tiles.
 const PADDING: [u32; 11] = [1, 2, 63, 64, 65, 100, 127, 128, 129, 256, 300];
 
 fn run(gpu: &Gpu, dtype: Dtype, head_dim: u32, fp8: Option<Scaling>, group: u32) {
@@ -35,7 +35,7 @@ fn run(gpu: &Gpu, dtype: Dtype, head_dim: u32, fp8: Option<Scaling>, group: u32)
         let padding = Item::Padding { len };
         let sequences = [(tree, [9, 30][turn % 2]), (row, [1, 21][turn % 2])]
             .map(|(sequence, len)| Item::Extend { sequence, len });
-        // The padding stands before them, between them, or behind them.
+        // The padding precedes, separates or follows the rows.
         let mut items = sequences.to_vec();
         items.insert(turn % 3, padding);
         let is_tree: Vec<_> = items

@@ -1,11 +1,11 @@
-//! Plans by hand: for tests that want a step and nothing of its past.
+//! Hand-written plans, for tests of a single step.
 
 use kvarena::{BatchPlan, BatchRow, RowId, SharedSpans, SlotMapping, StepId, TokenId};
 
-/// A sequence's first token.
+/// Row of a sequence's first token.
 pub const FIRST: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 };
 
-/// A step of these rows, a position for each of up to 64 tokens, and nothing else.
+/// Returns a step of these rows, with a position for each of up to 64 tokens and no other arrays.
 pub fn plan_of<'a>(
     step: u64,
     rows: &'a [BatchRow],
@@ -25,7 +25,7 @@ pub fn plan_of<'a>(
     }
 }
 
-/// A step of a sequence's first token, in the first slot.
+/// Returns a step of a sequence's first token, in the first slot.
 pub fn first_token(step: u64) -> BatchPlan<'static> {
     plan_of(step, &[FIRST], &[0], SlotMapping::I32(&[0]))
 }

@@ -1,4 +1,4 @@
-//! What is loaded before the first step: all that a host does, and nothing else.
+//! The kernels that are loaded before the first step: all that a host uses, and no others.
 
 use kvarena::backend::Backend;
 use kvarena::backend::cuda::{
@@ -16,7 +16,7 @@ use kvarena::{
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 use crate::{device, gpu, seeds};
 
-/// Opens a backend on a handle of its own, prepared for all that a random program does; it may load nothing later.
+/// Options of a backend on its own handle, prepared for all calls of a random program; it may load no kernel later.
 struct Prepared {
     options: OnGpuOptions,
     attend: Attend,
@@ -25,7 +25,7 @@ struct Prepared {
 
 impl Prepared {
     fn new(case: &Case, lists: bool) -> Self {
-        let gpu = device(0).expect("it was there");
+        let gpu = device(0).expect("the device exists");
         let options = OnGpuOptions::with_all_spans(&gpu).for_case(case);
         Self { options, attend: case.attend(), lists }
     }
@@ -70,7 +70,7 @@ fn nothing_is_loaded_after_prepare() {
     println!("{}", check_sparse_backend(&Filter::LABELS, with_lists, few));
 }
 
-/// A pool of two kv heads.
+/// Opens a backend over a pool of two kv heads.
 fn open(gpu: &Gpu, dtype: KvDtype, shape: KvShape, labels: u32) -> Cuda {
     let config = PoolConfig {
         layers: 1,
@@ -81,7 +81,8 @@ fn open(gpu: &Gpu, dtype: KvDtype, shape: KvShape, labels: u32) -> Cuda {
         capacity: Capacity::Pages(4),
         ..PoolConfig::default()
     };
-    let channels = || LabelChannels::new(1, 2, labels, [0, 1].repeat(2)).expect("they ascend");
+    let channels =
+        || LabelChannels::new(1, 2, labels, [0, 1].repeat(2)).expect("the channels ascend");
     let options = CudaOptions {
         rows: Some(if dtype.is_quantised() { Dtype::Bf16 } else { dtype.rows() }),
         labels: (labels > 0).then(channels),
@@ -91,9 +92,9 @@ fn open(gpu: &Gpu, dtype: KvDtype, shape: KvShape, labels: u32) -> Cuda {
     options.open(&config.layout().expect("a small pool"), &table, 2).expect("a small pool")
 }
 
-/// What stands behind every step's load and stores.
+/// Returns the names of the loaded kernels, except those that load and store in every step.
 fn loaded(dtype: KvDtype, shape: KvShape, work: &Prepare<'_>) -> Vec<String> {
-    let gpu = device(0).expect("it was there");
+    let gpu = device(0).expect("the device exists");
     let labels = if work.lists.is_empty() { 0 } else { 2 };
     open(&gpu, dtype, shape, labels).prepare(work).expect("a served shape");
     let mut names: Vec<_> = gpu.kernels().into_iter().map(str::to_owned).collect();
@@ -103,7 +104,7 @@ fn loaded(dtype: KvDtype, shape: KvShape, work: &Prepare<'_>) -> Vec<String> {
     names
 }
 
-/// Each thing that a host may do adds the kernels of that.
+/// Each kind of prepared work adds its kernels.
 #[test]
 fn what_was_not_asked_for_is_not_loaded() {
     let Some(gpu) = gpu() else { return };
@@ -119,7 +120,7 @@ fn what_was_not_asked_for_is_not_loaded() {
     assert_eq!(of(&Prepare { spans: true, ..least }), ["decode_d128_r8", shared]);
     let extend = if hopper { "extend_d128_sm90a" } else { "extend_d128" };
     let wide = if hopper { "decode_d128_r64_sm90a" } else { "decode_d128_r16" };
-    // Two tokens of a group of 8; and prompts, which raise a step's tokens for each row.
+    // Two tokens of a group of 8; and prompts, which have any number of tokens a row.
     for work in [Prepare { decode_tokens: 2, ..least }, Prepare { extend: true, ..least }] {
         let mut both = [wide, "decode_d128_r8", extend];
         both.sort_unstable();
@@ -128,7 +129,7 @@ fn what_was_not_asked_for_is_not_loaded() {
     let trees = loaded(fp8, heads, &Prepare { trees: true, ..least });
     let own = ["decode_fp8_d128_r8", "extend_fp8_d128", "extend_fp8_token_d128_sm90a"];
     assert_eq!(trees, if hopper { &own[..] } else { &own[..2] });
-    // Where all layers read lists, decode over whole rows is not among them.
+    // If all layers read lists, decode over whole rows is not loaded.
     let lists = [(attend[0], 16)];
     let sparse = of(&Prepare { lists: &lists, attend: &[], ..least });
     assert_eq!(
@@ -140,11 +141,11 @@ fn what_was_not_asked_for_is_not_loaded() {
     assert!(all.iter().all(|name| name.starts_with("latent_")), "{all:?}");
 }
 
-/// What a host did not prepare is loaded when a step first needs it, and counted.
+/// A kernel that the host did not prepare is loaded when a step first needs it, and counted.
 #[test]
 fn what_was_not_prepared_is_counted() {
     let Some(gpu) = gpu() else { return };
-    let gpu = Gpu::new(gpu.ordinal()).expect("it was there");
+    let gpu = Gpu::new(gpu.ordinal()).expect("the device exists");
     let mut cuda = open(&gpu, KvDtype::Bf16, KvShape::heads(2, 128), 0);
     assert_eq!(cuda.modules_after_prepare(), 0);
     let attend = [Attend::new(2, 128)];
@@ -162,7 +163,7 @@ fn what_was_not_prepared_is_counted() {
     assert_eq!(cuda.modules_after_prepare(), 0);
 }
 
-/// A prepared engine of 8 sequences that share 32 positions.
+/// Returns a prepared engine of 8 sequences that share 32 positions.
 fn engine_of_spans(gpu: &Gpu, work: &Prepare<'_>) -> (Engine<Cuda>, Vec<SeqKey>) {
     let config = PoolConfig {
         layers: 1,
@@ -187,15 +188,15 @@ fn engine_of_spans(gpu: &Gpu, work: &Prepare<'_>) -> (Engine<Cuda>, Vec<SeqKey>)
         seq
     });
     let admitted = admitted.collect();
-    engine.backend_mut().prepare(work).expect("kernels serve it");
+    engine.backend_mut().prepare(work).expect("kernels support it");
     (engine, admitted)
 }
 
-/// Padding that is too long for the tail of a span goes to the extend kernel, which is loaded for it.
+/// Padding that is too long for the tail of a span goes to the extend kernel, so `prepare` loads it.
 #[test]
 fn padding_beside_spans_is_written_by_a_kernel_loaded_for_it() {
     let Some(_gpu) = gpu() else { return };
-    let gpu = device(0).expect("it was there");
+    let gpu = device(0).expect("the device exists");
     let attend = [Attend::new(8, 128)];
     let work = Prepare { extend: false, copies: false, ..Prepare::new(&attend) };
     let (mut engine, admitted) = engine_of_spans(&gpu, &work);
@@ -215,16 +216,16 @@ fn padding_beside_spans_is_written_by_a_kernel_loaded_for_it() {
     let (rows, outs) = (q.rows(0, None), out.rows_mut(0, None));
     backend.attend(&plan, LayerId::new(0), &attend[0], rows, outs, None).expect("it is served");
     backend.synchronize().expect("it ran");
-    let out = out.read::<u16>(0, 32 * 1024).expect("it is there");
+    let out = out.read::<u16>(0, 32 * 1024).expect("the buffer is readable");
     let kept = out.chunks(1024).position(|row| row.iter().all(|&x| x == MARK));
     assert_eq!(kept, None, "every row is written");
 }
 
-/// Neither kernels nor an upload: a plan that is padded from the start is staged by its begin.
+/// `begin` stages a plan that is padded from the start, so `stage` needs neither kernels nor an upload.
 #[test]
 fn padded_steps_of_several_tokens_need_nothing_more() {
     let Some(_gpu) = gpu() else { return };
-    let gpu = device(0).expect("it was there");
+    let gpu = device(0).expect("the device exists");
     let attend = [Attend::new(8, 128)];
     let work = Prepare { extend: false, decode_tokens: 2, ..Prepare::new(&attend) };
     let (mut engine, admitted) = engine_of_spans(&gpu, &work);
@@ -238,7 +239,7 @@ fn padded_steps_of_several_tokens_need_nothing_more() {
     engine.backend_mut().stage(&plan).expect("it fits");
     assert_eq!(engine.backend().uploaded_bytes(), sent);
     assert_eq!(engine.backend().modules_after_prepare(), 0);
-    // In a capture there is nothing to compile.
+    // A capture compiles no kernel.
     let stream = engine.backend().stream().clone();
     let all = Prepare { compactions: true, ..work };
     let captured = stream.capture(|| engine.backend_mut().prepare(&all));

@@ -1,5 +1,5 @@
-//! One engine's plans drive two ranks in two threads, each with half the heads, each on a device of its own where there
-//! are two; their outputs put together are the output of one device.
+//! One engine's plans drive two ranks in two threads, each with half the heads, on separate devices if there are two.
+//! Their combined outputs equal the output of one device.
 
 use std::sync::mpsc;
 use std::thread;
@@ -18,7 +18,7 @@ use crate::{device, gpu};
 
 const LAYERS: u32 = 2;
 
-/// A step as a rank gets it: the bytes of its plan and of its end, and the rank's heads of q, k and v.
+/// A step as a rank receives it: the bytes of its plan and of its end, and the rank's heads of q, k and v.
 type Step = (Vec<u8>, [u8; StepEnd::BYTES], Vec<LayerInputs>);
 
 /// Output and log-sum-exp of each layer.
@@ -56,7 +56,7 @@ fn of_rank(plan: &OwnedPlan, inputs: Vec<LayerInputs>) -> Step {
     (plan.as_bytes().to_vec(), StepEnd::Complete(plan.plan().step()).to_bytes(), inputs)
 }
 
-/// Half of each row's heads.
+/// Returns half of each row's heads.
 fn half(rows: &HostRows, rank: usize) -> HostRows {
     let width = rows.width / 2;
     let cut = |row: &[f32]| row[rank * width..(rank + 1) * width].to_vec();
@@ -64,7 +64,7 @@ fn half(rows: &HostRows, rank: usize) -> HostRows {
     HostRows { dtype: rows.dtype, width, stride: width, values }
 }
 
-/// Rows of two halves put together.
+/// Combines the rows of two halves.
 fn join(left: &[f32], right: &[f32], width: usize) -> Vec<f32> {
     let halves = left.chunks_exact(width / 2).zip(right.chunks_exact(width / 2));
     halves.flat_map(|(left, right)| [left, right].concat()).collect()
@@ -96,7 +96,7 @@ fn two_ranks_are_one_gpu() {
         let config = kvarena::PoolConfig { tp_size: 2, tp_rank: rank, ..shape.config() };
         config.layout().expect("a valid pool")
     };
-    // The engine holds no bytes: it plans for all ranks.
+    // The engine has no bytes: it plans for all ranks.
     let mut engine = Engine::new(shape.config(), Null).expect("a small engine");
     let mut scratch = StepScratch::new();
     let (mut steps, mut sequences) = (Vec::new(), Vec::new());
@@ -117,7 +117,7 @@ fn two_ranks_are_one_gpu() {
         let plan = engine.plan_batch(&mut scratch, &extends).expect("room for a step");
         let plan = OwnedPlan::from(&plan);
         engine.commit(plan.plan().step()).expect("the step just planned");
-        // No sequence ends, so no page comes back before the ranks have run.
+        // No sequence ends, so no page is released before the ranks have run.
         engine.complete(plan.plan().step()).expect("the step just committed");
         let inputs = drive.inputs(&items, &plan.plan());
         steps.push((items, plan, inputs));
@@ -134,7 +134,7 @@ fn two_ranks_are_one_gpu() {
             let (pool, table, attend) = (rank_pool(rank as u32), &table, &rank_attend);
             scope.spawn(move || {
                 serve(gpu, &pool, table, attend, steps.iter(), |outputs| {
-                    send_outputs.send(outputs).expect("somebody waits");
+                    send_outputs.send(outputs).expect("the receiver lives");
                 });
             });
             senders.push(send_step);
@@ -157,7 +157,7 @@ fn two_ranks_are_one_gpu() {
                 let lse = join(&left[layer].1, &right[layer].1, attend.q_heads as usize);
                 let (whole, sums) = &single[layer];
                 for (a, b) in out.iter().zip(whole) {
-                    // One rounding of bf16: the two split the tokens among CTAs differently.
+                    // One rounding of bf16: the two ranks split the tokens among CTAs differently.
                     assert!((a - b).abs() <= 2_f32.powi(-7) * b.abs() + 1e-3, "{a} is not {b}");
                 }
                 for (a, b) in lse.iter().zip(sums) {

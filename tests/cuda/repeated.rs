@@ -1,5 +1,5 @@
-//! Attention gives the same bits however its CTAs come: each family is launched again and again, while kernels on
-//! another stream keep parts of the device busy.
+//! Attention gives the same bits for any order of its CTAs: each family is launched repeatedly, while kernels on
+//! another stream occupy parts of the device.
 
 use kvarena::backend::cuda::{DeviceBuffer, Gpu};
 use kvarena::testkit::contract::{HostRows, SparseTestBackend, TestBackend, round};
@@ -19,21 +19,21 @@ const LATENT: KvShape = KvShape::Latent { rank: 512, rope: 64 };
 /// Tokens of a list.
 const TOP: u32 = 40;
 
-/// What selects the kernels of a launch.
+/// Properties that select the kernels of a launch.
 #[derive(Clone, Copy, Debug)]
 struct Family {
     name: &'static str,
     rows: Dtype,
     dtype: KvDtype,
     scaling: Scaling,
-    /// 0: latent rows.
+    /// Elements of a head; 0 for latent rows.
     head_dim: u32,
-    /// Query heads of a kv head.
+    /// Query heads for each kv head.
     group: u32,
     /// New tokens of a sequence.
     new: u32,
     trees: bool,
-    /// Sequences share their first tokens, which are read once.
+    /// Whether sequences share their first tokens, which are read once.
     spans: bool,
     lists: bool,
 }
@@ -117,7 +117,7 @@ impl Family {
 
     fn labels(&self) -> Option<LabelChannels> {
         let channels = (0..2).flat_map(|_| 0..8).collect();
-        self.lists.then(|| LabelChannels::new(1, 2, 8, channels).expect("they ascend"))
+        self.lists.then(|| LabelChannels::new(1, 2, 8, channels).expect("the channels ascend"))
     }
 
     fn attend(&self) -> Attend {
@@ -140,7 +140,7 @@ struct Launched {
 }
 
 impl Launched {
-    /// Creates `sequences` sequences, which have `len` tokens before the step.
+    /// Creates the case for `sequences` sequences, which have `len` tokens before the step.
     fn new(gpu: &Gpu, family: Family, sequences: u32, len: u32) -> Self {
         let most = len + family.new + 1;
         let layout = family.config(sequences, most).layout().expect("a valid pool");
@@ -162,7 +162,7 @@ impl Launched {
         let width = 2 * family.head_dim as usize;
         let widths = if family.is_latent() { [576, 0] } else { [width; 2] };
         let extend = |len| move |&sequence: &usize| Item::Extend { sequence, len };
-        // A step at a time, so that a step has no more tokens than the backend serves.
+        // Steps are limited to the tokens that the backend allows.
         for sequence in &all {
             let plan = planner.plan(&[extend(len)(sequence)]);
             backend.begin(&plan.plan()).expect("a valid plan");
@@ -186,7 +186,7 @@ impl Launched {
         Self { family, backend, plan, q, out, lse, lists }
     }
 
-    /// Asks for attention. Nothing is waited for.
+    /// Launches attention without waiting.
     fn launch(&mut self) {
         let Self { family, backend, plan, q, out, lse, lists } = self;
         let (plan, attend) = (plan.plan(), family.attend());
@@ -206,7 +206,7 @@ impl Launched {
             .expect("attention");
     }
 
-    /// The bytes of its results.
+    /// Returns the bytes of the results.
     fn results(&mut self) -> [Vec<u8>; 2] {
         self.launch();
         self.backend.synchronize().expect("nothing failed");
@@ -232,7 +232,7 @@ fn store(
     backend.synchronize().expect("nothing failed");
 }
 
-/// `KVARENA_REPEATS`, or 200.
+/// Returns `KVARENA_REPEATS`, or 200.
 fn repeats() -> u64 {
     std::env::var("KVARENA_REPEATS").map_or(200, |count| count.parse().expect("a number"))
 }
@@ -241,7 +241,7 @@ fn repeats() -> u64 {
 fn every_family_gives_the_same_bits_again() {
     let Some(gpu) = gpu() else { return };
     let multiprocessors = gpu.multiprocessors();
-    // They fill multiprocessors for a while, some for longer than others.
+    // They occupy multiprocessors for different times.
     let busy = Family { rows: Dtype::F32, dtype: KvDtype::F32, new: 4, ..PLAIN };
     let mut rivals = [2, 6, 30].map(|divisor| {
         Launched::new(&gpu, busy, (multiprocessors / divisor).max(1), 100 + 10 * divisor)
@@ -249,7 +249,7 @@ fn every_family_gives_the_same_bits_again() {
     let mut differing = Vec::new();
     for family in FAMILIES {
         let mut different = 0;
-        // Segments that lie in two to four work chunks, and in more.
+        // Segments in two to four work chunks, and in more.
         for sequences in [multiprocessors / 2, multiprocessors / 3, multiprocessors / 9] {
             let mut launched = Launched::new(&gpu, family, sequences.max(1), 240);
             let (wanted, mut rng) = (launched.results(), Rng::new(19));

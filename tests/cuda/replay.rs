@@ -1,4 +1,4 @@
-//! The whole engine over the GPU, with the naive model beside it: tables, plans, pages and every byte after every op.
+//! Compares the whole engine over the GPU with the naive model: tables, plans, pages and every byte after every op.
 
 use std::cell::RefCell;
 use std::convert::identity;
@@ -18,15 +18,15 @@ use kvarena::{
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 use crate::{gpu, seeds};
 
-/// A backend that is looked at after every call.
+/// A backend that is checked after every call.
 struct Watched {
     gpu: OnGpu,
     words: Vec<u32>,
-    /// The pool's bytes, until something may have changed them.
+    /// The pool's bytes, until a call may have changed them.
     pool: RefCell<Option<Vec<u8>>>,
 }
 
-/// What opens a [`Watched`].
+/// Options of a [`Watched`].
 struct WatchedOptions(OnGpuOptions);
 
 impl OpenBackend for WatchedOptions {
@@ -119,7 +119,7 @@ impl Inspect for Watched {
     }
 }
 
-/// What a slot of a plane of fp8, or of its scales, stands for: scales that are given are 1.
+/// Returns the value of a slot of a plane of fp8, or of its scales; static scales are 1.
 fn quantised(
     layout: &PoolLayout,
     bytes: &[u8],
@@ -154,7 +154,7 @@ fn quantised(
     heads.flat_map(head).collect()
 }
 
-/// Whether the chunks that groups read begin at page table chunks.
+/// Returns whether the chunks that groups read begin at page table chunks.
 fn has_served_chunks(config: &SmallConfig) -> bool {
     let EngineShape { layout, table, .. } = config.engine().shape().expect("a small engine");
     let chunk_tokens = table.chunk_pages * layout.page_size();
@@ -171,7 +171,7 @@ fn the_engine_over_the_gpu_is_the_model() {
     let mut summary = Summary::default();
     for seed in seeds(300) {
         let mut workload = Workload::new(seed);
-        // Latent rows so short have no kernels, and chunks that pages do not divide are refused.
+        // Such short latent rows have no kernels, and the backend rejects chunks that pages do not divide.
         let drawn = workload.config();
         let config = SmallConfig { kv_heads: drawn.kv_heads.max(1), ..drawn };
         let groups = if has_served_chunks(&config) { config.groups } else { 0 };

@@ -1,5 +1,5 @@
-//! A process with another CUDA user, such as torch or cudarc: one primary context for both, whatever is current in
-//! which thread.
+//! A process with another CUDA user, such as torch or cudarc: both use one primary context, with any context current in
+//! any thread.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -29,7 +29,7 @@ struct Other {
 impl Other {
     fn new() -> Self {
         let (mut context, mut address, mut stream) = (null_mut(), 0, null_mut());
-        // SAFETY: all are valid places for what they are for; there is a device 0, and its context is current.
+        // SAFETY: all are valid memory for their values; there is a device 0, and its context is current.
         unsafe {
             ok(sys::cuDevicePrimaryCtxRetain(&mut context, 0));
             ok(sys::cuCtxSetCurrent(context));
@@ -39,7 +39,7 @@ impl Other {
         Self { context, address, stream }
     }
 
-    /// Writes and reads its memory, after making its context current in its own way.
+    /// Writes and reads the user's memory; the user makes its context current.
     fn work(&self, byte: u8) {
         let (source, mut target) = ([byte; 256], [0_u8; 256]);
         // SAFETY: all three ranges are 256 bytes and live.
@@ -54,7 +54,7 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // SAFETY: all of it is ours and given back once.
+        // SAFETY: all of it belongs to the user and is freed once.
         unsafe {
             ok(sys::cuCtxSetCurrent(self.context));
             ok(sys::cuStreamDestroy_v2(self.stream));
@@ -65,7 +65,7 @@ impl Drop for Other {
     }
 }
 
-/// A backend on the other user's stream.
+/// Opens a backend on the other user's stream.
 fn open(gpu: &Gpu, other: &Other) -> Cuda {
     // SAFETY: a stream of the primary context, which ends after the backend.
     let stream = unsafe { CudaStream::from_raw(gpu, other.stream as usize as u64, Arc::new(())) };
@@ -78,7 +78,7 @@ fn open(gpu: &Gpu, other: &Other) -> Cuda {
     options.open(&config.layout().expect("a small pool"), &table, 2).expect("a small pool")
 }
 
-/// A step of one token into the first slot, looked at afterwards.
+/// Runs a step of one token into the first slot, and checks it.
 fn step(cuda: &mut Cuda, step: u64) -> Result<(), CudaError> {
     let plan = first_token(step);
     cuda.begin(&plan)?;
@@ -101,27 +101,27 @@ fn the_primary_context_is_shared() {
     }
     let mut current = null_mut();
     cuda.synchronize().expect("nothing failed");
-    // SAFETY: `current` is a valid place for one handle.
+    // SAFETY: `current` is valid memory for one handle.
     ok(unsafe { sys::cuCtxGetCurrent(&mut current) });
     assert_eq!(current, other.context, "one context for both");
 
-    // A thread in which nothing is current.
+    // A thread without a current context.
     thread::scope(|scope| {
         let there = scope.spawn(|| step(&mut cuda, 4));
         there.join().expect("no panic").expect("a step in another thread");
     });
 
-    // Another context is current, as by a library that has one of its own.
+    // Another context is current, as in a library with its own context.
     let mut foreign = null_mut();
-    // SAFETY: `foreign` is a valid place for one handle; there is a device 0.
+    // SAFETY: `foreign` is valid memory for one handle; there is a device 0.
     ok(unsafe { sys::cuCtxCreate_v2(&mut foreign, 0, 0) });
     step(&mut cuda, 5).expect("a step over another context");
     other.work(5);
-    // SAFETY: ours, destroyed once; nothing is in it, and it is not current here.
+    // SAFETY: our context, destroyed once; it contains nothing, and it is not current here.
     ok(unsafe { sys::cuCtxDestroy_v2(foreign) });
 
-    // The backend goes while nothing is current, and takes nothing of the other user's along.
-    // SAFETY: no context at all is a valid one to make current.
+    // The backend is dropped while no context is current, and frees nothing of the other user.
+    // SAFETY: no context is a valid context to make current.
     ok(unsafe { sys::cuCtxSetCurrent(null_mut()) });
     drop(cuda);
     drop(gpu);
@@ -142,7 +142,7 @@ fn a_stream_keeps_its_owner_until_the_backend_drops_it() {
     assert_eq!(Arc::strong_count(&owner), 2, "a clone is left");
     drop(clone);
     assert_eq!(Arc::strong_count(&owner), 1);
-    // The default stream has two handles; the one of each thread is no stream to order work on.
+    // The default stream has two handles. The per-thread stream is not one stream, so no work can be ordered on it.
     for handle in [0, 1] {
         let stream = of(handle).expect("the default stream");
         assert_eq!((stream.raw(), stream.synchronize()), (0, Ok(())));

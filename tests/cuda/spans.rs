@@ -1,5 +1,5 @@
-//! Decode steps of families of sequences, whose spans the kernel for that reads once, in a graph and outside of one: of
-//! one new token a row, and of a few.
+//! Decode steps of families of sequences whose spans a kernel reads once, with and without a graph, with one new token
+//! a row and with a few.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::gpu;
 use crate::graph::Buffers;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 
-/// Rows of a decode step: sequences, and one of padding.
+/// Rows of a decode step: sequences, and one row of padding.
 const ROWS: usize = 13;
 
 fn shape(kv_heads: u32, group: u32, head_dim: u32, dtype: Dtype) -> Shape {
@@ -32,7 +32,7 @@ fn shape(kv_heads: u32, group: u32, head_dim: u32, dtype: Dtype) -> Shape {
     }
 }
 
-/// New tokens of these sequences, without a graph.
+/// Computes new tokens of these sequences without a graph.
 fn extend(gpu: &mut OnGpu, drive: &mut Drive, buffers: &mut Buffers, items: &[Item]) {
     let (attend, plan) = (drive.shape.attend(), drive.planner.plan(items));
     let inputs = drive.inputs(items, &plan.plan());
@@ -44,7 +44,7 @@ fn extend(gpu: &mut OnGpu, drive: &mut Drive, buffers: &mut Buffers, items: &[It
     gpu.end(StepEnd::Complete(plan.plan().step()));
 }
 
-/// Families of two generations, and one sequence that shares nothing.
+/// Creates families of two generations, and one sequence without a shared prefix.
 fn grow(backend: &mut OnGpu, drive: &mut Drive, buffers: &mut Buffers) -> Vec<usize> {
     let (first, alone) = (drive.admit(), drive.admit());
     let items = [(first, 304), (alone, 90)].map(|(sequence, len)| Item::Extend { sequence, len });
@@ -63,7 +63,7 @@ fn grow(backend: &mut OnGpu, drive: &mut Drive, buffers: &mut Buffers) -> Vec<us
     all
 }
 
-/// A few steps of the items that are drawn, and which of them are trees; in a graph of `mean` tokens a row.
+/// Runs a few steps of the drawn items, some of them trees, in a graph of `mean` tokens a row.
 fn decode(
     gpu: &Gpu,
     shape: Shape,
@@ -83,7 +83,7 @@ fn decode(
     let mut once = 0;
     let mut graphs: HashMap<GraphKey, CudaGraph> = HashMap::new();
     for step in 0..5 {
-        // Others each time, so that spans come and go.
+        // Different sequences each time, so that spans appear and disappear.
         let some = all.iter().enumerate().filter(|(i, _)| step == 0 || (i + step) % 4 > 0);
         let some: Vec<_> = some.map(|(_, &sequence)| sequence).collect();
         let (items, is_tree) = draw(&some);
@@ -98,7 +98,7 @@ fn decode(
         buffers.fill(&inputs);
         let staged = backend.cuda.stage(&plan).expect("a valid plan");
         let is_once = backend.cuda.span_work().is_some();
-        // Where rows differ much, the decode kernel may serve more of them than one that reads spans once.
+        // If rows differ much, the decode kernel may serve more of them than a kernel that reads spans once.
         assert!(is_once || graph, "a span is read once");
         once += usize::from(is_once);
         if graph {
@@ -107,7 +107,7 @@ fn decode(
                 let graph = stream.capture(|| buffers.launch(&mut backend, &plan, &attend));
                 graph.expect("a capture")
             });
-            // SAFETY: backend and buffers are there until the end, and a padded plan was just staged.
+            // SAFETY: backend and buffers live until the end, and a padded plan was just staged.
             unsafe { graph.launch(&backend.stream) }.expect("a replay");
         } else {
             buffers.launch(&mut backend, &plan, &attend).expect("a valid step");
@@ -116,7 +116,7 @@ fn decode(
         buffers.check(&mut drive, &items, &plan, &inputs, &attend);
         backend.end(StepEnd::Complete(plan.step()));
     }
-    // Others each time, in the same graph.
+    // Different steps each time, in the same graph.
     assert!(once > 1 && (mean > 1 || graphs.len() <= 1), "{once} steps, {} graphs", graphs.len());
 }
 
@@ -142,14 +142,14 @@ fn families_decode() {
     }
 }
 
-/// The same over a pool of fp8.
+/// The same steps over a pool of fp8.
 fn over_fp8(
     (kv_heads, group, head_dim, dtype): (u32, u32, u32, Dtype),
     scaling: Scaling,
     page_size: u32,
 ) -> Shape {
     let shape = shape(kv_heads, group, head_dim, dtype);
-    // Forks take whole pages.
+    // Forks share whole pages.
     Shape { fp8: Some(scaling), page_size, capacity: Capacity::Pages(6400 / page_size), ..shape }
 }
 
@@ -175,9 +175,9 @@ fn families_decode_over_fp8() {
     }
 }
 
-/// Rows of up to as many query rows as a tail has room for, or as items have; in graphs also longer ones, and trees of
-/// drafts, which the extend kernel reads. In the first step all are as long as they may be: of groups of 3 then, an
-/// item of 42 members ends within a row's.
+/// Rows of up to as many query rows as a tail or an item has room for; in graphs also longer ones, and trees of drafts,
+/// which the extend kernel reads. In the first step all rows have the maximum length: with groups of 3, an item of 42
+/// members then ends within a row's tokens.
 fn verify(gpu: &Gpu, shape: Shape, mean: u32) {
     for graph in [false, true] {
         let (mut rng, mut first) = (Rng::new(31), true);
@@ -206,7 +206,7 @@ fn families_verify_drafts() {
         (2, 3, 128, Dtype::Bf16, 5),
         (2, 4, 64, Dtype::Bf16, 2),
         (2, 3, 256, Dtype::F16, 5),
-        // Rows that have items of their own instead of a tail.
+        // Rows with their own items instead of a tail.
         (2, 4, 128, Dtype::Bf16, 8),
         (1, 8, 128, Dtype::F16, 8),
         (2, 4, 64, Dtype::F16, 8),
@@ -223,7 +223,7 @@ fn families_verify_drafts_over_fp8() {
         ((2, 4, 128, Dtype::Bf16), Scaling::ByToken, 2),
         ((2, 4, 128, Dtype::F16), Scaling::Static, 4),
         ((2, 3, 256, Dtype::F16), Scaling::ByToken, 5),
-        // Rows that have items of their own instead of a tail.
+        // Rows with their own items instead of a tail.
         ((2, 4, 128, Dtype::Bf16), Scaling::Static, 8),
         ((2, 4, 64, Dtype::F16), Scaling::ByToken, 8),
         ((1, 8, 256, Dtype::Bf16), Scaling::Static, 6),

@@ -1,4 +1,4 @@
-//! Sparse reads where it is easy to be wrong: rows of many chunks of scores, scores that are equal or NaN, graphs.
+//! Difficult cases of sparse reads: rows of many chunks of scores, scores that are equal or NaN, graphs.
 
 use half::bf16;
 use kvarena::backend::cuda::{
@@ -35,18 +35,18 @@ fn config(channels: u32, page_size: u32, tokens: u32) -> EngineConfig {
 
 fn labels(channels: u32) -> LabelChannels {
     let some = (0..2 * KV_HEADS).flat_map(|head| (0..channels).map(move |i| 2 * i + head % 2));
-    LabelChannels::new(2, KV_HEADS, channels, some.collect()).expect("they ascend")
+    LabelChannels::new(2, KV_HEADS, channels, some.collect()).expect("the channels ascend")
 }
 
-/// What K and queries are like.
+/// Kinds of K and queries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// Of few numbers, so that many scores are equal.
+    /// Few distinct numbers, so that many scores are equal.
     Equal,
-    /// The same, and NaN among K: lists are compared then, and nothing that is read by them.
+    /// The same, with NaN in K: the test compares lists, but not the attention over them.
     Nan,
-    /// Queries of which the heads' sum takes all bits of an f32 and is the same in every channel, and K of few numbers:
-    /// scores of the same numbers in another order differ by how they are rounded alone.
+    /// Queries whose sum over heads uses all bits of an f32 and is the same in every channel, and K of few distinct
+    /// numbers: scores of the same numbers in another order differ only by rounding.
     Fine,
 }
 
@@ -76,7 +76,7 @@ fn open(gpu: &Gpu, options: CudaOptions, config: EngineConfig) -> Engine<Cuda> {
     Engine::new(config, CudaOptions { stream, ..options }).expect("a small pool")
 }
 
-/// A CPU and a GPU that are asked the same.
+/// A CPU and a GPU that receive the same calls.
 struct Both {
     cpu: Engine<Cpu>,
     gpu: Engine<Cuda>,
@@ -85,7 +85,7 @@ struct Both {
     kind: Kind,
 }
 
-/// What a step of decode rows is asked for.
+/// Arguments of a step of decode rows.
 #[derive(Clone, Copy)]
 struct Asked {
     top: u32,
@@ -106,7 +106,7 @@ impl Both {
         }
     }
 
-    /// Fills sequences of `lens` tokens with K and V. Returns their numbers, which both sides count alike.
+    /// Adds sequences of these numbers of tokens with K and V; returns their keys, which are equal on both sides.
     fn fill(&mut self, lens: &[u32], rng: &mut Rng) -> Vec<SeqKey> {
         lens.iter().map(|&len| self.fill_one(len, rng)).collect()
     }
@@ -136,7 +136,7 @@ impl Both {
         seq
     }
 
-    /// One step of one token for each: lists bit by bit, and what is attended to by them.
+    /// Runs one step of one token for each sequence, and compares lists bit by bit and attention over them.
     fn decode(&mut self, seqs: &[SeqKey], asked: Asked, rng: &mut Rng) {
         let items: Vec<Extend> = seqs.iter().map(|&seq| Extend { seq, len: 1 }).collect();
         let (rows, q_heads) = (seqs.len(), KV_HEADS * GROUP);
@@ -198,8 +198,8 @@ impl Both {
     }
 }
 
-/// Chunks of 256 scores, and rows that end within one, at its end, behind it; many equal scores, so that the last digit
-/// and the order of positions decide.
+/// Chunks of 256 scores, and rows that end inside a chunk, at its end and after it. Many scores are equal, so that the
+/// last digit and the order of positions decide.
 #[test]
 fn long_rows_are_selected_as_on_the_cpu() {
     let Some(gpu) = gpu() else { return };
@@ -230,9 +230,8 @@ fn long_rows_are_selected_as_on_the_cpu() {
     }
 }
 
-/// Selects the best of more keys than one pass compares: a sample bounds the candidates. If many keys are equal, there
-/// are too many candidates, and the kernel compares all keys. Long lists are gathered by several CTAs, where few lists
-/// leave room.
+/// The best of more keys than one pass compares: a sample selects the candidates. If many scores are equal, there are
+/// too many candidates, and all keys are compared. Several CTAs gather long lists if there are few lists.
 #[test]
 fn rows_of_many_keys_are_selected_as_on_the_cpu() {
     let Some(gpu) = gpu() else { return };
@@ -248,7 +247,7 @@ fn rows_of_many_keys_are_selected_as_on_the_cpu() {
             both.decode(&seqs[2..], Asked { top, window }, &mut rng);
         }
     }
-    // More positions than are listed at a time.
+    // More positions than one list pass takes.
     let mut both = Both::new(&gpu, (16, 16, 140_032), Kind::Fine);
     let mut rng = Rng::new(1);
     let seqs = both.fill(&[140_000], &mut rng);
@@ -293,7 +292,7 @@ impl Buffers {
         cuda.attend_selected(plan, LAYER, &attend, selection, queries, out, None)
     }
 
-    /// Lists and outputs, which are poisoned then.
+    /// Returns the lists and outputs, and poisons them.
     fn take(&mut self) -> (Vec<u32>, Vec<u16>) {
         let lists = self.lists.read(0, self.lists.bytes() as usize / 4).expect("numbers");
         let out = self.out.read(0, self.out.bytes() as usize / 2).expect("numbers");
@@ -303,7 +302,7 @@ impl Buffers {
     }
 }
 
-/// What a graph selects and reads is what launches of the same step do, while rows grow over chunks of scores.
+/// A graph selects and reads as launches of the same step do, while rows grow over chunks of scores.
 #[test]
 fn a_graph_selects_for_the_step_that_is_staged() {
     let Some(gpu) = gpu() else { return };
@@ -365,7 +364,7 @@ fn what_no_kernel_serves_is_refused() {
         assert_eq!(with(pool, Some(labels(4))), CudaError::Lists { dtype });
     }
 
-    // Room for 2 chunks and one for each of 256 rows.
+    // Memory for 2 chunks, and for one chunk of each of 256 rows.
     let given = Some(labels(4));
     let options = CudaOptions {
         labels: given,

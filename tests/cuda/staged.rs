@@ -1,4 +1,4 @@
-//! Whatever plan a safe caller passes after another plan's `begin`, kernels access only the places of a checked plan.
+//! For any plan that a safe caller passes after another has begun, kernels use the addresses of a checked plan.
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
@@ -20,7 +20,7 @@ fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
         .expect("a small pool")
 }
 
-/// Rows of one token each, of sequences as long as `kv_len`.
+/// Returns rows of one token each, of sequences of `kv_len` tokens.
 fn rows(count: u32, kv_len: u32) -> Vec<BatchRow> {
     let row = |i| BatchRow { row: RowId::new(0), qo_start: i, extend_len: 1, kv_len };
     (0..count).map(row).collect()
@@ -30,8 +30,7 @@ fn plan<'a>(rows: &'a [BatchRow], slots: SlotMapping<'a>) -> BatchPlan<'a> {
     plan_of(1, rows, &[0; 64][..rows.len()], slots)
 }
 
-/// The same step with slots of another width: once the kernel read the staged ones as wide as the new plan's, and what
-/// lay behind them.
+/// The same step with slots of another width. Kernels must not read the staged slots with the new plan's width.
 #[test]
 fn slots_are_read_as_wide_as_they_are() {
     let Some(gpu) = gpu() else { return };
@@ -64,7 +63,7 @@ fn slots_are_read_as_wide_as_they_are() {
     }
 }
 
-/// Every other field may lie, too: the staged plan, which was checked, is what runs.
+/// All other fields may also differ: the staged plan, which was checked, is used.
 #[test]
 fn a_plan_that_lies_goes_nowhere_else() {
     let Some(gpu) = gpu() else { return };
@@ -89,8 +88,7 @@ fn a_plan_that_lies_goes_nowhere_else() {
     ];
     for lie in &lies {
         let rows = q.rows(0, None);
-        // Whether it is refused or taken for the first is not asked here: the driver of the tests would see a stray
-        // write, as memcheck does on a GPU.
+        // The call may fail or use the staged plan. The stand-in driver detects a stray write, like memcheck on a GPU.
         let _ = cuda.store_cache(lie, layer, rows, rows);
         let _ = cuda.attend(lie, layer, &attend, q.rows(0, None), buffer.rows_mut(0, None), None);
         cuda.synchronize().expect("nothing failed");
@@ -102,7 +100,7 @@ fn a_plan_that_lies_goes_nowhere_else() {
     assert_eq!(wide, slot);
 }
 
-/// Many rows of one long sequence: units of the decode kernel once wrapped around.
+/// Many rows of one long sequence: the units of the decode kernel must not overflow.
 #[test]
 fn rows_that_see_too_much_are_refused() {
     let Some(gpu) = gpu() else { return };

@@ -1,5 +1,4 @@
-//! How plans get to the device: through a ring that the host may not run over, and in rounds where one slot is too
-//! small.
+//! Uploads of plans: through a ring that the host must not overrun, and in rounds if one slot is too small.
 
 use kvarena::backend::cuda::{Cuda, CudaEvent, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::testkit::rng::Rng;
@@ -11,7 +10,7 @@ use kvarena::{
 use crate::gpu;
 use crate::plans::{FIRST, plan_of};
 
-/// A plan of one token.
+/// Returns a plan of one token.
 fn plan<'a>(step: u64, slots: &'a [i32], table_writes: &'a [TableWrite]) -> BatchPlan<'a> {
     BatchPlan { table_writes, ..plan_of(step, &[FIRST], &[0], SlotMapping::I32(slots)) }
 }
@@ -38,7 +37,7 @@ fn a_slot_of_the_ring_is_not_written_before_it_was_read() {
     const WIDTH: usize = 8 * 128;
     let rows: Vec<u16> = (0..STEPS * WIDTH).map(|i| (i / WIDTH * 100 + i % 7) as u16).collect();
     let buffer = DeviceBuffer::of(&gpu, &rows).expect("memory");
-    // So that the device is far behind the host: the ring has four slots.
+    // This work keeps the device far behind the host: the ring has four slots.
     let busy = |i| PageCopy { source: PageId::new(i), target: PageId::new(32 + i) };
     let busy: Vec<_> = (0..32).map(busy).collect();
     for _ in 0..40 {
@@ -72,7 +71,7 @@ fn table_writes_of_any_number_arrive() {
     let mut cuda = open(&gpu, &table);
     let mut rng = Rng::new(1);
     let mut words = vec![0; table.words()];
-    // Far more than a slot of the ring holds, one, and some.
+    // Many more writes than a slot of the ring holds, one, and some.
     for (step, every) in [(1, 1), (2, words.len()), (3, 1_000)] {
         let writes: Vec<_> = (0..words.len() as u32)
             .step_by(every)
@@ -97,13 +96,13 @@ fn table_writes_of_any_number_arrive() {
 fn streams_are_kept_until_their_uploads_are_read() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, &TableShape::new(16, 2, 128, 256).expect("a small table"));
-    // Each stream is the backend's for one step, and nobody else's.
+    // Each stream is the backend's for one step.
     for step in 1..=20 {
         let stream = CudaStream::new(&gpu).expect("a stream");
         let mut before = CudaEvent::new(&gpu, false).expect("an event");
         before.record(cuda.stream()).expect("a mark");
         before.block(&stream).expect("a stream that waits");
-        // SAFETY: the new stream waits for the one before.
+        // SAFETY: the new stream waits for the previous one.
         unsafe { cuda.set_stream(stream) };
         cuda.begin(&plan(step, &[0], &[])).expect("a valid plan");
         cuda.end(StepEnd::Complete(StepId::new(step)));

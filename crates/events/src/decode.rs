@@ -182,7 +182,7 @@ struct Fields {
     hashes: Option<Vec<u64>>,
     tokens: Option<(usize, Vec<u32>)>,
     page_size: Option<u32>,
-    /// None if the event lacks the field.
+    /// Hash of the parent page; `None` if the event lacks the field.
     parent: Option<Option<u64>>,
     lora: Option<String>,
     salt: Option<String>,

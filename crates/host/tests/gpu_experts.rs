@@ -25,7 +25,7 @@ fn biases_and_norms_of_outputs() {
             reserved: 0,
         };
         let grid = ((width / 8).div_ceil(128) as u32, rows as u32);
-        // SAFETY: all buffers have the sizes that the kernel's source requires.
+        // SAFETY: all buffers have the sizes in the kernel's source.
         unsafe { device.kernels.add_bias.launch(device.raw(), grid, 128, &params) }.unwrap();
         let sums: Vec<_> = y.chunks(width).map(|row| twin::add_bias(row, &bias)).collect();
         assert_eq!(read::<bf16>(&d_y, rows * width), sums.concat());
@@ -82,7 +82,7 @@ fn experts_of_each_token() {
             per_token: per_token as u32,
             reserved: 0,
         };
-        // SAFETY: all buffers have the sizes that the kernel's source requires.
+        // SAFETY: all buffers have the sizes in the kernel's source.
         unsafe { device.kernels.route.launch(device.raw(), (tokens as u32, 1), 128, &route) }
             .unwrap();
         let routes: Vec<Route> = read(&d_routes, chosen);

@@ -43,7 +43,7 @@ fn embed_and_norm() {
             reserved: 0,
         };
         let block = (hidden / 8).next_multiple_of(32) as u32;
-        // SAFETY: all buffers have the sizes that the kernel's source requires.
+        // SAFETY: all buffers have the sizes in the kernel's source.
         unsafe { device.kernels.embed.launch(device.raw(), (rows as u32, 1), block, &params) }
             .unwrap();
         let scaled = |row: &[bf16]| -> Vec<bf16> {
@@ -96,7 +96,7 @@ fn activation() {
             reserved: 0,
         };
         let grid = ((width / 8).div_ceil(128) as u32, rows as u32);
-        // SAFETY: the buffers have the sizes that the kernel's source requires.
+        // SAFETY: the buffers have the sizes in the kernel's source.
         unsafe { device.kernels.silu_mul.launch(device.raw(), grid, 128, &params) }.unwrap();
         let expected: Vec<bf16> = gate_up.chunks(2 * width).flat_map(twin::silu_mul).collect();
         close(&read(&out, rows * width), &expected, "silu_mul");
@@ -175,7 +175,7 @@ fn draws() {
         };
         // The second launch checks that the first one left its counters at zero.
         for _ in 0..2 {
-            // SAFETY: all buffers have the sizes that the kernels' source requires.
+            // SAFETY: all buffers have the sizes in the kernels' source.
             unsafe {
                 device
                     .kernels
@@ -297,7 +297,7 @@ fn shaped_draws() {
             first: 2,
         };
         let grid = (rows as u32, 1);
-        // SAFETY: all buffers have the sizes that the kernel's source requires; tokens are below the vocabulary.
+        // SAFETY: all buffers have the sizes in the kernel's source; tokens are below the vocabulary.
         unsafe { device.kernels.sample_shaped.launch(device.raw(), grid, 1024, &params) }.unwrap();
         let tokens: Vec<u32> = read(&sampled, rows);
         let answers: &[u32] = bytemuck::cast_slice(host.as_slice());
@@ -333,7 +333,7 @@ fn folded_norms() {
         cols: cols as u32,
         reserved: 0,
     };
-    // SAFETY: the buffers have the sizes that the kernel's source requires.
+    // SAFETY: the buffers have the sizes in the kernel's source.
     unsafe { device.kernels.fold.launch(device.raw(), (3, 1), 256, &params) }.unwrap();
     let product = |(i, x): (usize, &bf16)| bf16::from_f32(x.to_f32() * weight[i % cols].to_f32());
     let expected: Vec<bf16> = matrix.iter().enumerate().map(product).collect();

@@ -50,7 +50,7 @@ fn skinny_products() {
                     next_lines: (weight.len() / 64) as u32,
                 };
                 let taken = if mode == ProductMode::Silu { 4 * tiles } else { 8 * tiles };
-                // SAFETY: all buffers have the sizes that the kernel's source requires.
+                // SAFETY: all buffers have the sizes in the kernel's source.
                 unsafe {
                     device.kernels.skinny[kernel].launch(
                         device.raw(),
@@ -123,7 +123,7 @@ fn gemm_products() {
                 let d_y = buffer(&device, &guarded);
                 let (weight, x, y) = (d_weight.address(), d_x.address(), d_y.address());
                 let gemm = Gemm { weight, x, y, outs, ins, tokens, mode, norm };
-                // SAFETY: all buffers have the sizes that the kernel's source requires.
+                // SAFETY: all buffers have the sizes in the kernel's source.
                 unsafe { way.launch(&device, &gemm) }.unwrap();
                 let what =
                     format!("{}, {outs} of {ins}, {tokens} rows, {mode:?}, {norm:?}", way.name());

@@ -296,7 +296,7 @@ fn text_goes_through_the_models_own_tokenizer() {
     // The config's own stop token ends the text earlier, and is the last token.
     let stopped = run(&["--model", path, "--prompt", "Az"]);
     let ids = ids["tokens"].as_array().expect("tokens");
-    let end = ids.iter().position(|id| *id == 223).expect("the model says 223 soon");
+    let end = ids.iter().position(|id| *id == 223).expect("the model chooses 223 soon");
     assert_eq!(stopped["tokens"], json!(ids[..=end]));
 }
 

@@ -97,7 +97,9 @@ fn block_on(test: impl Future<Output = ()>) {
 /// Collects the stored pages since the last clear, until they contain `want` tokens.
 async fn heard(subscriber: &mut Subscriber, pages: &mut Vec<StoredPages>, want: usize) {
     while tokens(pages).len() < want {
-        let Heard::Payload(payload) = subscriber.hear().await.expect("it hears") else { continue };
+        let Heard::Payload(payload) = subscriber.hear().await.expect("a message arrives") else {
+            continue;
+        };
         for event in decode(&payload).expect("the wire's form").events {
             match event {
                 WireEvent::Stored(stored) => pages.push(stored),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the driver that runs kernels on the CPU: target/fake-driver/libcuda.so.1, or at the path of the argument.
+# Builds the driver that runs kernels on the CPU: libcuda.so.1 in the given folder, or in target/fake-driver.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/../../../target/fake-driver}
@@ -8,7 +8,7 @@ flags="-std=c++20 -O3 -march=native -ffp-contract=off -fno-math-errno -fPIC -Wal
 jobs=()
 for source in "$here"/driver.cc "$here"/ptx/*.cc; do
     object=$out/objects/$(basename "$source" .cc).o
-    # What a header says may be anywhere.
+    # Any object may depend on any header.
     newest=$(ls -t "$source" "$here"/ptx/*.h "$0" | head -1)
     [[ -e $object && ! $newest -nt $object ]] && continue
     "${CXX:-c++}" $flags -c "$source" -o "$object" &

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs `cargo test` jobs, as many at a time as there are cores. Tests take turns on a device within a process, so each job is a
-# process. A line of the input is a job: its settings, "--", the arguments of `cargo test`. The longest jobs stand first.
+# Runs `cargo test` jobs, as many at a time as there are cores. The tests of one process use a device one at a time, so
+# each job is a process. A line of the input is a job: its settings, "--", the arguments of `cargo test`. The longest
+# jobs come first.
 set -euo pipefail
 job() {
     local settings=${1%%--*} arguments=${1#*--} log start=$SECONDS

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# The CUDA backend's tests on a machine without a GPU, kernels and all, over a driver that runs their PTX on the CPU
-# (tests/cuda/fake_driver/driver.cc). Needs .ci/cuda-stub.sh to build.
+# Runs the CUDA backend's tests and kernels on a machine without a GPU, over a driver that runs their PTX on the CPU
+# (tests/cuda/fake_driver/driver.cc). The build needs .ci/cuda-stub.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 out=target/fake-driver
 tests/cuda/fake_driver/build.sh
 export LD_LIBRARY_PATH=$PWD/$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
-# Without an error: else all tests would be skipped.
+# Without this setting a machine without a GPU skips all tests.
 export KVARENA_GPU_ERROR=None KVARENA_REPEATS=3
 seeds=${KVARENA_SEEDS:-0..8}
 unset KVARENA_SEEDS
 core="--features cuda,testkit"
 cargo test $core --test cuda --lib --no-run
 
-# First all tests; then what needs no Hopper, on plain kernels, which other devices run, each with the shared memory that it has; then
-# warps finely mixed, with copies and products done at once; then unit tests that want a driver; and the oldest one that serves. Many
-# kv heads take a minute, and run the kernels of 80.
+# All tests; the tests that need no Hopper, on the plain kernels of other devices, each with its shared memory; finely
+# mixed warps, with copies and products done at once; the oldest supported driver; and unit tests that need a driver.
+# Tests of many kv heads take a minute and use the kernels of capability 80.
 plain="contract:: padding:: both_ends_of_f32"
 few="$plain --skip many_kv_heads"
 tests/cuda/fake_driver/jobs.sh <<END
@@ -33,10 +33,10 @@ FAKE_DRIVER_CAPABILITY=120 KVARENA_SEEDS=0..2 -- $core --test cuda -- $few
 KVARENA_REPEATS=3 -- $core --lib backend::cuda
 END
 
-# The guide's program.
+# Runs the guide's program.
 cargo test --quiet $core --doc guide::gpu
 
-# The errors of a machine without a usable GPU.
+# Checks the errors of machines that cannot run the backend.
 refuses() { # error, settings
     env "${@:2}" KVARENA_GPU_ERROR="Some($1)" cargo test --quiet $core --test cuda a_machine_that_cannot
 }

@@ -305,7 +305,7 @@ fn fields_that_change_the_answer_are_refused_by_name() {
                 let mut body = plain.clone();
                 body[field.name] = value.clone();
                 if neutral.takes(&value) {
-                    parse(kind, body).expect("it asks for nothing");
+                    parse(kind, body).expect("the request is valid");
                     continue;
                 }
                 let refusal = parse(kind, body).expect_err("refused");

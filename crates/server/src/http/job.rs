@@ -74,7 +74,7 @@ pub struct Logprob {
     pub top: Vec<(u32, f32)>,
 }
 
-/// Whether the client reads each of its choices.
+/// State of each choice: the client reads it, has enough of it, or is gone.
 #[derive(Debug)]
 pub struct Readers(Box<[AtomicU8]>);
 

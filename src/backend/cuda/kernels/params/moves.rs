@@ -80,7 +80,7 @@ pub struct RopeStoreParams {
     pub kv_heads: u32,
     /// Heads of a warp.
     pub heads_each: u32,
-    /// Of the norms.
+    /// Epsilon of the norms.
     pub eps: f32,
 }
 

@@ -26,8 +26,8 @@ impl Cuda {
     ) -> Result<CudaEvent, CudaError> {
         self.gpu.bind()?;
         self.gpu.check_same(Some(target.gpu.ordinal()))?;
-        let fingerprints = (self.pool.fingerprint(), target.pool.fingerprint());
-        let (source, target) = (self.pool.pages(), target.pool.pages());
+        let fingerprints = (self.page_fingerprint(), target.page_fingerprint());
+        let (source, target) = (self.pools.of(0).pages(), target.pools.of(0).pages());
         if !source.is_like(target) {
             return Err(CudaError::PageShape);
         }
@@ -86,7 +86,7 @@ impl Cuda {
             None if raw::is_capturing(stream.raw())? => return Err(CudaError::NotPrepared),
             empty => empty.insert(CopyStreams::new(&self.gpu)?),
         };
-        let pool = self.pool.pages();
+        let pool = self.pools.of(0).pages();
         streams.copy(&self.gpu, &HostCopy { pool, host, way, copies, stream })
     }
 }

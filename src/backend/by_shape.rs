@@ -2,12 +2,12 @@
 
 use crate::layout::{GROUPS_MAX, PoolLayout};
 
-/// One value for each shape of a pool.
+/// One value for each shape of a pool, without memory of its own.
 #[derive(Debug)]
 pub(super) struct ByShape<T> {
-    /// Group 0's first.
-    list: Vec<T>,
-    /// Each group's place in the list.
+    /// Each shape's value at the place of its first group.
+    values: [Option<T>; GROUPS_MAX],
+    /// Each group's place among the values.
     of_group: [usize; GROUPS_MAX],
 }
 
@@ -17,27 +17,25 @@ impl<T> ByShape<T> {
         layout: &PoolLayout,
         mut make: impl FnMut(&PoolLayout) -> Result<T, E>,
     ) -> Result<Self, E> {
-        let mut all = Self { list: vec![make(&layout.of_group(0))?], of_group: [0; GROUPS_MAX] };
-        for group in 1..layout.groups().count() {
-            let index = match layout.first_alike(group) {
-                first if first < group => all.of_group[first as usize],
-                _ => {
-                    all.list.push(make(&layout.of_group(group))?);
-                    all.list.len() - 1
-                }
-            };
-            all.of_group[group as usize] = index;
+        let mut all = Self { values: [const { None }; GROUPS_MAX], of_group: [0; GROUPS_MAX] };
+        for group in 0..layout.groups().count() {
+            let first = layout.first_alike(group);
+            if first == group {
+                all.values[group as usize] = Some(make(&layout.of_group(group))?);
+            }
+            all.of_group[group as usize] = first as usize;
         }
         Ok(all)
     }
 
     /// Returns the value of a group's shape.
     pub fn of(&self, group: u32) -> &T {
-        &self.list[self.of_group[group as usize]]
+        let place = self.of_group[group as usize];
+        self.values[place].as_ref().expect("the first group of each shape has a value")
     }
 
     /// Returns the values of all shapes, group 0's first.
-    pub fn all(&self) -> &[T] {
-        &self.list
+    pub fn all(&self) -> impl Iterator<Item = &T> {
+        self.values.iter().flatten()
     }
 }

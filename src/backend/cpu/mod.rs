@@ -103,7 +103,7 @@ impl Cpu {
             + self.out.capacity() * size_of::<Line>()
             + self.softmax.capacity() * size_of::<Softmax>()
             + size_of_val(&*self.wide)
-            + self.planes.all().iter().map(Planes::bytes).sum::<usize>()
+            + self.planes.all().map(Planes::bytes).sum::<usize>()
             + self.selects.bytes();
         let pages = self.layout.total_bytes() + self.host.bytes(&self.layout);
         pages + (size_of_val(&*self.words) + scratch) as u64

@@ -78,7 +78,7 @@ impl OpenBackend for CpuOptions {
         })?;
         let converts =
             |layout: &&PoolLayout| layout.dtype().is_quantised() || layout.label_channels() > 0;
-        let layouts = planes.all().iter().map(|planes| &planes.layout);
+        let layouts = planes.all().map(|planes| &planes.layout);
         let wide = layouts.filter(converts).map(PoolLayout::head_dim).max().unwrap_or(0);
         Ok(Cpu {
             threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),

@@ -87,7 +87,7 @@ impl Cpu {
 
     /// What the bytes of a page mean: see [`PoolLayout::page_fingerprint`].
     pub fn page_fingerprint(&self) -> u64 {
-        let scales = self.planes.all().iter().find_map(|planes| planes.scales.given());
+        let scales = self.planes.all().find_map(|planes| planes.scales.given());
         self.layout.page_fingerprint(scales, self.planes.of(0).labels.channels())
     }
 

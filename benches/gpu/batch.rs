@@ -174,6 +174,22 @@ impl Batch {
         }
     }
 
+    /// Takes the batch's pages from those below `bound`, which are at least as many.
+    pub fn move_below(&mut self, bound: u32, layout: &PoolLayout, rng: &mut Rng) {
+        let size = layout.page_size();
+        let mut free = distinct(rng, bound as usize, bound).into_iter();
+        let mut moved = vec![None; layout.page_count() as usize];
+        let mut of =
+            |page: u32| *moved[page as usize].get_or_insert_with(|| free.next().expect("a page"));
+        self.pages.iter_mut().flatten().for_each(|page| *page = of(*page));
+        for slot in &mut self.slots {
+            *slot = (of(*slot as u32 / size) * size) as i32 + *slot % size as i32;
+        }
+        let first = table(size).page_word(0, 0);
+        let words = self.writes.iter_mut().filter(|write| write.index >= first);
+        words.for_each(|write| write.value = of(write.value));
+    }
+
     pub fn plan(&self) -> BatchPlan<'_> {
         BatchPlan {
             track_slots: SlotMapping::I32(&[]),

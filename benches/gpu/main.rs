@@ -7,8 +7,9 @@
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
 //! Sections: ceil, store, copy, decode, shared, sharedq, spans, spans-dims, spans-fp8, spans-fp8-dims, shortq, extend,
-//! fp8 (and its parts fp8-decode, fp8-extend, fp8-store, fp8-shared), groups, mla, mla-general, sparse, plan, first.
-//! spans-small runs `spans` in a small form on the tests' driver (`tests/cuda/fake_driver`).
+//! fp8 (and its parts fp8-decode, fp8-extend, fp8-store, fp8-shared), groups, mla, mla-general, sparse, plan, tiers,
+//! first. spans-small and tiers-small run `spans` and `tiers` in small forms on the tests' driver
+//! (`tests/cuda/fake_driver`).
 #![allow(unsafe_code)]
 
 mod attention;
@@ -23,6 +24,7 @@ mod moves;
 mod report;
 mod spans;
 mod sparse;
+mod tiers;
 mod timer;
 
 use kvarena::backend::cuda::Gpu;
@@ -107,6 +109,12 @@ fn main() -> Outcome<()> {
     }
     if wanted("plan") {
         host::plan_cost(&gpu, &mut report)?;
+    }
+    if wanted("tiers") {
+        tiers::run(&gpu, tiers::Sizes::FULL, &mut report)?;
+    }
+    if asked.iter().any(|a| a == "tiers-small") {
+        tiers::run(&gpu, tiers::Sizes::SMALL, &mut report)?;
     }
     report.write()
 }

@@ -10,6 +10,7 @@ mod forward;
 pub mod contract;
 pub mod faults;
 pub mod index;
+pub mod late;
 pub mod model;
 pub mod op;
 pub mod page_pool;

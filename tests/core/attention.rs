@@ -11,6 +11,7 @@ use kvarena::backend::{Backend, CpuError, CpuPath, CpuRows, CpuRowsMut, Elements
 use kvarena::testkit::contract::{
     Case, Filter, check_backend, check_cases, check_rotated, check_served, check_sparse_backend,
 };
+use kvarena::testkit::late::LateOptions;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
@@ -26,6 +27,18 @@ fn cpu_keeps_the_contract_on_every_path_of_the_machine() {
         println!("CPU path {}: {report}", path.name());
         assert!(report.rows > 380 * report.runs, "{report}");
     }
+}
+
+/// Every move takes effect at the last legal moment.
+#[test]
+fn late_moves_keep_the_contract() {
+    let options = |case: &Case| {
+        let (scales, labels) = (case.scales(), case.labels());
+        LateOptions(CpuOptions { scales, labels, ..CpuOptions::with_threads(3) })
+    };
+    println!("{}", check_backend(options, seeds(65, 260)));
+    println!("{}", check_cases(&Filter::FP8, options, seeds(10, 40)));
+    println!("{}", check_cases(&Filter::ALL.in_groups(), options, seeds(10, 40)));
 }
 
 /// Layers in several groups, whose released pages are poisoned.

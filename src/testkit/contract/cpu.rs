@@ -38,11 +38,23 @@ pub struct OwnedRows {
 }
 
 impl OwnedRows {
-    fn new(rows: &HostRows) -> Self {
+    pub(super) fn new(rows: &HostRows) -> Self {
         let stride = (rows.stride != rows.width).then_some(rows.stride);
         Self { buffer: Numbers::new(rows), stride }
     }
+
+    pub(super) fn read(&self) -> Vec<f32> {
+        match &self.buffer {
+            Numbers::F32(x) => x.clone(),
+            Numbers::F16(x) => x.to_f32_vec(),
+            Numbers::Bf16(x) => x.to_f32_vec(),
+        }
+    }
 }
+
+/// Precision of attention: sums in f32, whatever the types, with four roundings of 2^-24. `exp` alone is allowed that
+/// much, and a logit with a soft cap is rounded that often.
+pub(super) const UNIT: f64 = 1.0 / (1 << 22) as f64;
 
 impl TestBackend for Cpu {
     type Input = OwnedRows;
@@ -53,10 +65,8 @@ impl TestBackend for Cpu {
         true
     }
 
-    /// Sums in f32, whatever the types: four roundings of 2^-24. `exp` alone is allowed that much, and a logit with a
-    /// soft cap is rounded that often.
     fn unit(&self, _: &Case) -> f64 {
-        2_f64.powi(-22)
+        UNIT
     }
 
     fn input(&mut self, rows: &HostRows) -> OwnedRows {
@@ -93,11 +103,7 @@ impl TestBackend for Cpu {
     }
 
     fn read_output(&mut self, output: &OwnedRows) -> Vec<f32> {
-        match &output.buffer {
-            Numbers::F32(x) => x.clone(),
-            Numbers::F16(x) => x.to_f32_vec(),
-            Numbers::Bf16(x) => x.to_f32_vec(),
-        }
+        output.read()
     }
 
     fn sums(&mut self, len: usize) -> Vec<f32> {

@@ -25,6 +25,7 @@ mod exact;
 mod filter;
 mod history;
 mod host_shadow;
+mod late;
 mod moved;
 mod rotated;
 mod run;

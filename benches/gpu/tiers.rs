@@ -1,0 +1,363 @@
+//! Pages that move to host memory and back: beside plain copies of the driver, beside decode steps, and the pinning.
+
+use std::time::{Duration, Instant};
+
+use cust::sys;
+use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, PinnedBuffer};
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Attend, Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId,
+    OpenBackend, PageId, PageMove, PoolConfig, StepEnd,
+};
+
+use crate::Outcome;
+use crate::batch::{Batch, Forest, Noise, distinct, table};
+use crate::report::{Rate, Report};
+use crate::timer::Timer;
+
+/// What is measured: full sizes for a GPU, small ones to try the code where the driver is the tests'.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    layers: u32,
+    rows: u32,
+    len: u32,
+    /// Pages of a batch of moves.
+    pages: u32,
+    rounds: usize,
+    /// Bytes of the region whose pinning is timed.
+    pinned: u64,
+}
+
+impl Sizes {
+    pub const FULL: Self =
+        Self { layers: 36, rows: 64, len: 4_096, pages: 1_024, rounds: 9, pinned: 64 << 30 };
+    pub const SMALL: Self =
+        Self { layers: 2, rows: 2, len: 64, pages: 8, rounds: 3, pinned: 16 << 20 };
+}
+
+fn config(sizes: Sizes) -> PoolConfig {
+    PoolConfig {
+        layers: sizes.layers,
+        shape: KvShape::heads(8, 128),
+        dtype: KvDtype::Bf16,
+        page_size: 16,
+        host_pages: 2 * sizes.pages,
+        ..PoolConfig::default()
+    }
+}
+
+fn open(gpu: &Gpu, config: &PoolConfig, stream: &CudaStream) -> Outcome<Cuda> {
+    let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(gpu) };
+    let layout = config.layout()?;
+    Ok(options.open(&layout, &table(layout.page_size()), 2)?)
+}
+
+fn wait_until_pinned(cuda: &Cuda) -> Duration {
+    let start = Instant::now();
+    while cuda.host_pages() < cuda.layout().host_region_pages() && cuda.host_failure().is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    start.elapsed()
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Moves of random pages of the pool: to or from the first half of the host pages, or the second.
+fn moves(rng: &mut Rng, cuda: &Cuda, count: u32, half: u32) -> Vec<PageMove> {
+    let devices = distinct(rng, 2 * count as usize, cuda.layout().page_count());
+    let devices = &devices[(half * count) as usize..][..count as usize];
+    let pair = |(&device, host)| PageMove {
+        device: PageId::new(device),
+        host: HostPageId::new(half * count + host),
+    };
+    devices.iter().zip(0..count).map(pair).collect()
+}
+
+/// Numbers of moves, in order.
+struct Ids(u64);
+
+impl Ids {
+    fn next(&mut self) -> MoveId {
+        self.0 += 1;
+        MoveId::new(self.0)
+    }
+}
+
+pub fn run(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
+    blocks(gpu, sizes, report)?;
+    copies(gpu, sizes, report)?;
+    beside_decode(gpu, sizes, report)?;
+    pinning(gpu, sizes, report)
+}
+
+/// Pages of several sizes, each way.
+fn blocks(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
+    let stream = CudaStream::new(gpu)?;
+    for (layers, page_size, layout) in [
+        (1, 4, Layout::PageFirst),
+        (1, 8, Layout::PageFirst),
+        (2, 8, Layout::PageFirst),
+        (2, 16, Layout::PageFirst),
+        (4, 16, Layout::PageFirst),
+        (36, 16, Layout::PageFirst),
+        (36, 16, Layout::LayerFirst),
+        (36, 1, Layout::PageFirst),
+        (36, 1, Layout::LayerFirst),
+    ] {
+        let layers = layers.min(sizes.layers);
+        let count = 2 * sizes.pages;
+        let capacity = Capacity::Pages(2 * count);
+        let config =
+            PoolConfig { layers, page_size, layout, capacity, host_pages: count, ..config(sizes) };
+        let mut cuda = open(gpu, &config, &stream)?;
+        wait_until_pinned(&cuda);
+        let (mut rng, mut ids) = (Rng::new(1), Ids(0));
+        let mut time = |cuda: &mut Cuda, save: bool| -> Outcome<f64> {
+            let moves = moves(&mut rng, cuda, count, 0);
+            cuda.synchronize()?;
+            let start = Instant::now();
+            match save {
+                true => cuda.save_pages(ids.next(), &moves)?,
+                false => cuda.load_pages(ids.next(), &moves)?,
+            }
+            cuda.synchronize()?;
+            Ok(start.elapsed().as_secs_f64() * 1e6)
+        };
+        let page_bytes = cuda.layout().page_bytes();
+        for (name, save) in [("save", true), ("load", false)] {
+            time(&mut cuda, save)?;
+            let times = (0..sizes.rounds).map(|_| time(&mut cuda, save));
+            let us = median(times.collect::<Outcome<_>>()?);
+            let case = format!("{name} {count} x {} KiB {layout:?}", page_bytes >> 10);
+            let rate = Rate::Bytes((page_bytes * u64::from(count)) as f64);
+            report.row("tiers", &case, "kvarena", us, rate, true);
+        }
+    }
+    Ok(())
+}
+
+/// The driver's plain copies between device memory and pinned memory, a stream for each way.
+struct Plain {
+    streams: [CudaStream; 2],
+    device: DeviceBuffer,
+    pinned: PinnedBuffer,
+    page_bytes: u64,
+}
+
+impl Plain {
+    /// Submits a copy for each page: to the host, or from it.
+    fn submit(&mut self, way: usize, moves: &[PageMove]) {
+        let stream = self.streams[way].raw() as usize as sys::CUstream;
+        let bytes = self.page_bytes as usize;
+        for (of, place) in moves.iter().zip(0_u64..) {
+            let device = self.device.address() + (2 * place + way as u64) * self.page_bytes;
+            let host = self.pinned.address() + u64::from(of.host.raw()) * self.page_bytes;
+            let host = host as usize as *mut std::ffi::c_void;
+            // SAFETY: both ranges are inside their buffers, which live until the streams are done.
+            let result = unsafe {
+                match way {
+                    0 => sys::cuMemcpyDtoHAsync_v2(host, device, bytes, stream),
+                    _ => sys::cuMemcpyHtoDAsync_v2(device, host, bytes, stream),
+                }
+            };
+            assert_eq!(result as u32, 0, "cuMemcpyAsync");
+        }
+    }
+
+    fn wait(&self) -> Outcome<()> {
+        self.streams.iter().try_for_each(|stream| Ok(stream.synchronize()?))
+    }
+}
+
+/// Batches of pages each way and both ways, by turns with plain copies.
+fn copies(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
+    let stream = CudaStream::new(gpu)?;
+    let capacity = Capacity::Pages(4 * sizes.pages);
+    let mut cuda = open(gpu, &PoolConfig { capacity, ..config(sizes) }, &stream)?;
+    Noise::new(gpu)?.fill(cuda.pool())?;
+    wait_until_pinned(&cuda);
+    let page_bytes = cuda.layout().page_bytes();
+    let bytes = page_bytes * u64::from(2 * sizes.pages);
+    let mut plain = Plain {
+        streams: [CudaStream::new(gpu)?, CudaStream::new(gpu)?],
+        device: DeviceBuffer::new(gpu, bytes)?,
+        pinned: PinnedBuffer::new(gpu, bytes as usize)?,
+        page_bytes,
+    };
+    let (mut rng, mut ids) = (Rng::new(2), Ids(0));
+    for (name, ways) in [("save", &[0][..]), ("load", &[1]), ("save and load", &[0, 1])] {
+        let (mut own, mut theirs) = (Vec::new(), Vec::new());
+        for round in 0..=sizes.rounds {
+            let batches = [0, 1].map(|half| moves(&mut rng, &cuda, sizes.pages, half));
+            cuda.synchronize()?;
+            let start = Instant::now();
+            for &way in ways {
+                match way {
+                    0 => cuda.save_pages(ids.next(), &batches[0])?,
+                    _ => cuda.load_pages(ids.next(), &batches[1])?,
+                }
+            }
+            cuda.synchronize()?;
+            let us = start.elapsed().as_secs_f64() * 1e6;
+            let start = Instant::now();
+            ways.iter().for_each(|&way| plain.submit(way, &batches[way]));
+            plain.wait()?;
+            let plain_us = start.elapsed().as_secs_f64() * 1e6;
+            if round > 0 {
+                own.push(us);
+                theirs.push(plain_us);
+            }
+        }
+        let all = ways.len() as u64 * page_bytes * u64::from(sizes.pages);
+        let case = format!("{name} {} x {} KiB", sizes.pages, page_bytes >> 10);
+        let (own, theirs) = (median(own), median(theirs));
+        let rate = || Rate::Bytes(all as f64);
+        report.row("tiers", &case, "kvarena", own, rate(), true);
+        report.row("tiers", &case, "cuMemcpyAsync", theirs, rate(), true);
+        println!("       {:.1} % of plain copies", 100.0 * theirs / own);
+    }
+    let ok = comes_back(&mut cuda, &mut ids)?;
+    report.row("tiers", "a page comes back to another page", "kvarena", 0.0, Rate::None, ok);
+    Ok(())
+}
+
+/// Whether a page that was saved and loaded is the same elsewhere.
+fn comes_back(cuda: &mut Cuda, ids: &mut Ids) -> Outcome<bool> {
+    let (host, bytes) = (HostPageId::new(0), cuda.layout().page_bytes());
+    let of = |page| PageMove { device: PageId::new(page), host };
+    cuda.save_pages(ids.next(), &[of(3)])?;
+    cuda.load_pages(ids.next(), &[of(5)])?;
+    cuda.synchronize()?;
+    let [saved, loaded]: [Vec<u8>; 2] =
+        [3, 5].map(|page| cuda.pool().read(page * bytes, bytes as usize).expect("a page"));
+    Ok(saved == loaded && cuda.lease(host).as_ref() == saved)
+}
+
+/// A decode step's attention in all layers, alone and beside moves that last longer, by turns.
+fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
+    let noise = Noise::new(gpu)?;
+    let mut timer = Timer::new(gpu)?;
+    let stream = timer.stream.clone();
+    let pages = sizes.rows * sizes.len / 16;
+    let capacity = Capacity::Pages(pages + 2 * sizes.pages);
+    let mut cuda = open(gpu, &PoolConfig { capacity, ..config(sizes) }, &stream)?;
+    noise.fill(cuda.pool())?;
+    wait_until_pinned(&cuda);
+    let layout = *cuda.layout();
+    let forest = Forest::alone(vec![sizes.len; sizes.rows as usize]);
+    let news = vec![1; sizes.rows as usize];
+    // The step reads low pages; high ones move.
+    let mut batch = Batch::forest(1, &layout, &table(16), &forest, &news, &mut Rng::new(3));
+    batch.move_below(pages, &layout, &mut Rng::new(4));
+    let plan = batch.plan();
+    let q = noise.buffer(gpu, u64::from(sizes.rows) * 32 * 128 * 2)?;
+    let mut out = DeviceBuffer::new(gpu, q.bytes())?;
+    let attend = Attend::new(32, 128);
+    cuda.begin(&plan)?;
+    let mut step = |cuda: &mut Cuda| {
+        (0..sizes.layers).try_for_each(|layer| {
+            let (q, out) = (q.rows(0, None), out.rows_mut(0, None));
+            cuda.attend(&plan, LayerId::new(layer), &attend, q, out, None)
+        })
+    };
+    step(&mut cuda)?;
+    stream.synchronize()?;
+    let graph = stream.capture(|| step(&mut cuda))?;
+    let moving: Vec<_> =
+        (0..sizes.pages).map(|i| [pages + i, pages + sizes.pages + i].map(PageId::new)).collect();
+    let batch = |way: usize| -> Vec<PageMove> {
+        let host = |i: u32| HostPageId::new(way as u32 * sizes.pages + i);
+        moving.iter().zip(0..).map(|(of, i)| PageMove { device: of[way], host: host(i) }).collect()
+    };
+    let (mut ids, kinds) = (Ids(0), ["alone", "beside saves", "beside loads", "beside both"]);
+    let (mut times, mut late) = (kinds.map(|_| Vec::new()), 0);
+    for round in 0..=sizes.rounds {
+        for (kind, times) in times.iter_mut().enumerate() {
+            cuda.synchronize()?;
+            let mut last = MoveId::new(0);
+            for way in [0, 1] {
+                if kind & 1 << way != 0 {
+                    last = ids.next();
+                    match way {
+                        0 => cuda.save_pages(last, &batch(0))?,
+                        _ => cuda.load_pages(last, &batch(1))?,
+                    }
+                }
+            }
+            // SAFETY: backend and rows live, and no other plan is staged.
+            let us = timer.once(|| unsafe { graph.launch(&stream) })?;
+            let moved = cuda.moved()?;
+            late += u32::from(kind > 0 && moved.saved.max(moved.loaded) >= last);
+            if round > 0 {
+                times.push(us);
+            }
+        }
+    }
+    let alone = median(times[0].clone());
+    for (kind, times) in kinds.iter().zip(times) {
+        let us = median(times);
+        let bytes = f64::from(sizes.rows * sizes.len) * 4096.0 * f64::from(sizes.layers);
+        let case = format!("decode {} x {} {kind}", sizes.rows, sizes.len);
+        report.row("tiers", &case, "kvarena", us, Rate::Bytes(bytes), true);
+        println!("       {:+.2} %", 100.0 * (us / alone - 1.0));
+    }
+    println!("       {late} steps ended after their moves");
+    cuda.end(StepEnd::Complete(plan.step()));
+    Ok(())
+}
+
+/// How long a backend with a large region takes to open, to do its first steps meanwhile, and to drop.
+fn pinning(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
+    let page_bytes = config(sizes).layout()?.page_bytes();
+    let host_pages = (sizes.pinned / page_bytes) as u32;
+    let config = PoolConfig { capacity: Capacity::Pages(64), host_pages, ..config(sizes) };
+    let stream = CudaStream::new(gpu)?;
+    let noise = Noise::new(gpu)?;
+    let rows = noise.buffer(gpu, 1 << 20)?;
+    let ms = |time: Duration| time.as_secs_f64() * 1e6;
+    for dropped_early in [true, false] {
+        let start = Instant::now();
+        let mut cuda = open(gpu, &config, &stream)?;
+        report.row(
+            "tiers",
+            "open with a large region",
+            "kvarena",
+            ms(start.elapsed()),
+            Rate::None,
+            true,
+        );
+        let (mut worst, mut steps) = (Duration::ZERO, 0_u64);
+        let begun = Instant::now();
+        while cuda.host_pages() < host_pages && cuda.host_failure().is_none() {
+            steps += 1;
+            let batch = Batch::stores(steps, &[1, 2, 3]);
+            let start = Instant::now();
+            cuda.begin(&batch.plan())?;
+            for layer in 0..sizes.layers {
+                let k = rows.rows(0, None);
+                cuda.store_cache(&batch.plan(), LayerId::new(layer), k, k)?;
+            }
+            stream.synchronize()?;
+            cuda.end(StepEnd::Complete(batch.plan().step()));
+            worst = worst.max(start.elapsed());
+            if dropped_early && begun.elapsed() > Duration::from_secs(3) {
+                break;
+            }
+        }
+        let pinned = u64::from(cuda.host_pages()) * page_bytes;
+        let case = format!("{} MiB pinned, {steps} steps", pinned >> 20);
+        let rate = Rate::Bytes(pinned as f64);
+        report.row("tiers", &case, "kvarena", ms(begun.elapsed()), rate, true);
+        report.row("tiers", "the longest step meanwhile", "kvarena", ms(worst), Rate::None, true);
+        if let Some(failure) = cuda.host_failure() {
+            println!("       {failure}");
+        }
+        let start = Instant::now();
+        drop(cuda);
+        report.row("tiers", "drop", "kvarena", ms(start.elapsed()), Rate::None, true);
+    }
+    Ok(())
+}

@@ -1,0 +1,308 @@
+//! A backend that moves pages at the last legal moment: proves that nothing relies on an earlier one.
+//!
+//! Until a move takes effect, its target is full of NaN. A move takes effect before a call that needs it: a plan whose
+//! table writes name its page, a copy, another move of its pages, or `synchronize`. [`Backend::moved`] finishes the
+//! oldest batch after it has read the watermark, so that polling makes progress.
+
+use std::cell::RefCell;
+
+use super::replay::Inspect;
+use crate::backend::{
+    Attend, Backend, Cpu, CpuError, CpuOptions, CpuRead, CpuRows, CpuRowsMut, CpuWrite, HostMemory,
+    Moved, OpenBackend, PlanError, Queries, Rope,
+};
+use crate::config::StepBounds;
+use crate::id::{HostPageId, LayerId, MoveId, PageId, SlotId};
+use crate::layout::{PlaneName, PoolLayout, TableShape};
+use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
+
+/// Opens a [`Late`].
+#[derive(Clone, Debug, Default)]
+pub struct LateOptions(pub CpuOptions);
+
+/// A [`Cpu`] whose moves wait.
+#[derive(Debug)]
+pub struct Late {
+    inner: RefCell<Cpu>,
+    words: Vec<u32>,
+    layout: PoolLayout,
+    table: TableShape,
+    /// Moves that have not taken effect, in the order of the calls.
+    waiting: Vec<Waiting>,
+    last: Moved,
+    /// Numbers the moves of the inner backend.
+    inner_id: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Save,
+    Load,
+}
+
+/// A move that has not taken effect.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    id: MoveId,
+    way: Way,
+    of: PageMove,
+}
+
+impl Waiting {
+    fn meets(&self, other: &Self) -> bool {
+        self.of.device == other.of.device || self.of.host == other.of.host
+    }
+}
+
+impl Late {
+    /// The backend, once all moves have taken effect.
+    pub fn settled(&mut self) -> &mut Cpu {
+        self.settle(|_| true);
+        self.inner.get_mut()
+    }
+
+    /// Lets the moves that `needs` names take effect, and those that come before them on the same pages.
+    fn settle(&mut self, needs: impl Fn(&Waiting) -> bool) {
+        let mut due = vec![false; self.waiting.len()];
+        for i in (0..due.len()).rev() {
+            let met = (i + 1..due.len())
+                .any(|later| due[later] && self.waiting[i].meets(&self.waiting[later]));
+            due[i] = met || needs(&self.waiting[i]);
+        }
+        let mut due = due.into_iter();
+        let moves = self.waiting.extract_if(.., |_| due.next().expect("one for each move"));
+        let moves: Vec<_> = moves.collect();
+        moves.into_iter().for_each(|one| self.take_effect(one));
+    }
+
+    fn settle_pages(&mut self, pages: &[PageId]) {
+        self.settle(|one| pages.contains(&one.of.device));
+    }
+
+    fn take_effect(&mut self, Waiting { way, of, .. }: Waiting) {
+        self.inner_id += 1;
+        let (cpu, id) = (self.inner.get_mut(), MoveId::new(self.inner_id));
+        let done = match way {
+            Way::Save => cpu.save_pages(id, &[of]),
+            Way::Load => cpu.load_pages(id, &[of]),
+        };
+        done.expect("the move was checked");
+    }
+
+    /// The last moves such that all before them have taken effect.
+    fn done(&self) -> Moved {
+        let done = |way, last: MoveId| {
+            let first = self.waiting.iter().find(|one| one.way == way);
+            first.map_or(last, |one| MoveId::new(one.id.raw() - 1))
+        };
+        Moved { saved: done(Way::Save, self.last.saved), loaded: done(Way::Load, self.last.loaded) }
+    }
+
+    /// Rejects what a backend rejects.
+    fn check(&self, id: MoveId, moves: &[PageMove]) -> Result<(), PlanError> {
+        let last = self.last.saved.max(self.last.loaded);
+        if id <= last {
+            return Err(PlanError::MoveOrder { id, last });
+        }
+        let (page_count, pages) = (self.layout.page_count(), self.layout.host_region_pages());
+        moves.iter().try_for_each(|&PageMove { device: page, host }| {
+            if page.raw() >= page_count {
+                return Err(PlanError::Page { page, page_count });
+            }
+            if host.raw() < pages { Ok(()) } else { Err(PlanError::HostPage { page: host, pages }) }
+        })
+    }
+
+    /// What a page of the pool will contain once the first moves have taken effect.
+    fn device_bytes(&self, page: PageId, moves: &[Waiting]) -> Vec<u8> {
+        let is_load = |one: &Waiting| one.way == Way::Load && one.of.device == page;
+        if let Some(i) = moves.iter().rposition(is_load) {
+            return self.host_bytes(moves[i].of.host, &moves[..i]);
+        }
+        let mut bytes = vec![0; self.layout.page_bytes() as usize];
+        self.inner.borrow().read_page(page, &mut bytes).expect("a page of the pool");
+        bytes
+    }
+
+    /// The same of a host page.
+    fn host_bytes(&self, page: HostPageId, moves: &[Waiting]) -> Vec<u8> {
+        let is_save = |one: &Waiting| one.way == Way::Save && one.of.host == page;
+        match moves.iter().rposition(is_save) {
+            Some(i) => self.device_bytes(moves[i].of.device, &moves[..i]),
+            None => self.inner.borrow_mut().lease(page).as_ref().to_vec(),
+        }
+    }
+}
+
+impl OpenBackend for LateOptions {
+    type Backend = Late;
+
+    fn open(
+        self,
+        layout: &PoolLayout,
+        table: &TableShape,
+        bounds: impl Into<StepBounds>,
+    ) -> Result<Late, CpuError> {
+        let cpu = self.0.open(layout, table, bounds)?;
+        Ok(Late {
+            words: cpu.table_words().to_vec(),
+            inner: RefCell::new(cpu),
+            layout: *layout,
+            table: *table,
+            waiting: Vec::new(),
+            last: Moved::default(),
+            inner_id: 0,
+        })
+    }
+}
+
+impl Backend for Late {
+    type Error = CpuError;
+    type Rows<'a> = CpuRows<'a>;
+    type RowsMut<'a> = CpuRowsMut<'a>;
+    type Sinks<'a> = &'a [f32];
+    type Lse<'a> = &'a mut [f32];
+
+    fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
+        let first = self.table.page_word(0, 0);
+        let named = plan.table_writes.iter().filter(|write| write.index >= first);
+        let pages: Vec<_> = named.map(|write| PageId::new(write.value)).collect();
+        self.settle_pages(&pages);
+        let cpu = self.inner.get_mut();
+        cpu.begin(plan)?;
+        self.words.copy_from_slice(cpu.table_words());
+        Ok(())
+    }
+
+    fn end(&mut self, end: StepEnd) {
+        self.inner.get_mut().end(end);
+    }
+
+    fn store_cache(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        k: CpuRows<'_>,
+        v: CpuRows<'_>,
+    ) -> Result<(), CpuError> {
+        self.inner.get_mut().store_cache(plan, layer, k, v)
+    }
+
+    fn rope_store(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        rope: &Rope<CpuRows<'_>, &[f32]>,
+        qkv: CpuRowsMut<'_>,
+    ) -> Result<(), CpuError> {
+        self.inner.get_mut().rope_store(plan, layer, rope, qkv)
+    }
+
+    fn attend_queries(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        attend: &Attend,
+        queries: Queries<CpuRows<'_>, &[f32]>,
+        out: CpuRowsMut<'_>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), CpuError> {
+        self.inner.get_mut().attend_queries(plan, layer, attend, queries, out, lse)
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CpuError> {
+        let pages: Vec<_> = copies.iter().flat_map(|copy| [copy.source, copy.target]).collect();
+        self.settle_pages(&pages);
+        self.inner.get_mut().copy_pages(copies)
+    }
+
+    fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CpuError> {
+        self.inner.get_mut().compact(compactions)
+    }
+
+    fn host_pages(&self) -> u32 {
+        self.layout.host_region_pages()
+    }
+
+    fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
+        self.check(id, moves)?;
+        for &of in moves {
+            self.settle(|one| one.of.host == of.host);
+            self.inner.get_mut().lease_mut(of.host).as_mut().fill(0xff);
+        }
+        let moves = moves.iter().map(|&of| Waiting { id, way: Way::Save, of });
+        self.waiting.extend(moves);
+        self.last.saved = id;
+        Ok(())
+    }
+
+    fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
+        self.check(id, moves)?;
+        let garbage = vec![0xff; self.layout.page_bytes() as usize];
+        for of in moves {
+            drop(self.inner.get_mut().lease(of.host)); // No writer has it.
+            self.settle_pages(&[of.device]);
+            self.inner.get_mut().write_page(of.device, &garbage)?;
+        }
+        let moves = moves.iter().map(|&of| Waiting { id, way: Way::Load, of });
+        self.waiting.extend(moves);
+        self.last.loaded = id;
+        Ok(())
+    }
+
+    fn moved(&mut self) -> Result<Moved, CpuError> {
+        let done = self.done();
+        if let Some(first) = self.waiting.first().map(|one| one.id) {
+            self.settle(|one| one.id == first);
+        }
+        Ok(done)
+    }
+
+    fn synchronize(&mut self) -> Result<(), CpuError> {
+        self.settle(|_| true);
+        Ok(())
+    }
+}
+
+impl HostMemory for Late {
+    type Read = CpuRead;
+    type Write = CpuWrite;
+
+    fn lease(&mut self, page: HostPageId) -> CpuRead {
+        let mut saves = self.waiting.iter().filter(|one| one.way == Way::Save);
+        assert!(saves.all(|one| one.of.host != page), "B16: a save writes {page:?}");
+        self.inner.get_mut().lease(page)
+    }
+
+    fn lease_mut(&mut self, page: HostPageId) -> CpuWrite {
+        assert!(self.waiting.iter().all(|one| one.of.host != page), "B16: a move uses {page:?}");
+        self.inner.get_mut().lease_mut(page)
+    }
+}
+
+impl Inspect for Late {
+    fn store(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), CpuError> {
+        self.store_cache(plan, layer, k.into(), v.into())
+    }
+
+    /// What the slot will contain once all moves have taken effect, which they do not yet.
+    fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
+        let page = self.layout.page_of(slot).0;
+        let [now, then] = [&[], &self.waiting[..]].map(|moves| self.device_bytes(page, moves));
+        let mut cpu = self.inner.borrow_mut();
+        cpu.write_page(page, &then).expect("a page of the pool");
+        let row = cpu.read_slot(plane, layer, slot).ok();
+        cpu.write_page(page, &now).expect("a page of the pool");
+        row
+    }
+
+    fn words(&self) -> Option<&[u32]> {
+        Some(&self.words)
+    }
+}

@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "stands twice")]
+    #[should_panic(expected = "a number is repeated")]
     fn a_number_within_a_run_stands_once() {
         let list: Vec<u32> = (8..40).chain([20]).collect();
         for_each_word(&list, |_| ());

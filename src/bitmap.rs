@@ -6,7 +6,7 @@
 //! lowest   no summary word below this one has a bit
 //! ```
 //!
-//! Work is done on whole words: a caller that handles runs of neighbours pays once a word, not once a number.
+//! Changes apply to whole words, so a run of neighbours costs one operation a word, not one a number.
 //! The callers give the bits their meaning (`page`: free pages; `prefix/free_entries.rs`: free entries of spans).
 
 use bitvec::prelude::Lsb0;
@@ -17,7 +17,7 @@ use crate::memory::{OutOfMemory, filled, prefetch_items};
 /// Numbers in one word.
 pub(crate) const WORD: usize = 64;
 
-/// Numbers that are looked at together where they may be neighbours.
+/// Numbers that are compared at once to find runs.
 const STEP: usize = 8;
 
 /// A set of numbers below a fixed limit.
@@ -94,10 +94,10 @@ impl Bitmap {
         self.count += count;
     }
 
-    /// Takes numbers out.
+    /// Removes numbers.
     ///
     /// # Panics
-    /// If one of them is no member.
+    /// If one of them is not a member.
     #[inline]
     pub fn remove(&mut self, bits: Bits) {
         let Bits { word: index, mask, count } = bits;
@@ -122,7 +122,7 @@ impl Bitmap {
         None
     }
 
-    /// Returns the first member from `start` on, from the beginning again where there is none. As
+    /// Returns the first member from `start` on, or else from the beginning. The cost is that of
     /// [`Bitmap::next_word`].
     pub fn next(&self, start: usize) -> Option<usize> {
         let (index, offset) = (start / WORD, start % WORD);
@@ -134,8 +134,8 @@ impl Bitmap {
         Some(index * WORD + self.word(index).trailing_zeros() as usize)
     }
 
-    /// Returns the first word with a member from word `start` on, from the beginning again where there is none. O(words
-    /// / 64) at worst, O(1) where members are many.
+    /// Returns the first word with a member from word `start` on, or else from the beginning. O(words / 64) at worst,
+    /// O(1) if there are many members.
     pub fn next_word(&self, start: usize) -> Option<usize> {
         let summary = &self.nonzero;
         let first = start / WORD;
@@ -149,7 +149,7 @@ impl Bitmap {
         Some(index * WORD + bits.trailing_zeros() as usize)
     }
 
-    /// Takes the `out.len()` lowest members out, in rising order.
+    /// Removes the `out.len()` lowest members and writes them in ascending order.
     ///
     /// # Panics
     /// If there are fewer.
@@ -165,7 +165,7 @@ impl Bitmap {
     }
 }
 
-/// `len` bits that are set, or not. Bits past them are not: whole words are worked on.
+/// Returns words of `len` equal bits. The remaining bits of the last word are 0.
 fn bits(len: usize, set: bool) -> Result<Vec<u64>, OutOfMemory> {
     let mut words = filled(len.div_ceil(WORD) as u64, if set { u64::MAX } else { 0 })?;
     words.view_bits_mut::<Lsb0>()[len..].fill(false);
@@ -178,7 +178,7 @@ impl Bits {
         Self::run(number, 1)
     }
 
-    /// A run of numbers, which share a word.
+    /// Returns a run of numbers, which share a word.
     pub fn run(start: usize, len: usize) -> Self {
         Self { word: start / WORD, mask: ones(len) << (start % WORD), count: len as u32 }
     }
@@ -197,7 +197,7 @@ fn lowest_bits(word: usize, members: u64, n: usize) -> Bits {
     Bits { word, mask: members & !rest, count: n as u32 }
 }
 
-/// Writes numbers in rising order, a run at a time where runs are long.
+/// Writes numbers in ascending order; long runs are written at once.
 fn write_members(bits: Bits, out: &mut [u32]) {
     let base = (bits.word * WORD) as u32;
     let (mut rest, mut out) = (bits.mask, out);
@@ -229,16 +229,16 @@ fn first(index: usize, mask: u64) -> usize {
     index * WORD + mask.trailing_zeros() as usize
 }
 
-/// Calls `visit` for numbers, once for all neighbours in the list that share a word.
+/// Calls `visit` once for each group of adjacent numbers in the list that share a word.
 ///
 /// # Panics
-/// If a number stands twice among them.
+/// If a group contains a number twice.
 pub(crate) fn for_each_word(numbers: &[u32], mut visit: impl FnMut(Bits)) {
     let mut rest = numbers;
     while let Some(&first) = rest.first() {
         let word = first as usize / WORD;
         let (mask, len) = same_word(rest, word);
-        assert!(mask.count_ones() as usize == len, "a number stands twice in {:?}", &rest[..len]);
+        assert!(mask.count_ones() as usize == len, "a number is repeated in {:?}", &rest[..len]);
         visit(Bits { word, mask, count: len as u32 });
         rest = &rest[len..];
     }
@@ -255,7 +255,7 @@ pub(crate) fn for_each_word_of_run(start: usize, len: usize, mut visit: impl FnM
     }
 }
 
-/// Returns the numbers from the start of a list that lie in a word, as a mask and a count.
+/// Returns the numbers at the start of a list that are in a word, as a mask and a count.
 fn same_word(numbers: &[u32], word: usize) -> (u64, usize) {
     let (mut mask, mut len) = (0u64, 0);
     while let Some(&first) = numbers.get(len)
@@ -263,7 +263,7 @@ fn same_word(numbers: &[u32], word: usize) -> (u64, usize) {
     {
         let rest = &numbers[len..];
         if rest.get(STEP - 1) == Some(&first.wrapping_add(STEP as u32 - 1)) {
-            // Most likely a run.
+            // Probably a run.
             let offset = first as usize % WORD;
             let run = run_len(&rest[..rest.len().min(WORD - offset)]);
             mask |= ones(run) << offset;
@@ -281,7 +281,7 @@ fn same_word(numbers: &[u32], word: usize) -> (u64, usize) {
     (mask, len)
 }
 
-/// Returns how many numbers from the start of a list are consecutive.
+/// Returns the number of consecutive numbers at the start of a list.
 fn run_len(numbers: &[u32]) -> usize {
     let mut wanted = numbers[0];
     let mut len = 0;
@@ -299,7 +299,7 @@ fn run_len(numbers: &[u32]) -> usize {
 mod tests {
     use super::*;
 
-    /// Lists of different numbers below 1,000, in runs that rise, fall, jump or leave some out.
+    /// Returns lists of distinct numbers below 1,000, in runs that rise, fall, jump or have gaps.
     fn lists() -> impl Iterator<Item = Vec<u32>> {
         let mut state = 7_u64;
         let mut draw = move |below: u32| {
@@ -314,7 +314,7 @@ mod tests {
                 let mut part: Vec<u32> = part.filter(|n| !list.contains(n)).collect();
                 match draw(6) {
                     0 => part.reverse(),
-                    // A part that ends as a run does, and is none.
+                    // The last numbers look like the end of a run.
                     1 if part.len() > 4 => part[1..4].reverse(),
                     _ => {}
                 }
@@ -336,7 +336,7 @@ mod tests {
             });
             let mut whole: Vec<usize> = list.iter().map(|&n| n as usize / WORD).collect();
             whole.dedup();
-            assert_eq!(words, whole, "a visit for all neighbours of a word: {list:?}");
+            assert_eq!(words, whole, "one visit for adjacent numbers of a word: {list:?}");
             seen.sort_unstable();
             let mut list = list;
             list.sort_unstable();
@@ -347,7 +347,7 @@ mod tests {
     #[test]
     fn the_lowest_are_taken_in_order() {
         for mut list in lists() {
-            let mut bitmap = Bitmap::new(1000, false).expect("it is small");
+            let mut bitmap = Bitmap::new(1000, false).expect("a small set");
             for_each_word(&list, |bits| bitmap.insert(bits));
             list.sort_unstable();
             for part in list.chunks(list.len() / 3 + 1) {
@@ -359,7 +359,7 @@ mod tests {
         }
     }
 
-    /// Few members, words apart or thousands apart, in several words of the summary.
+    /// Few members, a word or thousands apart, in several words of the summary.
     #[test]
     fn the_next_member_is_found_from_everywhere() {
         const LIMIT: u32 = 64 * WORD as u32 * 4 + 300;
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "stands twice")]
+    #[should_panic(expected = "a number is repeated")]
     fn a_number_within_a_run_stands_once() {
         let list: Vec<u32> = (8..40).chain([20]).collect();
         for_each_word(&list, |_| ());

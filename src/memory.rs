@@ -1,15 +1,14 @@
-//! Memory that is taken at the start and stays: asked for so that a refusal is an error, touched before the first step,
-//! and in huge pages where the system has them; and the hint that some of it will be read soon.
+//! Memory that is allocated at the start and kept: a failed allocation is an error, the memory is touched before the
+//! first step, and it uses huge pages if the system has them. Also prefetches.
 //!
-//! A system that over-commits its memory grants more than it has, and ends the process when it is touched, which no
-//! program can catch. So what will be touched at once is asked for in one piece first ([`check`]): most systems refuse
-//! that where it is more than all there is.
+//! A system that over-commits its memory grants more than it has, and ends the process when that memory is touched. No
+//! program can catch this. So memory that will be touched at once is first allocated in one piece ([`check`]): most
+//! systems reject a piece larger than all their memory.
 //!
-//! A tree of a million nodes is a gigabyte of random accesses. In pages of 4 KiB each of them misses the TLB as well as
-//! the cache: at page_size 16, evicting one of 1,000,000 leaves took 2,550 ns, and 500 ns once this was asked for, both
-//! by `cargo bench --bench targets`. At page_size 1, evicting one of 100,000 leaves took 650 ns, and 400 ns once memory
-//! of the leaves next in line was asked for ahead. That is why the crate's two `unsafe` lines outside the backend seam
-//! stand here.
+//! A tree of a million nodes is a gigabyte of random accesses. In pages of 4 KiB each access misses the TLB as well as
+//! the cache: at page_size 16, evicting one of 1,000,000 leaves takes 2,550 ns, and 500 ns in huge pages (`cargo bench
+//! --bench targets`). At page_size 1, evicting one of 100,000 leaves takes 650 ns, and 400 ns if the next leaves are
+//! prefetched. For these hints the crate has two `unsafe` lines outside the backend seam, in this file.
 //!
 //! Not here: the contents of the memory.
 
@@ -60,10 +59,10 @@ pub(crate) fn check(bytes: u64) -> Result<(), OutOfMemory> {
     reserved::<u8>(bytes).map(|piece| drop(black_box(piece)))
 }
 
-/// Bytes of the smallest page that an operating system hands out.
+/// Bytes of the smallest page of an operating system.
 const SYSTEM_PAGE: usize = 4096;
 
-/// Writes to every system page of a vector of zeros, so that it has memory behind it.
+/// Writes to every system page of a vector of zeros, so that memory backs it.
 pub(crate) fn touch<T: Default>(items: &mut [T]) {
     ask_for_huge_pages(items.as_ptr().addr(), size_of_val(items));
     let step = (SYSTEM_PAGE / size_of::<T>()).max(1);
@@ -72,21 +71,21 @@ pub(crate) fn touch<T: Default>(items: &mut [T]) {
     }
 }
 
-/// Touches all that a vector has reserved, and empties it again.
+/// Touches all reserved memory of a vector, and empties it again.
 pub(crate) fn touch_reserved<T: Clone>(items: &mut Vec<T>, filler: T) {
     ask_for_huge_pages(items.as_ptr().addr(), items.capacity() * size_of::<T>());
     items.resize(items.capacity(), filler);
     items.clear();
 }
 
-/// Touches all that a queue has reserved, and empties it again.
+/// Touches all reserved memory of a queue, and empties it again.
 pub(crate) fn touch_deque<T: Copy>(items: &mut VecDeque<T>, filler: T) {
     items.resize(items.capacity(), filler);
     items.clear();
 }
 
 /// Requests the system to back a range of addresses with huge pages once it is touched. A hint: it changes no contents,
-/// and nothing happens where the system has none.
+/// and has no effect without huge pages.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub fn ask_for_huge_pages(address: usize, bytes: usize) {
@@ -94,8 +93,8 @@ pub fn ask_for_huge_pages(address: usize, bytes: usize) {
     let Some(bytes) = (address + bytes).checked_sub(start) else { return };
     let (start, bytes) =
         (std::ptr::without_provenance_mut(start), bytes / SYSTEM_PAGE * SYSTEM_PAGE);
-    // SAFETY: MADV_HUGEPAGE neither reads nor changes memory, whatever lies in the range; a range that is not mapped is
-    // an error that is returned, and it does not matter here.
+    // SAFETY: MADV_HUGEPAGE neither reads nor changes the memory of any range. For an unmapped range it returns an
+    // error, which is ignored.
     let _ = unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };
 }
 
@@ -106,14 +105,14 @@ pub fn ask_for_huge_pages(_: usize, _: usize) {}
 /// Bytes that a processor fetches at a time.
 const LINE: usize = 64;
 
-/// Prefetches the cache line of an address. A hint: it changes no contents, and nothing waits for
+/// Prefetches the cache line of an address. A hint: it changes no contents, and no access waits for
 /// it.
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 #[inline(always)]
 fn prefetch_line<const HINT: i32>(address: usize) {
-    // SAFETY: a prefetch neither reads nor changes memory as far as a program can see; of an address that is not mapped
-    // it does nothing.
+    // SAFETY: a prefetch neither reads nor changes memory as far as a program can see; for an unmapped address it does
+    // nothing.
     unsafe { std::arch::x86_64::_mm_prefetch::<HINT>(std::ptr::without_provenance(address)) };
 }
 
@@ -122,7 +121,7 @@ fn prefetch_line<const HINT: i32>(address: usize) {
 #[inline(always)]
 fn prefetch_line<const HINT: i32>(_: usize) {}
 
-/// Into all caches, and into all but the first: x86's numbers of the hints.
+/// x86's numbers of the hints: into all caches, and into all but the first.
 const NEAR: i32 = 3;
 const FAR: i32 = 2;
 
@@ -136,13 +135,13 @@ pub(crate) fn prefetch_item<T>(item: &T) {
     prefetch_line::<NEAR>(std::ptr::from_ref(item).addr());
 }
 
-/// [`prefetch`] of some items.
+/// Prefetches some items, as [`prefetch`] does.
 pub(crate) fn prefetch_items<T>(items: &[T]) {
     prefetch(items.as_ptr().addr(), size_of_val(items));
 }
 
-/// Asks for all lines of some items that start at a line, into all caches but the first: more of them can be in flight
-/// than into the first.
+/// Prefetches all lines of some items that start at a line, into all caches but the first: more prefetches can be in
+/// flight than into the first cache.
 #[inline(always)]
 pub(crate) fn prefetch_far<T>(items: &[T]) {
     let (address, bytes) = (items.as_ptr().addr(), size_of_val(items));

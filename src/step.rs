@@ -1,4 +1,4 @@
-//! [`StepLog`]: the steps in flight and the items that each planned.
+//! [`StepLog`]: the unfinished steps and their items.
 //!
 //! ```text
 //!   planned --commit--> closed --complete (watermark)--> gone
@@ -6,9 +6,9 @@
 //!      +------abort--------+
 //! ```
 //!
-//! * L1. Step numbers rise by one; the steps held are those after the last complete one, in order.
-//! * L2. Plans commit in order, and an abort takes all later plans along; page copies are closed from the start. So an
-//!   open plan is followed by open plans and copies only, and the first open one is known.
+//! * L1. Step numbers rise by one; the log contains the steps after the last complete one, in order.
+//! * L2. Plans commit in order, and an abort also aborts all later plans; page copies are closed from the start. So
+//!   only open plans and copies follow an open plan, and the log contains the first open one.
 //!
 //! Not here: the effect of a step on a sequence (`system/`), the pages that wait for it (`fence/`).
 
@@ -23,17 +23,17 @@ use crate::memory::{OutOfMemory, filled, reserved_queue};
 pub struct StepItem {
     /// The sequence.
     pub seq: SeqKey,
-    /// The epoch of its sequence when it was planned.
+    /// Epoch of the sequence when the item was planned.
     pub preemption_epoch: u32,
-    /// Its planned_len before the step.
+    /// The sequence's planned_len before the step.
     pub start: u32,
-    /// Its planned_len after it; capped by rollbacks since.
+    /// The sequence's planned_len after the step; later rollbacks cap it.
     pub end: u32,
-    /// Its dirty_from before the step.
+    /// The sequence's dirty_from before the step.
     pub dirty_from: u32,
-    /// The item that planned the same sequence before; 0: none.
+    /// Previous item of the same sequence; 0: none.
     pub previous: u64,
-    /// Whether a rollback has cut it since: what it samples is not the sequence's next token.
+    /// Whether a later rollback has cut the item, so that its sample is not the sequence's next token.
     pub cut: bool,
 }
 
@@ -42,23 +42,23 @@ struct Step {
     /// Number of the step's first item.
     first_item: u64,
     open: bool,
-    /// Items of it that are drafts and not accepted yet.
+    /// Number of the step's items that are drafts and not yet accepted.
     drafts: u32,
 }
 
-/// The steps that are not complete, and their items.
+/// The unfinished steps and their items.
 pub struct StepLog {
     max: u32,
     steps: VecDeque<Step>,
     /// The first open step.
     first_open: Option<StepId>,
-    /// A ring: item `number` stands at `number - origin`, modulo its length, a power of two.
+    /// A ring: item `number` is at `number - origin`, modulo the ring's length, a power of two.
     items: Vec<StepItem>,
-    /// Number of the first item held; items count from 1.
+    /// Number of the first item in the ring; items count from 1.
     base: u64,
     /// Number of the next item.
     end: u64,
-    /// Where the ring begins anew whenever it is empty, so that few steps stay in few lines of memory.
+    /// Number of the item at index 0. An empty ring begins at index 0 again, so that few steps use few cache lines.
     origin: u64,
     completed: StepId,
 }
@@ -67,12 +67,12 @@ impl StepLog {
     /// Creates a log for at most `max` unfinished steps of at most `batch` sequences each.
     ///
     /// # Panics
-    /// If the system does not give the memory.
+    /// If the system has no memory for the log.
     pub fn new(max: u32, batch: u32) -> Self {
         Self::try_new(max, batch).expect("the system has the memory")
     }
 
-    /// [`StepLog::new`], or the allocation that failed.
+    /// Creates a log as [`StepLog::new`] does, or returns the failed allocation.
     pub(crate) fn try_new(max: u32, batch: u32) -> Result<Self, OutOfMemory> {
         let items = u64::from(max) * u64::from(batch);
         Ok(Self {
@@ -87,7 +87,7 @@ impl StepLog {
         })
     }
 
-    /// Returns the bytes that a log takes.
+    /// Returns the bytes of a log.
     pub fn bytes(max: u32, batch: u32) -> u64 {
         let items = u64::from(max) * u64::from(batch);
         items.next_power_of_two() * size_of::<StepItem>() as u64
@@ -104,7 +104,7 @@ impl StepLog {
         self.steps.is_empty()
     }
 
-    /// Returns the last step that is complete, and all before it.
+    /// Returns the last complete step. All earlier steps are complete, too.
     pub fn completed(&self) -> StepId {
         self.completed
     }
@@ -126,11 +126,11 @@ impl StepLog {
         }
     }
 
-    /// Begins a step; its `items` follow by [`StepLog::push`]. The caller checked the room.
+    /// Begins a step; [`StepLog::push`] adds its `items`. The caller checked the room.
     pub(crate) fn begin(&mut self, open: bool, items: usize) -> StepId {
         assert!(self.steps.len() < self.max as usize, "the caller checked the room");
         let held = (self.end - self.base) as usize;
-        assert!(held + items <= self.items.len(), "a step has a batch at most");
+        assert!(held + items <= self.items.len(), "a step has at most `batch` items");
         self.steps.push_back(Step { first_item: self.end, open, drafts: 0 });
         let step = self.newest();
         if open && self.first_open.is_none() {
@@ -152,18 +152,18 @@ impl StepLog {
         number
     }
 
-    /// Counts one more item of the newest step as drafts that wait to be accepted.
+    /// Counts one more item of the newest step as drafts to accept.
     pub(crate) fn add_draft(&mut self) {
-        self.steps.back_mut().expect("it was just begun").drafts += 1;
+        self.steps.back_mut().expect("a step was begun").drafts += 1;
     }
 
-    /// Returns whether drafts of an open step wait to be accepted, be it of sequences that are gone.
+    /// Returns whether an open step has drafts that are not yet accepted, also of finished sequences.
     pub(crate) fn has_drafts(&self, step: StepId) -> bool {
         self.open_index(step).is_ok_and(|index| self.steps[index].drafts > 0)
     }
 
-    /// Marks drafts of an open step as accepted: their item ends at `end`. What the step samples for the sequence is
-    /// its next token, unless nothing was kept.
+    /// Marks drafts of an open step as accepted: their item ends at `end`. The step's sample for the sequence is its
+    /// next token, unless no draft was kept.
     pub(crate) fn accept(&mut self, step: StepId, number: u64, end: u32) {
         let index = self.open_index(step).expect("the caller checked the step");
         self.steps[index].drafts -= 1;
@@ -188,7 +188,7 @@ impl StepLog {
         }
     }
 
-    /// Checks that it is this step's turn to commit.
+    /// Checks that the step is the next one to commit.
     ///
     /// # Errors
     /// [`Error::UnknownStep`], [`Error::StepOrder`].
@@ -213,7 +213,7 @@ impl StepLog {
         self.open_index(step).is_ok()
     }
 
-    /// Closes an open step. O(page copies behind it, up to the next plan).
+    /// Closes an open step. O(page copies between it and the next plan).
     pub(crate) fn close(&mut self, step: StepId) {
         let index = self.open_index(step).expect("the caller checked the step");
         self.steps[index].open = false;
@@ -222,14 +222,14 @@ impl StepLog {
         }
     }
 
-    /// Returns the numbers of the items of a step that is not complete.
+    /// Returns the numbers of the items of an unfinished step.
     pub(crate) fn items_of(&self, step: StepId) -> std::ops::Range<u64> {
         let index = (step.raw() - self.completed.raw() - 1) as usize;
         let next = self.steps.get(index + 1);
         self.steps[index].first_item..next.map_or(self.end, |next| next.first_item)
     }
 
-    /// Returns whether an item is of a step; of one that is complete or was never planned, none is.
+    /// Returns whether an item belongs to a step. Complete and unplanned steps have no items.
     pub(crate) fn is_item_of(&self, number: u64, step: StepId) -> bool {
         (self.completed < step && step <= self.newest()) && self.items_of(step).contains(&number)
     }
@@ -250,8 +250,8 @@ impl StepLog {
         item >= self.base && !self.items[self.index(item)].cut
     }
 
-    /// Returns, for a sequence with this last item and dirty_from, the pages whose page table words were sent by plans
-    /// that no abort can undo any more. O(unfinished steps).
+    /// Returns the number of pages of a sequence, with this last item and dirty_from, whose page table words were sent
+    /// by plans that no abort can undo. O(unfinished steps).
     pub(crate) fn sent_for_good(&self, last_item: u64, dirty_from: u32) -> u32 {
         let (mut number, mut sent) = (last_item, dirty_from);
         while number >= self.base && self.is_open_item(number) {
@@ -261,12 +261,12 @@ impl StepLog {
         sent
     }
 
-    /// Returns whether an item is of an open step: those follow all others (L2).
+    /// Returns whether an item belongs to an open step. Items of open steps follow all others (L2).
     fn is_open_item(&self, number: u64) -> bool {
         self.first_open.is_some_and(|step| number >= self.items_of(step).start)
     }
 
-    /// Caps what the items of one sequence plan, from its last one back: tokens past `len` are forgotten.
+    /// Caps the items of one sequence, from its last one back, at `len` tokens.
     /// O(unfinished steps).
     pub(crate) fn cap(&mut self, last_item: u64, len: u32) {
         let mut number = last_item;
@@ -293,7 +293,7 @@ impl StepLog {
         }
     }
 
-    /// Forgets all steps up to `step`. The caller checked it.
+    /// Removes all steps up to `step`, which the caller checked.
     pub(crate) fn complete(&mut self, step: StepId) {
         let count = step.raw().saturating_sub(self.completed.raw()) as usize;
         if count == 0 {
@@ -307,7 +307,7 @@ impl StepLog {
         self.completed = step;
     }
 
-    /// Checks L1, and of L2 what does not hold by construction.
+    /// Checks L1, and the part of L2 that does not hold by construction.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         if !self.steps.iter().is_sorted_by_key(|step| step.first_item) {
             return Err("L1: steps hold their items in order");
@@ -326,7 +326,7 @@ impl StepLog {
 mod tests {
     use super::*;
 
-    /// Step 1 is complete, 2 committed, 3 open.
+    /// Returns a log of three steps: 1 is complete, 2 committed, 3 open.
     fn sound() -> StepLog {
         let mut log = StepLog::new(4, 2);
         for items in [1, 2, 1] {
@@ -343,11 +343,11 @@ mod tests {
         log
     }
 
-    /// The audit's answer after `spoil`.
+    /// Returns the audit's error after `spoil`.
     fn broken<T>(spoil: impl FnOnce(&mut StepLog) -> T) -> &'static str {
         let mut log = sound();
         spoil(&mut log);
-        log.check().expect_err("the audit finds it")
+        log.check().expect_err("the audit finds the error")
     }
 
     #[test]
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn committing_does_not_look_through_the_steps_before() {
-        // Looking through them all at each call would take 10^12 looks: hours.
+        // Reading all steps at each call would take 10^12 reads: hours.
         const STEPS: u32 = 1 << 20;
         let mut log = StepLog::new(STEPS, 1);
         let steps: Vec<_> = (0..STEPS).map(|i| log.begin(i % 3 > 0, 0)).collect();

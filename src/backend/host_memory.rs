@@ -1,4 +1,4 @@
-//! [`HostMemory`]: the bytes of host pages, for stores that read and write them on threads of their own.
+//! [`HostMemory`]: the bytes of host pages, for stores that read and write them on separate threads.
 //!
 //! Not here: which host page contains which prefix.
 
@@ -20,17 +20,17 @@ impl Moved {
         Self { saved: MoveId::new(u64::MAX), loaded: MoveId::new(u64::MAX) };
 }
 
-/// A backend whose host pages other threads may read and write.
+/// A backend with host pages that other threads may read and write.
 ///
-/// A lease is the right to do so (B16). It outlives the backend and ends when it is dropped. Leased pages have no
-/// unfinished move.
+/// A lease is the right to read or write a page (B16). It outlives the backend and ends when it is dropped. Leased
+/// pages have no unfinished move.
 pub trait HostMemory: Backend {
     /// The bytes of a host page, to read.
     type Read: AsRef<[u8]> + Send + 'static;
     /// The bytes of a host page, to write.
     type Write: AsMut<[u8]> + Send + 'static;
 
-    /// Leases a host page to a reader. A page may have several.
+    /// Leases a host page to a reader. A page may have several readers.
     ///
     /// # Panics
     /// If the page is not ready, a write lease covers it, or an unfinished save writes it.

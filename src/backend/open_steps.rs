@@ -26,7 +26,7 @@ impl OpenSteps {
         Self::try_new(max).expect("the system has the memory")
     }
 
-    /// [`OpenSteps::new`] with an error in place of the panic.
+    /// Creates a set as [`OpenSteps::new`] does, or returns the failed allocation.
     pub(super) fn try_new(max: u32) -> Result<Self, OutOfMemory> {
         Ok(Self { open: reserved_queue(max.into())?, max, last: StepId::default() })
     }
@@ -105,9 +105,9 @@ mod tests {
         assert_eq!(open(&steps), [4]);
         assert_eq!(steps.last(), StepId::new(7), "numbers of aborted steps are spent");
         steps.begin(StepId::new(8));
-        steps.end(StepEnd::Complete(StepId::new(9))); // 9 copied pages, say.
+        steps.end(StepEnd::Complete(StepId::new(9))); // 9 may be a page copy.
         assert_eq!((open(&steps), steps.last()), (vec![], StepId::new(9)));
-        steps.end(StepEnd::Abort(StepId::new(10))); // It failed to begin.
+        steps.end(StepEnd::Abort(StepId::new(10))); // The step failed to begin.
         assert_eq!(steps.last(), StepId::new(10));
     }
 

@@ -51,7 +51,7 @@ impl fmt::Display for Operand {
     }
 }
 
-/// Why no backend of this pool can serve a plan or a call with it. The call wrote nothing.
+/// The reason why every backend of this pool rejects a plan or a call with it. The call wrote nothing.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum PlanError {
@@ -314,11 +314,11 @@ impl fmt::Display for PlanError {
                 write!(f, "a plan has {positions} positions, {tokens} tokens and {slots} slots")
             }
             Self::QueryRows { row } => {
-                write!(f, "the query rows of sequence {row} do not follow its neighbour's")
+                write!(f, "the query rows of sequence {row} are not adjacent")
             }
-            Self::Span { span } => write!(f, "shared span {span} or its members are off"),
+            Self::Span { span } => write!(f, "shared span {span} or its members are wrong"),
             Self::Mask { token, mask } => {
-                write!(f, "the mask {mask:#x} of token {token}, or the number of masks, is off")
+                write!(f, "the mask {mask:#x} of token {token}, or the number of masks, is wrong")
             }
             Self::TrackSlots { slots, wanted } => {
                 write!(f, "{} of further tracks where {wanted} belong", Count(slots as u64, "slot"))

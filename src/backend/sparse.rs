@@ -57,7 +57,7 @@ pub trait SparseBackend: Backend {
     /// every score.
     ///
     /// # Errors
-    /// The backend's own, among them [`PlanError::NoLabels`] and [`PlanError::Top`].
+    /// The backend's own, including [`PlanError::NoLabels`] and [`PlanError::Top`].
     fn select(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -67,12 +67,12 @@ pub trait SparseBackend: Backend {
         positions: Self::PositionsMut<'_>,
     ) -> Result<(), Self::Error>;
 
-    /// Computes [`attend_queries`](Backend::attend_queries), but rows with one new token read their lists alone.
+    /// Computes [`attend_queries`](Backend::attend_queries), but rows with one new token read only their lists.
     ///
     /// A list without a readable position gives output 0, and the head's sink or minus infinity as log-sum-exp.
     ///
     /// # Errors
-    /// Those of `attend_queries`, and [`PlanError::Top`].
+    /// The errors of `attend_queries`, and [`PlanError::Top`].
     #[allow(clippy::too_many_arguments)]
     fn attend_selected(
         &mut self,
@@ -91,7 +91,7 @@ pub(super) fn has_lists(plan: &BatchPlan<'_>, row: &BatchRow) -> bool {
     row.kv_len > 0 && row.extend_len == 1 && plan.tree(row).is_none()
 }
 
-/// Rejects lists of no positions, and of more than a sequence has.
+/// Rejects lists of no positions, and lists longer than a sequence.
 pub(super) fn check_top(top: u32, longest: u64) -> Result<(), PlanError> {
     if top == 0 || u64::from(top) > longest {
         return Err(PlanError::Top { top, max: longest });

@@ -7,8 +7,8 @@
 //!   mask of token 4, from the last slot back: 1 0 1 0 1 | 1 1 1 1 ..
 //! ```
 //!
-//! Bit `i` of a mask stands for slot `last - i` of the row, so bit 0 for its last slot. All slots before the last 64
-//! are seen. A token has its own bit, and sees no slot after its own.
+//! Bit `i` of a mask represents slot `last - i` of the row, so bit 0 represents its last slot. A token sees all slots
+//! before the last 64. Its mask has its own bit, and no bit of a later slot.
 //!
 //! Not here: how a branch is accepted (`system/accept.rs`).
 
@@ -122,8 +122,8 @@ impl DraftTree {
 pub struct Branch<'a> {
     /// The sequence.
     pub seq: SeqKey,
-    /// Ascending indices of its tokens within the item: a root, a token that follows it, and so on. Empty: all drafts
-    /// are forgotten.
+    /// Ascending indices of the branch's tokens within the item: a root, a token that follows it, and so on. Empty: all
+    /// drafts are removed.
     pub tokens: &'a [u32],
 }
 
@@ -142,7 +142,7 @@ pub struct Compaction {
 
 impl Compaction {
     /// Returns the source and target of each place that moves, in ascending order. Moves in this order never read a
-    /// written place. Places past `u32::MAX` do not exist and are left out.
+    /// written place. Places past `u32::MAX` do not exist and are omitted.
     pub fn moves(self) -> impl Iterator<Item = (u32, u32)> {
         let mut rest = self.keep;
         let next = move || {
@@ -157,7 +157,7 @@ impl Compaction {
         })
     }
 
-    /// Returns the place after the last that is kept.
+    /// Returns the place after the last kept one.
     pub(crate) fn end(self) -> u64 {
         u64::from(self.first) + u64::from(u64::BITS - self.keep.leading_zeros())
     }
@@ -169,7 +169,7 @@ pub(crate) fn check_len(len: u64) -> Result<(), Error> {
     if len > max { Err(Error::DraftLen { len, max }) } else { Ok(()) }
 }
 
-/// Which bits the masks of a row have: of `kv_len` slots, the last `extend_len` of them of its new tokens, 1 to 64.
+/// Bits of the masks of a row of `kv_len` slots, of which the last `extend_len` (1 to 64) belong to its new tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct MaskRow {
     kv_len: u32,
@@ -207,10 +207,10 @@ impl MaskRow {
     }
 }
 
-/// Checks masks; rows were checked.
+/// Checks masks, after the rows.
 ///
 /// # Errors
-/// The first token whose mask is off; the number of tokens, if that of the masks is.
+/// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
 pub(crate) fn check_masks(plan: &BatchPlan<'_>) -> Result<(), usize> {
     if plan.masks.is_empty() {
         return Ok(());
@@ -244,10 +244,10 @@ mod tests {
         tree.set(2, &[0, 0, 0, 1, 3]).expect("parents stand before");
         assert_eq!(tree.masks(), [0b11_10000, 0b11_11000, 0b11_10100, 0b11_11010, 0b11_11011]);
         assert_eq!(tree.positions(), [2, 3, 3, 4, 5]);
-        // Two roots, and nothing before them.
+        // Two roots without earlier tokens.
         tree.set(0, &[0, 1, 1]).expect("parents stand before");
         assert_eq!((tree.masks(), tree.positions()), (&[4, 2, 3][..], &[0, 0, 1][..]));
-        // As many as there can be: each its own root, and one chain.
+        // The maximum number of tokens: each its own root, and one chain.
         let own: Vec<u32> = (0..64).collect();
         tree.set(1000, &own).expect("64 tokens");
         assert_eq!((tree.masks()[0], tree.masks()[63]), (1 << 63, 1));
@@ -258,14 +258,14 @@ mod tests {
         let long = tree.set(0, &[0; 65]);
         assert_eq!(long, Err(Error::DraftLen { len: 65, max: 64 }));
         assert_eq!(tree.masks().len(), 64, "an error leaves it as it was");
-        // The longest text that there can be.
+        // The longest possible text.
         let max = u64::from(u32::MAX);
         for (start, len) in [(u32::MAX, 1_u32), (u32::MAX, 2), (u32::MAX - 63, 64)] {
             let refused = Error::TooLong { len: u64::from(start) + u64::from(len), max };
             assert_eq!(tree.set(start, &chain[..len as usize]), Err(refused));
             assert_eq!(tree.positions()[63], 1063, "an error leaves it as it was");
         }
-        tree.set(u32::MAX - 64, &chain).expect("it ends at u32::MAX");
+        tree.set(u32::MAX - 64, &chain).expect("the text ends at u32::MAX");
         assert_eq!((tree.positions()[0], tree.positions()[63]), (u32::MAX - 64, u32::MAX - 1));
         assert_eq!((tree.masks()[0], tree.masks()[63]), (1 << 63, u64::MAX));
         tree.set(u32::MAX, &[]).expect("no token is past the end");
@@ -298,8 +298,8 @@ mod tests {
         assert_eq!([0, 1, 2].map(|token| row.most(token)), [0b11100, 0b11110, 0b11111]);
         assert_eq!(row.before(), 0b11000);
         assert!(row.allows(1, 0b10) && row.allows(1, 0b11110));
-        assert!(!row.allows(1, 0b11100), "its own bit is missing");
-        assert!(!row.allows(1, 0b11), "it sees a later slot");
+        assert!(!row.allows(1, 0b11100), "the own bit is missing");
+        assert!(!row.allows(1, 0b11), "the mask has a later slot");
         assert!(!row.allows(1, 0b100010), "there is no such slot");
         let long = MaskRow::new(100, 64);
         assert_eq!((long.before(), long.most(0), long.most(63)), (0, 1 << 63, u64::MAX));

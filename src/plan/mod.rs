@@ -3,7 +3,7 @@
 //! A [`BatchPlan`] borrows only the caller's [`StepScratch`], so several steps can be in flight. An [`OwnedPlan`] has
 //! the same contents in one buffer: it is `Send`, and a byte string for other processes.
 //!
-//! Not here: how a plan is made (`system/plan_batch/`).
+//! Not here: the code that makes a plan (`system/plan_batch/`).
 
 mod draft;
 mod moves;
@@ -25,10 +25,10 @@ pub(crate) use spans::SpanCheck;
 pub use spans::{SharedSpan, SharedSpans};
 pub use step_end::StepEnd;
 
-/// Most new tokens of one step, padding included: what FlashInfer's 32-bit arrays can number.
+/// Most new tokens of one step, padding included: the limit of FlashInfer's 32-bit arrays.
 pub const STEP_TOKENS_MAX: u32 = i32::MAX as u32;
 
-// The byte form is the memory form, and it is defined as little-endian.
+// The byte form is a copy of memory, and is defined as little-endian.
 const _: () = assert!(cfg!(target_endian = "little"));
 
 /// One item of a batch: a sequence, and the number of tokens to extend it by.
@@ -78,18 +78,18 @@ impl PlanSize {
 
 /// One sequence of a step, 16 bytes.
 ///
-/// Its query rows are `qo_start..qo_start + extend_len`; row `qo_start + i` stands at position
+/// Its query rows are `qo_start..qo_start + extend_len`; row `qo_start + i` has position
 /// `kv_len - extend_len + i` and sees positions `0..=` that. A padding row has `kv_len` 0 and sees nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BatchRow {
     /// The sequence's row in the page tables.
     pub row: RowId,
-    /// Index of its first row in q, k, v and out.
+    /// Index of the sequence's first row in q, k, v and out.
     pub qo_start: u32,
-    /// Number of its new tokens.
+    /// Number of the sequence's new tokens.
     pub extend_len: u32,
-    /// Tokens with K and V once the step has stored its own: `cached_len + extend_len`.
+    /// Tokens with K and V after the step has stored its own: `cached_len + extend_len`.
     pub kv_len: u32,
 }
 
@@ -107,13 +107,13 @@ pub struct TableWrite {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct PageCopy {
-    /// Copied from.
+    /// Source page.
     pub source: PageId,
-    /// Copied to.
+    /// Target page.
     pub target: PageId,
 }
 
-/// The slot of K and V of each new token; negative: write nothing.
+/// The slot of K and V of each new token; a backend writes nothing to a negative slot.
 ///
 /// 32-bit if every slot of the pool fits, else 64-bit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -175,11 +175,11 @@ pub struct BatchPlan<'step> {
     pub track_slots: SlotMapping<'step>,
     /// Changes of the page tables since the last plan. Their indices are distinct, so they may be applied in any order.
     pub table_writes: &'step [TableWrite],
-    /// Pages that several rows read. A backend may read them once for all these rows.
+    /// Spans of pages that several rows read. A backend may read them once for all these rows.
     pub shared: SharedSpans<'step>,
     /// The masks of draft trees, one for each new token; empty if no row is a tree. If bit `i` is set, the token sees
     /// slot `last - i` of its row; its own bit is set, and all slots before the row's last 64 are seen. 0 for each
-    /// token of a row that is no tree: it sees all tokens up to itself.
+    /// token of a row that is not a tree: it sees all tokens up to itself.
     pub masks: &'step [u64],
 }
 
@@ -195,7 +195,7 @@ impl<'step> BatchPlan<'step> {
     }
 
     /// Returns the slots of the new tokens in a track: for the layers that
-    /// [`PoolLayout::place`](crate::PoolLayout::place) puts there. Track 0 is that of group 0.
+    /// [`PoolLayout::place`](crate::PoolLayout::place) assigns to it. Track 0 is that of group 0.
     ///
     /// # Panics
     /// If `track` is not below the number of tracks.
@@ -325,8 +325,8 @@ pub struct PackedPlan<'step> {
 ///
 /// Each level attends all new tokens of the batch to some of their pages. Merging the results of the levels by their
 /// log-sum-exp gives attention to all pages. In a level, sequence `i` of [`PackedPlan`] is an entry: consecutive rows,
-/// and the pages that all of them read there. An entry without pages reads nothing. Shared pages precede every query,
-/// so only the last level is causal.
+/// and the pages that all of them read in the level. An entry without pages reads nothing. Shared pages precede every
+/// query, so only the last level is causal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedLevels<'step> {
     /// `[items]`: indices of the plan's rows, without padding, in the order in which `qo_indptr` counts their new
@@ -355,7 +355,7 @@ impl StepScratch {
         Self { bump: Bump::with_capacity(bytes) }
     }
 
-    /// Drops the last plan, which no borrow can refer to any more.
+    /// Drops the last plan, which is no longer borrowed.
     pub(crate) fn reset(&mut self) -> &Bump {
         self.bump.reset();
         &self.bump

@@ -1,6 +1,6 @@
 //! Moves between device and host pages, and the byte forms of lists of page copies and of compactions, for other ranks.
 //!
-//! Not here: how they are made (`system/fork.rs`, `system/accept.rs`).
+//! Not here: the code that makes copies and compactions (`system/fork.rs`, `system/accept.rs`).
 
 use bytemuck::{Pod, Zeroable};
 

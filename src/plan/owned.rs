@@ -21,7 +21,7 @@ struct Header {
     rows: u64,
     tokens: u64,
     table_writes: u64,
-    /// Bytes of a slot, and above 32 bits the tracks but the first one.
+    /// Bytes of a slot in the low 32 bits, and the number of tracks except the first in the high ones.
     slots: u64,
     spans: u64,
     members: u64,
@@ -35,7 +35,7 @@ impl Header {
         self.slots & u64::from(u32::MAX)
     }
 
-    /// Returns the slots of all tracks but the first one, if they can be counted.
+    /// Returns the number of slots of all tracks except the first, or `None` on overflow.
     fn track_slots(&self) -> Option<u64> {
         (self.slots >> 32).checked_mul(self.tokens)
     }
@@ -45,7 +45,7 @@ impl Header {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PlanBytesError {
-    /// The first bytes are not those of such a record of this version.
+    /// The first bytes are not the mark of this record and version.
     Magic,
     /// The length does not match the header.
     Length {
@@ -59,28 +59,28 @@ pub enum PlanBytesError {
     },
     /// The sequences' query rows do not follow one another, or do not add up to the tokens.
     Rows {
-        /// The first sequence that is off.
+        /// The first sequence with wrong query rows.
         row: usize,
     },
-    /// Shared spans that are not nested as they must be, name no row or one twice, or reach into what is computed now.
+    /// A shared span is not nested correctly, lists no row or a row twice, or covers tokens of this step.
     Span {
-        /// The first that is off; their number, if the members are.
+        /// The first wrong span; the number of spans if the list of members is wrong.
         span: usize,
     },
-    /// Masks that are not one for each token, or one without its token's own bit, or with bits of slots that are not
-    /// there or behind it, or of more than 64 new tokens.
+    /// The masks are not one for each token, or one mask is wrong: it lacks its token's own bit, has bits of missing or
+    /// later slots, or belongs to a row of more than 64 new tokens.
     Mask {
-        /// The first token whose mask is off; the number of tokens, if that of the masks is.
+        /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
         token: usize,
     },
-    /// A [`StepEnd`](super::StepEnd) that neither completes nor aborts.
+    /// A [`StepEnd`](super::StepEnd) neither completes nor aborts.
     StepEnd {
-        /// The number that stands for what it does.
+        /// The unknown kind of end.
         kind: u64,
     },
-    /// A [`Compaction`](super::Compaction) of places that 32 bits do not number.
+    /// A [`Compaction`](super::Compaction) has places past 32 bits.
     Compaction {
-        /// Its place in the list.
+        /// The compaction's index in the list.
         index: usize,
     },
 }
@@ -89,15 +89,17 @@ impl fmt::Display for PlanBytesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Magic => write!(f, "the bytes do not begin with the mark of this version"),
-            Self::Length { actual } => write!(f, "{actual} bytes are not what the header says"),
+            Self::Length { actual } => write!(f, "{actual} bytes do not match the header"),
             Self::SlotBytes { slot_bytes } => {
                 write!(f, "slots of {slot_bytes} bytes are neither 4 nor 8")
             }
             Self::Rows { row } => {
-                write!(f, "the query rows of sequence {row} do not follow its neighbour's")
+                write!(f, "the query rows of sequence {row} are not adjacent")
             }
-            Self::Span { span } => write!(f, "shared span {span} or its members are off"),
-            Self::Mask { token } => write!(f, "the mask of token {token} or their number is off"),
+            Self::Span { span } => write!(f, "shared span {span} or its members are wrong"),
+            Self::Mask { token } => {
+                write!(f, "the mask of token {token} or the number of masks is wrong")
+            }
             Self::StepEnd { kind } => {
                 write!(f, "an end of steps of kind {kind} neither completes nor aborts")
             }
@@ -111,7 +113,7 @@ impl std::error::Error for PlanBytesError {}
 /// A plan in one reusable buffer: `Send`, and a byte string for other processes such as tensor-parallel ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnedPlan {
-    /// Words rather than bytes, so that every array inside is aligned. Empty: no plan yet.
+    /// Words rather than bytes, so that every array in the buffer is aligned. Empty without a plan.
     words: Vec<u64>,
 }
 
@@ -248,11 +250,11 @@ impl From<&BatchPlan<'_>> for OwnedPlan {
 }
 
 fn header(words: &[u64]) -> &Header {
-    assert!(words.len() >= HEADER_WORDS, "an OwnedPlan is read before a plan was copied into it");
+    assert!(words.len() >= HEADER_WORDS, "the OwnedPlan contains no plan");
     &bytemuck::cast_slice::<u64, Header>(&words[..HEADER_WORDS])[0]
 }
 
-/// Returns the words of the whole byte form, or nothing on overflow.
+/// Returns the words of the whole byte form, or `None` on overflow.
 fn words_of(header: &Header) -> Option<u64> {
     let arrays = [
         (header.rows, size_of::<BatchRow>() as u64),

@@ -13,9 +13,9 @@
 //!   0 without a parent, and is not empty. Every member is in a span.
 //! * R2. A member is a row of the batch, and is listed once.
 //! * R3. A span ends at or before the first query position of each of its members, and within the published pages of
-//!   each. So its pages have the same indices in the page tables of all members, and any of these may be read.
+//!   each. So its pages have the same indices in the page tables of all members, and any of these tables may be read.
 //!
-//! Not here: how they are found (`prefix/shared_spans.rs`).
+//! Not here: the search for shared spans (`prefix/shared_spans.rs`).
 
 use bytemuck::{Pod, Zeroable};
 
@@ -55,18 +55,18 @@ pub struct SharedSpans<'step> {
 /// Buffers of the check of spans, reused for the next plan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpanCheck {
-    /// Which rows were named. Bytes, since bits of one word would wait for one another.
+    /// Whether each row was listed. Bytes, because accesses to bits of one word would wait for each other.
     named: Vec<bool>,
-    /// The spans around the one at hand, outermost first, each with its index. Their ends rise.
+    /// The spans around the current one, outermost first, each with its index. Their ends rise.
     around: Vec<(usize, SharedSpan)>,
 }
 
 impl SpanCheck {
-    /// Checks those parts of R1 to R3 that a plan alone shows. O(rows and spans): each member is compared with the
+    /// Checks the parts of R1 to R3 that depend only on the plan. O(rows and spans): each member is compared with the
     /// innermost span around it, which ends last.
     ///
     /// # Errors
-    /// The first span that is off; the number of spans, if the members are.
+    /// The first wrong span; the number of spans if the list of members is wrong.
     pub(crate) fn check(
         &mut self,
         shared: &SharedSpans<'_>,
@@ -100,7 +100,7 @@ impl SpanCheck {
         }
     }
 
-    /// Checks R1 of a span, given the spans around it. A root begins where the members of the root before it end.
+    /// Checks R1 of a span, given the spans around it. A root's members begin where those of the previous root end.
     fn is_nested(&self, span: &SharedSpan, roots_end: usize, members: usize) -> bool {
         let range = span.range();
         let fits = match self.around.last() {
@@ -129,13 +129,13 @@ impl SpanCheck {
     }
 }
 
-/// The first query positions of members, in order. R3.
+/// Compares spans with the first query positions of members, in order (R3).
 struct Queries<'a> {
     members: &'a [u32],
     rows: &'a [BatchRow],
-    /// Members before it were checked.
+    /// Number of members that were checked.
     reached: usize,
-    /// The first span that reaches past a query of its members.
+    /// The first span that ends after the first query of a member.
     off: usize,
 }
 
@@ -220,13 +220,13 @@ mod tests {
         assert_eq!(span.range(), u32::MAX as usize..2 * u32::MAX as usize);
     }
 
-    /// Looking at all members of each span would take 2^39 looks: hours.
+    /// Reading all members of each span would take 2^39 reads: hours.
     #[test]
     fn each_member_is_looked_at_once() {
         const ROWS: u32 = 1 << 20;
         let row = |i| BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 2 + i };
         let mut rows: Vec<_> = (0..ROWS).map(row).collect();
-        // Span i is of all rows from i on, and of one page: row i is of i + 1 spans.
+        // Span i has all rows from i on, and one page: row i is in i + 1 spans.
         let span = |i| SharedSpan { member_start: i, member_count: ROWS - i, begin: i, end: i + 1 };
         let spans: Vec<_> = (0..ROWS - 1).map(span).collect();
         let members: Vec<_> = (0..ROWS).collect();
@@ -235,13 +235,13 @@ mod tests {
         assert_eq!(check.check(&shared, &rows), Ok(()));
         let last = ROWS as usize - 1;
         rows[last].kv_len = 1 + 77;
-        assert_eq!(check.check(&shared, &rows), Err(77), "the outermost span that is off");
-        // Each row is past its spans: row i of its span i.
+        assert_eq!(check.check(&shared, &rows), Err(77), "the outermost wrong span");
+        // Each row's query is inside its spans: that of row i inside span i.
         rows.iter_mut().zip(0..).for_each(|(row, i)| row.kv_len = 1 + i);
         assert_eq!(check.check(&shared, &rows), Err(0));
     }
 
-    /// The definition: of each span all its members.
+    /// Checks spans by the definition: for each span all its members.
     fn check_all(shared: &SharedSpans<'_>, rows: &[BatchRow]) -> Result<(), usize> {
         let SharedSpans { spans, members } = *shared;
         let mut named = vec![false; rows.len()];
@@ -285,7 +285,7 @@ mod tests {
         if roots_end == members.len() { Ok(()) } else { Err(spans.len()) }
     }
 
-    /// Adds random nested spans of the members `start..end`, from position `begin` on. Roots leave no member out.
+    /// Adds random nested spans of the members `start..end`, from position `begin` on. Every member is in a root.
     fn grow(rng: &mut Rng, spans: &mut Vec<SharedSpan>, start: u32, end: u32, begin: u32) {
         let mut at = start;
         while end - at >= 2 && rng.below(4) > 0 {
@@ -360,6 +360,9 @@ mod tests {
             }
         }
         assert!((400_000..900_000).contains(&right) && depth >= 6, "{right} {depth}");
-        assert!(seen[..8].iter().all(|&count| count > 100), "each index is off at times: {seen:?}");
+        assert!(
+            seen[..8].iter().all(|&count| count > 100),
+            "each index is wrong at times: {seen:?}"
+        );
     }
 }

@@ -1,16 +1,16 @@
 //! The end of steps: [`StepEnd`], the record that backends receive, and its byte form for other ranks.
 //!
-//! Not here: when a step ends (`system/complete.rs`, `system/abort.rs`), which steps are open
+//! Not here: the end of a step in the engine (`system/complete.rs`, `system/abort.rs`), the set of open steps
 //! (`backend/open_steps.rs`).
 
 use super::PlanBytesError;
 use crate::id::StepId;
 
-/// Which steps end, and how. An engine passes it to its own backend. The host passes it to backends of other ranks, as
-/// bytes or as a value, in the order of plans and ends.
+/// The steps that end, completed or aborted. An engine passes it to its own backend. The host passes it to backends of
+/// other ranks, as bytes or as a value, in the order of plans and ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StepEnd {
-    /// This step and all before it are complete: their plans are not used any more.
+    /// This step and all earlier ones are complete: their plans are no longer used.
     Complete(StepId),
     /// This step and all later ones are undone.
     Abort(StepId),
@@ -38,7 +38,7 @@ impl StepEnd {
     /// Reads the byte form.
     ///
     /// # Errors
-    /// [`PlanBytesError::Length`], [`PlanBytesError::Magic`] for bytes that are something else, a plan for one, and
+    /// [`PlanBytesError::Length`], [`PlanBytesError::Magic`] for other bytes such as a plan, and
     /// [`PlanBytesError::StepEnd`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PlanBytesError> {
         let length = |_| PlanBytesError::Length { actual: bytes.len() };

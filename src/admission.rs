@@ -23,9 +23,12 @@ pub struct Prompt<'a> {
 pub struct Admission {
     /// Tokens that have K and V already, in whole pages.
     pub cached_len: u32,
+    /// Cached pages of the prompt that are in host memory, to be loaded before its first plan.
+    pub host_pages: u32,
     /// Cached pages of the prompt that no sequence uses now. Admission makes them unevictable.
     pub idle_pages: u32,
-    /// Pages that the rest of the prompt needs, or the rest of the promise if that is longer.
+    /// Pages that the rest of the prompt needs, those to be loaded included, or the rest of the promise if that is
+    /// longer.
     pub lacking_pages: u32,
     /// Pages that are available for the rest once the cached ones are in use.
     pub available_pages: u32,

@@ -68,6 +68,7 @@ pub mod fence;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 pub mod hash;
+mod host;
 pub mod id;
 pub mod layout;
 mod memory;

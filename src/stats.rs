@@ -89,6 +89,20 @@ stats! {
         evicted_pages,
         /// Cells evicted: cached pages of one group of layers but group 0, a page of each of its tracks.
         evicted_cells,
+        /// Tokens of matches that were in host memory alone and were loaded.
+        host_hit_tokens,
+        /// Pages copied to host memory.
+        saved_pages,
+        /// Pages copied to host memory when they were evicted, not ahead of that.
+        forced_pages,
+        /// Pages copied from host memory to the device.
+        loaded_pages,
+        /// Pages dropped from host memory for others.
+        host_evicted_pages,
+        /// Cached pages that are neither on the device nor in host memory any more: dropped for others.
+        lost_pages,
+        /// Pages whose copy to host memory failed.
+        failed_saves,
     }
     levels {
         /// Pages free now.
@@ -107,6 +121,12 @@ stats! {
         protected_pages,
         /// Cells in the tree: pages of groups of layers that do not keep everything, where prompts may match.
         cells,
+        /// Evictable pages that have a copy in host memory.
+        clean_pages,
+        /// Host pages that have cached pages.
+        host_cached_pages,
+        /// Host pages that are ready and free.
+        host_free_pages,
         /// Sequences, preempted ones included.
         sequences,
         /// Steps planned and not complete.

@@ -50,11 +50,22 @@ fn check(config: EngineConfig) {
     );
 }
 
+fn check_hosts() {
+    for (host_pages, page_size) in [(1, 16), (1_000, 1), (70_000, 16)] {
+        let pool = PoolConfig { page_size, host_pages, ..Default::default() };
+        let config = EngineConfig::from(pool);
+        check(config);
+        check(EngineConfig { prefix: PrefixMode::None, ..config });
+        check(EngineConfig { hashing: Some(Hashing::ALL[0]), event_pages: 10, ..config });
+    }
+}
+
 /// All cases are one test, because allocations of other tests would be counted.
 #[test]
 fn the_config_reports_what_the_engine_takes() {
     check_pools();
     check_names();
+    check_hosts();
     for pages in [1, 1_000, 100_000] {
         for page_size in [1, 3, 16, 1024] {
             let pool =

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules in the order of dependency. A module uses only modules of lower rank.
-const RANKS: [(&str, u32); 24] = [
+const RANKS: [(&str, u32); 25] = [
     ("id", 0),
     ("error", 0),
     ("hash", 0),
@@ -19,17 +19,18 @@ const RANKS: [(&str, u32); 24] = [
     ("plan", 1),
     ("stats", 1),
     ("page", 2),
-    ("prefix", 2),
+    ("host", 2),
+    ("prefix", 3),
     ("sequence", 2),
     ("step", 2),
     ("backend", 2),
-    ("world", 3),
-    ("system", 4),
-    ("engine", 5),
-    ("testkit", 6),
-    ("guide", 7), // Documentation only.
-    ("lib", 7),
-    ("tests", 8),
+    ("world", 4),
+    ("system", 5),
+    ("engine", 6),
+    ("testkit", 7),
+    ("guide", 8), // Documentation only.
+    ("lib", 8),
+    ("tests", 9),
 ];
 
 /// Maximum lines of a source file's code.
@@ -252,7 +253,7 @@ fn what_a_newcomer_reads_first_fits_a_screen() {
 fn architecture_names_every_folder_system_and_invariant() {
     let architecture =
         fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md is there");
-    assert!(architecture.lines().count() <= 300, "ARCHITECTURE.md fits 300 lines");
+    assert!(architecture.lines().count() <= 320, "ARCHITECTURE.md fits 320 lines");
     for (path, text) in sources() {
         let module = module(&path);
         assert!(architecture.contains(&module), "ARCHITECTURE.md does not name {module}");

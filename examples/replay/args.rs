@@ -37,6 +37,12 @@ pub struct Args {
     /// Tokens of a page
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub page_size: u32,
+    /// Pages of host memory that evicted pages move to [default: 0, evicted pages are lost]
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub host_pages: u32,
+    /// How many of the oldest pages are saved to host memory ahead of their eviction, after each step
+    #[arg(long, value_name = "K", default_value_t = 0, requires = "host_pages")]
+    pub ahead: u32,
     /// Groups of layers besides the one that keeps all tokens, each as REACH:TOKENSxTRACKS, such as
     /// window:1024x6,chunk:8192x3; needs --sequential and --pages
     #[arg(long, value_name = "LIST", value_parser = LayerGroups::parse)]

@@ -77,12 +77,11 @@ enum Asked {
     Admitted {
         seq: SeqKey,
         hit: u32,
+        /// Of `hit`, the tokens that are in host memory.
+        host_hit: u32,
     },
     /// The request should wait for a leader; `cached_len` tokens are cached now.
-    Follow {
-        leader: Leader,
-        cached_len: u32,
-    },
+    Follow { leader: Leader, cached_len: u32 },
     /// Pages are not available.
     Refused,
 }
@@ -160,7 +159,9 @@ impl<'a> Scheduler<'a> {
         host.work.computed_tokens = self.batch.iter().map(|item| u64::from(item.len)).sum();
         host.work.evicted_pages = planned.evicted_pages - before.evicted_pages;
         let running = self.running.len();
+        let request = self.running[0].request;
         self.retire(host);
+        host.save_ahead().map_err(|source| ServeError::Engine { request, source })?;
         host.end_step(planned, running);
         Ok(())
     }
@@ -213,10 +214,10 @@ impl<'a> Scheduler<'a> {
                 continue;
             }
             match self.try_admit(host, request)? {
-                Asked::Admitted { seq, hit } => {
+                Asked::Admitted { seq, hit, host_hit } => {
                     host.tally.followers += 1;
                     host.tally.awaited_tokens += u64::from(hit.saturating_sub(cached_len));
-                    self.start(host, request, seq, hit);
+                    self.start(host, request, seq, [hit, host_hit]);
                     self.followers.remove(index);
                 }
                 Asked::Follow { leader, .. } => self.followers[index].leader = leader,
@@ -241,7 +242,9 @@ impl<'a> Scheduler<'a> {
             }
             let request = self.next;
             match self.try_admit(host, request)? {
-                Asked::Admitted { seq, hit } => self.start(host, request, seq, hit),
+                Asked::Admitted { seq, hit, host_hit } => {
+                    self.start(host, request, seq, [hit, host_hit]);
+                }
                 Asked::Follow { leader, cached_len } => {
                     self.followers.push(Follower { request, leader, cached_len });
                 }
@@ -256,9 +259,16 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    fn start(&mut self, host: &mut Host<'_>, request: usize, seq: SeqKey, hit: u32) {
+    /// Counts a request that was admitted with so many tokens found, and so many of those in host memory.
+    fn start(
+        &mut self,
+        host: &mut Host<'_>,
+        request: usize,
+        seq: SeqKey,
+        [hit, host_hit]: [u32; 2],
+    ) {
         let known = self.requests[request].input_len();
-        host.started(&self.requests[request], hit);
+        host.started(&self.requests[request], hit, host_hit);
         self.running.push(Running { seq, request, sampled: 0, known, planned: hit });
     }
 
@@ -284,7 +294,8 @@ impl<'a> Scheduler<'a> {
                 return Ok(Asked::Refused);
             }
             let seq = engine.admit(NAMESPACE, prompt, promise)?;
-            Ok(Asked::Admitted { seq, hit: engine.cached_len(seq)? })
+            let host_hit = admission.host_pages * engine.shape().layout.page_size();
+            Ok(Asked::Admitted { seq, hit: engine.cached_len(seq)?, host_hit })
         });
         result.map_err(refused(request))
     }

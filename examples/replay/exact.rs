@@ -2,9 +2,11 @@
 
 use indicatif::ProgressBar;
 use kvarena::Reach;
+use kvarena::testkit::tiers::{self, Figures as Tiers};
 
 use crate::args::Args;
 use crate::oracle::{Figures, Setting, naive};
+use crate::report::Report;
 use crate::request::Request;
 
 fn engine(requests: &[Request], args: &Args) -> Figures {
@@ -183,4 +185,61 @@ fn crowding_preempts_and_a_large_pool_does_not() {
     assert_eq!(roomy.preemptions, 0, "{roomy:?}");
     assert!(crowded.hit_tokens < roomy.hit_tokens);
     assert_eq!(crowded.output_tokens, roomy.output_tokens);
+}
+
+/// Returns the figures of host memory in a replay and in plain maps.
+fn tiers(requests: &[Request], line: &str) -> [Tiers; 2] {
+    let args = args(line);
+    let outcome = crate::serve(&args, requests, &ProgressBar::hidden()).expect("it serves");
+    let skipped = outcome.tally.skipped;
+    let report = Report::new(outcome, String::new(), String::new(), None, String::new(), 1, 1);
+    let tiers = report.with_tiers(args.host_pages).tiers.expect("there is host memory");
+    let engine = Tiers {
+        skipped,
+        device_hit_tokens: tiers.device_hit_tokens,
+        host_hit_tokens: tiers.host_hit_tokens,
+        store_hit_tokens: tiers.store_hit_tokens,
+        saved_pages: tiers.saved_pages,
+        forced_pages: tiers.forced_pages,
+        loaded_pages: tiers.loaded_pages,
+        fetched_pages: tiers.fetched_pages,
+        host_evicted_pages: tiers.host_evicted_pages,
+        lost_pages: tiers.lost_pages,
+        put_pages: tiers.put_pages,
+    };
+    let mut plain = tiers::Tiers::new(tiers::Setting {
+        page_size: args.page_size as usize,
+        device: args.pages.expect("the test names them") as usize,
+        host: args.host_pages as usize,
+        ahead: args.ahead as usize,
+        store: false,
+    });
+    let (mut tokens, mut output) = (Vec::new(), Vec::new());
+    for request in requests {
+        request.write_prompt(&mut tokens);
+        let prompt = tokens.len();
+        request.write_stored_output(&mut output);
+        tokens.extend(&output);
+        plain.serve(&tokens, prompt);
+    }
+    [engine, plain.figures()]
+}
+
+#[test]
+fn host_memory_is_exact() {
+    let requests = crate::chat::generate(1500, 7);
+    for (page_size, pages, host, ahead) in [
+        (256, 90, 300, 0),
+        (256, 90, 300, 8),
+        (256, 90, 20, 30),
+        (64, 330, 90, 0),
+        (64, 400, 2000, 60),
+    ] {
+        let line = format!(
+            "--sequential --pages {pages} --page-size {page_size} --host-pages {host} --ahead {ahead}"
+        );
+        let [engine, plain] = tiers(&requests, &line);
+        assert!(plain.saved_pages > 0 && plain.lost_pages > 0, "{plain:?}");
+        assert_eq!(engine, plain, "{line}");
+    }
 }

@@ -58,6 +58,8 @@ pub struct Tally {
     pub output_tokens: u64,
     /// Tokens of `input_tokens` that were cached when their request first started.
     pub hit_tokens: u64,
+    /// Of those, the tokens that were in host memory alone.
+    pub host_hit_tokens: u64,
     /// Tokens of `input_tokens` that were cached in group 0; counted only with several groups of layers.
     pub full_hit_tokens: u64,
     /// Tokens that were cached when a preempted request was resumed.
@@ -152,6 +154,8 @@ pub struct Host<'a> {
     /// Work of each earlier step.
     pub steps: Vec<StepWork>,
     pub samples: Vec<Sample>,
+    /// Pages that are saved ahead of their eviction.
+    ahead: u32,
     /// Number of completed requests at which the next sample is due.
     next_sample: u64,
     sample_stride: u64,
@@ -174,6 +178,7 @@ impl<'a> Host<'a> {
     pub fn new(
         config: EngineConfig,
         request_count: usize,
+        ahead: u32,
         progress: &'a ProgressBar,
     ) -> Result<Self, ServeError> {
         Ok(Self {
@@ -184,6 +189,7 @@ impl<'a> Host<'a> {
             work: StepWork::default(),
             steps: Vec::new(),
             samples: Vec::new(),
+            ahead,
             next_sample: 0,
             sample_stride: (request_count / SAMPLES).max(1) as u64,
             progress,
@@ -214,11 +220,21 @@ impl<'a> Host<'a> {
         self.progress.inc(1);
     }
 
-    /// Counts a started request with `hit` cached tokens.
-    pub fn started(&mut self, request: &Request, hit: u32) {
+    /// Saves the oldest pages ahead of their eviction, which a host does while a step runs.
+    pub fn save_ahead(&mut self) -> Result<(), EngineError<Infallible>> {
+        let Self { engine, core, ahead, .. } = self;
+        if *ahead > 0 {
+            core.measure(|| engine.save_ahead(*ahead))?;
+        }
+        Ok(())
+    }
+
+    /// Counts a started request with `hit` cached tokens, `host_hit` of them in host memory.
+    pub fn started(&mut self, request: &Request, hit: u32, host_hit: u32) {
         let input = u64::from(request.input_len());
         self.tally.input_tokens += input;
         self.tally.hit_tokens += u64::from(hit);
+        self.tally.host_hit_tokens += u64::from(host_hit);
         self.work.admitted += 1;
         self.work.matched_prompt_tokens += input;
     }

@@ -69,6 +69,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let prefix = format!("{:?}", args.prefix).to_lowercase();
     let groups = args.groups.as_ref().map(|groups| groups.text.clone());
     let report = Report::new(outcome, workload, prefix, groups, schedule(args), args.runs, wall_ns);
+    let report = if args.host_pages > 0 { report.with_tiers(args.host_pages) } else { report };
     if args.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -107,7 +108,7 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
         promise_ahead: step_tokens.saturating_add(args.page_size.saturating_sub(1)),
         ..host::engine_config(pool(args), args.prefix_mode(), requests, running)
     };
-    let mut host = Host::new(config, requests.len(), progress)?;
+    let mut host = Host::new(config, requests.len(), args.ahead, progress)?;
     if args.sequential {
         sequential::serve(&mut host, requests, step_tokens)?;
     } else {
@@ -127,6 +128,7 @@ fn pool(args: &Args) -> PoolConfig {
         dtype: KvDtype::Bf16,
         page_size: args.page_size,
         capacity: args.capacity(),
+        host_pages: args.host_pages,
         ..PoolConfig::default()
     }
 }

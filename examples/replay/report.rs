@@ -2,10 +2,11 @@
 
 use std::cmp::Reverse;
 
+use kvarena::Stats;
 use serde::Serialize;
 
 use crate::core_time::percentile;
-use crate::host::{Outcome, StepWork};
+use crate::host::{Outcome, StepWork, Tally};
 
 /// Prompt tokens a second that one GPU computes: Qwen3-8B on an H200, measured in `crates/server/README.md`.
 const PREFILL_RATE: f64 = 44_400.0;
@@ -21,6 +22,24 @@ pub struct GroupFigures {
     /// Prompt tokens that were cached in group 0, which keeps all tokens. A prompt uses `hit_tokens` of them.
     pub full_hit_tokens: u64,
     pub evicted_cells: u64,
+}
+
+/// Figures of replays with host memory: tokens of hits, else pages.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct TierFigures {
+    pub host_pages: u32,
+    pub device_hit_tokens: u64,
+    pub host_hit_tokens: u64,
+    pub store_hit_tokens: u64,
+    pub saved_pages: u64,
+    /// Of those, the ones that were saved when they were evicted.
+    pub forced_pages: u64,
+    pub loaded_pages: u64,
+    pub fetched_pages: u64,
+    pub host_evicted_pages: u64,
+    /// Pages dropped that the store does not have.
+    pub lost_pages: u64,
+    pub put_pages: u64,
 }
 
 /// The figures of a run, or of several runs. The time of a step is its minimum over the runs. Times are core time,
@@ -45,6 +64,10 @@ pub struct Report {
     pub evicted_pages: u64,
     #[serde(flatten)]
     pub groups: Option<GroupFigures>,
+    #[serde(flatten)]
+    pub tiers: Option<TierFigures>,
+    #[serde(skip)]
+    counted: TierFigures,
     pub preemptions: u64,
     /// Requests that waited for another request to compute their prefix, and the tokens that they thereby found.
     pub followers: u64,
@@ -87,6 +110,24 @@ fn saved(hit: u64, input: u64) -> String {
     )
 }
 
+impl TierFigures {
+    fn new(tally: &Tally, stats: &Stats) -> Self {
+        Self {
+            host_pages: 0,
+            device_hit_tokens: tally.hit_tokens - tally.host_hit_tokens,
+            host_hit_tokens: tally.host_hit_tokens,
+            store_hit_tokens: 0,
+            saved_pages: stats.saved_pages,
+            forced_pages: stats.forced_pages,
+            loaded_pages: stats.loaded_pages,
+            fetched_pages: 0,
+            host_evicted_pages: stats.host_evicted_pages,
+            lost_pages: stats.lost_pages,
+            put_pages: 0,
+        }
+    }
+}
+
 impl Report {
     pub fn new(
         outcome: Outcome,
@@ -126,6 +167,8 @@ impl Report {
                 full_hit_tokens: tally.full_hit_tokens,
                 evicted_cells: stats.evicted_cells,
             }),
+            tiers: None,
+            counted: TierFigures::new(&tally, &stats),
             preemptions: tally.preemptions,
             followers: tally.followers,
             awaited_tokens: tally.awaited_tokens,
@@ -147,6 +190,11 @@ impl Report {
             slowest,
             wall_ns,
         }
+    }
+
+    /// Shows the figures of host memory of so many pages too.
+    pub fn with_tiers(self, host_pages: u32) -> Self {
+        Self { tiers: Some(TierFigures { host_pages, ..self.counted }), ..self }
     }
 
     /// Returns the table, a line for each figure.
@@ -204,6 +252,27 @@ impl Report {
             insert_after("pool", ("groups", groups.clone()));
             insert_after("  from the cache", ("  cached in group 0", full));
             insert_after("evicted pages", ("evicted cells", grouped(*evicted_cells)));
+        }
+        if let Some(tiers) = &self.tiers {
+            let hits = |tokens: u64| {
+                format!("{} ({:.1} %)", grouped(tokens), percent(tokens, self.input_tokens))
+            };
+            insert_after("pool", ("host memory", counted(tiers.host_pages.into(), "page")));
+            insert_after("  from the cache", ("    in the store", hits(tiers.store_hit_tokens)));
+            insert_after("  from the cache", ("    in host memory", hits(tiers.host_hit_tokens)));
+            insert_after("  from the cache", ("    on the device", hits(tiers.device_hit_tokens)));
+            let moved = format!(
+                "{} saved ({} as they were evicted), {} loaded, {} fetched, {} put",
+                grouped(tiers.saved_pages),
+                grouped(tiers.forced_pages),
+                grouped(tiers.loaded_pages),
+                grouped(tiers.fetched_pages),
+                grouped(tiers.put_pages)
+            );
+            let lost = (grouped(tiers.host_evicted_pages), grouped(tiers.lost_pages));
+            let lost = format!("{} from host memory, {} lost", lost.0, lost.1);
+            insert_after("evicted pages", ("  of the host", lost));
+            insert_after("evicted pages", ("  moved pages", moved));
         }
         let lines = rows.iter().map(|(name, value)| format!("{name:<19} {value}\n"));
         lines.collect::<String>() + &self.slowest_steps()
@@ -316,8 +385,6 @@ fn micros(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Tally;
-    use kvarena::Stats;
 
     #[test]
     fn numbers_are_grouped() {

@@ -26,11 +26,12 @@ pub fn serve(
         let evicted = host.engine.stats().evicted_pages;
         let served = one(host, &prompt, &output, step_tokens)
             .map_err(|source| ServeError::Engine { request: i, source })?;
-        host.started(request, served.hit);
+        host.started(request, served.hit, served.host_hit);
         host.served(request);
         host.work.computed_tokens = u64::from(request.stored_len() - served.hit);
         host.tally.peak_pages = host.tally.peak_pages.max(served.peak_pages);
         host.work.evicted_pages = served.planned.evicted_pages - evicted;
+        host.save_ahead().map_err(|source| ServeError::Engine { request: i, source })?;
         host.end_step(served.planned, 1);
     }
     Ok(())
@@ -38,6 +39,8 @@ pub fn serve(
 
 struct Served {
     hit: u32,
+    /// Of `hit`, the tokens that were in host memory.
+    host_hit: u32,
     /// Maximum pages in use after a plan: with groups of layers, commits release pages.
     peak_pages: u32,
     /// State of the engine when all pages of the request were taken.
@@ -55,6 +58,9 @@ fn one(
     core.measure(|| {
         let seq = engine.admit(NAMESPACE, prompt, 0)?;
         let hit = engine.cached_len(seq)?;
+        let host_hit =
+            hit - engine.page_table(seq)?.count() as u32 * engine.shape().layout.page_size();
+        engine.load(&[seq])?;
         if !output.is_empty() {
             engine.append(seq, output)?;
         }
@@ -70,7 +76,7 @@ fn one(
             left -= len;
             if left == 0 {
                 engine.finish(seq)?;
-                return Ok(Served { hit, peak_pages, planned });
+                return Ok(Served { hit, host_hit, peak_pages, planned });
             }
         }
     })

@@ -1,6 +1,6 @@
 //! The host's API: [`Engine`] contains the tables and a backend, and calls the systems.
 //!
-//! `requests`, `steps`, `cache` and `query` contain its calls.
+//! `requests`, `steps`, `cache`, `tiers` and `query` contain its calls.
 //!
 //! Not here: the systems (`system/`), the bytes of K and V (`backend/`).
 
@@ -8,6 +8,7 @@ mod cache;
 mod query;
 mod requests;
 mod steps;
+mod tiers;
 
 use crate::backend::{Backend, OpenBackend};
 use crate::config::{EngineConfig, EngineShape};
@@ -57,7 +58,11 @@ impl<B: Backend> Engine<B> {
         let shape = config.shape()?;
         let backend = backend.open(&shape.layout, &shape.table, shape.step_bounds());
         let backend = backend.map_err(EngineError::Backend)?;
-        Ok(Self { config, world: World::new(&shape, hash_bits)?, backend })
+        let mut engine = Self { config, world: World::new(&shape, hash_bits)?, backend };
+        if engine.world.prefixes.has_hosts() {
+            engine.look_at_host();
+        }
+        Ok(engine)
     }
 
     /// Returns the config that the engine was created with.
@@ -91,11 +96,22 @@ impl<B: Backend> Engine<B> {
         let World { pages, prefixes, sequences, steps, counters, .. } = &self.world;
         let size = prefixes.size_info();
         let (cells, evicted_cells) = prefixes.cell_counts();
+        let host = prefixes.host_counts();
+        let (host_cached_pages, host_free_pages) = prefixes.host_page_counts();
         Stats {
             published_pages: prefixes.published_pages(),
             duplicate_pages: prefixes.duplicate_pages(),
             cells,
             evicted_cells,
+            saved_pages: host.saved,
+            forced_pages: host.forced,
+            loaded_pages: host.loaded,
+            host_evicted_pages: host.evicted,
+            lost_pages: host.lost,
+            failed_saves: host.failed,
+            clean_pages: prefixes.clean_pages(),
+            host_cached_pages,
+            host_free_pages,
             free_pages: pages.free_count(),
             private_pages: pages.private_count(),
             cached_pages: pages.cached_count(),

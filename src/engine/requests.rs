@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::error::{EngineError, Error};
 use crate::id::{Namespace, SeqKey, TokenId};
-use crate::plan::{Admission, Admitted, Leader, Prompt};
+use crate::plan::{Admission, Admitted, Extend, Leader, Prompt};
 use crate::system::admit::{Admit, Estimate, admission, admit, admit_batch, resume};
 use crate::system::append::{Append, append};
 use crate::system::finish::{Finish, Keep, finish, preempt};
@@ -141,8 +141,14 @@ impl<B: Backend> Engine<B> {
         count: u32,
         promise: u32,
     ) -> Result<Forked<'_>, EngineError<B::Error>> {
+        if self.world.prefixes.has_hosts() {
+            self.prepare(&[Extend { seq, len: 0 }])?;
+        }
         let step = fork(Fork::of(&mut self.world), seq, count, promise);
         let step = self.world.counters.count_refusal(step)?;
+        if self.world.prefixes.has_hosts() {
+            self.flush_saves();
+        }
         if step.is_some()
             && let Err(error) = self.backend.copy_pages(&self.world.buffers.copies)
         {

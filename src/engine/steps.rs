@@ -87,8 +87,14 @@ impl<B: Backend> Engine<B> {
         drafts: &[Draft<'_>],
         size: Option<PlanSize>,
     ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
+        if self.world.prefixes.has_hosts() {
+            self.prepare(items)?;
+        }
         let plan = plan_batch(PlanBatch::of(&mut self.world), scratch, items, drafts, size);
         let plan = self.world.counters.count_refusal(plan)?;
+        if self.world.prefixes.has_hosts() {
+            self.flush_saves();
+        }
         if let Err(error) = self.backend.begin(&plan) {
             self.abort(plan.step).expect("the step was just planned");
             return Err(EngineError::Backend(error));

@@ -108,7 +108,7 @@ fn w3_a_lock_that_is_counted_is_held() {
 fn s1_lengths_rise_and_pages_hold_them() {
     let lengths = "S1: cached_len <= planned_len";
     assert_eq!(broken(|s| s.sequence(s.long).cached_len = 11), lengths);
-    let pages = "S1: page_len = ceil(planned_len / page_size)";
+    let pages = "S1: page_len = ceil(planned_len / page_size), less pending pages";
     assert_eq!(broken(|s| s.sequence(s.long).planned_len = 13), pages);
     assert_eq!(broken(|s| s.sequence(s.short).page_len = 0), pages);
 }
@@ -219,7 +219,7 @@ fn w1_a_page_has_one_owner_and_its_state_says_which() {
 
 #[test]
 fn w2_published_pages_are_the_locks_path() {
-    let path = "W2: published pages are the lock's path";
+    let path = "W2: published and pending pages are the lock's path";
     assert_eq!(broken(|s| s.sequence(s.long).published = 1), path);
     let exchanged = |s: &mut Sound| {
         let (long, other) = (s.long, s.other);

@@ -36,14 +36,18 @@ impl Ages {
         first
     }
 
-    /// Stamps a node of so many entries that becomes idle. Outlined, since most trees have no ages.
-    #[cold]
-    #[inline(never)]
+    /// Stamps a node of so many entries that becomes idle.
     pub fn enter(&mut self, node: NodeKey, entries: u32) {
         self.of_node[node] = self.next(entries);
     }
 
-    /// Stamps the prefix that was split off an idle node, which keeps `rest` entries. Outlined likewise.
+    /// Marks a node in use, whose age has no other meaning. Returns whether it had another mark.
+    pub fn mark(&mut self, node: NodeKey, mark: u64) -> bool {
+        std::mem::replace(&mut self.of_node[node], mark) != mark
+    }
+
+    /// Stamps the prefix that was split off an idle node, which keeps `rest` entries. Outlined, since most trees have no
+    /// ages.
     #[cold]
     #[inline(never)]
     pub fn split(&mut self, node: NodeKey, prefix: NodeKey, rest: u32) {

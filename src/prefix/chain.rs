@@ -170,8 +170,15 @@ impl PrefixTree {
     pub fn match_hashes(&self, chain: &[PageHash], mut each: impl FnMut(&[PageId])) -> PrefixMatch {
         let scope = self.present_scope(Namespace::default());
         let epoch = self.epoch;
-        let none =
-            PrefixMatch { scope, node: None, pages_in_node: 0, pages: 0, full_pages: 0, epoch };
+        let none = PrefixMatch {
+            scope,
+            node: None,
+            pages_in_node: 0,
+            pages: 0,
+            full_pages: 0,
+            host_pages: 0,
+            epoch,
+        };
         let Some(column) = &self.chain else { return none };
         let (mut found, mut rest) = (none, chain);
         while let Some(&first) = rest.first() {
@@ -190,7 +197,9 @@ impl PrefixTree {
             for (start, len) in self.spans.runs(&self.link[node].span) {
                 let same = column.of_run(start, len).iter().zip(&rest[here as usize..]);
                 let same = same.take_while(|(cached, wanted)| cached == *wanted).count() as u32;
-                each(self.spans.pages_of_run(start, same));
+                let on_device = self.device_pages(node, here + same).saturating_sub(here);
+                found.host_pages += same - on_device;
+                each(self.spans.pages_of_run(start, on_device));
                 here += same;
                 if same < len {
                     break;

@@ -1,6 +1,7 @@
 //! The audit of the tree: every numbered invariant over every node. O(tree), never in a step.
 
 mod cells;
+mod hosts;
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,6 +10,7 @@ use crate::id::{NodeKey, PageId, Scope, StepId};
 
 use super::PrefixTree;
 use super::deferred::Deferred;
+use super::hosts::NO_PAGE;
 
 /// A broken invariant, and a page that shows it.
 type Broken = (&'static str, Option<PageId>);
@@ -159,7 +161,7 @@ impl PrefixTree {
         }
         let (mut evictable, mut protected) = self.cell_sizes();
         for (node, usage) in &self.usage {
-            let pages = self.link[node].span.pages();
+            let pages = self.device_pages(node, self.link[node].span.pages());
             if usage.lock_count == 0 {
                 self.ensure(seen.contains(&node), "T4: idle nodes are listed", node)?;
                 evictable += pages;
@@ -209,6 +211,7 @@ impl PrefixTree {
         let of_spans = self.link.keys().flat_map(move |node| {
             self.node_pages(node).flat_map(move |(_, pages)| pages.iter().map(move |&p| (node, p)))
         });
+        let of_spans = of_spans.filter(|(_, page)| *page != NO_PAGE);
         of_spans.chain(self.cell_owners())
     }
 }

@@ -37,7 +37,7 @@ impl PrefixTree {
             let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
             self.adopt(lock, node);
         }
-        if self.chain.is_some() {
+        if self.chain.is_some() | self.hosts.is_some() {
             self.on_attach(lock, pages.len() as u32);
         }
         #[cfg(test)]
@@ -59,6 +59,9 @@ impl PrefixTree {
     ) {
         #[cfg(test)]
         self.log_detached(node, count, present);
+        if self.hosts.is_some() {
+            return self.detach_entries(node, count, present, pages);
+        }
         if self.chain.is_some() | self.cells.is_some() {
             self.on_detach(node, count, present, pages);
         }
@@ -73,15 +76,26 @@ impl PrefixTree {
     #[cold]
     #[inline(never)]
     fn on_attach(&mut self, lock: &PrefixLock, count: u32) {
-        self.insert_hashes(lock, count);
-        self.emit_stored(lock, count);
+        if self.hosts.is_some() {
+            self.attach_residency(lock.node().expect("the lock moved to the new pages"));
+        }
+        if self.chain.is_some() {
+            self.insert_hashes(lock, count);
+            self.emit_stored(lock, count);
+        }
     }
 
     /// Emits the event of removed pages by their hashes, then drops the hashes and cells. The pages of cells are
     /// appended to `freed`.
     #[cold]
     #[inline(never)]
-    fn on_detach(&mut self, node: NodeKey, count: u32, present: bool, freed: &mut Vec<PageId>) {
+    pub(super) fn on_detach(
+        &mut self,
+        node: NodeKey,
+        count: u32,
+        present: bool,
+        freed: &mut Vec<PageId>,
+    ) {
         if self.chain.is_some() {
             self.emit_removed(node, count, present);
             self.remove_hashes(node, count);

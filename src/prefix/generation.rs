@@ -24,7 +24,7 @@ impl PrefixTree {
         self.generation = self.next_generation();
         self.emit_cleared();
         while let Some(node) = self.order.next() {
-            self.evictable -= self.link[node].span.pages();
+            self.evictable -= self.device_pages(node, self.link[node].span.pages());
             self.drop_idle(node, false, pages);
             self.look_ahead();
         }

@@ -3,6 +3,7 @@
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 
+use super::hosts::NO_PAGE;
 use super::walk::Cursor;
 use super::{PrefixTree, Usage};
 
@@ -33,19 +34,20 @@ impl PrefixTree {
     ) -> Inserted {
         assert_eq!(tokens.len(), pages.len() * self.page_size as usize, "whole pages");
         // A decoding sequence grows its own leaf step after step: there is nothing to look up.
-        let (mut leaf, mut known) = (self.own_leaf(lock), 0);
+        let (mut leaf, mut known, mut own) = (self.own_leaf(lock), 0, 0);
         if leaf.is_none() {
-            known = self.walk_duplicates(lock, tokens, pages, duplicates, fence);
+            (known, own) = self.walk_duplicates(lock, tokens, pages, duplicates, fence);
             leaf = self.own_leaf(lock);
         }
         if known < pages.len() {
             let tokens = &tokens[known * self.page_size as usize..];
             self.attach_pages(lock, leaf, tokens, &pages[known..]);
         }
-        Inserted { duplicates: known as u32 }
+        Inserted { duplicates: known as u32 - own }
     }
 
-    /// Moves the lock along the pages that the tree has already. Returns their number.
+    /// Moves the lock along the pages that the tree has already. Returns their number, and how many of them were in host
+    /// memory alone and are the caller's own now: the last ones.
     fn walk_duplicates(
         &mut self,
         lock: &mut PrefixLock,
@@ -53,16 +55,22 @@ impl PrefixTree {
         pages: &mut [PageId],
         duplicates: &mut Vec<PageId>,
         fence: &mut Fence,
-    ) -> usize {
+    ) -> (usize, u32) {
         let mut cursor = Cursor { node: lock.node(), pages_in_node: 0 };
-        let mut known = 0;
+        let (mut known, mut restored) = (0, 0);
+        let has_hosts = self.has_hosts();
         loop {
             let rest = &tokens[known * self.page_size as usize..];
             let found = self.descend(cursor.node, lock.scope(), rest, &mut |found| {
                 let own = &mut pages[known..known + found.len()];
-                duplicates.extend_from_slice(own);
-                own.copy_from_slice(found);
                 known += found.len();
+                // Entries in host memory alone follow those on the device.
+                let on_device = match has_hosts {
+                    true => found.iter().take_while(|page| **page != NO_PAGE).count(),
+                    false => found.len(),
+                };
+                duplicates.extend_from_slice(&own[..on_device]);
+                own[..on_device].copy_from_slice(&found[..on_device]);
             });
             let Some(found) = found else { break };
             cursor = found.cursor;
@@ -70,14 +78,18 @@ impl PrefixTree {
                 break;
             }
         }
-        self.duplicate_pages += known as u64;
         if known > 0
             && let Some(node) = cursor.node
         {
             let node = self.split(node, cursor.pages_in_node);
             self.move_lock(lock, node, fence);
+            if has_hosts {
+                restored = self.restore_from(node, &pages[..known]);
+                self.published_pages += u64::from(restored);
+            }
         }
-        known
+        self.duplicate_pages += known as u64 - u64::from(restored);
+        (known, restored)
     }
 
     /// Returns the node of a lock, if it is a leaf with a single user, who holds it by this lock: it grows in place.

@@ -70,8 +70,8 @@ impl PrefixTree {
         if keep {
             self.evictable += pages;
             self.order.enter(&mut self.usage, ONLY_LIST, node);
-            if let Some(ages) = &mut self.ages {
-                ages.enter(node, entries);
+            if self.ages.is_some() {
+                self.stamp_idle(node, entries);
             }
         } else {
             self.detach_pages(node, entries, false, freed);
@@ -103,6 +103,9 @@ impl PrefixTree {
             usage.lock_count += 1;
             if usage.lock_count > 1 {
                 return;
+            }
+            if self.hosts.is_some() {
+                self.leave_idle(node);
             }
             self.order.leave(&mut self.usage, node);
             let Link { parent, span } = &self.link[node];
@@ -146,7 +149,7 @@ impl PrefixTree {
         while let Some(node) = at
             && is_one(node)
         {
-            pages += here;
+            pages += self.device_pages(node, here);
             at = self.link[node].parent;
             here = at.map_or(0, |parent| self.link[parent].span.pages());
         }

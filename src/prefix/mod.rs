@@ -43,9 +43,12 @@ mod events;
 mod evict;
 mod free_entries;
 mod generation;
+mod hosts;
 mod insert;
 mod lock;
+mod offload;
 mod order;
+mod restore;
 mod shared_spans;
 mod span;
 mod split;
@@ -64,6 +67,7 @@ use child_table::ChildTable;
 use column::{RareColumn, column_of, slot_size};
 use deferred::Deferred;
 use events::EventBuffer;
+use hosts::Hosts;
 use order::{Neighbours, Order};
 use span::{Span, SpanStore};
 
@@ -126,6 +130,8 @@ pub struct PrefixTree {
     chain: Option<Chain>,
     /// Cached pages of groups that do not keep everything, if there are any.
     cells: Option<Box<Cells>>,
+    /// Pages in host memory, if the config asks for them.
+    hosts: Option<Box<Hosts>>,
     /// The events, if pages are hashed and the config enables events.
     events: Option<EventBuffer>,
     /// Pages of idle nodes.
@@ -194,6 +200,7 @@ impl PrefixTree {
             children: ChildTable::new(page_count, hash_bits)?,
             chain: None,
             cells: None,
+            hosts: None,
             events: None,
             evictable: 0,
             protected: 0,
@@ -263,6 +270,7 @@ impl PrefixTree {
         self.chain.iter_mut().for_each(|chain| chain.prefault());
         self.ages.iter_mut().for_each(|ages| ages.prefault());
         self.cells.iter_mut().for_each(|cells| cells.prefault());
+        self.hosts.iter_mut().for_each(|hosts| hosts.prefault());
         self.events.iter_mut().for_each(|events| events.prefault());
         self.scope.prefault();
         self.deferred.prefault();
@@ -356,8 +364,11 @@ impl PrefixTree {
 
     /// Returns how many of a node's first `entries` entries have pages on the device.
     #[inline]
-    fn device_pages(&self, _node: NodeKey, entries: u32) -> u32 {
-        entries
+    fn device_pages(&self, node: NodeKey, entries: u32) -> u32 {
+        match &self.hosts {
+            Some(hosts) => hosts.residency[node].device.min(entries),
+            None => entries,
+        }
     }
 
     /// A node's pages, in order, piece by piece.

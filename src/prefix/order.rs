@@ -49,6 +49,11 @@ impl<const LISTS: usize> Order<LISTS> {
         younger.or_else(|| self.first_of(self.list_where(|list| list.youngest == Some(node)) + 1))
     }
 
+    /// Returns the node of the same list to evict before another.
+    pub fn before(&self, column: &Column, node: NodeKey) -> Option<NodeKey> {
+        column[node].neighbours.older
+    }
+
     /// Returns all nodes, in the order of eviction.
     pub fn iter<'a>(&'a self, column: &'a Column) -> impl Iterator<Item = NodeKey> + 'a {
         std::iter::successors(self.next(), |&node| self.after(column, node))

@@ -13,6 +13,8 @@
 //!
 //! Not here: which node owns which span, which entries a span gets (`free_entries.rs`).
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
 
 use crate::bitmap::WORD;
@@ -267,6 +269,46 @@ impl SpanStore {
                 self.drop_last(span);
             }
             count -= cut;
+        }
+    }
+
+    /// [`SpanStore::trim`] of entries without device pages: takes `count` off the end of a span. O(runs).
+    pub fn trim_entries(&mut self, span: &mut Span, count: u32) {
+        span.pages -= count;
+        let mut count = count as usize;
+        while count > 0 {
+            let end = self.end(span);
+            let len = match span.last {
+                NONE => &mut span.len,
+                last => &mut self.extents[last as usize].len,
+            };
+            let cut = count.min(*len as usize);
+            *len -= cut as u32;
+            let emptied = *len == 0 && span.last != NONE;
+            self.free.release(end - cut, cut);
+            if emptied {
+                self.drop_last(span);
+            }
+            count -= cut;
+        }
+    }
+
+    /// Calls `each` with the entries at some places of a span and their pages, which it may rewrite, the last one first.
+    /// O(entries, and runs before them).
+    pub fn each_entry_back(
+        &mut self,
+        span: &Span,
+        places: Range<u32>,
+        mut each: impl FnMut(u32, &mut PageId),
+    ) {
+        let mut end = places.end;
+        while end > places.start {
+            let (_, start, len) = self.run_of(span, end);
+            let count = len.min(end - places.start);
+            for entry in (start + len - count..start + len).rev() {
+                each(entry, &mut self.pages[entry as usize]);
+            }
+            end -= count;
         }
     }
 

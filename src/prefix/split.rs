@@ -37,6 +37,9 @@ impl PrefixTree {
                 ages.split(node, prefix, rest.pages());
             }
         }
+        if self.hosts.is_some() {
+            self.split_residency(node, prefix, pages);
+        }
         self.epoch += 1;
         if self.chain.is_some() {
             return self.hash_split(node, prefix);

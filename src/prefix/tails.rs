@@ -132,7 +132,15 @@ impl PrefixTree {
         }
         let pages_in_node = pages_in_node - (end - hit);
         let epoch = self.epoch;
-        PrefixMatch { scope, node, pages_in_node, pages: hit, full_pages: pages, epoch }
+        PrefixMatch {
+            scope,
+            node,
+            pages_in_node,
+            pages: hit,
+            full_pages: pages,
+            host_pages: 0,
+            epoch,
+        }
     }
 
     /// Hands over the cells of the tails of a match that is a hit.

@@ -15,6 +15,7 @@ pub struct PrefixMatch {
     pub(super) pages_in_node: u32,
     pub(super) pages: u32,
     pub(super) full_pages: u32,
+    pub(super) host_pages: u32,
     pub(super) epoch: u64,
 }
 
@@ -30,9 +31,19 @@ impl PrefixMatch {
         self.full_pages
     }
 
+    /// Returns how many of [`PrefixMatch::pages`] are in host memory alone: the last ones, to be loaded before use.
+    pub fn host_pages(&self) -> u32 {
+        self.host_pages
+    }
+
+    /// Returns the number of matched pages that are on the device.
+    pub(crate) fn device_pages(&self) -> u32 {
+        self.pages - self.host_pages
+    }
+
     /// Returns the same match without its pages: nothing that is cached is used.
     pub(crate) fn without_hit(self) -> Self {
-        Self { node: None, pages_in_node: 0, pages: 0, ..self }
+        Self { node: None, pages_in_node: 0, pages: 0, host_pages: 0, ..self }
     }
 
     /// Returns the namespace and generation it was made in.
@@ -63,7 +74,8 @@ impl PrefixTree {
         self.match_pages(namespace, tokens, |_| ())
     }
 
-    /// [`PrefixTree::match_prefix`] that also hands over the pages that match in group 0, in order, piece by piece.
+    /// [`PrefixTree::match_prefix`] that also hands over the pages that match in group 0, in order, piece by piece. The
+    /// last [`PrefixMatch::host_pages`] of them are in host memory, and what is handed over for them means nothing.
     #[inline]
     pub fn match_pages(
         &self,
@@ -78,7 +90,8 @@ impl PrefixTree {
         }
         let Cursor { node, pages_in_node } = cursor;
         let (epoch, full_pages) = (self.epoch, pages);
-        PrefixMatch { scope, node, pages_in_node, pages, full_pages, epoch }
+        let host_pages = if self.has_hosts() { self.host_only_before(cursor) } else { 0 };
+        PrefixMatch { scope, node, pages_in_node, pages, full_pages, host_pages, epoch }
     }
 
     /// Returns the longest prefix of `tokens` in group 0. O(tokens matched).
@@ -86,7 +99,7 @@ impl PrefixTree {
         let scope = self.present_scope(namespace);
         let (Cursor { node, pages_in_node }, pages) = self.walk(scope, tokens, |_| ());
         let epoch = self.epoch;
-        PrefixMatch { scope, node, pages_in_node, pages, full_pages: pages, epoch }
+        PrefixMatch { scope, node, pages_in_node, pages, full_pages: pages, host_pages: 0, epoch }
     }
 
     /// Walks down as far as `tokens` match, in pages. Returns where that is, and how many pages match.
@@ -125,7 +138,9 @@ impl PrefixTree {
                 end -= pages_in_node;
                 let pages_in_node = link.parent.map_or(0, |parent| self.link[parent].span.pages());
                 next = Some(Cursor { node: link.parent, pages_in_node });
-                if here - end == link.span.pages() {
+                let entries = link.span.pages();
+                // No sequence computes behind pages that are in host memory alone.
+                if here - end == entries && self.device_pages(node, entries) == entries {
                     let last = self.spans.last_entry(&link.span);
                     return Some((here, Some(self.spans.pages_of_run(last, 1)[0])));
                 }

@@ -8,7 +8,7 @@
 //!             in the tree, under the lock | private
 //! ```
 //!
-//! * S1. cached_len <= planned_len; page_len = ceil(planned_len / page_size).
+//! * S1. cached_len <= planned_len; page_len = ceil(planned_len / page_size), less pending pages.
 //! * S2. The first `published` pages of group 0 are the tree's, on the path of the lock; later pages are private to
 //!   this row, and so are pages of other tracks at places without a cell. A row has no pages of those tracks that no
 //!   later token reads: `Limits` returns its first place.
@@ -46,7 +46,7 @@ mod truncate;
 use slotmap::SlotMap;
 
 use crate::error::Error;
-use crate::id::{CellId, Namespace, PrefixLock, RowId, SeqKey, StepId, TokenId};
+use crate::id::{CellId, MoveId, Namespace, PrefixLock, RowId, SeqKey, StepId, TokenId};
 use crate::layout::{Limits, TableShape};
 use crate::memory::{OutOfMemory, filled, reserved};
 use branches::Branches;
@@ -57,7 +57,7 @@ use token_store::TokenStore;
 pub use record::Sequence;
 pub(crate) use record::{AdmissionKind, Cuts};
 pub(crate) use row::RowMut;
-use row::{Marks, Stores};
+use row::{Marks, Stores, Waits};
 
 /// All sequences.
 pub struct SequenceTable {
@@ -95,9 +95,9 @@ impl SequenceTable {
         let inflight = InflightIndex::new(shape.rows, hash_bits)?;
         let branches = Branches::new(shape.rows)?;
         let (limits, promised) = (Limits::NONE, 0);
-        let marks = Vec::new();
+        let (marks, waits) = (Vec::new(), Vec::new());
         let stores =
-            Stores { page_size, limits, promised, tokens, pages, marks, inflight, branches };
+            Stores { page_size, limits, promised, tokens, pages, marks, waits, inflight, branches };
         let cuts = filled(shape.rows.into(), Cuts::NONE)?;
         Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
     }
@@ -110,6 +110,42 @@ impl SequenceTable {
         self.stores.limits = limits;
         self.stores.marks = filled(self.max.into(), Marks::default())?;
         self.stores.pages.keep_cells(limits.count())
+    }
+
+    /// Keeps what rows wait for from now on.
+    ///
+    /// # Errors
+    /// The allocation that failed.
+    pub(crate) fn keep_loads(&mut self) -> Result<(), OutOfMemory> {
+        self.stores.waits = filled(self.max.into(), Waits::default())?;
+        Ok(())
+    }
+
+    /// Records the last load of a sequence's pages.
+    pub(crate) fn set_load(&mut self, seq: SeqKey, id: MoveId) {
+        let row = self.rows[seq].row.index();
+        self.stores.waits[row].load = id;
+    }
+
+    /// Returns the last load of a sequence's pages; 0: there was none.
+    pub(crate) fn load_of(&self, sequence: &Sequence) -> MoveId {
+        self.stores.waits.get(sequence.row.index()).map_or(MoveId::default(), |waits| waits.load)
+    }
+
+    /// Returns the pages behind its published ones that a sequence waits for: they were in host memory when it was
+    /// admitted.
+    pub(crate) fn pending(&self, sequence: &Sequence) -> u32 {
+        self.stores.pending(sequence)
+    }
+
+    /// Returns the pages of a sequence's prefix: published ones and those that it waits for.
+    pub(crate) fn prefix_pages(&self, sequence: &Sequence) -> u32 {
+        sequence.published + self.stores.pending(sequence)
+    }
+
+    /// Returns the bytes that loads take beside a table.
+    pub(crate) fn load_bytes(shape: &TableShape) -> u64 {
+        u64::from(shape.rows) * size_of::<Waits>() as u64
     }
 
     /// Returns the additional bytes of a table with groups.
@@ -254,6 +290,9 @@ impl SequenceTable {
             lock: Some(lock),
         };
         self.cuts[row.index()] = Cuts::NONE;
+        if let Some(waits) = self.stores.waits.get_mut(row.index()) {
+            *waits = Waits::default();
+        }
         if let Some(marks) = self.stores.marks.get_mut(row.index()) {
             *marks = Marks::default();
         }

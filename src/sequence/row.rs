@@ -6,7 +6,7 @@ use super::page_table::PageTable;
 use super::record::Sequence;
 use super::token_store::TokenStore;
 use crate::error::Error;
-use crate::id::{CellId, PageId, SeqKey, TokenId};
+use crate::id::{CellId, MoveId, PageId, SeqKey, TokenId};
 use crate::layout::{HeldGroup, Limits};
 use crate::plan::TableWrite;
 
@@ -22,6 +22,15 @@ pub(super) struct Marks {
     pub(super) kept: u32,
 }
 
+/// What a row waits for.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Waits {
+    /// Pages of its prefix that its page table lacks, behind the published ones.
+    pub(super) pages: u32,
+    /// The last load of its pages; 0: none.
+    pub(super) load: MoveId,
+}
+
 /// The chunked stores of all sequences.
 pub(super) struct Stores {
     pub(super) page_size: u32,
@@ -33,6 +42,8 @@ pub(super) struct Stores {
     pub(super) pages: PageTable,
     /// Marks by row, if there are groups.
     pub(super) marks: Vec<Marks>,
+    /// By row, where there is host memory.
+    pub(super) waits: Vec<Waits>,
     pub(super) inflight: InflightIndex,
     pub(super) branches: Branches,
 }
@@ -43,6 +54,11 @@ impl Stores {
         self.marks.get(sequence.row.index()).map_or(0, |marks| marks.kept)
     }
 
+    /// Returns the pages that a row waits for.
+    pub(super) fn pending(&self, sequence: &Sequence) -> u32 {
+        self.waits.get(sequence.row.index()).map_or(0, |waits| waits.pages)
+    }
+
     /// Returns the minimum of known tokens of a sequence with a front: those up to the end of the page, and one more.
     fn front_len(&self, sequence: &Sequence) -> u32 {
         (sequence.published + 1) * self.page_size + 1
@@ -50,7 +66,9 @@ impl Stores {
 
     /// Returns whether a sequence has a front (`inflight.rs`).
     pub(super) fn has_front(&self, sequence: &Sequence) -> bool {
-        sequence.lock.is_some() && sequence.token_len >= self.front_len(sequence)
+        sequence.lock.is_some()
+            && self.pending(sequence) == 0
+            && sequence.token_len >= self.front_len(sequence)
     }
 
     /// Returns the hash of a sequence's front.
@@ -273,6 +291,32 @@ impl RowMut<'_> {
         if len > 0 {
             sequence.tail = table.entry(sequence.row, len - 1);
         }
+    }
+
+    /// Gives a row that waited for a load the pages that it lacked. They are promised pages first.
+    pub fn complete_pending(&mut self, pages: &[PageId]) {
+        let before = self.outstanding();
+        self.append_published(pages);
+        self.sequence.published += self.pending();
+        self.stores.waits[self.sequence.row.index()].pages = 0;
+        self.stores.promised -= before - self.outstanding();
+    }
+
+    /// Makes the row wait for so many pages behind the published ones.
+    pub fn begin_pending(&mut self, pages: u32) {
+        self.stores.waits[self.sequence.row.index()].pages = pages;
+    }
+
+    /// Returns the pages that the row waits for.
+    pub fn pending(&self) -> u32 {
+        self.stores.pending(self.sequence)
+    }
+
+    /// Returns the outstanding pages of the row.
+    fn outstanding(&self) -> u32 {
+        let Sequence { promised, page_len, published, .. } = *self.sequence;
+        let kept = self.stores.kept(self.sequence);
+        self.stores.limits.outstanding(promised, page_len, published, kept)
     }
 
     /// Returns the places that the row has in the tracks after the first one.

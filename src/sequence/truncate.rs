@@ -2,7 +2,7 @@
 
 use crate::id::{PageId, SeqKey, StepId};
 
-use super::row::{Marks, Stores};
+use super::row::{Marks, Stores, Waits};
 use super::{Cuts, Sequence, SequenceTable};
 
 impl SequenceTable {
@@ -38,6 +38,9 @@ impl SequenceTable {
         assert!(sequence.promised == 0, "S3: a preempted sequence is promised nothing");
         self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
         (sequence.page_len, sequence.published) = (0, 0);
+        if let Some(waits) = self.stores.waits.get_mut(sequence.row.index()) {
+            *waits = Waits::default();
+        }
         if let Some(marks) = self.stores.marks.get_mut(sequence.row.index()) {
             *marks = Marks::default();
         }

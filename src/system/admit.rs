@@ -297,7 +297,7 @@ fn find(
     shape.shares_prefixes().then(|| {
         let tokens = matchable(tokens);
         let found = prefixes.match_pages(namespace, tokens, |found| pages.extend_from_slice(found));
-        pages.truncate(found.pages() as usize);
+        pages.truncate(found.device_pages() as usize);
         found
     })
 }
@@ -338,10 +338,12 @@ fn estimate(
     promise: u32,
 ) -> Admission {
     let page_size = shape.layout.page_size();
-    let (matched, idle) = found.map_or((0, 0), |m| (m.pages(), prefixes.idle_pages(m)));
+    let (matched, idle) = found.map_or((0, 0), |m| (m.device_pages(), prefixes.idle_pages(m)));
+    let host_pages = found.map_or(0, PrefixMatch::host_pages);
     let lacking = pages_lacking(shape, limits, matched, len, promise);
     let mut admission = Admission {
-        cached_len: matched * page_size,
+        cached_len: (matched + host_pages) * page_size,
+        host_pages,
         idle_pages: idle,
         lacking_pages: lacking,
         available_pages: budget.unpromised().saturating_sub(idle.into()) as u32,
@@ -436,13 +438,18 @@ fn attach_prefix(
     kind: AdmissionKind,
 ) {
     let mut row = sequences.row_mut(seq).expect("just looked up");
-    row.sequence.published = found.map_or(0, PrefixMatch::pages);
+    row.sequence.published = found.map_or(0, PrefixMatch::device_pages);
     row.append_published(&buffers.pages[..row.sequence.published as usize]);
     row.begin_marks(0, 0);
-    let sequence = row.sequence;
-    sequence.cached_len = sequence.published * shape.layout.page_size();
+    let sequence = &mut *row.sequence;
+    let host_pages = found.map_or(0, PrefixMatch::host_pages);
+    sequence.cached_len = (sequence.published + host_pages) * shape.layout.page_size();
+
     sequence.planned_len = sequence.cached_len;
     sequence.admission_kind = kind;
+    if host_pages > 0 {
+        row.begin_pending(host_pages);
+    }
     sequences.row_mut(seq).expect("just looked up").begin_front(seq);
     sequences.promise(seq, promise.div_ceil(shape.layout.page_size()));
 }

@@ -58,7 +58,7 @@ pub(crate) fn is_leading(world: &IsLeading<'_>, leader: &Leader) -> bool {
     let Ok(sequence) = sequences.running(leader.seq) else { return false };
     let lock = sequence.lock.as_ref().expect("it runs");
     let generation = prefixes.present_scope(sequence.namespace).generation;
-    let published = sequence.published * prefixes.page_size();
+    let published = sequences.prefix_pages(sequence) * prefixes.page_size();
     let cuts = sequences.cuts(sequence);
     let is_uncut = cuts.count == leader.cuts || leader.cached_len <= cuts.shortest;
     lock.scope().generation == generation

@@ -31,7 +31,7 @@ access! {
 /// [`Error::OutOfMarks`]. Nothing changes then.
 pub(crate) fn mark(world: Mark<'_>, seq: SeqKey, len: u32) -> Result<(), Error> {
     let Mark { shape, pages, prefixes, sequences, fence, buffers } = world;
-    let published = sequences.running(seq)?.published;
+    let published = sequences.prefix_pages(sequences.running(seq)?);
     if !shape.shares_prefixes() || !prefixes.has_cells() {
         return Ok(()); // A prompt can match at any page, or at none.
     }
@@ -44,7 +44,7 @@ pub(crate) fn mark(world: Mark<'_>, seq: SeqKey, len: u32) -> Result<(), Error> 
     if mark > published {
         return row.add_mark(mark);
     }
-    if may_keep(&row, prefixes, pages, mark, published) {
+    if row.pending() == 0 && may_keep(&row, prefixes, pages, mark, published) {
         keep(pages, prefixes, sequences, fence, buffers, seq);
     }
     Ok(())

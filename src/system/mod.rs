@@ -11,6 +11,7 @@
 //! | [`page_budget`]: count the pages that a call may take | reads | reads | reads | | reads |
 //! | [`promise`]: set pages aside, or give them back | reads | reads | writes | | reads |
 //! | [`reclaim`]: evict no more pages than are lacking | writes | writes | | | |
+//! | [`load`]: take pages for what host memory has | writes | writes | writes | | reads |
 //! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes | reads |
 //! | [`plan_drafts`]: check drafts, write their masks | | | writes | writes | |
 //! | [`find_spans`]: find pages that several rows read | | writes | reads | | |
@@ -43,6 +44,7 @@ pub mod find_spans;
 pub mod finish;
 pub mod fork;
 pub mod leader;
+pub mod load;
 pub mod mark;
 pub mod packed;
 pub mod packed_levels;

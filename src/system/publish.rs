@@ -21,6 +21,9 @@ pub(crate) fn publish(
     seq: SeqKey,
 ) {
     let row = sequences.row_mut(seq).expect("the caller looked it up");
+    if row.pending() > 0 {
+        return; // It has computed nothing.
+    }
     prefixes.publish_as_of(row.sequence.last_step);
     buffers.pages.clear();
     Publisher { pages, prefixes, fence, buffers }.insert(row);

@@ -22,7 +22,11 @@ pub fn reclaim(
         pages.free_cached(freed);
         return evicted;
     }
-    prefixes.evict(u32::try_from(short).expect("no more than there are"), freed);
+    if prefixes.has_hosts() {
+        prefixes.evict_to_host(u32::try_from(short).expect("no more than there are"), freed);
+    } else {
+        prefixes.evict(u32::try_from(short).expect("no more than there are"), freed);
+    }
     pages.free_cached(freed);
     short as u32
 }

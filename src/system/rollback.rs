@@ -35,15 +35,17 @@ pub(crate) fn rollback(world: Rollback<'_>, seq: SeqKey, len: u32) -> Result<(),
     let Rollback { shape, pages, sequences, steps, fence, counters, buffers } = world;
     let page_size = shape.layout.page_size();
     sequences.check_accepted(seq)?;
+    let pending = sequences.pending(sequences.get(seq)?);
     let sequence = sequences.get_mut(seq)?;
-    let (min, max) = ((sequence.published * page_size).max(1), sequence.token_len);
+    let (min, max) = (((sequence.published + pending) * page_size).max(1), sequence.token_len);
     if len < min || len > max {
         return Err(Error::RollbackLen { len, min, max });
     }
     sequence.cached_len = sequence.cached_len.min(len);
     sequence.planned_len = sequence.planned_len.min(len);
     steps.cap(sequence.last_item, len);
-    let (page_len, last_step) = (sequence.planned_len.div_ceil(page_size), sequence.last_step);
+    let page_len = sequence.planned_len.div_ceil(page_size) - pending;
+    let last_step = sequence.last_step;
     buffers.freed.clear();
     sequences.truncate_pages(seq, page_len, &mut buffers.freed);
     sequences.cut(seq, len);

@@ -112,6 +112,18 @@ pub enum Op {
         /// The length: half a page below the published tokens plus this many, modulo eight pages.
         more: u8,
     },
+    /// `load`
+    Load {
+        /// The first sequence; above 250 a finished one.
+        first: u8,
+        /// How many from there on, modulo the live ones and two more.
+        count: u8,
+    },
+    /// `save_ahead`
+    SaveAhead {
+        /// How many pages.
+        pages: u8,
+    },
     /// `promise`
     Promise {
         /// The sequence; above 250 a finished one.
@@ -186,6 +198,8 @@ pub struct SmallConfig {
     pub kv_heads: u32,
     /// 0: one group of layers; else the groups in place of `layers`, modulo the available ones.
     pub groups: u8,
+    /// Pages of host memory.
+    pub host_pages: u32,
     /// 0: no hashes; else the recipe, modulo those that are compiled in.
     pub hashing: u8,
     /// Pages in the event buffer, if pages are hashed; 0: no events.
@@ -210,6 +224,7 @@ impl Default for SmallConfig {
             layers: 1,
             kv_heads: 1,
             groups: 0,
+            host_pages: 0,
             hashing: 0,
             event_pages: 0,
             drain_every: 1,
@@ -262,6 +277,7 @@ impl SmallConfig {
             },
             page_size: self.page_size,
             capacity: Capacity::Pages(self.pages),
+            host_pages: self.host_pages,
             layout: if self.page_first { Layout::PageFirst } else { Layout::LayerFirst },
             ..PoolConfig::default()
         };
@@ -299,6 +315,7 @@ impl<'a> Arbitrary<'a> for SmallConfig {
             layers: u.int_in_range(1..=2)?,
             kv_heads: u.int_in_range(0..=2)?,
             groups: u.int_in_range(0..=7)?,
+            host_pages: if u.ratio(1, 2)? { u.int_in_range(1..=40)? } else { 0 },
             hashing: u.int_in_range(0..=5)?,
             event_pages: *u.choose(&[0, 1, 4, 12, 200])?,
             drain_every: u.int_in_range(1..=8)?,

@@ -5,7 +5,7 @@
 use super::op::{Op, Prompt, SmallConfig};
 use super::rng::{Rng, mix};
 
-const KINDS: usize = 18;
+const KINDS: usize = 20;
 
 /// An endless stream of ops, and their config. Both depend only on the seed.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ impl Workload {
         let mut config = draw_config(&mut rng);
         draw_followers(&mut Rng::new(mix(seed)), &mut config);
         // Calls that keep a server running are common in every workload, the rest in some.
-        let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0, 3, 0, 0, 0];
+        let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0, 3, 0, 0, 0, 0, 0];
         let mut weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
         for i in [1, 6, 8, 10, 11] {
             weights[i] *= rng.pick(&[0, 1, 1, 4]);
@@ -40,9 +40,31 @@ impl Workload {
         let drafting = rng.pick(&[0, 0, 1, 3]);
         (weights[15], weights[16]) = (12 * drafting, 30 * drafting);
         weights[17] = if config.groups > 0 { [0, 0, 6][(seed % 3) as usize] } else { 0 };
+        if config.host_pages > 0 {
+            weights[18] = [0, 3, 8][(seed % 3) as usize];
+            weights[19] = [0, 6, 20][(seed / 3 % 3) as usize];
+        }
         let greedy = rng.below(17);
         let wrong = rng.pick(&[8, 32, 256]);
         Self { config, rng, weights, greedy, promising, wrong }
+    }
+
+    /// A workload of a seed for host memory: a pool so small that most pages are evicted, and prompts that come back.
+    pub fn with_hosts(seed: u64) -> Self {
+        let mut workload = Self::new(seed);
+        let mut rng = Rng::new(mix(!seed));
+        let Self { config, weights, .. } = &mut workload;
+        config.page_size = rng.within(1, 3) as u32;
+        config.pages = rng.within(4, 9) as u32;
+        config.host_pages = rng.pick(&[1, 3, 8, 20, 40]);
+        (config.reuse, config.groups, config.tokens, config.sequence_len) = (true, 0, 400, 1 << 20);
+        config.sequences = rng.within(1, 3) as u32;
+        let usual = [30, 2, 40, 6, 40, 40, 1, 12, 3, 6, 1, 1, 0, 0, 2, 0, 0, 0, 6, 6];
+        *weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2]));
+        weights[19] *= rng.pick(&[0, 1, 2]);
+        weights[12] = rng.pick(&[0, 0, 0, 1]);
+        (workload.greedy, workload.promising, workload.wrong) = (14, rng.pick(&[0, 1, 8]), 256);
+        workload
     }
 
     /// Returns the config of the engine.
@@ -93,6 +115,8 @@ impl Workload {
                 let wrong = if self.is_wrong() { 0 } else { 8 };
                 Op::Accept { pick: self.step(224), seed: wrong + self.byte() % 248 }
             }
+            18 => Op::Load { first: self.seq(), count: self.byte() % 4 },
+            19 => Op::SaveAhead { pages: self.byte() % 32 },
             17 => Op::Mark { pick: self.seq(), more: self.byte() },
             _ => Op::Promise { pick: self.seq(), promise: self.promise() },
         }
@@ -172,13 +196,14 @@ impl Workload {
     }
 }
 
-/// Draws hashes, events and groups of layers. The draws have their own generator, so the ops of a seed do not depend on
-/// them.
+/// Draws hashes, events, groups of layers and host memory. The draws have their own generator, so the ops of a seed do
+/// not depend on them.
 fn draw_followers(rng: &mut Rng, config: &mut SmallConfig) {
     config.hashing = rng.below(6) as u8;
     config.event_pages = rng.pick(&[0, 1, 4, 12, 200]);
     config.drain_every = rng.pick(&[1, 1, 2, 8]);
     config.groups = if rng.one_in(2) { rng.within(1, 7) as u8 } else { 0 };
+    config.host_pages = if rng.one_in(2) { rng.within(1, 40) as u32 } else { 0 };
 }
 
 fn draw_config(rng: &mut Rng) -> SmallConfig {
@@ -200,6 +225,7 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         layers: rng.within(1, 2) as u32,
         kv_heads: rng.within(0, 2) as u32,
         groups: 0,
+        host_pages: 0,
         hashing: 0,
         event_pages: 0,
         drain_every: 1,

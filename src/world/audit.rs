@@ -28,6 +28,7 @@ impl World {
         let all = self.count_locks(|_| true);
         let fenced = self.count_locks(|holder| holder == LockHolder::Fence);
         self.prefixes.check(&all, &fenced, &self.fence).map_err(broken)?;
+        self.prefixes.check_hosts().map_err(broken)?;
         self.prefixes.check_cells(&self.count_cells(), &self.fence).map_err(broken)?;
         self.check_tails().map_err(|invariant| broken((invariant, None)))?;
         if !self.prefixes.counts_names(self.sequences.iter().map(|(_, s)| s.namespace)) {
@@ -64,9 +65,12 @@ impl World {
             let first = (s.page_len > 0).then(|| self.sequences.page(s, 0));
             let ensure = |holds: bool, what| if holds { Ok(()) } else { Err((what, first)) };
             ensure(s.cached_len <= s.planned_len, "S1: cached_len <= planned_len")?;
-            let pages = s.planned_len.div_ceil(page_size);
-            ensure(s.page_len == pages, "S1: page_len = ceil(planned_len / page_size)")?;
-            let published = s.published * page_size;
+            let (pages, pending) = (s.planned_len.div_ceil(page_size), self.sequences.pending(s));
+            let what = "S1: page_len = ceil(planned_len / page_size), less pending pages";
+            ensure(s.page_len + pending == pages, what)?;
+            let waits = self.steps.open_item(s.last_item).is_none() && s.published == s.page_len;
+            ensure(pending == 0 || waits, "H5: a sequence that waits is in no open plan")?;
+            let published = self.sequences.prefix_pages(s) * page_size;
             ensure(
                 published <= s.cached_len.min(s.token_len),
                 "S2: what is published is computed",
@@ -77,7 +81,9 @@ impl World {
                 Some(lock) => {
                     let path = self.prefixes.path(lock);
                     let own = self.sequences.pages(s).take(s.published as usize);
-                    ensure(path.into_iter().eq(own), "W2: published pages are the lock's path")?;
+                    let same = path.len() == self.sequences.prefix_pages(s) as usize;
+                    let same = same && path.into_iter().take(s.published as usize).eq(own);
+                    ensure(same, "W2: published and pending pages are the lock's path")?;
                 }
                 None => {
                     ensure(s.page_len == 0, "S3: a preempted sequence has no pages")?;

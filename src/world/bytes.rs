@@ -8,7 +8,7 @@ use crate::id::{PageId, SeqKey, TokenId};
 use crate::layout::Limits;
 use crate::page::PagePool;
 use crate::plan::{
-    Admitted, BatchRow, Compaction, PageCopy, STEP_TOKENS_MAX, SharedSpan, TableWrite,
+    Admitted, BatchRow, Compaction, PageCopy, PageMove, STEP_TOKENS_MAX, SharedSpan, TableWrite,
 };
 use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
@@ -27,6 +27,8 @@ pub struct EngineBytes {
     pub pages: u64,
     /// The prefix tree.
     pub prefixes: u64,
+    /// Tables of pages in host memory.
+    pub hosts: u64,
     /// Hashes of cached pages. Names of namespaces are not included: they are allocated as they are given.
     pub hashes: u64,
     /// The event buffer.
@@ -40,7 +42,13 @@ pub struct EngineBytes {
 impl EngineBytes {
     /// Returns the bytes on the host, without those of the backend.
     pub fn host(&self) -> u64 {
-        self.pages + self.prefixes + self.hashes + self.events + self.sequences + self.steps
+        self.pages
+            + self.prefixes
+            + self.hosts
+            + self.hashes
+            + self.events
+            + self.sequences
+            + self.steps
     }
 }
 
@@ -76,14 +84,26 @@ impl EngineShape {
                 SequenceTable::group_bytes(&self.table, &limits),
             ]
         };
+        let host_pages = host_pages(self);
+        let entries = page_count + host_pages;
+        let hosts = match host_pages {
+            0 => 0,
+            _ => {
+                PrefixTree::host_bytes(page_count, host_pages)
+                    + load_count(self) * size_of::<PageMove>() as u64
+                    + SequenceTable::load_bytes(&self.table)
+                    + u64::from(self.table.rows) * size_of::<SeqKey>() as u64
+            }
+        };
         EngineBytes {
             kv: self.layout.total_bytes(),
             kv_tables: 4 * self.table.words() as u64,
             pages: PagePool::bytes(page_count),
-            prefixes: PrefixTree::bytes(page_count, page_size) + of_tree,
-            hashes: self.hashing.map_or(0, |hashing| PrefixTree::hash_bytes(page_count, hashing)),
+            prefixes: PrefixTree::bytes(entries, page_size) + of_tree,
+            hosts,
+            hashes: self.hashing.map_or(0, |hashing| PrefixTree::hash_bytes(entries, hashing)),
             events: self.hashing.map_or(0, |hashing| {
-                PrefixTree::event_bytes(page_count, page_size, hashing, self.event_pages)
+                PrefixTree::event_bytes(entries, page_size, hashing, self.event_pages)
             }),
             sequences: SequenceTable::bytes(&self.table, page_size) + of_rows,
             steps: StepLog::bytes(self.max_steps, self.table.rows)
@@ -146,6 +166,17 @@ pub(super) fn lock_count(shape: &EngineShape) -> u64 {
 pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
     let row_pages = shape.max_sequence_len.div_ceil(shape.layout.page_size());
     (u64::from(row_pages) + 1) * u64::from(shape.table.tracks)
+}
+
+/// Returns the host pages that evicted pages can move to: none without shared prefixes.
+pub(super) fn host_pages(shape: &EngineShape) -> u32 {
+    let has_hosts = shape.shares_prefixes() && shape.table.tracks == 1;
+    if has_hosts { shape.layout.host_pages() } else { 0 }
+}
+
+/// Returns the most pages that are loaded together.
+pub(super) fn load_count(shape: &EngineShape) -> u64 {
+    if host_pages(shape) > 0 { shape.layout.page_count().into() } else { 0 }
 }
 
 /// Returns the most copies of a fork: a page for each child, or with several tracks as many pages as the pool has.

@@ -2,7 +2,7 @@
 //!
 //! * W1. Every page has exactly one owner, and the state of that owner: a sequence (Private), a tree node (Cached),
 //!   the fence (Fenced), none (Free).
-//! * W2. A sequence's published pages are the path of its lock.
+//! * W2. A sequence's published pages, and behind them those that it waits for, are the path of its lock.
 //! * W3. Every lock that the tree counts is a sequence's or waits in the fence. T3 is audited with these locks.
 //! * W4. Outstanding pages of promises <= free + evictable + fenced pages: `system/page_budget.rs` gives the reason.
 //!
@@ -21,7 +21,7 @@ use crate::id::{PageId, SeqKey, StepId, TokenId};
 use crate::layout::Limits;
 use crate::memory::{self, OutOfMemory, touch_reserved};
 use crate::page::PagePool;
-use crate::plan::{Admitted, Compaction, PageCopy};
+use crate::plan::{Admitted, Compaction, PageCopy, PageMove};
 use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
@@ -29,7 +29,7 @@ use crate::step::StepLog;
 
 pub use audit::{Broken, Owner};
 pub use bytes::EngineBytes;
-use bytes::{copy_count, lock_count, row_pages_all};
+use bytes::{copy_count, host_pages, load_count, lock_count, row_pages_all};
 
 /// The tables, and the limits that they are made with.
 pub struct World {
@@ -65,6 +65,10 @@ pub(crate) struct Buffers {
     pub children: Vec<SeqKey>,
     /// Copies that a fork made.
     pub copies: Vec<PageCopy>,
+    /// Loads of pages in host memory, for the backend.
+    pub loads: Vec<PageMove>,
+    /// Sequences of a plan that wait for a load.
+    pub waiting: Vec<SeqKey>,
     /// Moves of accepted drafts, for the backends.
     pub compactions: Vec<Compaction>,
     /// Results of a batch of admissions.
@@ -88,10 +92,11 @@ impl World {
         if shape.prefault {
             memory::check(shape.bytes().host())?;
         }
+        let has_hosts = host_pages(shape) > 0;
         let mut world = Self {
             shape: *shape,
             pages: PagePool::try_new(page_count)?,
-            prefixes: PrefixTree::try_new(page_count, page_size, hash_bits)?,
+            prefixes: PrefixTree::try_new(page_count + host_pages(shape), page_size, hash_bits)?,
             sequences: SequenceTable::try_new(&shape.table, page_size, hash_bits)?,
             steps: StepLog::try_new(shape.max_steps, shape.table.rows)?,
             fence: Fence::try_new(page_count, shape.max_steps, lock_count(shape))?,
@@ -103,6 +108,8 @@ impl World {
                 tokens: memory::reserved(shape.max_sequence_len.into())?,
                 children: memory::reserved(shape.table.rows.into())?,
                 copies: memory::reserved(copy_count(shape))?,
+                loads: memory::reserved(load_count(shape))?,
+                waiting: memory::reserved(if has_hosts { shape.table.rows.into() } else { 0 })?,
                 compactions: memory::reserved(shape.table.rows.into())?,
                 admitted: memory::reserved(shape.table.rows.into())?,
                 counted: Bitmap::new(page_count, false)?,
@@ -112,6 +119,10 @@ impl World {
             let limits = Limits::new(&shape.layout, shape.promise_ahead);
             world.sequences.set_limits(limits)?;
             world.prefixes.keep_cells(limits, page_count, shape.max_steps)?;
+        }
+        if has_hosts {
+            world.prefixes.keep_hosts(page_count, host_pages(shape))?;
+            world.sequences.keep_loads()?;
         }
         if let Some(hashing) = shape.hashing {
             world.prefixes.keep_hashes(hashing, hash_bits)?;
@@ -129,6 +140,8 @@ impl World {
             touch_reserved(&mut world.buffers.tokens, TokenId::default());
             touch_reserved(&mut world.buffers.children, SeqKey::default());
             touch_reserved(&mut world.buffers.copies, PageCopy::zeroed());
+            touch_reserved(&mut world.buffers.loads, PageMove::zeroed());
+            touch_reserved(&mut world.buffers.waiting, SeqKey::default());
             touch_reserved(&mut world.buffers.compactions, Compaction::default());
             touch_reserved(&mut world.buffers.admitted, Admitted::default());
         }

@@ -94,9 +94,19 @@ fn engine() {
         "duplicate pages",
         "hit tokens",
         "hit tokens of resumes",
+        "host hit tokens",
+        "load Ok",
+        "load OutOfPages",
+        "load Preempted",
+        "load UnknownSequence",
         "mark MarkLen",
         "mark Ok",
         "mark Preempted",
+        "pages evicted from host memory",
+        "pages loaded",
+        "pages lost",
+        "pages saved",
+        "pages saved as they were evicted",
         "plan_batch EmptyBatch",
         "plan_batch ExtendLen",
         "plan_batch Ok",
@@ -122,12 +132,37 @@ fn engine() {
         "rollback Ok",
         "rollback RollbackLen",
         "rollback UnknownSequence",
+        "save_ahead Ok",
     ] {
         assert!(all.answers.get(answer).is_some_and(|&count| count > 0), "never reached: {answer}");
     }
 }
 
 /// A planned unknown token may be the first of a chunk of the page tables, when all chunks are in use.
+#[test]
+fn host_memory() {
+    let mut all = Summary::default();
+    for seed in seeds(300, 300) {
+        let mut workload = Workload::with_hosts(seed);
+        let config = workload.config();
+        let ops = workload.take_ops(op_count(250));
+        all.add(&check(seed, &config, &ops));
+    }
+    println!("{all:#?}");
+    for (answer, least) in [
+        ("host hit tokens", 200),
+        ("load Ok", 500),
+        ("load OutOfPages", 1),
+        ("pages evicted from host memory", 500),
+        ("pages loaded", 100),
+        ("pages saved", 2000),
+        ("pages saved as they were evicted", 1000),
+    ] {
+        let count = all.answers.get(answer).copied().unwrap_or(0);
+        assert!(count >= least, "seldom reached: {answer}, {count}");
+    }
+}
+
 #[test]
 fn a_pending_token_finds_no_chunk() {
     let config = SmallConfig {

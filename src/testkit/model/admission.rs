@@ -14,6 +14,8 @@ use crate::plan::Prompt;
 pub struct AdmissionWant {
     /// Tokens that are cached.
     pub cached_len: u32,
+    /// Pages of those that are in host memory.
+    pub host_pages: u32,
     /// Pages of those that nobody uses.
     pub idle_pages: u32,
     /// Pages that the rest needs.
@@ -155,6 +157,7 @@ impl Model {
             cached_len: 0,
             planned_len: 0,
             published: 0,
+            pending: 0,
             table: Vec::new(),
             others: vec![Vec::new(); self.tracks() - 1],
             held: vec![0; self.tracks() - 1],
@@ -244,7 +247,8 @@ impl Model {
     ) -> AdmissionWant {
         let all = self.most_pages(tokens.len().div_ceil(self.page_size()));
         let promised = (promise as usize).div_ceil(self.page_size());
-        let promised = self.outstanding(promised, pages, pages, pages);
+        let device = self.on_device(scope, tokens, pages);
+        let promised = self.outstanding(promised, device, device, device);
         // Pages that are locked are there for nobody else, and for no promise.
         let room = |model: &Self| {
             let idle = model.tree.idle_on_path(scope, tokens, pages)
@@ -253,10 +257,11 @@ impl Model {
         };
         let (idle_pages, available_pages) = room(self);
         let held: usize = self.tail_pages(scope, tokens, pages);
-        let lacking_pages = (all - pages - held).max(promised) as u32;
+        let lacking_pages = (all - device - held).max(promised) as u32;
         let fits = lacking_pages <= available_pages;
         AdmissionWant {
             cached_len: (pages * self.page_size()) as u32,
+            host_pages: (pages - device) as u32,
             idle_pages,
             lacking_pages,
             available_pages,
@@ -274,7 +279,7 @@ impl Model {
         pages: usize,
     ) -> usize {
         let tokens = self.findable(&self.sequences[&key].tokens);
-        let full = self.tree.matched(scope, tokens).len();
+        let full = self.tree.matched_len(scope, tokens);
         let (len, promised) =
             (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
         let sequence = self.sequences.get_mut(&key).expect("the row was just made or seen");
@@ -284,7 +289,8 @@ impl Model {
         let last = (sequence.tokens.len() - 1) / self.shape.layout.page_size() as usize;
         sequence.kept = pages;
         sequence.marks = [full, last].into_iter().filter(|&mark| mark > pages).collect();
-        sequence.published = pages;
+        sequence.published = sequence.table.len();
+        sequence.pending = pages - sequence.published;
         sequence.cached_len = len;
         sequence.planned_len = len;
         sequence.preempted = false;

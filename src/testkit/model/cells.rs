@@ -92,7 +92,7 @@ impl Model {
             let mut groups = self.limited().into_iter().enumerate();
             groups.all(|(group, (reach, _))| self.tail(reach, *pages).all(|at| has(group, at)))
         };
-        let full = self.tree.matched(scope, tokens).len();
+        let full = self.tree.matched_len(scope, tokens);
         (0..=full).rev().find(complete).expect("nothing can always be matched")
     }
 

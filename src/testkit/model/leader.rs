@@ -18,7 +18,8 @@ impl Model {
         let page_size = self.page_size();
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
         let at = sequence.published;
-        let has_front = !sequence.preempted && sequence.tokens.len() > (at + 1) * page_size;
+        let runs = !sequence.preempted && sequence.pending == 0;
+        let has_front = runs && sequence.tokens.len() > (at + 1) * page_size;
         self.clock += 1;
         let new = Front { at, since: self.clock };
         sequence.front = match sequence.front {
@@ -31,7 +32,7 @@ impl Model {
     /// computed.
     pub(super) fn leader(&self, scope: Scope, tokens: &[TokenId]) -> Option<(SeqKey, u32)> {
         let page_size = self.page_size();
-        let cached = self.tree.matched(scope, tokens).len();
+        let cached = self.tree.matched_len(scope, tokens);
         let page = |tokens: &[TokenId], at: usize| {
             tokens.get(at * page_size..(at + 1) * page_size).map(<[TokenId]>::to_vec)
         };
@@ -64,7 +65,8 @@ impl Model {
     pub fn is_leading(&self, seq: SeqKey, cached_len: u32, cuts: usize) -> bool {
         let Ok(sequence) = self.running(seq) else { return false };
         let (len, page_size) = (cached_len as usize, self.page_size());
-        let known = sequence.published * page_size < len && len <= sequence.tokens.len();
+        let cached = (sequence.published + sequence.pending) * page_size;
+        let known = cached < len && len <= sequence.tokens.len();
         let uncut = cuts == sequence.cuts.len() || sequence.cuts.iter().all(|&left| left >= len);
         known && uncut && sequence.scope == self.next_scope(sequence.scope.namespace)
     }

@@ -6,6 +6,8 @@
 mod admission;
 mod cells;
 mod draft;
+mod host_pages;
+mod hosts;
 mod leader;
 mod pages;
 mod sequence;
@@ -44,6 +46,8 @@ struct Sequence {
     planned_len: usize,
     /// Pages at the head of `table` that are the tree's, locked by this sequence.
     published: usize,
+    /// Pages of its prefix behind those that `table` lacks: they are to be loaded.
+    pending: usize,
     /// The pages of group 0.
     table: Vec<PageId>,
     /// Those of each further track, all of them its own from `held` on; the others are given up.
@@ -130,10 +134,14 @@ impl Model {
     pub fn new(shape: EngineShape) -> Self {
         let page_count = shape.layout.page_count();
         let kept_generation = (shape.prefix == PrefixMode::Radix).then_some(0);
+        let mut tree = Tree::new(shape.layout.page_size(), kept_generation);
+        if shape.prefix == PrefixMode::Radix && shape.table.tracks == 1 {
+            tree.keep_hosts(shape.layout.host_pages());
+        }
         Self {
             shape,
             pages: Pages::new(page_count),
-            tree: Tree::new(shape.layout.page_size(), kept_generation),
+            tree,
             sequences: BTreeMap::new(),
             steps: BTreeMap::new(),
             fence: VecDeque::new(),
@@ -272,7 +280,8 @@ impl Model {
 
     /// The shortest length that `rollback` takes.
     pub fn published_len(&self, seq: SeqKey) -> u32 {
-        self.sequence(seq).map_or(0, |sequence| sequence.published * self.page_size()) as u32
+        let pages = self.sequence(seq).map_or(0, |sequence| sequence.published + sequence.pending);
+        (pages * self.page_size()) as u32
     }
 
     /// The state of a page.
@@ -335,10 +344,21 @@ impl Model {
 
     /// `Engine::stats`
     pub fn stats(&self) -> Stats {
+        let hosts = &self.tree.hosts;
+        let (host_cached_pages, host_free_pages) = hosts.counts();
         Stats {
             cells: self.tree.cells.len() as u32,
             evicted_pages: self.tree.evicted.0,
             evicted_cells: self.tree.evicted.1,
+            saved_pages: hosts.saved,
+            forced_pages: hosts.forced,
+            loaded_pages: hosts.loaded,
+            host_evicted_pages: hosts.evicted,
+            lost_pages: hosts.lost,
+            failed_saves: hosts.failed,
+            clean_pages: self.tree.clean(),
+            host_cached_pages,
+            host_free_pages,
             free_pages: self.pages.count(PageIs::Free),
             private_pages: self.pages.count(PageIs::Private),
             cached_pages: self.pages.count(PageIs::Cached),

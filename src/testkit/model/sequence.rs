@@ -64,6 +64,9 @@ impl Model {
         let page_size = self.page_size();
         let chunk_pages = self.shape.table.chunk_pages as usize;
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
+        if sequence.pending > 0 {
+            return;
+        }
         let end = sequence.cached_len.min(sequence.tokens.len()) / page_size;
         let (mut duplicates, before) = (Vec::new(), sequence.published);
         while sequence.published < end {
@@ -120,7 +123,7 @@ impl Model {
         let lock = Lock {
             scope: sequence.scope,
             tokens: sequence.tokens.clone(),
-            pages: std::mem::take(&mut sequence.published),
+            pages: std::mem::take(&mut sequence.published) + std::mem::take(&mut sequence.pending),
         };
         let last_step = sequence.last_step;
         self.give_up_pages(last_step, pages);
@@ -210,7 +213,8 @@ impl Model {
 
     /// `Engine::mark`
     pub fn mark(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
-        let published = self.running(seq)?.published;
+        let sequence = self.running(seq)?;
+        let published = sequence.published + sequence.pending;
         if !self.shares() || self.tracks() == 1 {
             return Ok(());
         }
@@ -265,7 +269,8 @@ impl Model {
         sequence.tokens.truncate(len);
         sequence.cached_len = sequence.cached_len.min(len);
         sequence.planned_len = sequence.planned_len.min(len);
-        let keep = sequence.planned_len.div_ceil(self.page_size());
+        let pending = sequence.pending;
+        let keep = sequence.planned_len.div_ceil(self.page_size()) - pending;
         for step in self.steps.values_mut() {
             step.cap(seq, preemption_epoch, len);
         }
@@ -277,6 +282,7 @@ impl Model {
 
     /// `Engine::fork`, with `keys` as in [`Model::admit`], one for each child.
     pub fn fork(&mut self, keys: &[SeqKey], seq: SeqKey, promise: u32) -> Result<ForkWant, Error> {
+        self.load_first(std::iter::once(seq))?;
         self.running(seq)?;
         self.check_accepted(seq)?;
         let parent = self.running(seq)?;
@@ -299,6 +305,7 @@ impl Model {
         self.check_pages(keys.len() * (copied + outstanding) + more, 0)?;
         // The copies' pages are taken first: publishing may put idle pages to use.
         let targets = self.take_pages(keys.len() * copied);
+        self.take_saves();
         self.publish(seq);
         self.keep_now(seq);
         let step = (copied > 0).then(|| self.new_step(Step::copy()));

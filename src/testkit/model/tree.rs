@@ -5,19 +5,22 @@
 
 use std::collections::BTreeMap;
 
-use crate::id::{Namespace, PageId, Scope, TokenId};
+use super::host_pages::Hosts;
+use crate::id::{HostPageId, Namespace, PageId, Scope, TokenId};
 
 /// Scope (namespace, generation) and whole pages of tokens.
 pub type Path = (u64, u64, Vec<TokenId>);
 
 /// One page of the tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Held {
-    page: PageId,
+pub(super) struct Held {
+    /// Its page on the device, and that in host memory: one of them, or both.
+    pub page: Option<PageId>,
+    pub host: Option<HostPageId>,
     /// Locks on it or below it.
-    users: u32,
+    pub users: u32,
     /// When its last user went away. Smaller is older; of no meaning while it has users.
-    idle_since: u64,
+    pub idle_since: u64,
     /// Whether a node begins here.
     first_of_node: bool,
 }
@@ -56,7 +59,8 @@ pub struct Published {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tree {
     page_size: usize,
-    pages: BTreeMap<Path, Held>,
+    pub(super) pages: BTreeMap<Path, Held>,
+    pub(super) hosts: Hosts,
     pub(super) cells: BTreeMap<CellKey, CellHeld>,
     /// Pages and cells that were evicted so far.
     pub(super) evicted: (u64, u64),
@@ -71,7 +75,22 @@ impl Tree {
     pub fn new(page_size: u32, kept_generation: Option<u64>) -> Self {
         let page_size = page_size as usize;
         let (pages, cells) = (BTreeMap::new(), BTreeMap::new());
-        Self { page_size, pages, cells, evicted: (0, 0), kept_generation, clock: 0, changes: 0 }
+        let hosts = Hosts::default();
+        Self {
+            page_size,
+            pages,
+            hosts,
+            cells,
+            evicted: (0, 0),
+            kept_generation,
+            clock: 0,
+            changes: 0,
+        }
+    }
+
+    /// Evicted pages move to so many pages of host memory from now on.
+    pub(super) fn keep_hosts(&mut self, count: u32) {
+        self.hosts = Hosts::new(count);
     }
 
     pub(super) fn path(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Path {
@@ -88,11 +107,17 @@ impl Tree {
         below.filter(|below| below.2.len() == len).cloned().collect()
     }
 
-    /// Pages that the longest cached prefix of `tokens` has.
+    /// Device pages that the longest cached prefix of `tokens` has: those behind them are in host memory.
     pub fn matched(&self, scope: Scope, tokens: &[TokenId]) -> Vec<PageId> {
         let pages = (1..=tokens.len() / self.page_size)
             .map_while(|pages| self.pages.get(&self.path(scope, tokens, pages)));
-        pages.map(|held| held.page).collect()
+        pages.map_while(|held| held.page).collect()
+    }
+
+    /// The length of the longest cached prefix of `tokens` in pages, wherever these are.
+    pub fn matched_len(&self, scope: Scope, tokens: &[TokenId]) -> usize {
+        let is_cached = |&pages: &usize| self.pages.contains_key(&self.path(scope, tokens, pages));
+        (1..=tokens.len() / self.page_size).take_while(is_cached).count()
     }
 
     /// Every page of the kept generation: its namespace, and all tokens up to its end.
@@ -102,10 +127,10 @@ impl Tree {
         paths.map(|(namespace, _, tokens)| (Namespace::new(*namespace), tokens.as_slice()))
     }
 
-    /// How many of the first `pages` of a path nobody uses.
+    /// How many of the first `pages` of a path are on the device and nobody's.
     pub fn idle_on_path(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> u32 {
         let path = (1..=pages).map(|pages| &self.pages[&self.path(scope, tokens, pages)]);
-        path.filter(|held| held.users == 0).count() as u32
+        path.filter(|held| held.users == 0 && held.page.is_some()).count() as u32
     }
 
     /// Counts what makes earlier matches stale: splits, growth, and every page that goes.
@@ -131,7 +156,15 @@ impl Tree {
     fn count_up(&mut self, scope: Scope, tokens: &[TokenId], from: usize, to: usize) {
         for pages in from + 1..=to {
             let path = self.path(scope, tokens, pages);
-            self.pages.get_mut(&path).expect("what is locked is cached").users += 1;
+            let held = self.pages.get_mut(&path).expect("what is locked is cached");
+            held.users += 1;
+            // A page in use has no copy.
+            if held.users == 1
+                && held.page.is_some()
+                && let Some(host) = held.host.take()
+            {
+                self.hosts.free(host);
+            }
         }
     }
 
@@ -156,7 +189,7 @@ impl Tree {
             held.idle_since = self.clock;
             if self.kept_generation != Some(scope.generation) {
                 // No match can have found it: that of a kept generation would be stale since the reset.
-                gone.extend(self.pages.remove(&path).map(|held| held.page));
+                gone.extend(self.remove(&path));
                 gone.extend(self.drop_cells(&path));
             }
         }
@@ -172,20 +205,29 @@ impl Tree {
         own: &[PageId],
     ) -> Published {
         let end = locked + own.len();
-        let old = self.matched(scope, &tokens[..end * self.page_size]);
-        let grows = self.can_grow(scope, tokens, old.len(), locked);
-        self.cut(scope, tokens, old.len());
-        for pages in old.len() + 1..=end {
-            let first_of_node = pages == old.len() + 1 && !grows;
-            let held =
-                Held { page: own[pages - 1 - locked], users: 0, idle_since: 0, first_of_node };
+        let text = &tokens[..end * self.page_size];
+        let (old, on_device) = (self.matched_len(scope, text), self.matched(scope, text).len());
+        let grows = self.can_grow(scope, tokens, old, locked);
+        self.cut(scope, tokens, old);
+        // What is in host memory alone takes the caller's page.
+        for pages in on_device + 1..=old {
+            let path = self.path(scope, tokens, pages);
+            let held = self.pages.get_mut(&path).expect("it was matched");
+            held.page = Some(own[pages - 1 - locked]);
+            let host = held.host.take().expect("every page is somewhere");
+            self.hosts.free(host);
+        }
+        for pages in old + 1..=end {
+            let first_of_node = pages == old + 1 && !grows;
+            let page = Some(own[pages - 1 - locked]);
+            let held = Held { page, host: None, users: 0, idle_since: 0, first_of_node };
             self.pages.insert(self.path(scope, tokens, pages), held);
         }
-        if grows && end > old.len() {
+        if grows && end > old {
             self.changes += 1;
         }
         self.count_up(scope, tokens, locked, end);
-        let (duplicates, taken) = own.split_at(old.len() - locked);
+        let (duplicates, taken) = own.split_at(on_device - locked);
         Published {
             table: self.matched(scope, &tokens[..end * self.page_size])[locked..].to_vec(),
             taken: taken.to_vec(),
@@ -214,7 +256,7 @@ impl Tree {
     }
 
     fn evict_one(&mut self, gone: &mut Vec<PageId>) {
-        let idle = self.pages.iter().filter(|(_, held)| held.users == 0);
+        let idle = self.pages.iter().filter(|(_, held)| held.users == 0 && held.page.is_some());
         let oldest = idle.min_by_key(|(_, held)| held.idle_since);
         let oldest = oldest.map(|(path, held)| (held.idle_since, path.clone()));
         let before = self.cells.len();
@@ -225,11 +267,15 @@ impl Tree {
             }
             (_, page) => {
                 let (_, path) = page.expect("the model evicts without having checked");
-                let below = self.children(&path);
-                assert!(below.is_empty(), "the oldest idle page has no page below it");
-                gone.push(self.pages.remove(&path).expect("it was found").page);
-                gone.extend(self.drop_cells(&path));
                 self.evicted.0 += 1;
+                let below = self.children(&path);
+                let below = below.iter().all(|below| self.pages[below].page.is_none());
+                assert!(below, "the oldest idle page has no page below it on the device");
+                if self.hosts.exists() {
+                    return gone.push(self.evict_to_host(&path));
+                }
+                gone.extend(self.remove(&path));
+                gone.extend(self.drop_cells(&path));
             }
         }
         self.evicted.1 += (before - self.cells.len()) as u64;
@@ -243,7 +289,7 @@ impl Tree {
         let idle: Vec<_> = idle.map(|(path, _)| path.clone()).collect();
         let mut gone = Vec::new();
         for path in idle {
-            gone.extend(self.pages.remove(&path).map(|held| held.page));
+            gone.extend(self.remove(&path));
             gone.extend(self.drop_cells(&path));
         }
         gone
@@ -251,13 +297,15 @@ impl Tree {
 
     /// Pages that nobody uses.
     pub fn evictable(&self) -> u32 {
-        let pages = self.pages.values().filter(|held| held.users == 0).count() as u32;
+        let idle = |held: &&Held| held.users == 0 && held.page.is_some();
+        let pages = self.pages.values().filter(idle).count() as u32;
         pages + self.cell_pages(CellHeld::is_idle)
     }
 
     /// Pages that somebody uses.
     pub fn protected(&self) -> u32 {
-        let pages = self.pages.values().filter(|held| held.users > 0).count() as u32;
+        let used = |held: &&Held| held.users > 0 && held.page.is_some();
+        let pages = self.pages.values().filter(used).count() as u32;
         pages + self.cell_pages(|cell| !cell.is_idle())
     }
 }

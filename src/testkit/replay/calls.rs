@@ -38,6 +38,8 @@ impl<B: Inspect> Host<B> {
             Op::Preempt { pick, publish } => self.preempt(pick, keep(publish)),
             Op::Resume { pick, promise } => self.resume(pick, promise),
             Op::Mark { pick, more } => self.mark(pick, more),
+            Op::Load { first, count } => self.load(first, count),
+            Op::SaveAhead { pages } => self.save_ahead(pages),
             Op::Promise { pick, promise } => self.promise_more(pick, promise),
             Op::Fork { pick, count, promise } => self.fork(pick, count % 4, promise),
             Op::Rollback { pick, fewer } => self.rollback(pick, fewer),
@@ -97,6 +99,7 @@ impl<B: Inspect> Host<B> {
         let named = got.ok().and_then(|got| got.leader);
         let got = got.map(|got| AdmissionWant {
             cached_len: got.cached_len,
+            host_pages: got.host_pages,
             idle_pages: got.idle_pages,
             lacking_pages: got.lacking_pages,
             available_pages: got.available_pages,
@@ -454,6 +457,29 @@ impl<B: Inspect> Host<B> {
         let got = self.engine.mark(seq, len);
         let want = self.model.mark(seq, len);
         self.answer("mark", &got, &want)
+    }
+
+    fn load(&mut self, first: u8, count: u8) -> Result<(), String> {
+        let count = usize::from(count) % (self.live.len() + 2);
+        let seqs: Vec<_> = (0..count).map(|i| self.pick(first.wrapping_add(i as u8))).collect();
+        let got = match self.engine.load(&seqs) {
+            Err(EngineError::Core(error)) => Err(error),
+            Err(error) => return Err(format!("load: {error}")),
+            Ok(()) => Ok(()),
+        };
+        let want = self.model.load(&seqs).map(|loads| {
+            self.model.take_saves();
+            self.model.end_load(&seqs, &loads, false);
+        });
+        let want = self.model.counted(want);
+        self.answer("load", &got, &want)
+    }
+
+    fn save_ahead(&mut self, pages: u8) -> Result<(), String> {
+        let got = self.engine.save_ahead(pages.into()).map_err(|error| error.to_string())?;
+        let want = self.model.save_ahead(pages.into());
+        self.model.take_saves();
+        self.answer("save_ahead", &Ok(got), &Ok(want))
     }
 
     /// Known tokens of a sequence; none if it is finished.

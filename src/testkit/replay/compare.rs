@@ -65,7 +65,9 @@ impl<B: Inspect> Host<B> {
         let page_at = |layer, place: usize| {
             let table = self.model.track_table(seq, layout.place(layer).track);
             let table = table.map_err(|error| error.to_string())?;
-            Ok::<_, String>((place + table.len()).checked_sub(places).map(|at| table[at]))
+            // What a sequence waits for is behind its page table.
+            let at = (place + table.len()).checked_sub(places);
+            Ok::<_, String>(at.and_then(|at| table.get(at).copied()))
         };
         let cached_len = self.model.cached_len(seq).map_err(|error| error.to_string())? as usize;
         let marks = bytes::marks(scope, &self.texts[&seq][..cached_len]);
@@ -156,7 +158,8 @@ impl<B: Inspect> Host<B> {
         let mut pages = Vec::new();
         let found = self.engine.match_hashed_pages(&chain, |piece| pages.extend_from_slice(piece));
         agree("match_hashes", &pages, &self.model.cached_pages(namespace, text))?;
-        agree("pages by hashes", &(found.pages() as usize), &pages.len())?;
+        let on_device = (found.pages() - found.host_pages()) as usize;
+        agree("pages by hashes", &on_device, &pages.len())?;
         // A hash out of place finds nothing: what is found is a prefix.
         let behind = self.engine.match_hashes(chain.get(1..).unwrap_or_default());
         agree("match_hashes from the second page", &behind.pages(), &0)

@@ -89,6 +89,12 @@ impl<B: Inspect> Host<B> {
             ("duplicate pages", stats.duplicate_pages),
             ("computed tokens", stats.computed_tokens),
             ("evicted pages", stats.evicted_pages),
+            ("host hit tokens", stats.host_hit_tokens),
+            ("pages saved", stats.saved_pages),
+            ("pages saved as they were evicted", stats.forced_pages),
+            ("pages loaded", stats.loaded_pages),
+            ("pages evicted from host memory", stats.host_evicted_pages),
+            ("pages lost", stats.lost_pages),
         ] {
             self.summary.answers.insert(what.to_owned(), count);
         }

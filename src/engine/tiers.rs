@@ -1,0 +1,135 @@
+//! Calls about pages in host memory: loads, and saves ahead of evictions.
+
+use crate::backend::Backend;
+use crate::error::EngineError;
+use crate::id::{MoveId, SeqKey};
+use crate::plan::Extend;
+use crate::system::load::{Load, begin_load, end_load};
+use crate::world::World;
+
+use super::Engine;
+
+/// Host memory: loads, saves ahead.
+impl<B: Backend> Engine<B> {
+    /// Loads the pages of host memory that running sequences wait for, and completes their page tables. O(pages that
+    /// the sequences waited for).
+    ///
+    /// [`admit`](Engine::admit) and [`resume`](Engine::resume) use cached pages wherever they are; those in host memory
+    /// are loaded here, or by the next [`plan_batch`](Engine::plan_batch) or [`fork`](Engine::fork) of the sequence. A
+    /// page that several sequences wait for is loaded once. The loads take promised pages of their sequences first. A
+    /// call for sequences that wait for nothing does nothing.
+    ///
+    /// # Errors
+    /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`] or [`Error::OutOfPages`]: nothing
+    /// has changed. [`EngineError::Backend`] if the load failed: the sequences wait as before, and evicted pages stay
+    /// evicted.
+    pub fn load(&mut self, seqs: &[SeqKey]) -> Result<(), EngineError<B::Error>> {
+        self.load_each(seqs.iter().copied())
+    }
+
+    /// [`Engine::load`] of sequences in any iterator.
+    pub(super) fn load_each(
+        &mut self,
+        seqs: impl Iterator<Item = SeqKey> + Clone,
+    ) -> Result<(), EngineError<B::Error>> {
+        if !self.world.prefixes.has_hosts() {
+            return seqs
+                .map(|seq| self.world.sequences.running(seq))
+                .try_for_each(|found| found.map(|_| ()).map_err(EngineError::Core));
+        }
+        self.look_at_host();
+        let begun = begin_load(Load::of(&mut self.world), seqs.clone());
+        self.world.counters.count_refusal(begun)?;
+        self.flush_saves();
+        let mut loaded = Ok(());
+        if !self.world.buffers.loads.is_empty() {
+            let World { prefixes, buffers, .. } = &mut self.world;
+            let id = prefixes.begin_move(&buffers.loads);
+            loaded = self.backend.load_pages(id, &buffers.loads);
+            if loaded.is_ok() {
+                seqs.clone().for_each(|seq| self.world.sequences.set_load(seq, id));
+            }
+        }
+        end_load(Load::of(&mut self.world), seqs, loaded.is_err());
+        loaded.map_err(EngineError::Backend)
+    }
+
+    /// Loads what the sequences of a plan wait for. Those that cannot run are left to the plan's own check.
+    #[cold]
+    pub(super) fn load_items(&mut self, items: &[Extend]) -> Result<(), EngineError<B::Error>> {
+        let mut waiting = std::mem::take(&mut self.world.buffers.waiting);
+        waiting.clear();
+        let sequences = &self.world.sequences;
+        let waits = |seq: &SeqKey| {
+            sequences.running(*seq).is_ok_and(|sequence| sequences.pending(sequence) > 0)
+        };
+        waiting
+            .extend(items.iter().map(|item| item.seq).filter(waits).take(sequences.max() as usize));
+        let loaded = self.load_each(waiting.iter().copied());
+        self.world.buffers.waiting = waiting;
+        loaded
+    }
+
+    /// Returns whether the device has not finished a load of a sequence's pages yet. The host may plan others
+    /// meanwhile: a plan of the sequence waits for the load on the device.
+    ///
+    /// # Errors
+    /// [`EngineError::Core`] with [`Error::UnknownSequence`]; [`EngineError::Backend`].
+    pub fn is_loading(&mut self, seq: SeqKey) -> Result<bool, EngineError<B::Error>> {
+        let sequence = self.world.sequences.get(seq)?;
+        let load = self.world.sequences.load_of(sequence);
+        if load == MoveId::default() {
+            return Ok(false);
+        }
+        let moved = self.backend.moved().map_err(EngineError::Backend)?;
+        Ok(moved.loaded < load)
+    }
+
+    /// Saves the oldest evictable pages until the `pages` oldest ones have copies in host memory, so that evicting them
+    /// costs nothing. Returns the number of pages saved. O(pages saved).
+    ///
+    /// The host calls it after it has launched a step. Copies take host pages, so keep `pages` below a thirtieth of
+    /// them.
+    ///
+    /// # Errors
+    /// [`EngineError::Backend`] if the save failed: the pages have no copies then.
+    pub fn save_ahead(&mut self, pages: u32) -> Result<u32, EngineError<B::Error>> {
+        if !self.world.prefixes.has_hosts() {
+            return Ok(0);
+        }
+        self.look_at_host();
+        self.world.prefixes.save_ahead(pages);
+        let saves = self.world.prefixes.saves();
+        let Some((id, moves)) = saves else { return Ok(0) };
+        let count = moves.len() as u32;
+        let saved = self.backend.save_pages(id, moves);
+        self.world.prefixes.end_saves(saved.is_err());
+        saved.map(|()| count).map_err(EngineError::Backend)
+    }
+
+    /// Prepares a call that takes pages for these sequences: those that wait are loaded.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn prepare(&mut self, items: &[Extend]) -> Result<(), EngineError<B::Error>> {
+        self.look_at_host();
+        let sequences = &self.world.sequences;
+        let waits = |item: &Extend| sequences.get(item.seq).is_ok_and(|s| sequences.pending(s) > 0);
+        if items.iter().any(waits) { self.load_items(items) } else { Ok(()) }
+    }
+
+    /// Takes notice of host pages that the backend has made ready.
+    pub(super) fn look_at_host(&mut self) {
+        self.world.prefixes.set_host_ready(self.backend.host_pages());
+    }
+
+    /// Gives the backend the saves of pages that a call has evicted, before others use those pages. A failure loses
+    /// cached prefixes and nothing else.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn flush_saves(&mut self) {
+        if let Some((id, moves)) = self.world.prefixes.saves() {
+            let failed = self.backend.save_pages(id, moves).is_err();
+            self.world.prefixes.end_saves(failed);
+        }
+    }
+}

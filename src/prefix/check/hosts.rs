@@ -1,0 +1,67 @@
+//! The audit of pages in host memory: H1 to H4.
+
+use std::collections::HashSet;
+
+use super::{Broken, PrefixTree};
+use crate::prefix::hosts::{NO_PAGE, Residency, Seek};
+
+impl PrefixTree {
+    /// Checks H1 to H4.
+    pub(crate) fn check_hosts(&self) -> Result<(), Broken> {
+        let Some(hosts) = &self.hosts else { return Ok(()) };
+        hosts.pool.check().map_err(|what| (what, None))?;
+        let (mut pages, mut clean) = (HashSet::new(), 0);
+        for (node, link) in &self.link {
+            let Residency { device, host } = hosts.residency[node];
+            let entries = link.span.pages();
+            let all = host <= device && device <= entries;
+            self.ensure(all, "H2: every entry has a page, device pages come first", node)?;
+            for (place, entry) in (0..).zip(self.spans.entries(&link.span)) {
+                if place >= host {
+                    let page = hosts.of_entry[entry as usize];
+                    let own = hosts.pool.is_cached(page) && pages.insert(page);
+                    self.ensure(own, "H1: a host page belongs to one entry", node)?;
+                }
+                let on_device = self.spans.pages_of_run(entry, 1)[0] != NO_PAGE;
+                let what = "H2: entries below `device` have device pages";
+                self.ensure(on_device == (place < device), what, node)?;
+            }
+            let parent = link.parent.is_none_or(|parent| {
+                hosts.residency[parent].device == self.link[parent].span.pages()
+            });
+            let what = "H2: a node has device pages if its parent is entirely on the device";
+            self.ensure(device == 0 || parent, what, node)?;
+            if self.usage[node].lock_count > 0 {
+                let what = "H3: a node in use has no clean entries";
+                self.ensure(host == device, what, node)?;
+            } else {
+                clean += device - host;
+            }
+        }
+        if pages.len() as u32 != hosts.pool.cached_count() {
+            return Err(("H1: Cached host pages belong to entries", None));
+        }
+        if clean != hosts.clean {
+            return Err(("H3: clean entries of idle nodes are counted", None));
+        }
+        self.check_cursors()
+    }
+
+    fn check_cursors(&self) -> Result<(), Broken> {
+        let hosts = self.hosts_ref();
+        for seek in Seek::ALL {
+            let cursor = hosts.cursors[seek as usize];
+            let mut nodes = self.order.iter(&self.usage);
+            for node in nodes.by_ref().take_while(|&node| Some(node) != cursor) {
+                let found = seek.finds(hosts.residency[node], self.link[node].span.pages());
+                let what = "H4: no node older than a cursor has what the cursor looks for";
+                self.ensure(!found, what, node)?;
+            }
+            let listed = |node| self.order.iter(&self.usage).any(|idle| idle == node);
+            if !cursor.is_none_or(listed) {
+                return Err(("H4: a cursor is at an idle node", None));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,347 @@
+//! Pages in host memory: evicted pages keep their entries in the tree and come back when a prompt matches them.
+//!
+//! ```text
+//! entries of a node   0 .. host .. device .. len
+//! on the device       [             |            ]   those below `device`
+//! in host memory              [                  ]   those from `host` on
+//!                       dirty   clean   host-only
+//! ```
+//!
+//! * H1. A host page is in one state (`host/`); Cached pages belong to entries.
+//! * H2. Every entry has a page. A node has device pages only if its parent is entirely on the device.
+//! * H3. A node in use has no clean entries. Clean entries of idle nodes are counted.
+//! * H4. No node older than a cursor has what the cursor looks for: device pages, host-only entries, dirty entries.
+//!
+//! So the oldest host-only entry is a leaf's last: all entries below it are older, and host-only.
+//!
+//! The tree owns the pool of host pages, because every lock of an idle node gives its clean entries' host pages back.
+//!
+//! Not here: moves to host memory (`offload.rs`) and back (`restore.rs`), bytes.
+
+use bytemuck::Zeroable;
+
+use crate::host::HostPool;
+use crate::id::{HostPageId, MoveId, NodeKey, PageId};
+use crate::memory::{OutOfMemory, reserved, touch, touch_reserved, zeroed};
+use crate::plan::PageMove;
+
+use super::PrefixTree;
+use super::ages::Ages;
+use super::column::RareColumn;
+use super::span::SpanStore;
+use super::walk::Cursor;
+
+/// Stands for the page of an entry that is in host memory alone.
+pub(super) const NO_PAGE: PageId = PageId::new(u32::MAX);
+
+/// Where the pages of a node's entries are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Zeroable)]
+#[repr(C)]
+pub(super) struct Residency {
+    /// The entries below this have device pages.
+    pub device: u32,
+    /// The entries from this on have host pages.
+    pub host: u32,
+}
+
+/// What a cursor looks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Seek {
+    DevicePages,
+    HostOnly,
+    Dirty,
+}
+
+impl Seek {
+    pub const ALL: [Self; 3] = [Self::DevicePages, Self::HostOnly, Self::Dirty];
+
+    /// Returns whether a node of so many entries has it.
+    pub fn finds(self, Residency { device, host }: Residency, entries: u32) -> bool {
+        match self {
+            Self::DevicePages => device > 0,
+            Self::HostOnly => device < entries,
+            Self::Dirty => host > 0,
+        }
+    }
+}
+
+/// Counters of pages and of moves, over the whole run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct HostCounts {
+    /// Pages saved, and those of them that were saved as they were evicted.
+    pub saved: u64,
+    pub forced: u64,
+    pub loaded: u64,
+    /// Entries that gave their host pages up for others.
+    pub evicted: u64,
+    /// Entries dropped from the tree to make room.
+    pub lost: u64,
+    /// Pages whose save failed.
+    pub failed: u64,
+}
+
+/// The columns and counters of host memory.
+pub(super) struct Hosts {
+    pub pool: HostPool,
+    /// By entry, where it has a host page.
+    pub of_entry: Vec<HostPageId>,
+    pub residency: RareColumn<Residency>,
+    /// The oldest node that may have what each [`Seek`] looks for.
+    pub cursors: [Option<NodeKey>; 3],
+    /// Clean entries of idle nodes.
+    pub clean: u32,
+    /// Saves that the backend has not been given yet. Those of entries that were dropped since have no device page.
+    pub saves: Vec<PageMove>,
+    /// Saves before this one are cancelled.
+    pub live: usize,
+    /// The nodes of those saves, and whether their entries are clean.
+    pub saving: Vec<(NodeKey, u32)>,
+    pub ahead: bool,
+    /// The last move that the backend was given.
+    pub last_move: MoveId,
+    pub counts: HostCounts,
+}
+
+impl Hosts {
+    fn new(page_count: u32, host_pages: u32) -> Result<Self, OutOfMemory> {
+        let nodes = page_count + host_pages;
+        Ok(Self {
+            pool: HostPool::new(host_pages)?,
+            of_entry: zeroed(SpanStore::entry_count(nodes).into())?,
+            residency: RareColumn::new(nodes)?,
+            cursors: [None; 3],
+            clean: 0,
+            saves: reserved(page_count.into())?,
+            live: 0,
+            saving: reserved(page_count.into())?,
+            ahead: false,
+            last_move: MoveId::default(),
+            counts: HostCounts::default(),
+        })
+    }
+
+    pub fn prefault(&mut self) {
+        self.pool.prefault();
+        touch(&mut self.of_entry);
+        self.residency.prefault();
+        touch_reserved(&mut self.saves, PageMove::zeroed());
+        touch_reserved(&mut self.saving, (NodeKey::default(), 0));
+    }
+
+    /// Returns the number of the next batch of moves.
+    pub fn next_move(&self) -> MoveId {
+        MoveId::new(self.last_move.raw() + 1)
+    }
+
+    /// Gives the host page of an entry back. A save to it that waits is cancelled.
+    pub fn drop_host_page(&mut self, entry: u32) {
+        let page = self.of_entry[entry as usize];
+        self.pool.drop_page(page);
+        if !self.saves.is_empty() && self.pool.busy(page) == self.next_move() {
+            self.cancel(page);
+        }
+    }
+
+    /// Cancels the save to a page. Entries are dropped in the order in which they were saved, so it is mostly the first
+    /// one.
+    fn cancel(&mut self, page: HostPageId) {
+        let saves = self.saves[self.live..].iter_mut();
+        let mut waiting = saves.filter(|save| save.device != NO_PAGE);
+        if let Some(save) = waiting.find(|save| save.host == page) {
+            save.device = NO_PAGE;
+        }
+        let cancelled = self.saves[self.live..].iter().take_while(|save| save.device == NO_PAGE);
+        self.live += cancelled.count();
+    }
+}
+
+impl PrefixTree {
+    /// Keeps evicted pages in host memory from now on. For an empty tree that was made for all pages together.
+    pub(crate) fn keep_hosts(
+        &mut self,
+        page_count: u32,
+        host_pages: u32,
+    ) -> Result<(), OutOfMemory> {
+        self.hosts = Some(Box::new(Hosts::new(page_count, host_pages)?));
+        self.ages = Some(Box::new(Ages::new(page_count + host_pages)?));
+        Ok(())
+    }
+
+    /// Returns the bytes that host pages take beside a tree of all pages.
+    pub(crate) fn host_bytes(page_count: u32, host_pages: u32) -> u64 {
+        let nodes = page_count + host_pages;
+        let save = size_of::<PageMove>() + size_of::<(NodeKey, u32)>();
+        HostPool::bytes(host_pages)
+            + u64::from(SpanStore::entry_count(nodes)) * size_of::<HostPageId>() as u64
+            + u64::from(nodes) * size_of::<Residency>() as u64
+            + u64::from(page_count) * save as u64
+            + Ages::bytes(nodes)
+    }
+
+    /// Returns whether evicted pages move to host memory.
+    #[inline]
+    pub(crate) fn has_hosts(&self) -> bool {
+        self.hosts.is_some()
+    }
+
+    pub(super) fn hosts_ref(&self) -> &Hosts {
+        self.hosts.as_ref().expect("there is host memory")
+    }
+
+    pub(super) fn hosts_mut(&mut self) -> &mut Hosts {
+        self.hosts.as_mut().expect("there is host memory")
+    }
+
+    /// Makes the host pages below `ready` usable.
+    pub(crate) fn set_host_ready(&mut self, ready: u32) {
+        self.hosts_mut().pool.set_ready(ready);
+    }
+
+    /// Returns the counters of host memory.
+    pub(crate) fn host_counts(&self) -> HostCounts {
+        self.hosts.as_ref().map_or(HostCounts::default(), |hosts| hosts.counts)
+    }
+
+    /// Returns the host pages in use, and those that are free.
+    pub(crate) fn host_page_counts(&self) -> (u32, u32) {
+        let pool = self.hosts.as_ref().map(|hosts| &hosts.pool);
+        pool.map_or((0, 0), |pool| (pool.cached_count(), pool.free_count()))
+    }
+
+    /// Returns the clean entries of idle nodes.
+    pub(crate) fn clean_pages(&self) -> u32 {
+        self.hosts.as_ref().map_or(0, |hosts| hosts.clean)
+    }
+
+    /// Returns how many of the pages before a place in the tree are in host memory alone.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn host_only_before(&self, at: Cursor) -> u32 {
+        let (mut pages, mut next) = (0, at);
+        while let Cursor { node: Some(node), pages_in_node } = next {
+            let here = pages_in_node - self.device_pages(node, pages_in_node);
+            if here == 0 {
+                break;
+            }
+            pages += here;
+            let parent = self.link[node].parent;
+            let pages_in_node = parent.map_or(0, |parent| self.link[parent].span.pages());
+            next = Cursor { node: parent, pages_in_node };
+        }
+        pages
+    }
+
+    /// Counts pages that were added to a lock's node: they are on the device.
+    pub(super) fn attach_residency(&mut self, node: NodeKey) {
+        let entries = self.link[node].span.pages();
+        self.hosts_mut().residency[node] = Residency { device: entries, host: entries };
+    }
+
+    /// Divides the residency of a node whose first `pages` entries went to `prefix`.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn split_residency(&mut self, node: NodeKey, prefix: NodeKey, pages: u32) {
+        let residency = &mut self.hosts_mut().residency;
+        let Residency { device, host } = residency[node];
+        let first = Residency { device: device.min(pages), host: host.min(pages) };
+        residency[prefix] = first;
+        residency[node] = Residency { device: device - first.device, host: host - first.host };
+    }
+
+    /// A node becomes idle: it enters the list, stamped.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn stamp_idle(&mut self, node: NodeKey, entries: u32) {
+        let Self { ages: Some(ages), hosts, .. } = self else { return };
+        ages.enter(node, entries);
+        if let Some(hosts) = hosts {
+            for seek in Seek::ALL {
+                let cursor = &mut hosts.cursors[seek as usize];
+                if cursor.is_none() && seek.finds(hosts.residency[node], entries) {
+                    *cursor = Some(node);
+                }
+            }
+        }
+    }
+
+    /// A node is about to leave the list of idle nodes: cursors move on, and its clean entries give their host pages
+    /// back if it comes to be used.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn leave_idle(&mut self, node: NodeKey) {
+        let next = self.order.after(&self.usage, node);
+        let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
+        for cursor in &mut hosts.cursors {
+            if *cursor == Some(node) {
+                *cursor = next;
+            }
+        }
+        let Residency { device, host } = hosts.residency[node];
+        if host < device {
+            hosts.clean -= device - host;
+            hosts.residency[node].host = device;
+            spans.each_entry_back(&link[node].span, host..device, |entry, _| {
+                hosts.drop_host_page(entry);
+            });
+        }
+    }
+
+    /// Returns the oldest node that has what a cursor looks for.
+    pub(super) fn seek(&mut self, seek: Seek) -> Option<NodeKey> {
+        let hosts = self.hosts_mut();
+        let mut at = hosts.cursors[seek as usize];
+        while let Some(node) = at {
+            let entries = self.link[node].span.pages();
+            if seek.finds(self.hosts_ref().residency[node], entries) {
+                break;
+            }
+            at = self.order.after(&self.usage, node);
+        }
+        self.hosts_mut().cursors[seek as usize] = at;
+        at
+    }
+
+    /// Moves a cursor back to an idle node that has what it looks for, if it is younger.
+    pub(super) fn seek_from(&mut self, seek: Seek, node: NodeKey) {
+        let ages = self.ages.as_ref().expect("there is host memory");
+        let older =
+            self.hosts_ref().cursors[seek as usize].is_none_or(|at| ages.of(node) < ages.of(at));
+        if older {
+            self.hosts_mut().cursors[seek as usize] = Some(node);
+        }
+    }
+
+    /// Removes the last `count` entries of a node, wherever their pages are. Device pages are appended to `pages`.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn detach_entries(
+        &mut self,
+        node: NodeKey,
+        count: u32,
+        present: bool,
+        pages: &mut Vec<PageId>,
+    ) {
+        if self.chain.is_some() | self.cells.is_some() {
+            self.on_detach(node, count, present, pages);
+        }
+        let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
+        let span = &mut link[node].span;
+        let (entries, Residency { device, host }) = (span.pages(), hosts.residency[node]);
+        let rest = entries - count;
+        spans
+            .each_entry_back(span, host.max(rest)..entries, |entry, _| hosts.drop_host_page(entry));
+        let dropped = device - device.min(rest);
+        // A node in use has no clean entries.
+        hosts.clean -= device.saturating_sub(host.max(rest));
+        if present {
+            self.evictable -= dropped;
+            self.epoch += 1;
+        }
+        hosts.residency[node] = Residency { device: device.min(rest), host: host.min(rest) };
+        spans.trim_entries(span, count - dropped);
+        spans.trim(span, dropped, pages);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! The audit of host memory finds what is broken by hand.
+
+use super::{Residency, Seek};
+use crate::fence::Fence;
+use crate::id::{HostPageId, Namespace, NodeKey, PageId, PrefixLock, TokenId};
+use crate::prefix::PrefixTree;
+
+/// A tree of pages of one token: `used` is locked; of `idle`, which is older, the last page is in host memory alone and
+/// the one before is clean.
+struct Sound {
+    tree: PrefixTree,
+    used: NodeKey,
+    idle: NodeKey,
+}
+
+fn insert(tree: &mut PrefixTree, fence: &mut Fence, text: &[u32]) -> PrefixLock {
+    let tokens: Vec<TokenId> = text.iter().copied().map(TokenId::new).collect();
+    let found = tree.match_prefix(Namespace::default(), &tokens);
+    let mut lock = tree.lock(&found, fence).expect("nothing changed since the match");
+    let mut pages: Vec<PageId> = text.iter().copied().map(PageId::new).collect();
+    let inserted = tree.insert(&mut lock, &tokens, &mut pages, &mut Vec::new(), fence);
+    assert_eq!(inserted.duplicates, 0);
+    lock
+}
+
+impl Sound {
+    fn new() -> Self {
+        let mut tree = PrefixTree::new(20, 1, 31);
+        tree.keep_hosts(10, 10).expect("it is small");
+        tree.set_host_ready(10);
+        let mut fence = Fence::new(0, 1, 0);
+        let idle = insert(&mut tree, &mut fence, &[1, 2, 3]);
+        let used = insert(&mut tree, &mut fence, &[5, 6]).node().expect("not empty");
+        let node = idle.node().expect("not empty");
+        tree.unlock(idle, &mut fence, &mut Vec::new());
+        tree.evict_to_host(1, &mut Vec::new());
+        assert!(tree.saves().is_some());
+        tree.end_saves(false);
+        tree.save_ahead(1);
+        assert!(tree.saves().is_some());
+        tree.end_saves(false);
+        let sound = Self { tree, used, idle: node };
+        assert_eq!(sound.check(), Ok(()));
+        assert_eq!(sound.tree.hosts_ref().residency[node], Residency { device: 2, host: 1 });
+        sound
+    }
+
+    fn check(&self) -> Result<(), &'static str> {
+        self.tree.check_hosts().map_err(|(what, _)| what)
+    }
+}
+
+fn broken<T>(spoil: impl FnOnce(&mut Sound) -> T) -> &'static str {
+    let mut sound = Sound::new();
+    spoil(&mut sound);
+    sound.check().expect_err("the audit finds it")
+}
+
+#[test]
+fn h1_a_host_page_belongs_to_one_entry() {
+    let belongs = "H1: a host page belongs to one entry";
+    let shared = |s: &mut Sound| s.tree.hosts_mut().of_entry.fill(HostPageId::new(0));
+    assert_eq!(broken(shared), belongs);
+    let lost = |s: &mut Sound| s.tree.hosts_mut().pool.take();
+    assert_eq!(broken(lost), "H1: Cached host pages belong to entries");
+    let freed = |s: &mut Sound| s.tree.hosts_mut().pool.drop_page(HostPageId::new(0));
+    assert_eq!(broken(freed), belongs);
+}
+
+#[test]
+fn h2_every_entry_has_a_page() {
+    let set = |node: fn(&Sound) -> NodeKey, device, host| {
+        move |s: &mut Sound| {
+            let node = node(s);
+            s.tree.hosts_mut().residency[node] = Residency { device, host };
+        }
+    };
+    let nowhere = "H2: every entry has a page, device pages come first";
+    assert_eq!(broken(set(|s| s.idle, 1, 2)), nowhere);
+    assert_eq!(broken(set(|s| s.idle, 4, 1)), nowhere);
+    assert_eq!(broken(set(|s| s.idle, 1, 1)), "H2: entries below `device` have device pages");
+}
+
+#[test]
+fn h3_clean_entries_are_counted() {
+    let counted = "H3: clean entries of idle nodes are counted";
+    assert_eq!(broken(|s| s.tree.hosts_mut().clean += 1), counted);
+    let in_use = |s: &mut Sound| {
+        let Sound { tree, used, .. } = s;
+        let last = tree.spans.last_entry(&tree.link[*used].span);
+        let hosts = tree.hosts_mut();
+        hosts.of_entry[last as usize] = hosts.pool.take().expect("one is free");
+        hosts.residency[*used].host -= 1;
+    };
+    assert_eq!(broken(in_use), "H3: a node in use has no clean entries");
+}
+
+#[test]
+fn h4_cursors_find_the_oldest() {
+    for seek in Seek::ALL {
+        let past = |s: &mut Sound| s.tree.hosts_mut().cursors[seek as usize] = None;
+        let what = "H4: no node older than a cursor has what the cursor looks for";
+        assert_eq!(broken(past), what, "{seek:?}");
+        let astray = |s: &mut Sound| {
+            let used = s.used;
+            s.tree.hosts_mut().cursors[seek as usize] = Some(used);
+        };
+        assert_eq!(broken(astray), what, "{seek:?}");
+    }
+}

@@ -1,0 +1,214 @@
+//! Moves of idle pages to host memory: the oldest device pages when memory is short, and ahead of that.
+//!
+//! A batch of saves is collected here; the engine gives it to the backend before the freed pages are used.
+//!
+//! Not here: the columns (`hosts.rs`), the way back (`restore.rs`).
+
+use crate::id::{HostPageId, MoveId, NodeKey, PageId};
+use crate::plan::PageMove;
+
+use super::PrefixTree;
+use super::hosts::{NO_PAGE, Residency, Seek};
+
+impl PrefixTree {
+    /// [`PrefixTree::evict`] with host memory: takes exactly `count` idle device pages, oldest first. Dirty ones are
+    /// saved, as long as there are host pages for them: free ones, or those of the oldest host-only entries. O(nodes
+    /// and pages evicted).
+    pub(crate) fn evict_to_host(&mut self, count: u32, freed: &mut Vec<PageId>) {
+        assert!(count <= self.evictable, "the caller checked what is evictable");
+        let end = freed.len() + count as usize;
+        while freed.len() < end {
+            let node = self.seek(Seek::DevicePages).expect("T5: evictable pages are in idle nodes");
+            self.offload(node, (end - freed.len()) as u32, freed);
+        }
+    }
+
+    /// Takes at most `count` device pages off an idle node, or those of one run of its entries.
+    fn offload(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
+        let Residency { device, host } = self.hosts_ref().residency[node];
+        let count = count.min(device);
+        let clean = count.min(device - host);
+        if clean > 0 {
+            self.forget_device(node, clean, freed);
+            self.hosts_mut().clean -= clean;
+        }
+        for _ in clean..count {
+            if !self.offload_one(node, freed) {
+                return;
+            }
+        }
+    }
+
+    /// Frees the device pages of the last `count` entries of an idle node that have some. Their host pages stay.
+    fn forget_device(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
+        self.emit_removed_device(node, count);
+        let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
+        let device = &mut hosts.residency[node].device;
+        let places = *device - count..*device;
+        *device -= count;
+        spans.each_entry_back(&link[node].span, places, |_, page| {
+            freed.push(std::mem::replace(page, NO_PAGE));
+        });
+        self.evictable -= count;
+        self.epoch += 1;
+        self.seek_from(Seek::HostOnly, node);
+    }
+
+    /// Saves the last device page of an idle node, a dirty one, and frees it; without a host page for it the entry is
+    /// lost. Returns whether the node is still there.
+    fn offload_one(&mut self, node: NodeKey, freed: &mut Vec<PageId>) -> bool {
+        let Some(host_page) = self.take_host_page() else {
+            // No entry is in host memory alone, so this one is its node's last, and a leaf's.
+            self.hosts_mut().counts.lost += 1;
+            return self.drop_last(node, freed);
+        };
+        self.save(node, host_page);
+        let counts = &mut self.hosts_mut().counts;
+        (counts.saved, counts.forced) = (counts.saved + 1, counts.forced + 1);
+        self.forget_device(node, 1, freed);
+        true
+    }
+
+    /// Gives the last entry of a node without a host page one, and adds the save to the batch.
+    fn save(&mut self, node: NodeKey, host_page: HostPageId) {
+        let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
+        let id = hosts.next_move();
+        let host = &mut hosts.residency[node].host;
+        *host -= 1;
+        let place = *host;
+        let (_, start, len) = spans.run_of(&link[node].span, place + 1);
+        let entry = start + len - 1;
+        let device = spans.pages_of_run(entry, 1)[0];
+        hosts.of_entry[entry as usize] = host_page;
+        hosts.pool.set_busy(host_page, id);
+        hosts.saves.push(PageMove { device, host: host_page });
+        match hosts.saving.last_mut() {
+            Some((last, count)) if *last == node => *count += 1,
+            _ => hosts.saving.push((node, 1)),
+        }
+        self.emit_stored_host(node, place);
+    }
+
+    /// Takes a host page: a free one, or that of the oldest entry that is in host memory alone, which is lost.
+    fn take_host_page(&mut self) -> Option<HostPageId> {
+        if let Some(page) = self.hosts_mut().pool.take() {
+            return Some(page);
+        }
+        let node = self.seek(Seek::HostOnly)?;
+        let counts = &mut self.hosts_mut().counts;
+        (counts.evicted, counts.lost) = (counts.evicted + 1, counts.lost + 1);
+        self.drop_last(node, &mut Vec::new());
+        self.hosts_mut().pool.take()
+    }
+
+    /// Drops the last entry of an idle node. Returns whether the node is still there.
+    fn drop_last(&mut self, node: NodeKey, freed: &mut Vec<PageId>) -> bool {
+        if self.link[node].span.pages() == 1 {
+            self.drop_idle(node, true, freed);
+            return false;
+        }
+        self.detach_entries(node, 1, true, freed);
+        true
+    }
+
+    /// Saves the oldest dirty device pages until the `ahead` oldest device pages are clean, or host memory is full.
+    /// O(pages saved).
+    pub(crate) fn save_ahead(&mut self, ahead: u32) {
+        self.hosts_mut().ahead = true;
+        while self.hosts_ref().clean < ahead
+            && let Some(node) = self.seek(Seek::Dirty)
+            && let Some(host_page) = self.take_host_page()
+        {
+            self.save(node, host_page);
+            let hosts = self.hosts_mut();
+            (hosts.clean, hosts.counts.saved) = (hosts.clean + 1, hosts.counts.saved + 1);
+        }
+    }
+
+    /// Returns the saves that wait for the backend, and their number; none if all were cancelled.
+    pub(crate) fn saves(&mut self) -> Option<(MoveId, &[PageMove])> {
+        let hosts = self.hosts.as_mut()?;
+        if hosts.live > 0 {
+            hosts.saves.retain(|save| save.device != NO_PAGE);
+            hosts.live = 0;
+        }
+        if hosts.saves.is_empty() {
+            hosts.saving.clear();
+            hosts.ahead = false;
+            return None;
+        }
+        hosts.last_move = hosts.next_move();
+        Some((hosts.last_move, &hosts.saves))
+    }
+
+    /// Ends the batch of saves. If it failed, the pages that were saved as they were evicted are lost, with all entries
+    /// behind them; those that were saved ahead are dirty again. O(1), after a failure O(idle nodes).
+    pub(crate) fn end_saves(&mut self, failed: bool) {
+        if failed {
+            self.hosts_mut().counts.failed += self.hosts_ref().saves.len() as u64;
+            match self.hosts_ref().ahead {
+                true => self.undo_saves(),
+                false => self.drop_failed(),
+            }
+        }
+        let hosts = self.hosts_mut();
+        hosts.saves.clear();
+        hosts.saving.clear();
+        hosts.ahead = false;
+    }
+
+    /// Makes the entries of a batch dirty again.
+    fn undo_saves(&mut self) {
+        for index in 0..self.hosts_ref().saving.len() {
+            let (node, count) = self.hosts_ref().saving[index];
+            self.emit_removed_host(node, self.hosts_ref().residency[node].host, count);
+            let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
+            let host = hosts.residency[node].host;
+            hosts.residency[node].host = host + count;
+            hosts.clean -= count;
+            let span = &link[node].span;
+            let pages = &mut hosts.pool;
+            let of_entry = &hosts.of_entry;
+            spans.each_entry_back(span, host..host + count, |entry, _| {
+                pages.drop_page(of_entry[entry as usize]);
+            });
+            self.seek_from(Seek::Dirty, node);
+        }
+    }
+
+    /// Drops the host-only entries of the batch's nodes, and all nodes below.
+    fn drop_failed(&mut self) {
+        let mut failed: Vec<NodeKey> = Vec::new();
+        let mut youngest = None;
+        for &(node, _) in &self.hosts_ref().saving {
+            // It may have been dropped since, for another's host page.
+            if self.link.contains_key(node) && !failed.contains(&node) {
+                failed.push(node);
+                youngest = Some(node);
+            }
+        }
+        // Children are older than their parents: from the young end on, a node's parent is seen first.
+        let (mut below, mut at) = (Vec::new(), youngest);
+        while let Some(node) = at {
+            let parent = self.link[node].parent;
+            if parent.is_some_and(|parent| failed.contains(&parent) || below.contains(&parent)) {
+                below.push(node);
+            }
+            at = self.order.before(&self.usage, node);
+        }
+        for node in below.into_iter().rev() {
+            self.hosts_mut().counts.lost += u64::from(self.link[node].span.pages());
+            self.drop_idle(node, true, &mut Vec::new());
+        }
+        for node in failed {
+            let Some(link) = self.link.get(node) else { continue };
+            let entries = link.span.pages();
+            let device = self.device_pages(node, entries);
+            self.hosts_mut().counts.lost += u64::from(entries - device);
+            match device {
+                0 => self.drop_idle(node, true, &mut Vec::new()),
+                _ => self.detach_entries(node, entries - device, true, &mut Vec::new()),
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The way back from host memory: entries in use get device pages, by a load or from a sequence that computed them.
+//!
+//! A sequence whose lock's path has host-only entries waits: its page table lacks them until it is loaded.
+//!
+//! Not here: which pages they get (`system/load.rs`), moves to host memory (`offload.rs`).
+
+use crate::id::{MoveId, NodeKey, PageId, PrefixLock};
+use crate::plan::PageMove;
+
+use super::PrefixTree;
+use super::hosts::{NO_PAGE, Residency};
+
+impl PrefixTree {
+    /// Begins a load: returns its mark.
+    pub(crate) fn begin_load(&mut self) -> u64 {
+        self.ages.as_mut().expect("there is host memory").next(1)
+    }
+
+    /// Counts the host-only entries of a lock's path that no lock has claimed for this load, and claims them. O(nodes
+    /// that have some).
+    pub(crate) fn claim(&mut self, lock: &PrefixLock, load: u64) -> u32 {
+        let (mut at, mut count) = (lock.node(), 0);
+        while let Some((node, lacking)) = self.lacking(at) {
+            // The age of a node in use has no other meaning.
+            if self.ages.as_mut().expect("there is host memory").mark(node, load) {
+                count += lacking;
+            }
+            at = self.link[node].parent;
+        }
+        count
+    }
+
+    /// Returns a node, and how many host-only entries it has, if it has some.
+    fn lacking(&self, node: Option<NodeKey>) -> Option<(NodeKey, u32)> {
+        let node = node?;
+        let entries = self.link[node].span.pages();
+        let lacking = entries - self.device_pages(node, entries);
+        (lacking > 0).then_some((node, lacking))
+    }
+
+    /// Assigns device pages to the host-only entries of a lock's path, the deepest first, and appends the loads to
+    /// `moves`. Entries that have been assigned one are skipped. O(entries).
+    pub(crate) fn assign(
+        &mut self,
+        lock: &PrefixLock,
+        pages: &mut &[PageId],
+        moves: &mut Vec<PageMove>,
+    ) {
+        let mut at = lock.node();
+        while let Some((node, lacking)) = self.lacking(at) {
+            at = self.link[node].parent;
+            let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
+            let span = &link[node].span;
+            let entries = span.pages();
+            spans.each_entry_back(span, entries - lacking..entries, |entry, page| {
+                if *page == NO_PAGE {
+                    *page = *pages.split_off_first().expect("they were counted");
+                    moves.push(PageMove { device: *page, host: hosts.of_entry[entry as usize] });
+                }
+            });
+        }
+    }
+
+    /// Ends the load of a lock's path: its entries have their device pages, and their host pages are free. If the load
+    /// failed, they are in host memory alone as before. O(entries).
+    pub(crate) fn end_load(&mut self, lock: &PrefixLock, failed: bool) {
+        let mut at = lock.node();
+        while let Some((node, lacking)) = self.lacking(at) {
+            at = self.link[node].parent;
+            let entries = self.link[node].span.pages();
+            if failed {
+                let span = &self.link[node].span;
+                self.spans.each_entry_back(span, entries - lacking..entries, |_, page| {
+                    *page = NO_PAGE;
+                });
+                continue;
+            }
+            self.hosts_mut().counts.loaded += u64::from(lacking);
+            self.emit_loaded(node, lacking);
+            self.restored(node, lacking);
+        }
+    }
+
+    /// Makes the last `count` entries of a node in use, which were host-only, device pages.
+    fn restored(&mut self, node: NodeKey, count: u32) {
+        let Self { hosts: Some(hosts), spans, link, protected, .. } = self else { return };
+        let span = &link[node].span;
+        let entries = span.pages();
+        hosts.residency[node] = Residency { device: entries, host: entries };
+        let (pool, of_entry) = (&mut hosts.pool, &hosts.of_entry);
+        spans.each_entry_back(span, entries - count..entries, |entry, _| {
+            pool.drop_page(of_entry[entry as usize]);
+        });
+        *protected += count;
+        self.epoch += 1;
+    }
+
+    /// Numbers a batch of loads, and records that it uses their host pages.
+    pub(crate) fn begin_move(&mut self, moves: &[PageMove]) -> MoveId {
+        let hosts = self.hosts_mut();
+        hosts.last_move = hosts.next_move();
+        let id = hosts.last_move;
+        moves.iter().for_each(|load| hosts.pool.set_busy(load.host, id));
+        id
+    }
+
+    /// Gives a sequence's pages to the host-only entries of the path that ends at a node in use. The last of `pages` is
+    /// that of the node's last entry. Returns how many entries took one. O(entries).
+    pub(super) fn restore_from(&mut self, node: NodeKey, pages: &[PageId]) -> u32 {
+        let (mut at, mut rest, mut count) = (Some(node), pages, 0);
+        while let Some((node, lacking)) = self.lacking(at) {
+            at = self.link[node].parent;
+            let span = &self.link[node].span;
+            let entries = span.pages();
+            self.spans.each_entry_back(span, entries - lacking..entries, |_, page| {
+                *page = *rest.split_off_last().expect("the path was walked");
+            });
+            self.emit_loaded(node, lacking);
+            self.restored(node, lacking);
+            count += lacking;
+        }
+        count
+    }
+
+    /// Appends the pages of the last `count` entries of a lock's path to `pages`, in order. They are on the device.
+    /// O(entries).
+    pub(crate) fn last_pages(&mut self, lock: &PrefixLock, count: u32, pages: &mut Vec<PageId>) {
+        let (start, mut at, mut rest) = (pages.len(), lock.node(), count);
+        while let Some(node) = at
+            && rest > 0
+        {
+            let span = &self.link[node].span;
+            let here = span.pages().min(rest);
+            let entries = span.pages();
+            self.spans.each_entry_back(span, entries - here..entries, |_, page| pages.push(*page));
+            rest -= here;
+            at = self.link[node].parent;
+        }
+        pages[start..].reverse();
+    }
+}

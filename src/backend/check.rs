@@ -72,15 +72,23 @@ pub(super) fn window(plan: &BatchPlan<'_>, attend: &Attend) -> Result<(), PlanEr
     }
 }
 
+/// Returns whether attention uses exactly this window or these chunks; everything allows any.
+pub(super) fn reads(reach: Reach, attend: &Attend) -> bool {
+    match (reach, attend.window, attend.chunk) {
+        (Reach::All, ..) => true,
+        (Reach::Window(size), window, None) => window == Some(size),
+        (Reach::Chunk(size), None, chunk) => chunk == Some(size),
+        _ => false,
+    }
+}
+
 /// Checks that attention uses the window or the chunks of the layer's group (B17).
 pub(super) fn reach(layer: LayerId, layout: &PoolLayout, attend: &Attend) -> Result<(), PlanError> {
     let group = layout.place(layer).group;
     let (reach, Attend { window, chunk, .. }) = (layout.groups().reach(group), *attend);
-    match (reach, window, chunk) {
-        (Reach::All, ..) => Ok(()),
-        (Reach::Window(size), Some(window), None) if window == size => Ok(()),
-        (Reach::Chunk(size), None, Some(chunk)) if chunk == size => Ok(()),
-        _ => Err(PlanError::Reach { layer, group, reach, window, chunk }),
+    match reads(reach, attend) {
+        true => Ok(()),
+        false => Err(PlanError::Reach { layer, group, reach, window, chunk }),
     }
 }
 

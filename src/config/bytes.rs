@@ -262,7 +262,8 @@ fn shape_of(kind: u64, sizes: [u32; 2]) -> Result<KvShape, ShapeBytesError> {
 
 /// Returns the words of a group's own shape.
 fn own_words(own: Option<GroupShape>) -> [u64; 2] {
-    let Some(GroupShape { shape, dtype }) = own else { return [0; 2] };
+    // A layout's groups have both.
+    let Some(GroupShape { shape, dtype: Some(dtype) }) = own else { return [0; 2] };
     let (kind, [first, second]) = sizes_of(shape);
     let sizes = u64::from(first) | u64::from(second) << 32;
     [1 | number(&DTYPES, dtype) << 1 | kind << 3, sizes]
@@ -277,7 +278,7 @@ fn own_shape([kind, sizes]: [u64; 2]) -> Result<Option<GroupShape>, ShapeBytesEr
     }
     let shape = shape_of(kind >> 3, [sizes as u32, (sizes >> 32) as u32])?;
     let dtype = one_of("dtype", &DTYPES, kind >> 1 & 3)?;
-    Ok(Some(GroupShape { shape, dtype }))
+    Ok(Some(GroupShape { shape, dtype: Some(dtype) }))
 }
 
 fn number<T: PartialEq>(all: &[T], one: T) -> u64 {

@@ -216,6 +216,7 @@ impl PoolConfig {
         let mut formats = [Format::new(shape, self.dtype, planes); GROUPS_MAX];
         for (group, _) in self.groups.limited() {
             let Some(GroupShape { shape: own, dtype }) = self.groups.shape(group) else { continue };
+            let dtype = dtype.unwrap_or(self.dtype);
             if (own, dtype) == (self.shape, self.dtype) {
                 continue;
             }
@@ -278,7 +279,7 @@ impl PoolConfig {
             return Err(ConfigError::Zero { name: "layers" });
         }
         self.shape.check(self.dtype, self.scaling)?;
-        let own = self.groups.shapes.iter().flatten().map(|own| own.dtype);
+        let own = self.groups.shapes.iter().flatten().filter_map(|own| own.dtype);
         let is_quantised = own.chain([self.dtype]).any(KvDtype::is_quantised);
         if self.scaling != Scaling::Static && !is_quantised {
             return Err(ConfigError::Scaling { dtype: self.dtype });
@@ -312,7 +313,7 @@ impl PoolConfig {
 fn own_shapes(mut groups: Groups, formats: &[Format; GROUPS_MAX]) -> Groups {
     for (shape, format) in groups.shapes.iter_mut().zip(&formats[1..]) {
         let Format { shape: own, dtype, .. } = *format;
-        *shape = (*format != formats[0]).then_some(GroupShape { shape: own, dtype });
+        *shape = (*format != formats[0]).then_some(GroupShape { shape: own, dtype: Some(dtype) });
     }
     groups
 }

@@ -80,7 +80,7 @@ impl fmt::Display for Reach {
     }
 }
 
-/// The shape and the element type of a group's K and V, where they are not the pool's.
+/// The shape of a group's K and V, and their element type, where they are not the pool's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -90,8 +90,9 @@ impl fmt::Display for Reach {
 pub struct GroupShape {
     /// What each token stores in each layer of the group.
     pub shape: KvShape,
-    /// Element type of K and V.
-    pub dtype: KvDtype,
+    /// Element type of K and V. `None`: the pool's.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
+    pub dtype: Option<KvDtype>,
 }
 
 /// The groups of a model's layers. [`Groups::ONE`]: every layer keeps everything.
@@ -172,15 +173,15 @@ impl Groups {
         Ok(if groups.count == 1 { Self::ONE } else { groups })
     }
 
-    /// Returns the groups with a shape and an element type of its own for a group but group 0, which has the pool's.
-    /// The pool is then in [`Layout::PageFirst`](super::Layout) order.
+    /// Returns the groups with a shape of its own for a group but group 0, which has the pool's, and with an element
+    /// type of its own, unless that is `None`. The pool is then in [`Layout::PageFirst`](super::Layout) order.
     ///
     /// ```
     /// # use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};
     /// // Five layers of 2 heads of 512 read everything, 25 of 8 heads of 256 a window.
     /// let layers: Vec<u8> = (1..=30).map(|layer| u8::from(layer % 6 > 0)).collect();
     /// let groups = Groups::new(&[Reach::All, Reach::Window(1024)], &layers)?
-    ///     .with_shape(1, KvShape::heads(8, 256), KvDtype::Bf16)?;
+    ///     .with_shape(1, KvShape::heads(8, 256), None)?;
     /// let (shape, dtype) = (KvShape::heads(2, 512), KvDtype::Bf16);
     /// let layout = PoolConfig { layers: 30, groups, shape, dtype, ..Default::default() }.layout()?;
     /// // Two layers of the window fit a page, and the half of one is left over.
@@ -195,12 +196,12 @@ impl Groups {
         mut self,
         group: u32,
         shape: KvShape,
-        dtype: KvDtype,
+        dtype: impl Into<Option<KvDtype>>,
     ) -> Result<Self, ConfigError> {
         if group == 0 || group >= self.count {
             return Err(ConfigError::GroupShape { group, groups: self.count });
         }
-        self.shapes[group as usize - 1] = Some(GroupShape { shape, dtype });
+        self.shapes[group as usize - 1] = Some(GroupShape { shape, dtype: dtype.into() });
         Ok(self)
     }
 

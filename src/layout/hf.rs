@@ -203,7 +203,7 @@ impl<'a> Fields<'a> {
         }
         let mut groups = pool.groups;
         for group in 1..groups.count() {
-            let own = groups.with_shape(group, pool.shape, pool.dtype);
+            let own = groups.with_shape(group, pool.shape, None);
             groups = own.map_err(|_| self.unsupported(field, &self.map[field]))?;
         }
         Ok(PoolConfig { groups, shape, ..pool })

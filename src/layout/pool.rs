@@ -119,6 +119,11 @@ impl PoolLayout {
         Self { format: self.formats[..self.groups.count() as usize][group as usize], ..*self }
     }
 
+    /// Returns the pool as the layers of each group store K and V.
+    pub(crate) fn views(&self) -> impl Iterator<Item = Self> + use<'_> {
+        (0..self.groups.count()).map(|group| self.of_group(group))
+    }
+
     /// Returns the first group whose layers store what a group's do.
     pub(crate) fn first_alike(&self, group: u32) -> u32 {
         let own = &self.formats[group as usize];

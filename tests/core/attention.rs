@@ -38,6 +38,9 @@ fn cpu_keeps_the_contract_in_groups() {
         let report = check_served(true, options(path), seeds(4, 12), |_| {});
         println!("{report}");
         assert!(report.rows > 800 * report.runs, "{report}");
+        for (full, limited) in [(64, 128), (256, 64), (20, 96)] {
+            check_cases(&Filter::head_dims(full, limited), options(path), seeds(3, 20));
+        }
         let labels = Filter::LABELS.in_groups();
         println!("{}", check_sparse_backend(&labels, options(path), seeds(10, 40)));
     }

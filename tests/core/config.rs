@@ -262,7 +262,7 @@ fn layers_that_read_everything_have_heads_of_their_own() {
     };
     let own = |layers, heads, full| {
         let groups = every(layers, 6, Reach::Window(1024));
-        let groups = groups.with_shape(1, KvShape::heads(heads, 256), KvDtype::Bf16);
+        let groups = groups.with_shape(1, KvShape::heads(heads, 256), None);
         let shape = KvShape::heads(full, 512);
         Ok(PoolConfig {
             groups: groups.expect("there is group 1"),

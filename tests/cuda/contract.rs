@@ -53,6 +53,17 @@ fn cuda_keeps_the_contract_in_groups() {
     println!("{}", check_served(true, options, seeds, |_| {}));
 }
 
+/// Layers that read everything have one length of heads, the others another.
+#[test]
+fn cuda_keeps_the_contract_over_two_lengths_of_heads() {
+    let Some(gpu) = gpu() else { return };
+    let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
+    for (full, limited) in [(64, 128), (64, 256), (128, 64), (128, 256), (256, 64), (256, 128)] {
+        let report = check_cases(&Filter::head_dims(full, limited), options, seeds(12));
+        println!("{full}, {limited}: {report}");
+    }
+}
+
 /// Only pools of fp8, which other tests draw one time in four.
 #[test]
 fn cuda_keeps_the_contract_over_fp8() {

@@ -29,11 +29,19 @@ struct Model {
     reaches: &'static [Reach],
     layers: [u8; LAYERS],
     fp8: bool,
+    /// The heads and the dtype of group 1, if they are not the pool's.
+    own: Option<(u32, u32, KvDtype)>,
 }
 
 impl Model {
+    /// Returns a layer's heads of K and V, and their elements.
+    fn heads(&self, layer: usize) -> (u32, u32) {
+        let own = self.own.filter(|_| self.layers[layer] == 1);
+        own.map_or((KV_HEADS, DIM), |(heads, dim, _)| (heads, dim))
+    }
+
     fn attend(&self, layer: usize) -> Attend {
-        let plain = Attend::new(Q_HEADS, DIM);
+        let plain = Attend::new(Q_HEADS, self.heads(layer).1);
         match self.reaches[usize::from(self.layers[layer])] {
             Reach::Window(size) => Attend { window: Some(size), ..plain },
             Reach::Chunk(size) => Attend { chunk: Some(size), ..plain },
@@ -42,12 +50,13 @@ impl Model {
     }
 
     fn config(&self, groups: Groups, page_size: u32) -> EngineConfig {
+        let fp8 = self.fp8 || self.own.is_some_and(|(.., dtype)| dtype == KvDtype::Fp8E4M3);
         let pool = PoolConfig {
             layers: LAYERS as u32,
             groups,
             shape: KvShape::heads(KV_HEADS, DIM),
             dtype: if self.fp8 { KvDtype::Fp8E4M3 } else { KvDtype::Bf16 },
-            scaling: if self.fp8 { Scaling::ByToken } else { Scaling::Static },
+            scaling: if fp8 { Scaling::ByToken } else { Scaling::Static },
             page_size,
             capacity: Capacity::Pages(800),
             layout: Layout::PageFirst,
@@ -77,10 +86,14 @@ impl Host {
         let backend = engine.backend_mut();
         backend.cuda.prepare(&Prepare::new(&attend)).expect("a served model");
         backend.is_prepared = true;
-        let row = u64::from(2 * DIM);
-        let heads = [Q_HEADS, KV_HEADS, KV_HEADS, Q_HEADS].map(u64::from);
-        let buffer = |heads| DeviceBuffer::new(gpu, TOKENS as u64 * heads * row).expect("memory");
-        let rows = (0..LAYERS).map(|_| heads.map(buffer)).collect();
+        let buffer = |heads: u32, dim: u32| {
+            DeviceBuffer::new(gpu, TOKENS as u64 * u64::from(2 * heads * dim)).expect("memory")
+        };
+        let of = |layer| {
+            let (heads, dim) = model.heads(layer);
+            [Q_HEADS, heads, heads, Q_HEADS].map(|heads| buffer(heads, dim))
+        };
+        let rows = (0..LAYERS).map(of).collect();
         Self { model, engine, rows, uses_graphs, graphs: HashMap::new(), replays: 0 }
     }
 
@@ -93,8 +106,9 @@ impl Host {
             if is_decode { (ROWS, ROWS) } else { (items.len() + 1, plan.token_count() + 2) };
         let plan = plan.padded(&mut padded, rows, tokens);
         for (layer, [q, k, v, out]) in self.rows.iter_mut().enumerate() {
-            for (kind, heads, to) in [(0, Q_HEADS, q), (1, KV_HEADS, k), (2, KV_HEADS, v)] {
-                to.write(0, &numbers(&plan, layer * 3 + kind, heads)).expect("a copy");
+            let (kv_heads, dim) = self.model.heads(layer);
+            for (kind, heads, to) in [(0, Q_HEADS, q), (1, kv_heads, k), (2, kv_heads, v)] {
+                to.write(0, &numbers(&plan, layer * 3 + kind, heads * dim)).expect("a copy");
             }
             out.fill(0xff).expect("a fill");
         }
@@ -105,9 +119,11 @@ impl Host {
             launch(self.engine.backend_mut(), &self.model, &mut self.rows, &plan);
         }
         self.engine.backend_mut().synchronize().expect("nothing failed");
-        let width = (Q_HEADS * DIM) as usize;
-        let out = |[.., out]: &[DeviceBuffer; 4]| out.read::<u16>(0, plan.token_count() * width);
-        let bits = self.rows.iter().flat_map(|rows| out(rows).expect("numbers")).collect();
+        let out = |(layer, [.., out]): (usize, &[DeviceBuffer; 4])| {
+            let width = (Q_HEADS * self.model.heads(layer).1) as usize;
+            out.read::<u16>(0, plan.token_count() * width).expect("numbers")
+        };
+        let bits = self.rows.iter().enumerate().flat_map(out).collect();
         self.engine.commit(plan.step()).expect("it is open");
         self.engine.complete(plan.step()).expect("it is committed");
         self.engine.verify().expect("all invariants hold");
@@ -159,12 +175,12 @@ fn launch(
 }
 
 /// Returns rows that depend on their token and its position.
-fn numbers(plan: &BatchPlan<'_>, kind: usize, heads: u32) -> Vec<u8> {
+fn numbers(plan: &BatchPlan<'_>, kind: usize, width: u32) -> Vec<u8> {
     let row = |(token, position): (&TokenId, &u32)| {
         let key = (kind as u64) << 48 ^ u64::from(token.raw()) << 24 ^ u64::from(*position);
         let mut rng = Rng::new(mix(key));
         let number = move |_| (rng.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0;
-        (0..heads * DIM).map(number)
+        (0..width).map(number)
     };
     let rows: Vec<f32> = plan.tokens.iter().zip(plan.positions).flat_map(row).collect();
     bytes(Dtype::Bf16, &rows)
@@ -236,7 +252,7 @@ fn attention_over_the_gpu_does_not_depend_on_groups() {
     ];
     for ((reaches, layers), fp8) in reaches.into_iter().flat_map(|of| [(of, false), (of, true)]) {
         let groups = Groups::new(reaches, &layers).expect("every group has layers");
-        let model = Model { reaches, layers, fp8 };
+        let model = Model { reaches, layers, fp8, own: None };
         compare(&gpu, model, [(Groups::ONE, true), (groups, true)]);
     }
 }
@@ -248,7 +264,22 @@ fn graphs_of_layers_that_read_chunks_replay() {
     let (reaches, layers) = (&[Reach::All, Reach::Chunk(16), Reach::Window(33)], [1, 1, 0, 2, 1]);
     let groups = Groups::new(reaches, &layers).expect("every group has layers");
     for fp8 in [false, true] {
-        let model = Model { reaches, layers, fp8 };
+        let model = Model { reaches, layers, fp8, own: None };
+        compare(&gpu, model, [(groups, false), (groups, true)]);
+    }
+}
+
+/// Layers of a window have other heads and another dtype; each shape has its kernels, and graphs contain both.
+#[test]
+fn graphs_of_layers_of_unlike_shapes_replay() {
+    let Some(gpu) = gpu() else { return };
+    let (reaches, layers) = (&[Reach::All, Reach::Window(33)], [1, 1, 0, 0, 1]);
+    let (bf16, fp8) = (KvDtype::Bf16, KvDtype::Fp8E4M3);
+    for (pool, own) in [(false, (1, 128, bf16)), (false, (4, 256, fp8)), (true, (2, 64, bf16))] {
+        let (heads, dim, dtype) = own;
+        let groups = Groups::new(reaches, &layers).expect("every group has layers");
+        let groups = groups.with_shape(1, KvShape::heads(heads, dim), dtype).expect("group 1");
+        let model = Model { reaches, layers, fp8: pool, own: Some(own) };
         compare(&gpu, model, [(groups, false), (groups, true)]);
     }
 }

@@ -75,14 +75,14 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         self.check_open(plan)?;
-        let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
-        if self.pool.layout().dtype().is_quantised() {
-            return store_fp8::store(&self.gpu, &self.pool, &image, layer, [k, v], stream);
+        let (gpu, pool) = (&self.gpu, self.pools.of_layer(layer)?);
+        let image = self.stage.ensure(gpu, plan, &mut self.variants, &self.tables, stream)?;
+        if pool.layout().dtype().is_quantised() {
+            return store_fp8::store(gpu, pool, &image, layer, [k, v], stream);
         }
-        store::store(&self.gpu, &self.pool, &image, layer, [k, v], stream)?;
-        self.labels
-            .as_ref()
-            .map_or(Ok(()), |labels| labels.store(&self.gpu, &self.pool, &image, layer, k, stream))
+        store::store(gpu, pool, &image, layer, [k, v], stream)?;
+        let labels = self.labels.as_ref().filter(|_| pool.layout().label_channels() > 0);
+        labels.map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
     }
 
     /// Rows have [`Cuda::rows`], and head_dim is 64, 128 or 256. One launch also stores, unless the pool is quantised
@@ -105,16 +105,14 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         self.check_open(plan)?;
-        let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
-        let (gpu, pool) = (&self.gpu, &self.pool);
-        check::layer(layer, pool.layout())?;
+        let (gpu, pool) = (&self.gpu, self.pools.of_layer(layer)?);
+        let image = self.stage.ensure(gpu, plan, &mut self.variants, &self.tables, stream)?;
         let [k, v] = store_rope::rotate(gpu, pool, &image, layer, rope, qkv, stream)?;
         if pool.layout().dtype().is_quantised() {
             return store_fp8::store(gpu, pool, &image, layer, [k, v], stream);
         }
-        self.labels
-            .as_ref()
-            .map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
+        let labels = self.labels.as_ref().filter(|_| pool.layout().label_channels() > 0);
+        labels.map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
     }
 
     /// Rows have the pool's dtype; rows of a quantised pool have [`Cuda::rows`]. Rows of 16 bits are 16-byte aligned,
@@ -142,7 +140,7 @@ impl Backend for Cuda {
     /// Pages that do not exist, or the driver's error.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        let pages = self.pool.pages();
+        let pages = self.pools.of(0).pages();
         check::copies(copies, (pages.count, pages.count))?;
         if let Some(host) = &mut self.host {
             let ends = copies.iter().flat_map(|copy| [copy.source, copy.target]);
@@ -156,9 +154,13 @@ impl Backend for Cuda {
     /// Rows or slots that do not exist, or the driver's error.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        check::compactions(compactions, self.pool.layout(), self.tables.shape())?;
+        let layout = *self.pools.of(0).layout();
+        check::compactions(compactions, &layout, self.tables.shape())?;
         self.note_outside();
-        compact(&self.gpu, &self.pool, &self.tables, compactions, self.stream.raw())
+        (0..layout.groups().count()).try_for_each(|group| {
+            let of = (self.pools.of(group), layout.track_range(group));
+            compact(&self.gpu, of, &self.tables, compactions, self.stream.raw())
+        })
     }
 
     /// Pages that are pinned.
@@ -228,30 +230,29 @@ impl Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         self.check_open(plan)?;
-        check::layer(layer, self.pool.layout())?;
+        let pool = self.pools.of_layer(layer)?;
         check::window(plan, attend)?;
         match selection {
-            Some(_) => check::sparse_layer(layer, self.pool.layout())?,
-            None => check::reach(layer, self.pool.layout(), attend)?,
+            Some(_) => check::sparse_layer(layer, pool.layout())?,
+            None => check::reach(layer, pool.layout(), attend)?,
         }
-        let attend = &check_attend(attend, &self.pool, self.tables.longest_row())?;
+        let attend = &check_attend(attend, pool, self.tables.longest_row())?;
         self.stage.check_chunk(attend)?;
         let tokens = plan.token_count();
-        let (q_stride, out_stride) =
-            attend_strides(attend, &self.pool, tokens, &q, &out, lse.as_ref())?;
+        let (q_stride, out_stride) = attend_strides(attend, pool, tokens, &q, &out, lse.as_ref())?;
         sinks.map_or(Ok(()), |sinks| check_sinks(&sinks, attend.q_heads))?;
         selection.as_ref().map_or(Ok(()), |selection| self.check_selection(plan, selection))?;
-        let latent_pool = self.pool.layout().is_latent();
-        let index = match self.pool.rows() {
+        let latent_pool = pool.layout().is_latent();
+        let index = match pool.rows() {
             _ if latent_pool => {
                 let latent = &mut self.variants.latent;
-                latent.prepare(&self.gpu, &self.pool, attend, self.limits, stream)?
+                latent.prepare(&self.gpu, pool, attend, self.limits, stream)?
             }
             Dtype::F32 => None,
             _ => {
                 let top = selection.as_ref().map_or(0, |selection| selection.top);
                 let variant = (attend, top);
-                Some(self.variants.prepare(&self.gpu, &self.pool, variant, self.limits, stream)?)
+                Some(self.variants.prepare(&self.gpu, pool, variant, self.limits, stream)?)
             }
         };
         let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
@@ -268,7 +269,7 @@ impl Cuda {
             ..self.attend_params(&image, layer, attend)?
         };
         if latent_pool {
-            let (gpu, pool, latent) = (&self.gpu, &self.pool, &self.variants.latent);
+            let (gpu, latent) = (&self.gpu, &self.variants.latent);
             let start = &mut self.stage.start;
             // SAFETY: the rows were checked above; the plan was checked when it was staged.
             return unsafe {
@@ -279,10 +280,10 @@ impl Cuda {
             };
         }
         // The layer exists, because its parameters do.
-        let scales = self.pool.scales(layer);
+        let scales = pool.scales(layer);
         let Some(index) = index else {
             // SAFETY: the rows were checked above; the plan was checked when it was staged.
-            return unsafe { launch_f32(&self.gpu, &self.pool, params, scales, stream) };
+            return unsafe { launch_f32(&self.gpu, pool, params, scales, stream) };
         };
         if let Some(selection) = &selection {
             // SAFETY: the lists were checked above; the plan was checked when it was staged.
@@ -300,8 +301,9 @@ impl Cuda {
         layer: LayerId,
         attend: &Attend,
     ) -> Result<AttendParams, CudaError> {
-        let (layout, table) = (self.pool.layout(), self.tables.shape());
-        let (strides, [k, v]) = (self.pool.strides(), self.pool.origins(layer)?);
+        let pool = self.pools.of_layer(layer)?;
+        let (layout, table) = (pool.layout(), self.tables.shape());
+        let (strides, [k, v]) = (pool.strides(), pool.origins(layer)?);
         let (batch_rows, batch) = self.stage.rows_of(image, attend.chunk)?;
         Ok(AttendParams {
             k,

@@ -4,6 +4,7 @@
 //! (`options.rs`), loading before the first step (`prepare.rs`).
 
 use super::error::CudaError;
+use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::attention::graph_key::GraphKey;
 use crate::backend::cuda::attention::split::SpanWork;
 use crate::backend::cuda::attention::variants::Variants;
@@ -25,7 +26,7 @@ use crate::plan::BatchPlan;
 pub struct Cuda {
     pub(super) gpu: Gpu,
     pub(super) stream: CudaStream,
-    pub(super) pool: Pool,
+    pub(super) pools: ByShape<Pool>,
     /// The labels, if the pool keeps some.
     pub(super) labels: Option<Labels>,
     pub(super) tables: Tables,
@@ -93,22 +94,22 @@ impl Cuda {
 
     /// Returns the layout of the pool.
     pub fn layout(&self) -> &PoolLayout {
-        self.pool.layout()
+        self.pools.of(0).layout()
     }
 
     /// Returns the pool's memory, in the order of [`PoolLayout`].
     pub fn pool(&self) -> &DeviceBuffer {
-        self.pool.memory()
+        self.pools.of(0).memory()
     }
 
     /// Returns the element type of the host's rows: of k, v, q and out.
     pub fn rows(&self) -> Dtype {
-        self.pool.rows()
+        self.pools.of(0).rows()
     }
 
     /// Returns the fingerprint of a page's bytes: see [`PoolLayout::page_fingerprint`].
     pub fn page_fingerprint(&self) -> u64 {
-        self.pool.fingerprint()
+        self.pools.of(0).fingerprint()
     }
 
     /// Returns the bytes of plans sent to the device.

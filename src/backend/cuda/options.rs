@@ -1,10 +1,14 @@
 //! The options of a [`Cuda`], and its opening.
 
+use std::sync::Arc;
+
 use super::error::CudaError;
 use super::opened::Cuda;
+use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::attention::latent as attend_latent;
 use crate::backend::cuda::attention::variants::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
+use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::stream::CudaStream;
 use crate::backend::cuda::kernels::Selection;
 use crate::backend::cuda::moves::host_moves::HostMoves;
@@ -91,15 +95,18 @@ impl OpenBackend for CudaOptions {
         if let Some(scales) = scales {
             scales.check_pool(layout)?;
         }
-        let (dtype, own) = (layout.dtype(), layout.dtype().rows());
-        let rows_dtype = self.rows.unwrap_or(own);
-        if rows_dtype != own && !dtype.is_quantised() {
-            return Err(CudaError::RowsDtype { rows: rows_dtype, pool: dtype });
+        for dtype in layout.views().map(|layout| layout.dtype()) {
+            if let Some(rows) = self.rows
+                && rows != dtype.rows()
+                && !dtype.is_quantised()
+            {
+                return Err(CudaError::RowsDtype { rows, pool: dtype });
+            }
         }
         attend_latent::check_shape(layout)?;
         LabelChannels::check_pool(self.labels.as_ref(), layout)?;
-        let has_labels = layout.label_channels() > 0;
-        if has_labels && (own == Dtype::F32 || dtype.is_quantised()) {
+        let (dtype, has_labels) = (layout.dtype(), layout.label_channels() > 0);
+        if has_labels && (dtype.rows() == Dtype::F32 || dtype.is_quantised()) {
             return Err(CudaError::Lists { dtype });
         }
         let stream = stream.unwrap_or_else(|| CudaStream::default_of(&gpu));
@@ -113,22 +120,28 @@ impl OpenBackend for CudaOptions {
         // A step takes one or two slots for each variant of attention.
         let uploads = 2 * steps as usize + 2;
         let capability = self.selected_capability.unwrap_or(gpu.capability());
-        let selection = Selection::of(capability, layout, rows_dtype);
-        let pool = Pool::new(&gpu, *layout, selection, (scales, self.labels.as_ref()))?;
+        let memory = Arc::new(DeviceBuffer::lasting(&gpu, layout.total_bytes())?);
+        let mut shapes = 0..;
+        let pools = ByShape::new(layout, |layout| {
+            let rows = self.rows.unwrap_or(layout.dtype().rows());
+            let selection = Selection::of(capability, layout, rows);
+            let shape = (*layout, shapes.next().expect("there is a next number"));
+            Pool::new(&gpu, memory.clone(), shape, selection, (scales, self.labels.as_ref()))
+        })?;
         let room = match self.select_tokens {
             0 => layout.slot_count(),
             tokens => tokens,
         };
         let labels = match &self.labels {
-            Some(channels) => Some(Labels::new(&gpu, &pool, channels, (room, rows))?),
+            Some(channels) => Some(Labels::new(&gpu, pools.of(0), channels, (room, rows))?),
             None => None,
         };
         let host = match layout.host_region_pages() {
             0 => None,
-            _ => Some(HostMoves::new(&gpu, layout, pool.pages(), self.fewer_host_pages)?),
+            _ => Some(HostMoves::new(&gpu, layout, pools.of(0).pages(), self.fewer_host_pages)?),
         };
         Ok(Cuda {
-            pool,
+            pools,
             labels,
             tables: Tables::new(&gpu, *table, layout, stream.raw())?,
             stage: Stage::new(&gpu, (layout, table), limits, uploads)?,

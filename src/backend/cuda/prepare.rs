@@ -5,18 +5,22 @@
 use super::check::{check_attend, check_pool};
 use super::driver::raw::is_capturing;
 use super::error::CudaError;
-use super::kernels::{COMPACT_SLOTS, COPY_PAGES, LOAD_PLAN, RESOLVE_SELECTION};
+use super::kernels::{COMPACT_SLOTS, COPY_PAGES, Kernel, LOAD_PLAN, RESOLVE_SELECTION};
 use super::opened::Cuda;
 use super::store::labels::Labels;
 use super::store::{fp8, rope, rows};
-use crate::backend::Attend;
+use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::attention::latent;
+use crate::backend::cuda::attention::variants::Prepared;
+use crate::backend::cuda::store::pool::Pool;
+use crate::backend::{Attend, check};
 use crate::layout::Dtype;
 
 /// The host's future work with a [`Cuda`]. [`Cuda::prepare`] loads the kernels for this work and no others.
 #[derive(Clone, Copy, Debug)]
 pub struct Prepare<'a> {
-    /// The distinct attention parameters of the layers.
+    /// The distinct attention parameters of the layers. In a pool of several shapes, parameters with the window or the
+    /// chunk of a group belong to its layers, and all others to those of group 0.
     pub attend: &'a [Attend],
     /// The distinct attention parameters of layers that attend over lists, with the lists' lengths. Default: none.
     pub lists: &'a [(Attend, u32)],
@@ -53,12 +57,6 @@ impl<'a> Prepare<'a> {
             compactions: false,
         }
     }
-
-    /// Returns all attention parameters with the length of their lists (0: none).
-    pub(super) fn variants(&self) -> impl Iterator<Item = (Attend, u32)> + use<'a> {
-        let plain = self.attend.iter().map(|&attend| (attend, 0));
-        plain.chain(self.lists.iter().copied())
-    }
 }
 
 impl Cuda {
@@ -78,53 +76,50 @@ impl Cuda {
         if is_capturing(self.stream.raw())? {
             return Err(CudaError::NotPrepared);
         }
-        let (layout, longest) = (*self.pool.layout(), self.tables.longest_row());
-        let checked = |attend: &Attend| {
+        let longest = self.tables.longest_row();
+        let checked = |pool: &Pool, attend: &Attend| {
             self.stage.check_chunk(attend)?;
-            check_attend(attend, &self.pool, longest)
+            check_attend(attend, pool, longest)
         };
-        let attend = work.attend.iter().map(checked).collect::<Result<Vec<_>, _>>()?;
-        let over_list = |&(attend, top): &(Attend, u32)| {
-            check_pool(top, &layout, longest)?;
-            Ok((checked(&attend)?, top))
-        };
-        let lists = work.lists.iter().map(over_list).collect::<Result<Vec<_>, CudaError>>()?;
-        let work = &Prepare { attend: &attend, lists: &lists, ..*work };
-        let (selects, has_labels) = (!lists.is_empty(), self.labels.is_some());
-        let of = *self.pool.selection();
-        let mut kernels = match layout.dtype().is_quantised() {
-            true => fp8::kernels(&layout, of.rows),
-            false => rows::kernels(&layout, self.limits.tokens),
-        };
-        if work.rope_store {
-            kernels.push(rope::kernel(&self.pool)?);
+        let mut variants: Vec<Prepared<'_>> = Vec::new();
+        for attend in work.attend {
+            for pool in shapes_of(&self.pools, attend) {
+                variants.push((pool, checked(pool, attend)?, 0));
+            }
         }
-        kernels.push(LOAD_PLAN);
+        for (attend, top) in work.lists {
+            let pool = self.pools.of(0);
+            check_pool(*top, pool.layout(), longest)?;
+            variants.push((pool, checked(pool, attend)?, *top));
+        }
+        let selects = !work.lists.is_empty();
+        let mut kernels = vec![LOAD_PLAN];
+        for pool in self.pools.all() {
+            kernels.extend(pool_kernels(pool, work, self.limits.tokens)?);
+        }
         kernels.extend((work.copies || self.host.is_some()).then_some(COPY_PAGES));
         kernels.extend(work.compactions.then_some(COMPACT_SLOTS));
         kernels.extend(selects.then_some(RESOLVE_SELECTION));
-        if has_labels {
-            kernels.extend(Labels::kernels(of.rows, selects));
+        if self.labels.is_some() {
+            kernels.extend(Labels::kernels(self.pools.of(0).rows(), selects));
         }
-        let has_variants = !layout.is_latent() && of.rows != Dtype::F32;
-        kernels.extend(match of.rows {
-            _ if layout.is_latent() => latent::kernels(&of),
-            Dtype::F32 => vec![of.check()],
-            _ => self.variants.kernels(&self.pool, self.limits, work)?,
-        });
-        self.gpu.load_all(&kernels)?;
+        let is_split = |(pool, ..): &Prepared<'_>| pool.rows() != Dtype::F32;
+        let split: Vec<_> = variants.iter().copied().filter(is_split).collect();
         let (limits, stream) = (self.limits, self.stream.raw());
-        if has_variants {
-            self.variants.prepare_all(&self.gpu, &self.pool, work, limits, stream)?;
-        } else if layout.is_latent() {
-            for attend in work.attend {
-                self.variants.latent.prepare(&self.gpu, &self.pool, attend, limits, stream)?;
+        if self.pools.of(0).layout().is_latent() {
+            self.gpu.load_all(&kernels)?;
+            for &(pool, attend, _) in &variants {
+                self.variants.latent.prepare(&self.gpu, pool, &attend, limits, stream)?;
             }
+        } else {
+            kernels.extend(self.variants.kernels(&split, limits, work)?);
+            self.gpu.load_all(&kernels)?;
+            self.variants.prepare_all(&self.gpu, &split, work, limits, stream)?;
         }
         if let Some(labels) = self.labels.as_mut().filter(|_| selects) {
             labels.used = true;
         }
-        let mut all = work.variants().map(|(attend, _)| attend);
+        let mut all = variants.iter().map(|&(_, attend, _)| attend);
         let is_limited = |attend: &Attend| attend.window.or(attend.chunk).is_some();
         self.limited = self.limited.or_else(|| all.find(is_limited));
         self.prepared = Some(self.gpu.module_count());
@@ -137,4 +132,37 @@ impl Cuda {
     pub fn modules_after_prepare(&self) -> usize {
         self.gpu.module_count() - self.prepared.unwrap_or(0)
     }
+}
+
+/// Returns the shapes whose layers attend so: those of the groups with this window or chunk, else that of group 0.
+fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
+    let first = pools.of(0);
+    let limited = first.layout().groups().limited();
+    let of_group = |(group, reach)| check::reads(reach, attend).then(|| pools.of(group));
+    let mut shapes: Vec<_> = limited.filter_map(of_group).collect();
+    shapes.sort_by_key(|pool| pool.shape());
+    shapes.dedup_by_key(|pool| pool.shape());
+    if shapes.is_empty() { vec![first] } else { shapes }
+}
+
+/// Returns the kernels that stores into one shape of the pool may use, and those of its attention without a split.
+fn pool_kernels(
+    pool: &Pool,
+    work: &Prepare<'_>,
+    tokens: u32,
+) -> Result<Vec<&'static Kernel>, CudaError> {
+    let (of, layout) = (pool.selection(), pool.layout());
+    let mut kernels = match layout.dtype().is_quantised() {
+        true => fp8::kernels(layout, of.rows),
+        false => rows::kernels(layout, tokens),
+    };
+    if work.rope_store {
+        kernels.push(rope::kernel(pool)?);
+    }
+    match of.rows {
+        _ if layout.is_latent() => kernels.extend(latent::kernels(of)),
+        Dtype::F32 => kernels.push(of.check()),
+        _ => (),
+    }
+    Ok(kernels)
 }

@@ -3,8 +3,8 @@
 use crate::error::ConfigError;
 use crate::id::{LayerId, PageId};
 use crate::layout::{
-    Capacity, GroupShape, Groups, KvDtype, KvScales, KvShape, Layout, Plane, PlaneOrder,
-    PoolConfig, PoolLayout, Reach, ScaleError, Scaling,
+    Capacity, Groups, KvDtype, KvScales, KvShape, Layout, Plane, PlaneOrder, PoolConfig,
+    PoolLayout, Reach, ScaleError, Scaling,
 };
 use crate::testkit::rng::Rng;
 
@@ -30,6 +30,9 @@ fn random(rng: &mut Rng) -> PoolConfig {
             continue;
         }
         let (shape, dtype) = any(rng);
+        // Latent rows may not have the scales of the pool's dtype.
+        let latent = matches!(shape, KvShape::Latent { .. });
+        let dtype = Some(dtype).filter(|_| latent || !rng.one_in(4));
         groups = groups.with_shape(group, shape, dtype).expect("the group exists");
     }
     let (shape, dtype) = any(rng);
@@ -49,14 +52,13 @@ fn random(rng: &mut Rng) -> PoolConfig {
 }
 
 fn dtype_of(config: &PoolConfig, group: u32) -> KvDtype {
-    config.groups.shape(group).map_or(config.dtype, |own| own.dtype)
+    config.groups.shape(group).and_then(|own| own.dtype).unwrap_or(config.dtype)
 }
 
 /// Bytes of one layer of a page, from the planes of a pool of this layer alone.
 fn layer_bytes(config: &PoolConfig, group: u32) -> u64 {
-    let own = config.groups.shape(group);
-    let GroupShape { shape, dtype } =
-        own.unwrap_or(GroupShape { shape: config.shape, dtype: config.dtype });
+    let shape = config.groups.shape(group).map_or(config.shape, |own| own.shape);
+    let dtype = dtype_of(config, group);
     let scaling = if dtype.is_quantised() { config.scaling } else { Scaling::Static };
     let groups = Groups::ONE;
     let alone = PoolConfig { layers: 1, groups, shape, dtype, scaling, ..*config };

@@ -260,7 +260,9 @@ pub(super) fn with_shapes(config: &PoolConfig, rows: Dtype, rng: &mut Rng) -> Po
     }
     let mut own = PoolConfig { groups, layout: Layout::PageFirst, ..*config };
     let mut shapes = (1..groups.count()).filter_map(|group| groups.shape(group));
-    if !config.dtype.is_quantised() && shapes.any(|own| own.dtype.is_quantised()) {
+    if !config.dtype.is_quantised()
+        && shapes.any(|own| own.dtype.is_some_and(KvDtype::is_quantised))
+    {
         own.scaling = rng.pick(&[Scaling::Static, Scaling::ByToken]);
     }
     let [before, after] = [config, &own].map(|config| config.layout().expect("a valid pool"));

@@ -11,6 +11,8 @@ pub struct Filter {
     kv_heads: Option<u32>,
     /// Pools of several groups of layers.
     in_groups: bool,
+    /// Elements of a head in group 0 and in group 1.
+    head_dims: Option<(u32, u32)>,
     /// Query heads of a kv head and most new tokens of a row, drawn from these; an empty list changes nothing.
     groups: &'static [u32],
     extends: &'static [Extends],
@@ -29,8 +31,14 @@ use Extends::{QueryRows, Tokens};
 
 impl Filter {
     /// All cases.
-    pub const ALL: Self =
-        Self { kv_heads: None, in_groups: false, groups: &[], extends: &[], conditions: &[] };
+    pub const ALL: Self = Self {
+        kv_heads: None,
+        in_groups: false,
+        head_dims: None,
+        groups: &[],
+        extends: &[],
+        conditions: &[],
+    };
 
     /// Quantised pools.
     pub const FP8: Self = Self { conditions: &[is_fp8], ..Self::ALL };
@@ -116,6 +124,11 @@ impl Filter {
         Self { in_groups: true, ..self }
     }
 
+    /// Pools of several groups of layers, of which group 0 and group 1 have heads of these lengths.
+    pub const fn head_dims(full: u32, limited: u32) -> Self {
+        Self { in_groups: true, head_dims: Some((full, limited)), ..Self::ALL }
+    }
+
     /// Draws a case; returns none where a condition does not hold.
     pub(super) fn draw(&self, rng: &mut Rng) -> Option<Case> {
         let mut case = match self.kv_heads {
@@ -131,7 +144,12 @@ impl Filter {
                 QueryRows(rows) => (rows / case.group).max(1),
             };
         }
-        self.conditions.iter().all(|holds| holds(&case)).then_some(case)
+        let has_dims = |dims| {
+            let [full, limited] = [0, 1].map(|group| case.of_group(group).layout.head_dim());
+            !case.layout.is_latent() && dims == (full, limited)
+        };
+        let fits = self.head_dims.is_none_or(has_dims);
+        (fits && self.conditions.iter().all(|holds| holds(&case))).then_some(case)
     }
 }
 

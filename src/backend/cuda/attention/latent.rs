@@ -29,14 +29,14 @@ const VARIANTS_MAX: usize = 8;
 /// Most query heads over latent rows.
 pub(in crate::backend::cuda) const LATENT_HEADS_MAX: u32 = 128;
 
-/// Rejects latent rows of lengths that no kernel supports, and groups of shapes of their own.
+/// Rejects latent rows of lengths that no kernel supports, and latent rows beside other shapes.
 pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
-    let shape = layout.shape();
-    if let Some(own) = (1..layout.groups().count()).find_map(|group| layout.groups().shape(group)) {
-        return Err(CudaError::PoolShape { shape: own.shape });
+    let shapes = layout.views().map(|layout| layout.shape());
+    let mut latent = shapes.filter(|shape| matches!(shape, KvShape::Latent { .. }));
+    match latent.find(|&shape| shape != SERVED || !layout.has_one_shape()) {
+        Some(shape) => Err(CudaError::PoolShape { shape }),
+        None => Ok(()),
     }
-    let served = !layout.is_latent() || shape == SERVED;
-    if served { Ok(()) } else { Err(CudaError::PoolShape { shape }) }
 }
 
 /// Returns all kernels of a pool.

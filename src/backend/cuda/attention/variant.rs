@@ -25,6 +25,8 @@ pub(super) const WIDE_RESIDENT: u32 = 2;
 /// The parameters of attention that make a variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct VariantKey {
+    /// The pool's shape.
+    shape: usize,
     /// Query heads.
     q_heads: u32,
     /// Sliding window; 0: none.
@@ -87,8 +89,9 @@ pub(super) struct Extend {
     pub(super) counters: DeviceBuffer,
 }
 
-pub(super) fn key(attend: &Attend, top: u32) -> VariantKey {
+pub(super) fn key(pool: &Pool, attend: &Attend, top: u32) -> VariantKey {
     VariantKey {
+        shape: pool.shape(),
         q_heads: attend.q_heads,
         window: attend.window.unwrap_or(0),
         chunk: attend.chunk.unwrap_or(0),

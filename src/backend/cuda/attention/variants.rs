@@ -29,6 +29,9 @@ use crate::plan::{BatchPlan, BatchRow};
 
 /// Variants that the image has room for; twice as many if the pool keeps labels.
 const VARIANTS_MAX: usize = 8;
+/// Prepared attention: the pool as its layers store K and V, and the length of its lists (0: none).
+pub(in crate::backend::cuda) type Prepared<'a> = (&'a Pool, Attend, u32);
+
 /// The variants of attention used so far. Rows of f32 need none.
 #[derive(Debug, Default)]
 pub(in crate::backend::cuda) struct Variants {
@@ -64,19 +67,20 @@ impl Variants {
         limits: StepLimits,
     ) -> usize {
         let ctas = gpu.multiprocessors() * RESIDENT_MAX;
-        let shape = SplitShape {
+        let words = |own: PoolLayout| SplitShape {
             kv_heads: 1,
             group: 16,
-            head_dim: layout.head_dim(),
+            head_dim: own.head_dim(),
             window: 0,
             top: 0,
-            extra: decode_extra(layout.dtype().is_quantised()),
+            extra: decode_extra(own.dtype().is_quantised()),
             decode_ctas: [ctas; DECODE_ROWS.len()],
             extend_ctas: ctas,
             batch_max: chunk_rows::most(layout, limits),
             tokens_max: limits.tokens,
         };
-        (4 * shape.extend_words()).max(LatentVariants::plan_bytes(gpu, layout, limits))
+        let words = layout.views().map(|own| words(own).extend_words()).max();
+        (4 * words.expect("there is a group")).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
     /// Loads the kernels of a step. Unless prepared, all but the narrowest decode kernel are loaded by the first step
@@ -113,14 +117,15 @@ impl Variants {
     /// Loads the kernels of the prepared steps, for the prepared variants.
     pub(in crate::backend::cuda) fn kernels(
         &self,
-        pool: &Pool,
+        variants: &[Prepared<'_>],
         limits: StepLimits,
         work: &Prepare<'_>,
     ) -> Result<Vec<&'static Kernel>, CudaError> {
         let mut keys: Vec<_> = self.list.iter().map(|variant| variant.key).collect();
-        let (of, mut kernels) = (pool.selection(), Vec::new());
-        for (attend, top) in work.variants() {
-            let key = key(&attend, top);
+        let mut kernels = Vec::new();
+        for &(pool, attend, top) in variants {
+            let of = pool.selection();
+            let key = key(pool, &attend, top);
             let index = keys.iter().position(|known| *known == key).unwrap_or(keys.len());
             if index == keys.len() {
                 keys.push(key);
@@ -152,12 +157,12 @@ impl Variants {
     pub(in crate::backend::cuda) fn prepare_all(
         &mut self,
         gpu: &Gpu,
-        pool: &Pool,
+        variants: &[Prepared<'_>],
         work: &Prepare<'_>,
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<(), CudaError> {
-        for (attend, top) in work.variants() {
+        for &(pool, attend, top) in variants {
             let index = self.prepare(gpu, pool, (&attend, top), limits, stream)?;
             let variant = &mut self.list[index];
             if has_extend(work) {
@@ -243,7 +248,7 @@ impl Variants {
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<usize, CudaError> {
-        let key = key(attend, top);
+        let key = key(pool, attend, top);
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(index);
         }

@@ -1,7 +1,9 @@
-//! Moves slots of rows, in all planes and tracks: one launch for each track, for planes of the same shape such as K
-//! and V.
+//! Moves slots of rows, in all planes and tracks of a group: one launch for each track, for planes of the same shape
+//! such as K and V.
 //!
 //! Not here: the choice of slots (`system/accept.rs`).
+
+use std::ops::Range;
 
 use super::copy::unit_bytes;
 use crate::backend::cuda::driver::gpu::Gpu;
@@ -26,7 +28,7 @@ struct Alike {
 /// Moves slots that were checked, in the stream's order.
 pub(in crate::backend::cuda) fn compact(
     gpu: &Gpu,
-    pool: &Pool,
+    (pool, tracks): (&Pool, Range<u32>),
     tables: &Tables,
     compactions: &[Compaction],
     stream: RawStream,
@@ -44,14 +46,14 @@ pub(in crate::backend::cuda) fn compact(
             alike.layers += layout.lanes();
             next = planes.next();
         }
-        compact_planes(gpu, pool, tables, alike, compactions, stream)?;
+        compact_planes(gpu, (pool, tracks.clone()), tables, alike, compactions, stream)?;
     }
     Ok(())
 }
 
 fn compact_planes(
     gpu: &Gpu,
-    pool: &Pool,
+    (pool, tracks): (&Pool, Range<u32>),
     tables: &Tables,
     Alike { plane, strides, layers }: Alike,
     compactions: &[Compaction],
@@ -91,10 +93,9 @@ fn compact_planes(
         compactions: [Compaction::default(); COMPACTIONS_MAX],
     };
     let blocks = ((all / u64::from(unit)) as u32).div_ceil(COMPACT_SLOTS.threads());
-    let tracks = pool.layout().tracks();
     for (some, track) in compactions
         .chunks(COMPACTIONS_MAX)
-        .flat_map(|some| (0..tracks).map(move |track| (some, track)))
+        .flat_map(|some| tracks.clone().map(move |track| (some, track)))
     {
         params.compactions[..some.len()].copy_from_slice(some);
         params.chunk_base = tables.chunk_base(track);

@@ -36,8 +36,8 @@ impl Cuda {
     ) -> Result<CudaEvent, CudaError> {
         self.gpu.bind()?;
         self.gpu.check_same(Some(target.gpu.ordinal()))?;
-        let fingerprints = (self.pool.fingerprint(), target.pool.fingerprint());
-        let (source, pages) = (self.pool.pages(), target.pool.pages());
+        let fingerprints = (self.page_fingerprint(), target.page_fingerprint());
+        let (source, pages) = (self.pools.of(0).pages(), target.pools.of(0).pages());
         if !source.is_like(pages) {
             return Err(CudaError::PageShape);
         }
@@ -69,7 +69,7 @@ impl Cuda {
         moves: &[PageMove],
     ) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        let (pool, layout) = (self.pool.pages(), self.pool.layout());
+        let (pool, layout) = (self.pools.of(0).pages(), self.pools.of(0).layout());
         let Some(host) = &mut self.host else {
             check::moves(id, moves, layout, Moved::default())?;
             return Ok(());
@@ -93,7 +93,7 @@ impl Cuda {
     }
 
     fn leasing(&mut self, page: HostPageId) -> &mut HostMoves {
-        let pages = self.pool.layout().host_region_pages();
+        let pages = self.pools.of(0).layout().host_region_pages();
         assert!(page.raw() < pages, "{}", PlanError::HostPage { page, pages });
         self.host.as_mut().expect("a pool with host pages has them")
     }

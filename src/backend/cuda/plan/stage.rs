@@ -331,9 +331,10 @@ impl Stage {
         check::plan(plan, &self.layout, tables.shape())?;
         check::spans(&mut self.spans, plan)?;
         // A row's decode units beyond its tokens: its extra units, and the most that rounding up adds.
-        let beside = (decode_extra(self.layout.dtype().is_quantised()) + 1) * DECODE_UNIT;
+        let is_quantised = self.layout.views().any(|layout| layout.dtype().is_quantised());
+        let beside = (decode_extra(is_quantised) + 1) * DECODE_UNIT;
         let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(beside)).sum();
-        let max = most_seen(self.layout.kv_heads());
+        let max = most_seen(self.layout.most_kv_heads());
         if seen <= max { Ok(()) } else { Err(CudaError::StepSees { tokens: seen, max }) }
     }
 }

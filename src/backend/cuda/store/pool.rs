@@ -2,21 +2,26 @@
 //!
 //! Offsets are 64-bit before multiplication. Not here: page tables.
 
+use std::sync::Arc;
+
 use super::scales::Scales;
-use crate::backend::check;
+use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::Selection;
 use crate::backend::cuda::kernels::params::{LayerRope, LayerScales};
+use crate::backend::{PlanError, check};
 use crate::id::LayerId;
 use crate::layout::{Dtype, KvScales, LabelChannels, PLANES_MAX, PlaneName, PoolLayout, Strides};
 
-/// A pool in device memory. Not initialised: kernels read only stored slots.
+/// A pool in device memory, as the layers of one shape store K and V. Not initialised: kernels read only stored slots.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Pool {
-    memory: DeviceBuffer,
+    memory: Arc<DeviceBuffer>,
     layout: PoolLayout,
+    /// The shape's number, which tells its variants of attention apart.
+    shape: usize,
     k: Strides,
     /// Strides of K; V differs only in its origin, because kernels take one set of strides for both.
     v: Strides,
@@ -31,10 +36,11 @@ pub(in crate::backend::cuda) struct Pool {
 }
 
 impl Pool {
-    /// Allocates a pool; scales and channels were checked for it.
+    /// Creates one shape of the pool in `memory`; scales and channels were checked for it.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
-        layout: PoolLayout,
+        memory: Arc<DeviceBuffer>,
+        (layout, shape): (PoolLayout, usize),
         selection: Selection,
         (scales, labels): (Option<&KvScales>, Option<&LabelChannels>),
     ) -> Result<Self, CudaError> {
@@ -45,12 +51,15 @@ impl Pool {
         let [k, v] =
             names.map(|name| layout.strides(name).expect("the pool has its shape's planes"));
         assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V have equal strides");
-        let memory = DeviceBuffer::lasting(gpu, layout.total_bytes())?;
         let pages = Pages::of(memory.address(), &layout);
         let fingerprint = layout.page_fingerprint(scales, labels);
         let scales = Scales::new(gpu, &layout, scales, memory.address())?;
         let rope = layout.strides(PlaneName::Rope);
-        Ok(Self { memory, layout, k, v, rope, pages, scales, selection, fingerprint })
+        Ok(Self { memory, layout, shape, k, v, rope, pages, scales, selection, fingerprint })
+    }
+
+    pub(in crate::backend::cuda) fn shape(&self) -> usize {
+        self.shape
     }
 
     /// Returns the element type of the host's rows.
@@ -106,6 +115,15 @@ impl Pool {
     }
 }
 
+impl ByShape<Pool> {
+    /// Returns the pool as a layer stores K and V.
+    pub(in crate::backend::cuda) fn of_layer(&self, layer: LayerId) -> Result<&Pool, PlanError> {
+        let layout = &self.of(0).layout;
+        check::layer(layer, layout)?;
+        Ok(self.of(layout.place(layer).group))
+    }
+}
+
 /// Pieces of one size: piece `i` of page `p` is at `address + p * page_stride + i * piece_stride`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(in crate::backend::cuda) struct Pieces {
@@ -138,6 +156,13 @@ impl Pages {
         let none = Pieces::default();
         let mut pages =
             Self { groups: [none; PLANES_MAX], group_count: 0, count: layout.page_count() };
+        if !layout.has_one_shape() {
+            // Its planes depend on the group, but every page is contiguous.
+            let bytes = layout.page_bytes();
+            let (piece_bytes, piece_stride, page_stride) = (bytes, bytes, bytes);
+            pages.push(Pieces { address, page_stride, piece_stride, piece_bytes, count: 1 });
+            return pages;
+        }
         for plane in layout.planes() {
             let strides = layout.strides(plane.name).expect("the plane is the pool's");
             pages.push(Pieces {

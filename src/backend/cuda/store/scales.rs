@@ -43,7 +43,7 @@ impl Scales {
                 Self::ByToken { pool, planes }
             }
             Some(Scaling::Static) => {
-                let kv_heads = layout.kv_heads();
+                let kv_heads = given.map_or(layout.kv_heads(), KvScales::kv_heads);
                 let count = 2 * layout.layers() as usize * kv_heads as usize;
                 let ones = vec![1.0_f32; if given.is_some() { 0 } else { count }];
                 let values = given.map_or(&ones[..], KvScales::values);

@@ -8,12 +8,16 @@ use kvarena::backend::cuda::{CudaEvent, DeviceRows, DeviceRowsMut};
 use kvarena::{Attend, Backend, Dtype, Extend, LayerId, Namespace, Queries, StepScratch, TokenId};
 use kvarena_candle::KvArena;
 
-use crate::shape::{HEAD_DIM, KV_HEADS, LAYERS, Q_HEADS};
-use crate::{Outcome, median, shape};
+use crate::shape::{Outcome, median};
+use crate::{QWEN3, device};
 
 const BATCH: usize = 16;
 const CONTEXT: u32 = 512;
 const TURNS: usize = 100;
+const LAYERS: usize = QWEN3.layers;
+const Q_HEADS: usize = QWEN3.q_heads;
+const KV_HEADS: usize = QWEN3.kv_heads;
+const HEAD_DIM: usize = QWEN3.head_dim;
 
 pub fn run() -> Outcome {
     println!(
@@ -22,12 +26,13 @@ pub fn run() -> Outcome {
     println!("| candle's events | | bridge | calls alone | difference |");
     println!("|---|---|---|---|---|");
     for tracking in [true, false] {
-        let device = if tracking { Device::new_cuda_with_stream(0)? } else { shape::device()? };
+        let device = if tracking { Device::new_cuda_with_stream(0)? } else { device()? };
         let mut cost = Cost::new(&device)?;
         let kind = if tracking { "tracked" } else { "not tracked" };
         for (name, [bridge, alone]) in cost.host()? {
             println!("| {kind} | {name} | {bridge:.1} | {alone:.1} | {:.1} |", bridge - alone);
         }
+        println!("| {kind} | of a layer: candle's allocation | {:.1} | | |", cost.allocation()?);
         let (bridge, alone) = (cost.idle(true)?, cost.idle(false)?);
         for (at, name) in
             ["device, layer, launches ahead", "device, layer, as launched"].iter().enumerate()
@@ -53,7 +58,7 @@ struct Cost {
 impl Cost {
     fn new(device: &Device) -> Outcome<Self> {
         let most = CONTEXT + 5 * TURNS as u32 + 64;
-        let mut arena = shape::arena(device, BATCH as u32 * most, BATCH as u32 * CONTEXT)?;
+        let mut arena = QWEN3.arena(device, BATCH as u32 * most, BATCH as u32 * CONTEXT)?;
         let mut items = Vec::new();
         for first in 0..BATCH as u32 {
             let prompt: Vec<TokenId> =
@@ -137,6 +142,22 @@ impl Cost {
         engine.commit(id)?;
         engine.complete(id)?;
         Ok(between(&[start, planned, launched, closing]))
+    }
+
+    /// Microseconds in which candle allocates a layer's result and frees it.
+    fn allocation(&mut self) -> Outcome<f64> {
+        let (device, len) = (self.device.as_cuda_device()?, self.out.elem_count());
+        let mut times = Vec::new();
+        for _ in 0..TURNS {
+            let start = Instant::now();
+            for _ in 0..LAYERS {
+                // SAFETY: nothing reads it.
+                drop(unsafe { device.alloc::<half::bf16>(len) }?);
+            }
+            times.push(start.elapsed().as_secs_f64() * 1e6 / LAYERS as f64);
+            self.device.synchronize()?;
+        }
+        Ok(median(times))
     }
 
     /// Microseconds of a layer on the device: with all launches ahead of the device, and as the host launches them.

@@ -6,10 +6,13 @@ use kvarena::backend::cuda::{CudaEvent, CudaStream};
 use kvarena::{Attend, Backend, Extend, Namespace, TokenId};
 use kvarena_candle::{Error, KvArena};
 
-use crate::shape::{HEAD_DIM, KV_HEADS, Q_HEADS};
-use crate::{Outcome, shape};
+use crate::QWEN3;
+use crate::shape::Outcome;
 
 const ROWS: usize = 64;
+const Q_HEADS: usize = QWEN3.q_heads;
+const KV_HEADS: usize = QWEN3.kv_heads;
+const HEAD_DIM: usize = QWEN3.head_dim;
 
 /// Rows of q, k and v that are the same each time.
 fn qkv(device: &Device) -> Outcome<[Tensor; 3]> {
@@ -49,7 +52,7 @@ fn numbers(x: &Tensor) -> Outcome<Vec<f32>> {
 
 pub fn run() -> Outcome {
     let device = Device::new_cuda_with_stream(0)?;
-    let arena = || shape::arena(&device, 1024, 256);
+    let arena = || QWEN3.arena(&device, 1024, 256);
     let [q, k, v] = qkv(&device)?;
     let wanted = numbers(&attend(&mut arena()?, [&q, &k, &v])?)?;
     let mean = wanted.iter().map(|x| x.abs()).sum::<f32>() / wanted.len() as f32;
@@ -64,7 +67,7 @@ pub fn run() -> Outcome {
 
     // Tensors and every handle of candle's device go first; the arena keeps the stream.
     let other = Device::new_cuda_with_stream(0)?;
-    let mut last = shape::arena(&other, 1024, 256)?;
+    let mut last = QWEN3.arena(&other, 1024, 256)?;
     let tensors = qkv(&other)?;
     slow(&other)?;
     let out = attend(&mut last, [&tensors[0], &tensors[1], &tensors[2]])?;
@@ -80,7 +83,7 @@ pub fn run() -> Outcome {
 fn streams(device: &Device, wanted: &[f32]) -> Outcome {
     let second = Device::new_cuda_with_stream(0)?;
     let [q, _, v] = qkv(device)?;
-    let mut arena = shape::arena(device, 1024, 256)?;
+    let mut arena = QWEN3.arena(device, 1024, 256)?;
     let [_, k, _] = qkv(&second)?;
     let refused = attend(&mut arena, [&q, &k, &v]).expect_err("another stream");
     let is_device = matches!(refused.downcast_ref::<Error>(), Some(Error::Device { .. }));
@@ -89,21 +92,23 @@ fn streams(device: &Device, wanted: &[f32]) -> Outcome {
     drop(arena);
 
     // candle's events order the copy.
-    let mut arena = shape::arena(device, 1024, 256)?;
+    let mut arena = QWEN3.arena(device, 1024, 256)?;
     let sum = slow(&second)?.narrow(0, 0, 1)?.narrow(1, 0, 1)?.to_dtype(DType::F32)?;
     let late = after(&k, &sum)?.to_device(device)?;
     let out = attend(&mut arena, [&q, &late, &v])?;
     println!("a slow kernel on a second stream, tracked: {}", verdict(&numbers(&out)?, wanted));
 
-    // Without them an event of the host does.
-    for ordered in [true, false] {
-        let [device, second] = [shape::device()?, shape::device()?];
-        let mut arena = shape::arena(&device, 1024, 256)?;
-        let ([q, _, v], [_, k, _]) = (qkv(&device)?, qkv(&second)?);
-        device.synchronize()?;
+    // Without them an event of the host does. K differs each time, so that no reused memory has it.
+    for (ordered, factor) in [(false, 2.0), (true, 3.0)] {
+        let [device, second] = [crate::device()?, crate::device()?];
+        let mut arena = QWEN3.arena(&device, 1024, 256)?;
+        let ([q, k, v], [_, second_k, _]) = (qkv(&device)?, qkv(&second)?);
+        let wanted = numbers(&attend(&mut arena, [&q, &(k * factor)?, &v])?)?;
         second.synchronize()?;
+        drop(arena);
+        let mut arena = QWEN3.arena(&device, 1024, 256)?;
         let sum = slow(&second)?.narrow(0, 0, 1)?.narrow(1, 0, 1)?.to_dtype(DType::F32)?;
-        let k = after(&k, &sum)?;
+        let k = (after(&second_k, &sum)? * factor)?;
         let Either::Right(cuda) = arena.engine.backend() else { return Err("no GPU".into()) };
         let raw = second.as_cuda_device()?.cuda_stream();
         // SAFETY: candle's stream of the primary context, kept by its `Arc`.
@@ -117,7 +122,7 @@ fn streams(device: &Device, wanted: &[f32]) -> Outcome {
         let late = k.to_device(&device)?;
         let out = attend(&mut arena, [&q, &late, &v])?;
         let how = if ordered { "ordered by an event" } else { "not ordered, so it may differ" };
-        println!("a slow kernel on a second stream, {how}: {}", verdict(&numbers(&out)?, wanted));
+        println!("a slow kernel on a second stream, {how}: {}", verdict(&numbers(&out)?, &wanted));
         second.synchronize()?;
     }
     Ok(())

@@ -4,12 +4,13 @@ use std::time::Instant;
 
 use candle::{D, Device, Tensor};
 use kvarena::testkit::rng::Rng;
-use kvarena::{Extend, Namespace, SeqKey, TokenId};
+use kvarena::{Extend, SeqKey, TokenId};
 use kvarena_candle::{Graphs, KvArena, Step};
 use kvarena_candle_models::models::qwen3 as own;
 use kvarena_candle_models::paged::qwen3 as paged;
 
-use crate::{Outcome, median, shape};
+use crate::shape::{Outcome, median, next_tokens, prefill};
+use crate::{QWEN3, device};
 
 /// Tokens of a prefill step, for both.
 const STEP_TOKENS: usize = 8192;
@@ -18,8 +19,8 @@ const SIZES: &str = "1x512,1x4096,16x512,16x1024,16x2048,16x4096,64x512,64x1024,
 
 /// Prints a row for each `batch x context` of a list.
 pub fn run(sizes: &str, graphs: bool) -> Outcome {
-    let device = shape::device()?;
-    let (mut own, ours) = shape::models(&device)?;
+    let device = device()?;
+    let (mut own, ours) = QWEN3.models(&device)?;
     println!(
         "Qwen3-0.6B's shape, bf16, random weights; ms, medians of {DECODES} decode steps by turns"
     );
@@ -27,6 +28,7 @@ pub fn run(sizes: &str, graphs: bool) -> Outcome {
         "| batch x context | decode: candle | bridge | graph | candle / bridge | candle / graph |"
     );
     println!("|---|---|---|---|---|---|");
+    // The graph's column is NaN without graphs.
     let mut prefills = Vec::new();
     for size in if sizes.is_empty() { SIZES } else { sizes }.split(',') {
         let (batch, context) = size.split_once('x').ok_or("a size is batch x context")?;
@@ -74,25 +76,32 @@ impl Bench<'_> {
     ) -> Outcome<[f64; 3]> {
         let (batch, context) = (self.batch, self.context);
         let tokens = (batch * (context + 4 * DECODES + 16)) as u32;
-        let mut arena = shape::arena(self.device, tokens, STEP_TOKENS as u32)?;
+        let chunk = (STEP_TOKENS / batch).min(context);
+        let mut arena = QWEN3.arena(self.device, tokens, STEP_TOKENS as u32)?;
         let turns = if batch * context > 1 << 16 { 1 } else { 3 };
         let (mut times, mut seqs) = ([const { Vec::new() }; 3], Vec::new());
         // The first turn loads kernels.
         for turn in 0..=turns {
-            let mut prompts = self.prompts();
+            let mut prompts = QWEN3.prompts(&vec![context; batch], &mut self.rng);
             for seq in seqs.drain(..) {
                 arena.engine.finish(seq)?;
             }
-            let theirs = self.time(|bench| bench.prefill_own(own, &prompts))?;
-            let first = self.time(|bench| bench.prefill(&mut arena, ours, &prompts, &mut seqs))?;
+            let theirs = self.time(|bench| bench.prefill_own(own, &prompts, chunk))?;
+            let first = self.time(|_| {
+                seqs = prefill(&mut arena, ours, &prompts, chunk)?;
+                Ok(())
+            })?;
             for seq in seqs.drain(..) {
                 arena.engine.finish(seq)?;
             }
             for prompt in &mut prompts {
                 let fresh = &mut prompt[context - 32..];
-                fresh.iter_mut().for_each(|token| *token = (*token + 1) % shape::VOCAB);
+                fresh.iter_mut().for_each(|token| *token = (*token + 1) % QWEN3.vocab);
             }
-            let cached = self.time(|bench| bench.prefill(&mut arena, ours, &prompts, &mut seqs))?;
+            let cached = self.time(|_| {
+                seqs = prefill(&mut arena, ours, &prompts, chunk)?;
+                Ok(())
+            })?;
             if turn > 0 {
                 times[0].push(theirs);
                 times[1].push(first);
@@ -108,12 +117,6 @@ impl Bench<'_> {
         Ok(times.map(median))
     }
 
-    fn prompts(&mut self) -> Vec<Vec<u32>> {
-        let (context, rng) = (self.context, &mut self.rng);
-        let mut prompt = || (0..context).map(|_| rng.below(shape::VOCAB.into()) as u32).collect();
-        (0..self.batch).map(|_| prompt()).collect()
-    }
-
     /// Milliseconds until a call's work is done.
     fn time(&mut self, call: impl FnOnce(&mut Self) -> Outcome) -> Outcome<f64> {
         self.device.synchronize()?;
@@ -123,46 +126,20 @@ impl Bench<'_> {
         Ok(start.elapsed().as_secs_f64() * 1e3)
     }
 
-    fn prefill_own(&mut self, own: &mut own::ModelForCausalLM, prompts: &[Vec<u32>]) -> Outcome {
+    fn prefill_own(
+        &mut self,
+        own: &mut own::ModelForCausalLM,
+        prompts: &[Vec<u32>],
+        chunk: usize,
+    ) -> Outcome {
         own.clear_kv_cache();
-        let chunk = (STEP_TOKENS / self.batch).min(self.context);
         for from in (0..self.context).step_by(chunk) {
             let part = prompts.iter().flat_map(|prompt| &prompt[from..][..chunk]);
             let part: Vec<u32> = part.copied().collect();
             let part = Tensor::from_vec(part, (self.batch, chunk), self.device)?;
-            own.forward(&part, from)?.argmax(D::Minus1)?;
+            next_tokens(own.forward(&part, from)?)?;
         }
         Ok(())
-    }
-
-    fn prefill(
-        &mut self,
-        arena: &mut KvArena,
-        ours: &paged::ModelForCausalLM,
-        prompts: &[Vec<u32>],
-        seqs: &mut Vec<SeqKey>,
-    ) -> Outcome {
-        for prompt in prompts {
-            let tokens: Vec<TokenId> = prompt.iter().copied().map(TokenId::new).collect();
-            seqs.push(arena.engine.admit(Namespace::default(), &tokens, 0)?);
-        }
-        let chunk = (STEP_TOKENS / self.batch).min(self.context) as u32;
-        loop {
-            let mut items = Vec::new();
-            for &seq in &*seqs {
-                let left = arena.engine.token_count(seq)? - arena.engine.planned_len(seq)?;
-                if left > 0 {
-                    items.push(Extend { seq, len: left.min(chunk) });
-                }
-            }
-            if items.is_empty() {
-                return Ok(());
-            }
-            let step = arena.step(&items)?;
-            ours.forward(&step)?.argmax(D::Minus1)?;
-            let id = step.launched();
-            arena.close(id)?;
-        }
     }
 
     /// Milliseconds of a decode step of each, by turns.
@@ -178,7 +155,7 @@ impl Bench<'_> {
         for turn in 0..DECODES + 3 {
             let ways = if self.graphs { 3 } else { 2 };
             for way in (0..ways).map(|way| (way + turn) % ways) {
-                let token = self.rng.below(shape::VOCAB.into()) as u32;
+                let token = self.rng.below(QWEN3.vocab.into()) as u32;
                 if way > 0 {
                     for &seq in seqs {
                         arena.engine.append(seq, &[TokenId::new(token)])?;
@@ -188,8 +165,7 @@ impl Bench<'_> {
                     if way == 0 {
                         let input = vec![token; bench.batch];
                         let input = Tensor::from_vec(input, (bench.batch, 1), bench.device)?;
-                        let logits = own.forward(&input, offset)?;
-                        logits.argmax(D::Minus1)?.flatten_all()?.to_vec1::<u32>()?;
+                        next_tokens(own.forward(&input, offset)?)?;
                         return Ok(());
                     }
                     let mut step = arena.step_padded(&items, items.len())?;

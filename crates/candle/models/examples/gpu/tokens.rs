@@ -9,7 +9,8 @@ use kvarena_candle_models::serve::{Limits, serve};
 use kvarena_candle_models::{Loaded, load};
 use serde_json::Value;
 
-use crate::{Outcome, shape};
+use crate::device;
+use crate::shape::Outcome;
 
 const NEW: usize = 24;
 
@@ -20,7 +21,7 @@ type Generate = fn(&Loaded, &mut KvArena, &[Vec<u32>]) -> Outcome<Vec<(String, T
 
 /// Compares generated texts of some models with the reference's.
 pub fn run(generate: Generate) -> Outcome {
-    let device = shape::device()?;
+    let device = device()?;
     for (name, dtype) in [
         ("qwen3-tiny", DType::BF16),
         ("qwen3-tiny", DType::F32),

@@ -228,7 +228,8 @@ fn biases(body: Body<'_>, vocab: usize) -> Result<Vec<(u32, f32)>> {
     }
     let bias = |(id, value): (&String, &Value)| {
         let token = id.parse::<u32>().ok().filter(|&id| (id as usize) < vocab);
-        let token = token.ok_or_else(|| wrong(format!("{id:?} is no token id below {vocab}")))?;
+        let token =
+            token.ok_or_else(|| wrong(format!("{id:?} is not a token id below {vocab}")))?;
         let bias = value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
         let bias =
             bias.ok_or_else(|| wrong(format!("{} is not from -100 to 100", brief(value))))?;

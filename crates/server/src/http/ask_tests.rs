@@ -121,7 +121,7 @@ fn what_is_foretold_is_a_text_or_parts_of_it() {
             json!({ "type": "content", "content": [{ "type": "image_url" }] }),
             "no part of type text",
         ),
-        (json!({ "type": "content", "content": "4 x" }), "\"x\" is no token id"),
+        (json!({ "type": "content", "content": "4 x" }), "\"x\" is not a token id"),
         (json!({ "type": "content", "content": "4 100" }), "100"),
     ] {
         refuses(with(prediction), 400, "prediction", words);
@@ -185,12 +185,12 @@ fn fields_of_the_wrong_type_or_range() {
         ("tool_choice", json!("required"), "not served"),
         ("truncate_prompt_tokens", json!(5), "not served"),
         ("logprobs", json!(21), "21"),
-        ("stop_token_ids", json!(["a"]), "no token id"),
+        ("stop_token_ids", json!(["a"]), "not a token id"),
         ("prompt", json!({}), "no text"),
         ("prompt", json!([]), "empty"),
         ("prompt", json!(""), "no tokens"),
-        ("prompt", json!([1, "a"]), "no token id"),
-        ("prompt", json!([1, -2]), "-2 is no token id"),
+        ("prompt", json!([1, "a"]), "not a token id"),
+        ("prompt", json!([1, -2]), "-2 is not a token id"),
         ("prompt", json!([100]), "past the model's vocabulary of 100"),
         ("prompt", json!([[1], true]), "true"),
         ("prompt", json!(null), "missing"),
@@ -202,7 +202,7 @@ fn fields_of_the_wrong_type_or_range() {
         ("min_p", json!(1.5), "1.5 is not from 0 to 1"),
         ("min_tokens", json!(-1), "-1 is no whole number"),
         ("top_k", json!(-2), "top_k -2"),
-        ("logit_bias", json!({ "100": 1 }), "no token id below 100"),
+        ("logit_bias", json!({ "100": 1 }), "not a token id below 100"),
         ("logit_bias", json!({ "5": 101 }), "101 is not from -100 to 100"),
         ("logit_bias", json!([5]), "no object"),
         ("allowed_token_ids", json!([]), "empty"),
@@ -252,7 +252,7 @@ fn chats_that_make_no_sense() {
         (json!([{ "role": 1, "content": "1" }]), "role: 1"),
         (json!([{ "role": "user", "content": 1 }]), "content: 1"),
         (json!([{ "role": "user", "content": [{ "type": "image_url" }] }]), "type text"),
-        (json!([{ "role": "user", "content": "word" }]), "no token id"),
+        (json!([{ "role": "user", "content": "word" }]), "not a token id"),
     ] {
         refuses(chat(json!({ "messages": messages })), 400, "messages", words);
     }
@@ -392,7 +392,7 @@ fn logits_are_shaped_as_asked() {
             Ask::parse(&host, Kind::Completion, body.as_bytes(), 0),
             400,
             name,
-            "not served by this backend",
+            "this backend does not support",
         );
     }
 }

@@ -26,7 +26,7 @@ fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>
 /// Returns a token id.
 pub fn token(id: &Value) -> std::result::Result<u32, String> {
     let token = id.as_u64().and_then(|id| u32::try_from(id).ok());
-    token.ok_or_else(|| format!("{} is no token id", brief(id)))
+    token.ok_or_else(|| format!("{} is not a token id", brief(id)))
 }
 
 /// Returns the prompts of a completion: a text, tokens, or a list of either.
@@ -87,7 +87,7 @@ fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
     }
     let id = |json: &&RawValue| {
         let wrong =
-            || Refusal::field("prompt", format!("{} is no token id", brief_json(json.get())));
+            || Refusal::field("prompt", format!("{} is not a token id", brief_json(json.get())));
         json.get().parse::<u32>().map_err(|_| wrong())
     };
     list.iter().map(id).collect()

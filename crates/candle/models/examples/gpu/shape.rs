@@ -1,4 +1,5 @@
-//! Qwen3-0.6B's shape with random weights, as candle's own model and as the patched one.
+//! Two models of Qwen3-0.6B's shape with the same random weights: candle's own and the patched one. Also their device
+//! and arena.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -8,7 +9,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use kvarena::{Capacity, EngineConfig, KvDtype, KvShape, PoolConfig};
 use kvarena_candle::KvArena;
-use kvarena_candle_models::models::qwen3 as own;
+use kvarena_candle_models::models::qwen3 as unpatched;
 use kvarena_candle_models::paged::qwen3 as paged;
 use serde_json::json;
 
@@ -20,11 +21,11 @@ pub const KV_HEADS: usize = 8;
 pub const HEAD_DIM: usize = 128;
 pub const VOCAB: u32 = 151_936;
 
-/// Weights by name, so that both models have the same ones.
+/// Random weights by name, so that both models get the same ones.
 #[derive(Default)]
-struct Random(Mutex<HashMap<String, Tensor>>);
+struct RandomWeights(Mutex<HashMap<String, Tensor>>);
 
-impl SimpleBackend for Random {
+impl SimpleBackend for RandomWeights {
     fn get(
         &self,
         shape: Shape,
@@ -33,20 +34,20 @@ impl SimpleBackend for Random {
         dtype: DType,
         device: &Device,
     ) -> candle::Result<Tensor> {
-        let mut all = self.0.lock().expect("one thread");
-        if let Some(tensor) = all.get(name) {
+        let mut tensors = self.0.lock().expect("the lock is not poisoned");
+        if let Some(tensor) = tensors.get(name) {
             return Ok(tensor.clone());
         }
         let tensor = match name.contains("norm") {
             true => Tensor::ones(shape, dtype, device)?,
             false => Tensor::randn(0f32, 0.02, shape, device)?.to_dtype(dtype)?,
         };
-        all.insert(name.to_owned(), tensor.clone());
+        tensors.insert(name.to_owned(), tensor.clone());
         Ok(tensor)
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle::Result<Tensor> {
-        Err(candle::Error::msg(format!("{name}: random weights have the model's shape")))
+        Err(candle::Error::msg(format!("{name}: random weights need a shape")))
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
@@ -54,8 +55,8 @@ impl SimpleBackend for Random {
     }
 }
 
-/// Both models over the same weights.
-pub fn models(device: &Device) -> Outcome<(own::ModelForCausalLM, paged::ModelForCausalLM)> {
+/// Returns candle's own model and the patched one, with the same weights.
+pub fn models(device: &Device) -> Outcome<(unpatched::ModelForCausalLM, paged::ModelForCausalLM)> {
     let config = json!({
         "vocab_size": VOCAB, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": LAYERS,
         "num_attention_heads": Q_HEADS, "head_dim": HEAD_DIM, "attention_bias": false,
@@ -63,13 +64,14 @@ pub fn models(device: &Device) -> Outcome<(own::ModelForCausalLM, paged::ModelFo
         "max_window_layers": LAYERS, "tie_word_embeddings": true, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
         "use_sliding_window": false, "hidden_act": "silu",
     });
-    let weights = Box::new(Random::default());
+    let weights = Box::new(RandomWeights::default());
     let vb = VarBuilder::from_backend(weights, DType::BF16, device.clone());
-    let ours = paged::ModelForCausalLM::new(&serde_json::from_value(config.clone())?, vb.clone())?;
-    Ok((own::ModelForCausalLM::new(&serde_json::from_value(config)?, vb)?, ours))
+    let patched =
+        paged::ModelForCausalLM::new(&serde_json::from_value(config.clone())?, vb.clone())?;
+    Ok((unpatched::ModelForCausalLM::new(&serde_json::from_value(config)?, vb)?, patched))
 }
 
-/// An arena for so many tokens.
+/// Returns an arena with pages for `tokens` tokens, and steps of at most `step_tokens`.
 pub fn arena(device: &Device, tokens: u32, step_tokens: u32) -> Outcome<KvArena> {
     let pool = PoolConfig {
         layers: LAYERS as u32,
@@ -83,10 +85,11 @@ pub fn arena(device: &Device, tokens: u32, step_tokens: u32) -> Outcome<KvArena>
     Ok(KvArena::new(config, device)?)
 }
 
-/// A device with a stream of its own, on which candle does not track tensors by events: one stream orders all work.
+/// Returns a device with its own stream. candle does not track its tensors by events, because the stream orders all
+/// work.
 pub fn device() -> Outcome<Device> {
     let device = Device::new_cuda_with_stream(0)?;
-    // SAFETY: no tensor exists, and all later ones stay on this stream.
+    // SAFETY: no tensor exists yet, and all tensors of the device stay on its stream.
     unsafe { device.as_cuda_device()?.disable_event_tracking() };
     Ok(device)
 }

@@ -1,18 +1,18 @@
-//! Records of admission: a prompt, what admitting it takes, and the sequence that leads it.
+//! Records of admission: a prompt, the cost of admitting it, and its leader.
 //!
-//! Not here: how a prompt is matched and admitted (`system/admit.rs`), how a leader is found (`system/leader.rs`).
+//! Not here: the match and the admission of a prompt (`system/admit.rs`), the search for a leader (`system/leader.rs`).
 
 use crate::error::Error;
 use crate::id::{Namespace, SeqKey, StepId, TokenId};
 
-/// A prompt of a batch to admit.
+/// A prompt for [`Engine::admit_batch`](crate::Engine::admit_batch).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prompt<'a> {
-    /// Namespace of its prefixes: prompts of different namespaces share nothing.
+    /// Namespace of the prompt. Prompts of different namespaces share no pages.
     pub namespace: Namespace,
-    /// Its tokens, at least one.
+    /// Tokens of the prompt, at least one.
     pub tokens: &'a [TokenId],
-    /// Tokens that it is promised memory for, as in [`Engine::admit`](crate::Engine::admit).
+    /// Number of tokens for which the engine promises memory, as in [`Engine::admit`](crate::Engine::admit).
     pub promise: u32,
 }
 
@@ -21,22 +21,22 @@ pub struct Prompt<'a> {
 #[must_use]
 #[non_exhaustive]
 pub struct Admission {
-    /// Tokens that have K and V already, in whole pages.
+    /// Number of the prompt's first tokens that already have K and V. They fill whole pages.
     pub cached_len: u32,
     /// Cached pages of the prompt that are in host memory, to be loaded before its first plan.
     pub host_pages: u32,
     /// Cached pages of the prompt that no sequence uses now. Admission makes them unevictable.
     pub idle_pages: u32,
-    /// Pages that the rest of the prompt needs, those to be loaded included, or the rest of the promise if that is
+    /// Number of pages for the tokens that are not cached, up to the end of the prompt or of the promise, whichever is
     /// longer.
     pub lacking_pages: u32,
-    /// Pages that are available for the rest once the cached ones are in use.
+    /// Number of pages that are available for the tokens that are not cached once the idle pages are locked.
     pub available_pages: u32,
-    /// If too few pages are available, the first unfinished step whose completion makes them enough, if no other call
-    /// comes first.
+    /// The first unfinished step whose completion makes enough pages available, unless another call takes them first.
+    /// `None` if enough pages are available now, or if no step frees enough.
     pub after: Option<StepId>,
-    /// A running sequence that computes more of the prompt than is cached. A prompt that waits for it need not compute
-    /// these tokens again.
+    /// A running sequence that computes more tokens of the prompt than are cached. If the prompt waits for this
+    /// sequence, it need not compute these tokens.
     pub leader: Option<Leader>,
 }
 
@@ -63,9 +63,10 @@ impl Admission {
 pub struct Leader {
     /// The sequence.
     pub seq: SeqKey,
-    /// Tokens of the prompt that need no computing once the sequence has committed them, more than are cached now.
+    /// Number of the prompt's first tokens that are cached once the sequence has committed them. It is greater than
+    /// [`Admission::cached_len`].
     pub cached_len: u32,
-    /// Number of cuts of the sequence's tokens when it was named.
+    /// Number of times that the sequence had dropped tokens when the engine named it as the leader.
     pub(crate) cuts: u32,
 }
 
@@ -75,13 +76,13 @@ impl Leader {
     }
 }
 
-/// A prompt that was admitted in a batch.
+/// The result of admitting one prompt of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Admitted {
     /// The sequence.
     pub seq: SeqKey,
-    /// Its leader at the time of admission: another sequence, or an earlier prompt of the batch.
+    /// The prompt's leader at the time of admission: another sequence, or that of an earlier prompt of the batch.
     pub leader: Option<Leader>,
 }
 

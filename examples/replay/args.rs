@@ -12,17 +12,18 @@ use crate::groups::LayerGroups;
 #[derive(Parser, Debug, Clone)]
 #[command(name = "replay")]
 pub struct Args {
-    /// Trace in Mooncake's JSON-lines format, - for standard input; without it, multi-turn chats are generated
+    /// Trace file in Mooncake's JSON-lines format; - reads standard input. Without a trace, the program generates
+    /// multi-turn chats
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Tokens of a hash id of the trace. The ids may cover whole blocks only; the rest of a prompt is then unique
-    /// [default: 512, with an id for the rest]
+    /// Tokens that one hash id of the trace covers. With this option, a line may omit the id of its last, partial
+    /// block; the tokens of that block are then unique [default: 512, and no line may omit the id]
     #[arg(long, value_name = "N", requires = "trace", value_parser = clap::value_parser!(u32).range(1..))]
     pub block: Option<u32>,
-    /// Equal prompts of 2,000 tokens that arrive at once, in place of chats
+    /// Generates N equal prompts of 2,000 tokens that arrive at once, instead of chats
     #[arg(long, value_name = "N", conflicts_with_all = ["trace", "requests"])]
     pub burst: Option<NonZeroUsize>,
-    /// Most requests: read from the trace [default: all], or generated [default: 8000]
+    /// Number of requests to generate [default: 8000], or the most to read from the trace [default: all]
     #[arg(long, value_name = "N")]
     pub requests: Option<NonZeroUsize>,
     /// Seed of the generated chats
@@ -31,7 +32,7 @@ pub struct Args {
     /// Pages of the pool
     #[arg(long, value_name = "N", conflicts_with = "bytes")]
     pub pages: Option<u32>,
-    /// Size of the pool in bytes of K and V of Qwen3-8B in bf16: 40GiB, 512MiB, ... [default: 64GiB]
+    /// Size of the pool, such as 40GiB or 512MiB, for K and V of Qwen3-8B in bf16 [default: 64GiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub bytes: Option<u64>,
     /// Tokens of a page
@@ -51,22 +52,22 @@ pub struct Args {
     /// Whether prefixes are cached and shared
     #[arg(long, value_enum, default_value_t = Prefix::Radix)]
     pub prefix: Prefix,
-    /// One request at a time: exact figures that do not depend on a scheduler
+    /// Serves one request at a time, so that the figures are exact and do not depend on a scheduler
     #[arg(long, conflicts_with = "concurrency")]
     pub sequential: bool,
-    /// Most requests running at a time
+    /// Maximum number of running requests
     #[arg(long, value_name = "N", default_value_t = 96, value_parser = clap::value_parser!(u32).range(1..))]
     pub concurrency: u32,
-    /// Prompts do not wait for a running request that computes their prefix; each request computes it itself
+    /// Admits a prompt even if a running request is computing its prefix; both then compute the prefix
     #[arg(long, conflicts_with = "sequential")]
     pub no_waiting: bool,
-    /// Most tokens computed in a step [default: 8192; with --sequential: a whole request]
+    /// Maximum number of tokens in a step [default: 8192; with --sequential: a whole request]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub step_tokens: Option<u32>,
-    /// Number of runs; a step's time is its minimum over the runs, because the rest is noise of the machine
+    /// Number of runs. The time of a step is its minimum over all runs, because longer times are noise of the machine
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
-    /// Draws hit rate and page states over the run
+    /// Writes a plot of the hit rate and the page states over the run
     #[arg(long, value_name = "FILE.svg", value_parser = parse_svg)]
     pub plot: Option<PathBuf>,
     /// Prints one JSON object in place of the table
@@ -74,7 +75,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// [`PrefixMode`] on the command line.
+/// The command-line form of [`PrefixMode`].
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prefix {
     Radix,
@@ -106,24 +107,24 @@ impl Args {
 fn parse_svg(text: &str) -> Result<PathBuf, String> {
     let file = PathBuf::from(text);
     match file.extension() {
-        Some(ending) if ending.eq_ignore_ascii_case("svg") => Ok(file),
-        _ => Err("a plot is written as SVG: name the file NAME.svg".to_owned()),
+        Some(extension) if extension.eq_ignore_ascii_case("svg") => Ok(file),
+        _ => Err("the plot is an SVG file: its name must end with .svg".to_owned()),
     }
 }
 
 /// Parses a number of bytes, with or without a unit.
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit: u64 = match text[digits.len()..].to_ascii_lowercase().as_str() {
+    let factor: u64 = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kib" => 1 << 10,
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
         "t" | "tib" => 1 << 40,
-        other => return Err(format!("{other} is not one of KiB, MiB, GiB, TiB")),
+        other => return Err(format!("{other:?} is not a unit: use KiB, MiB, GiB or TiB")),
     };
     let count: u64 = digits.trim().parse().map_err(|_| format!("{digits:?} is not a number"))?;
-    count.checked_mul(unit).ok_or_else(|| format!("{text} does not fit 64 bits"))
+    count.checked_mul(factor).ok_or_else(|| format!("{text} does not fit in 64 bits"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! [`OpenSteps`]: the open steps of a backend, for every implementation of B8.
+//! [`OpenSteps`]: the set of a backend's open steps, with which backends implement rule B8 of `Backend`.
 //!
 //! Not here: the error for a plan whose step is not open (`check.rs`).
 
@@ -21,17 +21,17 @@ impl OpenSteps {
     /// Creates an empty set of at most `max` steps, 8 bytes each.
     ///
     /// # Panics
-    /// If the system has no memory for them.
+    /// If the allocation fails.
     pub fn new(max: u32) -> Self {
-        Self::try_new(max).expect("the system has the memory")
+        Self::try_new(max).expect("memory for the open steps")
     }
 
-    /// Creates a set as [`OpenSteps::new`] does, or returns the failed allocation.
+    /// Creates a set like [`OpenSteps::new`], but returns an error if the allocation fails.
     pub(super) fn try_new(max: u32) -> Result<Self, OutOfMemory> {
         Ok(Self { open: reserved_queue(max.into())?, max, last: StepId::default() })
     }
 
-    /// Returns the most steps that are open at a time.
+    /// Returns the maximum number of open steps.
     pub fn max(&self) -> u32 {
         self.max
     }
@@ -61,7 +61,8 @@ impl OpenSteps {
         self.last = step;
     }
 
-    /// Ends steps. A step that never began can no longer begin. O(steps that end).
+    /// Ends the steps that `end` covers. The step that `end` names can no longer begin, even if it never began.
+    /// O(steps that end).
     pub fn end(&mut self, end: StepEnd) {
         match end {
             StepEnd::Complete(step) => {
@@ -84,37 +85,37 @@ impl OpenSteps {
 mod tests {
     use super::*;
 
-    fn steps(numbers: &[u64], max: u32) -> OpenSteps {
+    fn begun_steps(numbers: &[u64], max: u32) -> OpenSteps {
         let mut steps = OpenSteps::new(max);
         numbers.iter().for_each(|&number| steps.begin(StepId::new(number)));
         steps
     }
 
-    fn open(steps: &OpenSteps) -> Vec<u64> {
+    fn open_numbers(steps: &OpenSteps) -> Vec<u64> {
         (0..20).filter(|&number| steps.contains(StepId::new(number))).collect()
     }
 
     #[test]
     fn steps_are_open_until_they_end() {
-        let mut steps = steps(&[1, 2, 4, 5, 7], 5);
+        let mut steps = begun_steps(&[1, 2, 4, 5, 7], 5);
         assert!(!steps.has_room());
         steps.end(StepEnd::Complete(StepId::new(2)));
-        assert_eq!(open(&steps), [4, 5, 7]);
-        steps.end(StepEnd::Complete(StepId::new(1))); // A watermark.
+        assert_eq!(open_numbers(&steps), [4, 5, 7]);
+        steps.end(StepEnd::Complete(StepId::new(1))); // 2 is the watermark.
         steps.end(StepEnd::Abort(StepId::new(5)));
-        assert_eq!(open(&steps), [4]);
-        assert_eq!(steps.last(), StepId::new(7), "numbers of aborted steps are spent");
+        assert_eq!(open_numbers(&steps), [4]);
+        assert_eq!(steps.last(), StepId::new(7), "an aborted step cannot begin again");
         steps.begin(StepId::new(8));
-        steps.end(StepEnd::Complete(StepId::new(9))); // 9 may be a page copy.
-        assert_eq!((open(&steps), steps.last()), (vec![], StepId::new(9)));
-        steps.end(StepEnd::Abort(StepId::new(10))); // The step failed to begin.
+        steps.end(StepEnd::Complete(StepId::new(9))); // The copies of a fork are a step without a plan.
+        assert_eq!((open_numbers(&steps), steps.last()), (vec![], StepId::new(9)));
+        steps.end(StepEnd::Abort(StepId::new(10))); // Step 10 never began.
         assert_eq!(steps.last(), StepId::new(10));
     }
 
     #[test]
     #[should_panic(expected = "B2")]
-    fn a_step_that_ended_does_not_begin() {
-        let mut steps = steps(&[1], 5);
+    fn steps_up_to_the_last_do_not_begin() {
+        let mut steps = begun_steps(&[1], 5);
         steps.end(StepEnd::Abort(StepId::new(3)));
         steps.begin(StepId::new(2));
     }

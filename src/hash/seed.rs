@@ -1,10 +1,10 @@
-//! vLLM's seed of hashes: the text of an environment variable.
+//! [`HashSeed`]: the seed of vLLM's page hashes, which is the text of an environment variable.
 
 use std::fmt;
 
 use crate::error::ConfigError;
 
-/// The value of `PYTHONHASHSEED` of a vLLM process, for [`Hashing::VllmSha256CborSeeded`](super::Hashing).
+/// The seed of [`Hashing::VllmSha256CborSeeded`](super::Hashing): the text of `PYTHONHASHSEED` in a vLLM process.
 ///
 /// vLLM hashes the variable's text. So `"0"` and `"00"` are two seeds, `"random"` is a fixed seed, and an empty text
 /// differs from an unset variable.
@@ -29,20 +29,20 @@ pub struct HashSeed {
 }
 
 impl HashSeed {
-    /// Bytes of the longest text. A number that Python accepts has 10 digits, after any number of zeros.
+    /// Maximum length of the text, in bytes. Python accepts numbers of at most 10 digits behind any number of zeros.
     pub const MAX_LEN: usize = 31;
 
-    /// Creates the seed of a text.
+    /// Creates a seed from a text.
     ///
     /// # Errors
     /// [`ConfigError::Limit`] for a text of more than [`HashSeed::MAX_LEN`] bytes.
     pub fn new(text: &str) -> Result<Self, ConfigError> {
         let mut bytes = [0; Self::MAX_LEN];
-        let Some(room) = bytes.get_mut(..text.len()) else {
+        let Some(target) = bytes.get_mut(..text.len()) else {
             let (value, max) = (text.len() as u64, Self::MAX_LEN as u64);
             return Err(ConfigError::Limit { name: "HashSeed bytes", value, max });
         };
-        room.copy_from_slice(text.as_bytes());
+        target.copy_from_slice(text.as_bytes());
         Ok(Self { len: text.len() as u8, bytes })
     }
 
@@ -53,7 +53,7 @@ impl HashSeed {
         bytes
     }
 
-    /// Reads the byte form.
+    /// Reads the byte form. Returns `None` for bytes that [`HashSeed::to_bytes`] does not produce.
     pub(super) fn from_bytes(bytes: [u8; 1 + Self::MAX_LEN]) -> Option<Self> {
         let (&len, text) = bytes.split_first()?;
         let text = std::str::from_utf8(text.get(..len.into())?).ok()?;
@@ -62,7 +62,7 @@ impl HashSeed {
 
     /// Returns the text.
     pub fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.bytes[..self.len as usize]).expect("the bytes are a text")
+        std::str::from_utf8(&self.bytes[..self.len as usize]).expect("`new` copied a str")
     }
 }
 

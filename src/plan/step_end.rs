@@ -1,4 +1,4 @@
-//! The end of steps: [`StepEnd`], the record that backends receive, and its byte form for other ranks.
+//! [`StepEnd`]: the record that ends steps on a backend, and its byte form for other ranks.
 //!
 //! Not here: the end of a step in the engine (`system/complete.rs`, `system/abort.rs`), the set of open steps
 //! (`backend/open_steps.rs`).
@@ -6,27 +6,27 @@
 use super::PlanBytesError;
 use crate::id::StepId;
 
-/// The steps that end, completed or aborted. An engine passes it to its own backend. The host passes it to backends of
-/// other ranks, as bytes or as a value, in the order of plans and ends.
+/// A record that completes or aborts steps. An engine passes the record to its own backend. The host passes it to the
+/// backends of other ranks, as bytes or as a value, in the order in which the engine made plans and ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StepEnd {
-    /// This step and all earlier ones are complete: their plans are no longer used.
+    /// Completes this step and all earlier ones. Backends reject their plans from now on.
     Complete(StepId),
-    /// This step and all later ones are undone.
+    /// Aborts this step and all later ones.
     Abort(StepId),
 }
 
-/// Marks the byte form, and its version.
+/// Magic number of the byte form, with its version.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvends01");
 const COMPLETE: u64 = 1;
 const ABORT: u64 = 2;
 
 impl StepEnd {
-    /// Bytes of the byte form.
+    /// Length of the byte form, in bytes.
     pub const BYTES: usize = 24;
 
-    /// Returns the byte form: three little-endian words of 64 bits, `"kvends01"`, 1 to complete or 2 to abort, and the
-    /// step.
+    /// Returns the byte form, three little-endian words of 64 bits: `"kvends01"`; 1 for [`StepEnd::Complete`] or 2 for
+    /// [`StepEnd::Abort`]; the step.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let (kind, step) = match self {
             Self::Complete(step) => (COMPLETE, step),
@@ -38,11 +38,11 @@ impl StepEnd {
     /// Reads the byte form.
     ///
     /// # Errors
-    /// [`PlanBytesError::Length`], [`PlanBytesError::Magic`] for other bytes such as a plan, and
-    /// [`PlanBytesError::StepEnd`].
+    /// [`PlanBytesError::Length`] if there are not [`StepEnd::BYTES`] bytes. [`PlanBytesError::Magic`] if they are
+    /// another record, such as a plan. [`PlanBytesError::StepEnd`] if they neither complete nor abort.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PlanBytesError> {
-        let length = |_| PlanBytesError::Length { actual: bytes.len() };
-        let bytes: [u8; Self::BYTES] = bytes.try_into().map_err(length)?;
+        let wrong_length = |_| PlanBytesError::Length { actual: bytes.len() };
+        let bytes: [u8; Self::BYTES] = bytes.try_into().map_err(wrong_length)?;
         let [magic, kind, step] = bytemuck::cast::<_, [u64; 3]>(bytes);
         match (magic, kind) {
             (MAGIC, COMPLETE) => Ok(Self::Complete(StepId::new(step))),
@@ -68,15 +68,15 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_refused() {
+    fn wrong_bytes_are_rejected() {
         let bytes = StepEnd::Complete(StepId::new(3)).to_bytes();
         let short = StepEnd::from_bytes(&bytes[..16]);
         assert_eq!(short, Err(PlanBytesError::Length { actual: 16 }));
-        let mut other = bytes;
-        other[0] ^= 1;
-        assert_eq!(StepEnd::from_bytes(&other), Err(PlanBytesError::Magic));
-        let mut kind = bytes;
-        kind[8] = 3;
-        assert_eq!(StepEnd::from_bytes(&kind), Err(PlanBytesError::StepEnd { kind: 3 }));
+        let mut wrong_magic = bytes;
+        wrong_magic[0] ^= 1;
+        assert_eq!(StepEnd::from_bytes(&wrong_magic), Err(PlanBytesError::Magic));
+        let mut wrong_kind = bytes;
+        wrong_kind[8] = 3;
+        assert_eq!(StepEnd::from_bytes(&wrong_kind), Err(PlanBytesError::StepEnd { kind: 3 }));
     }
 }

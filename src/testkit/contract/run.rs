@@ -1,4 +1,4 @@
-//! One run: a backend, a shape, and what should be in the pool.
+//! One run of the contract: random rounds on one backend of one shape, compared with a shadow of its pool.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -15,14 +15,14 @@ use crate::plan::{BatchPlan, Compaction, OwnedPlan, StepEnd, StepScratch};
 use crate::testkit::planner::{Item, Planner, shuffle};
 use crate::testkit::rng::Rng;
 
-/// A plan with the batch it is of, and its inputs: k and v of every layer.
+/// A plan, the batch that it was made from, and k and v of every layer.
 pub(super) struct Step {
     pub plan: OwnedPlan,
     pub items: Vec<Item>,
     pub kv: Vec<[HostRows; 2]>,
 }
 
-/// A call of attention, to be compared once the backend is done.
+/// A call to attention whose outputs are compared after `synchronize`.
 pub(super) struct Pending<B: TestBackend> {
     pub step: usize,
     pub layer: usize,
@@ -31,42 +31,43 @@ pub(super) struct Pending<B: TestBackend> {
     pub sinks: Option<HostRows>,
     pub out: B::Output,
     pub lse: Option<B::Sums>,
-    /// Kept until the backend is done with them.
+    /// Inputs that the backend may read until `synchronize`.
     _inputs: ([B::Input; 3], Option<B::Input>),
 }
 
-/// A check of one layer of a step, after its K and V are stored: the step, the layer, and what is asked.
+/// An additional check of one layer of a step, which runs after the store and attention of this layer.
 pub(super) type Also<B> = fn(&mut World<'_, B>, &Step, usize, &Attend, Asked<'_>);
 
-/// Queries, and sinks where there are some.
+/// The queries of a call to attention, and its sinks if any.
 pub(super) type Asked<'a> = (&'a HostRows, Option<&'a HostRows>);
 
+/// The state of a run: the backend, and a shadow of what it should contain.
 pub(super) struct World<'a, B: TestBackend> {
     pub backend: B,
-    /// Windows, chunks, and signs of the scale, that were asked for.
+    /// Kinds of attention that the run has used: window, chunk, and whether the scale is positive.
     kinds: BTreeSet<(Option<u32>, Option<u32>, bool)>,
     pub case: Case,
-    /// What the backend was given.
+    /// Scales and label channels with which the backend was opened.
     pub given: Given,
-    /// What more a layer of a step is checked for.
+    /// An additional check of each layer.
     pub also: Option<Also<B>>,
     pub seed: u64,
     pub rng: Rng,
     pub planner: Planner,
     /// `[sequence][layer]`
     pub history: Vec<Vec<History>>,
-    /// Sequences whose pages others share.
+    /// Sequences that were forked; their children share their pages.
     pub parents: BTreeSet<usize>,
-    /// Bytes of every page, in the order `[plane, L, piece]`.
+    /// Expected bytes of every page, in the order `[plane, lane, piece]`.
     pub shadow: Vec<Vec<u8>>,
     pub host: HostShadow<B>,
     pub report: &'a mut Report,
 }
 
-/// Kinds of attention that a backend is asked for, but for the plainest.
+/// Number of kinds of attention from which on a run repeats earlier kinds or uses the layer's plain attention.
 const KINDS_MAX: usize = 7;
 
-/// One seed.
+/// Runs one seed on a fresh backend.
 pub(super) fn run<B: TestBackend>(
     backend: B,
     case: Case,
@@ -80,9 +81,9 @@ pub(super) fn run<B: TestBackend>(
     let host = HostShadow::new(&backend, case.layout.host_region_pages());
     let planner = Planner::new(&case.layout, &case.table, seed);
     let (history, parents) = (Vec::new(), BTreeSet::new());
-    let limited = (0..case.layout.layers()).map(|layer| case.attend_of(LayerId::new(layer)));
-    let limited = limited.map(|attend| (attend.window, attend.chunk, true));
-    let kinds = limited.filter(|kind| *kind != (None, None, true)).collect();
+    let plain = (0..case.layout.layers()).map(|layer| case.attend_of(LayerId::new(layer)));
+    let kinds = plain.map(|attend| (attend.window, attend.chunk, true));
+    let kinds = kinds.filter(|kind| *kind != (None, None, true)).collect();
     let given = Given { scales: case.scales(), labels: case.labels() };
     let mut world = World {
         backend,
@@ -134,15 +135,16 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// Keeps some of the last tokens of some sequences, whose page tables have been sent.
+    /// Compacts some sequences to a random subset of their last tokens, if plans have contained all page table words.
+    /// Also checks that the backend rejects invalid compactions.
     fn compact(&mut self) {
-        let (mut compactions, mut refused) = (Vec::new(), Compaction::default());
+        let (mut compactions, mut past_rows) = (Vec::new(), Compaction::default());
         for sequence in self.planner.live() {
-            let planned = self.planner.sequence(sequence).expect("it lives").clone();
+            let planned = self.planner.sequence(sequence).expect("a live sequence").clone();
             if planned.len == 0 || self.parents.contains(&sequence) || !self.planner.is_sent() {
                 continue;
             }
-            // Nobody else's tail page, none that is shared, and none that was given back.
+            // Compaction may write only the sequence's own pages that it has not given back.
             let own = planned.own_from(self.case.layout.page_size()).max(planned.fixed_len);
             let most = (planned.len - own.min(planned.len)).min(u64::BITS);
             if most == 0 {
@@ -168,14 +170,14 @@ impl<B: TestBackend> World<'_, B> {
             }
             compactions.push(self.planner.compact(sequence, first, keep));
         }
-        self.backend.compact(&compactions).expect("slots of rows");
-        refused.row = RowId::new(self.case.table.rows);
-        assert!(self.backend.compact(&[refused]).is_err(), "a row past the tables was taken");
+        self.backend.compact(&compactions).expect("valid compactions");
+        past_rows.row = RowId::new(self.case.table.rows);
+        assert!(self.backend.compact(&[past_rows]).is_err(), "accepted a row past the page tables");
         let far = Compaction { row: RowId::new(0), first: u32::MAX - 64, keep: 1 };
-        assert!(self.backend.compact(&[far]).is_err(), "a place past the row was taken");
+        assert!(self.backend.compact(&[far]).is_err(), "accepted a place past the row");
     }
 
-    /// Finishes, admits and forks some sequences. At least one lives.
+    /// Finishes, admits and forks some sequences, and leaves at least one live sequence.
     fn change_sequences(&mut self) {
         for sequence in self.planner.live() {
             if self.rng.one_in(4) && !self.parents.contains(&sequence) {
@@ -186,11 +188,11 @@ impl<B: TestBackend> World<'_, B> {
             let Some(sequence) = self.planner.admit() else { break };
             self.history.push(vec![History::default(); self.case.layout.layers() as usize]);
             if self.rng.one_in(2) {
-                self.bring_in(sequence);
+                self.add_stored_tokens(sequence);
             }
         }
         if self.rng.one_in(2) {
-            // A family now and then, whose members share spans of each other's pasts.
+            // Many forks in a third of the cases, so that rows share spans of their prefixes.
             let forks = if self.rng.one_in(3) { self.rng.within(2, 24) } else { 1 };
             for _ in 0..forks {
                 let parent = self.rng.pick(&self.planner.live());
@@ -199,10 +201,10 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// Gives back pages that some sequences no longer read, and poisons them.
+    /// Releases pages that some sequences no longer read, and fills the pages with NaN.
     fn give_back(&mut self) {
         for sequence in self.planner.live() {
-            let planned = self.planner.sequence(sequence).expect("it lives");
+            let planned = self.planner.sequence(sequence).expect("a live sequence");
             if self.parents.contains(&sequence) || self.rng.one_in(2) {
                 continue;
             }
@@ -213,8 +215,8 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// Gives a new sequence tokens whose K and V come as pages, not from a step.
-    fn bring_in(&mut self, sequence: usize) {
+    /// Adds tokens to a new sequence, whose K and V reach the pool as pages instead of by a step.
+    fn add_stored_tokens(&mut self, sequence: usize) {
         let len = self.rng.within(1, self.case.max_len.into()) as u32;
         self.planner.grow(sequence, len);
         let planned = self.planner.sequence(sequence).expect("just admitted").clone();
@@ -228,7 +230,7 @@ impl<B: TestBackend> World<'_, B> {
                 let slot = self.planner.track_slot(&planned, track, position);
                 self.shadow_rows(layer, slot, [&k, &v].map(|rows| rows.row(position as usize)));
             }
-            self.remember(sequence, layer, [&k, &v], 0..len as usize);
+            self.append_history(sequence, layer, [&k, &v], 0..len as usize);
         }
         let pages: Vec<_> = planned.all_pages().collect();
         if !self.load_shadow(&pages) {
@@ -236,14 +238,14 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// Pages of the pool become those of the shadow.
+    /// Copies pages of the shadow to the pool.
     fn write_shadow(&mut self, pages: &[PageId]) {
         let bytes: Vec<_> = pages.iter().map(|page| &self.shadow[page.index()][..]).collect();
         self.backend.write_pages(pages, &bytes.concat());
     }
 
-    /// Some rows of k and v come behind what a sequence has in a layer.
-    fn remember(
+    /// Appends rows of k and v to a sequence's history of a layer.
+    fn append_history(
         &mut self,
         sequence: usize,
         layer: usize,
@@ -269,7 +271,7 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// A random batch, its plan and its inputs.
+    /// Returns a random batch with its plan and inputs.
     fn plan(&mut self) -> Step {
         let mut live = self.planner.live();
         shuffle(&mut self.rng, &mut live);
@@ -277,9 +279,9 @@ impl<B: TestBackend> World<'_, B> {
         let mut items: Vec<Item> = live.into_iter().filter_map(|seq| self.item(seq)).collect();
         if items.is_empty() || self.rng.one_in(4) {
             let at = self.rng.below(items.len() as u64 + 1) as usize;
-            // As wide as rows are, a batch stays small.
-            let room = ((1 << 20) / self.case.q_width() as u64).max(1);
-            let most = self.rng.pick(&[3, 3, 100, 300]).min(room);
+            // The wider the rows are, the fewer tokens of padding.
+            let max_tokens = ((1 << 20) / self.case.q_width() as u64).max(1);
+            let most = self.rng.pick(&[3, 3, 100, 300]).min(max_tokens);
             items.insert(at, Item::Padding { len: self.rng.within(1, most) as u32 });
         }
         let trees = self.rng.one_in(3) && self.case.layout.groups().count() == 1;
@@ -298,13 +300,13 @@ impl<B: TestBackend> World<'_, B> {
         Step { plan, items, kv }
     }
 
-    /// What a sequence does in a step, if it can do anything.
+    /// Returns a random item of a sequence: new tokens, or its last tokens again. `None` if neither is possible.
     fn item(&mut self, sequence: usize) -> Option<Item> {
         let planned = self.planner.sequence(sequence)?;
         let (len, room) = (planned.len, self.case.max_len - planned.len);
-        let again = (len - planned.fixed_len).min(20);
-        if again > 0 && (room == 0 || self.rng.one_in(8)) {
-            let len = self.rng.within(1, again.into()) as u32;
+        let max_again = (len - planned.fixed_len).min(20);
+        if max_again > 0 && (room == 0 || self.rng.one_in(8)) {
+            let len = self.rng.within(1, max_again.into()) as u32;
             return Some(Item::Again { sequence, len });
         }
         let most = u64::from(self.rng.pick(&[1, 1, 1, 5, 40, 200]).min(room));
@@ -313,7 +315,7 @@ impl<B: TestBackend> World<'_, B> {
         (len > 0).then_some(Item::Extend { sequence, len })
     }
 
-    /// Random K and V for all layers; extended sequences remember theirs.
+    /// Returns random k and v for all layers, and appends those of extended sequences to their histories.
     fn inputs(&mut self, plan: &OwnedPlan, items: &[Item]) -> Vec<[HostRows; 2]> {
         let plan = plan.plan();
         let (dtype, tokens) = (self.case.kv_rows, plan.token_count());
@@ -324,7 +326,7 @@ impl<B: TestBackend> World<'_, B> {
             for (item, row) in items.iter().zip(plan.rows) {
                 if let Item::Extend { sequence, .. } = *item {
                     let rows = row.qo_start as usize..(row.qo_start + row.extend_len) as usize;
-                    self.remember(sequence, layer, [&kv[0], &kv[1]], rows);
+                    self.append_history(sequence, layer, [&kv[0], &kv[1]], rows);
                 }
             }
             all.push(kv);
@@ -332,8 +334,7 @@ impl<B: TestBackend> World<'_, B> {
         all
     }
 
-    /// Begins all steps, runs them, and compares what they gave. No step writes
-    /// `whole` pages.
+    /// Begins all steps, runs their layers and compares the outputs. No step writes the pages `whole`.
     fn execute(&mut self, steps: &[Step], whole: &[PageId]) {
         for step in steps {
             self.backend.begin(&step.plan.plan()).expect("a valid plan begins");
@@ -347,11 +348,11 @@ impl<B: TestBackend> World<'_, B> {
         let mut pending = Vec::new();
         for (step, layer) in order {
             self.move_pages(whole);
-            pending.push(self.layer(steps, step, layer));
+            pending.push(self.run_layer(steps, step, layer));
         }
         let all: Vec<_> = (0..self.case.layout.page_count()).map(PageId::new).collect();
         self.move_pages(&all);
-        // Steps may end as soon as all of them is asked for.
+        // A step may end as soon as its last call is made (B8).
         let early = self.rng.one_in(2);
         if early {
             self.end(steps);
@@ -365,7 +366,7 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// Ends all steps, some by completing them and the others by aborting them, and sees one of their plans refused.
+    /// Completes some steps, aborts the later ones, and checks that the backend rejects the plan of one of them.
     fn end(&mut self, steps: &[Step]) {
         let cut = self.rng.below(steps.len() as u64 + 1) as usize;
         let step_of = |step: &Step| step.plan.plan().step();
@@ -380,28 +381,32 @@ impl<B: TestBackend> World<'_, B> {
             self.backend.end(end);
         }
         let step = &steps[self.rng.below(steps.len() as u64) as usize];
-        self.refuses_ended(step);
+        self.check_ended_step(step);
     }
 
-    /// The plan of a step that has ended is refused, and leaves nothing behind (compared later).
-    fn refuses_ended(&mut self, step: &Step) {
+    /// Checks that the backend rejects the plan of an ended step. Later comparisons check that it wrote nothing.
+    fn check_ended_step(&mut self, step: &Step) {
         let (plan, layer, seed) = (step.plan.plan(), LayerId::new(0), self.seed);
         let case = self.case.of(layer);
         let (tokens, width) = (plan.token_count(), case.q_width());
         let attend = self.case.attend_of(layer);
         let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
-        let to = HostRows::random(&mut self.rng, self.case.q_rows, tokens, case.out_width());
+        let old_out = HostRows::random(&mut self.rng, self.case.q_rows, tokens, case.out_width());
         let [k, v] = [0, 1].map(|i| self.backend.input(&step.kv[0][i]));
-        let (rows, mut out) = (self.backend.input(&q), self.backend.output(&to));
+        let (rows, mut out) = (self.backend.input(&q), self.backend.output(&old_out));
         let store = self.backend.store_cache(&plan, layer, B::rows(&k), B::rows(&v));
-        assert!(store.is_err(), "seed {seed}: a store of {:?}, which has ended", plan.step());
+        assert!(store.is_err(), "seed {seed}: accepted a store of the ended {:?}", plan.step());
         let (rows, out) = (B::rows(&rows), B::rows_mut(&mut out));
         let result = self.backend.attend(&plan, layer, &attend, rows, out, None);
-        assert!(result.is_err(), "seed {seed}: attention of {:?}, which has ended", plan.step());
-        assert!(self.backend.begin(&plan).is_err(), "seed {seed}: it begins again");
+        assert!(result.is_err(), "seed {seed}: accepted attention of the ended {:?}", plan.step());
+        assert!(
+            self.backend.begin(&plan).is_err(),
+            "seed {seed}: the ended {:?} began again",
+            plan.step()
+        );
     }
 
-    /// Stores K and V of a layer of a step; the rows.
+    /// Stores K and V of a layer of a step, also in the shadow. Returns the rows.
     pub fn store(&mut self, step: &Step, layer: usize) -> [B::Input; 2] {
         let (plan, id, rows) = (step.plan.plan(), LayerId::new(layer as u32), &step.kv[layer]);
         let [k, v] = rows.each_ref().map(|rows| self.backend.input(rows));
@@ -414,11 +419,11 @@ impl<B: TestBackend> World<'_, B> {
         [k, v]
     }
 
-    /// One layer of one step.
-    fn layer(&mut self, steps: &[Step], step: usize, layer: usize) -> Pending<B> {
+    /// Runs one layer of one step. Returns the call to attention, whose outputs are not compared yet.
+    fn run_layer(&mut self, steps: &[Step], step: usize, layer: usize) -> Pending<B> {
         let (plan, id) = (steps[step].plan.plan(), LayerId::new(layer as u32));
         let [k, v] = self.store(&steps[step], layer);
-        let attend = self.attend(&plan, id);
+        let attend = self.random_attend(&plan, id);
         let case = self.case.of(id);
         let (tokens, width) = (plan.token_count(), case.q_width());
         let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
@@ -432,7 +437,7 @@ impl<B: TestBackend> World<'_, B> {
         let mut lse =
             self.rng.one_in(2).then(|| self.backend.sums(tokens * attend.q_heads as usize));
         if self.rng.one_in(8) {
-            self.refuses(&plan, (id, &attend), [&k, &v, &q_rows], &mut out);
+            self.check_invalid_calls(&plan, (id, &attend), [&k, &v, &q_rows], &mut out);
         }
         let sums = lse.as_mut().map(B::lse);
         let asked = Queries { rows: B::rows(&q_rows), sinks: sinks_at.as_ref().map(B::sinks) };
@@ -445,7 +450,8 @@ impl<B: TestBackend> World<'_, B> {
         Pending { step, layer, attend, q, sinks, out, lse, _inputs: ([k, v, q_rows], sinks_at) }
     }
 
-    /// A sink for each query head, some of them none, some above any other logit.
+    /// Returns a sink for each query head. Some are minus infinity, which is no sink, and some are much larger than
+    /// the logits.
     fn sinks(&mut self, case: &Case) -> HostRows {
         let width = case.q_heads() as usize;
         let mut sinks = HostRows::random(&mut self.rng, Dtype::F32, 1, width);
@@ -461,7 +467,8 @@ impl<B: TestBackend> World<'_, B> {
         sinks
     }
 
-    fn attend(&mut self, plan: &BatchPlan<'_>, layer: LayerId) -> Attend {
+    /// Returns the layer's attention with random changes of its window, cap and scale.
+    fn random_attend(&mut self, plan: &BatchPlan<'_>, layer: LayerId) -> Attend {
         let plain = self.case.attend_of(layer);
         let window = self.rng.pick(&[1, 2, 17, 33, 64, 1000, u32::MAX]);
         let soft_cap = self.rng.pick(&[0.5, 5.0, 30.0]);
@@ -470,7 +477,7 @@ impl<B: TestBackend> World<'_, B> {
         let (chunk, window) =
             (plain.chunk, plain.window.or(window.filter(|_| plain.chunk.is_none())));
         let soft_cap = self.rng.one_in(3).then_some(soft_cap);
-        // A backend may keep memory for each kind, and have room for few.
+        // A backend may keep memory for each kind and support few kinds.
         let kind = (window, chunk, scale > 0.0);
         let has_room = self.kinds.len() < KINDS_MAX || self.kinds.contains(&kind);
         let (scale, window) = if has_room { (scale, window) } else { (plain.scale, plain.window) };
@@ -478,27 +485,28 @@ impl<B: TestBackend> World<'_, B> {
         Attend { scale, window, soft_cap, ..plain }
     }
 
-    /// What makes no sense is refused, and leaves nothing behind (compared later).
-    fn refuses(
+    /// Checks that the backend rejects invalid calls. Later comparisons check that they wrote nothing.
+    fn check_invalid_calls(
         &mut self,
         plan: &BatchPlan<'_>,
         (own, attend): (LayerId, &Attend),
         [k, v, q]: [&B::Input; 3],
         out: &mut B::Output,
     ) {
-        let past = self.case.layout.layers();
-        let (case, last, seed) = (self.case.of(own), own.raw(), self.seed);
-        // That of heads is none for latent rows.
+        let layer_count = self.case.layout.layers();
+        let (case, seed) = (self.case.of(own), self.seed);
+        // Backends reject this scale for latent rows, whose heads have another length.
         let row_scale = Attend::new(1, case.layout.head_dim()).scale;
-        let store = self.backend.store_cache(plan, LayerId::new(past), B::rows(k), B::rows(v));
-        assert!(store.is_err(), "seed {seed}: a store past the layers was taken");
+        let store =
+            self.backend.store_cache(plan, LayerId::new(layer_count), B::rows(k), B::rows(v));
+        assert!(store.is_err(), "seed {seed}: accepted a store past the layers");
         if !plan.masks.is_empty() {
             let windowed = Attend { window: Some(9), ..*attend };
-            let (id, out) = (LayerId::new(last), B::rows_mut(out));
+            let (id, out) = (own, B::rows_mut(out));
             let result = self.backend.attend(plan, id, &windowed, B::rows(q), out, None);
-            assert!(result.is_err(), "seed {seed}: a window was taken for trees");
+            assert!(result.is_err(), "seed {seed}: accepted a window with trees");
         }
-        for layer in (0..past).map(LayerId::new) {
+        for layer in (0..layer_count).map(LayerId::new) {
             let Attend { window, chunk, .. } = self.case.attend_of(layer);
             let wrong = match (window, chunk) {
                 (Some(size), _) => [(None, None), (Some(size + 1), None), (window, Some(8))],
@@ -508,29 +516,32 @@ impl<B: TestBackend> World<'_, B> {
             for (window, chunk) in wrong {
                 let (attend, out) = (Attend { window, chunk, ..*attend }, B::rows_mut(out));
                 let result = self.backend.attend(plan, layer, &attend, B::rows(q), out, None);
-                assert!(result.is_err(), "seed {seed}: {layer:?} took {window:?}, {chunk:?}");
+                assert!(
+                    result.is_err(),
+                    "seed {seed}: {layer:?} accepted window {window:?}, chunk {chunk:?}"
+                );
             }
         }
         for (layer, attend) in [
-            (past, *attend),
-            (last, Attend { q_heads: attend.q_heads + 1, ..*attend }),
-            (last, Attend { window: Some(0), ..*attend }),
-            (last, Attend { soft_cap: Some(0.0), ..*attend }),
-            (last, Attend { soft_cap: Some(f32::INFINITY), ..*attend }),
-            (last, Attend { scale: f32::NAN, ..*attend }),
-            (last, Attend { scale: f32::NEG_INFINITY, ..*attend }),
-            (last, Attend { scale: row_scale, ..*attend }),
+            (layer_count, *attend),
+            (own.raw(), Attend { q_heads: attend.q_heads + 1, ..*attend }),
+            (own.raw(), Attend { window: Some(0), ..*attend }),
+            (own.raw(), Attend { soft_cap: Some(0.0), ..*attend }),
+            (own.raw(), Attend { soft_cap: Some(f32::INFINITY), ..*attend }),
+            (own.raw(), Attend { scale: f32::NAN, ..*attend }),
+            (own.raw(), Attend { scale: f32::NEG_INFINITY, ..*attend }),
+            (own.raw(), Attend { scale: row_scale, ..*attend }),
         ] {
             if attend.scale == row_scale && !case.layout.is_latent() {
                 continue;
             }
             if attend.q_heads % case.layout.kv_heads() == 0 && attend.q_heads != case.q_heads() {
-                continue; // one kv head: any number of query heads would do, of another width
+                continue; // With one kv head, any number of query heads is valid.
             }
             let out = B::rows_mut(out);
             let id = LayerId::new(layer);
             let result = self.backend.attend(plan, id, &attend, B::rows(q), out, None);
-            assert!(result.is_err(), "seed {seed}: {attend:?} in layer {layer} was taken");
+            assert!(result.is_err(), "seed {seed}: layer {layer} accepted {attend:?}");
         }
     }
 }

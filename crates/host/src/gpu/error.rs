@@ -1,4 +1,4 @@
-//! Errors of a GPU host: missing parts and failures.
+//! Errors of the host on a GPU: unsupported machines and models, steps above a limit, and failed calls.
 
 use std::fmt;
 
@@ -9,37 +9,38 @@ use crate::error::{Error, Fault};
 /// The result of functions that fail only on a GPU.
 pub type GpuResult<T> = Result<T, GpuError>;
 
-/// Reason why the GPU cannot serve.
+/// An error of the host on a GPU.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum GpuError {
-    /// Error of `kvarena`: no driver, no device, a device or driver that is too old, out of memory, a failed call.
+    /// An error of `kvarena`'s CUDA backend, such as a missing driver, an old device, too little memory or a failed
+    /// call.
     Cuda(CudaError),
-    /// A call of the driver failed.
+    /// A call to the driver failed.
     Driver {
         /// Name of the call.
         call: &'static str,
-        /// The driver's code.
+        /// The driver's `CUresult`.
         code: u32,
     },
-    /// No folder contains cublasLt.
+    /// cublasLt is not installed or cannot be loaded.
     NoCublasLt {
-        /// Result of the search.
+        /// The names that the search did not find, or the loader's error.
         why: String,
     },
-    /// A call of cublasLt failed.
+    /// A call to cublasLt failed.
     CublasLt {
         /// Name of the call.
         call: &'static str,
-        /// The library's status.
+        /// The library's `cublasStatus_t`.
         status: u32,
     },
-    /// No folder contains NCCL, which several GPUs require.
+    /// NCCL is not installed or cannot be loaded. A model on several GPUs needs it.
     NoNccl {
-        /// Result of the search.
+        /// The names that the search did not find, or the loader's error.
         why: String,
     },
-    /// A call of NCCL failed.
+    /// A call to NCCL failed.
     Nccl {
         /// Name of the call.
         call: &'static str,
@@ -53,16 +54,16 @@ pub enum GpuError {
         /// The peer.
         peer: u32,
     },
-    /// The model cannot be spread over this many GPUs.
+    /// A size of the model is not a multiple of the number of GPUs.
     Ranks {
-        /// Requested GPUs.
+        /// Number of GPUs.
         ranks: usize,
-        /// Size that the GPUs do not divide.
+        /// Name of the size.
         what: &'static str,
     },
     /// cublasLt has no algorithm for a product.
     NoProduct {
-        /// Rows of x, columns of y, columns of x.
+        /// `[m, n, k]` of the product of x `[m, k]` and w `[k, n]`.
         shape: [usize; 3],
     },
     /// Weights and activations need more memory than is free.
@@ -72,20 +73,20 @@ pub enum GpuError {
         /// Bytes free.
         free: u64,
     },
-    /// No attention kernel supports the heads.
+    /// No attention kernel supports the size of the heads or the number of query heads.
     Heads {
         /// Elements of a head.
         head_dim: usize,
         /// Query heads for each head of K and V.
         group: usize,
     },
-    /// A width that the kernels do not support.
+    /// The kernels do not support a width of the model.
     Width {
-        /// The field.
+        /// Name of the field in `config.json`.
         name: &'static str,
         /// Value of the field.
         value: usize,
-        /// The required value.
+        /// The condition on the value, such as "a multiple of 8".
         wanted: &'static str,
     },
     /// The model has a property that only the CPU supports.
@@ -93,14 +94,14 @@ pub enum GpuError {
         /// The property.
         what: &'static str,
     },
-    /// A step chooses more tokens than its memory allows.
+    /// A step has more draws than its buffers can contain.
     Draws {
-        /// Tokens to choose.
+        /// Number of draws.
         draws: usize,
         /// The maximum.
         max: usize,
     },
-    /// A step has more edits of logits than its memory allows.
+    /// A step has more edits of logits than its buffer can contain.
     Edits {
         /// Edits of all draws.
         edits: usize,
@@ -114,24 +115,21 @@ impl fmt::Display for GpuError {
         match self {
             Self::Cuda(error) => write!(f, "no GPU can be used: {error}"),
             Self::Driver { call, code } => write!(f, "{call} failed with CUDA error {code}"),
-            Self::NoCublasLt { why } => write!(f, "no cublasLt can be used: {why}"),
+            Self::NoCublasLt { why } => write!(f, "cannot use cublasLt: {why}"),
             Self::CublasLt { call, status } => write!(f, "{call} failed with status {status}"),
-            Self::NoNccl { why } => write!(f, "no NCCL can be used: {why}"),
+            Self::NoNccl { why } => write!(f, "cannot use NCCL: {why}"),
             Self::Nccl { call, what } => write!(f, "{call} failed: {what}"),
             Self::NoPeer { gpu, peer } => {
-                write!(
-                    f,
-                    "GPU {gpu} cannot reach the memory of GPU {peer}: sums have to go through NCCL"
-                )
+                write!(f, "GPU {gpu} cannot reach the memory of GPU {peer}: sums must use NCCL")
             }
             Self::Ranks { ranks, what } => {
                 write!(
                     f,
-                    "the model cannot be spread over {ranks} GPUs: they do not divide its {what}"
+                    "cannot split the model over {ranks} GPUs: {ranks} does not divide its {what}"
                 )
             }
             Self::NoProduct { shape: [m, n, k] } => {
-                write!(f, "cublasLt has no product of {m} x {k} with {k} x {n}")
+                write!(f, "cublasLt has no algorithm for a product of {m} x {k} and {k} x {n}")
             }
             Self::Memory { wanted, free } => write!(
                 f,
@@ -139,8 +137,8 @@ impl fmt::Display for GpuError {
             ),
             Self::Heads { head_dim, group } => write!(
                 f,
-                "no attention kernel serves head_dim {head_dim} with {group} query heads for each of K and V \
-                 (head_dim 64, 128 or 256, at most 16 query heads)"
+                "no attention kernel supports head_dim {head_dim} with {group} query heads for each kv head: \
+                 head_dim must be 64, 128 or 256, with at most 16 query heads"
             ),
             Self::Width { name, value, wanted } => {
                 write!(f, "{name} {value} is not supported on a GPU: it must be {wanted}")
@@ -149,10 +147,10 @@ impl fmt::Display for GpuError {
                 write!(f, "{what} is not supported on a GPU, only on the CPU")
             }
             Self::Draws { draws, max } => {
-                write!(f, "{draws} samples begin in one step, and there is room for {max}")
+                write!(f, "a step has {draws} draws, but at most {max} are possible")
             }
             Self::Edits { edits, max } => {
-                write!(f, "a step edits {edits} logits, and there is room for {max}")
+                write!(f, "a step has {edits} edits of logits, but at most {max} are possible")
             }
         }
     }
@@ -174,7 +172,7 @@ impl From<CudaError> for GpuError {
 }
 
 impl GpuError {
-    /// Returns whether the machine or the model is the cause, rather than the run.
+    /// Returns whether the cause is the machine or the model, and not a single run.
     pub fn is_unfit(&self) -> bool {
         match self {
             Self::Cuda(error) => matches!(
@@ -206,7 +204,7 @@ impl From<GpuError> for Error {
     }
 }
 
-/// Converts a result of the driver.
+/// Converts the driver's result of `call`.
 pub(super) fn driver(
     call: &'static str,
     result: cudarc::driver::sys::CUresult,

@@ -1,4 +1,5 @@
-//! Checks draws with edits and min-p against `shaping.rs` and `sample.rs` on the device's own logits.
+//! Checks the device's draws with edits and min-p. The reference applies `shaping.rs` and `sample.rs` to the device's
+//! own logits.
 
 use super::{Case, Setting};
 use kvarena_host::error::{Error, Result};
@@ -6,22 +7,24 @@ use kvarena_host::request::Request;
 use kvarena_host::sample::{Sampling, gumbel};
 use kvarena_host::shaping::{self, Counts, History, Shaping};
 
-/// Maximum difference of the scores of two tokens that the device may exchange: its logarithms round differently.
+/// Maximum difference of the scores of the device's token and of the expected one. The device's logarithms round
+/// differently, so it may choose another token of nearly the same score.
 const SCORE_BOUND: f32 = 1e-4;
 
-/// Gives three of four requests a shaping, each of another kind.
+/// Gives three of every four requests a shaping, each of a different kind. One kind sets a minimum length, so its
+/// requests also get stop tokens.
 pub(super) fn shape(requests: &mut [Request]) {
     let penalties =
         Shaping { repetition: 1.7, frequency: 0.8, presence: 0.5, ..Shaping::default() };
-    let bounded = Shaping {
+    let limited = Shaping {
         allowed: Some((0..60).map(|i| 7 * i).collect()),
         bias: vec![(7, 3.0), (14, -2.0)],
         min_tokens: 15,
         ..Shaping::default()
     };
     let bad_words = vec![vec![228, 431], vec![9]];
-    let worded = Shaping { bad_words, bias: vec![(3, 0.3)], ..Shaping::default() };
-    let kinds = [penalties, bounded, worded].map(Shaping::prepare);
+    let with_bad_words = Shaping { bad_words, bias: vec![(3, 0.3)], ..Shaping::default() };
+    let kinds = [penalties, limited, with_bad_words].map(Shaping::prepare);
     for (i, request) in requests.iter_mut().enumerate() {
         request.shaping = kinds.get(i % 4).cloned();
         if i % 4 == 1 {
@@ -31,37 +34,38 @@ pub(super) fn shape(requests: &mut [Request]) {
 }
 
 impl Case {
-    /// Checks that each token of a setting is the one that the specification chooses from the device's logits, greedily
-    /// and drawn with min-p. Returns the number of tokens chosen from edited logits.
+    /// Checks that the device and the reference choose the same tokens from the device's logits: greedily, and with
+    /// min-p alone, with top-k and with top-p. Returns the number of tokens with edited logits or min-p.
     ///
     /// # Errors
     /// The run failed, or a token differs.
     pub fn shaped_draws(&mut self, setting: Setting) -> Result<usize> {
         self.foretell(setting)?;
         let setting = Setting { shaped: true, ..setting };
-        let warm = Sampling { temperature: 0.8, min_p: 0.02, seed: 5, ..Sampling::default() };
+        let with_min_p = Sampling { temperature: 0.8, min_p: 0.02, seed: 5, ..Sampling::default() };
         let samplings = [
             Sampling::default(),
-            warm,
-            Sampling { top_k: 20, ..warm },
-            Sampling { top_p: 0.8, ..warm },
+            with_min_p,
+            Sampling { top_k: 20, ..with_min_p },
+            Sampling { top_p: 0.8, ..with_min_p },
         ];
-        let (vocab, mut changed) = (self.model.config.vocab, 0);
+        let (vocab, mut shaped_tokens) = (self.model.config.vocab, 0);
         for sampling in samplings {
-            let heard = self.serve(setting, sampling)?;
+            let served = self.serve(setting, sampling)?;
             let requests = self.requests(setting, sampling);
             let (mut edits, mut changes, mut edited) = (Vec::new(), Vec::new(), Vec::new());
-            for (&(number, sample), tokens) in &heard.tokens {
+            for (&(number, sample), tokens) in &served.tokens {
                 let Request { prompt, stop, shaping, .. } = &requests[number];
-                let logits = heard.logits[&(number, sample)].chunks_exact(vocab);
-                let mut known: Vec<u32> = prompt.iter().map(|token| token.raw()).collect();
-                known.sort_unstable();
-                known.dedup();
+                let logits = served.logits[&(number, sample)].chunks_exact(vocab);
+                let mut prompt_tokens: Vec<u32> = prompt.iter().map(|token| token.raw()).collect();
+                prompt_tokens.sort_unstable();
+                prompt_tokens.dedup();
                 let mut counts = Counts::default();
                 for ((n, &token), logits) in tokens.iter().enumerate().zip(logits) {
                     edits.clear();
                     let (answer, answer_len) = (&tokens[..n], n as u32);
-                    let history = History { prompt: &known, answer, counts: &counts, answer_len };
+                    let history =
+                        History { prompt: &prompt_tokens, answer, counts: &counts, answer_len };
                     let list = shaping
                         .as_ref()
                         .map(|shaping| shaping.edits(history, stop, &mut changes, &mut edits));
@@ -77,13 +81,14 @@ impl Case {
                     let is_near = (score(token) - score(wanted)).abs() <= bound;
                     if token != wanted && !is_near {
                         return Err(Error::run(format!(
-                            "{setting:?}, {sampling:?}: request {number} has token {token}, not {wanted}"
+                            "{setting:?}, {sampling:?}: token {n} of sample {sample} of request {number} is \
+                             {token}, not {wanted}"
                         )));
                     }
-                    changed += usize::from(edited != logits || sampling.min_p > 0.0);
+                    shaped_tokens += usize::from(edited != logits || sampling.min_p > 0.0);
                 }
             }
         }
-        Ok(changed)
+        Ok(shaped_tokens)
     }
 }

@@ -119,9 +119,8 @@ impl PoolLayout {
         Self { format: self.formats[..self.groups.count() as usize][group as usize], ..*self }
     }
 
-    /// Returns the pool as the layers of each group store K and V.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn views(&self) -> impl Iterator<Item = Self> + use<'_> {
+    /// Returns the pool as the layers of each group store K and V: [`PoolLayout::of_group`] of all groups.
+    pub fn views(&self) -> impl Iterator<Item = Self> + use<'_> {
         (0..self.groups.count()).map(|group| self.of_group(group))
     }
 

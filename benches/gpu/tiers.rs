@@ -65,15 +65,14 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// Moves of random pages of the pool: to or from the first half of the host pages, or the second.
-fn moves(rng: &mut Rng, cuda: &Cuda, count: u32, half: u32) -> Vec<PageMove> {
+/// Returns two batches of moves of distinct random pages, with the first and the second half of the host pages.
+fn moves(rng: &mut Rng, cuda: &Cuda, count: u32) -> [Vec<PageMove>; 2] {
     let devices = distinct(rng, 2 * count as usize, cuda.layout().page_count());
-    let devices = &devices[(half * count) as usize..][..count as usize];
-    let pair = |(&device, host)| PageMove {
-        device: PageId::new(device),
-        host: HostPageId::new(half * count + host),
-    };
-    devices.iter().zip(0..count).map(pair).collect()
+    let pair =
+        |(&device, host)| PageMove { device: PageId::new(device), host: HostPageId::new(host) };
+    let all: Vec<_> = devices.iter().zip(0..).map(pair).collect();
+    let (first, second) = all.split_at(count as usize);
+    [first.to_vec(), second.to_vec()]
 }
 
 /// Numbers of moves, in order.
@@ -116,7 +115,7 @@ fn blocks(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
         wait_until_pinned(&cuda);
         let (mut rng, mut ids) = (Rng::new(1), Ids(0));
         let mut time = |cuda: &mut Cuda, save: bool| -> Outcome<f64> {
-            let moves = moves(&mut rng, cuda, count, 0);
+            let moves = moves(&mut rng, cuda, count / 2).concat();
             cuda.synchronize()?;
             let start = Instant::now();
             match save {
@@ -191,7 +190,7 @@ fn copies(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     for (name, ways) in [("save", &[0][..]), ("load", &[1]), ("save and load", &[0, 1])] {
         let (mut own, mut theirs) = (Vec::new(), Vec::new());
         for round in 0..=sizes.rounds {
-            let batches = [0, 1].map(|half| moves(&mut rng, &cuda, sizes.pages, half));
+            let batches = moves(&mut rng, &cuda, sizes.pages);
             cuda.synchronize()?;
             let start = Instant::now();
             for &way in ways {

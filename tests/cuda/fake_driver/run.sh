@@ -25,6 +25,10 @@ FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- contract:: --sk
 FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- contract_over_latent_rows
 FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..8 -- $core --test cuda -- $plain --skip contract_over_latent_rows
 FAKE_DRIVER_EARLY=1 FAKE_DRIVER_SLICE=50 KVARENA_SEEDS=40..45 -- $core --test cuda -- $few
+FAKE_DRIVER_STREAMS=1 KVARENA_SEEDS=0..12 -- $core --test cuda -- contract::cuda_keeps_the_contract copies:: host_memory:: move_order::
+FAKE_DRIVER_STREAMS=2 KVARENA_SEEDS=0..12 -- $core --test cuda -- contract::cuda_keeps_the_contract copies:: host_memory:: move_order::
+FAKE_DRIVER_PIN_MS=700 -- $core --test cuda -- pinning_delays_nobody
+FAKE_DRIVER_PINS=16777216 -- $core --test cuda -- --ignored memory_that_is_not_pinned
 FAKE_DRIVER_VERSION=12000 KVARENA_SEEDS=0..2 -- $core --test cuda -- contract:: graph:: errors::
 FAKE_DRIVER_CAPABILITY=86 KVARENA_SEEDS=0..2 -- $core --test cuda -- $few
 FAKE_DRIVER_CAPABILITY=89 KVARENA_SEEDS=0..2 -- $core --test cuda -- $few

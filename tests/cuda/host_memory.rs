@@ -1,0 +1,191 @@
+//! Pinned host memory: leases, captures, pinning in the background, and its failures.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::yield_now;
+use std::time::{Duration, Instant};
+
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, Gpu};
+use kvarena::{
+    Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, Layout, MoveId, Moved,
+    OpenBackend, PageCopy, PageId, PageMove, PlanError, PoolConfig, TableShape,
+};
+
+use crate::gpu;
+
+/// Pages of 4 MiB.
+fn config(host_pages: u32) -> PoolConfig {
+    PoolConfig {
+        layers: 64,
+        shape: KvShape::heads(8, 128),
+        dtype: KvDtype::Bf16,
+        capacity: Capacity::Pages(8),
+        layout: Layout::PageFirst,
+        host_pages,
+        ..PoolConfig::default()
+    }
+}
+
+fn open(gpu: &Gpu, host_pages: u32, fewer: bool) -> Result<Cuda, CudaError> {
+    let stream = Some(CudaStream::new(gpu)?);
+    let options = CudaOptions { stream, fewer_host_pages: fewer, ..CudaOptions::new(gpu) };
+    let table = TableShape::new(16, 2, 64, 128).expect("a small table");
+    options.open(&config(host_pages).layout().expect("a small pool"), &table, 2)
+}
+
+fn opened(gpu: &Gpu, host_pages: u32) -> Cuda {
+    let cuda = open(gpu, host_pages, false).expect("a small pool");
+    while cuda.host_pages() < host_pages {
+        yield_now();
+    }
+    cuda
+}
+
+fn of(device: u32, host: u32) -> PageMove {
+    PageMove { device: PageId::new(device), host: HostPageId::new(host) }
+}
+
+fn panics(call: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(call)).is_err()
+}
+
+#[test]
+fn leased_pages_are_not_moved() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = opened(&gpu, 4);
+    let [first, second] = [0, 1].map(HostPageId::new);
+    cuda.lease_mut(first).as_mut().fill(7);
+    let readers = [cuda.lease(first), cuda.lease(first)];
+    assert!(panics(|| cuda.save_pages(MoveId::new(1), &[of(0, 0)]).expect("a page")));
+    assert!(panics(|| drop(cuda.lease_mut(first))));
+    cuda.load_pages(MoveId::new(1), &[of(0, 0)]).expect("readers may share a page");
+    let mut writer = cuda.lease_mut(second);
+    assert!(panics(|| cuda.load_pages(MoveId::new(2), &[of(1, 1)]).expect("a page")));
+    assert!(panics(|| cuda.save_pages(MoveId::new(2), &[of(1, 1)]).expect("a page")));
+    assert!(panics(|| drop(cuda.lease(second))));
+    writer.as_mut().fill(9);
+    drop(writer);
+    assert!(cuda.lease(second).as_ref().iter().all(|&byte| byte == 9));
+    // Leases outlive the backend.
+    drop(cuda);
+    assert!(readers.iter().all(|lease| lease.as_ref().iter().all(|&byte| byte == 7)));
+}
+
+/// A lease is refused while a move uses the page; a device that is done already may grant it.
+#[test]
+fn moving_pages_are_not_leased() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = opened(&gpu, 4);
+    cuda.lease_mut(HostPageId::new(0)).as_mut().fill(7);
+    let moves: Vec<_> = (0..8).map(|page| of(page, 0)).collect();
+    cuda.load_pages(MoveId::new(1), &moves).expect("pages of the pool");
+    let refused = panics(|| drop(cuda.lease_mut(HostPageId::new(0))));
+    assert!(refused || cuda.moved().expect("nothing failed").loaded == MoveId::new(1));
+    drop(cuda.lease(HostPageId::new(0)));
+    cuda.save_pages(MoveId::new(2), &[of(0, 1)]).expect("pages of the pool");
+    let refused = panics(|| drop(cuda.lease(HostPageId::new(1))));
+    assert!(refused || cuda.moved().expect("nothing failed").saved == MoveId::new(2));
+    cuda.synchronize().expect("nothing failed");
+    let all = Moved { saved: MoveId::new(2), loaded: MoveId::new(1) };
+    assert_eq!(cuda.moved(), Ok(all));
+    assert!(cuda.lease(HostPageId::new(1)).as_ref().iter().all(|&byte| byte == 7));
+}
+
+/// More batches in flight than a direction has events.
+#[test]
+fn many_batches_are_in_flight() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = opened(&gpu, 4);
+    cuda.lease_mut(HostPageId::new(3)).as_mut().fill(5);
+    for id in 0..200 {
+        let (id, moves) = (MoveId::new(id + 1), [of(id as u32 % 8, 3 - id as u32 % 2)]);
+        match id.raw() % 2 {
+            0 => cuda.save_pages(id, &moves).expect("pages of the pool"),
+            _ => cuda.load_pages(id, &moves).expect("pages of the pool"),
+        }
+    }
+    let last = Moved { saved: MoveId::new(200), loaded: MoveId::new(199) };
+    let start = Instant::now();
+    while cuda.moved().expect("nothing failed") != last {
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", cuda.moved());
+    }
+}
+
+#[test]
+fn captures_take_no_moves() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = opened(&gpu, 4);
+    let stream = cuda.stream().clone();
+    let copy = [PageCopy { source: PageId::new(1), target: PageId::new(2) }];
+    cuda.copy_pages(&copy).expect("the kernel is loaded");
+    let captured = stream.capture(|| cuda.save_pages(MoveId::new(1), &[of(0, 0)]));
+    assert_eq!(captured.err(), Some(CudaError::NotPrepared));
+    cuda.save_pages(MoveId::new(1), &[of(1, 0)]).expect("pages of the pool");
+    let captured = stream.capture(|| cuda.copy_pages(&copy));
+    assert_eq!(captured.err(), Some(CudaError::PageInUse { page: 1 }));
+    cuda.synchronize().expect("nothing failed");
+    stream.capture(|| cuda.copy_pages(&copy)).expect("no move is in flight");
+}
+
+#[test]
+fn moves_of_no_pages_and_without_host_pages() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = opened(&gpu, 0);
+    cuda.save_pages(MoveId::new(1), &[]).expect("no page");
+    let error = PlanError::HostPage { page: HostPageId::new(0), pages: 0 };
+    assert_eq!(cuda.load_pages(MoveId::new(2), &[of(0, 0)]), Err(CudaError::Plan(error)));
+    assert_eq!((cuda.host_pages(), cuda.moved()), (0, Ok(Moved::default())));
+}
+
+#[test]
+fn too_little_host_memory_is_an_error_or_fewer_pages() {
+    let Some(gpu) = gpu() else { return };
+    // 64 TiB.
+    let (pages, bytes) = (16 << 20, 64 << 40);
+    match open(&gpu, pages, false).err() {
+        Some(CudaError::HostMemory { bytes: wanted, available }) => {
+            assert_eq!(wanted, bytes);
+            assert!(available > 1 << 20 && available < bytes, "{available}");
+        }
+        error => panic!("{error:?}"),
+    }
+}
+
+/// Opening and dropping a backend wait for no pinning, which the tests' driver can slow down (`FAKE_DRIVER_PIN_MS`).
+#[test]
+fn pinning_delays_nobody() {
+    let Some(gpu) = gpu() else { return };
+    let start = Instant::now();
+    let mut cuda = open(&gpu, 768, false).expect("3 GiB of host memory");
+    assert!(start.elapsed() < Duration::from_secs(1), "opened after {:?}", start.elapsed());
+    let ready = cuda.host_pages();
+    let error = cuda.save_pages(MoveId::new(1), &[of(0, 767)]);
+    let refused = Err(CudaError::NotPinned { page: HostPageId::new(767), ready });
+    assert!(error == refused || cuda.host_pages() > ready, "{error:?}");
+    let start = Instant::now();
+    drop(cuda);
+    assert!(start.elapsed() < Duration::from_secs(1), "dropped after {:?}", start.elapsed());
+}
+
+/// Run by `tests/cuda/fake_driver/run.sh`, whose driver pins 4 pages of 4 MiB (`FAKE_DRIVER_PINS`).
+#[test]
+#[ignore = "needs a driver that refuses to pin memory"]
+fn memory_that_is_not_pinned_is_an_error_or_fewer_pages() {
+    let gpu = gpu().expect("the tests' driver");
+    let failed = |cuda: &Cuda| {
+        while cuda.host_failure().is_none() {
+            yield_now();
+        }
+        cuda.host_failure().expect("it fails").clone()
+    };
+    for fewer in [false, true] {
+        let mut cuda = open(&gpu, 8, fewer).expect("a small pool");
+        let failure = failed(&cuda);
+        match failure {
+            CudaError::Pinning { code: 2, bytes, pinned: 0, .. } => assert_eq!(bytes, 32 << 20),
+            ref error => panic!("{error}"),
+        }
+        assert_eq!(cuda.host_pages(), 0);
+        assert_eq!(cuda.save_pages(MoveId::new(1), &[of(0, 0)]), Err(failure.clone()));
+        assert_eq!(cuda.moved(), if fewer { Ok(Moved::default()) } else { Err(failure) });
+    }
+}

@@ -11,8 +11,9 @@
 //! 9. [`fp8`]: K and V in half the bytes, and the source of their scales.
 //! 10. [`sparse`]: attention to a few tokens of a long context.
 //! 11. [`groups`]: models with layers that read only a window or a chunk.
-//! 12. [`events`]: routers and stores that track the cache.
-//! 13. [`errors`]: the host's action after each error.
+//! 12. [`models`]: what changes in a model's file.
+//! 13. [`events`]: routers and stores that track the cache.
+//! 14. [`errors`]: the host's action after each error.
 //!
 //! The programs have no model: they make up K, V, queries and tokens. A program that needs no bytes uses the backend
 //! [`Null`](crate::Null), which has none.
@@ -25,6 +26,7 @@ pub mod events;
 pub mod fp8;
 pub mod gpu;
 pub mod groups;
+pub mod models;
 pub mod overlap;
 pub mod ranks;
 pub mod samples;

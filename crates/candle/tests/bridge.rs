@@ -1,139 +1,34 @@
 //! The bridge against attention in float64 over contiguous K and V, and what it rejects.
 
+mod common;
+
 use candle_core::{DType, Device, Tensor};
+use common::{DIM, KV_HEADS, LAYERS, Program, Q_HEADS, WRONG, attention, fused, numbers};
 use kvarena::backend::Operand;
 use kvarena::testkit::rng::Rng;
-use kvarena::{Attend, Capacity, Extend, KvDtype, KvShape, Namespace, PoolConfig, SeqKey, TokenId};
+use kvarena::{Attend, Extend, Namespace, TokenId};
 use kvarena_candle::{Error, KvArena, Step};
 
-const KV_HEADS: usize = 2;
-const Q_HEADS: usize = 4;
-const DIM: usize = 32;
-const LAYERS: usize = 2;
-
 fn arena() -> KvArena {
-    let config = PoolConfig {
-        layers: LAYERS as u32,
-        shape: KvShape::heads(KV_HEADS as u32, DIM as u32),
-        dtype: KvDtype::F32,
-        page_size: 4,
-        capacity: Capacity::Pages(256),
-        ..PoolConfig::default()
-    };
-    KvArena::new(config, &Device::Cpu).expect("a small pool")
+    common::arena(&Device::Cpu)
 }
 
-fn attention() -> Attend {
-    Attend::new(Q_HEADS as u32, DIM as u32)
-}
-
-/// Random numbers for each new token: q, k and v behind one another in a row, as a fused projection gives them.
-fn fused(rng: &mut Rng, rows: usize) -> (Vec<f32>, [Tensor; 3]) {
-    let heads = Q_HEADS + 2 * KV_HEADS;
-    let number = |_| rng.within(0, 2000) as f32 / 1000.0 - 1.0;
-    let numbers: Vec<f32> = (0..rows * heads * DIM).map(number).collect();
-    let all = Tensor::from_slice(&numbers, (rows, heads, DIM), &Device::Cpu).expect("numbers");
-    let part = |from, heads| all.narrow(1, from, heads).expect("heads");
-    let parts = [part(0, Q_HEADS), part(Q_HEADS, KV_HEADS), part(Q_HEADS + KV_HEADS, KV_HEADS)];
-    (numbers, parts)
-}
-
-/// A sequence, with the fused rows of all its tokens in each layer.
-struct Sequence {
-    seq: SeqKey,
-    rows: [Vec<Vec<f32>>; LAYERS],
-}
-
-/// Attention of the last row over all rows, in float64.
-fn exact(rows: &[Vec<f32>], head: usize) -> Vec<f64> {
-    let q = &rows.last().expect("a row")[head * DIM..][..DIM];
-    let kv_head = head / (Q_HEADS / KV_HEADS);
-    let of = |row: &[f32], side: usize| {
-        let from = (Q_HEADS + side * KV_HEADS + kv_head) * DIM;
-        row[from..from + DIM].iter().map(|&x| f64::from(x)).collect::<Vec<_>>()
-    };
-    let weight = |row: &Vec<f32>| {
-        let product: f64 = of(row, 0).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum();
-        (product / (DIM as f64).sqrt()).exp()
-    };
-    let weights: Vec<f64> = rows.iter().map(weight).collect();
-    let total: f64 = weights.iter().sum();
-    let mut out = vec![0.0; DIM];
-    for (row, weight) in rows.iter().zip(&weights) {
-        for (out, v) in out.iter_mut().zip(of(row, 1)) {
-            *out += weight / total * v;
-        }
-    }
-    out
-}
-
-/// Computes some layers of a step, and compares every row with the exact one.
-fn compute(step: &Step<'_>, rng: &mut Rng, running: &mut [Sequence], layers: usize) {
-    let lens: Vec<usize> = step.plan().rows.iter().map(|row| row.extend_len as usize).collect();
-    for layer in 0..layers {
-        let (numbers, [q, k, v]) = fused(rng, step.plan().token_count());
-        let out = step.attend(layer, &attention(), &q, &k, &v).expect("valid attention");
-        let out = out.to_vec3::<f32>().expect("numbers");
-        let mut rows = numbers.chunks((Q_HEADS + 2 * KV_HEADS) * DIM).zip(out);
-        for (sequence, len) in running.iter_mut().zip(&lens) {
-            for (row, out) in rows.by_ref().take(*len) {
-                sequence.rows[layer].push(row.to_vec());
-                for (head, out) in out.iter().enumerate() {
-                    for (out, exact) in out.iter().zip(exact(&sequence.rows[layer], head)) {
-                        assert!((f64::from(*out) - exact).abs() < 1e-5, "{out} for {exact}");
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// One turn of a random program: a prompt joins, a step is computed and closed or dropped, a sequence finishes.
-fn turn(arena: &mut KvArena, rng: &mut Rng, running: &mut Vec<Sequence>, turn: u32) {
-    if running.is_empty() || (running.len() < 4 && rng.one_in(2)) {
-        // Unlike prompts, so that no page is shared: the rows are random.
-        let tokens = (0..rng.within(1, 20) as u32).map(|at| TokenId::new(1000 * turn + at));
-        let tokens: Vec<TokenId> = tokens.collect();
-        let seq = arena.engine.admit(Namespace::default(), &tokens, 0).expect("room");
-        running.push(Sequence { seq, rows: Default::default() });
-    }
-    let mut item = |one: &Sequence| {
-        let planned = arena.engine.planned_len(one.seq).expect("it runs");
-        let left = arena.engine.token_count(one.seq).expect("it runs") - planned;
-        Extend { seq: one.seq, len: rng.within(1, left.into()) as u32 }
-    };
-    let items: Vec<Extend> = running.iter().map(&mut item).collect();
-    let before: Vec<_> = running.iter().map(|one| one.rows.clone()).collect();
-    let step = arena.step(&items).expect("room");
-    let layers = if rng.one_in(4) { rng.below(LAYERS as u64 + 1) as usize } else { LAYERS };
-    compute(&step, rng, running, layers);
-    if layers == LAYERS && !rng.one_in(5) {
-        let id = step.launched();
-        for one in &*running {
-            let engine = &mut arena.engine;
-            if engine.token_count(one.seq) == engine.planned_len(one.seq) {
-                engine.append(one.seq, &[TokenId::new(7)]).expect("room");
-            }
-        }
-        arena.close(id).expect("it was launched");
-    } else {
-        // A step that is dropped is undone, in whichever layer it is.
-        drop(step);
-        running.iter_mut().zip(before).for_each(|(one, rows)| one.rows = rows);
-    }
-    if running.len() > 1 && rng.one_in(6) {
-        let done = running.swap_remove(rng.below(running.len() as u64) as usize);
-        arena.engine.finish(done.seq).expect("it runs");
-    }
-    arena.engine.verify().expect("all invariants hold");
+/// Random fused rows: their numbers, and q, k and v.
+fn rows(seed: u64, rows: usize) -> (Vec<f32>, [Tensor; 3]) {
+    let numbers = numbers(&mut Rng::new(seed), rows);
+    let qkv = fused(&numbers, &Device::Cpu);
+    (numbers, qkv)
 }
 
 #[test]
-fn steps_of_random_sequences_are_exact() {
+fn programs_are_exact() {
+    let mut rejected = [0; WRONG];
     for seed in 0..20 {
-        let (mut arena, mut rng, mut running) = (arena(), Rng::new(seed), Vec::new());
-        (0..30).for_each(|at| turn(&mut arena, &mut rng, &mut running, at));
+        let some = Program::new(&Device::Cpu, &[], 20, seed).run(30);
+        rejected.iter_mut().zip(some).for_each(|(all, some)| *all += some);
     }
+    // A machine without a GPU has no other device.
+    assert!(rejected.iter().filter(|&&count| count > 0).count() == WRONG - 1, "{rejected:?}");
 }
 
 #[test]
@@ -143,7 +38,7 @@ fn what_cannot_be_read_in_place_is_rejected() {
     let seq = arena.engine.admit(Namespace::default(), &tokens, 0).expect("room");
     let step = arena.step(&[Extend { seq, len: 3 }]).expect("room");
     let attend = attention();
-    let (_, [q, k, v]) = fused(&mut Rng::new(1), 3);
+    let (_, [q, k, v]) = rows(1, 3);
     let refused = |q: &Tensor, k: &Tensor, v: &Tensor| {
         step.attend(0, &attend, q, k, v).expect_err("it must not be read")
     };
@@ -182,7 +77,7 @@ fn sinks_take_their_part_of_the_softmax() {
     let seq = arena.engine.admit(Namespace::default(), &[TokenId::new(1)], 0).expect("room");
     let step = arena.step(&[Extend { seq, len: 1 }]).expect("room");
     let attend = attention();
-    let (numbers, [q, k, v]) = fused(&mut Rng::new(2), 1);
+    let (numbers, [q, k, v]) = rows(2, 1);
     let plain = step.attend(0, &attend, &q, &k, &v).expect("valid attention");
     let logit = |head: usize| {
         let kv_head = Q_HEADS + head / (Q_HEADS / KV_HEADS);
@@ -219,7 +114,7 @@ fn a_step_that_panics_is_undone_and_tensors_outlive_the_arena() {
     assert!(panics.is_err());
     arena.engine.verify().expect("all invariants hold");
     let step = arena.step(&items).expect("the same step again");
-    let (_, [q, k, v]) = fused(&mut Rng::new(3), 1);
+    let (_, [q, k, v]) = rows(3, 1);
     let out = step.attend(0, &attention(), &q, &k, &v).expect("valid attention");
     let inputs = step.inputs.clone();
     drop(step);
@@ -252,7 +147,7 @@ fn a_padded_step_is_the_same_for_its_items() {
         arena.engine.admit(Namespace::default(), &[TokenId::new(token)], 0).expect("room")
     });
     let items = seqs.map(|seq| Extend { seq, len: 1 });
-    let (_, qkv) = fused(&mut Rng::new(4), 8);
+    let (_, qkv) = rows(4, 8);
     let attend = |step: &Step<'_>| {
         let rows = step.plan().token_count();
         let [q, k, v] = qkv.each_ref().map(|x| x.narrow(0, 0, rows).expect("rows"));

@@ -80,7 +80,7 @@ using Call = void (*)(const void* params, u32 grid_x, u32 grid_y);
 using Ready = bool (*)(const void* params);
 
 struct Work {
-    enum { KERNEL, COPY, FILL, HOST, CALL, NOTHING } kind;
+    enum { KERNEL, COPY, STAGED, FILL, HOST, CALL, FREE, NOTHING } kind;
     u64 params[512];
     u64 target, source, bytes;
     u32 word;
@@ -157,12 +157,15 @@ static bool run_host(Work& work) {
     }
     return *work.over;
 }
+static void forget(u64 address);
 /* Whether it is done. */
 static bool run(Work& work) {
-    if (work.kind == Work::COPY) memcpy(at(work.target), at(work.source), work.bytes);
+    if (work.kind == Work::COPY || work.kind == Work::STAGED) memcpy(at(work.target), at(work.source), work.bytes);
+    if (work.kind == Work::STAGED) free(at(work.source));
     if (work.kind == Work::FILL)
         for (u64 i = 0; i < work.bytes / 4; ++i) reinterpret_cast<u32*>(work.target)[i] = work.word;
     if (work.kind == Work::HOST) return run_host(work);
+    if (work.kind == Work::FREE) forget(work.target);
     if (work.kind == Work::CALL) work.call(work.params, work.grid[0], work.grid[1]);
     return work.kind != Work::KERNEL || run_kernel(work);
 }
@@ -234,6 +237,8 @@ ptx::Range ptx::find_memory(u64 address) {
     if (memory.device != running_on && !memory.pinned && (memory.pooled || !reaches[running_on - devices][memory.device - devices])) return {0, 0};
     return address - start < memory.bytes ? Range{start, memory.bytes} : Range{0, 0};
 }
+
+static void forget(u64 address) { allocations.erase(address), free(at(address)); }
 
 extern "C" {
 /* ---- device and context ------------------------------------------------------------------------------------------- */
@@ -334,7 +339,17 @@ API int cuMemHostUnregister(void* memory) {
 }
 API int cuMemFree_v2(u64 address) { return give_back(at(address)); }
 API int cuMemFreeHost(void* memory) { return give_back(memory); }
+/* In the stream's order: what was asked before may use the memory. */
+API int cuMemFreeAsync(u64 address, void* stream) {
+    Work work = {Work::FREE};
+    work.stream = stream, work.target = address;
+    return ask(work);
+}
+/* Copies asked for so far: for tests that show that there are none. */
+static std::atomic<u64> copies;
+API u64 fake_driver_copies() { return copies; }
 static int copy(u64 target, u64 source, size_t bytes, void* stream = NULL) {
+    ++copies;
     Work work = {Work::COPY};
     work.stream = stream, work.target = target, work.source = source, work.bytes = bytes;
     return ask(work);
@@ -348,12 +363,28 @@ API int cuMemcpyDtoH_v2(void* to, u64 from, size_t bytes) {
 API int cuMemcpyDtoD_v2(u64 to, u64 from, size_t bytes) {
     return capturing ? CAPTURE_UNSUPPORTED : (copy(to, from, bytes), wait());
 }
+static bool is_pinned(u64 address) {
+    Lock lock(queue_lock);
+    const auto after = allocations.upper_bound(address);
+    return after != allocations.begin() && address - std::prev(after)->first < std::prev(after)->second.bytes;
+}
+/* Memory that is not pinned is read before the call returns: a driver stages it. */
 API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* stream) {
-    return copy(to, reinterpret_cast<u64>(from), bytes, stream);
+    const u64 source = reinterpret_cast<u64>(from);
+    if (capturing || is_pinned(source)) return copy(to, source, bytes, stream);
+    ++copies;
+    Work work = {Work::STAGED};
+    work.stream = stream, work.target = to, work.bytes = bytes;
+    work.source = reinterpret_cast<u64>(memcpy(malloc(bytes), from, bytes));
+    return ask(work);
 }
+/* Into memory that is not pinned, the call returns once the copy is done. */
 API int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void* stream) {
-    return copy(reinterpret_cast<u64>(to), from, bytes, stream);
+    const u64 target = reinterpret_cast<u64>(to);
+    const int result = copy(target, from, bytes, stream);
+    return result || capturing || is_pinned(target) ? result : wait_for(stream);
 }
+API int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t bytes, void* stream) { return copy(to, from, bytes, stream); }
 /* Between rows in device memory alone. */
 struct Copy2D {
     size_t from_x, from_y; u32 from_kind; const void* from_host; u64 from; void* from_array; size_t from_pitch;

@@ -159,6 +159,25 @@ fn both_forms_of_a_config_are_read() {
     );
 }
 
+/// The lines that documents show are the patch's.
+#[test]
+fn shown_lines_are_the_patchs() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| fs::read_to_string(here.join(path)).expect("it is there");
+    let patch = read("patches/qwen3.patch");
+    for (path, comment) in [("../README.md", ""), ("../../../src/guide/models.rs", "//! ")] {
+        let text = read(path);
+        let (begin, end) = (format!("{comment}```diff"), format!("{comment}```"));
+        let shown = text.lines().skip_while(|&line| line != begin).skip(1);
+        let shown: Vec<&str> = shown.take_while(|&line| line != end).collect();
+        assert!(shown.len() > 5, "{path}");
+        for line in shown {
+            let line = line.strip_prefix(comment).expect("a comment");
+            assert!(patch.lines().any(|other| other == line), "{path}: {line}");
+        }
+    }
+}
+
 /// A patch is small: what a reader of candle's file has to learn.
 #[test]
 fn patches_add_at_most_60_lines() {

@@ -1,6 +1,7 @@
 //! Work in flight: either order of dropping, and a slow kernel on a second stream.
 
-use candle::{DType, Device, Tensor};
+use candle::op::BackpropOp;
+use candle::{CudaStorage, DType, Device, Storage, Tensor};
 use kvarena::backend::Either;
 use kvarena::backend::cuda::{CudaEvent, CudaStream};
 use kvarena::{Attend, Backend, Extend, Namespace, TokenId};
@@ -76,11 +77,11 @@ pub fn run() -> Outcome {
     last.engine.verify().map_err(|broken| format!("{broken:?}"))?;
     drop(last);
     println!("tensors and device dropped before the arena: fine");
-    streams(&device, &wanted)
+    streams(&device)
 }
 
 /// k comes from a second stream, where a slow kernel comes first.
-fn streams(device: &Device, wanted: &[f32]) -> Outcome {
+fn streams(device: &Device) -> Outcome {
     let second = Device::new_cuda_with_stream(0)?;
     let [q, _, v] = qkv(device)?;
     let mut arena = QWEN3.arena(device, 1024, 256)?;
@@ -91,41 +92,50 @@ fn streams(device: &Device, wanted: &[f32]) -> Outcome {
     arena.engine.verify().map_err(|broken| format!("{broken:?}"))?;
     drop(arena);
 
-    // candle's events order the copy.
-    let mut arena = QWEN3.arena(device, 1024, 256)?;
-    let sum = slow(&second)?.narrow(0, 0, 1)?.narrow(1, 0, 1)?.to_dtype(DType::F32)?;
-    let late = after(&k, &sum)?.to_device(device)?;
-    let out = attend(&mut arena, [&q, &late, &v])?;
-    println!("a slow kernel on a second stream, tracked: {}", verdict(&numbers(&out)?, wanted));
+    // K in memory that the second stream writes: candle's events order it, or one of the host, or nothing.
+    let tracked = || Device::new_cuda_with_stream(0).map_err(Into::into);
+    in_order("candle's events", tracked, false, 2.0)?;
+    in_order("an event of the host", crate::device, true, 3.0)?;
+    in_order("nothing, so it should differ", crate::device, false, 4.0)
+}
 
-    // Without them an event of the host does. K differs each time, so that no reused memory has it.
-    for (ordered, factor) in [(false, 2.0), (true, 3.0)] {
-        let [device, second] = [crate::device()?, crate::device()?];
-        let mut arena = QWEN3.arena(&device, 1024, 256)?;
-        let ([q, k, v], [_, second_k, _]) = (qkv(&device)?, qkv(&second)?);
-        let wanted = numbers(&attend(&mut arena, [&q, &(k * factor)?, &v])?)?;
-        second.synchronize()?;
-        drop(arena);
-        let mut arena = QWEN3.arena(&device, 1024, 256)?;
-        let sum = slow(&second)?.narrow(0, 0, 1)?.narrow(1, 0, 1)?.to_dtype(DType::F32)?;
-        let k = (after(&second_k, &sum)? * factor)?;
-        let Either::Right(cuda) = arena.engine.backend() else { return Err("no GPU".into()) };
-        let raw = second.as_cuda_device()?.cuda_stream();
-        // SAFETY: candle's stream of the primary context, kept by its `Arc`.
-        let from =
-            unsafe { CudaStream::from_raw(cuda.gpu(), raw.cu_stream() as usize as u64, raw) }?;
+/// Attends to K times a factor that a second stream computes after slow kernels.
+fn in_order(
+    what: &str,
+    device: impl Fn() -> Outcome<Device>,
+    by_event: bool,
+    factor: f64,
+) -> Outcome {
+    let [device, second] = [device()?, device()?];
+    let ([q, k, v], [_, second_k, _]) = (qkv(&device)?, qkv(&second)?);
+    let wanted =
+        numbers(&attend(&mut QWEN3.arena(&device, 1024, 256)?, [&q, &(k * factor)?, &v])?)?;
+    second.synchronize()?;
+    let mut arena = QWEN3.arena(&device, 1024, 256)?;
+    let sum = slow(&second)?.narrow(0, 0, 1)?.narrow(1, 0, 1)?.to_dtype(DType::F32)?;
+    let k = of_device(&(after(&second_k, &sum)? * factor)?, &device)?;
+    let Either::Right(cuda) = arena.engine.backend() else { return Err("no GPU".into()) };
+    let raw = second.as_cuda_device()?.cuda_stream();
+    // SAFETY: candle's stream of the primary context, kept by its `Arc`.
+    let from = unsafe { CudaStream::from_raw(cuda.gpu(), raw.cu_stream() as usize as u64, raw) }?;
+    if by_event {
         let mut event = CudaEvent::new(cuda.gpu(), false)?;
         event.record(&from)?;
-        if ordered {
-            event.block(cuda.stream())?;
-        }
-        let late = k.to_device(&device)?;
-        let out = attend(&mut arena, [&q, &late, &v])?;
-        let how = if ordered { "ordered by an event" } else { "not ordered, so it may differ" };
-        println!("a slow kernel on a second stream, {how}: {}", verdict(&numbers(&out)?, &wanted));
-        second.synchronize()?;
+        event.block(cuda.stream())?;
     }
-    Ok(())
+    let out = numbers(&attend(&mut arena, [&q, &k, &v])?)?;
+    println!("K of a second stream, ordered by {what}: {}", verdict(&out, &wanted));
+    Ok(second.synchronize()?)
+}
+
+/// A copy of a tensor in memory of its own stream, as a tensor of another device.
+fn of_device(x: &Tensor, device: &Device) -> Outcome<Tensor> {
+    let (storage, layout) = x.storage_and_layout();
+    let Storage::Cuda(storage) = &*storage else { return Err("not on a GPU".into()) };
+    let slice = storage.as_cuda_slice::<half::bf16>()?.clone();
+    let storage = CudaStorage::wrap_cuda_slice(slice, device.as_cuda_device()?.clone());
+    let storage = Storage::Cuda(storage);
+    Ok(Tensor::from_storage(storage, layout.shape().clone(), BackpropOp::none(), false))
 }
 
 /// k, after the sum is known.

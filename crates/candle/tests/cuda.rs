@@ -1,0 +1,102 @@
+//! The GPU's half: random programs, and copies. Without a GPU these tests do nothing, unless `KVARENA_GPU_ERROR` is
+//! `None`.
+
+mod common;
+
+use std::ffi::{CStr, c_char, c_void};
+
+use candle_core::{Device, Tensor};
+use common::{DIM, HEADS, Program, WRONG, arena, attention, fused, numbers};
+use kvarena::testkit::rng::Rng;
+use kvarena::{Extend, Namespace, TokenId};
+use kvarena_candle::{Error, KvArena};
+
+/// A device with its own stream.
+fn device() -> Option<Device> {
+    match Device::new_cuda_with_stream(0) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            let must = std::env::var("KVARENA_GPU_ERROR").is_ok_and(|error| error == "None");
+            assert!(!must, "{error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn programs_on_a_gpu_are_exact() {
+    let (Some(device), Some(second)) = (device(), device()) else { return };
+    let others = [Device::Cpu, second];
+    let mut rejected = [0; WRONG];
+    // Few: the driver stand-in interprets the kernels.
+    for seed in 0..10 {
+        let some = Program::new(&device, &others, 12, seed).run(20);
+        rejected.iter_mut().zip(some).for_each(|(all, some)| *all += some);
+    }
+    assert!(rejected.iter().all(|&count| count > 0), "{rejected:?}");
+}
+
+/// Calls that copy memory, counted by the driver stand-in; another driver counts none.
+fn copies() -> Option<u64> {
+    unsafe extern "C" {
+        fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+        fn dlopen(name: *const c_char, flags: i32) -> *mut c_void;
+    }
+    let (library, name): (&CStr, &CStr) = (c"libcuda.so.1", c"fake_driver_copies");
+    // SAFETY: both names end; flag 1 is RTLD_LAZY.
+    let found = unsafe { dlsym(dlopen(library.as_ptr(), 1), name.as_ptr()) };
+    // SAFETY: the stand-in defines the function as this.
+    (!found.is_null())
+        .then(|| unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(found)() })
+}
+
+#[test]
+fn attend_makes_no_copy() {
+    let Some(device) = device() else { return };
+    let mut arena = arena(&device);
+    let tokens: Vec<TokenId> = (0..5).map(TokenId::new).collect();
+    let seq = arena.engine.admit(Namespace::default(), &tokens, 0).expect("room");
+    let step = arena.step(&[Extend { seq, len: 5 }]).expect("room");
+    let numbers = numbers(&mut Rng::new(1), 5);
+    let [q, k, v] = fused(&numbers, &device);
+    // The first layer stages what all layers read.
+    step.attend(0, &attention(), &q, &k, &v).expect("valid attention");
+    let before = copies();
+    let out = step.attend(1, &attention(), &q, &k, &v).expect("valid attention");
+    assert_eq!(copies(), before);
+    // What does copy is counted.
+    out.flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("numbers");
+    assert!(before.is_none_or(|before| copies() > Some(before)));
+}
+
+#[test]
+fn the_stream_of_each_thread_is_rejected() {
+    if device().is_none() {
+        return;
+    }
+    let each = Device::new_cuda(0).expect("a GPU");
+    let config =
+        kvarena::PoolConfig { capacity: kvarena::Capacity::Pages(4), ..Default::default() };
+    let error = KvArena::new(config, &each).err().expect("another stream in each thread");
+    assert!(matches!(error, Error::Engine(_)), "{error}");
+}
+
+/// The arena keeps candle's stream after all of candle's handles are gone.
+#[test]
+fn an_arena_outlives_tensors_and_device() {
+    let Some(device) = device() else { return };
+    let mut arena = arena(&device);
+    let seq = arena.engine.admit(Namespace::default(), &[TokenId::new(1)], 0).expect("room");
+    let step = arena.step(&[Extend { seq, len: 1 }]).expect("room");
+    let [q, k, v] = [0, 1, 2].map(|side| {
+        let x = vec![0.5_f32; HEADS[side] * DIM];
+        Tensor::from_vec(x, (1, HEADS[side], DIM), &device).expect("numbers")
+    });
+    step.attend(0, &attention(), &q, &k, &v).expect("valid attention");
+    drop((q, k, v));
+    let id = step.launched();
+    drop(device);
+    arena.close(id).expect("it was launched");
+    kvarena::Backend::synchronize(arena.engine.backend_mut()).expect("the stream lives");
+    arena.engine.verify().expect("all invariants hold");
+}

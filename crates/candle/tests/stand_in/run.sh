@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# The GPU's half of the bridge on a machine without a GPU: over the driver that runs kernels on the CPU
+# (tests/cuda/fake_driver) and a cuBLAS and a cuRAND that compute nothing (libraries.c). candle's own kernels are not
+# built, so the tests run none. Needs .ci/cuda-stub.sh and the library of tests/cuda/fake_driver/build.sh.
+set -euo pipefail
+cd "$(dirname "$0")/../../../.."
+out=$PWD/target/candle-stand-in
+mkdir -p "$out/lib64"
+for library in libcublas.so.13 libcurand.so.10; do
+  cc -shared -fPIC -Wall -Werror -Wl,-soname,$library -o "$out/lib64/$library" crates/candle/tests/stand_in/libraries.c
+  ln -sf $library "$out/lib64/${library%.so.*}.so"
+done
+# Named by the linker's arguments, and not used.
+for library in cublasLt cudart nvrtc; do
+  cc -shared -o "$out/lib64/lib$library.so" -x c /dev/null
+done
+export CUDA_HOME=$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub} CUDA_COMPUTE_CAP=90 CUDARC_CUDA_VERSION=13000
+export PATH=$PWD/.ci/empty-nvcc:$PATH LD_LIBRARY_PATH=$out/lib64:$PWD/target/fake-driver KVARENA_GPU_ERROR=None
+cd crates/candle
+cargo test -p kvarena-candle --features cuda --test cuda

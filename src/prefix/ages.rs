@@ -46,8 +46,8 @@ impl Ages {
         std::mem::replace(&mut self.of_node[node], mark) != mark
     }
 
-    /// Stamps the prefix that was split off an idle node, which keeps `rest` entries. Outlined, since most trees have no
-    /// ages.
+    /// Stamps the prefix that was split off an idle node, which keeps `rest` entries. Outlined, since most trees have
+    /// no ages.
     #[cold]
     #[inline(never)]
     pub fn split(&mut self, node: NodeKey, prefix: NodeKey, rest: u32) {

@@ -139,8 +139,7 @@ impl EngineShape {
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let Self { layout, table, .. } = self;
         let (shape, sizes) = sizes_of(layout.shape());
-        let mut groups = (0..layout.groups().count()).map(|group| layout.of_group(group));
-        let scaling = groups.find_map(|layout| layout.scaling());
+        let scaling = layout.views().find_map(|layout| layout.scaling());
         let labels = layout.planes().iter().find(|plane| plane.name == PlaneName::Labels);
         let words = Words {
             magic: MAGIC,

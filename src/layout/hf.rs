@@ -64,11 +64,12 @@ impl fmt::Display for HfError {
 impl std::error::Error for HfError {}
 
 /// Fields that describe layers of another layout, or of several layouts, unless they are absent, 0 or false.
-const OTHER_SHAPES: [&str; 13] = [
+const OTHER_SHAPES: [&str; 14] = [
     // Keys that select tokens, beside the latent rows.
     "index_head_dim",
     // Some layers have another shape.
     "block_configs",
+    "per_layer_config",
     // Layers read the K and V of another layer.
     "num_kv_shared_layers",
     // Layers have another operation in place of attention, or beside it.

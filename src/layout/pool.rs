@@ -120,7 +120,6 @@ impl PoolLayout {
     }
 
     /// Returns the pool as the layers of each group store K and V.
-    #[cfg(feature = "cuda")]
     pub(crate) fn views(&self) -> impl Iterator<Item = Self> + use<'_> {
         (0..self.groups.count()).map(|group| self.of_group(group))
     }

@@ -131,8 +131,7 @@ impl KvScales {
 
     /// Rejects scales that do not fit a pool's rank.
     pub(crate) fn check_pool(&self, pool: &PoolLayout) -> Result<(), ScaleError> {
-        let mut groups = (0..pool.groups().count()).map(|group| pool.of_group(group));
-        if !groups.any(|group| group.scaling() == Some(Scaling::Static)) {
+        if !pool.views().any(|group| group.scaling() == Some(Scaling::Static)) {
             return Err(ScaleError::NotStatic);
         }
         self.check_size(pool.layers(), pool.most_kv_heads())

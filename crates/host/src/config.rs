@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::experts::ExpertsConfig;
 use crate::family::Family;
 use crate::fields::{Fields, read_json};
+use crate::gemma::{self, WindowHeads};
 use crate::latent::LatentConfig;
 use crate::linear::Activation;
 use crate::nope::NopeConfig;
@@ -31,10 +32,15 @@ pub struct ModelConfig {
     pub layers: usize,
     /// Query heads.
     pub q_heads: usize,
-    /// Key and value heads, a divisor of `q_heads`; 1 where rows are latent.
+    /// Key and value heads, a divisor of `q_heads`; 1 where rows are latent. Of Gemma 4, those of the layers that read
+    /// everything.
     pub kv_heads: usize,
     /// Elements of one head of q and k in attention: for latent rows, those of a whole row.
     pub head_dim: usize,
+    /// The heads of layers with a window, if they differ.
+    pub window_heads: Option<WindowHeads>,
+    /// Whether layers that read everything make V of K's product.
+    pub k_is_v: bool,
     /// Elements of one head of attention's output.
     pub value_dim: usize,
     /// Factor of the logits.
@@ -53,6 +59,8 @@ pub struct ModelConfig {
     pub window_rope: Option<Rope>,
     /// Factor of the embedding's rows.
     pub embedding_scale: f32,
+    /// Soft cap of the logits of tokens, if there is one.
+    pub logit_cap: Option<f32>,
     /// The activation of MLPs.
     pub activation: Activation,
     /// Whether the output projection is tied to the embedding.
@@ -101,17 +109,20 @@ impl ModelConfig {
             return Err(fields.wrong("quantization_config: quantised weights are not implemented"));
         }
         let activation = activation(&fields, family)?;
-        let gemma = family == Family::Gemma3;
+        let gemma = family.norms_outputs();
         if gemma {
-            check_gemma(&fields)?;
+            gemma::check(&fields, family)?;
         }
         let hidden = fields.size("hidden_size")?;
         let q_heads = fields.size("num_attention_heads")?;
         let kv_heads = fields.size_or("num_key_value_heads", q_heads)?;
-        if !q_heads.is_multiple_of(kv_heads) {
-            let what = format!("{q_heads} query heads cannot share {kv_heads} key and value heads");
-            return Err(fields.wrong(&what));
-        }
+        let may_share = |kv_heads: usize| match q_heads.is_multiple_of(kv_heads) {
+            true => Ok(()),
+            false => Err(fields.wrong(&format!(
+                "{q_heads} query heads cannot share {kv_heads} key and value heads"
+            ))),
+        };
+        may_share(kv_heads)?;
         let latent = match family {
             Family::DeepseekV3 => Some(LatentConfig::parse(&fields)?),
             _ => None,
@@ -127,6 +138,13 @@ impl ModelConfig {
                 (kv_heads, fields.size_or("head_dim", default)?)
             }
         };
+        let gemma4 = family == Family::Gemma4;
+        let window_heads = gemma4.then_some(WindowHeads { kv_heads, head_dim });
+        let (kv_heads, head_dim, k_is_v) = match gemma4 {
+            true => gemma::full_heads(&fields, (kv_heads, head_dim))?,
+            false => (kv_heads, head_dim, false),
+        };
+        may_share(kv_heads)?;
         let rotated = latent.map_or(head_dim, |latent| latent.rope);
         if !rotated.is_multiple_of(2) {
             return Err(
@@ -140,14 +158,16 @@ impl ModelConfig {
         let layers = fields.size("num_hidden_layers")?;
         let default_len = if family == Family::Llama { 2048 } else { 32768 };
         let (rope, window_rope) = match family {
-            Family::Gemma3 => {
-                let (rope, of_windows) = Rope::parse_pair(&fields, rotated)?;
+            Family::Gemma3 | Family::Gemma4 => {
+                let of_windows = window_heads.map_or(rotated, |heads| heads.head_dim);
+                let (rope, of_windows) = Rope::parse_pair(&fields, (rotated, of_windows))?;
                 (rope, Some(of_windows))
             }
             _ => (Rope::parse(&fields, rotated)?, None),
         };
         let scale = match &latent {
             Some(latent) => rope.logit_factor / ((latent.nope + latent.rope) as f32).sqrt(),
+            None if gemma4 => 1.0,
             None if gemma => 1.0 / (fields.size_or("query_pre_attn_scalar", 256)? as f32).sqrt(),
             None => 1.0 / (head_dim as f32).sqrt(),
         };
@@ -170,6 +190,8 @@ impl ModelConfig {
             q_heads,
             kv_heads,
             head_dim,
+            window_heads,
+            k_is_v,
             value_dim: latent.map_or(head_dim, |latent| latent.rank),
             scale,
             latent,
@@ -179,6 +201,7 @@ impl ModelConfig {
             rope,
             window_rope,
             embedding_scale: if gemma { (hidden as f32).sqrt() } else { 1.0 },
+            logit_cap: gemma::logit_cap(&fields, family)?,
             activation,
             tied: match fields.get("tie_word_embeddings") {
                 None => gemma,
@@ -203,6 +226,14 @@ impl ModelConfig {
         }
     }
 
+    /// Returns a layer's heads of K and V, and the elements of a head.
+    pub fn heads_of(&self, layer: usize) -> (usize, usize) {
+        match self.window_heads {
+            Some(heads) if self.windows[layer].is_some() => (heads.kv_heads, heads.head_dim),
+            _ => (self.kv_heads, self.head_dim),
+        }
+    }
+
     /// Returns the groups of layers: those that read all tokens, and those of each window and chunk. Returns one group
     /// if all layers are alike, or if [`Groups`] cannot contain them.
     pub fn groups(&self) -> Groups {
@@ -217,14 +248,21 @@ impl ModelConfig {
             }) as u8
         };
         let layers: Vec<u8> = self.windows.iter().zip(&self.chunks).map(group).collect();
-        Groups::new(&reaches, &layers).unwrap_or(Groups::ONE)
+        let groups = Groups::new(&reaches, &layers).unwrap_or(Groups::ONE);
+        let Some(WindowHeads { kv_heads, head_dim }) = self.window_heads else { return groups };
+        let shape = KvShape::heads(kv_heads as u32, head_dim as u32);
+        let own =
+            (1..groups.count()).try_fold(groups, |all, group| all.with_shape(group, shape, None));
+        own.expect("the groups exist")
     }
 }
 
 /// Returns the activation of MLPs; rejects an activation that the family does not have.
 fn activation(fields: &Fields<'_>, family: Family) -> Result<Activation> {
     let (field, name, activation) = match family {
-        Family::Gemma3 => ("hidden_activation", "gelu_pytorch_tanh", Activation::GeluTanh),
+        Family::Gemma3 | Family::Gemma4 => {
+            ("hidden_activation", "gelu_pytorch_tanh", Activation::GeluTanh)
+        }
         _ => ("hidden_act", "silu", Activation::Silu),
     };
     match fields.text(field)? {
@@ -232,19 +270,6 @@ fn activation(fields: &Fields<'_>, family: Family) -> Result<Activation> {
             Err(fields.wrong(&format!("{field} {other:?} is not implemented")))
         }
         _ => Ok(activation),
-    }
-}
-
-/// Rejects options of Gemma 3 that change the forward pass.
-fn check_gemma(fields: &Fields<'_>) -> Result<()> {
-    for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
-        if let Some(value) = fields.get(name) {
-            return Err(fields.wrong(&format!("{name} {value} is not implemented")));
-        }
-    }
-    match fields.flag("use_bidirectional_attention")? {
-        true => Err(fields.wrong("use_bidirectional_attention is not implemented")),
-        false => Ok(()),
     }
 }
 
@@ -257,7 +282,7 @@ fn default_head_dim(
     match family {
         Family::Qwen3 => return Ok(128),
         Family::GptOss => return Ok(64),
-        Family::Gemma3 => return Ok(256),
+        Family::Gemma3 | Family::Gemma4 => return Ok(256),
         Family::Llama4 => return Ok(128),
         Family::Llama | Family::DeepseekV3 => {}
     }
@@ -275,7 +300,7 @@ fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Opt
     let may = match family {
         Family::Llama | Family::DeepseekV3 | Family::Llama4 => false,
         Family::Qwen3 => fields.flag("use_sliding_window")?,
-        Family::GptOss | Family::Gemma3 => true,
+        Family::GptOss | Family::Gemma3 | Family::Gemma4 => true,
     };
     if !may {
         return Ok(vec![None; layers]);
@@ -285,7 +310,7 @@ fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Opt
         if family == Family::GptOss {
             return Ok((0..layers).map(|i| window.filter(|_| i % 2 == 0)).collect());
         }
-        if family == Family::Gemma3 {
+        if family.norms_outputs() {
             let pattern = fields.size_or("sliding_window_pattern", 6)?;
             let is_full = |i: usize| (i + 1).is_multiple_of(pattern);
             return Ok((0..layers).map(|i| window.filter(|_| !is_full(i))).collect());

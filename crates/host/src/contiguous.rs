@@ -22,7 +22,9 @@ impl Attention for Contiguous<'_> {
 
     fn layer(&mut self, layer: usize, asked: Asked<'_>, out: &mut [f32]) -> Result<(), Infallible> {
         let Asked { q, k, v, sinks, .. } = asked;
-        let ModelConfig { q_heads, kv_heads, head_dim, value_dim, .. } = *self.config;
+        let q_heads = self.config.q_heads;
+        let (kv_heads, head_dim) = self.config.heads_of(layer);
+        let value_dim = self.config.latent.map_or(head_dim, |_| self.config.value_dim);
         let (q_row, kv_row) = (q_heads * head_dim, kv_heads * head_dim);
         let out_row = q_heads * value_dim;
         if let Some(measured) = &mut self.measured {

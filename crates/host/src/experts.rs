@@ -54,7 +54,9 @@ impl ExpertsConfig {
     /// A field that is missing, contradicts another one, or requests an unsupported method.
     pub fn parse(fields: &Fields<'_>, family: Family) -> Result<Option<Self>> {
         let config = match family {
-            Family::Llama | Family::Qwen3 | Family::Gemma3 | Family::Llama4 => return Ok(None),
+            Family::Llama | Family::Qwen3 | Family::Gemma3 | Family::Gemma4 | Family::Llama4 => {
+                return Ok(None);
+            }
             Family::DeepseekV3 => Self::deepseek(fields)?,
             Family::GptOss => {
                 if fields.number_or("swiglu_limit", LIMIT.into())? != f64::from(LIMIT) {

@@ -18,6 +18,9 @@ pub enum Family {
     GptOss,
     /// `Gemma3ForCausalLM`: windows with their own rope, and norms of outputs.
     Gemma3,
+    /// `Gemma4ForCausalLM`: as Gemma 3, and the layers without a window have other heads. Only the text model without
+    /// experts.
+    Gemma4,
     /// `Llama4ForCausalLM`: chunks with rotary positions, and layers without them. Only the text model without experts.
     Llama4,
 }
@@ -25,13 +28,18 @@ pub enum Family {
 impl Family {
     /// Returns whether the family normalises heads of q and k.
     pub fn norms_heads(self) -> bool {
-        matches!(self, Self::Qwen3 | Self::Gemma3)
+        matches!(self, Self::Qwen3 | Self::Gemma3 | Self::Gemma4)
+    }
+
+    /// Returns whether the family normalises the outputs of attention and of the MLP.
+    pub fn norms_outputs(self) -> bool {
+        matches!(self, Self::Gemma3 | Self::Gemma4)
     }
 
     /// Returns the name of the norm before the MLP.
     pub fn mlp_norm(self) -> &'static str {
         match self {
-            Self::Gemma3 => "pre_feedforward_layernorm",
+            Self::Gemma3 | Self::Gemma4 => "pre_feedforward_layernorm",
             _ => "post_attention_layernorm",
         }
     }
@@ -54,10 +62,12 @@ impl Family {
             "DeepseekV3ForCausalLM" | "deepseek_v3" => Ok(Self::DeepseekV3),
             "GptOssForCausalLM" | "gpt_oss" => Ok(Self::GptOss),
             "Gemma3ForCausalLM" | "gemma3_text" => Ok(Self::Gemma3),
+            "Gemma4ForCausalLM" | "gemma4_text" => Ok(Self::Gemma4),
             "Llama4ForCausalLM" | "llama4_text" => Ok(Self::Llama4),
             other => Err(fields.wrong(&format!(
                 "architecture {other:?} is not implemented, only LlamaForCausalLM, Qwen3ForCausalLM, \
-                 DeepseekV3ForCausalLM, GptOssForCausalLM, Gemma3ForCausalLM and Llama4ForCausalLM"
+                 DeepseekV3ForCausalLM, GptOssForCausalLM, Gemma3ForCausalLM, Gemma4ForCausalLM and \
+                 Llama4ForCausalLM"
             ))),
         }
     }

@@ -30,6 +30,7 @@ pub mod error;
 pub mod experts;
 pub mod family;
 pub mod fields;
+pub mod gemma;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod histogram;

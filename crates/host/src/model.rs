@@ -63,7 +63,14 @@ pub trait Attention {
 
 /// The projections from x to q, k and v.
 enum Projections {
-    Heads { q: Linear, k: Linear, v: Linear, q_norm: Option<Vec<f32>>, k_norm: Option<Vec<f32>> },
+    /// Without a projection to V, V is made of K's product.
+    Heads {
+        q: Linear,
+        k: Linear,
+        v: Option<Linear>,
+        q_norm: Option<Vec<f32>>,
+        k_norm: Option<Vec<f32>>,
+    },
     Latent(Latent),
 }
 
@@ -80,8 +87,10 @@ struct Layer {
     o: Linear,
     mlp_norm: Vec<f32>,
     rest: Rest,
-    /// Gemma 3 norms the outputs of attention and of the MLP.
+    /// Gemma norms the outputs of attention and of the MLP.
     output_norms: Option<[Vec<f32>; 2]>,
+    /// Gemma 4's factor of the layer's result.
+    factor: f32,
 }
 
 /// A model in memory.
@@ -191,6 +200,9 @@ impl Model {
         for (i, layer) in self.layers.iter().enumerate() {
             self.attend((i, layer), pass.positions, attention, work, clock)?;
             self.rest((i, layer), pass.positions, work, clock);
+            if layer.factor != 1.0 {
+                work.x.iter_mut().for_each(|x| *x *= layer.factor);
+            }
         }
 
         let wanted = pass.wanted.len();
@@ -202,6 +214,9 @@ impl Model {
         let output = self.output.as_ref().unwrap_or(&self.embedding);
         clock.lap(Part::Elementwise);
         output.multiply(&work.normed, &mut work.logits, &mut work.turned);
+        if let Some(cap) = self.config.logit_cap {
+            work.logits.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+        }
         clock.lap(Part::Logits);
         Ok(())
     }
@@ -215,15 +230,22 @@ impl Model {
         work: &mut Workspace,
         clock: &mut Clock,
     ) -> std::result::Result<(), A::Error> {
-        let ModelConfig { head_dim, q_heads, kv_heads, norm_eps: eps, .. } = self.config;
+        let ModelConfig { q_heads, norm_eps: eps, .. } = self.config;
+        let (kv_heads, head_dim) = self.config.heads_of(index);
         ops::rms_norm(&work.x, &layer.attention_norm, eps, &mut work.normed);
         clock.lap(Part::Elementwise);
         match &layer.projections {
             Projections::Heads { q, k, v, q_norm, k_norm } => {
                 q.apply(&work.normed, &mut work.q, &mut work.turned);
                 k.apply(&work.normed, &mut work.k, &mut work.turned);
-                v.apply(&work.normed, &mut work.v, &mut work.turned);
+                match v {
+                    Some(v) => v.apply(&work.normed, &mut work.v, &mut work.turned),
+                    None => work.v.clone_from(&work.k),
+                }
                 clock.lap(Part::Products);
+                if self.config.family == Family::Gemma4 {
+                    ops::norm_heads(&mut work.v, head_dim, eps);
+                }
                 if let Some(nope) = &self.config.nope {
                     let (q, k) = ((&mut work.q[..], q_heads), (&mut work.k[..], kv_heads));
                     nope.place(index, q, k, (head_dim, eps), (positions, &work.angles));
@@ -247,7 +269,8 @@ impl Model {
                 clock.lap(Part::Products);
             }
         }
-        resize(&mut work.attended, work.q.len() / head_dim * self.config.value_dim);
+        let value_dim = if self.config.latent.is_some() { self.config.value_dim } else { head_dim };
+        resize(&mut work.attended, work.q.len() / head_dim * value_dim);
         let asked = Asked {
             window: self.config.windows[index],
             chunk: self.config.chunks[index],
@@ -322,7 +345,8 @@ impl Model {
 
 impl Layer {
     fn build(config: &ModelConfig, source: &mut impl Source, index: usize) -> Result<Self> {
-        let ModelConfig { hidden, q_heads, head_dim, .. } = *config;
+        let ModelConfig { hidden, q_heads, .. } = *config;
+        let (_, head_dim) = config.heads_of(index);
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let bias = config.attention_bias;
         let (projections, attended) = match config.latent {
@@ -331,7 +355,7 @@ impl Layer {
                 let projections = Latent::build(source, &name, size, latent)?;
                 (Projections::Latent(projections), q_heads * latent.value)
             }
-            None => (heads(config, source, name)?, q_heads * head_dim),
+            None => (heads(config, source, index, name)?, q_heads * head_dim),
         };
         let sinks = match config.family {
             Family::GptOss => Some(source.vector(&name("self_attn.sinks"), q_heads)?),
@@ -351,19 +375,26 @@ impl Layer {
         let attention_norm = norm("input_layernorm.weight")?;
         let after_attention = norm("post_attention_layernorm.weight")?;
         let (mlp_norm, output_norms) = match config.family {
-            Family::Gemma3 => {
+            family if family.norms_outputs() => {
                 let after_mlp = norm("post_feedforward_layernorm.weight")?;
                 (norm("pre_feedforward_layernorm.weight")?, Some([after_attention, after_mlp]))
             }
             _ => (after_attention, None),
         };
-        Ok(Self { attention_norm, projections, sinks, o, mlp_norm, rest, output_norms })
+        let factor = match config.family {
+            Family::Gemma4 => source.vector(&name("layer_scalar"), 1)?[0],
+            _ => 1.0,
+        };
+        Ok(Self { attention_norm, projections, sinks, o, mlp_norm, rest, output_norms, factor })
     }
 
     /// Returns the bytes of the layer's matrices.
     fn bytes(&self) -> usize {
         let projections: usize = match &self.projections {
-            Projections::Heads { q, k, v, .. } => [q, k, v].map(|x| x.weight.bytes()).iter().sum(),
+            Projections::Heads { q, k, v, .. } => {
+                let v = v.as_ref().map_or(0, |v| v.weight.bytes());
+                q.weight.bytes() + k.weight.bytes() + v
+            }
             Projections::Latent(latent) => latent.matrices().map(Matrix::bytes).sum(),
         };
         let rest: usize = match &self.rest {
@@ -374,7 +405,7 @@ impl Layer {
     }
 }
 
-/// Returns the weight of a norm. Gemma's checkpoints store its difference from 1.
+/// Returns the weight of a norm. Gemma 3's checkpoints store its difference from 1.
 fn norm(
     config: &ModelConfig,
     source: &mut impl Source,
@@ -388,20 +419,25 @@ fn norm(
     Ok(weight)
 }
 
-/// Builds the projections to heads of q, k and v.
+/// Builds the projections to heads of q, k and v of a layer.
 fn heads(
     config: &ModelConfig,
     source: &mut impl Source,
+    index: usize,
     name: impl Fn(&str) -> String,
 ) -> Result<Projections> {
-    let ModelConfig { hidden, q_heads, kv_heads, head_dim, attention_bias: bias, .. } = *config;
+    let ModelConfig { hidden, q_heads, attention_bias: bias, .. } = *config;
+    let (kv_heads, head_dim) = config.heads_of(index);
     let (q_width, kv_width) = (q_heads * head_dim, kv_heads * head_dim);
     let q = Linear::build(source, &name("self_attn.q_proj"), q_width, hidden, bias)?;
     let k = Linear::build(source, &name("self_attn.k_proj"), kv_width, hidden, bias)?;
-    let v = Linear::build(source, &name("self_attn.v_proj"), kv_width, hidden, bias)?;
-    let mut head_norm = |part: &str| match config.family {
-        Family::Qwen3 | Family::Gemma3 => norm(config, source, &name(part), head_dim).map(Some),
-        _ => Ok(None),
+    let v = match config.k_is_v && config.windows[index].is_none() {
+        true => None,
+        false => Some(Linear::build(source, &name("self_attn.v_proj"), kv_width, hidden, bias)?),
+    };
+    let mut head_norm = |part: &str| match config.family.norms_heads() {
+        true => norm(config, source, &name(part), head_dim).map(Some),
+        false => Ok(None),
     };
     let q_norm = head_norm("self_attn.q_norm.weight")?;
     let k_norm = head_norm("self_attn.k_norm.weight")?;

@@ -1,6 +1,6 @@
 //! Rotary position embedding: converts the config's two styles to one table of frequencies.
 //!
-//! Types `default`, `linear`, `llama3` and `yarn`. `ops.rs` applies the rotation.
+//! Types `default`, `linear`, `llama3`, `proportional` and `yarn`. `ops.rs` applies the rotation.
 
 use std::f64::consts::TAU;
 
@@ -29,12 +29,15 @@ impl Rope {
         Self::of(fields, parameters, (old_theta, fields.object("rope_scaling")?), head_dim)
     }
 
-    /// Reads the two ropes of Gemma 3: of layers that read all tokens, and of layers with a window. In the old style
-    /// only the first one is scaled.
+    /// Reads the two ropes of Gemma 3 and 4: of layers that read all tokens, and of layers with a window, with the
+    /// elements of their heads. In the old style only the first one is scaled.
     ///
     /// # Errors
     /// As [`Rope::parse`].
-    pub fn parse_pair(fields: &Fields<'_>, head_dim: usize) -> Result<(Self, Self)> {
+    pub fn parse_pair(
+        fields: &Fields<'_>,
+        (head_dim, window_dim): (usize, usize),
+    ) -> Result<(Self, Self)> {
         let parameters = fields.object("rope_parameters")?;
         let of_kind = |kind| parameters.as_ref().map_or(Ok(None), |both| both.object(kind));
         let theta = fields.number_or("rope_theta", 1_000_000.0)?;
@@ -42,7 +45,7 @@ impl Rope {
         let scaling = fields.object("rope_scaling")?;
         let all = Self::of(fields, of_kind("full_attention")?, (theta, scaling), head_dim)?;
         let window = of_kind("sliding_attention")?;
-        Ok((all, Self::of(fields, window, (local_theta, None), head_dim)?))
+        Ok((all, Self::of(fields, window, (local_theta, None), window_dim)?))
     }
 
     /// Reads a rope from `parameters` in the new style, or from `fields` in the old style.
@@ -63,12 +66,21 @@ impl Rope {
             Some(new) => new.number_or("partial_rotary_factor", 1.0)?,
             None => fields.number_or("partial_rotary_factor", 1.0)?,
         };
-        if rotary_part != 1.0 {
+        let is_proportional = match &parameters {
+            Some(rope) => kind(rope)? == "proportional",
+            None => false,
+        };
+        if rotary_part != 1.0 && !is_proportional {
             let what = format!("partial_rotary_factor {rotary_part} is not implemented, only 1");
             return Err(fields.wrong(&what));
         }
         let mut frequencies: Vec<f64> =
             (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
+        if is_proportional {
+            // The other pairs do not turn.
+            let turning = (rotary_part * head_dim as f64 / 2.0) as usize;
+            frequencies.iter_mut().skip(turning).for_each(|f| *f = 0.0);
+        }
         let (mut amplitude, mut logit_factor) = (1.0, 1.0);
         if let Some(rope) = parameters.as_ref().or(scaling.as_ref())
             && kind(rope)? == "yarn"
@@ -84,7 +96,7 @@ impl Rope {
 
 fn scale(config: &Fields<'_>, rope: &Fields<'_>, frequencies: &mut [f64]) -> Result<()> {
     match kind(rope)? {
-        "default" => Ok(()),
+        "default" | "proportional" => Ok(()),
         "linear" => {
             let factor = at_least_one(rope, "factor")?;
             frequencies.iter_mut().for_each(|f| *f /= factor);
@@ -92,7 +104,7 @@ fn scale(config: &Fields<'_>, rope: &Fields<'_>, frequencies: &mut [f64]) -> Res
         }
         "llama3" => scale_llama3(rope, frequencies),
         other => {
-            let what = "default, linear, llama3 and yarn";
+            let what = "default, linear, llama3, proportional and yarn";
             Err(config.wrong(&format!("rope type {other:?} is not implemented, only {what}")))
         }
     }

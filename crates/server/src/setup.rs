@@ -195,8 +195,21 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
 /// keep all tokens.
 ///
 /// # Errors
-/// Groups together with sparse reads.
+/// Groups together with sparse reads, and requests that need layers of one shape from a model of several.
 fn groups(args: &Args, model: &ModelConfig) -> Result<Groups> {
+    let off = args.groups == Some(Switch::Off);
+    let needs_one = [
+        ("--groups off", off),
+        ("--sparse", args.sparse.is_some()),
+        ("--calibrate", args.calibrate.is_some()),
+    ];
+    if let Some((option, _)) = needs_one.into_iter().find(|&(_, is_given)| is_given)
+        && model.window_heads.is_some()
+    {
+        return Err(Error::request(format!(
+            "{option} is not for models with layers of two shapes"
+        )));
+    }
     match args.groups {
         Some(Switch::On) if args.sparse.is_some() => {
             Err(Error::request("--groups on is not for --sparse"))

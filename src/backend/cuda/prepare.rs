@@ -19,8 +19,8 @@ use crate::layout::Dtype;
 /// The host's future work with a [`Cuda`]. [`Cuda::prepare`] loads the kernels for this work and no others.
 #[derive(Clone, Copy, Debug)]
 pub struct Prepare<'a> {
-    /// The distinct attention parameters of the layers. In a pool of unlike shapes, those with the window or the chunk of
-    /// a group are of its layers, and all others are of group 0's.
+    /// The distinct attention parameters of the layers. In a pool of several shapes, parameters with the window or the
+    /// chunk of a group belong to its layers, and all others to those of group 0.
     pub attend: &'a [Attend],
     /// The distinct attention parameters of layers that attend over lists, with the lists' lengths. Default: none.
     pub lists: &'a [(Attend, u32)],

@@ -19,6 +19,7 @@ pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
     match config.family {
         Family::Llama | Family::Qwen3 | Family::GptOss | Family::Gemma3 => {}
         Family::DeepseekV3 => return missing("a latent attention"),
+        Family::Gemma4 => return missing("layers of several shapes"),
         Family::Llama4 => return missing("layers without rotary positions"),
     }
     if config.experts.is_some_and(|experts| experts.count > ROUTED_MAX) {

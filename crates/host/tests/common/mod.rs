@@ -19,7 +19,7 @@ pub const MODELS: [&str; 2] = ["qwen3-tiny", "llama-tiny"];
 pub const MIXTURES: [&str; 2] = ["deepseek-tiny", "gpt-oss-tiny"];
 
 /// Golden models with layers that read a window or a chunk.
-pub const GROUPED: [&str; 3] = ["gpt-oss-tiny", "gemma3-tiny", "llama4-tiny"];
+pub const GROUPED: [&str; 4] = ["gpt-oss-tiny", "gemma3-tiny", "gemma4-tiny", "llama4-tiny"];
 
 /// Returns a golden model's directory. The tests of the server include this file.
 pub fn dir(model: &str) -> PathBuf {

@@ -1,0 +1,69 @@
+//! What the configs of Gemma 3 and Gemma 4 have and those of other families lack.
+
+use crate::error::Result;
+use crate::family::Family;
+use crate::fields::Fields;
+
+/// The heads of Gemma 4's layers with a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WindowHeads {
+    /// Heads of K and V.
+    pub kv_heads: usize,
+    /// Elements of one head.
+    pub head_dim: usize,
+}
+
+/// Rejects options that change the forward pass and are not implemented.
+///
+/// # Errors
+/// Names the option.
+pub fn check(fields: &Fields<'_>, family: Family) -> Result<()> {
+    let missing: &[&str] = match family {
+        Family::Gemma4 => &[
+            "enable_moe_block",
+            "hidden_size_per_layer_input",
+            "num_kv_shared_layers",
+            "per_layer_config",
+            "use_bidirectional_attention",
+        ],
+        _ => &["attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"],
+    };
+    for name in missing {
+        let is_set = |value: &&serde_json::Value| {
+            !matches!(value.as_u64(), Some(0)) && value.as_bool() != Some(false)
+        };
+        if let Some(value) = fields.get(name).filter(is_set) {
+            return Err(fields.wrong(&format!("{name} {value} is not implemented")));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the heads of Gemma 4's layers that read everything, the elements of one, and whether V is made of K's
+/// product; `windows` are the heads of the others.
+///
+/// # Errors
+/// A field is not valid.
+pub fn full_heads(fields: &Fields<'_>, windows: (usize, usize)) -> Result<(usize, usize, bool)> {
+    let k_is_v = fields.flag("attention_k_eq_v")?;
+    let kv_heads = match k_is_v {
+        true => fields.size_or("num_global_key_value_heads", windows.0)?,
+        false => windows.0,
+    };
+    Ok((kv_heads, fields.size_or("global_head_dim", 512)?, k_is_v))
+}
+
+/// Returns the soft cap of Gemma 4's logits.
+///
+/// # Errors
+/// A cap that is not above 0.
+pub fn logit_cap(fields: &Fields<'_>, family: Family) -> Result<Option<f32>> {
+    let name = "final_logit_softcapping";
+    if family != Family::Gemma4 || fields.get(name).is_none() {
+        return Ok(None);
+    }
+    match fields.number(name)? {
+        cap if cap > 0.0 => Ok(Some(cap as f32)),
+        cap => Err(fields.wrong(&format!("{name} {cap} is not above 0"))),
+    }
+}

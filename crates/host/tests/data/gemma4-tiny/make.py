@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Writes this folder's model and golden.json: a Gemma 4 text model without experts and without embeddings of layers. Every
+other layer reads a window of 32 tokens and has 4 heads of 64 of K and V; the others read everything and have 1 head of
+128, whose V is made of K's product.
+
+    pip install torch transformers==5.17.0 && python3 crates/host/tests/data/gemma4-tiny/make.py
+
+Greedy tokens of transformers in float32, on weights rounded to bfloat16. Weights are random, from a seed.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+FOLDER = Path(__file__).resolve().parent
+SEED = 4
+NEW_TOKENS = 20
+PROMPT_LENS = [7, 16, 31, 32, 33, 64, 100, 300, 1]
+MIN_MARGIN = 0.01
+CONFIG = Gemma4TextConfig(
+    vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4,
+    num_key_value_heads=4, head_dim=64, num_global_key_value_heads=1, global_head_dim=128, attention_k_eq_v=True,
+    sliding_window=32, layer_types=["sliding_attention", "full_attention"] * 3, hidden_size_per_layer_input=0,
+    vocab_size_per_layer_input=512, max_position_embeddings=2048, final_logit_softcapping=30.0,
+    tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+)
+
+
+def write_model():
+    torch.manual_seed(SEED)
+    model = Gemma4ForCausalLM(CONFIG)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):
+                # Logits are not divided by the length of heads.
+                around = 0.5 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+                weight.copy_(around + 0.1 * torch.randn_like(weight))
+            else:
+                # Of a small embedding, or each token would be the most likely one behind itself.
+                size = 0.5 if "embed_tokens" in name else 1.2
+                weight.copy_(torch.randn_like(weight) * size / weight.shape[-1] ** 0.5)
+        for layer in model.model.layers:
+            layer.layer_scalar.copy_(0.8 + 0.4 * torch.rand_like(layer.layer_scalar))
+    model.to(torch.bfloat16).save_pretrained(FOLDER)
+    (FOLDER / "generation_config.json").unlink(missing_ok=True)
+    # The fields of published checkpoints, which transformers writes by layer.
+    path = FOLDER / "config.json"
+    config = json.loads(path.read_text())
+    del config["per_layer_config"]
+    config |= {"global_head_dim": 128, "num_global_key_value_heads": 1}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def generate(model, prompt):
+    """The new tokens, the smallest margin between the best two logits, and the first logits."""
+    tokens, margin, first = list(prompt), float("inf"), None
+    for _ in range(NEW_TOKENS):
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        first = logits if first is None else first
+        best = logits.topk(2).values
+        margin = min(margin, (best[0] - best[1]).item())
+        tokens.append(int(logits.argmax()))
+    return tokens[len(prompt):], margin, first
+
+
+def main():
+    write_model()
+    model = Gemma4ForCausalLM.from_pretrained(FOLDER, dtype=torch.float32, attn_implementation="eager").eval()
+    numbers = torch.Generator().manual_seed(SEED)
+    draw = lambda count: torch.randint(CONFIG.vocab_size, (count,), generator=numbers).tolist()
+    # Long prompts begin alike, so that servers reuse prefixes.
+    front, cases = draw(40), []
+    for length in PROMPT_LENS:
+        while True:
+            prompt = front + draw(length - len(front)) if length > len(front) else draw(length)
+            tokens, margin, first = generate(model, prompt)
+            if margin >= MIN_MARGIN:
+                break
+        cases.append({
+            "prompt": prompt, "tokens": tokens, "min_margin": margin,
+            "first_logits_head": [round(x, 6) for x in first[:8].tolist()],
+        })
+        print(length, round(margin, 4), tokens[:6])
+    golden = {
+        "framework": f"transformers {transformers.__version__}",
+        "dtype": "float32 arithmetic on bfloat16-rounded weights", "greedy": True, "new_tokens": NEW_TOKENS,
+        "cases": cases,
+    }
+    (FOLDER / "golden.json").write_text(json.dumps(golden) + "\n")
+
+
+main()

@@ -80,5 +80,5 @@
 //! step, times two if steps overlap, plus a page less one. Events report the pages of group 0 alone, so a router may
 //! expect a longer match than a prompt finds.
 //!
-//! `Cuda` serves chunks that pages divide, except of latent rows, and no latent rows beside another shape. Drafts in trees and sparse reads are for layers that
-//! read everything.
+//! `Cuda` serves chunks that pages divide, except of latent rows, and no latent rows beside another shape. Drafts in
+//! trees and sparse reads are for layers that read everything.

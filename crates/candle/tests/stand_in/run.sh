@@ -11,7 +11,7 @@ for library in libcublas.so.13 libcurand.so.10; do
   ln -sf $library "$out/lib64/${library%.so.*}.so"
 done
 # Named by the linker's arguments, and not used.
-for library in cublasLt cudart nvrtc; do
+for library in cublasLt cuda cudart nvrtc; do
   cc -shared -o "$out/lib64/lib$library.so" -x c /dev/null
 done
 export CUDA_HOME=$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub} CUDA_COMPUTE_CAP=90 CUDARC_CUDA_VERSION=13000

@@ -61,6 +61,11 @@ impl Late {
         self.inner.get_mut()
     }
 
+    /// The backend as it is, without the moves that wait: for a host's own calls of a step that has begun.
+    pub fn unsettled(&mut self) -> &mut Cpu {
+        self.inner.get_mut()
+    }
+
     /// Lets the moves that `needs` names take effect, and those that come before them on the same pages.
     fn settle(&mut self, needs: impl Fn(&Waiting) -> bool) {
         let mut due = vec![false; self.waiting.len()];

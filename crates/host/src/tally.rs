@@ -26,6 +26,8 @@ pub struct Tally {
     pub cancelled: u64,
     /// Prompt tokens that were cached at the first admission.
     pub cached_tokens: u64,
+    /// Streams that a step left out because their pages were loading, counted in each step.
+    pub load_waits: u64,
     /// Drafts that steps checked.
     pub drafted: u64,
     /// Accepted drafts.
@@ -82,6 +84,20 @@ impl Tally {
                 self.forks, self.preemptions, self.aborted_steps, self.cancelled
             ),
         );
+        if stats.saved_pages + stats.loaded_pages > 0 {
+            line(
+                &mut text,
+                format_args!(
+                    "host memory: {} tokens hit; {} pages saved ({} at their eviction), {} loaded, {} evicted; {} waits",
+                    stats.host_hit_tokens,
+                    stats.saved_pages,
+                    stats.forced_pages,
+                    stats.loaded_pages,
+                    stats.host_evicted_pages,
+                    self.load_waits,
+                ),
+            );
+        }
         if self.checks > 0 {
             let each = self.accepted as f64 / self.checks as f64;
             line(

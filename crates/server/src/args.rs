@@ -108,6 +108,10 @@ pub struct Args {
     #[arg(long)]
     pub pages: Option<u32>,
 
+    /// Host memory in GiB for evicted pages, of each GPU.
+    #[arg(long, value_name = "GIB", conflicts_with_all = ["calibrate", "bench"])]
+    pub host_cache: Option<f64>,
+
     /// Order of K and V in memory.
     #[arg(long, default_value = "page-first", ignore_case = true)]
     pub layout: LayoutName,

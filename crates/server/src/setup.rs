@@ -169,6 +169,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     let pages = args.pages.unwrap_or_else(usual);
     pool.capacity = Capacity::Pages(pages);
     let off = args.no_prefix || args.prefix == Switch::Off;
+    pool.host_pages = host_pages(args, limits.layout.page_bytes(), off)?;
     let events = args.http.kv_events.is_some();
     if events && off {
         return Err(Error::request("--kv-events needs --prefix on: nothing is cached without"));
@@ -189,6 +190,26 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     config.max_tokens = u64::from(args.concurrency) * u64::from(sequence_len);
     config.shape().map_err(unusable)?;
     Ok(config)
+}
+
+/// Returns the number of host pages.
+///
+/// # Errors
+/// No size, or a cache without prefixes.
+fn host_pages(args: &Args, page_bytes: u64, prefix_off: bool) -> Result<u32> {
+    let Some(gib) = args.host_cache else { return Ok(0) };
+    if !(gib > 0.0 && gib.is_finite()) {
+        return Err(Error::request(format!("--host-cache {gib} is not above 0")));
+    }
+    if prefix_off {
+        return Err(Error::request("--host-cache needs --prefix on: nothing is cached without"));
+    }
+    let pages = gib * (1_u64 << 30) as f64 / page_bytes as f64;
+    if pages < 1.0 {
+        let what = format!("--host-cache {gib} GiB is less than a page of {page_bytes} bytes");
+        return Err(Error::request(what));
+    }
+    Ok(pages as u32)
 }
 
 /// Returns the groups of layers: the model's, unless the command line disables them. Sparse reads require layers that

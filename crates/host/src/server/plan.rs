@@ -11,6 +11,18 @@ use crate::sample::Sampling;
 use crate::shaping::{Edits, History, PreparedShaping};
 use crate::stream::{Stream, StreamKey};
 
+/// The part of host memory that copies of device pages may take.
+const AHEAD_PART: u32 = 32;
+
+/// What a step does about streams whose pages load.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Loading {
+    /// The step leaves them out.
+    Skip,
+    /// The step waits for their pages on the device.
+    Plan,
+}
+
 impl<R: Runner> Server<R> {
     /// Admits streams while rows and pages are available. Preempted streams come first, because they are older; then
     /// those of the group with the fewest running streams. A stream waits while a running stream computes its prompt,
@@ -36,11 +48,21 @@ impl<R: Runner> Server<R> {
             } else {
                 return Ok(());
             };
+            self.begin_load(index)?;
             let age = self.streams[index].age;
             let older = self.running.partition_point(|&other| self.streams[other].age < age);
             self.running.insert(older, index);
         }
         Ok(())
+    }
+
+    /// Begins to load a stream's cached pages that are in host memory. If device pages are short, the plan loads them.
+    fn begin_load(&mut self, index: StreamKey) -> Result<()> {
+        let seq = self.streams[index].seq.expect("an admitted stream has a sequence");
+        match self.engine.load(&[seq]) {
+            Ok(()) | Err(EngineError::Core(_)) => Ok(()),
+            Err(error) => Err(failed(error)),
+        }
     }
 
     /// Returns whether a stream waits for a leader that is still computing.
@@ -113,7 +135,10 @@ impl<R: Runner> Server<R> {
         let mut flight = self.spare.pop().unwrap_or_default();
         let mut drafting = self.policy.drafts;
         loop {
-            self.select(ahead, &mut flight)?;
+            self.select(ahead, &mut flight, Loading::Skip)?;
+            if flight.streams.is_empty() && !ahead {
+                self.select(ahead, &mut flight, Loading::Plan)?;
+            }
             if flight.streams.is_empty() {
                 return Ok(None);
             }
@@ -135,6 +160,7 @@ impl<R: Runner> Server<R> {
                     self.clock.lap(Part::Engine);
                     let backend = self.engine.backend_mut();
                     self.runner.launch(backend, &flight.work, &mut self.clock)?;
+                    self.save_ahead();
                     return Ok(Some(flight));
                 }
                 Err(error @ EngineError::Core(kvarena::Error::OutOfPages { .. })) => error,
@@ -151,6 +177,15 @@ impl<R: Runner> Server<R> {
                 return Err(failed(shortage));
             }
             self.preempt_youngest()?;
+        }
+    }
+
+    /// Saves the oldest cached pages, so that later evictions wait for no copy.
+    fn save_ahead(&mut self) {
+        let pages = self.engine.shape().layout.host_pages() / AHEAD_PART;
+        if pages > 0 {
+            // The engine counts failed saves; the pages are evicted without a copy.
+            _ = self.engine.save_ahead(pages);
         }
     }
 
@@ -228,7 +263,7 @@ impl<R: Runner> Server<R> {
 
     /// Chooses the tokens of each running stream for the next step, oldest first. Streams take turns for a step's
     /// capacity of edits.
-    fn select(&mut self, ahead: bool, flight: &mut Flight) -> Result<()> {
+    fn select(&mut self, ahead: bool, flight: &mut Flight, loading: Loading) -> Result<()> {
         let mut budget = self.policy.chunk;
         let mut edits = self.runner.edits_max();
         flight.streams.clear();
@@ -240,6 +275,10 @@ impl<R: Runner> Server<R> {
         for &key in sooner.iter().chain(later) {
             let stream = &self.streams[key];
             let Some(seq) = stream.seq else { continue };
+            if loading == Loading::Skip && self.engine.is_loading(seq).map_err(failed)? {
+                self.tally.load_waits += 1;
+                continue;
+            }
             let known = self.engine.token_count(seq).map_err(refused)?;
             let planned = self.engine.planned_len(seq).map_err(refused)?;
             let len = self.next_len(stream, ahead, (planned, known), budget);

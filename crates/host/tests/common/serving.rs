@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use kvarena::{
-    Capacity, Cpu, CpuOptions, Engine, EngineConfig, Groups, KvDtype, KvScales, Layout, PoolConfig,
-    PrefixMode, Scaling, Stats,
+    Capacity, Cpu, CpuOptions, Engine, EngineConfig, Groups, KvDtype, KvScales, Layout,
+    OpenBackend, PoolConfig, PrefixMode, Scaling, Stats,
 };
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::draft::Drafting;
@@ -44,6 +44,8 @@ pub struct Setting {
     pub drafts: Option<Drafting>,
     /// Whether layers with a window keep only its tokens.
     pub groups: bool,
+    /// Pages of host memory.
+    pub host_pages: u32,
 }
 
 impl Default for Setting {
@@ -59,6 +61,7 @@ impl Default for Setting {
             fail_every: None,
             drafts: None,
             groups: true,
+            host_pages: 0,
         }
     }
 }
@@ -130,6 +133,18 @@ pub fn server<R: Runner<Backend = Cpu>>(
     scaling: Scaling,
     scales: Option<KvScales>,
 ) -> Server<R> {
+    let options = CpuOptions { scales, ..CpuOptions::with_threads(1) };
+    server_on(runner, requests, setting, scaling, options)
+}
+
+/// Creates a server on any backend.
+pub fn server_on<R: Runner>(
+    runner: R,
+    requests: &[Request],
+    setting: Setting,
+    scaling: Scaling,
+    options: impl OpenBackend<Backend = R::Backend>,
+) -> Server<R> {
     let model = runner.config();
     let longest = requests.iter().map(|r| r.prompt.len() as u32 + 20 - 1).max().expect("a request");
     let tokens = if setting.way == Way::SmallPool { longest } else { 4096 };
@@ -150,6 +165,7 @@ pub fn server<R: Runner<Backend = Cpu>>(
         page_size: setting.page_size,
         capacity: Capacity::Pages(1),
         layout: setting.layout,
+        host_pages: setting.host_pages,
         ..PoolConfig::default()
     };
     let promise_ahead = policy.promise_ahead(setting.page_size);
@@ -165,7 +181,6 @@ pub fn server<R: Runner<Backend = Cpu>>(
         max_steps: 20,
         ..EngineConfig::from(pool)
     };
-    let options = CpuOptions { scales, ..CpuOptions::with_threads(1) };
     let engine = Engine::new(config, options).expect("the config is sound");
     Server::new(runner, engine, policy)
 }

@@ -38,6 +38,7 @@ struct Posted {
     load: Load,
     ended: Ended,
     parts: [Duration; Part::ALL.len()],
+    page_bytes: u64,
 }
 
 impl Board {
@@ -49,6 +50,7 @@ impl Board {
         posted.tally.clone_from(tally);
         posted.load = server.load();
         posted.ended = ended;
+        posted.page_bytes = server.engine().shape().layout.page_bytes();
         posted.parts = Part::ALL.map(|part| clock.spent(part));
     }
 
@@ -70,7 +72,7 @@ impl Board {
         for ((path, status), count) in &*lock(&self.answers) {
             writeln!(out, "generate_answers_total{{path=\"{path}\",status=\"{status}\"}} {count}")?;
         }
-        let Posted { stats, tally, load, ended, parts } = &*lock(&self.posted);
+        let Posted { stats, tally, load, ended, parts, page_bytes } = &*lock(&self.posted);
         head(out, "generate_streams_ended_total", "counter", "Streams that ended, by why.")?;
         let Ended { stopped, at_length, cancelled } = ended;
         for (why, count) in [("stop", stopped), ("length", at_length), ("cancelled", cancelled)] {
@@ -80,7 +82,12 @@ impl Board {
         for (state, count) in [("waiting", waiting), ("running", load.running)] {
             writeln!(out, "generate_streams{{state=\"{state}\"}} {count}")?;
         }
+        head(out, "generate_host_bytes_total", "counter", "Bytes copied to and from host memory.")?;
+        for (way, pages) in [("save", stats.saved_pages), ("load", stats.loaded_pages)] {
+            writeln!(out, "generate_host_bytes_total{{way=\"{way}\"}} {}", pages * page_bytes)?;
+        }
         for (name, help, count) in [
+            ("load_waits", "Streams that a step left out while they loaded.", tally.load_waits),
             ("prompt_tokens", "Tokens of all prompts.", tally.prompt_tokens),
             ("cached_tokens", "Tokens of prompts that needed no computing.", tally.cached_tokens),
             ("new_tokens", "Tokens generated.", tally.new_tokens),

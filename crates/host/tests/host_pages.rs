@@ -1,0 +1,134 @@
+//! Evicted pages that come back from host memory do not change the tokens, also if every page moves at the last legal
+//! moment.
+
+mod common;
+
+use common::serving::{Heard, Setting, requests, server, server_on};
+use kvarena::testkit::late::{Late, LateOptions};
+use kvarena::{CpuOptions, Scaling, TokenId};
+use kvarena_host::clock::Clock;
+use kvarena_host::config::ModelConfig;
+use kvarena_host::cpu::CpuRunner;
+use kvarena_host::error::Result;
+use kvarena_host::model::Model;
+use kvarena_host::request::Request;
+use kvarena_host::runner::{Runner, Work};
+use kvarena_host::server::Server;
+
+/// Runs a model on the CPU behind a backend that moves pages late.
+struct LateRunner<'m>(CpuRunner<'m>);
+
+impl Runner for LateRunner<'_> {
+    type Backend = Late;
+
+    fn config(&self) -> &ModelConfig {
+        self.0.config()
+    }
+
+    fn launch(&mut self, backend: &mut Late, work: &Work, clock: &mut Clock) -> Result<()> {
+        self.0.launch(backend.unsettled(), work, clock)
+    }
+
+    fn collect(
+        &mut self,
+        backend: &mut Late,
+        work: &Work,
+        fail: bool,
+        tokens: &mut Vec<u32>,
+        clock: &mut Clock,
+    ) -> Result<()> {
+        self.0.collect(backend.unsettled(), work, fail, tokens, clock)
+    }
+
+    fn settle(&mut self, backend: &mut Late) -> Result<()> {
+        self.0.settle(backend.unsettled())
+    }
+
+    fn edits_max(&self) -> usize {
+        self.0.edits_max()
+    }
+
+    fn keeps_logits(&self) -> bool {
+        self.0.keeps_logits()
+    }
+
+    fn logits(&self, draw: usize) -> &[f32] {
+        self.0.logits(draw)
+    }
+}
+
+fn words(heard: &Heard) -> Vec<&Vec<u32>> {
+    heard.tokens.values().collect()
+}
+
+fn run<R: Runner>(server: &mut Server<R>, requests: &[Request]) -> Heard {
+    let mut heard = Heard::default();
+    for request in requests {
+        server.submit(request.clone()).expect("the request fits");
+    }
+    while server.step(&mut heard).expect("a step") {
+        server.engine().verify().expect("nothing is broken");
+    }
+    heard
+}
+
+/// Serves prompts, the same prompts again, and second turns, in a pool with memory for one request. Returns the words
+/// of the second turns, and the pages that were loaded.
+fn rounds<R: Runner>(
+    server: &mut Server<R>,
+    first: &[Request],
+    expected: &[&Vec<u32>],
+) -> (Vec<Vec<u32>>, u64) {
+    let heard = run(server, first);
+    assert_eq!(words(&heard), expected);
+    let heard = run(server, first);
+    assert_eq!(words(&heard), expected, "again");
+    let turn = |(request, said): (&Request, &Vec<u32>)| {
+        let mut request = request.clone();
+        request.prompt.extend(said.iter().copied().chain(3..9).map(TokenId::new));
+        request
+    };
+    let turns: Vec<_> = first.iter().zip(words(&heard)).map(turn).collect();
+    let heard = run(server, &turns);
+    (heard.tokens.values().cloned().collect(), server.engine().stats().loaded_pages)
+}
+
+fn same_words(name: &str) {
+    let model = Model::read(&common::dir(name)).expect("the golden model loads");
+    let cases = common::cases(name);
+    let first = requests(&cases);
+    let expected: Vec<_> = cases.iter().map(|case| &case.tokens).collect();
+    let longest = first.iter().map(|request| request.prompt.len()).max().expect("a request");
+    let largest = [Request { prompt: vec![Default::default(); longest + 60], ..first[0].clone() }];
+    let way = common::serving::Way::SmallPool;
+    for (page_size, overlap, fail_every) in
+        [(4, false, None), (4, true, None), (16, true, Some(5)), (1, true, None)]
+    {
+        let plain = Setting { page_size, overlap, fail_every, way, ..Setting::default() };
+        let runner = CpuRunner::new(&model);
+        let mut without = server(runner, &largest, plain, Scaling::Static, None);
+        let (second, loaded) = rounds(&mut without, &first, &expected);
+        assert_eq!(loaded, 0);
+        // Room for all, and for a part.
+        for host_pages in [4000, 40] {
+            let setting = Setting { host_pages, ..plain };
+            let runner = CpuRunner::new(&model);
+            let mut with = server(runner, &largest, setting, Scaling::Static, None);
+            let (words, loaded) = rounds(&mut with, &first, &expected);
+            assert_eq!(words, second, "{name}, {setting:?}");
+            assert!(loaded > 0, "{name}, {setting:?}: no page was loaded");
+
+            let runner = LateRunner(CpuRunner::new(&model));
+            let options = LateOptions(CpuOptions::with_threads(1));
+            let mut late = server_on(runner, &largest, setting, Scaling::Static, options);
+            let (words, late_loaded) = rounds(&mut late, &first, &expected);
+            assert_eq!(words, second, "{name}, {setting:?}, late");
+            assert!(late_loaded > 0, "{name}, {setting:?}: no page was loaded late");
+        }
+    }
+}
+
+#[test]
+fn qwen3_says_the_same_with_host_pages() {
+    same_words("qwen3-tiny");
+}

@@ -72,6 +72,7 @@ mod host;
 pub mod id;
 pub mod layout;
 mod memory;
+mod moves;
 #[doc(hidden)]
 pub mod page;
 pub mod plan;
@@ -121,6 +122,8 @@ pub use layout::{
     LayerPlace, Layout, Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError,
     Scaling, Strides, TableShape,
 };
+#[doc(inline)]
+pub use moves::{Fetch, FetchId, Put, PutId};
 #[doc(inline)]
 pub use plan::{
     Admission, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree,

@@ -97,9 +97,13 @@ stats! {
         forced_pages,
         /// Pages copied from host memory to the device.
         loaded_pages,
+        /// Pages that came from a store.
+        fetched_pages,
+        /// Pages that a store has taken.
+        put_pages,
         /// Pages dropped from host memory for others.
         host_evicted_pages,
-        /// Cached pages that are neither on the device nor in host memory any more: dropped for others.
+        /// Cached pages dropped for others that are on no tier any more, nor known to be in a store.
         lost_pages,
         /// Pages whose copy to host memory failed.
         failed_saves,

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules in the order of dependency. A module uses only modules of lower rank.
-const RANKS: [(&str, u32); 25] = [
+const RANKS: [(&str, u32); 26] = [
     ("id", 0),
     ("error", 0),
     ("hash", 0),
@@ -17,6 +17,7 @@ const RANKS: [(&str, u32); 25] = [
     ("event", 1),
     ("fence", 1),
     ("plan", 1),
+    ("moves", 1),
     ("stats", 1),
     ("page", 2),
     ("host", 2),

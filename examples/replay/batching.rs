@@ -280,6 +280,7 @@ impl<'a> Scheduler<'a> {
         }
         let (prompt, running, follow) = (&self.prompt, self.running.len(), self.limits.follow);
         let promise = prompt.len() as u32;
+        host.fetch(&self.prompt).map_err(|source| ServeError::Engine { request, source })?;
         let Host { engine, core, .. } = host;
         let result = core.measure(|| {
             let admission = engine.admission(NAMESPACE, prompt, promise)?;

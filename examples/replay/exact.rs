@@ -212,7 +212,7 @@ fn tiers(requests: &[Request], line: &str) -> [Tiers; 2] {
         device: args.pages.expect("the test names them") as usize,
         host: args.host_pages as usize,
         ahead: args.ahead as usize,
-        store: false,
+        store: args.store,
     });
     let (mut tokens, mut output) = (Vec::new(), Vec::new());
     for request in requests {
@@ -238,8 +238,10 @@ fn host_memory_is_exact() {
         let line = format!(
             "--sequential --pages {pages} --page-size {page_size} --host-pages {host} --ahead {ahead}"
         );
-        let [engine, plain] = tiers(&requests, &line);
-        assert!(plain.saved_pages > 0 && plain.lost_pages > 0, "{plain:?}");
-        assert_eq!(engine, plain, "{line}");
+        for line in [line.clone(), format!("{line} --store")] {
+            let [engine, plain] = tiers(&requests, &line);
+            assert!(plain.saved_pages > 0 && plain.host_evicted_pages > 0, "{plain:?}");
+            assert_eq!(engine, plain, "{line}");
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::fmt;
 
 use indicatif::ProgressBar;
+use kvarena::testkit::store::KeyStore;
 use kvarena::{
     BatchPlan, BatchRow, Engine, EngineConfig, EngineError, Error, Namespace, Null, PoolConfig,
     SharedSpan, Stats, StepScratch, TokenId,
@@ -60,6 +61,10 @@ pub struct Tally {
     pub hit_tokens: u64,
     /// Of those, the tokens that were in host memory alone.
     pub host_hit_tokens: u64,
+    /// Of those, the tokens that the store had.
+    pub store_hit_tokens: u64,
+    /// Pages that the store took.
+    pub put_pages: u64,
     /// Tokens of `input_tokens` that were cached in group 0; counted only with several groups of layers.
     pub full_hit_tokens: u64,
     /// Tokens that were cached when a preempted request was resumed.
@@ -156,6 +161,8 @@ pub struct Host<'a> {
     pub samples: Vec<Sample>,
     /// Pages that are saved ahead of their eviction.
     ahead: u32,
+    /// The store behind host memory.
+    pub store: Option<KeyStore>,
     /// Number of completed requests at which the next sample is due.
     next_sample: u64,
     sample_stride: u64,
@@ -190,6 +197,7 @@ impl<'a> Host<'a> {
             steps: Vec::new(),
             samples: Vec::new(),
             ahead,
+            store: None,
             next_sample: 0,
             sample_stride: (request_count / SAMPLES).max(1) as u64,
             progress,
@@ -220,11 +228,24 @@ impl<'a> Host<'a> {
         self.progress.inc(1);
     }
 
-    /// Saves the oldest pages ahead of their eviction, which a host does while a step runs.
+    /// Fetches what the store has of a prompt behind its cached pages. Returns the tokens.
+    pub fn fetch(&mut self, prompt: &[TokenId]) -> Result<u32, EngineError<Infallible>> {
+        let Self { engine, core, store: Some(store), .. } = self else { return Ok(0) };
+        let pages = core.measure(|| store.fetch(engine, NAMESPACE, prompt))?;
+        let tokens = pages * engine.shape().layout.page_size();
+        self.tally.store_hit_tokens += u64::from(tokens);
+        Ok(tokens)
+    }
+
+    /// Saves the oldest pages ahead of their eviction, and puts new ones: a host does so while a step runs.
     pub fn save_ahead(&mut self) -> Result<(), EngineError<Infallible>> {
         let Self { engine, core, ahead, .. } = self;
         if *ahead > 0 {
             core.measure(|| engine.save_ahead(*ahead))?;
+        }
+        if let Some(store) = &mut self.store {
+            core.measure(|| store.take(engine))?;
+            self.tally.put_pages = store.put_pages;
         }
         Ok(())
     }

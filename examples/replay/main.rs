@@ -30,7 +30,8 @@ use std::time::Instant;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use kvarena::{EngineConfig, Groups, KvDtype, KvShape, PoolConfig};
+use kvarena::testkit::store::KeyStore;
+use kvarena::{EngineConfig, Groups, Hashing, KvDtype, KvShape, PoolConfig};
 
 use args::Args;
 use host::{Host, Outcome, ServeError};
@@ -106,9 +107,12 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
     let config = EngineConfig {
         // A step, behind the tokens of a page that is not full and so not published.
         promise_ahead: step_tokens.saturating_add(args.page_size.saturating_sub(1)),
+        max_step_tokens: step_tokens,
         ..host::engine_config(pool(args), args.prefix_mode(), requests, running)
     };
+    let config = EngineConfig { hashing: args.store.then_some(Hashing::Dynamo), ..config };
     let mut host = Host::new(config, requests.len(), args.ahead, progress)?;
+    host.store = args.store.then(KeyStore::default);
     if args.sequential {
         sequential::serve(&mut host, requests, step_tokens)?;
     } else {
@@ -129,6 +133,7 @@ fn pool(args: &Args) -> PoolConfig {
         page_size: args.page_size,
         capacity: args.capacity(),
         host_pages: args.host_pages,
+        stage_pages: if args.store { 256 } else { 0 },
         ..PoolConfig::default()
     }
 }

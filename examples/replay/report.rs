@@ -115,15 +115,16 @@ impl TierFigures {
         Self {
             host_pages: 0,
             device_hit_tokens: tally.hit_tokens - tally.host_hit_tokens,
-            host_hit_tokens: tally.host_hit_tokens,
-            store_hit_tokens: 0,
+            // What the store had came through host memory.
+            host_hit_tokens: tally.host_hit_tokens.saturating_sub(tally.store_hit_tokens),
+            store_hit_tokens: tally.store_hit_tokens,
             saved_pages: stats.saved_pages,
             forced_pages: stats.forced_pages,
             loaded_pages: stats.loaded_pages,
-            fetched_pages: 0,
+            fetched_pages: stats.fetched_pages,
             host_evicted_pages: stats.host_evicted_pages,
             lost_pages: stats.lost_pages,
-            put_pages: 0,
+            put_pages: tally.put_pages,
         }
     }
 }

@@ -24,6 +24,7 @@ pub fn serve(
         request.write_stored_output(&mut output);
         host.count_full_hit(&prompt);
         let evicted = host.engine.stats().evicted_pages;
+        host.fetch(&prompt).map_err(|source| ServeError::Engine { request: i, source })?;
         let served = one(host, &prompt, &output, step_tokens)
             .map_err(|source| ServeError::Engine { request: i, source })?;
         host.started(request, served.hit, served.host_hit);

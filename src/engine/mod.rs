@@ -97,6 +97,7 @@ impl<B: Backend> Engine<B> {
         let size = prefixes.size_info();
         let (cells, evicted_cells) = prefixes.cell_counts();
         let host = prefixes.host_counts();
+        let (put_pages, fetched_pages) = prefixes.store_counts();
         let (host_cached_pages, host_free_pages) = prefixes.host_page_counts();
         Stats {
             published_pages: prefixes.published_pages(),
@@ -111,6 +112,8 @@ impl<B: Backend> Engine<B> {
             failed_saves: host.failed,
             clean_pages: prefixes.clean_pages(),
             host_cached_pages,
+            put_pages,
+            fetched_pages,
             host_free_pages,
             free_pages: pages.free_count(),
             private_pages: pages.private_count(),

@@ -1,8 +1,9 @@
-//! Calls about pages in host memory: loads, and saves ahead of evictions.
+//! Calls about pages in host memory: loads, saves ahead of evictions, puts and fetches of stores.
 
 use crate::backend::Backend;
-use crate::error::EngineError;
-use crate::id::{MoveId, SeqKey};
+use crate::error::{EngineError, Error};
+use crate::id::{MoveId, Namespace, SeqKey, TokenId};
+use crate::moves::{Fetch, FetchId, Put, PutId};
 use crate::plan::Extend;
 use crate::system::load::{Load, begin_load, end_load};
 use crate::world::World;
@@ -131,5 +132,86 @@ impl<B: Backend> Engine<B> {
             let failed = self.backend.save_pages(id, moves).is_err();
             self.world.prefixes.end_saves(failed);
         }
+    }
+}
+
+/// Stores: puts and fetches.
+impl<B: Backend> Engine<B> {
+    /// Calls `sink` with cached pages that no store has, at most `max`, in the order in which they were published.
+    /// Those of running sequences are included. Returns their number. O(pages).
+    ///
+    /// Needs hashes of pages ([`EngineConfig::hashing`](crate::EngineConfig::hashing)) and host memory. A page that is
+    /// on the device alone is copied to one of [`stage_pages`](crate::PoolConfig::stage_pages), and comes once the copy
+    /// is done. The store reads the host page until [`put_done`](Engine::put_done).
+    ///
+    /// # Errors
+    /// [`EngineError::Backend`]: pages that were to be copied come again.
+    pub fn puts(
+        &mut self,
+        max: usize,
+        sink: impl FnMut(Put<'_>),
+    ) -> Result<usize, EngineError<B::Error>> {
+        if !self.world.prefixes.has_hosts() {
+            return Ok(0);
+        }
+        self.look_at_host();
+        self.world.prefixes.begin_puts(max);
+        if let Some((id, moves)) = self.world.prefixes.staged()
+            && let Err(error) = self.backend.save_pages(id, moves)
+        {
+            self.world.prefixes.fail_staged();
+            return Err(EngineError::Backend(error));
+        }
+        let moved = self.backend.moved().map_err(EngineError::Backend)?;
+        Ok(self.world.prefixes.give_puts(moved.saved, sink))
+    }
+
+    /// Ends a put; `ok`: the store has the page. If not, the page is put again later. Returns whether the put was open.
+    /// O(open puts).
+    pub fn put_done(&mut self, id: PutId, ok: bool) -> bool {
+        self.world.prefixes.has_hosts() && self.world.prefixes.end_put(id, ok)
+    }
+
+    /// Takes at most `most` host pages for the pages of a prompt behind those that are cached, for a store to write.
+    /// The cached ones stay cached meanwhile. Returns `None` if there is no page behind them, or no host page for it.
+    /// O(prompt + pages).
+    ///
+    /// # Errors
+    /// [`EngineError::Core`] with [`Error::UnnamedNamespace`]; [`EngineError::Backend`].
+    pub fn fetch(
+        &mut self,
+        namespace: Namespace,
+        prompt: &[TokenId],
+        most: u32,
+    ) -> Result<Option<Fetch<'_>>, EngineError<B::Error>> {
+        if !self.world.prefixes.is_named(namespace) {
+            return Err(EngineError::Core(Error::UnnamedNamespace { namespace }));
+        }
+        if !self.world.prefixes.has_hosts()
+            || prompt.is_empty()
+            || prompt.contains(&TokenId::PENDING)
+        {
+            return Ok(None);
+        }
+        self.look_at_host();
+        let moved = self.backend.moved().map_err(EngineError::Backend)?;
+        let World { prefixes, fence, .. } = &mut self.world;
+        let tokens = &prompt[..prompt.len() - 1];
+        Ok(prefixes.begin_fetch(namespace, tokens, most, [moved.saved, moved.loaded], fence))
+    }
+
+    /// Ends a fetch of which the store has written the first `count` pages: prompts match them from now on. Returns
+    /// whether the fetch was open. O(pages).
+    ///
+    /// After a [`reset`](Engine::reset) since the fetch, nothing is cached.
+    pub fn fetched(&mut self, id: FetchId, count: u32) -> bool {
+        if !self.world.prefixes.has_hosts() {
+            return false;
+        }
+        let World { prefixes, fence, pages, buffers, .. } = &mut self.world;
+        buffers.freed.clear();
+        let open = prefixes.end_fetch(id, count, fence, &mut buffers.freed);
+        pages.free_cached(&buffers.freed);
+        open
     }
 }

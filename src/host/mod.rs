@@ -27,10 +27,15 @@ pub(crate) struct HostPool {
     ready: u32,
     free: Bitmap,
     cached: Bitmap,
+    filling: Bitmap,
+    /// Pages that puts read: Cached ones, and all Leaving ones.
+    reading: Bitmap,
+    leaving: u32,
     /// The next page to look at.
     next: u32,
-    /// The last move of each page.
-    busy: Vec<MoveId>,
+    /// The last save to each page, and the last load from it.
+    saves: Vec<MoveId>,
+    loads: Vec<MoveId>,
 }
 
 impl HostPool {
@@ -40,17 +45,22 @@ impl HostPool {
             ready: 0,
             free: Bitmap::new(page_count, false)?,
             cached: Bitmap::new(page_count, false)?,
+            filling: Bitmap::new(page_count, false)?,
+            reading: Bitmap::new(page_count, false)?,
+            leaving: 0,
             next: 0,
-            busy: zeroed(page_count.into())?,
+            saves: zeroed(page_count.into())?,
+            loads: zeroed(page_count.into())?,
         })
     }
 
     pub fn bytes(page_count: u32) -> u64 {
-        2 * Bitmap::bytes(page_count) + u64::from(page_count) * size_of::<MoveId>() as u64
+        4 * Bitmap::bytes(page_count) + u64::from(page_count) * 2 * size_of::<MoveId>() as u64
     }
 
     pub fn prefault(&mut self) {
-        touch(&mut self.busy);
+        touch(&mut self.saves);
+        touch(&mut self.loads);
     }
 
     /// Makes the pages below `ready` usable, if they are more than before.
@@ -82,21 +92,67 @@ impl HostPool {
         Some(HostPageId::new(page as u32))
     }
 
-    /// Gives an entry's page back: Cached to Free.
+    /// Gives an entry's page back: Cached to Free, or to Leaving while a put reads it.
     #[inline]
     pub fn drop_page(&mut self, page: HostPageId) {
         self.cached.remove(Bits::one(page.index()));
-        self.free.insert(Bits::one(page.index()));
+        if self.reading.count() > 0 && self.reading.contains(page.raw()) {
+            self.leaving += 1;
+        } else {
+            self.free.insert(Bits::one(page.index()));
+        }
     }
 
-    /// Records that a move uses a page.
-    pub fn set_busy(&mut self, page: HostPageId, id: MoveId) {
-        self.busy[page.index()] = id;
+    /// A put reads an entry's page from now on.
+    pub fn begin_read(&mut self, page: HostPageId) {
+        self.reading.insert(Bits::one(page.index()));
     }
 
-    /// Returns the last move of a page.
-    pub fn busy(&self, page: HostPageId) -> MoveId {
-        self.busy[page.index()]
+    /// The put is done.
+    pub fn end_read(&mut self, page: HostPageId) {
+        self.reading.remove(Bits::one(page.index()));
+        if !self.cached.contains(page.raw()) {
+            self.leaving -= 1;
+            self.free.insert(Bits::one(page.index()));
+        }
+    }
+
+    /// A page that was taken is a fetch's: Cached to Filling.
+    pub fn begin_fill(&mut self, page: HostPageId) {
+        self.cached.remove(Bits::one(page.index()));
+        self.filling.insert(Bits::one(page.index()));
+    }
+
+    /// A fetched page is an entry's, or if it has not arrived free.
+    pub fn end_fill(&mut self, page: HostPageId, arrived: bool) {
+        self.filling.remove(Bits::one(page.index()));
+        let pages = if arrived { &mut self.cached } else { &mut self.free };
+        pages.insert(Bits::one(page.index()));
+    }
+
+    /// Returns whether the moves of a page are done.
+    pub fn is_idle(&self, page: HostPageId, saved: MoveId, loaded: MoveId) -> bool {
+        self.saves[page.index()] <= saved && self.loads[page.index()] <= loaded
+    }
+
+    /// Records that a save writes a page.
+    pub fn set_save(&mut self, page: HostPageId, id: MoveId) {
+        self.saves[page.index()] = id;
+    }
+
+    /// Records that a load reads a page.
+    pub fn set_load(&mut self, page: HostPageId, id: MoveId) {
+        self.loads[page.index()] = id;
+    }
+
+    /// Returns the last save to a page.
+    pub fn last_save(&self, page: HostPageId) -> MoveId {
+        self.saves[page.index()]
+    }
+
+    /// Returns whether a fetch writes a page, for audits.
+    pub fn is_filling(&self, page: HostPageId) -> bool {
+        self.filling.contains(page.raw())
     }
 
     /// Returns whether a page is an entry's, for audits.
@@ -106,9 +162,13 @@ impl HostPool {
 
     /// Checks H1 as far as states go. O(pages).
     pub fn check(&self) -> Result<(), &'static str> {
-        let twice =
-            (0..self.free.word_count()).any(|w| self.free.word(w) & self.cached.word(w) != 0);
-        let all = self.free.count() + self.cached.count();
-        if twice || all != self.ready { Err("H1: a host page is in one state") } else { Ok(()) }
+        let twice = |word: usize| {
+            let [free, cached, filling, reading] =
+                [&self.free, &self.cached, &self.filling, &self.reading].map(|set| set.word(word));
+            free & cached | free & filling | cached & filling | reading & (free | filling)
+        };
+        let states = (0..self.free.word_count()).all(|word| twice(word) == 0);
+        let all = self.free.count() + self.cached.count() + self.filling.count() + self.leaving;
+        if states && all == self.ready { Ok(()) } else { Err("H1: a host page is in one state") }
     }
 }

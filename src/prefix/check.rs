@@ -10,7 +10,7 @@ use crate::id::{NodeKey, PageId, Scope, StepId};
 
 use super::PrefixTree;
 use super::deferred::Deferred;
-use super::hosts::NO_PAGE;
+use super::residency::NO_PAGE;
 
 /// A broken invariant, and a page that shows it.
 type Broken = (&'static str, Option<PageId>);

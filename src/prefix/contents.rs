@@ -77,7 +77,8 @@ impl PrefixTree {
     #[inline(never)]
     fn on_attach(&mut self, lock: &PrefixLock, count: u32) {
         if self.hosts.is_some() {
-            self.attach_residency(lock.node().expect("the lock moved to the new pages"));
+            let node = lock.node().expect("the lock moved to the new pages");
+            self.attach_residency(node, count, lock.scope().generation == self.generation);
         }
         if self.chain.is_some() {
             self.insert_hashes(lock, count);

@@ -21,49 +21,18 @@
 use bytemuck::Zeroable;
 
 use crate::host::HostPool;
-use crate::id::{HostPageId, MoveId, NodeKey, PageId};
-use crate::memory::{OutOfMemory, reserved, touch, touch_reserved, zeroed};
+use crate::id::{HostPageId, MoveId, NodeKey, PageId, PrefixLock};
+use crate::memory::{OutOfMemory, filled, reserved, touch_reserved};
 use crate::plan::PageMove;
 
 use super::PrefixTree;
 use super::ages::Ages;
 use super::column::RareColumn;
+use super::fetches::Fetches;
+use super::puts::Puts;
+use super::residency::{NO_HOST_PAGE, NO_PAGE, Residency, Seek};
 use super::span::SpanStore;
 use super::walk::Cursor;
-
-/// Stands for the page of an entry that is in host memory alone.
-pub(super) const NO_PAGE: PageId = PageId::new(u32::MAX);
-
-/// Where the pages of a node's entries are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Zeroable)]
-#[repr(C)]
-pub(super) struct Residency {
-    /// The entries below this have device pages.
-    pub device: u32,
-    /// The entries from this on have host pages.
-    pub host: u32,
-}
-
-/// What a cursor looks for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Seek {
-    DevicePages,
-    HostOnly,
-    Dirty,
-}
-
-impl Seek {
-    pub const ALL: [Self; 3] = [Self::DevicePages, Self::HostOnly, Self::Dirty];
-
-    /// Returns whether a node of so many entries has it.
-    pub fn finds(self, Residency { device, host }: Residency, entries: u32) -> bool {
-        match self {
-            Self::DevicePages => device > 0,
-            Self::HostOnly => device < entries,
-            Self::Dirty => host > 0,
-        }
-    }
-}
 
 /// Counters of pages and of moves, over the whole run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -99,15 +68,22 @@ pub(super) struct Hosts {
     pub ahead: bool,
     /// The last move that the backend was given.
     pub last_move: MoveId,
+    /// The last save to the stage.
+    pub stage_move: MoveId,
+    pub puts: Puts,
+    pub fetches: Fetches,
+    /// The number of the first page of the stage, behind the host pages.
+    host_pages: u32,
+    stage_pages: u32,
     pub counts: HostCounts,
 }
 
 impl Hosts {
-    fn new(page_count: u32, host_pages: u32) -> Result<Self, OutOfMemory> {
+    fn new(page_count: u32, host_pages: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
         let nodes = page_count + host_pages;
         Ok(Self {
             pool: HostPool::new(host_pages)?,
-            of_entry: zeroed(SpanStore::entry_count(nodes).into())?,
+            of_entry: filled(SpanStore::entry_count(nodes).into(), NO_HOST_PAGE)?,
             residency: RareColumn::new(nodes)?,
             cursors: [None; 3],
             clean: 0,
@@ -116,13 +92,17 @@ impl Hosts {
             saving: reserved(page_count.into())?,
             ahead: false,
             last_move: MoveId::default(),
+            stage_move: MoveId::default(),
+            puts: Puts::new(SpanStore::entry_count(nodes), stage_pages)?,
+            fetches: Fetches::new()?,
+            host_pages,
+            stage_pages,
             counts: HostCounts::default(),
         })
     }
 
     pub fn prefault(&mut self) {
         self.pool.prefault();
-        touch(&mut self.of_entry);
         self.residency.prefault();
         touch_reserved(&mut self.saves, PageMove::zeroed());
         touch_reserved(&mut self.saving, (NodeKey::default(), 0));
@@ -135,9 +115,9 @@ impl Hosts {
 
     /// Gives the host page of an entry back. A save to it that waits is cancelled.
     pub fn drop_host_page(&mut self, entry: u32) {
-        let page = self.of_entry[entry as usize];
+        let page = std::mem::replace(&mut self.of_entry[entry as usize], NO_HOST_PAGE);
         self.pool.drop_page(page);
-        if !self.saves.is_empty() && self.pool.busy(page) == self.next_move() {
+        if !self.saves.is_empty() && self.pool.last_save(page) == self.next_move() {
             self.cancel(page);
         }
     }
@@ -161,14 +141,15 @@ impl PrefixTree {
         &mut self,
         page_count: u32,
         host_pages: u32,
+        stage_pages: u32,
     ) -> Result<(), OutOfMemory> {
-        self.hosts = Some(Box::new(Hosts::new(page_count, host_pages)?));
+        self.hosts = Some(Box::new(Hosts::new(page_count, host_pages, stage_pages)?));
         self.ages = Some(Box::new(Ages::new(page_count + host_pages)?));
         Ok(())
     }
 
     /// Returns the bytes that host pages take beside a tree of all pages.
-    pub(crate) fn host_bytes(page_count: u32, host_pages: u32) -> u64 {
+    pub(crate) fn host_bytes(page_count: u32, host_pages: u32, stage_pages: u32) -> u64 {
         let nodes = page_count + host_pages;
         let save = size_of::<PageMove>() + size_of::<(NodeKey, u32)>();
         HostPool::bytes(host_pages)
@@ -176,6 +157,8 @@ impl PrefixTree {
             + u64::from(nodes) * size_of::<Residency>() as u64
             + u64::from(page_count) * save as u64
             + Ages::bytes(nodes)
+            + Puts::bytes(SpanStore::entry_count(nodes), stage_pages)
+            + Fetches::bytes()
     }
 
     /// Returns whether evicted pages move to host memory.
@@ -194,7 +177,11 @@ impl PrefixTree {
 
     /// Makes the host pages below `ready` usable.
     pub(crate) fn set_host_ready(&mut self, ready: u32) {
-        self.hosts_mut().pool.set_ready(ready);
+        let hosts = self.hosts_mut();
+        hosts.pool.set_ready(ready);
+        if ready >= hosts.host_pages + hosts.stage_pages {
+            hosts.puts.set_ready(hosts.host_pages);
+        }
     }
 
     /// Returns the counters of host memory.
@@ -232,9 +219,32 @@ impl PrefixTree {
     }
 
     /// Counts pages that were added to a lock's node: they are on the device.
-    pub(super) fn attach_residency(&mut self, node: NodeKey) {
+    pub(super) fn attach_residency(&mut self, node: NodeKey, count: u32, is_present: bool) {
         let entries = self.link[node].span.pages();
         self.hosts_mut().residency[node] = Residency { device: entries, host: entries };
+        self.queue_puts(node, count, is_present);
+    }
+
+    /// Queues the last `count` entries of a node to be put, if they can match.
+    fn queue_puts(&mut self, node: NodeKey, count: u32, is_present: bool) {
+        let mut before = self.entry_before(node, count);
+        let Self { hosts: Some(hosts), spans, link, chain, .. } = self else { return };
+        for (start, len) in spans.last_runs(&link[node].span, count) {
+            for entry in start..start + len {
+                hosts.puts.attach(entry, before, is_present && chain.is_some());
+                before = Some(entry);
+            }
+        }
+    }
+
+    /// Returns the locks of fetches, for audits.
+    pub(crate) fn fetch_locks(&self) -> impl Iterator<Item = &PrefixLock> {
+        self.hosts.iter().flat_map(|hosts| hosts.fetches.locks())
+    }
+
+    /// Returns the pages put and fetched.
+    pub(crate) fn store_counts(&self) -> (u64, u64) {
+        self.hosts.as_ref().map_or((0, 0), |hosts| (hosts.puts.done, hosts.fetches.fetched))
     }
 
     /// Divides the residency of a node whose first `pages` entries went to `prefix`.
@@ -331,6 +341,7 @@ impl PrefixTree {
         spans
             .each_entry_back(span, host.max(rest)..entries, |entry, _| hosts.drop_host_page(entry));
         let dropped = device - device.min(rest);
+        spans.each_entry_back(span, rest..entries, |entry, _| hosts.puts.forget(entry));
         // A node in use has no clean entries.
         hosts.clean -= device.saturating_sub(host.max(rest));
         if present {

@@ -3,7 +3,7 @@
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 
-use super::hosts::NO_PAGE;
+use super::residency::NO_PAGE;
 use super::walk::Cursor;
 use super::{PrefixTree, Usage};
 

@@ -8,7 +8,7 @@ use crate::id::{HostPageId, MoveId, NodeKey, PageId};
 use crate::plan::PageMove;
 
 use super::PrefixTree;
-use super::hosts::{NO_PAGE, Residency, Seek};
+use super::residency::{NO_PAGE, Residency, Seek};
 
 impl PrefixTree {
     /// [`PrefixTree::evict`] with host memory: takes exactly `count` idle device pages, oldest first. Dirty ones are
@@ -59,7 +59,6 @@ impl PrefixTree {
     fn offload_one(&mut self, node: NodeKey, freed: &mut Vec<PageId>) -> bool {
         let Some(host_page) = self.take_host_page() else {
             // No entry is in host memory alone, so this one is its node's last, and a leaf's.
-            self.hosts_mut().counts.lost += 1;
             return self.drop_last(node, freed);
         };
         self.save(node, host_page);
@@ -80,7 +79,7 @@ impl PrefixTree {
         let entry = start + len - 1;
         let device = spans.pages_of_run(entry, 1)[0];
         hosts.of_entry[entry as usize] = host_page;
-        hosts.pool.set_busy(host_page, id);
+        hosts.pool.set_save(host_page, id);
         hosts.saves.push(PageMove { device, host: host_page });
         match hosts.saving.last_mut() {
             Some((last, count)) if *last == node => *count += 1,
@@ -90,19 +89,21 @@ impl PrefixTree {
     }
 
     /// Takes a host page: a free one, or that of the oldest entry that is in host memory alone, which is lost.
-    fn take_host_page(&mut self) -> Option<HostPageId> {
+    pub(super) fn take_host_page(&mut self) -> Option<HostPageId> {
         if let Some(page) = self.hosts_mut().pool.take() {
             return Some(page);
         }
         let node = self.seek(Seek::HostOnly)?;
-        let counts = &mut self.hosts_mut().counts;
-        (counts.evicted, counts.lost) = (counts.evicted + 1, counts.lost + 1);
+        self.hosts_mut().counts.evicted += 1;
         self.drop_last(node, &mut Vec::new());
         self.hosts_mut().pool.take()
     }
 
     /// Drops the last entry of an idle node. Returns whether the node is still there.
     fn drop_last(&mut self, node: NodeKey, freed: &mut Vec<PageId>) -> bool {
+        let last = self.spans.last_entry(&self.link[node].span);
+        let hosts = self.hosts_mut();
+        hosts.counts.lost += u64::from(!hosts.puts.is_stored(last));
         if self.link[node].span.pages() == 1 {
             self.drop_idle(node, true, freed);
             return false;
@@ -167,11 +168,7 @@ impl PrefixTree {
             hosts.residency[node].host = host + count;
             hosts.clean -= count;
             let span = &link[node].span;
-            let pages = &mut hosts.pool;
-            let of_entry = &hosts.of_entry;
-            spans.each_entry_back(span, host..host + count, |entry, _| {
-                pages.drop_page(of_entry[entry as usize]);
-            });
+            spans.each_entry_back(span, host..host + count, |entry, _| hosts.drop_host_page(entry));
             self.seek_from(Seek::Dirty, node);
         }
     }

@@ -8,7 +8,7 @@ use crate::id::{MoveId, NodeKey, PageId, PrefixLock};
 use crate::plan::PageMove;
 
 use super::PrefixTree;
-use super::hosts::{NO_PAGE, Residency};
+use super::residency::{NO_PAGE, Residency};
 
 impl PrefixTree {
     /// Begins a load: returns its mark.
@@ -87,9 +87,8 @@ impl PrefixTree {
         let span = &link[node].span;
         let entries = span.pages();
         hosts.residency[node] = Residency { device: entries, host: entries };
-        let (pool, of_entry) = (&mut hosts.pool, &hosts.of_entry);
         spans.each_entry_back(span, entries - count..entries, |entry, _| {
-            pool.drop_page(of_entry[entry as usize]);
+            hosts.drop_host_page(entry)
         });
         *protected += count;
         self.epoch += 1;
@@ -100,7 +99,7 @@ impl PrefixTree {
         let hosts = self.hosts_mut();
         hosts.last_move = hosts.next_move();
         let id = hosts.last_move;
-        moves.iter().for_each(|load| hosts.pool.set_busy(load.host, id));
+        moves.iter().for_each(|load| hosts.pool.set_load(load.host, id));
         id
     }
 

@@ -30,12 +30,14 @@ pub struct Failing<B> {
     every: Option<u64>,
     calls: u64,
     failures: u64,
+    /// Whether each save and load since the last look at them failed.
+    moves: Vec<bool>,
 }
 
 impl<B> Failing<B> {
     /// Call `n` fails, counted from 0, and no other.
     pub fn at(inner: B, fault: Fault, n: u64) -> Self {
-        Self { inner, fault, first: n, every: None, calls: 0, failures: 0 }
+        Self { inner, fault, first: n, every: None, calls: 0, failures: 0, moves: Vec::new() }
     }
 
     /// Call `n` fails, counted from 0, and from there on every `every`th.
@@ -112,9 +114,9 @@ impl<O: OpenBackend> OpenBackend for Failing<O> {
         table: &TableShape,
         bounds: impl Into<StepBounds>,
     ) -> Result<Self::Backend, Failed<<O::Backend as Backend>::Error>> {
-        let Self { inner, fault, first, every, calls, failures } = self;
+        let Self { inner, fault, first, every, calls, failures, moves } = self;
         let inner = inner.open(layout, table, bounds).map_err(Failed::Inner)?;
-        Ok(Failing { inner, fault, first, every, calls, failures })
+        Ok(Failing { inner, fault, first, every, calls, failures, moves })
     }
 }
 
@@ -135,11 +137,15 @@ impl<B: Backend> Backend for Failing<B> {
     }
 
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
-        self.call(|inner| inner.save_pages(id, moves))
+        let saved = self.call(|inner| inner.save_pages(id, moves));
+        self.moves.push(saved.is_err());
+        saved
     }
 
     fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
-        self.call(|inner| inner.load_pages(id, moves))
+        let loaded = self.call(|inner| inner.load_pages(id, moves));
+        self.moves.push(loaded.is_err());
+        loaded
     }
 
     fn moved(&mut self) -> Result<Moved, Self::Error> {
@@ -177,6 +183,10 @@ impl<B: Inspect> Inspect for Failing<B> {
 
     fn words(&self) -> Option<&[u32]> {
         self.inner.words()
+    }
+
+    fn take_moves(&mut self) -> Vec<bool> {
+        std::mem::take(&mut self.moves)
     }
 
     fn failures(&self) -> u64 {

@@ -23,6 +23,7 @@ pub mod replay;
 pub mod rng;
 pub mod shrink;
 pub mod spans;
+pub mod store;
 pub mod tiers;
 pub mod workload;
 

@@ -31,7 +31,9 @@ impl World {
         self.prefixes.check_hosts().map_err(broken)?;
         self.prefixes.check_cells(&self.count_cells(), &self.fence).map_err(broken)?;
         self.check_tails().map_err(|invariant| broken((invariant, None)))?;
-        if !self.prefixes.counts_names(self.sequences.iter().map(|(_, s)| s.namespace)) {
+        let fetches = self.prefixes.fetch_locks().map(|lock| lock.scope().namespace);
+        let namespaces = self.sequences.iter().map(|(_, s)| s.namespace).chain(fetches);
+        if !self.prefixes.counts_names(namespaces) {
             return Err(broken(("T11: names stay while they have users, which are counted", None)));
         }
         self.check_sequences().map_err(broken)?;
@@ -46,7 +48,8 @@ impl World {
         let sequences = self.sequences.iter().filter_map(|(_, sequence)| sequence.lock.as_ref());
         let sequences = sequences.map(|lock| (LockHolder::Sequence, lock));
         let fence = self.fence.locks().map(|(_, lock)| (LockHolder::Fence, lock));
-        sequences.chain(fence)
+        let fetches = self.prefixes.fetch_locks().map(|lock| (LockHolder::Fetch, lock));
+        sequences.chain(fence).chain(fetches)
     }
 
     /// Counts the locks that end at each node, of the holders that `counted` selects.
@@ -236,6 +239,8 @@ impl World {
 enum LockHolder {
     /// A running sequence.
     Sequence,
+    /// A fetch: a store writes pages behind it.
+    Fetch,
     /// The fence: its sequence has released it, but a step is not complete.
     Fence,
 }

@@ -121,7 +121,7 @@ impl World {
             world.prefixes.keep_cells(limits, page_count, shape.max_steps)?;
         }
         if has_hosts {
-            world.prefixes.keep_hosts(page_count, host_pages(shape))?;
+            world.prefixes.keep_hosts(page_count, host_pages(shape), shape.layout.stage_pages())?;
             world.sequences.keep_loads()?;
         }
         if let Some(hashing) = shape.hashing {

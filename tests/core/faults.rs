@@ -6,13 +6,16 @@ use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay_on};
 use kvarena::{CpuOptions, Null};
 
 fn workload(seed: u64) -> (SmallConfig, Vec<Op>) {
-    let mut workload = Workload::new(seed);
+    let mut workload = match seed % 2 {
+        0 => Workload::new(seed),
+        _ => Workload::with_hosts(seed),
+    };
     (workload.config(), workload.take_ops(200))
 }
 
 fn failures(summary: &Summary) -> u64 {
     let of = |answer| summary.answers.get(answer).copied().unwrap_or(0);
-    of("plan_batch Backend") + of("fork Backend")
+    of("backend failures")
 }
 
 /// Every single call of a workload fails once.
@@ -40,7 +43,7 @@ fn any_one_call_fails() {
 /// Many calls fail, and the bytes of the other calls remain those of their owners.
 #[test]
 fn every_third_call_fails() {
-    let (mut plans, mut forks) = (0, 0);
+    let (mut plans, mut forks, mut loads, mut saves) = (0, 0, 0, 0);
     for seed in 0..250 {
         let (config, ops) = workload(seed);
         for fault in [Fault::Before, Fault::After] {
@@ -48,8 +51,13 @@ fn every_third_call_fails() {
             let summary = replay_on(&config, backend, &ops)
                 .unwrap_or_else(|mismatch| panic!("seed {seed}, {fault:?}: {mismatch}"));
             plans += summary.answers.get("plan_batch Backend").copied().unwrap_or(0);
+            for load in ["load Backend", "load of a plan Backend"] {
+                loads += summary.answers.get(load).copied().unwrap_or(0);
+            }
+            saves += summary.answers.get("failed saves").copied().unwrap_or(0);
             forks += summary.answers.get("fork Backend").copied().unwrap_or(0);
         }
     }
+    assert!(loads > 5 && saves > 100, "only {loads} loads failed, and saves of {saves} pages");
     assert!(plans > 100 && forks > 10, "only {plans} plans and {forks} forks failed");
 }

@@ -96,7 +96,6 @@ fn engine() {
         "hit tokens of resumes",
         "host hit tokens",
         "load Ok",
-        "load OutOfPages",
         "load Preempted",
         "load UnknownSequence",
         "mark MarkLen",

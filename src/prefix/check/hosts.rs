@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::{Broken, PrefixTree};
-use crate::prefix::hosts::{NO_PAGE, Residency, Seek};
+use crate::prefix::residency::{NO_PAGE, Residency, Seek};
 
 impl PrefixTree {
     /// Checks H1 to H4.
@@ -38,7 +38,12 @@ impl PrefixTree {
                 clean += device - host;
             }
         }
-        if pages.len() as u32 != hosts.pool.cached_count() {
+        let filling = |page| hosts.pool.is_filling(page) && pages.insert(page);
+        if !hosts.fetches.filling().all(filling) {
+            return Err(("M1: a page that a fetch writes has no other user", None));
+        }
+        let count = pages.len() - hosts.fetches.filling().count();
+        if count as u32 != hosts.pool.cached_count() {
             return Err(("H1: Cached host pages belong to entries", None));
         }
         if clean != hosts.clean {

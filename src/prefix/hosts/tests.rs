@@ -1,9 +1,9 @@
 //! The audit of host memory finds what is broken by hand.
 
-use super::{Residency, Seek};
 use crate::fence::Fence;
 use crate::id::{HostPageId, Namespace, NodeKey, PageId, PrefixLock, TokenId};
 use crate::prefix::PrefixTree;
+use crate::prefix::residency::{Residency, Seek};
 
 /// A tree of pages of one token: `used` is locked; of `idle`, which is older, the last page is in host memory alone and
 /// the one before is clean.
@@ -26,7 +26,7 @@ fn insert(tree: &mut PrefixTree, fence: &mut Fence, text: &[u32]) -> PrefixLock 
 impl Sound {
     fn new() -> Self {
         let mut tree = PrefixTree::new(20, 1, 31);
-        tree.keep_hosts(10, 10).expect("it is small");
+        tree.keep_hosts(10, 10, 0).expect("it is small");
         tree.set_host_ready(10);
         let mut fence = Fence::new(0, 1, 0);
         let idle = insert(&mut tree, &mut fence, &[1, 2, 3]);

@@ -100,15 +100,28 @@ impl Model {
         self.tree.matched(scope, &tokens[..pages * self.page_size()]).len()
     }
 
-    /// The saves that the backend must be given now.
-    pub fn take_saves(&mut self) -> Vec<(PageId, HostPageId)> {
-        std::mem::take(&mut self.tree.hosts.saves)
+    /// Tells which of the next saves and loads fail.
+    pub fn expect_moves(&mut self, failures: Vec<bool>) {
+        self.move_failures = failures.into();
     }
 
-    /// The backend failed to make them.
-    pub fn fail_saves(&mut self) {
-        self.tree.fail_saves();
+    /// Whether the last plan or fork was refused because its load failed.
+    pub fn take_load_failed(&mut self) -> bool {
+        std::mem::take(&mut self.load_failed)
+    }
+
+    fn next_move_fails(&mut self) -> bool {
+        self.move_failures.pop_front().unwrap_or(false)
+    }
+
+    /// The backend is given the saves that wait. Returns whether it failed.
+    pub(super) fn flush_saves(&mut self) -> bool {
+        let failed = !self.tree.hosts.saves.is_empty() && self.next_move_fails();
+        if failed {
+            self.tree.fail_saves();
+        }
         self.tree.hosts.saves.clear();
+        failed
     }
 
     /// Whether a sequence waits for pages in host memory.
@@ -116,16 +129,25 @@ impl Model {
         self.running(seq).is_ok_and(|sequence| sequence.pending > 0)
     }
 
-    /// `Engine::save_ahead`. Returns the pages saved.
-    pub fn save_ahead(&mut self, ahead: u32) -> u32 {
+    /// `Engine::save_ahead`. Returns the pages saved, or nothing if the backend failed.
+    pub fn save_ahead(&mut self, ahead: u32) -> Option<u32> {
         if self.tree.hosts.exists() {
             self.tree.save_ahead(ahead);
         }
-        self.tree.hosts.saves.len() as u32
+        let saved = self.tree.hosts.saves.len() as u32;
+        (!self.flush_saves()).then_some(saved)
     }
 
-    /// `Engine::load`, up to the call of the backend: the loads that it must be given, or nothing to do.
-    pub fn load(&mut self, seqs: &[SeqKey]) -> Result<Vec<(PageId, HostPageId)>, Error> {
+    /// `Engine::load`. Returns whether the backend made the load.
+    pub fn load(&mut self, seqs: &[SeqKey]) -> Result<bool, Error> {
+        let loads = self.begin_load(seqs)?;
+        self.flush_saves();
+        let failed = !loads.is_empty() && self.next_move_fails();
+        self.end_load(seqs, &loads, failed);
+        Ok(!failed)
+    }
+
+    fn begin_load(&mut self, seqs: &[SeqKey]) -> Result<Vec<(PageId, HostPageId)>, Error> {
         let (mut lacking, mut drawn) = (Vec::new(), 0);
         for &seq in seqs {
             let sequence = self.running(seq)?;
@@ -153,15 +175,14 @@ impl Model {
     pub(super) fn load_first(&mut self, seqs: impl Iterator<Item = SeqKey>) -> Result<(), Error> {
         let waiting: Vec<_> = seqs.filter(|&seq| self.is_pending(seq)).collect();
         if !waiting.is_empty() {
-            let loads = self.load(&waiting)?;
-            self.take_saves();
-            self.end_load(&waiting, &loads, false);
+            self.load_failed = !self.load(&waiting)?;
         }
-        Ok(())
+        // Any error will do: the replay asks for the reason.
+        if self.load_failed { Err(Error::EmptyBatch) } else { Ok(()) }
     }
 
-    /// The backend has made the loads of [`Model::load`], or failed.
-    pub fn end_load(&mut self, seqs: &[SeqKey], loads: &[(PageId, HostPageId)], failed: bool) {
+    /// The backend has made the loads, or failed.
+    fn end_load(&mut self, seqs: &[SeqKey], loads: &[(PageId, HostPageId)], failed: bool) {
         let pages: Vec<_> = loads.iter().map(|load| load.0).collect();
         self.pages.turn(
             &pages,

@@ -127,6 +127,10 @@ pub struct Model {
     counters: Stats,
     /// Counts looks at fronts.
     clock: u64,
+    /// Whether the backend failed at each save and load to come; those that are not listed succeed.
+    move_failures: VecDeque<bool>,
+    /// Whether the last plan or fork was refused because its load failed.
+    load_failed: bool,
 }
 
 impl Model {
@@ -150,6 +154,8 @@ impl Model {
             generation: 0,
             counters: Stats::default(),
             clock: 0,
+            move_failures: VecDeque::new(),
+            load_failed: false,
         }
     }
 

@@ -305,7 +305,7 @@ impl Model {
         self.check_pages(keys.len() * (copied + outstanding) + more, 0)?;
         // The copies' pages are taken first: publishing may put idle pages to use.
         let targets = self.take_pages(keys.len() * copied);
-        self.take_saves();
+        self.flush_saves();
         self.publish(seq);
         self.keep_now(seq);
         let step = (copied > 0).then(|| self.new_step(Step::copy()));

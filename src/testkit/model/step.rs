@@ -223,7 +223,7 @@ impl Model {
         let needed = places * self.tracks();
         self.check_pages(needed, self.drawn_by(items))?;
         let mut pages = self.take_pages(needed).into_iter();
-        self.take_saves();
+        self.flush_saves();
         let step = self.new_step(Step { items: Vec::new(), open: true });
         let track_slots = vec![Vec::new(); self.tracks() - 1];
         let mut plan = PlanWant { step: StepId::new(step), track_slots, ..PlanWant::default() };

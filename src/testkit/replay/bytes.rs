@@ -27,6 +27,11 @@ pub trait Inspect: Backend {
     /// The words of its page tables; nothing where it holds none.
     fn words(&self) -> Option<&[u32]>;
 
+    /// Whether each save and load since the last call failed, in order; those that are not listed did not.
+    fn take_moves(&mut self) -> Vec<bool> {
+        Vec::new()
+    }
+
     /// How many calls failed.
     fn failures(&self) -> u64 {
         0

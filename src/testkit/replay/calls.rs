@@ -464,21 +464,26 @@ impl<B: Inspect> Host<B> {
         let seqs: Vec<_> = (0..count).map(|i| self.pick(first.wrapping_add(i as u8))).collect();
         let got = match self.engine.load(&seqs) {
             Err(EngineError::Core(error)) => Err(error),
-            Err(error) => return Err(format!("load: {error}")),
-            Ok(()) => Ok(()),
+            loaded => Ok(loaded.is_ok()),
         };
-        let want = self.model.load(&seqs).map(|loads| {
-            self.model.take_saves();
-            self.model.end_load(&seqs, &loads, false);
-        });
+        let moves = self.engine.backend_mut().take_moves();
+        self.model.expect_moves(moves);
+        let want = self.model.load(&seqs);
         let want = self.model.counted(want);
+        if want == Ok(false) {
+            self.summary.count("load Backend".to_owned());
+        }
         self.answer("load", &got, &want)
     }
 
     fn save_ahead(&mut self, pages: u8) -> Result<(), String> {
-        let got = self.engine.save_ahead(pages.into()).map_err(|error| error.to_string())?;
+        let got = self.engine.save_ahead(pages.into()).ok();
+        let moves = self.engine.backend_mut().take_moves();
+        self.model.expect_moves(moves);
         let want = self.model.save_ahead(pages.into());
-        self.model.take_saves();
+        if want.is_none() {
+            self.summary.count("save_ahead Backend".to_owned());
+        }
         self.answer("save_ahead", &Ok(got), &Ok(want))
     }
 
@@ -505,6 +510,8 @@ impl<B: Inspect> Host<B> {
             Err(EngineError::Core(error)) => (vec![SeqKey::default(); count.into()], Err(error)),
             Err(error) => return Err(format!("fork: {error}")),
         };
+        let moves = self.engine.backend_mut().take_moves();
+        self.model.expect_moves(moves);
         let want = self.model.fork(&keys, seq, promise);
         let want = self.model.counted(want);
         self.answer("fork", &got, &want)?;
@@ -536,7 +543,12 @@ impl<B: Inspect> Host<B> {
             return Err("fork: the backend did not fail".to_owned());
         }
         self.summary.count("fork Backend".to_owned());
+        let moves = self.engine.backend_mut().take_moves();
+        self.model.expect_moves(moves);
         let forked = self.model.fork(keys, seq, promise).map(|_| ());
+        if self.model.take_load_failed() {
+            return Ok(());
+        }
         agree("fork", &Ok(()), &forked)?;
         self.model.forget_forks(keys.len());
         for &key in keys.iter().rev() {

@@ -81,7 +81,14 @@ impl<B: Inspect> Host<B> {
             _ => None,
         });
         self.scratch = scratch;
+        let moves = self.engine.backend_mut().take_moves();
+        self.model.expect_moves(moves);
         let want = self.model.plan_drafts(items, drafts);
+        if self.model.take_load_failed() {
+            self.summary.count("load of a plan Backend".to_owned());
+            let backend_failed = matches!(got, Err(None));
+            return agree("a plan whose load fails", &backend_failed, &true);
+        }
         let want = self.model.counted(want);
         self.compare_planned(items, got, want, failures)
     }

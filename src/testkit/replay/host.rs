@@ -82,6 +82,8 @@ impl<B: Inspect> Host<B> {
         for (what, count) in [("stored", stored), ("removed", removed), ("cleared", cleared)] {
             self.summary.answers.insert(format!("events {what}"), count);
         }
+        let failures = self.engine.backend().failures();
+        self.summary.answers.insert("backend failures".to_owned(), failures);
         let stats = self.engine.stats();
         for (what, count) in [
             ("hit tokens", stats.hit_tokens),
@@ -93,6 +95,7 @@ impl<B: Inspect> Host<B> {
             ("pages saved", stats.saved_pages),
             ("pages saved as they were evicted", stats.forced_pages),
             ("pages loaded", stats.loaded_pages),
+            ("failed saves", stats.failed_saves),
             ("pages evicted from host memory", stats.host_evicted_pages),
             ("pages lost", stats.lost_pages),
         ] {

@@ -1,0 +1,244 @@
+//! Puts: cached pages that a store reads, in the order in which they were published.
+//!
+//! An entry is put once. A page that has a host page is read there, any other through a page of the stage. A page that
+//! leaves its entry meanwhile stays until the put is done.
+//!
+//! * M1. No writer touches a page that a put reads. A page that a fetch writes has no other user. Neither has an
+//!   unfinished device move.
+//! * M3. `stored` is set only for an entry whose hash is the record's key.
+//!
+//! Not here: fetches (`fetches.rs`), the states of host pages (`host/`).
+
+use std::collections::VecDeque;
+
+use crate::bitmap::{Bitmap, Bits};
+use crate::id::{HostPageId, MoveId};
+use crate::memory::{OutOfMemory, reserved, reserved_queue, zeroed};
+use crate::moves::{Put, PutId};
+use crate::plan::PageMove;
+
+use super::PrefixTree;
+use super::residency::NO_HOST_PAGE;
+
+/// Most puts at a time.
+const PUTS_MAX: usize = 1024;
+/// No entry.
+const NONE: u32 = u32::MAX;
+
+/// An entry, as it was when its counter had this value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Version {
+    entry: u32,
+    count: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OpenPut {
+    id: PutId,
+    of: Version,
+    page: HostPageId,
+    is_staged: bool,
+    /// Whether the store has it.
+    is_given: bool,
+}
+
+/// What stores have and get.
+pub(super) struct Puts {
+    /// Entries whose page a store has.
+    stored: Bitmap,
+    /// How often each entry was freed.
+    versions: Vec<u32>,
+    /// The entry of the page before each entry's.
+    before: Vec<u32>,
+    /// Entries to put, in the order of publishing.
+    queue: VecDeque<Version>,
+    open: Vec<OpenPut>,
+    last: u64,
+    /// Free pages of the stage, once they are ready.
+    stage: Vec<HostPageId>,
+    stage_pages: u32,
+    /// Saves to the stage.
+    pub staged: Vec<PageMove>,
+    pub done: u64,
+}
+
+impl Puts {
+    pub fn new(entries: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
+        Ok(Self {
+            stored: Bitmap::new(entries, false)?,
+            versions: zeroed(entries.into())?,
+            before: zeroed(entries.into())?,
+            queue: reserved_queue(entries.into())?,
+            open: reserved(PUTS_MAX as u64)?,
+            last: 0,
+            stage: reserved(stage_pages.into())?,
+            stage_pages,
+            staged: reserved(stage_pages.into())?,
+            done: 0,
+        })
+    }
+
+    pub fn bytes(entries: u32, stage_pages: u32) -> u64 {
+        let stage = size_of::<HostPageId>() + size_of::<PageMove>();
+        Bitmap::bytes(entries)
+            + u64::from(entries) * (8 + size_of::<Version>() as u64)
+            + PUTS_MAX as u64 * size_of::<OpenPut>() as u64
+            + u64::from(stage_pages) * stage as u64
+    }
+
+    /// Makes the stage usable, whose first page is `first`.
+    pub fn set_ready(&mut self, first: u32) {
+        let pages = std::mem::take(&mut self.stage_pages);
+        self.stage.extend((first..first + pages).rev().map(HostPageId::new));
+    }
+
+    /// An entry was freed: a put of its page that is open tells nothing of what is there next.
+    pub fn forget(&mut self, entry: u32) {
+        self.versions[entry as usize] += 1;
+        if self.stored.contains(entry) {
+            self.stored.remove(Bits::one(entry as usize));
+        }
+    }
+
+    pub fn is_stored(&self, entry: u32) -> bool {
+        self.stored.contains(entry)
+    }
+
+    /// Records that a store has an entry's page.
+    pub fn set_stored(&mut self, entry: u32) {
+        if !self.stored.contains(entry) {
+            self.stored.insert(Bits::one(entry as usize));
+        }
+    }
+
+    /// Records the page before an entry's; `is_new`: it is to be put.
+    pub fn attach(&mut self, entry: u32, before: Option<u32>, is_new: bool) {
+        self.before[entry as usize] = before.unwrap_or(NONE);
+        if is_new {
+            self.push(Version { entry, count: self.versions[entry as usize] });
+        }
+    }
+
+    fn push(&mut self, of: Version) {
+        if self.queue.len() == self.queue.capacity() {
+            self.queue.pop_front();
+        }
+        self.queue.push_back(of);
+    }
+
+    fn is_present(&self, of: Version) -> bool {
+        self.versions[of.entry as usize] == of.count
+    }
+
+    /// Forgets what waits: the pages are of a generation that is over.
+    pub fn clear(&mut self) {
+        self.queue.clear();
+    }
+}
+
+impl PrefixTree {
+    /// Opens puts of the next pages to be put, at most `max`; saves to the stage are collected in `staged`.
+    pub(crate) fn begin_puts(&mut self, max: usize) {
+        let Self { hosts: Some(hosts), spans, chain: Some(_), .. } = self else { return };
+        let (puts, pool) = (&mut hosts.puts, &mut hosts.pool);
+        puts.staged.clear();
+        let end = PUTS_MAX.min(puts.open.len() + max);
+        while puts.open.len() < end {
+            let Some(of) = puts.queue.pop_front() else { return };
+            if !puts.is_present(of) || puts.is_stored(of.entry) {
+                continue;
+            }
+            let mut page = hosts.of_entry[of.entry as usize];
+            let is_staged = page == NO_HOST_PAGE;
+            if is_staged {
+                let Some(stage) = puts.stage.pop() else { return puts.queue.push_front(of) };
+                puts.staged
+                    .push(PageMove { device: spans.pages_of_run(of.entry, 1)[0], host: stage });
+                page = stage;
+            } else {
+                pool.begin_read(page);
+            }
+            puts.last += 1;
+            let id = PutId(puts.last);
+            puts.open.push(OpenPut { id, of, page, is_staged, is_given: false });
+        }
+    }
+
+    /// Returns the saves to the stage that the backend has to make, with their number.
+    pub(crate) fn staged(&mut self) -> Option<(MoveId, &[PageMove])> {
+        let hosts = self.hosts.as_mut()?;
+        if hosts.puts.staged.is_empty() {
+            return None;
+        }
+        hosts.last_move = hosts.next_move();
+        hosts.stage_move = hosts.last_move;
+        Some((hosts.last_move, &hosts.puts.staged))
+    }
+
+    /// The saves to the stage failed: their puts are not made, and come again.
+    pub(crate) fn fail_staged(&mut self) {
+        let Some(hosts) = &mut self.hosts else { return };
+        let puts = &mut hosts.puts;
+        while let Some(put) = puts.open.pop_if(|put| put.is_staged && !put.is_given) {
+            puts.stage.push(put.page);
+            puts.queue.push_front(put.of);
+        }
+        puts.staged.clear();
+    }
+
+    /// Gives the store the puts whose pages it can read: all saves up to `saved` are done.
+    pub(crate) fn give_puts(&mut self, saved: MoveId, mut sink: impl FnMut(Put<'_>)) -> usize {
+        let Self { hosts: Some(hosts), spans, chain: Some(chain), .. } = self else { return 0 };
+        let mut given = 0;
+        for put in hosts.puts.open.iter_mut().filter(|put| !put.is_given) {
+            let save =
+                if put.is_staged { hosts.stage_move } else { hosts.pool.last_save(put.page) };
+            if save > saved {
+                continue;
+            }
+            let entry = put.of.entry;
+            // A page that has left its entry meanwhile has the same bytes still, but its tokens may be others'.
+            if hosts.puts.versions[entry as usize] != put.of.count {
+                continue;
+            }
+            put.is_given = true;
+            given += 1;
+            let before = hosts.puts.before[entry as usize];
+            let parent = (before != NONE).then(|| chain.of(before));
+            sink(Put::new(put.id, chain.of(entry), parent, spans.tokens_of(entry), put.page));
+        }
+        self.drop_gone_puts();
+        given
+    }
+
+    /// Ends puts that were not given to the store and whose entries are gone.
+    fn drop_gone_puts(&mut self) {
+        while let Some(hosts) = &self.hosts
+            && let puts = &hosts.puts
+            && let Some(gone) =
+                puts.open.iter().find(|put| !put.is_given && !puts.is_present(put.of))
+        {
+            self.end_put(gone.id, false);
+        }
+    }
+
+    /// Ends a put; `ok`: the store has the page. Returns whether it was open.
+    pub(crate) fn end_put(&mut self, id: PutId, ok: bool) -> bool {
+        let Some(hosts) = &mut self.hosts else { return false };
+        let (puts, pool) = (&mut hosts.puts, &mut hosts.pool);
+        let Some(index) = puts.open.iter().position(|put| put.id == id) else { return false };
+        let put = puts.open.remove(index);
+        match put.is_staged {
+            true => puts.stage.push(put.page),
+            false => pool.end_read(put.page),
+        }
+        if puts.is_present(put.of) {
+            match ok {
+                true => puts.set_stored(put.of.entry),
+                false => puts.push(put.of),
+            }
+        }
+        puts.done += u64::from(ok);
+        true
+    }
+}

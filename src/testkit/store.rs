@@ -1,0 +1,77 @@
+//! A store of keys without bytes, of unlimited size: what it gets, it has.
+
+use std::collections::HashSet;
+
+use crate::backend::Backend;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::hash::{NamespaceNames, PageHash};
+use crate::id::{Namespace, TokenId};
+
+/// Most puts of one call.
+const PUTS: usize = 256;
+
+/// The keys of the pages that the store has.
+#[derive(Clone, Debug, Default)]
+pub struct KeyStore {
+    keys: HashSet<PageHash>,
+    /// Keys that it got for the first time.
+    pub put_pages: u64,
+    /// Pages that it gave.
+    pub fetched_pages: u64,
+}
+
+impl KeyStore {
+    /// Fetches what the store has of a prompt behind its cached pages, for a namespace without names. Returns the pages
+    /// that arrived.
+    ///
+    /// # Errors
+    /// Those of [`Engine::fetch`].
+    pub fn fetch<B: Backend>(
+        &mut self,
+        engine: &mut Engine<B>,
+        namespace: Namespace,
+        prompt: &[TokenId],
+    ) -> Result<u32, EngineError<B::Error>> {
+        let shape = engine.shape();
+        let Some(hashing) = shape.hashing else { return Ok(0) };
+        let page_size = shape.layout.page_size();
+        let matchable = &prompt[..prompt.len().saturating_sub(1)];
+        let keys = hashing.chain(&NamespaceNames::default(), matchable, page_size);
+        let cached = engine.match_prefix(namespace, prompt).pages() as usize;
+        let here = keys[cached..].iter().take_while(|key| self.keys.contains(*key)).count() as u32;
+        if here == 0 {
+            return Ok(0);
+        }
+        let fetch = engine.fetch(namespace, prompt, here)?;
+        let Some((id, count)) = fetch.map(|fetch| (fetch.id, fetch.pages.len() as u32)) else {
+            return Ok(0);
+        };
+        assert!(engine.fetched(id, count), "the fetch is open");
+        self.fetched_pages += u64::from(count);
+        Ok(count)
+    }
+
+    /// Takes all pages that the engine has for a store.
+    ///
+    /// # Errors
+    /// Those of [`Engine::puts`].
+    pub fn take<B: Backend>(
+        &mut self,
+        engine: &mut Engine<B>,
+    ) -> Result<(), EngineError<B::Error>> {
+        let mut ids = Vec::new();
+        loop {
+            engine.puts(PUTS, |put| {
+                self.put_pages += u64::from(self.keys.insert(put.key));
+                ids.push(put.id);
+            })?;
+            if ids.is_empty() {
+                return Ok(());
+            }
+            for id in ids.drain(..) {
+                assert!(engine.put_done(id, true), "the put is open");
+            }
+        }
+    }
+}

@@ -364,9 +364,10 @@ fn has_extend(work: &Prepare<'_>) -> bool {
     work.extend || work.trees || work.decode_tokens > 1
 }
 
-/// Returns the most variants over a pool.
+/// Returns the most variants over a pool, of which `layout` may be any group's view. Only group 0 keeps labels.
 fn variants_max(layout: &PoolLayout) -> usize {
-    if layout.label_channels() > 0 { 2 * VARIANTS_MAX } else { VARIANTS_MAX }
+    let has_labels = layout.of_group(0).label_channels() > 0;
+    if has_labels { 2 * VARIANTS_MAX } else { VARIANTS_MAX }
 }
 
 /// Launches attention in f32, which is for checks and not for serving.
@@ -385,4 +386,22 @@ pub(in crate::backend::cuda) unsafe fn launch_f32(
     let blocks = 8 * gpu.multiprocessors();
     // SAFETY: the caller guarantees the rows.
     unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::variants_max;
+    use crate::layout::{Groups, KvDtype, KvShape, PoolConfig, Reach};
+
+    #[test]
+    fn layers_of_all_shapes_share_the_room_for_variants() {
+        let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1]).expect("two groups");
+        let groups = groups.with_shape(1, KvShape::heads(1, 128), None).expect("group 1 exists");
+        let (dtype, label_channels) = (KvDtype::Bf16, 16);
+        let config = PoolConfig { layers: 2, groups, dtype, label_channels, ..Default::default() };
+        let layout = config.layout().expect("a valid pool");
+        let all: Vec<_> =
+            layout.views().map(|view| (view.label_channels(), variants_max(&view))).collect();
+        assert_eq!(all, [(16, 16), (0, 16)]);
+    }
 }

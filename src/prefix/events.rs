@@ -374,11 +374,3 @@ impl PrefixTree {
         }
     }
 }
-
-/// Events of moves between the device and host memory.
-impl PrefixTree {
-    pub(super) fn emit_removed_device(&mut self, _node: NodeKey, _count: u32) {}
-    pub(super) fn emit_stored_host(&mut self, _node: NodeKey, _place: u32) {}
-    pub(super) fn emit_removed_host(&mut self, _node: NodeKey, _place: u32, _count: u32) {}
-    pub(super) fn emit_loaded(&mut self, _node: NodeKey, _count: u32) {}
-}

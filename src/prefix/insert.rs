@@ -46,8 +46,8 @@ impl PrefixTree {
         Inserted { duplicates: known as u32 - own }
     }
 
-    /// Moves the lock along the pages that the tree has already. Returns their number, and how many of them were in host
-    /// memory alone and are the caller's own now: the last ones.
+    /// Moves the lock along the pages that the tree has already. Returns their number, and how many of them were in
+    /// host memory alone and are the caller's own now: the last ones.
     fn walk_duplicates(
         &mut self,
         lock: &mut PrefixLock,

@@ -41,7 +41,6 @@ impl PrefixTree {
 
     /// Frees the device pages of the last `count` entries of an idle node that have some. Their host pages stay.
     fn forget_device(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
-        self.emit_removed_device(node, count);
         let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
         let device = &mut hosts.residency[node].device;
         let places = *device - count..*device;
@@ -85,7 +84,6 @@ impl PrefixTree {
             Some((last, count)) if *last == node => *count += 1,
             _ => hosts.saving.push((node, 1)),
         }
-        self.emit_stored_host(node, place);
     }
 
     /// Takes a host page: a free one, or that of the oldest entry that is in host memory alone, which is lost.
@@ -162,7 +160,6 @@ impl PrefixTree {
     fn undo_saves(&mut self) {
         for index in 0..self.hosts_ref().saving.len() {
             let (node, count) = self.hosts_ref().saving[index];
-            self.emit_removed_host(node, self.hosts_ref().residency[node].host, count);
             let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
             let host = hosts.residency[node].host;
             hosts.residency[node].host = host + count;

@@ -76,7 +76,6 @@ impl PrefixTree {
                 continue;
             }
             self.hosts_mut().counts.loaded += u64::from(lacking);
-            self.emit_loaded(node, lacking);
             self.restored(node, lacking);
         }
     }
@@ -114,7 +113,6 @@ impl PrefixTree {
             self.spans.each_entry_back(span, entries - lacking..entries, |_, page| {
                 *page = *rest.split_off_last().expect("the path was walked");
             });
-            self.emit_loaded(node, lacking);
             self.restored(node, lacking);
             count += lacking;
         }

@@ -293,8 +293,8 @@ impl SpanStore {
         }
     }
 
-    /// Calls `each` with the entries at some places of a span and their pages, which it may rewrite, the last one first.
-    /// O(entries, and runs before them).
+    /// Calls `each` with the entries at some places of a span and their pages, which it may rewrite, the last one
+    /// first. O(entries, and runs before them).
     pub fn each_entry_back(
         &mut self,
         span: &Span,

@@ -59,9 +59,6 @@ impl PrefixTree {
     ) {
         #[cfg(test)]
         self.log_detached(node, count, present);
-        if self.hosts.is_some() {
-            return self.detach_entries(node, count, present, pages);
-        }
         if self.chain.is_some() | self.cells.is_some() {
             self.on_detach(node, count, present, pages);
         }

@@ -48,9 +48,6 @@ impl PrefixTree {
     pub(super) fn drop_idle(&mut self, node: NodeKey, present: bool, pages: &mut Vec<PageId>) {
         let all = self.link[node].span.pages();
         self.detach_pages(node, all, present, pages);
-        if self.hosts.is_some() {
-            self.leave_idle(node);
-        }
         self.order.leave(&mut self.usage, node);
         self.despawn(node);
     }

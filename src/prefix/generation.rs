@@ -26,7 +26,10 @@ impl PrefixTree {
         self.hosts.iter_mut().for_each(|hosts| hosts.puts.clear());
         while let Some(node) = self.order.next() {
             self.evictable -= self.device_pages(node, self.link[node].span.pages());
-            self.drop_idle(node, false, pages);
+            match self.hosts.is_some() {
+                true => self.drop_entries(node, false, pages),
+                false => self.drop_idle(node, false, pages),
+            }
             self.look_ahead();
         }
     }

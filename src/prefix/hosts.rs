@@ -321,6 +321,15 @@ impl PrefixTree {
         }
     }
 
+    /// Drops an idle node with all its entries, wherever their pages are.
+    pub(super) fn drop_entries(&mut self, node: NodeKey, present: bool, pages: &mut Vec<PageId>) {
+        let all = self.link[node].span.pages();
+        self.detach_entries(node, all, present, pages);
+        self.leave_idle(node);
+        self.order.leave(&mut self.usage, node);
+        self.despawn(node);
+    }
+
     /// Removes the last `count` entries of a node, wherever their pages are. Device pages are appended to `pages`.
     #[cold]
     #[inline(never)]

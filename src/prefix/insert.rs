@@ -16,6 +16,13 @@ pub struct Inserted {
     pub duplicates: u32,
 }
 
+/// Returns how many of the first pages of a run are on the device. Outlined, since most trees have all there.
+#[cold]
+#[inline(never)]
+fn on_device(pages: &[PageId]) -> usize {
+    pages.iter().take_while(|page| **page != NO_PAGE).count()
+}
+
 impl PrefixTree {
     /// Publishes whole pages that follow the locked prefix, and moves the lock to their end.
     ///
@@ -65,12 +72,12 @@ impl PrefixTree {
                 let own = &mut pages[known..known + found.len()];
                 known += found.len();
                 // Entries in host memory alone follow those on the device.
-                let on_device = match has_hosts {
-                    true => found.iter().take_while(|page| **page != NO_PAGE).count(),
+                let here = match has_hosts {
+                    true => on_device(found),
                     false => found.len(),
                 };
-                duplicates.extend_from_slice(&own[..on_device]);
-                own[..on_device].copy_from_slice(&found[..on_device]);
+                duplicates.extend_from_slice(&own[..here]);
+                own[..here].copy_from_slice(&found[..here]);
             });
             let Some(found) = found else { break };
             cursor = found.cursor;

@@ -74,7 +74,10 @@ impl PrefixTree {
                 self.stamp_idle(node, entries);
             }
         } else {
-            self.detach_pages(node, entries, false, freed);
+            match self.hosts.is_some() {
+                true => self.detach_entries(node, entries, false, freed),
+                false => self.detach_pages(node, entries, false, freed),
+            }
             self.despawn(node);
         }
     }

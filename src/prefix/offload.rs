@@ -103,7 +103,7 @@ impl PrefixTree {
         let hosts = self.hosts_mut();
         hosts.counts.lost += u64::from(!hosts.puts.is_stored(last));
         if self.link[node].span.pages() == 1 {
-            self.drop_idle(node, true, freed);
+            self.drop_entries(node, true, freed);
             return false;
         }
         self.detach_entries(node, 1, true, freed);
@@ -192,7 +192,7 @@ impl PrefixTree {
         }
         for node in below.into_iter().rev() {
             self.hosts_mut().counts.lost += u64::from(self.link[node].span.pages());
-            self.drop_idle(node, true, &mut Vec::new());
+            self.drop_entries(node, true, &mut Vec::new());
         }
         for node in failed {
             let Some(link) = self.link.get(node) else { continue };
@@ -200,7 +200,7 @@ impl PrefixTree {
             let device = self.device_pages(node, entries);
             self.hosts_mut().counts.lost += u64::from(entries - device);
             match device {
-                0 => self.drop_idle(node, true, &mut Vec::new()),
+                0 => self.drop_entries(node, true, &mut Vec::new()),
                 _ => self.detach_entries(node, entries - device, true, &mut Vec::new()),
             }
         }

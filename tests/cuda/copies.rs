@@ -6,7 +6,7 @@ use kvarena::testkit::planner::shuffle;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, Layout, MoveId, Moved,
-    OpenBackend, PageCopy, PageId, PageMove, PoolConfig, PoolLayout, TableShape,
+    OpenBackend, PageCopy, PageId, PageMove, PoolConfig, PoolLayout, StepBounds, TableShape,
 };
 
 use crate::gpu;
@@ -51,7 +51,9 @@ fn pool(shape: Shape, layout: Layout) -> PoolLayout {
 
 fn open(gpu: &Gpu, layout: &PoolLayout) -> OnGpu {
     let table = TableShape::new(layout.page_size(), 2, 16, 32).expect("a small table");
-    OnGpuOptions::new(gpu).open(layout, &table, 1).expect("a small pool")
+    OnGpuOptions::new(gpu)
+        .open(layout, &table, StepBounds { steps: 1, tokens: 16 })
+        .expect("a small pool")
 }
 
 /// Returns the bytes of a page for a seed.

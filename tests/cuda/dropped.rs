@@ -11,7 +11,7 @@ use cust::sys;
 use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
     Attend, Backend, Capacity, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend,
-    PageId, PageMove, PoolConfig, PoolLayout, TableShape,
+    PageId, PageMove, PoolConfig, PoolLayout, StepBounds, TableShape,
 };
 
 use crate::plans::first_token;
@@ -36,7 +36,8 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(gpu) };
     let pool = pool(layers, layout);
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
-    let mut cuda = options.open(&pool, &table, 2).expect("a small pool");
+    let mut cuda =
+        options.open(&pool, &table, StepBounds { steps: 2, tokens: 4 }).expect("a small pool");
     let rows = DeviceBuffer::of(gpu, &[0_u16; 8 * 128]).expect("memory");
     let mut out = DeviceBuffer::new(gpu, rows.bytes()).expect("memory");
     let attend = Attend::new(8, 128);

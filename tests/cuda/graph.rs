@@ -11,8 +11,8 @@ use kvarena::testkit::contract::bytes;
 use kvarena::testkit::planner::Item;
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, KvDtype, KvShape, LayerId, Layout,
-    OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, Scaling, SlotMapping, StepEnd,
-    StepScratch, TableShape,
+    OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, Scaling, SlotMapping, StepBounds,
+    StepEnd, StepScratch, TableShape,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};
@@ -285,7 +285,9 @@ fn a_capture_loads_nothing_after_prepare() {
         let table = TableShape::new(4, 2, 4, 4).expect("a small table");
         let stream = CudaStream::new(&gpu).expect("a stream");
         let options = CudaOptions { stream: Some(stream.clone()), rows, ..CudaOptions::new(&gpu) };
-        let mut cuda = options.open(&layout, &table, 2).expect("a small pool");
+        let mut cuda = options
+            .open(&layout, &table, StepBounds { steps: 2, tokens: 8 })
+            .expect("a small pool");
         let width = if shape == latent { 576 } else { 64 };
         let attend = Attend { scale: 0.1, ..Attend::new(2, width) };
         let input = DeviceBuffer::of(&gpu, &[0_u8; 4096 * 4]).expect("memory");

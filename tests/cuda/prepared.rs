@@ -89,7 +89,9 @@ fn open(gpu: &Gpu, dtype: KvDtype, shape: KvShape, labels: u32) -> Cuda {
         ..CudaOptions::new(gpu)
     };
     let table = TableShape::new(4, 2, 64, 64).expect("a small table");
-    options.open(&config.layout().expect("a small pool"), &table, 2).expect("a small pool")
+    options
+        .open(&config.layout().expect("a small pool"), &table, StepBounds { steps: 2, tokens: 64 })
+        .expect("a small pool")
 }
 
 /// Returns the names of the loaded kernels, except those that load and store in every step.

@@ -9,7 +9,8 @@ use std::thread;
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::{
-    Backend, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PoolConfig, StepEnd, TableShape,
+    Backend, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PoolConfig, StepBounds, StepEnd,
+    TableShape,
 };
 
 use crate::gpu;
@@ -75,7 +76,9 @@ fn open(gpu: &Gpu, other: &Other) -> Cuda {
     let config =
         PoolConfig { capacity, dtype, shape: KvShape::heads(1, 64), ..PoolConfig::default() };
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
-    options.open(&config.layout().expect("a small pool"), &table, 2).expect("a small pool")
+    options
+        .open(&config.layout().expect("a small pool"), &table, StepBounds { steps: 2, tokens: 4 })
+        .expect("a small pool")
 }
 
 /// Runs a step of one token into the first slot, and checks it.

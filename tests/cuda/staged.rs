@@ -3,7 +3,7 @@
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, OpenBackend,
-    PlanError, PlaneName, PoolConfig, RowId, SlotId, SlotMapping, TableShape,
+    PlanError, PlaneName, PoolConfig, RowId, SlotId, SlotMapping, StepBounds, TableShape,
 };
 
 use crate::gpu;
@@ -16,7 +16,7 @@ fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
     let shape = KvShape::heads(1, WIDTH as u32);
     let config = PoolConfig { capacity, dtype, shape, ..PoolConfig::default() };
     CudaOptions::new(gpu)
-        .open(&config.layout().expect("a small pool"), table, 2)
+        .open(&config.layout().expect("a small pool"), table, StepBounds { steps: 2, tokens: 64 })
         .expect("a small pool")
 }
 

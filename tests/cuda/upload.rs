@@ -4,7 +4,8 @@ use kvarena::backend::cuda::{Cuda, CudaEvent, CudaOptions, CudaStream, DeviceBuf
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PageCopy, PageId,
-    PlaneName, PoolConfig, SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite,
+    PlaneName, PoolConfig, SlotId, SlotMapping, StepBounds, StepEnd, StepId, TableShape,
+    TableWrite,
 };
 
 use crate::gpu;
@@ -24,7 +25,7 @@ fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
         ..PoolConfig::default()
     };
     CudaOptions::new(gpu)
-        .open(&config.layout().expect("a small pool"), table, 1)
+        .open(&config.layout().expect("a small pool"), table, StepBounds { steps: 1, tokens: 4 })
         .expect("a small pool")
 }
 

@@ -17,4 +17,5 @@ done
 export CUDA_HOME=$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub} CUDA_COMPUTE_CAP=90 CUDARC_CUDA_VERSION=13000
 export PATH=$PWD/.ci/empty-nvcc:$PATH LD_LIBRARY_PATH=$out/lib64:$PWD/target/fake-driver KVARENA_GPU_ERROR=None
 cd crates/candle
-cargo test -p kvarena-candle --features cuda --test cuda
+# One after the other: a test counts the process's copies.
+cargo test -p kvarena-candle --features cuda --test cuda -- --test-threads 1

@@ -255,6 +255,9 @@ fn architecture_names_every_folder_system_and_invariant() {
     let architecture =
         fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md is there");
     assert!(architecture.lines().count() <= 300, "ARCHITECTURE.md fits 300 lines");
+    let first_cells =
+        architecture.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" |"));
+    let listed: BTreeSet<&str> = first_cells.flat_map(|(cell, _)| cell.split(", ")).collect();
     for (path, text) in sources() {
         let module = module(&path);
         assert!(architecture.contains(&module), "ARCHITECTURE.md does not name {module}");
@@ -263,7 +266,7 @@ fn architecture_names_every_folder_system_and_invariant() {
             assert!(architecture.contains(&system), "ARCHITECTURE.md does not name {system}");
         }
         for number in invariants(&text) {
-            assert!(architecture.contains(&format!("| {number} |")), "{number} is not listed");
+            assert!(listed.contains(&*number), "{number} is not listed");
         }
     }
 }

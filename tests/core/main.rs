@@ -30,6 +30,7 @@ mod refusals;
 mod regression;
 mod replay;
 mod small_cpu;
+mod stores;
 mod trees;
 
 /// Returns the seeds of a test: the first `few`, all with `KVARENA_SEEDS=all`, as in CI, or a range such as

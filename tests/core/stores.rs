@@ -1,0 +1,191 @@
+//! Stores: pages that an engine puts and fetches, with their bytes, beside a map of what the store has.
+
+use std::collections::HashMap;
+
+use kvarena::*;
+
+const NAMESPACE: Namespace = Namespace::new(0);
+const HASHING: Hashing = Hashing::Dynamo;
+const PAGE_SIZE: usize = 4;
+
+/// An engine with eight pages on the device, eight on the host and two of the stage.
+struct Host {
+    engine: Engine<Cpu>,
+    scratch: StepScratch,
+}
+
+impl Host {
+    fn new() -> Self {
+        let pool = PoolConfig {
+            shape: KvShape::heads(1, 8),
+            page_size: PAGE_SIZE as u32,
+            capacity: Capacity::Pages(8),
+            host_pages: 8,
+            stage_pages: 2,
+            ..Default::default()
+        };
+        let config = EngineConfig { hashing: Some(HASHING), max_tokens: 64, ..pool.into() };
+        let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("a valid config");
+        Self { engine, scratch: StepScratch::new() }
+    }
+
+    /// Returns the bytes of a page, as a model would compute them from the page's hash.
+    fn bytes(&self, key: &PageHash) -> Vec<u8> {
+        let len = self.engine.shape().layout.page_bytes() as usize;
+        format!("{key:?}").into_bytes().into_iter().cycle().take(len).collect()
+    }
+
+    /// Computes a prompt, and checks that its cached pages have their bytes. Returns the cached tokens.
+    fn compute(&mut self, prompt: &[TokenId]) -> u32 {
+        let seq = self.engine.admit(NAMESPACE, prompt, 0).expect("there is room");
+        let cached = self.engine.cached_len(seq).expect("alive");
+        let len = self.engine.extend_max(seq).expect("alive");
+        let plan = self.engine.plan_batch(&mut self.scratch, &[Extend { seq, len }]);
+        let step = plan.expect("there is room").step();
+        let pages: Vec<PageId> = self.engine.page_table(seq).expect("alive").collect();
+        for (i, (page, key)) in pages.iter().zip(&keys(prompt)).enumerate() {
+            let wanted = self.bytes(key);
+            if i < cached as usize / PAGE_SIZE {
+                let mut bytes = vec![0; wanted.len()];
+                self.engine.backend().read_page(*page, &mut bytes).expect("a page of the pool");
+                assert_eq!(bytes, wanted, "page {i} of {prompt:?}");
+            } else {
+                self.engine.backend_mut().write_page(*page, &wanted).expect("a page of the pool");
+            }
+        }
+        self.engine.commit(step).expect("open");
+        self.engine.complete(step).expect("committed");
+        self.engine.finish(seq).expect("alive");
+        self.engine.verify().expect("all invariants hold");
+        cached
+    }
+
+    /// Gives the store all pages that the engine has for it; `takes` decides which of them it takes. Returns the keys
+    /// in the order of the puts.
+    fn put(
+        &mut self,
+        store: &mut HashMap<PageHash, Vec<u8>>,
+        mut takes: impl FnMut(&PageHash) -> bool,
+    ) -> Vec<PageHash> {
+        let mut all = Vec::new();
+        loop {
+            let mut puts = Vec::new();
+            let sink = |put: Put<'_>| puts.push((put.id, put.key, put.parent, put.page));
+            self.engine.puts(3, sink).expect("no fault");
+            if puts.is_empty() {
+                return all;
+            }
+            for (id, key, parent, page) in puts {
+                let bytes = self.engine.backend_mut().lease(page);
+                assert_eq!(bytes.as_ref(), self.bytes(&key), "the bytes of {key:?}");
+                assert!(parent.is_none_or(|parent| parent != key), "a page is not its own parent");
+                let ok = takes(&key);
+                if ok {
+                    store.insert(key, bytes.as_ref().to_vec());
+                }
+                drop(bytes);
+                assert!(self.engine.put_done(id, ok), "the put is open");
+                assert!(!self.engine.put_done(id, ok), "the put is done");
+                self.engine.verify().expect("all invariants hold");
+                all.push(key);
+            }
+        }
+    }
+
+    /// Fetches pages of a prompt, of which the store writes the first `count`. Returns the fetch and its pages.
+    fn fetch(
+        &mut self,
+        store: &HashMap<PageHash, Vec<u8>>,
+        prompt: &[TokenId],
+        count: usize,
+    ) -> (FetchId, usize) {
+        let fetch = self.engine.fetch(NAMESPACE, prompt, 8).expect("no fault");
+        let fetch = fetch.expect("the host has free pages");
+        let (id, first, pages) = (fetch.id, fetch.cached_pages as usize, fetch.pages.to_vec());
+        for (page, key) in pages.iter().zip(&keys(prompt)[first..]).take(count) {
+            self.engine.backend_mut().lease_mut(*page).as_mut().copy_from_slice(&store[key]);
+        }
+        self.engine.verify().expect("all invariants hold");
+        (id, pages.len())
+    }
+}
+
+fn text(tokens: std::ops::Range<u32>) -> Vec<TokenId> {
+    tokens.map(TokenId::new).collect()
+}
+
+fn keys(tokens: &[TokenId]) -> Vec<PageHash> {
+    HASHING.chain(&NamespaceNames::default(), tokens, PAGE_SIZE as u32)
+}
+
+#[test]
+fn a_page_that_the_store_did_not_take_is_put_again() {
+    let (mut host, mut store) = (Host::new(), HashMap::new());
+    let prompt = text(0..21);
+    let all = keys(&prompt);
+    assert_eq!(host.compute(&prompt), 0);
+    let mut refused = Vec::new();
+    let put = host.put(&mut store, |key| {
+        let takes = *key == all[0] || refused.contains(key);
+        refused.push(*key);
+        takes
+    });
+    for key in &all {
+        let times = put.iter().filter(|put| *put == key).count();
+        assert_eq!(times, if *key == all[0] { 1 } else { 2 }, "{key:?}");
+    }
+    assert_eq!(store.len(), all.len());
+    assert!(host.put(&mut store, |_| true).is_empty(), "the store has all pages");
+}
+
+#[test]
+fn a_short_fetch_matches_up_to_its_first_failure() {
+    let (mut host, mut store) = (Host::new(), HashMap::new());
+    let prompt = text(0..21);
+    host.compute(&prompt);
+    host.put(&mut store, |_| true);
+    for count in 0..=5 {
+        let mut other = Host::new();
+        let (id, len) = other.fetch(&store, &prompt, count);
+        assert_eq!(len, 5, "the last token is not matched");
+        assert!(other.engine.fetched(id, count as u32));
+        assert!(!other.engine.fetched(id, count as u32), "the fetch is done");
+        other.engine.verify().expect("all invariants hold");
+        let found = other.engine.match_prefix(NAMESPACE, &prompt);
+        assert_eq!([found.pages(), found.host_pages()], [count as u32; 2]);
+        assert_eq!(other.compute(&prompt), (count * PAGE_SIZE) as u32);
+        // The store has the fetched pages already.
+        assert_eq!(other.put(&mut HashMap::new(), |_| true), keys(&prompt)[count..]);
+    }
+}
+
+#[test]
+fn what_a_fetch_brings_after_a_reset_is_lost() {
+    let (mut host, mut store) = (Host::new(), HashMap::new());
+    let prompt = text(0..21);
+    host.compute(&prompt);
+    host.put(&mut store, |_| true);
+    host.engine.reset();
+    let (id, len) = host.fetch(&store, &prompt, 5);
+    host.engine.reset();
+    assert!(host.engine.fetched(id, len as u32));
+    host.engine.verify().expect("all invariants hold");
+    assert_eq!(host.engine.match_prefix(NAMESPACE, &prompt).pages(), 0);
+    assert_eq!(host.compute(&prompt), 0);
+}
+
+#[test]
+fn pages_that_come_in_during_a_fetch_stay() {
+    let (mut host, mut store) = (Host::new(), HashMap::new());
+    let prompt = text(0..21);
+    host.compute(&prompt);
+    host.put(&mut store, |_| true);
+    let mut other = Host::new();
+    let (id, len) = other.fetch(&store, &prompt, 5);
+    assert_eq!(other.compute(&prompt[..13]), 0);
+    assert!(other.engine.fetched(id, len as u32));
+    other.engine.verify().expect("all invariants hold");
+    let found = other.engine.match_prefix(NAMESPACE, &prompt);
+    assert_eq!((found.pages(), found.host_pages()), (5, 2));
+    assert_eq!(other.compute(&prompt), 20);
+}

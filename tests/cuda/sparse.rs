@@ -30,7 +30,12 @@ fn config(channels: u32, page_size: u32, tokens: u32) -> EngineConfig {
         label_channels: channels,
         ..PoolConfig::default()
     };
-    EngineConfig { prefix: PrefixMode::None, max_sequence_len: tokens, ..EngineConfig::from(pool) }
+    EngineConfig {
+        prefix: PrefixMode::None,
+        max_sequence_len: tokens,
+        max_step_tokens: tokens,
+        ..EngineConfig::from(pool)
+    }
 }
 
 fn labels(channels: u32) -> LabelChannels {

@@ -22,7 +22,8 @@ at_most() { # name, bytes, limit
     [ "$2" -le "$3" ] || { echo "$1 is above $3 bytes" >&2; exit 1; }
 }
 at_most "the package" "$(stat -c %s "$CARGO_TARGET_DIR"/package/kvarena-*.crate)" 2600000
-tar -xzf "$CARGO_TARGET_DIR"/package/kvarena-*.crate -C "$work/crate" --strip-components 1
+# Packed files have one fixed time of change, by which cargo would take an earlier build for this one.
+tar -xzmf "$CARGO_TARGET_DIR"/package/kvarena-*.crate -C "$work/crate" --strip-components 1
 if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.html -o -path './tests/*' ! -name trace.jsonl \
     -o -path './benches/*' -o -path './fuzz/*' -o -name "*.safetensors" \)) | grep .; then
     echo "the package contains files that belong only to the repository" >&2

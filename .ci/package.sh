@@ -11,8 +11,8 @@ unset CUDA_LIBRARY_PATH CUDA_PATH CUDA_ROOT CUDA_TOOLKIT_ROOT_DIR LD_LIBRARY_PAT
 rm -rf "$work/crate" "$work/dependent"
 mkdir -p "$work/crate" "$work/dependent/src"
 
-# One warning is expected, because there is no repository yet, besides those about the omitted benches and tests.
-warnings=$(cargo package --allow-dirty --no-verify 2>&1 | grep '^warning: ' | grep -v '^warning: ignoring \(benchmark\|test\) ' || true)
+# One warning is expected, because there is no repository yet, besides those about omitted benches, examples and tests.
+warnings=$(cargo package --allow-dirty --no-verify 2>&1 | grep '^warning: ' | grep -v '^warning: ignoring \(benchmark\|example\|test\) ' || true)
 if [ "$warnings" != "warning: manifest has no documentation, homepage or repository" ]; then
     echo "cargo package warns: $warnings" >&2
     exit 1
@@ -24,7 +24,7 @@ at_most() { # name, bytes, limit
 at_most "the package" "$(stat -c %s "$CARGO_TARGET_DIR"/package/kvarena-*.crate)" 2600000
 # Packed files have one fixed time of change, by which cargo would take an earlier build for this one.
 tar -xzmf "$CARGO_TARGET_DIR"/package/kvarena-*.crate -C "$work/crate" --strip-components 1
-if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.html -o -path './tests/*' ! -name trace.jsonl \
+if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.html -o -path './tests/*' \
     -o -path './benches/*' -o -path './fuzz/*' -o -name "*.safetensors" \)) | grep .; then
     echo "the package contains files that belong only to the repository" >&2
     exit 1

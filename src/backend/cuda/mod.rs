@@ -37,6 +37,7 @@
 
 mod attention;
 mod calls;
+mod calls_prepare;
 mod calls_sparse;
 mod check;
 mod driver;

@@ -1,22 +1,11 @@
-//! Preparation before the first step: loads the kernels that the host will use and allocates memory for attention.
+//! [`Prepare`]: the work that a host names before its first step.
 //!
-//! Not here: selection of kernels (`kernels/selection.rs`, `attention/variants.rs`).
+//! Not here: loading of kernels (`calls_prepare.rs`).
 
-use super::check::{check_attend, check_pool};
-use super::driver::raw::is_capturing;
-use super::error::CudaError;
-use super::kernels::{COMPACT_SLOTS, COPY_PAGES, Kernel, LOAD_PLAN, RESOLVE_SELECTION};
-use super::opened::Cuda;
-use super::store::labels::Labels;
-use super::store::{fp8, rope, rows};
-use crate::backend::by_shape::ByShape;
-use crate::backend::cuda::attention::latent;
-use crate::backend::cuda::attention::variants::Prepared;
-use crate::backend::cuda::store::pool::Pool;
-use crate::backend::{Attend, check};
-use crate::layout::Dtype;
+use crate::backend::Attend;
 
-/// The host's future work with a [`Cuda`]. [`Cuda::prepare`] loads the kernels for this work and no others.
+/// The host's future work with a [`Cuda`](super::Cuda). [`Cuda::prepare`](super::Cuda::prepare) loads the kernels for
+/// this work and no others.
 #[derive(Clone, Copy, Debug)]
 pub struct Prepare<'a> {
     /// The distinct attention parameters of the layers. In a pool of several shapes, parameters with the window or the
@@ -57,112 +46,4 @@ impl<'a> Prepare<'a> {
             compactions: false,
         }
     }
-}
-
-impl Cuda {
-    /// Loads the kernels and allocates the memory for this work; several threads load several kernels at a time.
-    /// Releases the kernels' texts at the end. A capture requires this preparation. A step that needs an unprepared
-    /// kernel waits for the driver's compiler; [`Cuda::modules_after_prepare`] counts such modules.
-    ///
-    /// The host prepares the attention of all its layers. If some layers have a window or chunks, `begin` then rejects
-    /// plans with trees of drafts ([`PlanError::TreeWindow`](crate::PlanError)); otherwise the first such layer would.
-    /// Later calls add to earlier ones.
-    ///
-    /// # Errors
-    /// Returns an error if no kernel serves an [`Attend`], if lists have length 0, exceed a sequence's tokens or need a
-    /// kernel that the pool lacks, [`CudaError::NotPrepared`] while the stream is captured, or the driver's error.
-    pub fn prepare(&mut self, work: &Prepare<'_>) -> Result<(), CudaError> {
-        self.gpu.bind()?;
-        if is_capturing(self.stream.raw())? {
-            return Err(CudaError::NotPrepared);
-        }
-        let longest = self.tables.longest_row();
-        let checked = |pool: &Pool, attend: &Attend| {
-            self.stage.check_chunk(attend)?;
-            check_attend(attend, pool, longest)
-        };
-        let mut variants: Vec<Prepared<'_>> = Vec::new();
-        for attend in work.attend {
-            for pool in shapes_of(&self.pools, attend) {
-                variants.push((pool, checked(pool, attend)?, 0));
-            }
-        }
-        for (attend, top) in work.lists {
-            let pool = self.pools.of(0);
-            check_pool(*top, pool.layout(), longest)?;
-            variants.push((pool, checked(pool, attend)?, *top));
-        }
-        let selects = !work.lists.is_empty();
-        let mut kernels = vec![LOAD_PLAN];
-        for pool in self.pools.all() {
-            kernels.extend(pool_kernels(pool, work, self.limits.tokens)?);
-        }
-        kernels.extend((work.copies || self.host.is_some()).then_some(COPY_PAGES));
-        kernels.extend(work.compactions.then_some(COMPACT_SLOTS));
-        kernels.extend(selects.then_some(RESOLVE_SELECTION));
-        if self.labels.is_some() {
-            kernels.extend(Labels::kernels(self.pools.of(0).rows(), selects));
-        }
-        let is_split = |(pool, ..): &Prepared<'_>| pool.rows() != Dtype::F32;
-        let split: Vec<_> = variants.iter().copied().filter(is_split).collect();
-        let (limits, stream) = (self.limits, self.stream.raw());
-        if self.pools.of(0).layout().is_latent() {
-            self.gpu.load_all(&kernels)?;
-            for &(pool, attend, _) in &variants {
-                self.variants.latent.prepare(&self.gpu, pool, &attend, limits, stream)?;
-            }
-        } else {
-            kernels.extend(self.variants.kernels(&split, limits, work)?);
-            self.gpu.load_all(&kernels)?;
-            self.variants.prepare_all(&self.gpu, &split, work, limits, stream)?;
-        }
-        if let Some(labels) = self.labels.as_mut().filter(|_| selects) {
-            labels.used = true;
-        }
-        let mut all = variants.iter().map(|&(_, attend, _)| attend);
-        let is_limited = |attend: &Attend| attend.window.or(attend.chunk).is_some();
-        self.limited = self.limited.or_else(|| all.find(is_limited));
-        self.prepared = Some(self.gpu.module_count());
-        Ok(())
-    }
-
-    /// Returns the number of modules that users of this [`Gpu`](super::Gpu) have loaded in the device's context since
-    /// the last [`Cuda::prepare`], or since the first kernel if there was none. It stays 0 if the host prepares all its
-    /// work.
-    pub fn modules_after_prepare(&self) -> usize {
-        self.gpu.module_count() - self.prepared.unwrap_or(0)
-    }
-}
-
-/// Returns the shapes whose layers attend so: those of the groups with this window or chunk, else that of group 0.
-fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
-    let first = pools.of(0);
-    let limited = first.layout().groups().limited();
-    let of_group = |(group, reach)| check::reads(reach, attend).then(|| pools.of(group));
-    let mut shapes: Vec<_> = limited.filter_map(of_group).collect();
-    shapes.sort_by_key(|pool| pool.shape());
-    shapes.dedup_by_key(|pool| pool.shape());
-    if shapes.is_empty() { vec![first] } else { shapes }
-}
-
-/// Returns the kernels that stores into one shape of the pool may use, and those of its attention without a split.
-fn pool_kernels(
-    pool: &Pool,
-    work: &Prepare<'_>,
-    tokens: u32,
-) -> Result<Vec<&'static Kernel>, CudaError> {
-    let (of, layout) = (pool.selection(), pool.layout());
-    let mut kernels = match layout.dtype().is_quantised() {
-        true => fp8::kernels(layout, of.rows),
-        false => rows::kernels(layout, tokens),
-    };
-    if work.rope_store {
-        kernels.push(rope::kernel(pool)?);
-    }
-    match of.rows {
-        _ if layout.is_latent() => kernels.extend(latent::kernels(of)),
-        Dtype::F32 => kernels.push(of.check()),
-        _ => (),
-    }
-    Ok(kernels)
 }

@@ -4,7 +4,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/../../../target/fake-driver}
 mkdir -p "$out/objects"
-flags="-std=c++20 -O3 -march=native -ffp-contract=off -fno-math-errno -fPIC -Wall -Werror"
+flags="-std=c++20 -O3 -march=native -ffp-contract=off -fno-math-errno -fPIC -fno-semantic-interposition -Wall -Werror"
 jobs=()
 for source in "$here"/driver.cc "$here"/ptx/*.cc; do
     object=$out/objects/$(basename "$source" .cc).o
@@ -15,4 +15,4 @@ for source in "$here"/driver.cc "$here"/ptx/*.cc; do
     jobs+=($!)
 done
 for job in ${jobs[@]+"${jobs[@]}"}; do wait "$job"; done
-"${CXX:-c++}" -shared -o "$out/libcuda.so.1" "$out"/objects/*.o
+"${CXX:-c++}" -shared -Wl,-Bsymbolic -o "$out/libcuda.so.1" "$out"/objects/*.o

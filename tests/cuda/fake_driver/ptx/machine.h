@@ -179,4 +179,7 @@ u8* shared_at(Warp& warp, const Instruction& instruction, u32 lane, u64 address,
 /* The same of another CTA of the cluster, which must not have ended. */
 u8* shared_at(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u64 address, u32 bytes);
 u8* global_at(Warp& warp, const Instruction& instruction, u32 lane, u64 address, u32 bytes);
+inline void touch(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes, bool writes) {
+    if (warp.cta->races.wanted) touch(warp, *warp.cta, in, lane, address, bytes, writes);
+}
 }  // namespace ptx

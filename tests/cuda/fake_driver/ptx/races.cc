@@ -1,5 +1,6 @@
 /* See races.h. */
 #include "races.h"
+#include <assert.h>
 #include <algorithm>
 #include "machine.h"
 
@@ -8,11 +9,13 @@ void Races::start(const Cta& cta) {
     static const bool asked = setting("FAKE_DRIVER_RACES", 1) != 0;
     wanted = asked;
     if (!wanted) return;
-    const size_t own = cta.warps.size(), count = own * cta.cluster->ctas.size(), words_count = cta.shared.size() / 4 + 1;
+    const size_t own = cta.warps.size(), count = own * cta.cluster->ctas.size();
+    assert(count < 1 << 6);  // a write's bits for its warp
+    stride = cta.shared.size() / 4 + 1;
     first = static_cast<u32>(own) * cta.rank;
     warps.assign(own, Clock(count, 0)), fenced.assign(own, {});
     for (u32 i = 0; i < own; ++i) warps[i][first + i] = 1;
-    words.assign(words_count, {}), reads.assign(words_count * count, 0);
+    writes.assign(stride, {}), lines.resize(stride), reads.assign(stride * count, 0), read_lines.assign(count, 0);
     counters.clear(), made.clear(), reached.assign(count, 0);
     for (Clock& clock : gathered) clock.assign(count, 0);
     for (Clock& clock : passed) clock.assign(count, 0);
@@ -24,7 +27,8 @@ void join(Clock& to, const Clock& from) {
 void Races::take(u32 warp, const Clock& at) { join(warps[warp], at); }
 void Races::leave(u32 warp, Clock& at) {
     join(at, warps[warp]);
-    ++warps[warp][first + warp];
+    const u32 time = ++warps[warp][first + warp];
+    assert(time < 1 << 22);  // a write's bits for its time
 }
 
 void reach(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u32 barrier) {
@@ -45,28 +49,33 @@ void end(Cta& cta) {
     }
 }
 
-void touch(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes, bool writes) {
-    touch(warp, *warp.cta, in, lane, address, bytes, writes);
-}
 void touch(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address, u32 bytes, bool writes) {
     Races& races = cta.races;
     if (!races.wanted) return;
-    const Clock& clock = warp.cta->races.warps[warp.index];
-    const u32 count = static_cast<u32>(clock.size()), self = warp.cta->races.first + warp.index;
-    for (u64 at = address / 4; at <= (address + bytes - 1) / 4; ++at) {
-        Races::Word& word = races.words[at - SHARED_BASE / 4];
-        u32* const reads = &races.reads[(at - SHARED_BASE / 4) * count];
-        const u64 first = std::max(address, at * 4) - at * 4, end = std::min(address + bytes, at * 4 + 4) - at * 4;
-        const u32 mask = (1u << end) - (1u << first);
-        if (word.written > 0 && word.writer != self && (word.mask & mask) != 0 && word.written > clock[word.writer])
+    const Clock& known = warp.cta->races.warps[warp.index];
+    const u32* const clock = known.data();
+    const u32 count = static_cast<u32>(known.size()), self = warp.cta->races.first + warp.index;
+    const u64 from = address - SHARED_BASE, end = from + bytes, first = from / 4, past = (end + 3) / 4;
+    const u32 first_mask = 15u << from % 4 & 15u, last_mask = 15u >> -end % 4;
+    auto mask = [&](u64 at) { return (at == first ? first_mask : 15u) & (at == past - 1 ? last_mask : 15u); };
+    // A warp knows its own times, so it is never late for itself.
+    for (u64 at = first; at < past; ++at)
+        if (const Races::Write write = races.writes[at]; write.time > clock[write.warp] && (write.mask & mask(at)) != 0)
             fail(warp, in, lane, "%s shared memory at 0x%llx, which warp %u wrote at line %u, and nothing makes one wait for the other",
-                 writes ? "writes" : "reads", static_cast<long long>(at * 4), word.writer, word.write_line);
-        for (u32 other = 0; writes && other < count; ++other)
-            if (other != self && reads[other] > clock[other])
-                fail(warp, in, lane, "writes shared memory at 0x%llx, which warp %u read (at line %u or before), and nothing makes one wait for the other",
-                     static_cast<long long>(at * 4), other, word.read_line);
-        if (writes) word.writer = self, word.mask = mask, word.written = clock[self], word.write_line = in.line;
-        else reads[self] = clock[self], word.read_line = in.line;
+                 writes ? "writes" : "reads", static_cast<long long>(SHARED_BASE + at * 4), write.warp, races.lines[at]);
+    if (!writes) {
+        std::fill(&races.reads[self * races.stride + first], &races.reads[self * races.stride + past], clock[self]);
+        races.read_lines[self] = in.line;
+        return;
     }
+    for (u32 other = 0; other < count; ++other) {
+        const u32* const reads = &races.reads[other * races.stride];
+        u32 latest = 0;
+        for (u64 at = first; at < past; ++at) latest = std::max(latest, reads[at]);
+        if (latest > clock[other])
+            fail(warp, in, lane, "writes shared memory at 0x%llx, %u bytes, which warp %u read (its last read is at line %u), and nothing makes one wait for the other",
+                 static_cast<long long>(address), bytes, other, races.read_lines[other]);
+    }
+    for (u64 at = first; at < past; ++at) races.writes[at] = {mask(at), self, clock[self]}, races.lines[at] = in.line;
 }
 }  // namespace ptx

@@ -4,7 +4,7 @@
  * Each warp counts its own time, and knows up to which time of the others it has waited (a vector clock). Who arrives at a barrier
  * leaves there what it knows; who passes takes it. Each word of memory remembers who wrote it and who read it, and when: whoever
  * comes next must know of that time. Warps may write different bytes of a word; the last of them is remembered. Lanes of one warp are
- * not told apart. */
+ * not told apart. All accesses to shared memory come here, so a word has few bytes of tables: they stay in the processor's cache. */
 #pragma once
 #include <unordered_map>
 #include <vector>
@@ -18,13 +18,16 @@ using Clock = std::vector<u32>;  // a time of each warp
 void join(Clock& to, const Clock& from);
 
 struct Races {
-    struct Word { u32 writer, mask, written, write_line, read_line; };  // mask: its bytes that were written last
+    struct Write { u32 mask : 4, warp : 6, time : 22; };  // mask: the bytes of a word
     bool wanted = false;
     u32 first = 0;                             // of this CTA's warps among those of its cluster, which clocks are of
     std::vector<Clock> warps;
     std::vector<Clock> fenced;                 // what each warp knew when it last made its mbarriers known to the cluster
-    std::vector<Word> words;                   // of shared memory
-    std::vector<u32> reads;                    // of each word, each warp's last
+    size_t stride = 0;                         // words of shared memory
+    std::vector<Write> writes;                 // [word]: the last
+    std::vector<u32> lines;                    // [word]: of the last write
+    std::vector<u32> reads;                    // [warp][word]: when the warp last read it
+    std::vector<u32> read_lines;               // [warp]: of the last read
     std::unordered_map<u32, Clock> counters;   // mbarriers, by their address
     std::unordered_map<u32, std::pair<u32, u32>> made;  // mbarriers: by which warp, and when
     Clock reached;                             // when other CTAs' warps last did something here
@@ -41,6 +44,5 @@ void reach(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u32 b
 /* The CTA ends: all that others did here came before. */
 void end(Cta& cta);
 /* A warp reads or writes shared memory: its CTA's, or that of another one of the cluster. */
-void touch(Warp& warp, const Instruction& instruction, u32 lane, u64 address, u32 bytes, bool writes);
 void touch(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u64 address, u32 bytes, bool writes);
 }  // namespace ptx

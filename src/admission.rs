@@ -1,6 +1,5 @@
-//! Records of admission: a prompt, the cost of admitting it, and its leader.
-//!
-//! Not here: the match and the admission of a prompt (`system/admit.rs`), the search for a leader (`system/leader.rs`).
+//! Records of admission: a prompt, the cost of admitting it, and its leader. `system/admit.rs` matches and admits
+//! prompts; `system/leader.rs` searches leaders.
 
 use crate::error::Error;
 use crate::id::{Namespace, SeqKey, StepId, TokenId};
@@ -8,7 +7,7 @@ use crate::id::{Namespace, SeqKey, StepId, TokenId};
 /// A prompt for [`Engine::admit_batch`](crate::Engine::admit_batch).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prompt<'a> {
-    /// Namespace of the prompt. Prompts of different namespaces share no pages.
+    /// Namespace of the prompt. Prompts in different namespaces share no pages.
     pub namespace: Namespace,
     /// Tokens of the prompt, at least one.
     pub tokens: &'a [TokenId],
@@ -21,22 +20,21 @@ pub struct Prompt<'a> {
 #[must_use]
 #[non_exhaustive]
 pub struct Admission {
-    /// Number of the prompt's first tokens that already have K and V. They fill whole pages.
+    /// Number of the prompt's first tokens that already have K and V: whole pages.
     pub cached_len: u32,
-    /// Cached pages of the prompt that are in host memory, to be loaded before its first plan.
+    /// Number of cached pages that are in host memory. They are loaded before the prompt's first plan.
     pub host_pages: u32,
-    /// Cached pages of the prompt that no sequence uses now. Admission makes them unevictable.
+    /// Number of cached pages that no sequence uses now. Admission makes them unevictable.
     pub idle_pages: u32,
-    /// Number of pages for the tokens that are not cached, up to the end of the prompt or of the promise, whichever is
-    /// longer.
+    /// Number of pages for the other tokens, up to the end of the prompt or of the promise, whichever is longer.
     pub lacking_pages: u32,
-    /// Number of pages that are available for the tokens that are not cached once the idle pages are locked.
+    /// Number of pages available for these tokens once the idle pages are locked.
     pub available_pages: u32,
-    /// The first unfinished step whose completion makes enough pages available, unless another call takes them first.
-    /// `None` if enough pages are available now, or if no step frees enough.
+    /// First unfinished step whose completion makes enough pages available, unless another call takes them first.
+    /// `None` if enough are available now, or if no step frees enough.
     pub after: Option<StepId>,
-    /// A running sequence that computes more tokens of the prompt than are cached. If the prompt waits for this
-    /// sequence, it need not compute these tokens.
+    /// Running sequence that computes more of the prompt than is cached. A prompt that waits for it need not compute
+    /// these tokens.
     pub leader: Option<Leader>,
 }
 
@@ -63,10 +61,10 @@ impl Admission {
 pub struct Leader {
     /// The sequence.
     pub seq: SeqKey,
-    /// Number of the prompt's first tokens that are cached once the sequence has committed them. It is greater than
+    /// Number of the prompt's first tokens that are cached once the sequence has committed them; greater than
     /// [`Admission::cached_len`].
     pub cached_len: u32,
-    /// Number of times that the sequence had dropped tokens when the engine named it as the leader.
+    /// Value of the sequence's count of cuts when the engine named it as the leader. A later cut changes the count.
     pub(crate) cuts: u32,
 }
 
@@ -82,7 +80,7 @@ impl Leader {
 pub struct Admitted {
     /// The sequence.
     pub seq: SeqKey,
-    /// The prompt's leader at the time of admission: another sequence, or that of an earlier prompt of the batch.
+    /// The prompt's leader at the time of admission. It may be the sequence of an earlier prompt of the batch.
     pub leader: Option<Leader>,
 }
 

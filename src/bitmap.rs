@@ -1,4 +1,4 @@
-//! A set of small numbers as bits, with a summary level that makes the lowest member cheap to find.
+//! A set of small numbers as bits, with a summary level to find the lowest member.
 //!
 //! ```text
 //! words    one bit a number, 64 to a word
@@ -6,8 +6,8 @@
 //! lowest   no summary word below this one has a bit
 //! ```
 //!
-//! Changes apply to whole words, so a run of neighbours costs one operation a word, not one a number.
-//! The callers give the bits their meaning (`page`: free pages; `prefix/free_entries.rs`: free entries of spans).
+//! Each operation changes whole words, so a run of neighbours costs one operation a word. `page` stores free pages, and
+//! `prefix/free_entries.rs` free entries of spans.
 
 use bitvec::prelude::Lsb0;
 use bitvec::view::BitView;
@@ -33,12 +33,12 @@ pub(crate) struct Bitmap {
 pub(crate) struct Bits {
     pub word: usize,
     pub mask: u64,
-    /// Number of ones in the mask. The creator of a mask has already counted them.
+    /// Number of ones in the mask, so that no later code counts them.
     pub count: u32,
 }
 
 impl Bitmap {
-    /// Returns all numbers below `limit`, or none.
+    /// Creates a set of all numbers below `limit`, or of none.
     pub fn new(limit: u32, full: bool) -> Result<Self, OutOfMemory> {
         Ok(Self {
             words: bits(limit as usize, full)?,
@@ -48,13 +48,11 @@ impl Bitmap {
         })
     }
 
-    /// Returns the bytes of the set for a limit.
     pub fn bytes(limit: u32) -> u64 {
         let words = u64::from(limit).div_ceil(WORD as u64);
         8 * (words + words.div_ceil(WORD as u64))
     }
 
-    /// Returns the number of members.
     pub fn count(&self) -> u32 {
         self.count
     }
@@ -64,22 +62,20 @@ impl Bitmap {
         self.words.view_bits::<Lsb0>().get(number as usize).is_some_and(|bit| *bit)
     }
 
-    /// Returns one word of the set, 0 past the limit.
+    /// Returns one word of the set; 0 past the limit.
     pub fn word(&self, index: usize) -> u64 {
         self.words.get(index).copied().unwrap_or(0)
     }
 
-    /// Prefetches a word that will be changed soon.
     pub fn prefetch(&self, index: usize) {
         prefetch_items(&self.words[index..=index]);
     }
 
-    /// Returns the words of the set.
     pub fn word_count(&self) -> usize {
         self.words.len()
     }
 
-    /// Adds numbers.
+    /// Adds members.
     ///
     /// # Panics
     /// If one of them is a member already.
@@ -94,7 +90,7 @@ impl Bitmap {
         self.count += count;
     }
 
-    /// Removes numbers.
+    /// Removes members.
     ///
     /// # Panics
     /// If one of them is not a member.
@@ -122,8 +118,7 @@ impl Bitmap {
         None
     }
 
-    /// Returns the first member from `start` on, or else from the beginning. The cost is that of
-    /// [`Bitmap::next_word`].
+    /// Returns the first member from `start` on, or else from the beginning. Costs as much as [`Bitmap::next_word`].
     pub fn next(&self, start: usize) -> Option<usize> {
         let (index, offset) = (start / WORD, start % WORD);
         let here = self.word(index) & (u64::MAX << offset);
@@ -165,7 +160,7 @@ impl Bitmap {
     }
 }
 
-/// Returns words of `len` equal bits. The remaining bits of the last word are 0.
+/// Returns `len` bits of one value; the rest of the last word is 0.
 fn bits(len: usize, set: bool) -> Result<Vec<u64>, OutOfMemory> {
     let mut words = filled(len.div_ceil(WORD) as u64, if set { u64::MAX } else { 0 })?;
     words.view_bits_mut::<Lsb0>()[len..].fill(false);
@@ -173,12 +168,11 @@ fn bits(len: usize, set: bool) -> Result<Vec<u64>, OutOfMemory> {
 }
 
 impl Bits {
-    /// Returns one number.
     pub fn one(number: usize) -> Self {
         Self::run(number, 1)
     }
 
-    /// Returns a run of numbers, which share a word.
+    /// Returns a run of numbers within one word.
     pub fn run(start: usize, len: usize) -> Self {
         Self { word: start / WORD, mask: ones(len) << (start % WORD), count: len as u32 }
     }
@@ -197,7 +191,7 @@ fn lowest_bits(word: usize, members: u64, n: usize) -> Bits {
     Bits { word, mask: members & !rest, count: n as u32 }
 }
 
-/// Writes numbers in ascending order; long runs are written at once.
+/// Writes numbers in ascending order, and long runs as a whole.
 fn write_members(bits: Bits, out: &mut [u32]) {
     let base = (bits.word * WORD) as u32;
     let (mut rest, mut out) = (bits.mask, out);
@@ -220,7 +214,7 @@ fn write_members(bits: Bits, out: &mut [u32]) {
     }
 }
 
-/// Returns a run of ones from the lowest bit on; at least one.
+/// Returns `run` ones from the lowest bit on; `run` is at least 1.
 fn ones(run: usize) -> u64 {
     u64::MAX >> (WORD - run)
 }
@@ -255,7 +249,7 @@ pub(crate) fn for_each_word_of_run(start: usize, len: usize, mut visit: impl FnM
     }
 }
 
-/// Returns the numbers at the start of a list that are in a word, as a mask and a count.
+/// Returns the numbers at the start of a list that fall in one word, as a mask and a count.
 fn same_word(numbers: &[u32], word: usize) -> (u64, usize) {
     let (mut mask, mut len) = (0u64, 0);
     while let Some(&first) = numbers.get(len)
@@ -263,7 +257,6 @@ fn same_word(numbers: &[u32], word: usize) -> (u64, usize) {
     {
         let rest = &numbers[len..];
         if rest.get(STEP - 1) == Some(&first.wrapping_add(STEP as u32 - 1)) {
-            // Probably a run.
             let offset = first as usize % WORD;
             let run = run_len(&rest[..rest.len().min(WORD - offset)]);
             mask |= ones(run) << offset;
@@ -299,7 +292,7 @@ fn run_len(numbers: &[u32]) -> usize {
 mod tests {
     use super::*;
 
-    /// Returns lists of distinct numbers below 1,000, in runs that rise, fall, jump or have gaps.
+    /// Returns lists of distinct numbers below 1,000: runs, ascending, descending, shuffled or with gaps.
     fn lists() -> impl Iterator<Item = Vec<u32>> {
         let mut state = 7_u64;
         let mut draw = move |below: u32| {
@@ -359,7 +352,6 @@ mod tests {
         }
     }
 
-    /// Few members, a word or thousands apart, in several words of the summary.
     #[test]
     fn the_next_member_is_found_from_everywhere() {
         const LIMIT: u32 = 64 * WORD as u32 * 4 + 300;

@@ -1,10 +1,7 @@
-//! Events about the cached prefixes: pages that are stored and removed, as plain records.
+//! Events: cached pages that were stored and removed, as plain records without page ids.
 //!
-//! Replaying all events reproduces the set of cached prefixes of the present generation. They have no page ids and no
-//! locks.
-//!
-//! Not here: the buffer of events (`prefix/events.rs`), their transport (the host's; `crates/events` has the wire
-//! formats of vLLM and SGLang).
+//! Replaying all events reproduces the set of cached prefixes of the present generation. `prefix/events.rs` is their
+//! buffer. The host transports them; `crates/events` has the wire formats of vLLM and SGLang.
 
 use crate::hash::{NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, StepId, TokenId};
@@ -15,12 +12,12 @@ use crate::id::{Namespace, StepId, TokenId};
 pub enum Event<'a> {
     /// Pages became matchable.
     Stored(Stored<'a>),
-    /// Pages are no longer cached. The deepest page comes first. The hashes are those of the `Stored` event.
+    /// Pages are no longer cached, the deepest page first. The hashes are those of the `Stored` event.
     Removed {
         /// Hash of each page.
         hashes: PageHashes<'a>,
     },
-    /// No page is cached. Replaying the events that follow reproduces the current state.
+    /// No page is cached any more. The events that follow reproduce the current state.
     Cleared,
 }
 
@@ -32,13 +29,12 @@ pub struct Stored<'a> {
     pub namespace: Namespace,
     /// Names of the namespace.
     pub names: &'a NamespaceNames,
-    /// Hash of the page before them, which was stored earlier; `None` for the first page of a prefix.
+    /// Hash of the page before the first of these pages, stored by an earlier event; `None` at the start of a prefix.
     pub parent: Option<PageHash>,
     /// Hash of each page.
     pub hashes: PageHashes<'a>,
     /// Tokens of the pages, `page_size` for each.
     pub tokens: &'a [TokenId],
-    /// Step that computes the pages. Readers outside the order of the backend's stream read K and V after it is
-    /// complete.
+    /// Step that computes the pages. A reader outside the order of the backend's stream must wait for its completion.
     pub step: StepId,
 }

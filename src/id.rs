@@ -2,7 +2,7 @@
 //!
 //! An index has no arithmetic: [`PoolLayout::slot`](crate::PoolLayout::slot) is the only way from a page to a slot.
 //!
-//! Not here: the tables behind the indices.
+//! The tables behind the indices are elsewhere.
 
 use std::fmt;
 
@@ -65,7 +65,7 @@ id_type!(
     "h"
 );
 id_type!(
-    /// One batch of saves or loads, numbered from 1 in the order of the calls; saves and loads share the numbers.
+    /// A batch of saves or a batch of loads. Both share one sequence of numbers, from 1, in the order of the calls.
     MoveId,
     u64,
     "move"
@@ -96,14 +96,15 @@ id_type!(
     "r"
 );
 id_type!(
-    /// One pass over a batch, or one batch of page copies; numbered from 1, in the order of planning.
+    /// A step: one forward pass over a batch, or one batch of page copies. Numbered from 1, in the order of planning.
     #[doc(alias = "tick")]
     StepId,
     u64,
     "step"
 );
 id_type!(
-    /// A namespace of prefixes: equal tokens in different namespaces never share pages (tenant, LoRA, salt).
+    /// A namespace of prefixes, such as a tenant, a LoRA adapter or a salt. Sequences of different namespaces share no
+    /// pages.
     #[doc(alias = "extra_key")]
     #[doc(alias = "cache_salt")]
     Namespace,
@@ -112,25 +113,23 @@ id_type!(
 );
 
 id_type!(
-    /// The cached pages of a group but group 0 at one entry of the prefix tree; 0: none.
+    /// A cell: the cached pages of one group of layers, other than group 0, at one entry of the prefix tree. 0 is none.
     CellId,
     u32,
     "c"
 );
 
 impl CellId {
-    /// No cell: the place's pages are private.
+    /// No cell.
     pub(crate) const NONE: CellId = CellId(0);
 
-    /// Returns whether there is a cell.
     pub(crate) fn is_some(self) -> bool {
         self != Self::NONE
     }
 }
 
 impl TokenId {
-    /// Placeholder in a plan for a token that is not known yet. No sequence contains it: the engine rejects it in
-    /// prompts and appended tokens.
+    /// Placeholder in a plan for a token that is not known yet. The engine rejects it in prompts and appended tokens.
     pub const PENDING: TokenId = TokenId(u32::MAX);
 }
 
@@ -143,21 +142,21 @@ slotmap::new_key_type! {
     pub struct SeqKey;
 }
 
-/// A set of prefixes that can match each other: a namespace within a generation.
+/// A set of prefixes that can match each other: one namespace in one generation.
 ///
 /// A [reset](crate::Engine::reset) begins a new generation; prefixes of an old one never match again. With
-/// [`PrefixMode::None`](crate::PrefixMode::None) every admitted sequence has a generation of its own.
+/// [`PrefixMode::None`](crate::PrefixMode::None) every admitted sequence has its own generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Zeroable)]
 pub struct Scope {
     /// The host's namespace.
     pub namespace: Namespace,
-    /// Counts resets, and families of sequences when prefix reuse is off.
+    /// Generation: counts resets. Without prefix reuse, each admitted sequence has its own.
     pub generation: u64,
 }
 
 /// A lock on a prefix: while it exists, no page of the prefix is evicted.
 ///
-/// Neither `Copy` nor `Clone`. Only the prefix tree makes one, and only its `unlock` consumes it.
+/// Neither `Copy` nor `Clone`. Only the prefix tree creates and releases locks.
 #[must_use = "a dropped lock protects its pages for ever"]
 #[derive(Debug)]
 pub struct PrefixLock {

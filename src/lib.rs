@@ -1,9 +1,9 @@
 //! The KV-cache core of an LLM serving engine, as one linkable crate.
 //!
-//! A host (an LLM server in Rust) brings the model and the scheduler's policy. `kvarena` answers, step by step: which
-//! prompt tokens already have K and V, where new K and V go, and computes attention over the cached pages. It holds the
-//! prefix tree, the page pool, the sequence table, the plan of each step, and the pools and kernels behind
-//! [`Backend`]. No tensor framework, no async runtime, no server inside.
+//! A host (an LLM server in Rust) brings the model and the scheduling policy. For each step, `kvarena` returns which
+//! prompt tokens already have K and V and where new K and V go, and computes attention over the cached pages. It
+//! contains the prefix tree, the page pool, the sequence table, the plan of each step, and the kernels behind
+//! [`Backend`]. It has no tensor framework, no async runtime and no server.
 //!
 //! ```
 //! use kvarena::*;
@@ -48,10 +48,10 @@
 //! # }
 //! ```
 //!
-//! [`guide`] goes on from here, in chapters.
+//! [`guide`] continues in chapters.
 //!
-//! Modules are listed in the order of dependency: [`id`] <- [`layout`] <- `page`, `prefix`, `sequence` <- `world` <-
-//! `system` <- [`engine`], and [`plan`] <- `system`, [`backend`]. ARCHITECTURE.md follows one step from end to end.
+//! Modules in the order of dependency: [`id`] <- [`layout`] <- `page`, `prefix`, `sequence` <- `world` <- `system` <-
+//! [`engine`], and [`plan`] <- `system`, [`backend`]. ARCHITECTURE.md follows one step from end to end.
 
 // Marks on docs.rs which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,16 +1,13 @@
-//! Memory that is allocated at the start and kept: a failed allocation is an error, the memory is touched before the
-//! first step, and it uses huge pages if the system has them. Also prefetches.
+//! Memory that is allocated and touched at the start, in huge pages if the system has them; and prefetches.
 //!
-//! A system that over-commits its memory grants more than it has, and ends the process when that memory is touched. No
-//! program can catch this. So memory that will be touched at once is first allocated in one piece ([`check`]): most
-//! systems reject a piece larger than all their memory.
+//! A system that over-commits memory grants more than it has, and ends the process that touches the excess. No program
+//! can catch this. [`check`] therefore first allocates the total in one piece: most systems reject a piece larger than
+//! all their memory.
 //!
-//! A tree of a million nodes is a gigabyte of random accesses. In pages of 4 KiB each access misses the TLB as well as
-//! the cache: at page_size 16, evicting one of 1,000,000 leaves takes 2,550 ns, and 500 ns in huge pages (`cargo bench
-//! --bench targets`). At page_size 1, evicting one of 100,000 leaves takes 650 ns, and 400 ns if the next leaves are
-//! prefetched. For these hints the crate has two `unsafe` lines outside the backend seam, in this file.
-//!
-//! Not here: the contents of the memory.
+//! A tree of a million nodes is a gigabyte of random accesses. With pages of 4 KiB, each access misses both the TLB and
+//! the cache. At page_size 16, evicting one of 1,000,000 leaves takes 2,550 ns, and 500 ns with huge pages (`cargo
+//! bench --bench targets`). At page_size 1, evicting one of 100,000 leaves takes 650 ns, and 400 ns with prefetches of
+//! the next leaves. These two hints are the only `unsafe` code outside the backends.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -28,7 +25,7 @@ fn refused<T>(len: u64) -> OutOfMemory {
     OutOfMemory { bytes: len.saturating_mul(size_of::<T>() as u64) }
 }
 
-/// Returns a vector with room for `len` items.
+/// Allocates an empty vector for `len` items.
 pub(crate) fn reserved<T>(len: u64) -> Result<Vec<T>, OutOfMemory> {
     let mut items = Vec::new();
     let room = usize::try_from(len).map_err(|_| refused::<T>(len))?;
@@ -36,25 +33,25 @@ pub(crate) fn reserved<T>(len: u64) -> Result<Vec<T>, OutOfMemory> {
     Ok(items)
 }
 
-/// Returns a queue with room for `len` items.
+/// Allocates an empty queue for `len` items.
 pub(crate) fn reserved_queue<T>(len: u64) -> Result<VecDeque<T>, OutOfMemory> {
     reserved(len).map(VecDeque::from)
 }
 
-/// Returns a vector of `len` equal items.
+/// Allocates a vector of `len` equal items.
 pub(crate) fn filled<T: Clone>(len: u64, item: T) -> Result<Vec<T>, OutOfMemory> {
     let mut items = reserved(len)?;
     items.resize(len as usize, item);
     Ok(items)
 }
 
-/// Returns zeros, which the system backs when they are first written.
+/// Allocates zeros. The system provides the memory on the first write.
 pub(crate) fn zeroed<T: Zeroable>(len: u64) -> Result<Vec<T>, OutOfMemory> {
     let len_here = usize::try_from(len).map_err(|_| refused::<T>(len))?;
     bytemuck::try_zeroed_vec(len_here).map_err(|()| refused::<T>(len))
 }
 
-/// Allocates `bytes` bytes in one piece, and frees them.
+/// Allocates `bytes` bytes in one piece and frees them.
 pub(crate) fn check(bytes: u64) -> Result<(), OutOfMemory> {
     reserved::<u8>(bytes).map(|piece| drop(black_box(piece)))
 }
@@ -71,21 +68,20 @@ pub(crate) fn touch<T: Default>(items: &mut [T]) {
     }
 }
 
-/// Touches all reserved memory of a vector, and empties it again.
+/// Touches all reserved memory of an empty vector.
 pub(crate) fn touch_reserved<T: Clone>(items: &mut Vec<T>, filler: T) {
     ask_for_huge_pages(items.as_ptr().addr(), items.capacity() * size_of::<T>());
     items.resize(items.capacity(), filler);
     items.clear();
 }
 
-/// Touches all reserved memory of a queue, and empties it again.
+/// Touches all reserved memory of an empty queue.
 pub(crate) fn touch_deque<T: Copy>(items: &mut VecDeque<T>, filler: T) {
     items.resize(items.capacity(), filler);
     items.clear();
 }
 
-/// Requests the system to back a range of addresses with huge pages once it is touched. A hint: it changes no contents,
-/// and has no effect without huge pages.
+/// Asks the system to back a range of addresses with huge pages. A hint, without effect where there are none.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub fn ask_for_huge_pages(address: usize, bytes: usize) {
@@ -93,35 +89,33 @@ pub fn ask_for_huge_pages(address: usize, bytes: usize) {
     let Some(bytes) = (address + bytes).checked_sub(start) else { return };
     let (start, bytes) =
         (std::ptr::without_provenance_mut(start), bytes / SYSTEM_PAGE * SYSTEM_PAGE);
-    // SAFETY: MADV_HUGEPAGE neither reads nor changes the memory of any range. For an unmapped range it returns an
-    // error, which is ignored.
+    // SAFETY: MADV_HUGEPAGE neither reads nor changes memory. For an unmapped range it returns an error, which is
+    // ignored.
     let _ = unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };
 }
 
-/// Does nothing: there is no such hint.
+/// Does nothing: the system has no such hint.
 #[cfg(not(target_os = "linux"))]
 pub fn ask_for_huge_pages(_: usize, _: usize) {}
 
 /// Bytes that a processor fetches at a time.
 const LINE: usize = 64;
 
-/// Prefetches the cache line of an address. A hint: it changes no contents, and no access waits for
-/// it.
+/// Prefetches the cache line of an address. A hint: no later access waits for it.
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 #[inline(always)]
 fn prefetch_line<const HINT: i32>(address: usize) {
-    // SAFETY: a prefetch neither reads nor changes memory as far as a program can see; for an unmapped address it does
-    // nothing.
+    // SAFETY: a prefetch neither reads nor changes memory that a program can observe, and ignores unmapped addresses.
     unsafe { std::arch::x86_64::_mm_prefetch::<HINT>(std::ptr::without_provenance(address)) };
 }
 
-/// Does nothing: there is no such hint.
+/// Does nothing: the processor has no such hint.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 fn prefetch_line<const HINT: i32>(_: usize) {}
 
-/// x86's numbers of the hints: into all caches, and into all but the first.
+/// x86's codes of the hints: into all caches, and into all but the first.
 const NEAR: i32 = 3;
 const FAR: i32 = 2;
 
@@ -135,13 +129,12 @@ pub(crate) fn prefetch_item<T>(item: &T) {
     prefetch_line::<NEAR>(std::ptr::from_ref(item).addr());
 }
 
-/// Prefetches some items, as [`prefetch`] does.
 pub(crate) fn prefetch_items<T>(items: &[T]) {
     prefetch(items.as_ptr().addr(), size_of_val(items));
 }
 
-/// Prefetches all lines of some items that start at a line, into all caches but the first: more prefetches can be in
-/// flight than into the first cache.
+/// Prefetches all lines of some items into all caches but the first, which allows more prefetches in flight. The items
+/// start at a line.
 #[inline(always)]
 pub(crate) fn prefetch_far<T>(items: &[T]) {
     let (address, bytes) = (items.as_ptr().addr(), size_of_val(items));

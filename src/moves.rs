@@ -1,16 +1,14 @@
-//! Pages that stores read and write: [`Put`] and [`Fetch`], as plain records.
-//!
-//! Not here: which pages are put and fetched (`prefix/puts.rs`, `prefix/fetches.rs`), bytes and their leases
-//! (`backend/host_memory.rs`).
+//! Pages that stores read and write: [`Put`] and [`Fetch`], as plain records. `prefix/puts.rs` and `prefix/fetches.rs`
+//! select the pages; `backend/host_memory.rs` leases their bytes.
 
 use crate::hash::PageHash;
 use crate::id::{HostPageId, TokenId};
 
-/// A put that is not done.
+/// Identifies a put until it is done.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PutId(pub(crate) u64);
 
-/// A fetch that is not done.
+/// Identifies a fetch until it is done.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct FetchId(pub(crate) u64);
 
@@ -18,7 +16,7 @@ pub struct FetchId(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Put<'a> {
-    /// Names it until it is done.
+    /// Identifies the put until it is done.
     pub id: PutId,
     /// Hash of the page, which is the record's key.
     pub key: PageHash,
@@ -30,13 +28,13 @@ pub struct Put<'a> {
     pub page: HostPageId,
 }
 
-/// Host pages for a store to write, behind the cached pages of a prompt.
+/// Host pages for a store to write: the next pages of a prompt, after the cached ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Fetch<'a> {
-    /// Names it until it is done.
+    /// Identifies the fetch until it is done.
     pub id: FetchId,
-    /// Pages of the prompt that are cached: the first host page is for the page behind them.
+    /// Number of cached pages of the prompt; the first host page is for the next one.
     pub cached_pages: u32,
     /// The host pages to write, in the order of the prompt:
     /// [`HostMemory::lease_mut`](crate::HostMemory::lease_mut).

@@ -1,22 +1,20 @@
-//! The counters and levels of an engine: [`Stats`].
-//!
-//! Not here: the code that counts (`system/`, `engine/`).
+//! The counters and levels of an engine: [`Stats`]. `system/` and `engine/` count.
 
 use std::fmt;
 use std::ops::Sub;
 
 use crate::error::Error;
 
-/// Makes [`Stats`] and its list of numbers from one table; a number's documentation is its help in Prometheus's text.
+/// Defines [`Stats`] and the list of its fields. The documentation of a field is its help text in Prometheus's format.
 macro_rules! stats {
     (
         counters { $(#[doc = $counter_help:literal] $counter:ident,)* }
         levels { $(#[doc = $level_help:literal] $level:ident,)* }
     ) => {
-        /// Counters and levels of an engine, all O(1) to read.
+        /// Counters and levels of an engine. Reading them is O(1).
         ///
-        /// `later - earlier` has the differences of the counters, and the levels of `later`. `{stats}` prints a
-        /// summary, and [`Stats::prometheus`] the text of a scrape.
+        /// `later - earlier` returns the differences of the counters and the levels of `later`. `{stats}` prints a
+        /// summary; [`Stats::prometheus`] formats a scrape.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
         #[non_exhaustive]
@@ -49,21 +47,21 @@ macro_rules! stats {
 
 stats! {
     counters {
-        /// Admitted prompts of which a step was committed, also where a preemption and a resume came before.
+        /// Admitted prompts with at least one committed step. A preempted and resumed prompt counts once.
         prompts,
         /// Tokens of those prompts.
         prompt_tokens,
         /// Tokens of those prompts that needed no computing when their first step was committed.
         hit_tokens,
-        /// Other tokens of resumed sequences that needed no computing, counted at the first commit after the resume.
+        /// Tokens of resumed sequences that needed no computing again, counted at the first commit after the resume.
         resume_hit_tokens,
-        /// Tokens behind the match of an admitted or resumed sequence that only group 0 had cached.
+        /// Tokens after the match of an admitted or resumed sequence that only group 0 had cached.
         lost_hit_tokens,
-        /// Tokens whose K and V committed steps computed, for sequences still running at the commit.
+        /// Tokens whose K and V committed steps computed, of sequences that still ran at the commit.
         computed_tokens,
         /// Prompts admitted.
         admissions,
-        /// Calls that were refused for want of pages, rows, tokens or steps.
+        /// Calls rejected for lack of pages, rows, tokens or steps.
         refusals,
         /// Sequences preempted.
         preemptions,
@@ -71,39 +69,39 @@ stats! {
         resumes,
         /// Steps aborted.
         aborts,
-        /// Children that forks made.
+        /// Children of forks.
         forks,
         /// Sequences rolled back.
         rollbacks,
-        /// Drafts of sequences that were checked: a branch of each is kept, be it of no tokens.
+        /// Verified drafts: those of which `accept` kept a branch, perhaps an empty one.
         drafts,
-        /// Guessed tokens of those drafts: all but a lone root, which is the token sampled last and no guess.
+        /// Guessed tokens of those drafts: all but a lone root, which is the last sampled token.
         draft_tokens,
         /// Guessed tokens that were kept.
         accepted_tokens,
         /// Pages that became matchable.
         published_pages,
-        /// Computed pages released because the tree had the same tokens already.
+        /// Computed pages released because the tree already contained the same tokens.
         duplicate_pages,
-        /// Pages evicted from the tree to make room.
+        /// Pages evicted from the tree.
         evicted_pages,
-        /// Cells evicted: cached pages of one group of layers but group 0, a page of each of its tracks.
+        /// Cells evicted: cached pages of one group of layers other than group 0.
         evicted_cells,
         /// Tokens of matches that were in host memory alone and were loaded.
         host_hit_tokens,
         /// Pages copied to host memory.
         saved_pages,
-        /// Pages copied to host memory when they were evicted, not ahead of that.
+        /// Pages copied to host memory only when they were evicted, not ahead.
         forced_pages,
         /// Pages copied from host memory to the device.
         loaded_pages,
         /// Pages that came from a store.
         fetched_pages,
-        /// Pages that a store has taken.
+        /// Pages that stores have taken.
         put_pages,
-        /// Pages dropped from host memory for others.
+        /// Pages dropped from host memory to make room.
         host_evicted_pages,
-        /// Cached pages dropped for others that are on no tier any more, nor known to be in a store.
+        /// Cached pages evicted from the last tier that had them, and not known to be in a store.
         lost_pages,
         /// Pages whose copy to host memory failed.
         failed_saves,
@@ -115,25 +113,25 @@ stats! {
         private_pages,
         /// Pages in the tree: evictable and protected.
         cached_pages,
-        /// Pages released that an unfinished step may still touch.
+        /// Released pages that an unfinished step may still access.
         fenced_pages,
-        /// Pages that sequences are promised and have not taken yet: free, evictable or fenced, for no other sequence.
+        /// Pages promised to sequences and not yet taken.
         promised_pages,
         /// Pages of the tree that no sequence uses.
         evictable_pages,
         /// Pages of the tree that sequences use.
         protected_pages,
-        /// Cells in the tree: pages of groups of layers that do not keep everything, where prompts may match.
+        /// Cells in the tree: cached pages of one group of layers other than group 0.
         cells,
         /// Evictable pages that have a copy in host memory.
         clean_pages,
-        /// Host pages that have cached pages.
+        /// Host pages that contain cached pages.
         host_cached_pages,
-        /// Host pages that are ready and free.
+        /// Host pages that are free and ready to be written.
         host_free_pages,
         /// Sequences, preempted ones included.
         sequences,
-        /// Steps planned and not complete.
+        /// Steps planned and not yet complete.
         steps,
     }
 }
@@ -146,13 +144,13 @@ struct Number {
 }
 
 impl Stats {
-    /// Counts `result` if it is a refusal for lack of resources, and returns it.
+    /// Counts `result` if it is a rejection for lack of resources, and returns it.
     pub(crate) fn count_refusal<T>(&mut self, answer: Result<T, Error>) -> Result<T, Error> {
         self.refusals += u64::from(answer.as_ref().is_err_and(Error::is_shortage));
         answer
     }
 
-    /// Returns the fraction of the prompts' tokens that needed no computing, 0 to 1; 0 without prompts.
+    /// Returns the fraction of prompt tokens that needed no computing, from 0 to 1; 0 without prompts.
     pub fn hit_rate(&self) -> f64 {
         if self.prompt_tokens == 0 {
             0.0
@@ -161,8 +159,8 @@ impl Stats {
         }
     }
 
-    /// Writes itself in Prometheus's text format (version 0.0.4): metrics `kvarena_NAME_total` for counters and
-    /// `kvarena_NAME` for levels, NAME being the field, each with its help and type.
+    /// Formats the stats in Prometheus's text format (version 0.0.4). Field NAME becomes the metric
+    /// `kvarena_NAME_total` if it is a counter and `kvarena_NAME` if it is a level, with help and type.
     ///
     /// ```
     /// # use kvarena::Stats;
@@ -189,7 +187,7 @@ impl fmt::Display for Prometheus {
     }
 }
 
-/// Four lines, without an end of the last one.
+/// Four lines; the last has no newline.
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(

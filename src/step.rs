@@ -7,10 +7,10 @@
 //! ```
 //!
 //! * L1. Step numbers rise by one; the log contains the steps after the last complete one, in order.
-//! * L2. Plans commit in order, and an abort also aborts all later plans; page copies are closed from the start. So
-//!   only open plans and copies follow an open plan, and the log contains the first open one.
+//! * L2. Plans commit in order, and an abort also aborts all later plans. Page copies are closed from the start. So all
+//!   plans after an open plan are open, and the log stores the first open one.
 //!
-//! Not here: the effect of a step on a sequence (`system/`), the pages that wait for it (`fence/`).
+//! Elsewhere: the effect of a step on a sequence (`system/`), and the pages that wait for it (`fence/`).
 
 use std::collections::VecDeque;
 
@@ -25,15 +25,15 @@ pub struct StepItem {
     pub seq: SeqKey,
     /// Epoch of the sequence when the item was planned.
     pub preemption_epoch: u32,
-    /// The sequence's planned_len before the step.
+    /// The sequence's `planned_len` before the step.
     pub start: u32,
-    /// The sequence's planned_len after the step; later rollbacks cap it.
+    /// The sequence's `planned_len` after the step; later rollbacks reduce it.
     pub end: u32,
-    /// The sequence's dirty_from before the step.
+    /// The sequence's `dirty_from` before the step.
     pub dirty_from: u32,
-    /// Previous item of the same sequence; 0: none.
+    /// Number of the sequence's previous item; 0 if there is none.
     pub previous: u64,
-    /// Whether a later rollback has cut the item, so that its sample is not the sequence's next token.
+    /// Whether a later rollback has cut the item. Its sample is then not the sequence's next token.
     pub cut: bool,
 }
 
@@ -42,7 +42,7 @@ struct Step {
     /// Number of the step's first item.
     first_item: u64,
     open: bool,
-    /// Number of the step's items that are drafts and not yet accepted.
+    /// Number of the step's items with drafts that are not yet accepted.
     drafts: u32,
 }
 
@@ -52,13 +52,12 @@ pub struct StepLog {
     steps: VecDeque<Step>,
     /// The first open step.
     first_open: Option<StepId>,
-    /// A ring: item `number` is at `number - origin`, modulo the ring's length, a power of two.
+    /// A ring whose length is a power of two: item `number` is at `number - origin`, modulo the length.
     items: Vec<StepItem>,
     /// Number of the first item in the ring; items count from 1.
     base: u64,
-    /// Number of the next item.
     end: u64,
-    /// Number of the item at index 0. An empty ring begins at index 0 again, so that few steps use few cache lines.
+    /// Number of the item at index 0. An empty ring begins at index 0 again, so few steps use few cache lines.
     origin: u64,
     completed: StepId,
 }
@@ -72,7 +71,7 @@ impl StepLog {
         Self::try_new(max, batch).expect("the system has the memory")
     }
 
-    /// Creates a log as [`StepLog::new`] does, or returns the failed allocation.
+    /// [`StepLog::new`] that returns a failed allocation as an error.
     pub(crate) fn try_new(max: u32, batch: u32) -> Result<Self, OutOfMemory> {
         let items = u64::from(max) * u64::from(batch);
         Ok(Self {
@@ -104,7 +103,7 @@ impl StepLog {
         self.steps.is_empty()
     }
 
-    /// Returns the last complete step. All earlier steps are complete, too.
+    /// Returns the last complete step; all earlier steps are complete.
     pub fn completed(&self) -> StepId {
         self.completed
     }
@@ -114,7 +113,7 @@ impl StepLog {
         StepId::new(self.completed.raw() + self.steps.len() as u64)
     }
 
-    /// Checks that one more step fits.
+    /// Checks that one more step fits in the log.
     ///
     /// # Errors
     /// [`Error::OutOfSteps`].
@@ -126,7 +125,7 @@ impl StepLog {
         }
     }
 
-    /// Begins a step; [`StepLog::push`] adds its `items`. The caller checked the room.
+    /// Begins a step of `items` items, which [`StepLog::push`] adds. The caller has called [`StepLog::check_room`].
     pub(crate) fn begin(&mut self, open: bool, items: usize) -> StepId {
         assert!(self.steps.len() < self.max as usize, "the caller checked the room");
         let held = (self.end - self.base) as usize;
@@ -139,7 +138,6 @@ impl StepLog {
         step
     }
 
-    /// Returns the index of an item.
     fn index(&self, number: u64) -> usize {
         (number - self.origin) as usize & (self.items.len() - 1)
     }
@@ -152,18 +150,18 @@ impl StepLog {
         number
     }
 
-    /// Counts one more item of the newest step as drafts to accept.
+    /// Counts the newest step's last item as drafts to accept.
     pub(crate) fn add_draft(&mut self) {
         self.steps.back_mut().expect("a step was begun").drafts += 1;
     }
 
-    /// Returns whether an open step has drafts that are not yet accepted, also of finished sequences.
+    /// Returns whether an open step has drafts that are not yet accepted, including those of finished sequences.
     pub(crate) fn has_drafts(&self, step: StepId) -> bool {
         self.open_index(step).is_ok_and(|index| self.steps[index].drafts > 0)
     }
 
-    /// Marks drafts of an open step as accepted: their item ends at `end`. The step's sample for the sequence is its
-    /// next token, unless no draft was kept.
+    /// Accepts the drafts of an open step's item, which then ends at `end`. Unless no draft was kept, the step's sample
+    /// is the sequence's next token.
     pub(crate) fn accept(&mut self, step: StepId, number: u64, end: u32) {
         let index = self.open_index(step).expect("the caller checked the step");
         self.steps[index].drafts -= 1;
@@ -179,7 +177,6 @@ impl StepLog {
         Some(StepId::new(self.completed.raw() + 1 + index as u64))
     }
 
-    /// Returns the index of the step in the log, if it is open.
     fn open_index(&self, step: StepId) -> Result<usize, Error> {
         let index = step.raw().checked_sub(self.completed.raw() + 1).map(|index| index as usize);
         match index {
@@ -208,12 +205,11 @@ impl StepLog {
         self.open_index(step).map(|_| ())
     }
 
-    /// Returns whether a step is planned and neither committed nor aborted.
     pub(crate) fn is_open(&self, step: StepId) -> bool {
         self.open_index(step).is_ok()
     }
 
-    /// Closes an open step. O(page copies between it and the next plan).
+    /// Closes an open step. O(page copies before the next plan).
     pub(crate) fn close(&mut self, step: StepId) {
         let index = self.open_index(step).expect("the caller checked the step");
         self.steps[index].open = false;
@@ -245,13 +241,13 @@ impl StepLog {
         is_open.then(|| self.item(number))
     }
 
-    /// Returns whether an item's step is unfinished and will sample its sequence's next token. Number 0 is no item.
+    /// Returns whether an item's step is unfinished and will sample the sequence's next token. Number 0 is no item.
     pub(crate) fn samples_next(&self, item: u64) -> bool {
         item >= self.base && !self.items[self.index(item)].cut
     }
 
-    /// Returns the number of pages of a sequence, with this last item and dirty_from, whose page table words were sent
-    /// by plans that no abort can undo. O(unfinished steps).
+    /// Returns the number of a sequence's pages whose page table words were sent by plans that can no longer be
+    /// aborted. `last_item` and `dirty_from` are those of the sequence. O(unfinished steps).
     pub(crate) fn sent_for_good(&self, last_item: u64, dirty_from: u32) -> u32 {
         let (mut number, mut sent) = (last_item, dirty_from);
         while number >= self.base && self.is_open_item(number) {
@@ -261,13 +257,12 @@ impl StepLog {
         sent
     }
 
-    /// Returns whether an item belongs to an open step. Items of open steps follow all others (L2).
+    /// Returns whether an item belongs to an open step. Items of open steps follow all other items (L2).
     fn is_open_item(&self, number: u64) -> bool {
         self.first_open.is_some_and(|step| number >= self.items_of(step).start)
     }
 
-    /// Caps the items of one sequence, from its last one back, at `len` tokens.
-    /// O(unfinished steps).
+    /// Limits the items of one sequence to `len` tokens, from `last_item` back. O(unfinished steps).
     pub(crate) fn cap(&mut self, last_item: u64, len: u32) {
         let mut number = last_item;
         while number >= self.base {
@@ -371,7 +366,7 @@ mod tests {
 
     #[test]
     fn committing_does_not_look_through_the_steps_before() {
-        // Reading all steps at each call would take 10^12 reads: hours.
+        // A scan of all steps in each call would take 10^12 reads.
         const STEPS: u32 = 1 << 20;
         let mut log = StepLog::new(STEPS, 1);
         let steps: Vec<_> = (0..STEPS).map(|i| log.begin(i % 3 > 0, 0)).collect();

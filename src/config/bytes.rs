@@ -1,4 +1,4 @@
-//! The byte form of an [`EngineShape`], with which other ranks open their backends.
+//! The byte form of an [`EngineShape`], from which other ranks open their backends.
 
 use std::error::Error;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::layout::{
     Scaling,
 };
 
-/// Magic number of the byte form, with its version.
+/// Magic number and version of the byte form.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvshap01");
 
 // The byte form stores a value's index in its list.
@@ -23,7 +23,7 @@ const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
 const PREFIXES: [PrefixMode; 2] = [PrefixMode::Radix, PrefixMode::None];
 const BOOLS: [bool; 2] = [false, true];
 
-/// Reason why bytes are not an [`EngineShape`].
+/// The reason why bytes are not an [`EngineShape`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ShapeBytesError {
@@ -34,7 +34,7 @@ pub enum ShapeBytesError {
         /// Bytes given.
         actual: usize,
     },
-    /// The field cannot have the number.
+    /// The number is invalid in this field.
     Field {
         /// The field.
         name: &'static str,
@@ -43,7 +43,7 @@ pub enum ShapeBytesError {
     },
     /// The config with these numbers is invalid.
     Config(ConfigError),
-    /// Each number is valid, but no config has all of them.
+    /// Each number is valid, but no config has this combination.
     Mixed,
 }
 
@@ -78,7 +78,7 @@ struct Words {
     layers: u64,
     /// 0: heads. 1: latent rows.
     shape: u64,
-    /// Heads and elements of one, or the rank and the rest of latent rows.
+    /// Number of heads and elements of a head, or `rank` and `rope` of latent rows.
     sizes: [u64; 2],
     dtype: u64,
     scaling: u64,
@@ -95,14 +95,14 @@ struct Words {
     prefix: u64,
     event_pages: u64,
     prefault: u64,
-    /// Number of the recipe, 0 for none, and its parameter.
+    /// Number of the hash recipe (0 for none) and its seed.
     hashing: [u64; 5],
     promise_ahead: u64,
     groups: [u64; Groups::WORDS],
     host_pages: u64,
     stage_pages: u64,
     max_step_tokens: u64,
-    /// Of each group but group 0: 0, or 1 and its dtype and shape; and its sizes.
+    /// For each group other than 0: 0 in both words, or the kind, dtype and sizes of its own shape.
     own_shapes: [[u64; 2]; GROUPS_MAX - 1],
 }
 
@@ -133,9 +133,9 @@ impl EngineShape {
     /// | 40 | `max_step_tokens` |
     /// | 41 to 46 | for each group but group 0: its shape in two words |
     ///
-    /// The words of a group with the pool's shape are 0. A group's own shape is 1 + 2 dtype + 8 times word 2, then
-    /// words 3 and 4 in 32 bits each. Heads are those of the shape's rank. All ranks have the same number, so the same
-    /// bytes open each rank's backend.
+    /// A group with the pool's shape has two words of 0. Otherwise the first word is 1 + 2 * dtype + 8 * (word 2 of
+    /// that shape), and the second contains words 3 and 4 in 32 bits each. Heads are those of one rank. The bytes are
+    /// equal for all ranks.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let Self { layout, table, .. } = self;
         let (shape, sizes) = sizes_of(layout.shape());
@@ -177,9 +177,9 @@ impl EngineShape {
     /// Reads the byte form.
     ///
     /// # Errors
-    /// [`ShapeBytesError::Length`] and [`ShapeBytesError::Magic`]. [`ShapeBytesError::Field`] for a number that a field
-    /// cannot have, such as a recipe of hashes without its feature. [`ShapeBytesError::Config`] for a shape that no
-    /// config has. [`ShapeBytesError::Mixed`] for numbers that do not belong to one shape.
+    /// [`ShapeBytesError::Length`] and [`ShapeBytesError::Magic`]. [`ShapeBytesError::Field`] for a number that is
+    /// invalid in its field, such as a hash recipe without its feature. [`ShapeBytesError::Config`] for a shape that no
+    /// config has. [`ShapeBytesError::Mixed`] for numbers of different shapes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ShapeBytesError> {
         if bytes.len() != Self::BYTES {
             return Err(ShapeBytesError::Length { actual: bytes.len() });
@@ -220,7 +220,7 @@ impl EngineShape {
                 Some(hashing.ok_or(ShapeBytesError::Field { name: "hashing", value })?)
             }
         };
-        // Inverts `TableShape::new`. If `max_tokens` is less than a chunk, each row has one chunk.
+        // Inverts `TableShape::new`. A table of fewer tokens than a chunk has one chunk for each row.
         let max_tokens = words
             .chunk_count
             .checked_sub(words.rows)
@@ -243,7 +243,6 @@ impl EngineShape {
     }
 }
 
-/// Returns a shape's kind and sizes.
 fn sizes_of(shape: KvShape) -> (u64, [u32; 2]) {
     match shape {
         KvShape::Heads { kv_heads, head_dim } => (0, [kv_heads, head_dim]),
@@ -259,9 +258,9 @@ fn shape_of(kind: u64, sizes: [u32; 2]) -> Result<KvShape, ShapeBytesError> {
     }
 }
 
-/// Returns the words of a group's own shape.
+/// Returns the two words of a group's shape.
 fn own_words(own: Option<GroupShape>) -> [u64; 2] {
-    // A layout's groups have both.
+    // Groups of a checked layout have both fields.
     let Some(GroupShape { shape, dtype: Some(dtype) }) = own else { return [0; 2] };
     let (kind, [first, second]) = sizes_of(shape);
     let sizes = u64::from(first) | u64::from(second) << 32;

@@ -1,6 +1,6 @@
 //! The configuration of an engine: [`EngineConfig`], and its checked limits, [`EngineShape`].
 //!
-//! `bytes` is the byte form of a shape. `layout/` computes the layout of K and V, and `world/bytes.rs` the memory of an
+//! `bytes` is the byte form of a shape. `layout/` lays out K and V, and `world/bytes.rs` computes the memory of an
 //! engine.
 
 mod bytes;
@@ -11,20 +11,20 @@ use crate::layout::{Limits, PoolConfig, PoolLayout, TableShape};
 
 pub use bytes::ShapeBytesError;
 
-/// Most new tokens of a step unless the config sets another number.
+/// Default of [`EngineConfig::max_step_tokens`].
 const STEP_TOKENS: u32 = 16 << 10;
 
-/// Limits of the steps of a backend, which determine the memory that it takes for plans.
+/// Limits of a backend's steps. They determine its memory for plans.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StepBounds {
-    /// Most open steps.
+    /// Maximum number of open steps.
     pub steps: u32,
-    /// Most new tokens of a step, padding included.
+    /// Maximum number of new tokens of a step, including padding.
     pub tokens: u32,
 }
 
 impl From<u32> for StepBounds {
-    /// Returns so many steps of at most 16,384 tokens.
+    /// Returns limits of `steps` steps with at most 16,384 tokens each.
     fn from(steps: u32) -> Self {
         Self { steps, tokens: STEP_TOKENS }
     }
@@ -46,8 +46,9 @@ pub enum PrefixMode {
     None,
 }
 
-/// The configuration of an engine. `EngineConfig::from(pool_config)` sets the limits to their defaults. A field that a
-/// serialised config omits (feature `serde`) has its default.
+/// The configuration of an engine. `EngineConfig::from(pool_config)` uses the default limits.
+///
+/// With feature `serde`, fields that a serialised config omits have their defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[cfg_attr(
     feature = "serde",
@@ -59,33 +60,32 @@ pub struct EngineConfig {
     pub pool: PoolConfig,
     /// Reuse of cached prefixes. Default: [`PrefixMode::Radix`].
     pub prefix: PrefixMode,
-    /// Hash function of cached pages, for callers that identify prefixes by hashes; needs a feature. Only with
-    /// [`PrefixMode::Radix`], since pages that are not shared have no hashes. Default: none, which costs nothing.
+    /// Hash recipe of cached pages, for callers that identify prefixes by hashes; some recipes need a feature. Requires
+    /// [`PrefixMode::Radix`]. Default: none, which costs nothing.
     pub hashing: Option<Hashing>,
-    /// Most pages, stored and removed, whose events wait for [`Engine::drain_events`](crate::Engine::drain_events); 0:
-    /// no events. Needs `hashing`. It suffices to cover the changes between two drains; beyond that the next drain
-    /// emits the whole tree. Default: 0, which costs nothing.
+    /// Capacity of the event buffer: the maximum number of stored and removed pages that wait for
+    /// [`Engine::drain_events`](crate::Engine::drain_events). After an overflow the next drain emits the whole tree.
+    /// Requires `hashing`. Default: 0, no events, which costs nothing.
     pub event_pages: u32,
-    /// Most sequences at a time, preempted ones included. Default: 256.
+    /// Maximum number of sequences, including preempted ones. Default: 256.
     pub max_sequences: u32,
-    /// Most tokens of one sequence. Capped at the pool's tokens, and at 2^30. Default: 131,072.
+    /// Maximum number of tokens of a sequence, at most the pool's tokens and 2^30. Default: 131,072.
     pub max_sequence_len: u32,
-    /// Tokens of all sequences together that always fit. Sequences that share pages may have more tokens than the pool.
-    /// Host memory for tokens and page tables is reserved for this number and touched as it is used. Default:
-    /// 4,194,304.
+    /// Number of tokens of all sequences together that always fit. It may exceed the pool's tokens, because sequences
+    /// share pages. The engine reserves host memory for this many tokens and their page tables. Default: 4,194,304.
     pub max_tokens: u64,
-    /// Most steps that are planned and not complete. Default: 8.
+    /// Maximum number of steps that are planned and not complete. Default: 8.
     pub max_steps: u32,
-    /// Most new tokens of a step, padding included; a backend takes memory for plans of so many. Capped at 2^31 - 1.
-    /// Default: 16,384.
+    /// Maximum number of new tokens of a step, including padding, at most 2^31 - 1. It determines a backend's memory
+    /// for plans. Default: 16,384.
     pub max_step_tokens: u32,
-    /// Tokens that plans of a sequence may be ahead of its published ones within its promise, for models with groups of
-    /// layers. [`Engine::admit`](crate::Engine::admit) counts pages for plans so far ahead. A plan that is further
-    /// ahead also takes available pages. Default: 512.
+    /// Number of tokens that plans of a promised sequence may be ahead of its published tokens, for models with groups
+    /// of layers. [`Engine::admit`](crate::Engine::admit) reserves pages for this lead. A plan that is further ahead
+    /// also takes available pages. Default: 512.
     pub promise_ahead: u32,
-    /// Whether [`Engine::new`](crate::Engine::new) touches the reserved host memory of the tables. No step then pays
-    /// for a page fault. Touching memory that the machine cannot back ends the process, which no program can catch, so
-    /// it should happen at the start. Otherwise memory is touched as it is first used. Default: true.
+    /// Whether [`Engine::new`](crate::Engine::new) touches the reserved host memory of the tables, so that no step pays
+    /// for a page fault. Touching memory that the machine cannot back ends the process, so it should happen at the
+    /// start. Default: true.
     pub prefault: bool,
 }
 
@@ -114,7 +114,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// The checked limits of an engine, with which its tables are created.
+/// The checked limits of an engine, from which its tables are created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct EngineShape {
@@ -122,31 +122,31 @@ pub struct EngineShape {
     pub layout: PoolLayout,
     /// Shape of the page tables, on the host and on every backend.
     pub table: TableShape,
-    /// Most tokens of one sequence.
+    /// Maximum number of tokens of a sequence.
     pub max_sequence_len: u32,
-    /// Most unfinished steps.
+    /// Maximum number of unfinished steps.
     pub max_steps: u32,
-    /// Most new tokens of a step, padding included.
+    /// Maximum number of new tokens of a step, including padding.
     pub max_step_tokens: u32,
-    /// Tokens that plans may be ahead of the published ones within a promise.
+    /// Number of tokens that plans may be ahead of the published ones within a promise.
     pub promise_ahead: u32,
     /// Reuse of cached prefixes.
     pub prefix: PrefixMode,
     /// Recipe of page hashes, if any.
     pub hashing: Option<Hashing>,
-    /// Most pages whose events wait for a drain.
+    /// Maximum number of pages whose events wait for a drain.
     pub event_pages: u32,
-    /// Whether all host memory is touched at the start.
+    /// Whether the engine touches all host memory at the start.
     pub prefault: bool,
 }
 
 impl EngineShape {
-    /// Returns the maximum of pages that a sequence of `tokens` tokens has in all groups of layers, if its plans are no
-    /// further ahead than `promise_ahead`. In a smaller pool it may lack pages even if it runs alone.
+    /// Returns the maximum number of pages that a sequence of `tokens` tokens has in all groups of layers, if its plans
+    /// stay within `promise_ahead`. In a smaller pool it may lack pages even if it runs alone.
     ///
-    /// With limited groups, a prompt that is admitted with a promise and a hit also holds the cached pages that its hit
-    /// reads in those groups, until its window has moved past them. If an idle pool has `most_pages` of its promise but
-    /// not these pages, the prompt is admitted without its hit.
+    /// With groups of limited reach, a prompt with a promise and a hit also holds the cached pages that its hit reads
+    /// in those groups, until its window has moved past them. If an idle pool has `most_pages` but not these pages, the
+    /// prompt is admitted without its hit.
     ///
     /// ```
     /// # use kvarena::{Capacity, EngineConfig, Groups, PoolConfig, Reach};
@@ -163,18 +163,17 @@ impl EngineShape {
         Limits::new(&self.layout, self.promise_ahead).most(places)
     }
 
-    /// Returns the limits of steps, with which backends are opened.
+    /// Returns the limits of steps, from which backends are opened.
     pub fn step_bounds(&self) -> StepBounds {
         StepBounds { steps: self.max_steps, tokens: self.max_step_tokens }
     }
 
-    /// Returns whether sequences share prefixes that other sequences computed.
     pub(crate) fn shares_prefixes(&self) -> bool {
         self.prefix == PrefixMode::Radix
     }
 
-    /// Returns whether commits publish pages. With groups of layers they do in every mode, since publishing releases
-    /// pages that no later token reads.
+    /// Returns whether commits publish pages. With groups of layers they do even without prefix reuse, because
+    /// publishing releases the pages that no later token reads.
     pub(crate) fn publishes(&self) -> bool {
         self.shares_prefixes() || self.table.tracks > 1
     }

@@ -1,4 +1,4 @@
-//! Calls about the prefix cache: matches, names of namespaces, events, reset.
+//! Calls about the prefix cache: matches, namespaces, events and reset.
 
 use crate::backend::Backend;
 use crate::error::Error;
@@ -10,13 +10,13 @@ use crate::system::reset::{Reset, reset};
 
 use super::Engine;
 
-/// The prefix cache: matches, names of namespaces, events, reset.
+/// Calls about the prefix cache: matches, namespaces, events and reset.
 impl<B: Backend> Engine<B> {
-    /// Returns the prefix that a prompt would reuse if it was admitted now: whole pages of all tokens but the last one.
+    /// Returns the prefix that a prompt would reuse if it were admitted now: whole pages, without the last token.
     /// O(tokens matched).
     ///
-    /// Changes nothing, not even recency, so a scheduler can order prompts by their hits. The match ends before a page
-    /// with [`TokenId::PENDING`], which no sequence has.
+    /// Changes nothing, not even recency, so a scheduler can order prompts by their hits. A page with
+    /// [`TokenId::PENDING`] never matches.
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> PrefixMatch {
         let found =
             if self.world.shape.shares_prefixes() { prompt.len().saturating_sub(1) } else { 0 };
@@ -26,14 +26,14 @@ impl<B: Backend> Engine<B> {
 
     /// Returns the longest cached prefix of a chain of page hashes, for callers that have no tokens. O(hashes matched).
     ///
-    /// Matches prefixes of the present generation, in the namespace of the hashes. Matches 0 pages if pages are not
-    /// hashed ([`EngineConfig::hashing`](crate::EngineConfig::hashing)). Changes nothing. The result trusts the hashes,
-    /// so it is as reliable as their recipe; no other call of the engine trusts hashes.
+    /// Matches only the present generation, and nothing if pages are not hashed
+    /// ([`EngineConfig::hashing`](crate::EngineConfig::hashing)). Changes nothing. The result is as reliable as the
+    /// hash function; no other call of the engine trusts hashes.
     pub fn match_hashes(&self, chain: &[PageHash]) -> PrefixMatch {
         self.match_hashed_pages(chain, |_| ())
     }
 
-    /// [`Engine::match_hashes`] that also calls `each` with the matched pages, in order, run by run. O(hashes matched).
+    /// [`Engine::match_hashes`] that also passes the matched pages to `each`, in order, in slices. O(hashes matched).
     pub fn match_hashed_pages(
         &self,
         chain: &[PageHash],
@@ -42,14 +42,15 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.match_hashes(chain, each)
     }
 
-    /// Gives a namespace the names that enter the hashes of its pages, once, before its first prompt. O(names).
+    /// Names a namespace: the names become part of the hashes of its pages. O(names).
     ///
-    /// The names hold until the namespace is [forgotten](Engine::forget_namespace). Does nothing if pages are not
-    /// hashed. The default namespace has no names and needs none.
+    /// Call it once, before the first prompt of the namespace. The names hold until the namespace is
+    /// [forgotten](Engine::forget_namespace). The call does nothing if pages are not hashed. The default namespace has
+    /// no names.
     ///
     /// # Errors
-    /// [`Error::NamespaceNamed`] if the namespace has other names already. [`Error::NamesTaken`] if another namespace
-    /// has the same names, compared as far as they enter the hashes of
+    /// [`Error::NamespaceNamed`] if the namespace already has other names. [`Error::NamesTaken`] if another namespace
+    /// has names with the same effect on hashes; some hash recipes ignore all names.
     /// [`EngineConfig::hashing`](crate::EngineConfig::hashing); some recipes use none of them.
     pub fn name_namespace(
         &mut self,
@@ -59,42 +60,44 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.name(namespace, names)
     }
 
-    /// Forgets the names of a namespace, so that the table of names does not grow with a salt for each request.
-    /// O(names).
+    /// Forgets the names of a namespace. O(names).
     ///
-    /// From then on [`admit`](Engine::admit) rejects prompts of the namespace ([`Error::UnnamedNamespace`]); its
-    /// sequences continue. The table drops the names when the last sequence is finished and the last cached page is
-    /// evicted. Until then no other namespace can take the names, and [`name_namespace`](Engine::name_namespace) with
-    /// the same names undoes the call. Does nothing if pages are not hashed, nor to the default namespace.
+    /// A host that salts each request calls it to bound the table of names. From then on [`admit`](Engine::admit)
+    /// rejects prompts of the namespace ([`Error::UnnamedNamespace`]); its sequences continue. The names leave the
+    /// table when the namespace has no sequence and no cached page. Until then no other namespace can take the names,
+    /// and [`name_namespace`](Engine::name_namespace) with the same names undoes the call. The call does nothing if
+    /// pages are not hashed, or for the default namespace.
     ///
     /// # Errors
-    /// [`Error::UnnamedNamespace`] if the namespace has no names or is forgotten already.
+    /// [`Error::UnnamedNamespace`] if the namespace has no names or is already forgotten.
     pub fn forget_namespace(&mut self, namespace: Namespace) -> Result<(), Error> {
         self.world.prefixes.forget_names(namespace)
     }
 
-    /// Calls `sink` with the changes of the cached prefixes since the last drain, in order. O(pages of the events),
+    /// Passes the changes of the cached prefixes since the last drain to `sink`, in order. O(pages of the events);
     /// after an overflow O(tree).
     ///
-    /// Pages are stored parents first, pages are removed, or all are cleared. Publishing a cached page again emits
-    /// nothing; neighbouring events are joined. If more has changed than
-    /// [`EngineConfig::event_pages`](crate::EngineConfig::event_pages) allows, the sink gets [`Event::Cleared`] and
-    /// then all cached pages, read from the tree. So an index that is built from events alone is correct after every
-    /// drain. Events are about the present generation only. If the sink panics, the next drain is as after an overflow.
+    /// Events report pages stored (parents first), pages removed, or the whole cache cleared. Publishing a page that is
+    /// already cached emits nothing. If more pages changed than
+    /// [`EngineConfig::event_pages`](crate::EngineConfig::event_pages), the buffer has overflowed: the sink then
+    /// receives [`Event::Cleared`] and all cached pages. An index built from events alone is therefore correct after
+    /// every drain. Events cover the present generation only. If the sink panics, the next drain restates the whole
+    /// cache.
     pub fn drain_events(&mut self, sink: impl FnMut(Event<'_>)) {
         self.world.prefixes.drain_events(sink);
     }
 
-    /// Makes the next [drain](Engine::drain_events) restate the whole cache, as after an overflow. O(1).
+    /// Makes the next [drain](Engine::drain_events) emit the whole cache, as after an overflow. O(1).
     ///
-    /// For a follower that has just subscribed or has missed events.
+    /// For a subscriber that is new or has missed events.
     pub fn restate_events(&mut self) {
         self.world.prefixes.restate_events();
     }
 
-    /// Drops every idle prefix, for a host that changes the model's weights. O(idle pages).
+    /// Invalidates all cached prefixes, for a host that changes the model's weights. O(idle pages).
     ///
-    /// Prefixes in use no longer match, and are dropped with their last user.
+    /// Idle prefixes are dropped now. Prefixes in use no longer match and are dropped when their last user releases
+    /// them.
     pub fn reset(&mut self) {
         reset(Reset::of(&mut self.world));
     }

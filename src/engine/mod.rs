@@ -1,8 +1,7 @@
 //! The host's API: [`Engine`] contains the tables and a backend, and calls the systems.
 //!
-//! `requests`, `steps`, `cache`, `tiers` and `query` contain its calls.
-//!
-//! Not here: the systems (`system/`), the bytes of K and V (`backend/`).
+//! The calls are in `requests`, `steps`, `cache`, `tiers` and `query`, the systems in `system/`, and the bytes of K and
+//! V in `backend/`.
 
 mod cache;
 mod query;
@@ -16,28 +15,28 @@ use crate::error::EngineError;
 use crate::stats::Stats;
 use crate::world::{Broken, World};
 
-/// The KV-cache core of one scheduler: it decides which tokens are computed, where their K and V are stored, and which
-/// sequences share them.
+/// The KV-cache core of one scheduler: selects the tokens to compute, the places of their K and V, and the pages that
+/// sequences share.
 ///
-/// An engine is `Send`; its calls come from one thread at a time. An error leaves the state as it was, unless a method
-/// documents otherwise.
+/// An engine is `Send`; one thread at a time calls it. An error leaves the state unchanged, unless a method documents
+/// otherwise.
 pub struct Engine<B> {
     config: EngineConfig,
     world: World,
     backend: B,
 }
 
-/// Construction, parts and audits.
+/// Construction, access to the parts, and audits.
 impl<B: Backend> Engine<B> {
     /// Creates an engine and allocates all its memory, on the host and in the backend. `config` may be a `PoolConfig`.
     ///
-    /// If the operating system over-commits memory, a successful call is no proof that the machine can back it.
-    /// Touching memory that the machine cannot back ends the process. With `prefault` this call touches all host
-    /// memory, after it has reserved it in one piece, so most systems return an error instead. Without `prefault` a
-    /// later step touches it. [`Cpu`](crate::Cpu) touches its pool as pages are first written.
+    /// With [`prefault`](crate::EngineConfig::prefault) the call also touches all host memory of the tables, so that no
+    /// step pays for a page fault. If the operating system over-commits memory, touching memory that the machine cannot
+    /// back ends the process. The call first reserves the memory in one piece, for which most systems return an error
+    /// instead. [`Cpu`](crate::Cpu) touches its pool as pages are first written.
     ///
     /// # Errors
-    /// [`EngineError::Config`] for a config that is not valid, with
+    /// [`EngineError::Config`] for an invalid config, with
     /// [`ConfigError::OutOfMemory`](crate::ConfigError::OutOfMemory) if the host cannot allocate the tables;
     /// [`EngineError::Backend`].
     pub fn new(
@@ -47,8 +46,7 @@ impl<B: Backend> Engine<B> {
         Self::with_hash_bits(config, backend, u32::BITS)
     }
 
-    /// [`Engine::new`] with tables that use `hash_bits` bits of each hash. Tests use fewer than 32, which forces
-    /// collisions, the same ones in every process.
+    /// [`Engine::new`] with `hash_bits` bits of each hash in the tables. Tests use fewer than 32 to force collisions.
     pub(crate) fn with_hash_bits(
         config: impl Into<EngineConfig>,
         backend: impl OpenBackend<Backend = B>,
@@ -65,12 +63,12 @@ impl<B: Backend> Engine<B> {
         Ok(engine)
     }
 
-    /// Returns the config that the engine was created with.
+    /// Returns the config.
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
 
-    /// Returns the checked limits, with which backends of other ranks are opened.
+    /// Returns the checked limits. Hosts open the backends of other ranks with them.
     pub fn shape(&self) -> &EngineShape {
         &self.world.shape
     }
@@ -80,12 +78,12 @@ impl<B: Backend> Engine<B> {
         &self.backend
     }
 
-    /// Returns the backend, to store K and V and to attend.
+    /// Returns the backend, for stores and attention.
     pub fn backend_mut(&mut self) -> &mut B {
         &mut self.backend
     }
 
-    /// Returns the tables, for audits and benches. Their contents are not a stable interface.
+    /// Returns the tables, for audits and benches. They are not a stable interface.
     #[doc(hidden)]
     pub fn world(&self) -> &World {
         &self.world
@@ -128,10 +126,10 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Checks every numbered invariant over the whole state, for tests and debugging. O(everything).
+    /// Checks every numbered invariant, for tests and debugging. O(whole state).
     ///
     /// # Errors
-    /// The first broken invariant, with a page that shows it and the owner of that page.
+    /// The first broken invariant, with a page that shows it and that page's owner.
     pub fn verify(&self) -> Result<(), Broken> {
         self.world.verify()
     }

@@ -1,4 +1,4 @@
-//! Calls that return numbers, tokens and pages of sequences, and the number of available pages.
+//! Calls that return lengths, tokens and pages of sequences, and the number of available pages.
 
 use crate::backend::Backend;
 use crate::error::Error;
@@ -8,12 +8,12 @@ use crate::system::plan_batch::extend_max;
 
 use super::Engine;
 
-/// Lengths, tokens and pages of sequences, and how many pages are available.
+/// Lengths, tokens and pages of sequences; available pages.
 impl<B: Backend> Engine<B> {
-    /// Returns the tokens of a sequence that have K and V.
+    /// Returns the number of a sequence's tokens that have K and V.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], as the other calls about a sequence.
+    /// [`Error::UnknownSequence`], like every call about a sequence.
     pub fn cached_len(&self, seq: SeqKey) -> Result<u32, Error> {
         self.sequence(seq).map(|sequence| sequence.cached_len)
     }
@@ -26,10 +26,10 @@ impl<B: Backend> Engine<B> {
         self.sequence(seq).map(|sequence| sequence.planned_len)
     }
 
-    /// Returns the most tokens that a plan can extend a sequence by now.
+    /// Returns the maximum number of tokens that the next plan can give a sequence.
     ///
-    /// These are its known tokens that no plan covers, or the one token that an unfinished step of it will sample
-    /// (unless a rollback has cut that step). At 0, call `append`, `accept` or `resume` first.
+    /// These are the known tokens that no plan covers. If there are none, it is 1 while an unfinished step will sample
+    /// the sequence's next token, and otherwise 0: call `append`, `accept` or `resume` first.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -41,7 +41,7 @@ impl<B: Backend> Engine<B> {
         Ok(extend_max(&self.world.shape, sequence, &self.world.steps))
     }
 
-    /// Returns the known tokens of a sequence.
+    /// Returns the number of known tokens of a sequence.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -49,7 +49,7 @@ impl<B: Backend> Engine<B> {
         self.sequence(seq).map(|sequence| sequence.token_len)
     }
 
-    /// Returns the record of a sequence, for audits and benches. Its fields are not a stable interface.
+    /// Returns the record of a sequence, for audits and benches. It is not a stable interface.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -76,10 +76,10 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.pages(self.sequence(seq)?))
     }
 
-    /// Returns the pages that a sequence holds in a track, in order.
+    /// Returns the pages of a sequence in one track, in order.
     ///
-    /// These belong to the layers that [`PoolLayout::place`](crate::PoolLayout::place) puts in the track. Track 0 is
-    /// the [page table](Engine::page_table) of group 0.
+    /// [`PoolLayout::place`](crate::PoolLayout::place) returns the track of a layer. Track 0 is the [page
+    /// table](Engine::page_table) of group 0.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -95,9 +95,9 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.track_pages(self.sequence(seq)?, track, 0))
     }
 
-    /// Returns the pages that a sequence is promised and has not taken yet.
+    /// Returns the number of pages that a sequence is promised and has not taken.
     ///
-    /// Plans of the sequence can take these pages besides the [available](Engine::available) ones.
+    /// Plans of the sequence can take them in addition to the [available](Engine::available) pages.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -105,17 +105,15 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.outstanding(self.sequence(seq)?))
     }
 
-    /// Returns the free and evictable pages less those promised to sequences, at least 0. O(1).
-    ///
-    /// Every call can take these pages.
+    /// Returns the number of pages that any call can take: free and evictable pages minus promised ones. O(1).
     pub fn available(&self) -> u32 {
         self.world.available()
     }
 
-    /// Returns [`available`](Engine::available) as of the completion of `step`, if no other call comes first.
-    /// O(unfinished steps).
+    /// Returns the number of [`available`](Engine::available) pages after the completion of `step`, if no other call
+    /// comes first. O(unfinished steps).
     ///
-    /// A scheduler compares it with its need before it preempts.
+    /// A scheduler can compare it with its need before it preempts.
     pub fn available_after(&self, step: StepId) -> u32 {
         self.world.available_after(step)
     }

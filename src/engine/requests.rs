@@ -1,4 +1,4 @@
-//! Calls about one request: admission, growth, forks, preemption, the end.
+//! Calls about one request: admission, growth, forks, preemption and the end.
 
 use crate::backend::Backend;
 use crate::error::{EngineError, Error};
@@ -16,18 +16,18 @@ use crate::world::Buffers;
 
 use super::Engine;
 
-/// Requests: admission, growth, forks, preemption, the end.
+/// Admission, growth, forks, preemption and the end of requests.
 impl<B: Backend> Engine<B> {
     /// Returns the cost of admitting a prompt now: the pages it needs, whether and when they fit, and its leader.
     /// O(prompt), and if it does not fit O(unfinished steps and prefix nodes).
     ///
-    /// Changes nothing, not even recency, so schedulers can call it before [`admit`](Engine::admit).
+    /// Changes nothing, not even recency.
     ///
-    /// A [leader](Admission::leader) is a running sequence that computes more of the prompt than is cached. A prompt
-    /// that waits while [it is leading](Engine::is_leading) then finds these tokens in the cache; with groups of layers
-    /// only if the host [marks](Engine::mark) the leader at [`cached_len`](Leader::cached_len). So of many equal
-    /// prompts at a cold server one is computed, and the others wait for a step or two. No prompt waits for ever if the
-    /// host plans its running sequences: a sequence that is finished, preempted, cut or done leads no prompt.
+    /// The [leader](Admission::leader) is a running sequence that computes more of the prompt than is cached. A prompt
+    /// that waits while [it is leading](Engine::is_leading) then finds these tokens in the cache. With groups of layers
+    /// the host must also [mark](Engine::mark) the leader at [`cached_len`](Leader::cached_len). So a cold server
+    /// computes one of many equal prompts, and the others wait for a step or two. No prompt waits forever if the host
+    /// plans its running sequences: a sequence that is finished, preempted, cut or done leads no prompt.
     ///
     /// # Errors
     /// As [`Engine::admit`], except [`Error::OutOfPages`].
@@ -42,20 +42,17 @@ impl<B: Backend> Engine<B> {
 
     /// Admits a prompt as a new sequence: matches and locks its cached prefix and takes a row, but no pages. O(prompt).
     ///
-    /// The first [`cached_len`](Engine::cached_len) tokens need no computing. The first plan of the sequence sends its
-    /// whole page table ([`Engine::plan_batch`]).
+    /// The first [`cached_len`](Engine::cached_len) tokens need no computing.
     ///
-    /// `promise` is the number of tokens, prompt and output together, that the sequence is promised K and V memory for.
-    /// The engine sets aside pages for those that are not cached. The last sampled token needs no K and V. With 0, or
-    /// with no more than is cached, nothing is promised: plans take available pages, and the host may have to preempt
-    /// other sequences.
+    /// `promise` is a number of tokens, prompt and output together. The engine reserves pages for those that are not
+    /// cached. The last sampled token needs no K and V. With 0, plans take available pages, and the host may have to
+    /// preempt other sequences.
     ///
-    /// [`available`](Engine::available) does not count promised pages, so no other sequence takes them. Plans of the
-    /// sequence use them first, and available pages after them. Pages that an abort or a rollback releases are promised
-    /// again. A plan within the promise fails for lack of pages only while pages wait in the fence, and at the latest
-    /// until the step that the error names is complete. Unused promised pages return when the sequence is finished or
-    /// preempted, or by [`promise`](Engine::promise). A promise is about pages alone: the limits of the config on
-    /// tokens and steps still apply.
+    /// [`available`](Engine::available) excludes promised pages, so no other sequence takes them. Plans of the sequence
+    /// take promised pages first, then available ones. Pages that an abort or a rollback releases are promised again. A
+    /// plan within the promise lacks pages only while pages wait in the fence, at most until the completion of the step
+    /// that the error names. Unused promised pages return when the sequence is finished or preempted, or by
+    /// [`promise`](Engine::promise). A promise covers pages alone: the config's limits on tokens and steps still apply.
     ///
     /// # Errors
     /// [`Error::EmptyPrompt`], [`Error::TooLong`] (the prompt or the promise), [`Error::UnnamedNamespace`] if pages are
@@ -71,38 +68,36 @@ impl<B: Backend> Engine<B> {
         self.world.counters.count_refusal(admitted)
     }
 
-    /// Admits prompts in order, as [`Engine::admit`] does, all or none. O(all prompts), times the unfinished steps if
-    /// they do not fit.
+    /// Admits prompts in order, all or none. O(all prompts), times the unfinished steps if they do not fit.
     ///
-    /// The prompts fit if there are pages for all of them together. The result has the leader of each prompt, which may
-    /// be an earlier prompt of the batch.
+    /// There must be pages for all prompts together. The result contains the leader of each prompt, which may be an
+    /// earlier prompt of the batch.
     ///
     /// To let a prompt wait for its leader, [preempt](Engine::preempt) it before its first plan, and
-    /// [resume](Engine::resume) it when [the leader is no longer leading](Engine::is_leading). The prompt keeps its row
-    /// and its tokens, and finds the tokens that the leader computed. [`Stats`](crate::Stats) counts it as one prompt.
+    /// [resume](Engine::resume) it when [`Engine::is_leading`] returns false. It keeps its row and its tokens, and then
+    /// finds the leader's tokens in the cache. [`Stats`](crate::Stats) counts it as one prompt.
     /// [`guide::scheduling`](crate::guide::scheduling) has the program.
     ///
     /// # Errors
-    /// As [`Engine::admit`]: of the first prompt that is not valid, or [`Error::OutOfPages`] for all of them together.
-    /// Nothing has changed.
+    /// As [`Engine::admit`]: for the first invalid prompt, or [`Error::OutOfPages`] for all prompts together.
     pub fn admit_batch(&mut self, prompts: &[Prompt<'_>]) -> Result<&[Admitted], Error> {
         let admitted = admit_batch(Admit::of(&mut self.world), prompts);
         self.world.counters.count_refusal(admitted)?;
         Ok(&self.world.buffers.admitted)
     }
 
-    /// Returns whether a leader will still publish the tokens that it was named for. O(1).
+    /// Returns whether a leader will still publish the tokens for which it was named. O(1).
     ///
-    /// Returns false once its sequence has forgotten one of these tokens, whatever is appended later. The result is
-    /// never true too long. It is false too early in one case: the sequence was cut below these tokens before it was
-    /// named, and is cut behind them afterwards. [`admission`](Engine::admission) then names it again.
+    /// False once its sequence has dropped one of these tokens, whatever is appended later. Also false, too early, for
+    /// a sequence that was cut below these tokens before it was named and above them later;
+    /// [`admission`](Engine::admission) then names it again.
     pub fn is_leading(&self, leader: &Leader) -> bool {
         is_leading(&IsLeading::of(&self.world), leader)
     }
 
-    /// Promises a running sequence memory for `len` tokens in total, in place of its earlier promise. O(1).
+    /// Replaces a running sequence's promise by one of `len` tokens in total, as in [`admit`](Engine::admit). O(1).
     ///
-    /// As in [`admit`](Engine::admit). 0 returns the promised pages that are not used.
+    /// 0 returns the unused promised pages.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`]. [`Error::OutOfPages`] if the pages beyond
@@ -114,7 +109,7 @@ impl<B: Backend> Engine<B> {
 
     /// Appends tokens to a sequence: sampled tokens, drafts, or the next turn of a conversation. O(tokens).
     ///
-    /// Legal after the plan that reserved their places, before and after its commit.
+    /// Legal after the plan that reserved their places, before or after its commit.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfTokens`].
@@ -124,17 +119,17 @@ impl<B: Backend> Engine<B> {
 
     /// Forks a sequence into `count` more sequences with the same tokens, all or none. O(tokens) for each child.
     ///
-    /// Parent and children share the computed whole pages. The backend copies a partly filled tail page for each child,
-    /// all in one step. The children have all known tokens of their parent. Each child gets the `promise`, as in
-    /// [`admit`](Engine::admit). The first plan of a child sends about one word for each 1,024 shared tokens, and the
-    /// words of its other pages.
+    /// Parent and children share the computed whole pages. The backend copies a partly filled last page for each child,
+    /// all in one step. Each child has all known tokens of its parent, and the `promise` as in
+    /// [`admit`](Engine::admit). Its first plan sends about one word for each 1,024 shared tokens, and the words of its
+    /// other pages.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`],
     /// [`Error::TooLong`] (the promise), [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`] or
     /// [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`] if the copies failed: there are no
-    /// children. Their pages return with the step of the copies, which is the newest one. The parent's computed pages
-    /// stay published.
+    /// children, and their pages return when the newest step, that of the copies, is complete. The parent's computed
+    /// pages stay published.
     pub fn fork(
         &mut self,
         seq: SeqKey,
@@ -162,10 +157,10 @@ impl<B: Backend> Engine<B> {
         Ok(Forked { children, copies, step })
     }
 
-    /// Cuts a sequence to its first `len` tokens: rejected drafts, an edited turn. O(pages released).
+    /// Cuts a sequence to its first `len` tokens, for rejected drafts or an edited turn. O(pages released).
     ///
-    /// Unfinished steps of the sequence count only up to `len`. Roll drafts back before the commit that would publish
-    /// them, and append before the next plan.
+    /// Unfinished steps of the sequence then count only up to `len`. Roll drafts back before the commit that would
+    /// publish them, and append before the next plan.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::NotAccepted`]. [`Error::RollbackLen`] for 0, for less than is published, or
@@ -174,15 +169,15 @@ impl<B: Backend> Engine<B> {
         rollback(Rollback::of(&mut self.world), seq, len)
     }
 
-    /// Marks the whole pages among a running sequence's first `len` tokens as a place where prompts can match. O(pages
-    /// that are kept).
+    /// Adds a place where prompts can match: the end of the whole pages among a running sequence's first `len` tokens.
+    /// O(pages kept).
     ///
-    /// With [groups of layers](crate::Groups) a prompt matches only where all groups have what the next token reads. A
-    /// sequence keeps this at the end of its prompt, where its prompt parts from a cached one, and where it ends. The
-    /// host marks other places: the end of a system prompt, or what a [leader](Admission::leader) was named for. The
-    /// mark takes effect when exactly these pages are published; at most 4 wait. It keeps nothing if the pages back
-    /// promises. A preemption drops marks that wait. Without groups of layers, and in
-    /// [`PrefixMode::None`](crate::PrefixMode::None), marks have no effect.
+    /// With [groups of layers](crate::Groups), a prompt matches only at places where the cache keeps what the next
+    /// token reads in every group. The engine keeps it at the end of a sequence's prompt, where the prompt diverges
+    /// from a cached one, and at the end of the sequence. The host marks other places: the end of a system prompt, or
+    /// the [`cached_len`](Leader::cached_len) of a [leader](Admission::leader). A mark takes effect when exactly these
+    /// pages are published. At most 4 marks wait, and a preemption drops them. A mark keeps nothing while promises need
+    /// the pages. Without groups of layers, and in [`PrefixMode::None`](crate::PrefixMode::None), marks have no effect.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the published tokens,
@@ -191,7 +186,7 @@ impl<B: Backend> Engine<B> {
         mark(Mark::of(&mut self.world), seq, len)
     }
 
-    /// Preempts a sequence: releases its pages and keeps its tokens and its row, to be [resumed](Engine::resume).
+    /// Preempts a sequence: releases its pages, and keeps its tokens and its row for [`resume`](Engine::resume).
     /// O(pages released, and prefix nodes that become idle: [`Engine::complete`]).
     ///
     /// # Errors
@@ -201,8 +196,6 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Admits a preempted sequence again with all its tokens; `promise` as in [`admit`](Engine::admit). O(tokens).
-    ///
-    /// Its next plan sends its whole page table ([`Engine::plan_batch`]).
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`] (the promise). [`Error::OutOfPages`] if
@@ -223,8 +216,8 @@ impl<B: Backend> Engine<B> {
         self.finish_with(seq, Keep::Publish)
     }
 
-    /// [`Engine::finish`] with a choice for computed pages that are not published yet. [`Keep::Drop`] is for a request
-    /// whose K and V may be wrong.
+    /// [`Engine::finish`] with a choice for the computed pages that are not published yet. [`Keep::Drop`] is for a
+    /// request whose K and V may be wrong.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].

@@ -1,4 +1,4 @@
-//! Calls about one step: plans, packed plans, accepted drafts, commit, completion, abort.
+//! Calls about one step: plans, packed plans, accepted drafts, commit, completion and abort.
 
 use crate::backend::Backend;
 use crate::error::{EngineError, Error};
@@ -17,25 +17,27 @@ use crate::system::plan_batch::{PlanBatch, plan_batch};
 
 use super::Engine;
 
-/// Steps: plans, verified drafts, commits, ends.
+/// Plans, verified drafts, commits and ends of steps.
 impl<B: Backend> Engine<B> {
-    /// Plans a step: takes the pages that the new tokens need, writes the plan into `scratch`, and passes it to the
-    /// backend. O(batch, new tokens, and page table words to send).
+    /// Plans a step: takes the pages that the new tokens need, writes the plan into `scratch` and passes it to the
+    /// backend. O(batch, new tokens, and page table words sent).
     ///
-    /// Evicts exactly the missing pages. The words to send are those of new pages, so the cost does not grow with the
-    /// context. The exceptions: the first plan of a sequence after `admit` or `resume` sends all its pages, the shared
-    /// ones too. If a commit found that another sequence had published the same pages, the next plan sends these pages
-    /// and the ones behind them. Words of an aborted plan are sent again.
-    /// [`EngineShape::plan_bytes`](crate::EngineShape::plan_bytes) is the upper bound.
+    /// Evicts exactly the missing pages. A plan sends the page table words of new pages, so its cost does not grow with
+    /// the context. Three cases send more:
     ///
-    /// If all new pages of a batch are promised, [`Error::OutOfPages`] lasts at most until the step that it names is
-    /// complete.
+    /// * The first plan of a sequence after `admit` or `resume` sends its whole page table.
+    /// * If a commit found that another sequence had published the same pages, the next plan sends these pages and all
+    ///   later ones of the sequence.
+    /// * Words of an aborted plan are sent again.
+    ///
+    /// [`EngineShape::plan_bytes`](crate::EngineShape::plan_bytes) is the upper bound. If all new pages of a batch are
+    /// promised, [`Error::OutOfPages`] lasts at most until the step that it names is complete.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::UnknownSequence`],
     /// [`Error::Preempted`], [`Error::RepeatedSequence`], [`Error::NotAccepted`], [`Error::ExtendLen`],
     /// [`Error::StepTokens`], [`Error::OutOfTokens`] or [`Error::OutOfPages`]: nothing has changed.
-    /// [`EngineError::Backend`]: the step is aborted. Its number stays used, and evicted pages stay evicted.
+    /// [`EngineError::Backend`]: the step is aborted. Its number stays in use, and evicted pages stay evicted.
     pub fn plan_batch<'step>(
         &mut self,
         scratch: &'step mut StepScratch,
@@ -44,12 +46,12 @@ impl<B: Backend> Engine<B> {
         self.plan_drafts(scratch, items, &[])
     }
 
-    /// [`Engine::plan_batch`] of items some of which are drafts for speculative decoding. O(as `plan_batch`).
+    /// [`Engine::plan_batch`] with drafts of speculative decoding among the items. O(as [`Engine::plan_batch`]).
     ///
-    /// `drafts` are in the order of the items. Each is a chain, or a tree with masks and positions. The step verifies
-    /// all new tokens of a draft together, and [`accept`](Engine::accept) then keeps one branch. Until then the
-    /// sequence cannot be planned, committed, preempted, forked or rolled back. It can be finished. After an abort of
-    /// the step, its drafts are ordinary tokens.
+    /// `drafts` are in the order of their items. Each is a chain, or a tree with masks and positions. The step verifies
+    /// all new tokens of a draft together; [`accept`](Engine::accept) then keeps one branch. Until then the sequence
+    /// cannot be planned, committed, preempted, forked or rolled back, but it can be finished. After an abort of the
+    /// step, its drafts are ordinary tokens.
     ///
     /// # Errors
     /// As [`Engine::plan_batch`]. For a draft also [`Error::DraftOrder`], [`Error::ExtendLen`] if a token is not known,
@@ -63,10 +65,10 @@ impl<B: Backend> Engine<B> {
         self.plan(scratch, items, drafts, None)
     }
 
-    /// [`Engine::plan_drafts`] padded to a size, for a graph that was captured at that size. The backend stages the
-    /// padded plan, once. O(as `plan_batch`, and padding).
+    /// [`Engine::plan_drafts`], [padded](BatchPlan::padded) to a size for a graph that was captured at that size. O(as
+    /// [`Engine::plan_batch`], and padding).
     ///
-    /// The padding is that of [`BatchPlan::padded`].
+    /// The backend stages only the padded plan.
     ///
     /// # Errors
     /// As [`Engine::plan_drafts`], and [`Error::PlanSize`] for a size that does not hold the batch.
@@ -102,13 +104,13 @@ impl<B: Backend> Engine<B> {
         Ok(plan)
     }
 
-    /// Returns the page tables of a planned batch as FlashInfer takes them, for hosts with their own kernels. O(pages
-    /// of the items).
+    /// Returns the page tables of a planned batch in FlashInfer's format, for hosts with their own kernels. O(pages of
+    /// the items).
     ///
-    /// `items` are all or some items of one plan, in its order; a host may have one kernel for prefill and another for
-    /// decode. Their step must not be complete, and the sequences must not be planned again or rolled back since.
-    /// Chains of drafts are packed as ordinary tokens. [Accepted](Engine::accept) drafts are an item of the accepted
-    /// length. FlashInfer's arrays have no masks, so trees are rejected.
+    /// `items` are all or some items of one plan, in its order, so a host may have separate kernels for prefill and
+    /// decode. Their step is not complete, and the sequences have not been planned again or rolled back since. Chains
+    /// of drafts are packed as ordinary tokens. [Accepted](Engine::accept) drafts are an item of the accepted length.
+    /// FlashInfer's arrays have no masks, so trees are rejected.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`]. [`Error::NotPlanned`] for an item that is not the last plan of
@@ -122,8 +124,8 @@ impl<B: Backend> Engine<B> {
         packed(&Packed::of(&self.world), 0, items, scratch.reset())
     }
 
-    /// Returns [`packed`](Engine::packed) of another track: of the layers that
-    /// [`PoolLayout::place`](crate::PoolLayout::place) puts there.
+    /// Returns the arrays of [`packed`](Engine::packed) for another track: for the layers that
+    /// [`PoolLayout::place`](crate::PoolLayout::place) puts in it.
     ///
     /// # Errors
     /// As [`packed`](Engine::packed).
@@ -140,8 +142,8 @@ impl<B: Backend> Engine<B> {
         packed(&Packed::of(&self.world), track, items, scratch.reset())
     }
 
-    /// Returns [`packed`](Engine::packed) of group 0 in the levels of FlashInfer's cascade, which list shared pages
-    /// once. O(items + pages).
+    /// Returns the arrays of [`packed`](Engine::packed) for group 0 as the levels of FlashInfer's cascade, which lists
+    /// shared pages once. O(items + pages).
     ///
     /// `plan` is a plan of this engine, padded or not. `items` are all its items, none partly accepted since.
     ///
@@ -149,7 +151,7 @@ impl<B: Backend> Engine<B> {
     /// As [`packed`](Engine::packed). [`Error::PackedRows`] or [`Error::NotPlanned`] if the plan is not of these items.
     ///
     /// # Panics
-    /// May panic if the plan is of another engine: its step and lengths may match, but not its spans.
+    /// May panic for a plan of another engine.
     pub fn packed_levels<'step>(
         &self,
         scratch: &'step mut StepScratch,
@@ -159,22 +161,22 @@ impl<B: Backend> Engine<B> {
         packed_levels(&Packed::of(&self.world), plan, items, scratch.reset())
     }
 
-    /// Keeps a branch of a sequence's verified drafts, and forgets the other drafts and all tokens after them. O(tokens
+    /// Keeps one branch of a sequence's verified drafts, and drops the other drafts and all later tokens. O(tokens
     /// kept, and pages released).
     ///
     /// `tokens` are the indices of the branch within the item: a root, a token that follows it, and so on. An empty
-    /// branch forgets all drafts. The sequence then ends with the branch and continues with [`append`](Engine::append).
-    /// The backend moves K and V of the branch together, in the order of its stream. So call `accept` after all other
+    /// branch drops all drafts. The sequence then ends with the branch; [`append`](Engine::append) continues it. The
+    /// backend makes K and V of the branch contiguous, in the order of its stream. So call `accept` after all other
     /// work of the step and before the commit.
     ///
-    /// If the branch was not contiguous, returns the moves: the host passes them to [`Backend::compact`] of other ranks
+    /// If the branch was not contiguous, returns the moves. The host passes them to [`Backend::compact`] of other ranks
     /// before the next plan.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownStep`], [`Error::UnknownSequence`], [`Error::Preempted`],
     /// [`Error::NotDrafted`], [`Error::NotABranch`], or [`Error::RollbackLen`] if no token would be left: nothing has
-    /// changed. [`EngineError::Backend`] if the move failed: the drafts still wait, but their K and V are lost, so the
-    /// host aborts the step.
+    /// changed. [`EngineError::Backend`] if the move failed: the drafts still wait for `accept`, but their K and V are
+    /// lost, so the host must abort the step.
     pub fn accept(
         &mut self,
         step: StepId,
@@ -184,7 +186,7 @@ impl<B: Backend> Engine<B> {
         self.accept_batch(step, &[Branch { seq, tokens }])
     }
 
-    /// [`Engine::accept`] of many sequences of a step, all or none, with one call of the backend.
+    /// [`Engine::accept`] for many sequences of a step, all or none, with one call of the backend.
     ///
     /// `branches` are in the order of the step's items.
     ///
@@ -206,8 +208,8 @@ impl<B: Backend> Engine<B> {
 
     /// Commits a step: advances `cached_len` and makes whole pages matchable. O(batch and pages published).
     ///
-    /// The tokens of the step have K and V by then, or will have them in the order of the backend's stream. Skips
-    /// sequences that were finished or preempted since the plan.
+    /// By then, the tokens of the step have K and V, or the backend's stream will write them before any later work.
+    /// Skips sequences that were finished or preempted since the plan.
     ///
     /// # Errors
     /// [`Error::UnknownStep`] for a step that is not open. [`Error::StepOrder`] if an earlier step is open.
@@ -223,11 +225,10 @@ impl<B: Backend> Engine<B> {
     /// stream orders all work on the pool, a step may be completed as soon as its work is enqueued. Completing a
     /// complete step changes nothing.
     ///
-    /// The nodes that become idle are those on the path of a finished or preempted sequence, up to the first one in
-    /// use. They are few, except for a conversation of many turns, which has one for each turn. Admitting the sequence
-    /// or publishing its pages visited the same nodes.
+    /// The nodes that become idle are on the path of a finished or preempted sequence. A path has few nodes, except in
+    /// a conversation of many turns, which has one for each turn.
     ///
-    /// The host informs backends of other ranks ([`StepEnd::Complete`]).
+    /// The host passes [`StepEnd::Complete`] to backends of other ranks.
     ///
     /// # Errors
     /// [`Error::UnknownStep`] for a step that was never planned. [`Error::StepOpen`] if a step up to it is neither
@@ -243,7 +244,7 @@ impl<B: Backend> Engine<B> {
     /// Lengths return to their earlier values, pages wait in the fence until a `complete`, and nothing is published.
     /// The backend rejects the plans from now on. Appended tokens stay.
     ///
-    /// The host informs backends of other ranks ([`StepEnd::Abort`]).
+    /// The host passes [`StepEnd::Abort`] to backends of other ranks.
     ///
     /// # Errors
     /// [`Error::UnknownStep`] for a step that is not open.
@@ -253,9 +254,9 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Returns the newest step, planned or aborted; 0 if there was none.
+    /// Returns the newest step, planned or aborted; 0 if there is none.
     ///
-    /// After [`EngineError::Backend`] it is the step that failed, which is completed like any other.
+    /// After [`EngineError::Backend`] it is the failed step. The host completes it like any other.
     pub fn newest_step(&self) -> StepId {
         self.world.steps.newest()
     }

@@ -1,4 +1,4 @@
-//! Errors of a config.
+//! Errors of an engine's configuration.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -7,7 +7,7 @@ use super::Count;
 use crate::id::LayerId;
 use crate::layout::{KvDtype, Reach};
 
-/// The reason why a config is not valid.
+/// The reason why a config is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -21,7 +21,7 @@ pub enum ConfigError {
         /// Name of the product.
         name: &'static str,
     },
-    /// A page has more tokens than a pool supports.
+    /// A page has more tokens than the maximum.
     PageSize {
         /// The value.
         page_size: u32,
@@ -47,17 +47,17 @@ pub enum ConfigError {
         /// Number of ranks.
         tp_size: u32,
     },
-    /// The store cannot compute scales, because the element type has none.
+    /// The element type has no scales, so the store cannot compute them.
     Scaling {
         /// Element type of the pool.
         dtype: KvDtype,
     },
-    /// Latent rows are scaled by token, so they take no given scales.
+    /// Latent rows are scaled by token, so they accept no static scales.
     LatentScaling {
         /// Element type of the pool.
         dtype: KvDtype,
     },
-    /// Events need hashes, and pages are not hashed.
+    /// Events require hashed pages.
     EventsWithoutHashes {
         /// Pages of the event buffer.
         event_pages: u32,
@@ -84,21 +84,21 @@ pub enum ConfigError {
         /// The group.
         group: u32,
     },
-    /// The groups have another number of layers than the model.
+    /// The groups contain another number of layers than the model has.
     GroupedLayers {
         /// Layers of the model.
         layers: u32,
         /// Layers in groups.
         grouped: u32,
     },
-    /// A shape of its own for group 0, which has the pool's, or for a group that does not exist.
+    /// Group 0, which has the pool's shape, or a group that does not exist is given its own shape.
     GroupShape {
         /// The group.
         group: u32,
         /// The groups.
         groups: u32,
     },
-    /// Pages of layers of unlike shapes are contiguous, and a pool in LayerFirst order has none such.
+    /// Groups with their own shapes require the layout `PageFirst`.
     LayerFirst {
         /// The first group with a shape of its own.
         group: u32,

@@ -1,4 +1,4 @@
-//! Errors that a correct caller can meet. A broken invariant of this crate panics instead.
+//! Errors that a correct caller can get. A broken invariant of the crate panics instead.
 
 mod config;
 
@@ -9,7 +9,7 @@ use crate::id::{Namespace, SeqKey, StepId};
 
 pub use config::ConfigError;
 
-/// A count in words: `1 page`, `2 pages`.
+/// A number and its noun: `1 page`, `2 pages`.
 pub(crate) struct Count(pub(crate) u64, pub(crate) &'static str);
 
 impl fmt::Display for Count {
@@ -18,18 +18,18 @@ impl fmt::Display for Count {
     }
 }
 
-/// The reason why the engine rejected a call. The state is as it was before the call.
+/// The reason why the engine rejected a call. The state is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The call needs more pages than are free or evictable and not promised to other sequences.
+    /// The call needs more pages than are available to it.
     OutOfPages {
         /// Pages that the call needs.
         wanted: u64,
         /// Pages that are available to the call now.
         available: u64,
         /// First unfinished step whose completion makes enough pages available, if no other call comes first. Always
-        /// present if all pages of a plan are promised to its sequences.
+        /// present for a plan of promised pages only.
         after: Option<StepId>,
     },
     /// All rows of the sequence table are taken.
@@ -39,7 +39,7 @@ pub enum Error {
     },
     /// The sequences' tokens fill the table (`max_tokens` of the config).
     OutOfTokens {
-        /// Tokens for which the call needs memory, in whole chunks of the table.
+        /// Tokens for which the call needs memory, in whole chunks.
         wanted: u64,
         /// Tokens that fit in the free chunks.
         available: u64,
@@ -51,13 +51,13 @@ pub enum Error {
     },
     /// The prompt has no tokens.
     EmptyPrompt,
-    /// Pages are hashed, and the namespace has no names or is forgotten:
-    /// [`Engine::name_namespace`](crate::Engine::name_namespace).
+    /// Pages are hashed, and the namespace has no names or is forgotten. Call
+    /// [`Engine::name_namespace`](crate::Engine::name_namespace) first.
     UnnamedNamespace {
         /// The namespace.
         namespace: Namespace,
     },
-    /// The namespace has other names; the default namespace has none.
+    /// The namespace already has other names; the default namespace never has any.
     NamespaceNamed {
         /// The namespace.
         namespace: Namespace,
@@ -78,14 +78,14 @@ pub enum Error {
     StepTokens {
         /// New tokens of the batch.
         tokens: u64,
-        /// The most that a step can have.
+        /// Maximum number of tokens.
         max: u64,
     },
     /// The sequence would be longer than the pool or `max_sequence_len` allows.
     TooLong {
         /// Tokens of the sequence.
         len: u64,
-        /// The most that it can have.
+        /// Maximum number of tokens.
         max: u64,
     },
     /// The sequence is finished, or never existed.
@@ -108,13 +108,13 @@ pub enum Error {
         /// The key.
         seq: SeqKey,
     },
-    /// The item of a plan has no tokens, or more than the sequence can be extended by.
+    /// A plan's item has no tokens, or more than the sequence can take.
     ExtendLen {
         /// The key.
         seq: SeqKey,
         /// Requested tokens.
         len: u32,
-        /// Maximum of tokens that can be planned now.
+        /// Maximum number of tokens that can be planned now.
         max: u32,
     },
     /// The batch has no sequences.
@@ -210,9 +210,10 @@ pub enum Error {
         /// The requested step.
         step: StepId,
     },
-    /// The tokens to accept are not a branch: the first is not a root, or another does not follow its predecessor. A
-    /// token follows another if it sees exactly the tokens that the other sees and itself, at the next position. A root
-    /// sees all tokens before the drafts and itself, at the first position.
+    /// The tokens to accept are not a branch: the first is not a root, or another does not follow its predecessor.
+    ///
+    /// A root is at the first new position and sees all tokens before the drafts and itself. A token follows another if
+    /// it is at the next position and sees exactly what the other sees, and itself.
     NotABranch {
         /// The key.
         seq: SeqKey,
@@ -221,12 +222,12 @@ pub enum Error {
         /// The token, counted from the item's first.
         token: u32,
     },
-    /// Packed arrays have no masks, so they cannot describe a tree of drafts.
+    /// FlashInfer's packed arrays have no masks, so they cannot describe a tree of drafts.
     PackedTree {
         /// The key.
         seq: SeqKey,
     },
-    /// The plan is not of the items to pack.
+    /// The plan does not have the items to pack.
     PackedRows {
         /// The items.
         items: usize,
@@ -242,7 +243,7 @@ pub enum Error {
         /// The largest that fits.
         max: u64,
     },
-    /// A rollback goes past the sequence's end, or below its published tokens.
+    /// A rollback length is above the sequence's tokens, or below its published ones.
     RollbackLen {
         /// The requested length.
         len: u32,
@@ -258,9 +259,9 @@ pub enum Error {
         /// The shortest that is allowed.
         min: u32,
     },
-    /// The sequence has the maximum of waiting host marks.
+    /// The sequence has the maximum number of waiting marks of the host.
     OutOfMarks {
-        /// Maximum of waiting marks.
+        /// Maximum number of waiting marks.
         max: u32,
     },
     /// The step is not open, or was never planned.
@@ -283,8 +284,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns whether the call lacked pages, rows, tokens or steps. A later call may succeed after other sequences
-    /// have finished or steps are complete.
+    /// Returns whether the call lacked pages, rows, tokens or steps, so that a later call may succeed.
     pub fn is_shortage(&self) -> bool {
         matches!(
             self,
@@ -434,8 +434,8 @@ impl StdError for Error {}
 
 /// An error of an engine: of its config, its core or its backend.
 ///
-/// The message names the part that failed and the reason, because some callers keep only the text. The
-/// [`source`](StdError::source) is the reason: a [`ConfigError`], an [`enum@Error`] or the backend's error.
+/// The message includes the reason, for callers that keep only the text. The [`source`](StdError::source) is the reason
+/// as a value: a [`ConfigError`], an [`enum@Error`] or the backend's error.
 ///
 /// ```
 /// # use kvarena::{EngineError, Error, backend::CpuError};

@@ -1,4 +1,4 @@
-//! [`Fence`]: released pages and locks that wait until an unfinished step, which may still access them, is complete.
+//! [`Fence`]: released pages and locks that wait for the completion of a step that may still access them.
 //!
 //! ```text
 //! marks   step 7: 3 pages, 5 idle pages | step 9: 1 page, 0 idle pages     in the order of steps
@@ -9,16 +9,16 @@
 //! * F1. The steps of marks rise, and none is complete.
 //! * F2. Marks count the waiting pages. Each of these is in the pool's state Fenced, and in the fence once.
 //! * F3. Locks wait in the order of arrival, each for a step that has a mark.
-//! * F4. The idle pages of a mark belong to the tree's nodes that are idle once its locks are released (T7).
+//! * F4. A mark's idle pages belong to nodes of the tree that become idle when its locks are released (T7).
 //!
-//! The systems determine the step that may access a page, and the use of returned pages (`system/`).
+//! `system/` determines which step a page waits for.
 
 use std::collections::VecDeque;
 
 use crate::id::{PageId, PrefixLock, StepId};
 use crate::memory::{OutOfMemory, reserved_queue, touch_deque};
 
-/// The numbers of pages and locks that return when a step is complete.
+/// The numbers of pages that return when a step is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Mark {
     step: StepId,
@@ -32,7 +32,7 @@ struct Mark {
 pub struct Fence {
     /// All steps up to this one are complete.
     completed: StepId,
-    /// The newest step that a page or a lock has waited for.
+    /// The newest step that a page or lock has waited for.
     newest: StepId,
     marks: VecDeque<Mark>,
     pages: VecDeque<PageId>,
@@ -48,7 +48,7 @@ impl Fence {
         Self::try_new(page_count, max_steps, max_locks).expect("the system has the memory")
     }
 
-    /// Creates an empty fence, or returns the allocation that failed.
+    /// [`Fence::new`] that returns a failed allocation as an error.
     pub(crate) fn try_new(
         page_count: u32,
         max_steps: u32,
@@ -75,13 +75,12 @@ impl Fence {
             + max_locks * size_of::<(StepId, PrefixLock)>() as u64
     }
 
-    /// Returns the step that a page or lock with this last step must wait for; `None` if the step is complete. The
-    /// result never falls, so pages and locks return in the order of arrival.
+    /// Returns the step that a page or lock must wait for if `last_step` may access it; `None` if that step is
+    /// complete. The result never falls, so pages and locks return in the order of arrival.
     pub fn until(&self, last_step: StepId) -> Option<StepId> {
         (last_step > self.completed).then_some(self.newest.max(last_step))
     }
 
-    /// Returns whether a step is complete.
     pub(crate) fn is_complete(&self, step: StepId) -> bool {
         step <= self.completed
     }
@@ -100,7 +99,7 @@ impl Fence {
         self.locks.push_back((until, lock));
     }
 
-    /// Returns the mark of an unfinished step, and adds it if missing. O(1) for the newest step.
+    /// Returns the mark of an unfinished step, and adds a missing one. O(1) for the newest step.
     fn mark(&mut self, step: StepId) -> &mut Mark {
         let mut index = self.marks.len();
         if self.marks.back().is_some_and(|last| last.step >= step) {
@@ -112,12 +111,12 @@ impl Fence {
         &mut self.marks[index]
     }
 
-    /// Counts pages of the tree that become idle when the step is complete. O(log unfinished steps).
+    /// Counts pages of the tree that will become idle when the step is complete. O(log unfinished steps).
     pub fn add_idle(&mut self, step: StepId, pages: u32) {
         self.mark(step).idle_pages += pages;
     }
 
-    /// Subtracts pages of the tree that are idle already, or that stay in use. O(log unfinished steps).
+    /// Subtracts pages that have become idle already or stay in use. O(log unfinished steps).
     pub fn remove_idle(&mut self, step: StepId, pages: u32) {
         let mark = self.mark_of(step);
         assert!(mark.idle_pages >= pages, "F4: idle pages are counted");
@@ -130,13 +129,13 @@ impl Fence {
         mark.expect("F3: a step that a lock waits for has a mark")
     }
 
-    /// Returns the pages that return, or become idle, when `step` is complete. O(unfinished steps).
+    /// Returns the number of pages that return, or become idle, by the completion of `step`. O(unfinished steps).
     pub fn pages_until(&self, step: StepId) -> u32 {
         let marks = self.marks.iter().take_while(|mark| mark.step <= step);
         marks.map(|mark| mark.pages + mark.idle_pages).sum()
     }
 
-    /// Returns the steps that pages or locks wait for, in order, each with [`Fence::pages_until`] it.
+    /// Returns each step with a mark, in order, and its [`Fence::pages_until`].
     pub(crate) fn returns(&self) -> impl Iterator<Item = (StepId, u32)> + '_ {
         let mut pages = 0;
         self.marks.iter().map(move |mark| {
@@ -145,7 +144,8 @@ impl Fence {
         })
     }
 
-    /// Passes the pages that wait for `step` or an earlier one to `each`, in runs, in the order of arrival. O(pages).
+    /// Removes the pages that wait for `step` or an earlier one, and passes them to `each` in slices, in the order of
+    /// arrival. O(pages).
     pub(crate) fn take_pages(&mut self, step: StepId, mut each: impl FnMut(&[PageId])) {
         let marks = self.marks.iter_mut().take_while(|mark| mark.step <= step);
         let count = marks.map(|mark| std::mem::take(&mut mark.pages) as usize).sum::<usize>();
@@ -157,7 +157,7 @@ impl Fence {
         self.pages.drain(..count);
     }
 
-    /// Returns the next lock that waits for `step` or an earlier one.
+    /// Removes the next lock that waits for `step` or an earlier one.
     pub(crate) fn take_lock(&mut self, step: StepId) -> Option<PrefixLock> {
         if self.locks.front()?.0 > step {
             return None;
@@ -192,7 +192,7 @@ impl Fence {
         marks.map(|mark| (mark.step, mark.idle_pages))
     }
 
-    /// Checks F1 to F3, given the newest step and the number of pages that the pool counts as fenced.
+    /// Checks F1 to F3. `newest` is the newest step, and `fenced` the pool's number of fenced pages.
     pub(crate) fn check(&self, newest: StepId, fenced: u32) -> Result<(), &'static str> {
         let rise = self.marks.iter().is_sorted_by(|a, b| a.step < b.step);
         let first = self.marks.front().is_none_or(|mark| mark.step > self.completed);

@@ -1,4 +1,4 @@
-//! Tests that the audit detects each broken invariant, and the return of pages and locks.
+//! Tests of the audit, for each broken invariant, and of the return of pages and locks.
 
 use super::*;
 use crate::id::Scope;
@@ -70,7 +70,7 @@ fn f4_a_complete_step_holds_nothing() {
     let mut fence = sound();
     fence.take_pages(step(2), |_| ());
     assert!(fence.take_lock(step(2)).is_some());
-    fence.complete(step(2)); // The mark's idle pages are still counted.
+    fence.complete(step(2));
 }
 
 #[test]

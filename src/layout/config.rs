@@ -12,7 +12,7 @@ use super::pool::{Layout, PoolLayout};
 use super::shape::KvShape;
 use crate::error::ConfigError;
 
-/// Largest `page_size`.
+/// Maximum of [`PoolConfig::page_size`].
 pub const PAGE_SIZE_MAX: u32 = 1024;
 
 /// The size of a pool.
@@ -23,15 +23,16 @@ pub const PAGE_SIZE_MAX: u32 = 1024;
     serde(rename_all = "snake_case")
 )]
 pub enum Capacity {
-    /// This many pages.
+    /// A number of pages.
     Pages(u32),
-    /// As many whole pages as fit into this many bytes (of one rank).
+    /// A number of bytes on one rank, for as many whole pages as fit.
     Bytes(u64),
 }
 
-/// The configuration of a pool of K and V. [`PoolConfig::layout`] checks it and computes the layout;
-/// `PoolConfig::from_hf` (feature `serde`) reads a model's `config.json`. A field that a serialised config omits has
-/// its default.
+/// The configuration of a pool of K and V. [`PoolConfig::layout`] checks it and computes the layout.
+///
+/// `PoolConfig::from_hf` (feature `serde`) reads a model's `config.json`. Fields that a serialised config omits have
+/// their defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[cfg_attr(
     feature = "serde",
@@ -39,35 +40,35 @@ pub enum Capacity {
     serde(default, deny_unknown_fields)
 )]
 pub struct PoolConfig {
-    /// Layers of the model. Default: 1.
+    /// Number of layers of the model. Default: 1.
     pub layers: u32,
-    /// Groups of layers: those that read all tokens, and those that read a window or a chunk. Default: [`Groups::ONE`].
+    /// Groups of layers by the tokens that they read. Default: [`Groups::ONE`].
     pub groups: Groups,
-    /// What each token stores in each layer, in the whole model, before tensor parallelism. A group may have
-    /// [another shape and dtype](Groups::with_shape). Default: one head of 64.
+    /// Shape of K and V of each token in each layer of the whole model, before tensor parallelism. A group may have
+    /// [its own shape and dtype](Groups::with_shape). Default: one head of 64.
     pub shape: KvShape,
     /// Element type of K and V. Default: f32.
     pub dtype: KvDtype,
     /// Source of the scales of a quantised dtype; [`Scaling::Static`] for other types. Default:
     /// [`Scaling::Static`].
     pub scaling: Scaling,
-    /// Number of channels of K that each token also stores as *labels*, for sparse reads;
-    /// [`LabelChannels`](super::LabelChannels) selects them. At most the elements of a head; latent rows have none, nor
-    /// do groups with a shape of their own. 0: no labels. Default: 0.
+    /// Number of channels of K that each token also stores as *labels*, for sparse reads; 0 for none.
+    /// [`LabelChannels`](super::LabelChannels) selects the channels. At most the elements of a head, and 0 for latent
+    /// rows. Groups with their own shape have no labels. Default: 0.
     pub label_channels: u32,
-    /// Tokens of one page, 1 to [`PAGE_SIZE_MAX`]. Default: 16.
+    /// Number of tokens of a page, 1 to [`PAGE_SIZE_MAX`]. Default: 16.
     #[doc(alias = "block_size")]
     pub page_size: u32,
     /// Size of the pool. Default: 1,024 pages.
     pub capacity: Capacity,
-    /// Pages of host memory that evicted pages move to. 0: evicted pages are lost. Default: 0.
+    /// Number of pages of host memory to which evicted pages move. With 0, evicted pages are lost. Default: 0.
     pub host_pages: u32,
-    /// Further pages of host memory, through which a store reads pages of the pool. Default: 0.
+    /// Number of additional pages of host memory, through which a store reads pages of the pool. Default: 0.
     pub stage_pages: u32,
-    /// Physical order. Default: [`Layout::PageFirst`].
+    /// Physical order of the pool. Default: [`Layout::PageFirst`].
     pub layout: Layout,
-    /// Ranks that share the model's heads. Either number divides the other: with more ranks than heads, each rank
-    /// holds one replicated head. Default: 1.
+    /// Number of ranks that share the model's heads. Either number must divide the other; with more ranks than heads,
+    /// each rank stores a replica of one head. Default: 1.
     pub tp_size: u32,
     /// This rank, below `tp_size`. Default: 0.
     pub tp_rank: u32,
@@ -95,8 +96,8 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// Returns the bytes that one token stores on one rank, in all planes of all layers. A page may be padded and take
-    /// more than those of its tokens: see [`PoolLayout::page_bytes`].
+    /// Returns the number of bytes that one token stores on one rank, in all planes of all layers. Padding may make a
+    /// page larger than its tokens: see [`PoolLayout::page_bytes`].
     ///
     /// ```
     /// # use kvarena::*;
@@ -106,23 +107,23 @@ impl PoolConfig {
     /// ```
     ///
     /// # Errors
-    /// A zero, an overflow, or heads and ranks that do not divide.
+    /// [`ConfigError`] for a zero, an overflow, or heads that cannot be divided among the ranks.
     pub fn bytes_per_token(&self) -> Result<u64, ConfigError> {
         let shape = self.checked_shape()?;
         self.token_bytes(&self.formats(shape, self.planes(shape))?)
     }
 
-    /// Returns the heads of K and V that this rank holds; 1 where all heads read the same latent rows.
+    /// Returns the number of kv heads on this rank; 1 for latent rows, which all heads read.
     ///
     /// # Errors
-    /// [`ConfigError::Zero`], [`ConfigError::HeadSplit`] where neither number divides the other, [`ConfigError::Rank`]
-    /// past the ranks.
+    /// [`ConfigError::Zero`], [`ConfigError::HeadSplit`] if neither number divides the other, [`ConfigError::Rank`] if
+    /// the rank is not below the number of ranks.
     pub fn local_kv_heads(&self) -> Result<u32, ConfigError> {
         Ok(self.local_shape()?.kv_heads())
     }
 
-    /// Returns the first of the model's kv heads that this rank holds; it holds [`PoolConfig::local_kv_heads`] from
-    /// there on.
+    /// Returns the model's first kv head on this rank. [`PoolConfig::local_kv_heads`] heads from there on are on the
+    /// rank.
     ///
     /// # Errors
     /// As [`PoolConfig::local_kv_heads`].
@@ -130,7 +131,7 @@ impl PoolConfig {
         Ok(self.heads_of(self.shape)?.start)
     }
 
-    /// Returns the heads of a shape of the model that this rank holds.
+    /// Returns the heads of a model's shape that are on this rank.
     pub(super) fn heads_of(&self, shape: KvShape) -> Result<Range<u32>, ConfigError> {
         let (local, heads) = (self.local(shape)?.kv_heads(), shape.kv_heads());
         let first = match heads >= self.tp_size {
@@ -148,20 +149,18 @@ impl PoolConfig {
     /// Checks the config and computes strides, sizes and the number of pages.
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the value: zeros, scales of what has none, groups of another number of layers,
-    /// sizes that overflow, page counts past `u32`, a byte budget smaller than one page, heads that do not divide,
-    /// given scales for latent rows, groups of unlike shapes in LayerFirst order.
+    /// A [`ConfigError`] that names the value.
     pub fn layout(&self) -> Result<PoolLayout, ConfigError> {
         let shape = self.checked_shape()?;
         self.layout_of(shape, self.planes(shape))
     }
 
-    /// Returns what one rank's tokens store in each layer.
+    /// Returns the planes of a shape on one rank.
     fn planes(&self, shape: KvShape) -> Planes {
         shape.planes(self.dtype, self.scaling).with_labels(self.label_channels)
     }
 
-    /// [`PoolConfig::layout`] with other planes than the shape's, for tests.
+    /// [`PoolConfig::layout`] with other planes than those of the shape, for tests.
     ///
     /// # Errors
     /// As [`PoolConfig::layout`].
@@ -170,7 +169,6 @@ impl PoolConfig {
         self.layout_of(self.checked_shape()?, Planes::new(planes))
     }
 
-    /// Returns the layout of one rank's shape and its planes.
     fn layout_of(&self, shape: KvShape, planes: Planes) -> Result<PoolLayout, ConfigError> {
         let mut formats = self.formats(shape, planes)?;
         self.token_bytes(&formats)?;
@@ -179,7 +177,7 @@ impl PoolConfig {
             return Err(ConfigError::GroupedLayers { layers, grouped: groups.layers() });
         }
         let lanes = if groups.count() == 1 { layers } else { groups.layers_of(0) };
-        // A page has up to as many pieces as planes and layers, counted in 32 bits.
+        // A page has up to one piece for each plane and layer, counted in 32 bits.
         let layers_max = u32::MAX / planes.count();
         if self.layers > layers_max {
             let (value, max) = (self.layers.into(), layers_max.into());
@@ -211,7 +209,7 @@ impl PoolConfig {
         })
     }
 
-    /// Returns what the layers of every group store on this rank, without lanes; groups past the last one as group 0.
+    /// Returns the format of every group on this rank, without lanes. Missing groups have the format of group 0.
     fn formats(&self, shape: KvShape, planes: Planes) -> Result<[Format; GROUPS_MAX], ConfigError> {
         let mut formats = [Format::new(shape, self.dtype, planes); GROUPS_MAX];
         for (group, _) in self.groups.limited() {
@@ -230,7 +228,7 @@ impl PoolConfig {
         Ok(formats)
     }
 
-    /// Returns the bytes of a token in all planes of all layers.
+    /// Returns the number of bytes of a token in all planes of all layers.
     fn token_bytes(&self, formats: &[Format; GROUPS_MAX]) -> Result<u64, ConfigError> {
         let bytes = |(group, format): (u32, &Format)| match self.groups.count() {
             1 if group == 0 => format.planes.token_bytes(self.layers),
@@ -242,7 +240,7 @@ impl PoolConfig {
         sum.ok_or(ConfigError::Overflow { name: "bytes per token" })
     }
 
-    /// Returns the pages of `page_bytes` each, all of which together fit 64 bits.
+    /// Returns the number of pages of `page_bytes` bytes. Their total fits 64 bits.
     fn page_count(&self, page_bytes: u64) -> Result<u32, ConfigError> {
         let page_count = match self.capacity {
             Capacity::Pages(pages) => u64::from(pages),
@@ -254,7 +252,7 @@ impl PoolConfig {
         if page_count == 0 {
             return Err(ConfigError::Zero { name: "page_count" });
         }
-        // u32::MAX itself stays free, for "no page" in kernels' tables.
+        // Kernels' tables use u32::MAX for "no page".
         if page_count >= u64::from(u32::MAX) {
             return Err(ConfigError::PageCount { page_count });
         }
@@ -262,7 +260,7 @@ impl PoolConfig {
         Ok(page_count as u32)
     }
 
-    /// Checks that all pages, on the device and on the host, can be numbered, and that the host's bytes fit 64 bits.
+    /// Checks that all pages, on the device and on the host, have 32-bit ids, and that the host's bytes fit 64 bits.
     fn check_host_region(&self, page_bytes: u64, page_count: u32) -> Result<(), ConfigError> {
         let pages = u64::from(self.host_pages) + u64::from(self.stage_pages);
         let max = u64::from(u32::MAX - 1 - page_count);
@@ -296,7 +294,7 @@ impl PoolConfig {
         self.local(self.shape)
     }
 
-    /// Returns a shape of the model as this rank holds it.
+    /// Returns a model's shape on this rank.
     fn local(&self, shape: KvShape) -> Result<KvShape, ConfigError> {
         let Self { tp_size, tp_rank, .. } = *self;
         if tp_size == 0 {
@@ -309,7 +307,7 @@ impl PoolConfig {
     }
 }
 
-/// Returns groups with the shapes of this rank, for those that do not store what group 0 does.
+/// Returns groups with the shapes of this rank, for those that differ from group 0.
 fn own_shapes(mut groups: Groups, formats: &[Format; GROUPS_MAX]) -> Groups {
     for (shape, format) in groups.shapes.iter_mut().zip(&formats[1..]) {
         let Format { shape: own, dtype, .. } = *format;

@@ -19,7 +19,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Returns the bytes of one element.
+    /// Returns the number of bytes of an element.
     pub const fn size(self) -> u32 {
         match self {
             Dtype::F32 => 4,
@@ -28,7 +28,7 @@ impl Dtype {
     }
 }
 
-/// Element type of a pool's K and V, and of each of its planes.
+/// Element type of a pool's K and V, or of a plane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -43,15 +43,15 @@ pub enum KvDtype {
     F16,
     /// bfloat16, 2 bytes.
     Bf16,
-    /// OCP fp8 with 4 bits of exponent and 3 of mantissa (E4M3, "fn": no infinities, largest 448), 1 byte, times a
-    /// scale: see [`Scaling`]. A number is divided by its scale, in f32, and rounded to nearest even; what is beyond
-    /// 448, infinities too, becomes 448 with its sign. NaN becomes 0x7f, and is NaN again.
+    /// OCP fp8 with 4 bits of exponent and 3 of mantissa (E4M3 "fn": no infinities, maximum 448), 1 byte, times a scale
+    /// ([`Scaling`]). The store divides a number by its scale, in f32, and rounds to nearest even. Numbers beyond 448
+    /// and infinities become 448 with their sign. NaN becomes 0x7f, which reads as NaN.
     #[cfg_attr(feature = "serde", serde(rename = "fp8_e4m3"))]
     Fp8E4M3,
 }
 
 impl KvDtype {
-    /// Returns the bytes of one element.
+    /// Returns the number of bytes of an element.
     pub const fn size(self) -> u32 {
         match self {
             KvDtype::F32 => 4,
@@ -60,12 +60,12 @@ impl KvDtype {
         }
     }
 
-    /// Returns whether its numbers are multiples of a scale, and rows are rounded when they are stored.
+    /// Returns whether elements are multiples of a scale, so that a store rounds rows.
     pub const fn is_quantised(self) -> bool {
         matches!(self, KvDtype::Fp8E4M3)
     }
 
-    /// Returns the element type of rows that hold its numbers exactly, without their scale.
+    /// Returns the element type of rows that can contain the elements exactly, without their scale.
     pub const fn rows(self) -> Dtype {
         match self {
             KvDtype::F32 => Dtype::F32,
@@ -84,17 +84,17 @@ impl KvDtype {
 )]
 #[non_exhaustive]
 pub enum Scaling {
-    /// One scale for each layer, head, and K and V, given when the backend is opened ([`KvScales`](super::KvScales)); 1
-    /// if none are given.
+    /// One scale for each layer, head, and K and V, given when the backend is opened ([`KvScales`](super::KvScales)).
+    /// The default is 1.
     #[default]
     Static,
-    /// One for each token, layer, head, and K and V, made when the token is stored, and stored beside it: the largest
-    /// of the finite numbers, without sign, divided by 448, at least 2^-126; 1 where that number is 0.
+    /// One scale for each token, layer, head, and K and V, computed at the store: the maximum of the finite absolute
+    /// values, divided by 448, at least 2^-126. It is 1 if the maximum is 0.
     ByToken,
 }
 
 impl From<Dtype> for KvDtype {
-    /// Returns the type of a pool that holds rows as they are.
+    /// Returns the type of a pool that stores rows unchanged.
     fn from(rows: Dtype) -> Self {
         match rows {
             Dtype::F32 => KvDtype::F32,

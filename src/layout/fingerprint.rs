@@ -1,4 +1,4 @@
-//! The fingerprint of a page format: pages may move between pools with equal fingerprints.
+//! The fingerprint of a page format. Pages can move between pools with equal fingerprints.
 
 use super::format::Format;
 use super::groups::Reach;
@@ -8,7 +8,7 @@ use super::scales::KvScales;
 use super::shape::KvShape;
 use crate::id::LayerId;
 
-/// FNV-1a of 64 bits: the same on every machine and in every run.
+/// FNV-1a with 64 bits, which is stable across machines and runs.
 struct Fnv(u64);
 
 impl Fnv {
@@ -31,10 +31,11 @@ impl Fnv {
 }
 
 impl PoolLayout {
-    /// Returns a hash of what the bytes of a page mean: its planes, layers with their groups, and tokens, and the
-    /// scales and label channels that are given for them, of the pool's size. Equal for pools between which pages may
-    /// be copied, in any process; the pools' layouts and numbers of pages do not count, nor which heads of a model a
-    /// rank holds. O(planes, scales and channels).
+    /// Returns a hash of the format and meaning of a page's bytes, equal in every process. O(planes, scales and
+    /// channels).
+    ///
+    /// It covers the planes, the layers and their groups, the page size, and the given scales and label channels, which
+    /// have the pool's size. It does not cover the layout, the number of pages, or which heads of a model a rank has.
     pub fn page_fingerprint(
         &self,
         scales: Option<&KvScales>,
@@ -43,7 +44,7 @@ impl PoolLayout {
         let mut all = Fnv(0xcbf2_9ce4_8422_2325);
         all.take(self.layers());
         all.take(self.page_size());
-        // Which layers a page has, and of which tokens it may lack some.
+        // The layers of a page, and the tokens that they read.
         for (group, reach) in self.groups().limited() {
             let (kind, size) = match reach {
                 Reach::All => (0, 0),

@@ -1,22 +1,20 @@
-//! What the layers of a group store, and how many of them a page holds.
-//!
-//! Not here: strides (`pool.rs`).
+//! The format of a group's pages: what its layers store, and how many layers a page has.
 
 use super::dtype::KvDtype;
 use super::groups::{GROUPED_LAYERS_MAX, GROUPS_MAX};
 use super::planes::Planes;
 use super::shape::KvShape;
 
-/// What each layer of a group stores on one rank, and its share of a page.
+/// The format of a group on one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub(super) struct Format {
     pub(super) shape: KvShape,
     pub(super) dtype: KvDtype,
     pub(super) planes: Planes,
-    /// Layers of a page.
+    /// Number of layers in a page.
     pub(super) lanes: u32,
-    /// Bytes of a page behind its lanes.
+    /// Number of bytes of a page after its lanes.
     pub(super) unused_bytes: u64,
 }
 
@@ -27,8 +25,8 @@ impl Format {
     }
 }
 
-/// Gives every group the lanes that its layers have in a page, and returns the bytes of a page; `None` if they do not
-/// fit 64 bits. A page holds `lanes` layers of group 0, and at least one of any group.
+/// Sets the number of lanes of every group, and returns the bytes of a page; `None` if they do not fit 64 bits. A page
+/// has `lanes` layers of group 0, and at least one layer of any group.
 pub(super) fn fit(formats: &mut [Format; GROUPS_MAX], lanes: u32, page_size: u32) -> Option<u64> {
     let mut page_bytes = formats[0].planes.page_bytes(lanes, page_size)?;
     let mut align = 1;

@@ -1,12 +1,11 @@
-//! Groups of layers: those that keep K and V of all tokens, and those that read only a window or a chunk.
+//! Groups of layers, by the tokens that they read: all, a window or a chunk.
 //!
-//! A page is `page_size` tokens of `lanes` layers, and `lanes` are the layers of group 0, which keeps everything. A
-//! group of n layers has `ceil(n / lanes)` *tracks*, each a page table of its own: layer i of the group is lane
-//! `i % lanes` of its track `i / lanes`. All groups share one pool and one numbering of pages.
+//! A page contains `page_size` tokens of `lanes` layers; `lanes` is the number of layers of group 0, which reads all
+//! tokens. A group of n layers has `ceil(n / lanes)` *tracks*, each with its own page table. Layer i of the group is
+//! lane `i % lanes` of its track `i / lanes`. All groups share one pool of pages.
 //!
-//! A group whose layers store rows of another shape or type has as many lanes as its layers fit the bytes of a page.
-//!
-//! Not here: which pages are kept (`sequence/`, `prefix/`).
+//! A group with another shape or dtype has as many lanes as fit the bytes of a page. `sequence/` and `prefix/` select
+//! the pages to keep.
 
 use std::fmt;
 
@@ -15,13 +14,12 @@ use super::shape::KvShape;
 use crate::error::ConfigError;
 use crate::id::LayerId;
 
-/// Most groups of a pool.
+/// Maximum number of groups.
 pub const GROUPS_MAX: usize = 4;
 
-/// Most layers that groups are given for.
+/// Maximum number of layers in groups.
 pub const GROUPED_LAYERS_MAX: usize = 256;
 
-/// Layers of one word of a [`Groups`].
 const WORD: u32 = u64::BITS;
 
 /// The range of tokens that a token reads.
@@ -33,18 +31,18 @@ const WORD: u32 = u64::BITS;
 )]
 #[non_exhaustive]
 pub enum Reach {
-    /// All tokens before it.
+    /// All tokens up to itself.
     All,
-    /// The last tokens up to and including itself, this many together; at least 1.
+    /// The last tokens, this many including itself; at least 1.
     #[doc(alias = "sliding_window")]
     Window(u32),
-    /// The tokens of its own chunk: chunks begin at multiples of this size, a power of two.
+    /// The tokens of its chunk up to itself. Chunks begin at multiples of this size, a power of two.
     #[doc(alias = "attention_chunk_size")]
     Chunk(u32),
 }
 
 impl Reach {
-    /// Returns the first position that a token at `position` reads. Never falls as `position` rises.
+    /// Returns the first position that a token at `position` reads. It never falls as `position` rises.
     ///
     /// ```
     /// # use kvarena::Reach;
@@ -60,7 +58,7 @@ impl Reach {
         }
     }
 
-    /// Returns whether a group may have it: group 0 keeps everything, and no other does.
+    /// Returns whether a group may have this reach: group 0 reads all tokens, and no other group does.
     const fn fits(self, group: usize) -> bool {
         match self {
             Self::All => group == 0,
@@ -80,7 +78,7 @@ impl fmt::Display for Reach {
     }
 }
 
-/// The shape of a group's K and V, and their element type, where they are not the pool's.
+/// The shape and dtype of a group that differs from the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -88,42 +86,42 @@ impl fmt::Display for Reach {
     serde(deny_unknown_fields)
 )]
 pub struct GroupShape {
-    /// What each token stores in each layer of the group.
+    /// Shape of K and V in each layer of the group.
     pub shape: KvShape,
-    /// Element type of K and V. `None`: the pool's.
+    /// Element type of K and V; `None` for the pool's.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub dtype: Option<KvDtype>,
 }
 
-/// The groups of a model's layers. [`Groups::ONE`]: every layer keeps everything.
+/// The groups of a model's layers. With [`Groups::ONE`] every layer reads all tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Groups {
     reaches: [Reach; GROUPS_MAX],
-    /// Shapes of the groups but group 0; `None`: the pool's.
+    /// Shapes of the groups after group 0; `None` for the pool's.
     pub(super) shapes: [Option<GroupShape>; GROUPS_MAX - 1],
     count: u32,
-    /// Layers that are in groups; 0 in [`Groups::ONE`], which is of any number.
+    /// Number of layers in groups; 0 for [`Groups::ONE`], which fits any number.
     layers: u32,
-    /// Bits 0 and 1 of each layer's group.
+    /// Bit 0 and bit 1 of each layer's group.
     bits: [[u64; GROUPED_LAYERS_MAX / WORD as usize]; 2],
 }
 
 /// The place of a layer's K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerPlace {
-    /// Its group.
+    /// Group of the layer.
     pub group: u32,
-    /// Its page table, numbered over all groups.
+    /// Number of its page table, over all groups.
     pub track: u32,
-    /// Its place in a page.
+    /// Lane of the layer in a page.
     pub lane: u32,
 }
 
 impl Groups {
-    /// Numbers of [`Groups::to_words`].
+    /// Length of [`Groups::to_words`].
     pub(crate) const WORDS: usize = GROUPS_MAX + 2 * GROUPED_LAYERS_MAX / WORD as usize;
 
-    /// Every layer keeps the K and V of all tokens, however many layers there are.
+    /// One group of any number of layers, which read all tokens.
     pub const ONE: Self = Self {
         reaches: [Reach::All; GROUPS_MAX],
         shapes: [None; GROUPS_MAX - 1],
@@ -132,7 +130,7 @@ impl Groups {
         bits: [[0; 4]; 2],
     };
 
-    /// Returns the groups of layers: what each group reads, and each layer's group. O(layers).
+    /// Creates groups from the reach of each group and the group of each layer. O(layers).
     ///
     /// ```
     /// # use kvarena::{Groups, Reach};
@@ -143,9 +141,10 @@ impl Groups {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError::Limit`] for more than 4 groups or 256 layers; [`ConfigError::Reach`] where group 0 is not
-    /// [`Reach::All`] or another one is, for a window of 0, for a chunk that is no power of two;
-    /// [`ConfigError::LayerGroup`] for a layer of no group, [`ConfigError::EmptyGroup`] for a group of no layer.
+    /// [`ConfigError::Limit`] for more than 4 groups or 256 layers. [`ConfigError::Reach`] if group 0 is not
+    /// [`Reach::All`] or another group is, for a window of 0, or for a chunk that is not a power of two.
+    /// [`ConfigError::LayerGroup`] for a layer of a group that does not exist. [`ConfigError::EmptyGroup`] for a group
+    /// without layers.
     pub fn new(reaches: &[Reach], layers: &[u8]) -> Result<Self, ConfigError> {
         let limits =
             [("groups", reaches.len(), GROUPS_MAX), ("layers", layers.len(), GROUPED_LAYERS_MAX)];
@@ -173,25 +172,25 @@ impl Groups {
         Ok(if groups.count == 1 { Self::ONE } else { groups })
     }
 
-    /// Returns the groups with a shape of its own for a group but group 0, which has the pool's, and with an element
-    /// type of its own, unless that is `None`. The pool is then in [`Layout::PageFirst`](super::Layout) order.
+    /// Sets the shape of a group other than group 0, and its element type (`None` for the pool's). The pool must use
+    /// [`Layout::PageFirst`](super::Layout).
     ///
     /// ```
     /// # use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};
-    /// // Five layers of 2 heads of 512 read everything, 25 of 8 heads of 256 a window.
+    /// Five layers with 2 heads of 512 read everything; 25 layers with 8 heads of 256 read a window.
     /// let layers: Vec<u8> = (1..=30).map(|layer| u8::from(layer % 6 > 0)).collect();
     /// let groups = Groups::new(&[Reach::All, Reach::Window(1024)], &layers)?
     ///     .with_shape(1, KvShape::heads(8, 256), None)?;
     /// let (shape, dtype) = (KvShape::heads(2, 512), KvDtype::Bf16);
     /// let layout = PoolConfig { layers: 30, groups, shape, dtype, ..Default::default() }.layout()?;
-    /// // Two layers of the window fit a page, and the half of one is left over.
+    /// Two layers of the window fit a page, with space for half a layer left.
     /// assert_eq!((layout.lanes_of(1), layout.tracks_of(1)), (2, 13));
     /// assert_eq!(layout.unused_bytes(1), 16 * 2 * 8 * 256 * 2 / 2);
     /// # Ok::<(), kvarena::ConfigError>(())
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError::GroupShape`] for group 0, and for a group that does not exist.
+    /// [`ConfigError::GroupShape`] for group 0 or a group that does not exist.
     pub fn with_shape(
         mut self,
         group: u32,
@@ -205,17 +204,17 @@ impl Groups {
         Ok(self)
     }
 
-    /// Returns a group's own shape; `None` where it has the pool's.
+    /// Returns a group's own shape; `None` if it has the pool's.
     pub fn shape(&self, group: u32) -> Option<GroupShape> {
         self.shapes.get((group as usize).checked_sub(1)?).copied()?
     }
 
-    /// Returns the groups.
+    /// Returns the number of groups.
     pub const fn count(&self) -> u32 {
         self.count
     }
 
-    /// Returns what the tokens of a group read.
+    /// Returns the reach of a group.
     ///
     /// # Panics
     /// If there is no such group.
@@ -223,17 +222,17 @@ impl Groups {
         self.reaches[..self.count as usize][group as usize]
     }
 
-    /// Returns the groups but group 0, each with what its tokens read.
+    /// Returns the groups after group 0, each with its reach.
     pub fn limited(&self) -> impl Iterator<Item = (u32, Reach)> + use<'_> {
         (1..self.count).map(|group| (group, self.reach(group)))
     }
 
-    /// Returns the layers of a group; 0 for any group of [`Groups::ONE`], which has no number of layers.
+    /// Returns the number of layers of a group; 0 for [`Groups::ONE`], which fits any number.
     pub fn layers_of(&self, group: u32) -> u32 {
         self.before(group, self.layers)
     }
 
-    /// Returns the layers that are in groups; 0 for [`Groups::ONE`].
+    /// Returns the number of layers in groups; 0 for [`Groups::ONE`].
     pub const fn layers(&self) -> u32 {
         self.layers
     }
@@ -244,7 +243,7 @@ impl Groups {
         (0..2).map(|i| (self.bits[i][word as usize] >> bit & 1) as u32 * (1 << i)).sum()
     }
 
-    /// Returns how many of the first `layers` layers are in a group. O(layers / 64).
+    /// Returns the number of a group's layers among the first `layers` layers. O(layers / 64).
     pub(super) fn before(&self, group: u32, layers: u32) -> u32 {
         let same = |bit: usize, word: u32| {
             let bits = self.bits[bit][word as usize];
@@ -258,9 +257,9 @@ impl Groups {
         (0..layers.div_ceil(WORD)).map(count).sum()
     }
 
-    /// Returns the groups as numbers, all 0 but the first for [`Groups::ONE`]: how many groups, and above 32 bits
-    /// layers; for each group but group 0 its size, and above 32 bits 1 for a window, 2 for a chunk; and bits 0 and
-    /// then bits 1 of all layers' groups, a bit a layer.
+    /// Returns the groups as words; [`Groups::ONE`] is 1 and zeros. Word 0: number of groups + 2^32 * layers. A word
+    /// for each further group: its size + 2^32 * (1 for a window, 2 for a chunk). Then bit 0 of the groups of all
+    /// layers, then bit 1.
     pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
         let mut words = [0; Self::WORDS];
         words[0] = u64::from(self.count) | u64::from(self.layers) << 32;
@@ -275,7 +274,7 @@ impl Groups {
         words
     }
 
-    /// Returns the groups that have these numbers, or some of them: the caller compares what comes of it.
+    /// Returns the groups of such words. It ignores some invalid bits, so the caller compares the result's words.
     pub(crate) fn from_words(words: [u64; Self::WORDS]) -> Option<Self> {
         let (count, layers) = (words[0] as u32 as usize, (words[0] >> 32) as usize);
         if count > GROUPS_MAX || layers > GROUPED_LAYERS_MAX {
@@ -296,7 +295,6 @@ impl Groups {
         Self::new(&reaches, &groups.of_layers()).ok()
     }
 
-    /// Returns each layer's group.
     fn of_layers(&self) -> Vec<u8> {
         (0..self.layers).map(|layer| self.group(LayerId::new(layer)) as u8).collect()
     }
@@ -318,8 +316,7 @@ impl fmt::Debug for Groups {
     }
 }
 
-/// The written form of [`Groups`]: the arguments of [`Groups::new`], and the shapes of the groups but group 0 up to the
-/// last that has its own.
+/// The serialised form of [`Groups`]: the arguments of [`Groups::new`], and the groups' own shapes up to the last one.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename = "Groups")]

@@ -1,9 +1,9 @@
 //! `PoolConfig` from the `config.json` of a Hugging Face model.
 //!
-//! The model's name does not matter, only the layout of each token in every layer: as many heads of K as of V, of one
-//! length, or a latent row; and the layers that read a window or a chunk. Layers that read all tokens may have heads of
-//! another length or number. An error names a field that describes another layout, or whose default depends on the
-//! model's class.
+//! The layout of each token in every layer decides, not the model's name. Layers store as many heads of K as of V, of
+//! one length, or latent rows; they read all tokens, a window or a chunk. Layers that read all tokens may have other
+//! heads. An error names a field that describes another layout, or a missing field whose default depends on the model's
+//! class.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ pub enum HfError {
         /// Name of the field, such as `text_config.head_dim`.
         field: Box<str>,
     },
-    /// A field has a value that is not valid.
+    /// A field has an invalid value.
     Unfit {
         /// The field.
         field: Box<str>,
@@ -37,7 +37,7 @@ pub enum HfError {
         /// The valid values.
         wanted: &'static str,
     },
-    /// A field describes layers that store neither heads of K and V nor latent rows, or layers of no known kind.
+    /// A field describes layers with another layout, or of an unknown kind.
     Unsupported {
         /// The field.
         field: Box<str>,
@@ -63,16 +63,16 @@ impl fmt::Display for HfError {
 
 impl std::error::Error for HfError {}
 
-/// Fields that describe layers of another layout, or of several layouts, unless they are absent, 0 or false.
+/// Fields that describe layers of another layout, unless they are absent, 0 or false.
 const OTHER_SHAPES: [&str; 14] = [
-    // Keys that select tokens, beside the latent rows.
+    // An index of tokens, in addition to latent rows.
     "index_head_dim",
     // Some layers have another shape.
     "block_configs",
     "per_layer_config",
-    // Layers read the K and V of another layer.
+    // Layers read K and V of another layer.
     "num_kv_shared_layers",
-    // Layers have another operation in place of attention, or beside it.
+    // Layers have another operation instead of attention, or in addition.
     "full_attention_interval",
     "attn_layer_period",
     "attn_layer_indices",
@@ -95,21 +95,23 @@ const LAYER_TYPES: [&str; 3] = ["full_attention", "sliding_attention", "chunked_
 const LIMITED_TYPES: [(&str, &str); 2] =
     [(LAYER_TYPES[1], "sliding_window"), (LAYER_TYPES[2], "attention_chunk_size")];
 
-/// Interval of layers with full attention in a chunked model that does not name them.
+/// Interval of layers with full attention in a chunked model that does not list them.
 const NO_ROPE_INTERVAL: u32 = 4;
 
 impl PoolConfig {
     /// Returns the pool of a model from the text of its Hugging Face `config.json`: `layers`, `groups`, `shape` and
-    /// `dtype`, the type of the weights (`dtype` or `torch_dtype`). The host sets the other fields, which have the
-    /// values of [`PoolConfig::default`]. If the model has several parts, the function reads its language model
-    /// (`text_config`). A model with a `kv_lora_rank` stores latent rows; the host sets the scale of their attention:
-    /// see [`KvShape::Latent`].
+    /// `dtype`.
     ///
-    /// Layers are in groups if some read all tokens and others a window or a chunk. `layer_types`,
-    /// `sliding_window_pattern` or `no_rope_layers` names these layers, and `sliding_window` and `attention_chunk_size`
-    /// the sizes. If all layers read one window, the pool keeps all tokens of all layers. The layers that read all
-    /// tokens may have other heads (`global_head_dim`, and `num_global_key_value_heads` with `attention_k_eq_v`). These
-    /// heads are the pool's shape, and the other groups have [their own](Groups::with_shape).
+    /// The dtype is that of the weights (`dtype` or `torch_dtype`). The host sets the other fields, which have the
+    /// values of [`PoolConfig::default`]. In a model with several parts, the language model (`text_config`) is read. A
+    /// model with a `kv_lora_rank` stores latent rows, and the host sets the scale of their attention
+    /// ([`KvShape::Latent`]).
+    ///
+    /// Layers are in groups if some read all tokens and others a window or a chunk. The fields are `layer_types`,
+    /// `sliding_window_pattern` or `no_rope_layers`, and `sliding_window` or `attention_chunk_size` for the sizes. If
+    /// all layers read one window, the pool keeps all tokens of all layers. Layers that read all tokens may have other
+    /// heads (`global_head_dim`, and `num_global_key_value_heads` with `attention_k_eq_v`). These are then the pool's
+    /// shape, and the other groups have [their own](Groups::with_shape).
     ///
     /// ```
     /// # use kvarena::*;
@@ -145,7 +147,7 @@ impl PoolConfig {
     }
 }
 
-/// The fields of an object; null counts as absent, as in the reference framework.
+/// The fields of an object. Null counts as absent, as in Hugging Face transformers.
 #[derive(Clone, Copy)]
 struct Fields<'a> {
     map: &'a Map<String, Value>,
@@ -158,7 +160,6 @@ impl<'a> Fields<'a> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
-    /// Returns a count of at least 1.
     fn size(&self, name: &str) -> Result<u32, HfError> {
         let value = self.get(name).ok_or_else(|| self.missing(name))?;
         match value.as_u64().and_then(|n| u32::try_from(n).ok()) {
@@ -167,7 +168,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Returns the shape of the K and V of a token.
+    /// Returns the shape of K and V of a token.
     fn shape(&self) -> Result<KvShape, HfError> {
         if self.is_latent() {
             let (rank, rope) = (self.size("kv_lora_rank")?, self.size("qk_rope_head_dim")?);
@@ -180,7 +181,7 @@ impl<'a> Fields<'a> {
         Ok(KvShape::heads(kv_heads, self.head_dim()?))
     }
 
-    /// Gives the layers that read everything their own heads, where they have some.
+    /// Sets the heads of the layers that read all tokens, if they have their own.
     fn with_full_shape(&self, pool: PoolConfig) -> Result<PoolConfig, HfError> {
         let KvShape::Heads { kv_heads, head_dim } = pool.shape else { return Ok(pool) };
         let [of_dim, of_heads, gate] =
@@ -210,12 +211,11 @@ impl<'a> Fields<'a> {
         Ok(PoolConfig { groups, shape, ..pool })
     }
 
-    /// Returns whether layers store latent rows.
     fn is_latent(&self) -> bool {
         self.get("kv_lora_rank").is_some_and(is_set)
     }
 
-    /// Rejects models that store neither heads of K and V in every layer nor latent rows.
+    /// Rejects models with another layout.
     fn check_shape(&self) -> Result<(), HfError> {
         for name in OTHER_SHAPES {
             if let Some(value) = self.get(name).filter(|value| is_set(value)) {
@@ -237,7 +237,6 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Returns the groups of a model's layers.
     fn groups(&self, layers: u32) -> Result<Groups, HfError> {
         let Some((field, kinds)) = self.kinds(layers)? else { return Ok(Groups::ONE) };
         let (mut reaches, mut of) = (vec![Reach::All], vec![0; kinds.len()]);
@@ -264,7 +263,7 @@ impl<'a> Fields<'a> {
         Groups::new(&reaches, &of).map_err(|_| self.unsupported(field, &self.map[field]))
     }
 
-    /// Rejects more layers than groups can have.
+    /// Rejects more layers than groups can contain.
     fn check_grouped(&self, layers: u32) -> Result<(), HfError> {
         if layers as usize <= GROUPED_LAYERS_MAX {
             return Ok(());
@@ -274,7 +273,7 @@ impl<'a> Fields<'a> {
         Err(self.unfit(name, value, "256 layers of several kinds at most"))
     }
 
-    /// Returns the type of each layer, and the field that lists the types; `None` without such a field.
+    /// Returns the type of each layer, and the field that lists the types; `None` if there is none.
     fn kinds(&self, layers: u32) -> Result<Option<(&'static str, Vec<&'a str>)>, HfError> {
         let wanted = "one for each of num_hidden_layers";
         let list = |field: &'static str| {
@@ -304,7 +303,7 @@ impl<'a> Fields<'a> {
             return Ok(None);
         }
         if let Some(rope) = list("no_rope_layers")? {
-            // Those without rotary positions read everything.
+            // Layers without rotary positions read all tokens.
             let kind = |value: &Value| if is_set(value) { chunked } else { LAYER_TYPES[0] };
             return Ok(Some(("no_rope_layers", rope.iter().map(kind).collect())));
         }

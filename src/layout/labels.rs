@@ -1,8 +1,7 @@
-//! Channels of K that are kept as labels, for sparse reads.
+//! Label channels: the channels of K that sparse reads score tokens by.
 //!
-//! Double Sparsity (Yang et al. 2024, arXiv:2408.07092) finds, offline, the few channels of each head whose products
-//! with the queries say most of the logits. Not here: where labels lie (planes), and what is scored by them
-//! (`backend/`).
+//! Double Sparsity (Yang et al. 2024, arXiv:2408.07092) selects offline, for each head, the few channels that
+//! contribute most to the logits. `planes.rs` places the labels, and `backend/` computes the scores.
 
 use std::fmt;
 
@@ -12,7 +11,7 @@ use super::pool::PoolLayout;
 use crate::error::{ConfigError, Count};
 use crate::id::LayerId;
 
-/// Channels that are labels, `[layers, kv_heads, channels]`: of each head strictly ascending, below `head_dim`.
+/// The label channels of each head, `[layers, kv_heads, channels]`: strictly ascending, and below `head_dim`.
 ///
 /// ```
 /// # use kvarena::{KvShape, LabelChannels, LayerId, PoolConfig};
@@ -57,17 +56,18 @@ impl TryFrom<Unchecked> for LabelChannels {
 }
 
 impl LabelChannels {
-    /// Creates channels from values in the order `[layers, kv_heads, channels]`, of a model or of one rank. O(values).
+    /// Creates channels of a model or of one rank from values in the order `[layers, kv_heads, channels]`. O(values).
     ///
     /// # Errors
-    /// Another number of values, or channels of a head that do not ascend.
+    /// [`LabelError::Count`] for another number of values; [`LabelError::Order`] if the channels of a head do not
+    /// ascend.
     pub fn new(
         layers: u32,
         kv_heads: u32,
         channels: u32,
         values: Vec<u32>,
     ) -> Result<Self, LabelError> {
-        // Three 32-bit numbers; what does not fit is no vector's length either.
+        // The saturated product exceeds the length of any vector.
         let heads = u64::from(layers) * u64::from(kv_heads);
         let wanted = heads.saturating_mul(channels.into());
         if values.len() as u64 != wanted {
@@ -83,12 +83,12 @@ impl LabelChannels {
         Ok(Self { layers, kv_heads, channels, values: values.into() })
     }
 
-    /// Returns the layers.
+    /// Returns the number of layers.
     pub const fn layers(&self) -> u32 {
         self.layers
     }
 
-    /// Returns the heads of K.
+    /// Returns the number of kv heads.
     pub const fn kv_heads(&self) -> u32 {
         self.kv_heads
     }
@@ -98,7 +98,7 @@ impl LabelChannels {
         self.channels
     }
 
-    /// Returns all of them, `[layers, kv_heads, channels]`.
+    /// Returns all channels, `[layers, kv_heads, channels]`.
     pub const fn values(&self) -> &[u32] {
         &self.values
     }
@@ -106,7 +106,7 @@ impl LabelChannels {
     /// Returns the channels of one head.
     ///
     /// # Panics
-    /// Past the layers or heads.
+    /// If there is no such layer or head.
     pub fn get(&self, layer: LayerId, head: u32) -> &[u32] {
         assert!(layer.raw() < self.layers && head < self.kv_heads);
         let row = layer.index() * self.kv_heads as usize + head as usize;
@@ -114,10 +114,10 @@ impl LabelChannels {
         &self.values[row * channels..(row + 1) * channels]
     }
 
-    /// Returns the channels of the heads of a pool's rank, from those of the model. O(values).
+    /// Returns the channels of a rank's heads, from those of the model. O(values).
     ///
     /// # Errors
-    /// A pool of other layers, heads or channels than these are of, or that is refused itself.
+    /// [`LabelError::Size`] if the pool has other layers, heads or channels; [`LabelError::Config`] if it is invalid.
     pub fn local(&self, pool: &PoolConfig) -> Result<Self, LabelError> {
         let [first, count] = [pool.first_kv_head()?, pool.local_kv_heads()?].map(|x| x as usize);
         self.check_size([pool.layers, pool.shape.kv_heads(), pool.label_channels])?;
@@ -156,32 +156,31 @@ impl LabelChannels {
     }
 }
 
-/// Returns the layer and head of row `row` of `[layers, kv_heads]`.
 fn head_of(row: usize, kv_heads: u32) -> (LayerId, u32) {
     let heads = kv_heads as usize;
     (LayerId::new((row / heads) as u32), (row % heads) as u32)
 }
 
 impl PoolLayout {
-    /// Returns the channels of K that each token stores as labels; 0: none. O(planes).
+    /// Returns the number of channels of K that each token stores as labels; 0 for none. O(planes).
     pub fn label_channels(&self) -> u32 {
         let labels = self.planes().iter().find(|plane| plane.name == PlaneName::Labels);
         labels.map_or(0, |plane| plane.elements)
     }
 }
 
-/// Why channels were refused.
+/// The reason why channels are invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum LabelError {
-    /// Another number of values than layers, heads and channels have.
+    /// The number of values does not match the layers, heads and channels.
     Count {
         /// Values given.
         actual: usize,
-        /// The values that the layers, heads and channels need.
+        /// Number of values that the layers, heads and channels need.
         wanted: u64,
     },
-    /// A channel that is not above the one before it.
+    /// A channel is not above the one before it.
     Order {
         /// The layer.
         layer: LayerId,
@@ -190,7 +189,7 @@ pub enum LabelError {
         /// The channel.
         channel: u32,
     },
-    /// A channel past the head's elements.
+    /// A channel is not below the number of a head's elements.
     Channel {
         /// The layer.
         layer: LayerId,
@@ -201,21 +200,21 @@ pub enum LabelError {
         /// Elements of a head.
         head_dim: u32,
     },
-    /// Channels of other layers or heads than the pool's, or another number of them: `[layers, kv_heads, channels]`.
+    /// The pool has other layers or heads, or another number of channels: `[layers, kv_heads, channels]`.
     Size {
-        /// The given number.
+        /// The numbers of the channels.
         given: [u32; 3],
-        /// The pool's: the model's heads for [`LabelChannels::local`], those of its rank for a backend.
+        /// The numbers of the pool: those of the model for [`LabelChannels::local`], those of the rank for a backend.
         pool: [u32; 3],
     },
-    /// None were given for a pool that keeps labels.
+    /// The pool has labels, but no channels are given.
     Missing {
         /// Channels of each head.
         channels: u32,
     },
-    /// Channels for a pool that keeps no labels.
+    /// Channels are given, but the pool has no labels.
     NoLabels,
-    /// The pool's config is refused.
+    /// The pool's config is invalid.
     Config(ConfigError),
 }
 

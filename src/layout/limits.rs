@@ -1,37 +1,36 @@
-//! Which places a sequence holds of the groups that do not keep everything, and how many at most.
+//! The places that a sequence keeps in the groups of limited reach, and their maximum number.
 //!
-//! Behind `m` published pages a sequence computes tokens from position `m * page_size` on, and takes none back below
-//! it. So of a group it holds the places from the first that this token reads, up to the end of its page tables.
-//!
-//! Not here: the pages (`sequence/`).
+//! With `m` published pages, a sequence computes tokens from position `m * page_size` on, and no rollback goes below
+//! it. In each group it therefore keeps the places from the first that this token reads, up to the end of its page
+//! tables.
 
 use super::groups::{GROUPS_MAX, Reach};
 use super::pool::PoolLayout;
 
-/// A group but group 0.
+/// A group other than group 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     reach: Reach,
-    /// Its page tables.
+    /// Number of page tables of the group.
     pub tracks: u32,
-    /// Most places that a sequence holds, if it is planned no further ahead than the limits say.
+    /// Maximum number of places that a sequence keeps, if its plans stay within the config's `promise_ahead`.
     most: u32,
 }
 
-/// What a sequence holds of a group but group 0.
+/// The places that a sequence keeps in a group other than group 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldGroup {
-    /// The group, counted from 0 without group 0.
+    /// Index of the group, minus 1.
     pub group: u32,
-    /// Its first page table.
+    /// Number of its first page table.
     pub track: u32,
-    /// Its page tables.
+    /// Number of its page tables.
     pub tracks: u32,
-    /// The first place that is held.
+    /// The first place that is kept.
     pub first: u32,
 }
 
-/// All groups but group 0.
+/// All groups other than group 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     page_size: u32,
@@ -40,11 +39,11 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// None: there is one group.
+    /// Limits of a pool with one group.
     pub const NONE: Self =
         Self { page_size: 1, count: 0, list: [Limit { reach: Reach::All, tracks: 0, most: 0 }; 3] };
 
-    /// Creates the limits of a pool whose sequences are planned at most `ahead` tokens past the published ones.
+    /// Creates the limits of a pool whose plans are at most `ahead` tokens ahead of the published ones.
     pub fn new(layout: &PoolLayout, ahead: u32) -> Self {
         let page_size = layout.page_size();
         let mut limits = Self { page_size, ..Self::NONE };
@@ -60,22 +59,20 @@ impl Limits {
         limits
     }
 
-    /// Returns whether there is one group.
     pub fn is_none(&self) -> bool {
         self.count == 0
     }
 
-    /// Returns the groups in order.
     fn groups(&self) -> &[Limit] {
         &self.list[..self.count as usize]
     }
 
-    /// Returns the first place that a sequence of `published` published pages holds of a group.
+    /// Returns the first place that a sequence with `published` published pages keeps in a group.
     fn first_of(&self, limit: &Limit, published: u32) -> u32 {
         limit.reach.first(published * self.page_size) / self.page_size
     }
 
-    /// Returns the held pages of each group but group 0, for a sequence of `published` published pages.
+    /// Returns the places that a sequence with `published` published pages keeps in each group other than group 0.
     pub fn held_groups(&self, published: u32) -> impl Iterator<Item = HeldGroup> + use<'_> {
         let mut track = 1;
         (0..).zip(self.groups()).map(move |(group, limit)| {
@@ -90,13 +87,13 @@ impl Limits {
         })
     }
 
-    /// Returns the number of groups but group 0.
+    /// Returns the number of groups other than group 0.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Returns each track but the first one, and the first place that a sequence of `published` published pages holds
-    /// of the track.
+    /// Returns each track after the first, with the first place that a sequence with `published` published pages keeps
+    /// in it.
     pub fn tracks(&self, published: u32) -> impl Iterator<Item = (u32, u32)> + use<'_> {
         let firsts = self.groups().iter().flat_map(move |limit| {
             let first = self.first_of(limit, published);
@@ -105,14 +102,13 @@ impl Limits {
         (1..).zip(firsts)
     }
 
-    /// Returns the first place that a sequence of `published` published pages holds of a track.
+    /// Returns the first place that a sequence with `published` published pages keeps in a track.
     pub fn first_place(&self, track: u32, published: u32) -> u32 {
         let mut tracks = self.tracks(published);
         tracks.find(|&(of, _)| of == track).map_or(0, |(_, first)| first)
     }
 
-    /// Returns the pages of all tracks from place `start` on, or from the first held place if that is later, for a
-    /// sequence of `page_len` places.
+    /// Returns the number of pages of all tracks from place `start` on that a sequence of `page_len` places keeps.
     pub fn held(&self, start: u32, page_len: u32, published: u32) -> u32 {
         let from = |first: u32| page_len - start.max(first).min(page_len);
         let limited = self.groups().iter().map(|limit| {
@@ -122,15 +118,14 @@ impl Limits {
         from(0) + limited.sum::<u32>()
     }
 
-    /// Returns the most pages that a sequence of `places` places holds, over all tracks.
+    /// Returns the maximum number of pages in all tracks that a sequence of `places` places keeps.
     pub fn most(&self, places: u32) -> u32 {
         let limited = self.groups().iter().map(|limit| limit.tracks * places.min(limit.most));
         places + limited.sum::<u32>()
     }
 
-    /// Returns the pages that a sequence lacks of those of `promised` places: by group, since one has no use for
-    /// another's. Cells stand at the places below `kept`. They count as lacking: a cell that the sequence gives back
-    /// may stay in use by others.
+    /// Returns the number of pages that a sequence lacks for `promised` places, over all groups. Places below `kept`
+    /// have cells. They count as lacking, because a cell that the sequence gives back may stay in use.
     pub fn outstanding(&self, promised: u32, page_len: u32, published: u32, kept: u32) -> u32 {
         let limited = self.groups().iter().map(|limit| {
             let held = page_len - self.first_of(limit, published).max(kept);
@@ -157,7 +152,6 @@ mod tests {
             ]
             .map(|reach| (size, reach))
         }) {
-            // One lane, and two tracks more.
             let groups = Groups::new(&[Reach::All, reach], &[1, 0, 1]).expect("both have layers");
             let config = PoolConfig { layers: 3, groups, page_size, ..PoolConfig::default() };
             let layout = config.layout().expect("a small pool");
@@ -167,7 +161,7 @@ mod tests {
                     (0..60).flat_map(|m| (0..=ahead).map(move |more| (m, more)))
                 {
                     let page_len = (published * page_size + more).div_ceil(page_size);
-                    // Plainly: the places of what the next token reads, and all behind them.
+                    // All places that the next token reads, and all later ones.
                     let first = reach.first(published * page_size) / page_size;
                     let held = page_len + 2 * (page_len - first);
                     assert_eq!(limits.held(0, page_len, published), held);

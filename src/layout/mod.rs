@@ -1,21 +1,21 @@
-//! The layout of K and V: [`PoolConfig`] is checked to an immutable [`PoolLayout`] of planes, strides and byte ranges.
+//! The layout of K and V: [`PoolConfig`] is checked and becomes an immutable [`PoolLayout`] of planes, strides and byte
+//! ranges.
 //!
-//! A pool is [planes](Plane). A plane is what each token stores in each layer; [`KvShape`] lists the planes of a model.
-//! One page of one plane of one layer is a *piece*, and a layout is an order of pieces:
+//! A pool consists of [planes](Plane): a plane is one buffer of numbers that each token stores in each layer.
+//! [`KvShape`] determines the planes of a model. One page of one plane of one layer is a *piece*, and a layout is an
+//! order of pieces:
 //!
 //! ```text
 //! LayerFirst  [plane, L, P, piece]   attention of one layer reads one region
-//! PageFirst   [P, plane, L, piece]   a page is one contiguous piece: all planes of all lanes
+//! PageFirst   [P, plane, L, piece]   a page is one contiguous range: all planes of all lanes
 //! ```
 //!
-//! L are the *lanes* of a page: all layers of the model, or where layers are in [`Groups`] as many as keep everything.
-//! A group with a shape of its own has planes and lanes of its own, as many as fit a page.
+//! L are the *lanes* of a page: all layers of the model, or with [`Groups`] the layers of group 0. A group with its own
+//! shape has its own planes, and as many lanes as fit a page.
 //!
-//! A model with heads has the planes K and V, pieces of `[S, H, D]`. Where scales are made at the store, each of them
-//! has a plane of scales beside it, pieces of `[H, S]`. Sparse reads need a plane of labels, `[S, H, channels]`. All
-//! positions are in bytes.
-//!
-//! Pure arithmetic, all of it checked. Not here: memory.
+//! A model with heads has planes K and V with pieces of `[S, H, D]`. Scales that are computed at the store have their
+//! own planes, with pieces of `[H, S]`. Labels for sparse reads have a plane with pieces of `[S, H, channels]`. All
+//! positions are in bytes, and all arithmetic is checked.
 
 mod config;
 mod dtype;

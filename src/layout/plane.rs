@@ -1,6 +1,4 @@
-//! Planes: the buffers of a pool, such as K and V, by the numbers of one token in one layer.
-//!
-//! Not here: the addresses of planes (`pool.rs`).
+//! Planes: the buffers of a pool, such as K and V. `pool.rs` computes their addresses.
 
 use super::dtype::KvDtype;
 
@@ -13,17 +11,17 @@ pub enum PlaneName {
     K,
     /// Values.
     V,
-    /// Scales of K, computed at the store: one f32 for each token and head. For latent rows: the scales of the numbers
-    /// that K and V share.
+    /// Scales of K, computed at the store: one f32 for each token and head. For latent rows, scales of the numbers that
+    /// K and V share.
     KScales,
     /// Scales of V, computed at the store.
     VScales,
-    /// Latent rows, from which all heads derive K and V: see [`KvShape::Latent`](crate::KvShape::Latent). In a
-    /// quantised pool, this plane contains only the numbers that K and V share.
+    /// Latent rows, from which all heads derive K and V ([`KvShape::Latent`](crate::KvShape::Latent)). In a quantised
+    /// pool, only the numbers that K and V share.
     Latent,
-    /// In a quantised pool, the rotary numbers of latent rows, which stay bf16.
+    /// The rotary numbers of latent rows in a quantised pool; they stay bf16.
     Rope,
-    /// Copies of some channels of K, with which sparse reads score tokens.
+    /// Copies of some channels of K, by which sparse reads score tokens.
     Labels,
     /// An unused plane, for tests of pools with more planes than K and V.
     #[cfg(any(test, feature = "testkit"))]
@@ -31,7 +29,7 @@ pub enum PlaneName {
     Spare,
 }
 
-/// Order of a piece: one page of one plane of one layer.
+/// Order of the numbers in a piece: one page of one plane of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 pub enum PlaneOrder {
@@ -45,11 +43,11 @@ pub enum PlaneOrder {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Plane {
-    /// Its contents.
+    /// Contents of the plane.
     pub name: PlaneName,
-    /// Heads, on this rank.
+    /// Number of heads on this rank.
     pub heads: u32,
-    /// Elements of one head.
+    /// Number of elements of one head.
     pub elements: u32,
     /// Type of the elements.
     pub dtype: KvDtype,
@@ -63,13 +61,14 @@ impl Plane {
         self.elements as u64 * self.dtype.size() as u64
     }
 
-    /// Returns the bytes of one token in one layer: at most 2^67.
+    /// Returns the bytes of one token in one layer, at most 2^67.
     pub(super) const fn row_bytes(&self) -> u128 {
         self.heads as u128 * self.head_bytes() as u128
     }
 
-    /// Returns the alignment in bytes that the plane's pieces need. Kernels load scales and labels 16 bytes at a time;
-    /// other planes need the alignment of their element type. `Planes` aligns every piece to the largest of these.
+    /// Returns the alignment of the plane's pieces in bytes. Kernels load scales and labels 16 bytes at a time; other
+    /// planes need the alignment of their element type. [`Planes`](super::planes::Planes) aligns every piece to the
+    /// maximum.
     pub(super) const fn align(&self) -> u64 {
         match (self.name, self.order) {
             (PlaneName::Labels, _) | (_, PlaneOrder::ByPage) => 16,

@@ -1,18 +1,16 @@
-//! The planes of a pool in physical order, and their bytes.
-//!
-//! Not here: where they are (`pool.rs`).
+//! The planes of a pool in physical order, and their sizes in bytes.
 
 use std::fmt;
 
 use super::plane::{Plane, PlaneName};
 
-/// Most planes of a pool.
+/// Maximum number of planes of a pool.
 pub const PLANES_MAX: usize = 8;
 
 /// One to [`PLANES_MAX`] planes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Planes {
-    /// The first one stands for those past the count.
+    /// The planes; unused items are copies of the first.
     list: [Plane; PLANES_MAX],
     count: u32,
     /// Alignment of pieces, a power of two.
@@ -27,8 +25,8 @@ impl Planes {
         Self { list, count: planes.len() as u32, align }
     }
 
-    /// The same, and `channels` numbers of each head of K once more; none where that is 0. Labels are read whole, and
-    /// by themselves: they are bf16 where K is quantised, and of K's type elsewhere.
+    /// Adds the plane of labels with `channels` numbers of each head of K, unless `channels` is 0. Labels are bf16 if K
+    /// is quantised, because they are read without scales, and otherwise have K's type.
     pub(super) fn with_labels(self, channels: u32) -> Self {
         if channels == 0 {
             return self;
@@ -50,7 +48,6 @@ impl Planes {
         self.count
     }
 
-    /// Returns what every piece is a multiple of, a power of two.
     pub(super) const fn align(&self) -> u64 {
         self.align
     }
@@ -61,8 +58,7 @@ impl Planes {
         u64::try_from(layer * u128::from(layers)).ok()
     }
 
-    /// Returns the bytes of one page of a plane, in one layer, padding included: a multiple of every plane's alignment.
-    /// At most 2^78.
+    /// Returns the bytes of a piece of a plane, including padding: a multiple of the alignment. At most 2^78.
     pub(super) fn piece_bytes(&self, plane: &Plane, page_size: u32) -> u128 {
         let mask = u128::from(self.align) - 1;
         (plane.row_bytes() * u128::from(page_size) + mask) & !mask

@@ -1,6 +1,4 @@
 //! A checked pool: the contents of one rank and their byte ranges.
-//!
-//! Not here: memory.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,51 +20,52 @@ use crate::id::{LayerId, PageId, SlotId};
 pub enum Layout {
     /// `[plane, L, P, piece]`: for attention of one layer.
     LayerFirst,
-    /// `[P, plane, L, piece]`: for page copies, offload, moving pages between pools.
+    /// `[P, plane, L, piece]`: for copies of pages, as in offload and moves between pools.
     PageFirst,
 }
 
-/// The strides of a plane: its first byte, and the bytes between neighbours along each axis.
+/// The strides of a plane: its first byte, and the distances in bytes along each axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Strides {
     /// First byte of lane 0, page 0, slot 0, head 0.
     pub origin: u64,
-    /// From a lane to the next.
+    /// From one lane to the next.
     pub lane: u64,
-    /// From a page to the next.
+    /// From one page to the next.
     pub page: u64,
-    /// From a slot to the next in its page.
+    /// From one slot to the next in its page.
     pub slot: u64,
-    /// From a head to the next.
+    /// From one head to the next.
     pub head: u64,
 }
 
 impl Strides {
-    /// Returns the first byte of a lane: what page strides count from.
+    /// Returns the first byte of a lane's page 0.
     pub const fn lane_origin(&self, lane: u32) -> u64 {
         self.origin + self.lane * lane as u64
     }
 
-    /// Returns the first byte of a slot's head 0, by its page and its offset in the page.
+    /// Returns the first byte of head 0 of a slot, given its page and its offset in the page.
     pub const fn row(&self, lane: u32, page: PageId, offset: u32) -> u64 {
         self.lane_origin(lane) + self.page * page.raw() as u64 + self.slot * offset as u64
     }
 }
 
 /// A checked pool: the contents of one rank and their byte ranges, from
-/// [`PoolConfig::layout`](crate::PoolConfig::layout). What layers store is that of group 0; [`PoolLayout::of_group`]
-/// returns the same pool as another group's layers store it.
+/// [`PoolConfig::layout`](crate::PoolConfig::layout).
+///
+/// If groups have their own shapes, methods without a group return the values of group 0. [`PoolLayout::of_group`]
+/// returns the same pool for another group.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PoolLayout {
     pub(super) layers: u32,
     pub(super) groups: Groups,
-    /// Page tables of a sequence.
+    /// Number of page tables of a sequence.
     pub(super) tracks: u32,
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub(super) format: Format,
-    /// By group.
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "all_equal"))]
     pub(super) formats: [Format; GROUPS_MAX],
     pub(super) page_size: u32,
@@ -78,7 +77,7 @@ pub struct PoolLayout {
 }
 
 impl fmt::Debug for PoolLayout {
-    /// Writes the formats of the groups where they differ.
+    /// Writes the formats of the groups only if they differ.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { layers, tracks, page_size, page_bytes, page_count, layout, .. } = *self;
         let formats = &self.formats[..if self.has_one_shape() { 1 } else { GROUPS_MAX }];
@@ -95,13 +94,12 @@ impl fmt::Debug for PoolLayout {
     }
 }
 
-/// Returns whether all groups store the same.
 fn all_equal(formats: &[Format; GROUPS_MAX]) -> bool {
     formats.iter().all(|format| *format == formats[0])
 }
 
 impl PoolLayout {
-    /// Returns the layers of the model.
+    /// Returns the number of layers of the model.
     pub const fn layers(&self) -> u32 {
         self.layers
     }
@@ -111,7 +109,7 @@ impl PoolLayout {
         &self.groups
     }
 
-    /// Returns the pool as the layers of a group store K and V: its shape, dtype, planes, lanes and strides are theirs.
+    /// Returns the pool as a group's layers use it, with their shape, dtype, planes, lanes and strides.
     ///
     /// # Panics
     /// If there is no such group.
@@ -119,55 +117,54 @@ impl PoolLayout {
         Self { format: self.formats[..self.groups.count() as usize][group as usize], ..*self }
     }
 
-    /// Returns the pool as the layers of each group store K and V: [`PoolLayout::of_group`] of all groups.
+    /// Returns [`PoolLayout::of_group`] for each group.
     pub fn views(&self) -> impl Iterator<Item = Self> + use<'_> {
         (0..self.groups.count()).map(|group| self.of_group(group))
     }
 
-    /// Returns the first group whose layers store what a group's do.
+    /// Returns the first group with the same format as a group.
     pub(crate) fn first_alike(&self, group: u32) -> u32 {
         let own = &self.formats[group as usize];
         self.formats.iter().position(|format| format == own).expect("its own is there") as u32
     }
 
-    /// Returns whether the layers of all groups store the same.
+    /// Returns whether the layers of all groups have the same format.
     pub fn has_one_shape(&self) -> bool {
         all_equal(&self.formats)
     }
 
-    /// Returns the layers of a page: those that keep everything, or as many of a group's own shape as fit.
+    /// Returns the number of lanes of a page: the layers of group 0, or as many layers of a group's own shape as fit.
     pub const fn lanes(&self) -> u32 {
         self.format.lanes
     }
 
-    /// Returns the layers of a page of a group: if its shape is its own, the bytes of a page by those of a layer,
-    /// rounded down, and 256 at most.
+    /// Returns the number of lanes of a group. For a group with its own shape it is the bytes of a page divided by
+    /// those of a layer, rounded down, at most 256.
     pub const fn lanes_of(&self, group: u32) -> u32 {
         self.formats[group as usize].lanes
     }
 
-    /// Returns the bytes of a page of a group that none of its lanes has.
+    /// Returns the number of bytes of a page that no lane of a group uses.
     pub const fn unused_bytes(&self, group: u32) -> u64 {
         self.formats[group as usize].unused_bytes
     }
 
-    /// Returns the page tables of a sequence, over all groups; group 0 has the first one.
+    /// Returns the number of page tables of a sequence, over all groups. The first belongs to group 0.
     pub const fn tracks(&self) -> u32 {
         self.tracks
     }
 
-    /// Returns the page tables that a group has.
+    /// Returns the number of page tables of a group.
     pub fn tracks_of(&self, group: u32) -> u32 {
         if group == 0 { 1 } else { self.groups.layers_of(group).div_ceil(self.lanes_of(group)) }
     }
 
-    /// Returns the numbers of a group's page tables.
     pub(crate) fn track_range(&self, group: u32) -> Range<u32> {
         let first = (0..group).map(|group| self.tracks_of(group)).sum();
         first..first + self.tracks_of(group)
     }
 
-    /// Returns the bytes of the pages that a sequence of `tokens` computed tokens holds in a group.
+    /// Returns the number of bytes of the pages that a sequence of `tokens` computed tokens keeps in a group.
     ///
     /// ```
     /// # use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};
@@ -204,34 +201,34 @@ impl PoolLayout {
         self.format.shape
     }
 
-    /// Returns the heads of K and V on this rank; 1 where all heads read the same latent rows.
+    /// Returns the number of kv heads on this rank; 1 for latent rows, which all heads read.
     pub const fn kv_heads(&self) -> u32 {
         self.format.shape.kv_heads()
     }
 
-    /// Returns the most heads of K and V on this rank of any group's layers.
+    /// Returns the maximum number of kv heads on this rank over all groups.
     pub fn most_kv_heads(&self) -> u32 {
         let heads = self.formats.iter().map(|format| format.shape.kv_heads());
         heads.max().expect("there is a group")
     }
 
-    /// Returns the elements of one head of K, and of q: of a latent pool, those of a whole row.
+    /// Returns the number of elements of one head of K and of q; for latent rows those of a whole row.
     pub const fn head_dim(&self) -> u32 {
         self.format.shape.head_dim()
     }
 
-    /// Returns the elements of one head of V, and of attention's output: those of a head of K, or of a latent pool its
-    /// rank.
+    /// Returns the number of elements of one head of V and of attention's output: those of a head of K, or the rank of
+    /// latent rows.
     pub const fn value_dim(&self) -> u32 {
         self.format.shape.value_dim()
     }
 
-    /// Returns whether K and V are of the same latent rows: a store takes no V.
+    /// Returns whether K and V are latent rows, so that stores take no V.
     pub const fn is_latent(&self) -> bool {
         matches!(self.format.shape, KvShape::Latent { .. })
     }
 
-    /// Returns the elements of one token's row of k and of v, as a store takes them.
+    /// Returns the number of elements of one token's row of k and of v in a store.
     pub(crate) const fn store_widths(&self) -> [usize; 2] {
         let k = self.kv_heads() as usize * self.head_dim() as usize;
         [k, if self.is_latent() { 0 } else { k }]
@@ -242,39 +239,39 @@ impl PoolLayout {
         self.format.dtype
     }
 
-    /// Returns the source of the scales of K and V; `None` without scales. O(planes).
+    /// Returns the source of the scales; `None` without scales. O(planes).
     pub fn scaling(&self) -> Option<Scaling> {
         let made = self.planes().iter().any(|plane| plane.name == PlaneName::KScales);
         let scaling = if made { Scaling::ByToken } else { Scaling::Static };
         self.format.dtype.is_quantised().then_some(scaling)
     }
 
-    /// Returns the planes that each token stores in each layer, in physical order.
+    /// Returns the planes in physical order.
     pub fn planes(&self) -> &[Plane] {
         self.format.planes.as_slice()
     }
 
-    /// Returns the tokens of one page.
+    /// Returns the number of tokens of a page.
     pub const fn page_size(&self) -> u32 {
         self.page_size
     }
 
-    /// Returns the pages of the pool.
+    /// Returns the number of pages.
     pub const fn page_count(&self) -> u32 {
         self.page_count
     }
 
-    /// Returns the pages of host memory that evicted pages move to.
+    /// Returns the number of pages of host memory to which evicted pages move.
     pub const fn host_pages(&self) -> u32 {
         self.host_pages
     }
 
-    /// Returns the further pages of host memory, through which a store reads pages of the pool.
+    /// Returns the number of additional pages of host memory, through which a store reads pages of the pool.
     pub const fn stage_pages(&self) -> u32 {
         self.stage_pages
     }
 
-    /// Returns all pages of host memory.
+    /// Returns the number of pages of host memory.
     pub const fn host_region_pages(&self) -> u32 {
         self.host_pages + self.stage_pages
     }
@@ -284,22 +281,22 @@ impl PoolLayout {
         self.layout
     }
 
-    /// Returns the tokens that the whole pool holds.
+    /// Returns the number of tokens that fit in the pool.
     pub const fn slot_count(&self) -> u64 {
         self.page_count as u64 * self.page_size as u64
     }
 
-    /// Returns the bytes of one page: all planes of all lanes, padding and unused bytes included.
+    /// Returns the number of bytes of a page: all planes of all lanes, padding and unused bytes.
     pub const fn page_bytes(&self) -> u64 {
         self.page_bytes
     }
 
-    /// Returns the bytes of the whole pool.
+    /// Returns the number of bytes of the pool.
     pub const fn total_bytes(&self) -> u64 {
         self.page_bytes * self.page_count as u64
     }
 
-    /// Returns whether every slot fits a signed 32-bit number, so that plans carry 32-bit slot mappings.
+    /// Returns whether every slot fits a signed 32-bit number. Plans then have 32-bit slot mappings.
     pub const fn slots_fit_i32(&self) -> bool {
         self.slot_count() <= i32::MAX as u64 + 1
     }
@@ -317,19 +314,19 @@ impl PoolLayout {
         (PageId::new((slot.raw() / size) as u32), (slot.raw() % size) as u32)
     }
 
-    /// Returns the strides of a plane in the pool; `None` if the pool does not have it. O(planes).
+    /// Returns the strides of a plane; `None` if the pool does not have it. O(planes).
     pub fn strides(&self, name: PlaneName) -> Option<Strides> {
         self.strides_in(self.layout, name)
     }
 
-    /// Returns the strides of a plane in pages that were read from the pool. Their order is `[plane, L, piece]`,
-    /// whatever the layout. O(planes).
+    /// Returns the strides of a plane in pages that were read from the pool, which have the order `[plane, L, piece]`
+    /// in every layout. O(planes).
     pub fn page_strides(&self, name: PlaneName) -> Option<Strides> {
         self.strides_in(Layout::PageFirst, name)
     }
 
-    /// Returns the bytes of all heads of one slot in a plane; `None` if the pool does not have the plane, or if
-    /// it is by page. O(planes).
+    /// Returns the byte range of all heads of one slot in a plane; `None` if the pool does not have the plane, or if
+    /// its order is [`PlaneOrder::ByPage`](super::PlaneOrder::ByPage). O(planes).
     pub fn row(&self, name: PlaneName, layer: LayerId, slot: SlotId) -> Option<Range<u64>> {
         debug_assert!(layer.raw() < self.layers);
         let plane = self.planes().iter().find(|plane| plane.name == name)?;
@@ -341,7 +338,7 @@ impl PoolLayout {
         }
     }
 
-    /// Returns the contiguous pieces of one page: 1 in PageFirst, one for each plane and lane in LayerFirst.
+    /// Returns the number of contiguous pieces of a page: 1 in PageFirst, one for each plane and lane in LayerFirst.
     pub const fn pieces_per_page(&self) -> u32 {
         match self.layout {
             Layout::LayerFirst => self.format.planes.count() * self.format.lanes,
@@ -349,8 +346,8 @@ impl PoolLayout {
         }
     }
 
-    /// Returns the byte range of one contiguous piece of a page. Pieces are ordered by plane, then by lane, so that the
-    /// pieces of a page in order are the page in the order `[plane, L, piece]`, whatever the layout. O(planes).
+    /// Returns the byte range of one contiguous piece of a page. Pieces are ordered by plane, then by lane, so that a
+    /// page's pieces in order have the order `[plane, L, piece]` in every layout. O(planes).
     pub fn piece(&self, page: PageId, piece: u32) -> Range<u64> {
         debug_assert!(piece < self.pieces_per_page() && page.raw() < self.page_count);
         match self.layout {
@@ -367,7 +364,7 @@ impl PoolLayout {
         }
     }
 
-    /// Returns the bytes of one page of a plane in one lane, padding included.
+    /// Returns the bytes of a piece of a plane, including padding.
     pub(crate) fn piece_bytes(&self, plane: &Plane) -> u64 {
         self.format.planes.piece_bytes(plane, self.page_size) as u64
     }

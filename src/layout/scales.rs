@@ -1,8 +1,4 @@
-//! Scales that are given for a quantised pool.
-//!
-//! A quantised number is the value of a byte times a scale.
-//!
-//! Not here: how a backend makes bytes and scales, and the planes of scales made at the store (`shape.rs`).
+//! Static scales of a quantised pool, which the host gives. A quantised number is the value of a byte times a scale.
 
 use std::fmt;
 
@@ -13,7 +9,7 @@ use super::pool::PoolLayout;
 use crate::error::{ConfigError, Count};
 use crate::id::LayerId;
 
-/// Given scales, `[layers, kv_heads, K and V]`: finite and above 0.
+/// Static scales, `[layers, kv_heads, K and V]`: finite and above 0.
 ///
 /// ```
 /// # use kvarena::{KvDtype, KvScales, KvShape, LayerId, PoolConfig};
@@ -55,16 +51,16 @@ impl TryFrom<Unchecked> for KvScales {
     }
 }
 
-/// K and V.
 const PLANES: [PlaneName; 2] = [PlaneName::K, PlaneName::V];
 
 impl KvScales {
-    /// Creates scales from values in the order `[layers, kv_heads, K and V]`, of a model or of one rank. O(scales).
+    /// Creates scales of a model or of one rank from values in the order `[layers, kv_heads, K and V]`. O(scales).
     ///
     /// # Errors
-    /// Another number of values, or one that is not finite or not above 0.
+    /// [`ScaleError::Count`] for another number of values; [`ScaleError::Value`] for one that is not finite or not
+    /// above 0.
     pub fn new(layers: u32, kv_heads: u32, values: Vec<f32>) -> Result<Self, ScaleError> {
-        // Twice two 32-bit numbers; what is more than that is no vector's length either.
+        // The saturated product exceeds the length of any vector.
         let wanted = (u64::from(layers) * u64::from(kv_heads)).saturating_mul(2);
         if values.len() as u64 != wanted {
             return Err(ScaleError::Count { actual: values.len(), wanted });
@@ -79,17 +75,17 @@ impl KvScales {
         Ok(Self { layers, kv_heads, values: values.into() })
     }
 
-    /// Returns the layers.
+    /// Returns the number of layers.
     pub const fn layers(&self) -> u32 {
         self.layers
     }
 
-    /// Returns the heads of K, and of V.
+    /// Returns the number of kv heads.
     pub const fn kv_heads(&self) -> u32 {
         self.kv_heads
     }
 
-    /// Returns all of them, `[layers, kv_heads, K and V]`.
+    /// Returns all scales, `[layers, kv_heads, K and V]`.
     pub const fn values(&self) -> &[f32] {
         &self.values
     }
@@ -97,20 +93,20 @@ impl KvScales {
     /// Returns the scales of K and V of one head.
     ///
     /// # Panics
-    /// Past the layers or heads.
+    /// If there is no such layer or head.
     pub fn get(&self, layer: LayerId, head: u32) -> [f32; 2] {
         assert!(layer.raw() < self.layers && head < self.kv_heads);
         let row = layer.index() * self.kv_heads as usize + head as usize;
         [self.values[2 * row], self.values[2 * row + 1]]
     }
 
-    /// Returns the scales of the heads of a pool's rank, from those of the model. O(scales).
+    /// Returns the scales of a rank's heads, from those of the model. O(scales).
     ///
-    /// In a pool of groups with shapes of their own, every layer has as many scales as the layer with the most heads;
-    /// those past a layer's heads are not used, and 1 here.
+    /// If groups have their own shapes, every layer has as many scales as the layer with the most heads. Those beyond a
+    /// layer's heads are unused, and 1 in the result.
     ///
     /// # Errors
-    /// A pool of other layers or heads than the model's, or that is refused itself.
+    /// [`ScaleError::Size`] if the pool has other layers or heads; [`ScaleError::Config`] if it is invalid.
     pub fn local(&self, pool: &PoolConfig) -> Result<Self, ScaleError> {
         let groups = 0..pool.groups.count();
         let shapes: Vec<_> = groups.map(|group| pool.shape_of(group)).collect();
@@ -129,7 +125,7 @@ impl KvScales {
         Ok(Self { layers: self.layers, kv_heads, values: values.into() })
     }
 
-    /// Rejects scales that do not fit a pool's rank.
+    /// Rejects scales that do not fit a rank's pool.
     pub(crate) fn check_pool(&self, pool: &PoolLayout) -> Result<(), ScaleError> {
         if !pool.views().any(|group| group.scaling() == Some(Scaling::Static)) {
             return Err(ScaleError::NotStatic);
@@ -137,7 +133,7 @@ impl KvScales {
         self.check_size(pool.layers(), pool.most_kv_heads())
     }
 
-    /// Returns whether all of them are 1, as they are where none are given.
+    /// Returns whether all scales are 1, the default.
     pub(super) fn are_ones(&self) -> bool {
         self.values.iter().all(|&scale| scale == 1.0)
     }
@@ -152,18 +148,18 @@ impl KvScales {
     }
 }
 
-/// The reason why scales are not valid.
+/// The reason why scales are invalid.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum ScaleError {
-    /// Another number of values than layers and heads have.
+    /// The number of values does not match the layers and heads.
     Count {
         /// Values given.
         actual: usize,
-        /// The values that the layers and heads need.
+        /// Number of values that the layers and heads need.
         wanted: u64,
     },
-    /// A scale that is not finite, or not above 0.
+    /// A scale is not finite, or not above 0.
     Value {
         /// The layer.
         layer: LayerId,
@@ -174,7 +170,7 @@ pub enum ScaleError {
         /// The scale.
         scale: f32,
     },
-    /// Scales of other layers or heads than the pool's.
+    /// The pool has other layers or heads.
     Size {
         /// Layers of the scales.
         layers: u32,
@@ -182,12 +178,13 @@ pub enum ScaleError {
         kv_heads: u32,
         /// Layers of the pool.
         pool_layers: u32,
-        /// The most heads of a layer of the pool: the model's for [`KvScales::local`], those of its rank for a backend.
+        /// Maximum number of kv heads of the pool's layers: of the model for [`KvScales::local`], of the rank for a
+        /// backend.
         pool_kv_heads: u32,
     },
-    /// Scales for a pool that makes its own, or has none.
+    /// The pool computes its scales, or has none.
     NotStatic,
-    /// The pool's config is refused.
+    /// The pool's config is invalid.
     Config(ConfigError),
 }
 

@@ -1,11 +1,11 @@
-//! The shape of K and V: which planes each token stores, and how ranks share them.
+//! The shape of K and V: the planes that each token stores, and their division among ranks.
 
 use super::dtype::{KvDtype, Scaling};
 use super::plane::{Plane, PlaneName, PlaneOrder};
 use super::planes::Planes;
 use crate::error::ConfigError;
 
-/// The shape of the K and V of a model.
+/// The shape of a model's K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -14,20 +14,22 @@ use crate::error::ConfigError;
 )]
 #[non_exhaustive]
 pub enum KvShape {
-    /// Heads of K and as many of V: multi-head, grouped-query and multi-query attention.
+    /// Heads of K and as many of V, for multi-head, grouped-query and multi-query attention.
     Heads {
-        /// Heads of K, and of V.
+        /// Number of heads of K, and of V.
         kv_heads: u32,
-        /// Elements of one head.
+        /// Number of elements of one head.
         head_dim: u32,
     },
-    /// Latent rows, of which all heads make their K and V (multi-head latent attention, arXiv:2405.04434): one plane,
-    /// [`PlaneName::Latent`], of `[rank + rope]` numbers a token. K is the whole row, V its first `rank` numbers. The
-    /// host folds the up-projections of K and V into its queries and outputs: q is `[tokens, q_heads, rank + rope]`,
-    /// the output `[tokens, q_heads, rank]`, and the scale is that of the heads before. Every rank holds the rows.
+    /// Latent rows, from which all heads derive K and V (multi-head latent attention, arXiv:2405.04434).
     ///
-    /// Quantised, the numbers that K and V share are bytes times a scale of the token ([`Scaling::ByToken`] alone), and
-    /// the others are bf16 in a plane of their own, [`PlaneName::Rope`].
+    /// The plane [`PlaneName::Latent`] has `[rank + rope]` numbers a token: K is the whole row, V its first `rank`
+    /// numbers. The host folds the up-projections of K and V into its queries and outputs: q is `[tokens, q_heads, rank
+    /// + rope]`, and the output is `[tokens, q_heads, rank]`. The scale of attention is that of the model's heads
+    /// before folding. Every rank stores all rows.
+    ///
+    /// In a quantised pool, the first `rank` numbers are bytes times a scale of the token ([`Scaling::ByToken`] only),
+    /// and the others are bf16 in the plane [`PlaneName::Rope`].
     ///
     /// ```
     /// # use kvarena::*;
@@ -37,22 +39,20 @@ pub enum KvShape {
     /// ```
     #[doc(alias = "mla")]
     Latent {
-        /// Numbers that K and V share.
+        /// Number of elements that K and V share.
         #[doc(alias = "kv_lora_rank")]
         rank: u32,
-        /// Numbers behind them, of K alone, which turn with the position.
+        /// Number of further elements, of K alone, with rotary positions.
         #[doc(alias = "qk_rope_head_dim")]
         rope: u32,
     },
 }
 
 impl KvShape {
-    /// Creates a shape of `kv_heads` heads of `head_dim` elements, of K and of V.
     pub const fn heads(kv_heads: u32, head_dim: u32) -> Self {
         Self::Heads { kv_heads, head_dim }
     }
 
-    /// Returns the planes that each token stores in each layer.
     pub(super) fn planes(self, dtype: KvDtype, scaling: Scaling) -> Planes {
         match self {
             Self::Heads { kv_heads: heads, head_dim: elements } => {
@@ -88,7 +88,7 @@ impl KvShape {
         }
     }
 
-    /// Rejects shapes without elements, and given scales for latent rows.
+    /// Rejects shapes without elements, and static scales for latent rows.
     pub(super) fn check(self, dtype: KvDtype, scaling: Scaling) -> Result<(), ConfigError> {
         match self {
             Self::Heads { kv_heads: 0, .. } => Err(ConfigError::Zero { name: "kv_heads" }),
@@ -124,7 +124,6 @@ impl KvShape {
         }
     }
 
-    /// Returns the heads of K and V.
     pub(super) const fn kv_heads(self) -> u32 {
         match self {
             Self::Heads { kv_heads, .. } => kv_heads,
@@ -132,7 +131,7 @@ impl KvShape {
         }
     }
 
-    /// Returns the elements of one head of K. `check` refused a sum past 32 bits.
+    /// Returns the number of elements of one head of K. `check` rejects a sum beyond 32 bits.
     pub(super) const fn head_dim(self) -> u32 {
         match self {
             Self::Heads { head_dim, .. } => head_dim,
@@ -140,7 +139,6 @@ impl KvShape {
         }
     }
 
-    /// Returns the elements of one head of V.
     pub(super) const fn value_dim(self) -> u32 {
         match self {
             Self::Heads { head_dim, .. } => head_dim,
@@ -148,7 +146,7 @@ impl KvShape {
         }
     }
 
-    /// Returns the most labels of one head of K: latent rows have no heads of their own.
+    /// Returns the maximum number of labels of one head of K. Latent rows have none.
     pub(super) const fn labels_max(self) -> u32 {
         match self {
             Self::Heads { head_dim, .. } => head_dim,

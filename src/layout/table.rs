@@ -1,18 +1,16 @@
-//! The shape of the page tables: the words that name the chunk of a page, and the page itself.
-//!
-//! Not here: the words (`sequence/page_table.rs`, the backends).
+//! The shape of the page tables: directory words, which name chunks, and the page words in chunks.
 
 use super::groups::Reach;
 use super::pool::PoolLayout;
 use crate::error::ConfigError;
 use crate::id::{PageId, RowId};
 
-/// Tokens that one chunk of a sequence holds, where the page size divides it.
+/// Number of tokens of a chunk, if the page size divides it.
 const CHUNK_TOKENS: u32 = 1024;
 
 /// Shape of the page tables: one flat array of 32-bit words, the same on the host and on every backend.
 ///
-/// A row is found in two steps, so that rows of any length need no contiguous memory and none is ever moved:
+/// A page is found in two steps, so rows of any length need no contiguous memory and never move:
 ///
 /// ```text
 /// words = [ directory: rows x chunks_per_row | chunks: chunk_count x tracks x chunk_pages ]
@@ -20,35 +18,34 @@ const CHUNK_TOKENS: u32 = 1024;
 /// page  = words[rows * chunks_per_row + (block + track) * chunk_pages + page_index % chunk_pages]
 /// ```
 ///
-/// A chunk is a block of `chunk_pages` words for each track, and its first block's number is what the directory names:
-/// a multiple of `tracks`.
+/// A chunk is one block of `chunk_pages` words for each track. The directory contains the number of its first block, a
+/// multiple of `tracks`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TableShape {
-    /// Rows: the most sequences at a time.
+    /// Number of rows: the maximum number of sequences.
     pub rows: u32,
-    /// Words of one row's directory.
+    /// Number of directory words of a row.
     pub chunks_per_row: u32,
-    /// Pages of one chunk: a power of two.
+    /// Number of pages of a chunk: a power of two.
     pub chunk_pages: u32,
-    /// Chunks of all rows together.
+    /// Number of chunks of all rows together.
     pub chunk_count: u32,
-    /// Page tables of a row: those of all groups of layers ([`PoolLayout::tracks`](crate::PoolLayout::tracks)).
+    /// Number of page tables of a row, over all groups of layers ([`PoolLayout::tracks`](crate::PoolLayout::tracks)).
     pub tracks: u32,
 }
 
 impl TableShape {
-    /// Returns the shape for `rows` sequences of at most `len_max` tokens each and `tokens` together.
+    /// Returns the shape for `rows` sequences of at most `len_max` tokens each, and `tokens` tokens together.
     ///
     /// # Errors
-    /// [`ConfigError::Overflow`] where a word's index would not fit 32 bits, [`ConfigError::Zero`] for a page of no
-    /// tokens.
+    /// [`ConfigError::Overflow`] if the index of a word does not fit 32 bits; [`ConfigError::Zero`] for an empty page.
     pub fn new(page_size: u32, rows: u32, len_max: u32, tokens: u64) -> Result<Self, ConfigError> {
         Self::in_chunks(CHUNK_TOKENS, page_size, rows, len_max, tokens)
     }
 
-    /// Returns the shape of a pool's page tables for as many sequences and tokens: as many tracks as it has, and chunks
-    /// that are no larger than those that its groups read. O(groups).
+    /// Returns the shape of a pool's page tables: with the pool's tracks, and with chunks no larger than the smallest
+    /// [`Reach::Chunk`](super::Reach::Chunk) of its groups. O(groups).
     ///
     /// # Errors
     /// As [`TableShape::new`].
@@ -80,7 +77,7 @@ impl TableShape {
         // A power of two, so that finding a page takes no division.
         let chunk_pages = 1 << (chunk_tokens / page_size).max(1).ilog2();
         let chunk_tokens = chunk_pages * page_size;
-        // Every row may leave its last chunk partly empty.
+        // The last chunk of every row may be partly empty.
         let chunk_count = tokens / u64::from(chunk_tokens) + u64::from(rows);
         let chunks_per_row = len_max.div_ceil(chunk_tokens);
         let overflow = ConfigError::Overflow { name: "page table words" };
@@ -104,40 +101,39 @@ impl TableShape {
         Ok(Self { tracks, ..self })
     }
 
-    /// Returns the words of all directories.
     pub(crate) const fn directory_words(&self) -> u64 {
         self.rows as u64 * self.chunks_per_row as u64
     }
 
-    /// Returns the words of the whole array.
+    /// Returns the number of words of the array.
     pub const fn words(&self) -> usize {
         self.directory_words() as usize
             + self.chunk_count as usize * self.tracks as usize * self.chunk_pages as usize
     }
 
-    /// Returns the number of blocks, which every word of a directory is below.
+    /// Returns a bound on block numbers in the directory, exclusive.
     pub(crate) const fn blocks(&self) -> u32 {
-        // From each all tracks are words of the array.
+        // The other tracks of the last chunk follow its first block.
         self.chunk_count.saturating_sub(1) * self.tracks + 1
     }
 
-    /// Returns the index of the word that names the chunk of a row's page.
+    /// Returns the index of the word with the chunk of a row's page.
     pub const fn directory_word(&self, row: RowId, page_index: u32) -> u32 {
         row.raw() * self.chunks_per_row + (page_index >> self.chunk_pages.trailing_zeros())
     }
 
-    /// Returns the index of the word that names a page, given its block.
+    /// Returns the index of the word with a page, given its block.
     pub const fn page_word(&self, block: u32, page_index: u32) -> u32 {
         let in_chunk = page_index & (self.chunk_pages - 1);
         self.rows * self.chunks_per_row + block * self.chunk_pages + in_chunk
     }
 
-    /// Looks a page of group 0 up in the array.
+    /// Looks up a page of group 0 in the array.
     pub fn page(&self, words: &[u32], row: RowId, page_index: u32) -> PageId {
         self.track_page(words, row, 0, page_index)
     }
 
-    /// Looks a page of a track up in the array.
+    /// Looks up a page of a track in the array.
     pub fn track_page(&self, words: &[u32], row: RowId, track: u32, page_index: u32) -> PageId {
         let block = words[self.directory_word(row, page_index) as usize] + track;
         PageId::new(words[self.page_word(block, page_index) as usize])

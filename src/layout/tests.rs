@@ -1,4 +1,4 @@
-//! Pools of made-up planes against plain enumeration: what shapes to come will ask of the arithmetic.
+//! Tests of pools with unusual planes, by enumeration.
 
 use super::{
     Capacity, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError, LayerPlace, Layout,
@@ -12,7 +12,7 @@ fn plane(name: PlaneName, heads: u32, elements: u32, dtype: KvDtype, order: Plan
     Plane { name, heads, elements, dtype, order }
 }
 
-/// Sets of planes, and the bytes that their pieces are multiples of.
+/// Returns sets of planes, and the alignment of their pieces in bytes.
 fn sets(rng: &mut Rng) -> [(Vec<Plane>, u64); 4] {
     use PlaneName::{K, Spare, V};
     use PlaneOrder::{ByPage, BySlot};
@@ -20,18 +20,18 @@ fn sets(rng: &mut Rng) -> [(Vec<Plane>, u64); 4] {
     let (f16, f32) = (KvDtype::F16, KvDtype::F32);
     let [k, v] = [K, V].map(|name| plane(name, heads, dim, f16, BySlot));
     [
-        // K and V with a number for each token and head beside them, padded.
+        // K and V, followed by a padded number for each token and head.
         (vec![k, v, plane(Spare, heads, 1, f32, ByPage)], 16),
-        // The same before them.
+        // The same, with that number first.
         (vec![plane(Spare, heads, 1, f32, ByPage), k, v], 16),
-        // Some wider numbers of each token beside K, not padded but aligned.
+        // K, followed by wider numbers of each token, aligned but not padded.
         (vec![k, plane(Spare, 1, dim + 1, f32, BySlot)], 4),
         // One row for all heads.
         (vec![plane(K, 1, dim + 2, f16, BySlot)], 2),
     ]
 }
 
-/// Small pools, with the bytes that their pieces are multiples of.
+/// Returns small pools, and the alignment of their pieces in bytes.
 fn pools() -> Vec<(PoolLayout, u64)> {
     let mut rng = Rng::new(1);
     let mut pools = Vec::new();
@@ -52,7 +52,7 @@ fn pools() -> Vec<(PoolLayout, u64)> {
     pools
 }
 
-/// Calls `each` for every plane, layer and page in the physical order that the docs give.
+/// Calls `each` for every plane, layer and page, in the documented physical order.
 fn pieces(pool: &PoolLayout, mut each: impl FnMut(&Plane, LayerId, PageId)) {
     let (layers, pages) = (0..pool.layers(), 0..pool.page_count());
     let (layers, pages) = (layers.map(LayerId::new), pages.map(PageId::new));
@@ -73,7 +73,7 @@ fn pieces(pool: &PoolLayout, mut each: impl FnMut(&Plane, LayerId, PageId)) {
     }
 }
 
-/// `(slot, head)` of a piece in the order in which they lie.
+/// Returns `(slot, head)` of each row of a piece, in physical order.
 fn rows_of(plane: &Plane, page_size: u32) -> Vec<(u32, u32)> {
     let (slots, heads) = (0..page_size, 0..plane.heads);
     match plane.order {
@@ -113,7 +113,7 @@ fn pieces_tile_the_pool_and_are_each_page_in_one_order() {
     for (pool, _) in pools() {
         let mut owner = vec![None; pool.total_bytes() as usize];
         for page in (0..pool.page_count()).map(PageId::new) {
-            // Where each byte of the page, as it is read out, lies in the pool.
+            // The place in the pool of each byte of a page that was read from it.
             let page_bytes: Vec<u64> =
                 (0..pool.pieces_per_page()).flat_map(|piece| pool.piece(page, piece)).collect();
             assert_eq!(page_bytes.len() as u64, pool.page_bytes(), "{pool:?}");
@@ -159,7 +159,7 @@ fn padding_counts_in_a_page_and_not_in_a_token() {
     let config = PoolConfig { layers: 5, shape: heads, page_size: 3, ..PoolConfig::default() };
     let k = config.layout().expect("a valid pool").planes()[0];
     let scale = plane(PlaneName::Spare, 2, 1, KvDtype::F32, PlaneOrder::ByPage);
-    // A piece of K is 3 * 2 * 3 * 4 = 72 bytes and takes 80; one of the other is 3 * 2 * 4 = 24 and takes 32.
+    // A piece of K has 3 * 2 * 3 * 4 = 72 bytes and takes 80; one of the other plane has 3 * 2 * 4 = 24 and takes 32.
     let page_bytes = 5 * (80 + 32);
     let capacity = Capacity::Bytes(2 * page_bytes - 1);
     let pool = PoolConfig { capacity, ..config }.layout_with(&[k, scale]).expect("a page fits");
@@ -167,7 +167,7 @@ fn padding_counts_in_a_page_and_not_in_a_token() {
     assert_eq!(config.bytes_per_token(), Ok(5 * 2 * 2 * 3 * 4));
 }
 
-/// Returns scales that encode their place: thousands are layers, hundreds heads, and V has one more.
+/// Returns scales that encode their place: layer in thousands, head in hundreds, and 1 for V.
 fn place_scales(layers: u32, kv_heads: u32) -> KvScales {
     let place = |i: u32| (1000 * (i / 2 / kv_heads) + 100 * (i / 2 % kv_heads) + 1 + i % 2) as f32;
     let values = (0..2 * layers * kv_heads).map(place).collect();
@@ -192,7 +192,7 @@ fn a_rank_has_the_scales_of_its_heads() {
                 let at = (1000 * layer + 100 * (first + head)) as f32;
                 assert_eq!(rank.get(LayerId::new(layer), head), [at + 1.0, at + 2.0]);
             }
-            // A model's scales are not a rank's, unless it has all heads.
+            // A model's scales fit a rank only if it has all heads.
             assert_eq!(model.check_pool(&layout).is_ok(), tp_size == 1);
         }
     }

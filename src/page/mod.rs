@@ -11,10 +11,8 @@
 //!
 //! * P1. A page is in exactly one state: free + private + cached + fenced = page_count.
 //!
-//! The pool asserts that a page is in the state that it leaves, so a double free stops the program. Only the prefix
-//! tree shares pages, and it counts users by node; no page has a count.
-//!
-//! Other tables store the owner of a page, the step that a fenced page waits for (`fence/`), its tokens and its bytes.
+//! The pool asserts the state that a page leaves, so a double free panics. Pages have no use counts: only the prefix
+//! tree shares pages, and it counts users by node.
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word};
 use crate::id::PageId;
@@ -24,13 +22,13 @@ use crate::memory::OutOfMemory;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
 pub enum PageState {
-    /// No owner.
+    /// The page has no owner.
     Free,
-    /// Owned by one sequence.
+    /// One sequence owns the page.
     Private,
-    /// Owned by one node of the tree.
+    /// One node of the tree owns the page.
     Cached,
-    /// Released, but an unfinished step may still read or write it.
+    /// The page is released, but an unfinished step may still access it.
     Fenced,
 }
 
@@ -51,7 +49,7 @@ impl PagePool {
         Self::try_new(page_count).expect("the system has the memory")
     }
 
-    /// Creates a pool of free pages, or returns the allocation that failed.
+    /// [`PagePool::new`] that returns a failed allocation as an error.
     pub(crate) fn try_new(page_count: u32) -> Result<Self, OutOfMemory> {
         Ok(Self {
             page_count,
@@ -109,8 +107,8 @@ impl PagePool {
         }
     }
 
-    /// Takes the `out.len()` lowest free pages, in rising order: Free to Private. Returns false and takes none if fewer
-    /// are free. O(pages).
+    /// Allocates the `out.len()` lowest free pages, in ascending order: Free to Private. Returns false, and allocates
+    /// none, if fewer are free. O(pages).
     #[must_use]
     pub fn alloc(&mut self, out: &mut [PageId]) -> bool {
         if out.len() > self.free.count() as usize {
@@ -123,7 +121,7 @@ impl PagePool {
     /// Moves pages from Private to Cached.
     ///
     /// # Panics
-    /// If a page is not private. The other changes of state also panic if a page is in another state than they require.
+    /// If a page is not private. The other transitions also panic on a page in another state.
     pub fn publish(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {
@@ -132,7 +130,7 @@ impl PagePool {
         });
     }
 
-    /// Moves pages from Private to Free. No step accesses them.
+    /// Moves pages from Private to Free, if no step accesses them.
     pub fn free_private(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {
@@ -141,7 +139,7 @@ impl PagePool {
         });
     }
 
-    /// Moves pages from Cached to Free: evicted pages, or pages whose last user has released them.
+    /// Moves evicted pages, and pages whose last user has released them, from Cached to Free.
     pub fn free_cached(&mut self, pages: &[PageId]) {
         let Self { free, cached, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {

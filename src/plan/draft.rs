@@ -1,4 +1,4 @@
-//! Drafts of speculative decoding: new tokens that a step verifies, before one branch of them is accepted.
+//! Drafts of speculative decoding: new tokens that one step verifies before one branch of them is accepted.
 //!
 //! ```text
 //!   slots     .. 5 6 7 | 8 9 10 11 12     new tokens 0 to 4: a root, which is the sequence's last token, and drafts
@@ -7,10 +7,10 @@
 //!   mask of token 4, from the last slot back: 1 0 1 0 1 | 1 1 1 1 ..
 //! ```
 //!
-//! Bit `i` of a mask represents slot `last - i` of the row, so bit 0 represents its last slot. A token sees all slots
-//! before the last 64. Its mask has its own bit, and no bit of a later slot.
+//! Bit `i` of a mask represents slot `last - i` of the row. A token sees all slots before the row's last 64. Its mask
+//! has its own bit and no bit of a later slot.
 //!
-//! Not here: how a branch is accepted (`system/accept.rs`).
+//! `system/accept.rs` accepts a branch.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -18,32 +18,31 @@ use super::BatchPlan;
 use crate::error::Error;
 use crate::id::{RowId, SeqKey};
 
-/// Most new tokens of a draft: a mask has a bit for each.
+/// Maximum number of new tokens of a draft: the bits of a mask.
 pub const DRAFT_MAX: u32 = u64::BITS;
 
-/// Marks the new tokens of one item as drafts, of which [`accept`](crate::Engine::accept) keeps a branch.
+/// Marks an item's new tokens as drafts, of which [`accept`](crate::Engine::accept) keeps one branch.
 ///
-/// The tokens are the last known ones of the sequence, at most [`DRAFT_MAX`]. No token precedes the one that it
-/// follows.
+/// The tokens are the last known ones of the sequence, at most [`DRAFT_MAX`]. Each token comes after its parent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Draft<'a> {
     /// The item's sequence.
     pub seq: SeqKey,
-    /// Mask of each new token over the row's last 64 slots: bit `i` is slot `last - i`. For a chain, masks and
-    /// positions are empty: each token sees all tokens before it, as in other items.
+    /// Mask of each new token over the row's last 64 slots: bit `i` is slot `last - i`. Empty for a chain, in which
+    /// each token sees all tokens before it.
     pub masks: &'a [u64],
-    /// Position of each new token, which in a tree counts its depth.
+    /// Position of each new token; in a tree it counts the depth. Empty for a chain.
     pub positions: &'a [u32],
 }
 
 impl Draft<'_> {
-    /// Creates a draft of tokens that follow one another.
+    /// Creates a draft in which each token follows the one before it.
     pub const fn chain(seq: SeqKey) -> Self {
         Self { seq, masks: &[], positions: &[] }
     }
 }
 
-/// Masks and positions of a tree of drafts, computed from its parents, in reusable memory.
+/// Masks and positions of a tree of drafts, computed from parents, in reusable memory.
 ///
 /// ```
 /// use kvarena::{DraftTree, Error};
@@ -66,7 +65,7 @@ impl DraftTree {
         Self::default()
     }
 
-    /// Sets the tree: token `i` follows the earlier token `parents[i]`; a token that names itself is a root. O(tokens).
+    /// Sets the tree: token `i` follows the earlier token `parents[i]`. A token that names itself is a root. O(tokens).
     ///
     /// `start` is the number of tokens before the tree: the sequence's [`planned_len`](crate::Engine::planned_len).
     ///
@@ -99,14 +98,14 @@ impl DraftTree {
 
     /// Returns the tree as the draft of a sequence.
     ///
-    /// A tree without tokens is not a chain: plans reject it ([`Error::DraftArrays`]).
+    /// Plans reject a tree without tokens ([`Error::DraftArrays`]).
     pub fn draft(&self, seq: SeqKey) -> Draft<'_> {
-        // A chain has neither masks nor positions.
+        // Empty masks and positions would describe a chain.
         let positions = if self.positions.is_empty() { &[0] } else { &self.positions[..] };
         Draft { seq, masks: &self.masks, positions }
     }
 
-    /// Returns the masks of the tokens, as in [`Draft::masks`].
+    /// Returns the masks of the tokens ([`Draft::masks`]).
     pub fn masks(&self) -> &[u64] {
         &self.masks
     }
@@ -122,27 +121,27 @@ impl DraftTree {
 pub struct Branch<'a> {
     /// The sequence.
     pub seq: SeqKey,
-    /// Ascending indices of the branch's tokens within the item: a root, a token that follows it, and so on. Empty: all
-    /// drafts are removed.
+    /// Ascending indices of the branch's tokens within the item: a root, a token that follows it, and so on. If empty,
+    /// all drafts are dropped.
     pub tokens: &'a [u32],
 }
 
-/// Slots of one row that an accepted branch keeps and that move together, 16 bytes. A backend reads all of them before
-/// it writes one.
+/// Slots of one row that an accepted branch keeps and makes contiguous, 16 bytes. A backend reads all of them before it
+/// writes one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Compaction {
     /// The row in the page tables.
     pub row: RowId,
-    /// Place in the row that the first kept slot moves to; the others follow it.
+    /// Place in the row that receives the first kept slot; the others follow it.
     pub first: u32,
     /// Bit `i` is set if place `first + i` is kept.
     pub keep: u64,
 }
 
 impl Compaction {
-    /// Returns the source and target of each place that moves, in ascending order. Moves in this order never read a
-    /// written place. Places past `u32::MAX` do not exist and are omitted.
+    /// Returns the source and target of each place that moves, in ascending order. In this order, no move reads a place
+    /// that an earlier move wrote. Places beyond `u32::MAX` are omitted.
     pub fn moves(self) -> impl Iterator<Item = (u32, u32)> {
         let mut rest = self.keep;
         let next = move || {
@@ -163,13 +162,12 @@ impl Compaction {
     }
 }
 
-/// Rejects more tokens than a mask has bits.
 pub(crate) fn check_len(len: u64) -> Result<(), Error> {
     let max = u64::from(DRAFT_MAX);
     if len > max { Err(Error::DraftLen { len, max }) } else { Ok(()) }
 }
 
-/// Bits of the masks of a row of `kv_len` slots, of which the last `extend_len` (1 to 64) belong to its new tokens.
+/// Bits of the masks of a row of `kv_len` slots. The last `extend_len` slots (1 to 64) belong to new tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct MaskRow {
     kv_len: u32,
@@ -186,7 +184,7 @@ impl MaskRow {
         1 << (self.extend_len - 1 - token)
     }
 
-    /// Returns the bits of the row's last 64 slots, or of all if it has fewer.
+    /// Returns the bits of the row's last 64 slots, fewer if the row is shorter.
     fn slots(self) -> u64 {
         u64::MAX.checked_shr(64_u32.saturating_sub(self.kv_len)).unwrap_or(0)
     }
@@ -196,18 +194,18 @@ impl MaskRow {
         self.slots() & u64::MAX.checked_shl(self.extend_len).unwrap_or(0)
     }
 
-    /// Returns all bits that a new token may have: those of the slots up to its own.
+    /// Returns all bits that a new token may have: the slots up to its own.
     pub fn most(self, token: u32) -> u64 {
         self.slots() & !(self.own(token) - 1)
     }
 
-    /// Returns whether a new token's mask has its own bit, and none that it may not have.
+    /// Returns whether a new token's mask has its own bit, and only allowed bits.
     pub fn allows(self, token: u32, mask: u64) -> bool {
         mask & self.own(token) != 0 && mask & !self.most(token) == 0
     }
 }
 
-/// Checks masks, after the rows.
+/// Checks the masks of a plan whose rows are checked.
 ///
 /// # Errors
 /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
@@ -258,7 +256,6 @@ mod tests {
         let long = tree.set(0, &[0; 65]);
         assert_eq!(long, Err(Error::DraftLen { len: 65, max: 64 }));
         assert_eq!(tree.masks().len(), 64, "an error leaves it as it was");
-        // The longest possible text.
         let max = u64::from(u32::MAX);
         for (start, len) in [(u32::MAX, 1_u32), (u32::MAX, 2), (u32::MAX - 63, 64)] {
             let refused = Error::TooLong { len: u64::from(start) + u64::from(len), max };

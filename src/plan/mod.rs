@@ -1,9 +1,7 @@
-//! The records of a step: its plan, in the forms that backends and other ranks read.
+//! The records of a step: its plan, in the forms that backends and other ranks read. `system/plan_batch/` makes plans.
 //!
-//! A [`BatchPlan`] borrows only the caller's [`StepScratch`], so several steps can be in flight. An [`OwnedPlan`] has
-//! the same contents in one buffer: it is `Send`, and a byte string for other processes.
-//!
-//! Not here: the code that makes a plan (`system/plan_batch/`).
+//! A [`BatchPlan`] borrows only the caller's [`StepScratch`], so several steps can be in flight. An [`OwnedPlan`]
+//! contains the same data in one buffer: it is `Send`, and a byte string for other processes.
 
 mod draft;
 mod moves;
@@ -25,33 +23,33 @@ pub(crate) use spans::SpanCheck;
 pub use spans::{SharedSpan, SharedSpans};
 pub use step_end::StepEnd;
 
-/// Most new tokens of one step, padding included: the limit of FlashInfer's 32-bit arrays.
+/// Maximum number of new tokens of a step, including padding: FlashInfer's arrays are 32-bit.
 pub const STEP_TOKENS_MAX: u32 = i32::MAX as u32;
 
-// The byte form is a copy of memory, and is defined as little-endian.
+// The byte form is a copy of memory, defined as little-endian.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// One item of a batch: a sequence, and the number of tokens to extend it by.
+/// One item of a batch: a sequence and its number of new tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extend {
     /// The sequence.
     pub seq: SeqKey,
-    /// New tokens to compute, at least 1.
+    /// Number of new tokens to compute, at least 1.
     pub len: u32,
 }
 
-/// The numbers of sequences and tokens of a plan, padding included.
+/// The numbers of sequences and tokens of a plan, including padding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PlanSize {
-    /// Sequences: rows of the plan.
+    /// Number of sequences: the plan's rows.
     pub rows: usize,
-    /// New tokens.
+    /// Number of new tokens.
     pub tokens: usize,
 }
 
 impl PlanSize {
-    /// Returns whether a plan of these numbers can be padded to this size: each padding row takes at least one padding
-    /// token, padding tokens need a padding row, and there are at most [`STEP_TOKENS_MAX`] tokens.
+    /// Returns whether `plan` can be padded to this size. Each padding row takes at least one padding token, padding
+    /// tokens need a padding row, and there are at most [`STEP_TOKENS_MAX`] tokens.
     pub(crate) fn holds(self, plan: Self) -> bool {
         let rows = self.rows.checked_sub(plan.rows);
         let tokens = self.tokens.checked_sub(plan.tokens);
@@ -59,8 +57,7 @@ impl PlanSize {
             && self.tokens <= STEP_TOKENS_MAX as usize
     }
 
-    /// Returns padding row `i` of a plan of these numbers that is padded to this size: each has one padding token, and
-    /// the last one has the rest.
+    /// Returns padding row `i` of `plan` padded to this size. Each has one padding token; the last has the rest.
     fn padding_row(self, plan: Self, i: usize) -> BatchRow {
         let is_last = plan.rows + i + 1 == self.rows;
         let qo_start = plan.tokens + i;
@@ -68,7 +65,7 @@ impl PlanSize {
         BatchRow { row: RowId::new(0), qo_start: qo_start as u32, extend_len, kv_len: 0 }
     }
 
-    /// Writes the padding rows behind those of a plan of these numbers.
+    /// Writes the padding rows after the rows of `plan`.
     pub(crate) fn pad_rows(self, plan: Self, rows: &mut [BatchRow]) {
         for (i, row) in rows[plan.rows..].iter_mut().enumerate() {
             *row = self.padding_row(plan, i);
@@ -78,8 +75,8 @@ impl PlanSize {
 
 /// One sequence of a step, 16 bytes.
 ///
-/// Its query rows are `qo_start..qo_start + extend_len`; row `qo_start + i` has position
-/// `kv_len - extend_len + i` and sees positions `0..=` that. A padding row has `kv_len` 0 and sees nothing.
+/// Its query rows are `qo_start..qo_start + extend_len`. Row `qo_start + i` has position `kv_len - extend_len + i` and
+/// sees all positions up to its own. A padding row has `kv_len` 0 and sees nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BatchRow {
@@ -89,11 +86,11 @@ pub struct BatchRow {
     pub qo_start: u32,
     /// Number of the sequence's new tokens.
     pub extend_len: u32,
-    /// Tokens with K and V after the step has stored its own: `cached_len + extend_len`.
+    /// Number of tokens with K and V once the step has stored its own: `cached_len + extend_len`.
     pub kv_len: u32,
 }
 
-/// One changed word of the page tables: `words[index] = value`, 8 bytes. See [`TableShape`](crate::TableShape).
+/// One changed word of the page tables ([`TableShape`](crate::TableShape)): `words[index] = value`, 8 bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct TableWrite {
@@ -103,7 +100,7 @@ pub struct TableWrite {
     pub value: u32,
 }
 
-/// One page to copy within a pool, all layers, K and V, 8 bytes.
+/// One page to copy within a pool: all layers, K and V. 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct PageCopy {
@@ -113,7 +110,7 @@ pub struct PageCopy {
     pub target: PageId,
 }
 
-/// The slot of K and V of each new token; a backend writes nothing to a negative slot.
+/// The slot for K and V of each new token. A backend stores nothing for a negative slot.
 ///
 /// 32-bit if every slot of the pool fits, else 64-bit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -126,7 +123,6 @@ pub enum SlotMapping<'a> {
 }
 
 impl<'a> SlotMapping<'a> {
-    /// Returns a range of the slots.
     fn part(&self, range: std::ops::Range<usize>) -> SlotMapping<'a> {
         match self {
             Self::I32(slots) => SlotMapping::I32(&slots[range]),
@@ -147,7 +143,7 @@ impl<'a> SlotMapping<'a> {
         self.len() == 0
     }
 
-    /// Returns the slot of token `i`, or `None` if nothing is written for it.
+    /// Returns the slot of token `i`; `None` if the slot is negative.
     pub fn get(&self, i: usize) -> Option<SlotId> {
         let slot = match self {
             Self::I32(slots) => i64::from(slots[i]),
@@ -157,29 +153,29 @@ impl<'a> SlotMapping<'a> {
     }
 }
 
-/// The plan of one step, which the host makes and every backend reads.
+/// The plan of one step, which every backend reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchPlan<'step> {
     /// The step.
     pub step: StepId,
     /// The sequences, in the order of the batch.
     pub rows: &'step [BatchRow],
-    /// The new tokens of all sequences, one sequence after another; [`TokenId::PENDING`] for unknown ones.
+    /// New tokens of all sequences, in the order of the rows; [`TokenId::PENDING`] for unknown ones.
     pub tokens: &'step [TokenId],
-    /// Position in its sequence of each new token.
+    /// Position of each new token in its sequence.
     pub positions: &'step [u32],
     /// Slot of each new token.
     pub slot_mapping: SlotMapping<'step>,
-    /// Slots of the tracks after the first, `[tracks - 1, tokens]`, as wide as `slot_mapping`; empty with one track.
-    /// See [`BatchPlan::slots_of`].
+    /// Slots of the tracks after the first ([`BatchPlan::slots_of`]): `[tracks - 1, tokens]`, as wide as
+    /// `slot_mapping`. Empty with one track.
     pub track_slots: SlotMapping<'step>,
-    /// Changes of the page tables since the last plan. Their indices are distinct, so they may be applied in any order.
+    /// Changes of the page tables since the last plan. Their indices are distinct, so the order is free.
     pub table_writes: &'step [TableWrite],
     /// Spans of pages that several rows read. A backend may read them once for all these rows.
     pub shared: SharedSpans<'step>,
-    /// The masks of draft trees, one for each new token; empty if no row is a tree. If bit `i` is set, the token sees
-    /// slot `last - i` of its row; its own bit is set, and all slots before the row's last 64 are seen. 0 for each
-    /// token of a row that is not a tree: it sees all tokens up to itself.
+    /// Masks of draft trees, one for each new token; empty if no row is a tree. If bit `i` is set, the token sees slot
+    /// `last - i` of its row. A token of a tree also sees all slots before the row's last 64. A mask of 0 belongs to a
+    /// row that is not a tree: the token sees all tokens up to itself.
     pub masks: &'step [u64],
 }
 
@@ -189,13 +185,13 @@ impl<'step> BatchPlan<'step> {
         self.step
     }
 
-    /// Returns the new tokens of the step, padding included: the rows of q, k, v and out.
+    /// Returns the number of new tokens, including padding: the rows of q, k, v and out.
     pub fn token_count(&self) -> usize {
         self.positions.len()
     }
 
     /// Returns the slots of the new tokens in a track: for the layers that
-    /// [`PoolLayout::place`](crate::PoolLayout::place) assigns to it. Track 0 is that of group 0.
+    /// [`PoolLayout::place`](crate::PoolLayout::place) assigns to it. Track 0 belongs to group 0.
     ///
     /// # Panics
     /// If `track` is not below the number of tracks.
@@ -209,28 +205,27 @@ impl<'step> BatchPlan<'step> {
         }
     }
 
-    /// Returns the masks of a row that is a tree of drafts, and `None` for any other row.
+    /// Returns the masks of a row that is a draft tree; `None` for other rows.
     pub fn tree(&self, row: &BatchRow) -> Option<&'step [u64]> {
         let start = row.qo_start as usize;
         let masks = self.masks.get(start..start + row.extend_len as usize)?;
         masks.first().is_some_and(|&mask| mask != 0).then_some(masks)
     }
 
-    /// Returns the numbers of sequences and tokens, padding included.
     pub(crate) fn size(&self) -> PlanSize {
         PlanSize { rows: self.rows.len(), tokens: self.token_count() }
     }
 
-    /// Returns the plan padded to `rows` sequences and `tokens` tokens, for a graph that was captured at that size. A
-    /// backend stages the result as another plan; [`Engine::plan_padded`](crate::Engine::plan_padded) makes a plan that
-    /// is padded from the start.
+    /// Returns the plan padded to `rows` sequences and `tokens` tokens, for a graph that was captured at that size.
     ///
-    /// A padding row has `kv_len` 0: it attends to nothing and its output is 0. A padding token has slot -1: nothing is
-    /// stored. Each padding row takes one padding token, and the last row takes the rest.
+    /// A backend must stage the padded plan separately; [`Engine::plan_padded`](crate::Engine::plan_padded) makes a
+    /// plan that is padded from the start. A padding row has `kv_len` 0: it attends to nothing and its output is 0. A
+    /// padding token has slot -1, so nothing is stored. Each padding row takes one padding token, and the last row
+    /// takes the rest.
     ///
     /// # Panics
-    /// If the plan is larger than `rows` or `tokens`, if the padding tokens do not suffice for the padding rows or have
-    /// no row, or if there are more than [`STEP_TOKENS_MAX`] tokens.
+    /// If the plan is larger than `rows` or `tokens`, if there are fewer padding tokens than padding rows, if padding
+    /// tokens have no padding row, or if there are more than [`STEP_TOKENS_MAX`] tokens.
     pub fn padded<'pad>(
         &self,
         scratch: &'pad mut StepScratch,
@@ -276,7 +271,6 @@ impl<'step> BatchPlan<'step> {
     }
 }
 
-/// Pads the slots of each track from `tokens` to `len`.
 fn pad_each<'a, T: Copy + From<i8>>(
     bump: &'a Bump,
     slots: &[T],
@@ -288,7 +282,7 @@ fn pad_each<'a, T: Copy + From<i8>>(
     bump.alloc_slice_fill_with(tracks * len, |at| slot(at).unwrap_or(T::from(-1)))
 }
 
-/// Returns `items`, followed by `fill(0..)` up to `len`.
+/// Returns `items`, followed by `fill(0)`, `fill(1)` and so on, up to `len` items.
 fn pad<'a, T: Copy>(
     bump: &'a Bump,
     items: &[T],
@@ -301,11 +295,12 @@ fn pad<'a, T: Copy>(
     })
 }
 
-/// A batch in the form of FlashInfer's paged attention, for hosts with their own kernels: CSR arrays of 32-bit numbers.
+/// A batch in the format of FlashInfer's paged attention, for hosts with their own kernels: CSR arrays of 32-bit
+/// numbers.
 ///
 /// Sequence `i` has query rows `qo_indptr[i]..qo_indptr[i + 1]` and pages `kv_indices[kv_indptr[i]..kv_indptr[i + 1]]`.
-/// The last page has `kv_last_page_len[i]` tokens, `1 <= kv_last_page_len <= page_size`. It is 0 for an entry without
-/// pages, which only [`PackedLevels`] have.
+/// Its last page has `kv_last_page_len[i]` tokens, from 1 to page_size. It is 0 for an entry without pages, which only
+/// [`PackedLevels`] contains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedPlan<'step> {
     /// `[batch + 1]`: first query row of each sequence.
@@ -320,48 +315,47 @@ pub struct PackedPlan<'step> {
     pub kv_last_page_len: &'step [i32],
 }
 
-/// A batch in the form of FlashInfer's `MultiLevelCascadeAttentionWrapper`: each level lists pages that several rows
+/// A batch in the format of FlashInfer's `MultiLevelCascadeAttentionWrapper`. Each level lists pages that several rows
 /// share once.
 ///
-/// Each level attends all new tokens of the batch to some of their pages. Merging the results of the levels by their
-/// log-sum-exp gives attention to all pages. In a level, sequence `i` of [`PackedPlan`] is an entry: consecutive rows,
-/// and the pages that all of them read in the level. An entry without pages reads nothing. Shared pages precede every
-/// query, so only the last level is causal.
+/// A level attends all new tokens of the batch to some of their pages. Merging the results of all levels by log-sum-exp
+/// gives attention to all pages. An entry of a level is a run of consecutive rows, with the pages that all of them
+/// read; it may have none. Shared pages precede every query, so only the last level is causal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedLevels<'step> {
-    /// `[items]`: indices of the plan's rows, without padding, in the order in which `qo_indptr` counts their new
-    /// tokens. Gather q by it, and scatter the output.
+    /// `[items]`: indices of the plan's rows without padding, in the order of `qo_indptr`. Gather q by it, and scatter
+    /// the output.
     pub order: &'step [u32],
-    /// At least one level. The shared spans are first, outermost first: level `n` has the spans with `n` spans around
-    /// them. The last level has the pages that each row reads alone.
+    /// At least one level. Level `n` lists the shared spans that are nested in `n` others; the last level lists the
+    /// pages that each row reads alone.
     pub levels: &'step [PackedPlan<'step>],
 }
 
-/// Memory of one plan. Reuse it, so that a warm step allocates nothing; each step in flight needs its own.
+/// Memory of one plan. Reuse it, so that a warm step allocates nothing. Each step in flight needs its own.
 #[derive(Debug, Default)]
 pub struct StepScratch {
     bump: Bump,
 }
 
 impl StepScratch {
-    /// Creates empty scratch, which grows to the largest plan made in it.
+    /// Creates an empty scratch, which grows to the largest plan.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Creates empty scratch for plans of up to `bytes`; [`EngineShape::plan_bytes`](crate::EngineShape::plan_bytes) is
-    /// the size of the largest.
+    /// Creates an empty scratch for plans of up to `bytes` bytes.
+    /// [`EngineShape::plan_bytes`](crate::EngineShape::plan_bytes) returns the size of the largest plan.
     pub fn with_capacity(bytes: usize) -> Self {
         Self { bump: Bump::with_capacity(bytes) }
     }
 
-    /// Drops the last plan, which is no longer borrowed.
+    /// Drops the last plan.
     pub(crate) fn reset(&mut self) -> &Bump {
         self.bump.reset();
         &self.bump
     }
 
-    /// Returns the allocated bytes.
+    /// Returns the number of allocated bytes.
     pub fn bytes(&self) -> usize {
         self.bump.allocated_bytes()
     }

@@ -1,13 +1,12 @@
-//! Moves between device and host pages, and the byte forms of lists of page copies and of compactions, for other ranks.
-//!
-//! Not here: the code that makes copies and compactions (`system/fork.rs`, `system/accept.rs`).
+//! Moves between device and host pages, and the byte forms of copies and compactions for other ranks. `system/fork.rs`
+//! and `system/accept.rs` make copies and compactions.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{Compaction, PageCopy, PlanBytesError};
 use crate::id::{HostPageId, PageId};
 
-/// A page of the pool and a page of host memory, one of which is copied to the other: all planes of all lanes.
+/// A page of the pool and a page of host memory; one is copied to the other, with all planes of all lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct PageMove {
@@ -17,9 +16,9 @@ pub struct PageMove {
     pub host: HostPageId,
 }
 
-/// Marks the byte form of copies, and its version.
+/// Magic number and version of the byte form of copies.
 const COPIES: u64 = u64::from_le_bytes(*b"kvcopy01");
-/// Marks the byte form of compactions, and its version.
+/// Magic number and version of the byte form of compactions.
 const COMPACTIONS: u64 = u64::from_le_bytes(*b"kvmove01");
 
 impl PageCopy {

@@ -1,6 +1,4 @@
 //! The byte form of a plan: [`OwnedPlan`], one buffer that other threads and processes can read.
-//!
-//! Not here: the contents of a plan (`mod.rs`).
 
 use std::fmt;
 
@@ -9,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{BatchPlan, BatchRow, SharedSpan, SharedSpans, SlotMapping, SpanCheck, check_masks};
 use crate::id::StepId;
 
-/// Marks the byte form, and its version.
+/// Magic number and version of the byte form.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvplan03");
 
 /// First words of the byte form; the arrays follow in this order, each padded to 8 bytes.
@@ -21,7 +19,7 @@ struct Header {
     rows: u64,
     tokens: u64,
     table_writes: u64,
-    /// Bytes of a slot in the low 32 bits, and the number of tracks except the first in the high ones.
+    /// Low 32 bits: bytes of a slot. High 32 bits: number of tracks except the first.
     slots: u64,
     spans: u64,
     members: u64,
@@ -41,11 +39,11 @@ impl Header {
     }
 }
 
-/// The reason why bytes are not a plan, or not another record for other ranks.
+/// The reason why bytes are not a plan or another record for ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PlanBytesError {
-    /// The first bytes are not the mark of this record and version.
+    /// The first bytes are not the magic number of this record and version.
     Magic,
     /// The length does not match the header.
     Length {
@@ -57,7 +55,7 @@ pub enum PlanBytesError {
         /// The header's number.
         slot_bytes: u64,
     },
-    /// The sequences' query rows do not follow one another, or do not add up to the tokens.
+    /// The sequences' query rows are not consecutive, or do not add up to the tokens.
     Rows {
         /// The first sequence with wrong query rows.
         row: usize,
@@ -67,18 +65,18 @@ pub enum PlanBytesError {
         /// The first wrong span; the number of spans if the list of members is wrong.
         span: usize,
     },
-    /// The masks are not one for each token, or one mask is wrong: it lacks its token's own bit, has bits of missing or
-    /// later slots, or belongs to a row of more than 64 new tokens.
+    /// The number of masks differs from the number of tokens, or a mask is wrong: it lacks its token's own bit, has
+    /// bits of missing or later slots, or belongs to a row of more than 64 new tokens.
     Mask {
         /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
         token: usize,
     },
-    /// A [`StepEnd`](super::StepEnd) neither completes nor aborts.
+    /// A [`StepEnd`](super::StepEnd) is neither a completion nor an abort.
     StepEnd {
         /// The unknown kind of end.
         kind: u64,
     },
-    /// A [`Compaction`](super::Compaction) has places past 32 bits.
+    /// A [`Compaction`](super::Compaction) has places beyond 32 bits.
     Compaction {
         /// The compaction's index in the list.
         index: usize,
@@ -110,10 +108,10 @@ impl fmt::Display for PlanBytesError {
 
 impl std::error::Error for PlanBytesError {}
 
-/// A plan in one reusable buffer: `Send`, and a byte string for other processes such as tensor-parallel ranks.
+/// A plan in one reusable buffer. It is `Send`, and a byte string for other processes such as tensor-parallel ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnedPlan {
-    /// Words rather than bytes, so that every array in the buffer is aligned. Empty without a plan.
+    /// The buffer, in words, so that every array is aligned. Empty without a plan.
     words: Vec<u64>,
 }
 
@@ -166,7 +164,7 @@ impl OwnedPlan {
         bytemuck::cast_slice_mut(&mut self.words[start..])[..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Returns the byte form, little-endian; [`guide::ranks`](crate::guide::ranks) specifies each bit and has a reader.
+    /// Returns the byte form, little-endian. [`guide::ranks`](crate::guide::ranks) specifies the format.
     pub fn as_bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.words)
     }

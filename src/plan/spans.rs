@@ -1,4 +1,4 @@
-//! Spans of positions that several rows of a batch read from the same pages. A backend may read these pages once.
+//! Shared spans: positions that several rows of a batch read from the same pages. A backend may read these pages once.
 //!
 //! ```text
 //!   members   [ 0 2 5 1 | 3 4 ]          spans   0..512 of members 0..4    (the system prompt)
@@ -6,16 +6,15 @@
 //!                                                0..256 of members 4..6
 //! ```
 //!
-//! Spans are optional: a backend that reads each row separately gives the same result.
+//! Spans are optional: a backend that reads each row separately gives the same result. `prefix/shared_spans.rs` finds
+//! them.
 //!
 //! * R1. Spans are in order, parents first, one subtree after another. A span has at least two members, fewer than its
-//!   parent, all of them members of its parent; siblings have no common member. It begins where its parent ends, or at
-//!   0 without a parent, and is not empty. Every member is in a span.
+//!   parent, and all of them are members of its parent. Siblings share no member. A span is not empty and begins at the
+//!   end of its parent, or at 0 without a parent. Every member is in a span.
 //! * R2. A member is a row of the batch, and is listed once.
-//! * R3. A span ends at or before the first query position of each of its members, and within the published pages of
-//!   each. So its pages have the same indices in the page tables of all members, and any of these tables may be read.
-//!
-//! Not here: the search for shared spans (`prefix/shared_spans.rs`).
+//! * R3. A span ends at or before the first query position of each member, and within each member's published pages. So
+//!   its pages have the same indices in the page tables of all members.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -52,18 +51,18 @@ pub struct SharedSpans<'step> {
     pub members: &'step [u32],
 }
 
-/// Buffers of the check of spans, reused for the next plan.
+/// Reusable buffers of the check of spans.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpanCheck {
-    /// Whether each row was listed. Bytes, because accesses to bits of one word would wait for each other.
+    /// Whether each row was listed. Bytes are faster than bits, whose updates of one word depend on each other.
     named: Vec<bool>,
-    /// The spans around the current one, outermost first, each with its index. Their ends rise.
+    /// The spans that contain the current one, outermost first, each with its index. Their ends rise.
     around: Vec<(usize, SharedSpan)>,
 }
 
 impl SpanCheck {
-    /// Checks the parts of R1 to R3 that depend only on the plan. O(rows and spans): each member is compared with the
-    /// innermost span around it, which ends last.
+    /// Checks the parts of R1 to R3 that depend only on the plan. O(rows and spans): each member is compared only with
+    /// its innermost span, which ends last.
     ///
     /// # Errors
     /// The first wrong span; the number of spans if the list of members is wrong.
@@ -100,7 +99,8 @@ impl SpanCheck {
         }
     }
 
-    /// Checks R1 of a span, given the spans around it. A root's members begin where those of the previous root end.
+    /// Checks R1 of a span, given the spans that contain it. A root's members begin where those of the previous root
+    /// end.
     fn is_nested(&self, span: &SharedSpan, roots_end: usize, members: usize) -> bool {
         let range = span.range();
         let fits = match self.around.last() {
@@ -129,7 +129,7 @@ impl SpanCheck {
     }
 }
 
-/// Compares spans with the first query positions of members, in order (R3).
+/// Checks R3: compares spans with the first query positions of their members, in order.
 struct Queries<'a> {
     members: &'a [u32],
     rows: &'a [BatchRow],
@@ -140,7 +140,7 @@ struct Queries<'a> {
 }
 
 impl Queries<'_> {
-    /// Checks the members up to `end`, all of which have these spans around them.
+    /// Checks the members up to `end`; `around` are the spans that contain all of them.
     fn check(&mut self, around: &[(usize, SharedSpan)], end: usize) {
         let Some(&(_, innermost)) = around.last() else { return };
         let first_query = |&row: &u32| {
@@ -220,13 +220,13 @@ mod tests {
         assert_eq!(span.range(), u32::MAX as usize..2 * u32::MAX as usize);
     }
 
-    /// Reading all members of each span would take 2^39 reads: hours.
+    /// Reading all members of each span would take 2^39 reads.
     #[test]
     fn each_member_is_looked_at_once() {
         const ROWS: u32 = 1 << 20;
         let row = |i| BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 2 + i };
         let mut rows: Vec<_> = (0..ROWS).map(row).collect();
-        // Span i has all rows from i on, and one page: row i is in i + 1 spans.
+        // Span i contains all rows from i on, and one page, so row i is in i + 1 spans.
         let span = |i| SharedSpan { member_start: i, member_count: ROWS - i, begin: i, end: i + 1 };
         let spans: Vec<_> = (0..ROWS - 1).map(span).collect();
         let members: Vec<_> = (0..ROWS).collect();
@@ -236,7 +236,7 @@ mod tests {
         let last = ROWS as usize - 1;
         rows[last].kv_len = 1 + 77;
         assert_eq!(check.check(&shared, &rows), Err(77), "the outermost wrong span");
-        // Each row's query is inside its spans: that of row i inside span i.
+        // The query of row i is inside span i.
         rows.iter_mut().zip(0..).for_each(|(row, i)| row.kv_len = 1 + i);
         assert_eq!(check.check(&shared, &rows), Err(0));
     }
@@ -323,7 +323,6 @@ mod tests {
             for span in &spans {
                 members[span.range()].iter().for_each(|&row| kv_lens[row as usize] = 1 + span.end);
             }
-            // Half of them are mutated, up to three times.
             for _ in 0..rng.below(2) * (1 + rng.below(3)) {
                 let near = |rng: &mut Rng, value: u32| match rng.below(8) {
                     0 => rng.below(1 << 32) as u32,

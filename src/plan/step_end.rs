@@ -1,13 +1,12 @@
 //! [`StepEnd`]: the record that ends steps on a backend, and its byte form for other ranks.
-//!
-//! Not here: the end of a step in the engine (`system/complete.rs`, `system/abort.rs`), the set of open steps
-//! (`backend/open_steps.rs`).
 
 use super::PlanBytesError;
 use crate::id::StepId;
 
-/// A record that completes or aborts steps. An engine passes the record to its own backend. The host passes it to the
-/// backends of other ranks, as bytes or as a value, in the order in which the engine made plans and ends.
+/// Completes or aborts steps on a backend.
+///
+/// The engine passes it to its own backend. The host passes it to the backends of other ranks, as bytes or as a value,
+/// in the order in which the engine makes plans and ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StepEnd {
     /// Completes this step and all earlier ones. Backends reject their plans from now on.
@@ -16,7 +15,7 @@ pub enum StepEnd {
     Abort(StepId),
 }
 
-/// Magic number of the byte form, with its version.
+/// Magic number and version of the byte form.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvends01");
 const COMPLETE: u64 = 1;
 const ABORT: u64 = 2;
@@ -37,9 +36,8 @@ impl StepEnd {
 
     /// Reads the byte form.
     ///
-    /// # Errors
-    /// [`PlanBytesError::Length`] if there are not [`StepEnd::BYTES`] bytes. [`PlanBytesError::Magic`] if they are
-    /// another record, such as a plan. [`PlanBytesError::StepEnd`] if they neither complete nor abort.
+    /// [`PlanBytesError::Length`] unless there are [`StepEnd::BYTES`] bytes. [`PlanBytesError::Magic`] for another
+    /// record, such as a plan. [`PlanBytesError::StepEnd`] for an unknown kind.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PlanBytesError> {
         let wrong_length = |_| PlanBytesError::Length { actual: bytes.len() };
         let bytes: [u8; Self::BYTES] = bytes.try_into().map_err(wrong_length)?;

@@ -4,28 +4,26 @@ use crate::id::RowId;
 use crate::memory::{OutOfMemory, filled};
 use crate::plan::{DRAFT_MAX, Draft, MaskRow};
 
-/// Parent of a root, which follows the tokens before the drafts.
+/// Parent of a root.
 const ROOT: u8 = DRAFT_MAX as u8;
 /// Parent of a token that cannot be accepted.
 const NONE: u8 = u8::MAX;
 
-/// Parents of the drafts of each row, by the places of both.
+/// Parents of the drafts of each row. A draft is identified by its index.
 pub(super) struct Branches {
     parents: Vec<[u8; DRAFT_MAX as usize]>,
 }
 
 impl Branches {
-    /// Creates the table for `rows` rows, 64 bytes each.
     pub fn new(rows: u32) -> Result<Self, OutOfMemory> {
         Ok(Self { parents: filled(rows.into(), [NONE; DRAFT_MAX as usize])? })
     }
 
-    /// Returns the bytes of a table.
     pub const fn bytes(rows: u32) -> u64 {
         rows as u64 * DRAFT_MAX as u64
     }
 
-    /// Stores a checked draft of `len` tokens after `start` others. O(tokens of the draft).
+    /// Stores the parents of a checked draft of `len` tokens that follow `start` others. O(tokens of the draft).
     pub fn set(&mut self, row: RowId, draft: &Draft<'_>, start: u32, len: u32) {
         let parents = &mut self.parents[row.index()];
         parents.fill(NONE);
@@ -37,7 +35,7 @@ impl Branches {
         }
     }
 
-    /// Returns whether `len` drafts form a chain from a root on, so that each sees all earlier ones. O(`len`).
+    /// Returns whether `len` drafts form one chain from a root. O(`len`).
     pub fn is_chain(&self, row: RowId, len: u32) -> bool {
         let befores = [ROOT].into_iter().chain(0..);
         befores
@@ -64,7 +62,7 @@ impl Branches {
     }
 }
 
-/// Returns the parent of a token of a tree, given the parents of all earlier tokens.
+/// Returns the parent of a token, given the parents of all earlier tokens.
 fn parent(draft: &Draft<'_>, start: u32, len: u32, token: u32, parents: &[u8]) -> u8 {
     let row = MaskRow::new(start + len, len);
     let (mask, position) = (draft.masks[token as usize], draft.positions[token as usize]);
@@ -72,7 +70,6 @@ fn parent(draft: &Draft<'_>, start: u32, len: u32, token: u32, parents: &[u8]) -
     if others == row.before() {
         return if position == start { ROOT } else { NONE };
     }
-    // The last draft that the token sees, if any.
     let before = (len - 1).checked_sub(others.trailing_zeros());
     match before.map(|before| before as usize) {
         Some(before)
@@ -142,7 +139,7 @@ mod tests {
 
     #[test]
     fn what_saw_something_else_than_its_branch_is_not_kept() {
-        // After 3 tokens: a root, a token after it that does not see slot 1, and a token after that.
+        // Three known tokens precede a root, a token after it that does not see slot 1, and a token after that.
         let masks = [0b111_100, 0b101_110, 0b101_111];
         let off = |positions: [u32; 3]| {
             let draft = Draft { seq: SeqKey::default(), masks: &masks, positions: &positions };

@@ -1,14 +1,13 @@
-//! The pool of chunks: the free chunks, and the number of rows that use each of the others.
+//! The pool of chunks: free chunks, and the number of rows that use each chunk.
 
 use crate::memory::{OutOfMemory, reserved, touch, touch_reserved, zeroed};
 
-/// Chunks of one store.
 pub(super) struct ChunkPool {
-    /// Number of rows that name each chunk.
+    /// Number of rows that use each chunk.
     users: Vec<u32>,
-    /// Chunks that were used before and are free now.
+    /// Chunks that were released, and are free.
     returned: Vec<u32>,
-    /// First chunk that was never used; all later ones are unused.
+    /// The first chunk that was never used; all later ones are free.
     fresh: u32,
 }
 
@@ -26,12 +25,10 @@ impl ChunkPool {
         2 * 4 * u64::from(count)
     }
 
-    /// Returns the number of free chunks.
     pub fn free_count(&self) -> u32 {
         self.users.len() as u32 - self.used_count()
     }
 
-    /// Returns the number of chunks in use.
     pub fn used_count(&self) -> u32 {
         self.fresh - self.returned.len() as u32
     }

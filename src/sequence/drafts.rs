@@ -1,4 +1,4 @@
-//! The drafts of a sequence that wait until a branch is accepted (S9).
+//! Drafts of a sequence that wait for `accept` (S9).
 
 use crate::error::Error;
 use crate::id::SeqKey;
@@ -8,8 +8,8 @@ use super::record::DRAFTED;
 use super::{Sequence, SequenceTable};
 
 impl SequenceTable {
-    /// Marks the last `len` planned tokens of a sequence as drafts that wait until a branch is accepted. The caller
-    /// checked them. O(`len`).
+    /// Marks the last `len` planned tokens of a sequence as drafts that wait for `accept`. The caller has checked them.
+    /// O(`len`).
     pub(crate) fn begin_draft(&mut self, draft: &Draft<'_>, len: u32) {
         let sequence = &mut self.rows[draft.seq];
         sequence.last_plan = DRAFTED;
@@ -31,13 +31,13 @@ impl SequenceTable {
         sequence.is_drafted() && !self.stores.branches.is_chain(sequence.row, len)
     }
 
-    /// Returns whether exactly one of a sequence's `len` drafts is a root. That root is the last sampled token; several
+    /// Returns whether exactly one of a sequence's `len` drafts is a root. One root is the last sampled token; several
     /// roots are guesses of that token. O(`len`).
     pub(crate) fn has_one_root(&self, sequence: &Sequence, len: u32) -> bool {
         self.stores.branches.has_one_root(sequence.row, len)
     }
 
-    /// Returns the index of the first of `tokens` that breaks the branch, if any.
+    /// Returns the index of the first of `tokens` that does not follow its predecessor, if any.
     pub(crate) fn first_invalid(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
         self.stores.branches.first_invalid(sequence.row, tokens)
     }

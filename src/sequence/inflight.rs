@@ -1,8 +1,8 @@
-//! The index of pages in computation: finds the running sequences whose front is a given page.
+//! The index of fronts: finds the running sequences that compute a given page.
 //!
-//! The front of a sequence is its first unpublished page, if all its tokens and one more are known. The sequence will
-//! publish this page, and another sequence may need it too. The key of a front is the page of the tree before it, or
-//! the scope at the start of a prefix, and its tokens.
+//! The front of a sequence is its first unpublished page, if all tokens of the page and one more are known. The
+//! sequence will publish this page, and another sequence may need it. The key of a front is its tokens, and the page of
+//! the tree before it, or the scope at the start of a prefix.
 //!
 //! ```text
 //! heads    by hash      row 3          -         row 0                the sequence that was added first
@@ -11,11 +11,11 @@
 //!
 //! * S8. Every sequence of the index runs and has a front, and is found once, by the hash of its front.
 //!
-//! A sequence is added when it begins to run or receives several tokens at a time, and its front moves as it publishes
-//! pages. A page that is decoded token by token is not added: no prompt waits for it, and decoding pays nothing.
+//! A sequence is added when it begins to run or receives several tokens at once; its front moves as it publishes pages.
+//! Pages that are decoded token by token are not added, so decoding pays nothing.
 //!
-//! Fronts with equal hashes are in one ring, so the caller confirms every candidate. `row.rs` computes the front of a
-//! sequence; `system/leader.rs` compares a leader's tokens.
+//! Fronts with equal hashes are in one ring, so the caller confirms every candidate. `row.rs` computes fronts;
+//! `system/leader.rs` compares tokens.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -27,7 +27,7 @@ use crate::memory::{OutOfMemory, zeroed};
 
 use super::SequenceTable;
 
-/// The front of one sequence; all zero if it has none.
+/// The front of one sequence; all zero for none.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Entry {
@@ -50,7 +50,7 @@ pub(super) struct InflightIndex {
 }
 
 impl InflightIndex {
-    /// Creates an index of at most `rows` sequences. Tests set `hash_bits` below 32 to force collisions.
+    /// Creates an index of at most `rows` sequences. Tests use a `hash_bits` below 32 to force collisions.
     pub fn new(rows: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
         let is_test = hash_bits < u32::BITS;
         let mut keys = crate::memory::reserved(rows.into())?;
@@ -69,7 +69,6 @@ impl InflightIndex {
         u64::from(rows).next_power_of_two()
     }
 
-    /// Returns the bytes of an index.
     pub fn bytes(rows: u32) -> u64 {
         let row = size_of::<Entry>() + size_of::<SeqKey>();
         u64::from(rows) * row as u64 + Self::head_count(rows) * size_of::<u32>() as u64
@@ -93,7 +92,7 @@ impl InflightIndex {
         hash as usize & (self.heads.len() - 1)
     }
 
-    /// Returns whether no sequence has a front.
+    /// Returns whether the index is empty.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -103,7 +102,7 @@ impl InflightIndex {
         self.entries[row.index()].is_held != 0
     }
 
-    /// Adds the front of a sequence, by its hash. O(1).
+    /// Adds the front of a sequence. O(1).
     pub fn enter(&mut self, row: RowId, seq: SeqKey, hash: u32) {
         assert!(!self.holds(row), "S8: a sequence has one front");
         let (head, own) = (self.head(hash), row.raw());
@@ -121,7 +120,7 @@ impl InflightIndex {
         self.count += 1;
     }
 
-    /// Removes the front of a sequence, and returns its key. O(1).
+    /// Removes the front of a row's sequence and returns the sequence. O(1).
     pub fn leave(&mut self, row: RowId) -> SeqKey {
         assert!(self.holds(row), "S8: a sequence that leaves has a front");
         let Entry { hash, next, before, .. } = self.entries[row.index()];
@@ -136,7 +135,7 @@ impl InflightIndex {
         self.keys[row.index()]
     }
 
-    /// Returns the sequences with a front of this hash, in the order of addition.
+    /// Returns the sequences with a front of this hash, oldest first.
     pub fn candidates(&self, hash: u32) -> impl Iterator<Item = SeqKey> + '_ {
         let head = self.heads[self.head(hash)];
         let mut at = head.checked_sub(1);
@@ -150,7 +149,7 @@ impl InflightIndex {
         .map(|row| self.keys[row as usize])
     }
 
-    /// Returns whether S8 holds, given the hash of each running sequence that has a front.
+    /// Returns whether S8 holds; `fronts` contains the hash of each running sequence's front.
     pub fn check(&self, fronts: impl Iterator<Item = (RowId, SeqKey, u32)>) -> bool {
         let held = fronts.filter(|&(row, ..)| self.holds(row));
         let found = held.map(|(_, seq, hash)| {
@@ -167,7 +166,7 @@ impl SequenceTable {
     }
 
     /// Returns the sequences whose front is page `at` with these tokens, after the page `before` or at the start of a
-    /// scope, in the order of addition. O(page) for each, unless hashes collide.
+    /// scope, oldest first. O(page) for each, unless hashes collide.
     pub(crate) fn with_front(
         &self,
         scope: Scope,

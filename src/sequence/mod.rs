@@ -8,27 +8,26 @@
 //!             in the tree, under the lock | private
 //! ```
 //!
-//! * S1. cached_len <= planned_len; page_len = ceil(planned_len / page_size), less pending pages.
-//! * S2. The first `published` pages of group 0 are the tree's, on the path of the lock; later pages are private to
-//!   this row, and so are pages of other tracks at places without a cell. A row has no pages of those tracks that no
-//!   later token reads: `Limits` returns its first place.
-//! * S3. A preempted sequence has tokens and nothing else.
-//! * S4. Plans have included the pages before `dirty_from` for the backends, and no later ones. The first `inherited`
-//!   pages are whole chunks of the page table that a parent's plans have sent permanently.
-//! * S5. Every chunk in use belongs to rows; its user count is their number.
+//! * S1. cached_len <= planned_len. page_len = ceil(planned_len / page_size), minus pending pages.
+//! * S2. The first `published` pages of group 0 belong to the tree, on the path of the lock. Later pages are private to
+//!   the row, and so are the pages of other tracks at places without a cell. In those tracks a row has no pages that no
+//!   later token reads: `Limits` returns the first place that it keeps.
+//! * S3. A preempted sequence has only tokens.
+//! * S4. Plans have sent the pages before `dirty_from` to the backends, and no later ones. The first `inherited` pages
+//!   are whole chunks of the page table that a parent's plans have sent permanently.
+//! * S5. The user count of a chunk is the number of rows that contain it.
 //! * S6. A row stores the entry of its last page and its last token, so that decoding looks up neither.
-//! * S7. The outstanding pages of all promises are the sum over all sequences.
+//! * S7. The total of outstanding pages is the sum over all sequences.
 //!
 //! planned_len exceeds token_len by one token for each unfinished step that samples the token of the next step.
 //!
-//! A sequence whose last planned tokens are drafts waits until a branch is accepted (`branches.rs`). Until then it is
-//! neither planned nor committed:
+//! A sequence whose last planned tokens are drafts waits for `accept` (`branches.rs`). Until then it is neither planned
+//! nor committed:
 //!
-//! * S9. The drafts are its last item, in an open step; all their tokens are known, and none is computed.
+//! * S9. The drafts are its last item, in an open step; all their tokens are known, and none has K and V.
 //!
-//! `inflight.rs` finds sequences by the page that they compute next (S8), for prompts that need the same page.
-//!
-//! The tokens and pages of a row are in chunks of their own stores (`token_store.rs`, `page_table.rs`).
+//! `inflight.rs` finds sequences by the page that they compute next (S8). The tokens and pages of rows are in chunks
+//! (`token_store.rs`, `page_table.rs`).
 
 mod audit;
 mod branches;
@@ -64,15 +63,14 @@ pub struct SequenceTable {
     max: u32,
     rows: SlotMap<SeqKey, Sequence>,
     free_rows: Vec<RowId>,
-    /// Number of plans, including rejected ones. It detects a sequence that a plan names twice.
+    /// Number of plans, including rejected ones. It detects a sequence that a plan contains twice.
     plans: u64,
-    /// Cuts of each row's tokens.
     cuts: Vec<Cuts>,
     stores: Stores,
 }
 
 impl SequenceTable {
-    /// Creates an empty table. `hash_bits` is the number of bits of the hashes of fronts; fewer than 32 only in tests.
+    /// Creates an empty table. Tests use a `hash_bits` below 32 to force collisions of fronts.
     ///
     /// # Panics
     /// If the system lacks the memory.
@@ -80,7 +78,7 @@ impl SequenceTable {
         Self::try_new(shape, page_size, hash_bits).expect("the system has the memory")
     }
 
-    /// Creates an empty table, or returns the allocation that failed.
+    /// [`SequenceTable::new`] that returns a failed allocation as an error.
     pub(crate) fn try_new(
         shape: &TableShape,
         page_size: u32,
@@ -102,7 +100,7 @@ impl SequenceTable {
         Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
     }
 
-    /// Sets the limits of an empty table: the places that sequences have in the tracks after the first one.
+    /// Sets the places that sequences keep in the tracks after the first. The table is empty.
     ///
     /// # Errors
     /// The allocation that failed.
@@ -112,7 +110,7 @@ impl SequenceTable {
         self.stores.pages.keep_cells(limits.count())
     }
 
-    /// Keeps what rows wait for from now on.
+    /// Adds the records of loads to an empty table.
     ///
     /// # Errors
     /// The allocation that failed.
@@ -127,45 +125,45 @@ impl SequenceTable {
         self.stores.waits[row].load = id;
     }
 
-    /// Returns the last load of a sequence's pages; 0: there was none.
+    /// Returns the last load of a sequence's pages; 0 if there is none.
     pub(crate) fn load_of(&self, sequence: &Sequence) -> MoveId {
         self.stores.waits.get(sequence.row.index()).map_or(MoveId::default(), |waits| waits.load)
     }
 
-    /// Returns the pages behind its published ones that a sequence waits for: they were in host memory when it was
-    /// admitted.
+    /// Returns the number of pages after the published ones that a sequence waits for. They were in host memory at its
+    /// admission.
     pub(crate) fn pending(&self, sequence: &Sequence) -> u32 {
         self.stores.pending(sequence)
     }
 
-    /// Returns the pages of a sequence's prefix: published ones and those that it waits for.
+    /// Returns the number of a sequence's published and pending pages.
     pub(crate) fn prefix_pages(&self, sequence: &Sequence) -> u32 {
         sequence.published + self.stores.pending(sequence)
     }
 
-    /// Returns the bytes that loads take beside a table.
+    /// Returns the additional bytes of a table with host memory.
     pub(crate) fn load_bytes(shape: &TableShape) -> u64 {
         u64::from(shape.rows) * size_of::<Waits>() as u64
     }
 
-    /// Returns the additional bytes of a table with groups.
+    /// Returns the additional bytes of a table with groups of layers.
     pub(crate) fn group_bytes(shape: &TableShape, limits: &Limits) -> u64 {
         let cells = PageTable::cell_count(shape, limits.count());
         cells * size_of::<CellId>() as u64 + u64::from(shape.rows) * size_of::<Marks>() as u64
     }
 
-    /// Returns the places that sequences have in the tracks after the first one.
+    /// Returns the places that sequences keep in the tracks after the first.
     pub(crate) fn limits(&self) -> &Limits {
         &self.stores.limits
     }
 
-    /// Touches the memory of tokens and page tables, so that no call pays for a page fault later.
+    /// Touches the memory of tokens and page tables, so that no later call pays for a page fault.
     pub fn prefault(&mut self) {
         self.stores.tokens.prefault();
         self.stores.pages.prefault();
     }
 
-    /// Returns the bytes that a table reserves; it touches them as tokens arrive.
+    /// Returns the bytes that a table reserves. It touches them as tokens arrive.
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
         let row = size_of::<Sequence>() + 4 + size_of::<RowId>() + size_of::<Cuts>();
         u64::from(shape.rows) * row as u64
@@ -175,7 +173,7 @@ impl SequenceTable {
             + PageTable::bytes(shape)
     }
 
-    /// Returns the number of sequences, preempted ones included.
+    /// Returns the number of sequences, including preempted ones.
     pub fn len(&self) -> u32 {
         self.rows.len() as u32
     }
@@ -185,7 +183,7 @@ impl SequenceTable {
         self.rows.is_empty()
     }
 
-    /// Returns the maximum of sequences.
+    /// Returns the maximum number of sequences.
     pub fn max(&self) -> u32 {
         self.max
     }
@@ -203,12 +201,12 @@ impl SequenceTable {
         self.rows.get(seq).ok_or(Error::UnknownSequence { seq })
     }
 
-    /// Returns a sequence to change, with the error of `get`.
+    /// Returns a sequence to change.
     pub(crate) fn get_mut(&mut self, seq: SeqKey) -> Result<&mut Sequence, Error> {
         self.rows.get_mut(seq).ok_or(Error::UnknownSequence { seq })
     }
 
-    /// Returns a sequence to change, with its tokens and pages, and the error of `get`.
+    /// Returns a sequence to change, with its tokens and pages.
     pub(crate) fn row_mut(&mut self, seq: SeqKey) -> Result<RowMut<'_>, Error> {
         let sequence = self.rows.get_mut(seq).ok_or(Error::UnknownSequence { seq })?;
         Ok(RowMut { sequence, stores: &mut self.stores })
@@ -241,7 +239,6 @@ impl SequenceTable {
         if rows <= free { Ok(()) } else { Err(Error::OutOfSequences { max: self.max }) }
     }
 
-    /// Returns the number of chunks for `tokens` tokens.
     pub(crate) fn chunks_for(&self, tokens: u32) -> u32 {
         self.stores.tokens.chunks_for(tokens)
     }
@@ -260,7 +257,7 @@ impl SequenceTable {
         self.stores.tokens.check_free(chunks)
     }
 
-    /// Adds a row with these tokens. The caller has checked that it fits.
+    /// Adds a row with these tokens. The caller has checked that they fit.
     pub(crate) fn spawn(
         &mut self,
         namespace: Namespace,
@@ -312,7 +309,7 @@ impl SequenceTable {
         self.free_rows.push(sequence.row);
     }
 
-    /// Adds a row with the first `tokens` tokens of another row. The caller has checked that it fits. O(tokens).
+    /// Adds a row with the first `tokens` tokens of another row. The caller has checked that they fit. O(tokens).
     pub(crate) fn spawn_copy(&mut self, parent: SeqKey, tokens: u32, lock: PrefixLock) -> SeqKey {
         let (from, namespace) = (self.rows[parent].row, self.rows[parent].namespace);
         let child = self.spawn(namespace, &[], lock);
@@ -323,13 +320,13 @@ impl SequenceTable {
         child
     }
 
-    /// Shares the whole chunks among a parent's first `pages` pages with a row without pages. These pages are
+    /// Shares the whole chunks among a parent's first `pages` pages with a child that has no pages. These pages are
     /// published, so no abort can revoke the words that were sent. Returns the number of shared pages. O(chunks).
     pub(crate) fn inherit(&mut self, parent: SeqKey, child: SeqKey, pages: u32) -> u32 {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];
         assert!(sequence.page_len == 0, "S4: a row inherits before it has pages");
-        // Shared places of other tracks have only cells.
+        // In other tracks, shared places contain only cells.
         let pages = self.stores.pages.whole_chunks(pages);
         self.stores.pages.share(from, sequence.row, pages);
         (sequence.page_len, sequence.inherited) = (pages, pages);
@@ -340,7 +337,6 @@ impl SequenceTable {
     }
 }
 
-/// Returns the runs of `start..end`, given the run that begins at an index.
 fn pieces<'a, T: 'a>(
     start: u32,
     end: u32,

@@ -1,9 +1,8 @@
-//! The page tables of all sequences: the words that backends mirror ([`TableShape`]), directory first, then chunks of
-//! pages.
+//! The page tables of all sequences: the words that backends mirror ([`TableShape`]), a directory and chunks of pages.
 //!
-//! A page's *entry* is the index of its word behind the directory. The pages of other tracks at the same place follow
-//! at distances of `chunk_pages` entries. Chunks count their users: rows with a common prefix name the same chunks, if
-//! all pages of these chunks are published. Such chunks are never rewritten.
+//! The *entry* of a page is the index of its word after the directory. The pages of other tracks at the same place
+//! follow at distances of `chunk_pages` entries. Chunks count their users: rows with a common prefix share chunks whose
+//! pages are all published. Shared chunks are never rewritten.
 
 use std::ops::Range;
 
@@ -19,12 +18,12 @@ pub(super) struct PageTable {
     shape: TableShape,
     /// Directory, then pages: see [`TableShape`].
     words: Vec<u32>,
-    /// Words of the directory.
+    /// Number of words of the directory.
     directory_len: usize,
     chunks: ChunkPool,
-    /// Number of groups without group 0.
+    /// Number of groups other than group 0.
     groups: u32,
-    /// `[chunk, group, page]`: the cell whose pages a place has; none if the pages are private.
+    /// `[chunk, group, page]`: the cell that owns the pages of a place; none if the pages are private.
     cells: Vec<CellId>,
 }
 
@@ -32,7 +31,7 @@ impl PageTable {
     pub fn new(shape: &TableShape) -> Result<Self, OutOfMemory> {
         Ok(Self {
             shape: *shape,
-            // Zeroed memory is not touched before it is used.
+            // Zeroed memory is not touched before its first use.
             words: zeroed(shape.words() as u64)?,
             directory_len: shape.directory_word(RowId::new(shape.rows), 0) as usize,
             chunks: ChunkPool::new(shape.chunk_count)?,
@@ -51,18 +50,18 @@ impl PageTable {
         4 * shape.words() as u64 + ChunkPool::bytes(shape.chunk_count)
     }
 
-    /// Allocates the cells of `groups` groups, without group 0.
+    /// Allocates the cells of `groups` groups other than group 0.
     pub fn keep_cells(&mut self, groups: u32) -> Result<(), OutOfMemory> {
         (self.groups, self.cells) = (groups, zeroed(Self::cell_count(&self.shape, groups))?);
         Ok(())
     }
 
-    /// Returns the number of cells of a table with `groups` groups, without group 0.
+    /// Returns the number of cells of a table with `groups` groups other than group 0.
     pub fn cell_count(shape: &TableShape, groups: u32) -> u64 {
         u64::from(shape.chunk_count) * u64::from(shape.chunk_pages) * u64::from(groups)
     }
 
-    /// Returns the cell of a group whose pages a row has at a place.
+    /// Returns the cell of a group at a row's place.
     pub fn cell(&self, row: RowId, group: u32, place: u32) -> CellId {
         self.cells[self.cell_index(row, group, place)]
     }
@@ -79,7 +78,7 @@ impl PageTable {
         }
     }
 
-    /// Makes a place private, given the entry of its page of track 0.
+    /// Makes one place private, given the entry of its page in track 0.
     #[inline]
     pub fn clear_cells_at(&mut self, entry: u32) {
         let TableShape { chunk_pages, tracks, .. } = self.shape;
@@ -97,7 +96,6 @@ impl PageTable {
         chunk * self.shape.chunk_pages as usize + (place & (self.shape.chunk_pages - 1)) as usize
     }
 
-    /// Returns the number of chunks for `pages` pages.
     pub fn chunks_for(&self, pages: u32) -> u32 {
         (pages + self.shape.chunk_pages - 1) >> self.shape.chunk_pages.trailing_zeros()
     }
@@ -117,8 +115,7 @@ impl PageTable {
         self.shape.tracks
     }
 
-    /// Adds chunks to a row of `from` pages, so that it has those of `to` pages. There are enough chunks for the tokens
-    /// of all rows, so tokens run out first.
+    /// Adds the chunks for `to` pages to a row of `from` pages. Chunks suffice for the tokens of all rows.
     pub fn reserve(&mut self, row: RowId, from: u32, to: u32) {
         for chunk in self.chunks_for(from)..self.chunks_for(to) {
             let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
@@ -126,7 +123,7 @@ impl PageTable {
         }
     }
 
-    /// Releases the chunks of a row of `from` pages that `to` pages do not need.
+    /// Releases the chunks of a row of `from` pages beyond `to` pages.
     pub fn shrink(&mut self, row: RowId, from: u32, to: u32) {
         for chunk in self.chunks_for(to)..self.chunks_for(from) {
             let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
@@ -143,19 +140,19 @@ impl PageTable {
         }
     }
 
-    /// Returns the entry of a row's page of track 0.
+    /// Returns the entry of a row's page in track 0.
     pub fn entry(&self, row: RowId, index: u32) -> u32 {
         let block = self.words[self.shape.directory_word(row, index) as usize];
         let in_chunk = index & (self.shape.chunk_pages - 1);
         block * self.shape.chunk_pages + in_chunk
     }
 
-    /// Returns the entry of the page of a track at the same place as one of track 0.
+    /// Returns the entry in another track at the place of an entry of track 0.
     fn entry_of(&self, entry: u32, track: u32) -> u32 {
         entry + track * self.shape.chunk_pages
     }
 
-    /// Returns the words of a row's pages of a track from `index` on, up to page `end` or the end of the chunk.
+    /// Returns the words of a row's pages in a track from `index` on, up to page `end` or the end of the chunk.
     fn run(&self, row: RowId, track: u32, index: u32, end: u32) -> Range<usize> {
         let first = self.directory_len + self.entry_of(self.entry(row, index), track) as usize;
         let chunk_end = (index | (self.shape.chunk_pages - 1)) + 1;
@@ -166,7 +163,7 @@ impl PageTable {
         self.page_at(self.entry(row, index))
     }
 
-    /// Returns the page of a track at the same place as an entry of track 0.
+    /// Returns the page of another track at the place of an entry of track 0.
     pub fn track_page_at(&self, entry: u32, track: u32) -> PageId {
         self.page_at(self.entry_of(entry, track))
     }
@@ -176,14 +173,14 @@ impl PageTable {
         PageId::new(self.words[self.directory_len + entry as usize])
     }
 
-    /// Prefetches the word of the page at an entry, if the entry exists.
+    /// Prefetches the word of an entry, if the entry exists.
     pub fn prefetch(&self, entry: u32) {
         if let Some(word) = self.words.get(self.directory_len + entry as usize) {
             prefetch_item(word);
         }
     }
 
-    /// Writes pages of a track from page `start` on. The row has the chunks.
+    /// Writes the pages of a track from page `start` on. The row has the chunks.
     pub fn write(&mut self, row: RowId, track: u32, start: u32, mut pages: &[PageId]) {
         let (mut at, end) = (start, start + pages.len() as u32);
         while at < end {
@@ -195,12 +192,11 @@ impl PageTable {
         }
     }
 
-    /// Writes the word of the page of a track at the same place as an entry of track 0.
+    /// Writes the page of another track at the place of an entry of track 0.
     pub fn write_track(&mut self, entry: u32, track: u32, page: PageId) -> TableWrite {
         self.write_one(self.entry_of(entry, track), page)
     }
 
-    /// Writes the word of the page at an entry.
     #[inline]
     pub fn write_one(&mut self, entry: u32, page: PageId) -> TableWrite {
         let (word, value) = (self.directory_len + entry as usize, page.raw());
@@ -208,7 +204,7 @@ impl PageTable {
         TableWrite { index: word as u32, value }
     }
 
-    /// Returns the pages `start..end` of a track, in contiguous runs: one for each chunk.
+    /// Returns the pages `start..end` of a track in slices, one for each chunk.
     pub fn pieces(
         &self,
         row: RowId,
@@ -219,20 +215,20 @@ impl PageTable {
         pieces(start, end, move |at| PageId::from_raw(&self.words[self.run(row, track, at, end)]))
     }
 
-    /// Returns the first of these runs of track 0, to rewrite it.
+    /// Returns the first of these slices of track 0, to rewrite it.
     pub fn piece_mut(&mut self, row: RowId, start: u32, end: u32) -> &mut [PageId] {
         let run = self.run(row, 0, start, end);
         bytemuck::cast_slice_mut(&mut self.words[run])
     }
 
-    /// Returns the word that names the chunk of a row's page.
+    /// Returns the directory word for the chunk of a row's page.
     pub fn directory_write(&self, row: RowId, index: u32) -> TableWrite {
         let index = self.shape.directory_word(row, index);
         TableWrite { index, value: self.words[index as usize] }
     }
 
-    /// Returns the words of pages `start..end`: those that name chunks beginning there, and of each track those of the
-    /// pages from its `own` on.
+    /// Returns the words of pages `start..end`: the directory words of chunks that begin there, and for each track the
+    /// words of its pages from `own` on.
     pub fn writes(
         &self,
         row: RowId,
@@ -267,7 +263,6 @@ impl PageTable {
         blocks.iter().map(|block| block / self.shape.tracks)
     }
 
-    /// Returns the chunks, for audits.
     pub fn pool(&self) -> &ChunkPool {
         &self.chunks
     }

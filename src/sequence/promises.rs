@@ -1,4 +1,4 @@
-//! Promises of pages to sequences. Promised pages that a sequence does not have yet are outstanding (S7).
+//! Promises of pages to sequences. Promised pages that a sequence has not taken are outstanding (S7).
 
 use crate::id::SeqKey;
 
@@ -10,21 +10,20 @@ impl SequenceTable {
         self.stores.promised
     }
 
-    /// Promises a sequence the pages of `places` places in total, in place of its earlier promise. The caller has
-    /// checked that they fit.
+    /// Replaces a sequence's promise by one of `places` places in total. The caller has checked that their pages fit.
     pub(crate) fn promise(&mut self, seq: SeqKey, places: u32) {
         let before = self.outstanding(&self.rows[seq]);
         self.rows[seq].promised = places;
         self.stores.promised = self.stores.promised - before + self.outstanding(&self.rows[seq]);
     }
 
-    /// Subtracts outstanding pages that are being appended to their sequences.
+    /// Subtracts outstanding pages that their sequences are taking.
     pub(crate) fn consume_promised(&mut self, pages: u32) {
         assert!(pages <= self.stores.promised, "S7: consumed pages were promised");
         self.stores.promised -= pages;
     }
 
-    /// Returns the outstanding pages of a sequence under a promise of `promised` places.
+    /// Returns the outstanding pages that a sequence would have with a promise of `promised` places.
     pub(crate) fn outstanding_of(&self, sequence: &Sequence, promised: u32) -> u32 {
         let Sequence { page_len, published, .. } = *sequence;
         let kept = self.stores.kept(sequence);

@@ -17,7 +17,8 @@ impl SequenceTable {
         self.stores.tokens.token(sequence.row, position)
     }
 
-    /// Returns a row's pages of a track from place `start` on, or from the row's first place of the track, in order.
+    /// Returns a row's pages of a track from place `start` on, or from the first place that the row has there, in
+    /// order.
     pub(crate) fn track_pages(
         &self,
         sequence: &Sequence,
@@ -29,7 +30,6 @@ impl SequenceTable {
         self.stores.pages.pieces(sequence.row, track, start, end).flatten().copied()
     }
 
-    /// Returns the cell of a group whose pages a row has at a place.
     pub(crate) fn cell(&self, sequence: &Sequence, group: u32, place: u32) -> CellId {
         self.stores.pages.cell(sequence.row, group, place)
     }
@@ -40,7 +40,7 @@ impl SequenceTable {
         (0..sequence.page_len).map(move |index| self.stores.pages.page(row, index))
     }
 
-    /// Returns a row's pages `start..end` of a track, in contiguous runs.
+    /// Returns a row's pages `start..end` of a track in contiguous slices.
     pub(crate) fn page_pieces(
         &self,
         sequence: &Sequence,
@@ -51,7 +51,7 @@ impl SequenceTable {
         self.stores.pages.pieces(sequence.row, track, start, end)
     }
 
-    /// Returns a row's known tokens `start..end`, in contiguous runs.
+    /// Returns a row's known tokens `start..end` in contiguous slices.
     pub(crate) fn token_pieces(
         &self,
         sequence: &Sequence,

@@ -1,10 +1,10 @@
-//! The numbers of one sequence: [`Sequence`], a record of the table. `mod.rs` states their invariants (S1 to S7), and
-//! `row.rs` adds the tokens and pages.
+//! The lengths and flags of one sequence: [`Sequence`]. `mod.rs` states the invariants (S1 to S7); `row.rs` adds tokens
+//! and pages.
 
 use crate::id::{Namespace, PrefixLock, RowId, Scope, StepId, TokenId};
 
-/// Kind of a sequence's admission, until a commit has counted it in the statistics. It has four bytes, because a row
-/// fits two cache lines.
+/// Kind of a sequence's admission, until a commit has counted it in the statistics. Four bytes, so that a row fits two
+/// cache lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct AdmissionKind(u32);
 
@@ -25,7 +25,7 @@ impl AdmissionKind {
     }
 }
 
-/// Cuts of a sequence's tokens, stored outside the full record.
+/// Cuts of a sequence's tokens, outside the record, which is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cuts {
     /// Number of cuts.
@@ -39,34 +39,34 @@ impl Cuts {
     pub const NONE: Self = Self { count: 0, shortest: u32::MAX };
 }
 
-/// Value of [`Sequence::last_plan`] while the last plan has waiting drafts. It exceeds every plan number, so the check
-/// for repeats finds such sequences.
+/// Value of [`Sequence::last_plan`] while drafts wait for `accept`. It exceeds every plan number, so the check for
+/// repeats finds such sequences.
 pub(super) const DRAFTED: u64 = u64::MAX;
 
-/// The numbers of one sequence. Lengths are in tokens unless they are named pages.
+/// The numbers of one sequence. Lengths are in tokens unless their name contains `page`.
 #[derive(Debug)]
 pub struct Sequence {
     /// Row in the page tables.
     pub row: RowId,
-    /// Known tokens.
+    /// Number of known tokens.
     pub token_len: u32,
-    /// Tokens with K and V, by committed steps.
+    /// Number of tokens with K and V: those of committed steps.
     pub cached_len: u32,
     /// `cached_len` plus the tokens of unfinished plans.
     pub planned_len: u32,
-    /// Places of the page tables: number of pages in each.
+    /// Number of places in the page tables, each with a page in every track.
     pub page_len: u32,
-    /// Pages of group 0 that are the tree's.
+    /// Number of pages of group 0 that belong to the tree.
     pub published: u32,
     /// First page that no plan has sent to the backends.
     pub dirty_from: u32,
-    /// Pages that the row shares with the sequence from which it was forked, including the chunks that name them.
+    /// Number of pages whose chunks the row shares with its parent.
     pub inherited: u32,
-    /// Places for which the page tables are promised pages, including those with pages; 0 while preempted.
+    /// Number of places with a promise of pages, including those that have them; 0 while preempted.
     pub promised: u32,
-    /// Kind of admission that the next commit counts in [`Stats`](crate::Stats).
+    /// Kind of admission, until a commit counts it in [`Stats`](crate::Stats).
     pub(crate) admission_kind: AdmissionKind,
-    /// Chunks of tokens.
+    /// Number of chunks of tokens.
     pub(super) chunks: u32,
     /// Entry of the last page (`page_table.rs`), if any.
     pub(super) tail: u32,
@@ -74,28 +74,27 @@ pub struct Sequence {
     pub last_token: TokenId,
     /// Counts preemptions. Commits and aborts skip items that were planned in an earlier epoch.
     pub preemption_epoch: u32,
-    /// Last step that planned or copied the sequence; 0 if there was none since the last preemption.
+    /// Last step that planned or copied the sequence; 0 if there is none since the last preemption.
     pub last_step: StepId,
-    /// Last plan item, in the numbering of the step log; 0 for none.
+    /// Number of the last plan item in the step log; 0 for none.
     pub last_item: u64,
-    /// Last plan that named the sequence, to find repeats; `u64::MAX` while drafts wait for `accept`.
+    /// Number of the last plan with the sequence, to find repeats; `u64::MAX` while drafts wait for `accept`.
     pub last_plan: u64,
-    /// The host's namespace.
     pub namespace: Namespace,
-    /// Lock of the prefix; none while preempted.
+    /// Lock on the prefix; none while preempted.
     pub lock: Option<PrefixLock>,
 }
 
-// With its version, a slot has 128 bytes: two cache lines.
+// With its version, a slot of the arena has 128 bytes: two cache lines.
 const _: () = assert!(size_of::<Sequence>() <= 120);
 
 impl Sequence {
-    /// Returns the number of tokens that still fit in the last page, by S1.
+    /// Returns the number of tokens that still fit in the last page (S1).
     pub(crate) fn room(&self, page_size: u32) -> u32 {
         self.page_len * page_size - self.planned_len
     }
 
-    /// Returns the number of pages that are missing to compute `len` more tokens.
+    /// Returns the number of missing pages for `len` more tokens.
     pub(crate) fn pages_lacking(&self, len: u32, page_size: u32) -> u32 {
         let room = self.room(page_size);
         if len <= room { 0 } else { (len - room).div_ceil(page_size) }
@@ -106,7 +105,7 @@ impl Sequence {
         self.promised.saturating_sub(self.page_len)
     }
 
-    /// Returns the namespace and generation of the prefix, if the sequence is not preempted.
+    /// Returns the scope of the prefix, unless the sequence is preempted.
     pub(crate) fn scope(&self) -> Option<Scope> {
         self.lock.as_ref().map(PrefixLock::scope)
     }
@@ -116,12 +115,11 @@ impl Sequence {
         self.last_plan == DRAFTED
     }
 
-    /// Marks that no drafts wait.
     pub(crate) fn end_draft(&mut self) {
         self.last_plan = 0;
     }
 
-    /// Returns whether the sequence waits to be resumed, and so has only tokens.
+    /// Returns whether the sequence waits to be resumed. It then has only tokens.
     pub fn is_preempted(&self) -> bool {
         self.lock.is_none()
     }

@@ -1,4 +1,4 @@
-//! One sequence to change, with its tokens and its page table: [`RowMut`], looked up once.
+//! [`RowMut`]: one sequence to change, with its tokens and its page tables.
 
 use super::branches::Branches;
 use super::inflight::InflightIndex;
@@ -10,56 +10,55 @@ use crate::id::{CellId, MoveId, PageId, SeqKey, TokenId};
 use crate::layout::{HeldGroup, Limits};
 use crate::plan::TableWrite;
 
-/// Maximum of waiting host marks in a row.
+/// Maximum number of waiting host marks in a row.
 const HOST_MARKS: usize = 4;
 
-/// Marks at which the tails of a row are kept, as numbers of published pages; 0 for none.
+/// Marks of a row, as numbers of published pages; 0 for none. At a mark, the row keeps its tails.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Marks {
-    /// Waiting marks: of the full match, of an equal prompt, and of the host.
+    /// Waiting marks: the end of the full match, the mark of an equal prompt, and the host's marks.
     pub(super) waiting: [u32; 2 + HOST_MARKS],
-    /// The last kept mark. The row's places below it name cells; later ones are private.
+    /// The last kept mark. The row's places below it have cells; later ones are private.
     pub(super) kept: u32,
 }
 
-/// What a row waits for.
+/// The pages that a row waits for.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Waits {
-    /// Pages of its prefix that its page table lacks, behind the published ones.
+    /// Number of pending pages: the prefix has them after the published ones, and the page table lacks them.
     pub(super) pages: u32,
-    /// The last load of its pages; 0: none.
+    /// The last load of the row's pages; 0 for none.
     pub(super) load: MoveId,
 }
 
 /// The chunked stores of all sequences.
 pub(super) struct Stores {
     pub(super) page_size: u32,
-    /// Places that a row has in the tracks after the first one.
+    /// Places that rows keep in the tracks after the first.
     pub(super) limits: Limits,
     /// Outstanding pages of all promises.
     pub(super) promised: u32,
     pub(super) tokens: TokenStore,
     pub(super) pages: PageTable,
-    /// Marks by row, if there are groups.
+    /// Marks by row; empty without groups.
     pub(super) marks: Vec<Marks>,
-    /// By row, where there is host memory.
+    /// Waits by row; empty without host memory.
     pub(super) waits: Vec<Waits>,
     pub(super) inflight: InflightIndex,
     pub(super) branches: Branches,
 }
 
 impl Stores {
-    /// Returns the place of a row's last kept mark: its places below it name cells.
+    /// Returns the last kept mark of a row. Its places below have cells.
     pub(super) fn kept(&self, sequence: &Sequence) -> u32 {
         self.marks.get(sequence.row.index()).map_or(0, |marks| marks.kept)
     }
 
-    /// Returns the pages that a row waits for.
     pub(super) fn pending(&self, sequence: &Sequence) -> u32 {
         self.waits.get(sequence.row.index()).map_or(0, |waits| waits.pages)
     }
 
-    /// Returns the minimum of known tokens of a sequence with a front: those up to the end of the page, and one more.
+    /// Returns the minimum number of known tokens for a front: those up to the end of the page, and one more.
     fn front_len(&self, sequence: &Sequence) -> u32 {
         (sequence.published + 1) * self.page_size + 1
     }
@@ -80,24 +79,24 @@ impl Stores {
     }
 }
 
-/// A sequence with its tokens and pages: two pointers, which a decoding row's look-up returns in registers.
+/// A sequence with its tokens and pages. Two pointers, so that a look-up returns it in registers.
 pub(crate) struct RowMut<'a> {
     pub sequence: &'a mut Sequence,
     pub(super) stores: &'a mut Stores,
 }
 
-/// Chunks and table writes that a row needs to grow.
+/// The chunks and table writes that a row lacks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lacking {
-    /// Chunks of tokens.
+    /// Number of chunks of tokens.
     pub chunks: u32,
-    /// Words of the page table that a plan will then send.
+    /// Number of page table words that a plan will then send.
     pub table_writes: u32,
 }
 
 impl RowMut<'_> {
-    /// Keeps some of the tokens from `start` on, by their index, in order, and drops all others from there on. The
-    /// caller shrinks the row. O(tokens kept).
+    /// Keeps the tokens with these ascending indices after `start`, and drops all others from `start` on. The caller
+    /// shrinks the row. O(tokens kept).
     pub fn keep_tokens(&mut self, start: u32, kept: &[u32]) {
         let Self { sequence, stores: Stores { tokens, .. } } = self;
         for (to, &token) in (0..).zip(kept) {
@@ -131,7 +130,7 @@ impl RowMut<'_> {
         sequence.last_token = tokens.last().copied().unwrap_or(sequence.last_token);
     }
 
-    /// Adds the front of the sequence with key `seq`, if it has one now, because it begins to run or has received
+    /// Adds the front of the sequence with key `seq`, if it has one. Called when the sequence begins to run or receives
     /// several tokens.
     pub fn begin_front(&mut self, seq: SeqKey) {
         let Self { sequence, stores } = self;
@@ -141,7 +140,6 @@ impl RowMut<'_> {
         }
     }
 
-    /// Moves the front, if any, past published pages.
     #[inline]
     pub fn advance_front(&mut self) {
         let (row, inflight) = (self.sequence.row, &mut self.stores.inflight);
@@ -151,7 +149,7 @@ impl RowMut<'_> {
         }
     }
 
-    /// Removes the front if the sequence no longer has one, because it has dropped tokens or stops running.
+    /// Removes the front if the sequence no longer has one, because it dropped tokens or stopped running.
     pub fn drop_front(&mut self) {
         let Self { sequence, stores } = self;
         if stores.inflight.holds(sequence.row) && !stores.has_front(sequence) {
@@ -159,7 +157,7 @@ impl RowMut<'_> {
         }
     }
 
-    /// Returns how many pages of the next `places` places are promised to the row.
+    /// Returns the number of promised pages among those of the next `places` places.
     pub fn promised_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
         if promised == 0 {
@@ -171,14 +169,13 @@ impl RowMut<'_> {
         outstanding(page_len) - outstanding(page_len + places)
     }
 
-    /// Returns the chunks and writes that the row needs to have `page_len` pages, all of them sent.
+    /// Returns the chunks and writes for a row of `page_len` sent pages.
     #[inline]
     pub fn lacking(&self, page_len: u32) -> Lacking {
         lacking(self.sequence, self.stores, page_len)
     }
 
-    /// Does the same as [`RowMut::lacking`] for one more place of a row whose pages are sent. `ONE` is set if there is
-    /// one track.
+    /// [`RowMut::lacking`] for one more place of a row whose pages are sent. `ONE` is set if there is one track.
     #[inline]
     pub fn lacking_one<const ONE: bool>(&self) -> Lacking {
         let page_len = self.sequence.page_len;
@@ -213,8 +210,8 @@ impl RowMut<'_> {
         }
     }
 
-    /// Combines [`RowMut::append_pages`] and [`RowMut::take_dirty`] for one page, for a row of one track whose other
-    /// pages are sent.
+    /// [`RowMut::append_pages`] and [`RowMut::take_dirty`] for one page, for a row of one track whose other pages are
+    /// sent.
     #[inline]
     pub fn append_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
         let Self { sequence, stores } = self;
@@ -228,7 +225,7 @@ impl RowMut<'_> {
         write(stores.pages.write_one(sequence.tail, page));
     }
 
-    /// Does the same as [`RowMut::append_sent`] for a page of each track.
+    /// [`RowMut::append_sent`] with a page for each track.
     #[inline]
     pub fn append_place(&mut self, pages: &[PageId], mut write: impl FnMut(TableWrite)) {
         if self.stores.pages.begins_chunk(self.sequence.page_len) {
@@ -245,8 +242,8 @@ impl RowMut<'_> {
         }
     }
 
-    /// Handles the rare case of [`RowMut::append_sent`], the first page of a chunk: returns the words that name the
-    /// chunk and the page. Takes and returns registers, so that the caller's loop keeps no state in memory.
+    /// The rare case of [`RowMut::append_sent`], the first page of a chunk: returns the words of the chunk and the
+    /// page. It passes values in registers, so that the caller's loop keeps no state in memory.
     #[inline(never)]
     fn begin_chunk(mut self, page: PageId) -> [TableWrite; 2] {
         self.append_pages(1, &[page]);
@@ -257,7 +254,7 @@ impl RowMut<'_> {
         writes
     }
 
-    /// Passes the words of the row that no plan has sent to `write`; they count as sent from now on.
+    /// Passes the unsent words of the row to `write`, and counts them as sent.
     pub fn take_dirty(&mut self, write: impl FnMut(TableWrite)) {
         let Self { sequence, stores: Stores { limits, pages, .. } } = self;
         let Sequence { row, dirty_from, inherited, page_len, published, .. } = **sequence;
@@ -280,7 +277,7 @@ impl RowMut<'_> {
         *all += outstanding(published) - outstanding(before);
     }
 
-    /// Appends `pages` places with the tree's pages of track 0. The caller names the cells of other tracks.
+    /// Appends `pages` places with the tree's pages in track 0. The caller sets the cells of other tracks.
     pub fn append_published(&mut self, pages: &[PageId]) {
         let Self { sequence, stores: Stores { page_size, tokens, pages: table, .. } } = self;
         let len = sequence.page_len + pages.len() as u32;
@@ -293,7 +290,7 @@ impl RowMut<'_> {
         }
     }
 
-    /// Gives a row that waited for a load the pages that it lacked. They are promised pages first.
+    /// Adds the loaded pages of a row that waited for them. They consume promised pages first.
     pub fn complete_pending(&mut self, pages: &[PageId]) {
         let before = self.outstanding();
         self.append_published(pages);
@@ -302,12 +299,11 @@ impl RowMut<'_> {
         self.stores.promised -= before - self.outstanding();
     }
 
-    /// Makes the row wait for so many pages behind the published ones.
+    /// Sets the number of pending pages.
     pub fn begin_pending(&mut self, pages: u32) {
         self.stores.waits[self.sequence.row.index()].pages = pages;
     }
 
-    /// Returns the pages that the row waits for.
     pub fn pending(&self) -> u32 {
         self.stores.pending(self.sequence)
     }
@@ -319,27 +315,25 @@ impl RowMut<'_> {
         self.stores.limits.outstanding(promised, page_len, published, kept)
     }
 
-    /// Returns the places that the row has in the tracks after the first one.
     pub fn limits(&self) -> &Limits {
         &self.stores.limits
     }
 
-    /// Returns the maximum of tail pages that a mark publishes.
+    /// Returns the maximum number of tail pages that one mark publishes.
     pub fn most_kept(&self) -> u32 {
         self.sequence.page_len * (self.stores.pages.tracks() - 1)
     }
 
-    /// Returns the cell of a group whose pages the row has at a place.
     pub fn cell(&self, group: u32, place: u32) -> CellId {
         self.stores.pages.cell(self.sequence.row, group, place)
     }
 
-    /// Records that the row's own pages at a place have become a cell.
+    /// Records that a cell has become the owner of the row's pages at a place.
     pub fn set_cell(&mut self, group: u32, place: u32, cell: CellId) {
         self.stores.pages.set_cell(self.sequence.row, group, place, cell);
     }
 
-    /// Sets the pages of a cell as the row's at a place.
+    /// Gives the row the pages of a cell at a place.
     pub fn name_cell(&mut self, held: &HeldGroup, place: u32, cell: CellId, pages: &[PageId]) {
         for (track, page) in (held.track..).zip(pages) {
             let page = std::slice::from_ref(page);
@@ -348,13 +342,13 @@ impl RowMut<'_> {
         self.set_cell(held.group, place, cell);
     }
 
-    /// Returns the page of a track at a place.
     pub fn track_page(&self, track: u32, place: u32) -> PageId {
         let entry = self.stores.pages.entry(self.sequence.row, place);
         self.stores.pages.track_page_at(entry, track)
     }
 
-    /// Sets the marks of an admitted or resumed row: its full match, and the last mark of an equal prompt.
+    /// Sets the first marks of an admitted or resumed row: the end of its full match, and the last mark of an equal
+    /// prompt.
     pub fn begin_marks(&mut self, full: u32, last: u32) {
         let Self { sequence, stores } = self;
         if let Some(marks) = stores.marks.get_mut(sequence.row.index()) {
@@ -392,7 +386,7 @@ impl RowMut<'_> {
         outstanding(before.max(mark)) - outstanding(before)
     }
 
-    /// Records that the tails at a mark are kept.
+    /// Sets the last kept mark.
     pub fn set_kept(&mut self, mark: u32) {
         let cost = self.keep_cost(mark, self.sequence.published);
         self.stores.promised += cost;
@@ -400,7 +394,6 @@ impl RowMut<'_> {
         marks.kept = marks.kept.max(mark);
     }
 
-    /// Returns the outstanding pages of all sequences.
     pub fn all_promised(&self) -> u32 {
         self.stores.promised
     }
@@ -410,18 +403,18 @@ impl RowMut<'_> {
         self.sequence.dirty_from == self.sequence.page_len
     }
 
-    /// Returns the pages `start..end` of a track, in contiguous runs.
+    /// Returns the pages `start..end` of a track in contiguous slices.
     pub fn page_pieces(&self, track: u32, start: u32, end: u32) -> impl Iterator<Item = &[PageId]> {
         self.stores.pages.pieces(self.sequence.row, track, start, end)
     }
 
-    /// Returns the known tokens `start..end`, in contiguous runs.
+    /// Returns the known tokens `start..end` in contiguous slices.
     pub fn token_pieces(&self, start: u32, end: u32) -> impl Iterator<Item = &[TokenId]> {
         self.stores.tokens.pieces(self.sequence.row, start, end)
     }
 
-    /// Returns the tokens and pages of the longest run of contiguous whole pages from page `start` on, up to page
-    /// `end`.
+    /// Returns tokens and pages of the contiguous whole pages from page `start` on, up to page `end` or the end of the
+    /// chunk.
     #[inline(never)]
     pub fn piece_mut(&mut self, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
         let row = self.sequence.row;
@@ -429,14 +422,13 @@ impl RowMut<'_> {
         (self.stores.tokens.pages(row, start, pages.len()), pages)
     }
 
-    /// Prefetches the word that [`RowMut::append_sent`] will write, unless it is the first of a chunk: stores that miss
-    /// the caches wait for each other.
+    /// Prefetches the word that [`RowMut::append_sent`] will write, unless it is the first of a chunk. Otherwise stores
+    /// that miss the caches wait for each other.
     #[inline]
     pub fn prefetch_next_page(&self) {
         self.stores.pages.prefetch(self.sequence.tail + 1);
     }
 
-    /// Returns the row's last page of a track.
     #[inline]
     pub fn last_track_page(&self, track: u32) -> PageId {
         self.stores.pages.track_page_at(self.sequence.tail, track)
@@ -455,12 +447,11 @@ impl RowMut<'_> {
     }
 }
 
-/// Implements [`RowMut::lacking`]. It is not inlined, because decoding rows rarely call it. It takes the row's
-/// references separately, so that a caller's loop keeps them in registers.
+/// [`RowMut::lacking`], out of line, because decoding rows rarely need it. The separate references stay in registers in
+/// a caller's loop.
 #[inline(never)]
 fn lacking(sequence: &Sequence, stores: &Stores, page_len: u32) -> Lacking {
     let Sequence { chunks: own, dirty_from, inherited, published, .. } = *sequence;
-    // Both stores divide a row at the same pages.
     let chunks = stores.pages.chunks_for(page_len);
     let dirty_chunks = chunks - stores.pages.chunks_for(dirty_from);
     let pages = stores.limits.held(dirty_from.max(inherited), page_len, published);

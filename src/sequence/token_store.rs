@@ -1,8 +1,8 @@
-//! The tokens of all sequences, in chunks. A row's directory names its chunks, so a look-up of any position is O(1) and
+//! The tokens of all sequences, in chunks. Each row's directory lists its chunks, so looking up a position is O(1), and
 //! a long row needs no contiguous memory. Tokens stay on the host.
 //!
-//! A chunk contains the tokens of as many whole pages as a chunk of the page table names, so that both divide a row at
-//! the same indices.
+//! A chunk contains the tokens of as many pages as a chunk of the page table, so both stores divide a row at the same
+//! indices.
 
 use std::ops::Range;
 
@@ -13,16 +13,15 @@ use crate::id::{RowId, TokenId};
 use crate::layout::TableShape;
 use crate::memory::{OutOfMemory, touch, zeroed};
 
-/// Unused tokens after each chunk, one cache line. Without them, the tokens that rows of one length append would map to
-/// the same few sets of a cache.
+/// Unused tokens after each chunk, one cache line. Without them, the last tokens of rows of one length would fall in
+/// the same few cache sets.
 const SKEW: usize = 16;
 
 /// The chunks, and the users of each.
 pub(super) struct TokenStore {
     page_size: u32,
-    /// Pages of one chunk: a power of two.
+    /// Number of pages of a chunk: a power of two.
     chunk_pages: u32,
-    /// Tokens of a chunk.
     chunk_tokens: u32,
     chunks_per_row: u32,
     /// `[rows, chunks_per_row]`: each row's chunks in order.
@@ -42,7 +41,7 @@ impl TokenStore {
             chunk_pages: shape.chunk_pages,
             chunk_tokens,
             chunks_per_row: shape.chunks_per_row,
-            // The system provides zeroed memory that is touched at the first use.
+            // Zeroed memory is not touched before its first use.
             directory: zeroed(words)?,
             tokens: zeroed(room)?,
             chunks: ChunkPool::new(shape.chunk_count)?,
@@ -62,12 +61,10 @@ impl TokenStore {
             + ChunkPool::bytes(shape.chunk_count)
     }
 
-    /// Returns the number of tokens of a chunk.
     pub fn chunk_tokens(&self) -> u32 {
         self.chunk_tokens
     }
 
-    /// Returns the number of chunks for `tokens` tokens.
     pub fn chunks_for(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.chunk_tokens)
     }
@@ -85,7 +82,8 @@ impl TokenStore {
         Err(Error::OutOfTokens { wanted: tokens(chunks), available: tokens(free) })
     }
 
-    /// Adds chunks to a row with `chunks` of them, for `tokens` tokens. The caller has checked that they are free.
+    /// Adds chunks to a row of `chunks` chunks, for `tokens` tokens in total. The caller has checked that they are
+    /// free.
     #[inline]
     pub fn reserve(&mut self, row: RowId, chunks: &mut u32, tokens: u32) {
         while *chunks * self.chunk_tokens < tokens {
@@ -100,7 +98,7 @@ impl TokenStore {
         self.directory[word] = self.chunks.take();
     }
 
-    /// Releases chunks past `tokens` tokens.
+    /// Releases the chunks beyond `tokens` tokens.
     pub fn shrink(&mut self, row: RowId, chunks: &mut u32, tokens: u32) {
         let wanted = self.chunks_for(tokens);
         while *chunks > wanted {
@@ -110,12 +108,11 @@ impl TokenStore {
         }
     }
 
-    /// Returns the index of a row's chunk in the directory.
     fn directory_word(&self, row: RowId, chunk: u32) -> usize {
         (row.raw() * self.chunks_per_row + chunk) as usize
     }
 
-    /// Returns the start of a row's chunk.
+    /// Returns the index of the first token of a row's chunk.
     fn first_index(&self, row: RowId, chunk: u32) -> usize {
         let number = self.directory[self.directory_word(row, chunk)] as usize;
         number * (self.chunk_tokens as usize + SKEW)
@@ -142,7 +139,7 @@ impl TokenStore {
         self.tokens[self.index(row, position)]
     }
 
-    /// Does the same as [`TokenStore::write`] for one token in a third of the instructions, for decoding.
+    /// [`TokenStore::write`] for one token, in a third of the instructions.
     pub fn write_one(&mut self, row: RowId, position: u32, token: TokenId) {
         let index = self.index(row, position);
         self.tokens[index] = token;
@@ -171,7 +168,7 @@ impl TokenStore {
         }
     }
 
-    /// Returns the tokens `start..end`, in contiguous runs: one for each chunk.
+    /// Returns the tokens `start..end` in slices, one for each chunk.
     pub fn pieces(
         &self,
         row: RowId,
@@ -181,7 +178,7 @@ impl TokenStore {
         pieces(start, end, move |at| &self.tokens[self.run(row, at, end)])
     }
 
-    /// Returns the tokens of `len` pages from page `start` on, which share a chunk. It needs no division.
+    /// Returns the tokens of `len` pages from page `start` on, which are in one chunk. It needs no division.
     pub fn pages(&self, row: RowId, start: u32, len: usize) -> &[TokenId] {
         let (chunk, in_chunk) =
             (start >> self.chunk_pages.trailing_zeros(), start & (self.chunk_pages - 1));
@@ -190,13 +187,11 @@ impl TokenStore {
         &self.tokens[first..first + len * size]
     }
 
-    /// Returns the chunks of a row with `chunks` chunks, for audits.
     pub fn chunks_of(&self, row: RowId, chunks: u32) -> impl Iterator<Item = u32> + use<'_> {
         let first = self.directory_word(row, 0);
         self.directory[first..first + chunks as usize].iter().copied()
     }
 
-    /// Returns the pool of chunks, for audits.
     pub fn pool(&self) -> &ChunkPool {
         &self.chunks
     }

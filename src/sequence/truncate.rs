@@ -6,7 +6,7 @@ use super::row::{Marks, Stores, Waits};
 use super::{Cuts, Sequence, SequenceTable};
 
 impl SequenceTable {
-    /// Drops pages from `page_len` on; they are appended to `out`. O(pages dropped).
+    /// Drops the pages from `page_len` on and appends them to `out`. O(pages dropped).
     pub(crate) fn truncate_pages(&mut self, seq: SeqKey, page_len: u32, out: &mut Vec<PageId>) {
         let sequence = &mut self.rows[seq];
         if page_len >= sequence.page_len {
@@ -32,7 +32,7 @@ impl SequenceTable {
         self.shrink(seq);
     }
 
-    /// Drops all pages, which the caller has released: the sequence is preempted.
+    /// Drops all pages, which the caller has released: the sequence becomes preempted.
     pub(crate) fn clear_pages(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
         assert!(sequence.promised == 0, "S3: a preempted sequence is promised nothing");
@@ -51,7 +51,7 @@ impl SequenceTable {
         self.shrink(seq);
     }
 
-    /// Records that a sequence is about to drop its tokens from `len` on, if any.
+    /// Records a cut: the sequence is about to drop its tokens from `len` on, if there are any.
     pub(crate) fn cut(&mut self, seq: SeqKey, len: u32) {
         let sequence = &self.rows[seq];
         if len < sequence.token_len {
@@ -81,7 +81,7 @@ impl SequenceTable {
         }
     }
 
-    /// Releases chunks of tokens that neither tokens nor pages need.
+    /// Releases the chunks that neither tokens nor pages need.
     fn shrink(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
         let tokens = sequence.token_len.max(sequence.page_len * self.stores.page_size);

@@ -1,4 +1,4 @@
-//! Undoes plans: lengths return, pages pass the fence, nothing is published.
+//! Undoes plans: lengths return, pages go through the fence, and nothing is published.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -25,8 +25,9 @@ access! {
     }
 }
 
-/// Aborts a planned step and every one planned after it. Tokens appended meanwhile stay, drafts too: roll them back if
-/// the aborted steps sampled them, or if they are not to be computed one after another. O(items undone).
+/// Implements [`Engine::abort`](crate::Engine::abort). O(items undone).
+///
+/// Appended tokens stay, drafts too. The host rolls them back if the aborted steps sampled them.
 ///
 /// # Errors
 /// [`Error::UnknownStep`] for a step that is not open.
@@ -35,7 +36,7 @@ pub(crate) fn abort(mut world: Abort<'_>, step: StepId) -> Result<(), Error> {
     for raw in (step.raw()..=world.steps.newest().raw()).rev() {
         let step = StepId::new(raw);
         if !world.steps.is_open(step) {
-            continue; // A batch of page copies: it is of committed tokens, and stays.
+            continue; // Page copies are of committed tokens and stay.
         }
         for number in world.steps.items_of(step).rev() {
             undo(&mut world, number);
@@ -46,7 +47,6 @@ pub(crate) fn abort(mut world: Abort<'_>, step: StepId) -> Result<(), Error> {
     Ok(())
 }
 
-/// Undoes one item of a step.
 fn undo(world: &mut Abort<'_>, number: u64) {
     let Abort { shape, pages, sequences, steps, fence, buffers, .. } = world;
     let item = steps.item(number);
@@ -55,10 +55,10 @@ fn undo(world: &mut Abort<'_>, number: u64) {
         return;
     }
     if sequence.is_drafted() {
-        sequence.end_draft(); // No plan comes after one of drafts: it is this one.
+        sequence.end_draft(); // No later plan exists while drafts wait, so they are of this item.
     }
     sequence.planned_len = sequence.planned_len.min(item.start);
-    // What the step would have sent is to be sent again.
+    // The words of the aborted plan must be sent again.
     sequence.dirty_from = sequence.dirty_from.min(item.dirty_from);
     sequence.last_item = item.previous;
     let page_len = sequence.planned_len.div_ceil(shape.layout.page_size());

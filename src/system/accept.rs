@@ -1,7 +1,7 @@
-//! Accepts a branch of a sequence's verified drafts, and forgets the others.
+//! Accepts a branch of a sequence's verified drafts, and drops the other drafts.
 //!
-//! K and V of the branch are between those of other drafts. A slot is given by its token's place in the sequence, so a
-//! backend moves them together before the commit.
+//! The drafts of other branches separate K and V of the branch. A slot belongs to a place in the sequence, so backends
+//! make K and V of the branch contiguous before the commit.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -29,13 +29,12 @@ access! {
     }
 }
 
-/// Checks the branches to accept of a step's drafts, and leaves the moves for backends in the buffers.
-/// O(tokens kept).
+/// Checks the branches of a step's drafts, and writes the moves for backends into the buffers. O(tokens kept).
 ///
 /// # Errors
-/// [`Error::UnknownStep`]; for a branch [`Error::UnknownSequence`], [`Error::Preempted`],
-/// [`Error::NotDrafted`], [`Error::RepeatedSequence`] for one that is repeated or out of order, [`Error::NotABranch`],
-/// [`Error::RollbackLen`] where no token would be left.
+/// [`Error::UnknownStep`]. For a branch [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotDrafted`],
+/// [`Error::RepeatedSequence`] if it is repeated or out of order, [`Error::NotABranch`], [`Error::RollbackLen`] if no
+/// token would be left.
 pub(crate) fn check_branches(
     world: &mut Accept<'_>,
     step: StepId,
@@ -63,7 +62,7 @@ pub(crate) fn check_branches(
             return Err(Error::RollbackLen { len: 0, min: 1, max });
         }
         let keep = tokens.iter().fold(0, |keep, token| keep | 1_u64 << token);
-        // The first ones stay where they are.
+        // A kept prefix of the drafts does not move.
         if keep & keep.wrapping_add(1) != 0 {
             buffers.compactions.push(Compaction { row: sequence.row, first, keep });
         }
@@ -71,7 +70,7 @@ pub(crate) fn check_branches(
     Ok(())
 }
 
-/// Accepts branches that were checked and whose slots were moved. O(drafts, and pages released).
+/// Accepts checked branches, whose slots have moved. O(drafts, and pages released).
 pub(crate) fn accept(world: Accept<'_>, step: StepId, branches: &[Branch<'_>]) {
     let Accept { shape, pages, sequences, steps, fence, counters, buffers } = world;
     let page_size = shape.layout.page_size();

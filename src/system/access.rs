@@ -1,7 +1,7 @@
-//! The form of an access list.
+//! The macro that declares access lists.
 
-/// Declares the access list of a system: a struct of the tables that it touches, `&` to read and `&mut` to write. Its
-/// constructor `of` borrows them from a [`World`](crate::world::World), which the caller's file imports.
+/// Declares the access list of a system: a struct with `&` of the tables that it reads and `&mut` of those that it
+/// writes. Its constructor `of` borrows them from a [`World`](crate::world::World), which the caller's file imports.
 macro_rules! access {
     ($(#[$doc:meta])* struct $name:ident of &$($world:ident)+ { $($table:ident: &$($kind:ident)+,)+ }) => {
         $(#[$doc])*

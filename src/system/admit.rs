@@ -1,5 +1,5 @@
-//! Admits sequences: matches all tokens but the last one, locks the match, and checks that the rest fits. Admission
-//! takes no pages, but may promise some.
+//! Admits sequences: matches all tokens but the last, locks the match, and checks that the rest fits. Admission takes
+//! no pages, but it may promise some.
 
 use crate::bitmap::Bits;
 use crate::config::EngineShape;
@@ -43,11 +43,11 @@ access! {
     }
 }
 
-/// Returns the cost of admitting a prompt; changes nothing. O(prompt), and where it does not fit O(unfinished steps and
-/// idle nodes of the match).
+/// Implements [`Engine::admission`](crate::Engine::admission). O(prompt); if it does not fit also O(unfinished steps
+/// and idle nodes of the match).
 ///
 /// # Errors
-/// As [`admit`], but for [`Error::OutOfPages`].
+/// As [`admit`], except [`Error::OutOfPages`].
 pub(crate) fn admission(
     world: &Estimate<'_>,
     namespace: Namespace,
@@ -68,13 +68,11 @@ pub(crate) fn admission(
     Ok(Admission { leader, ..cost })
 }
 
-/// Admits a prompt as a new sequence, which is promised the pages of `promise` tokens in all. O(prompt); all its page
-/// table words are to be sent.
+/// Implements [`Engine::admit`](crate::Engine::admit). O(prompt).
 ///
 /// # Errors
 /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::UnnamedNamespace`], [`Error::PendingToken`],
-/// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfPages`] if the tokens that are not cached, or those
-/// promised, cannot fit now. Nothing changes then.
+/// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfPages`]. Nothing changes then.
 pub(crate) fn admit(
     world: Admit<'_>,
     namespace: Namespace,
@@ -107,8 +105,7 @@ pub(crate) fn admit(
     Ok(seq)
 }
 
-/// Admits a preempted sequence again, with all the tokens it has, and promises it the pages of `promise` tokens in all.
-/// O(tokens); all its page table words are to be sent.
+/// Implements [`Engine::resume`](crate::Engine::resume). O(tokens).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`], [`Error::OutOfPages`]. Nothing changes
@@ -121,7 +118,7 @@ pub(crate) fn resume(world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), 
     }
     check_promise(shape, promise)?;
     let (namespace, len) = (sequence.namespace, sequence.token_len);
-    // Until a step of a prompt is committed, it is still to be counted as a prompt.
+    // A prompt without a committed step is not yet counted.
     let kind = match sequence.admission_kind {
         AdmissionKind::COUNTED => AdmissionKind::RESUMED,
         uncounted => uncounted,
@@ -142,11 +139,11 @@ pub(crate) fn resume(world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), 
     Ok(())
 }
 
-/// Admits prompts in order, as [`admit`] does, all or none, and leaves each with its leader in the buffers. They fit if
-/// there are pages for all together. O(all prompts), times the unfinished steps if they do not fit.
+/// Implements [`Engine::admit_batch`](crate::Engine::admit_batch), and writes the results into the buffers. O(all
+/// prompts), times the unfinished steps if they do not fit.
 ///
 /// # Errors
-/// As [`admit`]: of the first prompt that is wrong, or of all together. Nothing changes then.
+/// As [`admit`]: for the first invalid prompt, or for all prompts together. Nothing changes then.
 pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<(), Error> {
     let Admit { shape, pages, prefixes, sequences, fence, counters, buffers } = world;
     let mut chunks = 0;
@@ -199,7 +196,7 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
     Ok(())
 }
 
-/// Returns whether prompts fit an idle pool together if they use no hits, as [`cost`] lets one do.
+/// Returns whether prompts without their hits fit an idle pool together.
 #[cold]
 fn fit_without_hits(
     shape: &EngineShape,
@@ -213,8 +210,8 @@ fn fit_without_hits(
     !limits.is_none() && budget.is_idle(shape) && lacking.sum::<u64>() <= budget.unpromised()
 }
 
-/// Returns the pages that prompts lack together, and the idle ones of what they match, each counted once; `idle_pages`:
-/// how many at the end of a match are idle.
+/// Returns the pages that prompts lack together, and the idle pages of their matches, each counted once. `idle_pages`
+/// is the number of idle pages at the end of each match.
 fn estimate_all(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -273,7 +270,7 @@ fn check_prompt(
     Ok(())
 }
 
-/// Checks the tokens of a prompt that are not cached: those that are were checked when they came.
+/// Checks the tokens of a prompt that are not cached. Cached tokens were checked when they were first admitted.
 #[inline]
 fn check_rest(
     shape: &EngineShape,
@@ -284,8 +281,8 @@ fn check_rest(
     check_known(cached, &prompt[cached as usize..])
 }
 
-/// Returns the prefix that a sequence of these tokens can use, and its pages: whole pages of all but the last token,
-/// since one token must be computed to sample the next.
+/// Returns the prefix that a sequence of these tokens can use: whole pages of all but the last token. At least one
+/// token must be computed to sample the next.
 fn find(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -307,8 +304,8 @@ fn matchable(tokens: &[TokenId]) -> &[TokenId] {
     &tokens[..tokens.len() - 1]
 }
 
-/// Returns the pages that a sequence of `len` tokens lacks behind `matched` pages, or those that become outstanding if
-/// it is promised more.
+/// Returns the pages that a sequence of `len` tokens lacks after `matched` pages, or those that become outstanding with
+/// its promise if they are more.
 #[inline]
 fn pages_lacking(
     shape: &EngineShape,
@@ -326,8 +323,8 @@ fn pages_lacking(
     lacking.max(limits.outstanding(promised, matched, matched, matched))
 }
 
-/// Returns the cost of a sequence of `len` tokens, once its match is locked: the pages that it lacks,
-/// and the idle ones, which back no promise any more.
+/// Returns the cost of a sequence of `len` tokens once its match is locked: the pages that it lacks, and the idle pages
+/// of the match, which then back no promise.
 fn estimate(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -357,7 +354,7 @@ fn estimate(
     admission
 }
 
-/// Returns the cost of a sequence of `len` tokens with the match that it uses: `found`, or none of its pages.
+/// Returns the cost of a sequence of `len` tokens with its match `found`, or without it if only that fits.
 #[inline]
 fn cost(
     shape: &EngineShape,
@@ -376,8 +373,8 @@ fn cost(
     other.unwrap_or(cost)
 }
 
-/// Returns what a sequence of `len` tokens costs without a hit, if it has a hit and only the tails of that keep it from
-/// an idle pool. While sequences run, a prompt rather waits than loses its hit.
+/// Returns the cost of a sequence of `len` tokens without its hit, if the pool is idle and only the tails of the hit do
+/// not fit. While sequences run, the prompt waits instead.
 #[cold]
 #[inline(never)]
 fn cost_without_hit(
@@ -399,7 +396,7 @@ fn cost_without_hit(
     Some(cost)
 }
 
-/// Returns the leader of a prompt of which `found` is cached, if there is one.
+/// Returns the leader of a prompt whose cached prefix is `found`, if there is one.
 fn find_leader(
     prefixes: &PrefixTree,
     sequences: &SequenceTable,
@@ -408,7 +405,7 @@ fn find_leader(
 ) -> Option<Leader> {
     let found = found?;
     if prefixes.has_cells() {
-        // It computes more than group 0 has cached.
+        // A leader computes more than group 0 has cached.
         let full = prefixes.match_full(found.scope().namespace, matchable(prompt));
         return leader_of(prefixes, sequences, &full, prompt);
     }
@@ -427,7 +424,7 @@ fn lock(
     }
 }
 
-/// Makes the matched pages the first ones of the sequence, and sets aside the rest of its promise.
+/// Writes the matched pages into the sequence's page table, and reserves the rest of its promise.
 fn attach_prefix(
     shape: &EngineShape,
     sequences: &mut SequenceTable,
@@ -454,7 +451,7 @@ fn attach_prefix(
     sequences.promise(seq, promise.div_ceil(shape.layout.page_size()));
 }
 
-/// Makes a sequence a user of the cells in the tails of its prefix, and sets its marks. O(tails).
+/// Makes a sequence a user of the cells in its prefix's tails, and sets its marks. O(tails).
 fn attach_tails(
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,

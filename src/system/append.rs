@@ -15,7 +15,7 @@ access! {
     }
 }
 
-/// Appends tokens to a sequence; legal before and after the commit of the step that sampled them. O(tokens).
+/// Implements [`Engine::append`](crate::Engine::append). O(tokens).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfTokens`]. Nothing changes
@@ -30,7 +30,7 @@ pub(crate) fn append(world: Append<'_>, seq: SeqKey, tokens: &[TokenId]) -> Resu
     }
 }
 
-/// Appends tokens that are tokens.
+/// Appends checked tokens.
 #[inline(never)]
 fn push(
     shape: &EngineShape,
@@ -60,19 +60,19 @@ fn push_checked(
     Ok(())
 }
 
-/// Checks that a sequence can become so long; its length then.
+/// Returns the length of a sequence with more tokens, if it is allowed.
 fn check_len(shape: &EngineShape, sequence: &Sequence, tokens: &[TokenId]) -> Result<u32, Error> {
     let len = u64::from(sequence.token_len) + tokens.len() as u64;
     let max = u64::from(shape.max_sequence_len);
     if len > max { Err(Error::TooLong { len, max }) } else { Ok(len as u32) }
 }
 
-/// Checks that no token, from position `start` of a sequence on, is the placeholder; there are fewer than 2^31.
+/// Checks that no token is the placeholder. The first one is at position `start`; there are fewer than 2^31.
 ///
 /// # Errors
 /// [`Error::PendingToken`].
 pub(crate) fn check_known(start: u32, tokens: &[TokenId]) -> Result<(), Error> {
-    // In chunks, which are compared many tokens at a time.
+    // Chunks are compared by vector instructions.
     const CHUNK: usize = 64;
     let pending = |token: &TokenId| *token == TokenId::PENDING;
     let any = |tokens: &[TokenId]| tokens.iter().fold(false, |any, token| any | pending(token));

@@ -27,11 +27,11 @@ access! {
     }
 }
 
-/// Commits a planned step. Sequences that were finished or preempted since are skipped. O(batch and pages published).
+/// Implements [`Engine::commit`](crate::Engine::commit). O(batch and pages published).
 ///
 /// # Errors
-/// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier one is,
-/// [`Error::NotAccepted`] for drafts of which no branch is kept.
+/// [`Error::UnknownStep`] for a step that is not open, [`Error::StepOrder`] if an earlier step is open,
+/// [`Error::NotAccepted`] for drafts without an accepted branch.
 pub(crate) fn commit(world: Commit<'_>, step: StepId) -> Result<(), Error> {
     let Commit { shape, pages, prefixes, sequences, steps, fence, counters, buffers } = world;
     steps.check_commit(step)?;
@@ -48,7 +48,7 @@ pub(crate) fn commit(world: Commit<'_>, step: StepId) -> Result<(), Error> {
     Ok(())
 }
 
-/// Commits a step's items, of which the publisher takes the whole pages, if there is one.
+/// Commits the items of a step. The publisher, if there is one, publishes their whole pages.
 fn commit_items(
     sequences: &mut SequenceTable,
     steps: &StepLog,
@@ -73,12 +73,12 @@ fn commit_items(
     }
 }
 
-/// Rejects a step with drafts without an accepted branch, unless their sequence is finished.
+/// Rejects a step with drafts that wait for `accept`, unless their sequence is finished.
 #[cold]
 fn check_accepted(sequences: &SequenceTable, steps: &StepLog, step: StepId) -> Result<(), Error> {
     for number in steps.items_of(step) {
         let seq = steps.item(number).seq;
-        // A sequence whose drafts wait is not planned again, so its last item is theirs.
+        // A sequence with waiting drafts is not planned again, so the drafts are its last item.
         let waits = |sequence: &Sequence| sequence.is_drafted() && sequence.last_item == number;
         if sequences.get(seq).is_ok_and(waits) {
             return Err(Error::NotAccepted { seq, step });
@@ -87,14 +87,13 @@ fn check_accepted(sequences: &SequenceTable, steps: &StepLog, step: StepId) -> R
     Ok(())
 }
 
-/// Counts the prompt or the resumed sequence whose first step is committed; that began at `start`, behind what was
-/// found.
+/// Counts a prompt or a resumed sequence at its first commit. `start` is the length of its hit.
 #[cold]
 fn count_entry(sequence: &mut Sequence, start: u32, counters: &mut Stats) {
     let kind = std::mem::replace(&mut sequence.admission_kind, AdmissionKind::COUNTED);
     let mut prompt_hit = 0;
     if kind != AdmissionKind::RESUMED {
-        // A prompt that was preempted before its first commit may know more than its own tokens by now.
+        // A prompt that was preempted before its first commit may have more tokens by now.
         prompt_hit = start.min(kind.prompt_len());
         counters.prompts += 1;
         counters.prompt_tokens += u64::from(kind.prompt_len());

@@ -1,4 +1,4 @@
-//! Completes steps, whose work has ended on all streams and ranks: the fence returns the pages and locks that waited.
+//! Completes steps: the fence returns the pages and locks that waited for them.
 
 use crate::error::Error;
 use crate::fence::Fence;
@@ -20,12 +20,11 @@ access! {
     }
 }
 
-/// Completes all steps up to `step`, a watermark: one that is complete already changes nothing. O(pages returned
-/// and nodes that become idle).
+/// Implements [`Engine::complete`](crate::Engine::complete). O(pages returned and nodes that become idle).
 ///
 /// # Errors
-/// [`Error::UnknownStep`] for a step never planned, [`Error::StepOpen`] if one of them is neither committed nor
-/// aborted.
+/// [`Error::UnknownStep`] for a step that was never planned, [`Error::StepOpen`] if a step up to it is neither
+/// committed nor aborted.
 pub(crate) fn complete(world: Complete<'_>, step: StepId) -> Result<(), Error> {
     let Complete { pages, prefixes, steps, fence, buffers } = world;
     steps.check_complete(step)?;

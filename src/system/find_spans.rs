@@ -1,4 +1,4 @@
-//! Finds the pages that several rows of a batch read.
+//! Finds the shared spans of a batch.
 
 use bumpalo::Bump;
 
@@ -7,9 +7,8 @@ use crate::plan::{Extend, SharedSpans};
 use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 
-/// Returns the spans of a batch of running sequences, copied to the plan's memory. They stay as they were found while
-/// no lock and no branch of the tree changes: O(rows) then, else O(rows and the nodes that their locks pass). None
-/// without prefix reuse.
+/// Returns the shared spans of a batch of running sequences, in the plan's memory; none without prefix reuse. O(rows)
+/// while no lock and no branch of the tree has changed since the last batch, else O(rows and nodes of their paths).
 pub(crate) fn find_spans<'step>(
     shape: &EngineShape,
     prefixes: &mut PrefixTree,

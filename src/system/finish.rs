@@ -1,5 +1,5 @@
-//! Finishes or preempts a sequence: publishes its computed pages, and releases the rest through the fence.
-//! The outstanding pages of its promise return.
+//! Finishes or preempts a sequence: publishes its computed pages, releases the rest through the fence, and ends its
+//! promise.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -28,18 +28,17 @@ access! {
     }
 }
 
-/// What happens to the computed pages of a sequence that is preempted or finished.
+/// The treatment of computed pages when a sequence is preempted or finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Keep {
-    /// Whole computed pages stay cached until they are evicted. Without shared prefixes as [`Keep::Drop`].
+    /// Whole computed pages stay cached until they are evicted. Without shared prefixes the same as [`Keep::Drop`].
     Publish,
     /// Pages that are not published yet are released.
     Drop,
 }
 
-/// Finishes a sequence; `keep`: what happens to its computed pages. Legal while an unfinished step includes it: the
-/// commit of that step skips it. O(pages released and nodes that become idle, now or later).
+/// Implements [`Engine::finish_with`](crate::Engine::finish_with). O(pages released and nodes that become idle).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`].
@@ -54,8 +53,7 @@ pub(crate) fn finish(mut world: Finish<'_>, seq: SeqKey, keep: Keep) -> Result<(
     Ok(())
 }
 
-/// Preempts a sequence: it keeps its tokens and its row, and releases all else. O(pages released and nodes that become
-/// idle, now or later).
+/// Implements [`Engine::preempt`](crate::Engine::preempt). O(pages released and nodes that become idle).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`].
@@ -68,7 +66,6 @@ pub(crate) fn preempt(mut world: Finish<'_>, seq: SeqKey, keep: Keep) -> Result<
     Ok(())
 }
 
-/// Releases a running sequence's pages and prefix.
 fn release(world: &mut Finish<'_>, seq: SeqKey, keep: Keep) {
     let Finish { shape, pages, prefixes, sequences, fence, buffers, .. } = world;
     sequences.promise(seq, 0);

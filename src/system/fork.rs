@@ -1,4 +1,4 @@
-//! Forks a sequence: whole pages are shared, those of other groups than group 0 as cells. The partly filled last page
+//! Forks a sequence: children share its whole pages, in groups other than group 0 as cells. The partly filled last page
 //! of each track is copied.
 
 use crate::config::EngineShape;
@@ -32,29 +32,29 @@ access! {
     }
 }
 
-/// The children of a fork. Copy what you need before the engine's next call.
+/// The children of a fork. The slices are valid until the engine's next call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct Forked<'a> {
-    /// The new sequences, with all known tokens of their parent and K and V of the computed ones.
+    /// The new sequences. They have all known tokens of their parent, and K and V of the computed ones.
     pub children: &'a [SeqKey],
     /// Copies of the partly filled last page of each track, for each child. The engine has passed them to its own
-    /// backend. Backends of other ranks need `copy_pages` too, ordered after the steps committed so far.
+    /// backend. The host passes them to `copy_pages` of other ranks, after the steps committed so far.
     pub copies: &'a [PageCopy],
-    /// The step of the copies, which counts as committed and is completed like any other.
+    /// The step of the copies; `None` if nothing is copied. It counts as committed and must be completed.
     pub step: Option<StepId>,
 }
 
-/// Forks a running sequence: `count` children, each promised the pages of `promise` tokens in all, are left in the
-/// buffers with their copies; returns the step of those. Its whole computed pages are published first, in prefix mode
-/// None for the family alone. A child shares chunks of the page table, so its
-/// first plan sends a word a chunk for them instead of one a page. O(tokens) for each child.
+/// Implements [`Engine::fork`](crate::Engine::fork): writes the children and their copies into the buffers, and returns
+/// the step of the copies. O(tokens) for each child.
+///
+/// The parent's whole computed pages are published first; without prefix reuse they match for its children alone.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],
-/// [`Error::OutOfSequences`], [`Error::OutOfTokens`], where something is to be copied [`Error::OutOfSteps`], and
-/// [`Error::OutOfPages`] if copies and promises cannot be had. Nothing changes then.
+/// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`], [`Error::OutOfPages`]. Nothing changes
+/// then.
 pub(crate) fn fork(
     world: Fork<'_>,
     seq: SeqKey,
@@ -76,7 +76,7 @@ pub(crate) fn fork(
         return Ok(None);
     }
     let limits = *sequences.limits();
-    // Of each child: the partly filled page of each track.
+    // Each child gets a copy of the partly filled page of each track.
     let copied = u64::from(page_len - shared) * u64::from(shape.table.tracks);
     let has_copies = copied > 0;
     if has_copies {
@@ -88,7 +88,7 @@ pub(crate) fn fork(
     let of_parent = u64::from(sequences.row_mut(seq)?.keep_cost(shared, shared));
     let budget = PageBudget::new(pages, prefixes, sequences, fence);
     budget.check(wanted + outstanding + of_parent, 0)?;
-    // Before publishing, which may turn evictable pages into protected ones: nothing fails after this.
+    // Publishing may turn evictable pages into protected ones, so eviction comes first. Nothing fails after this.
     let evicted = reclaim(pages, prefixes, wanted, &mut buffers.freed);
     counters.evicted_pages += u64::from(evicted);
     for _ in 0..wanted {

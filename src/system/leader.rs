@@ -1,10 +1,8 @@
 //! Finds the leader of a prompt: a running sequence that will publish more of it than is cached.
 //!
-//! Candidates are those whose first unpublished page the prompt has too, behind the same prefix, and whose text agrees
-//! with the prompt up to the end of its first page that is not cached. The one that is furthest along leads; of several
-//! that compute the same page next, the one that came to it first.
-//!
-//! Not here: whether the prompt had better wait (the host decides).
+//! Candidates have the prompt's next page as their first unpublished page, after the same prefix, and agree with the
+//! prompt up to the end of its first page that is not cached. The candidate with the longest common prefix leads. Among
+//! equals, the one that reached the page first leads. The host decides whether the prompt waits.
 
 use crate::id::{SeqKey, TokenId};
 use crate::plan::Leader;
@@ -13,10 +11,11 @@ use crate::sequence::SequenceTable;
 use crate::system::access::access;
 use crate::world::World;
 
-/// Returns the leader of a prompt of which `found` is cached, if there is one. Published prefixes end where nodes do
-/// (W2), so each node of the match costs a look-up, and each sequence found there a comparison of one page.
-/// O(those, and one comparison of the prompt). A sequence that has the first page that is not cached, but another text
-/// before it, costs a comparison more.
+/// Returns the leader of a prompt whose cached prefix is `found`, if there is one.
+///
+/// Published prefixes end where nodes do (W2), so each node of the match costs one look-up, and each candidate a
+/// comparison of one page. A candidate with different earlier tokens costs one more comparison. O(nodes of the match,
+/// candidates, and one comparison of the prompt).
 pub(crate) fn leader(
     prefixes: &PrefixTree,
     sequences: &SequenceTable,
@@ -29,7 +28,7 @@ pub(crate) fn leader(
     let tokens = &prompt[..prompt.len() - 1];
     let (scope, cached) = (found.scope(), found.pages());
     let search = Search { sequences, page_size: prefixes.page_size(), tokens };
-    // Without another whole page there is nothing to wait for.
+    // Without another whole page no prompt needs to wait.
     search.page(cached)?;
     let seq = prefixes.ends(found).find_map(|(at, before)| {
         let mut fronts = sequences.with_front(scope, before, at, search.page(at)?);
@@ -48,11 +47,10 @@ access! {
     }
 }
 
-/// Returns whether a leader is still on its way to what it was named for: it runs in the present generation, has not
-/// published that, and has forgotten none of it. O(1).
+/// Implements [`Engine::is_leading`](crate::Engine::is_leading). O(1).
 ///
-/// The table stores the number of cuts and the fewest tokens that one left. So a leader named between two cuts counts
-/// as stopped if the first cut left fewer tokens than it was named for, although the second one spares them.
+/// The table stores only the number of cuts and the minimum length after one. A leader that was named between two cuts
+/// counts as stopped if the first cut went below its tokens, even if the second did not.
 pub(crate) fn is_leading(world: &IsLeading<'_>, leader: &Leader) -> bool {
     let IsLeading { prefixes, sequences } = *world;
     let Ok(sequence) = sequences.running(leader.seq) else { return false };
@@ -69,12 +67,12 @@ pub(crate) fn is_leading(world: &IsLeading<'_>, leader: &Leader) -> bool {
 struct Search<'a> {
     sequences: &'a SequenceTable,
     page_size: u32,
-    /// All of the prompt but its last token.
+    /// The prompt without its last token.
     tokens: &'a [TokenId],
 }
 
 impl<'a> Search<'a> {
-    /// Returns the tokens of the prompt's page `index`, if the prompt is that long.
+    /// Returns the tokens of the prompt's page `index`, if it has that page.
     fn page(&self, index: u32) -> Option<&'a [TokenId]> {
         let start = (index * self.page_size) as usize;
         self.tokens.get(start..start + self.page_size as usize)
@@ -89,12 +87,11 @@ impl<'a> Search<'a> {
             && self.sequences.token_pieces(sequence, start, end).all(|piece| {
                 let (head, tail) = rest.split_at(piece.len());
                 rest = tail;
-                // As raw numbers, which is one call of memcmp.
                 TokenId::as_raw(head) == TokenId::as_raw(piece)
             })
     }
 
-    /// Returns the whole pages that a sequence has in common with the prompt from page `start` on.
+    /// Returns the number of whole pages from page `start` on that a sequence shares with the prompt.
     fn common_pages(&self, seq: SeqKey, start: u32) -> u32 {
         let sequence = self.sequences.get(seq).expect("it has a front");
         let start = start * self.page_size;

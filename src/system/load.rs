@@ -1,7 +1,5 @@
-//! Loads pages of host memory that admitted sequences wait for: takes device pages for them, and completes the page
-//! tables once the backend has accepted the load.
-//!
-//! Not here: the order of the backend's calls (`engine/tiers.rs`).
+//! Loads pages from host memory that admitted sequences wait for. It takes device pages for them, and completes the
+//! page tables once the backend has accepted the load. `engine/tiers.rs` orders the calls.
 
 use crate::error::Error;
 use crate::fence::Fence;
@@ -27,8 +25,8 @@ access! {
     }
 }
 
-/// Takes device pages for what running sequences wait for, and leaves the loads in the buffers. A page that several
-/// sequences wait for is loaded once. O(paths that are in host memory, and pages taken).
+/// Takes device pages for the pending pages of running sequences, and writes the loads into the buffers. A page that
+/// several sequences wait for is loaded once. O(nodes in host memory on their paths, and pages taken).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::OutOfPages`]. Nothing changes then.
@@ -52,7 +50,7 @@ pub(crate) fn begin_load(
     PageBudget::new(pages, prefixes, sequences, fence).check(wanted, promised)?;
     let evicted = reclaim(pages, prefixes, wanted, &mut buffers.freed);
     counters.evicted_pages += u64::from(evicted);
-    // The reclaimed pages are freed, so the buffer is free too.
+    // The buffer is reused.
     buffers.freed.clear();
     buffers.freed.resize(wanted as usize, Default::default());
     assert!(pages.alloc(&mut buffers.freed), "the pages were reclaimed");
@@ -67,8 +65,8 @@ pub(crate) fn begin_load(
     Ok(())
 }
 
-/// Ends what [`begin_load`] began for the same sequences: completes their page tables, or if the load failed returns
-/// the pages. O(pages that the sequences waited for).
+/// Ends a load that [`begin_load`] began for the same sequences: completes their page tables, or returns the pages if
+/// the load failed. O(pending pages).
 pub(crate) fn end_load(world: Load<'_>, seqs: impl Iterator<Item = SeqKey>, failed: bool) {
     let Load { pages, prefixes, sequences, counters, buffers, .. } = world;
     if failed {

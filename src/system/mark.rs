@@ -1,4 +1,4 @@
-//! Marks a place of a sequence where prompts can match: its tails there are kept as cells.
+//! Marks a place of a sequence where prompts can match: its tails at the place are kept as cells.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -23,8 +23,10 @@ access! {
     }
 }
 
-/// Marks the whole pages among a running sequence's first `len` tokens. The mark takes effect now if exactly these are
-/// published, else at the commit that publishes the last of them. O(tails).
+/// Implements [`Engine::mark`](crate::Engine::mark). O(tails).
+///
+/// A mark at the end of the published pages takes effect now, others at the commit that publishes the last of their
+/// pages.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the published tokens,
@@ -33,7 +35,7 @@ pub(crate) fn mark(world: Mark<'_>, seq: SeqKey, len: u32) -> Result<(), Error> 
     let Mark { shape, pages, prefixes, sequences, fence, buffers } = world;
     let published = sequences.prefix_pages(sequences.running(seq)?);
     if !shape.shares_prefixes() || !prefixes.has_cells() {
-        return Ok(()); // A prompt can match at any page, or at none.
+        return Ok(()); // Prompts match at every page, or at none.
     }
     let page_size = shape.layout.page_size();
     let mark = len / page_size;

@@ -1,10 +1,8 @@
-//! Changes to the tables: one verb per file, free functions over the tables that they touch.
+//! Changes to the tables: each file is one operation, as free functions over tables.
 //!
-//! A system that the engine calls takes an access list: a struct with a field for each table, `&` to read and `&mut` to
-//! write. Its constructor `of` borrows them from a [`World`](crate::world::World). Systems that other systems call take
-//! the tables as arguments. `tests/tidy.rs` compares both with this table, which is in the order of a step:
-//!
-//! | system | pages | prefixes | sequences | steps | fence |
+//! A system that the engine calls takes an access list: a struct with `&` of each table that it reads and `&mut` of
+//! each that it writes. Its constructor `of` borrows them from a [`World`](crate::world::World). Systems that other
+//! systems call take the tables as arguments. `tests/tidy.rs` compares both with this table, in the order of a step:
 //! |---|---|---|---|---|---|
 //! | [`admit`], `resume`: match, lock, take a row | reads | writes | writes | | writes |
 //! | [`leader`]: find the sequence that computes a prompt's tokens | | reads | reads | | |
@@ -30,7 +28,7 @@
 //! | [`release`]: pages and locks, at once or through the fence | writes | writes | | | writes |
 //! | [`reset`]: drop cached prefixes | writes | writes | | | |
 //!
-//! Each system checks before its first write: an error leaves the tables as they were.
+//! Each system checks before its first write, so an error leaves the tables unchanged.
 
 mod access;
 

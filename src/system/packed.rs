@@ -1,4 +1,4 @@
-//! A planned batch in FlashInfer's contract, for hosts that bring their own attention kernels.
+//! A planned batch in FlashInfer's format, for hosts with their own attention kernels.
 
 use bumpalo::Bump;
 
@@ -20,8 +20,7 @@ access! {
     }
 }
 
-/// Returns a track of the page tables of planned items as packed CSR arrays, as they stand after the plan. O(pages of
-/// the items): this is the cost that plans avoid.
+/// Implements [`Engine::packed_track`](crate::Engine::packed_track). O(pages of the items).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotPlanned`], [`Error::PackedTree`],
@@ -46,13 +45,14 @@ pub(crate) fn packed<'step>(
     Ok(packer.finish())
 }
 
-/// Rejects items that are not planned as they are, or cannot be packed. Returns the number of their pages.
+/// Rejects items that are not the last plans of their sequences, or cannot be packed. Returns the number of their
+/// pages.
 pub(super) fn check_items(world: &Packed<'_>, items: &[Extend]) -> Result<usize, Error> {
     let Packed { shape, sequences, steps } = *world;
     let (mut pages, mut tokens, mut before) = (0, 0, 0);
     for &Extend { seq, len } in items {
         let sequence = sequences.running(seq)?;
-        // Items rise within a batch, so each stands at most once.
+        // Items rise within a batch, so an item that does not rise is repeated or out of order.
         if sequence.last_item <= before || !is_planned(sequence, steps, len) {
             return Err(Error::NotPlanned { seq, len });
         }
@@ -67,10 +67,9 @@ pub(super) fn check_items(world: &Packed<'_>, items: &[Extend]) -> Result<usize,
     Ok(pages as usize)
 }
 
-/// Rejects numbers beyond FlashInfer's signed 32-bit arrays: page numbers, and the sums of pages and tokens.
+/// Rejects numbers beyond FlashInfer's signed 32-bit arrays.
 fn check_limits(pool_pages: u64, pages: u64, tokens: u64) -> Result<(), Error> {
     let max = i32::MAX as u64;
-    // Page numbers count from 0.
     let numbers =
         [("pool pages", pool_pages, max + 1), ("pages", pages, max), ("tokens", tokens, max)];
     match numbers.into_iter().find(|&(_, value, max)| value > max) {
@@ -79,7 +78,8 @@ fn check_limits(pool_pages: u64, pages: u64, tokens: u64) -> Result<(), Error> {
     }
 }
 
-/// Returns whether the last plan of a sequence is of an unfinished step, extends it by `len` tokens, and still stands.
+/// Returns whether the last plan of a sequence belongs to an unfinished step, has `len` tokens, and was not rolled
+/// back.
 fn is_planned(sequence: &Sequence, steps: &StepLog, len: u32) -> bool {
     steps.samples_next(sequence.last_item) && {
         let item = steps.item(sequence.last_item);
@@ -87,12 +87,12 @@ fn is_planned(sequence: &Sequence, steps: &StepLog, len: u32) -> bool {
     }
 }
 
-/// Returns the tokens in the last page of a sequence, as it stands after its plan.
+/// Returns the number of tokens in the last page of a sequence after its plan.
 pub(super) const fn last_page_len(sequence: &Sequence, page_size: u32) -> u32 {
     (sequence.planned_len - 1) % page_size + 1
 }
 
-/// Packed arrays while they are filled, entry by entry. Their sums are below the limits.
+/// Packed arrays that are filled entry by entry. Their sums are below the limits.
 pub(super) struct Packer<'step> {
     qo_indptr: &'step mut [i32],
     kv_indptr: &'step mut [i32],
@@ -116,7 +116,7 @@ impl<'step> Packer<'step> {
         }
     }
 
-    /// Appends an entry: its new tokens, and the pages that they read.
+    /// Appends an entry: the number of its new tokens, and the pages that they read.
     #[inline(always)] // A call for each entry is 1 % of packing.
     pub fn push<'a>(
         &mut self,
@@ -136,7 +136,6 @@ impl<'step> Packer<'step> {
         self.entries += 1;
     }
 
-    /// Returns the arrays, once all entries are in them.
     pub fn finish(self) -> PackedPlan<'step> {
         let Self { qo_indptr, kv_indptr, kv_indices, kv_last_page_len, .. } = self;
         PackedPlan { qo_indptr, kv_indptr, kv_indices, kv_last_page_len }

@@ -1,4 +1,4 @@
-//! A planned batch as FlashInfer's multi-level cascade takes it, for hosts that bring their own attention kernels.
+//! A planned batch in the format of FlashInfer's multi-level cascade, for hosts with their own attention kernels.
 
 use bumpalo::Bump;
 use bytemuck::Zeroable;
@@ -9,7 +9,7 @@ use crate::plan::{BatchPlan, Extend, PackedLevels, PackedPlan, SharedSpan};
 use crate::sequence::{Sequence, SequenceTable};
 use crate::step::StepLog;
 
-/// Returns the page tables of a plan's items, what several of them share once. O(items + pages).
+/// Implements [`Engine::packed_levels`](crate::Engine::packed_levels). O(items + pages).
 ///
 /// # Errors
 /// As [`packed`](super::packed::packed), and [`Error::PackedRows`].
@@ -47,8 +47,7 @@ pub(crate) fn packed_levels<'step>(
     Ok(PackedLevels { order, levels: list })
 }
 
-/// Rejects a plan that is not of these planned items, in order. It may have rows of padding behind theirs: a
-/// host that pads for its graphs has that plan at hand, and to padding there is nothing to list.
+/// Rejects a plan that does not have these planned items in order. Its padding rows are ignored.
 fn check_plan(
     sequences: &SequenceTable,
     steps: &StepLog,
@@ -59,7 +58,8 @@ fn check_plan(
     if plan.rows.len() < items.len() || padding.iter().any(|row| row.kv_len > 0) {
         return Err(Error::PackedRows { items: items.len(), rows: plan.rows.len() });
     }
-    // As many items of its step as it has rows are those rows. What was accepted of drafts is fewer tokens than they.
+    // A plan whose rows are as many as the items of its step has exactly these rows. Accepted drafts have fewer tokens
+    // than their row.
     for (&Extend { seq, len }, row) in items.iter().zip(plan.rows) {
         let sequence = sequences.running(seq)?;
         if !steps.is_item_of(sequence.last_item, plan.step) || row.extend_len != len {
@@ -69,10 +69,10 @@ fn check_plan(
     Ok(())
 }
 
-/// Returns the depth of each span: the number of spans around it.
+/// Returns the depth of each span: the number of spans that contain it.
 fn depths<'step>(spans: &[SharedSpan], bump: &'step Bump) -> &'step [u32] {
     let depths = bump.alloc_slice_fill_copy(spans.len(), 0_u32);
-    // By depth, where the members of the last span of it end.
+    // For each depth, the end of the members of its last span.
     let ends = bump.alloc_slice_fill_copy(spans.len(), 0_usize);
     let mut depth = 0;
     for (i, span) in spans.iter().enumerate() {
@@ -86,14 +86,14 @@ fn depths<'step>(spans: &[SharedSpan], bump: &'step Bump) -> &'step [u32] {
     depths
 }
 
-/// Returns the spans with their depths, which are below `levels`: outermost first, and of one depth in their order.
+/// Returns the spans with their depths, which are below `levels`, outermost first. Spans of one depth keep their order.
 fn sorted_by_depth<'step>(
     spans: &[SharedSpan],
     depths: &[u32],
     levels: usize,
     bump: &'step Bump,
 ) -> &'step [(u32, SharedSpan)] {
-    // Where the next span of each depth goes.
+    // For each depth, the index of its next span.
     let places = bump.alloc_slice_fill_copy(levels, 0);
     depths.iter().for_each(|&depth| places[depth as usize] += 1);
     let mut before = 0;
@@ -108,7 +108,7 @@ fn sorted_by_depth<'step>(
     sorted
 }
 
-/// Returns the new tokens of the rows before each place of the order, and of all rows.
+/// Returns the number of new tokens before each place of the order, and of all rows.
 fn tokens_before<'step>(items: &[Extend], order: &[u32], bump: &'step Bump) -> &'step [u32] {
     let mut before = 0;
     bump.alloc_slice_fill_with(order.len() + 1, |place| {
@@ -118,7 +118,7 @@ fn tokens_before<'step>(items: &[Extend], order: &[u32], bump: &'step Bump) -> &
     })
 }
 
-/// Returns the rows by their indices: those of each span side by side, then those of none.
+/// Returns an order of the rows in which the members of each span are consecutive; rows without a span come last.
 fn order<'step>(members: &[u32], rows: usize, bump: &'step Bump) -> &'step [u32] {
     let is_member = bump.alloc_slice_fill_copy(rows, false);
     for &member in members {
@@ -131,18 +131,17 @@ fn order<'step>(members: &[u32], rows: usize, bump: &'step Bump) -> &'step [u32]
     })
 }
 
-/// Writes levels of a batch.
 struct Writer<'a, 'step> {
     sequences: &'a SequenceTable,
     items: &'a [Extend],
     page_size: u32,
     order: &'step [u32],
-    /// New tokens of the rows before each place of the order, and of all.
+    /// Number of new tokens before each place of the order, and of all rows.
     tokens_before: &'step [u32],
     bump: &'step Bump,
 }
 
-/// An entry of a level: rows by their places in the order, up to `place_end`, and the pages that they read.
+/// An entry of a level: the rows at places up to `place_end` of the order, and the pages that they read.
 #[derive(Clone, Copy, Default)]
 struct Entry {
     place_end: usize,
@@ -152,7 +151,7 @@ struct Entry {
 }
 
 impl<'step> Writer<'_, 'step> {
-    /// Returns a level of spans, in the order of their members; rows of none read nothing there.
+    /// Returns a level of spans, in the order of their members. Rows without a span read nothing in it.
     fn shared(&self, spans: &[(u32, SharedSpan)]) -> PackedPlan<'step> {
         let most = 2 * spans.len() + 1;
         let entries = self.bump.alloc_slice_fill_copy(most, Entry::default());
@@ -177,7 +176,7 @@ impl<'step> Writer<'_, 'step> {
         self.write(&entries[..count])
     }
 
-    /// Returns the last level: of each row what stands behind all its spans.
+    /// Returns the last level: for each row the pages after all its spans.
     fn own(&self, spans: &[SharedSpan]) -> PackedPlan<'step> {
         let entries = self.bump.alloc_slice_fill_copy(self.order.len(), Entry::default());
         let around = self.bump.alloc_slice_fill_copy(spans.len(), SharedSpan::zeroed());
@@ -190,7 +189,7 @@ impl<'step> Writer<'_, 'step> {
                 around[depth] = *span;
                 depth += 1;
             }
-            // It reads on where the innermost span around it ends.
+            // The row's own pages begin where its innermost span ends.
             entry.page_begin = around[..depth].last().map_or(0, |span| span.end / self.page_size);
             let sequence = self.sequence(place);
             entry.place_end = place + 1;

@@ -1,17 +1,14 @@
-//! The page budget of a call: free and evictable pages, less the outstanding pages of promises to other sequences.
+//! The page budget of a call: free and evictable pages, minus outstanding pages of promises to other sequences.
 //!
-//! This upholds W4: outstanding <= free + evictable + fenced. Three kinds of call lower the right side, or raise the
-//! left one. Each goes only as far as free + evictable - outstanding pages reach:
+//! This upholds W4: outstanding <= free + evictable + fenced. Three kinds of call reduce the right side or raise the
+//! left side. Each may use at most free + evictable - outstanding pages:
 //!
-//! * an admission locks idle pages, or promises pages;
-//! * [`promise`](crate::system::promise) promises pages;
-//! * a plan or a fork takes pages that no sequence is promised.
+//! * An admission locks idle pages, or promises pages.
+//! * [`promise`](crate::system::promise) promises pages.
+//! * A plan or a fork takes pages that are not promised.
 //!
-//! A plan that takes promised pages lowers both sides alike. All other calls keep the right side or raise it. A commit
-//! that finds duplicates may lock idle pages, but releases as many pages of its own. Pages that an abort, a rollback or
-//! a commit releases may become outstanding again, and return to the right side.
-//!
-//! So the engine refuses a plan of promised pages only while some of them are in the fence. The step that the error
+//! ARCHITECTURE.md shows the effect of the other calls. It follows that a plan of promised pages fails only while some
+//! of them are in the fence, and that the step in the error returns enough of them.
 //! names returns enough of them.
 
 use crate::config::EngineShape;
@@ -24,9 +21,9 @@ use crate::sequence::SequenceTable;
 
 /// The pages that a call may take.
 pub(crate) struct PageBudget<'a> {
-    /// Free and evictable pages.
+    /// Number of free and evictable pages.
     reclaimable: u64,
-    /// Outstanding pages of all promises.
+    /// Number of outstanding pages of all promises.
     outstanding: u64,
     fence: &'a Fence,
 }
@@ -43,33 +40,33 @@ impl<'a> PageBudget<'a> {
         Self { reclaimable, outstanding: sequences.promised().into(), fence }
     }
 
-    /// Returns the pages that a call can take once the fence has returned `returned` pages. `own`: pages of the call
-    /// that its sequences are promised.
+    /// Returns the number of pages that a call can take once the fence has returned `returned` pages. `own` is the
+    /// number of them that its sequences are promised.
     fn available(&self, own: u64, returned: u32) -> u64 {
         let reclaimable = self.reclaimable + u64::from(returned);
         reclaimable.min(own + reclaimable.saturating_sub(self.outstanding))
     }
 
-    /// Returns the pages that are promised to no sequence.
+    /// Returns the number of pages that are not promised.
     pub fn unpromised(&self) -> u64 {
         self.available(0, 0)
     }
 
-    /// Returns whether no sequence uses a page or is promised one, and none is in the fence.
+    /// Returns whether no sequence uses a page or has a promise, and no page is in the fence.
     pub fn is_idle(&self, shape: &EngineShape) -> bool {
         self.unpromised() == u64::from(shape.layout.page_count())
     }
 
     /// Returns the first step whose completion lets a call take its pages, if no other call comes first. `wanted`
-    /// returns the pages that the call takes once a step is complete. O(unfinished steps).
+    /// returns the number of pages that the call needs after a step is complete. O(unfinished steps).
     pub fn after(&self, own: u64, mut wanted: impl FnMut(StepId) -> u64) -> Option<StepId> {
         let fits =
             |&(step, returned): &(StepId, u32)| wanted(step) <= self.available(own, returned);
         self.fence.returns().find(fits).map(|(step, _)| step)
     }
 
-    /// Checks that a call can take `wanted` pages, `own` of which its sequences are promised. O(1), or
-    /// O(unfinished steps) if it cannot.
+    /// Checks that a call can take `wanted` pages, `own` of which are promised to its sequences. O(1), or O(unfinished
+    /// steps) if it fails.
     ///
     /// # Errors
     /// [`Error::OutOfPages`].

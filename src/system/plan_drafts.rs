@@ -1,6 +1,4 @@
-//! The drafts of a batch: their checks, and their masks and positions in the plan.
-//!
-//! Not here: the plan itself (`plan_batch/`), accepted branches (`accept.rs`).
+//! The drafts of a batch: checks them, and writes their masks and positions into the plan.
 
 use bumpalo::Bump;
 
@@ -9,7 +7,7 @@ use crate::plan::{BatchRow, Draft, Extend, MaskRow, check_len};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
 
-/// Checks the drafts of a checked batch. They are in its order.
+/// Checks the drafts of a checked batch; they are in its order.
 #[inline] // Most batches have none.
 pub(crate) fn check_drafts(
     sequences: &SequenceTable,
@@ -24,7 +22,7 @@ pub(crate) fn check_drafts(
         let (start, len) = (sequence.planned_len, item.len);
         let max = sequence.token_len.saturating_sub(start);
         if len > max {
-            return Err(Error::ExtendLen { seq, len, max }); // It is of a token that is not known.
+            return Err(Error::ExtendLen { seq, len, max }); // A token of the draft is not known.
         }
         check_len(len.into())?;
         check_tree(draft, start, len)?;
@@ -32,7 +30,7 @@ pub(crate) fn check_drafts(
     Ok(())
 }
 
-/// Checks a draft of `len` tokens after `start` others.
+/// Checks a draft of `len` tokens that follow `start` others.
 fn check_tree(draft: &Draft<'_>, start: u32, len: u32) -> Result<(), Error> {
     let Draft { seq, masks, positions } = *draft;
     if masks.is_empty() && positions.is_empty() {
@@ -56,7 +54,7 @@ fn check_tree(draft: &Draft<'_>, start: u32, len: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// Marks the drafts as waiting until a branch is accepted, and writes their positions, and masks if one is a tree.
+/// Marks the drafts as waiting for `accept`, and writes their positions, and masks if one is a tree.
 pub(crate) fn begin_drafts<'step>(
     sequences: &mut SequenceTable,
     steps: &mut StepLog,

@@ -1,4 +1,4 @@
-//! Promises a running sequence pages, or takes a promise back.
+//! Changes the pages that a running sequence is promised.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -22,12 +22,10 @@ access! {
     }
 }
 
-/// Promises a running sequence the pages of `len` tokens in total, in place of its earlier promise. O(1), or
-/// O(unfinished steps) if they do not fit.
+/// Implements [`Engine::promise`](crate::Engine::promise). O(1), or O(unfinished steps) if the pages do not fit.
 ///
 /// # Errors
-/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfPages`] if those beyond the
-/// promise before cannot be had now. Nothing changes then.
+/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::TooLong`], [`Error::OutOfPages`]. Nothing changes then.
 pub(crate) fn promise(world: Promise<'_>, seq: SeqKey, len: u32) -> Result<(), Error> {
     let Promise { shape, pages, prefixes, sequences, fence } = world;
     let sequence = sequences.running(seq)?;
@@ -43,7 +41,7 @@ pub(crate) fn promise(world: Promise<'_>, seq: SeqKey, len: u32) -> Result<(), E
     Ok(())
 }
 
-/// Checks that a sequence can become as long as it is promised.
+/// Checks that a sequence can have as many tokens as it is promised.
 ///
 /// # Errors
 /// [`Error::TooLong`].

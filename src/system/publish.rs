@@ -1,4 +1,4 @@
-//! Publishes whole computed pages of a sequence: adds them to the tree, and releases duplicates of pages that it has.
+//! Publishes whole computed pages of a sequence: adds them to the tree, and releases duplicates of the tree's pages.
 
 use crate::fence::Fence;
 use crate::id::SeqKey;
@@ -9,9 +9,9 @@ use crate::system::release::release_pages;
 use crate::system::tails::{give_back, keep_tails};
 use crate::world::Buffers;
 
-/// Publishes a running sequence's whole pages of known, computed tokens. Where another sequence published the same
-/// prefix meanwhile, the page table is rewritten to the tree's pages first, and then the sequence's own are released,
-/// with those of other groups that no later token reads. O(pages published).
+/// Publishes a running sequence's whole pages of known, computed tokens. If the tree already has some of these pages,
+/// the row switches to the tree's pages and releases its own. It also releases pages of other groups that no later
+/// token reads. O(pages published).
 pub(crate) fn publish(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,
@@ -22,7 +22,7 @@ pub(crate) fn publish(
 ) {
     let row = sequences.row_mut(seq).expect("the caller looked it up");
     if row.pending() > 0 {
-        return; // It has computed nothing.
+        return; // The sequence has computed no page.
     }
     prefixes.publish_as_of(row.sequence.last_step);
     buffers.pages.clear();
@@ -30,7 +30,7 @@ pub(crate) fn publish(
     pages.publish(&buffers.pages);
 }
 
-/// Keeps the tails behind a running sequence's published pages, as at a mark. The caller checked that this breaks no
+/// Keeps the tails at the end of a running sequence's published pages. The caller has checked that this breaks no
 /// promise. O(tails).
 pub(crate) fn keep(
     pages: &mut PagePool,
@@ -53,7 +53,6 @@ pub(crate) fn keep(
     release_pages(pages, fence, row.sequence.last_step, freed);
 }
 
-/// The tables that publish a row's pages.
 pub(crate) struct Publisher<'a> {
     pub pages: &'a mut PagePool,
     pub prefixes: &'a mut PrefixTree,
@@ -62,9 +61,9 @@ pub(crate) struct Publisher<'a> {
 }
 
 impl Publisher<'_> {
-    /// [`publish`], but for the states of the pages that are the tree's now: they are appended to `buffers.pages`, for
-    /// the caller to publish together with those of other sequences. Most commits of a decoding sequence find no whole
-    /// page.
+    /// [`publish`] without the change of page states: pages that now belong to the tree are appended to
+    /// `buffers.pages`, and the caller publishes those of several sequences together. Most commits of a decoding
+    /// sequence publish no page.
     #[inline]
     pub fn insert(&mut self, row: RowMut<'_>) {
         if computed(&row) >= (row.sequence.published + 1) * self.prefixes.page_size() {
@@ -72,12 +71,12 @@ impl Publisher<'_> {
         }
     }
 
-    /// [`Publisher::insert`] where there is a whole page at least.
+    /// [`Publisher::insert`] of at least one whole page.
     #[inline(never)]
     fn insert_pages(&mut self, mut row: RowMut<'_>) {
         let Self { pages, prefixes, fence, buffers } = self;
         let (mut at, end) = (row.sequence.published, computed(&row) / prefixes.page_size());
-        // The buffer holds one row's pages and must not grow.
+        // The buffer has space for one row's pages, and must not grow.
         if buffers.pages.len() + (end - at) as usize > buffers.pages.capacity() {
             pages.publish(&buffers.pages);
             buffers.pages.clear();
@@ -104,8 +103,8 @@ impl Publisher<'_> {
         release_pages(self.pages, self.fence, row.sequence.last_step, &self.buffers.freed);
     }
 
-    /// Keeps the tails at the marks that a row reaches with `end` published pages, and gives back the pages that no
-    /// later token reads. Outlined, so that a row pays one comparison where there is one group.
+    /// Keeps the tails at the marks within `end` published pages, and gives back the pages that no later token reads.
+    /// Not inlined, so that a row pays one comparison if there is one group.
     #[cold]
     #[inline(never)]
     fn publish_tails(&mut self, row: &mut RowMut<'_>, end: u32) {
@@ -113,7 +112,6 @@ impl Publisher<'_> {
         let Buffers { pages: kept, freed, .. } = &mut **buffers;
         let before = row.sequence.published;
         while let Some(mark) = row.take_mark(end) {
-            // The buffer holds one row's pages and must not grow.
             if kept.len() + row.most_kept() as usize > kept.capacity() {
                 pages.publish(kept);
                 kept.clear();
@@ -127,8 +125,8 @@ impl Publisher<'_> {
     }
 }
 
-/// Returns whether a row of `published` pages may keep its tails at a mark. A cell backs no promise, so no tail is kept
-/// that would break one (W4).
+/// Returns whether a row of `published` pages may keep its tails at a mark. A cell backs no promise, so tails that
+/// would break W4 are not kept.
 pub(crate) fn may_keep(
     row: &RowMut<'_>,
     prefixes: &PrefixTree,
@@ -141,7 +139,7 @@ pub(crate) fn may_keep(
     row.all_promised() + row.keep_cost(mark, published) <= backing
 }
 
-/// Returns the known tokens that have K and V.
+/// Returns the number of known tokens that have K and V.
 fn computed(row: &RowMut<'_>) -> u32 {
     row.sequence.cached_len.min(row.sequence.token_len)
 }

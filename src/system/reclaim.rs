@@ -1,13 +1,13 @@
-//! Makes room: evicts no more pages than are lacking.
+//! Frees pages by eviction, exactly the missing ones.
 
 use crate::id::PageId;
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 
-/// Evicts prefixes until `wanted` pages are free. Returns the pages of group 0 that were evicted. O(pages evicted).
+/// Evicts prefixes until `wanted` pages are free, and returns the number of evicted pages of group 0. O(pages evicted).
 ///
 /// # Panics
-/// If free and evictable pages together are fewer: the caller checked the room.
+/// If free and evictable pages together are fewer. The caller has checked this.
 pub fn reclaim(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,

@@ -1,11 +1,11 @@
-//! Releases pages and locks: at once, or through the fence while an unfinished step may touch them.
+//! Releases pages and locks, at once or through the fence if an unfinished step may access them.
 
 use crate::fence::Fence;
 use crate::id::{PageId, PrefixLock, StepId};
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 
-/// Releases private pages that `last_step` may touch, if it is unfinished. O(pages).
+/// Releases private pages; while `last_step` is unfinished, through the fence. O(pages).
 pub(crate) fn release_pages(
     pages: &mut PagePool,
     fence: &mut Fence,
@@ -24,7 +24,7 @@ pub(crate) fn release_pages(
     }
 }
 
-/// Releases a lock whose pages `last_step` may read, if it is unfinished. O(nodes that become idle).
+/// Releases a lock; while `last_step` is unfinished, through the fence. O(nodes that become idle).
 pub(crate) fn release_lock(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,

@@ -1,4 +1,4 @@
-//! Drops all cached prefixes, for a host that changes the model's weights.
+//! Invalidates all cached prefixes.
 
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
@@ -14,7 +14,7 @@ access! {
     }
 }
 
-/// Drops every idle prefix; those in use match no more and go with their last user. O(idle pages).
+/// Implements [`Engine::reset`](crate::Engine::reset). O(idle pages).
 pub(crate) fn reset(world: Reset<'_>) {
     let Reset { pages, prefixes, buffers } = world;
     buffers.freed.clear();

@@ -1,4 +1,4 @@
-//! Forgets a sequence's last tokens: rejected drafts, an edited turn.
+//! Drops a sequence's last tokens.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -25,12 +25,10 @@ access! {
     }
 }
 
-/// Cuts a sequence to `len` tokens; unfinished steps count no further than that. Speculating hosts roll back before
-/// they commit: what a commit has published stays. O(pages released and unfinished steps).
+/// Implements [`Engine::rollback`](crate::Engine::rollback). O(pages released and unfinished steps).
 ///
 /// # Errors
-/// [`Error::UnknownSequence`], [`Error::NotAccepted`], [`Error::RollbackLen`] for a length of 0, below what is
-/// published, or past the tokens.
+/// [`Error::UnknownSequence`], [`Error::NotAccepted`], [`Error::RollbackLen`].
 pub(crate) fn rollback(world: Rollback<'_>, seq: SeqKey, len: u32) -> Result<(), Error> {
     let Rollback { shape, pages, sequences, steps, fence, counters, buffers } = world;
     let page_size = shape.layout.page_size();

@@ -1,16 +1,16 @@
-//! Tails of a row: its held pages of groups that do not keep everything become cells at a mark, and are given back once
-//! no later token reads them.
+//! Tails: the pages that the next token reads in the groups of limited reach. A row's tails become cells at a mark, and
+//! the row gives their places back once no later token reads them.
 //!
-//! Not here: which places are held (`layout/limits.rs`), the cells (`prefix/cells.rs`).
+//! `layout/limits.rs` computes the places, and `prefix/cells.rs` stores the cells.
 
 use crate::fence::Fence;
 use crate::id::PageId;
 use crate::prefix::PrefixTree;
 use crate::sequence::RowMut;
 
-/// Turns the private pages of a row's tails at a mark, one of its `published` pages, into cells that the row uses.
-/// Where the tree has a cell, the row takes it, and its own pages are appended to `freed`. Pages of new cells are
-/// appended to `kept`. O(published pages behind the tails, and the tails).
+/// Makes cells of a row's private tail pages at a mark, which is within its `published` pages. The row becomes a user
+/// of these cells; their pages are appended to `kept`. At an entry with a cell, the row takes that cell instead, and
+/// its own pages are appended to `freed`. O(published pages after the mark, and the tails).
 pub(crate) fn keep_tails(
     row: &mut RowMut<'_>,
     prefixes: &mut PrefixTree,
@@ -46,8 +46,8 @@ pub(crate) fn keep_tails(
     }
 }
 
-/// Takes the places from those that a row of `from` published pages holds up to those that one of `to` holds, or all
-/// of them. Private pages are appended to `freed`, cells lose a user. O(places).
+/// Gives back the places that a row keeps with `from` published pages but not with `to`; all its places if `to` is
+/// `None`. Private pages are appended to `freed`; cells lose a user. O(places).
 pub(crate) fn give_back(
     row: &mut RowMut<'_>,
     prefixes: &mut PrefixTree,

@@ -11,10 +11,10 @@ use crate::sequence::Sequence;
 use super::World;
 
 impl World {
-    /// Checks every numbered invariant of every table over the whole state, for tests and debugging. O(everything).
+    /// Checks every numbered invariant of every table, for tests and debugging. O(whole state).
     ///
     /// # Errors
-    /// The broken invariant, with a page that shows it and the owner of that page.
+    /// The broken invariant, with a page that shows it and that page's owner.
     pub fn verify(&self) -> Result<(), Broken> {
         let broken = |(invariant, page)| Broken {
             invariant,
@@ -42,8 +42,7 @@ impl World {
         self.check_owners().map_err(broken)
     }
 
-    /// Returns every lock with its holder. A new kind of holder needs a line here, or the audit of T3 counts too few
-    /// locks.
+    /// Returns every lock with its holder. The audit of T3 counts these locks.
     fn lock_holders(&self) -> impl Iterator<Item = (LockHolder, &PrefixLock)> {
         let sequences = self.sequences.iter().filter_map(|(_, sequence)| sequence.lock.as_ref());
         let sequences = sequences.map(|lock| (LockHolder::Sequence, lock));
@@ -105,13 +104,13 @@ impl World {
         Ok(())
     }
 
-    /// Returns the places that a sequence holds of groups but group 0.
+    /// Returns the places that a sequence keeps in groups other than group 0.
     fn held_places<'a>(&'a self, s: &'a Sequence) -> impl Iterator<Item = (HeldGroup, u32)> + 'a {
         let held = self.sequences.limits().held_groups(s.published);
         held.flat_map(|held| (held.first..s.page_len).map(move |place| (held, place)))
     }
 
-    /// Counts the held places that name each cell.
+    /// Counts the sequences' places that have each cell.
     fn count_cells(&self) -> HashMap<CellId, u32> {
         let mut counts = HashMap::new();
         for (_, s) in self.sequences.iter() {
@@ -132,7 +131,7 @@ impl World {
             for (held, place) in self.held_places(s) {
                 let cell = self.sequences.cell(s, held.group, place);
                 if !cell.is_some() {
-                    continue; // W1: its pages are the row's own.
+                    continue; // The pages are the row's own (W1).
                 }
                 let mut path = self.prefixes.path_of(lock, s.published);
                 if place >= s.published
@@ -234,14 +233,13 @@ impl World {
     }
 }
 
-/// The holder of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum LockHolder {
     /// A running sequence.
     Sequence,
-    /// A fetch: a store writes pages behind it.
+    /// A fetch: a store writes the pages that follow the prefix.
     Fetch,
-    /// The fence: its sequence has released it, but a step is not complete.
+    /// The fence: the sequence has released the lock, but a step is not complete.
     Fence,
 }
 
@@ -261,9 +259,9 @@ pub enum Owner {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Broken {
-    /// Its number and sentence, as in the module docs and ARCHITECTURE.md.
+    /// The invariant, by number and sentence.
     pub invariant: &'static str,
-    /// A page that shows it.
+    /// A page that shows the violation, if there is one.
     pub page: Option<PageId>,
     /// Owner of that page.
     pub owner: Option<Owner>,

@@ -1,4 +1,4 @@
-//! The bytes that an engine takes, and its plans.
+//! The memory of an engine, and the size of its largest plan.
 
 use crate::bitmap::Bitmap;
 use crate::config::{EngineConfig, EngineShape};
@@ -14,7 +14,7 @@ use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
 
-/// The bytes that an engine takes, all of them when it is created.
+/// The bytes of an engine's memory, which it takes when it is created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -29,7 +29,7 @@ pub struct EngineBytes {
     pub prefixes: u64,
     /// Tables of pages in host memory.
     pub hosts: u64,
-    /// Hashes of cached pages. Names of namespaces are not included: they are allocated as they are given.
+    /// Hashes of cached pages. Names of namespaces are extra: they are allocated when they are given.
     pub hashes: u64,
     /// The event buffer.
     pub events: u64,
@@ -53,9 +53,9 @@ impl EngineBytes {
 }
 
 impl EngineConfig {
-    /// Returns the bytes that an engine of this config takes.
+    /// Returns the memory of an engine with this config.
     ///
-    /// The [`StepScratch`](crate::StepScratch)es of the host are not included: one for each step in flight, of up to
+    /// Each step in flight also needs a [`StepScratch`](crate::StepScratch) of up to [`EngineShape::plan_bytes`].
     /// [`EngineShape::plan_bytes`] each.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl EngineConfig {
 }
 
 impl EngineShape {
-    /// Returns [`EngineConfig::bytes`] of a checked config. No number overflows.
+    /// [`EngineConfig::bytes`] of a checked config. No number overflows.
     pub fn bytes(&self) -> EngineBytes {
         let (page_count, page_size) = (self.layout.page_count(), self.layout.page_size());
         let rows = size_of::<SeqKey>() + size_of::<Compaction>() + size_of::<Admitted>();
@@ -113,13 +113,11 @@ impl EngineShape {
         }
     }
 
-    /// Returns the bytes of the largest plan of at most `rows` sequences and `tokens` new tokens together. O(1).
+    /// Returns the bytes of the largest plan of at most `rows` sequences and `tokens` new tokens. O(1).
     ///
-    /// No such plan grows a [`StepScratch::with_capacity`](crate::StepScratch::with_capacity) of this size.
-    ///
-    /// Most bytes are page table words, 8 bytes each. The first plan of a sequence after `admit` or `resume` sends all
-    /// its pages, the shared ones too: 800 kB for a prompt of 100,000 tokens at page_size 1. A fork sends a word for
-    /// each chunk that it shares, unless the plan that sent the words of its parent may still be aborted.
+    /// No such plan grows a [`StepScratch::with_capacity`](crate::StepScratch::with_capacity) of this size. Most bytes
+    /// are page table words, 8 bytes each: the first plan of a prompt of 100,000 tokens at page_size 1 takes 800 kB.
+    /// [`Engine::plan_batch`](crate::Engine::plan_batch) lists the plans that send many words.
     ///
     /// ```
     /// # use kvarena::*;
@@ -135,7 +133,6 @@ impl EngineShape {
         let row_pages = u64::from(self.max_sequence_len).div_ceil(page_size);
         let tracks = u64::from(self.table.tracks);
         let row_words = row_pages * tracks + u64::from(self.table.chunks_per_row);
-        // A chunk's pages, and the word that names it.
         let chunk_words = u64::from(self.table.chunk_pages) * tracks + 1;
         let words = u64::from(self.table.chunk_count) * chunk_words;
         let writes = words.min(rows * row_words);
@@ -153,33 +150,34 @@ impl EngineShape {
     }
 }
 
-/// Number of arrays of a plan, the new pages included. Each may start at the next multiple of its alignment.
+/// Number of arrays of a plan, including the new pages. Each begins at a multiple of its alignment.
 const ARRAYS: u64 = 10;
 
-/// Returns the most locks that wait in the fence. An item of a plan releases at most one, since a sequence that returns
-/// has no step until it is planned. The step of a copy releases one more.
+/// Returns the maximum number of locks in the fence. A plan's item releases at most one, and the step of a copy one
+/// more.
 pub(super) fn lock_count(shape: &EngineShape) -> u64 {
     u64::from(shape.max_steps) * (u64::from(shape.table.rows) + 1)
 }
 
-/// Returns the most pages of a sequence in all tracks, with one more place.
+/// Returns the maximum number of pages of a sequence in all tracks, with one spare place.
 pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
     let row_pages = shape.max_sequence_len.div_ceil(shape.layout.page_size());
     (u64::from(row_pages) + 1) * u64::from(shape.table.tracks)
 }
 
-/// Returns the host pages that evicted pages can move to: none without shared prefixes.
+/// Returns the number of host pages in use: none without shared prefixes.
 pub(super) fn host_pages(shape: &EngineShape) -> u32 {
     let has_hosts = shape.shares_prefixes() && shape.table.tracks == 1;
     if has_hosts { shape.layout.host_pages() } else { 0 }
 }
 
-/// Returns the most pages that are loaded together.
+/// Returns the maximum number of pages of one load.
 pub(super) fn load_count(shape: &EngineShape) -> u64 {
     if host_pages(shape) > 0 { shape.layout.page_count().into() } else { 0 }
 }
 
-/// Returns the most copies of a fork: a page for each child, or with several tracks as many pages as the pool has.
+/// Returns the maximum number of copies of a fork: one page for each child, or with several tracks all pages of the
+/// pool.
 pub(super) fn copy_count(shape: &EngineShape) -> u64 {
     let pages = if shape.table.tracks > 1 { shape.layout.page_count() } else { 0 };
     pages.max(shape.table.rows).into()

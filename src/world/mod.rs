@@ -1,12 +1,10 @@
-//! All tables together; their `bytes`, and the `audit` over them.
+//! All tables together; `bytes` computes their size, and `audit` checks them. `system/` changes them.
 //!
-//! * W1. Every page has exactly one owner, and the state of that owner: a sequence (Private), a tree node (Cached),
+//! * W1. Every page has exactly one owner, or none, and its state matches: a sequence (Private), a tree node (Cached),
 //!   the fence (Fenced), none (Free).
-//! * W2. A sequence's published pages, and behind them those that it waits for, are the path of its lock.
-//! * W3. Every lock that the tree counts is a sequence's or waits in the fence. T3 is audited with these locks.
-//! * W4. Outstanding pages of promises <= free + evictable + fenced pages: `system/page_budget.rs` gives the reason.
-//!
-//! Not here: changes of the tables (`system/`).
+//! * W2. A sequence's published pages, followed by its pending ones, are the path of its lock.
+//! * W3. Every lock that the tree counts is held by a sequence, a fetch or the fence. T3 is audited with these locks.
+//! * W4. Outstanding pages of promises <= free + evictable + fenced pages: ARCHITECTURE.md proves it.
 
 mod audit;
 mod bytes;
@@ -31,7 +29,7 @@ pub use audit::{Broken, Owner};
 pub use bytes::EngineBytes;
 use bytes::{copy_count, host_pages, load_count, lock_count, row_pages_all};
 
-/// The tables, and the limits that they are made with.
+/// The tables, and the limits from which they are created.
 pub struct World {
     /// Limits of the tables.
     pub shape: EngineShape,
@@ -47,33 +45,33 @@ pub struct World {
     pub fence: Fence,
     /// The shared spans of the last batch.
     pub finder: SharedPrefixFinder,
-    /// Counters of calls and tokens; the levels are not kept up.
+    /// Counters; the levels are computed on demand.
     pub counters: Stats,
-    /// Buffers of the systems, reserved at their largest size. Each system empties a buffer before it fills it.
+    /// Buffers of the systems, reserved at their largest size.
     pub(crate) buffers: Buffers,
 }
 
-/// Buffers of the systems. No system reads what another call left in them.
+/// Buffers of the systems. Each system clears a buffer before it fills it.
 pub(crate) struct Buffers {
     /// Released pages.
     pub freed: Vec<PageId>,
-    /// Pages of a match or a sequence, or pages that were just added to the tree.
+    /// Pages of a match or of a sequence, or new pages of the tree.
     pub pages: Vec<PageId>,
     /// Tokens of one sequence.
     pub tokens: Vec<TokenId>,
-    /// Children that a fork made.
+    /// Children of a fork.
     pub children: Vec<SeqKey>,
-    /// Copies that a fork made.
+    /// Copies of a fork.
     pub copies: Vec<PageCopy>,
     /// Loads of pages in host memory, for the backend.
     pub loads: Vec<PageMove>,
-    /// Sequences of a plan that wait for a load.
+    /// Sequences of a plan that have pending pages.
     pub waiting: Vec<SeqKey>,
     /// Moves of accepted drafts, for the backends.
     pub compactions: Vec<Compaction>,
     /// Results of a batch of admissions.
     pub admitted: Vec<Admitted>,
-    /// Pages that a batch of admissions has counted.
+    /// Pages that a batch of admissions has already counted.
     pub counted: Bitmap,
 }
 
@@ -148,17 +146,16 @@ impl World {
         Ok(world)
     }
 
-    /// Returns the free and evictable pages.
     fn reclaimable(&self) -> u32 {
         self.pages.free_count() + self.prefixes.size_info().evictable
     }
 
-    /// Returns the free and evictable pages that no sequence is promised.
+    /// Returns the number of free and evictable pages that are not promised.
     pub fn available(&self) -> u32 {
         self.reclaimable().saturating_sub(self.sequences.promised())
     }
 
-    /// Returns [`World::available`] as of the completion of `step`, if no other call comes first. O(unfinished steps).
+    /// Returns [`World::available`] after the completion of `step`, if no other call comes first. O(unfinished steps).
     pub fn available_after(&self, step: StepId) -> u32 {
         let reclaimable = self.reclaimable() + self.fence.pages_until(step);
         reclaimable.saturating_sub(self.sequences.promised())

@@ -1,4 +1,4 @@
-//! Pools whose groups store rows of unlike shapes, against plain enumeration.
+//! Tests of pools whose groups have different shapes, by enumeration.
 
 use crate::error::ConfigError;
 use crate::id::{LayerId, PageId};
@@ -8,7 +8,7 @@ use crate::layout::{
 };
 use crate::testkit::rng::Rng;
 
-/// A small pool of two to four groups, some with a shape of their own.
+/// Returns a small pool of two to four groups, some with their own shape.
 fn random(rng: &mut Rng) -> PoolConfig {
     let reaches = [Reach::All, Reach::Window(5), Reach::Chunk(64), Reach::Window(1)];
     let (count, layers) = (rng.within(2, 4) as usize, rng.within(4, 9) as u32);
@@ -30,7 +30,6 @@ fn random(rng: &mut Rng) -> PoolConfig {
             continue;
         }
         let (shape, dtype) = any(rng);
-        // Latent rows may not have the scales of the pool's dtype.
         let latent = matches!(shape, KvShape::Latent { .. });
         let dtype = Some(dtype).filter(|_| latent || !rng.one_in(4));
         groups = groups.with_shape(group, shape, dtype).expect("the group exists");
@@ -55,7 +54,7 @@ fn dtype_of(config: &PoolConfig, group: u32) -> KvDtype {
     config.groups.shape(group).and_then(|own| own.dtype).unwrap_or(config.dtype)
 }
 
-/// Bytes of one layer of a page, from the planes of a pool of this layer alone.
+/// Returns the bytes of one layer of a page, from a pool of this layer alone.
 fn layer_bytes(config: &PoolConfig, group: u32) -> u64 {
     let shape = config.groups.shape(group).map_or(config.shape, |own| own.shape);
     let dtype = dtype_of(config, group);
@@ -65,7 +64,7 @@ fn layer_bytes(config: &PoolConfig, group: u32) -> u64 {
     alone.layout().expect("a small pool").page_bytes()
 }
 
-/// The bytes of every head of every slot of one layer in one page, in any order.
+/// Returns the byte ranges of all heads of all slots of one layer in one page, in any order.
 fn heads(pool: &PoolLayout, lane: u32, page: PageId) -> Vec<(u64, u64)> {
     let mut all = Vec::new();
     for plane in pool.planes() {
@@ -95,7 +94,7 @@ fn lanes_are_what_a_page_holds_and_share_no_byte() {
             let layers = config.groups.layers_of(group);
             let bytes = layer_bytes(&config, group);
             let lanes = u64::from(pool.lanes_of(group));
-            // Plainly: as many whole layers as fit, of those of group 0's shape as many as it has.
+            // As many whole layers as fit, but never more layers of the pool's shape than group 0 has.
             let as_first = group == 0 || pool.groups().shape(group).is_none();
             let fitting = pool.page_bytes() / bytes;
             let first = u64::from(config.groups.layers_of(0));
@@ -115,7 +114,7 @@ fn lanes_are_what_a_page_holds_and_share_no_byte() {
                 }
             }
             tracks_before += tracks;
-            // A page is the same bytes for every group, and each of its lanes has its own.
+            // A page has the same bytes for every group, and each of its lanes has separate ones.
             let view = pool.of_group(group);
             let mut owner = vec![false; pool.total_bytes() as usize];
             for page in (0..pool.page_count()).map(PageId::new) {
@@ -141,7 +140,7 @@ fn lanes_are_what_a_page_holds_and_share_no_byte() {
     assert!(left_over > 100);
 }
 
-/// Two groups of three layers, of which the last two have a shape of their own.
+/// Returns two groups of three layers; the last two layers have their own shape.
 fn two(shape: KvShape, dtype: KvDtype) -> PoolConfig {
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1, 1]).expect("it is right");
     PoolConfig {
@@ -159,7 +158,7 @@ fn a_page_holds_a_layer_of_any_group() {
     let page_bytes = 16 * 2 * 8 * 64 * 2;
     assert_eq!((pool.page_bytes(), pool.lanes(), pool.lanes_of(1)), (page_bytes, 1, 1));
     assert_eq!((pool.unused_bytes(0), pool.unused_bytes(1)), (page_bytes * 3 / 4, 0));
-    // Five rows of 6 bytes, and pages that begin where numbers of 4 bytes may.
+    // A page has five rows of 6 bytes, and must be a multiple of 4 bytes.
     let layers = [0, 0, 0, 0, 0, 1];
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &layers).expect("it is right");
     let groups = groups.with_shape(1, KvShape::heads(1, 1), KvDtype::F32).expect("as above");
@@ -212,7 +211,7 @@ fn a_rank_has_its_heads_of_every_group() {
     assert_eq!([0, 1].map(|group| layout.of_group(group).kv_heads()), [1, 2]);
     assert_eq!((layout.groups().shape(1).map(|own| own.shape)), Some(KvShape::heads(2, 32)));
     assert_eq!(layout.most_kv_heads(), 2);
-    // Thousands are layers, ones are heads.
+    // A scale encodes its layer in thousands and its head in ones.
     let scale = |i: u32| (1000 * (i / 16) + i % 16 / 2 + 1) as f32;
     let model = KvScales::new(3, 8, (0..3 * 8 * 2).map(scale).collect()).expect("above 0");
     let local = model.local(&pool).expect("they are the model's");

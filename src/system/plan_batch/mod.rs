@@ -1,5 +1,4 @@
-//! Plans a step: checks the batch, takes exactly the pages that the new tokens need, and has the plan written
-//! (`writer`).
+//! Plans a step: checks the batch, takes exactly the pages that the new tokens need, and writes the plan (`writer`).
 
 mod writer;
 
@@ -42,22 +41,20 @@ struct Needs {
     tokens: usize,
     /// Pages of all tracks.
     pages: u64,
-    /// Of `pages`, those that are promised to their sequences.
+    /// Number of these that are promised to their sequences.
     promised: u64,
     chunks: u32,
     table_writes: usize,
 }
 
-/// Plans a batch, padded to `size` if there is one; the plan lives in `scratch`. O(batch, new tokens and page table
-/// words to be sent): all words of a sequence's row in its first plan since `admit` or `resume`, later none but those
-/// of new pages, of pages that publishing found to be duplicates and those behind them, and of plans that were aborted.
+/// Implements the [`Engine`](crate::Engine)'s `plan_batch`, `plan_drafts` and `plan_padded` (with a `size`). The plan
+/// is in `scratch`. O(batch, new tokens and page table words sent).
 ///
 /// # Errors
-/// [`Error::EmptyBatch`], [`Error::OutOfSteps`]; for an item [`Error::UnknownSequence`], [`Error::Preempted`],
-/// [`Error::RepeatedSequence`], [`Error::NotAccepted`], [`Error::ExtendLen`]; [`Error::StepTokens`],
-/// [`Error::PlanSize`], [`Error::OutOfTokens`]; for a draft [`Error::DraftOrder`], [`Error::ExtendLen`],
-/// [`Error::DraftLen`], [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`]; [`Error::OutOfPages`].
-/// Nothing changes then.
+/// [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::StepTokens`], [`Error::PlanSize`], [`Error::OutOfTokens`],
+/// [`Error::OutOfPages`]. For an item [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::RepeatedSequence`],
+/// [`Error::NotAccepted`], [`Error::ExtendLen`]. For a draft [`Error::DraftOrder`], [`Error::ExtendLen`],
+/// [`Error::DraftLen`], [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`]. Nothing changes then.
 pub(crate) fn plan_batch<'step>(
     world: PlanBatch<'_>,
     scratch: &'step mut StepScratch,
@@ -97,8 +94,8 @@ pub(crate) fn plan_batch<'step>(
     Ok(BatchPlan { shared, ..plan })
 }
 
-/// Checks a batch, and counts its needs. `ONE`: whether there is one track. Not inlined, so that the loop
-/// keeps its registers.
+/// Checks a batch and counts its needs. `ONE` is set if there is one track. Not inlined, so that the loop keeps its
+/// registers.
 #[inline(never)]
 fn check<const ONE: bool>(
     shape: &EngineShape,
@@ -155,13 +152,13 @@ fn check<const ONE: bool>(
     Ok(needs)
 }
 
-/// Checks the tokens of a step, padding included.
+/// Checks the number of tokens of a step, including padding.
 fn step_tokens(shape: &EngineShape, tokens: usize) -> Result<(), Error> {
     let (tokens, max) = (tokens as u64, u64::from(shape.max_step_tokens));
     if tokens <= max { Ok(()) } else { Err(Error::StepTokens { tokens, max }) }
 }
 
-/// Returns the error of a sequence that this plan has named already, or whose drafts wait.
+/// Returns the error for a sequence that this plan already contains, or whose drafts wait.
 #[cold]
 fn unplannable(sequence: &Sequence, seq: SeqKey) -> Error {
     match sequence.is_drafted() {
@@ -170,8 +167,7 @@ fn unplannable(sequence: &Sequence, seq: SeqKey) -> Error {
     }
 }
 
-/// Returns the most tokens that can be planned for a sequence now: its known ones, or the one that an unfinished step
-/// of it will sample.
+/// Implements [`Engine::extend_max`](crate::Engine::extend_max).
 pub(crate) fn extend_max(shape: &EngineShape, sequence: &Sequence, steps: &StepLog) -> u32 {
     if sequence.token_len > sequence.planned_len {
         return sequence.token_len - sequence.planned_len;
@@ -193,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_step_of_more_tokens_than_can_be_numbered_is_refused() {
-        // Sequences of 2^30 tokens take 4 GiB each: the lengths are forged.
+        // Real sequences of 2^30 tokens would take 4 GiB each, so the test forges the lengths.
         const LEN: u32 = 1 << 30;
         let pool = PoolConfig { capacity: Capacity::Pages(8), ..Default::default() };
         let config = EngineConfig { max_step_tokens: u32::MAX, ..EngineConfig::from(pool) };

@@ -1,4 +1,4 @@
-//! Writes the plan of a batch that was checked, and records each sequence's part in the step.
+//! Writes the plan of a checked batch, and records each sequence's item in the step.
 
 use bumpalo::Bump;
 use bytemuck::Zeroable;
@@ -14,20 +14,19 @@ use crate::system::plan_drafts::begin_drafts;
 
 use super::Needs;
 
-/// A batch that was checked, and the pages that it takes.
+/// A checked batch, and the pages that it takes.
 pub(super) struct Batch<'a> {
     pub shape: &'a EngineShape,
     pub items: &'a [Extend],
     pub drafts: &'a [Draft<'a>],
     pub needs: Needs,
-    /// The size of the plan, padding included.
+    /// The size of the plan, including padding.
     pub size: PlanSize,
     pub new_pages: &'a [PageId],
 }
 
-/// Assigns the new pages in batch order, records each sequence's part in the step, and writes the plan but for its
-/// shared spans, and the padding behind the batch. `T`: the number type of the pool's slots. Not inlined, so that its
-/// loop keeps its registers.
+/// Assigns the new pages in batch order, records each sequence's item, and writes the plan except its shared spans. `T`
+/// is the number type of slots. Not inlined, so that its loop keeps its registers.
 #[inline(never)]
 pub(super) fn fill<'step, T: SlotNumber>(
     sequences: &mut SequenceTable,
@@ -88,7 +87,6 @@ pub(super) fn fill<'step, T: SlotNumber>(
     }
 }
 
-/// Records a sequence's part in a step.
 fn record(sequence: &mut Sequence, item: Extend, step: StepId, steps: &mut StepLog) {
     let Sequence { preemption_epoch, planned_len: start, dirty_from, last_item: previous, .. } =
         *sequence;
@@ -106,27 +104,26 @@ fn record(sequence: &mut Sequence, item: Extend, step: StepId, steps: &mut StepL
     });
 }
 
-/// The unwritten rest of a plan's arrays, and the new pages that no row has yet.
+/// The unwritten rest of a plan's arrays, and the new pages that no row has taken.
 struct PlanWriter<'a, T> {
     page_size: u32,
     tracks: usize,
     step: StepId,
-    /// Tokens written, and so the first of the next row.
+    /// Number of tokens written: the next row's first.
     qo_start: u32,
     new_pages: &'a [PageId],
     rows: &'a mut [BatchRow],
     tokens: &'a mut [TokenId],
     positions: &'a mut [u32],
     slots: &'a mut [T],
-    /// Tokens of the plan, padding included.
+    /// Number of tokens of the plan, including padding.
     all_tokens: usize,
-    /// Slots of the further tracks, `[tracks - 1, all_tokens]`.
+    /// Slots of the tracks after the first, `[tracks - 1, all_tokens]`.
     others: &'a mut [T],
     writes: std::slice::IterMut<'a, TableWrite>,
 }
 
 impl<T: SlotNumber> PlanWriter<'_, T> {
-    /// Advances past written rows and their tokens.
     fn advance(&mut self, rows: usize, tokens: usize) {
         self.qo_start += tokens as u32;
         self.rows.split_off_mut(..rows).expect("counted");
@@ -135,7 +132,7 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
         self.slots.split_off_mut(..tokens).expect("counted");
     }
 
-    /// Writes a row. Not inlined, so that the loop of [`PlanWriter::decode`] keeps its registers.
+    /// Writes one row. Not inlined, so that the loop of [`PlanWriter::decode`] keeps its registers.
     #[inline(never)]
     fn extend(&mut self, sequences: &mut SequenceTable, steps: &mut StepLog, item: &Extend) {
         let len = item.len as usize;
@@ -164,7 +161,7 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
         self.advance(1, len);
     }
 
-    /// [`PlanWriter::decode`] where there are several tracks. Not inlined, as [`PlanWriter::extend`].
+    /// [`PlanWriter::decode`] for several tracks. Not inlined, as [`PlanWriter::extend`].
     #[inline(never)]
     fn decode_tracks(
         &mut self,
@@ -175,9 +172,9 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
         self.decode::<false>(sequences, steps, items)
     }
 
-    /// Writes the rows up to the first one that does more than decode: compute one token, with no page to be sent but
-    /// perhaps a new one. Most rows of most steps are such, and take a third of the instructions. `ONE`: whether there
-    /// is one track.
+    /// Writes rows up to the first that does more than decode: a decoding row computes one token and sends at most one
+    /// new page. Most rows of most steps decode, and take a third of the instructions. `ONE` is set if there is one
+    /// track.
     fn decode<const ONE: bool>(
         &mut self,
         sequences: &mut SequenceTable,
@@ -222,7 +219,7 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
             positions[count] = planned_len - 1;
             slots[count] = T::from_slot(slot_at(page, page_size, offset));
             if !ONE {
-                // By index: chunks of a slice cost a division a row.
+                // Indexing is faster here: chunks of a slice cost a division a row.
                 let mut at = qo_start as usize;
                 for track in 1..self.tracks as u32 {
                     let page = row.last_track_page(track);
@@ -260,9 +257,8 @@ fn slot_at(page: PageId, page_size: u32, offset: u32) -> u64 {
     u64::from(page.raw()) * u64::from(page_size) + u64::from(offset)
 }
 
-/// A number type of slot mappings.
 pub(super) trait SlotNumber: Copy + 'static {
-    /// No slot: nothing is written.
+    /// The slot of a token that is not stored.
     const NONE: Self;
     fn from_slot(slot: u64) -> Self;
     fn mapping(slots: &[Self]) -> SlotMapping<'_>;

@@ -1,18 +1,18 @@
-//! What a backend has once for each shape of a pool: groups of layers that store the same share it.
+//! Values of a backend by shape: groups whose layers have the same shape share one.
 
 use crate::layout::{GROUPS_MAX, PoolLayout};
 
-/// One value for each shape of a pool, without memory of its own.
+/// One value for each shape of a pool, without allocation.
 #[derive(Debug)]
 pub(super) struct ByShape<T> {
-    /// Each shape's value at the place of its first group.
+    /// The value of each shape, at the index of its first group.
     values: [Option<T>; GROUPS_MAX],
-    /// Each group's place among the values.
+    /// Index into `values` for each group.
     of_group: [usize; GROUPS_MAX],
 }
 
 impl<T> ByShape<T> {
-    /// Makes a value from the pool as each shape's layers store it.
+    /// Makes a value for each shape, from the pool as the layers of that shape use it.
     pub fn new<E>(
         layout: &PoolLayout,
         mut make: impl FnMut(&PoolLayout) -> Result<T, E>,

@@ -1,9 +1,9 @@
-//! Checks that every backend makes before a call has any effect: the plan, attention, layers and pages fit the pool.
+//! Checks that all backends share: the plan, attention, layers and pages fit the pool. They precede every effect of a
+//! call.
 //!
-//! Plans may arrive as bytes from another process, so the checks trust no field. Each backend wraps [`PlanError`] in an
-//! error of its own, and adds checks for its own limits: a shape without a kernel, rows on another device.
-//!
-//! Cost: O(rows and new tokens) in loops that vectorise. A second loop finds the wrong entry only when there is one.
+//! Plans may arrive as bytes from another process, so the checks trust no field. Each backend wraps [`PlanError`] in
+//! its own error, and adds checks of its own limits. The cost is O(rows and new tokens), in vectorised loops; a second
+//! loop finds the wrong entry only if there is one.
 
 use super::{Attend, Moved, OpenSteps, Operand, PlanError};
 use crate::id::{LayerId, MoveId, PageId, SlotId, StepId};
@@ -21,7 +21,7 @@ pub(super) fn may_begin(steps: &OpenSteps, step: StepId) -> Result<(), PlanError
     if steps.has_room() { Ok(()) } else { Err(PlanError::OpenSteps { max: steps.max() }) }
 }
 
-/// Checks the number of a plan's tokens, padding included.
+/// Checks the number of a plan's tokens, including padding.
 pub(super) fn step_tokens(plan: &BatchPlan<'_>, max: u32) -> Result<(), PlanError> {
     let tokens = plan.token_count();
     if tokens <= max as usize { Ok(()) } else { Err(PlanError::StepTokens { tokens, max }) }
@@ -36,7 +36,7 @@ pub(super) fn is_open(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> 
     }
 }
 
-/// Checks all of a plan except its step and its table writes.
+/// Checks a plan, except its step and its table writes.
 pub(super) fn plan(
     plan: &BatchPlan<'_>,
     layout: &PoolLayout,
@@ -62,7 +62,7 @@ pub(super) fn plan(
     slots_exist(plan.slot_mapping, layout.slot_count())
 }
 
-/// Rejects a window or chunks for a plan with trees, because these count positions and masks count slots.
+/// Rejects a window or chunks for a plan with draft trees. Windows count positions, and the masks of trees count slots.
 pub(super) fn window(plan: &BatchPlan<'_>, attend: &Attend) -> Result<(), PlanError> {
     match (attend.window, attend.chunk) {
         _ if plan.masks.is_empty() => Ok(()),
@@ -72,7 +72,7 @@ pub(super) fn window(plan: &BatchPlan<'_>, attend: &Attend) -> Result<(), PlanEr
     }
 }
 
-/// Returns whether attention uses exactly this window or these chunks; everything allows any.
+/// Returns whether attention uses exactly the group's window or chunks. A group that reads all tokens allows any.
 pub(super) fn reads(reach: Reach, attend: &Attend) -> bool {
     match (reach, attend.window, attend.chunk) {
         (Reach::All, ..) => true,
@@ -82,7 +82,7 @@ pub(super) fn reads(reach: Reach, attend: &Attend) -> bool {
     }
 }
 
-/// Checks that attention uses the window or the chunks of the layer's group (B17).
+/// Checks that attention uses the window or chunks of the layer's group (B17).
 pub(super) fn reach(layer: LayerId, layout: &PoolLayout, attend: &Attend) -> Result<(), PlanError> {
     let group = layout.place(layer).group;
     let (reach, Attend { window, chunk, .. }) = (layout.groups().reach(group), *attend);
@@ -92,7 +92,7 @@ pub(super) fn reach(layer: LayerId, layout: &PoolLayout, attend: &Attend) -> Res
     }
 }
 
-/// Checks that a sparse read is of a layer that keeps every token.
+/// Checks that the layer of a sparse read is in group 0.
 pub(super) fn sparse_layer(layer: LayerId, layout: &PoolLayout) -> Result<(), PlanError> {
     match layout.place(layer).group {
         0 => Ok(()),
@@ -100,12 +100,12 @@ pub(super) fn sparse_layer(layer: LayerId, layout: &PoolLayout) -> Result<(), Pl
     }
 }
 
-/// Returns the most tokens of one row of the page tables.
+/// Returns the maximum number of tokens of a page table row.
 pub(super) fn longest_row(table: &TableShape, page_size: u32) -> u64 {
     u64::from(table.chunks_per_row) * u64::from(table.chunk_pages) * u64::from(page_size)
 }
 
-/// Checks that query rows are adjacent, one for each token, and checks each sequence's row and length.
+/// Checks that query rows are contiguous, one for each token, and checks each sequence's row and length.
 fn rows(plan: &BatchPlan<'_>, max: u64, rows: u32) -> Result<(), PlanError> {
     let mut next = 0;
     for (i, row) in plan.rows.iter().enumerate() {
@@ -113,7 +113,7 @@ fn rows(plan: &BatchPlan<'_>, max: u64, rows: u32) -> Result<(), PlanError> {
             return Err(PlanError::QueryRows { row: i });
         }
         next += u64::from(row.extend_len);
-        // Padding has no row and no length.
+        // Padding has neither a row nor a length.
         if row.kv_len == 0 {
             continue;
         }
@@ -129,7 +129,7 @@ fn rows(plan: &BatchPlan<'_>, max: u64, rows: u32) -> Result<(), PlanError> {
     if whole { Ok(()) } else { Err(PlanError::QueryRows { row: plan.rows.len() }) }
 }
 
-/// Checks that slots are in the pool. Negative slots write nothing.
+/// Checks that slots are in the pool. Negative slots store nothing.
 fn slots_exist(slots: SlotMapping<'_>, slot_count: u64) -> Result<(), PlanError> {
     let largest = match slots {
         SlotMapping::I32(slots) => slots.iter().copied().max().map(i64::from),
@@ -143,12 +143,12 @@ fn slots_exist(slots: SlotMapping<'_>, slot_count: u64) -> Result<(), PlanError>
     }
 }
 
-/// Checks a plan's shared spans. Cost: the rows, and the members of all spans.
+/// Checks a plan's shared spans. O(rows, and members of all spans).
 pub(super) fn spans(seen: &mut SpanCheck, plan: &BatchPlan<'_>) -> Result<(), PlanError> {
     seen.check(&plan.shared, plan.rows).map_err(|span| PlanError::Span { span })
 }
 
-/// Checks that every written word is a chunk or a page, so that attention need not check.
+/// Checks that every written word is a valid chunk or page, so that attention need not check.
 pub(super) fn table_writes(
     writes: &[TableWrite],
     layout: &PoolLayout,
@@ -181,14 +181,14 @@ pub(super) fn page(page: PageId, page_count: u32) -> Result<(), PlanError> {
     if page.raw() < page_count { Ok(()) } else { Err(PlanError::Page { page, page_count }) }
 }
 
-/// Checks copies against the numbers of pages, `counts`, at the sources and at the targets.
+/// Checks copies; `counts` are the numbers of pages of the sources and of the targets.
 pub(super) fn copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), PlanError> {
     copies
         .iter()
         .try_for_each(|copy| page(copy.source, counts.0).and_then(|()| page(copy.target, counts.1)))
 }
 
-/// Checks the number and the pages of a batch of moves, after the batches of `last`.
+/// Checks the number and the pages of a batch of moves; `last` is the previous batch.
 pub(super) fn moves(
     id: MoveId,
     moves: &[PageMove],
@@ -206,7 +206,7 @@ pub(super) fn moves(
     })
 }
 
-/// Checks that compactions stay within rows of the page tables.
+/// Checks that compactions stay within page table rows.
 pub(super) fn compactions(
     compactions: &[Compaction],
     layout: &PoolLayout,
@@ -222,7 +222,7 @@ pub(super) fn compactions(
     })
 }
 
-/// Checks attention's parameters for the pool.
+/// Checks attention's parameters for a pool.
 pub(super) fn attend(attend: &Attend, layout: &PoolLayout) -> Result<(), PlanError> {
     let (q_heads, kv_heads) = (attend.q_heads, layout.kv_heads());
     if q_heads == 0 || q_heads % kv_heads != 0 {
@@ -260,8 +260,7 @@ pub(super) fn sinks(sinks: &[f32], q_heads: u32) -> Result<(), PlanError> {
     }
 }
 
-/// Returns the elements from row to row if `actual` elements hold `rows` rows of `width`. The last row needs no
-/// padding behind it.
+/// Checks that `actual` elements are `rows` rows of `width`, and returns the stride. The last row needs no padding.
 pub(super) fn row_stride(
     operand: Operand,
     actual: usize,
@@ -273,7 +272,7 @@ pub(super) fn row_stride(
     if stride < width {
         return Err(PlanError::Stride { operand, stride, width });
     }
-    // A length that saturates exceeds any memory.
+    // A saturated length exceeds any memory.
     let wanted = match rows {
         0 => 0,
         _ => (rows - 1).saturating_mul(stride).saturating_add(width),

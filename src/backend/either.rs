@@ -1,6 +1,4 @@
 //! [`Either`]: one of two backends, chosen at run time.
-//!
-//! Not here: backends that wrap another one to observe or change its calls (a host's own).
 
 use std::error::Error;
 use std::fmt;
@@ -14,10 +12,10 @@ use crate::id::{HostPageId, LayerId, MoveId};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
 
-/// One of two, chosen at run time: backends, the options that open them, or the rows of their calls.
+/// One of two values, chosen at run time: backends, their options, or the rows of their calls.
 ///
-/// A host that runs with or without a GPU has an `Engine<Either<Cpu, Cuda>>`. Every call costs one branch more. Rows of
-/// the other backend are rejected with [`EitherError::Operand`].
+/// A host that runs with or without a GPU uses an `Engine<Either<Cpu, Cuda>>`. Every call costs one more branch. Rows
+/// of the other backend are rejected with [`EitherError::Operand`].
 ///
 /// ```
 /// use kvarena::backend::Either;
@@ -32,18 +30,18 @@ use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Either<L, R> {
-    /// The first.
+    /// The first value.
     Left(L),
-    /// The second.
+    /// The second value.
     Right(R),
 }
 
 /// The error of an [`Either`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EitherError<L, R> {
-    /// The first backend's.
+    /// An error of the first backend.
     Left(L),
-    /// The second backend's.
+    /// An error of the second backend.
     Right(R),
     /// An argument belongs to the backend that was not chosen.
     Operand {
@@ -108,7 +106,7 @@ impl<L: OpenBackend, R: OpenBackend> OpenBackend for Either<L, R> {
     }
 }
 
-/// Takes the query rows and sinks out of an [`Either`], each by its function.
+/// Unwraps query rows and sinks, each with its function.
 fn queries<Q, S, R, T, E>(
     of: Queries<Q, S>,
     rows: impl FnOnce(Q, Operand) -> Result<R, E>,
@@ -118,7 +116,7 @@ fn queries<Q, S, R, T, E>(
     Ok(Queries { rows: rows(of.rows, Operand::Q)?, sinks })
 }
 
-/// Takes the weights and frequencies out of an [`Either`], each by its function.
+/// Unwraps weights and frequencies, each with its function.
 fn rope<W: Copy, F: Copy, R, T, E>(
     of: &Rope<W, F>,
     norm: impl Fn(W, Operand) -> Result<R, E>,

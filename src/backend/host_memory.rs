@@ -1,33 +1,31 @@
-//! [`HostMemory`]: the bytes of host pages, for stores that read and write them on separate threads.
-//!
-//! Not here: which host page contains which prefix.
+//! [`HostMemory`]: the bytes of host pages, for stores that read and write them on other threads.
 
 use super::Backend;
 use crate::id::{HostPageId, MoveId};
 
-/// The last finished move of each direction; number 0: none. A backend without bytes may return any larger number.
+/// The last completed move in each direction, or 0. A backend without bytes may return any larger number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Moved {
-    /// All saves up to this one are done.
+    /// All saves up to this one are complete.
     pub saved: MoveId,
-    /// All loads up to this one are done.
+    /// All loads up to this one are complete.
     pub loaded: MoveId,
 }
 
 impl Moved {
-    /// All moves so far are done.
+    /// Every move is complete.
     pub(crate) const ALL: Self =
         Self { saved: MoveId::new(u64::MAX), loaded: MoveId::new(u64::MAX) };
 }
 
 /// A backend with host pages that other threads may read and write.
 ///
-/// A lease is the right to read or write a page (B16). It outlives the backend and ends when it is dropped. Leased
-/// pages have no unfinished move.
+/// A lease is the right to read or write a page (B16). It may outlive the backend, and ends when it is dropped. A
+/// leased page has no unfinished move.
 pub trait HostMemory: Backend {
-    /// The bytes of a host page, to read.
+    /// A lease to read a host page.
     type Read: AsRef<[u8]> + Send + 'static;
-    /// The bytes of a host page, to write.
+    /// A lease to write a host page.
     type Write: AsMut<[u8]> + Send + 'static;
 
     /// Leases a host page to a reader. A page may have several readers.

@@ -1,9 +1,7 @@
-//! The seam between bookkeeping and bytes: K and V move only behind [`Backend`].
+//! The interface between bookkeeping and bytes: K and V move only behind [`Backend`].
 //!
-//! [`Cpu`] is the reference and the specification of the kernels. [`Null`] holds no bytes. `Cuda` (feature `cuda`)
-//! holds device memory and is the only module that names `cust`.
-//!
-//! Not here: which sequence owns which page (`world.rs`).
+//! [`Cpu`] is the reference and specifies the kernels. [`Null`] stores no bytes. `Cuda` (feature `cuda`) uses device
+//! memory, and is the only module that uses `cust`.
 
 mod by_shape;
 mod check;
@@ -36,21 +34,21 @@ use crate::id::{LayerId, MoveId};
 use crate::layout::Reach;
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
 
-/// Parameters of attention that are the same for all rows of a step.
+/// Parameters of attention that are equal for all rows of a step.
 ///
 /// Attention is `softmax(cap(scale * q k)) v` with `cap(x) = soft_cap * tanh(x / soft_cap)`. Query head `h` reads kv
 /// head `h / (q_heads / kv_heads)`; in a latent pool every query head reads the single row. Backends sum in f32.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Attend {
-    /// Query heads on this rank: a multiple of its kv heads.
+    /// Number of query heads on this rank: a multiple of its kv heads.
     pub q_heads: u32,
     /// Factor of the logits, finite, usually `1 / sqrt(head_dim)`. Latent pools reject `1 / sqrt(rank + rope)`, which
-    /// is never a model's scale. `Cuda` rejects 0, which [`Cpu`] accepts (every logit is 0).
+    /// no model uses. `Cuda` rejects 0.
     pub scale: f32,
-    /// Sliding window in tokens, at least 1: a query at position `p` reads positions above `p - window` only.
+    /// Sliding window in tokens, at least 1: a query at position `p` reads only positions above `p - window`.
     pub window: Option<u32>,
-    /// Chunked attention: a query reads positions of its own chunk only. Chunks begin at multiples of this size, which
-    /// is a power of two. `Cuda` serves the chunks that the layer's group reads, and no others.
+    /// Size of chunks, a power of two: a query reads only positions of its own chunk. `Cuda` accepts only the chunks of
+    /// the layer's group.
     #[doc(alias = "attention_chunk_size")]
     pub chunk: Option<u32>,
     /// Soft cap of the logits, above 0 and finite.
@@ -66,13 +64,13 @@ impl Attend {
 
     /// Returns causal attention over latent rows with the model's `scale`.
     ///
-    /// The scale does not follow from a row's length. It is `1 / sqrt(head_dim)` of the heads that the rows compress,
-    /// times the model's factor for long contexts.
+    /// The scale is `1 / sqrt(head_dim)` of the heads that the rows compress, times the model's factor for long
+    /// contexts.
     pub fn latent(q_heads: u32, scale: f32) -> Self {
         Self { q_heads, scale, window: None, chunk: None, soft_cap: None }
     }
 
-    /// Returns the most positions that a query reads.
+    /// Returns the maximum number of positions that a query reads.
     pub(crate) fn reach(&self) -> u32 {
         self.window.unwrap_or(u32::MAX).min(self.chunk.unwrap_or(u32::MAX))
     }
@@ -91,57 +89,55 @@ pub struct Queries<R, S> {
     pub rows: R,
     /// Attention sinks: one logit for each query head of this rank, f32 `[q_heads]`.
     ///
-    /// The softmax denominator of each row gains the exponential of its head's sink, neither scaled nor capped. A sink
-    /// contributes no value. Minus infinity means that the head has none. [`Cpu`] rejects NaN and plus infinity.
+    /// The exponential of a head's sink, neither scaled nor capped, is added to the denominator of the head's softmax.
+    /// A sink contributes no value. Minus infinity means no sink. [`Cpu`] rejects NaN and plus infinity.
     #[doc(alias = "attention_sink")]
     pub sinks: Option<S>,
 }
 
-/// Owner of the bytes of K and V. A rank has one backend, opened by an [`OpenBackend`].
+/// Owner of the bytes of K and V. Each rank opens one backend, by an [`OpenBackend`].
 ///
 /// `testkit::contract` checks these rules for every implementation:
 ///
 /// * B1. Calls take effect in the order in which they are made. Asynchronous backends order them on one stream.
-/// * B2. [`begin`](Backend::begin) is the first call for a plan and is called once. Numbers of steps rise. Up to
+/// * B2. [`begin`](Backend::begin) is the first call for a plan, and is called once. Step numbers rise. At most
 ///   `max_steps` steps are open at a time (B8).
 /// * B3. [`store_cache`](Backend::store_cache) writes row `i` of k and v to the slot of token `i` in the layer's
 ///   [track](BatchPlan::slots_of), and nothing else. A negative slot writes nothing. Slots of one plan are distinct.
-/// * B4. [`attend`](Backend::attend) reads the slots of positions `0..=p` through the page tables as `begin` last wrote
-///   them. A row that is a tree of drafts reads the slots that [`masks`](BatchPlan::masks) name, without a window.
-///   The call writes every row of `out` and of the log-sum-exp. Padding rows become 0 and minus infinity, with or
-///   without sinks; the log-sum-exp of all other rows includes their sink.
+/// * B4. [`attend`](Backend::attend) reads the slots of positions `0..=p` through the page tables of the last `begin`.
+///   A draft tree reads the slots in its [`masks`](BatchPlan::masks), without a window. The call writes every row of
+///   `out` and of the log-sum-exp, which includes sinks. Padding rows become 0 and minus infinity.
 /// * B5. [`copy_pages`](Backend::copy_pages) copies whole pages, all planes of all lanes. Sources and targets are
 ///   disjoint.
-/// * B6. An asynchronous call that returned without an error may fail later. [`synchronize`](Backend::synchronize)
-///   reports such a failure, and returns only when all calls before it are done.
-/// * B7. After an error the caller relies on no effect of the failed call. The next plan sends what is still missing.
+/// * B6. An asynchronous call may fail after it has returned. [`synchronize`](Backend::synchronize) waits for all
+///   earlier calls and returns such a failure.
+/// * B7. After an error the caller relies on no effect of the failed call. The next plan sends what is missing.
 /// * B8. A step is open from its `begin` until an [`end`](Backend::end) covers it. The backend rejects plans of other
-///   steps and writes nothing, because their pages may belong to another sequence by then. Calls made while the step
-///   was open still take effect, so a step may end as soon as its last call is made. A backend without bytes need not
-///   reject.
-/// * B11. [`compact`](Backend::compact) moves the kept slots of each row to the places from `first` on, all planes of
-///   all layers, in every track, and writes nothing else. It finds them through the row's page table as `begin` last
-///   wrote it. All slots of a row are read before one is written. Rows are distinct.
+///   steps, because their pages may belong to another sequence. Calls made while the step was open still take effect,
+///   so a step may end right after its last call. A backend without bytes need not reject plans.
+/// * B11. [`compact`](Backend::compact) moves the kept slots of each row to the places from `first` on, in all planes
+///   of all layers, in every track, through the page tables of the last `begin`. It reads all slots of a row before it
+///   writes one, and writes nothing else. Rows are distinct.
 /// * B12. [`save_pages`](Backend::save_pages) and [`load_pages`](Backend::load_pages) copy whole pages, all planes of
-///   all lanes; a host page has the order `[plane, layer, piece]`, whatever the pool's layout. Targets of one call are
-///   distinct. A save reads the effects of all earlier calls, later calls read those of a load, and the next call may
-///   use both sides again.
+///   all lanes. A host page has the order `[plane, layer, piece]` in every layout. Targets of one call are distinct. A
+///   save reads the effects of all earlier calls; later calls read the effects of a load. The next call may use sources
+///   and targets again.
 /// * B13. A load takes effect after all earlier calls except those of open steps, which never use its targets.
-/// * B14. [`moved`](Backend::moved) is a watermark in each direction: all saves up to its `saved` are done, and all
-///   loads up to its `loaded`. It never falls and never waits.
-/// * B15. If a save or load fails, the contents of all its targets are undefined, and its sources are unchanged.
-/// * B16. No call writes a host page that a [read lease](HostMemory::lease) covers, and no call uses one that a
-///   [write lease](HostMemory::lease_mut) covers.
-/// * B17. A layer of a group that reads a window or a chunk takes exactly that; the backend rejects any other and none.
-///   Lists of positions belong to layers of group 0.
-/// * B18. In a group that reads a window or a chunk, page table words that no new token of the row reads are undefined,
-///   and the backend does not follow them.
-/// * B19. [`rope_store`](Backend::rope_store) writes the heads of q and k of each token normed and rotated, rounded to
-///   the rows' type, in their place, and nothing else in the rows. It stores these k, and v, as B3 does.
+/// * B14. [`moved`](Backend::moved) returns a watermark for each direction: all saves up to `saved` and all loads up to
+///   `loaded` are complete. It never falls, and the call never waits.
+/// * B15. If a save or load fails, all its targets are undefined, and its sources are unchanged.
+/// * B16. No call writes a host page with a [read lease](HostMemory::lease), and no call uses one with a [write
+///   lease](HostMemory::lease_mut).
+/// * B17. A layer of a group with a window or chunks accepts exactly this window or these chunks. Lists of positions
+///   are for layers of group 0.
+/// * B18. In a group with a window or chunks, page table words that no new token of the row reads are undefined, and
+///   the backend does not use them.
+/// * B19. [`rope_store`](Backend::rope_store) norms and rotates the heads of q and k of each token in place, rounded to
+///   the rows' type, and changes nothing else in the rows. It stores this k, and v, as in B3.
 pub trait Backend {
     /// The backend's error.
     type Error: std::error::Error + Send + Sync + 'static;
-    /// Rows of q, k or v to read: `[tokens, heads, head_dim]`, contiguous within a row.
+    /// Rows of q, k or v to read: `[tokens, heads, head_dim]`. Each row is contiguous.
     type Rows<'a>: Copy;
     /// Output rows to write: `[tokens, q_heads, head_dim]`; for a latent pool `[tokens, q_heads, rank]`.
     type RowsMut<'a>;
@@ -153,19 +149,19 @@ pub trait Backend {
     /// Begins a step: applies the plan's changes of the page tables.
     ///
     /// # Errors
-    /// The backend's own, among them a plan that its tables or the pool cannot hold.
+    /// The backend's error, for example for a plan that does not fit its tables or the pool.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error>;
 
     /// Ends steps: the backend rejects their plans from now on. O(steps that end).
     ///
-    /// The call waits for nothing. Steps that never began or that have ended already are ignored. An engine makes this
-    /// call in every `complete` and `abort`; a host with several ranks makes it on the other ranks' backends.
+    /// The call does not wait. It ignores steps that never began or have already ended. The engine calls it in every
+    /// `complete` and `abort`; a host with several ranks calls it on the other ranks' backends.
     fn end(&mut self, end: StepEnd);
 
     /// Stores K and V of a step's new tokens, `[tokens, kv_heads, head_dim]` each.
     ///
-    /// For a latent pool k has the rows, `[tokens, rank + rope]`, and the rows of v are empty. Every backend quantises
-    /// to the same bits: see [`KvDtype::Fp8E4M3`](crate::KvDtype) and [`Scaling`](crate::Scaling).
+    /// For a latent pool the rows of k are `[tokens, rank + rope]`, and v is empty. Every backend quantises to the same
+    /// bits: see [`KvDtype::Fp8E4M3`](crate::KvDtype) and [`Scaling`](crate::Scaling).
     ///
     /// # Errors
     /// The backend's own.
@@ -180,8 +176,8 @@ pub trait Backend {
     /// Norms and rotates q and k of a step's new tokens in place, and stores k and v as
     /// [`store_cache`](Backend::store_cache) does (B19).
     ///
-    /// `qkv`: `[tokens, q_heads + 2 * kv_heads, head_dim]`, the heads of q, k and v of a token one after another. Pools
-    /// of latent rows have no such heads.
+    /// `qkv` is `[tokens, q_heads + 2 * kv_heads, head_dim]`: for each token the heads of q, then k, then v. Latent
+    /// pools reject the call.
     ///
     /// # Errors
     /// The backend's own.
@@ -229,25 +225,25 @@ pub trait Backend {
     /// The backend's own.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Self::Error>;
 
-    /// Moves the kept slots of rows together (B11).
+    /// Makes the kept slots of rows contiguous (B11).
     ///
     /// # Errors
     /// The backend's own.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), Self::Error>;
 
-    /// Returns how many host pages are ready for saves, loads and leases: numbers below this.
+    /// Returns the number of host pages that are ready for saves, loads and leases: all lower ids.
     ///
     /// The number grows while a backend prepares its memory in the background, up to
     /// [`PoolLayout::host_region_pages`](crate::PoolLayout::host_region_pages). A backend without host memory returns
-    /// 0; one without bytes returns any larger number.
+    /// 0; one without bytes may return any larger number.
     fn host_pages(&self) -> u32 {
         0
     }
 
-    /// Copies pages of the pool to host pages (B12). Numbers of moves rise over both directions.
+    /// Copies pages of the pool to host pages (B12). Move numbers rise over both directions.
     ///
     /// # Errors
-    /// The backend's own, among them pages that do not exist.
+    /// The backend's error, for example for pages that do not exist.
     ///
     /// # Panics
     /// If a lease covers a target (B16), or if the backend has no host memory.
@@ -255,10 +251,10 @@ pub trait Backend {
         panic!("{id:?} saves {} pages to a backend without host memory", moves.len())
     }
 
-    /// Copies host pages to pages of the pool (B12, B13). Numbers of moves rise over both directions.
+    /// Copies host pages to pages of the pool (B12, B13). Move numbers rise over both directions.
     ///
     /// # Errors
-    /// The backend's own, among them pages that do not exist.
+    /// The backend's error, for example for pages that do not exist.
     ///
     /// # Panics
     /// If a write lease covers a source (B16), or if the backend has no host memory.
@@ -266,7 +262,7 @@ pub trait Backend {
         panic!("{id:?} loads {} pages from a backend without host memory", moves.len())
     }
 
-    /// Returns the last save and the last load that are done (B14). Never waits.
+    /// Returns the last complete save and load (B14), without waiting.
     ///
     /// # Errors
     /// A failure of an earlier call (B6).
@@ -274,7 +270,7 @@ pub trait Backend {
         Ok(Moved::default())
     }
 
-    /// Waits until all calls so far are done, moves included.
+    /// Waits until all calls so far are complete, including moves.
     ///
     /// # Errors
     /// The first failure since the last call (B6).

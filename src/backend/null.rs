@@ -1,4 +1,4 @@
-//! [`Null`]: a backend without bytes, for planning and replay at full scale and for a rank that only schedules.
+//! [`Null`]: a backend without bytes, for planning, replay and ranks that only schedule.
 
 use std::convert::Infallible;
 
@@ -8,7 +8,7 @@ use crate::id::{HostPageId, LayerId, MoveId};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
 
-/// A backend that holds no K and V. Every call succeeds and does nothing.
+/// A backend that stores no K and V. Every call succeeds without effect.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Null;
 
@@ -78,7 +78,7 @@ impl Backend for Null {
         Ok(())
     }
 
-    /// As many as any pool has.
+    /// Larger than any pool's number of host pages.
     fn host_pages(&self) -> u32 {
         u32::MAX
     }

@@ -1,4 +1,4 @@
-//! [`OpenBackend`]: a host chooses a backend's options; the engine opens it for its pool and its [`StepBounds`].
+//! [`OpenBackend`]: a host chooses a backend's options, and the engine opens the backend for its pool.
 
 use super::Backend;
 use crate::config::StepBounds;
@@ -13,11 +13,10 @@ pub trait OpenBackend: Sized {
     /// The backend that these options open.
     type Backend: Backend;
 
-    /// Allocates a pool and its page tables, whose words are all 0. `bounds` limits the steps; a number of steps alone
-    /// is enough.
+    /// Allocates a pool and its page tables, whose words are 0. `bounds` limits the steps; a number of steps suffices.
     ///
     /// # Errors
-    /// The backend's own; it then frees all that it allocated.
+    /// The backend's error, after freeing all memory of the call.
     fn open(
         self,
         layout: &PoolLayout,

@@ -1,6 +1,4 @@
-//! [`OpenSteps`]: the set of a backend's open steps, with which backends implement rule B8 of `Backend`.
-//!
-//! Not here: the error for a plan whose step is not open (`check.rs`).
+//! [`OpenSteps`]: the set of a backend's open steps, for rule B8 of `Backend`.
 
 use std::collections::VecDeque;
 
@@ -8,12 +6,12 @@ use crate::id::StepId;
 use crate::memory::{OutOfMemory, reserved_queue};
 use crate::plan::StepEnd;
 
-/// The steps that have begun and have not ended, in rising order.
+/// The steps that have begun and not ended, in ascending order.
 #[derive(Clone, Debug)]
 pub struct OpenSteps {
     open: VecDeque<StepId>,
     max: u32,
-    /// The greatest step that has begun or ended. The next step is greater.
+    /// The greatest step that has begun or ended.
     last: StepId,
 }
 
@@ -26,7 +24,7 @@ impl OpenSteps {
         Self::try_new(max).expect("memory for the open steps")
     }
 
-    /// Creates a set like [`OpenSteps::new`], but returns an error if the allocation fails.
+    /// [`OpenSteps::new`] that returns a failed allocation as an error.
     pub(super) fn try_new(max: u32) -> Result<Self, OutOfMemory> {
         Ok(Self { open: reserved_queue(max.into())?, max, last: StepId::default() })
     }
@@ -36,7 +34,7 @@ impl OpenSteps {
         self.max
     }
 
-    /// Returns the greatest step that has begun or ended, or 0. Only a greater step can begin.
+    /// Returns the greatest step that has begun or ended, or 0. Only greater steps can begin.
     pub fn last(&self) -> StepId {
         self.last
     }
@@ -61,8 +59,7 @@ impl OpenSteps {
         self.last = step;
     }
 
-    /// Ends the steps that `end` covers. The step that `end` names can no longer begin, even if it never began.
-    /// O(steps that end).
+    /// Ends the steps that `end` covers. The step in `end` can no longer begin. O(steps that end).
     pub fn end(&mut self, end: StepEnd) {
         match end {
             StepEnd::Complete(step) => {
@@ -101,12 +98,12 @@ mod tests {
         assert!(!steps.has_room());
         steps.end(StepEnd::Complete(StepId::new(2)));
         assert_eq!(open_numbers(&steps), [4, 5, 7]);
-        steps.end(StepEnd::Complete(StepId::new(1))); // 2 is the watermark.
+        steps.end(StepEnd::Complete(StepId::new(1))); // The watermark is 2.
         steps.end(StepEnd::Abort(StepId::new(5)));
         assert_eq!(open_numbers(&steps), [4]);
         assert_eq!(steps.last(), StepId::new(7), "an aborted step cannot begin again");
         steps.begin(StepId::new(8));
-        steps.end(StepEnd::Complete(StepId::new(9))); // The copies of a fork are a step without a plan.
+        steps.end(StepEnd::Complete(StepId::new(9))); // A fork's copies are a step without a plan.
         assert_eq!((open_numbers(&steps), steps.last()), (vec![], StepId::new(9)));
         steps.end(StepEnd::Abort(StepId::new(10))); // Step 10 never began.
         assert_eq!(steps.last(), StepId::new(10));

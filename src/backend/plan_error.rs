@@ -1,6 +1,4 @@
-//! [`PlanError`]: why a backend rejects a plan or a call, the same for every backend.
-//!
-//! Not here: the checks (`check.rs`) and the errors of one backend alone (its `error.rs`).
+//! [`PlanError`]: the reasons why any backend rejects a plan or a call. `check.rs` checks them.
 
 use std::fmt;
 
@@ -18,7 +16,7 @@ pub enum Operand {
     K,
     /// Values.
     V,
-    /// Queries, keys and values of a token one after another.
+    /// Heads of queries, keys and values of a token, in this order.
     Qkv,
     /// Weights of a norm.
     Norm,
@@ -51,7 +49,7 @@ impl fmt::Display for Operand {
     }
 }
 
-/// The reason why every backend of this pool rejects a plan or a call with it. The call wrote nothing.
+/// The reason why a backend rejected a plan or a call. The call had no effect.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum PlanError {
@@ -72,16 +70,16 @@ pub enum PlanError {
         /// The step.
         step: StepId,
     },
-    /// The number of open steps is at the backend's limit.
+    /// The backend has its maximum number of open steps.
     OpenSteps {
         /// The limit.
         max: u32,
     },
-    /// The step has more tokens, padding included, than the backend was opened for.
+    /// The step has more tokens, including padding, than the backend was opened for.
     StepTokens {
         /// The step's tokens.
         tokens: usize,
-        /// The most that are allowed.
+        /// Maximum number of tokens.
         max: u32,
     },
     /// The arrays with one entry for each token differ in length.
@@ -93,9 +91,9 @@ pub enum PlanError {
         /// Length of the slot mapping.
         slots: usize,
     },
-    /// The query rows of the sequences are not adjacent, or their sum is not the number of tokens.
+    /// The query rows of the sequences are not contiguous, or their number differs from the number of tokens.
     QueryRows {
-        /// The first sequence that is not adjacent; the number of sequences if the sum is wrong.
+        /// The first sequence that is not contiguous; the number of sequences if the sum is wrong.
         row: usize,
     },
     /// A shared span is not nested correctly, lists no row or a row twice, or covers tokens of this step.
@@ -103,8 +101,8 @@ pub enum PlanError {
         /// The first wrong span; the number of spans if the list of members is wrong.
         span: usize,
     },
-    /// The masks are not one for each token, or one mask is wrong: it lacks its token's own bit, has bits of missing or
-    /// later slots, or belongs to a row of more than 64 new tokens.
+    /// The number of masks differs from the number of tokens, or a mask is wrong: it lacks its token's own bit, has
+    /// bits of missing or later slots, or belongs to a row of more than 64 new tokens.
     Mask {
         /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
         token: usize,
@@ -118,7 +116,7 @@ pub enum PlanError {
         /// Slots expected: tokens times the tracks after the first.
         wanted: usize,
     },
-    /// Attention used another window or chunk than the layer's group has, or none.
+    /// Attention has another window or chunk size than the layer's group, or none.
     Reach {
         /// The layer.
         layer: LayerId,
@@ -131,47 +129,47 @@ pub enum PlanError {
         /// The size of chunks given.
         chunk: Option<u32>,
     },
-    /// A sparse read of a layer whose group does not keep every token.
+    /// A sparse read is for a layer outside group 0.
     SparseGroup {
         /// The layer.
         layer: LayerId,
         /// Its group.
         group: u32,
     },
-    /// A sliding window was given for a plan with trees of drafts.
+    /// A window is given for a plan with draft trees.
     TreeWindow {
         /// The window.
         window: u32,
     },
-    /// Chunks were given for a plan with trees of drafts.
+    /// Chunks are given for a plan with draft trees.
     TreeChunk {
         /// The size of chunks.
         chunk: u32,
     },
-    /// The size of chunks is no power of two.
+    /// The size of chunks is not a power of two.
     ChunkSize {
         /// The size given.
         chunk: u32,
     },
-    /// A sequence's row is past the page tables.
+    /// A sequence's row is not in the page tables.
     Row {
         /// The row.
         row: RowId,
         /// Rows of the page tables.
         rows: u32,
     },
-    /// A sequence has fewer tokens than it extends by, or more than a row of the page tables holds.
+    /// A sequence has fewer tokens than new ones, or more than fit in a page table row.
     KvLen {
         /// The sequence's row.
         row: RowId,
         /// Its tokens.
         kv_len: u32,
-        /// The least allowed.
+        /// Minimum length.
         min: u32,
-        /// The most allowed.
+        /// Maximum length.
         max: u64,
     },
-    /// A slot to keep is past the capacity of a row of the page tables.
+    /// A slot to keep does not fit in a page table row.
     Place {
         /// The row.
         row: RowId,
@@ -180,21 +178,21 @@ pub enum PlanError {
         /// Slots of a row.
         max: u64,
     },
-    /// A slot is past the pool.
+    /// A slot is not in the pool.
     Slot {
         /// The slot.
         slot: SlotId,
         /// Slots of the pool.
         slot_count: u64,
     },
-    /// A write is past the page tables.
+    /// A write is outside the page tables.
     TableIndex {
         /// The word's index.
         index: u32,
         /// Words of the page tables.
         words: usize,
     },
-    /// A word written to the page tables is past the pages or chunks.
+    /// A word written to the page tables is not a valid page or chunk.
     TableValue {
         /// The word's index.
         index: u32,
@@ -203,28 +201,28 @@ pub enum PlanError {
         /// Pages of the pool or chunks of the tables.
         count: u32,
     },
-    /// A page is past the pool or the host's pages.
+    /// A page is not in the pool or in host memory.
     Page {
         /// The page.
         page: PageId,
         /// Number of pages.
         page_count: u32,
     },
-    /// A page is past the host region.
+    /// A page is not in the host region.
     HostPage {
         /// The page.
         page: HostPageId,
         /// Pages of the region.
         pages: u32,
     },
-    /// A batch of moves does not follow the last one.
+    /// The number of a batch of moves is not above the last one.
     MoveOrder {
         /// Its number.
         id: MoveId,
         /// The number of the last batch.
         last: MoveId,
     },
-    /// A layer is past the model.
+    /// The model does not have the layer.
     Layer {
         /// The layer.
         layer: LayerId,
@@ -238,19 +236,19 @@ pub enum PlanError {
         /// KV heads.
         kv_heads: u32,
     },
-    /// A window has no tokens.
+    /// The window is empty.
     EmptyWindow,
     /// The scale is not finite.
     Scale {
         /// The scale.
         scale: f32,
     },
-    /// The pool has no heads of an even number of elements to rotate.
+    /// The pool has no heads with an even number of elements to rotate.
     Rope {
         /// The shape of its K and V.
         shape: KvShape,
     },
-    /// The scale is `1 / sqrt` of a latent row's length; it must follow from the heads that the row compresses.
+    /// The scale is `1 / sqrt` of a latent row's length instead of that of the compressed heads.
     LatentScale {
         /// The scale.
         scale: f32,
@@ -267,14 +265,14 @@ pub enum PlanError {
         /// Its sink.
         sink: f32,
     },
-    /// The lists have no positions, or more than a sequence can have.
+    /// The lists are empty, or longer than a sequence can be.
     Top {
         /// Positions of a list.
         top: u32,
-        /// The most allowed.
+        /// Maximum length of a list.
         max: u64,
     },
-    /// The pool keeps no labels to select by.
+    /// The pool has no labels to select by.
     NoLabels,
     /// An argument's number of elements does not match the plan.
     Length {
@@ -282,14 +280,14 @@ pub enum PlanError {
         operand: Operand,
         /// Elements given.
         actual: usize,
-        /// Elements expected; with a stride, the least number.
+        /// Elements expected; with a stride, the minimum.
         wanted: usize,
     },
-    /// Rows would overlap, or are not contiguous where they must be.
+    /// Rows overlap, or are not contiguous where they must be.
     Stride {
         /// The argument.
         operand: Operand,
-        /// Elements from row to row.
+        /// Elements from one row to the next.
         stride: usize,
         /// Elements of one row.
         width: usize,
@@ -409,7 +407,7 @@ impl fmt::Display for PlanError {
 
 impl std::error::Error for PlanError {}
 
-/// Writes that `index` is past the `count` things of this kind.
+/// Writes that `index` is not below `count`, the number of `what`.
 fn missing(f: &mut fmt::Formatter<'_>, what: &str, index: u64, count: u64) -> fmt::Result {
     write!(f, "there is no {what} {index} of {count}: the first is 0")
 }

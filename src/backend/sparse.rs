@@ -1,29 +1,28 @@
-//! Sparse reads: the choice of positions of a long context, and attention over them.
+//! Sparse reads: selection of positions of a long context, and attention over them.
 //!
 //! A *selection* is an array `[rows, kv_heads, top]` of u32: one list for each row of the batch and each kv head.
 //! [`SparseBackend::select`] fills it by labels (Double Sparsity, Yang et al. 2024, arXiv:2408.07092). A host may fill
-//! it by another rule, such as bounds of pages (Quest) or an indexer (DeepSeek). A list contains positions of the row's
-//! sequence, ascending and distinct. Kernels ignore [`NO_POSITION`] and positions that the row cannot read: those past
-//! its own, and those before its window.
+//! it by another rule, such as bounds of pages (Quest) or an indexer (DeepSeek). A list contains ascending, distinct
+//! positions of the row's sequence. Kernels ignore [`NO_POSITION`] and positions that the row cannot read.
 //!
-//! Lists apply to rows with one new token. Rows with several new tokens, and trees, read every position that they can.
+//! Lists apply to rows with one new token. Rows with several new tokens, and draft trees, read all their positions.
 
 use super::{Attend, Backend, PlanError, Queries};
 use crate::id::LayerId;
 use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, BatchRow};
 
-/// Fills an unused entry of a selection.
+/// Marks an unused entry of a selection.
 pub const NO_POSITION: u32 = u32::MAX;
 
 /// Parameters of a selection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Select {
-    /// Query heads on this rank: a multiple of its kv heads.
+    /// Number of query heads on this rank: a multiple of its kv heads.
     pub q_heads: u32,
-    /// Positions of one list: at least 1, at most the positions of a row of the page tables.
+    /// Length of a list: at least 1, at most the positions of a page table row.
     pub top: u32,
-    /// Sliding window in tokens, at least 1: a query at position `p` reads positions above `p - window` only.
+    /// Sliding window in tokens, at least 1: a query at position `p` reads only positions above `p - window`.
     pub window: Option<u32>,
 }
 
@@ -32,11 +31,11 @@ pub struct Select {
 pub struct Selection<P> {
     /// The lists: a slice for [`Cpu`](super::Cpu), a device address for `Cuda`.
     pub positions: P,
-    /// Positions of one list, at least 1.
+    /// Length of a list, at least 1.
     pub top: u32,
 }
 
-/// A backend with attention over chosen positions.
+/// A backend with attention over selected positions.
 ///
 /// * B9. [`select`](SparseBackend::select) returns the same positions on every backend.
 /// * B10. For a row with one new token, [`attend_selected`](SparseBackend::attend_selected) reads exactly the readable
@@ -49,12 +48,11 @@ pub trait SparseBackend: Backend {
 
     /// Selects the `top` positions with the greatest scores, for each row with one new token and each kv head.
     ///
-    /// The row's own position is always selected. Lists of other rows, padding included, become [`NO_POSITION`].
+    /// The row's own position is always selected. Lists of other rows, including padding, become [`NO_POSITION`].
     ///
-    /// A position's score is the dot product of its labels with the queries in the labels' channels, summed over the
-    /// query heads of the kv head. It is computed in f32: first the sum of the queries in the order of heads, then from
-    /// 0 `score = fma(sum, label, score)` in the order of channels. The later of two equal scores wins; NaN loses to
-    /// every score.
+    /// A position's score is the dot product of its labels with the queries, summed over the query heads of the kv
+    /// head. It is computed in f32: first the sum of the queries in the order of heads, then `score = fma(sum, label,
+    /// score)` from 0, in the order of channels. Of equal scores the later position wins. NaN loses to every score.
     ///
     /// # Errors
     /// The backend's own, including [`PlanError::NoLabels`] and [`PlanError::Top`].
@@ -67,7 +65,7 @@ pub trait SparseBackend: Backend {
         positions: Self::PositionsMut<'_>,
     ) -> Result<(), Self::Error>;
 
-    /// Computes [`attend_queries`](Backend::attend_queries), but rows with one new token read only their lists.
+    /// Computes [`attend_queries`](Backend::attend_queries), but each row with one new token reads only its lists.
     ///
     /// A list without a readable position gives output 0, and the head's sink or minus infinity as log-sum-exp.
     ///
@@ -86,12 +84,12 @@ pub trait SparseBackend: Backend {
     ) -> Result<(), Self::Error>;
 }
 
-/// Returns whether lists apply to a row. Tokens of a tree read by their masks instead.
+/// Returns whether lists apply to a row: it has one new token and is not a tree.
 pub(super) fn has_lists(plan: &BatchPlan<'_>, row: &BatchRow) -> bool {
     row.kv_len > 0 && row.extend_len == 1 && plan.tree(row).is_none()
 }
 
-/// Rejects lists of no positions, and lists longer than a sequence.
+/// Rejects empty lists, and lists longer than a sequence.
 pub(super) fn check_top(top: u32, longest: u64) -> Result<(), PlanError> {
     if top == 0 || u64::from(top) > longest {
         return Err(PlanError::Top { top, max: longest });

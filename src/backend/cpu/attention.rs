@@ -1,24 +1,23 @@
 //! Attention over pages: the specification of the attention kernels.
 //!
-//! A unit of work is a block of query tokens of one sequence, with the query heads that share some kv heads
-//! (grouped-query attention, arXiv:2305.13245). It processes the visible K and V in tiles. The portable path, and units
-//! of many query rows, widen a tile to f32 once for all of the unit's queries. For few query rows the vector paths
-//! widen numbers in registers. The softmax is online (Milakov and Gimelshein 2018, arXiv:1805.02867): for each query
-//! row, over the tiles of a segment,
+//! A unit of work is a block of query tokens of one sequence, with the query heads of some kv heads (grouped-query
+//! attention, arXiv:2305.13245). It processes the visible K and V in tiles. The portable path, and units with many
+//! query rows, widen a tile to f32 once for all queries of the unit; vector paths with few query rows widen numbers in
+//! registers. The softmax is online (Milakov and Gimelshein 2018, arXiv:1805.02867). For each query row, over the tiles
+//! of a segment:
 //!
 //! ```text
 //! m' = max(m, max s_j)    l' = l e^(m - m') + sum e^(s_j - m')    o' = o e^(m - m') + sum e^(s_j - m') v_j
 //! ```
 //!
-//! At the end the output is `o / l`, and the log-sum-exp is `m + ln l`. A sink is one more logit at the end, without a
-//! value. A query reads only visible V; later positions have no effect. Segments are joined in order by the same rule.
+//! Finally the output is `o / l`, and the log-sum-exp is `m + ln l`. A sink is an additional logit without a value. A
+//! query reads only visible V. Segments are joined in order by the same rule.
 //!
-//! Tiles and segments start at multiples of their sizes. On one path the bits of a query row's result therefore depend
-//! only on the row and what it sees. They do not depend on the batch, the chunks of a prefill, the pool or the threads.
-//! A token of a tree gets the same bits as the last token of its branch alone.
+//! Tiles and segments start at multiples of their sizes. On one path, the bits of a row's result therefore depend only
+//! on the row and its visible K and V, not on the batch, the chunks of a prefill, the pool or the threads. A token of a
+//! tree gets the same bits as the last token of its branch alone.
 //!
-//! Not here: loading of tiles (`attention/load.rs`), folding of tiles (`attention/softmax.rs`), checks, and the
-//! split of the work.
+//! `attention/load.rs` loads tiles, and `attention/softmax.rs` folds them.
 
 mod load;
 mod softmax;
@@ -33,7 +32,7 @@ use super::unit::{Job, Unit};
 use load::Places;
 pub(super) use softmax::{finish, join_parts};
 
-/// Most query rows of a kv head for which numbers are widened in registers.
+/// Maximum number of query rows of a kv head for which numbers are widened in registers.
 const NARROW_ROWS: usize = 8;
 
 /// The remaining units, and the memory for their results.
@@ -45,7 +44,7 @@ struct Queue<'a, U> {
     softmax: &'a mut [Softmax],
 }
 
-/// Computes all units and writes their results to `out` and `softmax`, in the order of units. Each thread uses one
+/// Computes all units, and writes their results to `out` and `softmax` in the order of units. Each thread has its own
 /// scratch.
 pub(super) fn run<T: Number>(
     job: &Job<'_, T>,
@@ -67,7 +66,7 @@ pub(super) fn run<T: Number>(
     });
 }
 
-/// The buffers of one thread, reused between calls.
+/// The buffers of one thread, reused in later calls.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     /// Elements of a head in the last unit.
@@ -80,20 +79,20 @@ pub(super) struct Scratch {
     v: Vec<Line>,
     /// `[query rows, TILE]`
     logits: Vec<f32>,
-    /// `[query rows]`: factors of the sums so far.
+    /// `[query rows]`: factors of the earlier sums.
     factors: Vec<f32>,
-    /// A unit's results over a later segment: `[query rows, value lines]`, `[query rows]`.
+    /// Results of a unit for a later segment: `[query rows, value lines]`, `[query rows]`.
     part: Vec<Line>,
     part_softmax: Vec<Softmax>,
-    /// The tile that is computed, and the next one, which is prefetched.
+    /// The current tile, and the next one, which is prefetched.
     places: Places,
     ahead: Places,
-    /// The positions of a unit with a list.
+    /// The positions in a unit's list.
     listed: Vec<u32>,
 }
 
 impl Scratch {
-    /// Bytes held.
+    /// Returns the number of bytes in use.
     pub fn bytes(&self) -> usize {
         [&self.q, &self.k, &self.v, &self.part].map(Vec::capacity).iter().sum::<usize>()
             * size_of::<Line>()
@@ -104,7 +103,6 @@ impl Scratch {
             + self.listed.capacity() * size_of::<u32>()
     }
 
-    /// Computes one unit, from its queries to its results.
     fn compute<T: Number>(
         &mut self,
         job: &Job<'_, T>,
@@ -139,7 +137,7 @@ impl Scratch {
         }
         finish(job, unit, out, softmax);
         if unit.has_list() && self.listed.is_empty() {
-            out.fill(Line::default()); // the sum of no values, 0, over that of no weights
+            out.fill(Line::default()); // the sum of no values
         }
     }
 
@@ -155,7 +153,7 @@ impl Scratch {
         let tiles = seen.start / TILE as u32..seen.end.div_ceil(TILE as u32);
         let mut tiles = tiles.map(|tile| {
             let start = tile * TILE as u32;
-            // The last tile of 2^32 positions, and its last page, end beyond 2^32.
+            // The last tile of 2^32 positions ends beyond 2^32.
             start.max(seen.start)..seen.end.min(start.saturating_add(TILE as u32))
         });
         let in_place = computes_in_place(job, unit);
@@ -178,7 +176,7 @@ impl Scratch {
         }
     }
 
-    /// Attends to the positions of a list; a unit of one query and one kv head sees each of them.
+    /// Attends to the positions of a list. Units with a list have one query token and one kv head.
     fn attend_listed<T: Number>(
         &mut self,
         job: &Job<'_, T>,
@@ -201,14 +199,14 @@ impl Scratch {
     }
 }
 
-/// Returns whether a unit's numbers are widened in registers: it has few query rows, and its heads are whole lines.
+/// Returns whether a unit widens numbers in registers: it has few query rows, and its heads fill whole lines.
 fn computes_in_place<T: Number>(job: &Job<'_, T>, unit: Unit) -> bool {
     let whole = job.layout.head_dim().is_multiple_of(Line::NUMBERS as u32) && job.rope.is_none();
     job.isa.is_vector() && whole && unit.rows_per_head(job.group()) <= NARROW_ROWS
 }
 
-/// Returns whether logits and weights are scaled instead of K and V. It does not depend on chunks, so chunks change no
-/// bit.
+/// Returns whether logits and weights are scaled instead of K and V. The result does not depend on prefill chunks, so
+/// neither do the bits of a row.
 fn scales_products<T: Number>(job: &Job<'_, T>) -> bool {
     T::QUANTISED && job.isa.is_vector() && job.rope.is_none()
 }

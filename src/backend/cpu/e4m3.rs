@@ -1,9 +1,8 @@
-//! Numbers of fp8 E4M3: a sign, 4 bits of exponent with bias 7, 3 bits of mantissa; no infinities, and NaN where all
-//! bits below the sign are set. Conversion is integer arithmetic, as on targets that have no instruction for it.
+//! Numbers of fp8 E4M3: a sign, 4 bits of exponent with bias 7, 3 bits of mantissa. There are no infinities; NaN has
+//! all bits below the sign set. The conversion is integer arithmetic, as on targets without an instruction for it.
 
 use bytemuck::{Pod, Zeroable};
 
-/// One number.
 #[derive(Clone, Copy, Pod, Zeroable, PartialEq, Eq, Debug, Default)]
 #[repr(transparent)]
 pub(super) struct E4m3(u8);
@@ -13,7 +12,7 @@ const MIN_NORMAL: u32 = 0x3c80_0000; // 2^-6
 const NAN: u8 = 0x7f;
 
 impl E4m3 {
-    /// To nearest, ties to even. What is beyond 448, infinities too, becomes 448 with its sign; NaN becomes 0x7f.
+    /// Rounds to nearest, ties to even. Numbers beyond 448 and infinities become 448 with their sign; NaN becomes 0x7f.
     #[inline(always)]
     pub const fn from_f32(x: f32) -> Self {
         let bits = x.to_bits();
@@ -23,11 +22,11 @@ impl E4m3 {
         }
         let size = if size > MAX { MAX } else { size };
         let rounded = if size >= MIN_NORMAL {
-            // The three highest bits of the mantissa stay; a carry goes into the exponent, as it must.
+            // The three highest bits of the mantissa stay; a carry increments the exponent.
             ((size + 0x7_ffff + (size >> 20 & 1)) >> 20) - (120 << 3)
         } else {
-            // Multiples of 2^-9: the mantissa, its first bit included, shifted to there. Where the shift is capped,
-            // nothing is left either way, as is the first bit that subnormal numbers do not have.
+            // Subnormal numbers are multiples of 2^-9: the mantissa, with its leading 1, is shifted to this unit. At
+            // the maximum shift the result is 0.
             let shift = 141 - (size >> 23);
             let shift = if shift > 31 { 31 } else { shift };
             let mantissa = size & 0x7f_ffff | 0x80_0000;
@@ -41,11 +40,11 @@ impl E4m3 {
         Self(bits)
     }
 
-    /// Exactly.
+    /// Converts exactly.
     #[inline(always)]
     pub const fn to_f32(self) -> f32 {
         let size = (self.0 & 0x7f) as u32;
-        // Both without a branch, so that a loop over it is vectorised.
+        // Both cases are computed without a branch, so that loops are vectorised.
         let normal = (size << 20) + (120 << 23);
         let subnormal = (size as f32 * (1.0 / 512.0)).to_bits();
         let bits = if size < 8 { subnormal } else { normal };
@@ -95,10 +94,10 @@ mod tests {
         let mut rng = Rng::new(1);
         for _ in 0..1 << 20 {
             check(f32::from_bits(rng.bits() as u32));
-            // Of about the sizes that are not all 0 or 448.
+            // In this range not all results are 0 or 448.
             check(f32::from_bits(rng.within(0x3a00_0000, 0x4400_0000) as u32));
         }
-        // Halfway between two neighbours, at each of them, and just beside.
+        // Halfway between two neighbours, and next to it.
         for byte in 0..0x7e {
             let middle = ((value(byte) + value(byte + 1)) / 2.0) as f32;
             for near in [middle, value(byte) as f32, 464.0, f32::MIN_POSITIVE, 0.0] {

@@ -1,4 +1,4 @@
-//! What the CPU backend refuses, by name and value.
+//! Errors of the CPU backend.
 
 use std::fmt;
 
@@ -7,40 +7,40 @@ use crate::backend::PlanError;
 use crate::error::Count;
 use crate::layout::{LabelError, PlaneName, ScaleError};
 
-/// Why the CPU backend refused a call. Nothing was written.
+/// The reason why the CPU backend rejected a call. Nothing was written.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum CpuError {
-    /// A plan, or what was asked with it, does not fit the pool.
+    /// A plan or its parameters do not fit the pool.
     Plan(PlanError),
-    /// The machine does not give the memory.
+    /// The system cannot allocate the memory.
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
     },
-    /// A contiguous piece that pages do not have.
+    /// Pages do not have this contiguous piece.
     Piece {
         /// The piece.
         piece: u32,
-        /// Pieces of a page.
+        /// Number of pieces of a page.
         pieces: u32,
     },
-    /// Scales that are not for this pool.
+    /// The scales do not fit the pool.
     Scales(ScaleError),
-    /// Label channels that are not for this pool.
+    /// The label channels do not fit the pool.
     Labels(LabelError),
-    /// A plane that the pool does not have, or that holds no rows of numbers by slot.
+    /// The pool does not have the plane, or the plane has no unquantised rows by slot.
     Plane {
         /// The plane.
         plane: PlaneName,
     },
-    /// Pages of two pools that do not mean the same bytes: see [`PoolLayout::page_fingerprint`].
+    /// The bytes of pages have different meanings in the two pools: see [`PoolLayout::page_fingerprint`].
     ///
     /// [`PoolLayout::page_fingerprint`]: crate::PoolLayout::page_fingerprint
     PageFingerprint {
-        /// The source's.
+        /// Fingerprint of the source.
         source: u64,
-        /// The target's.
+        /// Fingerprint of the target.
         target: u64,
     },
     /// The machine lacks the instructions of this path.
@@ -48,14 +48,14 @@ pub enum CpuError {
         /// The path.
         path: CpuPath,
     },
-    /// The environment variable [`PATH_VARIABLE`] names no path.
+    /// The environment variable [`PATH_VARIABLE`] has no path as its value.
     PathName {
-        /// Its value, with characters replaced that are not Unicode.
+        /// The value, with replacements for characters that are not Unicode.
         name: String,
     },
-    /// A buffer of another size than one page.
+    /// The buffer does not have the size of a page.
     PageBytes {
-        /// Its bytes.
+        /// Bytes of the buffer.
         actual: usize,
         /// Bytes of one page.
         wanted: u64,

@@ -1,12 +1,10 @@
-//! Attention over one tile with vectors: the twin of the portable code in `math.rs` and `attention/softmax.rs`.
+//! Attention over one tile with vectors, the counterpart of the portable code in `math.rs` and `attention/softmax.rs`.
 //!
-//! Numbers are widened in registers. Keys are read slot by slot, as they lie in memory, and the slots' values are
-//! prefetched meanwhile. The order of each row's sums depends on the instruction set and on the tile alone, so neither
-//! the rows beside it nor the place of K and V change a bit.
-//!
-//! Not here: which positions a row sees, and where they lie.
+//! Numbers are widened in registers. Keys are read slot by slot in the order of memory, while the slots' values are
+//! prefetched. The order of a row's sums depends only on the instruction set and the tile, so neither other rows nor
+//! the place of K and V change a bit.
 
-#![allow(clippy::needless_range_loop)] // blocks are indexed by constants, so that they stay in registers
+#![allow(clippy::needless_range_loop)] // Blocks are indexed by constants, so that they stay in registers.
 
 use std::array;
 use std::ops::Range;
@@ -17,25 +15,24 @@ use super::simd::{Lanes, Op, load};
 use crate::backend::Attend;
 use crate::memory::prefetch_far;
 
-/// Takes one tile into the softmax and the sum of every query row of some kv heads.
+/// Folds one tile into the softmax and the sum of every query row of some kv heads.
 pub(super) struct Fold<'a, T, F> {
     pub rows: Rows<'a, F>,
     pub tile: Tile<'a, T>,
 }
 
-/// Query rows and their results.
 pub(super) struct Rows<'a, F> {
     pub attend: &'a Attend,
-    /// Kv heads, and query rows of each.
+    /// Number of kv heads, and of query rows for each.
     pub heads: usize,
     pub count: usize,
-    /// Elements of a row of `q` and of `out`: whole vectors.
+    /// Number of elements of a row of `q` and of `out`: whole vectors.
     pub widths: [usize; 2],
     /// `[heads, count, width]`
     pub q: &'a [f32],
-    /// Each head's scales of K and of V; empty where numbers are as they are.
+    /// Scales of K and V for each head; empty without scales.
     pub scales: &'a [[[f32; TILE]; 2]],
-    /// The positions of the tile that a row sees.
+    /// Returns the positions of the tile that a row sees.
     pub sees: F,
     /// `[heads, count, TILE]`
     pub logits: &'a mut [f32],
@@ -46,13 +43,13 @@ pub(super) struct Rows<'a, F> {
     pub out: &'a mut [f32],
 }
 
-/// The heads of each position's K and V: a tile's, or fewer.
+/// The heads of K and V at each position of a tile.
 pub(super) struct Tile<'a, T> {
     pub keys: &'a [&'a [T]],
     pub values: &'a [&'a [T]],
-    /// Elements from one head to the next.
+    /// Distance of heads in elements.
     pub apart: usize,
-    /// The keys of the next tile where both tiles are in the pool; `None` where this tile is widened.
+    /// The keys of the next tile, if both tiles are in the pool; `None` if this tile is widened.
     pub ahead: Option<&'a [&'a [T]]>,
 }
 
@@ -115,7 +112,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Op for Fold<'_, T, F> {
     }
 }
 
-/// Returns how many of `rows` rows to compute together: one only if no other row is left.
+/// Returns the number of the next rows to compute together. It is 1 only for the last row.
 #[inline(always)]
 fn block_of(rows: usize) -> usize {
     match rows {
@@ -139,7 +136,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
         }
     }
 
-    /// Products of `R` queries with `P` keys.
+    /// Computes products of `R` queries with `P` keys.
     #[inline(always)]
     fn multiply<S: Lanes, const R: usize, const P: usize>(
         &mut self,
@@ -150,7 +147,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
     ) {
         let (lanes, width, last) = (S::F32_LANES, self.rows.widths[0], self.tile.keys.len() - 1);
         let row = head * self.rows.count + row;
-        // Positions past the last repeat its key; `weigh` masks their products.
+        // Positions after the last one repeat its key; `weigh` masks their products.
         let keys: [&[T]; P] = array::from_fn(|p| {
             &self.tile.keys[(first + p).min(last)][head * self.tile.apart..][..width]
         });
@@ -198,7 +195,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
         }
     }
 
-    /// A row's products to weights `e^(s - m')`, and its factor to `e^(m - m')`, what earlier sums are worth now.
+    /// Converts a row's products to weights `e^(s - m')`, and sets its factor to `e^(m - m')`.
     #[inline(always)]
     fn weigh<S: Lanes>(&mut self, s: S, row: usize, seen: Range<usize>) {
         let (lanes, head) = (S::F32_LANES, row / self.rows.count);
@@ -217,7 +214,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
                 *x = cap * (*x / cap).tanh();
             }
         }
-        // Positions that the row does not see have no weight.
+        // Invisible positions get weight 0.
         logits[..seen.start].fill(f32::NEG_INFINITY);
         logits[seen.end..].fill(f32::NEG_INFINITY);
 
@@ -225,7 +222,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
         let mut largest = s.splat_f32s(max);
         for at in (0..TILE).step_by(lanes) {
             let x: S::f32s = load(&logits[at..at + lanes]);
-            // Passes over NaN.
+            // The comparison ignores NaN.
             largest = s.select_f32s(s.greater_than_f32s(x, largest), x, largest);
         }
         let new_max = s.reduce_max_f32s(largest);
@@ -246,7 +243,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
         self.rows.factors[row] = factor;
     }
 
-    /// `out = factor * out + weights * values` of `R` rows that see the same.
+    /// Computes `out = factor * out + weights * values` for `R` rows that see the same positions.
     #[inline(always)]
     fn accumulate<S: Lanes, const R: usize>(
         &mut self,
@@ -271,7 +268,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
         }
     }
 
-    /// `V` vectors of each row from element `at` on, held in registers over all positions.
+    /// Computes `V` vectors of each row from element `at` on, in registers over all positions.
     #[inline(always)]
     fn accumulate_part<S: Lanes, const R: usize, const V: usize>(
         &mut self,
@@ -315,7 +312,6 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
     }
 }
 
-/// Widens one head.
 pub(super) struct Widen<'a, T>(pub &'a [T], pub &'a mut [f32]);
 
 impl<T: Number> Op for Widen<'_, T> {

@@ -1,6 +1,4 @@
 //! The host pages of the CPU backend, and leases on them.
-//!
-//! Not here: which host page contains which prefix.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,20 +10,20 @@ use crate::id::{HostPageId, MoveId};
 use crate::layout::PoolLayout;
 use crate::plan::PageMove;
 
-/// The bytes of a page; readers share them.
+/// The bytes of a page, shared by readers.
 type Bytes = Arc<Box<[u8]>>;
 
-/// The place of a host page; empty while a writer has its bytes.
+/// The bytes of a host page; empty while a writer has them.
 type Place = Arc<Mutex<Option<Bytes>>>;
 
-/// The host pages of a backend. Every move is done when its call returns.
+/// The host pages of a backend. A move is complete when its call returns.
 #[derive(Debug)]
 pub(super) struct HostPages {
     pages: Box<[Place]>,
     moved: Moved,
 }
 
-/// The bytes of a leased host page, to read.
+/// A lease to read a host page.
 #[derive(Clone, Debug)]
 pub struct CpuRead(Bytes);
 
@@ -35,7 +33,7 @@ impl AsRef<[u8]> for CpuRead {
     }
 }
 
-/// The bytes of a leased host page, to write.
+/// A lease to write a host page.
 #[derive(Debug)]
 pub struct CpuWrite {
     bytes: Option<Bytes>,
@@ -54,7 +52,7 @@ impl Drop for CpuWrite {
     }
 }
 
-/// Locks a place. A panic cannot leave it half changed.
+/// Locks a place. A panic leaves no partial change, so poisoning is ignored.
 fn lock(place: &Place) -> std::sync::MutexGuard<'_, Option<Bytes>> {
     place.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -71,13 +69,13 @@ impl HostPages {
         self.pages.len() as u64 * layout.page_bytes()
     }
 
-    /// Returns the bytes of a page that no writer has.
+    /// Returns the bytes of a page without a write lease.
     fn read(&self, page: HostPageId) -> Bytes {
         let bytes = lock(&self.pages[page.index()]).clone();
         bytes.unwrap_or_else(|| panic!("B16: a writer has leased {page:?}"))
     }
 
-    /// Changes a page that nobody has leased.
+    /// Changes a page without leases.
     fn write(&self, page: HostPageId, write: impl FnOnce(&mut [u8])) {
         let mut place = lock(&self.pages[page.index()]);
         let bytes = place.as_mut().and_then(Arc::get_mut);

@@ -1,6 +1,4 @@
-//! Labels: stored from K, and what is selected by them.
-//!
-//! Not here: attention over a selection (`attention.rs`).
+//! Labels: stores them from K, and selects positions by them.
 
 use super::number::Number;
 use super::pool::{Pool, with_number};
@@ -11,7 +9,7 @@ use crate::id::LayerId;
 use crate::layout::{KvDtype, LabelChannels, PlaneName, PoolLayout, Strides, TableShape};
 use crate::plan::BatchRow;
 
-/// Where a pool's labels lie, and of which channels they are; nothing for a pool without.
+/// The place and the channels of a pool's labels; `None` without labels.
 #[derive(Debug)]
 pub(super) struct Labels(Option<Plane>);
 
@@ -23,7 +21,7 @@ struct Plane {
 }
 
 impl Labels {
-    /// Of a pool, for which `channels` are right.
+    /// Creates the labels of a pool; `channels` have been checked.
     pub fn new(layout: &PoolLayout, channels: Option<LabelChannels>) -> Self {
         let plane = layout.planes().iter().find(|plane| plane.name == PlaneName::Labels);
         Self(plane.zip(channels).map(|(plane, channels)| {
@@ -32,17 +30,16 @@ impl Labels {
         }))
     }
 
-    /// Those that were given.
     pub fn channels(&self) -> Option<&LabelChannels> {
         self.0.as_ref().map(|plane| &plane.channels)
     }
 
-    /// Bytes held.
+    /// Returns the number of bytes in use.
     pub fn bytes(&self) -> usize {
         self.channels().map_or(0, |channels| size_of_val(channels.values()))
     }
 
-    /// Stores the labels of one token's K, `[kv_heads, head_dim]`; `wide` is room for one head.
+    /// Stores the labels of one token's K, `[kv_heads, head_dim]`; `wide` has space for one head.
     pub fn store(&self, pool: &mut Pool, row: Row, k: Elements<'_>, wide: &mut [f32]) {
         let Some(plane) = &self.0 else { return };
         let head_dim = wide.len();
@@ -62,7 +59,6 @@ impl Labels {
         }
     }
 
-    /// Reads the labels of one head of a slot.
     fn read(&self, pool: &Pool, row: Row, head: u32, labels: &mut [f32]) {
         let plane = self.0.as_ref().expect("the pool has labels");
         let at = byte(&plane.strides, row, head) as usize;
@@ -73,7 +69,7 @@ impl Labels {
     }
 }
 
-/// What lists are made from: a pool, its tables, and what is asked.
+/// The inputs of a selection.
 pub(super) struct Scorer<'a> {
     pub labels: &'a Labels,
     pub pool: &'a Pool,
@@ -81,31 +77,31 @@ pub(super) struct Scorer<'a> {
     pub table: &'a TableShape,
     pub words: &'a [u32],
     pub layer: LayerId,
-    /// The layer's place in a page.
+    /// The layer's lane.
     pub lane: u32,
     pub select: &'a Select,
 }
 
-/// What a selection is made in: kept between calls.
+/// Buffers of a selection, reused in later calls.
 #[derive(Debug, Default)]
 pub(super) struct SelectScratch {
     /// One query head.
     head: Vec<f32>,
-    /// The sum of a kv head's queries, in the labels' channels; then a position's labels.
+    /// The sum of a kv head's queries in the labels' channels; then the labels of a position.
     query: Vec<f32>,
     labels: Vec<f32>,
-    /// Score as a number that orders like it, and position: the greater the better.
+    /// Score, as a number of equal order, and position.
     scored: Vec<(u32, u32)>,
 }
 
 impl SelectScratch {
-    /// Bytes held.
+    /// Returns the number of bytes in use.
     pub fn bytes(&self) -> usize {
         (self.head.capacity() + self.query.capacity() + self.labels.capacity()) * size_of::<f32>()
             + self.scored.capacity() * size_of::<(u32, u32)>()
     }
 
-    /// The list of one row and kv head; `q` is the row's queries, `[q_heads, head_dim]`.
+    /// Returns the list of one row and kv head; `q` has the queries of the row, `[q_heads, head_dim]`.
     pub fn list(
         &mut self,
         of: &Scorer<'_>,
@@ -163,7 +159,7 @@ impl SelectScratch {
     }
 }
 
-/// A number that is greater where the score is: 0 and -0 are equal, NaN is below all others.
+/// Returns a number of the same order as the score: 0 and -0 are equal, and NaN is below all others.
 fn order(score: f32) -> u32 {
     if score.is_nan() {
         return 0;

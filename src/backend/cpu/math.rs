@@ -1,43 +1,40 @@
-//! The arithmetic of the portable path, written so that the compiler vectorises it for whatever it compiles for; and
-//! definitions that all paths share.
-//!
-//! Not here: what is multiplied with what; its twins with vectors (`fold.rs`).
+//! The arithmetic of the portable path, which the compiler vectorises for its target, and definitions that all paths
+//! share. `fold.rs` is the counterpart with explicit vectors.
 
 use bytemuck::{Pod, Zeroable};
 
-/// Eight numbers side by side, the lanes of a vector. A row of a head is padded with zeros to whole vectors.
+/// A vector of eight numbers. The row of a head is padded with zeros to whole vectors.
 pub(super) type F32x8 = [f32; LANES];
 
-/// Numbers in [`F32x8`].
 pub(super) const LANES: usize = 8;
 
-/// Positions of K and V that are taken in at a time: with head_dim 128 a head's two widened tiles fit a first-level
+/// Number of positions that are processed at a time. With head_dim 128, a head's two widened tiles fit a first-level
 /// cache.
 pub(super) const TILE: usize = 32;
 
-/// A cache line. Rows start at one and are padded to whole ones, so no vector of a row crosses a line.
+/// A cache line. Rows are aligned and padded to lines, so no vector crosses a line.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct Line([F32x8; 2]);
 
 impl Line {
-    /// Numbers in it.
+    /// Number of elements.
     pub const NUMBERS: usize = 2 * LANES;
 }
 
 /// The state of a row's online softmax: the largest logit, and the sum of `e^(logit - largest)`.
 pub(super) type Softmax = (f32, f32);
 
-/// The [`Softmax`] of nothing.
+/// The [`Softmax`] of no logits.
 pub(super) const NOTHING: Softmax = (f32::NEG_INFINITY, 0.0);
 
-/// `sum + a * b`, fused where the target has the instruction (a call into libm would be far slower).
+/// `sum + a * b`, fused only if the target has the instruction, because libm's function is far slower.
 #[inline(always)]
 fn multiply_add(sum: f32, a: f32, b: f32) -> f32 {
     if cfg!(target_feature = "fma") { a.mul_add(b, sum) } else { sum + a * b }
 }
 
-/// Dot products of each of `A` rows with each of `B` rows. Blocks of rows share their loads.
+/// Computes dot products of each of `A` rows with each of `B` rows. Blocks of rows share their loads.
 #[inline(always)]
 pub(super) fn dots<const A: usize, const B: usize>(
     a: [&[F32x8]; A],
@@ -56,7 +53,7 @@ pub(super) fn dots<const A: usize, const B: usize>(
             }
         }
     }
-    // A copy by itself, so that `sums` stays in registers.
+    // A separate copy keeps `sums` in registers.
     let mut stored = [[[0.0; LANES]; B]; A];
     for i in 0..A {
         for j in 0..B {
@@ -68,8 +65,8 @@ pub(super) fn dots<const A: usize, const B: usize>(
     across(&stored)
 }
 
-/// Sums of the lanes, in a fixed order. Not inlined: the loop before it is then vectorised along the lanes, not across
-/// the products, which would cost a shuffle a number.
+/// Sums the lanes in a fixed order. Not inlined, because the caller's loop would otherwise be vectorised across
+/// products, at a shuffle for each number.
 #[inline(never)]
 fn across<const A: usize, const B: usize>(sums: &[[F32x8; B]; A]) -> [[f32; B]; A] {
     let mut products = [[0.0; B]; A];
@@ -81,7 +78,8 @@ fn across<const A: usize, const B: usize>(sums: &[[F32x8; B]; A]) -> [[f32; B]; 
     products
 }
 
-/// `out = factor * out + weights * rows`, with `rows` of `[weights, apart]`, of which `out` takes the first.
+/// Computes `out = factor * out + weights * rows`. `rows` is `[weights, apart]`; only the first elements of a row are
+/// used.
 #[inline(always)]
 pub(super) fn accumulate(
     out: &mut [F32x8],
@@ -100,7 +98,7 @@ pub(super) fn accumulate(
     }
 }
 
-/// `N` vectors of [`accumulate`], held in registers over all rows.
+/// Computes `N` vectors of [`accumulate`], in registers over all rows.
 #[inline(always)]
 fn accumulate_part<const N: usize>(
     out: &mut [F32x8],
@@ -131,19 +129,19 @@ fn accumulate_part<const N: usize>(
     }
 }
 
-/// The largest of `start` and `numbers`, NaN passed over.
+/// Returns the maximum of `start` and `numbers`, ignoring NaN.
 #[inline(always)]
 pub(super) fn max(start: f32, numbers: &[f32]) -> f32 {
     fold(start, numbers, |a, b| if b > a { b } else { a })
 }
 
-/// Sum of `numbers`, in a fixed order.
+/// Returns the sum of `numbers`, in a fixed order.
 #[inline(always)]
 pub(super) fn sum(numbers: &[f32]) -> f32 {
     fold(0.0, numbers, |a, b| a + b)
 }
 
-/// Folds along the lanes first, so that it is vectorised.
+/// Folds along the lanes first, so that the loop is vectorised.
 #[inline(always)]
 fn fold(start: f32, numbers: &[f32], mut f: impl FnMut(f32, f32) -> f32) -> f32 {
     let mut lanes = [start; LANES];
@@ -157,10 +155,10 @@ fn fold(start: f32, numbers: &[f32], mut f: impl FnMut(f32, f32) -> f32) -> f32 
     lanes.iter().chain(rest).fold(start, |a, &b| f(a, b))
 }
 
-/// Adds a row's state and sum over a later segment to those over the segments before.
+/// Joins a row's state and sum for a later segment with those for earlier segments.
 pub(super) fn join((softmax, out): (&mut Softmax, &mut [f32]), later: (Softmax, &[f32])) {
     let ((max, sum), more) = later;
-    // A segment that a row sees nothing of changes no bit, whether a unit goes through it or not.
+    // A segment without visible positions must not change a bit.
     if (max, sum) == NOTHING {
         return;
     }
@@ -177,23 +175,23 @@ pub(super) fn join((softmax, out): (&mut Softmax, &mut [f32]), later: (Softmax, 
     *softmax = (new_max, softmax.1 * factors.0 + sum * factors.1);
 }
 
-/// Below it f32 has no normal numbers left.
+/// Below this, `exp` has no normal f32 result.
 pub(super) const EXP_LOW: f32 = -87.0;
-/// Adding it rounds to a whole number, which then stands in the low bits: 1.5 * 2^23.
+/// Adding 1.5 * 2^23 rounds to a whole number, which is then in the low bits.
 pub(super) const EXP_ROUND: f32 = 12_582_912.0;
-/// ln 2 in two parts; the first has few enough bits that n times it is exact.
+/// ln 2 in two parts; the first is short enough that its product with n is exact.
 pub(super) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-/// The Taylor series up to `r^7 / 7!`, highest term first.
+/// Coefficients of the Taylor series up to `r^7 / 7!`, highest power first.
 pub(super) const EXP_TERMS: [f32; 8] =
     [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
-/// `e^x` for `x <= 0`, within 2 units in the last place; 0 below -87, where f32 has no normal numbers left.
+/// Returns `e^x` for `x <= 0`, within 2 units in the last place; 0 below -87.
 ///
-/// `e^x = 2^n e^r` with `n` whole and `|r| <= ln 2 / 2`; `e^r` is its Taylor series up to `r^7 / 7!`, which leaves
-/// out less than `6e-9` of it. No branches and no calls, so a loop over it is vectorised.
+/// `e^x = 2^n e^r` with whole `n` and `|r| <= ln 2 / 2`. The Taylor series of `e^r` up to `r^7 / 7!` has a relative
+/// error below `6e-9`. Without branches and calls, so loops are vectorised.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    let y = if x < EXP_LOW { EXP_LOW } else { x }; // not `max`: NaN stays NaN
+    let y = if x < EXP_LOW { EXP_LOW } else { x }; // Unlike `max`, this keeps NaN.
     let shifted = y * std::f32::consts::LOG2_E + EXP_ROUND;
     let n = shifted - EXP_ROUND;
     let r = (y - n * LN_2[0]) - n * LN_2[1];
@@ -231,7 +229,6 @@ mod tests {
             assert_eq!(sum(&numbers), numbers.iter().sum::<f32>());
             let largest = numbers.iter().copied().fold(-15.0, f32::max);
             assert_eq!(max(-15.0, &numbers), largest);
-            // NaN is passed over, wherever it stands.
             for at in 0..numbers.len() {
                 let mut with_nan = numbers.clone();
                 with_nan.insert(at, f32::NAN);

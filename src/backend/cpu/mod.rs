@@ -1,12 +1,8 @@
 //! The CPU backend: the reference, and the specification of the kernels.
 //!
-//! One zeroed allocation in the pool's layout, which the system backs with memory as pages are first
-//! written, and a copy of the page tables. Every call is done when it returns. A call that fails has written nothing.
-//!
-//! Attention is compiled for several instruction sets ([`CpuPath`]); which one computes is chosen when a backend is
-//! opened.
-//!
-//! Not here: which pages are whose.
+//! The pool is one zeroed allocation, which the system backs as pages are first written. Every call is complete when it
+//! returns, and a failed call has written nothing. Attention is compiled for several instruction sets ([`CpuPath`]); a
+//! backend chooses one when it is opened.
 
 mod attention;
 mod e4m3;
@@ -56,7 +52,7 @@ use scales::{Row, side_count};
 use simd::Isa;
 use unit::Job;
 
-/// K and V in the host's memory.
+/// K and V in host memory.
 #[derive(Debug)]
 pub struct Cpu {
     threads: NonZeroUsize,
@@ -66,9 +62,9 @@ pub struct Cpu {
     pool: Pool,
     host: HostPages,
     planes: ByShape<Planes>,
-    /// Room for one head, where the pool is quantised or keeps labels.
+    /// Space for one head, if the pool is quantised or has labels.
     wide: Box<[f32]>,
-    /// The page tables. Every word names a chunk or a page that exists.
+    /// The page tables. Every word is a valid chunk or page.
     words: Box<[u32]>,
     steps: OpenSteps,
     max_step_tokens: u32,
@@ -81,23 +77,23 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// The pool.
+    /// Returns the layout of the pool.
     pub fn layout(&self) -> &PoolLayout {
         &self.layout
     }
 
-    /// The instructions that attention computes with.
+    /// Returns the instruction set of attention.
     pub fn path(&self) -> CpuPath {
         self.isa.path()
     }
 
-    /// The page tables as last written, in the order of [`TableShape`].
+    /// Returns the page tables in the order of [`TableShape`].
     pub fn table_words(&self) -> &[u32] {
         &self.words
     }
 
-    /// Bytes taken: pool, host pages, scales that were given, page tables, and scratch, which grows to the largest step
-    /// attended.
+    /// Returns the allocated bytes: pool, host pages, static scales, page tables, and scratch, which grows to the
+    /// largest step.
     pub fn bytes(&self) -> u64 {
         let scratch = self.scratch.iter().map(Scratch::bytes).sum::<usize>()
             + self.out.capacity() * size_of::<Line>()
@@ -136,7 +132,8 @@ impl Cpu {
         }
     }
 
-    /// Stores rows of K and V, each with its stride, as multiples of their scales; the rope of latent rows as it is.
+    /// Stores rows of K and V, each with its stride, as multiples of their scales, and the rope of latent rows
+    /// unchanged.
     fn store_quantised(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -168,7 +165,7 @@ impl Cpu {
         }
     }
 
-    /// Attention, of rows that have lists over those.
+    /// Computes attention; rows with lists read only their lists.
     fn attend_rows(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -244,7 +241,7 @@ impl Backend for Cpu {
     type Lse<'a> = &'a mut [f32];
 
     /// # Errors
-    /// A plan that names what does not exist, or whose step does not follow the last one.
+    /// [`CpuError::Plan`].
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
         check::may_begin(&self.steps, plan.step)?;
         check::step_tokens(plan, self.max_step_tokens)?;
@@ -262,11 +259,11 @@ impl Backend for Cpu {
         self.steps.end(end);
     }
 
-    /// Rows of another type than the pool's are rounded to nearest even; a quantised pool's are divided by their scale
-    /// first, and what is then beyond the largest number, infinities too, becomes that number. NaN stays NaN.
+    /// Rounds rows of another type than the pool's to nearest even. A quantised pool first divides by the scale;
+    /// results beyond the largest number, and infinities, become that number. NaN stays NaN.
     ///
     /// # Errors
-    /// A plan whose step is not open or that names what does not exist, or rows that do not fit it.
+    /// [`CpuError::Plan`] for a step that is not open, or for rows that do not fit the plan or the pool.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -306,8 +303,8 @@ impl Backend for Cpu {
     }
 
     /// # Errors
-    /// As [`store_cache`](Backend::store_cache), for norms or frequencies of another length, and for pools without
-    /// heads of pairs.
+    /// As [`store_cache`](Backend::store_cache); also [`CpuError::Plan`] for norms or frequencies of another length,
+    /// and for pools without heads of pairs.
     fn rope_store(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -319,8 +316,8 @@ impl Backend for Cpu {
     }
 
     /// # Errors
-    /// A plan whose step is not open or that names what does not exist, rows that do not fit it, an [`Attend`] or sinks
-    /// that make no sense, or a window where rows are trees.
+    /// [`CpuError::Plan`] for a step that is not open, rows that do not fit, an invalid [`Attend`] or sinks, or a
+    /// window with draft trees.
     fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -333,10 +330,10 @@ impl Backend for Cpu {
         self.attend_rows(plan, layer, (attend, None), queries, out, lse)
     }
 
-    /// Copies in the order given.
+    /// Copies in the given order.
     ///
     /// # Errors
-    /// Pages that do not exist.
+    /// [`CpuError::Plan`] for pages that do not exist.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CpuError> {
         check::copies(copies, (self.layout.page_count(), self.layout.page_count()))?;
         let bytes = self.pool.bytes_mut();
@@ -351,7 +348,7 @@ impl Backend for Cpu {
     }
 
     /// # Errors
-    /// Rows or slots that do not exist.
+    /// [`CpuError::Plan`] for rows or slots that do not exist.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CpuError> {
         check::compactions(compactions, &self.layout, &self.table)?;
         for compaction in compactions {
@@ -379,7 +376,7 @@ impl Backend for Cpu {
     }
 
     /// # Errors
-    /// None: every call was done when it returned.
+    /// None: every call is complete when it returns.
     fn synchronize(&mut self) -> Result<(), CpuError> {
         Ok(())
     }
@@ -390,8 +387,7 @@ impl SparseBackend for Cpu {
     type PositionsMut<'a> = &'a mut [u32];
 
     /// # Errors
-    /// A plan whose step is not open or that names what does not exist, rows or lists that do not fit it, or a
-    /// [`Select`] that makes no sense.
+    /// [`CpuError::Plan`] for a step that is not open, rows or lists that do not fit, or an invalid [`Select`].
     fn select(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -446,13 +442,13 @@ impl SparseBackend for Cpu {
     }
 }
 
-/// Lists have exactly the positions.
+/// Checks the exact number of positions in lists.
 fn check_lists(actual: usize, wanted: usize) -> Result<(), PlanError> {
     let operand = Operand::Selection;
     if actual == wanted { Ok(()) } else { Err(PlanError::Length { operand, actual, wanted }) }
 }
 
-/// Takes the units' results apart into rows of `out` and `lse`, once those of the same query rows are joined.
+/// Joins the units' results for the same query rows, and writes them to `out` and `lse`.
 fn hand_out<T: Number>(
     job: &Job<'_, T>,
     (mut results, mut sums): (&mut [Line], &mut [Softmax]),
@@ -489,7 +485,7 @@ fn hand_out<T: Number>(
     }
 }
 
-/// Padding rows: output 0, log-sum-exp minus infinity.
+/// Writes padding rows: output 0, log-sum-exp minus infinity.
 fn pad(
     plan: &BatchPlan<'_>,
     width: usize,

@@ -1,4 +1,4 @@
-//! The element types, and conversion between them a slice at a time.
+//! The element types, and conversions of slices.
 
 use std::any::TypeId;
 
@@ -11,12 +11,12 @@ use super::simd::{Isa, Lanes, Op, load};
 
 /// An element type of pools and rows.
 pub(super) trait Number: Pod + Send + Sync {
-    /// Whether numbers of a pool are multiples of a scale.
+    /// Whether a pool's numbers are multiples of a scale.
     const QUANTISED: bool = false;
 
-    /// Exactly.
+    /// Widens exactly.
     fn widen(source: &[Self], target: &mut [f32]);
-    /// To nearest, ties to even.
+    /// Rounds to nearest, ties to even.
     fn narrow(source: &[f32], target: &mut [Self]);
     /// Widens one vector, exactly.
     fn load<S: Lanes>(s: S, source: &[Self]) -> S::f32s;
@@ -63,7 +63,7 @@ impl Number for f16 {
 }
 
 impl Number for bf16 {
-    // `half` turns signalling NaNs quiet here, which keeps its loop from being vectorised.
+    // `half` makes signalling NaNs quiet here, and its loop is not vectorised.
     #[inline(always)]
     fn widen(source: &[Self], target: &mut [f32]) {
         assert_eq!(source.len(), target.len());
@@ -72,7 +72,7 @@ impl Number for bf16 {
         }
     }
 
-    // As `half` does, without branches.
+    // The same as `half`, without branches.
     #[inline(always)]
     fn narrow(source: &[f32], target: &mut [Self]) {
         assert_eq!(source.len(), target.len());
@@ -120,7 +120,7 @@ impl Number for E4m3 {
     }
 }
 
-/// Converts by way of f32, which holds every value of the others. The same type is copied bit by bit.
+/// Converts through f32, which represents every value exactly. Equal types are copied bit by bit.
 pub(super) fn convert<A: Number, B: Number>(source: &[A], target: &mut [B]) {
     if TypeId::of::<A>() == TypeId::of::<B>() {
         target.copy_from_slice(cast_slice(source));
@@ -132,7 +132,7 @@ pub(super) fn convert<A: Number, B: Number>(source: &[A], target: &mut [B]) {
     }
 }
 
-/// Numbers of one type to another: to the same bits with any instructions.
+/// A conversion that yields the same bits with any instruction set.
 struct Convert<'a, A, B>(&'a [A], &'a mut [B]);
 
 impl<A: Number, B: Number> Convert<'_, A, B> {

@@ -1,4 +1,4 @@
-//! [`CpuOptions`], and how they open a [`Cpu`].
+//! [`CpuOptions`], which open a [`Cpu`].
 
 use std::num::NonZeroUsize;
 use std::thread;
@@ -19,24 +19,24 @@ use crate::plan::SpanCheck;
 
 /// Options of a [`Cpu`].
 ///
-/// The pool asks the system for huge pages, without which random pages of K and V miss the TLB. Where the system grants
-/// them, the first write to a page of the pool takes a whole huge page of memory (2 MiB on x86). A pool with few pages
-/// in use may therefore take up to its whole size from the system.
+/// The pool requests huge pages, because random reads of K and V otherwise miss the TLB. With huge pages, the first
+/// write to a page of the pool takes a whole huge page of memory (2 MiB on x86). A pool with few pages in use may
+/// therefore take its whole size.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CpuOptions {
-    /// Most threads that compute attention, the caller's included; 0 counts as 1. Results do not depend on it. All
-    /// backends of the process together use no more threads than the cores that the first caller of attention had.
+    /// Maximum number of threads for attention, including the caller's; 0 counts as 1. Results do not depend on it. All
+    /// backends of the process share a limit: the number of cores that the first caller of attention could use.
     pub threads: usize,
-    /// The instructions that attention computes with. Default: `None`, those that the environment variable
-    /// [`PATH_VARIABLE`](super::PATH_VARIABLE) names, else the fastest that the machine has.
+    /// Instruction set of attention. Default: `None`, the set in the environment variable
+    /// [`PATH_VARIABLE`](super::PATH_VARIABLE), or else the fastest of the machine.
     pub path: Option<CpuPath>,
     /// Static scales of a quantised pool ([`Scaling::Static`]), for the layers and heads of this rank
-    /// ([`KvScales::local`]). Default: `None`, 1 for all.
+    /// ([`KvScales::local`]). Default: `None`, all 1.
     ///
     /// [`Scaling::Static`]: crate::Scaling::Static
     pub scales: Option<KvScales>,
-    /// The channels of K that are labels in a pool that keeps some, for the layers and heads of this rank
-    /// ([`LabelChannels::local`]). Default: `None`.
+    /// Label channels of a pool with labels, for the layers and heads of this rank ([`LabelChannels::local`]). Default:
+    /// `None`.
     pub labels: Option<LabelChannels>,
 }
 
@@ -58,9 +58,9 @@ impl OpenBackend for CpuOptions {
     type Backend = Cpu;
 
     /// # Errors
-    /// [`CpuError::OutOfMemory`], [`CpuError::Scales`] or [`CpuError::Labels`] that are not for this pool,
-    /// [`CpuError::PathName`] if the environment variable names no path, [`CpuError::Path`] if the machine lacks its
-    /// instructions.
+    /// [`CpuError::OutOfMemory`]. [`CpuError::Scales`] or [`CpuError::Labels`] if they do not fit the pool.
+    /// [`CpuError::PathName`] if the value of the environment variable is not a path. [`CpuError::Path`] if the machine
+    /// lacks the path's instructions.
     fn open(
         self,
         layout: &PoolLayout,

@@ -1,4 +1,4 @@
-//! A host's way to the pool's bytes: to look at them, and to move pages out and in.
+//! Access of a host to the pool's bytes: reads of slots, and copies of pages.
 
 use std::ops::Range;
 
@@ -15,11 +15,11 @@ use crate::layout::{Plane, PlaneName, PoolLayout};
 use crate::plan::PageCopy;
 
 impl Cpu {
-    /// What one slot holds in a plane, such as K or V: `[heads, elements]`.
+    /// Returns the numbers of one slot in a plane such as K or V, `[heads, elements]`.
     ///
     /// # Errors
-    /// Past the layers or slots, or a plane that the pool does not have by slot, or that is quantised: see
-    /// [`Cpu::read_slot`].
+    /// [`CpuError::Plan`] for a layer or slot that does not exist. [`CpuError::Plane`] if the pool does not have the
+    /// plane, or if it is quantised or not by slot: see [`Cpu::read_slot`].
     pub fn slot(
         &self,
         plane: PlaneName,
@@ -32,11 +32,12 @@ impl Cpu {
             .ok_or(CpuError::Plane { plane })
     }
 
-    /// What one slot stands for in any plane, `[heads, elements]`, quantised numbers times their scale: what attention
-    /// reads.
+    /// Returns the values of one slot in any plane, `[heads, elements]`, with quantised numbers multiplied by their
+    /// scale.
     ///
     /// # Errors
-    /// Past the layers or slots, or a plane that the pool does not have.
+    /// [`CpuError::Plan`] for a layer or slot that does not exist. [`CpuError::Plane`] if the pool does not have the
+    /// plane.
     pub fn read_slot(
         &self,
         plane: PlaneName,
@@ -64,12 +65,11 @@ impl Cpu {
         Ok(all)
     }
 
-    /// Where a layer of the pool stores K and V.
     fn planes_of(&self, layer: LayerId) -> &Planes {
         self.planes.of(self.layout.place(layer).group)
     }
 
-    /// A plane, where the layer and the slot exist.
+    /// Returns a plane, if the layer and the slot exist.
     fn check_slot(
         &self,
         plane: PlaneName,
@@ -85,17 +85,18 @@ impl Cpu {
         of.copied().ok_or(CpuError::Plane { plane })
     }
 
-    /// What the bytes of a page mean: see [`PoolLayout::page_fingerprint`].
+    /// Returns the fingerprint of the page format ([`PoolLayout::page_fingerprint`]).
     pub fn page_fingerprint(&self) -> u64 {
         let scales = self.planes.all().find_map(|planes| planes.scales.given());
         self.layout.page_fingerprint(scales, self.planes.of(0).labels.channels())
     }
 
-    /// Copies pages into another pool of equal [fingerprint](Cpu::page_fingerprint), of either layout, in the order
-    /// given.
+    /// Copies pages in order into another pool with an equal [fingerprint](Cpu::page_fingerprint); the layouts may
+    /// differ.
     ///
     /// # Errors
-    /// Pages that do not exist, or a pool in which their bytes mean something else. Nothing was copied.
+    /// [`CpuError::Plan`] for pages that do not exist, [`CpuError::PageFingerprint`] for another pool. Nothing was
+    /// copied.
     pub fn copy_to_pool(&self, target: &mut Cpu, copies: &[PageCopy]) -> Result<(), CpuError> {
         let fingerprints = (self.page_fingerprint(), target.page_fingerprint());
         if let (source, target) = fingerprints
@@ -112,10 +113,10 @@ impl Cpu {
         Ok(())
     }
 
-    /// The bytes of one contiguous [piece](PoolLayout::piece) of a page.
+    /// Returns the bytes of one contiguous [piece](PoolLayout::piece) of a page.
     ///
     /// # Errors
-    /// Past the pages or pieces.
+    /// [`CpuError::Plan`] for a page that does not exist, [`CpuError::Piece`] for such a piece.
     pub fn page_piece(&self, page: PageId, piece: u32) -> Result<&[u8], CpuError> {
         check::page(page, self.layout.page_count())?;
         let pieces = self.layout.pieces_per_page();
@@ -125,11 +126,11 @@ impl Cpu {
         Ok(&self.pool.bytes()[bytes_of(&self.layout, page, piece)])
     }
 
-    /// Copies a page out, `page_bytes` in the order `[plane, layer, piece]`, whatever the layout: to offload it, or to
-    /// move it to another pool, of equal [fingerprint](Cpu::page_fingerprint), with [`Cpu::write_page`].
+    /// Copies a page to a buffer, `page_bytes` in the order `[plane, layer, piece]` in every layout.
+    /// [`Cpu::write_page`] of a pool with an equal [fingerprint](Cpu::page_fingerprint) reads it.
     ///
     /// # Errors
-    /// Past the pages, or into a buffer of another size.
+    /// [`CpuError::Plan`] for a page that does not exist, [`CpuError::PageBytes`] for a buffer of another size.
     pub fn read_page(&self, page: PageId, target: &mut [u8]) -> Result<(), CpuError> {
         self.check_page(page, target.len())?;
         let mut rest = target;
@@ -141,10 +142,10 @@ impl Cpu {
         Ok(())
     }
 
-    /// Copies a page in, as [`Cpu::read_page`] gave it.
+    /// Copies a page from a buffer that [`Cpu::read_page`] wrote.
     ///
     /// # Errors
-    /// Past the pages, or from a buffer of another size.
+    /// [`CpuError::Plan`] for a page that does not exist, [`CpuError::PageBytes`] for a buffer of another size.
     pub fn write_page(&mut self, page: PageId, source: &[u8]) -> Result<(), CpuError> {
         self.check_page(page, source.len())?;
         let mut rest = source;
@@ -156,8 +157,8 @@ impl Cpu {
         Ok(())
     }
 
-    /// Copies what one slot of a row holds to another in each track, by their places in the row: head by head, which
-    /// lie apart in some planes.
+    /// Copies one slot of a row to another in each track, by their places in the row. Each head is copied separately,
+    /// because heads are not contiguous in some planes.
     pub(super) fn move_slot(&mut self, row: RowId, from: u32, to: u32) {
         for group in 0..self.layout.groups().count() {
             for track in self.layout.track_range(group) {
@@ -197,7 +198,7 @@ impl Cpu {
     }
 }
 
-/// Where a piece of a page lies in the pool's bytes. The pool is in memory, so its size fits `usize`.
+/// Returns the byte range of a piece of a page. The pool is in memory, so its size fits `usize`.
 pub(super) fn bytes_of(layout: &PoolLayout, page: PageId, piece: u32) -> Range<usize> {
     let range = layout.piece(page, piece);
     range.start as usize..range.end as usize

@@ -1,11 +1,9 @@
-//! The instruction sets that the CPU backend has code for, by name.
-//!
-//! Not here: which the machine has (`simd.rs`).
+//! The names of the instruction sets of the CPU backend. `simd.rs` detects them.
 
-/// The environment variable that names a path, where [`CpuOptions::path`](super::CpuOptions::path) does not.
+/// The environment variable with the name of a path, if [`CpuOptions::path`](super::CpuOptions::path) is `None`.
 pub const PATH_VARIABLE: &str = "KVARENA_CPU_PATH";
 
-/// The instructions that a [`Cpu`](super::Cpu) computes with. Results of two paths differ by rounding.
+/// The instruction set of a [`Cpu`](super::Cpu). Results of two paths differ by rounding.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum CpuPath {
@@ -23,7 +21,7 @@ impl CpuPath {
     /// All paths, slowest first.
     pub const ALL: [Self; 4] = [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512];
 
-    /// The name that [`PATH_VARIABLE`] takes: `portable`, `avx2`, `avx512` or `neon`.
+    /// Returns the path's name in [`PATH_VARIABLE`]: `portable`, `avx2`, `avx512` or `neon`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",

@@ -1,26 +1,24 @@
-//! Where the layers of a group store K and V.
-//!
-//! Not here: the pool's memory (`pool.rs`).
+//! The places of a group's K and V in the pool.
 
 use super::labels::Labels;
 use super::scales::Scales;
 use crate::layout::{KvScales, LabelChannels, PlaneName, PoolLayout, Strides};
 
-/// Where the layers of a group store K and V, and what is stored beside them.
+/// The places of a group's K and V, with their scales and labels.
 #[derive(Debug)]
 pub(super) struct Planes {
-    /// The pool as these layers store it.
+    /// The pool as these layers use it.
     pub layout: PoolLayout,
-    /// Where K and V lie; latent rows are both.
+    /// Strides of K and of V; equal for latent rows.
     pub kv: [Strides; 2],
-    /// Where the rest of latent rows lies, if they are quantised.
+    /// Strides of the rotary part of quantised latent rows.
     pub rope: Option<Strides>,
     pub scales: Scales,
     pub labels: Labels,
 }
 
 impl Planes {
-    /// Of a pool, for which scales and channels are right.
+    /// Creates the planes of a pool; scales and channels have been checked.
     pub fn new(
         layout: &PoolLayout,
         scales: Option<&KvScales>,
@@ -40,7 +38,7 @@ impl Planes {
         }
     }
 
-    /// Bytes held.
+    /// Returns the number of bytes in use.
     pub fn bytes(&self) -> usize {
         self.scales.bytes() + self.labels.bytes()
     }

@@ -1,4 +1,4 @@
-//! Norm and rotation of q and k, then the store of k and v: the specification of `ptx/src/moves/rope_store.cuh`.
+//! Norm and rotation of q and k, then the store of k and v. It specifies `ptx/src/moves/rope_store.cuh`.
 
 use super::{Cpu, CpuError, CpuRows, CpuRowsMut};
 use crate::backend::{Backend, Operand, Rope, check, rope};
@@ -6,7 +6,7 @@ use crate::id::LayerId;
 use crate::plan::BatchPlan;
 
 impl Cpu {
-    /// Checks a call, rotates where the rows are, and stores parts of them.
+    /// Checks a call, rotates q and k in place, and stores k and v.
     pub(super) fn rotate_and_store(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -45,14 +45,13 @@ impl Cpu {
     }
 }
 
-/// `x / rms(x) * weight`
+/// Computes `x / rms(x) * weight`.
 fn scale(head: &mut [f32], weight: super::Elements<'_>, eps: f32) {
     let mean = head.iter().map(|x| x * x).sum::<f32>() / head.len() as f32;
     let scale = 1.0 / (mean + eps).sqrt();
     head.iter_mut().zip(weight.to_f32()).for_each(|(x, weight)| *x *= scale * weight);
 }
 
-/// Rotates each pair by its angle at a position.
 fn rotate(head: &mut [f32], frequencies: &[f32], position: u32) {
     let (low, high) = head.split_at_mut(head.len() / 2);
     for ((a, b), frequency) in low.iter_mut().zip(high).zip(frequencies) {

@@ -1,4 +1,4 @@
-//! Rows of numbers that a host hands in: slices of any element type, packed or strided.
+//! Rows of numbers of a host: slices of any element type, packed or strided.
 
 use std::ops::Range;
 
@@ -9,7 +9,6 @@ use crate::backend::check::row_stride;
 use crate::backend::{Operand, PlanError};
 use crate::layout::Dtype;
 
-/// Numbers to read, in any element type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Elements<'a> {
     /// binary32
@@ -21,7 +20,7 @@ pub enum Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(x) => x.len(),
@@ -30,12 +29,12 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> Dtype {
         match self {
             Self::F32(_) => Dtype::F32,
@@ -44,10 +43,10 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// A part of them.
+    /// Returns a part of the numbers.
     ///
     /// # Panics
-    /// Past the end.
+    /// If the range is out of bounds.
     pub fn slice(&self, range: Range<usize>) -> Elements<'a> {
         match self {
             Self::F32(x) => Elements::F32(&x[range]),
@@ -56,14 +55,14 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// The numbers, widened exactly.
+    /// Returns the numbers, widened exactly.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut wide = vec![0.0; self.len()];
         self.convert_into(&mut wide);
         wide
     }
 
-    /// Writes all of them to `target`, rounded to nearest even; the same type is copied bit by bit.
+    /// Writes all numbers to `target`, rounded to nearest even. Equal types are copied bit by bit.
     pub(super) fn convert_into<T: Number>(&self, target: &mut [T]) {
         match self {
             Self::F32(x) => convert(x, target),
@@ -85,7 +84,7 @@ pub enum ElementsMut<'a> {
 }
 
 impl ElementsMut<'_> {
-    /// The same numbers, to read.
+    /// Returns the same numbers to read.
     pub fn as_elements(&self) -> Elements<'_> {
         match self {
             Self::F32(x) => Elements::F32(x),
@@ -117,18 +116,18 @@ impl ElementsMut<'_> {
 /// Rows to read: q, k or v of a step, `[tokens, heads, head_dim]`.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuRows<'a> {
-    /// The numbers, from the first row's first on.
+    /// The numbers, from the first row on.
     pub elements: Elements<'a>,
-    /// Elements from row to row, as in a view into a fused qkv; `None`: packed.
+    /// Distance of rows in elements, as in a view into a fused qkv; `None` if packed.
     pub stride: Option<usize>,
 }
 
 /// Rows to write: attention's output, `[tokens, q_heads, head_dim]`.
 #[derive(Debug)]
 pub struct CpuRowsMut<'a> {
-    /// The numbers, from the first row's first on. What lies between strided rows stays untouched.
+    /// The numbers, from the first row on. Numbers between strided rows stay unchanged.
     pub elements: ElementsMut<'a>,
-    /// Elements from row to row; `None`: packed.
+    /// Distance of rows in elements; `None` if packed.
     pub stride: Option<usize>,
 }
 
@@ -153,12 +152,12 @@ rows_from!(f16, F16);
 rows_from!(bf16, Bf16);
 
 impl CpuRows<'_> {
-    /// The same numbers as rows `stride` elements apart.
+    /// Returns the numbers as rows at a distance of `stride` elements.
     pub fn strided(self, stride: usize) -> Self {
         Self { stride: Some(stride), ..self }
     }
 
-    /// Checks that there are `rows` rows of `width` elements; gives the stride.
+    /// Checks that there are `rows` rows of `width` elements, and returns the stride.
     pub(super) fn check(
         &self,
         operand: Operand,
@@ -170,12 +169,12 @@ impl CpuRows<'_> {
 }
 
 impl CpuRowsMut<'_> {
-    /// The same place as rows `stride` elements apart.
+    /// Returns the numbers as rows at a distance of `stride` elements.
     pub fn strided(self, stride: usize) -> Self {
         Self { stride: Some(stride), ..self }
     }
 
-    /// As [`CpuRows::check`].
+    /// Does the same as [`CpuRows::check`].
     pub(super) fn check(
         &self,
         operand: Operand,
@@ -186,7 +185,7 @@ impl CpuRowsMut<'_> {
     }
 }
 
-/// Packed rows have exactly the elements; strided ones may be followed by the rest of the last row.
+/// Checks rows: packed rows have the exact number of elements; after the last strided row there may be more.
 fn check_rows(
     operand: Operand,
     actual: usize,
@@ -201,7 +200,7 @@ fn check_rows(
     row_stride(operand, actual, stride, rows, width)
 }
 
-/// A log-sum-exp has exactly the elements.
+/// Checks the exact number of elements of a log-sum-exp.
 pub(super) fn check_lse(lse: Option<&[f32]>, wanted: usize) -> Result<(), PlanError> {
     match lse.map(<[f32]>::len) {
         Some(actual) if actual != wanted => {

@@ -1,10 +1,8 @@
-//! Quantised numbers: how they are made at the store, and what they are multiplied by when they are read.
+//! Quantised numbers: rounding at the store, and scales for reads.
 //!
-//! The rule of the store, bit by bit the same on every backend. A scale that is made for a token's head is the largest
-//! of its finite numbers, without sign, divided by 448, but at least 2^-126; it is 1 where none of them but 0 is
-//! finite. Each number is divided by the scale (IEEE, in f32) and [rounded](E4m3::from_f32).
-//!
-//! Not here: scales that are given (`layout/scales.rs`).
+//! All backends store the same bits. The scale of a token's head is the maximum of its finite absolute values, divided
+//! by 448, at least 2^-126; it is 1 if no finite value other than 0 exists. Each number is divided by the scale (IEEE,
+//! in f32) and [rounded](E4m3::from_f32). `layout/scales.rs` has static scales.
 
 use super::e4m3::E4m3;
 use super::number::convert;
@@ -13,17 +11,16 @@ use super::rows::Elements;
 use crate::id::{LayerId, PageId};
 use crate::layout::{KvScales, PlaneName, PoolLayout, Scaling, Strides};
 
-/// The largest number of E4M3.
 const LARGEST: f32 = 448.0;
 
-/// Where the scales of K and of V are.
+/// The scales of K and V.
 #[derive(Debug)]
 pub(super) enum Scales {
-    /// Nowhere: numbers are as they are stored, or all scales are 1.
+    /// No scales, or all 1.
     Ones,
-    /// Given.
+    /// Static scales of the host.
     Static(KvScales),
-    /// In planes of the pool.
+    /// Scales in planes of the pool.
     ByToken([Strides; 2]),
 }
 
@@ -33,19 +30,19 @@ pub(super) struct Row {
     /// 0 for K, 1 for V.
     pub side: usize,
     pub layer: LayerId,
-    /// The layer's place in a page.
+    /// The layer's lane.
     pub lane: u32,
     pub page: PageId,
-    /// In its page.
+    /// Offset of the slot in its page.
     pub offset: u32,
 }
 
 impl Scales {
-    /// Of a pool, for which `given` is right.
+    /// Creates the scales of a pool; `given` has been checked.
     pub fn new(layout: &PoolLayout, given: Option<KvScales>) -> Self {
         match (layout.scaling(), given) {
             (Some(Scaling::ByToken), _) => {
-                // Where V is of K's numbers, so are its scales.
+                // If K and V share numbers, they share scales.
                 let v = if layout.is_latent() { PlaneName::KScales } else { PlaneName::VScales };
                 let strides = |name| layout.strides(name).expect("they are made");
                 Self::ByToken([PlaneName::KScales, v].map(strides))
@@ -55,17 +52,16 @@ impl Scales {
         }
     }
 
-    /// Those that were given.
     pub fn given(&self) -> Option<&KvScales> {
         if let Self::Static(given) = self { Some(given) } else { None }
     }
 
-    /// Bytes held.
+    /// Returns the number of bytes in use.
     pub fn bytes(&self) -> usize {
         self.given().map_or(0, |given| size_of_val(given.values()))
     }
 
-    /// What a head's numbers are multiplied by; `pool` is all of the pool.
+    /// Returns the scale of a head; `pool` is the whole pool as f32.
     pub fn of(&self, pool: &[f32], row: Row, head: u32) -> f32 {
         match self {
             Self::Ones => 1.0,
@@ -74,8 +70,7 @@ impl Scales {
         }
     }
 
-    /// Reads the scales of a head's consecutive slots from `first` on, as many as `scales` holds. A head's scales are
-    /// contiguous in a page.
+    /// Reads the scales of a head's consecutive slots from `first` on, which are contiguous in a page.
     pub fn read(&self, pool: &[f32], first: Row, head: u32, scales: &mut [f32]) {
         match self {
             Self::ByToken(planes) => {
@@ -86,7 +81,7 @@ impl Scales {
         }
     }
 
-    /// Stores one row; `strides` say where K or V lies, `wide` is room for one head.
+    /// Stores one row; `strides` are those of K or V, and `wide` has space for one head.
     pub fn store(
         &self,
         pool: &mut Pool,
@@ -111,22 +106,22 @@ impl Scales {
     }
 }
 
-/// What a token stores of K and V: both, or one row where V is made of K's numbers.
+/// Returns the number of rows that a token stores: K and V, or one latent row.
 pub(super) fn side_count(layout: &PoolLayout) -> usize {
     if layout.is_latent() { 1 } else { 2 }
 }
 
-/// First byte of a row's head.
+/// Returns the first byte of a row's head.
 pub(super) fn byte(strides: &Strides, row: Row, head: u32) -> u64 {
     strides.row(row.lane, row.page, row.offset) + strides.head * u64::from(head)
 }
 
-/// Where a head's scale lies, among all of the pool's f32.
+/// Returns the index of a head's scale in the pool as f32.
 fn scale_at(strides: &Strides, row: Row, head: u32) -> usize {
     byte(strides, row, head) as usize / size_of::<f32>()
 }
 
-/// The scale that is made for a token's head.
+/// Returns the scale of a token's head.
 fn token_scale(head: &[f32]) -> f32 {
     let size = |x: &f32| if x.is_finite() { x.abs() } else { 0.0 };
     let largest = head.iter().map(size).fold(0.0, f32::max);

@@ -1,10 +1,8 @@
-//! Instruction sets: detection, the choice of one set, and the operations that differ between sets.
+//! Instruction sets: detection, choice, and the operations that differ between sets.
 //!
-//! `pulp` checks what the machine has and calls the instructions. A vector has as many lanes as a register of the set;
-//! code that is generic over [`Lanes`] is compiled once for each set, with the operations of `simd/`. The portable
-//! path has no vectors here: its code is in `math.rs`.
-//!
-//! Not here: the computation (`fold.rs`).
+//! `pulp` detects and calls the instructions. A vector has as many lanes as a register of the set. Code that is generic
+//! over [`Lanes`] is compiled once for each set, with the operations in `simd/`. The portable path has no vectors; its
+//! code is in `math.rs`.
 
 use std::env;
 use std::sync::OnceLock;
@@ -29,7 +27,6 @@ impl CpuPath {
     }
 }
 
-/// A path, with the proof that the machine has its instructions.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Isa {
     Portable,
@@ -42,8 +39,7 @@ pub(super) enum Isa {
 }
 
 impl Isa {
-    /// Returns the path of `option`. Without it, returns the path that [`PATH_VARIABLE`] names; without both, the
-    /// fastest.
+    /// Returns the path of `option`, or else of [`PATH_VARIABLE`], or else the fastest one.
     pub fn choose(option: Option<CpuPath>) -> Result<Self, CpuError> {
         let named = || match env::var_os(PATH_VARIABLE) {
             Some(name) if !name.is_empty() => {
@@ -55,8 +51,7 @@ impl Isa {
         Self::new(option.map_or_else(named, Ok)?)
     }
 
-    /// Returns the path for conversions of numbers, chosen once for the process. Conversions belong to no backend, and
-    /// every path yields the same bits.
+    /// Returns the path for conversions of numbers, chosen once for the process. Every path yields the same bits.
     pub fn of_process() -> Self {
         static ISA: OnceLock<Isa> = OnceLock::new();
         *ISA.get_or_init(|| Self::choose(None).unwrap_or_else(|_| Self::fastest()))
@@ -70,7 +65,7 @@ impl Isa {
     fn new(path: CpuPath) -> Result<Self, CpuError> {
         let isa = match path {
             CpuPath::Portable => Some(Self::Portable),
-            _ if cfg!(miri) => None, // Miri has no such instructions
+            _ if cfg!(miri) => None, // Miri does not support these instructions.
             #[cfg(target_arch = "x86_64")]
             CpuPath::Avx2 if is_x86_feature_detected!("f16c") => {
                 pulp::x86::V3::try_new().map(Self::Avx2)
@@ -81,7 +76,7 @@ impl Isa {
             }
             #[cfg(target_arch = "aarch64")]
             CpuPath::Neon => pulp::aarch64::Neon::try_new().map(Self::Neon),
-            #[allow(unreachable_patterns)] // an architecture may support every path
+            #[allow(unreachable_patterns)] // An architecture may support every path.
             _ => None,
         };
         isa.ok_or(CpuError::Path { path })
@@ -104,7 +99,7 @@ impl Isa {
         }
     }
 
-    /// Runs an operation with the path's vectors. A path without vectors returns the operation instead.
+    /// Runs an operation with the path's vectors, or returns the operation if the path has none.
     #[inline]
     pub fn run<O: Op>(self, op: O) -> Option<O> {
         match self {
@@ -120,8 +115,8 @@ impl Isa {
     }
 }
 
-/// A computation that is compiled for each set. Functions that use vectors must be inlined into it. The compiler may
-/// not inline a closure, so no closure uses vectors.
+/// A computation that is compiled for each set. Functions with vectors must be inlined into it. It uses no closures,
+/// because the compiler may not inline them.
 pub(super) trait Op {
     fn go<S: Lanes>(self, s: S);
 }
@@ -140,13 +135,13 @@ impl<S: Lanes, O: Op> NullaryFnOnce for Call<S, O> {
 
 /// The vector operations of a set.
 pub(super) trait Lanes: Simd {
-    /// Vectors of one row of results that fit the registers, if the vectors of three other rows are there too.
+    /// Number of result vectors of one row that fit the registers next to those of three other rows.
     const ROW_VECTORS: usize;
 
     /// Widens each number of 16 bits to a lane of 32 bits.
     fn widen_u16(self, numbers: &[u16]) -> Self::u32s;
 
-    /// Returns the sum of each vector's lanes. The order of the sum depends only on the set.
+    /// Returns the sum of each vector's lanes. Its order depends only on the set.
     fn sums(self, vectors: [Self::f32s; 4]) -> [f32; 4];
 
     /// Widens a vector of f16.

@@ -1,9 +1,7 @@
-//! The threads that attention is shared with: one pool for all backends of the process.
+//! The threads of attention: one pool for all backends of the process.
 //!
-//! The pool has one thread fewer than the process has cores. Its threads start when first used and sleep while there is
-//! no work. An engine therefore wakes threads and starts none, and several engines in one process share the cores.
-//!
-//! Not here: what is computed.
+//! The pool has one thread fewer than the process has cores. Its threads start at their first use and sleep without
+//! work. Engines therefore start no threads, and several engines in one process share the cores.
 
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -13,7 +11,7 @@ use std::{process, thread};
 
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
 
-/// Threads of this process that compute attention.
+/// Number of threads of this process that compute attention.
 static BUSY: AtomicUsize = AtomicUsize::new(0);
 
 /// Cores that the process may use.
@@ -25,7 +23,7 @@ fn cores() -> usize {
 /// A pool, and the process that started it.
 type Pool = (u32, ThreadPool);
 
-/// Returns the pool, or none if there is one core or no thread can start now. A forked child has none, because it
+/// Returns the pool; `None` if there is one core or no thread can start now. A forked child has none, because it
 /// inherits the pool without its threads.
 fn pool() -> Option<&'static ThreadPool> {
     static POOL: OnceLock<Pool> = OnceLock::new();
@@ -36,16 +34,16 @@ fn pool() -> Option<&'static ThreadPool> {
     (*process == process::id()).then_some(pool)
 }
 
-/// Returns the pool, started now unless an earlier call has. A start that fails is tried again by the next call.
+/// Returns the pool, and starts it if necessary. After a failed start, the next call tries again.
 fn started(pool: &OnceLock<Pool>, start: impl Fn() -> Option<ThreadPool>) -> Option<&Pool> {
     if pool.get().is_none() {
-        // Of two that start at once, one is dropped.
+        // Of two concurrent starts, one is dropped.
         let _ = pool.set((process::id(), start()?));
     }
     pool.get()
 }
 
-/// A thread that computes, until dropped.
+/// Counts a thread as busy until it is dropped.
 struct Busy;
 
 impl Busy {
@@ -61,7 +59,7 @@ impl Drop for Busy {
     }
 }
 
-/// A job on a thread of the pool. One job may run inside another, which has yielded.
+/// A job on a thread of the pool. A job may run inside another one that has yielded.
 struct Job {
     busy: Option<Busy>,
 }
@@ -72,8 +70,8 @@ impl Job {
         Self { busy: is_outermost.then(Busy::start) }
     }
 
-    /// Lets jobs of other engines run, which else would wait for all steps of this one. Only the outermost job does, so
-    /// that a short job never waits for steps of the engine that yielded.
+    /// Lets jobs of other engines run, which would otherwise wait for all steps of this job. Only the outermost job
+    /// yields, so that a short job never waits for the engine that yielded to it.
     fn make_way(&self) {
         if self.busy.is_some() {
             rayon_core::yield_now();
@@ -94,10 +92,10 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs all of `workers`, the first on this thread and the others on the pool's; returns when all are done.
+/// Runs all `workers`, the first on this thread and the others on the pool's, and waits for them.
 ///
-/// `work` takes one step at a time, and returns whether there may be another. The others also stop if the process
-/// computes on more threads than it has cores, because another engine is computing.
+/// `work` executes one step, and returns whether more steps may exist. Other workers also stop if the process computes
+/// on more threads than it has cores, because another engine computes.
 pub(super) fn share<W: Send>(workers: &mut [W], work: impl Fn(&mut W) -> bool + Sync) {
     let (first, others) = workers.split_first_mut().expect("there is at least one thread");
     let own = |first: &mut W| {
@@ -134,7 +132,7 @@ mod tests {
                     let mut taken = taken.lock().expect("no step panics");
                     *taken += u64::from(*taken < round);
                     *own += 1;
-                    // A pool's thread looks after a step that came with another engine: at most one too many.
+                    // A thread of the pool notices another engine after its step, so at most one thread is too many.
                     most.fetch_max(BUSY.load(Ordering::Relaxed), Ordering::Relaxed);
                     *own < 200 && *taken < round
                 });
@@ -185,7 +183,7 @@ mod tests {
     fn the_pool_wakes_fast_and_burns_nothing_between_steps() {
         use std::fs;
         use std::time::{Duration, Instant};
-        // Nanoseconds that the pool's threads have computed.
+        // Returns the nanoseconds that the pool's threads have computed.
         let computed = || -> u64 {
             let tasks = fs::read_dir("/proc/self/task").expect("Linux lists threads");
             let tasks = tasks.map(|task| task.expect("a thread").path());

@@ -1,6 +1,4 @@
-//! How attention is cut into units of work, and what they share.
-//!
-//! Not here: what is computed.
+//! The units of attention's work, and the data that they share.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -16,28 +14,28 @@ use crate::id::LayerId;
 use crate::layout::{LayerPlace, PoolLayout, Strides, TableShape};
 use crate::plan::{BatchPlan, BatchRow};
 
-/// Query rows that a unit has, about.
+/// Approximate number of query rows of a unit.
 const UNIT_ROWS: u32 = 32;
 
-/// Positions whose sums are made apart and then joined in order, whatever the batch, the chunk and the threads: so
-/// several threads can share the row of one long context.
+/// Positions of a segment. Each segment is summed separately, and segments are joined in order, so several threads can
+/// share the row of one long context without changing its bits.
 const SEGMENT: u32 = 1024;
 
-/// Multiplications that are worth a thread, about 100 us.
+/// Multiplications that justify a thread, about 100 us.
 const THREAD_WORK: u64 = 1 << 21;
 
-/// One call of attention: what all units share.
+/// One call of attention: the data that all units share.
 pub(super) struct Job<'a, T> {
     pub pool: &'a [T],
-    /// All of the pool as f32, where scales may lie.
+    /// The whole pool as f32, which contains scales.
     pub numbers: &'a [f32],
-    /// Where the rest of latent rows lies, if they are quantised, and all of the pool in its type.
+    /// Rotary part of quantised latent rows: its strides, and the whole pool as bf16.
     pub rope: Option<(&'a Strides, &'a [bf16])>,
     pub scales: &'a Scales,
     pub layout: &'a PoolLayout,
     pub layer: LayerId,
     pub place: LayerPlace,
-    /// Where K and V lie, or the latent rows.
+    /// Strides of K, or of latent rows.
     pub k: Strides,
     pub v: Strides,
     pub table: &'a TableShape,
@@ -46,45 +44,46 @@ pub(super) struct Job<'a, T> {
     pub attend: &'a Attend,
     /// `[q_heads]`
     pub sinks: Option<&'a [f32]>,
-    /// What rows of one new token read, where that is not all.
+    /// Lists of positions for rows with one new token, if reads are sparse.
     pub selection: Option<Selection<&'a [u32]>>,
     pub q: CpuRows<'a>,
     pub q_stride: usize,
-    /// Most threads.
+    /// Maximum number of threads.
     pub threads: NonZeroUsize,
     pub isa: Isa,
 }
 
 /// Some query tokens of one sequence, with the query heads of some kv heads. Its query rows are ordered by kv head,
-/// then token, then head within the group.
+/// then by token, then by head within the group.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     pub row: BatchRow,
-    /// First query token, counted from the sequence's first in this step.
+    /// First query token, relative to the sequence's first one in this step.
     first: u32,
-    /// Query tokens.
+    /// Number of query tokens.
     pub tokens: u32,
     pub first_head: u32,
-    /// Kv heads: one, where it reads a list.
+    /// Range of kv heads; one head if the unit has a list.
     pub heads: u32,
-    /// Start and end of its positions, numbered as in [`Unit::sees`]: all that its tokens see, or one segment.
+    /// Start and end of its positions, as in [`Unit::sees`]: all that its tokens see, or one segment.
     pub reads: [u32; 2],
     /// Whether the previous and the next unit have the same query rows.
     pub continues: bool,
     pub goes_on: bool,
-    /// Its list's number, where it has one.
+    /// Index of its list, if it has one.
     list: Option<usize>,
-    /// What its only token sees of the row's last 64 slots, where the row is a tree; else 0.
+    /// Mask of its only token, if the row is a tree; else 0.
     mask: u64,
 }
 
 impl Unit {
-    /// First of its rows in q and out.
+    /// Returns its first row in q and out.
     pub fn first_row(&self) -> usize {
         self.row.qo_start as usize + self.first as usize
     }
 
-    /// What query token `i` of the unit sees: numbers in the order of slots, all of them where the row is no tree.
+    /// Returns the range that query token `i` of the unit sees. It numbers visible slots in order, which in a tree are
+    /// not all slots.
     pub fn sees(&self, i: u32, attend: &Attend) -> Range<u32> {
         if self.mask != 0 {
             return 0..self.row.kv_len.saturating_sub(u64::BITS) + self.mask.count_ones();
@@ -98,13 +97,13 @@ impl Unit {
         self.mask != 0
     }
 
-    /// The position in its row's page table of what is seen as number `n`.
+    /// Returns the position of visible slot `n` in the row's page table.
     pub fn table_index(&self, n: u32) -> u32 {
         let masked = self.row.kv_len.saturating_sub(u64::BITS);
         if self.mask == 0 || n < masked {
             return n;
         }
-        // The oldest slots are the highest bits.
+        // The oldest slots have the highest bits.
         let mut rest = self.mask;
         for _ in masked..n {
             rest &= !(1 << rest.ilog2());
@@ -112,22 +111,22 @@ impl Unit {
         self.row.kv_len - 1 - rest.ilog2()
     }
 
-    /// Its positions, in segments.
+    /// Returns its positions, in segments.
     pub fn segments(&self) -> impl Iterator<Item = Range<u32>> + use<> {
         segments(self.reads[0]..self.reads[1])
     }
 
-    /// What any of its query tokens sees.
+    /// Returns the range that any of its query tokens sees.
     fn sees_in_all(&self, attend: &Attend) -> Range<u32> {
         self.sees(0, attend).start..self.sees(self.tokens - 1, attend).end
     }
 
-    /// Query rows of each of its kv heads.
+    /// Returns the number of query rows for each kv head.
     pub fn rows_per_head(&self, group: usize) -> usize {
         self.tokens as usize * group
     }
 
-    /// All its query rows.
+    /// Returns the number of query rows.
     pub fn row_count(&self, group: usize) -> usize {
         self.heads as usize * self.rows_per_head(group)
     }
@@ -137,7 +136,7 @@ impl Unit {
         self.list.is_some()
     }
 
-    /// Row in q and out, and query head, of each of its query rows.
+    /// Returns for each query row its row in q and out, and its query head.
     pub fn rows(self, group: usize) -> impl Iterator<Item = (usize, usize)> {
         let tokens = self.first_row()..self.first_row() + self.tokens as usize;
         let heads = self.first_head as usize..(self.first_head + self.heads) as usize;
@@ -149,7 +148,7 @@ impl Unit {
     }
 }
 
-/// Cuts a range at multiples of [`SEGMENT`].
+/// Splits a range at multiples of [`SEGMENT`].
 fn segments(range: Range<u32>) -> impl Iterator<Item = Range<u32>> {
     let first = range.start / SEGMENT..range.end.div_ceil(SEGMENT);
     first.map(move |at| {
@@ -159,26 +158,27 @@ fn segments(range: Range<u32>) -> impl Iterator<Item = Range<u32>> {
 }
 
 impl<T> Job<'_, T> {
-    /// Query heads of one kv head.
+    /// Returns the number of query heads of one kv head.
     pub fn group(&self) -> usize {
         (self.attend.q_heads / self.layout.kv_heads()) as usize
     }
 
-    /// [`Line`]s of one head of K.
+    /// Returns the number of [`Line`]s of a head of K.
     pub fn lines(&self) -> usize {
         (self.layout.head_dim() as usize * size_of::<f32>()).div_ceil(size_of::<Line>())
     }
 
-    /// Those of one head of V.
+    /// Returns the number of [`Line`]s of a head of V.
     pub fn value_lines(&self) -> usize {
         (self.layout.value_dim() as usize * size_of::<f32>()).div_ceil(size_of::<Line>())
     }
 
-    /// All units but those of padding rows, in the order of the query rows. In a tree each token has units of its own.
+    /// Returns all units except those of padding rows, in the order of query rows. In a tree each token has its own
+    /// units.
     ///
-    /// With few query tokens a unit has several kv heads, since those of one slot lie side by side and memory is read
-    /// fastest in order; but not so many that threads have nothing to do. A row of few query tokens that is a large
-    /// part of the work has a unit for each segment. Each row's result is the same either way.
+    /// With few query tokens a unit has several kv heads, because the heads of a slot are adjacent and memory is
+    /// fastest in order. It has fewer heads if some threads would have no work. A row of few query tokens that is a
+    /// large part of the work has a unit for each segment. The results are the same in all cases.
     pub fn units(&self) -> impl Iterator<Item = Unit> + Send + use<'_, T> {
         let (group, kv_heads) = (self.group() as u32, self.layout.kv_heads());
         let block = (UNIT_ROWS / group).max(1);
@@ -248,7 +248,7 @@ impl<T> Job<'_, T> {
         })
     }
 
-    /// The positions that a unit reads, where it has a list: those of it that the unit's query sees.
+    /// Returns the visible positions of a unit's list, if it has one.
     pub fn listed(&self, unit: Unit) -> Option<impl Iterator<Item = u32>> {
         let (selection, list) = (self.selection?, unit.list?);
         let top = selection.top as usize;
@@ -257,7 +257,7 @@ impl<T> Job<'_, T> {
         Some(listed.iter().copied().filter(move |position| seen.contains(position)))
     }
 
-    /// Threads that the work is worth, by its multiplications.
+    /// Returns the number of threads that the work justifies.
     pub fn threads(&self) -> usize {
         let dims = u64::from(self.layout.head_dim()) + u64::from(self.layout.value_dim());
         let row_work = u64::from(self.attend.q_heads) * dims;

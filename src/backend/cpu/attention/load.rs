@@ -1,6 +1,4 @@
-//! Loads tiles of K and V: finds each slot's place in the pool, widens its numbers to f32 and scales them.
-//!
-//! Not here: the positions of a tile (`attention.rs`), folding of tiles (`softmax.rs`).
+//! Loads tiles of K and V: finds each slot in the pool, widens its numbers to f32 and scales them.
 
 use std::ops::Range;
 
@@ -14,12 +12,11 @@ use crate::backend::cpu::number::Number;
 use crate::backend::cpu::scales::{Row, byte, side_count};
 use crate::backend::cpu::unit::{Job, Unit};
 
-/// The place of a tile in the pool.
 #[derive(Debug, Default)]
 pub(super) struct Places {
-    /// Begins of its slots, in elements of the pool, of K and of V.
+    /// Start of each slot's K and V in the pool, in elements.
     pub(super) starts: [[usize; TILE]; 2],
-    /// `[kv heads]`: its scales of K and of V; used if products are scaled instead of numbers.
+    /// `[kv heads]`: scales of K and V, used if products are scaled instead of numbers.
     pub(super) scales: Vec<[[f32; TILE]; 2]>,
 }
 
@@ -29,7 +26,7 @@ impl Scratch {
         let (group, lines) = (job.group(), job.lines());
         let head_dim = job.layout.head_dim() as usize;
         let rows = unit.row_count(group);
-        // The padding of a head to whole lines is zeroed here and never written, but by layers with wider heads.
+        // The padding of a head to whole lines is zeroed here, and changes only if heads become wider.
         let is_padded = !head_dim.is_multiple_of(Line::NUMBERS);
         if std::mem::replace(&mut self.head_dim, head_dim) != head_dim && is_padded {
             [&mut self.q, &mut self.k, &mut self.v].into_iter().for_each(Vec::clear);
@@ -57,7 +54,7 @@ impl Scratch {
         let page_size = job.layout.page_size();
         let mut at = tile.start;
         while at < tile.end {
-            // Slot by slot if a tree may exclude slots.
+            // A tree may exclude slots, so it loads slot by slot.
             let first = unit.table_index(at);
             let run = if unit.is_tree() { 1 } else { page_size - first % page_size };
             let end = tile.end.min(at.saturating_add(run));
@@ -66,8 +63,8 @@ impl Scratch {
         }
     }
 
-    /// Widens K and V of positions of one page, slot by slot in the order of memory, to their tiles from row `row` on.
-    /// For latent rows, K's tile contains V. For a unit that computes in place, stores only the places.
+    /// Widens K and V of positions of one page, slot by slot, to rows from `row` on of their tiles. For latent rows,
+    /// K's tile contains V. A unit that computes in registers only stores the places.
     pub(super) fn load_slots<T: Number>(
         &mut self,
         job: &Job<'_, T>,
@@ -110,20 +107,19 @@ impl Scratch {
     }
 }
 
-/// Grows a buffer to at least `len` elements; new ones are 0.
 fn grow<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
     if buffer.len() < len {
         buffer.resize(len, T::default());
     }
 }
 
-/// Returns the contiguous numbers of one head: all of K's, except the unquantised part of quantised latent rows.
+/// Returns the number of contiguous elements of a head: all of K, but only the quantised part of quantised latent rows.
 fn stored_dim<T: Number>(job: &Job<'_, T>) -> usize {
     let dim = if T::QUANTISED { job.layout.value_dim() } else { job.layout.head_dim() };
     dim as usize
 }
 
-/// Widens one slot's heads, each to row `row` of its tile.
+/// Widens the heads of one slot, each to row `row` of its tile.
 fn widen_slot<T: Number>(slot: &[T], tiles: &mut [Line], row: usize, job: &Job<'_, T>) {
     let (lines, dim) = (job.lines(), stored_dim(job));
     let tiles = tiles.chunks_exact_mut(TILE * lines);
@@ -135,7 +131,6 @@ fn widen_slot<T: Number>(slot: &[T], tiles: &mut [Line], row: usize, job: &Job<'
     }
 }
 
-/// Widens the unquantised part of a latent row, after the quantised part.
 fn widen_rope<T: Number>(slot: Row, tiles: &mut [Line], row: usize, job: &Job<'_, T>) {
     let Some((strides, pool)) = job.rope else { return };
     let (lines, dim, row_len) = (job.lines(), stored_dim(job), job.layout.head_dim() as usize);
@@ -144,7 +139,7 @@ fn widen_rope<T: Number>(slot: Row, tiles: &mut [Line], row: usize, job: &Job<'_
     bf16::widen(&pool[start..start + row_len - dim], &mut wide[dim..row_len]);
 }
 
-/// Multiplies row `row` of each head's tile by the head's scale in one slot, without the padding.
+/// Multiplies row `row` of each head's tile by the scale of the slot, without the padding.
 fn scale_slot<T: Number>(slot: Row, unit: Unit, tiles: &mut [Line], row: usize, job: &Job<'_, T>) {
     let (lines, dim) = (job.lines(), stored_dim(job));
     let heads = unit.first_head..unit.first_head + unit.heads;

@@ -1,6 +1,4 @@
 //! Folds tiles into the online softmax and the sums of query rows, joins segments, and adds sinks.
-//!
-//! Not here: loading of K and V (`load.rs`), vector code (`../fold.rs`).
 
 use std::ops::Range;
 
@@ -14,7 +12,7 @@ use crate::backend::cpu::number::Number;
 use crate::backend::cpu::scales::side_count;
 use crate::backend::cpu::unit::{Job, Unit};
 
-/// Vectors ([`F32x8`]) of a [`Line`].
+/// Number of vectors ([`F32x8`]) in a [`Line`].
 const LINE_VECTORS: usize = Line::NUMBERS / LANES;
 
 impl Scratch {
@@ -33,7 +31,7 @@ impl Scratch {
         });
     }
 
-    /// Folds a tile of `len` positions into the softmax and the sum of every query row; `sees` returns the part of the
+    /// Folds a tile of `len` positions into the softmax and the sum of every query row. `sees` returns the part of the
     /// tile that a query token sees.
     pub(super) fn fold_rows<T: Number>(
         &mut self,
@@ -117,7 +115,7 @@ impl Scratch {
     }
 }
 
-/// Adds results over a later segment to the same query rows' results over the earlier segments.
+/// Joins the results for a later segment with those of the same query rows for earlier segments.
 pub(in crate::backend::cpu) fn join_parts(
     (out, softmax): (&mut [Line], &mut [Softmax]),
     (more, more_softmax): (&[Line], &[Softmax]),
@@ -148,8 +146,8 @@ pub(in crate::backend::cpu) fn finish<T: Number>(
     }
 }
 
-/// Multiplies all queries with a tile's first `len` keys: `logits`, `[queries, TILE]`. Products of queries with
-/// invisible keys, and of stale keys after `len`, are not read.
+/// Writes the products of all queries with a tile's first `len` keys to `logits`, `[queries, TILE]`. Products with
+/// invisible keys, and with stale keys after `len`, are not read.
 fn multiply(q: &[F32x8], k: &[F32x8], vectors: usize, len: usize, logits: &mut [f32]) {
     let mut queries = q.chunks_exact(2 * vectors);
     let mut logits = logits.chunks_exact_mut(2 * TILE);
@@ -175,7 +173,7 @@ fn multiply(q: &[F32x8], k: &[F32x8], vectors: usize, len: usize, logits: &mut [
     }
 }
 
-/// Converts products to weights `e^(s - m')`; returns `e^(m - m')`, the factor of earlier sums.
+/// Converts products to weights `e^(s - m')`, and returns `e^(m - m')`, the factor of the earlier sums.
 fn fold_logits(attend: &Attend, (max, sum): &mut (f32, f32), logits: &mut [f32]) -> f32 {
     for x in &mut *logits {
         *x *= attend.scale;
@@ -197,7 +195,6 @@ fn fold_logits(attend: &Attend, (max, sum): &mut (f32, f32), logits: &mut [f32])
     factor
 }
 
-/// Adds a logit without a value to the softmax of a row.
 fn enter_sink(sink: f32, (max, sum): &mut (f32, f32), out: &mut [f32]) {
     if sink == f32::NEG_INFINITY {
         return;
@@ -224,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_sink_takes_weight_and_gives_no_value() {
-        // Two tokens of logit 2, each of weight 1, and an equal sink: a third of the weight.
+        // Two tokens with logit 2 and an equal sink: each has a third of the weight.
         let (mut softmax, mut out) = ((2.0, 2.0), [4.0, -2.0]);
         enter_sink(2.0, &mut softmax, &mut out);
         assert_eq!((softmax, out), ((2.0, 3.0), [4.0, -2.0]));
@@ -232,7 +229,7 @@ mod tests {
         assert_eq!((softmax, out), ((2.0, 3.0), [4.0, -2.0]), "none is as if nothing were said");
         enter_sink(1000.0, &mut softmax, &mut out);
         assert_eq!((softmax, out), ((1000.0, 1.0), [0.0, -0.0]));
-        // It has all weight if the tokens have none.
+        // The sink has all weight if the tokens have none.
         let (mut softmax, mut out) = ((LOW, 0.0), [0.0; 2]);
         enter_sink(-3.0, &mut softmax, &mut out);
         assert_eq!((softmax, out), ((-3.0, 1.0), [0.0; 2]));
@@ -244,7 +241,7 @@ mod tests {
         let mut none = [LOW; 3];
         assert_eq!(fold_logits(&plain(), &mut softmax, &mut none), 0.0);
         assert_eq!((softmax, none), ((LOW, 0.0), [0.0; 3]), "no weight, and no NaN");
-        // A later tile with finite logits begins as the first tile does.
+        // A later tile with finite logits begins like the first one.
         let mut some = [LOW, 2.0, LOW, 2.0];
         assert_eq!(fold_logits(&plain(), &mut softmax, &mut some), 0.0);
         assert_eq!((softmax, some), ((2.0, 2.0), [0.0, 1.0, 0.0, 1.0]));

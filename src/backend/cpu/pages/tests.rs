@@ -1,4 +1,4 @@
-//! Pages of pools with more planes than K and V, of pieces of different sizes.
+//! Tests of pages with more planes than K and V, and pieces of different sizes.
 
 use super::*;
 use crate::backend::{Backend, CpuOptions, OpenBackend};
@@ -60,7 +60,7 @@ fn a_slot_is_read_from_planes_by_slot() {
     let (cpu, pages) = filled(Layout::LayerFirst, 3);
     let (layer, slot) = (LayerId::new(1), SlotId::new(7));
     let Ok(Elements::F32(v)) = cpu.slot(PlaneName::V, layer, slot) else { panic!("no row of V") };
-    // A page is 3 layers of K, then of V: pieces of 5 slots, 2 * 3 * 4 = 24 bytes each, that take 128 bytes.
+    // A page has 3 layers of K, then 3 of V. A piece has 5 slots of 2 * 3 * 4 = 24 bytes, and takes 128 bytes.
     let start = (3 + 1) * 128 + 2 * 24;
     assert_eq!(bytemuck::cast_slice::<_, u8>(v), &pages[1][start..start + 24]);
     let refused = CpuError::Plane { plane: PlaneName::Spare };

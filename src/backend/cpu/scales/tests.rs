@@ -1,4 +1,4 @@
-//! Stores of a quantised pool against the definition, bit by bit.
+//! Tests of stores of a quantised pool, bit by bit.
 
 use half::{bf16, f16};
 
@@ -36,7 +36,7 @@ fn open(config: &PoolConfig, scales: Option<KvScales>) -> Result<Cpu, CpuError> 
     CpuOptions { scales, ..CpuOptions::with_threads(1) }.open(&layout, &table, 2)
 }
 
-/// Numbers of every size, and all that is special; some heads hold nothing but 0, or nothing finite.
+/// Returns numbers of every size and all special values. Some heads have only 0, or no finite numbers.
 fn numbers(rng: &mut Rng) -> Vec<f32> {
     let special = [0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 448.0, 1e-42, f32::MAX];
     let mut all = Vec::new();
@@ -56,7 +56,7 @@ fn numbers(rng: &mut Rng) -> Vec<f32> {
     all
 }
 
-/// Stores rows of K, and of V backwards, in both layers.
+/// Stores rows of K, and of V in reverse order, in both layers.
 fn store(cpu: &mut Cpu, k: CpuRows<'_>, v: CpuRows<'_>) -> Vec<SlotId> {
     let table = TableShape::new(5, 1, 30, 30).expect("a small table");
     let mut planner = Planner::new(cpu.layout(), &table, 1);
@@ -71,7 +71,7 @@ fn store(cpu: &mut Cpu, k: CpuRows<'_>, v: CpuRows<'_>) -> Vec<SlotId> {
     (0..TOKENS).map(|i| slots.get(i).expect("a token's slot")).collect()
 }
 
-/// The bytes of every row against `wanted`, of each layer and side.
+/// Compares the bytes of every row with `wanted`, for each layer and side.
 fn check(cpu: &Cpu, slots: &[SlotId], rows: [&[f32]; 2], given: Option<&KvScales>) {
     let names = [(PlaneName::K, PlaneName::KScales), (PlaneName::V, PlaneName::VScales)];
     for layer in [0, 1].map(LayerId::new) {

@@ -1,7 +1,7 @@
 //! The vectors of AVX2 and of AVX-512.
 //!
-//! Three instructions stand here in assembly: `pulp` does not enable their extensions for its sets, and an intrinsic is
-//! inlined only where its extension is enabled. `Isa::new` opens a path only where the machine has them.
+//! Three instructions are in assembly, because `pulp` does not enable their extensions, and an intrinsic is only
+//! inlined with its extension enabled. `Isa::new` checks that the machine has them.
 
 #![allow(unsafe_code)]
 
@@ -28,7 +28,7 @@ impl Lanes for V3 {
         cast(widen_f16(self, load(numbers)))
     }
 
-    // As f16 with the same exponent and three bits of mantissa: 2^-8 of the number, or of 480 for NaN.
+    // A number becomes an f16 with the same exponent and mantissa: 2^-8 of its value, or 480 for NaN.
     #[inline(always)]
     fn e4m3<const N: usize>(self, numbers: &[E4m3]) -> [Self::f32s; N] {
         let nan = self.splat_f32s(480.0);
@@ -69,7 +69,7 @@ impl Lanes for V4 {
         cast(self.avx512f._mm512_cvtph_ps(load(numbers)))
     }
 
-    // Two look-ups make 64 numbers of bf16, placed so that their halves of 32 bits are vectors in order.
+    // Two look-ups convert 64 numbers to bf16, so placed that their 32-bit halves are vectors in order.
     #[inline(always)]
     fn e4m3<const N: usize>(self, numbers: &[E4m3]) -> [Self::f32s; N] {
         let avx = self.avx512bw;
@@ -144,7 +144,7 @@ fn look_up(_: V4, bytes: __m512i, table: &[u8; 128]) -> __m512i {
     unsafe { look_up(bytes, load(&table[..64]), load(&table[64..])) }
 }
 
-/// Places byte `order[i]` at `i`.
+/// Writes byte `order[i]` to place `i`.
 #[inline(always)]
 fn permute(_: V4, bytes: __m512i, order: &[u8; 64]) -> __m512i {
     #[inline]
@@ -162,7 +162,7 @@ fn permute(_: V4, bytes: __m512i, order: &[u8; 64]) -> __m512i {
     unsafe { permute(bytes, load(order)) }
 }
 
-/// The low and the high byte of each number of E4M3 without sign as bf16.
+/// The low and the high byte of each non-negative E4M3 number as bf16.
 static E4M3_LOW: [u8; 128] = e4m3_bytes(2);
 static E4M3_HIGH: [u8; 128] = e4m3_bytes(3);
 
@@ -176,8 +176,8 @@ const fn e4m3_bytes(byte: usize) -> [u8; 128] {
     bytes
 }
 
-/// The number at each byte before the look-up: 16 bytes become 8 words from the low half and 8 from the high half, and
-/// a word's place in its 32 bits decides its vector.
+/// The number for each byte before the look-up. It compensates for two later steps: 16 bytes become 8 words from each
+/// half, and the place of a word in its 32 bits decides its vector.
 static E4M3_ORDER: [u8; 64] = {
     let mut order = [0; 64];
     let mut at = 0;

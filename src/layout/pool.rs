@@ -326,7 +326,7 @@ impl PoolLayout {
     }
 
     /// Returns the byte range of all heads of one slot in a plane; `None` if the pool does not have the plane, or if
-    /// its order is [`PlaneOrder::ByPage`](super::PlaneOrder::ByPage). O(planes).
+    /// its order is [`PlaneOrder::ByPage`]. O(planes).
     pub fn row(&self, name: PlaneName, layer: LayerId, slot: SlotId) -> Option<Range<u64>> {
         debug_assert!(layer.raw() < self.layers);
         let plane = self.planes().iter().find(|plane| plane.name == name)?;

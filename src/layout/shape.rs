@@ -49,6 +49,7 @@ pub enum KvShape {
 }
 
 impl KvShape {
+    /// Creates a shape of heads.
     pub const fn heads(kv_heads: u32, head_dim: u32) -> Self {
         Self::Heads { kv_heads, head_dim }
     }

@@ -45,7 +45,7 @@ impl TableShape {
     }
 
     /// Returns the shape of a pool's page tables: with the pool's tracks, and with chunks no larger than the smallest
-    /// [`Reach::Chunk`](super::Reach::Chunk) of its groups. O(groups).
+    /// [`Reach::Chunk`] of its groups. O(groups).
     ///
     /// # Errors
     /// As [`TableShape::new`].

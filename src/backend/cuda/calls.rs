@@ -1,6 +1,4 @@
 //! Implements [`Backend`] on a GPU: each call checks its arguments, stages the plan if necessary, and launches kernels.
-//!
-//! Not here: the host's other calls (`opened.rs`).
 
 use super::check::{attend_strides, check_attend, check_sinks};
 use super::driver::raw;
@@ -31,16 +29,15 @@ impl Backend for Cuda {
     /// Waits only if the host is more than twice `max_steps` steps ahead of the device.
     ///
     /// # Errors
-    /// Returns an error if the plan names pages or rows that do not exist, is too large, does not follow the last step,
-    /// or has trees although a window was [prepared](Cuda::prepare). Also fails while the stream is captured, and with
-    /// the driver's errors.
+    /// [`CudaError::Plan`] for an invalid plan, also for one with trees if a window was [prepared](Cuda::prepare).
+    /// [`CudaError::NotStaged`] while the stream is captured. The driver's errors.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let step = plan.step;
         check::may_begin(&self.steps, step)?;
         self.limited.as_ref().map_or(Ok(()), |attend| check::window(plan, attend))?;
         let stream = self.stream.raw();
-        // A replay would read the plan from a slot that already holds another plan.
+        // A replay would read the plan from a slot that may already hold another plan.
         if raw::is_capturing(stream)? {
             return Err(CudaError::NotStaged { step });
         }
@@ -62,8 +59,7 @@ impl Backend for Cuda {
     /// Rows have the pool's dtype; rows for a quantised pool have [`Cuda::rows`].
     ///
     /// # Errors
-    /// Returns an error if the plan's step is not open, if the plan names pages or rows that do not exist, if the rows
-    /// do not fit the plan, or if the driver fails.
+    /// [`CudaError::Plan`] for an invalid plan, a step that is not open, or rows that do not fit. The driver's errors.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -85,12 +81,12 @@ impl Backend for Cuda {
         labels.map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
     }
 
-    /// Rows have [`Cuda::rows`], and head_dim is 64, 128 or 256. One launch also stores, unless the pool is quantised
-    /// or keeps labels.
+    /// Rows have [`Cuda::rows`], and head_dim is 64, 128 or 256. The same kernel stores K and V, unless the pool is
+    /// quantised or has labels.
     ///
     /// # Errors
-    /// As [`store_cache`](Backend::store_cache), for norms or frequencies that are too short, and for pools that no
-    /// kernel serves.
+    /// As [`store_cache`](Backend::store_cache); also for frequencies or norms that are too short, and for pools
+    /// without a kernel.
     fn rope_store(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -115,15 +111,13 @@ impl Backend for Cuda {
         labels.map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
     }
 
-    /// Rows have the pool's dtype; rows of a quantised pool have [`Cuda::rows`]. Rows of 16 bits are 16-byte aligned,
-    /// and head_dim is 64, 128 or 256. For f32 (slow, for checks) head_dim is a multiple of 32 up to 256. A kv head has
-    /// at most 16 query heads, 128 over latent rows. Sinks are packed f32; a sink that is NaN or infinite invalidates
-    /// its head's output.
+    /// Rows have the pool's dtype; rows of a quantised pool have [`Cuda::rows`]. Rows of 16 bits are aligned to 16
+    /// bytes, and head_dim is 64, 128 or 256. f32 is slow, and only for checks; its head_dim is a multiple of 32 up to
+    /// 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks are packed f32; a sink that is
+    /// NaN or infinite invalidates its head's output.
     ///
     /// # Errors
-    /// Returns an error if the plan's step is not open, if the plan names pages or rows that do not exist, if the rows
-    /// do not fit the plan, if no kernel serves the [`Attend`], if rows are trees and the variant has a window, or if
-    /// the driver fails.
+    /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, and for trees with a window.
     fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -137,7 +131,7 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// Pages that do not exist, or the driver's error.
+    /// [`CudaError::Plan`] for pages that do not exist. The driver's errors.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let pages = self.pools.of(0).pages();
@@ -151,7 +145,7 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// Rows or slots that do not exist, or the driver's error.
+    /// [`CudaError::Plan`] for rows or slots that do not exist. The driver's errors.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         check::compactions(compactions, self.pools.of(0).layout(), self.tables.shape())?;
@@ -163,14 +157,14 @@ impl Backend for Cuda {
         })
     }
 
-    /// Pages that are pinned.
+    /// Returns the number of pinned pages.
     fn host_pages(&self) -> u32 {
         self.host.as_ref().map_or(0, HostMoves::ready)
     }
 
     /// # Errors
-    /// Returns [`CudaError::NotPinned`] or the reason for which a host page is not pinned. Also fails while the stream
-    /// is captured, and with the errors of [`copy_pages`](Backend::copy_pages).
+    /// [`CudaError::NotPinned`], or the error of pinning. Also fails while the stream is captured, and with the errors
+    /// of [`copy_pages`](Backend::copy_pages).
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CudaError> {
         self.move_pages(To::Host, id, moves)
     }
@@ -182,8 +176,8 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// Any failure since the last call. Without [`CudaOptions::fewer_host_pages`](super::CudaOptions), also the reason
-    /// for which host pages are missing.
+    /// Any failure since the last call. Without [`CudaOptions::fewer_host_pages`](super::CudaOptions), also the error
+    /// of pinning if host pages are missing.
     fn moved(&mut self) -> Result<Moved, CudaError> {
         self.last_moved()
     }
@@ -197,7 +191,7 @@ impl Backend for Cuda {
 }
 
 impl Cuda {
-    /// Checks that a plan's step is open, before a call of the step.
+    /// Checks that the plan's step is open.
     pub(super) fn check_open(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         check::is_open(&self.steps, plan.step)?;
         if plan.step != self.steps.last() {
@@ -206,14 +200,14 @@ impl Cuda {
         Ok(())
     }
 
-    /// Records a call that does not belong to the last step, for loads.
+    /// Records a call that does not belong to the last step. Loads must wait for it.
     fn note_outside(&mut self) {
         if let Some(host) = &mut self.host {
             host.outside(self.steps.last());
         }
     }
 
-    /// Launches attention; rows that have lists attend over their lists.
+    /// Launches attention; rows with lists attend over their lists.
     pub(super) fn attend_rows(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -279,7 +273,7 @@ impl Cuda {
                 }
             };
         }
-        // The layer exists, because its parameters do.
+        // `params` could be made, so the layer exists.
         let scales = pool.scales(layer);
         let Some(index) = index else {
             // SAFETY: the rows were checked above; the plan was checked when it was staged.
@@ -317,7 +311,7 @@ impl Cuda {
             chunk_magic: magic(table.chunk_pages),
             page_size: layout.page_size(),
             chunk_pages: table.chunk_pages,
-            // Pieces of rows are numbered by their first word of a directory.
+            // Pieces of rows are numbered by their first directory word.
             chunks_per_row: if attend.chunk.is_some() { 1 } else { table.chunks_per_row },
             chunk_base: self.tables.chunk_base(layout.place(layer).track),
             q_heads: attend.q_heads,

@@ -1,6 +1,4 @@
-//! Preparation before the first step: loads the kernels that the host will use and allocates memory for attention.
-//!
-//! Not here: selection of kernels (`kernels/selection.rs`, `attention/variants.rs`).
+//! Preparation before the first step: loads the kernels of the host's work and allocates the memory of attention.
 
 use super::check::{check_attend, check_pool};
 use super::driver::raw::is_capturing;
@@ -18,17 +16,16 @@ use crate::backend::{Attend, check};
 use crate::layout::Dtype;
 
 impl Cuda {
-    /// Loads the kernels and allocates the memory for this work; several threads load several kernels at a time.
-    /// Releases the kernels' texts at the end. A capture requires this preparation. A step that needs an unprepared
-    /// kernel waits for the driver's compiler; [`Cuda::modules_after_prepare`] counts such modules.
+    /// Loads the kernels and allocates the memory for this work, with several threads, then frees the kernels' PTX.
+    /// Captures require this preparation. Without it, a step that needs a new kernel waits for the driver's compiler;
+    /// [`Cuda::modules_after_prepare`] counts such modules. Later calls add to earlier ones.
     ///
-    /// The host prepares the attention of all its layers. If some layers have a window or chunks, `begin` then rejects
-    /// plans with trees of drafts ([`PlanError::TreeWindow`](crate::PlanError)); otherwise the first such layer would.
-    /// Later calls add to earlier ones.
+    /// The host prepares the attention of all its layers. If some have a window or chunks, `begin` rejects plans with
+    /// draft trees ([`PlanError::TreeWindow`](crate::PlanError)); otherwise the first such layer would reject them.
     ///
     /// # Errors
-    /// Returns an error if no kernel serves an [`Attend`], if lists have length 0, exceed a sequence's tokens or need a
-    /// kernel that the pool lacks, [`CudaError::NotPrepared`] while the stream is captured, or the driver's error.
+    /// [`CudaError::NotPrepared`] while the stream is captured. Errors of an [`Attend`] without a kernel, and of lists
+    /// that are empty, longer than a sequence, or without a kernel. The driver's errors.
     pub fn prepare(&mut self, work: &Prepare<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
         if is_capturing(self.stream.raw())? {
@@ -84,15 +81,15 @@ impl Cuda {
         Ok(())
     }
 
-    /// Returns the number of modules that users of this [`Gpu`](super::Gpu) have loaded in the device's context since
-    /// the last [`Cuda::prepare`], or since the first kernel if there was none. It stays 0 if the host prepares all its
-    /// work.
+    /// Returns the number of modules that users of this [`Gpu`](super::Gpu) have loaded since the last
+    /// [`Cuda::prepare`], or since the start. It stays 0 if the host prepares all its work.
     pub fn modules_after_prepare(&self) -> usize {
         self.gpu.module_count() - self.prepared.unwrap_or(0)
     }
 }
 
-/// Returns the shapes whose layers attend so: those of the groups with this window or chunk, else that of group 0.
+/// Returns the shapes with layers of this attention: those of the groups with its window or chunks, else that of group
+/// 0.
 fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
     let first = pools.of(0);
     let limited = first.layout().groups().limited();
@@ -103,7 +100,7 @@ fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
     if shapes.is_empty() { vec![first] } else { shapes }
 }
 
-/// Returns the kernels that stores into one shape of the pool may use, and those of its attention without a split.
+/// Returns the kernels for stores into one shape of the pool, and those of its attention without a split.
 fn pool_kernels(
     pool: &Pool,
     work: &Prepare<'_>,

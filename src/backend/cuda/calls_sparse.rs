@@ -1,6 +1,4 @@
 //! Implements [`SparseBackend`] on a GPU. Lists are packed u32 in device memory.
-//!
-//! Not here: labels and scores (`store/labels.rs`), attention over lists (`attention/variants.rs`).
 
 use super::check::{check_packed, check_pool, row_stride};
 use super::error::CudaError;
@@ -20,8 +18,8 @@ impl SparseBackend for Cuda {
     type PositionsMut<'a> = DeviceRowsMut<'a>;
 
     /// # Errors
-    /// The errors of attention, and [`CudaError::SelectTokens`] if rows with lists together see more tokens than
-    /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens) allows.
+    /// The errors of attention, and [`CudaError::SelectTokens`] if rows with lists see more tokens in total than
+    /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens).
     fn select(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -75,10 +73,10 @@ impl SparseBackend for Cuda {
         Ok(())
     }
 
-    /// Supports 16-bit pools, with labels of any number of channels or without labels.
+    /// Supports 16-bit pools, with or without labels.
     ///
     /// # Errors
-    /// The errors of attention, and [`CudaError::Lists`] for pools that no such kernel serves.
+    /// The errors of attention, and [`CudaError::Lists`] for pools without a kernel over lists.
     fn attend_selected(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -94,7 +92,7 @@ impl SparseBackend for Cuda {
 }
 
 impl Cuda {
-    /// Rejects lists that do not belong to a plan.
+    /// Checks the size of lists for a plan.
     pub(super) fn check_selection(
         &self,
         plan: &BatchPlan<'_>,
@@ -107,7 +105,7 @@ impl Cuda {
         check_packed(Operand::Selection, extent, shape, Element::Position)
     }
 
-    /// Resolves the slots of a selection for a variant's kernel. Launch it before that kernel.
+    /// Resolves the positions of a selection to slots for a variant's kernel, which must be launched later.
     ///
     /// # Safety
     /// The lists were checked, and `params` belong to the staged plan.
@@ -131,7 +129,7 @@ impl Cuda {
         let capturing = raw::is_capturing(stream)?;
         let start = self.stage.start.first(capturing);
         let (grid, block) = ((lists, 1), (RESOLVE_SELECTION.threads(), 1));
-        // SAFETY: the caller guarantees the addresses; the buffers have room for the rows of every step.
+        // SAFETY: the caller guarantees the addresses; the buffers have space for the rows of every step.
         unsafe { self.gpu.launch(RESOLVE_SELECTION, grid, block, stream, &params, start) }?;
         self.stage.start.launched(capturing);
         Ok(())

@@ -1,6 +1,4 @@
-//! Checks that the host's rows and attention fit the kernels.
-//!
-//! Not here: the checks of every backend (`backend/check.rs`).
+//! Checks that the host's rows and attention fit the kernels. `backend/check.rs` has the checks of every backend.
 
 use super::error::CudaError;
 use crate::backend::cuda::attention::latent::LATENT_HEADS_MAX;
@@ -10,7 +8,7 @@ use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{Attend, Operand, PlanError, check, sparse};
 use crate::layout::{Dtype, PoolLayout};
 
-/// Returns the bytes from row to row of `width` elements each, if the rows fit.
+/// Returns the stride in bytes of rows of `width` elements, if they fit.
 pub(super) fn row_stride(
     operand: Operand,
     rows: &Extent,
@@ -22,11 +20,11 @@ pub(super) fn row_stride(
     let size = u64::from(dtype.size());
     let len = (rows.bytes / size) as usize;
     let stride = check::row_stride(operand, len, rows.stride, tokens, width)?;
-    // A stride beyond 64 bits is longer than any memory; only a single row can have it, which needs no stride.
+    // A stride beyond 64 bits is longer than any memory. Only a single row can have it, and needs no stride.
     Ok((stride as u64).saturating_mul(size))
 }
 
-/// Rejects elements of another type than `wanted`; a buffer's bytes have every type.
+/// Rejects elements of another type than `wanted`. Bytes of a buffer match every type.
 fn check_element(operand: Operand, rows: &Extent, wanted: Element) -> Result<(), CudaError> {
     let number = |element| match element {
         Element::Number(dtype) => Some(dtype),
@@ -41,7 +39,7 @@ fn check_element(operand: Operand, rows: &Extent, wanted: Element) -> Result<(),
     }
 }
 
-/// Returns [`row_stride`] of rows to store, in 32 bits as the kernels take it.
+/// Returns the stride in bytes of rows to store, in 32 bits as kernels need it.
 pub(super) fn store_stride(
     operand: Operand,
     rows: &DeviceRows<'_>,
@@ -53,7 +51,7 @@ pub(super) fn store_stride(
     u32::try_from(stride).map_err(|_| CudaError::RowStride { bytes: stride })
 }
 
-/// Returns the bytes from row to row of q and of the output, if both and the log-sum-exp fit.
+/// Returns the strides in bytes of q and of the output, if both and the log-sum-exp fit.
 pub(super) fn attend_strides(
     attend: &Attend,
     pool: &Pool,

@@ -6,20 +6,20 @@ use crate::backend::{Operand, PlanError};
 use crate::id::{HostPageId, StepId};
 use crate::layout::{Dtype, KvDtype, KvShape, LabelError, ScaleError};
 
-/// The reason for which the GPU backend rejected a call or failed.
+/// The reason why the GPU backend rejected a call or failed.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// A plan, or an argument that came with it, does not fit the pool.
+    /// A plan or another argument does not fit the pool.
     Plan(PlanError),
-    /// The machine has no CUDA driver: no `libcuda.so.1` that can be opened.
+    /// The machine has no CUDA driver: `libcuda.so.1` cannot be opened.
     NoDriver,
     /// The driver has no device of this ordinal.
     NoDevice {
         /// The requested ordinal.
         ordinal: u32,
     },
-    /// The driver is older than the kernels' PTX.
+    /// The driver is older than the kernels' PTX allows.
     DriverTooOld {
         /// CUDA version of the driver, as 1000 * major + 10 * minor.
         version: i32,
@@ -49,7 +49,7 @@ pub enum CudaError {
         /// The device's compute capability, as 10 * major + minor.
         capability: u32,
     },
-    /// A kernel that is not known to run on devices of this compute capability.
+    /// The kernel may not run on devices of this compute capability.
     Capability {
         /// The kernel.
         kernel: &'static str,
@@ -61,49 +61,49 @@ pub enum CudaError {
         /// The requested bytes.
         bytes: u64,
     },
-    /// Any other failure that the driver reports. The next call reports an asynchronous failure, whichever call it is.
+    /// Another failure of the driver. An asynchronous failure is returned by the next call of any kind.
     Driver {
         /// The driver's function.
         call: &'static str,
         /// Code of the driver.
         code: u32,
     },
-    /// A step of more rows than [`CudaOptions::max_step_rows`](super::CudaOptions::max_step_rows).
+    /// The step has more rows than [`CudaOptions::max_step_rows`](super::CudaOptions::max_step_rows).
     StepRows {
         /// The step's rows.
         rows: usize,
-        /// The most that is allowed.
+        /// Maximum number of rows.
         max: u32,
     },
-    /// The rows of a step together see more tokens than kernels can count.
+    /// The rows of a step see more tokens in total than kernels can count.
     StepSees {
-        /// The tokens, plus an overhead for each row.
+        /// Number of tokens, with an overhead for each row.
         tokens: u64,
-        /// The most that is allowed.
+        /// Maximum number of tokens.
         max: u64,
     },
-    /// Chunks that do not begin at multiples of the page tables' chunks: pages do not divide them.
+    /// A group's chunks do not begin at multiples of the page tables' chunks, because pages do not divide them.
     ChunkTokens {
         /// The size of the chunks that a group reads.
         chunk: u32,
         /// Tokens of a page table chunk.
         tokens: u32,
     },
-    /// Attention over chunks in a layer whose group does not read them, or over latent rows.
+    /// Chunked attention is for a layer whose group has other chunks or none, or over latent rows.
     Chunk {
         /// The size of the chunks.
         chunk: u32,
     },
-    /// Scales that do not fit this pool.
+    /// The scales do not fit the pool.
     Scales(ScaleError),
-    /// Rows of a type that differs from the type of the pool, which is not quantised.
+    /// Rows have another type than the pool, which is not quantised.
     RowsDtype {
         /// Type of the rows.
         rows: Dtype,
         /// Type of the pool.
         pool: KvDtype,
     },
-    /// An argument at a raw address has elements of another type than the call expects.
+    /// An argument at a raw address has another element type than the call expects.
     Element {
         /// The argument.
         operand: Operand,
@@ -112,127 +112,127 @@ pub enum CudaError {
         /// The expected type; `None` for positions.
         wanted: Option<Dtype>,
     },
-    /// The stream that differs in each thread (handle 2, `CU_STREAM_PER_THREAD`), on which no work can be ordered.
+    /// The stream is `CU_STREAM_PER_THREAD` (handle 2), which differs between threads and cannot order work.
     PerThreadStream,
-    /// A pool of a shape that no kernel serves.
+    /// No kernel supports the shape of the pool.
     PoolShape {
         /// The pool's layout.
         shape: KvShape,
     },
-    /// Channels that do not fit this pool.
+    /// The label channels do not fit the pool.
     Labels(LabelError),
-    /// Labels in a pool, or lists over a pool, that no kernel serves: latent rows, fp8 or f32, or at least 2^32 slots.
+    /// No kernel supports labels in the pool, or lists over it: latent rows, fp8, f32, or at least 2^32 slots.
     Lists {
-        /// The pool's.
+        /// Element type of the pool.
         dtype: KvDtype,
     },
-    /// Rows of one new token that together see more tokens than
-    /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens) allows.
+    /// Rows of one new token see more tokens in total than
+    /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens).
     SelectTokens {
-        /// The tokens, rounded up for each row.
+        /// Number of tokens, rounded up for each row.
         tokens: u64,
-        /// The most that is allowed.
+        /// Maximum number of tokens.
         max: u64,
     },
-    /// Two pools whose pages do not have the same bytes.
+    /// Pages of the two pools have different sizes or pieces.
     PageShape,
-    /// Two pools that interpret a page's bytes differently: see
+    /// The bytes of pages have different meanings in the two pools: see
     /// [`PoolLayout::page_fingerprint`](crate::PoolLayout::page_fingerprint).
     PageFingerprint {
-        /// The source's.
+        /// Fingerprint of the source.
         source: u64,
-        /// The target's.
+        /// Fingerprint of the target.
         target: u64,
     },
-    /// Pages of more bytes than the copy kernel can count.
+    /// Pages have more bytes than the copy kernel can count.
     PageBytes {
         /// Bytes of one page.
         bytes: u64,
-        /// The maximum for units of this copy's size.
+        /// Maximum for the unit of this copy.
         max: u64,
     },
-    /// A pool, rows or a stream on another device than the backend's.
+    /// A pool, rows or a stream belong to another device than the backend.
     OtherDevice {
         /// The other device.
         ordinal: u32,
     },
-    /// A copy in a capture of a page that a save or a load still uses, for which a capture cannot wait.
+    /// A captured copy uses a page with an unfinished save or load, for which a capture cannot wait.
     PageInUse {
         /// The page.
         page: u32,
     },
-    /// A host page that is not pinned yet.
+    /// The host page is not pinned yet.
     NotPinned {
         /// The page.
         page: HostPageId,
-        /// The pages that are pinned.
+        /// Number of pinned pages.
         ready: u32,
     },
-    /// Host pages of more bytes than the machine, or the process's control group, has memory for.
+    /// The machine, or the process's control group, has too little memory for the host pages.
     HostMemory {
         /// Bytes of all host pages.
         bytes: u64,
         /// Bytes that are available.
         available: u64,
     },
-    /// The driver did not pin host memory.
+    /// The driver could not pin host memory.
     Pinning {
         /// The driver's code.
         code: u32,
         /// Bytes of all host pages.
         bytes: u64,
-        /// Bytes that are pinned and stay usable.
+        /// Bytes that are pinned and remain usable.
         pinned: u64,
         /// The limit on locked memory (`RLIMIT_MEMLOCK`) in bytes, if all host pages exceed it.
         limit: Option<u64>,
     },
-    /// Sequences of more tokens than kernels can count.
+    /// Sequences have more tokens than kernels can count.
     RowTokens {
-        /// Most tokens of a row of the page tables.
+        /// Maximum number of tokens of a page table row.
         tokens: u64,
-        /// The most for this page size.
+        /// Maximum for this page size.
         max: u64,
     },
-    /// More than 16 query heads for one kv head, or more than 65,535 kv heads in a 16-bit pool.
+    /// A kv head has more than 16 query heads, or a 16-bit pool has more than 65,535 kv heads.
     Heads {
-        /// Query heads.
+        /// Number of query heads.
         q_heads: u32,
-        /// Heads of K and V.
+        /// Number of kv heads.
         kv_heads: u32,
     },
-    /// A scale factor of 0, which no kernel serves.
+    /// No kernel supports a scale of 0.
     ZeroScale,
-    /// Rows of K or V whose stride is more than the store kernel can count: 4 GiB.
+    /// Rows of K or V have a stride of at least 4 GiB, more than the store kernel can count.
     RowStride {
-        /// Bytes from row to row.
+        /// The stride in bytes.
         bytes: u64,
     },
-    /// No attention kernel has this head_dim; kernels have 64, 128 and 256.
+    /// No attention kernel supports the head_dim; kernels support 64, 128 and 256.
     HeadDim {
         /// The pool's head_dim.
         head_dim: u32,
     },
-    /// Rows whose address or stride is not a multiple of the kernel's access size.
+    /// The address or stride of rows is not a multiple of the kernel's access size.
     RowsAlignment {
-        /// The alignment in bytes that address and stride need.
+        /// Required alignment in bytes.
         align: u32,
     },
-    /// While a stream was captured, a launch used a plan that is not on the device. Begin or stage the plan first.
+    /// During a capture, a launch used a plan that is not on the device. Begin or stage the plan first.
     NotStaged {
         /// The plan's step.
         step: StepId,
     },
-    /// During a capture, a launch used a kernel that no earlier launch or [`prepare`](super::Cuda::prepare) has loaded,
-    /// a variant of attention without memory, or a save or load.
+    /// During a capture, a call needed a kernel that is not loaded, a variant of attention without memory, or a save or
+    /// load. [`prepare`](super::Cuda::prepare) loads kernels.
     NotPrepared,
-    /// Attention of more variants (query heads and windows) than one step is split for.
+    /// Attention has more variants (query heads and windows) than one step is split for.
     Variants {
-        /// The maximum number of variants.
+        /// Maximum number of variants.
         max: usize,
     },
 }
 
-/// A compute capability in prose.
+/// A compute capability for messages.
 struct Capability(u32);
 
 impl fmt::Display for Capability {
@@ -241,7 +241,7 @@ impl fmt::Display for Capability {
     }
 }
 
-/// The type of an element in prose; `None` for positions.
+/// The name of an element type for messages; `None` for positions.
 struct ElementName(Option<Dtype>);
 
 impl fmt::Display for ElementName {
@@ -379,7 +379,7 @@ impl From<PlanError> for CudaError {
     }
 }
 
-/// Converts a driver's result, also an unknown code, to this crate's error.
+/// Converts a result of the driver to an error.
 pub(super) fn check(call: &'static str, result: u32) -> Result<(), CudaError> {
     match result {
         0 => Ok(()),

@@ -16,23 +16,22 @@
 //!     driver                               devices, memory, streams, launches
 //! ```
 //!
-//! The `unsafe` calls have conditions that only the host can guarantee: its raw stream lives
+//! The `unsafe` calls have conditions that only the host can guarantee: its raw stream is alive
 //! ([`CudaStream::from_raw`]), its addresses are rows ([`DeviceRows::from_raw`], [`DeviceRowsMut::from_raw`]), a
 //! graph's memory still exists ([`CudaGraph::launch`]), and two streams are ordered ([`Cuda::set_stream`]).
 //!
 //! A program with this backend starts on any machine, because the first call opens the driver (`driver/forward.rs`).
-//! The README lists the build's requirements without a CUDA toolkit.
+//! The README describes a build without a CUDA toolkit.
 //!
 //! * C1. The host rewrites a pinned upload slot only after the device has read it (`plan/ring.rs`).
 //! * C2. The staged plan matches the launch: the same step, numbers of tokens and rows, and slot width
 //!   (`plan/stage.rs`).
-//! * C3. No kernel parameter points outside checked memory: slots and pages are below the pool's, rows, lengths and
-//!   table words are within the tables, and the host's rows are long enough (`backend/check.rs`, `check.rs`). Kernels
-//!   read a plan from the staged image alone. Memory is freed after the work that may use it (`driver/work.rs`).
+//! * C3. No kernel parameter points outside checked memory. Slots and pages are in the pool; rows, lengths and table
+//!   words are in the tables; the host's rows are long enough (`backend/check.rs`, `check.rs`). Kernels read a plan
+//!   only from the staged image. Memory is freed after the work that may use it (`driver/work.rs`).
 //! * C4. Counters of split attention are zero between launches (`attention/variants.rs`).
 //!
-//! Only this module names `cust`, which declares the types of the driver's calls (`driver/sys.rs`). The only other
-//! `unsafe` code is in `src/memory.rs`. Not here: the kernels (`ptx/`).
+//! Only this module uses `cust`, for the types of the driver's calls (`driver/sys.rs`).
 #![allow(unsafe_code)]
 
 mod attention;

@@ -1,7 +1,4 @@
 //! An open backend on a GPU, and the host's calls in addition to [`Backend`](crate::Backend).
-//!
-//! Not here: the calls of `Backend` (`calls.rs`), copies of pages to other memory (`moves/page_moves.rs`), opening
-//! (`options.rs`), loading before the first step (`prepare.rs`).
 
 use super::error::CudaError;
 use crate::backend::by_shape::ByShape;
@@ -21,13 +18,13 @@ use crate::backend::{Attend, OpenSteps, check};
 use crate::layout::{Dtype, PoolLayout};
 use crate::plan::BatchPlan;
 
-/// K and V on a GPU. [`CudaOptions`](super::CudaOptions) open one.
+/// K and V on a GPU. [`CudaOptions`](super::CudaOptions) open it.
 #[derive(Debug)]
 pub struct Cuda {
     pub(super) gpu: Gpu,
     pub(super) stream: CudaStream,
     pub(super) pools: ByShape<Pool>,
-    /// The labels, if the pool keeps some.
+    /// The labels, if the pool has some.
     pub(super) labels: Option<Labels>,
     pub(super) tables: Tables,
     pub(super) stage: Stage,
@@ -37,17 +34,17 @@ pub struct Cuda {
     pub(super) host: Option<HostMoves>,
     pub(super) fewer_host_pages: bool,
     pub(super) steps: OpenSteps,
-    /// Prepared attention with a window or chunks, if any was; plans may then have no trees.
+    /// Prepared attention with a window or chunks, if any. Plans may then have no trees.
     pub(super) limited: Option<Attend>,
     /// Number of modules loaded at the last preparation.
     pub(super) prepared: Option<usize>,
 }
 
-/// Device addresses of the staged plan's arrays, for the host's own kernels, and the key of its graphs.
+/// Device addresses of the staged plan's arrays, for the host's own kernels, and its graph key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StagedPlan {
-    /// i32 or i64 `[tokens]`, as in the plan.
+    /// i32 or i64 `[tokens]`, of the plan's width.
     pub slot_mapping: u64,
     /// u32 `[tokens]`.
     pub positions: u64,
@@ -55,13 +52,13 @@ pub struct StagedPlan {
     pub rows: u64,
     /// The key of the graphs that may be replayed for this plan.
     pub graph: GraphKey,
-    /// The slots of the second track, and bytes from track to track.
+    /// Slots of the second track, and bytes from one track to the next.
     track_slots: u64,
     track_bytes: u64,
 }
 
 impl StagedPlan {
-    /// Returns the slots of the new tokens in a track, as [`BatchPlan::slots_of`]. Track 0 is `slot_mapping`.
+    /// Returns the slots of the new tokens in a track ([`BatchPlan::slots_of`]). Track 0 is `slot_mapping`.
     pub fn slots_of(&self, track: u32) -> u64 {
         match track.checked_sub(1) {
             None => self.slot_mapping,
@@ -81,12 +78,11 @@ impl Cuda {
         &self.stream
     }
 
-    /// Launches on another stream of the same device from now on.
+    /// Uses another stream of the same device for all later launches.
     ///
     /// # Safety
-    /// The host orders the two streams: the work on the old stream, opening and [`Cuda::prepare`] included, comes
-    /// first. Both streams share one staged plan and one set of page tables, which determine the addresses that kernels
-    /// access.
+    /// The host orders all earlier work, including opening and [`Cuda::prepare`], before the new stream's. Both streams
+    /// share one staged plan and one set of page tables, which determine the addresses of accesses.
     pub unsafe fn set_stream(&mut self, stream: CudaStream) {
         self.stream = stream;
         self.stage.leave();
@@ -112,18 +108,18 @@ impl Cuda {
         self.pools.of(0).fingerprint()
     }
 
-    /// Returns the bytes of plans sent to the device.
+    /// Returns the number of bytes of plans sent to the device.
     pub fn uploaded_bytes(&self) -> u64 {
         self.stage.sent_bytes()
     }
 
-    /// Returns the model of the staged step's time, if the step reads a span once; for `benches/gpu`.
+    /// Returns the time model of the staged step, if the step reads a span once; for `benches/gpu`.
     #[doc(hidden)]
     pub fn span_work(&self) -> Option<SpanWork> {
         self.variants.span_work()
     }
 
-    /// Returns the page tables on the device after waiting for all submitted work. For tests.
+    /// Waits for all submitted work, and returns the page tables on the device. For tests.
     ///
     /// # Errors
     /// Any failure of submitted work.
@@ -131,16 +127,17 @@ impl Cuda {
         self.tables.read()
     }
 
-    /// Stages `plan`, whose step is open: later launches and graphs read it. `begin` has staged it already, unless
-    /// another plan was staged since. The same plan [padded](BatchPlan::padded) later counts as another plan; one
-    /// [padded from the start](crate::Engine::plan_padded) is sent once.
+    /// Stages `plan`, whose step is open, for later launches and graphs.
     ///
-    /// A launch stages its plan if necessary. A graph cannot: stage a plan, capture its launches, and replay the graph
-    /// after staging any plan with the same [`StagedPlan::graph`].
+    /// `begin` has staged it already, unless another plan was staged since. A plan that is [padded](BatchPlan::padded)
+    /// later counts as another plan; one that is [padded from the start](crate::Engine::plan_padded) is sent once.
+    ///
+    /// A launch stages its plan if necessary, but a graph cannot. Stage a plan, capture its launches, and replay the
+    /// graph after staging any plan with the same [`StagedPlan::graph`].
     ///
     /// # Errors
-    /// Returns an error if the plan's step is not open, if the plan does not fit, if it has trees although a window was
-    /// [prepared](Cuda::prepare), if it exceeds the memory for a selection, or while the stream is captured.
+    /// [`CudaError::Plan`] for an invalid plan, a step that is not open, or trees although a window was
+    /// [prepared](Cuda::prepare). [`CudaError::SelectTokens`]. [`CudaError::NotStaged`] while the stream is captured.
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
         let stream = self.stream.raw();
@@ -156,8 +153,8 @@ impl Cuda {
         Ok(StagedPlan { slot_mapping, positions, rows, graph, track_slots, track_bytes })
     }
 
-    /// Records an event at the stream's end. When the event is done, all steps launched before it are done, and the
-    /// host may call the engine's `complete`.
+    /// Records an event at the stream's end. When it is done, all earlier steps are done, and the host may call the
+    /// engine's `complete`.
     ///
     /// # Errors
     /// Errors of the driver.

@@ -1,4 +1,4 @@
-//! The options of a [`Cuda`], and its opening.
+//! The options of a [`Cuda`], which open it.
 
 use std::sync::Arc;
 
@@ -29,35 +29,35 @@ pub struct CudaOptions {
     /// The stream of all launches, usually the host's own ([`CudaStream::from_raw`]). Default: `None`, the default
     /// stream.
     pub stream: Option<CudaStream>,
-    /// Most rows of a step, padding included. Default: 0, which means the rows of the page tables, and at least 256.
+    /// Maximum number of rows of a step, including padding. Default: 0, which means the rows of the page tables, at
+    /// least 256.
     pub max_step_rows: u32,
-    /// Factors of a quantised pool's numbers, if the scales are static ([`Scaling::Static`](crate::Scaling::Static)),
-    /// for the heads of this rank ([`KvScales::local`]). Uploaded once. Default: `None`, 1 for all.
+    /// Static scales of a quantised pool ([`Scaling::Static`](crate::Scaling::Static)), for the heads of this rank
+    /// ([`KvScales::local`]). Default: `None`, all 1.
     pub scales: Option<KvScales>,
-    /// Element type of the host's rows if the pool is quantised: of k and v before the store, of q and out. Other pools
-    /// take rows of their own type. Default: `None`, the pool's ([`KvDtype::rows`](crate::KvDtype::rows)).
+    /// Element type of the host's rows, if the pool is quantised: of k and v before the store, of q and of the output.
+    /// Default: `None`, [`KvDtype::rows`](crate::KvDtype::rows) of the pool.
     pub rows: Option<Dtype>,
-    /// Channels of K that are labels, if the pool keeps labels, for the heads of this rank ([`LabelChannels::local`]).
-    /// Uploaded once. Default: `None`.
+    /// Label channels of a pool with labels, for the heads of this rank ([`LabelChannels::local`]). Default: `None`.
     pub labels: Option<LabelChannels>,
-    /// Most tokens that the rows of one new token may see together in a step that selects by labels, each row's count
-    /// rounded up to 256. If the pool keeps labels, each such token takes four bytes of device memory per kv head. Each
-    /// row counts its shared pages. Default: 0, which means the pool's slots plus 256 for each row.
+    /// Maximum number of tokens that rows of one new token see together in a step that selects by labels. Each row's
+    /// number is rounded up to 256 and includes shared pages. A pool with labels takes four bytes of device memory for
+    /// each such token and kv head. Default: 0, which means the pool's slots plus 256 for each row.
     pub select_tokens: u64,
-    /// Whether too little host memory, or memory that the driver does not pin, means fewer host pages. Otherwise `open`
-    /// or a later [`moved`](crate::Backend::moved) returns the error. Default: `false`.
+    /// Whether a lack of host memory, or of memory that the driver can pin, reduces the host pages. Otherwise `open` or
+    /// a later [`moved`](crate::Backend::moved) returns the error. Default: `false`.
     pub fewer_host_pages: bool,
-    /// For tests: reads every possible span once, also where that is slower.
+    /// For tests: reads every possible span once, at any cost.
     #[doc(hidden)]
     pub all_spans: bool,
-    /// For tests: the compute capability, as 10 * major + minor, that selects the kernels, instead of the device's. The
-    /// driver still compiles them for the device.
+    /// For tests: selects the kernels by this compute capability, as 10 * major + minor. The driver still compiles them
+    /// for the device.
     #[doc(hidden)]
     pub selected_capability: Option<u32>,
 }
 
 impl CudaOptions {
-    /// Returns the defaults for `gpu`: the default stream, rows by the tables.
+    /// Returns the defaults for `gpu`.
     pub fn new(gpu: &Gpu) -> Self {
         Self {
             gpu: gpu.clone(),
@@ -78,11 +78,10 @@ impl OpenBackend for CudaOptions {
     type Backend = Cuda;
 
     /// # Errors
-    /// Returns [`CudaError::PoolShape`] if latent rows are not 512 + 64 long, [`CudaError::ChunkTokens`] if pages do
-    /// not divide the chunks that a group reads, [`CudaError::Lists`] if a pool of f32 or fp8 keeps labels,
-    /// [`CudaError::OutOfMemory`], [`CudaError::HostMemory`], [`CudaError::Scales`] or [`CudaError::Labels`] if they
-    /// do not fit the pool, [`CudaError::RowsDtype`], or the driver's error. Also fails if the stream belongs to
-    /// another device or if rows have more tokens than kernels can count.
+    /// [`CudaError::PoolShape`] if latent rows are not 512 + 64 long. [`CudaError::ChunkTokens`] if pages do not divide
+    /// a group's chunks. [`CudaError::Lists`] if a pool of f32 or fp8 has labels. [`CudaError::Scales`] or
+    /// [`CudaError::Labels`] if they do not fit the pool. [`CudaError::RowsDtype`]. [`CudaError::OtherDevice`] for the
+    /// stream. [`CudaError::RowTokens`]. [`CudaError::OutOfMemory`], [`CudaError::HostMemory`]. The driver's errors.
     fn open(
         self,
         layout: &PoolLayout,

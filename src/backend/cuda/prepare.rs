@@ -1,38 +1,36 @@
-//! [`Prepare`]: the work that a host names before its first step.
-//!
-//! Not here: loading of kernels (`calls_prepare.rs`).
+//! [`Prepare`]: the work of a host, for preparation before its first step.
 
 use crate::backend::Attend;
 
-/// The host's future work with a [`Cuda`](super::Cuda). [`Cuda::prepare`](super::Cuda::prepare) loads the kernels for
-/// this work and no others.
+/// A host's future work with a [`Cuda`](super::Cuda). [`Cuda::prepare`](super::Cuda::prepare) loads the kernels of this
+/// work.
 #[derive(Clone, Copy, Debug)]
 pub struct Prepare<'a> {
-    /// The distinct attention parameters of the layers. In a pool of several shapes, parameters with the window or the
-    /// chunk of a group belong to its layers, and all others to those of group 0.
+    /// The distinct attention parameters of the layers. In a pool of several shapes, parameters with the window or
+    /// chunks of a group belong to the layers of that group, and all others to group 0.
     pub attend: &'a [Attend],
-    /// The distinct attention parameters of layers that attend over lists, with the lists' lengths. Default: none.
+    /// The distinct attention parameters of layers with lists, each with its list length. Default: none.
     pub lists: &'a [(Attend, u32)],
-    /// Most new tokens of a row in decode steps, drafts included. A graph's size of `tokens` for `rows`, padding
-    /// included, counts as `tokens.div_ceil(rows)`. Default: 1.
+    /// Maximum number of new tokens of a row in decode steps, including drafts. A graph of `tokens` tokens and `rows`
+    /// rows, including padding, counts as `tokens.div_ceil(rows)`. Default: 1.
     pub decode_tokens: u32,
-    /// Rows of some steps have any number of new tokens, as prompts have. Default: `true`.
+    /// Whether rows of some steps have any number of new tokens, as prompts do. Default: `true`.
     pub extend: bool,
-    /// Some rows are trees of drafts. Default: `false`.
+    /// Whether some rows are draft trees. Default: `false`.
     pub trees: bool,
-    /// Plans name [spans](crate::SharedSpans) that rows share. Default: `true`.
+    /// Whether plans have [spans](crate::SharedSpans) that rows share. Default: `true`.
     pub spans: bool,
-    /// Pages are copied. Default: `true`.
+    /// Whether pages are copied. Default: `true`.
     pub copies: bool,
-    /// q and k are rotated by [`rope_store`](crate::Backend::rope_store). Default: `false`.
+    /// Whether [`rope_store`](crate::Backend::rope_store) rotates q and k. Default: `false`.
     pub rope_store: bool,
-    /// Slots are [compacted](crate::Backend::compact). Default: `false`.
+    /// Whether slots are [compacted](crate::Backend::compact). Default: `false`.
     pub compactions: bool,
 }
 
 impl<'a> Prepare<'a> {
-    /// Returns the preparation for prompts, decode steps of one new token a row, and page copies, with these attention
-    /// parameters.
+    /// Returns the preparation for prompts, decode steps of one token for each row, and page copies, with these
+    /// attention parameters.
     pub const fn new(attend: &'a [Attend]) -> Self {
         Self {
             attend,

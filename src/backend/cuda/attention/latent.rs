@@ -1,8 +1,6 @@
 //! Attention over latent rows: the supported pools, the memory of each variant, and the launches.
 //!
-//! Rows of 16 bits have a kernel whose work the host splits; rows of f32 have a plain kernel (`kernels/selection.rs`).
-//!
-//! Not here: the split (`split/latent.rs`), the kernels (`ptx/src/latent`).
+//! The host splits the work of kernels over 16-bit or fp8 rows (`split/latent.rs`). Rows of f32 have a plain kernel.
 
 use super::graph_key::KEY_VARIANTS;
 use super::row_boxes;
@@ -22,14 +20,14 @@ use crate::id::LayerId;
 use crate::layout::{KvShape, PoolLayout};
 use crate::plan::BatchPlan;
 
-/// Numbers of a row that kernels support.
+/// The shape that kernels support.
 const SERVED: KvShape = KvShape::Latent { rank: 512, rope: 64 };
-/// Most variants.
+/// Maximum number of variants.
 const VARIANTS_MAX: usize = 8;
-/// Most query heads over latent rows.
+/// Maximum number of query heads over latent rows.
 pub(in crate::backend::cuda) const LATENT_HEADS_MAX: u32 = 128;
 
-/// Rejects latent rows of lengths that no kernel supports, and latent rows beside other shapes.
+/// Rejects latent rows of unsupported lengths, and latent rows together with other shapes.
 pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
     let shapes = layout.views().map(|layout| layout.shape());
     let mut latent = shapes.filter(|shape| matches!(shape, KvShape::Latent { .. }));
@@ -47,7 +45,7 @@ pub(in crate::backend::cuda) fn kernels(of: &Selection) -> Vec<&'static Kernel> 
     }
 }
 
-/// Returns the number of CTAs of a kernel whose work is split. It is even, because a cluster has two CTAs.
+/// Returns the number of CTAs of a split kernel. It is even, because a cluster has two CTAs.
 fn ctas(gpu: &Gpu) -> u32 {
     (gpu.multiprocessors() & !1).max(2)
 }
@@ -55,21 +53,20 @@ fn ctas(gpu: &Gpu) -> u32 {
 /// One variant of attention over latent rows of 16 bits.
 #[derive(Debug)]
 struct Variant {
-    /// Query heads, and window (0 for none).
+    /// Number of query heads, and window (0 for none).
     key: (u32, u32),
     kernels: [&'static Kernel; 2],
     split: LatentSplit,
-    /// Items of the staged step that were cut into parts.
+    /// Number of items of the staged step that are cut into parts.
     cut: u32,
     /// The plan on the device.
     plan: DeviceBuffer,
-    /// Partial sums `[slots, rows, 512]`, and the reference of each row's sums `[slots, rows, 2]`, for the most rows of
-    /// an item.
+    /// Partial sums `[slots, rows, 512]`, then the reference and denominator of each row's sums `[slots, rows, 2]`, for
+    /// the maximum rows of an item.
     partial: DeviceBuffer,
     tops: DeviceBuffer,
 }
 
-/// The variants used so far.
 #[derive(Debug, Default)]
 pub(in crate::backend::cuda) struct LatentVariants {
     list: Vec<Variant>,
@@ -80,7 +77,7 @@ impl LatentVariants {
         self.list.len()
     }
 
-    /// Returns the bytes of the largest plan, that of the narrowest items.
+    /// Returns the bytes of the largest plan: that of the narrowest items.
     pub(in crate::backend::cuda) fn plan_bytes(
         gpu: &Gpu,
         layout: &PoolLayout,
@@ -116,7 +113,7 @@ impl LatentVariants {
         }
         kernels.iter().try_for_each(|kernel| gpu.load(kernel).map(|_| ()))?;
         let (ctas, sizes) = (ctas(gpu), (limits.rows, limits.tokens));
-        // Boxes bring rows of 16 bits to both CTAs of a cluster; bytes of fp8 need no boxes.
+        // TMA boxes bring 16-bit rows to both CTAs of a cluster; fp8 rows need no boxes.
         let pairs = fp8 || row_boxes::rows(pool.layout()) > 0;
         let align = row_boxes::rows(pool.layout()).max(1);
         let split = LatentSplit::new(items, key, ctas, sizes).in_pairs(pairs).aligned(align);
@@ -159,7 +156,7 @@ impl LatentVariants {
         Ok(())
     }
 
-    /// Writes each variant's part of a graph's key: whether the staged step has sums to join.
+    /// Writes each variant's part of a graph key: whether the staged step must join sums.
     pub(in crate::backend::cuda) fn key(&self, kernels: &mut [u8; KEY_VARIANTS]) {
         for (key, variant) in kernels.iter_mut().zip(&self.list) {
             *key = u8::from(variant.cut > 0);
@@ -169,7 +166,7 @@ impl LatentVariants {
     /// Launches attention of the staged step.
     ///
     /// # Safety
-    /// The addresses in `params` are those of rows for every token of the staged step, and of the layer.
+    /// The addresses in `params` have rows for every token of the staged step, and belong to the layer.
     pub(in crate::backend::cuda) unsafe fn launch(
         &self,
         gpu: &Gpu,
@@ -191,15 +188,15 @@ impl LatentVariants {
             true => extra(pool, layer),
             false => ExtraParams { boxes: row_boxes::of(pool, layer)?, ..ExtraParams::default() },
         };
-        // SAFETY: the caller guarantees the rows; plan and sums are this variant's, for this grid; scales and rope are
-        // the layer's.
+        // SAFETY: the caller guarantees the rows; plan and sums belong to this variant and grid, scales and rope to the
+        // layer.
         unsafe { gpu.launch_attention(main, ctas, &params, &extra, first, stream) }?;
         start.launched(capturing);
         if *cut == 0 {
             return Ok(());
         }
         params.plan = plan.address();
-        // SAFETY: as above.
+        // SAFETY: the same.
         unsafe { gpu.launch_attention(join, 8 * ctas, &params, &extra, Start::Pdl, stream) }
     }
 }
@@ -213,7 +210,7 @@ fn extra(pool: &Pool, layer: LayerId) -> ExtraParams {
 /// Launches the kernel of rows of f32.
 ///
 /// # Safety
-/// The addresses in `params` are those of rows for every token of the staged step, and of the layer.
+/// The addresses in `params` have rows for every token of the staged step, and belong to the layer.
 pub(in crate::backend::cuda) unsafe fn launch_plain(
     gpu: &Gpu,
     pool: &Pool,
@@ -223,6 +220,6 @@ pub(in crate::backend::cuda) unsafe fn launch_plain(
 ) -> Result<(), CudaError> {
     let (Latent::Plain(kernel) | Latent::Split([kernel, _], _)) = pool.selection().latent();
     let (blocks, extra) = (8 * gpu.multiprocessors(), extra(pool, layer));
-    // SAFETY: the caller guarantees the rows; scales and rope are the layer's.
+    // SAFETY: the caller guarantees the rows; scales and rope belong to the layer.
     unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream) }
 }

@@ -1,13 +1,13 @@
-//! Attention: how a step is split over the device, and the launches of each variant.
+//! Attention: splits each step over the device, and launches each variant.
 //!
 //! ```text
 //! variants ---- split (decode, extend, selected)     query heads and windows over K and V
 //!   shared ---- split/shared                         spans that several rows share, read once
 //!   latent ---- split/latent, row_boxes              latent rows
-//! graph_key                                          which steps replay a graph
+//! graph_key                                          the steps that can replay a graph
 //! ```
 //!
-//! Not here: selection of kernels (`kernels/selection.rs`), upload of a plan (`plan`).
+//! `kernels/selection.rs` selects kernels, and `plan` uploads plans.
 
 pub(super) mod graph_key;
 pub(super) mod latent;

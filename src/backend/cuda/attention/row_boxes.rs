@@ -1,6 +1,4 @@
-//! Describes a layer of latent rows as a tensor map; the copy engine (TMA) loads boxes of rows through it.
-//!
-//! Not here: the loads (`ptx/src/latent/attend_latent_sm90a.cuh`).
+//! Tensor maps of layers of latent rows, through which the copy engine (TMA) loads boxes of rows.
 
 use std::ffi::c_void;
 use std::ptr::{from_mut, null_mut};
@@ -15,7 +13,7 @@ use crate::layout::{Dtype, PoolLayout};
 
 /// Columns of a box: 128 bytes, the width of the swizzle.
 const COLUMNS: u32 = 64;
-/// Fewest and most rows of a box; the most is half of a tile's rows.
+/// Minimum and maximum rows of a box. The maximum is half of a tile's rows.
 const ROWS_LEAST: u32 = 8;
 const ROWS_MOST: u32 = 32;
 
@@ -55,11 +53,11 @@ fn encode() -> Result<Encode, CudaError> {
         // SAFETY: the driver documents this signature of cuTensorMapEncodeTiled since CUDA 12.0.
         Some(unsafe { std::mem::transmute::<*mut c_void, Encode>(found) })
     };
-    // CUDA_ERROR_NOT_FOUND.
+
     FOUND.get_or_init(find).ok_or(CudaError::Driver { call: "cuTensorMapEncodeTiled", code: 500 })
 }
 
-/// Returns the rows of a box, which must not cross its page's end; 0 if the pages are too small or irregular for boxes.
+/// Returns the rows of a box, which divides a page; 0 if the pages are too small or irregular for boxes.
 pub(in crate::backend::cuda) fn rows(layout: &PoolLayout) -> u32 {
     let most = 1 << layout.page_size().trailing_zeros();
     if most < ROWS_LEAST { 0 } else { most.min(ROWS_MOST) }
@@ -79,7 +77,7 @@ pub(in crate::backend::cuda) fn of(pool: &Pool, layer: LayerId) -> Result<RowBox
     let (window, steps) = ([COLUMNS, rows, 1], [1_u32; 3]);
     let (address, mut map) = (origin as usize as *mut c_void, TensorMap::default());
     let encode = encode()?;
-    // SAFETY: `map` has the alignment that the driver requires. All arrays live during the call and have an element for
+    // SAFETY: `map` has the alignment that the driver requires. The arrays outlive the call and have an element for
     // each of three dimensions (strides: one fewer).
     let result = unsafe {
         encode(

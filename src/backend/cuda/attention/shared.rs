@@ -1,9 +1,7 @@
-//! Decode that reads shared spans once: the kernel and the memory of a variant of attention.
+//! Decode with shared spans: the kernel that reads spans once, and its memory for a variant of attention.
 //!
-//! A step uses this kernel if its split accepts a span; it does not affect the launches of other steps. Rows of a few
-//! new tokens use a kernel whose tails have room for them ([`TAIL_ROWS`]).
-//!
-//! Not here: the split (`split/shared.rs`), the kernel (`ptx/src/shared`).
+//! A step uses this kernel only if its split accepts a span. Rows with several new tokens use a kernel whose tails have
+//! space for them ([`TAIL_ROWS`]).
 
 use super::split::{
     ITEM_ROWS, ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanWork,
@@ -23,15 +21,15 @@ use crate::backend::cuda::kernels::{Selection, Shared};
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::plan::BatchPlan;
 
-/// Most variants that may read spans once; the image has room for this many.
+/// Maximum number of variants with this kernel; the image has space for so many.
 pub(in crate::backend::cuda) const SHARED_VARIANTS_MAX: usize = 2;
 
-/// Most CTAs per multiprocessor of a kernel for any device; registers limit the number.
+/// Maximum number of CTAs per multiprocessor, which registers limit.
 const RESIDENT: u32 = 2;
-/// Most work chunks per multiprocessor.
+/// Maximum number of work chunks per multiprocessor.
 const CHUNKS: u32 = 8;
 
-/// Byte offsets of the plan's arrays from its first word. They depend only on the step's numbers.
+/// Byte offsets of the plan's arrays from its first word. They depend only on the step's numbers of tokens and rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Offsets {
     works: usize,
@@ -48,7 +46,7 @@ impl Offsets {
         let shares = size_of::<SharedHead>() + works * size_of::<DecodeWork>();
         let members = shares + rows * size_of::<RowShare>();
         let spans = (members + member_count * size_of::<SpanMember>()).next_multiple_of(32);
-        // Rows of several new tokens may have their own items.
+        // Each row of several new tokens may have its own items.
         let span_count = SPANS_MAX as usize + if tokens > rows { rows } else { 0 };
         let items = spans + span_count * size_of::<SpanParts>();
         let end = items + ITEMS_MAX as usize * size_of::<SpanItem>();
@@ -56,36 +54,36 @@ impl Offsets {
     }
 }
 
-/// The kernel, plan and memory with which one variant of attention reads spans once.
+/// The kernels of one variant of attention that read spans once, with their plan and memory.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct SharedDecode {
     kernels: Shared,
     split: SharedSplit,
     grid: SharedGrid,
     shape: SplitShape,
-    /// The staged step's launch, if it reads a span once.
+    /// The rows of the staged step that the kernel takes, if the step reads a span once.
     taken: Option<Taken>,
     /// Bytes from the image's splits to its plan.
     image_at: usize,
     offsets: Offsets,
-    /// Partial sums, of tails and then of spans; their references follow.
+    /// Partial sums of tails, then of spans; then the references of the sums.
     partial: DeviceBuffer,
     /// A barrier for each CTA, then a counter for each (row, kv head).
     counters: DeviceBuffer,
 }
 
 impl SharedDecode {
-    /// Returns the most bytes of the image that its plans may take.
+    /// Returns the maximum number of image bytes for the plans.
     pub(in crate::backend::cuda) fn image_bytes(gpu: &Gpu, limits: StepLimits) -> usize {
         let rows = limits.rows.min(SHARED_ROWS_MAX) as usize;
-        // For groups of one query head.
+        // The maximum is at one query head for each kv head.
         let members = (limits.tokens as usize).min(rows * ITEM_ROWS as usize);
         SHARED_VARIANTS_MAX
             * Offsets::new((CHUNKS * gpu.multiprocessors()) as usize, (usize::MAX, rows), members)
                 .end
     }
 
-    /// Allocates its memory if a kernel serves this pool on this device.
+    /// Allocates the memory, if a kernel supports this pool on this device.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
         selection: &Selection,
@@ -137,13 +135,13 @@ impl SharedDecode {
         grid.ctas as usize * size_of::<SpanMeeting>()
     }
 
-    /// Returns the query rows that the memory for tails' sums holds.
+    /// Returns the number of query rows in the memory for sums of tails.
     fn own_rows(shape: &SplitShape, grid: &SharedGrid) -> usize {
         let (rows, part) = (SharedSplit::rows_max(shape), TAIL_ROWS[TAIL_ROWS.len() - 1]);
         part as usize * (2 * grid.warps * grid.ctas + rows * shape.kv_heads) as usize
     }
 
-    /// Returns the candidates of the staged step that the kernel could take.
+    /// Returns the rows that the kernel would take from the staged step.
     fn taken_of(&self, plan: &BatchPlan<'_>) -> Option<Taken> {
         if plan.rows.len() > SharedSplit::rows_max(&self.shape) as usize {
             return None;
@@ -151,18 +149,18 @@ impl SharedDecode {
         self.shape.taken(&self.grid, plan.token_count(), plan.rows)
     }
 
-    /// Loads the kernel that a step with spans may use, because a capture cannot load it.
+    /// Loads the kernel that a step with spans may use, because a capture cannot load kernels.
     pub(in crate::backend::cuda) fn load(
         &self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
     ) -> Result<(), CudaError> {
-        // The narrowest kernel was loaded with the variant.
+        // The narrowest kernel is loaded with the variant.
         let wide = self.taken_of(plan).filter(|taken| taken.tails > self.shape.narrowest());
         wide.map_or(Ok(()), |taken| gpu.load(self.kernels[taken.tails]).map(|_| ()))
     }
 
-    /// Splits a step into the image and returns the used bytes. `image` begins `image_at` bytes after the begin of the
+    /// Splits a step into the image and returns the number of used bytes. `image` begins `image_at` bytes after the
     /// splits. `last` is set if no data follows, so that unused bytes need not be sent.
     pub(in crate::backend::cuda) fn split(
         &mut self,
@@ -193,12 +191,12 @@ impl SharedDecode {
         if last { used } else { offsets.end }
     }
 
-    /// Returns the model of the staged step's time, if the step reads a span once.
+    /// Returns the time model of the staged step, if the step reads a span once.
     pub(in crate::backend::cuda) fn work(&self) -> Option<SpanWork> {
         self.taken.map(|_| self.split.work)
     }
 
-    /// Returns the staged step's launch, if the step reads a span once.
+    /// Returns the rows that the kernel takes from the staged step, if the step reads a span once.
     pub(in crate::backend::cuda) fn taken(&self) -> Option<&Taken> {
         self.taken.as_ref()
     }
@@ -206,7 +204,7 @@ impl SharedDecode {
     /// Launches the kernel for the staged step, whose splits are at `splits`.
     ///
     /// # Safety
-    /// The addresses in `attend` are those of rows for every token of the staged step, `scales` the layer's.
+    /// The addresses in `attend` have rows for every token of the staged step, and `scales` belong to the layer.
     pub(in crate::backend::cuda) unsafe fn launch(
         &self,
         gpu: &Gpu,
@@ -239,7 +237,7 @@ impl SharedDecode {
         let taken = self.taken.expect("the staged step goes through it");
         let (kernel, ctas) = (self.kernels[taken.tails], self.grid.ctas);
         let extra = ExtraParams { scales, ..ExtraParams::default() };
-        // SAFETY: the caller guarantees the rows; plan, sums and counters are this variant's, for this grid.
+        // SAFETY: the caller guarantees the rows; plan, sums and counters belong to this variant and grid.
         unsafe { gpu.launch_attention(kernel, ctas, &params, &extra, start, stream) }
     }
 }

@@ -17,29 +17,30 @@ use crate::backend::cuda::plan::image::StepLimits;
 use crate::backend::cuda::store::pool::Pool;
 use crate::layout::KvDtype;
 
-/// Most CTAs per multiprocessor of any kernel.
+/// Maximum number of CTAs per multiprocessor of any kernel.
 pub(super) const RESIDENT_MAX: u32 = 8;
-/// Maximum CTAs per multiprocessor of a decode kernel of several tokens' rows; registers and shared memory limit it.
+/// Maximum number of CTAs per multiprocessor of a decode kernel for several tokens, which registers and shared memory
+/// limit.
 pub(super) const WIDE_RESIDENT: u32 = 2;
 
-/// The parameters of attention that make a variant.
+/// The parameters of attention that distinguish variants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct VariantKey {
-    /// The pool's shape.
+    /// Index of the pool's shape.
     shape: usize,
-    /// Query heads.
+    /// Number of query heads.
     q_heads: u32,
     /// Sliding window; 0: none.
     window: u32,
     /// Size of chunks; 0: none.
     pub(super) chunk: u32,
-    /// Positions of a list; 0: none, rows read all tokens.
+    /// Length of a list; 0 without lists.
     pub(super) top: u32,
     /// Whether the scale is positive.
     pub(super) is_positive: bool,
 }
 
-/// Slots of the positions in a step's lists, which a kernel writes.
+/// Slots of the listed positions of a step, which a kernel writes.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct ListBuffers {
     /// u32 `[rows, kv_heads, top]`.
@@ -58,15 +59,15 @@ pub(super) struct Variant {
     /// `None` until a step uses the extend kernel.
     pub(super) extend: Option<Extend>,
     pub(super) split: Split,
-    /// Present if attention is over lists.
+    /// Present for attention over lists.
     pub(super) lists: Option<ListBuffers>,
-    /// Whether a kernel may read spans once; no plan had spans so far.
+    /// Whether a kernel may read spans once, but no plan has had spans yet.
     pub(super) may_share: bool,
-    /// Reads shared spans once, if a kernel serves that.
+    /// Reads shared spans once, if a kernel supports the variant.
     pub(super) shared: Option<SharedDecode>,
     /// The split of the staged step.
     pub(super) count: SplitCount,
-    /// Bytes from the begin of the image's splits to this variant's split.
+    /// Byte offset of this variant's split from the begin of the image's splits.
     pub(super) image_at: usize,
     /// Partial sums.
     pub(super) partial: DeviceBuffer,
@@ -78,8 +79,7 @@ pub(super) struct Variant {
 #[derive(Debug)]
 pub(super) struct Extend {
     pub(super) kernel: &'static Kernel,
-    /// Replaces the extend kernel for trees, and in graphs, which also serve trees; present if the extend kernel
-    /// supports no trees.
+    /// Replaces the extend kernel in steps with trees and in graphs, if the extend kernel supports no trees.
     pub(super) trees: Option<&'static Kernel>,
     /// Plan on the device.
     pub(super) plan: DeviceBuffer,
@@ -138,10 +138,10 @@ pub(super) fn ctas(gpu: &Gpu, kernel: &'static Kernel) -> Result<u32, CudaError>
     Ok(gpu.multiprocessors() * gpu.resident(kernel)?.clamp(1, RESIDENT_MAX))
 }
 
-/// Allocates words of zeros in device memory.
+/// Allocates device memory and fills it with zeros.
 pub(super) fn zeros(gpu: &Gpu, bytes: usize, stream: RawStream) -> Result<DeviceBuffer, CudaError> {
     let buffer = DeviceBuffer::lasting(gpu, bytes as u64)?;
-    // SAFETY: the range is the buffer allocated above, whose size is a multiple of 4.
+    // SAFETY: the range is this buffer, and its size is a multiple of 4.
     let result = unsafe { sys::cuMemsetD32Async(buffer.address(), 0, bytes / 4, raw(stream)) };
     check("cuMemsetD32Async", result)?;
     Ok(buffer)
@@ -167,7 +167,7 @@ impl ListBuffers {
 }
 
 impl Variant {
-    /// Returns the kernels of the staged step; `trees`: some rows are trees.
+    /// Returns the code of the staged step's kernels. `trees` is set if some rows are trees.
     pub(super) fn key_of(&self, trees: bool) -> u8 {
         let taken = self.shared.as_ref().and_then(SharedDecode::taken);
         let tails = taken.map_or(0, |taken| taken.tails as u8 + 1);
@@ -235,7 +235,7 @@ impl Variant {
         Ok(())
     }
 
-    /// Loads the kernel that reads spans once and allocates its memory, if a kernel serves the variant.
+    /// Loads the kernel that reads spans once and allocates its memory, if it supports the variant.
     pub(super) fn add_shared(
         &mut self,
         gpu: &Gpu,

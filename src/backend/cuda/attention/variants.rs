@@ -1,11 +1,9 @@
 //! The variants of attention and their launches.
 //!
-//! A *variant* has its own query heads, sliding window or chunks, and length of lists; each step is split for each
-//! variant. A model has one variant, or two if local and global layers alternate. The first launch of a variant
-//! allocates its memory. The first step that uses the extend kernel, or reads spans once, allocates the memory for
-//! that. From then on staging a plan splits it for the variant.
-//!
-//! Not here: the split itself (`split/`), the kernels (`ptx/src`).
+//! A *variant* is attention with given query heads, a sliding window or chunks, and a length of lists. Each step is
+//! split for each variant. A model has one variant, or two if local and global layers alternate. The first launch of a
+//! variant allocates its memory; from then on, staging a plan splits it for the variant. The memory of the extend
+//! kernel, and of the kernel with shared spans, is allocated by the first step that uses them.
 
 use super::graph_key::KEY_VARIANTS;
 use super::latent::LatentVariants;
@@ -27,16 +25,16 @@ use crate::backend::cuda::store::pool::Pool;
 use crate::layout::PoolLayout;
 use crate::plan::{BatchPlan, BatchRow};
 
-/// Variants that the image has room for; twice as many if the pool keeps labels.
+/// Number of variants for which the image has space; twice as many if the pool has labels.
 const VARIANTS_MAX: usize = 8;
-/// Prepared attention: the pool as its layers store K and V, and the length of its lists (0: none).
+/// Prepared attention: the pool of its layers, its parameters, and the length of its lists (0 for none).
 pub(in crate::backend::cuda) type Prepared<'a> = (&'a Pool, Attend, u32);
 
-/// The variants of attention used so far. Rows of f32 need none.
+/// The variants of attention. Rows of f32 need none.
 #[derive(Debug, Default)]
 pub(in crate::backend::cuda) struct Variants {
     list: Vec<Variant>,
-    /// The variants of a latent pool, which has no variants of another kind.
+    /// The variants of a latent pool, which has no others.
     pub(in crate::backend::cuda) latent: LatentVariants,
 }
 
@@ -45,12 +43,12 @@ impl Variants {
         self.list.len() + self.latent.len()
     }
 
-    /// Returns the model of the staged step's time, if the first variant reads a span of the step once.
+    /// Returns the time model of the staged step, if its first variant reads a span once.
     pub(in crate::backend::cuda) fn span_work(&self) -> Option<SpanWork> {
         self.list.first()?.shared.as_ref()?.work()
     }
 
-    /// Returns the bytes of the image for the variants' decode splits.
+    /// Returns the image bytes of all variants' decode splits.
     pub(in crate::backend::cuda) fn image_bytes(
         gpu: &Gpu,
         layout: &PoolLayout,
@@ -60,7 +58,7 @@ impl Variants {
         variants_max(layout) * (works + limits.rows as usize * size_of::<BatchRow>())
     }
 
-    /// Returns the bytes of the largest extend plan, or of the largest plan over latent rows.
+    /// Returns the bytes of the largest plan of the extend kernel or over latent rows.
     pub(in crate::backend::cuda) fn extend_bytes(
         gpu: &Gpu,
         layout: &PoolLayout,
@@ -83,8 +81,8 @@ impl Variants {
         (4 * words.expect("there is a group")).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
-    /// Loads the kernels of a step. Unless prepared, all but the narrowest decode kernel are loaded by the first step
-    /// that needs them; a capture cannot stage such a step.
+    /// Loads the kernels of a step. Without preparation, the first step that needs a kernel loads it, except for the
+    /// narrowest decode kernel, which is loaded with its variant. A capture cannot stage such a step.
     pub(in crate::backend::cuda) fn load(
         &mut self,
         gpu: &Gpu,
@@ -114,7 +112,7 @@ impl Variants {
         })
     }
 
-    /// Loads the kernels of the prepared steps, for the prepared variants.
+    /// Loads the kernels of prepared work, for the prepared variants.
     pub(in crate::backend::cuda) fn kernels(
         &self,
         variants: &[Prepared<'_>],
@@ -134,7 +132,7 @@ impl Variants {
             let decodes = decodes_of(of, &shape)?;
             shape.decode_ctas = decodes.map(|kernel| u32::from(kernel.is_some()));
             let (group, narrowest) = (shape.group, shape.narrowest());
-            // Chunks of prompts raise the tokens for each row to any number.
+            // Chunks of prompts may have any number of tokens in a row.
             let most = if work.extend { ITEM_ROWS } else { work.decode_tokens.clamp(1, ITEM_ROWS) };
             kernels
                 .extend((1..=most as usize).filter_map(|tokens| decodes[shape.width(tokens, 1)]));
@@ -153,7 +151,7 @@ impl Variants {
         Ok(kernels)
     }
 
-    /// Allocates the memory for the prepared steps, for each prepared variant.
+    /// Allocates the memory of prepared work, for each prepared variant.
     pub(in crate::backend::cuda) fn prepare_all(
         &mut self,
         gpu: &Gpu,
@@ -175,7 +173,7 @@ impl Variants {
         Ok(())
     }
 
-    /// Splits a step for every variant into the image from `at` on, and returns the offset after the splits.
+    /// Splits a step for every variant into the image from `at` on, and returns the end of the splits.
     pub(in crate::backend::cuda) fn split(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -184,7 +182,7 @@ impl Variants {
         at: usize,
     ) -> usize {
         self.latent.split(plan);
-        // Decode splits come first, so a step that first reads spans once does not move them.
+        // Decode splits come first, so that they do not move in the first step that reads spans once.
         let mut end = at;
         for variant in &mut self.list {
             variant.image_at = end - at;
@@ -204,7 +202,7 @@ impl Variants {
                 variant.count = variant.split.plan_selected(plan.rows, places, words);
                 continue;
             }
-            // Pieces of rows are no longer than the rows: the step's own width serves them.
+            // The pieces of a row are no longer than the row, so the width of the step serves them.
             let width = variant.split.shape().width(plan.token_count(), plan.rows.len());
             let rows = chunks.of(variant.key.chunk).unwrap_or(plan.rows);
             variant.count = match variant.shared.as_ref().and_then(SharedDecode::taken) {
@@ -215,7 +213,7 @@ impl Variants {
         end
     }
 
-    /// Sends the extend plans of the last split, unless every row computes at most one token.
+    /// Sends the extend plans of the last split, unless every row has at most one token.
     pub(in crate::backend::cuda) fn send_extend(
         &self,
         gpu: &Gpu,
@@ -239,7 +237,7 @@ impl Variants {
         Ok(())
     }
 
-    /// Returns the variant's index and allocates memory for a new variant. Rows of f32 have no variants.
+    /// Returns the index of a variant, and allocates the memory of a new one. Rows of f32 have no variants.
     pub(in crate::backend::cuda) fn prepare(
         &mut self,
         gpu: &Gpu,
@@ -270,7 +268,7 @@ impl Variants {
         self.list[index].lists.as_ref()
     }
 
-    /// Writes each variant's part of a graph's key: the kernels of the staged step.
+    /// Writes each variant's part of a graph key: the code of the staged step's kernels.
     pub(in crate::backend::cuda) fn key(&self, trees: bool) -> [u8; KEY_VARIANTS] {
         let mut kernels = [0; KEY_VARIANTS];
         for (key, variant) in kernels.iter_mut().zip(&self.list) {
@@ -285,7 +283,7 @@ impl Variants {
     /// Launches the kernels that the staged step needs.
     ///
     /// # Safety
-    /// The addresses in `params` are those of rows for every token of the staged step, `scales` the layer's.
+    /// The addresses in `params` have rows for every token of the staged step, and `scales` belong to the layer.
     pub(in crate::backend::cuda) unsafe fn launch(
         &self,
         gpu: &Gpu,
@@ -320,19 +318,17 @@ impl Variants {
             let seen = (params.batch_rows, params.window);
             if let Some(buffers) = &variant.lists {
                 extra.lists = buffers.params(shape, params.page_size);
-                // After the split come the kernel's rows: each row has its list's places as tokens, and sees all of
-                // them.
+                // The kernel's rows follow the split. Their tokens are the entries of their lists, all visible.
                 params.batch_rows = params.plan + 4 * shape.decode_words() as u64;
                 params.window = 0;
             }
             let (kernel, blocks) = (variant.decode_of(width), shape.decode_ctas[width]);
-            // SAFETY: the caller guarantees the rows; plan, partial and counters are this variant's, for this grid.
+            // SAFETY: the caller guarantees the rows; plan, partial and counters belong to this variant and grid.
             unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, decode_start, stream) }?;
             (params.batch_rows, params.window) = seen;
         }
         if let Some(extend) = extend {
-            // The kernel searches for the greatest logit before it applies the scale, so the scale must be positive
-            // there.
+            // The kernel finds the maximum logit before it applies the scale, so the scale must be positive.
             params.negate_q = u32::from(params.scale < 0.0);
             params.scale = params.scale.abs();
             params.plan = extend.plan.address();
@@ -341,7 +337,7 @@ impl Variants {
             let trees = extend.trees.filter(|_| image.trees);
             let (kernel, blocks) = (trees.unwrap_or(extend.kernel), shape.extend_ctas);
             let extra = ExtraParams { scales, ..ExtraParams::default() };
-            // SAFETY: as above.
+            // SAFETY: the same.
             unsafe {
                 gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream)
             }?;
@@ -353,18 +349,18 @@ impl Variants {
     }
 }
 
-/// Returns whether variant `index` may read spans once; the image has room for only a few such variants.
+/// Returns whether variant `index` may read spans once; the image has space for only a few such variants.
 fn may_share(&VariantKey { chunk, top, is_positive, .. }: &VariantKey, index: usize) -> bool {
     top == 0 && chunk == 0 && is_positive && index < SHARED_VARIANTS_MAX
 }
 
 /// Returns whether prepared steps use the extend kernel.
 fn has_extend(work: &Prepare<'_>) -> bool {
-    // If a step has several tokens for a row, its last padding row may have any number of them.
+    // If rows have several tokens, the last padding row may have any number of them.
     work.extend || work.trees || work.decode_tokens > 1
 }
 
-/// Returns the most variants over a pool, of which `layout` may be any group's view. Only group 0 keeps labels.
+/// Returns the maximum number of variants of a pool; `layout` may be any group's view. Only group 0 has labels.
 fn variants_max(layout: &PoolLayout) -> usize {
     let has_labels = layout.of_group(0).label_channels() > 0;
     if has_labels { 2 * VARIANTS_MAX } else { VARIANTS_MAX }
@@ -373,7 +369,7 @@ fn variants_max(layout: &PoolLayout) -> usize {
 /// Launches attention in f32, which is for checks and not for serving.
 ///
 /// # Safety
-/// The addresses in `params` are those of rows for every token of the staged step.
+/// The addresses in `params` have rows for every token of the staged step.
 pub(in crate::backend::cuda) unsafe fn launch_f32(
     gpu: &Gpu,
     pool: &Pool,

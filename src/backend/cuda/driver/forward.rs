@@ -1,14 +1,14 @@
 //! Forwards the driver's functions by name to a `libcuda.so.1` that the first call opens.
 //!
-//! A program with this backend therefore starts on any machine. Without a driver each function returns
-//! `CUDA_ERROR_STUB_LIBRARY`, which becomes [`CudaError::NoDriver`](crate::backend::cuda::CudaError). Each name is a
-//! jump through a slot, which first points to the loader and later to the driver's function. The symbols are weak, so
-//! another definition of the same name may exist. They are hidden, so the program does not export them to a shared
-//! library that calls the driver; that library reaches its own `libcuda`. They precede `-lcuda` on the linker's command
-//! line, so the linker resolves no name from that library.
+//! A program with this backend therefore starts on any machine. Without a driver, each function returns
+//! `CUDA_ERROR_STUB_LIBRARY`, which becomes [`CudaError::NoDriver`](crate::backend::cuda::CudaError).
 //!
-//! Linux on x86-64 and AArch64; elsewhere the linker needs the driver's library. Not here: types (`sys.rs`), the
-//! meaning of the codes (`error.rs`).
+//! Each name is a jump through a slot. The slot first contains the loader, and later the driver's function. The symbols
+//! are weak, so another definition of the same name may exist. They are hidden, so another library of the process calls
+//! its own `libcuda`. They precede `-lcuda` on the linker's command line, so the linker takes no name from that
+//! library.
+//!
+//! This works on Linux with x86-64 or AArch64; elsewhere the linker needs the driver's library.
 
 mod names;
 
@@ -32,11 +32,11 @@ extern "C" fn not_found() -> u32 {
     500
 }
 
-/// Finds all functions, once; concurrent callers wait.
+/// Finds all functions once; concurrent callers wait.
 extern "C" fn load() {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {
-        // SAFETY: the name ends with a zero. The driver's library is meant to be opened this way, and stays open.
+        // SAFETY: the name ends with a zero. The library has no unsafe initialiser, and stays open.
         let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
         for (name, slot) in NAMED {
             let found = if driver.is_null() {
@@ -53,8 +53,8 @@ extern "C" fn load() {
     });
 }
 
-/// Loads the functions, then calls the function of the slot in r11 with the original arguments. It is the initial
-/// target of every slot.
+/// The initial target of every slot: loads the functions, then calls the function of the slot in r11 with the original
+/// arguments.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 extern "C" fn first_call() {
@@ -73,8 +73,8 @@ extern "C" fn first_call() {
     )
 }
 
-/// Loads the functions, then calls the function of the slot in x16 with the original arguments. It is the initial
-/// target of every slot.
+/// The initial target of every slot: loads the functions, then calls the function of the slot in x16 with the original
+/// arguments.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 extern "C" fn first_call() {
@@ -144,7 +144,7 @@ macro_rules! forward {
 
         $(jump!($name);)*
 
-        /// Every name and its slot. `used` keeps the object file in a program in which only `cust` calls the driver.
+        /// Every name and its slot. `used` keeps the object file in programs where only `cust` calls the driver.
         #[used]
         static NAMED: [(&CStr, &Slot); [$(stringify!($name)),*].len()] = [$((
             match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {

@@ -1,6 +1,6 @@
 //! A device and its primary context, which other CUDA users of the process share (libtorch, cudarc).
 //!
-//! The current context is a property of a thread, so each call binds first. Not here: memory, streams, kernels.
+//! The current context is a property of a thread, so each call binds the context first.
 
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,15 +11,15 @@ use super::work;
 use crate::backend::cuda::error::{CudaError, check};
 use crate::backend::cuda::kernels::Loaded;
 
-/// CUDA version of the kernels' PTX (ISA 8.0), for drivers from 525 on. Tested with 580.
+/// CUDA version of the kernels' PTX (ISA 8.0), for drivers from 525 on. Tested with driver 580.
 const CUDA_WANTED: i32 = 12_000;
-/// CUDA version from which captures support programmatic dependent launches.
+/// The first CUDA version whose captures support programmatic dependent launches.
 const PDL_WANTED: i32 = 12_030;
 
-/// A device in use: a cheap handle to its retained primary context. Any thread may use it.
+/// A cheap handle to a device and its retained primary context. Any thread may use it.
 ///
-/// Every call leaves this context current in the calling thread. A host that uses another device there
-/// (`cudaSetDevice`) must set it again. The last handle waits for the device when it is dropped.
+/// Every call leaves this context current in the calling thread. A host that uses another device there must set it
+/// again (`cudaSetDevice`). Dropping the last handle waits for the device.
 #[derive(Clone, Debug)]
 pub struct Gpu {
     shared: Arc<Shared>,
@@ -27,7 +27,7 @@ pub struct Gpu {
 
 #[derive(Debug)]
 struct Shared {
-    // This field precedes the context, so that modules are unloaded while the context exists.
+    // Dropped before the context, because modules are unloaded while the context exists.
     loaded: Mutex<Loaded>,
     context: Context,
     ordinal: u32,
@@ -37,7 +37,6 @@ struct Shared {
     pools: bool,
 }
 
-/// A device's primary context, retained.
 #[derive(Debug)]
 struct Context {
     device: sys::CUdevice,
@@ -69,7 +68,7 @@ impl Gpu {
     /// Opens device `ordinal`.
     ///
     /// # Errors
-    /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::DriverTooOld`], [`CudaError::DeviceTooOld`]: the
+    /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::DriverTooOld`], [`CudaError::DeviceTooOld`]. The
     /// program can continue with the CPU backend.
     pub fn new(ordinal: u32) -> Result<Self, CudaError> {
         // cuInit returns 100 if the driver finds no device.
@@ -77,7 +76,7 @@ impl Gpu {
             CudaError::Driver { code: 100 | 101, .. } => CudaError::NoDevice { ordinal },
             error => error,
         };
-        // SAFETY: cuInit takes no pointers and may be called at any time, more than once.
+        // SAFETY: cuInit takes no pointers and may be called more than once.
         check("cuInit", unsafe { sys::cuInit(0) }).map_err(no_device)?;
         let mut version = 0;
         // SAFETY: `version` is valid memory for one i32.
@@ -121,14 +120,16 @@ impl Gpu {
         self.shared.capability
     }
 
-    /// Multiprocessors of the device.
+    /// Returns the number of multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
         self.shared.multiprocessors
     }
 
-    /// Returns the free bytes of device memory. `Capacity::Bytes(gpu.free_memory()?.saturating_sub(reserve))` sizes a
-    /// pool; page tables, plans and partial sums use the reserve. The call first frees dropped memory, which waits for
-    /// the work that uses it, unless a stream is captured.
+    /// Returns the free bytes of device memory.
+    ///
+    /// `Capacity::Bytes(gpu.free_memory()?.saturating_sub(reserve))` sizes a pool; page tables, plans and partial sums
+    /// use the reserve. Unless a stream is captured, the call first frees dropped memory, which waits for the work that
+    /// uses it.
     ///
     /// # Errors
     /// The driver's.
@@ -141,7 +142,7 @@ impl Gpu {
         Ok(free as u64)
     }
 
-    /// Rejects objects of another device. For `None` the host guarantees the device.
+    /// Rejects objects of another device. For `None`, the host guarantees the device.
     pub(in crate::backend::cuda) fn check_same(
         &self,
         ordinal: Option<u32>,
@@ -152,12 +153,12 @@ impl Gpu {
         }
     }
 
-    /// Returns whether kernels may start by programmatic dependent launch: see `launch.rs`.
+    /// Returns whether kernels may start by programmatic dependent launch (`launch.rs`).
     pub(in crate::backend::cuda) fn supports_pdl(&self) -> bool {
         self.shared.pdl
     }
 
-    /// Returns whether the device has memory pools. Their memory is freed without a wait.
+    /// Returns whether the device has memory pools, whose memory is freed without a wait.
     pub(in crate::backend::cuda) fn has_pools(&self) -> bool {
         self.shared.pools
     }
@@ -167,8 +168,7 @@ impl Gpu {
         self.shared.context.handle
     }
 
-    /// Makes the device's primary context current in this thread, as this crate's calls do. For the host's own calls of
-    /// the driver.
+    /// Makes the device's primary context current in this thread, for the host's own calls of the driver.
     ///
     /// # Errors
     /// The driver's.
@@ -177,7 +177,7 @@ impl Gpu {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.shared.context.raw()) })
     }
 
-    /// Binds, and waits for all submitted work of the device, on every stream, destroyed ones included.
+    /// Waits for all submitted work of the device, on every stream, including destroyed ones.
     pub(in crate::backend::cuda) fn finish(&self) -> Result<(), CudaError> {
         self.bind()?;
         // SAFETY: takes no pointers; a context is bound.
@@ -186,15 +186,15 @@ impl Gpu {
 
     /// Returns the kernels loaded so far.
     pub(in crate::backend::cuda) fn loaded(&self) -> MutexGuard<'_, Loaded> {
-        // A panic cannot leave the list half changed.
+        // A panic leaves no partial change of the list.
         self.shared.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The context is retained until the fields are dropped, after this. Unloading modules requires a bound context
-        // and finished kernels.
+        // The context is released later, when the fields are dropped. Unloading modules requires a bound context and
+        // finished kernels.
         work::end(self.context.handle);
     }
 }

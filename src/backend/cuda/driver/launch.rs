@@ -1,14 +1,12 @@
 //! Kernel launches: in order, or by programmatic dependent launch (PDL) if the kernel and the device support it.
 //!
-//! With PDL a kernel is set up while its predecessor on the stream ends. The kernel itself waits until that predecessor
-//! is done and its writes are visible. PDL saves 0.3 us a launch, measured in graphs. Before its wait a kernel reads
-//! nothing, or only the plan and page tables. Only `load_plan` writes those; the first launch of such a kernel after it
-//! is in order ([`Start`]), and later PDL launches start after that one.
+//! With PDL, the device sets up a kernel while its predecessor on the stream ends. The kernel waits until the
+//! predecessor is done and its writes are visible. This saves 0.3 us a launch, measured in graphs. Before its wait, a
+//! kernel reads nothing, or only the plan and the page tables, which only `load_plan` writes. The first launch of such
+//! a kernel after `load_plan` is therefore in order ([`Start`]), and later PDL launches start after that one.
 //!
-//! Drivers below CUDA 12.3 cannot capture such launches, so all launches are in order there.
-//!
-//! Not here: choice of the kernel (`kernels`), its parameters (`kernels/params.rs`), the instructions of the wait
-//! (`kernels/marks.rs`).
+//! Drivers before CUDA 12.3 cannot capture such launches, so all launches are in order there. `kernels/marks.rs` has
+//! the instructions of the wait.
 
 use std::ffi::c_void;
 use std::ptr::{from_mut, from_ref, null_mut};
@@ -25,7 +23,7 @@ use crate::backend::cuda::kernels::params::{
 };
 use crate::backend::cuda::kernels::{Extra, Function, Kernel};
 
-/// `CUlaunchConfig`, of CUDA 11.8 and newer.
+/// `CUlaunchConfig` of CUDA 11.8 and later.
 #[repr(C)]
 struct LaunchConfig {
     grid: [u32; 3],
@@ -36,8 +34,8 @@ struct LaunchConfig {
     attribute_count: u32,
 }
 
-/// `CUlaunchAttribute`: a number, and 64 bytes of which this attribute uses four. The driver's union contains pointers.
-#[repr(C, align(8))]
+/// `CUlaunchAttribute`: a number and 64 bytes. The two attributes here use few of them, and no pointers.
+# `CUlaunchAttribute`: a number and 64 bytes. The two attributes here use few of them, and no pointers.
 struct LaunchAttribute {
     id: u32,
     padding: u32,
@@ -62,13 +60,13 @@ impl LaunchAttribute {
 /// The shape of a launch of a host's own kernel ([`Function::launch`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Launch {
-    /// CTAs, in x and y.
+    /// Number of CTAs, in x and y.
     pub grid: (u32, u32),
-    /// Threads of a CTA.
+    /// Number of threads of a CTA.
     pub block: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
-    /// CTAs of a cluster, adjacent in x; 1: no clusters, which devices below compute capability 9.0 lack.
+    /// Number of CTAs of a cluster, adjacent in x. 1 means no clusters, which need compute capability 9.0.
     pub cluster: u32,
 }
 
@@ -103,8 +101,9 @@ impl Function {
 /// Calls the driver with a grid, a block and dynamic shared memory.
 ///
 /// # Safety
-/// The function takes one struct by value, of the size of the one at `params`, whose addresses are valid for the
-/// kernel's accesses until it is done.
+/// # Safety
+/// The function takes one struct by value. `params` points to that struct, whose addresses stay valid until the kernel
+/// is done.
 unsafe fn submit(
     function: Function,
     (grid, block, shared): ((u32, u32), (u32, u32), u32),
@@ -122,7 +121,7 @@ unsafe fn submit(
     };
     let mut arguments = [params.cast_mut()];
     let launch = launch_ex()?;
-    // SAFETY: the config and its attributes outlive the call. The driver copies the struct before it returns. The
+    // SAFETY: the config and its attributes outlive the call, and the driver copies the struct before it returns. The
     // caller guarantees the rest.
     let result = unsafe { launch(&config, function.handle(), arguments.as_mut_ptr(), null_mut()) };
     check("cuLaunchKernelEx", result)
@@ -150,27 +149,26 @@ fn launch_ex() -> Result<LaunchEx, CudaError> {
         // SAFETY: the driver documents this signature of cuLaunchKernelEx since CUDA 11.8.
         Some(unsafe { std::mem::transmute::<*mut c_void, LaunchEx>(found) })
     };
-    // CUDA_ERROR_NOT_FOUND.
+
     FOUND.get_or_init(find).ok_or(CudaError::Driver { call: "cuLaunchKernelEx", code: 500 })
 }
 
-/// The time at which a kernel may start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) enum Start {
     /// Start after all earlier work of the stream.
     InOrder,
-    /// Earlier, by PDL, if kernel and device support it; otherwise in order.
+    /// May start before the end of earlier work, by PDL, if kernel and device support it.
     Pdl,
 }
 
 impl Start {
-    /// Returns the start of a kernel that may be the first after `load_plan`. A graph as a whole is launched in order,
-    /// so a captured launch may use PDL.
+    /// Returns the start of a kernel that may be the first after `load_plan`. A captured launch may use PDL, because a
+    /// graph as a whole starts in order.
     pub fn first(self, capturing: bool) -> Self {
         if capturing { Self::Pdl } else { self }
     }
 
-    /// Records the launch of such a kernel: later kernels start after it and so see the plan. A captured launch does
+    /// Records the launch of such a kernel: later kernels start after it, so they see the plan. A captured launch does
     /// not run.
     pub fn launched(&mut self, capturing: bool) {
         if !capturing {
@@ -179,7 +177,7 @@ impl Start {
     }
 }
 
-/// The parts that kernels take after their struct, as their `extra` lists.
+/// The parts that kernels take after their struct, according to their `extra` lists.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::backend::cuda) struct ExtraParams {
     pub scales: LayerScales,
@@ -188,7 +186,7 @@ pub(in crate::backend::cuda) struct ExtraParams {
     pub boxes: RowBoxes,
 }
 
-/// Most bytes of a kernel's parameters with several parts.
+/// Maximum number of bytes of a kernel's parameters with all parts.
 const PARAMS_MAX: usize = 512;
 
 impl ExtraParams {
@@ -201,7 +199,7 @@ impl ExtraParams {
         }
     }
 
-    /// Returns the parameters of a kernel, its parts in order.
+    /// Returns a kernel's parameters, followed by its parts in order.
     fn behind<P: Pod>(&self, params: &P, kernel: &Kernel) -> [u64; PARAMS_MAX / 8] {
         let mut all = [0; PARAMS_MAX / 8];
         let (bytes, mut end): (&mut [u8], _) = (cast_slice_mut(&mut all), 0);
@@ -216,10 +214,10 @@ impl ExtraParams {
 
 impl Gpu {
     /// Loads a kernel now instead of at its first launch, and returns its handle. The driver compiles the kernel, which
-    /// takes up to a second unless its cache contains the result.
+    /// takes up to a second unless the result is in the driver's cache.
     ///
     /// # Errors
-    /// [`CudaError::Capability`] if the device cannot run it, [`CudaError::Archive`] if its text is corrupt,
+    /// [`CudaError::Capability`] if the device cannot run it, [`CudaError::Archive`] if its PTX archive is corrupt,
     /// [`CudaError::Ptx`] if the driver rejects it, or another error of the driver.
     pub fn load(&self, kernel: &'static Kernel) -> Result<Function, CudaError> {
         self.bind()?;
@@ -229,7 +227,7 @@ impl Gpu {
     /// Loads several kernels on up to 8 threads. If the driver rejects one, the others stay loaded.
     ///
     /// # Errors
-    /// See [`Gpu::load`], for the first rejected kernel.
+    /// As [`Gpu::load`], for the first rejected kernel.
     pub fn load_all(&self, kernels: &[&'static Kernel]) -> Result<(), CudaError> {
         self.bind()?;
         self.loaded().load(kernels, self.capability(), || self.bind())
@@ -240,8 +238,7 @@ impl Gpu {
         self.loaded().kernels().map(Kernel::name).collect()
     }
 
-    /// Returns the number of modules that this handle and its clones have loaded in the device's context, the host's
-    /// own included.
+    /// Returns the number of modules that this handle and its clones have loaded, including the host's own.
     pub fn module_count(&self) -> usize {
         self.loaded().module_count()
     }
@@ -251,7 +248,7 @@ impl Gpu {
         self.loaded().function(kernel, self.capability())
     }
 
-    /// Returns the CTAs of the kernel that one multiprocessor runs at a time, with its threads and shared memory.
+    /// Returns the number of the kernel's CTAs that one multiprocessor runs at a time.
     pub(in crate::backend::cuda) fn resident(
         &self,
         kernel: &'static Kernel,
@@ -277,7 +274,7 @@ impl Gpu {
     /// [`CudaError::NotPrepared`] for a kernel that is not loaded while the stream is captured, or the driver's error.
     ///
     /// # Safety
-    /// The addresses in `params` are valid for the kernel's accesses until it is done.
+    /// The addresses in `params` stay valid for the kernel's accesses until it is done.
     pub(in crate::backend::cuda) unsafe fn launch<P: KernelParams>(
         &self,
         kernel: &'static Kernel,
@@ -295,10 +292,10 @@ impl Gpu {
         unsafe { self.launch_with(kernel, grid, block, stream, from_ref(params).cast(), start) }
     }
 
-    /// Launches a kernel of attention on this many CTAs, with the kernel's threads.
+    /// Launches a kernel of attention on `ctas` CTAs, with the kernel's threads.
     ///
     /// # Safety
-    /// As for [`Gpu::launch`], for the parameters and the extra parts.
+    /// As [`Gpu::launch`], also for the extra parts.
     pub(in crate::backend::cuda) unsafe fn launch_attention<P: KernelParams + Pod>(
         &self,
         kernel: &'static Kernel,
@@ -311,12 +308,12 @@ impl Gpu {
         assert_eq!(kernel.params(), P::NAME, "the kernel takes another struct");
         let params = extra.behind(params, kernel);
         let (grid, block) = ((ctas, 1), (kernel.threads(), 1));
-        // SAFETY: the caller guarantees the addresses; the kernel takes one `P`, and then the parts of its `extra`.
+        // SAFETY: the caller guarantees the addresses; the kernel takes one `P`, followed by the parts of its `extra`.
         unsafe { self.launch_with(kernel, grid, block, stream, params.as_ptr().cast(), start) }
     }
 
     /// # Safety
-    /// As for [`Gpu::launch`]; `params` points to as many bytes as the kernel takes.
+    /// As [`Gpu::launch`]; `params` points to as many bytes as the kernel takes.
     unsafe fn launch_with(
         &self,
         kernel: &'static Kernel,
@@ -329,15 +326,14 @@ impl Gpu {
         let loaded = self.loaded().find(kernel);
         let function = match loaded {
             Some(function) => function,
-            // A capture loads no kernel.
             None if is_capturing(stream)? => return Err(CudaError::NotPrepared),
             None => self.function(kernel)?,
         };
         let pdl = function.waits() && start == Start::Pdl && self.supports_pdl();
         let mut attributes = [LaunchAttribute::new(PROGRAMMATIC, [1, 0, 0])];
         let own = &mut attributes[..usize::from(pdl)];
-        // SAFETY: the function takes one struct by value, of the size in the table (`ptx/build.py` compares it with the
-        // PTX). The caller guarantees the addresses inside.
+        // SAFETY: the function takes one struct by value, of the size in the table, which `ptx/build.py` compares with
+        // the PTX. The caller guarantees the addresses in it.
         unsafe { submit(function, (grid, block, kernel.shared()), stream, own, params) }
     }
 }

@@ -1,8 +1,7 @@
-//! Host memory that is reserved at once and pinned piece by piece, so that a host need not wait for all of it.
+//! Host memory that is reserved at once and pinned in pieces, so that a host need not wait for all of it.
 //!
-//! Pinning 64 GiB takes most of a minute in one thread. Several threads touch each piece first, which is most of it.
-//!
-//! Not here: the pages in it (`moves/region.rs`).
+//! Pinning 64 GiB in one thread takes most of a minute, mainly to touch the memory. Several threads therefore touch
+//! each piece first.
 
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,12 +12,11 @@ use super::sys;
 use crate::backend::cuda::error::{CudaError, check};
 use crate::memory::ask_for_huge_pages;
 
-/// Bytes of the smallest page of the system.
 const SYSTEM_PAGE: usize = 4096;
-/// Threads that touch a piece.
+/// Number of threads that touch a piece.
 const TOUCHERS: usize = 4;
 
-/// Reserved host memory, whose first pieces are pinned. One thread pins; others may use what is pinned.
+/// Reserved host memory, pinned from the start on. One thread pins pieces; others may use the pinned ones.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Mapping {
     gpu: Gpu,
@@ -29,16 +27,16 @@ pub(in crate::backend::cuda) struct Mapping {
     pinned: AtomicUsize,
 }
 
-// SAFETY: this value alone owns the memory, which no thread owns. Users of its bytes keep their own order.
+// SAFETY: this value alone owns the memory, which belongs to no thread. Users of its bytes order their accesses.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; the count is atomic.
+// SAFETY: the same; the count is atomic.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Reserves `bytes`, to be pinned in pieces of `piece` bytes; the system backs them when they are touched.
+    /// Reserves `bytes` bytes, to be pinned in pieces of `piece` bytes. The system backs them when they are touched.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`] if the address space has no room.
+    /// [`CudaError::OutOfMemory`] if the address space lacks a range of this size.
     pub fn reserve(gpu: &Gpu, bytes: u64, piece: u64) -> Result<Self, CudaError> {
         let out = CudaError::OutOfMemory { bytes };
         let len = usize::try_from(bytes).map_err(|_| out.clone())?.next_multiple_of(SYSTEM_PAGE);
@@ -57,7 +55,7 @@ impl Mapping {
         Ok(Self { gpu: gpu.clone(), start: start.cast(), bytes: len, piece, pinned })
     }
 
-    /// Touches and pins the next piece. Returns the bytes that are pinned. Only one thread calls it.
+    /// Touches and pins the next piece, and returns the number of pinned bytes. Only one thread calls it.
     ///
     /// # Errors
     /// [`CudaError::Pinning`].
@@ -74,7 +72,7 @@ impl Mapping {
         self.gpu.bind()?;
         let start = self.start.wrapping_add(pinned).cast();
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        // SAFETY: the piece is mapped, whole system pages of it, and registered once.
+        // SAFETY: the piece is mapped, consists of whole system pages, and is registered once.
         let code = unsafe { sys::cuMemHostRegister_v2(start, bytes, flags) };
         if code != 0 {
             return Err(failed(code));
@@ -86,19 +84,19 @@ impl Mapping {
         if found.is_err() || address != start.addr() as u64 {
             // SAFETY: registered above, unregistered once.
             unsafe { sys::cuMemHostUnregister(start) };
-            // CUDA_ERROR_NOT_SUPPORTED: kernels address host memory otherwise than the host.
+            // CUDA_ERROR_NOT_SUPPORTED: kernels and host use different addresses.
             return Err(found.err().unwrap_or_else(|| failed(801)));
         }
         self.pinned.store(pinned + bytes, Ordering::Release);
         Ok((pinned + bytes) as u64)
     }
 
-    /// Writes to each system page of a piece that no one uses yet.
+    /// Writes to each system page of an unused piece.
     fn touch(&self, start: usize, bytes: usize) {
         let part = bytes.div_ceil(TOUCHERS).next_multiple_of(SYSTEM_PAGE);
         let touch = |part: usize, end: usize| {
             for at in (part..end).step_by(SYSTEM_PAGE) {
-                // SAFETY: the address is inside the mapping, and the piece has no user yet.
+                // SAFETY: the address is inside the mapping, and the piece is unused.
                 unsafe { self.start.wrapping_add(start + at).write_volatile(0) };
             }
         };
@@ -110,12 +108,11 @@ impl Mapping {
         });
     }
 
-    /// The address of the first byte, on the host and, where it is pinned, on every device.
+    /// Returns the address of the first byte, which is the same on the host and, once pinned, on every device.
     pub fn address(&self) -> u64 {
         self.start.addr() as u64
     }
 
-    /// The address of a byte.
     pub fn at(&self, byte: u64) -> *mut u8 {
         self.start.wrapping_add(byte as usize)
     }
@@ -125,15 +122,16 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let bound = self.gpu.bind().is_ok();
         for piece in (0..*self.pinned.get_mut()).step_by(self.piece).filter(|_| bound) {
-            // SAFETY: registered once by `pin_next`, unregistered once. The owner has waited for the work that uses it.
+            // SAFETY: registered once by `pin_next`, unregistered once. The owner has waited for the work on the
+            // memory.
             unsafe { sys::cuMemHostUnregister(self.start.wrapping_add(piece).cast()) };
         }
-        // SAFETY: mapped by `reserve`, unmapped once, without users.
+        // SAFETY: mapped by `reserve`, unmapped once, and unused.
         unsafe { libc::munmap(self.start.cast(), self.bytes) };
     }
 }
 
-/// Returns the bytes that a process may lock, where the system limits them.
+/// Returns the limit of bytes that a process may lock, if there is one.
 fn locked_memory_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is valid memory for one limit.
@@ -141,7 +139,7 @@ fn locked_memory_limit() -> Option<u64> {
     (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Returns the bytes of memory that the system, and the process's control group, can still give; `None` if unknown.
+/// Returns the bytes of memory that the system and the process's control group can still provide; `None` if unknown.
 pub(in crate::backend::cuda) fn available_memory() -> Option<u64> {
     let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let info = fs::read_to_string("/proc/meminfo").ok()?;

@@ -1,6 +1,4 @@
 //! Owned memory: device memory, and pinned host memory that kernels can access.
-//!
-//! Not here: the contents.
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -11,12 +9,12 @@ use super::work::{self, Dropped};
 use crate::backend::cuda::error::{CudaError, check, check_alloc};
 use crate::layout::Dtype;
 
-/// Device memory. A drop frees it after the submitted work of this crate's streams of its device. A host that uses the
-/// address on other streams or devices waits for them before it drops the buffer.
+/// Device memory. Dropping it frees the memory after all work that was submitted to this crate's streams of its device.
+/// A host that uses the address on other streams or devices waits for them first.
 ///
-/// Memory for the host comes from the device's memory pool, if there is one. Its drop does not wait, because a pending
-/// kernel may wait for a kernel that this thread launches next. When other memory is freed, the driver waits for all
-/// work of the context (300 ms of another stream's work, measured; 0.1 ms from the pool).
+/// Memory for the host comes from the device's memory pool, if there is one, so that a drop does not wait: a pending
+/// kernel may depend on a kernel that this thread launches next. To free other memory, the driver waits for all work of
+/// the context (300 ms of another stream's work, measured; 0.1 ms with the pool).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     gpu: Gpu,
@@ -26,7 +24,7 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Allocates `bytes` of device memory, not initialised; 0 bytes allocate nothing.
+    /// Allocates `bytes` bytes of uninitialised device memory; 0 bytes allocate nothing.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`].
@@ -34,8 +32,8 @@ impl DeviceBuffer {
         Self::take(gpu, bytes, gpu.has_pools())
     }
 
-    /// Allocates memory for a backend's lifetime, not from the memory pool: attention over a K and V pool in the memory
-    /// pool takes up to 1 % longer (32 kv heads, H200).
+    /// Allocates memory for a backend's lifetime, outside the memory pool: attention over K and V in the memory pool
+    /// takes up to 1 % longer (32 kv heads, H200).
     pub(in crate::backend::cuda) fn lasting(gpu: &Gpu, bytes: u64) -> Result<Self, CudaError> {
         Self::take(gpu, bytes, false)
     }
@@ -57,7 +55,7 @@ impl DeviceBuffer {
     /// Allocates memory for a copy of `items`, copies them, and waits for the copy.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`], or the driver's.
+    /// [`CudaError::OutOfMemory`]; the driver's errors.
     pub fn of<T: bytemuck::Pod>(gpu: &Gpu, items: &[T]) -> Result<Self, CudaError> {
         let mut buffer = Self::new(gpu, size_of_val(items) as u64)?;
         buffer.write(0, items)?;
@@ -69,12 +67,12 @@ impl DeviceBuffer {
         self.address
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Overwrites from byte `start` on, after all submitted work of the device, and waits for the copy.
+    /// Overwrites the memory from byte `start` on, after all submitted work of the device, and waits for the copy.
     ///
     /// # Errors
     /// The driver's.
@@ -125,15 +123,15 @@ impl DeviceBuffer {
         self.gpu.finish()
     }
 
-    /// Returns everything from byte `start` on as rows to read, `stride` elements apart (`None`: packed), of the type
-    /// that the call expects.
+    /// Returns the memory from byte `start` on as rows to read, at a distance of `stride` elements (`None` if packed).
+    /// The call determines their type.
     pub fn rows(&self, start: u64, stride: Option<usize>) -> DeviceRows<'_> {
         let device = Some(self.gpu.ordinal());
         DeviceRows { extent: self.extent(start, stride), device, owner: PhantomData }
     }
 
-    /// Returns everything from byte `start` on as rows to write, `stride` elements apart (`None`: packed), of the type
-    /// that the call writes.
+    /// Returns the memory from byte `start` on as rows to write, at a distance of `stride` elements (`None` if packed).
+    /// The call determines their type.
     pub fn rows_mut(&mut self, start: u64, stride: Option<usize>) -> DeviceRowsMut<'_> {
         let device = Some(self.gpu.ordinal());
         DeviceRowsMut { extent: self.extent(start, stride), device, owner: PhantomData }
@@ -154,7 +152,7 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Allocates from the bound context's memory pool; every stream may use the memory.
+/// Allocates from the bound context's memory pool, for use by every stream.
 fn from_pool(bytes: u64) -> Result<u64, CudaError> {
     let (mut address, mut stream) = (0, ptr::null_mut());
     let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
@@ -180,25 +178,24 @@ fn from_device(bytes: u64) -> Result<u64, CudaError> {
 /// Type of the elements at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) enum Element {
-    /// Bytes of a buffer, which have the type that a call expects.
+    /// Bytes of a buffer, whose type the call determines.
     Bytes,
     Number(Dtype),
     /// u32, of a selection's lists.
     Position,
 }
 
-/// Place of rows in device memory, by which they are checked.
+/// The place and size of rows in device memory, for checks.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct Extent {
     pub address: u64,
-    /// Elements from row to row; `None`: packed.
+    /// Distance of rows in elements; `None` if packed.
     pub stride: Option<usize>,
     pub bytes: u64,
     pub element: Element,
 }
 
-/// Rows of q, k or v, sinks, or lists in device memory: an address, the number of elements, and the distance from row
-/// to row. Made by [`DeviceBuffer::rows`], or from the host's own address.
+/// Rows of q, k or v, sinks, or lists in device memory, from [`DeviceBuffer::rows`] or from the host's own address.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRows<'a> {
     pub(in crate::backend::cuda) extent: Extent,
@@ -208,12 +205,12 @@ pub struct DeviceRows<'a> {
 }
 
 impl DeviceRows<'_> {
-    /// Returns `len` elements of type `dtype` at the host's own device address as rows, `stride` elements apart
-    /// (`None`: packed). A call that expects another type or more elements rejects them.
+    /// Describes `len` elements of type `dtype` at the host's own device address as rows, at a distance of `stride`
+    /// elements (`None` if packed). A call that expects another type or more elements rejects them.
     ///
     /// # Safety
-    /// Until the work that reads them is done, the device can read these elements, and nothing writes them out of the
-    /// stream's order.
+    /// Until the work that reads them is done, the device can read these elements, and no work outside the stream's
+    /// order writes them.
     pub unsafe fn from_raw(address: u64, dtype: Dtype, len: usize, stride: Option<usize>) -> Self {
         Self {
             extent: Extent::of_numbers(address, dtype, len, stride),
@@ -222,7 +219,7 @@ impl DeviceRows<'_> {
         }
     }
 
-    /// Returns `len` positions (u32) at the host's own device address as the lists of a selection.
+    /// Describes `len` positions (u32) at the host's own device address as the lists of a selection.
     ///
     /// # Safety
     /// As for [`from_raw`](DeviceRows::from_raw).
@@ -241,8 +238,8 @@ pub struct DeviceRowsMut<'a> {
 }
 
 impl<'a> DeviceRowsMut<'a> {
-    /// Returns the columns from byte `start` of each row on, rows `stride` elements apart, to read once they are
-    /// written in the stream's order.
+    /// Returns the columns from byte `start` of each row on, at a distance of `stride` elements, for reads in the
+    /// stream's order.
     pub(in crate::backend::cuda) fn part(&self, start: u64, stride: u64) -> DeviceRows<'a> {
         let Extent { address, bytes, element, .. } = self.extent;
         let (address, bytes) = (address.saturating_add(start), bytes.saturating_sub(start));
@@ -252,12 +249,12 @@ impl<'a> DeviceRowsMut<'a> {
 }
 
 impl DeviceRowsMut<'_> {
-    /// Returns `len` elements of type `dtype` at the host's own device address as rows, `stride` elements apart
-    /// (`None`: packed). A call that expects another type or more elements rejects them.
+    /// Describes `len` elements of type `dtype` at the host's own device address as rows, at a distance of `stride`
+    /// elements (`None` if packed). A call that expects another type or more elements rejects them.
     ///
     /// # Safety
-    /// Until the work that writes them is done, the device can write these elements, and nothing else accesses them out
-    /// of the stream's order.
+    /// Until the work that writes them is done, the device can write these elements, and no work outside the stream's
+    /// order accesses them.
     pub unsafe fn from_raw(address: u64, dtype: Dtype, len: usize, stride: Option<usize>) -> Self {
         Self {
             extent: Extent::of_numbers(address, dtype, len, stride),
@@ -266,7 +263,7 @@ impl DeviceRowsMut<'_> {
         }
     }
 
-    /// Returns room for `len` positions (u32) at the host's own device address as the lists of a selection.
+    /// Describes space for `len` positions (u32) at the host's own device address as the lists of a selection.
     ///
     /// # Safety
     /// As for [`from_raw`](DeviceRowsMut::from_raw).
@@ -287,9 +284,9 @@ impl Extent {
     }
 }
 
-/// Pinned host memory: the device copies to and from it without staging, and kernels access it. A drop waits for the
-/// submitted work of this crate's streams of its device, then frees it; the driver itself waits for all work of the
-/// context. A host that uses it on other devices waits for them before it drops the buffer.
+/// Pinned host memory: the device copies from and to it without staging, and kernels access it. Dropping it waits for
+/// the work that was submitted to this crate's streams of its device; the driver waits for all work of the context. A
+/// host that uses the memory on other devices waits for them first.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     gpu: Gpu,
@@ -302,7 +299,7 @@ pub struct PinnedBuffer {
 unsafe impl Send for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// Takes `bytes` of pinned host memory, zeroed.
+    /// Allocates `bytes` bytes of pinned host memory, zeroed.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`].
@@ -323,15 +320,15 @@ impl PinnedBuffer {
         Ok(buffer)
     }
 
-    /// Returns the bytes. If a copy writes them asynchronously, wait for its event before reading.
+    /// Returns the bytes. If a copy writes them asynchronously, wait for its event first.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: allocated for `bytes` bytes, initialised in `new`, alive while borrowed.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
-    /// Returns the bytes. If a copy reads them asynchronously, wait for its event before writing.
+    /// Returns the bytes to write. If a copy reads them asynchronously, wait for its event first.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed mutably.
+        // SAFETY: the same, and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 
@@ -340,7 +337,7 @@ impl PinnedBuffer {
         self.start
     }
 
-    /// Returns the device address of the first byte, for kernels. If a kernel writes there, wait for it before reading.
+    /// Returns the device address of the first byte, for kernels.
     pub fn address(&self) -> u64 {
         self.address
     }

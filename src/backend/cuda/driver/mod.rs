@@ -1,11 +1,11 @@
 //! The driver layer: devices, memory, streams and launches; independent of plans and pools.
 //!
 //! ```text
-//! gpu       a device and its context, which loaded kernels belong to
+//! gpu       a device and its context, to which loaded kernels belong
 //! stream    streams, events, graphs
 //! memory    device memory, pinned memory, rows by address
 //! mapping   host memory that is pinned piece by piece
-//! work      which work a context still has to do, and memory that waits for it
+//! work      unfinished work of a context, and memory that waits for it
 //! launch    launches, in order or as programmatic dependent launches
 //! raw, sys  handles as integers; the driver's functions and types
 //! forward   libcuda.so.1, opened at the first call

@@ -1,11 +1,8 @@
 //! The driver's handles as integers, which any thread may hold.
-//!
-//! Not here: ownership.
 
 use super::sys;
 use crate::backend::cuda::error::{CudaError, check};
 
-/// A context's handle.
 pub(in crate::backend::cuda) type RawContext = u64;
 
 /// The host's raw `CUstream` as an integer; 0 is the default stream.
@@ -21,6 +18,6 @@ pub(in crate::backend::cuda) fn is_capturing(stream: RawStream) -> Result<bool, 
     // SAFETY: `status` is valid memory for one status; the stream is the host's.
     let result = unsafe { sys::cuStreamIsCapturing(raw(stream), &mut status) };
     check("cuStreamIsCapturing", result)?;
-    // CU_STREAM_CAPTURE_STATUS_NONE is 0.
+
     Ok(status != 0)
 }

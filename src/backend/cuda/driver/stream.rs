@@ -1,6 +1,5 @@
-//! Streams, events and graphs, for hosts without their own CUDA binding.
-//!
-//! Hosts with a binding pass raw `CUstream`s as integers, with a value that keeps them alive. Not here: launches.
+//! Streams, events and graphs, for hosts without their own CUDA binding. Hosts with a binding pass raw `CUstream`s as
+//! integers, with a value that keeps them alive.
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
@@ -13,13 +12,13 @@ use super::sys;
 use super::work;
 use crate::backend::cuda::error::{CudaError, check};
 
-/// `CU_STREAM_LEGACY`: the default stream, whose other handle is 0.
+/// `CU_STREAM_LEGACY`: the default stream, which also has handle 0.
 const LEGACY: RawStream = 1;
 
-/// `CU_STREAM_PER_THREAD`: another stream in each thread.
+/// `CU_STREAM_PER_THREAD`: a different stream in each thread.
 const PER_THREAD: RawStream = 2;
 
-/// A stream: the host's or our own. Clones share it; the last clone destroys a stream of our own.
+/// A stream of the host or of this crate. Clones share it; dropping the last clone destroys a stream of this crate.
 #[derive(Clone, Debug)]
 pub struct CudaStream {
     shared: Arc<Handle>,
@@ -32,7 +31,6 @@ struct Handle {
     owner: Owner,
 }
 
-/// Owner that destroys a stream.
 #[derive(Debug)]
 enum Owner {
     Us,
@@ -43,7 +41,7 @@ enum Owner {
 }
 
 impl CudaStream {
-    /// Creates a stream, not ordered with the default stream.
+    /// Creates a stream that is not ordered with the default stream.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -61,14 +59,14 @@ impl CudaStream {
         Self::with(gpu, 0, Owner::Nobody)
     }
 
-    /// Wraps the host's own stream, which `owner` keeps alive until the last clone of this value is dropped. Handles 0
-    /// and 1 are the default stream.
+    /// Wraps the host's own stream. `owner` keeps the stream alive until the last clone of this value is dropped.
+    /// Handles 0 and 1 are the default stream.
     ///
     /// # Errors
     /// [`CudaError::PerThreadStream`] for handle 2.
     ///
     /// # Safety
-    /// It is a stream of `gpu`'s primary context, and lives as long as `owner`.
+    /// The stream belongs to `gpu`'s primary context, and lives as long as `owner`.
     pub unsafe fn from_raw(
         gpu: &Gpu,
         stream: RawStream,
@@ -116,7 +114,7 @@ impl CudaStream {
     /// Captures the work that `body` submits to this stream into a graph, without running it.
     ///
     /// # Errors
-    /// The body's, or the driver's.
+    /// The errors of the body and of the driver.
     pub fn capture<E: From<CudaError>>(
         &self,
         body: impl FnOnce() -> Result<(), E>,
@@ -144,13 +142,13 @@ impl Drop for Handle {
         let bound = self.gpu.bind().is_ok();
         work::leave(self.gpu.context(), self.stream);
         if matches!(self.owner, Owner::Us) && bound {
-            // SAFETY: made by cuStreamCreate, destroyed once; work in it still runs to its end.
+            // SAFETY: created by cuStreamCreate, destroyed once; its work still runs to the end.
             unsafe { sys::cuStreamDestroy_v2(raw(self.stream)) };
         }
     }
 }
 
-/// A capture in progress. If its body fails or panics, the drop ends the capture without a graph.
+/// A capture in progress. If its body fails or panics, dropping it ends the capture without a graph.
 struct Capture<'a> {
     stream: &'a CudaStream,
 }
@@ -177,7 +175,7 @@ impl Drop for Capture<'_> {
     fn drop(&mut self) {
         let (graph, _) = self.stop();
         if !graph.is_null() {
-            // SAFETY: the half-made graph is destroyed once.
+            // SAFETY: the incomplete graph is destroyed once.
             unsafe { sys::cuGraphDestroy(graph) };
         }
     }
@@ -191,16 +189,16 @@ pub struct CudaGraph {
 }
 
 impl CudaGraph {
-    /// Submits the captured work once more.
+    /// Submits the captured work again.
     ///
     /// # Errors
     /// The driver's.
     ///
     /// # Safety
-    /// A graph contains only addresses. All memory that the captured calls used (backends, rows, host pages) must exist
-    /// until the work is done, and nothing else may access it meanwhile. Before the graph, in the stream's order, the
-    /// backend has [staged](crate::backend::cuda::Cuda::stage) a plan with the
-    /// [`GraphKey`](crate::backend::cuda::GraphKey) of the captured plan.
+    /// A graph contains only addresses. All memory of the captured calls (backends, rows, host pages) exists until the
+    /// work is done, and no other work accesses it meanwhile. The last plan that the backend has
+    /// [staged](crate::backend::cuda::Cuda::stage) before, in the stream's order, has the captured plan's
+    /// [`GraphKey`](crate::backend::cuda::GraphKey).
     pub unsafe fn launch(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let exec = self.exec as usize as sys::CUgraphExec;
@@ -212,13 +210,13 @@ impl CudaGraph {
 impl Drop for CudaGraph {
     fn drop(&mut self) {
         if self.gpu.bind().is_ok() {
-            // SAFETY: instantiated by us, destroyed once.
+            // SAFETY: instantiated by this crate, destroyed once.
             unsafe { sys::cuGraphExecDestroy(self.exec as usize as sys::CUgraphExec) };
         }
     }
 }
 
-/// An event in a stream: done when all work submitted before it is done.
+/// An event in a stream, which is done when all earlier work of the stream is done.
 #[derive(Debug)]
 pub struct CudaEvent {
     gpu: Gpu,
@@ -226,7 +224,7 @@ pub struct CudaEvent {
 }
 
 impl CudaEvent {
-    /// Creates an event, which is done until it is recorded. Only `timed` events measure time.
+    /// Creates an event, which counts as done until it is recorded. Only `timed` events measure time.
     ///
     /// # Errors
     /// The driver's.
@@ -259,7 +257,7 @@ impl CudaEvent {
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle(), raw(stream.raw())) })
     }
 
-    /// Makes the stream wait for the event, and returns at once.
+    /// Makes the stream wait for the event, without blocking the caller.
     ///
     /// # Errors
     /// The driver's.
@@ -273,7 +271,7 @@ impl CudaEvent {
     /// Returns whether the event is done; the host may then call `engine.complete(step)`.
     ///
     /// # Errors
-    /// A failure before the event.
+    /// A failure of earlier work.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         self.gpu.bind()?;
         // SAFETY: the event lives.
@@ -287,14 +285,14 @@ impl CudaEvent {
     /// Waits until the event is done.
     ///
     /// # Errors
-    /// A failure before the event.
+    /// A failure of earlier work.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.gpu.bind()?;
         // SAFETY: the event lives.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle()) })
     }
 
-    /// Milliseconds from an earlier event to this one, both timed and done.
+    /// Returns the milliseconds from an earlier event to this one; both are timed and done.
     ///
     /// # Errors
     /// The driver's.

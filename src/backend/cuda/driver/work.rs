@@ -1,12 +1,10 @@
-//! Tracks the work that may still use dropped memory: all work submitted to this crate's streams of its context before
-//! the drop, and no other work.
+//! Tracks the work that may still use dropped memory: the work submitted to this crate's streams of its context before
+//! the drop.
 //!
-//! The process has one list, because two handles of a device share its context. The list contains a stream while a
-//! [`CudaStream`](crate::backend::cuda::CudaStream) of it lives, and then an event at its end until that event is done.
-//! No wait happens under the lock: the awaited work may be a kernel that waits for a kernel that another thread
-//! launches next.
-//!
-//! Not here: memory (`memory.rs`), streams (`stream.rs`).
+//! The process has one list, because two handles of a device share its context. The list contains the streams of all
+//! [`CudaStream`](crate::backend::cuda::CudaStream)s, and after the last one of a stream is dropped, an event at its
+//! end until that event is done. No thread waits while it holds the lock, because the work may depend on a kernel that
+//! another thread launches next.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,12 +14,11 @@ use super::raw::{RawContext, RawStream, is_capturing, raw};
 use super::sys;
 use crate::backend::cuda::error::{CudaError, check};
 
-/// Dropped memory of a context.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Dropped {
     /// Memory of the device's memory pool. The driver frees it without a wait.
     Pool(u64),
-    /// Device memory of no pool. The driver waits for all work of the context before it frees it.
+    /// Device memory outside a pool. The driver waits for all work of the context before it frees it.
     Device(u64),
     /// Pinned host memory, for which the driver also waits.
     Host(u64),
@@ -30,8 +27,8 @@ pub(super) enum Dropped {
 impl Dropped {
     /// Frees the memory. Its context is bound.
     fn free(self) {
-        // SAFETY: the memory was allocated in the bound context. It is freed once, since it leaves the list, and after
-        // the work that may use it.
+        // SAFETY: the memory was allocated in the bound context. It left the list, so it is freed once, and after the
+        // work that may use it.
         unsafe {
             match self {
                 Self::Pool(address) | Self::Device(address) => sys::cuMemFree_v2(address),
@@ -46,11 +43,11 @@ impl Dropped {
 struct Mark {
     /// `None` if the stream was captured, so that only the whole context can be waited for.
     event: Option<u64>,
-    /// The whole context has been waited for.
+    /// Whether the whole context has been waited for.
     passed: AtomicBool,
 }
 
-/// Memory to be freed when its marks are done.
+/// Memory that is freed when its marks are done.
 #[derive(Debug)]
 struct Late {
     context: RawContext,
@@ -60,7 +57,7 @@ struct Late {
 
 #[derive(Debug)]
 struct Work {
-    /// The stream of every living `CudaStream`, once for each handle.
+    /// The stream of every live `CudaStream`, once for each handle.
     streams: Vec<(RawContext, RawStream)>,
     /// Ends of streams without a handle.
     ends: Vec<(RawContext, Arc<Mark>)>,
@@ -72,7 +69,7 @@ static WORK: Mutex<Work> =
     Mutex::new(Work { streams: Vec::new(), ends: Vec::new(), late: Vec::new() });
 
 fn work() -> MutexGuard<'static, Work> {
-    // A panic cannot leave the lists half changed.
+    // A panic leaves no partial change of the lists.
     WORK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -81,7 +78,7 @@ pub(in crate::backend::cuda) fn enter(context: RawContext, stream: RawStream) {
     work().streams.push((context, stream));
 }
 
-/// Removes a handle of the stream. The stream still lives, and the context is bound.
+/// Removes one handle of a stream that still exists. The context is bound.
 pub(in crate::backend::cuda) fn leave(context: RawContext, stream: RawStream) {
     let (mut work, entry) = (work(), (context, stream));
     let at = work.streams.iter().position(|known| *known == entry).expect("it has entered");
@@ -93,8 +90,8 @@ pub(in crate::backend::cuda) fn leave(context: RawContext, stream: RawStream) {
     work.forget(context);
 }
 
-/// Frees memory of the bound context after the work that may use it. Does not wait for memory of a pool; otherwise
-/// waits for that work.
+/// Frees memory of the bound context after the work that may use it. Waits for that work only if the memory belongs to
+/// no pool.
 pub(super) fn free(context: RawContext, memory: Dropped) {
     let mut work = work();
     let marks = work.marks(context);
@@ -102,7 +99,7 @@ pub(super) fn free(context: RawContext, memory: Dropped) {
     drop(work);
     match memory {
         Dropped::Pool(_) => sweep(context, |memory| matches!(memory, Dropped::Pool(_))),
-        // The wait fails if the context is broken or a stream is captured; a later call frees the memory.
+        // The wait fails if the context is broken or a stream is captured; a later call then frees the memory.
         Dropped::Device(_) | Dropped::Host(_) => {
             let _ = reclaim(context);
         }
@@ -117,7 +114,7 @@ pub(super) fn reclaim(context: RawContext) -> Result<bool, CudaError> {
     let marks: Vec<_> = work.late_of(context).map(|late| late.marks.clone()).collect();
     let captured = work.is_captured(context);
     drop(work);
-    // Waiting for the context would end the capture with an error.
+    // A wait for the context would invalidate the capture.
     if captured {
         return Err(CudaError::NotPrepared);
     }
@@ -126,7 +123,7 @@ pub(super) fn reclaim(context: RawContext) -> Result<bool, CudaError> {
     Ok(!marks.is_empty())
 }
 
-/// Binds a context that may be released next, and waits for all of its work, including that of other users.
+/// Binds a context that may be released next, and waits for all its work, including that of other users.
 pub(super) fn end(context: RawContext) {
     let marks = {
         let work = work();
@@ -134,20 +131,20 @@ pub(super) fn end(context: RawContext) {
         let late = work.late_of(context).flat_map(|late| &late.marks);
         ends.chain(late).cloned().collect::<Vec<_>>()
     };
-    // If the wait fails, the context is broken.
+    // The wait fails only if the context is broken.
     let _ = bind(context).and_then(|()| synchronize());
     marks.iter().for_each(|mark| mark.passed.store(true, Ordering::Release));
     sweep(context, |_| true);
 }
 
-/// Frees dropped memory of the bound context after its work is done.
+/// Frees the bound context's dropped memory whose work is done.
 fn sweep(context: RawContext, of: impl Fn(Dropped) -> bool) {
     let mut work = work();
     work.renew(context);
     if !work.forget(context) {
         return;
     }
-    // Later marks come later in the same streams.
+    // Later marks are later in the same streams.
     let mut waits = false;
     let free = work.late.extract_if(.., |late| {
         let due = late.context == context && of(late.memory) && !waits;
@@ -161,23 +158,21 @@ fn sweep(context: RawContext, of: impl Fn(Dropped) -> bool) {
 }
 
 impl Work {
-    /// Returns a context's dropped memory that is not freed yet.
     fn late_of(&self, context: RawContext) -> impl Iterator<Item = &Late> {
         self.late.iter().filter(move |late| late.context == context)
     }
 
-    /// Returns the live streams of a context, each once or more.
+    /// Returns the live streams of a context, with repetitions.
     fn streams_of(&self, context: RawContext) -> impl Iterator<Item = RawStream> {
         let of = self.streams.iter().filter(move |entry| entry.0 == context);
         of.map(|&(_, stream)| stream)
     }
 
-    /// Returns whether one of the context's streams is captured.
     fn is_captured(&self, context: RawContext) -> bool {
         self.streams_of(context).any(|stream| is_capturing(stream).unwrap_or(true))
     }
 
-    /// Returns the ends of all work submitted to a context's streams so far. The context is bound.
+    /// Marks the ends of all work submitted to a context's streams. The context is bound.
     fn marks(&self, context: RawContext) -> Vec<Arc<Mark>> {
         let mut streams: Vec<_> = self.streams_of(context).collect();
         streams.sort_unstable();
@@ -186,7 +181,7 @@ impl Work {
         ends.chain(streams.into_iter().map(|stream| Arc::new(Mark::new(stream)))).collect()
     }
 
-    /// Marks again the streams that were captured. The context is bound.
+    /// Marks the streams again that were captured. The context is bound.
     fn renew(&mut self, context: RawContext) {
         for i in 0..self.late.len() {
             let late = &self.late[i];
@@ -196,8 +191,8 @@ impl Work {
         }
     }
 
-    /// Removes the finished ends of a context's streams, unless a stream is captured: during a capture the driver
-    /// forbids event queries.
+    /// Removes the finished ends of a context's streams. Does nothing during a capture, in which the driver forbids
+    /// event queries.
     fn forget(&mut self, context: RawContext) -> bool {
         let may = !self.is_captured(context);
         self.ends.retain(|(of, mark)| !may || *of != context || !mark.is_done());
@@ -206,12 +201,11 @@ impl Work {
 }
 
 impl Mark {
-    /// Marks the end of a stream of the bound context.
     fn new(stream: RawStream) -> Self {
         Self { event: mark(stream).ok(), passed: AtomicBool::new(false) }
     }
 
-    /// Returns whether only the whole context can be waited for.
+    /// Returns whether only a wait for the whole context covers the mark.
     fn is_lost(&self) -> bool {
         self.event.is_none() && !self.passed.load(Ordering::Acquire)
     }
@@ -238,7 +232,7 @@ impl Mark {
 impl Drop for Mark {
     fn drop(&mut self) {
         if let Some(event) = self.event {
-            // SAFETY: made by `mark`, destroyed once.
+            // SAFETY: created by `mark`, destroyed once.
             unsafe { sys::cuEventDestroy_v2(handle(event)) };
         }
     }
@@ -248,7 +242,6 @@ fn handle(event: u64) -> sys::CUevent {
     event as usize as sys::CUevent
 }
 
-/// Waits for the whole context, which is bound.
 fn synchronize() -> Result<(), CudaError> {
     // SAFETY: takes no pointers; a context is bound.
     check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
@@ -259,7 +252,7 @@ fn bind(context: RawContext) -> Result<(), CudaError> {
     check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context as usize as sys::CUcontext) })
 }
 
-/// Records an event at the stream's end and returns it.
+/// Records an event at the stream's end, and returns it.
 fn mark(stream: RawStream) -> Result<u64, CudaError> {
     if is_capturing(stream)? {
         return Err(CudaError::NotPrepared);

@@ -1,6 +1,4 @@
 //! The modules and kernels that one context has loaded.
-//!
-//! Not here: launches (`driver/launch.rs`).
 
 use std::ffi::{CString, c_void};
 use std::panic::resume_unwind;
@@ -14,19 +12,19 @@ use super::marks::with_marks;
 use crate::backend::cuda::driver::sys;
 use crate::backend::cuda::error::{CudaError, check};
 
-/// Most threads that load modules at a time.
+/// Maximum number of threads that load modules.
 const THREADS_MAX: usize = 8;
-/// Most bytes kept of a compiler's log.
+/// Maximum length of a compiler's log in bytes.
 const LOG_BYTES: usize = 4096;
 
-/// The modules and kernels of one context. They stay until the context is released, so graphs may keep using them.
+/// The modules and kernels of one context. They stay loaded until the context is released, because graphs may use them.
 #[derive(Debug, Default)]
 pub(in super::super) struct Loaded {
     modules: Vec<LoadedModule>,
     kernels: Vec<(&'static Kernel, Function)>,
 }
 
-/// A PTX text, with all of its entries.
+/// A module: a PTX text with all its entry points.
 #[derive(Debug)]
 struct LoadedModule {
     text: &'static str,
@@ -35,8 +33,8 @@ struct LoadedModule {
 }
 
 impl LoadedModule {
-    /// Makes the driver compile a kernel's PTX; returns the driver's code and the compiler's log if the driver rejects
-    /// it. The context is bound.
+    /// Compiles a kernel's PTX. If the driver rejects it, returns the driver's code and the compiler's log. The context
+    /// is bound.
     fn new(kernel: &'static Kernel, ptx: &str, capability: u32) -> Result<Self, (u32, Box<str>)> {
         let ptx = with_marks(ptx, capability);
         let ptx = CString::new(ptx.into_owned()).map_err(|_| (0, "a zero in the PTX".into()))?;
@@ -45,11 +43,11 @@ impl LoadedModule {
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         ];
-        // The driver takes numeric options by value, in place of the pointer.
+        // The driver takes numeric options by value, in the place of a pointer.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
         let count = options.len() as u32;
-        // SAFETY: `module` is valid memory for one handle, the text ends with a zero, and there are as many options as
-        // values: the log's memory, which lives, and its size.
+        // SAFETY: `module` is valid memory for one handle, and the text ends with a zero. Each option has a value: the
+        // log's memory, which outlives the call, and its size.
         let result = unsafe {
             let (image, options) = (ptx.as_ptr().cast(), options.as_mut_ptr());
             sys::cuModuleLoadDataEx(&mut module, image, count, options, values.as_mut_ptr())
@@ -66,7 +64,7 @@ impl LoadedModule {
         self.text == kernel.text() && std::ptr::eq(self.archive, kernel.archive())
     }
 
-    /// Returns an entry's handle, or the driver's code.
+    /// Returns an entry point's handle, or the driver's code.
     fn entry(&self, name: &str) -> Result<sys::CUfunction, u32> {
         let name = CString::new(name).expect("a name is text");
         let mut function = null_mut();
@@ -81,12 +79,12 @@ impl LoadedModule {
 
 impl Drop for LoadedModule {
     fn drop(&mut self) {
-        // SAFETY: loaded by us, unloaded once; `Gpu` binds the context and waits for the device before.
+        // SAFETY: loaded by this crate, unloaded once; `Gpu` first binds the context and waits for the device.
         unsafe { sys::cuModuleUnload(self.module as usize as sys::CUmodule) };
     }
 }
 
-/// A loaded kernel's handle, which is valid while its [`Gpu`](crate::backend::cuda::Gpu) lives.
+/// The handle of a loaded kernel, valid while its [`Gpu`](crate::backend::cuda::Gpu) lives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Function {
     handle: u64,
@@ -99,7 +97,7 @@ impl Function {
         self.handle
     }
 
-    /// Returns whether the kernel waits by itself for earlier work (programmatic dependent launch).
+    /// Returns whether the kernel itself waits for earlier work (programmatic dependent launch).
     pub fn waits(self) -> bool {
         self.pdl
     }
@@ -115,7 +113,7 @@ impl Loaded {
         self.kernels.iter().find(|(k, _)| std::ptr::eq(*k, kernel)).map(|(_, function)| *function)
     }
 
-    /// Returns the number of loaded kernels.
+    /// Returns the loaded kernels.
     pub(in super::super) fn kernels(&self) -> impl Iterator<Item = &'static Kernel> {
         self.kernels.iter().map(|&(kernel, _)| kernel)
     }
@@ -125,9 +123,9 @@ impl Loaded {
         self.modules.len()
     }
 
-    /// Loads the missing kernels. Each archive is decompressed once and each text compiled once, several at a time.
-    /// `bind` makes the context current in the calling thread. If the driver rejects some, the others stay loaded. The
-    /// texts are released at the end.
+    /// Loads the missing kernels, with several threads: each archive is decompressed once, and each text compiled once.
+    /// `bind` makes the context current in the calling thread. If the driver rejects some kernels, the others stay
+    /// loaded. The texts are freed.
     pub(in super::super) fn load(
         &mut self,
         kernels: &[&'static Kernel],
@@ -187,7 +185,7 @@ impl Loaded {
         Ok(self.find(kernel).expect("it was just loaded"))
     }
 
-    /// Finds a kernel in its module, which is loaded.
+    /// Finds a kernel in its loaded module.
     fn take_entry(&mut self, kernel: &'static Kernel, capability: u32) -> Result<(), CudaError> {
         if self.find(kernel).is_some() {
             return Ok(());
@@ -197,7 +195,7 @@ impl Loaded {
             .expect("the module is loaded")
             .entry(kernel.name())
             .map_err(|code| refused(kernel, capability, code, "".into()))?;
-        // Together with the static part, even less than 48 KiB of dynamic memory may exceed the default limit.
+        // With the static part, even less than 48 KiB of dynamic memory may exceed the default limit.
         if kernel.shared() > 0 {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -212,12 +210,11 @@ impl Loaded {
     }
 }
 
-/// Creates the error for a kernel that the driver rejected.
 fn refused(kernel: &Kernel, capability: u32, code: u32, log: Box<str>) -> CudaError {
     CudaError::Ptx { kernel: kernel.name(), capability, code, log }
 }
 
-/// Returns `run`'s result for each item, on several threads if there are several items.
+/// Returns the results of `run` for all items, on several threads if there are several items.
 fn in_parallel<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
     if items.len() < 2 {
         return items.iter().map(run).collect();
@@ -253,7 +250,6 @@ mod tests {
         Box::leak(Box::new(Kernel::new("nonsense", archive, 32, 0)))
     }
 
-    /// Errors that occur before a call of the driver.
     #[test]
     fn what_cannot_be_loaded_names_kernel_and_capability() {
         let mut loaded = Loaded::default();
@@ -272,7 +268,7 @@ mod tests {
         assert!(corrupt_text(&mut loaded).to_string().contains("compute capability 8.9"));
     }
 
-    /// Loads a kernel that its archive does not contain.
+    /// Loads a kernel that is missing from its archive.
     fn corrupt_text(loaded: &mut Loaded) -> CudaError {
         let missing = Box::leak(Box::new(Kernel::new("nonsense", KERNELS[0].archive(), 32, 0)));
         let error = loaded.function(missing, 89).expect_err("the archive lacks the text");
@@ -280,7 +276,7 @@ mod tests {
         error
     }
 
-    /// Two items run at the same time, and results are in the order of the items.
+    /// Two items run at the same time, and results keep the order of the items.
     #[test]
     fn several_are_loaded_at_a_time() {
         let both = std::sync::Barrier::new(2);

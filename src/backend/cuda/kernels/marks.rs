@@ -1,8 +1,8 @@
-//! Instructions that need compute capability 9.0: programmatic dependent launch (PDL, `driver/launch.rs`) and fp8. The
-//! PTX is for 8.0 and newer, so it contains them as comments (`pdl.cuh` and `e4m3.cuh` of `ptx/src/common`). This
-//! module replaces the comments by instructions if the device has them.
+//! Marks: comments in the PTX that become instructions on newer devices.
 //!
-//! Not here: launches.
+//! The PTX is for compute capability 8.0 and later. Instructions of 9.0, for programmatic dependent launch
+//! (`driver/launch.rs`) and fp8, are comments in it (`pdl.cuh` and `e4m3.cuh` of `ptx/src/common`). This module
+//! replaces them if the device has the instructions.
 
 use std::borrow::Cow;
 
@@ -12,11 +12,12 @@ const MARKS: [(&str, &str); 2] = [
     ("// pdl: launch dependents", "griddepcontrol.launch_dependents;"),
 ];
 
-/// The comment before a line for newer devices, and the comment after the lines that it replaces (`e4m3.cuh`).
+/// Begin of the comment before a line for newer devices. The comment after that line ends the lines that it replaces
+/// (`e4m3.cuh`).
 const NEWER: &str = "// sm_90: ";
 const OLDER: &str = "// sm_80";
 
-/// Returns the PTX for a device, with instructions in place of the marks that it supports.
+/// Returns the PTX for a device, with its instructions in place of marks.
 pub(super) fn with_marks(ptx: &str, capability: u32) -> Cow<'_, str> {
     if capability < 90 || !(ptx.contains(MARKS[0].0) || ptx.contains(NEWER)) {
         return Cow::Borrowed(ptx);
@@ -67,12 +68,12 @@ mod tests {
                 continue;
             }
             let wait = if entry.contains(MARKS[0].0) { MARKS[0].0 } else { MARKS[0].1 };
-            // The last wait: CTAs without work also wait, and their waits may precede it.
-            // If warps or CTAs have different roles, each waits by itself; one role's text precedes another's wait.
+            // CTAs without work may wait earlier, so this is the last wait. If warps or CTAs have different roles, each
+            // role waits, and the text of one role precedes the wait of another.
             let roles = entry.contains("setmaxnreg") || name.starts_with("attend_shared_");
             let split = if roles { entry.split_once(wait) } else { entry.rsplit_once(wait) };
             let (before, _) = split.expect("a kernel of PDL waits");
-            // Plan and tables may be read before the wait; a prefetch reads nothing.
+            // Only the plan and the tables may be read before the wait. A prefetch reads nothing.
             for line in before.lines().filter(|line| line.contains(".global")) {
                 let known = ["ld.global.nc.", "cp.async.ca.shared.global", "prefetch.global."];
                 assert!(known.iter().any(|start| line.contains(start)), "{name}: {line}");
@@ -80,7 +81,6 @@ mod tests {
         }
     }
 
-    /// Slots of 257 to 1,024 must not overlap the adjacent flags.
     #[test]
     fn decode_kernels_keep_the_slot_of_the_largest_page() {
         let decode = |kernel: &Kernel| {

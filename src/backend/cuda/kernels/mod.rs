@@ -1,4 +1,4 @@
-//! The kernels: generated PTX within the crate, in an archive for each family.
+//! The kernels: generated PTX in the crate, with an archive for each family.
 //!
 //! ```text
 //! ptx/kernels.toml -- ptx/build.py --> ptx/out/*.zst, table
@@ -12,8 +12,8 @@
 //! selection  compute capability, pool and step -> kernels of attention
 //! ```
 //!
-//! The driver compiles a text when one of its entries is first needed. Attention has a text for each entry, so a pool
-//! waits only for its own kernels. Not here: the kernels' code (`ptx/src`), launches (`driver/launch.rs`).
+//! The driver compiles a text when one of its entry points is first needed. Each attention kernel has its own text, so
+//! a pool waits only for its own kernels. Their code is in `ptx/src`.
 
 mod archive;
 mod kernel;

@@ -1,10 +1,8 @@
-//! Parameters of the attention kernels: the mirror of `ptx/src/common/params.cuh`. `params/moves.rs` has those of the
-//! kernels that move bytes.
+//! Parameters of the attention kernels: the counterpart of `ptx/src/common/params.cuh`. `params/moves.rs` has those of
+//! the kernels that move bytes.
 //!
 //! Every struct is passed or uploaded as its bytes. Both sides assert sizes and offsets, and `ptx/build.py --check`
-//! compares the two lists of numbers.
-//!
-//! Not here: the code that fills them.
+//! compares both lists.
 
 use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};
@@ -23,17 +21,17 @@ pub use sparse::{CANDIDATES, Lists, SCORE_TOKENS, SelectParams, StoreLabelsParam
 use crate::layout::PAGE_SIZE_MAX;
 use crate::plan::BatchRow;
 
-/// Most tokens of a page: `attend_decode_*` stores a slot of a page in ten bits of a word.
+/// Maximum number of tokens of a page: `attend_decode_*` stores a slot of a page in ten bits of a word.
 pub const PAGE_TOKENS_MAX: u32 = 1024;
 
-/// Most K and V heads for rows of 16 bits, also over fp8: `attend_decode_*` stores a head in sixteen bits of that word.
+/// Maximum number of kv heads for 16-bit rows, also over fp8: `attend_decode_*` stores a head in 16 bits of that word.
 pub const KV_HEADS_MAX: u32 = 65535;
 
 const _: () =
     assert!(PAGE_SIZE_MAX <= PAGE_TOKENS_MAX, "attend_decode.cuh has no bits for the slot");
 
 /// The parameters of `attend_decode_*`, `attend_extend_*`, `attend_f32`, `attend_latent_*` and `attend_latent_join_*`,
-/// by value; the structs of others begin with it.
+/// by value. Structs of other kernels begin with it.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct AttendParams {
@@ -108,7 +106,7 @@ pub struct AttendParams {
     pub masks: u64,
 }
 
-/// Marks a row of the page tables, in the staged rows and in [`ExtendWork`]: the sequence is a tree of drafts, which
+/// Flag of a page table row in the staged rows and in [`ExtendWork`]: the sequence is a draft tree, which
 /// `attend_extend_*` and `attend_decode_*_r64_sm90a` support.
 pub const TREE_ROW: u32 = 1 << 31;
 
@@ -185,17 +183,17 @@ pub struct ExtendWork {
 
 /// Query rows of an item of `attend_shared_*`.
 pub const SPAN_ROWS: u32 = 128;
-/// The index that stands for no span.
+/// The index for no span.
 pub const NO_SPAN: u32 = u32::MAX;
 /// Query rows of an item for head_dim 256.
 pub const SPAN_ROWS_256: u32 = 64;
-/// Most (row, kv head)s of a step of `attend_shared_*`.
+/// Maximum number of (row, kv head)s of a step of `attend_shared_*`.
 pub const LISTED_SUMS: u32 = 4096;
-/// Most of them in a stripe.
+/// Maximum number of them in a stripe.
 pub const LISTED_TAILS: u32 = 512;
-/// Warps of a CTA of `attend_shared_*` that decode.
+/// Number of warps of a CTA of `attend_shared_*` that work on tails.
 pub const TAIL_WARPS: u32 = 8;
-/// Warps that decode in the kernels for any device, and in those for head_dim 256.
+/// The same in the kernels for any device, and for head_dim 256.
 pub const TAIL_WARPS_ANY: u32 = 4;
 pub const TAIL_WARPS_256: u32 = 2;
 
@@ -203,41 +201,41 @@ pub const TAIL_WARPS_256: u32 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SharedHead {
-    /// Warps that decode: [`TAIL_WARPS`] of each CTA that does not work on spans.
+    /// Number of warps that work on tails: [`TAIL_WARPS`] of each CTA that does not work on spans.
     pub decode_warps: u32,
     /// See [`DecodeWork`].
     pub work_units: u32,
-    /// CTAs that work on spans.
+    /// Number of CTAs that work on spans.
     pub span_ctas: u32,
-    /// Tiles of each of these.
+    /// Number of tiles of each of these.
     pub work_tiles: u32,
-    /// Tiles of all query tiles, those added between them included, of one kv head.
+    /// Number of tiles of all query tiles of one kv head, including the extra ones between them.
     pub head_tiles: u32,
-    /// Query rows of all query tiles, of one kv head.
+    /// Number of query rows of all query tiles of one kv head.
     pub head_rows: u32,
     /// 0.
     pub reserved: [u32; 2],
 }
 
-/// A row's part of the spans, and the place of its own units.
+/// A row's spans, and its own units.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct RowShare {
     /// First position after its spans.
     pub begin: u32,
-    /// Its first new token's place among the members.
+    /// Place of its first new token among the members.
     pub place: u32,
-    /// The last of its spans.
+    /// Its deepest span.
     pub span: u32,
-    /// Its spans.
+    /// Number of its spans.
     pub depth: u32,
-    /// First of its units in each stripe.
+    /// Its first unit in each stripe.
     pub start: u32,
-    /// Its units of one head.
+    /// Number of its units of one head.
     pub units: u32,
     /// Its first query row.
     pub qo_start: u32,
-    /// Its new tokens; 0: the extend kernel takes it.
+    /// Number of its new tokens; 0 if the extend kernel takes it.
     pub extend_len: u32,
 }
 
@@ -247,69 +245,70 @@ pub struct RowShare {
 pub struct SpanParts {
     /// The first tile of its first query tile, of each kv head.
     pub tile_at: u32,
-    /// Tiles of one of its query tiles.
+    /// Number of tiles of each of its query tiles.
     pub tiles: u32,
-    /// Its first member's place.
+    /// Place of its first member.
     pub member_start: u32,
-    /// Its members.
+    /// Number of its members.
     pub member_count: u32,
     /// The span's parent, or [`NO_SPAN`].
     pub parent: u32,
-    /// Query rows of query tiles before it.
+    /// Number of query rows of earlier query tiles.
     pub row_at: u32,
-    /// Tiles from one of its query tiles to the next; the tiles between count as work.
+    /// Distance of its query tiles in tiles; the extra tiles between them count as work.
     pub stride: u32,
     /// 0.
     pub reserved: u32,
 }
 
-/// A barrier for the CTAs that have parts of one query tile's sum; see `ptx/src/common/params.cuh`.
+/// A barrier of the CTAs with parts of one query tile's sum: see `ptx/src/common/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct SpanMeeting {
-    /// Parts that have arrived; from bit 16 on, CTAs that no longer wait.
+    /// Number of parts that have arrived; from bit 16 on, number of CTAs that no longer wait.
     pub state: u64,
-    /// CTAs that no longer poll.
+    /// Number of CTAs that no longer poll.
     pub left: u32,
     /// 0.
     pub reserved: u32,
 }
 
-/// Tiles of one query tile, of a span or of a row's own tokens. The first item of a CTA for spans has the CTA's index.
+/// Tiles of one query tile, of a span or of a row's own tokens. A CTA's first item has the index of the CTA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SpanItem {
-    /// Row of the page tables.
+    /// Page table row.
     pub row: u32,
     /// Place of the query tile's first member.
     pub member_start: u32,
     /// The kv head.
     pub head: u16,
-    /// Items of the query tile, each of another CTA.
+    /// Number of items of the query tile, each of another CTA.
     pub parts: u16,
-    /// Place of the CTA's next item; 0: there is none.
+    /// Index of the CTA's next item; 0 for none.
     pub next: u16,
-    /// Index among the query tile's items.
+    /// Index among the items of the query tile.
     pub piece: u16,
-    /// The query tile's members.
+    /// Number of members of the query tile.
     pub member_count: u16,
-    /// For a row's own tokens: one more than the tokens after `kv_end`, or the most that fit; 0: members see all.
+    /// For a row's own tokens, the number of tokens from `kv_end` on plus 1, at most 65,535; 0 if members see all
+    /// tokens.
     pub behind: u16,
     /// First position to read.
     pub kv_begin: u32,
     /// End of the positions to read.
     pub kv_end: u32,
-    /// Row of the spans' sums at which its own sums begin.
+    /// First row of its sums among the sums of spans.
     pub part: u32,
 }
 
-/// A member of spans: one of a row's new tokens, which are consecutive.
+/// A member of spans: one new token of a row. The new tokens of a row are consecutive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SpanMember {
     /// Its query row.
     pub qo_start: u32,
-    /// Its row of the batch.
+    /// Its row in the batch.
     pub batch_index: u32,
 }
 
@@ -340,17 +339,17 @@ pub struct AttendSharedParams {
 
 /// Returns the factor for division by `divisor`: `n / divisor == n * magic >> 32`.
 ///
-/// Exact for all 32-bit `n` if `divisor` is a power of two, otherwise for `n < 2^32 / divisor`.
+/// It is exact for all 32-bit `n` if `divisor` is a power of two, otherwise for `n < 2^32 / divisor`.
 pub const fn magic(divisor: u32) -> u64 {
     (1_u64 << 32).div_ceil(divisor as u64)
 }
 
-/// Returns the factor for division by `divisor`: `n / divisor` is the high half of the 128-bit `n * wide_magic`; 0 for
-/// 1.
+/// Returns the factor for division by `divisor`: `n / divisor` is the high half of the 128-bit `n * wide_magic`. It is
+/// 0 for 1.
 ///
-/// Exact for `n * divisor < 2^64`.
+/// It is exact for `n * divisor < 2^64`.
 pub const fn wide_magic(divisor: u64) -> u64 {
-    // ceil(2^64 / d), which for d > 1 is floor((2^64 - 1) / d) + 1.
+    // For d > 1, ceil(2^64 / d) is floor((2^64 - 1) / d) + 1.
     if divisor == 1 { 0 } else { u64::MAX / divisor + 1 }
 }
 
@@ -360,8 +359,8 @@ pub trait KernelParams: Copy {
     const NAME: &'static str;
 }
 
-/// Asserts a struct's size and offsets. `ptx/src/common/params.cuh` asserts the same of its structs, and `ptx/build.py
-/// --check` compares the numbers.
+/// Asserts a struct's size and offsets. `ptx/src/common/params.cuh` asserts the same, and `ptx/build.py --check`
+/// compares the numbers.
 macro_rules! layout_is {
     ($($name:ident $bytes:literal { $($field:ident $offset:literal)* })*) => {
         const _: () = {$(

@@ -1,28 +1,26 @@
 //! Selects the attention kernels for a pool and a device. Only this file looks at the compute capability.
 //!
-//! Each step of attention takes the kernel of the table that matches the pool's contents, the rows' type and the
-//! head_dim. If two match, the one for this device only wins. The table's columns `step` and `cache` place a family
-//! here.
-//!
-//! Not here: memory and launches (`attention/variants.rs`, `attention/shared.rs`, `attention/latent.rs`).
+//! Each step of attention uses the kernel in the table that matches the pool's contents, the type of rows and the
+//! head_dim. If two match, the kernel for this device only is used. The table's columns `step` and `cache` select the
+//! family.
 
 use super::kernel::{Kernel, Step};
 use super::table::KERNELS;
 use crate::backend::cuda::attention::split::{DECODE_ROWS, LatentItems, SplitShape, TAIL_ROWS};
 use crate::layout::{Dtype, PoolLayout, Scaling};
 
-/// The decode kernels of [`DECODE_ROWS`], if available.
+/// The decode kernels of [`DECODE_ROWS`] that exist.
 pub(in super::super) type Decodes = [Option<&'static Kernel>; DECODE_ROWS.len()];
 
-/// The kernels that read spans once, for tails of each of [`TAIL_ROWS`].
+/// The kernels that read spans once, for each of [`TAIL_ROWS`].
 pub(in super::super) type Shared = [&'static Kernel; TAIL_ROWS.len()];
 
-/// The kernels of latent rows.
+/// The kernels over latent rows.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Latent {
-    /// A kernel whose work the host splits into these items, and the kernel that joins its parts.
+    /// A kernel whose work the host splits into these items, and the kernel that joins parts.
     Split([&'static Kernel; 2], LatentItems),
-    /// The kernel of rows of f32, which walks all positions.
+    /// The kernel over f32 rows, which reads all positions.
     Plain(&'static Kernel),
 }
 
@@ -44,8 +42,8 @@ impl Selection {
         Self { capability, scaling: layout.scaling(), rows, head_dim: layout.head_dim() }
     }
 
-    /// Returns the kernel of a step, for this many query rows if that matters. `own`: kernels for this device only are
-    /// allowed.
+    /// Returns the kernel of a step for this number of query rows, if that matters. With `own`, kernels for this device
+    /// only are allowed.
     fn find(&self, step: Step, query_rows: u32, own: bool) -> Option<&'static Kernel> {
         let serves = |kernel: &&Kernel| {
             kernel.attention().is_some_and(|serves| {
@@ -60,7 +58,7 @@ impl Selection {
         KERNELS.iter().filter(serves).max_by_key(|kernel| kernel.is_sm90a())
     }
 
-    /// Returns the decode kernels for groups of this many query heads.
+    /// Returns the decode kernels for groups of `group` query heads.
     pub fn decodes(&self, group: u32) -> Decodes {
         let mut decodes = DECODE_ROWS.map(|rows| self.find(Step::Decode, rows, true));
         if decodes[2].is_some() && group <= DECODE_ROWS[0] {
@@ -80,7 +78,7 @@ impl Selection {
         self.find(Step::Extend, 0, true)
     }
 
-    /// Returns the extend kernel for steps with trees of drafts, if it is another one. Both read the same plan.
+    /// Returns the extend kernel for steps with draft trees, if it is a separate one. Both read the same plan.
     pub fn trees(&self) -> Option<&'static Kernel> {
         let has_trees = self.extend()?.has_trees();
         if has_trees { None } else { self.find(Step::Extend, 0, false) }
@@ -95,7 +93,7 @@ impl Selection {
         Some([narrow?, wide?])
     }
 
-    /// Returns the kernels of latent rows.
+    /// Returns the kernels over latent rows.
     pub fn latent(&self) -> Latent {
         let main = self.find(Step::Latent, 0, true).expect("every dtype has one");
         let items = if main.is_sm90a() { LatentItems::Hopper } else { LatentItems::Tiles };
@@ -105,7 +103,7 @@ impl Selection {
         }
     }
 
-    /// Returns the kernel of rows of f32.
+    /// Returns the kernel over f32 rows.
     pub fn check(&self) -> &'static Kernel {
         self.find(Step::Check, 0, true).expect("there is one over each pool")
     }
@@ -147,7 +145,7 @@ mod tests {
         }
     }
 
-    /// Returns the parts of a kernel's name from its selection.
+    /// Returns a kernel's name for a selection.
     fn name(of: &Selection, step: &str, query_rows: u32, own: bool) -> String {
         let fp8 = if of.scaling.is_some() { "_fp8" } else { "" };
         let dtype = format!("{:?}", of.rows).to_lowercase();
@@ -191,7 +189,7 @@ mod tests {
         });
     }
 
-    /// Each row reads spans separately if rows are f32, and if there is a window.
+    /// F32 rows, and attention with a window, read spans separately for each row.
     #[test]
     fn spans_are_read_once_for_rows_of_16_bits_alone() {
         each(|of| {
@@ -229,7 +227,6 @@ mod tests {
         }
     }
 
-    /// A driver compiles only the launched kernels.
     #[test]
     fn a_text_of_attention_has_one_entry() {
         let mut texts = (String::new(), "");
@@ -251,7 +248,7 @@ mod tests {
         if names.is_empty() { "-".into() } else { names.join(", ") }
     }
 
-    /// Returns the kernels of decode, extend and trees, spans, lists for rows of bf16.
+    /// Returns the kernels of decode, extend and trees, spans, and lists for bf16 rows.
     fn cells(of: Selection) -> [String; 4] {
         if of.head_dim == 576 {
             let kernels = match of.latent() {
@@ -265,7 +262,7 @@ mod tests {
         [list(&of.decodes(16)), list(&extend), list(&spans), list(&of.selected())]
     }
 
-    /// Returns the lines of `ptx/README.md` that list the kernels of each compute capability.
+    /// Returns the lines of the table in `ptx/README.md`, with the kernels of each compute capability.
     fn table() -> String {
         let mut text = String::from(
             "| pool, head_dim | compute capability | decode | extend, trees | spans | lists |\n",
@@ -296,7 +293,7 @@ mod tests {
         text
     }
 
-    /// `KVARENA_WRITE` in the environment makes the test write the lines.
+    /// With `KVARENA_WRITE` in the environment, the test writes the lines.
     #[test]
     fn the_readme_has_what_each_capability_gets() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/ptx/README.md");

@@ -1,11 +1,9 @@
-//! The rows of a step as layers that read chunks see them.
+//! The rows of a step for layers with chunks.
 //!
-//! A token reads its own chunk alone. So each row is cut where a chunk ends, and each piece counts positions from its
-//! chunk's start: kernels compute plain causal attention, and read nothing before. The chunks of a group begin at
-//! multiples of the page tables' chunks, so a piece's pages begin at a word of its row's directory. Its row number is
-//! the index of that word, as in a directory of one word for each row.
-//!
-//! Not here: the tokens of a page table chunk (`TableShape::of`).
+//! A token reads only its own chunk, so each row is cut into pieces at the ends of chunks. A piece counts positions
+//! from its chunk's start, so kernels compute plain causal attention. The chunks of a group begin at multiples of the
+//! page tables' chunks, so the pages of a piece begin at a directory word of its row. The row number of a piece is the
+//! index of that word, as in a directory with one word for each row.
 
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::TREE_ROW;
@@ -14,20 +12,20 @@ use crate::id::RowId;
 use crate::layout::{PoolLayout, Reach, TableShape};
 use crate::plan::BatchRow;
 
-/// Returns the sizes of the chunks that layers of a pool read, without those over latent rows, which have no kernel.
+/// Returns the chunk sizes of a pool, except those over latent rows, which have no kernel.
 fn sizes(layout: &PoolLayout) -> impl Iterator<Item = u32> + use<'_> {
     let limited = layout.groups().limited().filter(|_| !layout.is_latent());
     limited.filter_map(|(_, reach)| if let Reach::Chunk(size) = reach { Some(size) } else { None })
 }
 
-/// Returns the pieces of a step of these numbers of tokens and rows, empty ones included. They depend on nothing else,
-/// so that graphs can read them.
+/// Returns the number of pieces, including empty ones, for these numbers of tokens and rows. It depends on nothing
+/// else, so graphs can use it.
 pub(in crate::backend::cuda) fn count(size: u32, tokens: usize, rows: usize) -> usize {
-    // Only the first and last piece of a row may be short.
+    // Only the first and the last piece of a row may be short.
     rows + rows.min(tokens / 2) + tokens / size as usize
 }
 
-/// Returns the most pieces of a step.
+/// Returns the maximum number of pieces of a step.
 pub(in crate::backend::cuda) fn most(layout: &PoolLayout, limits: StepLimits) -> u32 {
     let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
     let pieces = sizes(layout).map(|size| count(size, tokens, rows)).max();
@@ -44,15 +42,14 @@ pub(in crate::backend::cuda) fn bytes(layout: &PoolLayout, tokens: usize, rows: 
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct ChunkRows {
     list: Vec<Pieces>,
-    /// Directory words of a row.
+    /// Number of directory words of a row.
     row_words: u32,
 }
 
-/// The pieces for chunks of one size.
 #[derive(Debug)]
 struct Pieces {
     size: u32,
-    /// Directory words of a chunk.
+    /// Number of directory words of a chunk.
     words: u32,
     rows: Vec<BatchRow>,
 }
@@ -77,7 +74,7 @@ impl ChunkRows {
         Ok(Self { list, row_words: table.chunks_per_row })
     }
 
-    /// Cuts the rows of a step of `tokens` tokens. Draft trees have no pieces, because no such layer reads them.
+    /// Cuts the rows of a step of `tokens` tokens. Draft trees have no pieces, because layers with chunks reject them.
     pub(in crate::backend::cuda) fn cut(&mut self, rows: &[BatchRow], tokens: usize) {
         for pieces in &mut self.list {
             let count = count(pieces.size, tokens, rows.len());
@@ -96,7 +93,7 @@ impl ChunkRows {
         Some(&pieces.rows)
     }
 
-    /// Returns all pieces, size by size, and before those of each size the number of bytes.
+    /// Returns all pieces, by size: the offset of the size's pieces in bytes, the size, and the pieces.
     pub(in crate::backend::cuda) fn all(&self) -> impl Iterator<Item = (usize, u32, &[BatchRow])> {
         let mut at = 0;
         self.list.iter().map(move |pieces| {

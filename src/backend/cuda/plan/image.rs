@@ -1,34 +1,32 @@
-//! The staged plan as launches see it: the limits of a step, and the device addresses.
-//!
-//! Not here: its contents and its upload (`stage.rs`).
+//! The staged plan from the view of launches: the limits of steps, and the device addresses.
 
 /// The limits of all steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) struct StepLimits {
     pub(in crate::backend::cuda) tokens: u32,
     pub(in crate::backend::cuda) rows: u32,
-    /// For tests: reads every span once, also where that is slower.
+    /// For tests: reads every span once, at any cost.
     pub(in crate::backend::cuda) all_spans: bool,
 }
 
-/// The device addresses of the staged plan, which are all that a launch uses.
+/// The device addresses of the staged plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) struct Image {
     pub(in crate::backend::cuda) slots: u64,
-    /// Slots of the second track, and bytes from track to track.
+    /// Slots of the second track, and bytes from one track to the next.
     pub(in crate::backend::cuda) track_slots: u64,
     pub(in crate::backend::cuda) track_bytes: u64,
     pub(in crate::backend::cuda) positions: u64,
     pub(in crate::backend::cuda) rows: u64,
     /// The pieces of rows, for each size of chunks.
     pub(in crate::backend::cuda) chunks: u64,
-    /// The begins of rows' scores, in pools that keep labels.
+    /// First chunk of each row's scores, in pools with labels.
     pub(in crate::backend::cuda) starts: u64,
     /// The decode splits of each variant of attention.
     pub(in crate::backend::cuda) splits: u64,
     /// Masks of trees.
     pub(in crate::backend::cuda) masks: u64,
-    /// Whether rows are trees.
+    /// Whether some rows are trees.
     pub(in crate::backend::cuda) trees: bool,
     pub(in crate::backend::cuda) token_count: usize,
     pub(in crate::backend::cuda) row_count: usize,

@@ -2,12 +2,10 @@
 //!
 //! ```text
 //! stage -- image       the staged plan and its device addresses
-//!       -- chunk_rows  the rows of a step for layers that read chunks
-//!       -- ring        pinned slots that bring it there
+//!       -- chunk_rows  the rows of a step for layers with chunks
+//!       -- ring        pinned slots for the upload
 //!       -- tables      page tables
 //! ```
-//!
-//! Not here: the split of attention (`attention/split`).
 
 pub(super) mod chunk_rows;
 pub(super) mod image;

@@ -1,7 +1,7 @@
 //! The pinned upload ring: a few slots of pinned memory. The host rewrites a slot only after the device has read it.
 //!
 //! The kernel that reads a slot then writes the slot's ticket to pinned memory. A step therefore costs the host one
-//! launch, without a copy and without recording or querying an event. Not here: the uploaded contents.
+//! launch, without a copy or an event.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,13 +19,13 @@ use crate::backend::cuda::kernels::params::LoadPlanParams;
 pub(in crate::backend::cuda) struct UploadRing {
     memory: PinnedBuffer,
     slot_bytes: usize,
-    /// The ticket that the last reader of each slot has written, `u64 [slots]`.
+    /// The last ticket that a reader of each slot has written, `u64 [slots]`.
     done: PinnedBuffer,
-    /// Counters of the readers' blocks, `u32 [slots]`.
+    /// Block counters of the readers, `u32 [slots]`.
     counters: DeviceBuffer,
-    /// The last ticket issued for each slot, and the index of its stream among the backend's streams.
+    /// For each slot the last issued ticket, and the index of its stream among the backend's streams.
     sent: Vec<(u64, u32)>,
-    /// The number of streams that the backend had before.
+    /// Number of earlier streams of the backend.
     turn: u32,
     next: usize,
     ticket: u64,
@@ -35,13 +35,13 @@ pub(in crate::backend::cuda) struct UploadRing {
 /// The contents of a slot: an image at its start, and table writes at an offset.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct Load {
-    /// Bytes of the image; rounded up to units of 16.
+    /// Bytes of the image, rounded up to units of 16.
     pub(in crate::backend::cuda) image_bytes: usize,
-    /// Target address of the image on the device, with memory for the last unit.
+    /// Device address of the image.
     pub(in crate::backend::cuda) image: u64,
-    /// Bytes from the slot's start to the table writes, a multiple of 8.
+    /// Offset of the table writes in the slot, a multiple of 8.
     pub(in crate::backend::cuda) writes_at: usize,
-    /// Table writes, all of them checked.
+    /// Number of table writes, which are checked.
     pub(in crate::backend::cuda) writes: usize,
     /// Device address of the page tables.
     pub(in crate::backend::cuda) words: u64,
@@ -74,7 +74,7 @@ impl UploadRing {
         self.slot_bytes
     }
 
-    /// Returns the bytes sent so far.
+    /// Returns the number of bytes sent so far.
     pub(in crate::backend::cuda) fn sent_bytes(&self) -> u64 {
         self.sent_bytes
     }
@@ -116,7 +116,6 @@ impl UploadRing {
     }
 }
 
-/// A slot that is filled and then sent.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Upload<'a> {
     ring: &'a mut UploadRing,
@@ -160,8 +159,8 @@ impl Upload<'_> {
             writes: load.writes as u32,
             reserved: 0,
         };
-        // SAFETY: source and writes are inside the slot (asserted), which is not rewritten before its ticket returns;
-        // the target has memory for the image, and the writes were checked.
+        // SAFETY: source and writes are inside the slot (asserted), which is not rewritten before its ticket returns.
+        // The target has memory for the image, and the writes were checked.
         unsafe {
             gpu.launch(
                 LOAD_PLAN,

@@ -1,6 +1,6 @@
 //! The staged plan: one step's arrays at fixed device addresses, which all kernels of the step read.
 //!
-//! A plan's image is contiguous; one launch sends it together with the plan's table writes:
+//! A plan's image is contiguous. One launch sends it together with the plan's table writes:
 //!
 //! ```text
 //! slots [tokens] | positions [tokens] | rows [rows] | starts of scores [rows + 1]
@@ -8,17 +8,14 @@
 //!     | decode split of each variant
 //! ```
 //!
-//! Its addresses depend only on the numbers of tokens and rows. A graph that was captured with one plan can therefore
-//! be replayed for any later plan of these numbers (or padded to them) with the same kernels ([`GraphKey`]). There is
-//! one image: work on one stream runs in order, so the next plan may be sent once the last launch of this one is
-//! submitted. A launch with a plan that is not staged stages it first. Step, numbers and slot width identify a plan.
-//! Launches get the addresses of the checked image, so a plan with different contents cannot redirect a write.
+//! Addresses depend only on the numbers of tokens and rows. A captured graph can therefore be replayed for any later
+//! plan of these numbers, or padded to them, with the same kernels ([`GraphKey`]). There is one image: the stream
+//! orders work, so the next plan may be sent once the last launch of this plan is submitted. A launch stages its plan
+//! if necessary. Step, numbers and slot width identify a plan. Launches use the addresses of the checked image, so a
+//! plan with different contents cannot redirect a write.
 //!
-//! If a row is a tree of drafts, the image marks its row of the page tables. The masks have their own memory; plans
-//! without trees neither send nor read them, so graphs serve both kinds. The begins of scores exist if the pool keeps
-//! labels.
-//!
-//! Not here: the split (`attention/split/`), the tables (`tables.rs`).
+//! If a row is a draft tree, the image marks its page table row. Masks have their own memory. Plans without trees
+//! neither send nor read them, so graphs serve both kinds.
 
 use super::chunk_rows::{self, ChunkRows};
 use super::image::{Image, StepLimits};
@@ -48,7 +45,7 @@ struct Staged {
     rows: usize,
     /// Bytes of one entry of the slot mapping.
     slot_bytes: usize,
-    /// Variants of attention whose splits the image contains.
+    /// Number of attention variants whose splits are in the image.
     variants: usize,
 }
 
@@ -65,16 +62,16 @@ struct Offsets {
     positions: usize,
     rows: usize,
     starts: usize,
-    /// Slots of the second track, and bytes from track to track.
+    /// Slots of the second track, and bytes from one track to the next.
     tracks: usize,
     track_bytes: usize,
-    /// Pieces of rows, for layers that read chunks.
+    /// Pieces of rows, for layers with chunks.
     chunks: usize,
     decode: usize,
 }
 
 impl Offsets {
-    /// Returns the offsets for a plan of these numbers.
+    /// Returns the offsets for the numbers of a plan.
     fn of(plan: &BatchPlan<'_>, layout: &PoolLayout) -> Self {
         Self::new(plan.token_count(), plan.rows.len(), slot_bytes(plan), layout)
     }
@@ -103,14 +100,14 @@ pub(in crate::backend::cuda) struct Stage {
     spans: SpanCheck,
     /// The pieces of the staged plan's rows.
     chunks: ChunkRows,
-    /// The masks of the staged plan, if it has any.
+    /// The masks of the staged plan, if it has some.
     masks: DeviceBuffer,
     /// Whether the staged plan has masks.
     trees: bool,
-    /// The rows of a plan with trees, which are marked, or with padding whose row numbers look marked.
+    /// The rows of a plan with marked trees, or with padding whose row numbers look marked.
     marked: Vec<BatchRow>,
-    /// The start of a kernel that reads plan and tables before its wait. The first such kernel after an upload is in
-    /// order; later ones use PDL, because they start later.
+    /// The start of a kernel that reads plan and tables before its wait. The first such kernel after an upload starts
+    /// in order; later ones use PDL, because they start after it.
     pub(in crate::backend::cuda) start: Start,
 }
 
@@ -123,7 +120,7 @@ impl Stage {
     ) -> Result<Self, CudaError> {
         let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
         let offsets = Offsets::new(tokens, rows, size_of::<i64>(), layout);
-        // Each new token changes at most a word of each track and one more; more writes take several rounds.
+        // Each new token changes at most one word for each track and one more. More writes take several rounds.
         let words = layout.tracks() as usize + 1;
         let writes = (words * tokens + 4 * rows) * size_of::<TableWrite>();
         let decode =
@@ -148,7 +145,7 @@ impl Stage {
         })
     }
 
-    /// Returns the bytes sent so far.
+    /// Returns the number of bytes sent so far.
     pub(in crate::backend::cuda) fn sent_bytes(&self) -> u64 {
         self.ring.sent_bytes()
     }
@@ -158,7 +155,7 @@ impl Stage {
         self.ring.leave();
     }
 
-    /// Stages the plan unless it is staged, and returns its addresses. Rejects an upload while the stream is captured.
+    /// Stages the plan if necessary, and returns its addresses. Rejects an upload while the stream is captured.
     pub(in crate::backend::cuda) fn ensure(
         &mut self,
         gpu: &Gpu,
@@ -200,7 +197,7 @@ impl Stage {
         }
     }
 
-    /// Returns the address and the number of the rows that a variant of attention reads, if it may read chunks.
+    /// Returns the address and number of the rows for a variant of attention, which may have chunks.
     pub(in crate::backend::cuda) fn rows_of(
         &self,
         image: &Image,
@@ -215,7 +212,7 @@ impl Stage {
         Ok((image.chunks + at as u64, pieces.len() as u32))
     }
 
-    /// Rejects chunks that no group of the pool reads.
+    /// Rejects chunks that no group of the pool has.
     pub(in crate::backend::cuda) fn check_chunk(&self, attend: &Attend) -> Result<(), CudaError> {
         match attend.chunk {
             Some(chunk) if self.chunks.of(chunk).is_none() => Err(CudaError::Chunk { chunk }),
@@ -303,7 +300,7 @@ impl Stage {
         Ok(fit)
     }
 
-    /// Sends the masks, if rows are trees.
+    /// Sends the masks, if some rows are trees.
     fn send_masks(
         &mut self,
         gpu: &Gpu,
@@ -330,7 +327,7 @@ impl Stage {
         }
         check::plan(plan, &self.layout, tables.shape())?;
         check::spans(&mut self.spans, plan)?;
-        // A row's decode units beyond its tokens: its extra units, and the most that rounding up adds.
+        // The decode units of a row beyond its tokens: the extra units, and at most one by rounding.
         let is_quantised = self.layout.views().any(|layout| layout.dtype().is_quantised());
         let beside = (decode_extra(is_quantised) + 1) * DECODE_UNIT;
         let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(beside)).sum();
@@ -339,8 +336,8 @@ impl Stage {
     }
 }
 
-/// Returns the plan's rows, with trees marked; writes them to `marked` if they differ. Kernels treat any row from
-/// [`TREE_ROW`] on as a tree, and the caller may give padding such a row; it becomes row 0.
+/// Returns the plan's rows with trees marked, in `marked` if they differ. Kernels treat any row from [`TREE_ROW`] on as
+/// a tree. The caller may give padding such a row; it becomes row 0.
 fn mark_trees<'a>(plan: &BatchPlan<'a>, marked: &'a mut Vec<BatchRow>) -> &'a [BatchRow] {
     let is_marked = |row: &BatchRow| row.row.raw() >= TREE_ROW;
     if plan.masks.is_empty() && !plan.rows.iter().fold(false, |any, row| any | is_marked(row)) {
@@ -349,15 +346,15 @@ fn mark_trees<'a>(plan: &BatchPlan<'a>, marked: &'a mut Vec<BatchRow>) -> &'a [B
     marked.clear();
     marked.extend(plan.rows.iter().map(|row| match plan.tree(row) {
         Some(_) => BatchRow { row: RowId::new(row.row.raw() | TREE_ROW), ..*row },
-        // The plan was checked, so only padding names a row that no table has.
+        // The plan was checked, so only padding has such a row.
         None if is_marked(row) => BatchRow { row: RowId::new(0), ..*row },
         None => *row,
     }));
     marked
 }
 
-/// Returns the maximum of tokens that the rows of a step may see together: decode units of all kv heads are counted in
-/// 31 bits.
+/// Returns the maximum number of tokens that the rows of a step see together. Decode units of all kv heads are counted
+/// in 31 bits.
 fn most_seen(kv_heads: u32) -> u64 {
     (u64::from(DECODE_UNIT) << 31) / u64::from(kv_heads)
 }
@@ -377,7 +374,7 @@ fn put_slots(bytes: &mut [u8], at: usize, slots: SlotMapping<'_>) {
     };
 }
 
-/// Copies items to offset `at` and returns the offset after them.
+/// Copies items to offset `at`, and returns their end.
 fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, items: &[T]) -> usize {
     let end = at + size_of_val(items);
     bytes[at..end].copy_from_slice(bytemuck::cast_slice(items));

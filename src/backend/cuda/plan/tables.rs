@@ -1,6 +1,4 @@
-//! The page tables in device memory: the same array of words as on the host, updated word by word.
-//!
-//! Not here: the meaning of the words (`TableShape`).
+//! The page tables in device memory: the same array of words as on the host ([`TableShape`]), updated word by word.
 
 use crate::backend::check::longest_row;
 use crate::backend::cuda::driver::gpu::Gpu;
@@ -51,7 +49,7 @@ impl Tables {
         self.shape.page_word(track, 0)
     }
 
-    /// Returns the pages that checked writes name.
+    /// Returns the pages in checked writes.
     pub(in crate::backend::cuda) fn pages<'a>(
         &self,
         writes: &'a [TableWrite],
@@ -61,12 +59,12 @@ impl Tables {
         pages.map(|write| PageId::new(write.value))
     }
 
-    /// Most tokens for which one row names pages of `page_size` tokens.
+    /// Returns the maximum number of tokens of one row.
     pub(in crate::backend::cuda) fn longest_row(&self) -> u64 {
         longest_row(&self.shape, self.page_size)
     }
 
-    /// Returns the words on the device, after all submitted work. For tests.
+    /// Waits for all submitted work, and returns the words on the device. For tests.
     pub(in crate::backend::cuda) fn read(&self) -> Result<Vec<u32>, CudaError> {
         self.words.read(0, self.shape.words())
     }

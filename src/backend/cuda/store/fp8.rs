@@ -1,6 +1,4 @@
-//! store_cache launches into quantised pools: convert rows to bytes, and make scales if they are by token.
-//!
-//! Not here: pools of unquantised rows (`rows.rs`), the plan's slots (`plan/stage.rs`).
+//! Launches of store_cache into quantised pools, which convert rows to bytes and compute scales by token.
 
 use super::pool::Pool;
 use crate::backend::Operand;
@@ -20,12 +18,11 @@ use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
 use crate::layout::{Dtype, PoolLayout};
 
-/// Threads of a block.
 const THREADS: u32 = 256;
-/// Elements of a thread of the fast kernels.
+/// Number of elements of a thread of the fast kernels.
 const UNIT: u32 = 16;
 
-/// Returns the kernels that steps may use. The alignment of the host's rows selects one.
+/// Returns the kernels that steps may use, depending on the alignment of the host's rows.
 pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, rows: Dtype) -> Vec<&'static Kernel> {
     if layout.is_latent() {
         return vec![STORE_LATENT_FP8];
@@ -35,7 +32,7 @@ pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, rows: Dtype) -> Vec
     kernels
 }
 
-/// Returns whether a fast kernel takes aligned rows of this type.
+/// Returns whether a fast kernel supports aligned rows of this type.
 fn has_fast(layout: &PoolLayout, rows: Dtype) -> bool {
     let units = layout.store_widths()[0] as u32 / UNIT;
     rows != Dtype::F32 && matches!(layout.value_dim(), 64 | 128 | 256) && units <= THREADS
@@ -100,8 +97,8 @@ pub(in crate::backend::cuda) fn store(
         let params = StoreLatentFp8Params { store: params, rope };
         // A warp for each token.
         let (grid, block) = ((params.store.tokens.div_ceil(8), 1), (THREADS, 1));
-        // SAFETY: slots are below the pool's (checked when staged), rows are long enough (checked above), planes belong
-        // to the pool.
+        // SAFETY: slots are in the pool (checked when staged), rows are long enough (checked above), planes belong to
+        // the pool.
         return unsafe { gpu.launch(STORE_LATENT_FP8, grid, block, stream, &params, Start::Pdl) };
     }
     let units = width as u32 / UNIT;
@@ -115,7 +112,7 @@ pub(in crate::backend::cuda) fn store(
         let grid = u32::try_from(warps.div_ceil(8)).expect("a step of fewer tokens");
         (STORE_CACHE_FP8_ANY, grid, (THREADS, 1))
     };
-    // SAFETY: slots are below the pool's (checked when staged), rows are long enough (checked above), scales belong to
-    // the pool.
+    // SAFETY: slots are in the pool (checked when staged), rows are long enough (checked above), scales belong to the
+    // pool.
     unsafe { gpu.launch(kernel, (grid, 1), block, stream, &params, Start::Pdl) }
 }

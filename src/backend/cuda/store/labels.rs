@@ -1,9 +1,7 @@
-//! Labels on the device: their channels, their plane, and the scores of a selection.
+//! Labels on the device: their channels, their plane, and the scores of selections.
 //!
-//! Scores of all rows with lists share one scratch buffer, in chunks of [`SCORE_TOKENS`] positions. Staging a plan
-//! sends each row's start.
-//!
-//! Not here: attention over the selection (`attention/variants.rs`), the kernels (`ptx/src/sparse`).
+//! Scores of all rows with lists share one buffer, in chunks of [`SCORE_TOKENS`] positions. Staging a plan sends each
+//! row's first chunk.
 
 use super::pool::Pool;
 use crate::backend::Operand;
@@ -24,9 +22,9 @@ use crate::id::LayerId;
 use crate::layout::{Dtype, LabelChannels, LayerPlace, PlaneName, PoolLayout, Strides};
 use crate::plan::{BatchPlan, BatchRow};
 
-/// CTAs of `score_labels_*` for each multiprocessor.
+/// Number of CTAs of `score_labels_*` for each multiprocessor.
 const SCORE_RESIDENT: u32 = 3;
-/// Most CTAs of `select_top`, for each multiprocessor and for each list.
+/// Maximum number of CTAs of `select_top`, for each multiprocessor and for each list.
 const TOP_RESIDENT: u32 = 2;
 const TOP_PARTS: u32 = 8;
 
@@ -36,26 +34,27 @@ pub(in crate::backend::cuda) struct Labels {
     /// u32 `[layers, kv_heads, channels]`.
     channels: DeviceBuffer,
     channel_count: u32,
-    /// The labels' plane, in the pool at `pool`.
+    /// Strides of the plane of labels.
     strides: Strides,
     pool: u64,
     /// u32 `[key_chunks, kv_heads, SCORE_TOKENS]`.
     keys: DeviceBuffer,
     key_chunks: u32,
-    /// (key, position) of u32 `[lists with several CTAs, CANDIDATES]`, and u32 `[the same lists, 2]` of zeros.
+    /// (key, position) of u32 `[lists with several CTAs, CANDIDATES]`, and u32 `[the same lists, 2]`, which are zero
+    /// between launches.
     gathered: DeviceBuffer,
     gather_counters: DeviceBuffer,
-    /// Whether a selection has been launched. Plans that exceed its memory are then rejected before a graph is
-    /// replayed.
+    /// Whether a selection has been launched. From then on, a plan that exceeds its memory is rejected when it is
+    /// staged, since a graph may replay the selection.
     pub(in crate::backend::cuda) used: bool,
 }
 
-/// Returns the chunks of scores of a row; `tree` is set for a tree.
+/// Returns the number of chunks of scores of a row; `tree` is set for a draft tree.
 fn chunks(row: &BatchRow, tree: bool) -> u32 {
     if row.extend_len == 1 && !tree { row.kv_len.div_ceil(SCORE_TOKENS) } else { 0 }
 }
 
-/// Writes the begin of each row's chunks, and returns their number; trees are marked.
+/// Writes the first chunk of each row, and returns the number of chunks. Trees are marked.
 pub(in crate::backend::cuda) fn starts(rows: &[BatchRow], mut put: impl FnMut(u32)) {
     let mut start = 0;
     for row in rows {
@@ -66,8 +65,8 @@ pub(in crate::backend::cuda) fn starts(rows: &[BatchRow], mut put: impl FnMut(u3
 }
 
 impl Labels {
-    /// Allocates labels of a pool with the channels `given`, and memory for the scores of `tokens` tokens in `rows`
-    /// rows.
+    /// Creates the labels of a pool with channels `given`, and allocates memory for the scores of `tokens` tokens in
+    /// `rows` rows.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
         pool: &Pool,
@@ -77,7 +76,7 @@ impl Labels {
         let layout = pool.layout();
         let mut channels = DeviceBuffer::lasting(gpu, size_of_val(given.values()) as u64)?;
         channels.write(0, given.values())?;
-        // A row's last chunk may be partly empty.
+        // The last chunk of a row may be partly empty.
         let key_chunks = tokens.div_ceil(SCORE_TOKENS.into()) + u64::from(rows);
         let key_chunks = u32::try_from(key_chunks).unwrap_or(u32::MAX);
         let chunk_bytes = 4 * u64::from(layout.kv_heads()) * u64::from(SCORE_TOKENS);
@@ -126,7 +125,7 @@ impl Labels {
         self.channels.address() + u64::from(layer.raw()) * layer_bytes
     }
 
-    /// Stores the labels of at least one row of K; the rows were checked.
+    /// Stores the labels of at least one row of K. The rows were checked.
     pub(in crate::backend::cuda) fn store(
         &self,
         gpu: &Gpu,
@@ -163,16 +162,15 @@ impl Labels {
         let labels = tokens as u64 * u64::from(layout.kv_heads()) * u64::from(self.channel_count);
         let blocks = labels.div_ceil(STORE_LABELS.threads().into());
         let grid = (u32::try_from(blocks).unwrap_or(u32::MAX), 1);
-        // SAFETY: slots are below the pool's (checked when staged), rows are long enough (checked by the store of K).
+        // SAFETY: slots are in the pool (checked when staged), rows are long enough (checked by the store of K).
         unsafe {
             gpu.launch(STORE_LABELS, grid, (STORE_LABELS.threads(), 1), stream, &params, Start::Pdl)
         }
     }
 
     /// Fills lists `[rows, kv_heads, top]` at `positions`; `attend` has q, tables and rows of the staged plan.
-    ///
     /// # Safety
-    /// The addresses are those of q for every token of the staged step, and of all lists.
+    /// The addresses have q for every token of the staged step, and space for all lists.
     pub(in crate::backend::cuda) unsafe fn select(
         &self,
         gpu: &Gpu,
@@ -206,10 +204,10 @@ impl Labels {
         let score = Self::score(pool.rows());
         let kv_heads = layout.kv_heads();
         let grid = (kv_heads.max(SCORE_RESIDENT * gpu.multiprocessors()), 1);
-        // SAFETY: the caller guarantees the addresses; the kernel omits rows whose scores exceed the memory.
+        // SAFETY: the caller guarantees the addresses; the kernel skips rows whose scores exceed the memory.
         unsafe { gpu.launch(score, grid, (score.threads(), 1), stream, &params, start) }?;
         let lists = image.row_count as u32 * kv_heads;
-        // One CTA for each list unless two fit, so all divided lists have scratch.
+        // A list has several CTAs only if two fit for each list, so all divided lists have scratch.
         let parts = (TOP_RESIDENT * gpu.multiprocessors() / lists).clamp(1, TOP_PARTS);
         let grid = (lists, parts);
         // SAFETY: the caller guarantees the addresses.

@@ -1,4 +1,4 @@
-//! The pool, and the stores of new K and V.
+//! The pool, and stores of new K and V.
 //!
 //! ```text
 //! pool      memory of K and V, by layer
@@ -8,7 +8,7 @@
 //! labels    channels of K            -> the label plane; scores of a selection
 //! ```
 //!
-//! Not here: copies of whole pages (`moves`).
+//! `moves` copies whole pages.
 
 pub(super) mod fp8;
 pub(super) mod labels;

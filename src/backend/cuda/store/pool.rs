@@ -1,6 +1,4 @@
 //! K and V in device memory, in either layout, and their addresses for kernels.
-//!
-//! Offsets are 64-bit before multiplication. Not here: page tables.
 
 use std::sync::Arc;
 
@@ -15,17 +13,17 @@ use crate::backend::{PlanError, check};
 use crate::id::LayerId;
 use crate::layout::{Dtype, KvScales, LabelChannels, PLANES_MAX, PlaneName, PoolLayout, Strides};
 
-/// A pool in device memory, as the layers of one shape store K and V. Not initialised: kernels read only stored slots.
+/// A pool in device memory, as the layers of one shape use it. It is not initialised: kernels read only stored slots.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Pool {
     memory: Arc<DeviceBuffer>,
     layout: PoolLayout,
-    /// The shape's number, which tells its variants of attention apart.
+    /// Index of the shape, which distinguishes variants of attention.
     shape: usize,
     k: Strides,
-    /// Strides of K; V differs only in its origin, because kernels take one set of strides for both.
+    /// Strides of V. They differ from those of K only in the origin, because kernels take one set of strides.
     v: Strides,
-    /// The unquantised part of latent rows, if they are quantised.
+    /// Strides of the rotary part of quantised latent rows.
     rope: Option<Strides>,
     pages: Pages,
     scales: Scales,
@@ -36,7 +34,7 @@ pub(in crate::backend::cuda) struct Pool {
 }
 
 impl Pool {
-    /// Creates one shape of the pool in `memory`; scales and channels were checked for it.
+    /// Creates one shape of the pool in `memory`. Scales and channels were checked.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
         memory: Arc<DeviceBuffer>,
@@ -80,7 +78,7 @@ impl Pool {
         self.scales.of(layer, self.layout.place(layer).lane)
     }
 
-    /// Returns the address of the unquantised part of a layer's latent rows of fp8.
+    /// Returns the rotary part of a layer's quantised latent rows.
     pub(in crate::backend::cuda) fn rope(&self, layer: LayerId) -> Option<LayerRope> {
         self.rope.as_ref().map(|strides| LayerRope {
             at: self.memory.address() + strides.lane_origin(self.layout.place(layer).lane),
@@ -98,7 +96,7 @@ impl Pool {
         &self.memory
     }
 
-    /// Returns the device addresses of page 0, slot 0 of one layer's K and V, which are equal for latent rows.
+    /// Returns the device addresses of page 0, slot 0 of one layer's K and V; they are equal for latent rows.
     pub(in crate::backend::cuda) fn origins(&self, layer: LayerId) -> Result<[u64; 2], CudaError> {
         check::layer(layer, &self.layout)?;
         let lane = self.layout.place(layer).lane;
@@ -116,7 +114,7 @@ impl Pool {
 }
 
 impl ByShape<Pool> {
-    /// Returns the pool as a layer stores K and V.
+    /// Returns the pool as a layer uses it.
     pub(in crate::backend::cuda) fn of_layer(&self, layer: LayerId) -> Result<&Pool, PlanError> {
         let layout = &self.of(0).layout;
         check::layer(layer, layout)?;
@@ -135,19 +133,19 @@ pub(in crate::backend::cuda) struct Pieces {
 }
 
 impl Pieces {
-    /// Bytes of one page's pieces.
+    /// Returns the number of bytes of the pieces of one page.
     pub(in crate::backend::cuda) fn bytes(&self) -> u64 {
         self.piece_bytes * u64::from(self.count)
     }
 }
 
-/// The addresses of whole pages: the pieces of a page, one for each plane and layer, in the fewest groups of one size.
-/// A pool of K and V alone has one group.
+/// The addresses of whole pages: the pieces of a page, one for each plane and layer, in as few groups of equal size as
+/// possible. A pool of K and V has one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) struct Pages {
     groups: [Pieces; PLANES_MAX],
     group_count: usize,
-    /// Pages.
+    /// Number of pages.
     pub(in crate::backend::cuda) count: u32,
 }
 
@@ -157,7 +155,7 @@ impl Pages {
         let mut pages =
             Self { groups: [none; PLANES_MAX], group_count: 0, count: layout.page_count() };
         if !layout.has_one_shape() {
-            // Its planes depend on the group, but every page is contiguous.
+            // The planes depend on the group, but every page is contiguous.
             let bytes = layout.page_bytes();
             let (piece_bytes, piece_stride, page_stride) = (bytes, bytes, bytes);
             pages.push(Pieces { address, page_stride, piece_stride, piece_bytes, count: 1 });
@@ -176,7 +174,7 @@ impl Pages {
         pages
     }
 
-    /// Returns consecutive pages of `like`'s shape, each contiguous.
+    /// Returns consecutive pages of the same size, each contiguous.
     pub(in crate::backend::cuda) fn packed(address: u64, like: &Pages, count: u32) -> Self {
         let mut pages = Self { count, ..*like };
         let (page_stride, mut next) = (like.page_bytes(), address);
@@ -188,7 +186,7 @@ impl Pages {
         pages
     }
 
-    /// Adds pieces. In both layouts, planes with pieces of one size follow one another like a plane's layers.
+    /// Adds pieces. In both layouts, pieces of equal size in the next plane follow at the distance of the layers.
     fn push(&mut self, pieces: Pieces) {
         match self.groups[..self.group_count].last_mut() {
             Some(last) if last.piece_bytes == pieces.piece_bytes => last.count += pieces.count,
@@ -199,12 +197,12 @@ impl Pages {
         }
     }
 
-    /// Groups of pieces, in the order of a page.
+    /// Returns the groups of pieces, in the order of a page.
     pub(in crate::backend::cuda) fn groups(&self) -> &[Pieces] {
         &self.groups[..self.group_count]
     }
 
-    /// Returns the device address of the first page; packed pages follow it.
+    /// Returns the device address of the first page.
     pub(in crate::backend::cuda) fn address(&self) -> u64 {
         self.groups[0].address
     }
@@ -225,7 +223,7 @@ impl Pages {
         self.address() + u64::from(page) * self.page_bytes()
     }
 
-    /// Returns packed pages as one piece each.
+    /// Returns packed pages with one piece each.
     pub(in crate::backend::cuda) fn whole(&self) -> Pieces {
         debug_assert!(self.is_packed());
         let bytes = self.page_bytes();
@@ -238,7 +236,7 @@ impl Pages {
         }
     }
 
-    /// Returns whether pages of one may be copied to the other.
+    /// Returns whether pages can be copied between the two pools.
     pub(in crate::backend::cuda) fn is_like(&self, other: &Self) -> bool {
         let shape = |pieces: &Pieces| (pieces.piece_bytes, pieces.count);
         self.groups().iter().map(shape).eq(other.groups().iter().map(shape))

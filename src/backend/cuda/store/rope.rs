@@ -1,6 +1,4 @@
-//! rope_store launches: norm and rotation of q and k, with the store of rows of 16 or 32 bits.
-//!
-//! Not here: the stores of quantised pools and of labels, which follow (`fp8.rs`, `labels.rs`).
+//! Launches of rope_store: norm and rotation of q and k, and for unquantised pools the store.
 
 use super::pool::Pool;
 use crate::backend::cuda::check::{check_frequencies, row_stride};
@@ -20,7 +18,7 @@ use crate::backend::{Operand, Rope, rope};
 use crate::id::LayerId;
 use crate::layout::Dtype;
 
-/// Heads from which a launch fills the device; then a warp takes several heads and reuses a token's angles.
+/// Number of heads that fill the device. With more heads, a warp takes several and reuses the angles of their token.
 const FILLING_HEADS: usize = 16384;
 
 /// Returns the kernel of a pool's rows.
@@ -40,7 +38,7 @@ pub(in crate::backend::cuda) fn kernel(pool: &Pool) -> Result<&'static Kernel, C
     }
 }
 
-/// Rotates the rows of the staged plan and, if the pool has rows of their type, stores k and v. Returns the rows of k
+/// Rotates the rows of the staged plan, and stores k and v if the pool has the type of the rows. Returns the rows of k
 /// and of v.
 pub(in crate::backend::cuda) fn rotate<'a>(
     gpu: &Gpu,
@@ -63,7 +61,6 @@ pub(in crate::backend::cuda) fn rotate<'a>(
     }
     check_frequencies(&of.frequencies, dim / 2)?;
     let [q_norm, k_norm] = norms.map(|norm| norm.map_or(0, |norm| norm.extent.address));
-    // A lane's elements.
     let align = layout.head_dim() / 64 * dtype.size();
     let addresses = [qkv.extent.address, qkv_stride, q_norm, k_norm];
     if addresses.iter().any(|at| at % u64::from(align) != 0) {
@@ -102,7 +99,7 @@ pub(in crate::backend::cuda) fn rotate<'a>(
     };
     let warps = tokens * heads.div_ceil(heads_each);
     let grid = u32::try_from(warps.div_ceil(4)).expect("a step of fewer tokens");
-    // SAFETY: slots are below the pool's (checked when staged), rows, weights and frequencies are long enough (checked
+    // SAFETY: slots are in the pool (checked when staged); rows, weights and frequencies are long enough (checked
     // above).
     unsafe { gpu.launch(kernel, (grid, 1), (kernel.threads(), 1), stream, &params, Start::Pdl) }?;
     Ok(parts)

@@ -1,6 +1,4 @@
-//! store_cache launches: select one of three kernels and the threads for each row.
-//!
-//! Not here: the plan's slots (`plan/stage.rs`), quantised pools (`fp8.rs`).
+//! Launches of store_cache into unquantised pools: selects one of three kernels, and the threads for each row.
 
 use super::pool::Pool;
 use crate::backend::Operand;
@@ -17,11 +15,11 @@ use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
 use crate::layout::PoolLayout;
 
-/// Steps of these numbers of tokens store past the caches, four units a thread. They fill the device, and are too small
-/// to replace the caches' contents (measured on an H200 with rows of 2 KiB).
+/// Steps of these numbers of tokens bypass the caches, with four units for each thread. They fill the device, and are
+/// too small to replace the caches' contents (measured on an H200 with rows of 2 KiB).
 const STREAMING_TOKENS: std::ops::RangeInclusive<u32> = 513..=8192;
 
-/// Returns the kernels that steps of up to this many tokens may use. The alignment of the host's rows selects one.
+/// Returns the kernels that steps of up to `tokens` tokens may use, depending on the alignment of the host's rows.
 pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, tokens: u32) -> Vec<&'static Kernel> {
     let bytes = layout.store_widths()[0] * layout.dtype().rows().size() as usize;
     let (row_bytes, units) =
@@ -50,7 +48,7 @@ pub(in crate::backend::cuda) fn store(
     let (mut row_bytes, mut v_address) = ((width * dtype.size() as usize) as u64, v.extent.address);
     let [k_pool, mut v_pool] = pool.origins(layer)?;
     if layout.is_latent() {
-        // The kernel stores two rows a token; for latent rows these are the two halves of one row.
+        // The kernel stores two rows for each token; for latent rows these are the two halves of one row.
         row_bytes /= 2;
         (v_stride, v_address) = (k_stride, k.extent.address.saturating_add(row_bytes));
         v_pool += row_bytes;
@@ -64,7 +62,7 @@ pub(in crate::backend::cuda) fn store(
         return Ok(());
     }
     let (page_stride, slot_stride) = (pool.strides().page, pool.strides().slot);
-    // If pages follow one another without a gap, a slot can count as a page of one token.
+    // If pages are contiguous, each slot can count as a page of one token.
     let linear = page_stride == slot_stride * u64::from(layout.page_size());
     let page_size = if linear { 1 } else { layout.page_size() };
     let params = StoreCacheParams {
@@ -94,6 +92,6 @@ pub(in crate::backend::cuda) fn store(
     };
     let y = threads / x;
     let grid = (params.tokens.div_ceil(y), 1);
-    // SAFETY: slots are below the pool's (checked when staged), rows are long enough (checked above).
+    // SAFETY: slots are in the pool (checked when staged), rows are long enough (checked above).
     unsafe { gpu.launch(kernel, grid, (x, y), stream, &params, Start::Pdl) }
 }

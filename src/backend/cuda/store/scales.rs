@@ -1,6 +1,4 @@
 //! The scales of a quantised pool on the device: static scales, uploaded once, or planes of the pool.
-//!
-//! Not here: the computation of scales (`ptx/src/moves/store_cache_fp8.cu`) and their use (`ptx/src`).
 
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
@@ -9,10 +7,9 @@ use crate::backend::cuda::kernels::params::LayerScales;
 use crate::id::LayerId;
 use crate::layout::{KvScales, PlaneName, PoolLayout, Scaling, Strides};
 
-/// Bytes of one head's two scales, of K and of V.
+/// Bytes of the two scales of one head, of K and of V.
 const HEAD_BYTES: u32 = 8;
 
-/// The place of the scales of K and of V.
 #[derive(Debug)]
 pub(in crate::backend::cuda) enum Scales {
     /// The pool is not quantised.
@@ -35,7 +32,7 @@ impl Scales {
         Ok(match layout.scaling() {
             None => Self::None,
             Some(Scaling::ByToken) => {
-                // In latent rows V is a part of K, so K and V have the same scales.
+                // K and V share numbers in latent rows, so they share scales.
                 let v = if layout.is_latent() { PlaneName::KScales } else { PlaneName::VScales };
                 let planes = [PlaneName::KScales, v]
                     .map(|name| layout.strides(name).expect("the pool has planes of scales"));
@@ -54,7 +51,7 @@ impl Scales {
         })
     }
 
-    /// Returns the scales of one layer; `lane` is the layer's place in a page.
+    /// Returns the scales of one layer; `lane` is its lane.
     pub(in crate::backend::cuda) fn of(&self, layer: LayerId, lane: u32) -> LayerScales {
         match self {
             Self::None => LayerScales::default(),
@@ -67,7 +64,7 @@ impl Scales {
             Self::ByToken { pool, planes } => {
                 let [k, v] = planes.map(|plane| pool + plane.lane_origin(lane));
                 let Strides { page, head, .. } = planes[0];
-                // A head's scales in a page are 4 KiB at most.
+
                 LayerScales { k, v, page_stride: page, head_stride: head as u32, by_token: 1 }
             }
         }

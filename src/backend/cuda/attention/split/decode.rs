@@ -1,36 +1,33 @@
 //! The shares of the decode kernel.
 //!
-//! Tokens are counted in units of [`DECODE_UNIT`]. The kv heads are striped: stripe `s` of `n` has heads `s`, `s + n`,
-//! `s + 2 * n`, .. In each stripe the units of all sequences and heads are numbered consecutively and cut into equal
-//! work chunks, one for each CTA, independent of the sequences' ends. CTAs of different stripes read neighbouring heads
-//! of the same tokens at about the same time, which improves memory locality.
-//!
-//! Not here: sequences with many query rows (`extend.rs`).
+//! Tokens are counted in units of [`DECODE_UNIT`]. Stripe `s` of `n` has the kv heads `s`, `s + n`, `s + 2 * n` and so
+//! on. Each stripe numbers the units of all sequences and heads consecutively, and cuts them into equal work chunks,
+//! one for each CTA. CTAs of different stripes read neighbouring heads of the same tokens at about the same time, which
+//! improves memory locality.
 
 use super::{Decoded, SplitShape};
 use crate::backend::cuda::kernels::params::DecodeWork;
 use crate::plan::BatchRow;
 use core::mem::size_of;
 
-/// Tokens of one decode unit.
+/// Number of tokens of a decode unit.
 pub const DECODE_UNIT: u32 = 16;
-/// Units without tokens at the end of a sequence's head. They represent its cost beyond its tokens, and their CTA
-/// writes a padding row's zeros.
+/// Extra units without tokens at the end of a sequence's head. They represent its fixed cost; their CTA writes a
+/// padding row's zeros.
 pub const DECODE_EXTRA: u32 = 6;
-/// Such units for a pool of fp8, whose units take half the time.
+/// Extra units for a pool of fp8, whose units take half the time.
 pub const DECODE_EXTRA_FP8: u32 = 12;
 
-/// Returns the number of such units for a pool.
+/// Returns the number of extra units for a pool.
 pub const fn decode_extra(is_quantised: bool) -> u32 {
     if is_quantised { DECODE_EXTRA_FP8 } else { DECODE_EXTRA }
 }
 
-/// Query rows that the decode kernels take for one sequence and kv head: `attend_decode_*_r8` and so on. Only Hopper
+/// Query rows of one sequence and kv head that each decode kernel takes: `attend_decode_*_r8` and so on. Only Hopper
 /// has the last kernel.
 pub const DECODE_ROWS: [u32; 3] = [8, 16, 64];
-/// The first decode kernel that supports trees of drafts.
+/// The first decode kernel that supports draft trees.
 const TREES_FROM: usize = 2;
-/// Words of a work chunk.
 pub(super) const DECODE_WORDS: usize = size_of::<DecodeWork>() / 4;
 
 impl SplitShape {
@@ -39,9 +36,9 @@ impl SplitShape {
         if self.group > 8 { 1 } else { 0 }
     }
 
-    /// Returns the decode kernel for steps of these numbers of tokens and rows. It is the narrowest that takes a row
-    /// with the average number of tokens, or the narrowest of all if none does. It depends on nothing else, so a graph,
-    /// whose kernels are fixed, serves all steps of these numbers.
+    /// Returns the decode kernel for a step of these numbers of tokens and rows: the narrowest that takes a row with
+    /// the average number of tokens, or the narrowest of all if none does. A graph, whose kernels are fixed, therefore
+    /// serves all steps of these numbers.
     pub const fn width(&self, tokens: usize, rows: usize) -> usize {
         let narrowest = self.narrowest();
         if tokens <= rows || rows == 0 {
@@ -58,13 +55,13 @@ impl SplitShape {
         narrowest
     }
 
-    /// Returns which sequences a decode kernel takes.
+    /// Returns the filter of the sequences that a decode kernel takes.
     pub(super) const fn decoded(&self, width: usize) -> Decoded {
         Decoded::new(DECODE_ROWS[width] / self.group, width >= TREES_FROM)
     }
 
-    /// Returns the words of the largest decode plan: a [`DecodeWork`] for each work chunk, which the CTAs of all
-    /// stripes share.
+    /// Returns the number of words of the largest decode plan: a [`DecodeWork`] for each work chunk. The CTAs of all
+    /// stripes share them.
     pub const fn decode_words(&self) -> usize {
         let (mut most, mut width) = (0, self.narrowest());
         while width < DECODE_ROWS.len() {
@@ -75,7 +72,6 @@ impl SplitShape {
         most
     }
 
-    /// Words of a decode kernel's plan.
     pub(super) const fn width_words(&self, width: usize) -> usize {
         let ctas = self.decode_ctas[width];
         if ctas == 0 {
@@ -85,13 +81,13 @@ impl SplitShape {
         }
     }
 
-    /// Bytes of a decode kernel's `partial`.
+    /// Returns the number of bytes of a decode kernel's `partial`.
     pub const fn width_partial_bytes(&self, width: usize) -> usize {
         let slots = 2 * self.decode_ctas[width] as usize;
         slots * (DECODE_ROWS[width] * (self.head_dim + 2) * 4) as usize
     }
 
-    /// Bytes of the `partial` that all decode kernels use.
+    /// Returns the number of bytes of the `partial` that all decode kernels share.
     pub const fn decode_partial_bytes(&self) -> usize {
         let (mut most, mut width) = (0, 0);
         while width < DECODE_ROWS.len() {
@@ -102,7 +98,7 @@ impl SplitShape {
         most
     }
 
-    /// Bytes of the decode kernels' `counters`.
+    /// Returns the number of bytes of the decode kernels' `counters`.
     pub const fn decode_counter_bytes(&self) -> usize {
         let (mut most, mut width) = (0, 0);
         while width < DECODE_ROWS.len() {
@@ -113,7 +109,7 @@ impl SplitShape {
         most as usize * 4
     }
 
-    /// Returns the stripes of a decode plan: the largest divisor of the kv heads up to 8 and up to the CTAs.
+    /// Returns the number of stripes of a decode plan: the largest divisor of the kv heads up to 8 and up to the CTAs.
     pub const fn decode_stripes(&self, width: usize) -> u32 {
         let ctas = self.decode_ctas[width];
         let mut stripes = if ctas < 8 { ctas } else { 8 };
@@ -123,15 +119,15 @@ impl SplitShape {
         stripes
     }
 
-    /// Returns the decode units of one kv head of a sequence that the decode kernel takes.
+    /// Returns the number of decode units of a sequence's kv head.
     pub(super) const fn units(&self, row: &BatchRow) -> u32 {
         let first = self.first_seen(row.kv_len.saturating_sub(row.extend_len));
-        // A single division computes the rounded-up units and the extra units.
+        // One division computes both the rounded-up units and the extra units.
         (row.kv_len.saturating_sub(first) + (self.extra + 1) * DECODE_UNIT - 1) / DECODE_UNIT
     }
 }
 
-/// Per-sequence data of a step while its units are cut; the memory is reused.
+/// Data of each sequence while the units of a step are cut, in reused memory.
 #[derive(Clone, Debug)]
 pub(super) struct DecodeSplit {
     /// End of each sequence, in units of one kv head.
@@ -143,7 +139,7 @@ impl DecodeSplit {
         Self { ends: Vec::with_capacity(shape.batch_max as usize) }
     }
 
-    /// Cuts the units into work chunks for a decode kernel and returns their number.
+    /// Cuts the units into work chunks for a decode kernel, and returns the number of units.
     pub fn plan(
         &mut self,
         shape: &SplitShape,
@@ -162,7 +158,7 @@ impl DecodeSplit {
         let stripes = shape.decode_stripes(width);
         let heads = shape.kv_heads / stripes;
         let total = total * heads;
-        // A small step gains more from fewer parts to join than from more CTAs.
+        // Small steps gain more from fewer parts to join than from more CTAs.
         let least = (total / 16).clamp(1, 32);
         let per = total.div_ceil(shape.decode_ctas[width] / stripes).max(least);
         let mut index = 0;
@@ -174,7 +170,7 @@ impl DecodeSplit {
             let begin = i as u32 * per;
             *work = [0; DECODE_WORDS];
             work[0] = per;
-            // The remaining CTAs, too few for a chunk in each stripe, get empty chunks past the end.
+            // The remaining CTAs, too few for a chunk in each stripe, get empty chunks.
             if begin < total {
                 while self.ends[index] * heads <= begin {
                     index += 1;

@@ -1,56 +1,53 @@
 //! The items of the extend kernel.
 //!
-//! An item is a tile of query rows and the tokens that it sees. CTAs take items in order, roughly longest first. If the
-//! items are too few to fill the device, each is cut over its tokens.
-//!
-//! Not here: sequences with few query rows (`decode.rs`).
+//! An item is a tile of query rows and the tokens that it sees. CTAs take items in order, roughly longest first. If
+//! there are too few items to fill the device, each is cut over its tokens.
 
 use super::SplitShape;
 use crate::backend::cuda::kernels::params::{ExtendHead, ExtendWork};
 use crate::plan::BatchRow;
 use core::mem::size_of;
 
-/// Maximum of parts of an extend item.
+/// Maximum number of parts of an extend item.
 const PARTS_MAX: u32 = 16;
-/// Number of length classes (as a logarithm) by which items are sorted. Items of one class stay in the order of
-/// sequences: they run at the same time and read the same tokens, which then come from the L2 cache.
+/// Logarithm of the number of length classes by which items are sorted. Items of one class stay in the order of
+/// sequences, so items that run together read the same tokens from the L2 cache.
 const LENGTHS_LOG2: u32 = 3;
-/// Words of the plan's head, and of one item.
 pub(super) const HEAD_WORDS: usize = size_of::<ExtendHead>() / 4;
 pub(super) const EXTEND_WORDS: usize = size_of::<ExtendWork>() / 4;
 
 impl SplitShape {
-    /// Returns the packed query rows of an extend item.
+    /// Returns the number of packed query rows of an extend item.
     pub const fn extend_rows(&self) -> u32 {
         if self.head_dim > 128 { 64 } else { 128 }
     }
 
-    /// Tokens of an extend item are cut at multiples of this.
+    /// Returns the unit in tokens at which extend items are cut.
     pub const fn extend_tokens(&self) -> u32 {
         if self.head_dim > 128 { 32 } else { 64 }
     }
 
-    /// Returns the maximum words of the extend plan, a multiple of 4.
+    /// Returns the maximum number of words of the extend plan, a multiple of 4.
     pub const fn extend_words(&self) -> usize {
-        // Each sequence may leave its last tile partly empty; each slot may be an extra item.
+        // The last tile of each sequence may be partly empty; each slot may be an extra item.
         let tiles = (self.tokens_max as u64 * self.group as u64 / self.extend_rows() as u64)
             as usize
             + self.batch_max as usize;
         HEAD_WORDS + (tiles + self.extend_slots() as usize) * EXTEND_WORDS
     }
 
-    /// Bytes of the extend kernel's `partial`.
+    /// Returns the number of bytes of the extend kernel's `partial`.
     pub const fn extend_partial_bytes(&self) -> usize {
         let slots = self.extend_slots() as usize * self.kv_heads as usize;
         slots * (self.extend_rows() * (self.head_dim + 2) * 4) as usize
     }
 
-    /// Bytes of the extend kernel's `counters`.
+    /// Returns the number of bytes of the extend kernel's `counters`.
     pub const fn extend_counter_bytes(&self) -> usize {
         (1 + self.extend_slots() as usize * self.kv_heads as usize) * 4
     }
 
-    /// Returns the maximum of parts of extend items at a time, for each kv head.
+    /// Returns the maximum number of parts of extend items, for each kv head.
     pub(super) const fn extend_slots(&self) -> u32 {
         let slots = 2 * self.extend_ctas / self.kv_heads;
         if self.fills_machine(1) {
@@ -64,7 +61,7 @@ impl SplitShape {
         }
     }
 
-    /// Returns whether these query tiles, each of all kv heads, are enough items without cuts.
+    /// Returns whether so many query tiles of all kv heads fill the device without cuts.
     const fn fills_machine(&self, tiles: usize) -> bool {
         tiles as u64 * self.kv_heads as u64 >= 4 * self.extend_ctas as u64
     }
@@ -88,7 +85,7 @@ impl ExtendSplit {
         }
     }
 
-    /// Builds the items of the extend kernel's rows and returns their number, over all kv heads.
+    /// Builds the items of the extend kernel's rows, and returns their number over all kv heads.
     pub fn plan(
         &mut self,
         shape: &SplitShape,
@@ -96,7 +93,7 @@ impl ExtendSplit {
         is_left: impl Fn(&BatchRow) -> bool,
     ) -> u32 {
         self.whole.clear();
-        // Most steps only decode; one vectorised pass detects that.
+        // Most steps only decode, which one vectorised pass detects.
         if rows.iter().fold(false, |any, row| any | is_left(row)) {
             for row in rows.iter().filter(|row| is_left(row)) {
                 tiles(shape, row, &mut self.whole);
@@ -124,19 +121,17 @@ impl ExtendSplit {
         works.len() as u32 * shape.kv_heads
     }
 
-    /// Room for words and items.
     #[cfg(test)]
     pub fn capacities(&self) -> [usize; 3] {
         [self.words.capacity(), self.works.capacity(), self.whole.capacity()]
     }
 }
 
-/// Returns an item's last token, counted from its first.
 const fn last_token(work: &ExtendWork) -> u32 {
     (work.kv_end - work.kv_begin).saturating_sub(1)
 }
 
-/// Appends a sequence's query tiles, longest first, each with all the tokens that it sees.
+/// Appends a sequence's query tiles, longest first, each with all tokens that it sees.
 fn tiles(shape: &SplitShape, row: &BatchRow, works: &mut Vec<ExtendWork>) {
     let size = shape.extend_rows();
     let cached_len = row.kv_len.saturating_sub(row.extend_len);
@@ -161,9 +156,9 @@ fn tiles(shape: &SplitShape, row: &BatchRow, works: &mut Vec<ExtendWork>) {
     }
 }
 
-/// Returns the tokens of a part, if cuts make the step end sooner.
+/// Returns the number of tokens of a part, if cuts make the step end sooner.
 ///
-/// The estimate: CTAs take items in waves; the partial sum of a part costs as much as three tiles.
+/// The estimate assumes that CTAs take items in waves, and that the partial sum of a part costs as much as three tiles.
 fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
     let (ctas, heads) = (shape.extend_ctas, shape.kv_heads);
     if whole.is_empty() || shape.fills_machine(whole.len()) {
@@ -172,7 +167,7 @@ fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
     let step = shape.extend_tokens();
     let count = |work: &ExtendWork| (work.kv_end - work.kv_begin).div_ceil(step).max(1);
     let longest = whole.iter().map(count).max()?;
-    // The tiles of one long row may see more tokens than 32 bits count.
+    // The number of tokens that the tiles of one long row see may exceed 32 bits.
     let total = whole.iter().map(|work| u64::from(count(work))).sum::<u64>() * u64::from(heads);
     let mut best = (u32::MAX, 0);
     let mut last = 0;

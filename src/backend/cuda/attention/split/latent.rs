@@ -1,21 +1,20 @@
 //! The items of attention over latent rows.
 //!
-//! An item is a tile of query rows, with all heads of a query next to each other, and the tokens that it sees. The
-//! width of tiles depends on the step's sequences, because few query rows have their own schedule
-//! (`attend_latent_few_sm90a.cuh` of `ptx/src/latent`). Items are dealt to the CTAs in order, with about equal units of
-//! tokens. An item that does not fit is cut, unless whole items end about as soon, because parts cost memory and a
-//! join. Cost: O(items + CTAs), independent of the context.
+//! An item is a tile of query rows, with all heads of a query adjacent, and the tokens that it sees. Few query rows
+//! have their own schedule (`attend_latent_few_sm90a.cuh`), so the width of tiles depends on the step's sequences. CTAs
+//! receive items in order, with about equal units of tokens. Parts of an item cost memory and a join, so an item is cut
+//! only if whole items would end later. The cost is O(items + CTAs), independent of the context.
 //!
-//! Tiles of one sequence read the same rows, so they should run at the same time. Cut tiles do; whole tiles do if the
-//! sequences' first tiles are dealt before their second ones. If clusters may share an item ([`PAIR`]), two adjacent
-//! tiles form one item of a cluster, and each cluster has one list.
+//! Tiles of one sequence read the same rows and should run at the same time. Cut tiles do. Whole tiles do if the first
+//! tiles of all sequences precede their second tiles. If clusters may share an item ([`PAIR`]), two adjacent tiles form
+//! one item, and each cluster has one list.
 //!
-//! * K5. Each (query row, visible token) is in exactly one part; parts of an item have consecutive slots of their own.
+//! * K5. Each (query row, visible token) is in exactly one part; parts of an item have consecutive slots.
 
 use crate::backend::cuda::kernels::params::{ExtendWork, LatentJoin};
 use crate::plan::BatchRow;
 
-/// Most query rows of an item of a CTA of the kernels for compute capability 9.0.
+/// Maximum number of query rows of a CTA's item in the kernels for compute capability 9.0.
 const LATENT_ROWS: u32 = 64;
 
 /// The kernels whose items are split.
@@ -28,7 +27,6 @@ pub enum LatentItems {
 }
 
 impl LatentItems {
-    /// Returns the kinds of items, the narrowest first.
     const fn widths(self) -> &'static [Width] {
         match self {
             Self::Hopper => &WIDTHS,
@@ -36,25 +34,24 @@ impl LatentItems {
         }
     }
 
-    /// Returns the maximum query rows of an item of a CTA; its sums take this much memory for any number of rows.
+    /// Returns the maximum number of query rows of a CTA's item. The memory for sums has this many rows for each slot.
     pub const fn rows(self) -> u32 {
         let widths = self.widths();
         widths[widths.len() - 1].rows
     }
 }
 
-/// A kind of items.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Width {
-    /// Most query rows of an item.
+    /// Maximum number of query rows of an item.
     rows: u32,
-    /// Tokens of a unit, in which items are cut.
+    /// Number of tokens of a unit, at which items are cut.
     tokens: u32,
-    /// Cost of an item beyond its tokens, in units of tokens: its queries and results.
+    /// Fixed cost of an item, in units of tokens: its queries and results.
     extra: u32,
-    /// Fewest units of tokens that are worth a CTA.
+    /// Minimum number of units for a CTA.
     least: u32,
-    /// CTAs that share an item: a cluster. Each has the same number of its rows, and all read the same tokens.
+    /// Number of CTAs that share an item: a cluster. They have equally many of its rows, and read the same tokens.
     ctas: u32,
 }
 
@@ -64,13 +61,12 @@ const WIDTHS: [Width; 3] = [
     Width { rows: 32, tokens: 16, extra: 9, least: 8, ctas: 1 },
     Width { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 1 },
 ];
-/// Two wide items over the same tokens as one item.
+/// Two wide items over the same tokens as one item of a cluster.
 const PAIR: Width = Width { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
 /// Items of [`LatentItems::Tiles`].
 const TILE: Width = Width { rows: 16, tokens: 32, extra: 3, least: 2, ctas: 1 };
-/// Most tiles of a sequence that are dealt in turn with other sequences.
+/// Maximum number of tiles of a sequence that alternate with other sequences.
 const TURNS: usize = 4;
-/// Words of the records.
 const WORK_WORDS: usize = size_of::<ExtendWork>() / 4;
 const JOIN_WORDS: usize = size_of::<LatentJoin>() / 4;
 
@@ -81,20 +77,20 @@ pub struct LatentSplit {
     heads: u32,
     window: u32,
     ctas: u32,
-    /// Whether [`PAIR`] is available in addition to [`WIDTHS`].
+    /// Whether items of [`PAIR`] are available.
     pairs: bool,
-    /// Items begin at multiples of this, which divides the page size: kernels read no page before a window's first.
+    /// Alignment of the begin of items, a divisor of the page size: kernels read no page before a window's first.
     align: u32,
-    /// `[joins, most rows of one, most parts of one, rows between parts] | LatentJoin[ctas] | first item of each CTA or
-    /// pair of them, their number, rows of an item | ExtendWork[..]`
+    /// `[joins, maximum rows of a join, its maximum parts, rows between parts] | LatentJoin[ctas] | first item of each
+    /// CTA or pair of CTAs, number of items, rows of an item | ExtendWork[..]`
     words: Vec<u32>,
     used: usize,
-    /// The order in which the items were dealt.
+    /// The number of turns in which the items were dealt.
     turns: usize,
 }
 
 impl LatentSplit {
-    /// Allocates the memory for steps of at most these rows and tokens. `window` is 0 for none.
+    /// Allocates the memory for steps of at most so many rows and tokens. `window` is 0 for none.
     pub fn new(
         items: LatentItems,
         (heads, window): (u32, u32),
@@ -106,37 +102,37 @@ impl LatentSplit {
         Self { items, heads, window, ctas, pairs: false, align: 1, words, used: 0, turns: 1 }
     }
 
-    /// Makes items of Hopper's kernels begin at multiples of this.
+    /// Sets the alignment of items of Hopper's kernels.
     pub fn aligned(self, align: u32) -> Self {
         let align = if self.items == LatentItems::Hopper { align } else { 1 };
         Self { align, ..self }
     }
 
-    /// Returns whether two CTAs may share an item; the number of CTAs is then even.
+    /// Sets whether two CTAs may share an item. The number of CTAs is then even.
     pub fn in_pairs(self, pairs: bool) -> Self {
         assert!(!pairs || self.ctas.is_multiple_of(2));
         Self { pairs: pairs && self.items == LatentItems::Hopper, ..self }
     }
 
-    /// Returns the maximum words of a plan, a multiple of 4.
+    /// Returns the maximum number of words of a plan, a multiple of 4.
     pub const fn words_max(
         items: LatentItems,
         heads: u32,
         ctas: u32,
         (rows, tokens): (u32, u32),
     ) -> usize {
-        // Each sequence may leave its last tile partly empty; each CTA may cut an item.
+        // The last tile of each sequence may be partly empty; each CTA may cut an item.
         let tiles = tokens as u64 * heads as u64 / items.rows() as u64;
         let tiles = tiles + rows as u64 + ctas as u64;
         Self::works_at(ctas) + tiles as usize * WORK_WORDS
     }
 
-    /// Returns the maximum of parts of a step.
+    /// Returns the maximum number of parts of a step.
     pub const fn slots(&self) -> u32 {
         2 * self.ctas
     }
 
-    /// Returns the word at which the lists begin.
+    /// Returns the index of the lists' first word.
     pub const fn lists_at(&self) -> usize {
         Self::lists(self.ctas)
     }
@@ -155,7 +151,7 @@ impl LatentSplit {
     }
 
     /// Returns the kind of a step's items: the narrowest that fits each sequence's query rows, or else the widest.
-    /// Pairs if few of their CTAs have no rows.
+    /// Pairs are used if few of their CTAs have no rows.
     fn width(&self, rows: &[BatchRow]) -> Width {
         let rows = rows.iter().map(|row| row.extend_len.saturating_mul(self.heads));
         let most = rows.clone().max().unwrap_or(0);
@@ -168,7 +164,7 @@ impl LatentSplit {
         if pays { PAIR } else { found }
     }
 
-    /// Splits a step and returns the number of items that were cut. Allocates nothing.
+    /// Splits a step, without allocation, and returns the number of items that were cut.
     pub fn plan(&mut self, rows: &[BatchRow]) -> u32 {
         let width = self.width(rows);
         let (heads, ctas, extra) = (self.heads, self.ctas / width.ctas, width.extra);
@@ -180,9 +176,9 @@ impl LatentSplit {
         let longest = items(1).map(|work| cost(&work)).max().unwrap_or(0);
         let tiles = rows.iter().map(|row| (row.extend_len * heads).div_ceil(width.rows) as usize);
         let turns = tiles.max().unwrap_or(0).clamp(1, TURNS);
-        // Every CTA may cut an item, which adds cost.
+        // Every CTA may cut an item, which adds its fixed cost.
         let share = (total.div_ceil(ctas.into()) as u32 + extra).max(width.least + extra);
-        // Whole items are preferred up to a slightly larger share.
+        // Whole items are preferred for up to a twelfth more.
         let whole = (share + share / 12).max(longest);
         let cuts =
             whole > share + share / 8 + 4 || !fits(items(turns).map(|w| cost(&w)), whole, ctas);
@@ -238,7 +234,6 @@ impl LatentSplit {
         joins as u32
     }
 
-    /// Sets a CTA's first item.
     fn list(&mut self, cta: u32, first: u32) {
         let at = self.lists_at() + cta as usize;
         self.words[at] = first;
@@ -266,7 +261,7 @@ fn fits(costs: impl Iterator<Item = u32>, share: u32, ctas: u32) -> bool {
     count <= ctas
 }
 
-/// The conversion of sequences to items.
+/// Converts sequences to items.
 #[derive(Clone, Copy)]
 struct Items {
     width: Width,
@@ -276,20 +271,21 @@ struct Items {
 }
 
 impl Items {
-    /// Returns the items of a step: every `turns`th tile of each sequence from the first on, then from the second on.
+    /// Returns the items of a step: every `turns`th tile of each sequence from the first on, then from the second on,
+    /// and so on.
     fn all(self, rows: &[BatchRow], turns: usize) -> impl Iterator<Item = ExtendWork> {
         let of = move |row, turn| self.of(row).skip(turn).step_by(turns);
         (0..turns).flat_map(move |turn| rows.iter().flat_map(move |row| of(row, turn)))
     }
 
-    /// Returns the items of a sequence, uncut; items of padding have no tokens.
+    /// Returns the uncut items of a sequence; items of padding have no tokens.
     fn of(self, row: &BatchRow) -> impl Iterator<Item = ExtendWork> + use<> {
         let Self { width, heads, window, align } = self;
         let BatchRow { row, qo_start, extend_len, kv_len } = *row;
         let rows = extend_len * heads;
         (0..rows).step_by(width.rows as usize).map(move |q_begin| {
             let last = (q_begin + width.rows).min(rows) - 1;
-            // Positions, counted from 1, of the first and the last query.
+            // Positions of the first and the last query, counted from 1.
             let seen = |packed: u32| kv_len.saturating_sub(extend_len) + packed / heads + 1;
             let kv_end = if kv_len == 0 { 0 } else { seen(last) };
             let first = if window == 0 { 0 } else { seen(q_begin).saturating_sub(window) };
@@ -299,7 +295,6 @@ impl Items {
         })
     }
 
-    /// Units of tokens of an item.
     const fn units(&self, work: &ExtendWork) -> u32 {
         (work.kv_end - work.kv_begin).div_ceil(self.width.tokens)
     }
@@ -325,7 +320,7 @@ mod tests {
         LatentSplit::new(items, (heads, 0), 132, (256, 8192))
     }
 
-    /// Writes the items of each CTA, as the kernel reads them, and the joins.
+    /// Returns the items of each CTA in the order of the kernel, and the joins.
     fn read(split: &LatentSplit) -> (Vec<Vec<ExtendWork>>, Vec<LatentJoin>) {
         let (words, ctas) = (split.words(), split.ctas as usize);
         assert_eq!(words[3], split.items.rows().max(words[split.lists_at() + ctas + 1]));
@@ -343,7 +338,7 @@ mod tests {
         ((0..ctas).map(cta).collect(), joins)
     }
 
-    /// Checks K5, and returns the units of the busiest CTA, extra units included.
+    /// Checks K5, and returns the units of the busiest CTA, including fixed costs.
     fn check(split: &mut LatentSplit, rows: &[BatchRow]) -> u32 {
         let cut = split.plan(rows);
         let (ctas, joins) = read(split);
@@ -355,7 +350,7 @@ mod tests {
         let widest = split.items.rows();
         assert!(width.rows >= most.min(widest) && (width.rows == 16 || most > width.rows / 2));
         assert!(width.rows != PAIR.rows || split.pairs);
-        // A cluster's CTAs have one list.
+        // The CTAs of a cluster have one list.
         assert!(ctas[(split.ctas / width.ctas) as usize..].iter().all(Vec::is_empty));
         assert_eq!(split.words()[split.lists_at() + split.ctas as usize + 1], width.rows);
         let (heads, window, align) = (split.heads, split.window, split.align);
@@ -456,8 +451,8 @@ mod tests {
                 assert!(load <= most, "{} x {:?}, {heads} heads: {load}", rows.len(), rows[0]);
             }
         }
-        // 16 query rows an item, units of 32 tokens, 3 of cost for each item: four whole items of 128 units are 524,
-        // and 8 items of the last row share its 2,048 units.
+        // An item has 16 query rows; a unit has 32 tokens, and an item costs 3 units more. Four whole items of 128
+        // units take 524, and 8 items of the last row share its 2,048 units.
         for (rows, heads, most) in [
             (vec![(1, 4096); 64], 16, 67),
             (vec![(1, 4096); 64], 128, 524),

@@ -1,20 +1,18 @@
 //! Splits a step's attention into equal shares for a fixed number of CTAs. Pure arithmetic.
 //!
-//! Two kernels share a step. Sequences with few query rows (`extend_len * group`: up to 8, 16 or 64, by the step's
-//! [width](SplitShape::width)) go to a decode kernel (`decode.rs`). It reads each token once for all of their rows and
-//! is memory-bound. The other sequences go to the extend kernel, which is compute-bound (`extend.rs`), and so do trees
-//! of drafts if the decode kernel does not support them. Both kernels run on a fixed grid and read this module's
-//! output, so a captured graph can be replayed for other lengths, page tables and kinds of work. Cost: O(batch + CTAs +
-//! new query tiles), independent of the context.
+//! Two kernels share a step. A decode kernel (`decode.rs`) takes sequences with few query rows: `extend_len * group` up
+//! to 8, 16 or 64, by the step's [width](SplitShape::width). It reads each token once for all query rows of a kv head,
+//! and is memory-bound. The extend kernel (`extend.rs`) takes the other sequences, and draft trees that the decode
+//! kernel does not support; it is compute-bound. Both kernels have a fixed grid and read this module's output from
+//! memory, so a captured graph can be replayed for other lengths and page tables. The cost is O(batch + CTAs + new
+//! query tiles), independent of the context.
 //!
 //! * K1. Each (sequence with query rows, kv head, visible token) is in exactly one share.
 //! * K2. A CTA has at most two partial sums of the decode plan: one at the begin of its work chunk and one at its end.
-//! * K3. Parts of one extend item share a run of slots; runs do not overlap and end within the available slots.
+//! * K3. Parts of one extend item share a run of slots; runs do not overlap, and end within the available slots.
 //!
-//! Over latent rows one other kernel does both (`latent.rs`). Over lists (`selected.rs`) a kernel similar to decode
-//! reads the listed positions.
-//!
-//! Not here: device memory, launches.
+//! Latent rows have a kernel for both kinds of sequences (`latent.rs`). Rows with lists have a kernel like decode that
+//! reads the listed positions (`selected.rs`).
 
 mod decode;
 mod extend;
@@ -33,37 +31,38 @@ pub use shared::{
     TAIL_ROWS, Taken,
 };
 
-/// The inputs of a split that do not change by step. One [`Split`] is made for one shape.
+/// The inputs of a split that do not change from step to step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SplitShape {
-    /// K and V heads.
+    /// Number of kv heads.
     pub kv_heads: u32,
-    /// Query heads of one kv head, 1 to 16.
+    /// Number of query heads of one kv head, 1 to 16.
     pub group: u32,
-    /// 64, 128 or 256.
+    /// Elements of a head: 64, 128 or 256.
     pub head_dim: u32,
-    /// Sliding window; 0: none.
+    /// Sliding window; 0 for none.
     pub window: u32,
-    /// Positions of a list, where attention is over lists; else 0.
+    /// Length of a list for attention over lists; else 0.
     pub top: u32,
-    /// [`decode_extra`] of the pool.
+    /// Extra units of the pool ([`decode_extra`]).
     pub extra: u32,
-    /// Grids of the decode kernels of [`DECODE_ROWS`]: multiprocessors times resident CTAs; 0 if there is no kernel.
+    /// Grids of the decode kernels of [`DECODE_ROWS`]: multiprocessors times resident CTAs; 0 without a kernel.
     pub decode_ctas: [u32; DECODE_ROWS.len()],
-    /// Grid of the extend kernel; 0 if no step uses it.
+    /// Grid of the extend kernel; 0 until a step uses it.
     pub extend_ctas: u32,
-    /// Most batch rows.
+    /// Maximum number of batch rows.
     pub batch_max: u32,
-    /// Most query rows (tokens) of a step.
+    /// Maximum number of tokens of a step.
     pub tokens_max: u32,
 }
 
 impl SplitShape {
-    /// Returns whether the extend kernel has rows of a plan. The plan's trees are not marked.
+    /// Returns whether the extend kernel has rows of a plan, whose trees are not marked.
     pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
         let width = self.width(plan.token_count(), plan.rows.len());
         let decoded = if self.top > 0 { Decoded::new(1, false) } else { self.decoded(width) };
-        // If the step reads spans once, the extend kernel gets every row that is too long for a tail, padding included.
+        // If the step reads spans once, the extend kernel takes every row that is too long for a tail, including
+        // padding.
         let longest = match plan.shared.spans.is_empty() {
             true => decoded.longest,
             false => decoded.longest.min(self.decoded(self.narrowest()).longest),
@@ -80,22 +79,22 @@ impl SplitShape {
     }
 }
 
-/// Filter of the sequences that a decode kernel takes; the extend kernel takes all others.
+/// Filter of the sequences that a decode kernel takes. The extend kernel takes all others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Decoded {
-    /// Most new tokens.
+    /// Maximum number of new tokens.
     longest: u32,
-    /// Rows above this number are trees that the kernel does not support.
+    /// Rows above this number are marked as trees, which the kernel does not support.
     last_row: u32,
 }
 
 impl Decoded {
-    /// Returns the filter for sequences of up to this many new tokens, with or without trees.
+    /// Returns the filter for sequences of up to `longest` new tokens, with or without trees.
     const fn new(longest: u32, trees: bool) -> Self {
         Self { longest, last_row: if trees { u32::MAX } else { TREE_ROW - 1 } }
     }
 
-    /// Returns whether the decode kernel has units of a sequence; a sequence without new tokens is in neither kernel.
+    /// Returns whether the decode kernel has units of a sequence. A sequence without new tokens is in neither kernel.
     fn has(self, row: &BatchRow) -> bool {
         (1..=self.longest).contains(&row.extend_len) & (row.row.raw() <= self.last_row)
     }
@@ -111,14 +110,14 @@ const fn is_tree(row: &BatchRow) -> bool {
     row.row.raw() >= TREE_ROW
 }
 
-/// The result of a step's split. A kernel without work need not be launched, but a graph launches both.
+/// The result of a step's split. A kernel without work need not be launched, except in a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SplitCount {
-    /// The decode kernel, as an index of [`DECODE_ROWS`].
+    /// The decode kernel, an index of [`DECODE_ROWS`].
     pub width: usize,
-    /// Units of the decode kernel.
+    /// Number of units of the decode kernel.
     pub decode_units: u32,
-    /// Items of the extend kernel.
+    /// Number of items of the extend kernel.
     pub extend_items: u32,
 }
 
@@ -139,7 +138,7 @@ impl Split {
         Self { shape, decode: DecodeSplit::new(&shape), extend: ExtendSplit::new(&shape) }
     }
 
-    /// Allocates the memory for steps that use an extend kernel on a grid of this many CTAs.
+    /// Allocates the memory for steps with an extend kernel on a grid of `ctas` CTAs.
     pub fn add_extend(&mut self, ctas: u32) {
         self.shape.extend_ctas = ctas;
         self.extend = ExtendSplit::new(&self.shape);
@@ -150,9 +149,9 @@ impl Split {
         &self.shape
     }
 
-    /// Splits a step for a decode kernel of a [width](SplitShape::width). The step's trees are marked ([`TREE_ROW`]).
-    /// Writes its words, [`SplitShape::decode_words`] of them, to `decode`; the caller uploads them to
-    /// `AttendParams::plan` of `attend_decode_*`. Allocates nothing.
+    /// Splits a step for a decode kernel of a [width](SplitShape::width), without allocation. The step's trees are
+    /// marked ([`TREE_ROW`]). Writes [`SplitShape::decode_words`] words to `decode`, for `AttendParams::plan` of
+    /// `attend_decode_*`.
     pub fn plan(&mut self, rows: &[BatchRow], width: usize, decode: &mut [u32]) -> SplitCount {
         assert!(
             rows.len() <= self.shape.batch_max as usize,
@@ -165,14 +164,14 @@ impl Split {
         SplitCount { width, decode_units, extend_items }
     }
 
-    /// Splits a step whose spans another kernel reads once. The extend kernel gets the rows that the other kernel
-    /// leaves, and the decode kernel gets nothing.
+    /// Splits a step whose spans another kernel reads once. The extend kernel takes the rows that the other kernel does
+    /// not take, and the decode kernel takes none.
     pub fn plan_left(&mut self, rows: &[BatchRow], taken: &Taken) -> SplitCount {
         let extend_items = self.extend.plan(&self.shape, rows, |row| taken.leaves(row));
         SplitCount { extend_items, ..SplitCount::default() }
     }
 
-    /// Returns the extend kernel's words; upload them to `AttendParams::plan` of `attend_extend_*`.
+    /// Returns the extend kernel's words, for `AttendParams::plan` of `attend_extend_*`.
     pub fn extend_words(&self) -> &[u32] {
         &self.extend.words
     }
@@ -187,7 +186,7 @@ mod tests {
     use super::*;
     use crate::id::RowId;
 
-    /// Sequence, kv head and tokens of one share, and the share's owner.
+    /// Sequence, kv head and tokens of one share, and the owner of the share.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
     struct Share {
         qo_start: u32,
@@ -213,12 +212,11 @@ mod tests {
         }
     }
 
-    /// Rows of (extend_len, kv_len).
     fn batch(lens: &[(u32, u32)]) -> Vec<BatchRow> {
         let mut qo_start = 0;
         let row = |(i, &(extend_len, kv_len)): (usize, &(u32, u32))| {
             qo_start += extend_len;
-            // Padding may have no row.
+            // Padding rows may have no row number.
             let row = if kv_len == 0 && i % 2 == 1 { u32::MAX } else { i as u32 };
             let (row, qo_start) = (RowId::new(row), qo_start - extend_len);
             BatchRow { row, qo_start, extend_len, kv_len }
@@ -232,7 +230,7 @@ mod tests {
     }
 
     /// Reads the decode plan in the order of the decode kernel. Parts of a sum are counted, written and found as in
-    /// ptx/src/decode/decode_parts.cuh.
+    /// `ptx/src/decode/decode_parts.cuh`.
     fn decode_shares(
         shape: &SplitShape,
         width: usize,
@@ -276,7 +274,7 @@ mod tests {
                 let (first, last) = (begin / work[0], (begin + some - 1) / work[0]);
                 if at < some && first < last {
                     let first_cta = first * stripes + cta % stripes;
-                    // `finish` stores a part in the slot of its work chunk's start.
+                    // `finish` stores a part in a slot that belongs to the start of its work chunk.
                     assert!(unit + stop - at == end || cta > first_cta);
                     let join = joins.entry(first_cta).or_insert((begin, last - first + 1, vec![]));
                     assert_eq!(join.0, begin, "C4: a counter serves one sum");
@@ -296,7 +294,7 @@ mod tests {
             assert!(partial <= 2, "K2: two partial sums a CTA");
         }
         for (first_cta, (_, parts, slots)) in joins {
-            // The places where `join` looks for the parts.
+            // The slots in which `join` finds the parts.
             let slot = |part| 2 * (first_cta + part * stripes) + u32::from(part == 0);
             assert!(slots.into_iter().eq((0..parts).map(slot)), "C4: each part arrives once");
         }
@@ -323,7 +321,7 @@ mod tests {
         shares
     }
 
-    /// Checks K1 by brute force: the shares of each (sequence, query tile, kv head) join to the tokens that it sees.
+    /// Checks K1 by enumeration: the shares of each (sequence, query tile, kv head) cover the tokens that it sees.
     fn check(shape: SplitShape, lens: &[(u32, u32)]) -> (Split, SplitCount, Vec<u32>) {
         check_trees(shape, lens, &[])
     }
@@ -369,7 +367,7 @@ mod tests {
                         assert_eq!((share.qo_start, q, h), (row.qo_start, q_begin, head), "K1");
                         assert_eq!(share.begin, at, "K1: no gap, no overlap");
                         at = share.end;
-                        // Shares without tokens may follow the shares that end here.
+                        // Shares without tokens may follow.
                         let same = |next: &&Share| {
                             let key = (next.qo_start, next.q_begin, next.head);
                             key == (row.qo_start, q_begin, head) && next.begin == stop
@@ -432,10 +430,10 @@ mod tests {
 
     #[test]
     fn few_query_tiles_are_cut() {
-        // 16 tiles of 8 heads on 264 CTAs: cut in two, they fill the device.
+        // 16 tiles of 8 heads fill 264 CTAs only if they are cut.
         let (split, ..) = check(shape(), &[(512, 8192)]);
         assert_eq!(split.extend_words()[0], 32);
-        // 64 tiles of 8 heads fill the device uncut.
+        // 64 tiles of 8 heads fill the device without cuts.
         let (split, ..) = check(shape(), &[(2048, 32_768)]);
         assert_eq!(split.extend_words()[0], 64);
     }

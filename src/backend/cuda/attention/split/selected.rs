@@ -1,13 +1,13 @@
 //! The shares of attention over lists.
 //!
-//! A row with lists has its lists' places as tokens: as many as the longest list names. Other rows, also short ones,
-//! read all visible tokens and go to the extend kernel.
+//! For this kernel, the tokens of a row with lists are the entries of its lists. Other rows read all visible tokens and
+//! go to the extend kernel.
 
 use super::{Decoded, Split, SplitCount, SplitShape, is_tree};
 use crate::plan::BatchRow;
 
 impl SplitShape {
-    /// Converts a row for the kernel over lists: with places for tokens, or without query rows.
+    /// Converts a row for the kernel over lists: with entries as tokens, or without query rows.
     fn places(&self, row: &BatchRow) -> BatchRow {
         if row.extend_len != 1 || is_tree(row) {
             return BatchRow { extend_len: 0, kv_len: 0, ..*row };
@@ -18,7 +18,7 @@ impl SplitShape {
 }
 
 impl Split {
-    /// Splits a step over lists as [`Split::plan`] does; `places` receives the kernel's rows of the batch.
+    /// Splits a step over lists like [`Split::plan`]. `places` receives the rows of the batch for the kernel.
     pub fn plan_selected(
         &mut self,
         rows: &[BatchRow],
@@ -32,7 +32,7 @@ impl Split {
         let width = self.shape.narrowest();
         let whole = SplitShape { window: 0, ..self.shape };
         let decode_units = self.decode.plan(&whole, width, places, decode);
-        // A row of one token is never an extend item, for any group.
+        // A row of one token is never an extend item, whatever the group.
         let extend_items =
             self.extend.plan(&self.shape, rows, |row| Decoded::new(1, false).leaves(row));
         SplitCount { width, decode_units, extend_items }
@@ -85,7 +85,7 @@ mod tests {
         let mut places = [row(0, 0, 0); 5];
         let mut words = vec![0; shape.decode_words()];
         let count = split.plan_selected(&rows, &mut places, &mut words);
-        // 4 + 6 + 1 units of tokens, and 6 of each row, in 2 heads.
+        // 4 + 6 + 1 units of tokens, and 6 extra units for each row, in 2 heads.
         assert_eq!((count.decode_units, count.extend_items), (2 * ((1 + 6) + (4 + 6) + 6), 2 * 2));
     }
 }

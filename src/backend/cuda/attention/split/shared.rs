@@ -1,24 +1,21 @@
-//! Splits steps whose rows share spans: chooses the spans to read once, and deals the work to CTAs.
+//! Splits steps whose rows share spans: chooses the spans to read once, and divides the work among CTAs.
 //!
-//! A span is accepted if one read of it is cheaper than a read by each row. The tokens of a rejected span go to its
-//! accepted children, so a row always reads exactly one tail by itself. Some CTAs work on the spans' items, as the
-//! extend kernel does. The others work on the rows' tails, as the decode kernel does, with one work chunk for each warp
-//! ([`SharedGrid`]). The deal makes both groups end at about the same time, so computation and memory access overlap.
+//! A span is accepted if reading it once is cheaper than a read by each row. The tokens of a rejected span go to its
+//! accepted children. What remains of a row is its *tail*, which the row reads alone. Some CTAs work on the items of
+//! spans, as the extend kernel does. The others work on tails, as the decode kernel does, with one work chunk for each
+//! warp ([`SharedGrid`]). Both groups end at about the same time, so computation and memory access overlap.
 //!
-//! A span's query rows form query tiles, each over all of the span's tokens. All tiles, head by head, are dealt to the
-//! CTAs for spans in equal shares, so a CTA has partial sums of at most two query tiles.
+//! The query rows of a span form query tiles, each over all tokens of the span. CTAs for spans receive equal shares of
+//! all tiles, head by head, so a CTA has partial sums of at most two query tiles.
 //!
-//! A row's new tokens are consecutive members, because a span ends before the first of them and each sees all of it. A
-//! row with more query rows than a tail holds, up to 64, has items over its own tokens instead. They are cut like a
-//! span with this row as the only member, below its other spans. The extend kernel takes longer rows and trees of
-//! drafts.
+//! The new tokens of a row are consecutive members, because a span ends before the first of them and each sees all of
+//! it. A row with more query rows than fit a tail, up to 64, has *own items* over its own tokens. These are cut like a
+//! span with this row as its only member, below its other spans. The extend kernel takes longer rows and draft trees.
 //!
 //! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; partial sums do not overlap.
 //!
-//! Cost: O(rows, members of all spans, CTAs, items).
-//!
-//! Not here: the search for spans (`plan/spans.rs`), the choice of spans (`shared/accept.rs`), their cost
-//! (`shared/cost.rs`), the kernel that reads them (`shared/grid.rs`), steps without spans (`decode.rs`).
+//! The cost is O(rows, members of all spans, CTAs, items). `plan/spans.rs` defines spans, `shared/accept.rs` chooses
+//! them, `shared/cost.rs` models their cost, and `shared/grid.rs` describes the kernels.
 
 mod accept;
 mod cost;
@@ -33,52 +30,52 @@ use accept::{Before, Eligible};
 pub use cost::{SpanCosts, SpanWork};
 pub use grid::{ITEM_ROWS, SharedGrid, TAIL_ROWS, Taken};
 
-/// Most rows for which spans are read once, over all shapes.
+/// Maximum number of rows for which spans are read once, over all shapes.
 pub const SHARED_ROWS_MAX: u32 = 512;
-/// Accepted spans of a step.
+/// Maximum number of accepted spans of a step.
 pub const SPANS_MAX: u32 = 64;
-/// Tokens of a tile.
+/// Number of tokens of a tile.
 const SPAN_TOKENS: u32 = 128;
-/// Items of a step.
+/// Maximum number of items of a step.
 pub const ITEMS_MAX: u32 = 4096;
-/// Lengths of the CTAs' shares of spans that are tried.
+/// Number of lengths of the CTAs' shares that are tried.
 const SHARES_TRIED: u32 = 16;
-/// Query rows of all query tiles of a step.
+/// Maximum number of query rows of all query tiles of a step.
 pub const PARTIAL_ROWS: u32 = 1 << 16;
 
-/// A span that is read once, or a row's own tokens: the new tokens of its eligible members, and its positions.
+/// A span that is read once, or a row's own tokens.
 #[derive(Clone, Copy, Debug)]
 struct Accepted {
     member_start: u32,
     member_count: u32,
-    /// Query tiles of the members' new tokens.
+    /// Number of query tiles of the members' new tokens.
     query_tiles: u32,
     begin: u32,
     end: u32,
     parent: u32,
     /// Number of accepted spans that contain it, itself included.
     depth: u32,
-    /// A member's row of the page tables.
+    /// The page table row of a member.
     row: u32,
     /// Whether these are the own tokens of one row, including its new ones.
     own: bool,
 }
 
 impl Accepted {
-    /// Returns, for a row's own tokens, one more than the tokens after `end`, up to the maximum that the kernel needs.
+    /// Returns for a row's own tokens the number of tokens from `end` on, plus 1, up to the kernel's maximum; else 0.
     fn behind(&self, end: u32) -> u16 {
         if self.own { (self.end - end).saturating_add(1).min(0xffff) as u16 } else { 0 }
     }
 }
 
-/// The deal of a step's spans.
+/// The division of a step's spans among CTAs.
 #[derive(Clone, Copy, Debug)]
 struct Deal {
-    /// The model of the step's time.
+    /// The time model of the step.
     work: SpanWork,
-    /// CTAs that work on spans.
+    /// Number of CTAs that work on spans.
     ctas: u32,
-    /// Tiles of each of them.
+    /// Number of tiles of each of them.
     tiles: u32,
 }
 
@@ -97,24 +94,24 @@ pub struct SharedSplit {
     pub members: Vec<SpanMember>,
     pub spans: Vec<SpanParts>,
     pub items: Vec<SpanItem>,
-    /// The model of the step's time, if spans are read once.
+    /// The time model of the step, if spans are read once.
     pub work: SpanWork,
     accepted: Vec<Accepted>,
-    /// Number of eligible members before each place of the plan's members.
+    /// Number of eligible members before each member.
     eligible: Vec<Eligible>,
     /// The input of the last acceptance.
     before: Before,
-    /// Whether `items` and `spans` match the accepted spans.
+    /// Whether `items` and `spans` belong to the accepted spans.
     is_cut: bool,
-    /// Units of all tails, of one kv head.
+    /// Number of units of all tails, of one kv head.
     units: u32,
-    /// Ends of the accepted spans around the current one: `(end of their members, accepted)`.
+    /// Ends of the accepted spans that contain the current one: `(end of their members, accepted)`.
     around: Vec<(u32, u32)>,
 }
 
 impl SharedSplit {
-    /// Allocates the memory for every split of this shape, which has no window. `free` accepts all spans that fit, for
-    /// any cost.
+    /// Allocates the memory for every split of this shape, which has no window. With `free`, all spans that fit are
+    /// accepted, whatever their cost.
     pub fn new(shape: SplitShape, grid: SharedGrid, free: bool) -> Self {
         assert!(shape.window == 0 && grid.serves(&shape));
         let rows = Self::rows_max(&shape) as usize;
@@ -140,14 +137,14 @@ impl SharedSplit {
         }
     }
 
-    /// Returns the maximum rows of a batch for which spans are read once; in larger batches each row reads separately.
+    /// Returns the maximum number of rows for which spans are read once. In larger batches each row reads separately.
     pub fn rows_max(shape: &SplitShape) -> u32 {
         let striped = shape.kv_heads / shape.decode_stripes(shape.narrowest());
         let listed = (LISTED_SUMS / shape.kv_heads).min(LISTED_TAILS / striped);
         shape.batch_max.min(SHARED_ROWS_MAX).min(listed)
     }
 
-    /// Splits a step for a kernel that takes these rows. Returns false if separate reads of each row are cheaper.
+    /// Splits a step for a kernel that takes these rows. Returns false if separate reads are cheaper.
     pub fn plan(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: Taken) -> bool {
         if rows.len() as u32 > Self::rows_max(&self.shape) || self.span_ctas_max() == 0 {
             return false;
@@ -167,7 +164,7 @@ impl SharedSplit {
         true
     }
 
-    /// Returns the bytes of tails, and of accepted spans.
+    /// Returns the bytes of all tails, and of all accepted spans.
     fn distinct_bytes(&self) -> (f64, f64) {
         let with_tails = self.shares.iter().filter(|share| share.units > 0).count() as u32;
         let units = self.units - with_tails * DECODE_EXTRA;
@@ -178,12 +175,11 @@ impl SharedSplit {
         (bytes(units * DECODE_UNIT + items), bytes(spans))
     }
 
-    /// Returns the bytes of K and V of a token, all heads.
+    /// Returns the bytes of K and V of a token in all heads.
     fn token_bytes(&self) -> f64 {
         f64::from(2 * self.grid.number_bytes * self.shape.kv_heads * self.shape.head_dim)
     }
 
-    /// Returns the most members of a query tile.
     fn tile_members(&self) -> u32 {
         self.grid.rows / self.shape.group
     }
@@ -192,7 +188,8 @@ impl SharedSplit {
         members.div_ceil(self.tile_members())
     }
 
-    /// Writes each row's tail begin and its units of one kv head. Returns the tokens that rows read separately.
+    /// Writes the begin of each row's tail and its units of one kv head. Returns the number of tokens that rows read
+    /// separately.
     fn measure_tails(&mut self, rows: &[BatchRow]) -> f64 {
         let heads = self.shape.kv_heads / self.stripes();
         let (mut units, mut row_tokens) = (0, 0_u64);
@@ -209,7 +206,7 @@ impl SharedSplit {
         row_tokens as f64
     }
 
-    /// Cuts the accepted spans into items, unless the present items match.
+    /// Cuts the accepted spans into items, unless they are cut already.
     fn cut_spans(&mut self, deal: &Deal) {
         if self.is_cut && (self.head.span_ctas, self.head.work_tiles) == (deal.ctas, deal.tiles) {
             return;
@@ -234,7 +231,6 @@ impl SharedSplit {
         assert!(self.items.len() <= ITEMS_MAX as usize, "K4: there is room for items");
     }
 
-    /// Writes the accepted spans' records.
     fn list_spans(&mut self) {
         for span in &self.accepted {
             let tiles = Self::token_tiles(span);
@@ -255,7 +251,7 @@ impl SharedSplit {
         assert!(self.head.head_rows * self.shape.kv_heads <= PARTIAL_ROWS, "K4: sums have room");
     }
 
-    /// Writes the items of a query tile, one for each of its CTAs. `last`: the previous item and its CTA.
+    /// Writes the items of a query tile, one for each of its CTAs. `last` is the previous item and its CTA.
     fn cut_query_tile(
         &mut self,
         head: u32,
@@ -310,30 +306,28 @@ impl SharedSplit {
         }
     }
 
-    /// Returns the stripes of kv heads into which the tails are cut.
     const fn stripes(&self) -> u32 {
         self.shape.decode_stripes(self.shape.narrowest())
     }
 
-    /// Returns the most CTAs that work on spans: each stripe of the tails needs a warp of the other CTAs.
+    /// Returns the maximum number of CTAs for spans: each stripe of the tails needs a warp of another CTA.
     const fn span_ctas_max(&self) -> u32 {
         self.grid.ctas.saturating_sub(self.stripes().div_ceil(self.grid.warps))
     }
 
-    /// Returns the tiles of an accepted span's tokens.
     fn token_tiles(span: &Accepted) -> u32 {
         (span.end - span.begin).div_ceil(SPAN_TOKENS)
     }
 
-    /// Returns the tiles from one query tile of `tiles` to the next, if a CTA has `per`. If few more tiles fill whole
-    /// CTAs, they are added, so that no CTA has two items. Otherwise the added tiles represent an item's cost beyond
-    /// its own tiles.
+    /// Returns the distance in tiles of query tiles of `tiles` tiles, if each CTA has `per`. If few extra tiles fill
+    /// whole CTAs, they are added, so that no CTA has two items. Otherwise the extra tiles represent the fixed cost of
+    /// an item.
     fn stride(&self, tiles: u32, per: u32) -> u32 {
         let up = tiles.next_multiple_of(per);
         up.min(tiles + self.grid.item_tiles)
     }
 
-    /// Returns the tiles of all accepted spans' query tiles, with those added between them.
+    /// Returns the number of tiles of all query tiles, including the extra ones between them.
     fn all_tiles(&self, per: u32) -> u32 {
         let mut strides = self.accepted.iter().map(|span| {
             let tiles = Self::token_tiles(span);
@@ -345,7 +339,7 @@ impl SharedSplit {
         of_head * self.shape.kv_heads - behind
     }
 
-    /// Returns the step's work if `ctas` CTAs work on spans.
+    /// Returns the step's work with `ctas` CTAs for spans.
     fn dealt(&self, work: &SpanWork, tiles: u32, ctas: u32) -> SpanWork {
         SpanWork {
             work_tiles: f64::from(tiles.div_ceil(ctas)),
@@ -354,8 +348,8 @@ impl SharedSplit {
         }
     }
 
-    /// Returns the number of CTAs for `tiles` at which spans and tails end soonest. One more CTA makes spans end no
-    /// later and tails no sooner, so the best number is at the crossing, or one before it.
+    /// Returns the number of CTAs for spans at which the step ends soonest. One more CTA never makes spans later or
+    /// tails sooner, so the best number is at the crossing of both times, or one before it.
     fn balance(&self, work: &SpanWork, tiles: u32) -> u32 {
         let sides = |ctas| self.costs.sides(&self.dealt(work, tiles, ctas));
         let later = |ctas| sides(ctas).into_iter().fold(0.0, f64::max);
@@ -369,7 +363,7 @@ impl SharedSplit {
         if later(other) < later(low) { other } else { low }
     }
 
-    /// Chooses the number of CTAs that work on spans, so that spans and tails end soonest.
+    /// Chooses the number of CTAs that work on spans.
     fn deal(&self) -> Deal {
         let unit_bytes = f64::from(self.units * DECODE_UNIT) * self.token_bytes();
         let (own_bytes, span_bytes) = self.distinct_bytes();
@@ -384,7 +378,6 @@ impl SharedSplit {
             }
             let tiles = least + (least * more).div_ceil(8);
             let all = self.all_tiles(tiles);
-            // Each of these CTAs has a tile.
             let ctas = all.div_ceil(tiles);
             if ctas <= self.span_ctas_max() {
                 let work = self.dealt(&work, all, ctas);

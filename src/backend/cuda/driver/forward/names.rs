@@ -1,7 +1,5 @@
 //! The names of the driver's functions that `cust_raw` declares: all that `cust` and this backend call.
-//!
-//! Not here: their definitions (`forward.rs`). `.ci/package.sh` calls all functions of `cust_raw`, so a missing name
-//! fails to link there.
+//! `.ci/package.sh` calls all functions of `cust_raw`, so a missing name fails to link.
 
 /// Passes all names to the macro `$then`.
 macro_rules! for_each_name {

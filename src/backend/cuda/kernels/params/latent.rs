@@ -1,4 +1,4 @@
-//! Parameters of kernels over latent rows only.
+//! Parameters of kernels over latent rows.
 
 use core::mem::{offset_of, size_of};
 
@@ -16,40 +16,40 @@ pub struct LatentJoin {
     pub qo_start: u32,
     /// The item's first packed query row.
     pub q_begin: u32,
-    /// Packed query rows of the sequence.
+    /// Number of packed query rows of the sequence.
     pub rows: u32,
-    /// `slot << 16 | parts`: the first part's slot, and the number of consecutive parts.
+    /// `slot << 16 | parts`: the slot of the first part, and the number of consecutive parts.
     pub part: u32,
 }
 
-/// The unquantised part of one layer's latent rows of fp8; kernels take it after [`LayerScales`], which contains K's
-/// and V's scales.
+/// The unquantised part of one layer's latent rows of fp8. Kernels take it after [`LayerScales`], which has the scales
+/// of K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct LayerRope {
-    /// Device address of bf16 `[elements]`: of page p, slot s at `+ p * page_stride + s * slot_stride`.
+    /// Device address of bf16 `[elements]`, for page p, slot s at `+ p * page_stride + s * slot_stride`.
     pub at: u64,
     /// Bytes from page to page.
     pub page_stride: u64,
     /// Bytes from slot to slot.
     pub slot_stride: u32,
-    /// Numbers of a token.
+    /// Number of elements of a token.
     pub elements: u32,
 }
 
-/// A tensor map, as `cuTensorMapEncodeTiled` writes it: a tensor in device memory, for the copy engine.
+/// A tensor map of `cuTensorMapEncodeTiled`: a tensor in device memory, for the copy engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C, align(64))]
 pub struct TensorMap {
-    /// The driver's format.
+    /// The driver's opaque format.
     pub words: [u64; 16],
 }
 
-/// Latent rows of one layer, for the copy engine; `attend_latent_DTYPE_sm90a` take it after [`AttendParams`].
+/// Latent rows of one layer for the copy engine. `attend_latent_DTYPE_sm90a` takes it after [`AttendParams`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct RowBoxes {
-    /// Rows of a box, a power of two up to 32 that divides a page; 0: there is no map.
+    /// Rows of a box, a power of two up to 32 that divides a page; 0 without a map.
     pub rows: u32,
     /// 0.
     pub reserved: [u32; 11],

@@ -1,19 +1,19 @@
-//! Parameters of the kernels that move bytes: the mirror of `ptx/src/common/move_params.cuh`.
+//! Parameters of the kernels that move bytes: the counterpart of `ptx/src/common/move_params.cuh`.
 
 use core::mem::{offset_of, size_of};
 
 use super::layout_is;
 use crate::plan::{Compaction, PageCopy, TableWrite};
 
-/// The parameters of `store_cache` and its variants, by value. Fields that the first instructions need come first.
+/// The parameters of `store_cache` and its variants, by value. The first instructions need the first fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StoreCacheParams {
     /// Device address of the rows of K to store, `k_stride` apart.
     pub k: u64,
-    /// The same of V, `v_stride` apart.
+    /// The same for V, `v_stride` apart.
     pub v: u64,
-    /// Device address of i32 or i64 `[tokens]`; negative: nothing is written.
+    /// Device address of i32 or i64 `[tokens]`; nothing is written for a negative slot.
     pub slots: u64,
     /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`.
     pub k_pool: u64,
@@ -25,19 +25,19 @@ pub struct StoreCacheParams {
     pub k_stride: u32,
     /// Bytes from row to row of V.
     pub v_stride: u32,
-    /// Rows.
+    /// Number of rows.
     pub tokens: u32,
-    /// Slots of a page; 1 also if pages follow one another without a gap.
+    /// Slots of a page; 1 also if pages are contiguous.
     pub page_size: u32,
-    /// See [`wide_magic`], of `page_size`.
+    /// [`wide_magic`] of `page_size`.
     pub page_magic: u64,
     /// Bytes from slot to slot.
     pub slot_stride: u32,
-    /// 4 or 8.
+    /// Bytes of a slot number: 4 or 8.
     pub slot_bytes: u32,
-    /// Units of a row.
+    /// Number of units of a row.
     pub row_units: u32,
-    /// 16, 4 or 2: the bytes that a thread moves at once.
+    /// Bytes that a thread moves at once: 16, 4 or 2.
     pub unit_bytes: u32,
 }
 
@@ -49,11 +49,11 @@ pub struct RopeStoreParams {
     pub qkv: u64,
     /// Device address of u32 `[tokens]`.
     pub positions: u64,
-    /// Device address of i32 or i64 `[tokens]`; negative: nothing is stored.
+    /// Device address of i32 or i64 `[tokens]`; nothing is stored for a negative slot.
     pub slots: u64,
-    /// Device address of the weights of q's norm, `[head_dim]`; 0: no norm.
+    /// Device address of the weights of q's norm, `[head_dim]`; 0 for no norm.
     pub q_norm: u64,
-    /// The same of k.
+    /// The same for k.
     pub k_norm: u64,
     /// Device address of f32 `[head_dim / 2]`.
     pub frequencies: u64,
@@ -68,27 +68,27 @@ pub struct RopeStoreParams {
     pub qkv_stride: u64,
     /// Bytes from slot to slot.
     pub slot_stride: u32,
-    /// 4 or 8.
+    /// Bytes of a slot number: 4 or 8.
     pub slot_bytes: u32,
     /// Slots of a page.
     pub page_size: u32,
-    /// Rows.
+    /// Number of rows.
     pub tokens: u32,
-    /// Query heads.
+    /// Number of query heads.
     pub q_heads: u32,
-    /// Heads of k, and of v.
+    /// Number of heads of k, and of v.
     pub kv_heads: u32,
-    /// Heads of a warp.
+    /// Number of heads of a warp.
     pub heads_each: u32,
     /// Epsilon of the norms.
     pub eps: f32,
 }
 
-/// Rows of f32, to `store_cache_fp8_any`.
+/// Type f32 of rows for `store_cache_fp8_any`.
 pub const ROWS_F32: u32 = 0;
-/// Rows of f16.
+/// Type f16.
 pub const ROWS_F16: u32 = 1;
-/// Rows of bf16.
+/// Type bf16.
 pub const ROWS_BF16: u32 = 2;
 
 /// The parameters of `store_cache_fp8` and its variants, by value.
@@ -97,9 +97,9 @@ pub const ROWS_BF16: u32 = 2;
 pub struct StoreFp8Params {
     /// Device address of the rows of K to store, `k_stride` apart.
     pub k: u64,
-    /// The same of V, `v_stride` apart.
+    /// The same for V, `v_stride` apart.
     pub v: u64,
-    /// Device address of i32 or i64 `[tokens]`; negative: nothing is written.
+    /// Device address of i32 or i64 `[tokens]`; nothing is written for a negative slot.
     pub slots: u64,
     /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`.
     pub k_pool: u64,
@@ -107,19 +107,19 @@ pub struct StoreFp8Params {
     pub v_pool: u64,
     /// As in [`LayerScales`]; written if scales are by token, otherwise read.
     pub k_scales: u64,
-    /// The same of V.
+    /// The same for V.
     pub v_scales: u64,
     /// Bytes from page to page.
     pub page_stride: u64,
     /// Bytes from page to page of scales.
     pub scale_page_stride: u64,
-    /// See [`wide_magic`], of `page_size`.
+    /// [`wide_magic`] of `page_size`.
     pub page_magic: u64,
     /// Bytes from row to row of K.
     pub k_stride: u32,
     /// Bytes from row to row of V.
     pub v_stride: u32,
-    /// Rows.
+    /// Number of rows.
     pub tokens: u32,
     /// Slots of a page.
     pub page_size: u32,
@@ -127,13 +127,13 @@ pub struct StoreFp8Params {
     pub slot_stride: u32,
     /// Bytes from head to head of scales.
     pub scale_head_stride: u32,
-    /// 4 or 8.
+    /// Bytes of a slot number: 4 or 8.
     pub slot_bytes: u32,
-    /// K and V heads.
+    /// Number of kv heads.
     pub kv_heads: u32,
-    /// Elements of a head.
+    /// Number of elements of a head.
     pub head_dim: u32,
-    /// [`ROWS_F32`], [`ROWS_F16`] or [`ROWS_BF16`].
+    /// Type of the rows: [`ROWS_F32`], [`ROWS_F16`] or [`ROWS_BF16`].
     pub rows: u32,
     /// 1: each token has its own scale.
     pub by_token: u32,
@@ -141,10 +141,10 @@ pub struct StoreFp8Params {
     pub reserved: u32,
 }
 
-/// Pages that one launch of `copy_pages` takes.
+/// Maximum number of pages of one launch of `copy_pages`.
 pub const COPY_PAGES_MAX: usize = 448;
 
-/// The parameters of `copy_pages`, by value; they contain the pages, so nothing is uploaded.
+/// The parameters of `copy_pages`, by value. They contain the pages, so nothing is uploaded.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CopyPagesParams {
@@ -160,24 +160,24 @@ pub struct CopyPagesParams {
     pub target_page_stride: u64,
     /// Bytes from piece to piece.
     pub target_piece_stride: u64,
-    /// See [`wide_magic`], of `piece_units`.
+    /// [`wide_magic`] of `piece_units`.
     pub piece_magic: u64,
     /// Units of one piece.
     pub piece_units: u32,
     /// Units of one page.
     pub page_units: u32,
-    /// 16, 4 or 2: the bytes that a thread moves at once.
+    /// Bytes that a thread moves at once: 16, 4 or 2.
     pub unit_bytes: u32,
     /// 0.
     pub reserved: u32,
-    /// As many as the grid's y.
+    /// The copies; their number is the grid's y.
     pub copies: [PageCopy; COPY_PAGES_MAX],
 }
 
-/// Rows that one launch of `compact_slots` takes.
+/// Maximum number of rows of one launch of `compact_slots`.
 pub const COMPACTIONS_MAX: usize = 200;
 
-/// The parameters of `compact_slots`, by value; they contain the rows, so nothing is uploaded.
+/// The parameters of `compact_slots`, by value. They contain the rows, so nothing is uploaded.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CompactSlotsParams {
@@ -202,15 +202,15 @@ pub struct CompactSlotsParams {
     pub chunks_per_row: u32,
     /// Words of all directories.
     pub chunk_base: u32,
-    /// Layers of all planes of the same shape.
+    /// Number of layers, over all planes of the same shape.
     pub layers: u32,
-    /// Runs of memory that a slot has in a layer.
+    /// Number of contiguous runs of a slot in a layer.
     pub runs: u32,
-    /// Units of one run.
+    /// Number of units of one run.
     pub run_units: u32,
-    /// 16, 4 or 2: the bytes that a thread moves at once.
+    /// Bytes that a thread moves at once: 16, 4 or 2.
     pub unit_bytes: u32,
-    /// As many as the grid's y.
+    /// The compactions; their number is the grid's y.
     pub compactions: [Compaction; COMPACTIONS_MAX],
 }
 
@@ -224,17 +224,17 @@ pub struct LoadPlanParams {
     pub image: u64,
     /// Device address of the page tables.
     pub words: u64,
-    /// Device address of a u32: zero between launches.
+    /// Device address of a u32 that is zero between launches.
     pub counter: u64,
-    /// Device address of a u64 in pinned host memory; becomes `ticket` when the host may rewrite the source.
+    /// Device address of a u64 in pinned host memory. It becomes `ticket` when the host may rewrite the source.
     pub done: u64,
-    /// See `done`.
+    /// The value for `done`.
     pub ticket: u64,
-    /// 16-byte units of the image.
+    /// Number of 16-byte units of the image.
     pub units: u32,
     /// Bytes from the source to `TableWrite[writes]`.
     pub writes_at: u32,
-    /// Table writes.
+    /// Number of table writes.
     pub writes: u32,
     /// 0.
     pub reserved: u32,

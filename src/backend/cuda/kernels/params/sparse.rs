@@ -6,9 +6,9 @@ use bytemuck::{Pod, Zeroable};
 
 use super::AttendParams;
 
-/// Tokens of a chunk of keys.
+/// Number of tokens of a chunk of keys.
 pub const SCORE_TOKENS: u32 = 256;
-/// Most candidate keys of a list that `select_top` gathers.
+/// Maximum number of candidate keys of a list that `select_top` gathers.
 pub const CANDIDATES: u32 = 4096;
 /// Equals [`crate::backend::NO_POSITION`].
 const NO_POSITION: u32 = 4294967295;
@@ -21,9 +21,9 @@ const _: () = assert!(NO_POSITION == crate::backend::NO_POSITION);
 pub struct StoreLabelsParams {
     /// Device address of the rows of K to store, `k_stride` apart, of 16 bits.
     pub k: u64,
-    /// Device address of i32 or i64 `[tokens]`; negative: nothing is written.
+    /// Device address of i32 or i64 `[tokens]`; nothing is written for a negative slot.
     pub slots: u64,
-    /// Device address of u32 `[kv_heads, channel_count]`, this layer's.
+    /// Device address of this layer's u32 `[kv_heads, channel_count]`.
     pub channels: u64,
     /// Device address of this layer's labels: page p, slot s, head h at
     /// `labels + p * page_stride + s * slot_stride + h * head_stride`.
@@ -36,19 +36,19 @@ pub struct StoreLabelsParams {
     pub head_stride: u64,
     /// Bytes from row to row of K.
     pub k_stride: u64,
-    /// See [`wide_magic`](super::wide_magic), of `page_size`.
+    /// [`wide_magic`](super::wide_magic) of `page_size`.
     pub page_magic: u64,
     /// Slots of a page.
     pub page_size: u32,
-    /// Rows.
+    /// Number of rows.
     pub tokens: u32,
     /// Heads of K.
     pub kv_heads: u32,
     /// Elements of a head.
     pub head_dim: u32,
-    /// Labels of a head.
+    /// Number of labels of a head.
     pub channel_count: u32,
-    /// 4 or 8.
+    /// Bytes of a slot number: 4 or 8.
     pub slot_bytes: u32,
 }
 
@@ -56,38 +56,39 @@ pub struct StoreLabelsParams {
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
 pub struct SelectParams {
-    /// The kernel uses q, tables, batch and window of these fields; `k` is this layer's labels, with their strides.
+    /// The kernels use q, tables, batch and window of these fields. `k` is the address of this layer's labels, with
+    /// their strides.
     pub attend: AttendParams,
-    /// Device address of u32 `[kv_heads, channel_count]`, this layer's.
+    /// Device address of this layer's u32 `[kv_heads, channel_count]`.
     pub channels: u64,
-    /// Device address of u32 `[batch + 1]`: the number of chunks of [`SCORE_TOKENS`] positions in the rows with lists
-    /// before each row, and in all rows.
+    /// Device address of u32 `[batch + 1]`: for each row the number of chunks of [`SCORE_TOKENS`] positions in earlier
+    /// rows with lists, then their total.
     pub starts: u64,
     /// Device address of u32 `[key_chunks, kv_heads, SCORE_TOKENS]`.
     pub keys: u64,
     /// Device address of u32 `[batch, kv_heads, top]`.
     pub positions: u64,
-    /// Device address of u32 `[batch, kv_heads, top]`: slots of the positions that a row sees.
+    /// Device address of u32 `[batch, kv_heads, top]`: slots of the listed positions that a row sees.
     pub listed: u64,
     /// Device address of u32 `[batch, kv_heads]`: the number of those slots.
     pub counts: u64,
-    /// Device address of (key, position) of u32 `[batch * kv_heads, CANDIDATES]`, for lists with several CTAs of
-    /// `select_top`.
+    /// Device address of (key, position) of u32 `[batch * kv_heads, CANDIDATES]`, for lists that several CTAs of
+    /// `select_top` share.
     pub gathered: u64,
     /// Device address of u32 `[batch * kv_heads, 2]`, 0 before and after.
     pub gather_counters: u64,
-    /// Labels of a head.
+    /// Number of labels of a head.
     pub channel_count: u32,
     /// Elements of a head.
     pub head_dim: u32,
-    /// Positions of a list.
+    /// Length of a list.
     pub top: u32,
-    /// Most chunks that the memory holds.
+    /// Maximum number of chunks in memory.
     pub key_chunks: u32,
 }
 
-/// Lists of slots, as `resolve_selection` writes them; `attend_selected_*` take it after [`AttendParams`]. There tokens
-/// and the lengths of `batch_rows` count places in lists, and there is no window.
+/// Lists of slots from `resolve_selection`. `attend_selected_*` takes it after [`AttendParams`]; its tokens and the
+/// lengths of its `batch_rows` are entries of lists, without a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Lists {
@@ -95,9 +96,9 @@ pub struct Lists {
     pub listed: u64,
     /// See [`SelectParams`].
     pub counts: u64,
-    /// See [`wide_magic`](super::wide_magic), of the page size.
+    /// [`wide_magic`](super::wide_magic) of the page size.
     pub page_magic: u64,
-    /// Positions of a list.
+    /// Length of a list.
     pub top: u32,
     /// 0.
     pub reserved: u32,

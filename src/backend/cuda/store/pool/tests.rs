@@ -1,4 +1,4 @@
-//! Compares groups of pieces with the layout's own byte ranges. Launches nothing.
+//! Tests of the groups of pieces against the byte ranges of the layout. They launch nothing.
 
 use super::*;
 use crate::id::PageId;
@@ -22,7 +22,7 @@ fn ranges(pages: &Pages, page: u64) -> Vec<(u64, u64)> {
     pages.groups().iter().flat_map(group).collect()
 }
 
-/// Merges the ranges into the fewest ranges of the same bytes.
+/// Merges adjacent ranges.
 fn joined(ranges: impl IntoIterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
     let mut joined: Vec<(u64, u64)> = Vec::new();
     for (start, end) in ranges {

@@ -1,21 +1,19 @@
-//! Chooses the spans of a step that are read once, their queries, and each row's part of them.
+//! Chooses the spans of a step that are read once, and the part of each row in them.
 //!
-//! Usually only lengths grow from one decode step to the next; the accepted spans are then reused.
-//!
-//! Not here: the cost of spans (`cost.rs`), the deal of work (`shared.rs`).
+//! From one decode step to the next usually only lengths grow; the accepted spans are then reused.
 
 use super::{Accepted, ITEMS_MAX, PARTIAL_ROWS, SPAN_TOKENS, SPANS_MAX, SharedSplit, Taken};
 use crate::backend::cuda::kernels::params::{NO_SPAN, RowShare, SpanMember, TREE_ROW};
 use crate::plan::{BatchRow, SharedSpan, SharedSpans};
 
-/// Eligible rows, and their new tokens.
+/// Numbers of eligible rows, and of their new tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Eligible {
     rows: u32,
     tokens: u32,
 }
 
-/// The input of the last acceptance.
+/// The input of the last acceptance, for comparison.
 #[derive(Clone, Debug)]
 pub(super) struct Before {
     rows: Vec<BatchRow>,
@@ -26,7 +24,7 @@ pub(super) struct Before {
 }
 
 impl Before {
-    /// Allocates the memory for batches of this many rows. Their spans are nested, so there are fewer spans than rows.
+    /// Allocates the memory for batches of `rows` rows. Spans are nested, so there are fewer spans than rows.
     pub(super) fn new(rows: usize) -> Self {
         Self {
             rows: Vec::with_capacity(rows),
@@ -41,7 +39,7 @@ impl Before {
         [self.rows.capacity(), self.spans.capacity(), self.members.capacity()]
     }
 
-    /// Returns whether nothing but lengths changed; lengths matter only for items of rows' own tokens.
+    /// Returns whether only lengths changed. Lengths matter only for own items of rows.
     pub(super) fn is_like(
         &self,
         rows: &[BatchRow],
@@ -54,7 +52,7 @@ impl Before {
             && self.members == shared.members
             && self.spans == shared.spans
             && rows.iter().zip(&self.rows).fold(true, |like, (row, before)| {
-                // The loop has no branches, so a row takes a fraction of a nanosecond.
+                // Without branches, a row takes a fraction of a nanosecond.
                 like & (row.row == before.row)
                     & (row.qo_start == before.qo_start)
                     & (row.extend_len == before.extend_len)
@@ -74,8 +72,8 @@ impl Before {
 }
 
 impl SharedSplit {
-    /// Accepts spans for a kernel that takes these rows. Afterwards shares (except the tails' units), members and
-    /// accepted spans are those of the step.
+    /// Accepts spans for a kernel that takes these rows. It sets the members, the accepted spans, and the shares except
+    /// the units of tails.
     pub(super) fn accept(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: Taken) {
         if self.before.is_like(rows, shared, taken) {
             return;
@@ -92,7 +90,6 @@ impl SharedSplit {
         }
     }
 
-    /// Initialises each row's share as empty.
     fn list_rows(&mut self, rows: &[BatchRow]) {
         let taken = self.taken;
         self.shares.clear();
@@ -108,7 +105,7 @@ impl SharedSplit {
         }));
     }
 
-    /// Lists the members with queries that may be gathered, in order, and counts them before each place.
+    /// Lists the members whose queries may be gathered, in order, and counts them before each place.
     fn list_members(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
         self.members.clear();
         self.eligible.clear();
@@ -125,7 +122,7 @@ impl SharedSplit {
         }
     }
 
-    /// Decides which spans are read once, parents first; a child takes over the tokens of a rejected parent.
+    /// Accepts or rejects spans, parents first. A child takes over the tokens of a rejected parent.
     fn accept_spans(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
         self.around.clear();
         self.accepted.clear();
@@ -165,7 +162,7 @@ impl SharedSplit {
         }
     }
 
-    /// Returns query tiles and query rows of rows' own items; such a row has one query tile.
+    /// Returns the number of query tiles and of query rows of own items. Each row with own items has one query tile.
     fn taken_by_items(&self, rows: &[BatchRow]) -> (u32, u32) {
         if !self.taken.may_have_items() {
             return (0, 0);
@@ -176,12 +173,12 @@ impl SharedSplit {
         })
     }
 
-    /// Returns any member's row of the page tables.
+    /// Returns the page table row of any member.
     fn table_row(rows: &[BatchRow], shared: &SharedSpans<'_>, span: &SharedSpan) -> u32 {
         rows[shared.members[span.range().start] as usize].row.raw() & !TREE_ROW
     }
 
-    /// Returns the nanoseconds saved if one read serves all new tokens of `rows` rows for their next `len` tokens.
+    /// Returns the nanoseconds saved if one read serves all `members` new tokens of `rows` rows for `len` more tokens.
     fn gain(&self, rows: u32, members: u32, len: u32) -> f64 {
         if rows < 2 {
             return 0.0;
@@ -208,7 +205,7 @@ impl SharedSplit {
         }
     }
 
-    /// Adds the items of rows' own tokens.
+    /// Adds own items of rows.
     fn add_items(&mut self, rows: &[BatchRow]) {
         if !self.taken.may_have_items() {
             return;
@@ -239,7 +236,7 @@ impl SharedSplit {
     }
 }
 
-/// Lists a row's new tokens, at least one, consecutively.
+/// Adds a row's new tokens, at least one, as consecutive members.
 fn add_members(members: &mut Vec<SpanMember>, share: &mut RowShare, batch_index: u32) {
     share.place = members.len() as u32;
     let first = SpanMember { qo_start: share.qo_start, batch_index };

@@ -1,21 +1,21 @@
-//! Models the time of a step whose rows share spans. The model determines the accepted spans and the deal of CTAs.
+//! Models the time of a step whose rows share spans, to accept spans and divide CTAs.
 //!
 //! `benches/gpu spans` compares the model with measured times and fits its constants.
 
-/// Constants of a kernel, in nanoseconds, and in bytes per nanosecond.
+/// Constants of a kernel, in nanoseconds and in bytes per nanosecond.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SpanCosts {
     /// Time of a tile of products on a multiprocessor.
     pub tile: f64,
-    /// Time of spans in addition to their tiles.
+    /// Fixed time of spans.
     pub spans: f64,
-    /// Time of tails in addition to their units.
+    /// Fixed time of tails.
     pub tails: f64,
-    /// Bytes of decode units, units without tokens included, that a multiprocessor processes.
+    /// Throughput of a multiprocessor in decode units, including units without tokens.
     pub units: f64,
-    /// Bandwidth of memory if spans are read once.
+    /// Memory bandwidth if spans are read once.
     pub memory: f64,
-    /// Time of a step that reads each row separately, in addition to its bytes.
+    /// Fixed time of a step that reads each row separately.
     pub flat: f64,
     /// Bandwidth of rows' own tokens in such a step.
     pub own: f64,
@@ -25,14 +25,14 @@ pub struct SpanCosts {
     pub again: f64,
 }
 
-/// The parts of a step's time.
+/// The work of a step, whose time the model predicts.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct SpanWork {
-    /// Tiles of each CTA that works on spans.
+    /// Number of tiles of each CTA that works on spans.
     pub work_tiles: f64,
-    /// Bytes of the tails' units.
+    /// Bytes of the units of tails.
     pub unit_bytes: f64,
-    /// CTAs that work on tails.
+    /// Number of CTAs that work on tails.
     pub tail_ctas: f64,
     /// Bytes of K and V of the tails.
     pub own_bytes: f64,
@@ -43,7 +43,7 @@ pub struct SpanWork {
 }
 
 impl SpanCosts {
-    /// Constants for H200s and rows of 128, by the query rows of a tail's kernel: 8 and 16.
+    /// Constants for H200s and head_dim 128, for tails of 8 and of 16 query rows.
     pub const H200: [Self; 2] = [
         Self {
             tile: 2180.0,
@@ -70,8 +70,10 @@ impl SpanCosts {
     ];
 
     /// Returns the constants of the kernels for any device, per multiprocessor, by head_dim and index of the tail's
-    /// kernel. They are fitted to H200 measurements of head_dim 64, and of 256 with separate reads; the others are
-    /// fitted to older forms of these kernels. Products of head_dim 128 are those of the extend kernel.
+    /// kernel.
+    ///
+    /// Constants of head_dim 64, and of separate reads at 256, are fitted to measurements on an H200. The others are
+    /// fitted to older forms of these kernels.
     pub fn general(head_dim: u32, place: usize) -> Self {
         let narrow = Self::H200[0];
         let as_128 = [narrow.spans, narrow.tails, narrow.memory];
@@ -85,7 +87,7 @@ impl SpanCosts {
         if place == 0 { all } else { all.of_wide_tails() }
     }
 
-    /// Returns the constants for tails of 16 query rows, which are slower than tails of 8 by the ratio of
+    /// Returns the constants for tails of 16 query rows, which are slower than tails of 8 by the ratio in
     /// [`Self::H200`].
     fn of_wide_tails(self) -> Self {
         let [narrow, wide] = Self::H200;
@@ -98,14 +100,14 @@ impl SpanCosts {
         }
     }
 
-    /// Returns the constants per CTA, if this many CTAs share a multiprocessor.
+    /// Returns the constants per CTA, for `resident` CTAs on a multiprocessor.
     pub fn of_ctas(self, resident: u32) -> Self {
         let resident = f64::from(resident);
         Self { tile: self.tile * resident, units: self.units / resident, ..self }
     }
 
-    /// Constants of the kernels over fp8, per multiprocessor, fitted to H200 measurements. Tails of 16 query rows of
-    /// head_dim 64 and 256 are assumed to be slower by the ratio of the 16-bit kernels.
+    /// Returns the constants of the fp8 kernels, per multiprocessor, fitted to measurements on an H200. Tails of 16
+    /// query rows of head_dim 64 and 256 are scaled by the ratio of the 16-bit kernels.
     pub fn over_fp8(head_dim: u32, place: usize) -> Self {
         let (tile, of_spans, units, of_flat) = match (head_dim, place) {
             (64, _) => (3110.0, [9800.0, 7230.0, 4600.0], 30.8, [7690.0, 2660.0, 2520.0, 5280.0]),
@@ -118,18 +120,17 @@ impl SpanCosts {
         if place == 0 || head_dim == 128 { all } else { all.of_wide_tails() }
     }
 
-    /// The model must predict at least this speedup before a step reads spans once, so an error of the model seldom
-    /// makes the step slower.
+    /// Minimum predicted speedup for reading spans once, so that an error of the model seldom makes a step slower.
     const MARGIN: f64 = 1.2;
 
-    /// Returns the nanoseconds until the multiprocessors for spans are done, and until those for tails are done.
+    /// Returns the nanoseconds of the multiprocessors for spans, and of those for tails.
     pub fn sides(&self, work: &SpanWork) -> [f64; 2] {
         let tails = self.tails + work.unit_bytes / (work.tail_ctas * self.units);
         [self.spans + work.work_tiles * self.tile, tails]
     }
 
-    /// Returns the nanoseconds of a step that reads spans once. The two sides and the memory slow each other down if
-    /// they take about as long.
+    /// Returns the nanoseconds of a step that reads spans once. Spans, tails and memory slow each other down if they
+    /// take about as long.
     pub fn once(&self, work: &SpanWork) -> f64 {
         let [spans, tails] = self.sides(work);
         let bytes = self.tails + (work.own_bytes + work.span_bytes) / self.memory;
@@ -148,8 +149,8 @@ impl SpanCosts {
         self.once(work) * Self::MARGIN < self.flat(work)
     }
 
-    /// Returns the nanoseconds saved if `members` rows read a span of `bytes` bytes once, with `tiles` tiles of
-    /// products for each multiprocessor.
+    /// Returns the nanoseconds saved if `members` rows read a span of `bytes` bytes once, with `tiles` tiles on each
+    /// multiprocessor.
     pub fn gain(&self, members: f64, bytes: f64, tiles: f64) -> f64 {
         let flat = bytes / self.first + (members - 1.0) * bytes / self.again;
         flat - (tiles * self.tile).max(bytes / self.memory)

@@ -1,6 +1,4 @@
 //! The kernels that read a step's spans once, and their grids on a device.
-//!
-//! Not here: the work of each CTA (`split/shared.rs`), the kernels' names (`shared.rs`).
 
 use super::super::{DECODE_ROWS, Decoded, SplitShape, is_tree};
 use super::{PARTIAL_ROWS, SpanCosts};
@@ -9,20 +7,20 @@ use crate::backend::cuda::kernels::params::{
 };
 use crate::plan::BatchRow;
 
-/// Query rows that tails of each kernel hold: `attend_shared_*_r8_sm90a` and so on.
+/// Maximum number of query rows of a tail in each kernel: `attend_shared_*_r8_sm90a` and so on.
 pub const TAIL_ROWS: [u32; 2] = [DECODE_ROWS[0], DECODE_ROWS[1]];
 
-/// Most query rows of a row that has its own items instead of a tail.
+/// Maximum number of query rows of a row with own items.
 pub const ITEM_ROWS: u32 = 64;
 
-/// Assignment of rows to a kernel that reads spans once; the extend kernel takes all others.
+/// The rows that a kernel with shared spans takes. The extend kernel takes all others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
-    /// The kernel, as an index of [`TAIL_ROWS`].
+    /// The kernel, an index of [`TAIL_ROWS`].
     pub tails: usize,
-    /// Rows that have a tail.
+    /// Filter of the rows that have a tail.
     with_tails: Decoded,
-    /// Most new tokens of a row that has its own items instead; all of them are in one query tile.
+    /// Maximum number of new tokens of a row with own items, which are in one query tile.
     longest: u32,
 }
 
@@ -38,12 +36,12 @@ impl Taken {
         self.with_tails.has(row)
     }
 
-    /// Returns whether a row may have its own items.
+    /// Returns whether rows may have own items.
     pub const fn may_have_items(&self) -> bool {
         self.longest > self.with_tails.longest
     }
 
-    /// Returns whether a row has its own items.
+    /// Returns whether a row has own items.
     pub fn has_items(&self, row: &BatchRow) -> bool {
         let is_long = row.extend_len > self.with_tails.longest && row.extend_len <= self.longest;
         is_long && row.kv_len > 0 && !is_tree(row)
@@ -58,17 +56,17 @@ impl Taken {
 /// The grid of a variant's kernels that read spans once.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SharedGrid {
-    /// CTAs of a launch.
+    /// Number of CTAs of a launch.
     pub ctas: u32,
-    /// CTAs of a multiprocessor.
+    /// Number of CTAs of a multiprocessor.
     pub resident: u32,
-    /// Warps of a CTA that work on tails.
+    /// Number of warps of a CTA that work on tails.
     pub warps: u32,
-    /// Query rows of a query tile, at most.
+    /// Maximum number of query rows of a query tile.
     pub rows: u32,
-    /// Tiles that represent an item's cost beyond its own tiles.
+    /// Fixed cost of an item in tiles.
     pub item_tiles: u32,
-    /// Bytes of a number of K or V.
+    /// Bytes of an element of K or V.
     pub number_bytes: u32,
     /// Constants of each kernel of [`TAIL_ROWS`].
     pub costs: [SpanCosts; TAIL_ROWS.len()],
@@ -88,7 +86,7 @@ impl SharedGrid {
         }
     }
 
-    /// Returns the grid of all other kernels over 16 bits.
+    /// Returns the grid of all other 16-bit kernels.
     pub fn general(multiprocessors: u32, resident: u32, head_dim: u32) -> Self {
         let is_wide = head_dim > 128;
         Self {
@@ -111,7 +109,7 @@ impl SharedGrid {
         }
     }
 
-    /// Returns the query rows that the memory for spans' sums holds.
+    /// Returns the number of query rows in the memory for sums of spans.
     pub const fn partial_rows(&self) -> usize {
         (2 * self.ctas * self.rows + PARTIAL_ROWS) as usize
     }
@@ -121,19 +119,18 @@ impl SharedGrid {
         self.ctas > 1 && self.warps * self.ctas >= shape.decode_stripes(shape.narrowest())
     }
 
-    /// Returns the most work chunks of the tails.
     pub fn work_count(&self, shape: &SplitShape) -> usize {
         (self.warps * self.ctas).div_ceil(shape.decode_stripes(shape.narrowest())) as usize
     }
 }
 
 impl SplitShape {
-    /// Returns the rows that a kernel that reads spans once would take from a step. `None` if it would leave a tree
-    /// that the decode kernel takes.
+    /// Returns the rows that a kernel with shared spans would take from a step. `None` if it would not take a tree that
+    /// the decode kernel takes.
     pub fn taken(&self, grid: &SharedGrid, tokens: usize, rows: &[BatchRow]) -> Option<Taken> {
         let (narrowest, widest) = (self.narrowest(), TAIL_ROWS.len() - 1);
         if tokens <= rows.len() {
-            // There is no memory for rows' own items; they occur only if other rows have no token.
+            // Without tokens of other rows, own items have no memory.
             return Some(Taken { longest: 0, ..Taken::new(self, grid, narrowest) });
         }
         // Tails of fewer query rows are faster.
@@ -145,7 +142,7 @@ impl SplitShape {
         (!rows.iter().any(is_left)).then_some(taken)
     }
 
-    /// Returns the most new tokens of members, in a step of these numbers of tokens and rows.
+    /// Returns the maximum number of new tokens of members, in a step of these numbers of tokens and rows.
     pub fn members_max(&self, tokens: usize, rows: usize) -> usize {
         tokens.min(rows * (ITEM_ROWS / self.group) as usize)
     }

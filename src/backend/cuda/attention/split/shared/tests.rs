@@ -1,4 +1,4 @@
-//! Checks K4 by brute force: reads the shared kernel's plan in the order of the kernel (`ptx/src/shared`).
+//! Checks K4 by enumeration: reads the shared kernel's plan in the order of the kernel (`ptx/src/shared`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::testkit::spans::Spans;
 
 const MULTIPROCESSORS: u32 = 132;
 
-/// Returns the grid of Hopper's kernels for head_dim 128, or of a head_dim on any device.
+/// Returns the grid of Hopper's kernels for head_dim 128, or of the kernels of a head_dim for any device.
 fn grid(multiprocessors: u32, general: Option<u32>) -> SharedGrid {
     general.map_or(SharedGrid::hopper(multiprocessors), |head_dim| {
         SharedGrid::general(multiprocessors, if head_dim == 128 { 1 } else { 2 }, head_dim)
@@ -34,7 +34,7 @@ fn shape(kv_heads: u32, group: u32, multiprocessors: u32) -> SplitShape {
     }
 }
 
-/// Returns rows over random pages of 16 tokens; many rows begin equally.
+/// Returns rows over random pages of 16 tokens, many with a common prefix.
 fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
     let mut tables: Vec<Vec<PageId>> = vec![Vec::new()];
     let mut next = 0;
@@ -71,7 +71,7 @@ fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
     (rows, spans)
 }
 
-/// Returns the query rows of a row that the kernel of `tails` takes, and whether they have their own items.
+/// Returns whether the kernel of `tails` takes a row, and then whether the row has own items.
 fn takes(split: &SharedSplit, tails: usize, row: &BatchRow) -> Option<bool> {
     let (rows, most) = (row.extend_len * split.shape.group, 64.min(split.grid.rows));
     let has_items = rows > TAIL_ROWS[tails];
@@ -79,7 +79,6 @@ fn takes(split: &SharedSplit, tails: usize, row: &BatchRow) -> Option<bool> {
     (is_taken && !(has_items && row.kv_len == 0)).then_some(has_items)
 }
 
-/// Returns the rows that a split's kernel of `tails` takes.
 fn taken(split: &SharedSplit, tails: usize) -> Taken {
     Taken::new(&split.shape, &split.grid, tails)
 }
@@ -101,7 +100,7 @@ fn items_of(split: &SharedSplit, cta: u32) -> impl Iterator<Item = &SpanItem> {
     std::iter::successors(Some(&split.items[cta as usize]), next)
 }
 
-/// Returns the place and the number of a span's parts of a member's sum, as the join computes them.
+/// Returns the places of the parts of a member's sum over a span, as the join computes them.
 fn parts_of(split: &SharedSplit, span: &SpanParts, place: u32, head: u32) -> Vec<u32> {
     let (rows, group, per) = (split.grid.rows, split.shape.group, split.head.work_tiles);
     let (whole, nth) = (rows / group, place - span.member_start);
@@ -127,7 +126,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
         assert!(item.kv_begin < item.kv_end && member_count * group <= split.grid.rows);
         let first = split.members[item.member_start as usize].batch_index as usize;
         if item.behind > 0 {
-            // For all of a row's new tokens, which see the tokens before them.
+            // The new tokens of the row see the tokens before them.
             assert_eq!(item.kv_end + u32::from(item.behind) - 1, rows[first].kv_len);
             assert_eq!((item.row, member_count), (rows[first].row.raw(), rows[first].extend_len));
         }
@@ -196,7 +195,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
             }
             assert_eq!(at, row.kv_len, "K4: the tail ends with the row");
             for query in 0..row.extend_len {
-                // The spans, deepest first, in the order in which the join looks for their parts.
+                // The spans, deepest first, in the order of the join.
                 let (mut span, mut depth, mut seen) = (share.span, 0, BTreeSet::new());
                 while let Some(of) = split.spans.get(span as usize) {
                     assert!(of.parent == NO_SPAN || of.parent < span, "parents stand first");
@@ -224,7 +223,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
     assert!(tails.is_empty() && written.is_empty(), "K4: no other parts");
 }
 
-/// Items of spans that end within a row's new tokens.
+/// Returns the number of items that end within a row's new tokens.
 fn straddled(split: &SharedSplit) -> usize {
     let ends = |span: &Accepted| {
         let members = span.member_start..span.member_start + span.member_count;
@@ -271,7 +270,7 @@ fn every_token_once() {
     assert!(straddling > 20 && own > 1000, "{straddling} {own}");
 }
 
-/// If nearly all of the work is a span's, most multiprocessors work on it, but each stripe of the tails keeps a warp.
+/// Even if a span is nearly all of the work, each stripe of the tails keeps a warp.
 #[test]
 fn every_stripe_of_the_tails_keeps_a_warp() {
     let pages: Vec<PageId> = (0..16_384).map(PageId::new).collect();
@@ -310,7 +309,7 @@ fn a_warm_split_does_not_allocate() {
     assert_eq!(room(&split), before);
 }
 
-/// Rows of one new token each, and their spans without the last `dropped`.
+/// Returns rows of one new token each, and their spans without the last `dropped` ones.
 fn decoding(rng: &mut Rng, dropped: usize) -> (Vec<BatchRow>, Vec<SharedSpan>, Vec<u32>) {
     let count = rng.within(2, 60);
     let (mut rows, shared) = batch(rng, count);
@@ -322,7 +321,6 @@ fn decoding(rng: &mut Rng, dropped: usize) -> (Vec<BatchRow>, Vec<SharedSpan>, V
     (rows, spans.to_vec(), shared.members.to_vec())
 }
 
-/// A step's split does not depend on earlier steps.
 #[test]
 fn what_stays_from_step_to_step_changes_nothing() {
     let mut rng = Rng::new(5);
@@ -386,7 +384,7 @@ fn spans_are_refused_where_reading_them_again_is_cheaper() {
     assert!(!split.plan(&rows, &SharedSpans::default(), tails));
 }
 
-/// Rows of (new tokens, tokens, whether they are a tree).
+/// Returns rows of (new tokens, tokens, whether they are a tree).
 fn rows_of(lens: &[(u32, u32, bool)]) -> Vec<BatchRow> {
     let mut qo_start = 0;
     let row = |(i, &(extend_len, kv_len, tree)): (usize, &(u32, u32, bool))| {
@@ -397,13 +395,13 @@ fn rows_of(lens: &[(u32, u32, bool)]) -> Vec<BatchRow> {
     lens.iter().enumerate().map(row).collect()
 }
 
-/// Returns a grid of Hopper, where the kernel of 64 query rows follows that of 8.
+/// Returns the shape on Hopper, where the kernel of 64 query rows follows the kernel of 8.
 fn hopper() -> SplitShape {
     let plain = shape(8, 4, MULTIPROCESSORS);
     SplitShape { decode_ctas: [264, 0, 264], ..plain }
 }
 
-/// A step uses the kernel whose tails hold the most rows, unless it leaves a row that the decode kernel takes.
+/// A step uses the kernel with the largest tails, unless it does not take a row that the decode kernel takes.
 #[test]
 fn a_step_goes_through_the_kernel_that_takes_its_rows() {
     let tails = |lens: &[(u32, u32, bool)]| {
@@ -446,7 +444,7 @@ fn products_are_counted_by_new_tokens() {
     assert_eq!([work(2), work(4)], [(2 * tiles, units), (4 * tiles, units)]);
 }
 
-/// Each stripe of the tails has a warp, and spans have a CTA; on a device too small for that, each row reads by itself.
+/// Each stripe of the tails needs a warp, and spans need a CTA. On a smaller device each row reads separately.
 #[test]
 fn devices_with_fewer_warps_than_stripes_are_refused() {
     let serves = |kv_heads, head_dim, ctas| {
@@ -459,7 +457,7 @@ fn devices_with_fewer_warps_than_stripes_are_refused() {
     assert_eq!([8 / warps - 1, 8 / warps].map(|ctas| serves(8, 256, ctas)), [false, true]);
 }
 
-/// One more multiprocessor never makes spans later nor tails sooner, so the bisection finds the best of all numbers.
+/// One more multiprocessor for spans never makes spans later or tails sooner, so the bisection finds the best number.
 #[test]
 fn multiprocessors_are_dealt_as_well_as_by_trying_each_number() {
     let mut rng = Rng::new(6);
@@ -481,7 +479,7 @@ fn multiprocessors_are_dealt_as_well_as_by_trying_each_number() {
     }
 }
 
-/// All CTAs for spans but the last have equally many tiles, for all lengths of spans.
+/// All CTAs for spans except the last have equally many tiles.
 #[test]
 fn tiles_are_dealt_in_equal_shares() {
     let mut rng = Rng::new(7);

@@ -197,18 +197,18 @@ fn w1_a_page_has_one_owner_and_its_state_says_which() {
     assert_eq!(two.invariant, "W1: a page has one owner");
     assert!(matches!(two.owner, Some(Owner::Sequence(_))), "{two}");
 
-    let says = "W1: a page's state is that of its owner";
+    let sentence = "W1: a page's state is that of its owner";
     let cached = |s: &mut Sound| {
         let tail = s.tail(s.long);
         s.world().pages.publish(&[tail]);
     };
-    assert_eq!(broken(cached), says);
+    assert_eq!(broken(cached), sentence);
     let freed = |s: &mut Sound| {
         let first = s.engine.page_table(s.long).expect("it is live").next().expect("a page");
         s.world().pages.free_cached(&[first]);
     };
     let freed = verify(freed);
-    assert_eq!(freed.invariant, says);
+    assert_eq!(freed.invariant, sentence);
     assert!(matches!(freed.owner, Some(Owner::Node(_))), "{freed}");
 
     let mut lost = [PageId::default()];

@@ -1,4 +1,4 @@
-//! A backend that fails on demand, to prove that an error leaves the engine consistent.
+//! A backend that fails on demand, to check that errors leave the engine consistent.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,18 +10,17 @@ use crate::id::{HostPageId, LayerId, MoveId, SlotId};
 use crate::layout::{PlaneName, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove};
 
-/// When a call fails.
+/// The time at which a call fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Before anything is done.
+    /// The call fails without effect.
     Before,
-    /// When all is done: the caller must not rely on that, either way.
+    /// The call fails after its effect. The caller may rely on neither.
     After,
 }
 
 /// Forwards to a backend, but some calls of `begin`, `copy_pages`, `compact`, `save_pages`, `load_pages` and `moved`
-/// fail: those that an engine makes.
-/// Around what opens a backend, it opens one that fails.
+/// fail. As options, it opens a backend that fails.
 #[derive(Clone, Debug)]
 pub struct Failing<B> {
     inner: B,
@@ -30,22 +29,22 @@ pub struct Failing<B> {
     every: Option<u64>,
     calls: u64,
     failures: u64,
-    /// Whether each save and load since the last look at them failed.
+    /// Whether each save and load failed, since the last check.
     moves: Vec<bool>,
 }
 
 impl<B> Failing<B> {
-    /// Call `n` fails, counted from 0, and no other.
+    /// Creates a backend whose call `n`, counted from 0, fails.
     pub fn at(inner: B, fault: Fault, n: u64) -> Self {
         Self { inner, fault, first: n, every: None, calls: 0, failures: 0, moves: Vec::new() }
     }
 
-    /// Call `n` fails, counted from 0, and from there on every `every`th.
+    /// Creates a backend whose call `n`, counted from 0, and every `every`th later call fail.
     pub fn every(inner: B, fault: Fault, n: u64, every: u64) -> Self {
         Self { every: Some(every), ..Self::at(inner, fault, n) }
     }
 
-    /// Calls so far that could have failed.
+    /// Returns the number of calls so far that could have failed.
     pub fn calls(&self) -> u64 {
         self.calls
     }
@@ -63,12 +62,12 @@ impl<B> Failing<B> {
     }
 }
 
-/// What a [`Failing`] backend answers.
+/// The error of a [`Failing`] backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failed<E> {
     /// The test requested this failure.
     OnPurpose,
-    /// The backend behind it failed.
+    /// The inner backend failed.
     Inner(E),
 }
 
@@ -91,7 +90,7 @@ impl<E: StdError + 'static> StdError for Failed<E> {
 }
 
 impl<B: Backend> Failing<B> {
-    /// Makes a call, or fails before or after it.
+    /// Makes a call, and fails before or after it if the call is due to fail.
     fn call<T>(
         &mut self,
         call: impl FnOnce(&mut B) -> Result<T, B::Error>,

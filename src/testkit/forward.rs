@@ -1,6 +1,6 @@
 //! Forwards calls of [`Backend`](crate::Backend) to an inner backend, for test doubles that change only some calls.
 
-/// Implements the named calls of `Backend` by the backend in a field, with its error mapped. `types` are the row types;
+/// Implements the given calls of `Backend` by the backend in a field, and maps its error. `types` are the row types;
 /// `moves` are saves, loads and `moved`.
 ///
 /// ```ignore

@@ -8,7 +8,7 @@ use crate::id::{Namespace, TokenId};
 
 /// A page of the index.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Known {
+pub struct IndexedPage {
     /// Namespace of the page's prefix.
     pub namespace: Namespace,
     /// Hash of the preceding page.
@@ -21,9 +21,9 @@ pub struct Known {
 #[derive(Clone, Debug, Default)]
 pub struct Index {
     page_size: usize,
-    pages: BTreeMap<PageHash, Known>,
+    pages: BTreeMap<PageHash, IndexedPage>,
     /// Number of events of each kind: stored, removed, cleared.
-    pub heard: [u64; 3],
+    pub counts: [u64; 3],
     /// First inconsistent event.
     wrong: Option<String>,
 }
@@ -35,19 +35,19 @@ impl Index {
     }
 
     /// Applies an event.
-    pub fn hear(&mut self, event: Event<'_>) {
+    pub fn apply(&mut self, event: Event<'_>) {
         match event {
             Event::Stored(stored) => {
-                self.heard[0] += 1;
+                self.counts[0] += 1;
                 self.store(&stored);
             }
             Event::Removed { hashes } => {
-                self.heard[1] += 1;
+                self.counts[1] += 1;
                 self.ensure(!hashes.is_empty(), || "an event removes no page".to_owned());
                 hashes.iter().for_each(|hash| self.remove(hash));
             }
             Event::Cleared => {
-                self.heard[2] += 1;
+                self.counts[2] += 1;
                 self.pages.clear();
             }
         }
@@ -62,7 +62,7 @@ impl Index {
                 let known = self.pages.get(&parent).map(|known| known.namespace);
                 self.ensure(known == Some(namespace), || format!("{hash:?} before {parent:?}"));
             }
-            let page = Known { namespace, parent, tokens: tokens.to_vec() };
+            let page = IndexedPage { namespace, parent, tokens: tokens.to_vec() };
             let before = self.pages.insert(hash, page);
             self.ensure(before.is_none(), || format!("{hash:?} is stored twice"));
             parent = Some(hash);
@@ -106,14 +106,14 @@ impl Index {
             assert!(parent.is_some() || before.is_empty(), "the prefix of a cached page is cached");
             let hash = hashing.page(named, parent, tokens);
             hashes.insert((namespace, text), hash);
-            (hash, Known { namespace, parent, tokens: tokens.to_vec() })
+            (hash, IndexedPage { namespace, parent, tokens: tokens.to_vec() })
         };
         let want: BTreeMap<_, _> = cached.map(page).collect();
         if self.pages == want {
             return Ok(());
         }
-        let odd = |(hash, page): &(&PageHash, &Known)| want.get(hash) != Some(page);
-        let lacks = |(hash, _): &(&PageHash, &Known)| !self.pages.contains_key(hash);
+        let odd = |(hash, page): &(&PageHash, &IndexedPage)| want.get(hash) != Some(page);
+        let lacks = |(hash, _): &(&PageHash, &IndexedPage)| !self.pages.contains_key(hash);
         Err(format!(
             "indexed and not cached: {:?}; cached and not indexed: {:?}",
             self.pages.iter().find(odd),

@@ -1,8 +1,8 @@
-//! A backend that moves pages at the last legal moment: proves that nothing relies on an earlier one.
+//! A backend that moves pages as late as the contract allows, to check that the engine relies on no earlier effect.
 //!
 //! Until a move takes effect, its target is full of NaN. A move takes effect before a call that needs it: a plan whose
-//! table writes name its page, a copy, another move of its pages, or `synchronize`. [`Backend::moved`] finishes the
-//! oldest batch after it has read the watermark, so that polling makes progress.
+//! table writes contain its page, a copy, another move of its pages, or `synchronize`. [`Backend::moved`] reads the
+//! watermark and then finishes the oldest batch, so that polling makes progress.
 
 use std::cell::RefCell;
 
@@ -20,17 +20,17 @@ use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
 #[derive(Clone, Debug, Default)]
 pub struct LateOptions(pub CpuOptions);
 
-/// A [`Cpu`] whose moves wait.
+/// A [`Cpu`] with delayed moves.
 #[derive(Debug)]
 pub struct Late {
     inner: RefCell<Cpu>,
     words: Vec<u32>,
     layout: PoolLayout,
     table: TableShape,
-    /// Moves that have not taken effect, in the order of the calls.
+    /// Moves without effect so far, in the order of the calls.
     waiting: Vec<Waiting>,
     last: Moved,
-    /// Numbers the moves of the inner backend.
+    /// Last move number of the inner backend.
     inner_id: u64,
 }
 
@@ -40,7 +40,7 @@ enum Way {
     Load,
 }
 
-/// A move that has not taken effect.
+/// A move without effect so far.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     id: MoveId,
@@ -55,18 +55,18 @@ impl Waiting {
 }
 
 impl Late {
-    /// The backend, once all moves have taken effect.
+    /// Returns the backend after all moves have taken effect.
     pub fn settled(&mut self) -> &mut Cpu {
         self.settle(|_| true);
         self.inner.get_mut()
     }
 
-    /// The backend as it is, without the moves that wait: for a host's own calls of a step that has begun.
+    /// Returns the backend without the waiting moves, for a host's own calls in a step that has begun.
     pub fn unsettled(&mut self) -> &mut Cpu {
         self.inner.get_mut()
     }
 
-    /// Lets the moves that `needs` names take effect, and those that come before them on the same pages.
+    /// Applies the moves for which `needs` is true, and earlier moves of the same pages.
     fn settle(&mut self, needs: impl Fn(&Waiting) -> bool) {
         let mut due = vec![false; self.waiting.len()];
         for i in (0..due.len()).rev() {
@@ -94,7 +94,7 @@ impl Late {
         done.expect("the move was checked");
     }
 
-    /// The last moves such that all before them have taken effect.
+    /// Returns the last moves up to which all have taken effect.
     fn done(&self) -> Moved {
         let done = |way, last: MoveId| {
             let first = self.waiting.iter().find(|one| one.way == way);
@@ -103,7 +103,7 @@ impl Late {
         Moved { saved: done(Way::Save, self.last.saved), loaded: done(Way::Load, self.last.loaded) }
     }
 
-    /// Rejects what a backend rejects.
+    /// Makes the checks of every backend.
     fn check(&self, id: MoveId, moves: &[PageMove]) -> Result<(), PlanError> {
         let last = self.last.saved.max(self.last.loaded);
         if id <= last {
@@ -118,7 +118,7 @@ impl Late {
         })
     }
 
-    /// What a page of the pool will contain once the first moves have taken effect.
+    /// Returns the bytes of a page of the pool after the given waiting moves.
     fn device_bytes(&self, page: PageId, moves: &[Waiting]) -> Vec<u8> {
         let is_load = |one: &Waiting| one.way == Way::Load && one.of.device == page;
         if let Some(i) = moves.iter().rposition(is_load) {
@@ -129,7 +129,7 @@ impl Late {
         bytes
     }
 
-    /// The same of a host page.
+    /// Returns the bytes of a host page after the given waiting moves.
     fn host_bytes(&self, page: HostPageId, moves: &[Waiting]) -> Vec<u8> {
         let is_save = |one: &Waiting| one.way == Way::Save && one.of.host == page;
         match moves.iter().rposition(is_save) {
@@ -296,7 +296,7 @@ impl Inspect for Late {
         self.store_cache(plan, layer, k.into(), v.into())
     }
 
-    /// What the slot will contain once all moves have taken effect, which they do not yet.
+    /// Returns the values of a slot after all waiting moves, without applying them.
     fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
         let page = self.layout.page_of(slot).0;
         let [now, then] = [&[], &self.waiting[..]].map(|moves| self.device_bytes(page, moves));

@@ -1,8 +1,9 @@
 //! The test oracle: one [`Op`] language, one seeded [`Workload`], one naive [`Model`], and [`replay()`], which drives
 //! an engine and the model together. The module also contains the contract of backends.
 //!
-//! Tests, fuzz targets and benches share this generator and oracle. The model follows the semantics alone: plain maps,
-//! one entry for each page, no nodes to split, no bitmaps. If it disagrees with the engine, one of them is wrong.
+//! Tests, fuzz targets and benches share this generator and oracle. The model is as plain as possible: maps with one
+//! entry for each page, without nodes to split and without bitmaps. If it disagrees with the engine, one of them is
+//! wrong.
 
 #[macro_use]
 mod forward;

@@ -1,10 +1,8 @@
 //! The calls of a host to an engine, as plain data.
 //!
-//! An op names sequences, prompts and steps by small numbers. The replay takes them modulo the live ones, so every op
-//! is valid in every state, and a list without some of its ops is still valid. A shrunk list is therefore a readable
+//! An op refers to sequences, prompts and steps by small numbers, which the replay takes modulo the live ones. Every op
+//! is therefore valid in every state, a list without some of its ops is still valid, and a shrunk list is a readable
 //! literal.
-//!
-//! `replay.rs` resolves the numbers.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 
@@ -30,8 +28,8 @@ pub struct Prompt {
     pub promise: Promise,
 }
 
-/// Tokens for which pages are promised: 0 none, 255 more than allowed, 254 half of the sequence's tokens, else all its
-/// tokens and this many more, modulo about four pages.
+/// Number of tokens for which pages are promised: 0 none, 255 more than allowed, 254 half of the sequence's tokens,
+/// else all its tokens and this many more, modulo about four pages.
 pub type Promise = u8;
 
 /// A call of a host, or two consecutive calls.
@@ -54,7 +52,7 @@ pub enum Op {
         first: u8,
         /// Number of sequences from there on, modulo the live ones plus one.
         count: u8,
-        /// New tokens of the sequences, in turn: 0 none, 1 more than allowed, even the maximum, odd a part of it.
+        /// New tokens of the sequences, in turn: 0 none, 1 more than allowed, even the maximum, odd fewer.
         lens: [u8; 4],
         /// 0 repeats a sequence, 1 adds a finished one, 2 keeps preempted ones; other values make a valid batch.
         twist: u8,
@@ -116,12 +114,12 @@ pub enum Op {
     Load {
         /// The first sequence; above 250 a finished one.
         first: u8,
-        /// How many from there on, modulo the live ones and two more.
+        /// Number of sequences from there on, modulo the live ones plus two.
         count: u8,
     },
     /// `save_ahead`
     SaveAhead {
-        /// How many pages.
+        /// Number of pages.
         pages: u8,
     },
     /// `promise`
@@ -174,15 +172,15 @@ pub enum Op {
 pub struct SmallConfig {
     /// Number of pages.
     pub pages: u32,
-    /// Tokens per page.
+    /// Number of tokens of a page.
     pub page_size: u32,
-    /// Maximum of sequences.
+    /// Maximum number of sequences.
     pub sequences: u32,
-    /// Maximum of tokens of a sequence.
+    /// Maximum number of tokens of a sequence.
     pub sequence_len: u32,
-    /// Maximum of tokens of all sequences.
+    /// Maximum number of tokens of all sequences.
     pub tokens: u64,
-    /// Maximum of unfinished steps.
+    /// Maximum number of unfinished steps.
     pub steps: u32,
     /// Whether prefixes are kept and shared.
     pub reuse: bool,
@@ -192,19 +190,19 @@ pub struct SmallConfig {
     pub page_first: bool,
     /// 0: f32, 1: f16, 2: bf16, 3: fp8 with scales of 1, else fp8 with scales computed at the store.
     pub dtype: u8,
-    /// Layers.
+    /// Number of layers.
     pub layers: u32,
-    /// Heads of K and V; 0: latent rows.
+    /// Number of heads of K and V; 0 for latent rows.
     pub kv_heads: u32,
-    /// 0: one group of layers; else the groups in place of `layers`, modulo the available ones.
+    /// 0 for one group of layers; else the index of a set of groups, which replaces `layers`.
     pub groups: u8,
-    /// Pages of host memory.
+    /// Number of host pages.
     pub host_pages: u32,
-    /// 0: no hashes; else the recipe, modulo those that are compiled in.
+    /// 0 for no hashes; else the recipe, modulo those that are compiled in.
     pub hashing: u8,
-    /// Pages in the event buffer, if pages are hashed; 0: no events.
+    /// Capacity of the event buffer in pages, if pages are hashed; 0 for no events.
     pub event_pages: u8,
-    /// Interval of ops between drains of events; at least 1.
+    /// Number of ops between drains of events; at least 1.
     pub drain_every: u8,
 }
 
@@ -238,7 +236,7 @@ impl SmallConfig {
         Hashing::ALL.get(index % Hashing::ALL.len().max(1)).copied()
     }
 
-    /// Returns the groups of layers: one, or windows and chunks with one track or several.
+    /// Returns the groups of layers: one, or several with windows and chunks and with one or more tracks.
     fn groups(&self) -> Groups {
         let (all, window, chunk) = (Reach::All, Reach::Window, Reach::Chunk);
         let several: [(&[Reach], &[u8]); 7] = [
@@ -290,9 +288,9 @@ impl SmallConfig {
             max_sequence_len: self.sequence_len,
             max_tokens: self.tokens,
             max_steps: self.steps,
-            // Less than some batches have.
+            // Some batches have more.
             max_step_tokens: 2 * self.sequence_len,
-            // As other sizes, so that plans go further at times.
+            // Plans sometimes exceed it.
             promise_ahead: 3 * self.page_size,
             prefault: true,
         }

@@ -1,4 +1,4 @@
-//! Compares the page pool with one list of states.
+//! Compares the page pool with a plain list of states.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use crate::fence::Fence;
 use crate::id::{PageId, StepId};
 use crate::page::{PagePool, PageState};
 
-/// A call of a page pool. Pages are chosen among those in the state that the call requires.
+/// A call of a page pool. Its pages are chosen among those in the required state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub enum PageOp {
     /// `alloc`, sometimes more than is free.

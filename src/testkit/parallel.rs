@@ -3,10 +3,10 @@
 use std::panic::resume_unwind;
 use std::thread;
 
-/// Minimum of items for a thread.
+/// Minimum number of items of a thread.
 const ITEMS_MIN: usize = 4;
 
-/// Applies `run` to each item, and returns the results in order. Each core takes a run of neighbours.
+/// Applies `run` to each item, and returns the results in order. Each core takes consecutive items.
 ///
 /// # Panics
 /// If `run` panics.

@@ -1,7 +1,7 @@
-//! A naive maker of plans: sequences with random pages, to drive a backend without an engine.
+//! A naive planner: sequences with random pages, to drive a backend without an engine.
 //!
-//! It shares pages only on `fork`, and has no prefixes and no fence. It allocates pages, chunks and rows in random
-//! order, so that a backend cannot guess a place in a plan.
+//! It has no prefixes and no fence, and shares pages only on `fork`. It allocates pages, chunks and rows in random
+//! order, so that a backend cannot predict a place in a plan.
 
 use super::rng::Rng;
 use super::spans::Spans;
@@ -19,15 +19,15 @@ pub struct Planned {
     pub row: RowId,
     /// Pages in order, in the first track.
     pub pages: Vec<PageId>,
-    /// Pages of the other tracks in order; `None` at places that were given back.
+    /// Pages of the other tracks in order; `None` for places that were given back.
     further: Vec<Vec<Option<PageId>>>,
     /// Number of tokens.
     pub len: u32,
-    /// Leading tokens that no later step computes again.
+    /// Number of leading tokens that no later step computes again.
     pub fixed_len: u32,
     /// Chunks of the page tables that the row uses.
     chunks: Vec<u32>,
-    /// Leading places whose pages belong to another sequence.
+    /// Number of leading places whose pages belong to another sequence.
     shared: usize,
 }
 
@@ -42,14 +42,13 @@ impl Planned {
         self.pages.iter().copied().chain(self.further.iter().flatten().flatten().copied())
     }
 
-    /// Its pages in all tracks at places whose tokens it all has.
+    /// Returns its pages in all tracks at places whose tokens it has completely.
     pub fn whole_pages(&self, page_size: u32) -> impl Iterator<Item = PageId> + use<'_> {
         let whole = (self.len / page_size) as usize;
         let further = self.further.iter().flat_map(move |pages| &pages[..whole]);
         self.pages[..whole].iter().copied().chain(further.flatten().copied())
     }
 
-    /// Its own pages in all tracks.
     fn own_pages(&self) -> impl Iterator<Item = PageId> + use<'_> {
         let further = self.further.iter().flat_map(|pages| &pages[self.shared..]);
         self.pages[self.shared..].iter().copied().chain(further.flatten().copied())
@@ -71,14 +70,14 @@ pub enum Item {
     Extend {
         /// Index of the sequence.
         sequence: usize,
-        /// Tokens, at least 1.
+        /// Number of tokens, at least 1.
         len: u32,
     },
-    /// The last tokens of a sequence again: queries that attend, without K and V to store.
+    /// The last tokens of a sequence again: queries without K and V to store.
     Again {
         /// Index of the sequence.
         sequence: usize,
-        /// Tokens, at most those of the sequence.
+        /// Number of tokens, at most those of the sequence.
         len: u32,
     },
     /// A padding row.
@@ -88,7 +87,7 @@ pub enum Item {
     },
 }
 
-/// Makes plans over one pool. A sequence is named by its index, which is never reused.
+/// Makes plans over one pool. A sequence is identified by its index, which is never reused.
 #[derive(Debug)]
 pub struct Planner {
     layout: PoolLayout,
@@ -98,7 +97,7 @@ pub struct Planner {
     free_chunks: Vec<u32>,
     free_rows: Vec<RowId>,
     sequences: Vec<Option<Planned>>,
-    /// Changes that no plan contains yet.
+    /// Table writes that no plan contains yet.
     writes: Vec<TableWrite>,
     step: u64,
     wide_slots: bool,
@@ -133,22 +132,22 @@ impl Planner {
         self.sequences.get(index)?.as_ref()
     }
 
-    /// Returns whether plans have contained all changes of the page tables.
+    /// Returns whether plans have contained all table writes.
     pub fn is_sent(&self) -> bool {
         self.writes.is_empty()
     }
 
-    /// Pages that no sequence has.
+    /// Returns pages without a sequence.
     pub fn free_pages(&self) -> &[PageId] {
         &self.free_pages
     }
 
-    /// Indices of the live sequences.
+    /// Returns the indices of the live sequences.
     pub fn live(&self) -> Vec<usize> {
         (0..self.sequences.len()).filter(|&i| self.sequences[i].is_some()).collect()
     }
 
-    /// Adds a sequence without tokens; returns `None` if all rows are in use.
+    /// Adds an empty sequence; `None` if all rows are in use.
     pub fn admit(&mut self) -> Option<usize> {
         let row = self.free_rows.pop()?;
         let further = vec![Vec::new(); self.layout.tracks() as usize - 1];
@@ -158,7 +157,7 @@ impl Planner {
         Some(self.sequences.len() - 1)
     }
 
-    /// Adds tokens that no step computes to a sequence; the test writes their K and V by other means.
+    /// Adds tokens to a sequence whose K and V the test writes without a step.
     ///
     /// # Panics
     /// If the pool or the page tables are full, or the sequence is finished.
@@ -173,7 +172,7 @@ impl Planner {
     }
 
     /// Releases and returns a sequence's pages that no token after the first `fixed_len` reads. The page tables still
-    /// name them.
+    /// contain them.
     ///
     /// # Panics
     /// If the sequence is finished.
@@ -198,11 +197,11 @@ impl Planner {
         given
     }
 
-    /// Adds a sequence with the same tokens. It shares the whole pages and needs copies of the last, partial ones;
-    /// `None` if all rows are in use. The parent must outlive the child: finish the child first.
+    /// Adds a sequence with the same tokens; `None` if all rows are in use. It shares the whole pages and needs copies
+    /// of the partial last ones. Finish the child before the parent.
     ///
     /// # Panics
-    /// See [`Planner::grow`].
+    /// As [`Planner::grow`].
     pub fn fork(&mut self, index: usize) -> Option<(usize, Vec<PageCopy>)> {
         let parent = self.sequence(index)?.clone();
         let child = self.admit()?;
@@ -228,7 +227,7 @@ impl Planner {
         Some((child, copies))
     }
 
-    /// Keeps the tokens of `keep` among a sequence's last tokens, from place `first` on, and releases the pages after
+    /// Keeps the tokens of a sequence from place `first` on whose bit in `keep` is set, and releases the pages after
     /// them.
     ///
     /// # Panics
@@ -273,20 +272,19 @@ impl Planner {
         self.layout.slot(page.expect("the sequence has the page"), position % size)
     }
 
-    /// Returns the plan of a batch, and extends its sequences. The plan contains all changes of the page tables since
-    /// the last plan.
+    /// Returns the plan of a batch, and extends its sequences. The plan contains all new table writes.
     ///
     /// # Panics
-    /// See [`Planner::grow`].
+    /// As [`Planner::grow`].
     pub fn plan(&mut self, items: &[Item]) -> OwnedPlan {
         self.plan_trees(items, &[])
     }
 
-    /// Returns the plan of a batch with draft trees. An item of up to 64 tokens for which `is_tree` is set becomes a
-    /// random tree, or has random masks.
+    /// Returns the plan of a batch with draft trees. An item of up to 64 tokens with `is_tree` becomes a random tree,
+    /// or gets random masks.
     ///
     /// # Panics
-    /// See [`Planner::grow`].
+    /// As [`Planner::grow`].
     pub fn plan_trees(&mut self, items: &[Item], is_tree: &[bool]) -> OwnedPlan {
         let (mut rows, mut positions) = (Vec::new(), Vec::new());
         let mut slots = vec![Vec::new(); self.layout.tracks() as usize];
@@ -303,7 +301,7 @@ impl Planner {
             };
             let (row, kv_len) = match sequence {
                 Some(sequence) => (sequence.row, sequence.len),
-                // A row that does not exist; a backend must not read it.
+                // A backend must not read this row, which does not exist.
                 None => (RowId::new(u32::MAX), 0),
             };
             tables.push(sequence.map_or(Vec::new(), |sequence| sequence.pages.clone()));
@@ -393,7 +391,7 @@ impl Planner {
     }
 }
 
-/// Adds a place to a sequence and to its row; `page` returns the page of each track, if the track has one there.
+/// Adds a place to a sequence and to its row. `page` returns the page of each track that has one there.
 fn push_place(
     sequence: &mut Planned,
     mut page: impl FnMut(u32) -> Option<PageId>,
@@ -422,7 +420,7 @@ fn push_place(
     }
 }
 
-/// Returns the last write of each word, so that the order of writes does not matter.
+/// Returns the last write of each word.
 fn latest(mut writes: Vec<TableWrite>) -> Vec<TableWrite> {
     writes.reverse();
     writes.sort_by_key(|write| write.index);

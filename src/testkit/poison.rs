@@ -1,14 +1,14 @@
-//! Poison for free pages: a read of a released page computes NaN and changes the output.
+//! Fills free pages with NaN, so that a read of a released page changes the output.
 
 use crate::backend::Backend;
 use crate::engine::Engine;
 use crate::id::PageId;
 use crate::page::PageState;
 
-/// A byte that yields NaN in every element type.
+/// A byte that is NaN in every element type.
 const NAN: u8 = 0xFF;
 
-/// Fills all free pages with NaN: `write` writes a page of the backend. O(pages), with the bytes of all free ones.
+/// Fills all free pages with NaN; `write` writes a page of the backend. O(pages, and bytes of the free ones).
 pub fn poison<B: Backend>(engine: &mut Engine<B>, mut write: impl FnMut(&mut B, PageId, &[u8])) {
     let layout = engine.shape().layout;
     let page = vec![NAN; layout.page_bytes() as usize];

@@ -13,7 +13,7 @@ use crate::hash::{Hashing, NamespaceNames};
 use crate::id::{Namespace, PageId, PrefixLock, Scope, StepId, TokenId};
 use crate::prefix::{PrefixMatch, PrefixTree};
 
-/// A text of two tokens: one author's up to a cut, and another author's from there on.
+/// A text with two authors: the first one up to a cut, the second one from there on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub struct Text {
     /// The namespace, modulo 2.
@@ -36,12 +36,12 @@ pub enum PrefixOp {
         /// The text to match.
         text: Text,
     },
-    /// `match_prefix`, kept.
+    /// `match_prefix`, whose result is kept.
     Match {
         /// The text to match.
         text: Text,
     },
-    /// `lock` of an earlier match, stale or not.
+    /// `lock` of an earlier match, which may be stale.
     LockKept {
         /// The match, modulo the kept ones.
         pick: u8,
@@ -74,7 +74,7 @@ pub enum PrefixOp {
     DeferUnlock {
         /// The lock, modulo the held ones.
         pick: u8,
-        /// The step that it waits for, counted from the last announced one, modulo 2.
+        /// The step that the lock waits for, counted from the last announced one, modulo 2.
         later: u8,
     },
     /// `unlock_deferred` of all locks that wait for this step or an earlier one.
@@ -96,25 +96,24 @@ pub enum PrefixOp {
 pub struct PrefixConfig {
     /// Number of pages.
     pub pages: u32,
-    /// Tokens per page.
+    /// Number of tokens of a page.
     pub page_size: u32,
     /// Bits of the child table's hashes; fewer than 32, so that a failure is reproducible.
     pub hash_bits: u32,
     /// 0: no hashes; else the recipe, modulo those that use names.
     pub hashing: u8,
-    /// Pages in the event buffer, if pages are hashed; 0: no events.
+    /// Capacity of the event buffer in pages, if pages are hashed; 0 for no events.
     pub event_pages: u8,
 }
 
 impl PrefixConfig {
     fn hashing(&self) -> Option<Hashing> {
-        let hear = || Hashing::ALL.iter().copied().filter(|hashing| hashing.uses_names());
+        let with_names = || Hashing::ALL.iter().copied().filter(|hashing| hashing.uses_names());
         let index = usize::from(self.hashing).checked_sub(1)?;
-        hear().nth(index % hear().count().max(1))
+        with_names().nth(index % with_names().count().max(1))
     }
 }
 
-/// Returns the names of a namespace.
 fn names(namespace: Namespace) -> NamespaceNames {
     let salt = (namespace != Namespace::default()).then(|| namespace.raw().to_string());
     NamespaceNames { salt, ..NamespaceNames::default() }
@@ -178,7 +177,7 @@ fn prefix_op(rng: &mut Rng, weights: &[u64]) -> PrefixOp {
     }
 }
 
-/// A lock of both sides.
+/// A lock in the tree and in the model.
 struct Held {
     lock: PrefixLock,
     scope: Scope,
@@ -216,7 +215,7 @@ struct Both {
 /// The first op after which tree and model differ, and the difference.
 pub fn replay_prefix(config: PrefixConfig, ops: &[PrefixOp]) -> Result<(), String> {
     let mut both = Both::new(config);
-    // A comparison costs more than an op in proportion to the tree, so large trees are compared less often.
+    // A comparison of a large tree is expensive, so it is compared less often.
     let compared = 1 + config.pages as usize / 512;
     for (index, op) in ops.iter().enumerate() {
         let turn = (index + 1).is_multiple_of(compared) || index + 1 == ops.len();
@@ -227,7 +226,7 @@ pub fn replay_prefix(config: PrefixConfig, ops: &[PrefixOp]) -> Result<(), Strin
     Ok(())
 }
 
-/// Maximum of locks at a time.
+/// Maximum number of locks.
 const LOCKS: usize = 12;
 const MAX_STEPS: u64 = 4;
 
@@ -235,7 +234,7 @@ fn token(author: u8, position: usize) -> TokenId {
     TokenId::new((mix(u64::from(author % 3) << 32 | position as u64) % 2) as u32)
 }
 
-/// Returns the pages in order: the set that a call releases matters, not its order.
+/// Returns the pages in ascending order: the order in which a call releases them is free.
 fn sorted(pages: &[PageId]) -> Vec<PageId> {
     let mut pages = pages.to_vec();
     pages.sort();
@@ -445,7 +444,7 @@ impl Both {
         let Some(hashing) = self.config.hashing().filter(|_| self.config.event_pages > 0) else {
             return Ok(());
         };
-        self.tree.drain_events(|event| self.index.hear(event));
+        self.tree.drain_events(|event| self.index.apply(event));
         self.index.agrees(hashing, names, self.model.present())
     }
 
@@ -474,7 +473,7 @@ impl Both {
         broken.map_err(|broken| format!("{broken:?}"))
     }
 
-    /// Compares the number of pages that will be idle (or gone) after each step with the effect of completing the
+    /// Compares the number of pages that will be idle or dropped after each step with the effect of completing the
     /// steps.
     fn compare_deferred(&self) -> Result<(), String> {
         for step in (0..=MAX_STEPS).map(|more| StepId::new(self.completed + more)) {

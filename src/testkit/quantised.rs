@@ -1,13 +1,13 @@
-//! Fp8 by its definition, with a search: the expected contents of a quantised pool.
+//! Fp8 by its definition: the expected contents of a quantised pool.
 
 use std::sync::LazyLock;
 
 use crate::layout::KvScales;
 
-/// Values of the bytes without sign up to the largest one, ascending.
+/// Values of the non-negative bytes up to the largest value, ascending.
 static SIZES: LazyLock<[f64; 127]> = LazyLock::new(|| std::array::from_fn(|i| value(i as u8)));
 
-/// Returns the value of a byte of E4M3.
+/// Returns the value of an E4M3 byte.
 pub fn value(byte: u8) -> f64 {
     let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f64::from(byte & 7));
     let size = match (exponent, byte & 7) {
@@ -18,14 +18,13 @@ pub fn value(byte: u8) -> f64 {
     if byte & 0x80 == 0 { size } else { -size }
 }
 
-/// Returns the byte with the nearest value; of two equally near ones, that with an even mantissa. Values beyond the
-/// largest become the largest; NaN becomes 0x7f.
+/// Returns the byte with the nearest value, with an even mantissa in a tie. Values beyond the largest become the
+/// largest; NaN becomes 0x7f.
 pub fn nearest(x: f32) -> u8 {
     if x.is_nan() {
         return 0x7f;
     }
     let (size, sizes) = (f64::from(x.abs()), &*SIZES);
-    // The value of `below` is never more than the size; that of `above` is, or it is the largest.
     let above = sizes[..126].partition_point(|&value| value <= size);
     let below = above - 1;
     let (under, over) = (size - sizes[below], sizes[above] - size);
@@ -38,7 +37,7 @@ pub fn nearest(x: f32) -> u8 {
     byte as u8 | if x.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// Returns the scale of one token's head that the store computes.
+/// Returns the scale that the store computes for one token's head.
 pub fn token_scale(head: &[f32]) -> f32 {
     let finite = head.iter().filter(|x| x.is_finite()).map(|x| x.abs());
     match finite.fold(0.0, f32::max) {
@@ -47,14 +46,14 @@ pub fn token_scale(head: &[f32]) -> f32 {
     }
 }
 
-/// Returns one token's head as a quantised pool stores it: a byte for each element, and their scale.
+/// Returns one token's head in a quantised pool: a byte for each element, and the scale.
 pub fn quantise(head: &[f32], given: Option<f32>) -> (Vec<u8>, f32) {
     let scale = given.unwrap_or_else(|| token_scale(head));
     (head.iter().map(|x| nearest(x / scale)).collect(), scale)
 }
 
-/// Returns seeded scales that differ for each layer and head, and for K and V. Some elements of size 1 exceed the
-/// largest value under them.
+/// Returns seeded scales that differ by layer and head, and for K and V. Some scales are so small that elements of size
+/// 1 exceed the largest value.
 pub fn scales(layers: u32, kv_heads: u32, seed: u64) -> KvScales {
     let mut rng = super::rng::Rng::new(seed);
     let count = 2 * layers as usize * kv_heads as usize;

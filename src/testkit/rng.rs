@@ -1,4 +1,4 @@
-//! A small deterministic generator (splitmix64), so that a seed gives the same workload on every machine.
+//! A small deterministic generator (splitmix64): a seed yields the same workload on every machine.
 
 /// A stream of numbers that depends only on its seed.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ pub fn failure(run: impl FnOnce() -> Result<(), String>) -> Option<String> {
     }
 }
 
-/// Removes ops while the rest still fails: first halves, then shorter runs, until no single op is removable.
+/// Removes ops while the rest still fails: first halves, then shorter runs, until no single op can be removed.
 pub fn shrink<T: Clone>(ops: &[T], fails: impl Fn(&[T]) -> bool) -> Vec<T> {
     let mut ops = ops.to_vec();
     let mut run = ops.len().div_ceil(2);
@@ -31,7 +31,6 @@ pub fn shrink<T: Clone>(ops: &[T], fails: impl Fn(&[T]) -> bool) -> Vec<T> {
                 at += run;
             }
         }
-        // The removal of one op may make another op removable.
         run = if run > 1 || ops.len() == before { run / 2 } else { 1 };
     }
     ops

@@ -1,4 +1,4 @@
-//! Finds shared spans from page tables alone; the core finds them from the tree.
+//! Finds shared spans from page tables alone, while the core finds them from the tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,13 +18,13 @@ impl Spans {
         let mut found = Self::default();
         let all = (0..tables.len() as u32).collect();
         found.divide(all, 0, tables, page_size);
-        // Rows without a shared prefix follow all spans.
+        // Rows without a span come last.
         let named = found.spans.iter().map(|span| span.range().end).max().unwrap_or(0);
         found.members.truncate(named);
         found
     }
 
-    /// Returns the spans in the form of a plan.
+    /// Returns the spans as a plan contains them.
     pub fn plan(&self) -> SharedSpans<'_> {
         SharedSpans { spans: &self.spans, members: &self.members }
     }
@@ -61,7 +61,7 @@ impl Spans {
     }
 }
 
-/// Returns the spans without their order: the rows, begin and end of each.
+/// Returns the spans without order: the rows, begin and end of each.
 pub fn unordered(shared: &SharedSpans<'_>) -> BTreeSet<(BTreeSet<u32>, u32, u32)> {
     let members = |span: &SharedSpan| shared.members[span.range()].iter().copied().collect();
     shared.spans.iter().map(|span| (members(span), span.begin, span.end)).collect()

@@ -1,4 +1,4 @@
-//! A store of keys without bytes, of unlimited size: what it gets, it has.
+//! An unlimited store of keys without bytes.
 
 use std::collections::HashSet;
 
@@ -8,25 +8,25 @@ use crate::error::EngineError;
 use crate::hash::{NamespaceNames, PageHash};
 use crate::id::{Namespace, TokenId};
 
-/// Most puts of one call.
+/// Maximum number of puts of one call.
 const PUTS: usize = 256;
 
-/// The keys of the pages that the store has.
+/// The keys of stored pages.
 #[derive(Clone, Debug, Default)]
 pub struct KeyStore {
     keys: HashSet<PageHash>,
-    /// Keys that it got for the first time.
+    /// Number of pages that were put for the first time.
     pub put_pages: u64,
-    /// Pages that it gave.
+    /// Number of fetched pages.
     pub fetched_pages: u64,
 }
 
 impl KeyStore {
-    /// Fetches what the store has of a prompt behind its cached pages, for a namespace without names. Returns the pages
-    /// that arrived.
+    /// Fetches the stored pages that follow the cached pages of a prompt, in a namespace without names. Returns the
+    /// number of fetched pages.
     ///
     /// # Errors
-    /// Those of [`Engine::fetch`].
+    /// As [`Engine::fetch`].
     pub fn fetch<B: Backend>(
         &mut self,
         engine: &mut Engine<B>,
@@ -52,10 +52,10 @@ impl KeyStore {
         Ok(count)
     }
 
-    /// Takes all pages that the engine has for a store.
+    /// Stores all pages that the engine offers.
     ///
     /// # Errors
-    /// Those of [`Engine::puts`].
+    /// As [`Engine::puts`].
     pub fn take<B: Backend>(
         &mut self,
         engine: &mut Engine<B>,

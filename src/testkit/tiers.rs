@@ -1,7 +1,7 @@
 //! Host memory and a store behind a cache, for one request at a time: the rules of a sequential replay as plain maps.
 //!
-//! A page is known by a number for its prefix. Recency is a counter. Three sets have the idle pages in the order of
-//! their last use: those on the device, those in host memory alone, and nothing has a node, a lock or a cursor.
+//! A number identifies a page by its prefix. Recency is a counter. Sets contain the idle pages on the device and those
+//! only in host memory, in the order of their last use.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -10,61 +10,61 @@ use crate::id::TokenId;
 /// Sizes of the tiers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Setting {
-    /// Tokens of a page.
+    /// Number of tokens of a page.
     pub page_size: usize,
-    /// Pages of the device.
+    /// Number of pages of the device.
     pub device: usize,
-    /// Pages of host memory.
+    /// Number of host pages.
     pub host: usize,
-    /// How many of the oldest device pages are saved ahead after each request.
+    /// Number of the oldest device pages that are saved ahead after each request.
     pub ahead: usize,
-    /// Whether a store of unlimited size gets every page.
+    /// Whether an unlimited store receives every page.
     pub store: bool,
 }
 
-/// What a run comes to: tokens of hits, else pages.
+/// The totals of a run. Hits are in tokens, moves in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Figures {
-    /// Requests that do not fit the device even alone.
+    /// Number of requests that do not fit the device even alone.
     pub skipped: u64,
-    /// Tokens that were on the device.
+    /// Tokens found on the device.
     pub device_hit_tokens: u64,
-    /// Tokens that were in host memory.
+    /// Tokens found in host memory.
     pub host_hit_tokens: u64,
-    /// Tokens that the store had.
+    /// Tokens found in the store.
     pub store_hit_tokens: u64,
     /// Pages copied to host memory.
     pub saved_pages: u64,
-    /// Of those, the ones that were saved when they were evicted.
+    /// Pages copied to host memory only when they were evicted.
     pub forced_pages: u64,
     /// Pages copied to the device.
     pub loaded_pages: u64,
-    /// Pages that came from the store.
+    /// Pages fetched from the store.
     pub fetched_pages: u64,
-    /// Pages dropped from host memory for others.
+    /// Pages dropped from host memory to make room.
     pub host_evicted_pages: u64,
-    /// Pages dropped that the store does not have.
+    /// Dropped pages that the store does not have.
     pub lost_pages: u64,
-    /// Pages that the store took.
+    /// Pages put into the store.
     pub put_pages: u64,
 }
 
-/// Where a page is, and when its last request ended.
+/// The place of a page, and the end of its last request.
 #[derive(Clone, Copy, Default)]
 struct Held {
     device: bool,
     host: bool,
-    /// 0 while a request uses it.
+    /// 0 while a request uses the page.
     since: u64,
 }
 
 /// The tiers of one server.
 pub struct Tiers {
     setting: Setting,
-    /// Numbers of pages, by the number of the page before (0: none) and their tokens.
+    /// Numbers of pages, by the number of the page before (0 for none) and their tokens.
     names: HashMap<(u64, Vec<TokenId>), u64>,
     cached: HashMap<u64, Held>,
-    /// Idle pages with a device page, and those in host memory alone, oldest first.
+    /// Idle pages on the device, and those only in host memory, oldest first.
     device: BTreeSet<(u64, u64)>,
     host_only: BTreeSet<(u64, u64)>,
     device_used: usize,
@@ -75,7 +75,7 @@ pub struct Tiers {
 }
 
 impl Tiers {
-    /// Empty tiers.
+    /// Creates empty tiers.
     pub fn new(setting: Setting) -> Self {
         Self {
             setting,
@@ -91,12 +91,12 @@ impl Tiers {
         }
     }
 
-    /// What has happened so far.
+    /// Returns the totals so far.
     pub fn figures(&self) -> Figures {
         self.figures
     }
 
-    /// Serves a prompt of `prompt_len` of these tokens; the others are output, of which K and V are stored.
+    /// Serves a request: the first `prompt_len` tokens are the prompt, the others output with stored K and V.
     pub fn serve(&mut self, tokens: &[TokenId], prompt_len: usize) {
         let page_size = self.setting.page_size;
         let (limit, held) = ((prompt_len - 1) / page_size, tokens.len().div_ceil(page_size));
@@ -132,7 +132,7 @@ impl Tiers {
         self.end(&path);
     }
 
-    /// All whole pages of a request become its own and idle, deeper ones first.
+    /// Makes all whole pages of a request cached and idle, deeper ones first.
     fn end(&mut self, path: &[u64]) {
         for &name in path.iter().rev() {
             self.lock(name);
@@ -168,7 +168,7 @@ impl Tiers {
         tokens.chunks_exact(self.setting.page_size).map(number).collect()
     }
 
-    /// A cached page is in use from now on.
+    /// Marks a cached page as used.
     fn lock(&mut self, name: u64) {
         let Some(held) = self.cached.get_mut(&name) else { return };
         let since = std::mem::take(&mut held.since);
@@ -181,7 +181,7 @@ impl Tiers {
         self.host_used -= usize::from(std::mem::take(&mut held.host));
     }
 
-    /// Takes a page of host memory: a free one, or that of the oldest page there that is nowhere else.
+    /// Takes a host page: a free one, or the oldest one whose page is nowhere else.
     fn take_host(&mut self) -> bool {
         if self.host_used == self.setting.host {
             let Some((_, name)) = self.host_only.pop_first() else { return false };
@@ -208,7 +208,7 @@ impl Tiers {
         fetched
     }
 
-    /// Evicts until so many pages of the device are free.
+    /// Evicts until `wanted` pages of the device are free.
     fn make_room(&mut self, wanted: usize) {
         while self.setting.device - self.device_used < wanted {
             let (since, name) = self.device.pop_first().expect("the request fits");

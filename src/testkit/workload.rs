@@ -1,4 +1,4 @@
-//! Seeded workloads: first the weights, then the ops.
+//! Seeded workloads: weights of the ops, then ops.
 //!
 //! Weights differ by seed, so some seeds exhaust the pool, some never complete a step, and some only fork.
 
@@ -13,11 +13,11 @@ pub struct Workload {
     config: SmallConfig,
     rng: Rng,
     weights: [u64; KINDS],
-    /// Probability, in sixteenths, that a plan item extends its sequence by the maximum.
+    /// Probability, in sixteenths, that a plan's item extends its sequence by the maximum.
     greedy: u64,
     /// Probability, in sixteenths, that an op promises pages.
     promising: u64,
-    /// One in this many picks is deliberately invalid.
+    /// One in so many picks is deliberately invalid.
     wrong: u64,
 }
 
@@ -27,7 +27,7 @@ impl Workload {
         let mut rng = Rng::new(seed);
         let mut config = draw_config(&mut rng);
         draw_followers(&mut Rng::new(mix(seed)), &mut config);
-        // Calls that keep a server running are common in every workload, the rest in some.
+        // Calls of a running server are common in every workload, the others in some.
         let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0, 3, 0, 0, 0, 0, 0];
         let mut weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
         for i in [1, 6, 8, 10, 11] {
@@ -49,7 +49,8 @@ impl Workload {
         Self { config, rng, weights, greedy, promising, wrong }
     }
 
-    /// A workload of a seed for host memory: a pool so small that most pages are evicted, and prompts that come back.
+    /// Creates the workload of a seed for host memory: the pool is so small that most pages are evicted, and prompts
+    /// return.
     pub fn with_hosts(seed: u64) -> Self {
         let mut workload = Self::new(seed);
         let mut rng = Rng::new(mix(!seed));
@@ -196,8 +197,8 @@ impl Workload {
     }
 }
 
-/// Draws hashes, events, groups of layers and host memory. The draws have their own generator, so the ops of a seed do
-/// not depend on them.
+/// Draws hashes, events, groups of layers and host memory with a separate generator, so that the ops of a seed do not
+/// depend on them.
 fn draw_followers(rng: &mut Rng, config: &mut SmallConfig) {
     config.hashing = rng.below(6) as u8;
     config.event_pages = rng.pick(&[0, 1, 4, 12, 200]);

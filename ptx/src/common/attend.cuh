@@ -1,10 +1,10 @@
-// What the attention kernels share: warp matrix products, asynchronous copies, the page table look-up, the softmax's pieces.
+// Shared by the attention kernels: warp matrix products, asynchronous copies, page table look-ups, parts of the softmax.
 #pragma once
 #include "params.cuh"
 
 #define DEVICE static __device__ __forceinline__
 
-// ---- element types: names for the instruction set; 16-bit elements travel as bits -------------------------------------
+// ---- element types: names for the instruction set; 16-bit elements are passed as bits ----------------------------------
 
 struct bf16 {};
 struct f16 {};
@@ -20,7 +20,7 @@ DEVICE u32 pack(f16, float low, float high) {
     return bits;
 }
 
-// Rows of T over K and V of fp8: kernels take it in place of T, and are told apart by it.
+// Type of rows of T over K and V of fp8, in place of T.
 template <class T> struct Fp8 {};
 template <class T> struct RowsOf {
     using Type = T;
@@ -32,7 +32,7 @@ template <class T> DEVICE constexpr bool over_fp8(T) { return false; }
 template <class T> DEVICE constexpr bool over_fp8(Fp8<T>) { return true; }
 template <class T> DEVICE u32 pack(Fp8<T>, float low, float high) { return pack(T(), low, high); }
 
-// Rows of T whose tokens are places in lists (attend_selected_*): in place of T, too.
+// Type of rows of T whose tokens are entries of lists (attend_selected_*), in place of T.
 template <class T> struct Listed {};
 template <class T> struct RowsOf<Listed<T>> {
     using Type = T;
@@ -57,7 +57,7 @@ DEVICE void mma(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 template <class T> DEVICE void mma(Listed<T>, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(T(), c, a, b0, b1); }
 template <class T> DEVICE void mma(Fp8<T>, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(T(), c, a, b0, b1); }
 
-// Four 8x8 matrices of 16-bit elements; lane i names row i % 8 of matrix i / 8.
+// Loads four 8x8 matrices of 16-bit elements. Lane i has the address of row i % 8 of matrix i / 8.
 DEVICE void load_matrix(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
@@ -67,7 +67,7 @@ DEVICE void load_matrix_transposed(u32 (&r)[4], u32 at) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 
-// An 8x8 matrix of 16-bit elements, a fragment's register of it in each lane, transposed.
+// Transposes an 8x8 matrix of 16-bit elements, which has one register in each lane.
 DEVICE u32 transpose(u32 r) {
     u32 t;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(r));
@@ -87,11 +87,11 @@ DEVICE void store_shared_float4(u32 at, const float (&v)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
 
-// 16 bytes from global to shared memory; zeros where `valid` is false (nothing is read then).
+// Copies 16 bytes from global to shared memory; writes zeros, and reads nothing, if `valid` is false.
 DEVICE void copy16(u32 to, u64 from, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-// The same for what is read once: it leaves the L2 cache before anything else.
+// The same for bytes that are read once: they are evicted first from the L2 cache.
 DEVICE void copy16_once(u32 to, u64 from, bool valid) {
     u64 first_out;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_out));
@@ -105,7 +105,7 @@ DEVICE void copy4(u32 to, u64 from, bool valid) {
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// Of what nobody writes while this launch runs, be it before its wait for the one before it (pdl.cuh): plan and tables.
+// Loads memory that no work writes while this launch runs, before or after the wait (pdl.cuh): the plan and the tables.
 DEVICE u32 load_u32(u64 at) {
     u32 value;
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(at));
@@ -122,7 +122,7 @@ DEVICE uint2 load_uint2(u64 at) {
     asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
     return v;
 }
-// Of what the launch before may write: after the wait.
+// Loads memory that the previous launch may write; only after the wait.
 DEVICE u32 load_written_u32(u64 at) {
     u32 value;
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
@@ -133,16 +133,16 @@ DEVICE uint4 load_written_uint4(u64 at) {
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
     return v;
 }
-// A word by which a decode kernel finds a token: of the tables, or of a list.
+// Loads the word that locates a token in a decode kernel: a page table word, or an entry of a list.
 template <class T> DEVICE u32 load_page_word(T, u64 at) { return load_u32(at); }
 template <class T> DEVICE u32 load_page_word(Listed<T>, u64 at) { return load_written_u32(at); }
-// Written by other CTAs of this launch: not from the L1 cache.
+// Loads floats that other CTAs of this launch wrote, past the L1 cache.
 DEVICE float4 load_float4_shared(const float* at) {
     float4 v;
     asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at));
     return v;
 }
-// The same, AT bytes on; where `some` is false v stays.
+// The same at a distance of AT bytes; leaves v unchanged if `some` is false.
 template <int AT> DEVICE void load_float4_shared(float4& v, u64 from, bool some) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4+%6]; }"
                  : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w) : "l"(from), "r"(u32(some)), "n"(AT));
@@ -164,9 +164,9 @@ DEVICE void store_uint4(u64 at, u32 a, u32 b, u32 c, u32 d) {
 }
 DEVICE void store_float(u64 at, float a) { asm volatile("st.global.f32 [%0], %1;" ::"l"(at), "f"(a) : "memory"); }
 
-// Counts arrivals; the last of `count` is told so, and the counter is zero again.
+// Counts an arrival, and returns whether it is the last of `count`. The last one resets the counter.
 DEVICE bool arrive_last(u32* counter, u32 count) { return atomicInc(counter, count - 1) == count - 1; }
-// The same, and a fence: what was written before is there for the last to arrive.
+// The same with a fence: the last arrival sees all earlier writes of the others.
 DEVICE bool arrive_last_fenced(u32* counter, u32 count) {
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(count - 1) : "memory");
@@ -175,9 +175,9 @@ DEVICE bool arrive_last_fenced(u32* counter, u32 count) {
 
 // ---- page tables ------------------------------------------------------------------------------------------------------
 
-// Where a position's page number stands, in two loads: first `directory`, then `entry` with what was found there.
+// The place of a position's page number, which takes two loads: first `directory`, then `entry` with its value.
 struct Look {
-    u32 directory;  // word of the row's directory
+    u32 directory;  // index of the directory word
     u32 in_chunk;   // page within the chunk
     u32 slot;       // slot within the page
 };
@@ -196,11 +196,11 @@ DEVICE u64 slot_offset(const AttendParams& p, const Look& look, u32 page) {
 
 // ---- trees of drafts --------------------------------------------------------------------------------------------------
 
-// What a query with this mask sees of the 32 tokens from `begin` on, a bit each: all before the last 64 of `kv_len`, and none
-// behind the last.
+// Returns which of the 32 tokens from `begin` on a query with this mask sees, one bit each: all before the last 64 of `kv_len`,
+// and none after the last.
 DEVICE u32 tree_sees(uint2 mask, u32 kv_len, u32 begin) {
     const int passed = static_cast<int>(begin + 64 - kv_len), word = passed >> 5;
-    const u32 old = __brev(mask.y), late = __brev(mask.x);  // in the order of tokens: the first is kv_len - 64, be there one or not
+    const u32 old = __brev(mask.y), late = __brev(mask.x);  // in the order of tokens, from position kv_len - 64 on, which may be negative
     const u32 low = word < 0 ? ~0u : word == 0 ? old : word == 1 ? late : 0, high = word < -1 ? ~0u : word == -1 ? old : word == 0 ? late : 0;
     return __funnelshift_r(low, high, passed & 31);
 }
@@ -228,7 +228,7 @@ DEVICE float log2_fast(float x) {
 }
 DEVICE float divide_fast(float a, float b) { return __fdividef(a, b); }
 
-// Logits in base 2: cap(scale * s) * log2(e). tanh(x) = 1 - 2 / (exp(2 x) + 1), which the fast exponential gives to 1e-6.
+// Logits in base 2: cap(scale * s) * log2(e). tanh(x) = 1 - 2 / (exp(2 x) + 1), with an error of 1e-6 by the fast exponential.
 struct Logits {
     float scale;  // without a cap: scale * log2(e); with one: 2 * log2(e) * scale / cap
     float cap;    // soft_cap * log2(e), or 0
@@ -243,8 +243,8 @@ struct Logits {
     __device__ __forceinline__ float of(float s) const { return cap > 0.f ? capped(s) : s * scale; }
 };
 
-// Enters a query head's sink into a row's sums, once they are all there; gives what the output's sum is worth then. `top`, what sums are
-// relative to, is in base 2. A row without tokens stays one.
+// Adds a query head's sink to a row's complete sums, and returns the factor of its output. `top`, the reference of the sums, is
+// in base 2. A row without tokens remains empty.
 DEVICE float enter_sink(const AttendParams& p, u32 q_head, float& top, float& sum) {
     if (p.sinks == 0 || !(sum > 0.f)) return 1.f;
     const float sink = __int_as_float(load_written_u32(p.sinks + 4ull * q_head)) * LOG2_E;

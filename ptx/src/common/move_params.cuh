@@ -1,24 +1,24 @@
-// Parameters of the kernels that move bytes: store_cache*, store_latent_fp8, rope_store*, copy_pages, compact_slots, load_plan. As in params.cuh;
-// the Rust mirror is src/backend/cuda/kernels/params/moves.rs.
+// Parameters of the kernels that move bytes: store_cache*, store_latent_fp8, rope_store*, copy_pages, compact_slots, load_plan.
+// The Rust counterpart is src/backend/cuda/kernels/params/moves.rs; the rules are those of params.cuh.
 #pragma once
 #include "params.cuh"
 
 struct StoreCacheParams {
     u64 k;            // rows to store: [tokens, kv_heads, head_dim], k_stride bytes apart
     u64 v;            // the same, v_stride bytes apart
-    u64 slots;        // i32 or i64 [tokens]; negative: nothing is written
+    u64 slots;        // i32 or i64 [tokens]; nothing is written for a negative slot
     u64 k_pool;       // this layer's K: page p, slot s of it at k_pool + p * page_stride + s * slot_stride
     u64 v_pool;       // this layer's V, same strides
     u64 page_stride;  // bytes
     u32 k_stride;     // bytes
     u32 v_stride;     // bytes
     u32 tokens;
-    u32 page_size;    // slots of a page; 1 also where pages follow one another without a gap
-    u64 page_magic;   // slot / page_size is the high half of slot * page_magic, where page_size is not 1
+    u32 page_size;    // slots of a page; 1 also if pages are contiguous
+    u64 page_magic;   // slot / page_size is the high half of slot * page_magic, unless page_size is 1
     u32 slot_stride;  // bytes
     u32 slot_bytes;   // 4 or 8
     u32 row_units;    // units of a row: kv_heads * head_dim * dtype size / unit_bytes
-    u32 unit_bytes;   // 16, 4 or 2: what a thread moves at once
+    u32 unit_bytes;   // bytes that a thread moves at once: 16, 4 or 2
 };
 KV_SIZE(StoreCacheParams, 88);
 KV_AT(StoreCacheParams, k, 0);
@@ -37,13 +37,13 @@ KV_AT(StoreCacheParams, slot_bytes, 76);
 KV_AT(StoreCacheParams, row_units, 80);
 KV_AT(StoreCacheParams, unit_bytes, 84);
 
-// What rope_store* take.
+// Parameters of rope_store*.
 struct RopeStoreParams {
-    u64 qkv;          // [tokens, q_heads + 2 * kv_heads, head_dim], rows qkv_stride apart: q and k are rotated where they are
+    u64 qkv;          // [tokens, q_heads + 2 * kv_heads, head_dim], rows qkv_stride apart: q and k are rotated in place
     u64 positions;    // u32 [tokens]
-    u64 slots;        // i32 or i64 [tokens]; negative: nothing is stored
+    u64 slots;        // i32 or i64 [tokens]; nothing is stored for a negative slot
     u64 q_norm;       // [head_dim]; 0: no norm
-    u64 k_norm;       // the same
+    u64 k_norm;       // the same for k
     u64 frequencies;  // f32 [head_dim / 2]
     u64 k_pool;       // this layer's K: page p, slot s of it at k_pool + p * page_stride + s * slot_stride; 0: nothing is stored
     u64 v_pool;       // this layer's V, same strides
@@ -78,21 +78,22 @@ KV_AT(RopeStoreParams, kv_heads, 100);
 KV_AT(RopeStoreParams, heads_each, 104);
 KV_AT(RopeStoreParams, eps, 108);
 
-// What store_cache_fp8* take. Rows are [tokens, kv_heads, head_dim] of `rows`, and become bytes and, by token, scales.
+// Parameters of store_cache_fp8*. Rows are [tokens, kv_heads, head_dim] of type `rows`; they become bytes, and scales if these
+// are by token.
 #define ROWS_F32 0
 #define ROWS_F16 1
 #define ROWS_BF16 2
 struct StoreFp8Params {
     u64 k;                  // rows to store, k_stride bytes apart
     u64 v;                  // the same, v_stride bytes apart
-    u64 slots;              // i32 or i64 [tokens]; negative: nothing is written
+    u64 slots;              // i32 or i64 [tokens]; nothing is written for a negative slot
     u64 k_pool;             // this layer's K: page p, slot s of it at k_pool + p * page_stride + s * slot_stride
     u64 v_pool;             // this layer's V, same strides
-    u64 k_scales;           // as in LayerScales; written by token, read otherwise
+    u64 k_scales;           // as in LayerScales; written if scales are by token, otherwise read
     u64 v_scales;
     u64 page_stride;        // bytes
     u64 scale_page_stride;  // bytes
-    u64 page_magic;         // slot / page_size is the high half of slot * page_magic, where page_size is not 1
+    u64 page_magic;         // slot / page_size is the high half of slot * page_magic, unless page_size is 1
     u32 k_stride;           // bytes
     u32 v_stride;           // bytes
     u32 tokens;
@@ -130,7 +131,7 @@ KV_AT(StoreFp8Params, rows, 116);
 KV_AT(StoreFp8Params, by_token, 120);
 KV_AT(StoreFp8Params, reserved, 124);
 
-// What store_latent_fp8 takes: rows of k alone, of which the first `store.head_dim` numbers become bytes, `rope.elements` more bf16.
+// Parameters of store_latent_fp8. Rows have only k: the first `store.head_dim` numbers become bytes, `rope.elements` more bf16.
 struct StoreLatentFp8Params {
     StoreFp8Params store;
     LayerRope rope;
@@ -139,7 +140,7 @@ KV_SIZE(StoreLatentFp8Params, 152);
 KV_AT(StoreLatentFp8Params, store, 0);
 KV_AT(StoreLatentFp8Params, rope, 128);
 
-// The pages to copy travel inside the parameters (4,096 bytes at most), so that nothing needs to be uploaded.
+// The parameters contain the pages to copy (4,096 bytes at most), so nothing is uploaded.
 #define COPY_PAGES_MAX 448
 struct PageCopy {
     u32 source;
@@ -152,7 +153,7 @@ struct CopyPagesParams {
     u64 source_piece_stride;  // bytes
     u64 target_page_stride;   // bytes
     u64 target_piece_stride;  // bytes
-    u64 piece_magic;          // n / piece_units is the high half of n * piece_magic; 0: one unit a piece
+    u64 piece_magic;          // n / piece_units is the high half of n * piece_magic; 0: a piece has one unit
     u32 piece_units;          // units of one piece
     u32 page_units;           // units of one page
     u32 unit_bytes;           // 16, 4 or 2
@@ -178,8 +179,8 @@ KV_AT(CopyPagesParams, copies, 72);
 
 #define COMPACTIONS_MAX 200
 struct Compaction {
-    u32 row;    // in the page tables
-    u32 first;  // place in the row that the first slot goes to, the next to the next
+    u32 row;    // page table row
+    u32 first;  // place in the row that receives the first kept slot; the others follow
     u64 keep;   // bit i: place first + i is kept
 };
 struct CompactSlotsParams {
@@ -194,8 +195,8 @@ struct CompactSlotsParams {
     u32 chunks_per_row;
     u32 chunk_base;
     u32 layers;
-    u32 runs;            // pieces of memory that a slot has in a layer
-    u32 run_units;       // units of one
+    u32 runs;            // contiguous runs of memory of a slot in a layer
+    u32 run_units;       // units of one run
     u32 unit_bytes;      // 16, 4 or 2
     Compaction compactions[COMPACTIONS_MAX];
 };
@@ -229,7 +230,7 @@ struct LoadPlanParams {
     u64 image;      // device memory, `units` long
     u64 words;      // u32: the page tables
     u64 counter;    // u32 in device memory, zero between launches
-    u64 done;       // u64 in pinned host memory: becomes `ticket` when the source may be written again
+    u64 done;       // u64 in pinned host memory: becomes `ticket` when the host may rewrite the source
     u64 ticket;
     u32 units;      // 16-byte units of the image
     u32 writes_at;  // bytes from the source to TableWrite[writes]

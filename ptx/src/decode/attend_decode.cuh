@@ -1,44 +1,45 @@
-// Decode attention over pages: few query rows against many tokens, bound by memory.
+// Decode attention over pages: few query rows against many tokens, memory-bound.
 //
-// The units of all sequences are numbered through in each stripe of heads (see DecodeWork), and each CTA has an equal work chunk
-// of them. Within a chunk the tokens of one (sequence, kv head) are a segment. Warps take the segment's tiles of 16 tokens in turn;
-// each warp feeds a ring of its own in shared memory, which runs on across segments, so that the memory never waits for the end
-// of a sequence. At a segment's end warp 0 joins the warps' sums while the others go on; at the work chunk's end all warps do. If the
-// (sequence, head) is spread over several CTAs, each leaves its part in `partial` and says so when it is done with its chunk (of
-// a part that a long chunk begins with: at once), and the last to arrive joins the parts when its chunk is done.
-// Not here: how a CTA goes through its chunk (decode_cursor.cuh), results and parts (decode_parts.cuh).
+// In each stripe of heads the units of all sequences are numbered consecutively (see DecodeWork), and each CTA has an equal
+// work chunk of them. Within a chunk, the tokens of one (sequence, kv head) are a segment. Warps take the segment's tiles of 16
+// tokens in turn. Each warp fills its own ring in shared memory, across segments, so that the memory never waits for the end of
+// a sequence. At the end of a segment, warp 0 joins the warps' sums while the others continue; at the end of the work chunk all
+// warps join them. If several CTAs share a (sequence, head), each writes its part to `partial` and signals it at the end of its
+// chunk (the first part of a long chunk at once). The last CTA to arrive joins the parts at the end of its chunk.
+// decode_cursor.cuh walks through a chunk; decode_parts.cuh writes results and parts.
 #pragma once
 #include "pdl.cuh"
 #include "decode_parts.cuh"
 
-// The products are made transposed, tokens by query rows: scores = K * Q^T, output^T = V^T * weights^T. So the tokens fill
-// the tensor core's 16 rows, and query rows take columns by eights: NT is 1 for up to 8 rows, 2 for up to 16.
+// The products are transposed, tokens by query rows: scores = K * Q^T, output^T = V^T * weights^T. Tokens fill the 16 rows of
+// the tensor core, and query rows fill columns by eights: NT is 1 for up to 8 rows, 2 for up to 16.
 template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodeParts<T, D, NT, WARPS>> struct Decode : Parts {
     using Cursor = typename Parts::Cursor;
     using Parts::ROW, Parts::ROWS, Parts::FRAGMENTS, Parts::LONG_WORK, Parts::p, Parts::warp, Parts::lane, Parts::work_units;
     using Parts::head_of, Parts::finish, Parts::finish_last, Parts::join_pending, Parts::store_sum, Parts::add_sum;
 
-    static constexpr int LINE = 128;               // bytes that a prefetch brings
+    static constexpr int LINE = 128;               // bytes of a prefetch
     static constexpr int CHUNKS = D / 8;           // 16-byte pieces of a row
     static constexpr int HALF = 16 * ROW;          // K (or V) of a tile
     static constexpr int SLOT = 2 * HALF;          // also 16 rows of D floats
     static constexpr int STEP = 16 * WARPS;        // tokens between one warp's tiles
     static constexpr int TOKENS_PER_COPY = 32 / CHUNKS;
-    static constexpr bool Q_SHARED = D * NT > Parts::Q_REGISTERS; // where registers do not hold the query fragments
+    static constexpr bool Q_SHARED = D * NT > Parts::Q_REGISTERS; // whether query fragments do not fit the registers
 
     static constexpr int SUM = FRAGMENTS * 512;      // bytes of a warp's output sum
     static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory
 
     struct Shared {
-        // Of each warp (but the first; of all at the work chunk's end): what its sums are relative to, and the weights' sums.
+        // For each warp but the first, or for all at the end of the work chunk: references of its sums, and sums of its
+        // weights.
         float4 tops[WARPS > 1 ? WARPS - 1 : 1][NT][4], last_tops[WARPS][NT][4];
         typename Parts::Pendings pending;
         u32 pages[WARPS][STAGES][16];   // of each warp's tiles
         alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? ROWS * ROW : 16];  // the segment's query rows, swizzled
     };
 
-    // A tile whose copy is still to be issued. `rest`, of this lane's token: its slot in the page, VALID if it exists, SOME if
-    // the tile does, and from bit 16 on the tile's head.
+    // A tile whose copy is not issued yet. `rest` is of this lane's token: its slot in the page; VALID if it exists; SOME if
+    // the tile exists; from bit 16 on the tile's head.
     struct Tile {
         u32 rest, directory, in_chunk;
     };
@@ -49,7 +50,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
     u32 rings;  // of all warps
     u32 ring;   // this warp's
     u32 sums;   // the other warps' output sums, warp 1's first
-    u32 pages;  // this warp's page numbers on their way
+    u32 pages;  // this warp's pending page numbers
     u32 heads;  // of each stripe
     Cursor fetch;
     u32 fetch_at, fetch_end;
@@ -58,8 +59,8 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         : Parts(p), shared(shared), rings(memory), ring(memory + Parts::thread() / 32 * STAGES * SLOT),
           sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[Parts::thread() / 32])) {}
 
-    // Lists (attend_selected_*) name slots, and are made by the launch before: `directory` of a tile is a list then, `in_chunk` a place in
-    // it, and a slot stands where a page's number does.
+    // Lists (attend_selected_*) contain slots, and the previous launch writes them. `directory` of a tile is then a list,
+    // `in_chunk` an entry of it, and a slot takes the place of a page number.
     __device__ __forceinline__ const Lists& lists() const { return reinterpret_cast<const AttendSelectedParams*>(&p)->lists; }
 
     __device__ __forceinline__ Tile next_tile() {
@@ -84,7 +85,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         if constexpr (is_listed(T())) return lists().listed + 4 * (static_cast<u64>(tile.directory) * lists().top + tile.in_chunk);
         return p.table + 4 * (p.chunk_base + static_cast<u64>(tile.directory) * p.chunk_pages + tile.in_chunk);
     }
-    // The tile's page numbers, on their way to shared memory with the copies of an earlier tile.
+    // Copies the tile's page numbers to shared memory, together with the copies of an earlier tile.
     __device__ __forceinline__ void copy_pages(const Tile& tile, u32 turn) {
         if (lane < 16) copy4(pages + turn * 64 + lane * 4, page_at(tile), (tile.rest & VALID) != 0);
     }
@@ -94,7 +95,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         return page;
     }
 
-    // Of a slot of the pool.
+    // Returns the byte offset of a slot of the pool.
     __device__ __forceinline__ u64 slot_bytes(u32 slot) const {
         const u64 page = p.page_size == 1 ? slot : __umul64hi(slot, lists().page_magic);
         return page * p.page_stride + (slot - page * p.page_size) * p.slot_stride;
@@ -119,8 +120,8 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         }
     }
 
-    // The same tile, as far as the L2 cache. This may come before the wait for the launch before: what that one still writes, it
-    // writes there.
+    // Prefetches the tile into the L2 cache. This may precede the wait for the previous launch, which writes through that
+    // cache.
     __device__ __forceinline__ void prefetch_tile(u32 rest, u32 page) const {
         if (rest & SOME) {
             const u64 mine = page * p.page_stride + rest % VALID * p.slot_stride;
@@ -141,11 +142,11 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         Cursor c;
         c.begin(p, work, unit_begin);
 
-        // The first tiles, their look-ups side by side, while the launch before still runs. Page numbers travel with the copies of
-        // the tile STAGES before theirs (here: before all copies), so that they are there when the ring comes to them, and a
-        // directory word is loaded a tile before it is needed.
+        // Locates the first tiles together, while the previous launch still runs. Page numbers are copied with the tile STAGES
+        // before theirs (here before all copies), so that they have arrived when they are needed, and directory words are
+        // loaded one tile earlier.
         fetch = c, fetch_at = c.begin_of(warp), fetch_end = c.end(), fetch_more = true;
-        u32 rest[STAGES];  // of the tiles whose page numbers are on their way
+        u32 rest[STAGES];  // of the tiles whose page numbers are pending
         Tile next;
         {
             Tile tiles[2 * STAGES];
@@ -181,9 +182,9 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         };
 
         const Logits logits = Logits::make(p);
-        // In a score fragment this thread has tokens lane / 4 and lane / 4 + 8, query rows column and column + 1.
+        // In a score fragment, this thread has tokens lane / 4 and lane / 4 + 8, and query rows column and column + 1.
         const u32 column = lane % 4 * 2;
-        // ldmatrix addresses in a slot: K as it stands, V transposed; pieces are swizzled by token % 8.
+        // ldmatrix addresses in a slot: K unchanged, V transposed; pieces are swizzled by token % 8.
         const u32 k_lane = lane % 16 * ROW + ((lane / 16) ^ lane % 8) * 16;
         const u32 v_lane = HALF + (lane / 16 * 8 + lane % 8) * ROW + ((lane / 8 % 2) ^ lane % 8) * 16;
         const u32 q_lane = shared_address(shared.q) + (lane / 16 * 8 + lane % 8) % ROWS * ROW + ((lane / 8 % 2) ^ lane % 8) * 16;
@@ -218,7 +219,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
                 }
             }
             float o[NT][D / 16][4];
-            float top[NT][2], sum[NT][2];  // of the thread's two query rows: what weights are relative to; this thread's tokens
+            float top[NT][2], sum[NT][2];  // of the thread's two query rows: references of weights, and sums of this thread's tokens
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
                 top[n][0] = top[n][1] = MINUS_INF, sum[n][0] = sum[n][1] = 0.f;
@@ -227,8 +228,8 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
             }
 
             const u32 end = c.end();
-            const u32 position0 = c.kv_len - c.extend_len;  // of the first query; no tile where kv_len is 0
-            u32 named = 0;  // tokens of the list
+            const u32 position0 = c.kv_len - c.extend_len;  // position of the first query; there is no tile if kv_len is 0
+            u32 named = 0;  // number of tokens in the list
             if constexpr (is_listed(T())) named = load_written_u32(lists().counts + 4ull * (c.index * p.kv_heads + head_of(c)));
             u32 at = c.begin_of(warp);
             while (at < end) {
@@ -236,7 +237,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
                 __syncwarp();
                 const u32 base = ring + slot * SLOT;
 
-                // Two sums in turn, so that no product waits for the one before it.
+                // Two alternating sums, so that no product waits for the one before it.
                 float s[NT][4] = {}, s2[NT][4] = {};
 #pragma unroll
                 for (int k = 0; k < D / 16; ++k) {
@@ -275,7 +276,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
                             if (token > query || token >= c.kv_len || (p.window != 0 && token + p.window <= query)) s[n][i] = MINUS_INF;
                         }
                 }
-                // Weights are relative to a logit that was the greatest once, and moves only when a weight would pass 2^8.
+                // Weights are relative to an earlier maximum logit, which is raised only when a weight would exceed 2^8.
                 bool grew = false;
 #pragma unroll
                 for (int n = 0; n < NT; ++n)
@@ -290,7 +291,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
                             above = fmaxf(above, __shfl_xor_sync(~0u, above, 4));
                             above = fmaxf(above, __shfl_xor_sync(~0u, above, 8));
                             above = fmaxf(top[n][h], fmaxf(above, __shfl_xor_sync(~0u, above, 16)));
-                            // A row that has seen nothing yet must not subtract minus infinity from itself.
+                            // A row that has seen no token must not subtract minus infinity from itself.
                             const float scale = above == MINUS_INF ? 1.f : exp2_fast(top[n][h] - above);
                             sum[n][h] *= scale, top[n][h] = above;
 #pragma unroll
@@ -333,8 +334,8 @@ template <class T, int D, int NT, int WARPS, int STAGES> DEVICE void attend_deco
     const u32 work_index = blockIdx.x / p.stripes;
     const DecodeWork work = load_work(p.plan + sizeof(DecodeWork) * work_index);
     const u32 unit_begin = work_index * work.work_units;
-    // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it. Lists are what the one
-    // before makes.
+    // Every CTA waits, even without work: the end of this launch implies the end of earlier ones. The previous launch writes
+    // the lists.
     if constexpr (is_listed(T())) {
         wait_for_previous();
         if (unit_begin >= work.unit_end) return;

@@ -1,12 +1,13 @@
-// Decode attention over pages of fp8: attend_decode.cuh with tiles of TOKENS, 16 or 32, and what bytes of E4M3 ask for.
+// Decode attention over pages of fp8: attend_decode.cuh with tiles of TOKENS, 16 or 32, of E4M3 bytes.
 //
-// ldmatrix gives a lane four bytes of a row, not two numbers. So the dims that a product sums over are taken in another order, Q's
-// as K's: in each 16 of them dims 4 * i and 4 * i + 1 stand where 2 * i and 2 * i + 1 would, and 4 * i + 2 and 4 * i + 3 eight
-// further. V transposed comes as two tokens of two dims, so that an output fragment's rows i and i + 8 are dims 2 * i and 2 * i + 1.
+// ldmatrix gives a lane four bytes of a row instead of two numbers. The dims of K and Q in a product are therefore permuted: in
+// each 16 of them, dims 4 * i and 4 * i + 1 take the places of 2 * i and 2 * i + 1, and dims 4 * i + 2 and 4 * i + 3 the places
+// eight later. Transposed V has two tokens of two dims in a register, so rows i and i + 8 of an output fragment are dims 2 * i
+// and 2 * i + 1.
 //
-// K and V are multiplied as f16, which holds their numbers, so Q and the weights are f16 too: rows of bf16 are brought to where f16 is
-// finest by a power of two each, weights to where f16 holds them (fp8.cuh). A head's scales go into the logits and the outputs, a token's
-// into its logit and its weight.
+// K and V are multiplied as f16, which represents their numbers, so Q and the weights are also f16. A power of two scales each
+// row of bf16 to the finest range of f16, and weights to the range of f16 (fp8.cuh). A head's scales are applied to logits and
+// outputs, a token's scales to its logit and its weight.
 #pragma once
 #include "pdl.cuh"
 #include "decode_parts.cuh"
@@ -17,32 +18,33 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     using Parts::ROW, Parts::ROWS, Parts::FRAGMENTS, Parts::LONG_WORK, Parts::p, Parts::warp, Parts::lane, Parts::work_units;
     using Parts::head_of, Parts::finish, Parts::finish_last, Parts::join_pending, Parts::store_sum, Parts::add_sum;
 
-    static constexpr int BLOCKS = TOKENS / 16;     // of a tile
-    static constexpr int LINE = D < 128 ? D : 128; // bytes that a prefetch brings
+    static constexpr int BLOCKS = TOKENS / 16;     // blocks of a tile
+    static constexpr int LINE = D < 128 ? D : 128; // bytes of a prefetch
     static constexpr int CHUNKS = D / 16;          // 16-byte pieces of a row
     static constexpr int HALF = TOKENS * D;        // K (or V) of a tile
     static constexpr int SLOT = 2 * HALF;
     static constexpr int STEP = TOKENS * WARPS;    // tokens between one warp's tiles
     static constexpr int TOKENS_PER_COPY = 32 / CHUNKS;
-    static constexpr bool Q_SHARED = D * NT > 256; // where registers do not hold the query fragments
+    static constexpr bool Q_SHARED = D * NT > 256; // whether query fragments do not fit the registers
 
-    static constexpr int SUM = FRAGMENTS * 512;    // bytes of a warp's output sum, for which its tiles have room
+    static constexpr int SUM = FRAGMENTS * 512;    // bytes of a warp's output sum, for which its tiles have space
     static_assert(SUM <= STAGES * SLOT);
     static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory
 
     struct Shared {
-        // Of each warp (but the first; of all at the work chunk's end): what its sums are relative to, and the weights' sums.
+        // For each warp but the first, or for all at the end of the work chunk: references of its sums, and sums of its
+        // weights.
         float4 tops[WARPS > 1 ? WARPS - 1 : 1][NT][4], last_tops[WARPS][NT][4];
         typename Parts::Pendings pending;
-        alignas(16) u64 offsets[WARPS][TOKENS]; // of each warp's tile that is copied next
+        alignas(16) u64 offsets[WARPS][TOKENS]; // of each warp's next tile to copy
         u32 pages[WARPS][STAGES][TOKENS];       // of each warp's tiles
-        float scales[WARPS][STAGES][2][TOKENS]; // of each tile's K and V, by token
+        float scales[WARPS][STAGES][2][TOKENS]; // of each tile's K and V, if by token
         alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? ROWS * ROW : 16];  // the segment's query rows, swizzled
-        float q_scales[ROWS];                   // what they were divided by
+        float q_scales[ROWS];                   // factors by which query rows were divided
     };
 
-    // A tile whose copy is still to be issued. `rest`, of this lane's token: its slot in the page, VALID if it exists, SOME if
-    // the tile does, and from bit 16 on the tile's head.
+    // A tile whose copy is not issued yet. `rest` is of this lane's token: its slot in the page; VALID if it exists; SOME if
+    // the tile exists; from bit 16 on the tile's head.
     struct Tile {
         u32 rest, directory, in_chunk;
     };
@@ -54,7 +56,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     u32 rings;   // of all warps
     u32 ring;    // this warp's
     u32 sums;    // the other warps' output sums, warp 1's first
-    u32 pages;   // this warp's page numbers on their way
+    u32 pages;   // this warp's pending page numbers
     u32 scales;  // this warp's scales
     u32 offsets; // this warp's
     u32 heads;   // of each stripe
@@ -67,8 +69,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
           sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[Parts::thread() / 32])),
           scales(shared_address(shared.scales[Parts::thread() / 32])), offsets(shared_address(shared.offsets[Parts::thread() / 32])) {}
 
-    // The same number, which the compiler does not know where a warp works alone: it would keep what is made of it over all segments, and
-    // has no registers for that.
+    // Returns x, hidden from the compiler if a warp works alone: otherwise it would keep values derived from x over all
+    // segments, for which there are no registers.
     static __device__ __forceinline__ u32 anew(u32 x) {
         if constexpr (WARPS == 1) asm volatile("" : "+r"(x));
         return x;
@@ -78,7 +80,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         return x;
     }
 
-    // A piece of a row stands at its place XOR this: eight rows that ldmatrix takes lie in different banks.
+    // Pieces of a row are permuted by XOR with this number, so that the eight rows of an ldmatrix are in different banks.
     static __device__ __forceinline__ u32 swizzle(u32 token) { return D == 64 ? token / 2 % 4 : token % 8; }
 
     __device__ __forceinline__ u32 first_of(const Cursor& c) const { return c.begin_of(BLOCKS * warp); }
@@ -98,7 +100,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     __device__ __forceinline__ u64 page_at(const Tile& tile) const {
         return p.table + 4 * (p.chunk_base + static_cast<u64>(tile.directory) * p.chunk_pages + tile.in_chunk);
     }
-    // The tile's page numbers, on their way to shared memory with the copies of an earlier tile.
+    // Copies the tile's page numbers to shared memory, together with the copies of an earlier tile.
     __device__ __forceinline__ void copy_pages(const Tile& tile, u32 turn) {
         if (lane < TOKENS) copy4(pages + turn * (4 * TOKENS) + lane * 4, page_at(tile), (tile.rest & VALID) != 0);
     }
@@ -108,22 +110,22 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         return page;
     }
 
-    // A lane copies a piece of two neighbouring rows of every PER: where its rows stand differs by constants, and where two of them come
-    // from is one load of the warp's list.
+    // A lane copies a piece of two neighbouring rows of every PER. The distances of its rows are constants, and one load of the
+    // warp's list locates two of them.
     static constexpr int PER = 2 * TOKENS_PER_COPY;
     __device__ __forceinline__ void copy_tile(u32 rest, u32 page, u32 slot) {
         if (rest & SOME) {
             const u32 piece = lane % CHUNKS, first = lane / CHUNKS * 2;
-            // A tile's tokens are the first lanes'; of 16 tokens the other lanes know the same.
+            // The first lanes have a tile's tokens; with 16 tokens, the other lanes have the same ones.
             const u32 valid = __ballot_sync(~0u, (rest & VALID) != 0) & (~0u >> (32 - TOKENS));
             const int left = __popc(valid) - static_cast<int>(first);
             const u64 base = (rest >> HEAD) * p.head_stride + piece * 16, k = p.k + base, v = p.v + base;
-            __syncwarp();  // what stood there has been read
+            __syncwarp();  // the previous contents have been read
             if (TOKENS == 32 || lane < TOKENS) put_offset(lane, page * p.page_stride + rest % VALID * p.slot_stride);
             __syncwarp();
             const u32 at = ring + slot * SLOT + first * D;
             const u32 to[2] = {at + (piece ^ swizzle(first)) * 16, at + D + (piece ^ swizzle(first + 1)) * 16};
-            constexpr int COUNT = TOKENS / PER, BATCH = COUNT < 4 ? COUNT : WARPS == 1 ? 2 : 4;  // loads of the list that go before copies
+            constexpr int COUNT = TOKENS / PER, BATCH = COUNT < 4 ? COUNT : WARPS == 1 ? 2 : 4;  // loads of the list before copies
 #pragma unroll 1
             for (int begin = 0; begin < COUNT; begin += BATCH) {
                 u64 offset[BATCH][2];
@@ -146,7 +148,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         }
     }
 
-    // The warp's list: where each of its next tile's tokens is, which a lane each has looked up.
+    // Stores the offset of a token of the warp's next tile in its list. Each lane has looked up one token.
     __device__ __forceinline__ void put_offset(u32 token, u64 offset) const {
         asm volatile("st.shared.u64 [%0], %1;" ::"r"(offsets + token * 8), "l"(offset) : "memory");
     }
@@ -154,8 +156,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         asm volatile("ld.shared.v2.u64 {%0,%1}, [%2];" : "=l"(offset[0]), "=l"(offset[1]) : "r"(offsets + token * 8) : "memory");
     }
 
-    // The same tile, as far as the L2 cache. This may come before the wait for the launch before: what that one still writes, it
-    // writes there.
+    // Prefetches the tile into the L2 cache. This may precede the wait for the previous launch, which writes through that
+    // cache.
     __device__ __forceinline__ void prefetch_tile(u32 rest, u32 page) const {
         if (rest & SOME) {
             const u64 mine = page * p.page_stride + rest % VALID * p.slot_stride;
@@ -176,7 +178,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         return scale;
     }
 
-    // A row's 16 bytes of q, dims 8 * piece .. + 8, go to where their product takes them.
+    // Stores a row's 16 bytes of q, dims 8 * piece .. + 8, at the places of their product.
     __device__ __forceinline__ void put_query(u32 row, u32 piece, const uint4& words) const {
         const u32 at = shared_address(shared.q) + row * ROW, first = piece / 2 * 2, half = piece % 2 * 8;
         const u32 low = at + (first ^ row % 8) * 16 + half, high = at + (first + 1 ^ row % 8) * 16 + half;
@@ -192,7 +194,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
 
         // As in attend_decode.cuh: look-ups before the wait, page numbers with the copies of the tile STAGES before theirs.
         fetch = c, fetch_at = first_of(c), fetch_end = c.end(), fetch_more = true;
-        u32 rest[STAGES];  // of the tiles whose page numbers are on their way
+        u32 rest[STAGES];  // of the tiles whose page numbers are pending
         Tile next;
         {
             Tile tiles[2 * STAGES];
@@ -228,7 +230,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         };
 
         const Logits logits = Logits::make(p);
-        // In a score fragment this thread has tokens lane / 4 and lane / 4 + 8, query rows column and column + 1.
+        // In a score fragment, this thread has tokens lane / 4 and lane / 4 + 8, and query rows column and column + 1.
         const u32 column = lane % 4 * 2;
         // ldmatrix addresses in a slot: 16 tokens of two pieces of K, all tokens of one or two pieces of V.
         const u32 k_lane = lane % 16 * D + ((lane / 16) ^ swizzle(lane % 16)) * 16;
@@ -245,7 +247,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
             const float k_scale = head_scale(fp8, fp8.scales.k, head_of(c)), v_scale = head_scale(fp8, fp8.scales.v, head_of(c));
             // Fragments of Q^T: row n * 8 + lane / 4, dims k * 16 + 4 * (lane % 4) .. + 4.
             u32 q[Q_SHARED ? 1 : D / 16][NT][2];
-            float factor[NT][2];  // of the thread's two query rows: what makes logits of products
+            float factor[NT][2];  // of the thread's two query rows: factor from products to logits
             if constexpr (Q_SHARED) {
                 static_assert(D / 8 == 32);
                 Parts::sync();
@@ -292,9 +294,9 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
 #pragma unroll
             for (int n = 0; n < NT; ++n) factor[n][0] *= scale * k_scale, factor[n][1] *= scale * k_scale;
             float o[NT][D / 16][4];
-            float top[NT][2], sum[NT][2];  // of the thread's two query rows: what weights are relative to; this thread's tokens
+            float top[NT][2], sum[NT][2];  // of the thread's two query rows: references of weights, and sums of this thread's tokens
             const bool by_token = fp8.scales.by_token;
-            float lift = by_token ? MINUS_INF : anew(LIFT);  // of `top`, by which weights are f16
+            float lift = by_token ? MINUS_INF : anew(LIFT);  // logarithm of the factor that brings weights into the range of f16
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
                 top[n][0] = top[n][1] = MINUS_INF, sum[n][0] = sum[n][1] = 0.f;
@@ -303,14 +305,13 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
             }
 
             const u32 end = c.end();
-            const u32 position0 = c.kv_len - c.extend_len;  // of the first query; no tile where kv_len is 0
+            const u32 position0 = c.kv_len - c.extend_len;  // position of the first query; there is no tile if kv_len is 0
             u32 at = first_of(c);
             while (at < end) {
                 copy_wait<STAGES - 1>();
                 __syncwarp();
                 const u32 base = ring + slot * SLOT;
 
-                // Blocks of 16 tokens.
                 float s[BLOCKS][NT][4] = {};
 #pragma unroll
                 for (int k = 0; k < D / 32; ++k) {
@@ -374,7 +375,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                                 if (token > query || token >= end || (p.window != 0 && token + p.window <= query)) s[block][n][i] = MINUS_INF;
                             }
                 }
-                // Weights are relative to a logit that was the greatest once, and moves only when a weight would pass 2^8.
+                // Weights are relative to an earlier maximum logit, which is raised only when a weight would exceed 2^8.
                 bool grew = false;
                 float most[NT][2];
 #pragma unroll
@@ -395,7 +396,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                             above = fmaxf(above, __shfl_xor_sync(~0u, above, 4));
                             above = fmaxf(above, __shfl_xor_sync(~0u, above, 8));
                             above = fmaxf(top[n][h], fmaxf(above, __shfl_xor_sync(~0u, above, 16)));
-                            // A row that has seen nothing yet must not subtract minus infinity from itself.
+                            // A row that has seen no token must not subtract minus infinity from itself.
                             const float scale = above == MINUS_INF ? 1.f : exp2_fast(top[n][h] + (by_token ? lift - lifted : 0.f) - above);
                             sum[n][h] *= scale, top[n][h] = above;
 #pragma unroll
@@ -452,13 +453,13 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                 slot = slot + 1 == STAGES ? 0 : slot + 1;
             }
 
-            // What V and its weights were multiplied by, taken out.
+            // Divides by the factors of V and of its weights.
 #pragma unroll
             for (int i = 0; i < NT * (D / 16) * 4; ++i) o[i / 4 / (D / 16)][i / 4 % (D / 16)][i % 4] *= v_scale;
 #pragma unroll
             for (int n = 0; n < NT; ++n)
 #pragma unroll
-                for (int h = 0; h < 2; ++h) top[n][h] += lift;  // a logit that is worth a weight of 1
+                for (int h = 0; h < 2; ++h) top[n][h] += lift;  // the logit of weight 1
             more = end_segment<WARPS, STAGES * SLOT>(*this, c, rows, again, o, top, sum);
             again = true;
             c.template next<ROWS>(p, heads);
@@ -475,7 +476,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES> DEVICE void
     const u32 work_index = blockIdx.x / p.stripes;
     const DecodeWork work = load_work(p.plan + sizeof(DecodeWork) * work_index);
     const u32 unit_begin = work_index * work.work_units;
-    // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
+    // Every CTA waits, even without work: the end of this launch implies the end of earlier ones.
     if (unit_begin >= work.unit_end) return wait_for_previous();
     Kernel(p, shared, shared_address(memory)).run(work, unit_begin);
 }

@@ -1,10 +1,10 @@
-// Decode attention for up to 64 query rows, for Hopper: the work chunks of attend_decode.cuh, on warpgroup matrix products.
+// Decode attention for up to 64 query rows, for Hopper: the work chunks of attend_decode.cuh, with warpgroup matrix products.
 //
-// Half of a CTA are producers: they gather a segment's Q and then its tiles of K and V with cp.async into a ring, in the 128-byte
-// swizzled layout that wgmma reads, and run on across segments. The other half, a warpgroup, multiplies and softens tile by tile. Two
-// CTAs are at work on a multiprocessor, so one's softmax runs under the other's products. Every instruction and product counts all the
-// same: they take nearly as long as a tile's bytes.
-// Not here: how a CTA goes through its chunk (decode_cursor.cuh), where parts go (decode_parts.cuh).
+// Half of a CTA are producers. They gather a segment's Q and then its tiles of K and V with cp.async into a ring, in the
+// 128-byte swizzled layout of wgmma, and continue across segments. The other half, a warpgroup, computes products and the
+// softmax tile by tile. A multiprocessor runs two CTAs, so the softmax of one overlaps with the products of the other.
+// Instructions and products still matter: they take nearly as long as the loads of a tile. decode_cursor.cuh walks through a
+// chunk; decode_parts.cuh places parts.
 #pragma once
 #include "attend_extend_sm90a.cuh"
 #include "decode_parts.cuh"
@@ -13,7 +13,7 @@
 #define WG_HALF "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
 #define WG_HALF_REGISTERS(c) \
     WG_FOUR((c)[0]), WG_FOUR((c)[1]), WG_FOUR((c)[2]), WG_FOUR((c)[3]), WG_FOUR((c)[4]), WG_FOUR((c)[5]), WG_FOUR((c)[6]), WG_FOUR((c)[7])
-// c[64, 64] = a[64, 16] * b[64, 16]^T, or += where `add`; a in registers.
+// c[64, 64] = a[64, 16] * b[64, 16]^T, or += if `add`; a is in registers.
 #define WG_HALF_SCORES(type, name) \
     DEVICE void wgmma_half_scores(type, float (&c)[8][4], const u32 (&a)[4], u64 b, int add) { \
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name " " WG_HALF \
@@ -24,7 +24,7 @@ WG_HALF_SCORES(bf16, "bf16")
 WG_HALF_SCORES(f16, "f16")
 DEVICE void wgmma_wait_half(float (&c)[8][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_HALF_REGISTERS(c)::"memory"); }
 
-// Adds to what others wait for; what was written before is there for them.
+// Adds to a counter that others wait for, and publishes this thread's earlier writes.
 DEVICE void add_released(u32* at, u32 some) { asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(some) : "memory"); }
 DEVICE u32 load_acquired(const u32* at) {
     u32 value;
@@ -32,7 +32,7 @@ DEVICE u32 load_acquired(const u32* at) {
     return value;
 }
 
-// All rows, trees of drafts too.
+// All rows, including draft trees.
 struct TreeRows : WholeRows {};
 DEVICE constexpr bool knows_trees(TreeRows) { return true; }
 
@@ -46,24 +46,24 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
     using Parts::head_of, Parts::target, Parts::counter, Parts::part_output, Parts::part_tops;
 
     static constexpr int D = 128, BN = 64, WARPS = 4, CONSUMERS = 128, PRODUCERS = 128;
-    static constexpr int TILE = BN * ROW, HALF = TILE / 2;  // bytes of a tile (of Q too), of its 64 columns
+    static constexpr int TILE = BN * ROW, HALF = TILE / 2;  // bytes of a tile (also of Q), of its 64 columns
     static constexpr u32 PLACES = 3;                        // of the ring, for a tile of K and one of V
-    static constexpr u32 RING = TILE;                       // behind Q, in dynamic shared memory
-    static constexpr u32 FEW_ROWS = 32;                     // up to here each warp has eight of its sixteen rows (`row_of`)
-    static constexpr u32 FEW_PARTS = 4;                     // that the last to come adds up as it has its own
+    static constexpr u32 RING = TILE;                       // after Q, in dynamic shared memory
+    static constexpr u32 FEW_ROWS = 32;                     // with at most so many rows, each warp has eight of its sixteen (`row_of`)
+    static constexpr u32 FEW_PARTS = 4;                     // parts that the last CTA to arrive adds to its own
     enum { MEET = 1 };                                      // the consumers' named barrier
 
     struct Shared {
         u64 full[PLACES], empty[PLACES], q_full, q_empty;
         typename Parts::Pendings pending;
-        u32 came[2];  // how many parts came before this CTA's: of every other segment that has few
+        u32 came[2];  // parts that arrived before this CTA's, for every second segment of few parts
         __device__ __forceinline__ void init() {
             for (u32 i = 0; i < PLACES; ++i) barrier_init(shared_address(full + i), PRODUCERS), barrier_init(shared_address(empty + i), WARPS);
             barrier_init(shared_address(&q_full), PRODUCERS), barrier_init(shared_address(&q_empty), WARPS);
         }
     };
 
-    // A place of the ring, and how often modulo 2 the ring has come round.
+    // A place of the ring, and the parity of its rounds.
     struct Place {
         u32 at = 0, round = 0;
         __device__ __forceinline__ void next() {
@@ -81,30 +81,31 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         c.begin(p, work, unit_begin);
     }
 
-    // Of up to 32 query rows each warp's products have eight, in rows 0 to 7 of its sixteen, so that all warps soften, and no thread has
-    // two rows. Rows without a query row are zeros.
+    // With up to 32 query rows, each warp's products have eight, in rows 0 to 7 of its sixteen. So all warps share the softmax,
+    // and no thread has two rows. Unused rows are zeros.
     __device__ __forceinline__ u32 rows() const { return c.extend_len * p.group; }
     __device__ __forceinline__ bool has_few() const { return rows() <= FEW_ROWS; }
-    // A warp's first query row; the one that stands in row `at` of a tile of Q, or one past the last.
+    // Returns a warp's first query row, and the query row at `at` in a tile of Q, or ROWS if there is none.
     __device__ __forceinline__ u32 first_row() const { return warp * (has_few() ? 8 : 16); }
     __device__ __forceinline__ u32 query_row(u32 at) const { return !has_few() ? at : at % 16 < 8 ? at / 16 * 8 + at % 8 : ROWS; }
 
     // ---- producers ----------------------------------------------------------------------------------------------------
     //
-    // Warp w copies rows r with r % 4 == w of every tile, half a warp a row; a lane knows where one row of two tiles is.
+    // Warp w copies rows r with r % 4 == w of every tile, half a warp for each row. A lane has the offset of one row of two
+    // tiles.
 
     __device__ __forceinline__ void produce() {
         const u32 piece = lane % 16, row = lane / 16 * 4 + warp;  // of the first rows of a tile
         const u32 mine = memory + piece / 8 * HALF + row * 128 + (piece % 8 ^ row) * 16;
         const u64 k = p.k + piece * 16, v = p.v + piece * 16;
         u32 page = 0, slot = 0;
-        // Begins to look for this lane's token of two tiles; those past the end are the last one again.
+        // Begins to look up this lane's token of two tiles; rows past the end repeat the last token.
         auto look = [&](u32 begin) {
             const Look at = look_up(p, c.row & ~TREE_ROW, min(begin + lane / 16 * BN + lane % 16 * 4 + warp, c.end() - 1));
             page = load_page(p, at, load_directory(p, at)), slot = at.slot;
         };
         auto found = [&]() -> u64 { return page * p.page_stride + slot * p.slot_stride + head_of(c) * p.head_stride; };
-        // Past segments without tokens; begins to look where the first with some reads.
+        // Skips segments without tokens, and begins the look-ups of the next one.
         auto skip = [&](bool more) -> bool {
             while (more && c.begin_of(0) >= c.end()) more = c.template next<ROWS>(p, heads);
             if (more) look(c.begin_of(0));
@@ -156,15 +157,15 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
 
     // ---- consumers ----------------------------------------------------------------------------------------------------
     //
-    // Of a tile's scores a thread has query rows row_of(0) and row_of(1), and tokens column, column + 1 of every eight.
+    // In a tile's scores, a thread has query rows row_of(0) and row_of(1), and tokens column and column + 1 of every eight.
 
     __device__ __forceinline__ u32 row_of(u32 h) const { return has_few() && h == 1 ? ROWS : first_row() + lane / 4 + 8 * h; }
 
-    // What queries do not see of the tile at `begin`.
+    // Masks the tokens of the tile at `begin` that queries do not see.
     template <int H> __device__ __forceinline__ void mask(float (&s)[8][4], u32 begin, u32 end) const {
         const bool tree = c.row >= TREE_ROW;
         const u32 position0 = c.kv_len - c.extend_len, group = p.group, column = lane % 4 * 2;
-        // All is seen up to here; of a tree all of the last 64 tokens are looked at.
+        // All tokens up to here are seen; in a tree the last 64 tokens are always checked.
         const u32 first = tree ? min(position0, c.kv_len - min(c.kv_len, 65)) : position0 + first_row() / group;
         if (begin + BN - 1 <= first && begin + BN <= end && p.window == 0) return;
 #pragma unroll
@@ -182,7 +183,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
                 }
                 continue;
             }
-            // Of this thread's columns, counted from its first.
+            // Tokens of this thread's columns, relative to its first.
             const u32 seen = position0 + query + 1;
             const int to = static_cast<int>(min(seen, end) - begin - column);
             const int from = p.window != 0 && seen > p.window ? static_cast<int>(seen - p.window - begin - column) : 0;
@@ -194,8 +195,8 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         }
     }
 
-    // Turns scores into weights, of H rows a thread. `factor` makes logits of them; sums are relative to a score that was the greatest once,
-    // and moves only when a weight would pass 2^8.
+    // Converts scores to weights, for H rows of a thread. `factor` converts scores to logits. Sums are relative to an earlier
+    // maximum score, which is raised only when a weight would exceed 2^8.
     template <int H> __device__ __forceinline__ void soften(float (&s)[8][4], float factor, float (&o)[16][4], float (&top)[2], float (&sum)[2],
                                                             u32 (&weights)[4][4]) const {
         float above[H];
@@ -220,7 +221,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         }
 #pragma unroll
         for (int h = 0; h < H; ++h) {
-            // A row that has seen nothing yet must not subtract minus infinity from itself.
+            // A row that has seen no token must not subtract minus infinity from itself.
             const float less = top[h] == MINUS_INF ? 0.f : -top[h] * factor;
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
@@ -236,7 +237,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         if (p.lse != 0) store_float(p.lse + (token * p.q_heads + q_head) * 4, sum > 0.f ? (top + log2_fast(sum)) * LN_2 : MINUS_INF);
     }
 
-    // A segment's sums become rows of the result.
+    // Writes a segment's sums as result rows.
     __device__ __forceinline__ void write(const float (&o)[16][4], const float (&top)[2], const float (&sum)[2]) const {
         const u32 group = p.group;
 #pragma unroll
@@ -252,7 +253,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         }
     }
 
-    // Or this CTA's part of them.
+    // Writes this CTA's part of them.
     __device__ __forceinline__ void write_part(const Target& target, const float (&o)[16][4], const float (&top)[2], const float (&sum)[2]) const {
         const u32 slot = 2 * blockIdx.x + (blockIdx.x == target.first_cta);
 #pragma unroll
@@ -266,13 +267,13 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         }
     }
 
-    // What this thread has of a row of another CTA's part: its top, its sum, its columns.
+    // This thread's values of a row of another CTA's part: reference, sum, columns.
     struct PartRow {
         float2 of, o[16];
     };
-    // A thread without a query row reads the last.
+    // Threads without a query row read the last one.
     __device__ __forceinline__ PartRow load_part(const Target& target, u32 part, int h) const {
-        // Part 0 lies in the slot for what a work chunk ends with, the others in those for what one begins with.
+        // Part 0 is in the slot for the last segment of a work chunk, the other parts in those for the first one.
         const u32 slot = 2 * (target.first_cta + part * p.stripes) + (part == 0), row = min(row_of(h), rows() - 1);
         const float* const from = part_output(slot) + row * D + lane % 4 * 2;
         PartRow x;
@@ -281,7 +282,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         for (int n = 0; n < 16; ++n) x.o[n] = load_float2_shared(from + n * 8);
         return x;
     }
-    // The sum of two parts. It is the same bit by bit with the two exchanged: no product is fused with the addition.
+    // The sum of two parts. It is bitwise commutative: no product is fused with the addition.
     struct Both {
         float top, first, second;
         __device__ __forceinline__ Both(float a, float b) : top(fmaxf(a, b)) {
@@ -302,8 +303,8 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
 #pragma unroll
         for (int n = 0; n < 16; ++n) o[n][2 * h] = both.sum(o[n][2 * h], x.o[n].x), o[n][2 * h + 1] = both.sum(o[n][2 * h + 1], x.o[n].y);
     }
-    // Adds the other parts to this CTA's, which stays in registers. The sum is that of parts 0 and 1, and that of 2 and 3, whichever is
-    // this CTA's: so it does not depend on who comes last.
+    // Adds the other parts to this CTA's, which stays in registers. Parts 0 and 1 are added, and parts 2 and 3, and then both
+    // sums, so the result does not depend on the order of arrival.
     __device__ __forceinline__ void add_parts(const Target& target, float (&o)[16][4], float (&top)[2], float (&sum)[2]) const {
         static_assert(FEW_PARTS == 4);
         const u32 own = (blockIdx.x - target.first_cta) / p.stripes, beside = own ^ 1, first = (own & 2) ^ 2;
@@ -321,9 +322,9 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         }
     }
 
-    // The end of a segment of few parts. Its counter has those that came in its lower half, those that are written in its upper. Who comes
-    // last keeps its own part, waits for the others', which are being written, and adds them: what it had to write and read again would
-    // stand at the end of the launch.
+    // The end of a segment of few parts. The lower half of its counter counts arrivals, the upper half written parts. The last
+    // CTA to arrive keeps its own part, waits until the others are written, and adds them. Writing and reading its own part
+    // again would delay the end of the launch.
     __device__ __forceinline__ void meet(const Target& target, u32 turn, float (&o)[16][4], float (&top)[2], float (&sum)[2]) {
         u32* const at = counter(target.first_cta);
         u32& came = shared.came[turn % 2];
@@ -344,12 +345,13 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         write(o, top, sum);
     }
 
-    // The end of a segment of many parts: it is joined by whoever says last that its part is there, when its work chunk is done.
+    // The end of a segment of many parts. The CTA whose arrival is the last joins them at the end of its work chunk.
     __device__ __forceinline__ void leave_part(const Target& target, bool more, const float (&o)[16][4], const float (&top)[2], const float (&sum)[2]) {
         write_part(target, o, top, sum);
         named_sync(MEET, CONSUMERS);
         if (threadIdx.x != 0) return;
-        // Of two that this CTA has the first is said at once: whoever holds the part before need not wait for this chunk's end then.
+        // If this CTA has two parts, it signals the first at once, so that the CTA of the previous part need not wait for this
+        // chunk's end.
         const bool last = more && arrive_last_fenced(counter(target.first_cta), target.parts);
         if (!more || last)
             shared.pending[blockIdx.x == target.first_cta] = {target.parts, last, target.first_cta, c.qo_start, rows(), head_of(c)};
@@ -359,7 +361,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         const u32 ring = memory + RING, thread = threadIdx.x;
         const u64 k_matrix = matrix_descriptor(ring, 16), v_matrix = matrix_descriptor(ring + TILE, HALF);
         const Logits logits = Logits::make(p);
-        // Whether the greatest score gives the greatest logit, so that the scale may come after the search for it.
+        // Whether the maximum score gives the maximum logit, so that the scale can be applied after the search.
         const bool plain = logits.cap <= 0.f && logits.scale > 0.f;
         const float factor = plain ? logits.scale : 1.f;
         if (thread == 0) shared.pending[0].parts = shared.pending[1].parts = 0;
@@ -428,7 +430,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
 
     // ---- parts --------------------------------------------------------------------------------------------------------
 
-    // All parts of this CTA written: says so, and joins those segments of which it was the last to.
+    // Signals that all parts of this CTA are written, and joins the segments whose last part this was.
     __device__ __forceinline__ void join_pending() {
         named_sync(MEET, CONSUMERS);
         if (threadIdx.x < 2) {
@@ -441,10 +443,10 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
             if (shared.pending[i].parts > 0 && shared.pending[i].complete) join(shared.pending[i]);
     }
 
-    // Joins the parts of a segment: a warp four query rows at a time, a lane four dims of each.
+    // Joins the parts of a segment: a warp takes four query rows at a time, a lane four dims of each.
     __device__ __forceinline__ void join(const Pending& pending) const {
         constexpr int FEW = 4, BATCH = 4;  // rows; parts whose loads are in flight together
-        // Part 0 lies in the slot for what a work chunk ends with, the others in those for what one begins with.
+        // Part 0 is in the slot for the last segment of a work chunk, the other parts in those for the first one.
         const u32 slot = 2 * pending.first_cta, apart = 2 * p.stripes, group = p.group;
 #pragma unroll 1
         for (u32 first = warp * FEW; first < pending.rows; first += WARPS * FEW) {
@@ -505,7 +507,7 @@ template <class T> DEVICE void attend_decode_hopper(const AttendParams& p) {
     const u32 work_index = blockIdx.x / p.stripes;
     const DecodeWork work = load_work(p.plan + sizeof(DecodeWork) * work_index);
     const u32 unit_begin = work_index * work.work_units;
-    // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
+    // Every CTA waits, even without work: the end of this launch implies the end of earlier ones.
     if (unit_begin >= work.unit_end) return wait_for_previous();
     if (threadIdx.x == 0) shared.init();
     __syncthreads();

@@ -1,4 +1,4 @@
-// Where a CTA stands in its work chunk of the decode plan (DecodeWork).
+// The position of a CTA in its work chunk of the decode plan (DecodeWork).
 #pragma once
 #include "attend.cuh"
 
@@ -22,14 +22,14 @@ DEVICE DecodeWork load_work(u64 at) {
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
-// Whether trees of drafts have units; an overload says of which `Rows` they do.
+// Whether draft trees have units; `Rows` may overload it.
 template <class Rows> DEVICE constexpr bool knows_trees(Rows) { return false; }
 
-// A unit: of which sequence, which head, and which of that head's. `Rows` says where a sequence's begin.
+// A unit: its sequence, head, and index within the head. `Rows` determines where a sequence's units begin.
 template <class Rows> struct DecodeCursor {
     enum : u32 { EXTRA = Rows::EXTRA };
     u32 index, row, qo_start, extend_len, kv_len;  // the sequence
-    u32 start, units, first;                       // its first unit, its units of one head, the first position it sees
+    u32 start, units, first;                       // its first unit, the number of its units of one head, the first position that it sees
     u32 head, at, stop;                            // the segment: units at..stop of the stripe's `head`
     u32 unit, unit_end;                            // global number of `at`; end of this CTA's work chunk
 
@@ -39,7 +39,7 @@ template <class Rows> struct DecodeCursor {
         else first = Rows::first(p, index);
         units = (kv_len - min(first, kv_len) + DECODE_UNIT - 1) / DECODE_UNIT + EXTRA;
     }
-    // At the first unit of a work chunk.
+    // Moves to the first unit of a work chunk.
     __device__ __forceinline__ void begin(const AttendParams& p, const DecodeWork& work, u32 unit_begin) {
         index = work.batch_index, row = work.row, qo_start = work.qo_start;
         extend_len = work.extend_len, kv_len = work.kv_len;
@@ -50,7 +50,7 @@ template <class Rows> struct DecodeCursor {
         open();
     }
     __device__ __forceinline__ void open() { stop = min(units, at + (unit_end - unit)); }
-    // The next segment, or false at the end of the work chunk.
+    // Moves to the next segment, or returns false at the end of the work chunk.
     template <u32 ROWS> __device__ __forceinline__ bool next(const AttendParams& p, u32 heads) {
         unit += stop - at;
         if (unit >= unit_end) return false;
@@ -68,7 +68,7 @@ template <class Rows> struct DecodeCursor {
         open();
         return true;
     }
-    // The segment's positions for one warp.
+    // Positions of the segment for one warp.
     __device__ __forceinline__ u32 begin_of(u32 warp) const { return first + at * DECODE_UNIT + warp * 16; }
     __device__ __forceinline__ u32 end() const { return min(kv_len, first + stop * DECODE_UNIT); }
 };

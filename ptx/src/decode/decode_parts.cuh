@@ -1,26 +1,26 @@
-// What becomes of a segment's sums in the decode kernel: the result, or this CTA's part of it, and the join of the parts.
+// The end of a segment in the decode kernel: its sums become the result, or this CTA's part, and parts are joined.
 #pragma once
 #include "decode_cursor.cuh"
 
-// NT eights of query rows, as in attend_decode.cuh; a sum's fragments lie as the tensor core's products do: their row i is dim i, but
-// over fp8 rows i and i + 8 are dims 2 * i and 2 * i + 1.
+// NT eights of query rows, as in attend_decode.cuh. Fragments of a sum have the layout of the tensor core's products: row i is
+// dim i; over fp8, rows i and i + 8 are dims 2 * i and 2 * i + 1.
 template <class T, int D, int NT, int WARPS> struct DecodeParts {
     using Cursor = DecodeCursor<typename WholeRowsOf<over_fp8(T())>::Type>;
-    using Fp8Params = AttendFp8Params;  // what a kernel over fp8 takes
+    using Fp8Params = AttendFp8Params;  // parameters of a kernel over fp8
     static constexpr int ROW = D * 2;  // bytes
     static constexpr int ROWS = 8 * NT;
-    enum { Q_REGISTERS = 256 };  // D * NT up to which registers hold the query fragments
-    static constexpr u32 LONG_WORK = 256;  // units; below, a microsecond at its ends is more than one in its middle
-    static constexpr int FRAGMENTS = NT * (D / 16);  // of a warp's output sum, 16 bytes a lane each
+    enum { Q_REGISTERS = 256 };  // D * NT up to which query fragments fit the registers
+    static constexpr u32 LONG_WORK = 256;  // units; in shorter work, a microsecond at the ends costs more than one in the middle
+    static constexpr int FRAGMENTS = NT * (D / 16);  // fragments of a warp's output sum, 16 bytes in each lane
 
-    // A segment of which this CTA has a part only.
+    // A segment of which this CTA has only a part.
     struct Pending {
         u32 parts;      // 0: none
-        bool complete;  // all parts are there, and this CTA is to join them
+        bool complete;  // all parts have arrived, and this CTA joins them
         u32 first_cta;  // the CTA with the first part
         u32 qo_start, rows, head;
     };
-    using Pendings = Pending[2];  // at the work chunk's begin, at its end
+    using Pendings = Pending[2];  // at the begin and at the end of the work chunk
     static __device__ __forceinline__ void clear(Pendings& pending) {
         if (threadIdx.x < 2) pending[threadIdx.x].parts = 0;
     }
@@ -41,7 +41,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
     __device__ __forceinline__ float* part_output(u32 slot) const { return reinterpret_cast<float*>(p.partial) + slot * u64(ROWS * D); }
     __device__ __forceinline__ float* part_tops(u32 slot) const { return part_output(2 * gridDim.x) + slot * u64(2 * ROWS); }
 
-    // A warp's sum stays in its lanes' order: what a lane writes, the same lane of another warp reads.
+    // A warp's sum keeps the order of its lanes: each lane reads what the same lane of another warp wrote.
     __device__ __forceinline__ void store_sum(u32 to, float4 (&tops)[NT][4], const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
                                               const float (&sum)[NT][2]) {
 #pragma unroll
@@ -73,21 +73,21 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         }
     }
 
-    // Where a segment's sums go.
+    // The target of a segment's sums.
     struct Target {
-        u32 parts;      // work chunks that the (sequence, head) lies in; 1: the result itself, 0: no tokens, nothing
+        u32 parts;      // work chunks with units of the (sequence, head); 1: the sum is the result, 0: there are no tokens
         u32 first_cta;  // the CTA with the first part
     };
     template <class At> __device__ __forceinline__ Target target(const At& c) const {
         const u32 begin = c.start + c.head * c.units;
-        const u32 some = max(1u, c.units - At::EXTRA);  // units with tokens; the rest has nothing to add
+        const u32 some = max(1u, c.units - At::EXTRA);  // units with tokens; the others add nothing
         if (c.at >= some) return {0, 0};
         const u32 first = begin / work_units;
         return {(begin + some - 1) / work_units - first + 1, first * p.stripes + blockIdx.x % p.stripes};
     }
     __device__ __forceinline__ u32* counter(u32 first_cta) const { return reinterpret_cast<u32*>(p.counters) + first_cta; }
 
-    // Fragments of a segment's sum from `at` on, of one eight of query rows, go where they belong.
+    // Writes fragments of a segment's sum from `at` on, of one eight of query rows, to their target.
     template <int COUNT> __device__ __forceinline__ void put(const Target& target, const Cursor& c, u32 rows, u32 at,
                                                              const float (&o)[COUNT][4], const float (&top)[2], const float (&sum)[2]) {
         const u32 n = at / (D / 16), m = at % (D / 16);
@@ -105,7 +105,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         if (lane < 4 && m == 0) reinterpret_cast<float4*>(part_tops(slot))[n * 4 + lane] = make_float4(top[0], sum[0], top[1], sum[1]);
     }
 
-    // Warp 0: the end of a segment that is not the work chunk's last. A part of it is then the last of its parts by place.
+    // Warp 0: ends a segment that is not the work chunk's last. A part of it is then the last of its parts.
     __device__ __forceinline__ void finish(const Cursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
                                            const float (&sum)[NT][2], Pendings& pendings) {
         Pending& pending = pendings[0];
@@ -116,13 +116,14 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         if (to.parts == 1) return;
         __syncwarp();
         if (lane == 0) {
-            // Long work chunks say so at once: whoever holds the part before need not wait for this chunk's end then.
+            // In long work chunks, this signals at once, so that the CTA of the previous part need not wait for this chunk's
+            // end.
             const bool now = work_units >= LONG_WORK, last = now && arrive_last_fenced(counter(to.first_cta), to.parts);
             if (!now || last) pending = {to.parts, last, to.first_cta, c.qo_start, rows, head_of(c)};
         }
     }
 
-    // All warps: the end of the work chunk, each warp some fragments of the sum of all warps' sums, which lie `apart`.
+    // All warps: ends the work chunk. Each warp adds some fragments of all warps' sums, which are `apart` bytes apart.
     __device__ __forceinline__ void finish_last(const Cursor& c, u32 rows, u32 sums, u32 apart, const float4 (&tops)[WARPS][NT][4],
                                                 Pending (&pending)[2]) {
         constexpr int PER = FRAGMENTS / WARPS;
@@ -153,7 +154,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
             pending[blockIdx.x == to.first_cta] = {to.parts, false, to.first_cta, c.qo_start, rows, head_of(c)};
     }
 
-    // All warps, all parts of this CTA written: says so, and joins those segments of which it was the last to.
+    // All warps: signals that all parts of this CTA are written, and joins the segments whose last part this was.
     __device__ __forceinline__ void join_pending(const Pending (&pending)[2]) {
         __syncthreads();
         bool last = false;
@@ -166,24 +167,25 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
             if (__syncthreads_or(last && threadIdx.x == i)) join(pending[i]);
     }
 
-    // Fragments of a part; zeros where `some` is false.
+    // Loads fragments of a part; zeros if `some` is false.
     template <int PER, int AT = 0> __device__ __forceinline__ void load_fragments(float4 (&x)[PER], u64 from, bool some) const {
         x[AT] = make_float4(0.f, 0.f, 0.f, 0.f);
         load_float4_shared<AT * 512>(x[AT], from, some);
         if constexpr (AT + 1 < PER) load_fragments<PER, AT + 1>(x, from, some);
     }
 
-    // All warps: joins the parts of a segment, each warp some of the fragments.
+    // All warps: joins the parts of a segment; each warp takes some of the fragments.
     __device__ __forceinline__ void join(const Pending& pending) {
         constexpr int PER = D == 128 ? 4 : (D / 16) / WARPS < 2 ? 1 : 2;  // fragments at a time
         constexpr int BATCH = D * NT > 256 ? 2 : D == 128 && NT == 1 ? 9 : 8;  // parts whose loads are in flight together
 #pragma unroll 1
         for (u32 i = warp * PER; i < FRAGMENTS; i += WARPS * PER) {
             const u32 n = i / (D / 16);
-            // Of four lanes only `wide` have query rows here. The others take parts of their own, so `abreast` parts go at once.
+            // Only `wide` of four lanes have query rows here. The others take other parts, so `abreast` parts are added at
+            // once.
             const u32 rows = pending.rows - min(n * 8, pending.rows), wide = rows > 4 ? 4 : rows > 2 ? 2 : 1, abreast = 4 / wide;
             const u32 mine = lane % 4 / wide, column = lane % wide;
-            // Part 0 lies in the slot for what a work chunk ends with, the others in those for what one begins with.
+            // Part 0 is in the slot for the last segment of a work chunk, the other parts in those for the first one.
             const u32 slot = 2 * pending.first_cta, apart = 2 * p.stripes;
             const u64 outputs = reinterpret_cast<u64>(part_output(slot)) + i * 512 + (lane / 4 * 4 + column) * 16;
             const u64 tops = reinterpret_cast<u64>(part_tops(slot)) + (n * 4 + column) * 16;
@@ -238,7 +240,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         }
     }
 
-    // The sums of this lane's two query rows of an eight, all parts and the sink in them.
+    // The sums of this lane's two query rows of an eight, with all parts and the sink.
     struct Ended {
         float top[2], sum[2], inverse[2];
         __device__ __forceinline__ Ended(const DecodeParts& d, u32 n, u32 head, const float (&top_of)[2], const float (&sum_of)[2]) {
@@ -251,7 +253,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         }
     };
 
-    // A finished fragment: dims m * 16 .. + 16 of query rows n * 8 .. + 8.
+    // Writes a finished fragment: dims m * 16 .. + 16 of query rows n * 8 .. + 8.
     __device__ __forceinline__ void write(u32 n, u32 m, u32 qo_start, u32 rows, u32 head, const float (&o)[4], const Ended& ended) {
         const float inverse0 = ended.inverse[0], inverse1 = ended.inverse[1];
         if constexpr (over_fp8(T())) {
@@ -272,7 +274,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         store_u32(to, low);
         store_u32(to + 16, high);
     }
-    // A list may name nothing: the sum is then the sink's alone, but for padding.
+    // A list may be empty; the sum is then that of the sink. `sees` is false for padding.
     __device__ __forceinline__ void write_lse(u32 n, u32 qo_start, u32 rows, u32 head, const Ended& ended, bool sees = true) {
         if (p.lse == 0 || lane >= 4) return;
         if constexpr (is_listed(T())) {
@@ -298,8 +300,9 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
     }
 };
 
-// The end of a segment in a decode kernel: its WARPS warps' sums come together and go where they belong. Whether the work chunk goes on
-// behind it. RING_BYTES: of a warp's tiles, which are free when the chunk ends; `again`: the others' sums have been read before.
+// Ends a segment in a decode kernel: joins the sums of its WARPS warps and writes them to their target. Returns whether the
+// work chunk continues. RING_BYTES: bytes of a warp's tiles, which are free at the end of the chunk; `again`: the others' sums
+// have been read before.
 template <int WARPS, int RING_BYTES, class Kernel, int NT, int DIMS>
 DEVICE bool end_segment(Kernel& k, const typename Kernel::Cursor& c, u32 rows, bool again, float (&o)[NT][DIMS][4], float (&top)[NT][2],
                         float (&sum)[NT][2]) {
@@ -319,7 +322,7 @@ DEVICE bool end_segment(Kernel& k, const typename Kernel::Cursor& c, u32 rows, b
         let_next_start();
         k.store_sum(k.ring, shared.last_tops[k.warp], o, top, sum);
         Kernel::sync();
-        Kernel::sync();  // racecheck loses count after the barriers of pairs; one is enough
+        Kernel::sync();  // racecheck does not track the barriers of pairs; one barrier suffices
         k.finish_last(c, rows, k.rings, RING_BYTES, shared.last_tops, shared.pending);
     } else if (k.warp > 0) {
         if (again) Kernel::sync_pair(WARPS - 1 + k.warp);

@@ -1,11 +1,11 @@
-// Extend attention over pages: tiles of query rows against the tokens they see, on tensor cores.
+// Extend attention over pages: tiles of query rows against the tokens that they see, on tensor cores.
 //
-// An item is a tile of packed query rows (query-major: the `group` query heads of one kv head stand side by side, so that
-// each gathered token serves them all) and a range of positions. CTAs take items longest first. K and V tiles are double
-// buffered; while one is worked on, the next is copied, and the page numbers of those after it are looked up. Where an
-// item is cut into parts over its tokens, each leaves its sum in `partial`, and the last to arrive joins them.
+// An item is a tile of packed query rows and a range of positions. Rows are query-major: the `group` query heads of one kv head
+// are adjacent, so that each gathered token serves all of them. CTAs take items longest first. Tiles of K and V are
+// double-buffered: while one is processed, the next is copied, and the page numbers of later tiles are looked up. If an item is
+// cut into parts over its tokens, each part writes its sum to `partial`, and the last one to arrive joins them.
 //
-// Over fp8 (T is Fp8 of a type) what is copied are bytes, which become a tile of numbers before it is worked on.
+// Over fp8 (T is Fp8 of a type), copies are bytes, which are widened to a tile of numbers before it is processed.
 #pragma once
 #include "attend.cuh"
 #include "fp8.cuh"
@@ -17,7 +17,7 @@ DEVICE ExtendWork load_work(const AttendParams& p, u32 item) {
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
-// Items of sequences: neighbouring query rows, and results where an item is no part.
+// Items of sequences: neighbouring query rows; results unless the item is a part.
 struct SequenceTiles {
     enum { SPANS = 0 };
     struct Lasts {};
@@ -29,16 +29,17 @@ struct SequenceTiles {
     DEVICE const AttendFp8Params& fp8(const AttendParams& p) { return fp8_of(p); }
     DEVICE u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(p.counters); }
 };
-// What items of rows of T are.
+// The kind of items of rows of T.
 template <class T> struct ItemsOf {
     using Type = SequenceTiles;
 };
 
-// A CTA's items, one after another.
+// Runs a CTA's items, one after another.
 template <class E> DEVICE void run_items(const AttendParams& p, u8* memory, typename E::Shared& shared) {
     using Items = typename E::Items;
     for (u32 item = Items::cta(p); item < Items::count(p);) {
-        // Every CTA that has an item asks until it is refused, so as many tickets as items are drawn and the counter wraps to 0.
+        // Every CTA with an item draws tickets until it gets none, so as many tickets as items are drawn, and the counter wraps
+        // to 0.
         if (threadIdx.x == 0) shared.ticket = atomicInc(Items::tickets(p), Items::count(p) - 1);
         E::one(p, memory, shared, item);
         __syncthreads();
@@ -47,9 +48,9 @@ template <class E> DEVICE void run_items(const AttendParams& p, u8* memory, type
     }
 }
 
-// The end of an item: its result, or its part of it. A lane holds rows lane / 4 and lane / 4 + 8 of each of its warp's MT
-// fragments of 16 rows, columns lane % 4 * 2, + 1 of each 8.
-// `BARRIER`: a named barrier of the threads that do this, 0 where that is all of them.
+// The end of an item: writes its result, or its part. A lane has rows lane / 4 and lane / 4 + 8 of each of its warp's MT
+// fragments of 16 rows, and columns lane % 4 * 2 and the next of every 8. `BARRIER`: a named barrier of the threads that do
+// this; 0 if these are all threads.
 template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
     static constexpr int THREADS = WARPS * 32;
     static constexpr int BM = 16 * MT * WARPS;
@@ -57,7 +58,7 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
 
     static __device__ __forceinline__ void sync() { asm volatile("bar.sync %0, %1;" ::"n"(BARRIER), "n"(THREADS) : "memory"); }
 
-    // A row's sum stands in four lanes, a share in each.
+    // Four lanes have shares of a row's sum.
     static __device__ __forceinline__ void add_up(float (&sum)[MT][2]) {
 #pragma unroll
         for (int m = 0; m < MT; ++m)
@@ -68,7 +69,7 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
             }
     }
 
-    // `factors`: shared memory that nobody uses any more; `top` times `factor` is what the sums are relative to, in base 2.
+    // `factors` is unused shared memory; `top` times `factor` is the reference of the sums, in base 2.
     static __device__ __forceinline__ void run(const AttendParams& p, float* factors, u32& last, const ExtendWork& work, u32 head, float factor,
                                                const float (&o)[MT][D / 8][4], const float (&top)[MT][2], float (&sum)[MT][2]) {
         add_up(sum);
@@ -106,7 +107,7 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
         const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, column = lane % 4 * 2;
         const u32 group = p.group, rows = work.extend_len * group, parts = work.part & 255;
         float* const outputs = reinterpret_cast<float*>(p.partial);
-        // A part: leave the sum; the last part to arrive joins all of them.
+        // A part: writes the sum; the last part to arrive joins all of them.
         const u32 first = work.part >> 16, index = work.part >> 8 & 255;
         const u64 stride = static_cast<u64>(p.kv_heads) * (BM * (D + 2));  // floats from one part to the next
         float* const group_at = outputs + (static_cast<u64>(first) * p.kv_heads + head) * (BM * (D + 2));
@@ -127,7 +128,7 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
         sync();
         if (!last) return;
         __threadfence();
-        // Each part's factor for each row, in the memory of the K and V tiles; then all elements side by side.
+        // The factor of each part and row, in the memory of the K and V tiles; then all elements in parallel.
         for (u32 row = thread; row < BM; row += THREADS) {
             const float* const sums = group_at + BM * D + row * 2;
             float most = MINUS_INF, all = 0.f;
@@ -165,11 +166,11 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
     }
 };
 
-// Scales of the tokens of two tiles of K and V, by token. Each base is its class's first: the compiler takes a pointer to another for one
-// that may be null.
+// Scales of the tokens of two tiles of K and V. Each base class is the first of its class: for other bases the compiler handles
+// a null pointer.
 template <int BN, int LOOKS, class Lasts> struct TileScales : Lasts {
     float scales[2][2][BN];
-    u64 scale_offsets[LOOKS][BN];  // but for the head's
+    u64 scale_offsets[LOOKS][BN];  // without the head's
     u64 scale_head;
     float factor;  // of the item's logits
     float capped;  // the same before a cap
@@ -186,16 +187,17 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     static constexpr int ROWS_PER_COPY = THREADS / CHUNKS;
     static constexpr int BYTES = BM * ROW + 4 * TILE;  // dynamic shared memory
     enum { FP8 = over_fp8(T()) };
-    // Tiles whose tokens' offsets stand in shared memory. Over fp8 one is enough, since a barrier stands between the copies of a tile and the
-    // offsets of the next: the rest has nearly all of the shared memory that compute capability 8.6, 8.9 and 12.0 have for a CTA.
+    // Tiles whose tokens' offsets are in shared memory. Over fp8 one suffices, because a barrier separates the copies of a tile
+    // from the offsets of the next. The remaining memory uses nearly all that compute capability 8.6, 8.9 and 12.0 have for a
+    // CTA.
     enum { LOOKS = FP8 && !Items::SPANS ? 1 : 2 };
 
     struct Shared : TileScales<FP8 ? BN : 0, LOOKS, typename Items::Lasts> {
-        u64 offsets[LOOKS][BN];  // of the tokens of a tile; bit 63: not there
+        u64 offsets[LOOKS][BN];  // of the tokens of a tile; bit 63: no token
         u64 head_offset;     // of the item's head within a slot
-        uint2 masks[64];       // of its sequence's queries, where that is a tree
-        u8 queries[BM];      // the query of each row then; rows past the last are as the last
-        u32 tree;            // its kv_len; 0 where it is no tree
+        uint2 masks[64];       // of its sequence's queries, if it is a tree
+        u8 queries[BM];      // the query of each row in a tree; rows past the last repeat it
+        u32 tree;            // its kv_len; 0 if it is not a tree
         u32 kv_end;          // of the item
         uint4 spans[WARPS];  // of each warp's rows: first and last position, first query's position, first packed row
         u32 row;             // of the item's sequence
@@ -205,7 +207,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     };
     static constexpr u64 NONE = 1ull << 63;
 
-    // What a tree's queries do not see of a tile, 32 tokens at a time: the loop has few registers for them.
+    // Masks the tokens of a tile that a tree's queries do not see, 32 at a time, because the loop has few registers.
     static __device__ __forceinline__ void hide(float (&s)[MT][BN / 8][4], const Shared& shared, u32 tree, u32 begin) {
         u32 thread, masks = shared_address(shared.masks);
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -227,14 +229,15 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 }
     }
 
-    // Bytes of a tile become numbers; K's first, V's behind.
+    // Widens the bytes of a tile: K's first, then V's.
     template <class Params>
     static __device__ __forceinline__ void widen_tile(const Params& fp8, Shared& shared, u32 tile, u32 from, u32 to) {
         constexpr int PIECES = D / 16;
 #pragma unroll 1
         for (u32 i = threadIdx.x; i < 2 * BN * PIECES; i += THREADS) {
             const u32 row = i / PIECES, token = row % BN, piece = i % PIECES * 2;
-            // Of K the scales go into the logits: rounded with its numbers their error would be as great as all products are together.
+            // Scales of K are applied to logits: rounded together with K's numbers, they would cause an error as large as that
+            // of all products.
             const bool scaled = fp8.scales.by_token && row >= BN;
             const float scale = scaled ? shared.scales[tile % 2][1][token] : 1.f;
             u32 bytes[4], wide[8];
@@ -258,11 +261,11 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         u32 kv_end = work.kv_end;
         auto is_tile = [&](u32 tile) { return work.kv_begin + tile * BN < kv_end; };
 
-        // Look-ups: thread i < BN looks for token i of a tile, a tile before its offset is published.
+        // Look-ups: thread i < BN looks up token i of a tile, one tile before its offset is published.
         u32 row = work.row & ~TREE_ROW;
         auto look = [&](u32 tile) { return look_up(p, row, work.kv_begin + tile * BN + thread); };
         auto there = [&](u32 tile) { return thread < BN && work.kv_begin + tile * BN + thread < kv_end; };
-        // The directory's word is the same for many tiles and comes from the L1 cache.
+        // The directory word is the same for many tiles and comes from the L1 cache.
         auto page = [&](u32 tile) { return there(tile) ? load_page(p, look(tile), load_directory(p, look(tile))) : 0; };
         auto publish = [&](u32 tile, u32 page, u64 head_offset) {
             if (thread < BN) shared.offsets[tile % LOOKS][thread] = there(tile) ? slot_offset(p, look(tile), page) + head_offset : NONE;
@@ -286,7 +289,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         auto copy_tile = [&](u32 tile) {
             if constexpr (FP8) {
                 constexpr int PIECES = D / 16, TOKENS = THREADS / PIECES;
-                // The thread's number is asked for again: the loop has no registers for addresses.
+                // Reads the thread's number again: the loop has no registers for addresses.
                 u32 thread;
                 asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
                 const u32 to = q_tile + BM * ROW + 2 * TILE + tile % 2 * TILE + thread * 16;
@@ -321,7 +324,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
 
         const u32 page0 = page(0), page1 = page(1);
         u32 next_page = page(2);
-        // Q, rows past the sequence's last as zeros.
+        // Q, with zeros for rows past the sequence's last.
         const u32 rows = work.extend_len * group;
 #pragma unroll 4
         for (int i = 0; i < BM / ROWS_PER_COPY; ++i) {
@@ -354,7 +357,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         }
         float factor = p.soft_cap > 0.f ? 1.f : Logits::make(p).scale;
         if constexpr (FP8 && Items::SPANS) {
-            // Of a number that the compiler does not know: else it keeps two for all items.
+            // Hides the number from the compiler, which would otherwise keep two numbers over all items.
             float scale = p.scale;
             asm volatile("" : "+f"(scale));
             factor = finite_factor(Logits::make(p, scale).scale * head_scale(Items::fp8(p), Items::fp8(p).scales.k, head));
@@ -364,15 +367,15 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             if (!(p.soft_cap > 0.f)) factor = finite_factor(factor * scale);
             if (thread == 0) shared.factor = factor, shared.capped = Logits::make(p).scale * scale;
         }
-        // Positions of the warp's rows, in shared memory: the loop has no registers for them.
+        // Positions of the warp's rows, in shared memory, because the loop has no registers for them.
         const u32 span = shared_address(&shared.spans[warp]);
         {
-            const u32 position0 = work.kv_len - work.extend_len;  // no tile where kv_len is 0
+            const u32 position0 = work.kv_len - work.extend_len;  // there is no tile if kv_len is 0
             const u32 warp_row = work.q_begin + warp * 16 * MT;
-            // Of a tree all of the last 64 tokens are looked at.
+            // In a tree, the last 64 tokens are always checked.
             const u32 first = tree ? min(position0 + warp_row / group, work.kv_len - min(work.kv_len, 65)) : position0 + warp_row / group;
             if constexpr (Items::SPANS) {
-                // A span ends before its members do. Stored by an address that is made here, not one that is kept over the items.
+                // A span ends before its members. The address of this store is computed here, because none is kept over items.
                 const u32 rows[4] = {min(first, work.kv_end - 1), position0 + (warp_row + 16 * MT - 1) / group, position0, warp_row};
                 if (lane == 0) store_shared_uint4(span, rows);
             } else if (lane == 0) {
@@ -399,8 +402,8 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 __syncthreads();
                 asm volatile("ld.shared.f32 %0, [%1];" : "=f"(factor) : "r"(shared_address(&shared.factor)));
             }
-            // Offsets that have been used give place to those of the next tile but one. What the loop has no registers for stands in
-            // shared memory.
+            // The offsets of the next tile but one replace used ones. Shared memory holds values for which the loop has no
+            // registers.
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(kv_end) : "r"(shared_address(&shared.kv_end)));
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(row) : "r"(shared_address(&shared.row)));
             u64 head_offset;
@@ -408,7 +411,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             publish(tile + 2, next_page, head_offset);
             next_page = page(tile + 3);
 
-            // ldmatrix addresses, made anew for each tile: the loop has no registers for them.
+            // ldmatrix addresses, computed for each tile, because the loop has no registers for them.
             u32 lane;
             asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
             const u32 column = lane % 4 * 2;
@@ -511,7 +514,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 }
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    // A row that has seen nothing yet must not subtract minus infinity from itself.
+                    // A row that has seen no token must not subtract minus infinity from itself.
                     const float less = top[m][h] == MINUS_INF ? 0.f : -top[m][h] * factor;
 #pragma unroll
                     for (int n = 0; n < BN / 8; ++n) {
@@ -536,7 +539,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             }
         }
         copy_wait<0>();
-        // Loaded again rather than kept in registers that the loop has no room for.
+        // Loaded again, because the loop has no register for it.
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(item) : "r"(shared_address(&shared.item)));
         work = Items::load(p, item), head = Items::head(p, item);
         if constexpr (FP8) {

@@ -1,22 +1,22 @@
-// Extend attention for Hopper: the items of attend_extend.cuh, on warpgroup matrix products.
+// Extend attention for Hopper: the items of attend_extend.cuh, with warpgroup matrix products.
 //
-// A producer warpgroup gathers Q, K and V with cp.async into rings of two tiles each, in the 128-byte swizzled layout that
-// wgmma reads, and runs on from item to item. Two consumer warpgroups of 64 query rows each multiply, with Q in registers.
-// A consumer issues the next tile's scores together with this tile's outputs, and makes the next tile's weights while they
-// are on their way, across the ends of items too. The consumers take turns at issuing, so that one's softmax runs under the
-// other's products.
+// A producer warpgroup gathers Q, K and V with cp.async into rings of two tiles each, in the 128-byte swizzled layout of wgmma,
+// and continues from item to item. Two consumer warpgroups of 64 query rows each compute products, with Q in registers. A
+// consumer issues the scores of the next tile together with the outputs of this tile, and computes the next tile's weights
+// meanwhile, also across the ends of items. The consumers alternate in issuing, so that the softmax of one overlaps with the
+// products of the other.
 //
-// Over fp8 the producers load bytes into registers, a tile of K or V ahead, and write them to the rings as numbers: K as f16, which
-// holds all of them, so Q is f16 too (fp8.cuh), and V as well. V of scales by token is multiplied by them and is of the dtype of Q,
-// since f16 does not hold all such products.
+// Over fp8 the producers load bytes into registers, one tile of K or V ahead, and write them to the rings as numbers. K is f16,
+// which represents all its numbers, so Q is f16 too (fp8.cuh), and V as well. V with scales by token is multiplied by them and
+// has the type of Q, because f16 does not represent all such products.
 //
-// ptxas decides half of the speed. NOTES.md, "Extend", lists what to check in the machine code.
+// ptxas determines half of the speed. NOTES.md, "Extend", lists what to check in the machine code.
 #pragma once
 #include "attend_extend.cuh"
 #include "fp8.cuh"
 #include "hopper.cuh"
 
-// Items of sequences: neighbouring query rows, and results where an item is no part.
+// Items of sequences: neighbouring query rows; results unless the item is a part.
 struct SequenceItems {
     static constexpr bool SPANS = false;
     struct Lasts {};
@@ -32,8 +32,8 @@ template <Scales> struct SharedScales {};
 template <> struct SharedScales<Scales::STATIC> {
     float head_scales[2];  // K's, of the items whose Q is in the ring
 };
-// Each producer warp's rows' scales, K's of four tiles, which the consumers read after K, V's of three. A consumer reads those of one
-// warp, its neighbours those of the others: they lie in different banks.
+// Scales of the rows of each producer warp: K's of four tiles, which the consumers read after K, and V's of three. A consumer
+// reads the scales of one warp, and its neighbours those of others, so they are in different banks.
 template <> struct SharedScales<Scales::BY_TOKEN> {
     float k_scales[4][4][36], v_scales[4][3][32];
 };
@@ -50,36 +50,37 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
     enum { FP8 = over_fp8(T()), BY_TOKEN = SCALES == Scales::BY_TOKEN };
     static_assert((SCALES != Scales::NONE) == (FP8 != 0));
     using Rows = typename RowsOf<T>::Type;
-    // What is multiplied with K, and with V.
+    // Types of the products with K, and with V.
     using Keys = typename Either<FP8, f16, Rows>::Type;
     using Values = typename Either<FP8 && !BY_TOKEN, f16, Rows>::Type;
     static constexpr int D = 128, BM = 128, BN = 128, WARPS = 8, CONSUMERS = 256, PRODUCERS = 128;
     static constexpr int ROW = D * 2;
     static constexpr int TILE = BN * ROW, HALF = TILE / 2;  // bytes of a tile, of its 64 columns
     static constexpr int Q = 0, K = 2 * TILE, V = 4 * TILE, FACTORS = 6 * TILE;  // offsets in dynamic shared memory
-    enum { FINISH = 1, PRODUCE = 2, TURN = 3, ROWS = 5 };  // named barriers; TURN + w and ROWS + w are warpgroup w's
+    enum { FINISH = 1, PRODUCE = 2, TURN = 3, ROWS = 5 };  // named barriers; TURN + w and ROWS + w belong to warpgroup w
 
     struct Shared : SharedScales<SCALES> {
         Ring q, k, v;
         ExtendWork work[2];  // of the items whose Q is in the ring
         u32 item[2];
-        u32 ticket[2];  // of spans, which draw none, the item's place
+        u32 ticket[2];  // for spans, which draw no tickets, the index of the item
         u32 last;
         typename Items::Lasts lasts;
-        float4 ended[CONSUMERS];  // of each consumer thread: top and sum of the item that ends
+        float4 ended[CONSUMERS];  // of each consumer thread: top and sum of the ending item
         uint4 offsets[PRODUCERS / 32][3][16];  // of each producer warp's rows: of two tiles of K and V, and of Q
     };
 
     // ---- producers: gather Q, K and V ---------------------------------------------------------------------------------
     //
-    // Warp w copies rows r with r / 2 % 4 == w of every tile: lane l half a row of 16 pieces, and knows the offset of one row.
+    // Warp w copies rows r with r / 2 % 4 == w of every tile. Lane l copies half a row of 16 pieces, and has the offset of one
+    // row.
 
     struct Producer {
         const AttendParams& p;
         Shared& shared;
         u32 memory, thread, warp, lane;
 
-        // The same thread, of fp8 one whose number is asked for again: there are no registers for what is made of it.
+        // The same thread; over fp8 its number is read again, because there are no registers for derived values.
         __device__ __forceinline__ Producer again() const {
             if constexpr (!FP8) return *this;
             u32 thread;
@@ -89,7 +90,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         }
         __device__ __forceinline__ u32 row() const { return lane % 16 * 8 + warp * 2 + lane / 16; }
         __device__ __forceinline__ void publish(u32 list, u64 offset) const {
-            __syncwarp();  // what stood there has been read
+            __syncwarp();  // the previous contents have been read
             reinterpret_cast<u64*>(shared.offsets[warp][list])[lane] = offset;
             __syncwarp();
         }
@@ -106,10 +107,10 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 copy16(mine + i * 2048 + 1024, base + (static_cast<u64>(two.w) << 32 | two.z), true);
             }
         }
-        // A quarter of this warp's rows of a tile of fp8 goes through registers: a lane has 16 bytes of two rows, of every second piece
-        // in the rows of one parity, so that its numbers' pieces and its neighbours' lie in all banks.
+        // Copies a quarter of this warp's rows of a tile of fp8 through registers. A lane has 16 bytes of two rows: every
+        // second piece of the rows of one parity, so that the pieces of numbers of neighbouring lanes cover all banks.
         static __device__ __forceinline__ u32 quarter_row(u32 lane) { return lane / 4 % 2 * 16 + lane / 16 * 8; }  // the first, among the lanes' rows
-        // Where in shared memory it finds these rows' offsets, and what they are added to.
+        // The place of these rows' offsets in shared memory, and their base.
         struct From {
             u32 offsets;
             u64 base;
@@ -123,12 +124,12 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             load_bytes(bytes[0], from.base + first);
             load_bytes(bytes[1], from.base + second);
         }
-        // Where a lane writes, from the begin of a tile.
+        // Returns where a lane writes, relative to the tile.
         __device__ __forceinline__ u32 quarter_at() const {
             const u32 row = warp * 2 + lane / 4 % 2;
             return lane / 8 % 2 * HALF + lane / 16 * 8192 + row * 128 + (lane % 4 * 2 ^ row) * 16;
         }
-        // Writes them to their tile as numbers. The consumers' fence before their products is the one that this wants.
+        // Writes the bytes to their tile as numbers. The consumers' fence before their products also covers these writes.
         template <class N, bool SCALED> __device__ __forceinline__ void widen_quarter(const u32 (&bytes)[2][4], u32 to, u32 quarter, const float* scales) const {
             float2 scale = make_float2(1.f, 1.f);
             if (SCALED) scale = *reinterpret_cast<const float2*>(scales + quarter_row(lane) + quarter * 2);
@@ -141,7 +142,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 store_shared_uint4((to ^ i % 2 * 16) + quarter * 2048 + i / 2 * 1024, wide);
             }
         }
-        // The result of an item without tokens.
+        // Writes the result of an item without tokens.
         __device__ __forceinline__ void blank(const ExtendWork& work, u32 head) const {
             for (u32 i = thread; i < BM * 16; i += PRODUCERS) {
                 const u32 packed = work.q_begin + i / 16, query = packed / p.group, q_head = head * p.group + (packed - query * p.group);
@@ -152,7 +153,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         }
     };
 
-    // K and V of an item of fp8: the first K, then each K and the V before it, then the last V.
+    // Produces K and V of an item of fp8: the first K, then each K and the V before it, then the last V.
     template <class Look> static __device__ __forceinline__ void produce_fp8(const Producer& producer, const ExtendWork& work, u32 head, u32& filled,
                                                                              u32& page, Look& look) {
         const AttendParams& p = producer.p;
@@ -161,7 +162,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         u32 bytes[4][2][4];  // of each quarter of a tile of K or V
         auto publish = [&](u32 tile) {
             const Producer again = producer.again();
-            // Its slot is found again: there is no register that keeps it.
+            // Looks up its slot again, because no register keeps it.
             const u32 slot = look_up(p, 0, min(work.kv_begin + tile * BN + again.row(), work.kv_end - 1)).slot;
             again.publish(tile % 2, page * p.page_stride + slot * p.slot_stride + head * p.head_stride);
             if constexpr (BY_TOKEN) {
@@ -178,7 +179,8 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         for (u32 quarter = 0; quarter < 4; ++quarter) Producer::load_quarter(bytes[quarter], producer.again().from(p.k, 0), quarter);
         bool v = false;
         for (u32 part = 0, tile = 0; part <= last; ++part) {
-            // The next one is loaded meanwhile; after the last it again, for nobody: loads under a condition take registers.
+            // Loads the next tile meanwhile. After the last tile, it loads that tile again, without use: conditional loads take
+            // registers.
             const u32 next = min(part + 1, last), n = filled + tile, to = producer.memory + (v ? V : K) + n % 2 * TILE + producer.again().quarter_at();
             const bool next_v = next == last || next % 2 == 0;
             const u32 next_tile = next == last ? tiles - 1 : next_v ? part / 2 : part / 2 + 1;
@@ -192,7 +194,8 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
 #pragma unroll
             for (u32 quarter = 0; quarter < 4; ++quarter) {
                 if constexpr (BY_TOKEN) {
-                    // A number of V times its scale is rounded; a logit's error would be as great as all its products are together.
+                    // A number of V times its scale is rounded; for K, such an error in a logit would be as large as that of
+                    // all products.
                     const Producer again = producer.again();
                     if (v) again.template widen_quarter<Values, true>(bytes[quarter], to, quarter, shared.v_scales[again.warp][tile % 3]);
                     else again.template widen_quarter<Keys, false>(bytes[quarter], to, quarter, nullptr);
@@ -216,21 +219,22 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         const u32 thread = threadIdx.x % PRODUCERS;
         const Producer producer{p, shared, memory, thread, thread / 32, thread % 32};
         const u32 all = Items::count(p);
-        u32 item = blockIdx.x, filled = 0;  // tiles of K
-        u32 listed = 0;                     // of spans the item's place, whose number is its head
+        u32 item = blockIdx.x, filled = 0;  // number of tiles of K
+        u32 listed = 0;                     // for spans the item's index, whose number is its head
         if constexpr (Items::SPANS) listed = Items::cta(p), item = Items::head(p, listed);
         u32 page = 0, slot = 0;
         auto ask = [&](u32 turn) {
-            // Every CTA that has an item asks until it is refused, so items(p) tickets are drawn and the counter wraps to 0.
+            // Every CTA with an item draws tickets until it gets none, so items(p) tickets are drawn, and the counter wraps to
+            // 0.
             if constexpr (!Items::SPANS)
                 if (thread == 0) shared.ticket[turn % 2] = atomicInc(Items::tickets(p), all - 1);
         };
-        // Begins to look for this lane's token of a tile; those past the end are the last one again.
+        // Begins to look up this lane's token of a tile; rows past the end repeat the last token.
         auto look = [&](u32 begin) {
             const Look at = look_up(p, work.row & ~TREE_ROW, min(begin + producer.again().row(), work.kv_end - 1));
             page = load_page(p, at, load_directory(p, at)), slot = at.slot;
         };
-        // Goes on to the next item.
+        // Moves to the next item.
         auto answer = [&](u32 turn) {
             if constexpr (Items::SPANS) {
                 listed = Items::next(p, listed), item = all;
@@ -241,7 +245,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 if (item < all) work = Items::load(p, item);
             }
         };
-        // Past those without tokens; begins to look where the first with some reads.
+        // Skips items without tokens, and begins the look-ups of the next one.
         auto skip = [&](u32 turn) {
             while (!Items::SPANS && item < all && work.kv_begin == work.kv_end) {
                 producer.blank(work, item % p.kv_heads);
@@ -262,7 +266,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 u32 token = work.qo_start + query;
                 if constexpr (Items::SPANS) token = Items::token(p, token);
                 producer.again().publish(2, token * p.q_stride + (head * group + packed - query * group) * ROW);
-                // What a launch may read of the one before it begins with Q.
+                // Q is the first data that the previous launch may write.
                 if constexpr (Items::SPANS)
                     if (turn == 0) Items::begin();
                 producer.again().copy(memory + Q + turn % 2 * TILE, p.q, 2);
@@ -297,7 +301,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 if (filled > before) copy_v(filled - 1);
                 ++filled;
             }
-            // The next item is looked for while the last V has to wait.
+            // Looks for the next item while the last V must wait.
             const bool at_once = __all_sync(~0u, shared.v.is_empty(filled - 1));
             if (at_once) copy_v(filled - 1);
             answer(turn);
@@ -308,16 +312,16 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
 
     // ---- consumers: two warpgroups of 64 query rows each --------------------------------------------------------------
 
-    // What a warp knows of its rows of an item.
+    // A warp's values for its rows of an item.
     struct Item {
         u32 kv_end;
-        u32 first;  // position of the first row: it sees all up to there
+        u32 first;  // position of the first row, which sees everything up to it
     };
 
-    // Where 16 bytes of a row stand in a tile.
+    // Returns the place of 16 bytes of a row in a tile.
     static __device__ __forceinline__ u32 place(u32 row, u32 piece) { return piece / 8 * HALF + row * 128 + (piece % 8 ^ row % 8) * 16; }
 
-    // The result of an item that is no part, by way of its place of Q, so that whole rows are written.
+    // Writes the result of an item that is no part through its place of Q, so that whole rows are written.
     static __device__ __forceinline__ void write(const AttendParams& p, const ExtendWork& work, u32 head, u32 tile, float factor,
                                                  const float (&o)[16][4], const float (&top)[2], const float (&sum)[2]) {
         const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = p.group, rows = work.extend_len * group;
@@ -358,9 +362,9 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         const u32 tiles_at = shared_address(memory), all = Items::count(p);
         const u32 column = lane % 4 * 2, group = p.group;
         Logits logits = Logits::make(p);
-        // Over fp8 Q is negated itself.
+        // Over fp8 Q itself is negated.
         if (!FP8 && p.negate_q != 0) logits.scale = -logits.scale;
-        // Whether the greatest score gives the greatest logit, so that the scale may come after the search for it.
+        // Whether the maximum score gives the maximum logit, so that the scale can be applied after the search.
         const bool plain = logits.cap <= 0.f && (FP8 || logits.scale > 0.f);
         const float factor = plain ? logits.scale : 1.f;
 
@@ -370,11 +374,11 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         u32 queries[D / 16][4];
         const u64 k_matrix = matrix_descriptor(tiles_at + K, 16), v_matrix = matrix_descriptor(tiles_at + V, HALF);
 
-        // Over fp8: what makes logits of the scores of this thread's two rows, their head's scale of K and the powers of two of Q included.
+        // Over fp8: the factors from scores to logits of this thread's two rows, with their head's scale of K and the powers of
+        // two of Q.
         float factors[2] = {factor, factor};
         auto factor_of = [&](int h) -> float { return !FP8 ? factor : plain ? factors[h] : 1.f; };
-        u32 turn = 0;  // number of the item among this CTA's
-        // Rows of Q as f16.
+        u32 turn = 0;  // index of the item among this CTA's items
         auto widen_queries = [&]() {
             if (p.negate_q != 0) {
 #pragma unroll
@@ -394,26 +398,26 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 most[h] = max(most[h], __shfl_xor_sync(~0u, most[h], 1));
                 most[h] = max(most[h], __shfl_xor_sync(~0u, most[h], 2));
                 const float up = finest(Rows(), most[h]);
-                factors[h] = fmaxf(by * inverse_power(up), 0x1p-126f);  // never 0, which makes no number of minus infinity
+                factors[h] = fmaxf(by * inverse_power(up), 0x1p-126f);  // never 0: minus infinity times 0 is NaN
 #pragma unroll
                 for (int i = 0; i < D / 16 * 2; ++i) queries[i / 2][i % 2 * 2 + h] = to_f16(Rows(), queries[i / 2][i % 2 * 2 + h], up);
             }
         };
-        // The next item, if there is one.
+        // Moves to the next item, and returns whether there is one.
         Item item;
         auto next = [&]() -> bool {
             shared.q.wait_full(turn);
             if (shared.item[turn % 2] >= all) return false;
             const ExtendWork& work = shared.work[turn % 2];
             item = {work.kv_end, work.kv_len - work.extend_len + (work.q_begin + warp * 16) / group};
-            // Of a tree all of the last 64 tokens are looked at.
+            // In a tree, the last 64 tokens are always checked.
             if (!FP8 && !Items::SPANS && work.row >= TREE_ROW) item.first = min(item.first, work.kv_len - min(work.kv_len, 65));
 #pragma unroll
             for (int k = 0; k < D / 16; ++k) load_matrix(queries[k], tiles_at + Q + turn % 2 * TILE + place(warp * 16 + lane % 16, 2 * k + lane / 16));
             if constexpr (FP8) widen_queries();
             return true;
         };
-        // Tile n of all is multiplied with Q, or its weights with V.
+        // Products of tile n, counted over all items: with Q, or of its weights with V.
         auto scores = [&](u32 n) {
             const u64 k = k_matrix + (n % 2 * TILE >> 4);
 #pragma unroll
@@ -429,7 +433,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             for (int i = 0; i < BN / 16; ++i) wgmma_output(Values(), o[0], weights[i], v + (i * 2048 >> 4));
             wgmma_commit();
         };
-        // What a tree's query does not see; rows past the last are as the last.
+        // Masks the tokens that a tree's query does not see; rows past the last repeat it.
         auto hide = [&](const ExtendWork& work, u32 begin, u32 row) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -444,13 +448,13 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 }
             }
         };
-        // What a query does not see, in the tiles that have such tokens.
+        // Masks the tokens that a query does not see, in tiles with such tokens.
         auto mask = [&](u32 begin) {
             if (begin + BN - 1 <= item.first && begin + BN <= item.kv_end && p.window == 0) return;
             const ExtendWork& work = shared.work[turn % 2];
             const u32 position0 = work.kv_len - work.extend_len, row = work.q_begin + warp * 16 + lane / 4;
             if (!FP8 && !Items::SPANS && work.row >= TREE_ROW) return hide(work, begin, row);
-            // Of this lane's columns, counted from its first.
+            // Tokens of this lane's columns, relative to its first.
             int from[2], to[2];
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -464,11 +468,11 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 if (at < from[i % 4 / 2] || at >= to[i % 4 / 2]) s[i / 4][i % 4] = MINUS_INF;
             }
         };
-        // Turns the scores of the tile at `begin` into weights. True where sums so far are to be scaled: where a weight
-        // would pass 2^8.
+        // Converts the scores of the tile at `begin` to weights. Returns true if the sums so far must be scaled, because a
+        // weight would exceed 2^8.
         auto soften = [&](u32 n, u32 begin) -> bool {
             if constexpr (BY_TOKEN) {
-                // Tokens 8 * i + column are row i of the warp that copied them, tokens + 1 row 16 + i.
+                // Tokens 8 * i + column are row i of the warp that copied them, tokens + 1 are row 16 + i.
                 const u32 scales = shared_address(shared.k_scales[n % 4][lane % 4]);
 #pragma unroll
                 for (int i = 0; i < 16; i += 4) {
@@ -506,7 +510,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             }
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                // A row that has seen nothing yet must not subtract minus infinity from itself.
+                // A row that has seen no token must not subtract minus infinity from itself.
                 const float factor = factor_of(h), less = top[0][h] == MINUS_INF ? 0.f : -top[0][h] * factor;
 #pragma unroll
                 for (int n = 0; n < 16; ++n) {
@@ -538,7 +542,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             } else if ((work.part & 255) == 1) {
                 write(p, work, head, tiles_at + Q + turn % 2 * TILE, FP8 ? 1.f : factor, o[0], top[0], sum[0]);
             } else {
-                // Over fp8 Q's place has to do, which all have read by then.
+                // Over fp8 the place of Q is used, which all have read by then.
                 u8* const factors = memory + (FP8 ? Q + turn % 2 * TILE : FACTORS);
                 End::part(p, reinterpret_cast<float*>(factors), shared.last, work, head, FP8 ? 1.f : factor, o, top, sum);
             }
@@ -550,7 +554,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             for (int n = 0; n < 16; ++n) o[0][n][0] = o[0][n][1] = o[0][n][2] = o[0][n][3] = 0.f;
         };
 
-        // What the sums of the item that ends are relative to (over fp8 in base 2), and begins anew.
+        // Stores the references of the ending item's sums (over fp8 in base 2), and resets them.
         auto put_away = [&]() {
             shared.ended[thread] = FP8 ? make_float4(top[0][0] * factor_of(0), top[0][1] * factor_of(1), sum[0][0], sum[0][1])
                                        : make_float4(top[0][0], top[0][1], sum[0][0], sum[0][1]);
@@ -571,21 +575,21 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         soften(0, shared.work[turn % 2].kv_begin);
         shared.v.wait_full(0);
         round();
-        // At the loop's head tile n, counted over all items, is of item `turn`, begins at token `begin` and has weights; no
-        // product is on its way. The next tile is scored, of this item or the next, and n meets its V meanwhile.
+        // At the loop's head, tile n, counted over all items, belongs to item `turn`, begins at token `begin` and has weights;
+        // no product is in flight. The next tile, of this item or the next, is scored while n is multiplied with V.
         for (u32 n = 0, begin = shared.work[turn % 2].kv_begin;; ++n) {
             begin += BN;
             const bool ends = begin >= item.kv_end;
             bool more = true;
             if (ends) {
-                // The next item's factors are others.
+                // The next item has other factors.
                 if constexpr (FP8) put_away();
                 ++turn;
                 more = next();
                 turn -= !more;  // the last item's number stays
                 begin = shared.work[turn % 2].kv_begin;
             }
-            // Where there is no more, what stands there is scored, and never used.
+            // Without a next tile, the old contents are scored and never used.
             if (more) shared.k.wait_full(n + 1);
             fence_async();
             named_sync(TURN + warpgroup, CONSUMERS);
@@ -599,7 +603,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 if constexpr (!FP8) put_away();
             }
             const bool grow = soften(n + 1, begin);
-            // A loop, which keeps ptxas from waiting for the outputs before it softens.
+            // A loop here prevents ptxas from waiting for the outputs before the softmax.
             if (more) shared.v.wait_full(n + 1);
             wgmma_wait<0>(o[0]);
             shared.v.release(n);
@@ -623,10 +627,10 @@ template <class T, Scales SCALES = Scales::NONE> DEVICE void attend_extend_hoppe
     using E = ExtendHopper<T, SCALES>;
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ typename E::Shared shared;
-    const ExtendWork first = load_work(p, blockIdx.x);  // there is room for one, and it comes along with their number
+    const ExtendWork first = load_work(p, blockIdx.x);  // there is space for one, and it arrives together with their number
     if (blockIdx.x >= items(p)) return;
     if (threadIdx.x == 0) {
-        // Each producer thread arrives, and one more for the item's record; and a lane of each consumer warp.
+        // Each producer thread arrives, and one arrival is for the item's record; one lane of each consumer warp arrives.
         Ring::init(shared.q, E::PRODUCERS + 1, E::WARPS);
         Ring::init(shared.k, E::PRODUCERS, E::WARPS), Ring::init(shared.v, E::PRODUCERS, E::WARPS);
     }

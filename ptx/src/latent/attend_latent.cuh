@@ -1,8 +1,8 @@
-// Attention over latent rows by queries of f32: right rather than fast.
+// Attention over latent rows by queries of f32: exact, not fast.
 //
-// A warp takes one query and HEADS of its heads, which read the same rows, one token after another. A lane has the numbers 2 i and
-// 2 i + 1 of a row for i = lane, lane + 32, ..: those of the first RANK numbers are V too.
-// Cached says how a lane reads its numbers of a row: load(parameters, look-up, lane, numbers).
+// A warp takes one query and HEADS of its heads, which read the same rows, one token after another. A lane has numbers 2 i and
+// 2 i + 1 of a row for i = lane, lane + 32, ...; the first RANK numbers are also V. Cached loads the numbers of a row:
+// load(parameters, look-up, lane, numbers).
 #pragma once
 #include "attend.cuh"
 
@@ -20,7 +20,7 @@ DEVICE float2 load_pair(bf16, u64 at, u32 i) {
 }
 DEVICE void store_pair(f32, u64 at, u32 i, float x, float y) { store_float(at + i * 8ull, x), store_float(at + i * 8ull + 4, y); }
 
-// Rows of T, as they are.
+// Unquantised rows of T.
 template <class T> struct CachedLatent {
     DEVICE void load(const AttendParams& p, const Look& look, u32 lane, float2 (&k)[PAIRS]) {
         const u64 from = p.k + slot_offset(p, look, load_page(p, look, load_directory(p, look)));
@@ -33,7 +33,7 @@ template <class T, int SIZE, class Cached> DEVICE void attend_latent(const Atten
     constexpr int HEADS = 4;
     const u32 lane = threadIdx.x % 32, warp = blockIdx.x * 4 + threadIdx.x / 32, warps = gridDim.x * 4;
     const u32 groups = (p.q_heads + HEADS - 1) / HEADS;
-    u32 passed = 0;  // (query, heads) of the sequences before
+    u32 passed = 0;  // number of (query, heads) of earlier sequences
     for (u32 b = 0; b < p.batch; ++b) {
         const uint4 row = load_uint4(p.batch_rows + 16ull * b);
         const u32 qo_start = row.y, extend_len = row.z, kv_len = row.w, count = extend_len * groups;
@@ -47,7 +47,7 @@ template <class T, int SIZE, class Cached> DEVICE void attend_latent(const Atten
             float top[HEADS], sum[HEADS];
 #pragma unroll
             for (int h = 0; h < HEADS; ++h) {
-                // Heads past the last are the last one again.
+                // Heads past the last repeat it.
                 const u64 from = p.q + (qo_start + query) * p.q_stride + min(first + h, p.q_heads - 1) * static_cast<u64>((RANK + ROPE) * SIZE);
 #pragma unroll
                 for (int i = 0; i < PAIRS; ++i) q[h][i] = load_pair(T(), from, lane + i * 32);

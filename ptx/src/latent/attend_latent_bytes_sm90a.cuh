@@ -1,10 +1,10 @@
-// Copies of wide items over latent rows of fp8: bytes go through the registers of a warpgroup, which writes them times their tokens' scales
-// as T, where attend_latent_sm90a.cuh has rows of T. So what multiplies is the same; a number is rounded to T once more, by far less than
-// it was to fp8.
+// Copies of wide items over latent rows of fp8. A warpgroup loads bytes into registers and writes them as T, times their
+// tokens' scales; attend_latent_sm90a.cuh then uses them like rows of T. This second rounding to T is much finer than that to
+// fp8.
 //
-// A warp has 8 of 32 rows at a time and asks for them into the L2 cache a tile ahead: registers hold half of their columns. Of a pair each
-// CTA widens one half of a tile's rows, and the copy engine brings what stands in its shared memory to the other's, so that each byte is
-// read and widened once for all 128 query rows. A CTA alone has both halves, one after the other.
+// A warp has 8 of 32 rows at a time and prefetches them into the L2 cache one tile ahead; registers hold half of their columns.
+// In a pair, each CTA widens one half of a tile's rows, and the copy engine copies it to the other CTA, so each byte is read
+// and widened once for all 128 query rows. A single CTA widens both halves, one after the other.
 #pragma once
 #include "attend_latent_sm90a.cuh"
 
@@ -12,13 +12,14 @@ template <class T> struct LatentBytes {
     using E = LatentHopper<T>;
     using Few = LatentFew<T, 16, true>;
     using Found = typename Few::Found;
-    static constexpr u32 ROWS = 32, MINE = 8;  // of a CTA, of a warp: at a time
+    static constexpr u32 ROWS = 32, MINE = 8;  // rows at a time of a CTA, of a warp
     static constexpr int REGISTERS = 88;
 
-    // Arrivals that half of a tile waits for: all threads have rows of it, twice where a CTA is alone.
+    // Arrivals for half of a tile: all threads have rows of it, twice in a single CTA.
     static __device__ __forceinline__ u32 fillers(u32 ctas) { return E::GROUP * 2 / ctas; }
 
-    // Of MINE rows: of half of V's columns 16 bytes of every second row, the rope's 16 bytes of every fourth, the scale of row lane % 8.
+    // For MINE rows: 16 bytes of every second row in half of V's columns, 16 bytes of the rope of every fourth row, the scale
+    // of row lane % 8.
     struct Bytes {
         uint4 half[MINE / 2], rope[MINE / 4];
         float scale;
@@ -27,20 +28,21 @@ template <class T> struct LatentBytes {
     static __device__ __forceinline__ u64 rope_at(const LayerRope& rope, u32 page, u32 slot) {
         return rope.at + page * rope.page_stride + slot * static_cast<u64>(rope.slot_stride);
     }
-    // Asks for the lane's row, whose eighth.
+    // Prefetches an eighth of the lane's row.
     static __device__ __forceinline__ void ask(const AttendLatentFp8Params& all, const Found& tile, u32 lane) {
         if (tile.left == 0) return;
         const u64 from = all.attend.k + Few::offset(all.attend, tile) + lane / 16 * 256;
         prefetch(from), prefetch(from + 128);
         if (lane < 16) prefetch(rope_at(all.rope, tile.page, tile.slot));
     }
-    // Half of the columns of the rows that lanes `from` .. + 8 have found: those that are wanted first, with their scales.
+    // Loads half of the columns of the rows that lanes `from` .. + 8 have looked up: the half that is needed first, with their
+    // scales.
     static __device__ __forceinline__ void load_first(const AttendLatentFp8Params& all, Bytes& bytes, const Found& tile, u32 from, u32 half, u32 lane) {
         load_half(all, bytes, tile, from, half, lane);
         const u32 row = from + lane % 8, page = __shfl_sync(~0u, tile.page, row), slot = __shfl_sync(~0u, tile.slot, row);
         bytes.scale = __uint_as_float(load_written_u32(all.scales.k + page * all.scales.page_stride + slot * 4));
     }
-    // The others, and the rope's.
+    // Loads the other half, and the rope.
     static __device__ __forceinline__ void load_second(const AttendLatentFp8Params& all, Bytes& bytes, const Found& tile, u32 from, u32 half, u32 lane) {
         load_half(all, bytes, tile, from, half, lane);
 #pragma unroll
@@ -63,9 +65,10 @@ template <class T> struct LatentBytes {
         widen_row<true>(T(), low, scale, wide.x, wide.y), widen_row<true>(T(), high, scale, wide.z, wide.w);
         Few::store(to, wide);
     }
-    // 4 blocks of columns, of which `rows` are this warp's rows in the first. Addresses differ by bits from one, or else they take registers.
+    // Stores 4 blocks of columns; `rows` is the place of this warp's rows in the first. Addresses differ by bits from one
+    // address, which saves registers.
     static __device__ __forceinline__ void store_half(u32 rows, const Bytes& bytes, u32 lane) {
-        // Half of the lanes write their second eight first, so that eight lanes at a time meet all banks.
+        // Half of the lanes write their second eight first, so that eight lanes at a time use all banks.
         const u32 second = lane / 4 % 2, at = rows + lane % 16 / 4 * E::BLOCK + Few::within(lane / 16, lane % 4 * 2 + second);
 #pragma unroll
         for (u32 i = 0; i < MINE / 2; ++i) {
@@ -81,7 +84,8 @@ template <class T> struct LatentBytes {
         for (u32 i = 0; i < MINE / 4; ++i) Few::store((at ^ i * 64) + i * 512, Few::rope_of(bytes.rope[i]));
     }
 
-    // What this warp has written of half of a tile's columns, and of the rope's, goes to the other CTA too, and to its barrier.
+    // Copies what this warp has written of half of a tile's columns, and of the rope's, to the other CTA, and signals its
+    // barrier.
     static __device__ __forceinline__ void share(u32 blocks, u32 rope, bool with_rope, u32 full, u32 lane) {
         __syncwarp();
         if (lane >= E::HALF + with_rope) return;
@@ -89,7 +93,7 @@ template <class T> struct LatentBytes {
         copy_there(address_of(rows, other), rows, MINE * 128, address_of(full, other));
     }
 
-    // Read where it is wanted, or else the compiler keeps what it makes of it in registers that bytes want.
+    // Read at each use, because the compiler would otherwise keep derived values in registers that the bytes need.
     static __device__ __forceinline__ u32 thread() {
         u32 at;
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(at));
@@ -99,12 +103,12 @@ template <class T> struct LatentBytes {
     static __device__ __forceinline__ void copy(const AttendLatentFp8Params& all, u32 memory, typename E::Shared& shared, u32 index, u32 end, u32 ctas) {
         const AttendParams& p = all.attend;
         const u32 warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, rank = ctas == 2 ? cluster_rank() : 0;
-        // Eight lanes look for rows of the first half of a tile, eight for those of the second.
+        // Eight lanes look up rows of the first half of a tile, eight those of the second.
         const u32 mine = (ctas == 2 ? rank : lane / 8 % 2) * ROWS + warp * MINE + lane % 8;
         typename Few::Walk walk{p, index, end, 0, {}};
         walk.item();
         Found tile = Few::look(walk, mine, E::BN);
-        // What the launch before still writes, it writes to the L2 cache.
+        // A prefetch may precede the wait: the previous launch writes through the L2 cache.
         ask(all, tile, lane);
         wait_for_previous();
         if (tile.left == 0) return;

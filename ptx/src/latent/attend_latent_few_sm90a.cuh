@@ -1,12 +1,13 @@
-// Attention over latent rows for Hopper where a step's sequences have few query rows each, ROWS = 16 or 32: it is bound by memory.
+// Attention over latent rows for Hopper, for steps whose sequences have few query rows each, ROWS = 16 or 32: memory-bound.
 //
-// Products are transposed: tokens are the 64 rows of a matrix product and query rows its columns, so that nothing is multiplied
-// that is no query, queries and weights take little room, and the output stands in one warpgroup's registers. That warpgroup scores,
-// makes weights and multiplies V, which is K's tile; others gather rows into a ring of three places, so that two are always on their way.
+// Products are transposed: tokens are the 64 rows of a matrix product, and query rows its columns. So no product is wasted on
+// missing queries, queries and weights take little space, and the output fits one warpgroup's registers. That warpgroup
+// computes scores, weights and products with V, which is K's tile. Others gather rows into a ring of three places, of which two
+// are always in flight.
 //
-// In shared memory a group of 8 rows stands as [9][8][64 columns], swizzled as wgmma reads it, and all groups follow one another: those
-// of the places, of 64, 64 and 64 - ROWS tokens, then the queries. A product of 64 rows over the last place goes on into the queries;
-// what it gives for those is left out.
+// In shared memory a group of 8 rows is [9][8][64 columns], swizzled for wgmma, and all groups are contiguous: those of the
+// places, of 64, 64 and 64 - ROWS tokens, then the queries. A product of 64 rows over the last place extends into the queries;
+// its results for these are ignored.
 #pragma once
 #include "fp8.cuh"
 #include "hopper.cuh"
@@ -17,7 +18,7 @@
 #define WG_32(c) WG_16(c), WG_FOUR((c)[2]), WG_FOUR((c)[3])
 #define WG_OUT_16 "{%0,%1,%2,%3,%4,%5,%6,%7}"
 #define WG_OUT_32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
-// c[64 tokens, n] = a[64, 16] * b[n, 16]^T, or += where `add`; and c[64 columns, n] += a[16 tokens, 64]^T * b[n, 16]^T.
+// c[64 tokens, n] = a[64, 16] * b[n, 16]^T, or += if `add`; and c[64 columns, n] += a[16 tokens, 64]^T * b[n, 16]^T.
 #define WG_FEW(type, name, n, blocks, out, registers, a_at, b_at, add_at) \
     DEVICE void wgmma_few_scores(type, float (&c)[blocks][4], u64 a, u64 b, int add) { \
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %" add_at ", 0; wgmma.mma_async.sync.aligned.m64n" n "k16.f32." name "." name " " out \
@@ -34,7 +35,7 @@ WG_FEW(f16, "f16", "32", 4, WG_OUT_32, WG_32, "16", "17", "18")
 #undef WG_FEW
 DEVICE void wgmma_wait_few(float (&c)[2][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_16(c)::"memory"); }
 DEVICE void wgmma_wait_few(float (&c)[4][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_32(c)::"memory"); }
-// Of two sums at once, or else ptxas waits for each product.
+// Waits for two sums at once; otherwise ptxas waits for each product.
 DEVICE void wgmma_wait_few(float (&c)[2][4], float (&d)[2][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_16(c), WG_16(d)::"memory"); }
 DEVICE void wgmma_wait_few(float (&c)[4][4], float (&d)[4][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_32(c), WG_32(d)::"memory"); }
 DEVICE void wgmma_wait_few(float (&c)[8][2][4]) {
@@ -49,23 +50,23 @@ DEVICE void wgmma_wait_few(float (&c)[8][4][4]) {
 #undef WG_32
 #undef WG_OUT_16
 #undef WG_OUT_32
-// A matrix further on, by units of 16 bytes: one addition of 32 bits, since addresses do not pass theirs.
+// A matrix at a distance in units of 16 bytes: one 32-bit addition, because addresses do not overflow.
 DEVICE u64 further(u64 matrix, u32 units) {
     u64 there;
     asm("{ .reg .b32 low, high; mov.b64 {low, high}, %1; add.u32 low, low, %2; mov.b64 %0, {low, high}; }" : "=l"(there) : "l"(matrix), "r"(units));
     return there;
 }
-// Four 8x8 matrices as store_matrix, whose columns become rows in memory.
+// Stores four 8x8 matrices like store_matrix, but transposed.
 DEVICE void store_matrix_transposed(u32 at, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Whether numbers of fp8 are multiplied without their tokens' scales, which go into logits and weights instead: a byte as bf16 is exact
-// then. A weight times a scale may pass f16's range, so as f16 numbers are written times their scale, as they were before they were stored.
+// Whether numbers of fp8 are multiplied without their tokens' scales, which are applied to logits and weights: a byte is exact
+// as bf16. In f16 a weight times a scale may exceed the range, so there numbers are written times their scale.
 template <class T> constexpr bool UNSCALED = false;
 template <> constexpr bool UNSCALED<bf16> = true;
 
-// Each token's scale, in each place.
+// The scales of the tokens in each place.
 template <bool IS> struct PlaceScales {};
 template <> struct PlaceScales<true> {
     float scales[3][64];
@@ -73,13 +74,13 @@ template <> struct PlaceScales<true> {
 
 template <class T, int ROWS, bool FP8 = false> struct LatentFew {
     static constexpr int RANK = 512, ROPE = 64, WARPS = 4, THREADS = 128;  // warps and threads of a warpgroup
-    static constexpr int BLOCKS = (RANK + ROPE) / 64, N = ROWS / 8;        // of 64 columns; of 8 query rows
-    static constexpr int GROUP = BLOCKS * 1024, PLACE = 8 * GROUP;         // bytes of 8 rows, of 64
+    static constexpr int BLOCKS = (RANK + ROPE) / 64, N = ROWS / 8;        // blocks of 64 columns; eights of query rows
+    static constexpr int GROUP = BLOCKS * 1024, PLACE = 8 * GROUP;         // bytes of 8 rows, of 64 rows
     static constexpr int PLACES = 3, Q = (24 - N) * GROUP, P = 24 * GROUP; // offsets in dynamic shared memory
     static constexpr int BYTES = P + ROWS * 128;
     static constexpr int PRODUCERS = FP8 ? 2 : 1;                         // warpgroups that copy
-    static constexpr bool APART = FP8 && UNSCALED<T>;                     // scales are not in what is multiplied
-    // Tokens of a place.
+    static constexpr bool APART = FP8 && UNSCALED<T>;                     // whether scales are applied to logits and weights
+    // Number of tokens of a place.
     static __device__ __forceinline__ u32 size(u32 place) { return place + 1 == PLACES ? 64 - ROWS : 64; }
 
     struct Shared : PlaceScales<APART> {
@@ -87,30 +88,30 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         u64 q_full, q_empty;
         uint4 grows;                           // of each warp, whether a weight would be too large
         float top[WARPS][ROWS], sum[WARPS][ROWS];  // of each warp's tokens
-        // All `producers` threads arrive where they have copied; a lane of each warp that is done with something.
+        // All `producers` threads arrive after their copies; one lane of each warp arrives after its use.
         __device__ __forceinline__ void init(u32 producers) {
             for (u32 i = 0; i < PLACES; ++i) barrier_init(shared_address(full + i), producers), barrier_init(shared_address(empty + i), WARPS);
             barrier_init(shared_address(&q_full), producers), barrier_init(shared_address(&q_empty), WARPS);
         }
     };
 
-    // Of groups of 8 rows, one after another.
+    // Descriptor of consecutive groups of 8 rows.
     static __device__ __forceinline__ u64 groups(u32 at) {
         return static_cast<u64>(at >> 4 & 0x3fff) | 1ull << 16 | static_cast<u64>(GROUP >> 4) << 32 | 1ull << 62;
     }
-    // Where 16 bytes stand in a group: of row `row`, piece `piece` of 8 of 64 columns.
+    // Returns the place of 16 bytes in a group: row `row`, piece `piece` of 8 in 64 columns.
     static __device__ __forceinline__ u32 within(u32 row, u32 piece) { return row * 128 + (piece ^ row) * 16; }
 
     // ---- copies: one warpgroup ------------------------------------------------------------------------------------------
     //
     // A warp has rows 8 w .. + 8 and 8 w + 32 .. + 40 of a tile.
 
-    // The tiles that are still to be looked for, each lane for one row of them.
+    // The tiles that are not looked up yet; each lane looks up one row.
     struct Walk {
         const AttendParams& p;
         u32 index, end, begin;
         ExtendWork work;
-        // Goes on to an item that has tokens.
+        // Moves to an item that has tokens.
         __device__ __forceinline__ void item() {
             for (; index < end; ++index) {
                 work = load_latent_work(p, index);
@@ -124,7 +125,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         u32 left;        // tokens from the tile's first to the item's last; 0: no tile
         u32 first;       // 1 + the item whose first tile it is, or 0
     };
-    // Rows past the last are the last one again.
+    // Rows past the last repeat it.
     static __device__ __forceinline__ Found look(Walk& walk, u32 row, u32 size) {
         Found found{0, 0, 0, 0};
         if (walk.index >= walk.end) return found;
@@ -140,7 +141,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         return found.page * p.page_stride + found.slot * p.slot_stride;
     }
 
-    // An item's queries, 4 rows a warp at a time; rows past the last are zeros.
+    // Copies an item's queries, 4 rows of a warp at a time, with zeros for rows past the last.
     static __device__ __forceinline__ void copy_queries(const AttendParams& p, u32 memory, u32 index, u32 warp, u32 warps, u32 lane) {
         const ExtendWork work = load_latent_work(p, index);
         const u32 rows = work.extend_len * p.group - work.q_begin;
@@ -160,7 +161,8 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         Found found[PLACES];
 #pragma unroll
         for (int place = 0; place < PLACES; ++place) found[place] = look(walk, mine, size(place));
-        // What the launch before still writes, it writes to the L2 cache. In longer work asking ahead costs more than it gives.
+        // A prefetch may precede the wait: the previous launch writes through the L2 cache. In longer work, prefetches cost
+        // more than they save.
 #pragma unroll
         for (int place = 0; place < PLACES; ++place) {
             if (found[place].left == 0 || found[0].left > 192) break;
@@ -177,7 +179,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
                 barrier_wait(shared_address(shared.empty + place), round % 2 ^ 1);
 #pragma unroll
                 for (u32 i = 0; i < 2; ++i) {
-                    // Of each 16 tokens all are there if one is: what is multiplied has numbers.
+                    // Of each 16 tokens all are present if one is, so that products use defined numbers.
                     if (warp / 2 * 16 + i * 32 >= min(tile.left, size(place))) continue;
                     const u32 group = memory + place * PLACE + (warp + 4 * i) * GROUP;
 #pragma unroll
@@ -203,8 +205,8 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
 
     // ---- copies of fp8: two warpgroups ----------------------------------------------------------------------------------
     //
-    // A warp has rows 8 w .. + 8 of a tile: of each a lane has 16 numbers, as bytes in its registers while they are on their way, and 16
-    // bytes of two of the 64 that are bf16.
+    // A warp has rows 8 w .. + 8 of a tile. For each row, a lane holds 16 numbers as bytes in its registers, and 16 bytes of
+    // two of the 64 bf16 numbers.
 
     struct Bytes {
         uint4 row[8], rope[2];
@@ -215,7 +217,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
         return v;
     }
-    // This warp's rows of a tile.
+    // Loads this warp's rows of a tile.
     static __device__ __forceinline__ void load_tile(const AttendParams& p, Bytes& bytes, const Found& tile, u32 lane) {
         const auto& [attend, scales, rope] = reinterpret_cast<const AttendLatentFp8Params&>(p);
 #pragma unroll
@@ -243,7 +245,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
 #pragma unroll
         for (int i = 0; i < 4; ++i) widen_row<!APART>(T(), words[i], scale, wide[2 * i], wide[2 * i + 1]);
         const uint4 a = make_uint4(wide[0], wide[1], wide[2], wide[3]), b = make_uint4(wide[4], wide[5], wide[6], wide[7]);
-        // Half of the lanes write their second piece first, so that eight at a time meet all banks.
+        // Half of the lanes write their second piece first, so that eight lanes at a time use all banks.
         const bool second = lane / 4 % 2 != 0;
         const u32 to = group + lane / 4 * 1024, piece = lane % 4 * 2;
         store(to + within(row, piece + second), second ? b : a), store(to + within(row, piece + !second), second ? a : b);
@@ -255,13 +257,13 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         Walk walk{p, index, end, 0, {}};
         walk.item();
         Found found[PLACES];
-        // Asks for this warp's rows of a tile; what the launch before still writes, it writes to the L2 cache.
+        // Prefetches this warp's rows of a tile; the previous launch writes through the L2 cache.
         auto ask = [&](const Found& tile) {
             if (tile.left == 0) return;
             prefetch(p.k + offset(p, tile) + lane / 8 * 128);
             if (lane < 8) prefetch(rope.at + tile.page * rope.page_stride + tile.slot * static_cast<u64>(rope.slot_stride));
         };
-        // Of each 16 tokens all are there if one is: what is multiplied has numbers.
+        // Of each 16 tokens all are present if one is, so that products use defined numbers.
         auto has = [&](const Found& tile, u32 place) { return warp / 2 * 16 < min(tile.left, size(place)); };
 #pragma unroll
         for (int place = 0; place < PLACES; ++place) found[place] = look(walk, warp * 8 + lane % 8, size(place));
@@ -290,7 +292,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
                 }
                 fence_async();
                 barrier_arrive(shared_address(shared.full + place));
-                // Behind the fence, which waits for loads too.
+                // After the fence, which also waits for loads.
                 if (then) load_tile(p, bytes, next, lane);
                 if (tile.first != 0) {
                     barrier_wait(shared_address(&shared.q_empty), turns++ % 2 ^ 1);
@@ -305,14 +307,14 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
 
     // ---- products: one warpgroup ----------------------------------------------------------------------------------------
 
-    // Logits of what a query does not see, and of no token, become minus infinity.
+    // Sets logits of invisible and missing tokens to minus infinity.
     static __device__ __forceinline__ void mask(const AttendParams& p, const ExtendWork& work, u32 begin, u32 token, u32 column, float (&s)[N][4]) {
         const bool tree = work.row >= TREE_ROW;
 #pragma unroll
         for (int i = 0; i < 2 * N; ++i) {
             const u32 query = (work.q_begin + i / 2 * 8 + column + i % 2) / p.group, seen = work.kv_len - work.extend_len + query + 1;
             const u32 to = min(seen, work.kv_end), from = p.window != 0 && seen > p.window ? seen - p.window : 0;
-            // Rows past the last are as the last.
+            // Rows past the last repeat it.
             const uint2 bits = tree ? tree_mask(p, work.qo_start + min(query, work.extend_len - 1)) : make_uint2(0, 0);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -342,7 +344,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
             for (u32 begin = work.kv_begin; begin < work.kv_end;) {
                 const u32 tokens = min(size(place), work.kv_end - begin), matrix = place * (PLACE >> 4);
                 const bool last = begin + tokens == work.kv_end;
-                // Where the others have a scale to come, products of a row's last numbers stand apart.
+                // With scales by token, products of a row's rope numbers are kept separate.
                 float s[N][4], apart[N][4], scale[2] = {1.f, 1.f};
                 barrier_wait(shared_address(shared.full + place), round % 2);
                 fence_async();
@@ -397,8 +399,8 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         }
     }
 
-    // Makes weights of a tile's logits. They are relative to a logit that was a row's greatest once, and moves only when a weight
-    // would pass 2^8.
+    // Converts a tile's logits to weights. They are relative to an earlier maximum of the row, which is raised only when a
+    // weight would exceed 2^8.
     static __device__ __forceinline__ void soften(Shared& shared, u32 warp, u32 lane, u32 column, float (&s)[N][4], float (&o)[8][N][4],
                                                   float (&top)[N][2], float (&sum)[N][2]) {
         bool above = false;
@@ -433,7 +435,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         }
 #pragma unroll
         for (int i = 0; i < 2 * N; ++i) {
-            // A row that has seen nothing yet must not subtract minus infinity from itself.
+            // A row that has seen no token must not subtract minus infinity from itself.
             const float less = top[i / 2][i % 2] == MINUS_INF ? 0.f : top[i / 2][i % 2];
             float &a = s[i / 2][i % 2], &b = s[i / 2][2 + i % 2];
             a = exp2_fast(a - less), b = exp2_fast(b - less);
@@ -460,7 +462,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
                 sum[i / 2][i % 2] = (shared.sum[0][row] + shared.sum[1][row]) + (shared.sum[2][row] + shared.sum[3][row]);
             }
         }
-        const bool first = warp == 0 && lane < 4;  // has all rows' sums
+        const bool first = warp == 0 && lane < 4;  // has the sums of all rows
         if (parts > 1) {
 #pragma unroll
             for (int i = 0; i < 2 * N; ++i) {

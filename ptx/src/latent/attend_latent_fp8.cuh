@@ -1,4 +1,4 @@
-// Latent rows of fp8 as attend_latent.cuh reads them: RANK bytes times the token's scale, and ROPE numbers of bf16 in a plane of their own.
+// Latent rows of fp8 for attend_latent.cuh: RANK bytes times the token's scale, and ROPE numbers of bf16 in their own plane.
 #pragma once
 #include "attend_latent.cuh"
 #include "e4m3.cuh"

@@ -1,19 +1,20 @@
-// Attention over latent rows for Hopper: decode and extend by one kernel, on warpgroup matrix products.
+// Attention over latent rows for Hopper: one kernel for decode and extend, with warpgroup matrix products.
 //
-// An item is a tile of 64 packed query rows (all heads of a query side by side) and a range of positions; each CTA has a list of
-// them, about equally long together, and an item that is cut between CTAs leaves sums in `partial` for attend_latent_join_*.
+// An item is a tile of 64 packed query rows (all heads of a query are adjacent) and a range of positions. The CTAs have lists
+// of items of about equal total length. An item that is cut between CTAs writes sums to `partial` for attend_latent_join_*.
 //
-// Of three warpgroups two multiply: each has half of the output's columns, and scores and softens every other tile of 64 tokens, so that one's
-// products run under the other's softmax. Weights are multiplied with the own half of V, which is K's tile, out of registers, and handed
-// to the other warpgroup through shared memory for its half. The third gathers rows with cp.async, each half of a tile's columns as soon
-// as both are done with what stood there, as [9][64][64 columns] in the 128-byte swizzled layout that wgmma reads.
+// Two of three warpgroups compute. Each has half of the output's columns, and computes scores and softmax of every second tile
+// of 64 tokens, so that the products of one overlap with the softmax of the other. A warpgroup multiplies its weights, from
+// registers, with its own half of V, which is K's tile, and passes them to the other warpgroup through shared memory for the
+// other half. The third warpgroup gathers rows with cp.async, as [9][64][64 columns] in the 128-byte swizzled layout of wgmma.
+// It fills each half of a tile's columns as soon as both others have released it.
 //
-// Where the plan's items have 128 query rows, the two CTAs of a cluster share one (a pair): each has 64 of its rows, and both walk the same
-// tiles. Each asks the copy engine for half of a whole tile's rows, which it writes to both, so that the L2 cache gives a row once; a
-// place is free when both CTAs are done with it. A tile that ends within is gathered by each CTA for itself, since a box would bring rows
-// that nobody stored.
+// If the plan's items have 128 query rows, the two CTAs of a cluster share one item (a pair): each has 64 of its rows, and both
+// process the same tiles. Each requests half of a whole tile's rows from the copy engine, which writes them to both CTAs, so
+// that the L2 cache reads a row once. A place is free when both CTAs have released it. Each CTA gathers a partial tile itself,
+// because a box would contain rows that were never stored.
 //
-// Where all sequences of a step have 32 query rows or fewer, its items are those of attend_latent_few_sm90a.cuh.
+// If all sequences of a step have at most 32 query rows, its items are those of attend_latent_few_sm90a.cuh.
 #pragma once
 #include "attend_latent_few_sm90a.cuh"
 
@@ -31,7 +32,7 @@
     WG_FOUR((c)[0]), WG_FOUR((c)[1]), WG_FOUR((c)[2]), WG_FOUR((c)[3]), WG_FOUR((c)[4]), WG_FOUR((c)[5]), WG_FOUR((c)[6]), WG_FOUR((c)[7])
 #define WG_OUT_64 \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
-// c[64, 64] = a[64, 16] * b[64, 16]^T, or += where `add`.
+// c[64, 64] = a[64, 16] * b[64, 16]^T, or += if `add`.
 #define WG_LATENT_SCORES(type, name) \
     DEVICE void wgmma_latent_scores(type, float (&c)[8][4], u64 a, u64 b, int add) { \
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name " " WG_OUT_64 \
@@ -56,7 +57,7 @@ WG_LATENT_OUTPUT(f16, "f16")
 WG_LATENT_OUTPUT_OWN(bf16, "bf16")
 WG_LATENT_OUTPUT_OWN(f16, "f16")
 DEVICE void wgmma_wait_scores(float (&c)[8][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_32(c)::"memory"); }
-// Until no more than N groups are on their way.
+// Waits until at most N groups are unfinished.
 template <int N = 0> DEVICE void wgmma_wait_outputs(float (&c)[32][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %128;" : WG_64(c, 0), WG_64(c, 16) : "n"(N) : "memory");
 }
@@ -65,21 +66,21 @@ template <class T> struct LatentHopper {
     static constexpr int RANK = 512, ROPE = 64, BM = 64, BN = 64, WARPS = 4, GROUP = 128;  // warps and threads of a warpgroup
     static constexpr int ROW = (RANK + ROPE) * 2;        // bytes
     static constexpr int BLOCK = 64 * 128;               // bytes of 64 columns of a tile
-    static constexpr int BLOCKS = (RANK + ROPE) / 64, HALF = 4;  // of a tile, of half of V's columns
+    static constexpr int BLOCKS = (RANK + ROPE) / 64, HALF = 4;  // blocks of a tile, of half of V's columns
     static constexpr int TILE = BLOCKS * BLOCK;
     static constexpr int Q = 0, K = TILE, P = 3 * TILE;  // offsets in dynamic shared memory
     static constexpr int BYTES = P + BLOCK;
     static constexpr u32 COPIES = 2;                     // the warpgroup that copies
 
-    // Tile n of all items stands in place n % 2, and warpgroup n % 2 scores it.
+    // Tile n of all items is in place n % 2, and warpgroup n % 2 computes its scores.
     struct Shared {
-        u64 full[2][2], empty[2][2];  // of each place both halves of V's columns; the rope's with the half of who scores
+        u64 full[2][2], empty[2][2];  // of each place both halves of V's columns; the rope's with the half of the scoring warpgroup
         u64 q_full, q_empty;
-        u64 weighed[2];               // each warpgroup's tile: its weights are there, and what they are relative to
+        u64 weighed[2];               // of each warpgroup's tile: its weights and their references are ready
         float top[BM];
-        float sum[2][2][BM];          // of every other item, each warpgroup's tiles
-        // The `fillers` of half of a tile arrive; those that make weights; a lane of each warp that is done with something, a place's of all
-        // `ctas` that it is written for.
+        float sum[2][2][BM];          // of every second item, each warpgroup's tiles
+        // Arrivals: the `fillers` of half of a tile; the threads that compute weights; one lane of each warp that releases
+        // something, for a place in all `ctas` for which it is written.
         __device__ __forceinline__ void init(u32 ctas, u32 fillers) {
             for (u32 i = 0; i < 4; ++i) barrier_init(shared_address(full[0] + i), fillers), barrier_init(shared_address(empty[0] + i), ctas * WARPS);
             barrier_init(shared_address(&q_full), GROUP), barrier_init(shared_address(&q_empty), 2 * WARPS);
@@ -89,17 +90,18 @@ template <class T> struct LatentHopper {
 
     // ---- copies: one warpgroup, of which two warps have half of V's columns each -------------------------------------------
 
-    static constexpr int REGISTERS = 72;  // of a thread that copies: all have 504 in three warpgroups, a thread of each
-    // Arrivals that half of a tile waits for.
+    static constexpr int REGISTERS = 72;  // registers of a copying thread: one thread of each of three warpgroups has 504 in total
+    // Arrivals for half of a tile.
     static __device__ __forceinline__ u32 fillers(u32) { return GROUP / 2; }
 
-    // Rows first .. + COUNT of a half's columns; lane i holds the offset of row first + i. A copy is of 128 bytes of 4 rows: 512 of one row
-    // take longer.
+    // Copies rows first .. + COUNT of a half's columns; lane i holds the offset of row first + i. A copy is 128 bytes of 4
+    // rows; 512 bytes of one row are slower.
     template <int COUNT> static __device__ __forceinline__ void copy_half(u32 tile, u64 base, u64 offset, u32 first, u32 half, u32 lane) {
         base += half * (HALF * 128) + lane % 8 * 16;
 #pragma unroll
         for (u32 i = 0; i < COUNT; i += 8) {
-            // Both addresses before the copies, or else the next waits until these have read theirs.
+            // Both addresses are loaded before the copies; otherwise the second load waits until the copies have read their
+            // addresses.
             u64 from[2];
 #pragma unroll
             for (int k = 0; k < 2; ++k) from[k] = base + __shfl_sync(~0u, offset, i + k * 4 + lane / 8);
@@ -123,14 +125,14 @@ template <class T> struct LatentHopper {
         }
     }
 
-    // An item, from this CTA's rows on; of a pair there may be none.
+    // Loads an item, from this CTA's rows on; a CTA of a pair may have none.
     static __device__ __forceinline__ ExtendWork load_own_work(const AttendParams& p, u32 index, u32 ctas) {
         ExtendWork work = load_latent_work(p, index);
         if (ctas == 2) work.q_begin += cluster_rank() * BM;
         return work;
     }
 
-    // Rows past the last are the last one again.
+    // Rows past the last repeat it.
     static __device__ __forceinline__ void copy_queries(const AttendParams& p, u32 memory, u32 index, u32 ctas, u32 warp, u32 lane) {
         const ExtendWork work = load_own_work(p, index, ctas);
         const u32 rows = work.extend_len * p.group, first = warp * (BM / WARPS);
@@ -140,7 +142,7 @@ template <class T> struct LatentHopper {
         copy_rope<BM / WARPS>(memory + Q, p.q, offset, first, lane);
     }
 
-    // Asks for the queries that are copied soon.
+    // Prefetches the queries that are copied next.
     static __device__ __forceinline__ void ask_queries(const AttendParams& p, u32 index, u32 ctas, u32 warp, u32 lane) {
         const ExtendWork work = load_own_work(p, index, ctas);
         const u32 packed = min(work.q_begin + warp * (BM / WARPS) + lane % (BM / WARPS), work.extend_len * p.group - 1), query = packed / p.group;
@@ -148,8 +150,8 @@ template <class T> struct LatentHopper {
         for (u32 b = lane / (BM / WARPS); b < BLOCKS; b += 2) prefetch(from + b * 128);
     }
 
-    // What both CTAs read of a whole tile: of its two halves of rows each brings one, by one warp for each half of the columns; a lane has
-    // a box where it has its first row. Every thread arrives, as where it copies rows.
+    // Copies the rows of a whole tile that both CTAs read. Each CTA requests one half of the rows, with one warp for each half
+    // of the columns; a lane requests a box if it has the box's first row. Every thread arrives, as after its own copies.
     template <class Found> static __device__ __forceinline__ void copy_boxes(const AttendLatentRowsParams& all, u32 tile, u32 full, const Found& found,
                                                                              u32 half, u32 warp, u32 lane, bool rope, u64 policy) {
         if (warp % 2 != cluster_rank()) return barrier_arrive(full);
@@ -197,8 +199,8 @@ template <class T> struct LatentHopper {
         wait_emptied(shared, n, half);
     }
 
-    // Waits until half of both places is empty again, after `n` tiles. A CTA of a pair must not end before: until then the other one arrives
-    // at its barriers, and the copy engine writes the other one's memory at its word.
+    // Waits until half of both places is empty again, after `n` tiles. A CTA of a pair must not end earlier: the other CTA
+    // still arrives at its barriers, and the copy engine still writes its memory.
     static __device__ __forceinline__ void wait_emptied(Shared& shared, u32 n, u32 half) {
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) barrier_wait(shared_address(&shared.empty[(n + i) % 2][half]), (n + i) / 2 % 2 ^ 1);
@@ -206,7 +208,7 @@ template <class T> struct LatentHopper {
 
     // ---- products: two warpgroups -----------------------------------------------------------------------------------------
 
-    // What a thread has of an item: two rows of half of the columns, and what they are relative to.
+    // A thread's sums of an item: two rows of half of the columns, and their references.
     struct Sums {
         float o[32][4], top[2], sum[2];
         __device__ __forceinline__ void clear() {
@@ -214,7 +216,7 @@ template <class T> struct LatentHopper {
 #pragma unroll
             for (int i = 0; i < 32; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
         }
-        // Makes them relative to `above`, which is not less.
+        // Makes the sums relative to `above`, which is not less.
         __device__ __forceinline__ void raise(const float (&above)[2]) {
             float scale[2];
 #pragma unroll
@@ -227,11 +229,11 @@ template <class T> struct LatentHopper {
         }
     };
 
-    // Logits of what a query does not see, and of no token, become minus infinity.
+    // Sets logits of invisible and missing tokens to minus infinity.
     static __device__ __forceinline__ void mask(const AttendParams& p, const ExtendWork& work, u32 begin, u32 row0, u32 column, float (&s)[8][4]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            // Of this thread's columns, counted from its first.
+            // Tokens of this thread's columns, relative to its first.
             const u32 seen = work.kv_len - work.extend_len + (work.q_begin + row0 + 8 * h) / p.group + 1, at = begin + column;
             const int to = static_cast<int>(min(seen, work.kv_end) - at);
             const int from = p.window != 0 && seen > p.window ? static_cast<int>(seen - p.window - at) : 0;
@@ -239,7 +241,7 @@ template <class T> struct LatentHopper {
             for (int i = 0; i < 16; ++i)
                 if (i / 2 * 8 + i % 2 < from || i / 2 * 8 + i % 2 >= to) s[i / 2][2 * h + i % 2] = MINUS_INF;
             if (work.row < TREE_ROW) continue;
-            // Rows past the last are as the last.
+            // Rows past the last repeat it.
             const u32 query = min((work.q_begin + row0 + 8 * h) / p.group, work.extend_len - 1);
             const uint2 bits = tree_mask(p, work.qo_start + query);
 #pragma unroll
@@ -258,13 +260,13 @@ template <class T> struct LatentHopper {
         for (int i = 0; i < 8; ++i) most = fmaxf(most, fmaxf(s[i][2 * h], s[i][2 * h + 1]));
         return most;
     }
-    // Weights are relative to a logit that was a row's greatest once, and moves only when a weight would pass 2^8: whether one would in
-    // any of the warp's rows. Logits are `factor` times s.
+    // Weights are relative to an earlier maximum of a row, which is raised only when a weight would exceed 2^8. Returns whether
+    // one would in any of the warp's rows. Logits are `factor` times s.
     static __device__ __forceinline__ bool grows(const float (&s)[8][4], float factor, const Sums& sums) {
         const bool first = most(s, 0) * factor > sums.top[0] + 8.f, second = most(s, 1) * factor > sums.top[1] + 8.f;
         return __any_sync(~0u, first | second);
     }
-    // Makes sums relative to what is the greatest logit now.
+    // Makes the sums relative to the present maximum logit.
     static __device__ __forceinline__ void grow(const float (&s)[8][4], float factor, Sums& sums) {
         float above[2];
 #pragma unroll
@@ -275,11 +277,11 @@ template <class T> struct LatentHopper {
         }
         sums.raise(above);
     }
-    // Makes weights of s, and what products take of them.
+    // Converts s to weights, and to operands of products.
     static __device__ __forceinline__ void weigh(float (&s)[8][4], float factor, const Sums& sums, u32 (&weights)[BN / 16][4]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            // A row that has seen nothing yet must not subtract minus infinity from itself.
+            // A row that has seen no token must not subtract minus infinity from itself.
             const float less = sums.top[h] == MINUS_INF ? 0.f : sums.top[h];
 #pragma unroll
             for (int i = 0; i < 16; ++i) s[i / 2][2 * h + i % 2] = exp2_fast(s[i / 2][2 * h + i % 2] * factor - less);
@@ -288,8 +290,8 @@ template <class T> struct LatentHopper {
         for (int i = 0; i < BN / 4; ++i) weights[i / 4][i % 4] = pack(T(), s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
     }
 
-    // Begins to multiply the queries with half of the columns of the warpgroup's tile, when they are there: the half that its own outputs
-    // freed, which is there first, then the other one and the rope.
+    // Begins to multiply the queries with half of the columns of the warpgroup's tile, once they are present. The half that its
+    // own outputs released arrives first, then the other half and the rope.
     template <int PART> static __device__ __forceinline__ void score(Shared& shared, u32 half, u32 round, u64 q_matrix, u64 k_matrix, float (&s)[8][4]) {
         const u32 of = half ^ PART, blocks = of * (HALF * BLOCK >> 4);
         barrier_wait(shared_address(&shared.full[half][of]), round);
@@ -310,7 +312,7 @@ template <class T> struct LatentHopper {
         wgmma_commit();
     }
 
-    // A place is no longer read by this warp: told to each CTA that writes it.
+    // Signals each CTA that writes a place that this warp no longer reads it.
     static __device__ __forceinline__ void release(u64& empty, u32 ctas) {
         const u32 lane = threadIdx.x % 32;
         if (ctas == 2 && lane == 1) barrier_arrive_of(shared_address(&empty), cluster_rank() ^ 1);
@@ -321,7 +323,7 @@ template <class T> struct LatentHopper {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, column = lane % 4 * 2, row0 = warp * 16 + lane / 4;
         const u32 half = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
         const Logits logits = Logits::make(p);
-        // Where logits are products times a positive number, it is left to what makes weights.
+        // If logits are products times a positive number, the computation of weights applies the factor.
         const bool scaled = !(logits.cap > 0.f) && logits.scale > 0.f;
         const float factor = scaled ? logits.scale : 1.f;
         const u64 q_matrix = matrix_descriptor(memory + Q, 16), weights_matrix = matrix_descriptor(memory + P, 16);
@@ -331,7 +333,7 @@ template <class T> struct LatentHopper {
         const u64 other_matrix = matrix_descriptor(memory + K + (1 - half) * TILE + half * (HALF * BLOCK), BLOCK);
         const u32 weights = memory + P + (warp * 16 + lane % 16) * 128;
         Sums sums;
-        u32 before = 0, turns = 0;  // tiles of the items before
+        u32 before = 0, turns = 0;  // tiles of earlier items
         wait_for_previous();
         for (u32 item = 0; index < end; ++index, ++item) {
             const ExtendWork work = load_own_work(p, index, ctas);
@@ -340,12 +342,12 @@ template <class T> struct LatentHopper {
             if (work.row >= TREE_ROW) first_seen = min(first_seen, work.kv_len - min(work.kv_len, 64));
             sums.clear();
             if (tiles > 0) barrier_wait(shared_address(&shared.q_full), turns++ % 2);
-            // With an own tile the other's before it; at last the other's alone, if it is the last.
+            // With each own tile, the other's tile before it; at the end the other's alone, if it is the last.
             u32 i = (before + half) % 2;
             if (tiles == 1 && i == 1 && lane == 0) barrier_arrive(shared_address(&shared.q_empty));
             for (; i <= tiles; i += 2) {
                 const u32 round = (before + i) / 2 % 2;
-                // The other's weights times this half of its tile's V.
+                // Multiplies the other's weights with this half of its tile's V.
                 auto outputs = [&]() {
                     barrier_wait(shared_address(shared.weighed + (1 - half)), (before + i - 1) / 2 % 2);
                     fence_async();
@@ -361,8 +363,8 @@ template <class T> struct LatentHopper {
                     if (i > 0) outputs(), wgmma_wait_outputs(sums.o), release_other();
                     break;
                 }
-                // Half of the scores, while the other makes its weights; then what waits for those, which frees a place; then the rest, while
-                // the other's next tile is on its way.
+                // First half of the scores, while the other warpgroup computes its weights; then the products that wait for
+                // these, which release a place; then the other half, while the other's next tile is copied.
                 float s[8][4];
                 score<0>(shared, half, round, q_matrix, k_matrix, s);
                 if (i > 0) outputs();
@@ -398,7 +400,7 @@ template <class T> struct LatentHopper {
             }
             before += tiles;
             if (index + 1 == end) let_next_start();
-            // Rows' sums are of both warpgroups' tiles.
+            // The sums of rows include both warpgroups' tiles.
             float sum[2];
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -413,7 +415,7 @@ template <class T> struct LatentHopper {
         }
     }
 
-    // Of two lanes whose numbers differ by `bit` the lower one's b and the upper one's a change places.
+    // Exchanges b of the lower lane and a of the upper lane, of two lanes whose numbers differ by `bit`.
     static __device__ __forceinline__ void swap_between_lanes(u32& a, u32& b, u32 bit, u32 lane) {
         const bool upper = (lane & bit) != 0;
         const u32 other = __shfl_xor_sync(~0u, upper ? a : b, bit);
@@ -441,7 +443,7 @@ template <class T> struct LatentHopper {
             const u32 packed = min(work.q_begin + row, rows - 1), query = packed / group, head = packed - query * group;
             const float worth = enter_sink(p, head, relative, all), inverse = all > 0.f ? worth * (1.f / all) : 0.f;
             const u64 token = work.qo_start + query, to = p.out + token * p.out_stride + head * (RANK * 2) + half * 512 + lane % 4 * 16;
-            // Four lanes have a row's columns in turns of two: each gets eight in a row.
+            // Four lanes hold a row's columns in turns of two; afterwards each has eight consecutive ones.
 #pragma unroll
             for (int i = 0; i < 32; i += 4) {
                 u32 words[4];
@@ -457,12 +459,13 @@ template <class T> struct LatentHopper {
     }
 };
 
-// A CTA of items of few query rows: one warpgroup multiplies, one copies, or two of fp8.
+// A CTA of items of few query rows: one warpgroup computes, one copies, or two copy fp8.
 template <class Few> DEVICE void attend_latent_few(const AttendParams& p, u32 memory, typename Few::Shared& shared, u32 index, u32 end) {
     if (threadIdx.x == 0) shared.init(Few::PRODUCERS * Few::THREADS);
     __syncthreads();
     const u32 role = threadIdx.x / Few::THREADS;
-    // A lane of each warpgroup: 504 together, which is what the CTA has at its launch. More would be waited for for ever.
+    // One thread of each warpgroup has 504 registers in total, the CTA's number at launch. Requests for more would wait
+    // forever.
     if (role >= 3 - Few::PRODUCERS) {
         if constexpr (Few::PRODUCERS == 2) {
             asm volatile("setmaxnreg.dec.sync.aligned.u32 144;");
@@ -477,13 +480,13 @@ template <class Few> DEVICE void attend_latent_few(const AttendParams& p, u32 me
     } else wait_for_previous();
 }
 
-// Items whose rows Copies brings; `ctas`: that share an item.
+// Runs items whose rows Copies loads; `ctas` CTAs share an item.
 template <class T, class Copies, class Params>
 DEVICE void attend_latent_wide(const Params& all, u32 memory, typename LatentHopper<T>::Shared& shared, u32 index, u32 end, u32 ctas) {
     using E = LatentHopper<T>;
     if (threadIdx.x == 0) shared.init(ctas, Copies::fillers(ctas)), barriers_made();
     __syncthreads();
-    // Neither CTA arrives or writes before the other's barriers are there.
+    // Neither CTA arrives or writes before the other's barriers are initialised.
     if (ctas == 2) cluster_sync();
     if (threadIdx.x / E::GROUP == E::COPIES) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Copies::REGISTERS));
@@ -494,25 +497,25 @@ DEVICE void attend_latent_wide(const Params& all, u32 memory, typename LatentHop
     }
 }
 
-// Rows of T, or of fp8; Copies brings those of wide items.
+// Rows of T, or of fp8; Copies loads those of wide items.
 template <class T, bool FP8, class Copies, class Params> DEVICE void attend_latent_hopper(const Params& all) {
     const AttendParams& p = all.attend;
     using Few = LatentFew<T, 16, FP8>;
     using More = LatentFew<T, 32, FP8>;
     extern __shared__ __align__(1024) u8 memory[];
-    // Of one kind of items only.
+    // The items of a launch have one kind.
     __shared__ union {
         typename LatentHopper<T>::Shared wide;
         typename Few::Shared few;
         typename More::Shared more;
     } state;
-    // All loads at once, of the CTA's list and of its pair's.
+    // Loads the lists of the CTA and of its pair together.
     const u32 width = latent_width(p), ctas = width == LATENT_PAIR_ROWS ? 2 : 1, at = shared_address(memory);
     const u32 own[2] = {latent_begin(p), latent_end(p)}, pair[2] = {latent_begin(p, blockIdx.x / 2), latent_end(p, blockIdx.x / 2)};
     const u32 index = ctas == 2 ? pair[0] : own[0], end = ctas == 2 ? pair[1] : own[1];
-    // Every CTA waits, those without work too: the end of this launch stands for the end of the ones before it.
+    // Every CTA waits, even without work: the end of this launch implies the end of earlier ones.
     if (index >= end) return wait_for_previous();
-    // Apart from the begin on, or else the compiler spills.
+    // Separate from the begin on, because otherwise the compiler spills.
     if (width == 16) attend_latent_few<Few>(p, at, state.few, index, end);
     else if (width == 32) attend_latent_few<More>(p, at, state.more, index, end);
     else attend_latent_wide<T, Copies>(all, at, state.wide, index, end, ctas);

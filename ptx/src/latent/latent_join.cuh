@@ -1,10 +1,10 @@
-// The end of attention over latent rows whose items were cut into parts (latent_plan.cuh).
+// Joins the parts of cut items of attention over latent rows (latent_plan.cuh).
 #pragma once
 #include "attend.cuh"
 #include "pdl.cuh"
 
-// Joins the parts of items that were cut, 128 columns of a row at a time: a warp each, or where some have more than BATCH parts four,
-// which share them.
+// Joins the parts of cut items, 128 columns of a row at a time, with one warp each. If an item has more than BATCH parts, four
+// warps share them.
 template <class T> DEVICE void attend_latent_join(const AttendParams& p) {
     constexpr int RANK = 512, BATCH = 8, WARPS = 4;
     __shared__ float2 tops[WARPS];

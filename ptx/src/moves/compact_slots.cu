@@ -1,4 +1,4 @@
-// compact_slots: of each row moves the slots that are kept together: one plane, or several that lie alike, all layers.
+// compact_slots: makes the kept slots of each row contiguous, in all layers of one plane, or of several planes of equal shape.
 // Twin:    src/backend/cpu compact             (the specification)
 // Params:  CompactSlotsParams (src/common, src/backend/cuda/kernels/params.rs)
 // Shapes:  layer l, page p, slot s, run r of a slot at pool + l * layer_stride + p * page_stride + s * slot_stride + r * run_stride
@@ -7,11 +7,11 @@
 // Build:   ptx/build.py
 #include "move.cuh"
 
-// Slots on their way at a time.
+// Slots in flight.
 #define ABREAST 4
 
-// A thread moves its bytes of every slot of a row, in order, so that it reads each before it may write there: the n-th that is kept
-// goes to place n, and no later one is read from there.
+// A thread moves its bytes of every slot of a row, in order, so that it reads each place before it may write there: the n-th
+// kept slot moves to place n, from which no later slot is read.
 template <class Unit> DEVICE void compact(const CompactSlotsParams& p) {
     const u32 unit = blockIdx.x * 256 + threadIdx.x;
     if (unit >= p.layers * p.runs * p.run_units) return;
@@ -25,7 +25,7 @@ template <class Unit> DEVICE void compact(const CompactSlotsParams& p) {
         return base + number * p.page_stride + place % p.page_size * p.slot_stride;
     };
     if (~c.keep == 0) return;
-    // What is kept where it is moves nowhere.
+    // A kept prefix does not move.
     const u32 stay = __ffsll(static_cast<long long>(~c.keep)) - 1;
     u64 keep = c.keep >> stay << stay;
     for (u32 to = stay; keep != 0; to += ABREAST) {
@@ -33,7 +33,7 @@ template <class Unit> DEVICE void compact(const CompactSlotsParams& p) {
         u64 rest = keep;
 #pragma unroll
         for (u32 i = 0; i < ABREAST; ++i) {
-            // Past the last the first is read again, and not stored.
+            // After the last slot, the first is read again and not stored.
             load_unit(Streaming(), units[i], at(c.first + __ffsll(static_cast<long long>(rest != 0 ? rest : keep)) - 1));
             rest &= rest - 1;
         }

@@ -1,4 +1,4 @@
-// load_plan: takes a step's plan out of pinned host memory: copies its image, applies its table writes, says it is done.
+// load_plan: reads a step's plan from pinned host memory: copies its image, applies its table writes, and signals the end.
 // Twin:    src/backend/cpu begin               (the specification of the table writes)
 // Params:  LoadPlanParams (src/common, src/backend/cuda/kernels/params.rs)
 // Shapes:  source: 16-byte units of the image; at writes_at TableWrite[writes]; words u32 [TableShape::words]
@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(256) load_plan(const __grid_constan
         asm volatile("ld.volatile.global.v2.u32 {%0,%1}, [%2];" : "=r"(index), "=r"(value) : "l"(params.source + params.writes_at + 8ull * i));
         reinterpret_cast<u32*>(params.words)[index] = value;
     }
-    // What was read has been stored, so nothing of the source is needed any more once all blocks are here.
+    // All reads have been stored, so the source is free once all blocks have arrived.
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();

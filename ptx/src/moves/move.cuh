@@ -1,11 +1,11 @@
-// What the kernels that move bytes share: loads and stores of one unit (16, 4 or 2 bytes), division by a constant.
+// Shared by the kernels that move bytes: loads and stores of one unit (16, 4 or 2 bytes), and division by a constant.
 #pragma once
 #include "move_params.cuh"
 
 #define DEVICE static __device__ __forceinline__
 
-// Two ways to move a unit. `Direct`: the fewest microseconds for little, the most bytes a second for much (measured:
-// plain loads take 10 % longer for one row). `Streaming`: marked to leave the caches first.
+// Two ways to move a unit. `Direct` is faster for few bytes, `Streaming`, whose bytes leave the caches first, for many
+// (measured: plain loads take 10 % longer for one row).
 struct Direct {};
 struct Streaming {};
 
@@ -35,5 +35,5 @@ template <class Way> DEVICE void store_unit(Way, u64 at, const u16& v) {
     asm volatile("st.global.u16 [%0], %1;" ::"l"(at), "h"(v) : "memory");
 }
 
-// n / d, given magic = ceil(2^64 / d); magic 0 stands for d = 1. Exact while n * d < 2^64.
+// n / d, given magic = ceil(2^64 / d); magic 0 means d = 1. Exact for n * d < 2^64.
 DEVICE u64 divide(u64 n, u64 magic) { return magic == 0 ? n : __umul64hi(n, magic); }

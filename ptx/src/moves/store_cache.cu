@@ -1,4 +1,4 @@
-// store_cache, store_cache_streaming, store_cache_any: row i of k and v goes to slot slots[i] of one layer; a negative slot
+// store_cache, store_cache_streaming, store_cache_any: store row i of k and v in slot slots[i] of one layer; a negative slot
 // writes nothing.
 // Twin:    src/backend/cpu store_cache         (the specification)
 // Params:  StoreCacheParams (src/common, src/backend/cuda/kernels/params.rs)
@@ -21,8 +21,7 @@ DEVICE int load_slot(const StoreCacheParams& p, u32 token) {
     return slot;
 }
 
-// The least time for few tokens, the most bytes a second for many: one unit of K and of V a thread, and the slot fetched
-// beside them, not before them.
+// For few tokens, the least time: a thread has one unit of K and of V, and fetches the slot at the same time.
 extern "C" __global__ void __launch_bounds__(256) store_cache(const __grid_constant__ StoreCacheParams params) {
     wait_for_previous();
     const u32 token = blockIdx.x * blockDim.y + threadIdx.y, at = threadIdx.x * 16;
@@ -38,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(256) store_cache(const __grid_const
     let_next_start();
 }
 
-// All of a thread's loads are in flight before the first store: UNITS units of K and of V.
+// All of a thread's loads precede its first store: UNITS units of K and of V.
 template <class Way, int UNITS, class Unit> DEVICE void store_rows(const StoreCacheParams& p, u32 token, long long slot) {
     const u64 k = p.k + static_cast<u64>(token) * p.k_stride, v = p.v + static_cast<u64>(token) * p.v_stride;
     for (u32 first = threadIdx.x; first < p.row_units; first += UNITS * blockDim.x) {
@@ -68,7 +67,7 @@ template <class Way, int UNITS, class Unit> DEVICE void store_rows(const StoreCa
     }
 }
 
-// Past the caches, four units a thread.
+// Bypasses the caches, with four units for each thread.
 extern "C" __global__ void __launch_bounds__(512) store_cache_streaming(const __grid_constant__ StoreCacheParams params) {
     wait_for_previous();
     const u32 token = blockIdx.x * blockDim.y + threadIdx.y;
@@ -76,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(512) store_cache_streaming(const __
     let_next_start();
 }
 
-// Rows of any width, slots of either.
+// Rows of any width, slots of either type.
 extern "C" __global__ void __launch_bounds__(256) store_cache_any(const __grid_constant__ StoreCacheParams params) {
     wait_for_previous();
     const u32 token = blockIdx.x * blockDim.y + threadIdx.y;

@@ -1,5 +1,5 @@
-// store_cache_fp8, store_cache_fp8_any: row i of k and v goes to slot slots[i] of one layer as bytes of E4M3; a negative slot writes
-// nothing. By token each head's scale is made here, and stored beside it.
+// store_cache_fp8, store_cache_fp8_any: store row i of k and v in slot slots[i] of one layer as bytes of E4M3; a negative slot
+// writes nothing. With scales by token, each head's scale is computed and stored.
 // Twin:    src/backend/cpu store_cache         (the specification: src/backend/cpu/scales.rs, bit for bit)
 // Params:  StoreFp8Params (src/common, src/backend/cuda/kernels/params.rs)
 // Shapes:  k, v [tokens, kv_heads, head_dim], rows k_stride and v_stride apart; slots i32 [tokens], any: or i64
@@ -13,7 +13,7 @@
 
 // ---- 16 numbers a thread ----------------------------------------------------------------------------------------------
 
-// The greater; NaN where one is.
+// Returns the maximum; NaN if one is NaN.
 DEVICE float greater(float a, float b) {
     float c;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
@@ -26,7 +26,7 @@ DEVICE void unpack(bool half, const u32 (&words)[8], float (&x)[16]) {
         x[2 * i + 1] = half ? high_half(words[i]) : __uint_as_float(words[i] & 0xffff0000);
     }
 }
-// A head is in `abreast` neighbouring lanes.
+// `abreast` neighbouring lanes have a head.
 template <class Max> DEVICE float most_of_head(float most, u32 abreast, Max max) {
     const u32 lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
     const u32 head = ((1u << abreast) - 1) << lane / abreast * abreast;
@@ -35,7 +35,7 @@ template <class Max> DEVICE float most_of_head(float most, u32 abreast, Max max)
     return most;
 }
 
-// Bytes of 16 numbers of a head, whose scale is at `at`.
+// Returns the bytes of 16 numbers of a head, whose scale is at `at`.
 DEVICE uint4 quantise(const StoreFp8Params& p, const u32 (&words)[8], u64 at, bool store) {
     float x[16];
     if (p.rows == ROWS_F16) unpack(true, words, x);
@@ -62,8 +62,8 @@ DEVICE uint4 quantise(const StoreFp8Params& p, const u32 (&words)[8], u64 at, bo
     }
     u32 bytes[4];
     const u32 bits = __float_as_uint(scale);
-    // Where nothing is near the ends of f32 a quotient comes from the reciprocal, rounded right by the remainder; but for scales of
-    // which the reciprocal is rounded too far. NaN is not below anything.
+    // Away from the limits of f32, a quotient is computed by the reciprocal and rounded correctly by the remainder, except for
+    // scales whose reciprocal is rounded too far. Comparisons are false for NaN.
     const bool plain = bits >= 0x21800000 && bits < 0x5d800000 && (bits & 0x7fffff) != 0x7fffff && most < 1.15e18f;
     if (plain) {
         const float inverse = __frcp_rn(scale);
@@ -79,7 +79,7 @@ DEVICE uint4 quantise(const StoreFp8Params& p, const u32 (&words)[8], u64 at, bo
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         bytes[i] = narrow(x[4 * i], x[4 * i + 1]) | narrow(x[4 * i + 2], x[4 * i + 3]) << 16;
-        // The remainder takes the sign of -0 away.
+        // The remainder loses the sign of -0.
         if (plain) bytes[i] |= __byte_perm(words[2 * i], words[2 * i + 1], 0x7531) & 0x80808080;
     }
     return make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(256) store_cache_fp8(const __grid_c
     let_next_start();
 }
 
-// ---- any rows: a warp a head ------------------------------------------------------------------------------------------
+// ---- any rows: one warp for each head ---------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(256) store_cache_fp8_any(const __grid_constant__ StoreFp8Params params) {
     wait_for_previous();

@@ -1,9 +1,9 @@
-// What stores into pools of fp8 share: where a token's row goes, the scale that is made for it, and a head's numbers by a warp.
+// Shared by stores into pools of fp8: the place of a token's row, the scale of a head, and a head's numbers by one warp.
 #pragma once
 #include "move.cuh"
 #include "e4m3.cuh"
 
-// Where a token goes; negative: nowhere.
+// Returns the slot of a token; negative: nothing is stored.
 DEVICE long long load_slot(const StoreFp8Params& p, u32 token) {
     long long slot;
     if (p.slot_bytes == 4) {
@@ -18,7 +18,7 @@ DEVICE long long load_slot(const StoreFp8Params& p, u32 token) {
 
 DEVICE u64 page_of(const StoreFp8Params& p, u64 slot) { return p.page_size == 1 ? slot : __umul64hi(slot, p.page_magic); }
 
-// Where a token's row of K or of V goes, and its head 0's scale.
+// The place of a token's row of K or of V, and of its head 0's scale.
 struct Place {
     u64 row, scale;
 };
@@ -34,7 +34,7 @@ DEVICE float load_scale(u64 at) {
 DEVICE void store_scale(u64 at, float scale) { asm volatile("st.global.f32 [%0], %1;" ::"l"(at), "f"(scale) : "memory"); }
 
 DEVICE bool is_finite(float x) { return (__float_as_uint(x) & 0x7fffffff) < 0x7f800000; }
-// The scale of a head whose largest finite number is `most`, without sign.
+// Returns the scale of a head with this maximum of finite absolute values.
 DEVICE float token_scale(float most) { return most == 0.f ? 1.f : fmaxf(__fdiv_rn(most, 448.f), __uint_as_float(0x00800000)); }
 
 DEVICE float load_number(u32 rows, u64 row, u32 i) {

@@ -1,15 +1,15 @@
-// store_latent_fp8: row i of k goes to slot slots[i] of one layer, its first numbers as bytes of E4M3 times a scale that is made here,
-// the others as bf16; a negative slot writes nothing.
+// store_latent_fp8: stores row i of k in slot slots[i] of one layer: its first numbers as bytes of E4M3 with a computed scale,
+// the others as bf16. A negative slot writes nothing.
 // Twin:    src/backend/cpu store_cache         (the specification: src/backend/cpu/scales.rs, bit for bit)
 // Params:  StoreLatentFp8Params (src/common, src/backend/cuda/kernels/params.rs); v, v_pool, v_scales unused
 // Shapes:  k [tokens, head_dim + rope.elements], rows k_stride apart; slots i32 or i64 [tokens]; kv_heads 1, by_token 1
-// Grid:    x = ceil(tokens / 8), block 256: a warp a token
+// Grid:    x = ceil(tokens / 8), block 256: one warp for each token
 // Needs:   slots distinct and below the pool's slot count
 // Build:   ptx/build.py
 #include "pdl.cuh"
 #include "store_fp8.cuh"
 
-// A number as bits of f32. NaN keeps its own, as on the CPU: an instruction would give one NaN for all of f16's.
+// Returns a number as bits of f32. NaN keeps its bits, as on the CPU; an instruction would return one NaN for all of f16's.
 DEVICE u32 load_bits(u32 rows, u64 row, u32 i) {
     if (rows == ROWS_F32) return __float_as_uint(load_scale(row + 4ull * i));
     u16 bits;
@@ -19,7 +19,7 @@ DEVICE u32 load_bits(u32 rows, u64 row, u32 i) {
     const bool nan = (wide & 0x7fff) > 0x7c00;
     return nan ? (wide & 0x8000) << 16 | 0x7f800000 | (wide & 0x3ff) << 13 : __float_as_uint(low_half(wide));
 }
-// To nearest even; a NaN stays one whatever is cut off.
+// Rounds to nearest even; NaN stays NaN.
 DEVICE u16 round_to_bf16(u32 bits) {
     const bool nan = (bits & 0x7fffffff) > 0x7f800000;
     return static_cast<u16>((nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);

@@ -1,14 +1,14 @@
-// Attention with rows of f32 over paged K and V, one warp a query row and head; for checking, not for speed.
-// Cached says what an element of the pool is: BYTES, load(address), and scales(kv head, page, slot), K's and V's.
+// Attention with rows of f32 over paged K and V, one warp for each query row and head; for checks, not for speed. Cached
+// describes an element of the pool: BYTES, load(address), and scales(kv head, page, slot) of K and V.
 #pragma once
 #include "attend.cuh"
 #include "e4m3.cuh"
 
 template <typename Cached>
 DEVICE void attend_plain(const AttendParams& p, const Cached& cached) {
-    const u32 lane = threadIdx.x % 32, dims = static_cast<u32>(p.head_stride / (32 * Cached::BYTES));  // of one lane
+    const u32 lane = threadIdx.x % 32, dims = static_cast<u32>(p.head_stride / (32 * Cached::BYTES));  // dims of one lane
     const u32 warp = blockIdx.x * 4 + threadIdx.x / 32, warps = gridDim.x * 4;
-    u32 passed = 0;  // (query, head) pairs of the sequences before
+    u32 passed = 0;  // number of (query, head) pairs of earlier sequences
     for (u32 b = 0; b < p.batch; ++b) {
         const uint4 row = load_uint4(p.batch_rows + 16ull * b);
         const u32 qo_start = row.y, extend_len = row.z, kv_len = row.w;

@@ -1,15 +1,15 @@
-// Decode attention that reads shared spans once: one launch of two kinds of CTAs (AttendSharedParams).
+// Decode attention that reads shared spans once: one launch with two kinds of CTAs (AttendSharedParams).
 //
-// The last CTAs work on the spans' items as attend_extend.cuh does, with query rows gathered from all over the batch; in the others each
-// warp has a work chunk of what rows have behind their spans, as attend_decode.cuh does. Multiprocessors hold two CTAs, of one kind or of
-// both, and the host shares the CTAs out (src/backend/cuda/attention/split/shared.rs). Where no span is, none are of the first kind.
-// Not here: how parts meet (shared_parts.cuh), the kernels of Hopper for head_dim 128 (attend_shared_sm90a.cuh).
+// The last CTAs work on the spans' items like attend_extend.cuh, with query rows gathered from the whole batch. In the other
+// CTAs each warp has a work chunk of tails, like attend_decode.cuh. Multiprocessors run two CTAs, of one kind or of both; the
+// host divides the CTAs (src/backend/cuda/attention/split/shared.rs). Without spans, there are no CTAs of the first kind.
+// shared_parts.cuh joins parts; attend_shared_sm90a.cuh has the kernels of Hopper for head_dim 128.
 #pragma once
 #include "attend_decode.cuh"
 #include "attend_extend.cuh"
 #include "shared_parts.cuh"
 
-// Both kinds as their own kernels of a head_dim are. JOINED: parts of a sum that are in registers at once.
+// The shapes of both kinds for each head_dim. JOINED: number of parts of a sum in registers.
 template <int D> struct SharedTiles;
 template <> struct SharedTiles<64> {
     enum { MT = 2, BN = 64, TILE = SPAN_ROWS, TAILS = TAIL_WARPS_ANY, STAGES = 4, JOINED = 8 };
@@ -21,7 +21,7 @@ template <> struct SharedTiles<256> {
     enum { MT = 1, BN = 32, TILE = SPAN_ROWS_256, TAILS = TAIL_WARPS_256, STAGES = 2, JOINED = 2 };
 };
 
-// Rows of T whose items are those of spans: the extend kernel takes it in place of T. ROWS: query rows of a tail.
+// Type of rows of T whose items belong to spans, in place of T in the extend kernel. ROWS: query rows of a tail.
 template <class T, int ROWS, int TAILS> struct Gathered {};
 template <class T, int ROWS, int TAILS> struct RowsOf<Gathered<T, ROWS, TAILS>> {
     using Type = typename RowsOf<T>::Type;
@@ -32,14 +32,14 @@ template <class T, int ROWS, int TAILS> DEVICE void mma(Gathered<T, ROWS, TAILS>
     mma(T(), c, a, b0, b1);
 }
 
-// The items of spans, which leave sums.
+// The items of spans, which write sums.
 template <class T, int ROWS, int TAILS> struct SpanTiles : SpanPlan<TAILS> {
     using Plan = SpanPlan<TAILS>;
     struct Lasts {
         SpanEnds lasts;
     };
 
-    // The end of an item: its sums go to their rows of `span_partial`.
+    // Ends an item: writes its sums to their rows of `span_partial`.
     template <class Shared, int MT, int EIGHTS>
     static __device__ __forceinline__ void part(const AttendParams& p, Shared& shared, const ExtendWork& work, u32 head, float factor,
                                                 const float (&o)[MT][EIGHTS][4], const float (&top)[MT][2], const float (&sum)[MT][2]) {
@@ -62,7 +62,7 @@ template <class T, int ROWS, int TAILS> struct SpanTiles : SpanPlan<TAILS> {
         if (thread == 0) shared.lasts.tell(s, Plan::cta(p), Plan::piece(p, shared.item));
     }
 
-    // After the last item: joins what is complete.
+    // After the last item: joins complete sums.
     template <int D, class Shared> static __device__ __forceinline__ void join_listed(const AttendParams& p, Shared& shared) {
         using Join = SharedJoin<T, D, ROWS, SharedTiles<D>::TILE, SharedTiles<D>::JOINED>;
         shared.lasts.template meet<Plan, Join>(Plan::all(p), threadIdx.x, 4, [] { __syncthreads(); });
@@ -72,12 +72,12 @@ template <class T, int ROWS, int TAILS> struct ItemsOf<Gathered<T, ROWS, TAILS>>
     using Type = SpanTiles<T, ROWS, TAILS>;
 };
 
-// A CTA's items, one after another.
+// Runs a CTA's items, one after another.
 template <class Span, int D> DEVICE void run_listed(const AttendParams& p, u8* memory, typename Span::Shared& shared) {
     using Items = typename Span::Items;
     for (u32 item = Items::cta(p);;) {
         Span::one(p, memory, shared, item);
-        // Loaded again rather than kept in a register.
+        // Loaded again, because no register keeps it.
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(item) : "r"(shared_address(&shared.item)));
         item = Items::next(p, item);
         if (item == 0) break;
@@ -86,7 +86,7 @@ template <class Span, int D> DEVICE void run_listed(const AttendParams& p, u8* m
     Items::template join_listed<D>(p, shared);
 }
 
-// What a CTA does. BYTES: of dynamic shared memory, which has all that one of either kind keeps there.
+// Runs a CTA of either kind. BYTES: dynamic shared memory, enough for both kinds.
 template <class Span, class Tail, int D, int BYTES> DEVICE void run_shared(const AttendParams& p) {
     constexpr int TAILS = SharedTiles<D>::TAILS;
     static_assert(Span::BM == SharedTiles<D>::TILE && Span::BYTES + sizeof(typename Span::Shared) <= BYTES);

@@ -1,14 +1,14 @@
 // Decode attention that reads shared spans of fp8 once: attend_shared.cuh over bytes (AttendSharedFp8Params).
 //
-// Items make numbers of a tile's bytes in shared memory, as attend_extend.cuh does over fp8, and tails in registers, as
-// attend_decode_fp8.cuh does. What either leaves is in the same units, so that they meet as sums over 16 bits do: what a sum is relative
-// to is a logit, all scales of K in it, and a sum of V has all of V's.
+// Items widen a tile's bytes in shared memory, like attend_extend.cuh over fp8; tails widen them in registers, like
+// attend_decode_fp8.cuh. Both write sums in the same units, so they join like sums over 16 bits: the reference of a sum is a
+// logit with all scales of K, and a sum of V includes all scales of V.
 #pragma once
 #include "attend_decode_fp8.cuh"
 #include "attend_shared.cuh"
 
-// Beside SharedTiles. A tile of 64 tokens of head_dim 128 would leave no room for its scales below 99 KB of shared memory, which
-// compute capability 8.9 has.
+// Differences from SharedTiles. At head_dim 128, a tile of 64 tokens and its scales would exceed 99 KB of shared memory, the
+// limit of compute capability 8.9.
 template <int D> struct SharedFp8Tiles;
 template <> struct SharedFp8Tiles<64> {
     enum { BN = 64, TOKENS = 32, STAGES = 4 };

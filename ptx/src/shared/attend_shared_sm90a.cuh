@@ -1,23 +1,23 @@
-// Decode attention that reads shared spans once, for Hopper: one launch of two kinds of CTAs (AttendSharedParams).
+// Decode attention that reads shared spans once, for Hopper: one launch with two kinds of CTAs (AttendSharedParams).
 //
-// The last CTAs work on the spans' items as attend_extend_sm90a.cuh does, with query rows gathered from all over the batch. In each
-// other CTA eight warps have a work chunk each of what rows have behind their spans, as attend_decode.cuh does. A CTA of either
-// kind fills a multiprocessor, so that products and memory are busy at the same time, on different ones; the host shares the
-// multiprocessors out (src/backend/cuda/attention/split/shared.rs). Where no span is, none are of the first kind.
-// Not here: how parts meet (shared_parts.cuh).
+// The last CTAs work on the spans' items like attend_extend_sm90a.cuh, with query rows gathered from the whole batch. In each
+// other CTA eight warps have a work chunk of tails each, like attend_decode.cuh. A CTA of either kind fills a multiprocessor,
+// so that products and memory are busy at the same time on different multiprocessors; the host divides these
+// (src/backend/cuda/attention/split/shared.rs). Without spans, there are no CTAs of the first kind. shared_parts.cuh joins
+// parts.
 #pragma once
 #include "attend_decode.cuh"
 #include "attend_extend_sm90a.cuh"
 #include "shared_parts.cuh"
 
-// The items of spans, which leave sums.
+// The items of spans, which write sums.
 template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
-    // The producers hand a kv head on as the item's number.
+    // The producers pass a kv head on as the item's number.
     DEVICE u32 count(const AttendParams& p) { return p.kv_heads; }
     DEVICE void begin() { wait_for_previous(); }
     using Lasts = SpanEnds;
 
-    // The end of an item: its sums go to their rows of `span_partial`.
+    // Ends an item: writes its sums to their rows of `span_partial`.
     template <class T> static __device__ __forceinline__ void part(const AttendParams& p, Lasts& lasts, const ExtendWork& work, u32 item, float factor,
                                                                    const float (&o)[16][4], const float (&top)[2], const float (&sum)[2]) {
         constexpr int D = 128, CONSUMERS = 256, FINISH = 1;
@@ -38,7 +38,7 @@ template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
         if (thread == 0) lasts.tell(s, SpanItems::cta(p), piece);
     }
 
-    // After the last item, all consumers: joins what is complete.
+    // After the last item, all consumers: joins complete sums.
     template <class T> static __device__ __forceinline__ void join_listed(const AttendParams& p, Lasts& lasts) {
         lasts.template meet<SpanItems, SharedJoin<T, 128, ROWS, SPAN_ROWS, 8>>(all(p), threadIdx.x, 8, [] { named_sync(1, 256); });
     }
@@ -63,13 +63,13 @@ template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedPa
     }
     if (threadIdx.x >= Span::CONSUMERS) {
         if (NT > 1 && !spans) {
-            // Of 16 query rows a tail wants what registers it can have.
+            // With 16 query rows, a tail needs all registers that it can get.
             asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
             return wait_for_previous();
         }
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (!spans) return wait_for_previous();
-        // Each CTA for spans has an item; the previous launch is waited for where Q is read.
+        // Each CTA for spans has an item; the wait for the previous launch is at the read of Q.
         Span::produce(p, shared_address(memory), shared, SpanItems<8 * NT>::load(p, SpanItems<8 * NT>::cta(p)));
     } else {
         if (NT > 1 && !spans) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");

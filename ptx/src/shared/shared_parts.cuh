@@ -1,6 +1,6 @@
-// Sums in parts where spans are read once: which parts a (row, kv head) has, where they stand, and their join.
+// Partial sums if spans are read once: the parts of a (row, kv head), their places, and their join.
 //
-// A part is rows of dims, and of each row what its sum is relative to and the weights' sum.
+// A part consists of rows of dims, and for each row the reference of its sum and the sum of its weights.
 #pragma once
 #include "decode_parts.cuh"
 
@@ -21,14 +21,14 @@ DEVICE SpanParts load_span(const AttendSharedParams& p, u32 span) {
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z};
 }
 
-// What all kernels read of the spans' items in the plan. TAILS: warps of a CTA that work on tails.
+// The part of the plan with the spans' items, for all kernels. TAILS: warps of a CTA that work on tails.
 template <int TAILS> struct SpanPlan {
     enum { SPANS = 1 };
     DEVICE const AttendSharedParams& all(const AttendParams& p) { return reinterpret_cast<const AttendSharedParams&>(p); }
     DEVICE const AttendSharedFp8Params& fp8(const AttendParams& p) { return reinterpret_cast<const AttendSharedFp8Params&>(p); }
-    // Place of the first item of this CTA: those that work on spans stand behind the others.
+    // Index of this CTA's first item: CTAs for spans come after the others.
     DEVICE u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan) / TAILS; }
-    // A query tile is as an extend chunk, of a sequence so long that all it reads is seen, or of the row whose own tokens it reads.
+    // A query tile as an extend item: of a sequence so long that it sees all tokens, or of the row whose own tokens it reads.
     DEVICE ExtendWork load(const AttendParams& p, u32 item) {
         const u64 at = place(p, item);
         const uint2 a = load_uint2(at);
@@ -36,7 +36,7 @@ template <int TAILS> struct SpanPlan {
         const u32 behind = b.x >> 16;
         return {a.x, a.y, b.x & 0xffff, behind == 0 ? 1u << 30 : b.z + behind - 1, 0, b.y, b.z, b.w};
     }
-    // Its place among its query tile's items, and their number.
+    // Its index among its query tile's items, and their number.
     struct Piece {
         u32 parts, piece;
     };
@@ -50,10 +50,10 @@ template <int TAILS> struct SpanPlan {
     DEVICE u32 token(const AttendParams& p, u32 place) { return load_u32(all(p).members + sizeof(SpanMember) * place); }
 };
 
-// The parts of a (row, kv head) that are of its own tokens: work chunks that its units lie in. A row without units has items there.
+// The parts of a (row, kv head)'s own tokens: work chunks with its units. A row without units has items instead.
 struct OwnParts {
     u32 count;
-    u32 first_warp;  // that has the first
+    u32 first_warp;  // warp with the first part
     DEVICE OwnParts of(u32 start, u32 units, u32 head, u32 stripes, u32 work_units) {
         const u32 begin = start + head / stripes * units, some = max(1, int(units) - int(DECODE_EXTRA)), first = begin / work_units;
         return {units == 0 ? 0 : (begin + some - 1) / work_units - first + 1, first * stripes + head % stripes};
@@ -64,9 +64,10 @@ DEVICE u32* row_counter(const AttendSharedParams& p, u32 index, u32 kv_head) {
     return reinterpret_cast<u32*>(p.attend.counters) + index * p.attend.kv_heads + kv_head;
 }
 
-// What arrives for a (row, kv head): its own parts, and for each of its new tokens, which may lie in two query tiles, each of its spans.
+// Number of arrivals for a (row, kv head): its own parts, and one for each span of each new token, which may be in two query
+// tiles.
 DEVICE u32 arrivals(const OwnParts& own, const RowShare& share) { return own.count + share.depth * share.extend_len; }
-// What is to be said for a member of a query tile when all parts of its sum are there.
+// The arrival of a member of a query tile, when all parts of its sum are present.
 struct Arrival {
     u32* counter;
     u32 of;
@@ -77,20 +78,20 @@ struct Arrival {
         const OwnParts own = OwnParts::of(share.start, share.units, head, p.attend.stripes, plan.work_units);
         return {row_counter(p, index, head), arrivals(own, share), index * p.attend.kv_heads + head};
     }
-    // Whether the member's row wants nothing else.
+    // Signals the arrival, and returns whether it is the last of the member's row.
     __device__ __forceinline__ bool is_last() const { return arrive_last_fenced(counter, of); }
 };
 
-// The slot of part `part` of them. A row that lies in one work chunk has a slot of its own.
+// The slot of part `part`. A row with units in one work chunk has its own slot.
 DEVICE u32 own_slot(const AttendSharedParams& p, const SharedHead& head, const OwnParts& own, u32 part, u32 sum) {
     if (own.count == 1) return 2 * head.decode_warps + sum;
     return 2 * (own.first_warp + part * p.attend.stripes) + (part == 0);
 }
 
-// The parts that a span makes of the sum of one of its members' new tokens: those of the CTAs that its query tile's tiles are dealt to.
+// The parts of a span for one of its members' new tokens: those of the CTAs with tiles of its query tile.
 template <int TILE> struct QueryTileParts {
     u32 count;
-    u32 row;  // of the spans' sums: the first part's
+    u32 row;  // row of the first part in the spans' sums
     DEVICE QueryTileParts of(const SharedHead& plan, const SpanParts& span, u32 place, u32 head, u32 group) {
         const u32 whole = TILE / group, nth = place - span.member_start, query_tile = nth / whole, in_tile = (nth - query_tile * whole) * group;
         const u32 begin = head * plan.head_tiles + span.tile_at + query_tile * span.stride, first = begin / plan.work_tiles;
@@ -101,7 +102,7 @@ template <int TILE> struct QueryTileParts {
     __device__ __forceinline__ u32 row_of(u32 part) const { return part == 0 ? row : row + (2 * part - 1) * TILE; }
 };
 
-// (row, kv head)s whose sums are in parts, by index * kv_heads + kv head.
+// The (row, kv head)s whose sums are in parts, by index * kv_heads + kv head.
 template <u32 MOST> struct ListedSums {
     static_assert(LISTED_SUMS <= 1 << 16, "a sum's number is a u16");
     u32 count;
@@ -109,14 +110,14 @@ template <u32 MOST> struct ListedSums {
     __device__ __forceinline__ void add(u32 sum) { listed[atomicAdd(&count, 1)] = static_cast<u16>(sum); }
 };
 
-// The CTAs that have parts of one query tile's sum share its members out among them, since to join all of them takes one CTA as long as four
-// tiles. So each waits for the others when it has done its items, but not for long: they may not run at the same time. Who comes last
-// does what is left by those that have ceased to wait.
+// The CTAs with parts of one query tile's sum divide its members among themselves, because joining all of them takes one CTA as
+// long as four tiles. Each waits for the others after its items, but not for long, since they may not run at the same time. The
+// last to arrive also joins the members of those that no longer wait.
 struct Meeting {
-    enum : u32 { LISTED = 48, TRIES = 96 };  // pieces that can be known as left; looks at the state
+    enum : u32 { LISTED = 48, TRIES = 96 };  // pieces that can be recorded as left; number of polls
     u32 parts, piece;
     bool mine, last;
-    u64 before;  // the state when the last came
+    u64 before;  // the state when the last one arrived
 
     DEVICE u64 at(const AttendSharedParams& p, u32 cta, u32 piece) { return p.meetings + sizeof(SpanMeeting) * static_cast<u64>(cta - piece); }
     DEVICE u64 add(u64 at, u64 amount) {
@@ -124,9 +125,9 @@ struct Meeting {
         asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(at), "l"(amount) : "memory");
         return before;
     }
-    // One thread, when a part has been written: the state before.
+    // One thread, when a part has been written: returns the previous state.
     DEVICE u64 come(const AttendSharedParams& p, u32 cta, u32 piece) { return add(at(p, cta, piece), 1); }
-    // One thread, when all items are done. `came`: what `come` gave.
+    // One thread, when all items are done. `came` is the result of `come`.
     DEVICE Meeting wait(const AttendSharedParams& p, u32 cta, u32 parts, u32 piece, u64 came) {
         const u64 state = at(p, cta, piece);
         auto all = [&](u64 seen) { return static_cast<u32>(seen & 0xffff) == parts; };
@@ -141,35 +142,36 @@ struct Meeting {
         if (arrive_last_fenced(reinterpret_cast<u32*>(state + 8), parts)) store_uint2(state, 0, 0);
         return {parts, piece, mine, last, came};
     }
-    // Whether this CTA speaks for a member of the query tile.
+    // Returns whether this CTA joins a member of the query tile.
     __device__ __forceinline__ bool has(u32 member) const {
         const u32 of = member % parts;
         return of == piece ? mine : last && (of >= LISTED || (before >> (16 + of) & 1));
     }
 };
 
-// A row's share of a lane's, 128 bytes apart; where `some` is false x stays.
+// Loads a lane's share of a row, in pieces 128 bytes apart; leaves x unchanged if `some` is false.
 template <int COUNT, int AT = 0> DEVICE void load_row(float4 (&x)[COUNT], u64 from, bool some) {
     load_float4_shared<AT * 128>(x[AT], from, some);
     if constexpr (AT + 1 < COUNT) load_row<COUNT, AT + 1>(x, from, some);
 }
 
-// Joins the parts of (row, kv head)s: a warp, eight lanes to a query row, four query rows at a time. ROWS: query rows that an own part
-// has room for; TILE: query rows of a query tile; BATCH: parts whose loads are in flight together. Each launch runs this code cold, so that it is short matters more than what it does.
+// Joins the parts of (row, kv head)s: a warp takes four query rows at a time, with eight lanes each. ROWS: query rows that an own part
+// has space for; TILE: query rows of a query tile; BATCH: parts whose loads are in flight together. The code is short, because each
+// launch runs it cold.
 template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
     enum { FOURS = D / 32 };  // float4 of a lane
 
-    // Up to BATCH parts of this lane's query row: where part lane % 8 of them stands and what it is relative to.
+    // Up to BATCH parts of this lane's query row: the place and the reference of part lane % 8.
     struct Turn {
         u64 data, tops;
         u32 token, q_head;
-        bool there, ends;  // the row; its sum, with these parts
+        bool there, ends;  // whether the row exists; whether its sum ends with these parts
     };
 
-    // A query row of a (row, kv head): what stays while its parts are located.
+    // A query row of a (row, kv head): the values that stay while its parts are located.
     struct Place {
         OwnParts own;
-        u32 sum, kv_head, row, head_row;  // row: of the (row, kv head)'s; head_row: of its token's
+        u32 sum, kv_head, row, head_row;  // row: of the (row, kv head); head_row: of its token
         u32 token, member, span, rows;
         DEVICE Place of(const AttendParams& p, const SharedHead& plan, const RowShare& share, u32 sum, u32 row) {
             const u32 kv_head = sum % p.kv_heads, query = row / p.group;
@@ -179,7 +181,7 @@ template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
         }
     };
 
-    // Its parts from `from` on.
+    // Locates its parts from `from` on.
     static __device__ __forceinline__ Turn locate(const AttendSharedParams& p, const SharedHead& plan, const Place& of, u32 from) {
         const u32 group = p.attend.group, part = from + threadIdx.x % 8;
         const bool there = of.row < of.rows;
@@ -202,8 +204,8 @@ template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
         return turn;
     }
 
-    // Warp `warp` of `warps` joins its share of what is listed, whose records are loaded side by side. While parts are on their way the
-    // next are looked for.
+    // Warp `warp` of `warps` joins its share of the listed sums, whose records are loaded together. While parts are in flight,
+    // the next ones are located.
     template <u32 MOST>
     static __device__ __forceinline__ void join_all(const AttendSharedParams& p, const SharedHead& plan, const ListedSums<MOST>& sums, u32 warp, u32 warps) {
         const u32 count = sums.count, lane = threadIdx.x % 32;
@@ -215,7 +217,7 @@ template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
             Turn turn = {};
             bool is = false;
             Place place = {};
-            u32 i = 0, row = lane / 8, from = 0;  // of the turn after this one
+            u32 i = 0, row = lane / 8, from = 0;  // of the next turn
 #pragma unroll 1
             for (;;) {
                 float4 x[BATCH][FOURS];
@@ -274,7 +276,7 @@ template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
         }
     }
 
-    // A query row's result, a part of it from each of eight lanes.
+    // Writes a query row's result; each of eight lanes has a part of it.
     static __device__ __forceinline__ void put(const AttendParams& p, const Turn& turn, float top, float sum, const float (&o)[FOURS][4]) {
         const u32 lane = threadIdx.x % 8;
         const float worth = enter_sink(p, turn.q_head, top, sum), inverse = sum > 0.f ? worth * (1.f / sum) : 0.f;
@@ -287,18 +289,18 @@ template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
     }
 };
 
-// A CTA's items when all are done.
+// The ends of a CTA's items.
 struct SpanEnds : ListedSums<SPAN_ROWS> {
-    u64 came[2];  // of the CTA's first item, its last
+    u64 came[2];  // of the CTA's first item, and of its last
     Meeting meeting;
 
-    // One thread, behind a barrier of all that wrote: the end of an item.
+    // One thread, after a barrier of all writers: signals the end of an item.
     template <class Of> __device__ __forceinline__ void tell(const AttendSharedParams& p, u32 cta, const Of& of) {
         if (of.parts == 1) return;
         __threadfence();
         came[of.piece == 0] = Meeting::come(p, cta, of.piece);
     }
-    // All threads, `warps` of them: joins what is complete. `sync` is a barrier of them.
+    // All threads of `warps` warps: joins complete sums. `sync` is their barrier.
     template <class Items, class Join, class Sync> __device__ __forceinline__ void meet(const AttendSharedParams& p, u32 thread, u32 warps, Sync sync) {
         const SharedHead plan = load_shared_head(p.attend);
         const u32 cta = Items::cta(p.attend);
@@ -324,7 +326,7 @@ struct SpanEnds : ListedSums<SPAN_ROWS> {
     }
 };
 
-// Rows whose units begin behind their spans.
+// Rows whose units begin after their spans.
 struct TailRows {
     static constexpr bool WHOLE = false;
     enum : u32 { EXTRA = DECODE_EXTRA };
@@ -333,8 +335,8 @@ struct TailRows {
     }
 };
 
-// The decode kernel's parts for warps that have a work chunk each, TAILS of a CTA. Tails are short: what the end of one costs, other
-// warps hide. TILE and BATCH as in SharedJoin.
+// The decode kernel's parts for warps with a work chunk each, TAILS in a CTA. Tails are short; other warps hide the cost of
+// their ends. TILE and BATCH are those of SharedJoin.
 template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, int BATCH = 8> struct SharedDecodeParts : DecodeParts<T, D, NT, 1> {
     using Base = DecodeParts<T, D, NT, 1>;
     using Base::ROWS, Base::p, Base::lane, Base::work_units, Base::write, Base::write_lse;
@@ -344,8 +346,8 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
     enum { Q_REGISTERS = 128 };
 
     const AttendSharedParams& all;
-    u32 decode_warps;  // but over fp8, whose loop has no register for it
-    u32 number;        // of all warps that decode
+    u32 decode_warps;  // unused over fp8, whose loop has no register for it
+    u32 number;        // among all warps that decode
     __device__ __forceinline__ explicit SharedDecodeParts(const AttendParams& p)
         : Base(p, thread()), all(reinterpret_cast<const AttendSharedParams&>(p)) {
         if constexpr (!over_fp8(T())) decode_warps = load_u32(p.plan);
@@ -362,7 +364,7 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
 
     __device__ __forceinline__ u32 head_of(const Cursor& c) const { return c.head * p.stripes + number % p.stripes; }
 
-    // The end of a segment: its sum is the result, or a part of it, or of no tokens.
+    // Ends a segment: its sum is the result, a part of it, or empty.
     __device__ __forceinline__ void finish(const Cursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
                                            const float (&sum)[NT][2], Pendings& pendings) {
         if (c.at >= max(1u, c.units - DECODE_EXTRA)) return;
@@ -379,14 +381,14 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
         if (parts > 1 && lane == 0) pendings.add(c.index * p.kv_heads + head);
     }
 
-    // Of one eight of query rows.
+    // Writes one eight of query rows.
     __device__ __forceinline__ void put_result(const Cursor& c, u32 rows, u32 head, u32 n, const float (&o)[D / 16][4], const float (&top)[2],
                                                const float (&sum)[2]) {
         const typename Base::Ended ended(*this, n, head, top, sum);
         write_lse(n, c.qo_start, rows, head, ended);
 #pragma unroll
         for (int m = 0; m < D / 16; ++m) {
-            // Not known to the compiler, which else keeps an address for each.
+            // Hidden from the compiler, which would otherwise keep an address for each.
             u32 at = m;
             asm volatile("" : "+r"(at));
             write(n, at, c.qo_start, rows, head, o[m], ended);
@@ -394,7 +396,7 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
     }
     __device__ __forceinline__ void put_part(u32 slot, u32 rows, u32 n, const float (&o)[D / 16][4], const float (&top)[2], const float (&sum)[2]) {
         const u32 row = n * 8 + lane % 4 * 2;
-        // Of a fragment's two numbers over fp8 the second is of the next dim; else of the eighth.
+        // The second number of a fragment is of the next dim over fp8, otherwise of the eighth next.
         constexpr u32 NEXT = over_fp8(T()) ? 1 : 8;
         float* const data = reinterpret_cast<float*>(p.partial) + (slot * u64(ROWS) + row) * D + lane / 4 * (over_fp8(T()) ? 2 : 1);
 #pragma unroll
@@ -406,8 +408,8 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
         }
     }
 
-    // All parts of this warp are written: says so, and joins those sums of which it was the last to. Arrivals at the end, side by
-    // side, cost the memory less than one at each segment's end.
+    // Signals that all parts of this warp are written, and joins the sums whose last part this was. Arrivals together at the
+    // end cost less memory time than one at each segment's end.
     __device__ __forceinline__ void join_pending(Pendings& pendings) {
         const SharedHead plan = load_shared_head(p);
         sync();
@@ -425,7 +427,7 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
                 const OwnParts own = OwnParts::of(share.start, share.units, head, p.stripes, work_units);
                 last = arrive_last_fenced(row_counter(all, index, head), arrivals(own, share));
             }
-            sync();  // what stood in the list up to here has been read
+            sync();  // the previous contents of the list have been read
             if (last) pendings.add(sum);
         }
         sync();

@@ -1,5 +1,5 @@
-// resolve_selection: the slots of the positions that lists name and their rows see, in their order, and how many they are. Rows without
-// lists are left out.
+// resolve_selection: writes the slots of the listed positions that their rows see, in order, and their number. Rows without
+// lists are skipped.
 // Twin:    src/backend/cpu/unit.rs listed      (the specification)
 // Params:  SelectParams (src/common, src/backend/cuda/kernels/params.rs); q, labels, keys, starts unused
 // Shapes:  positions, listed u32 [batch, kv_heads, top]; counts u32 [batch, kv_heads]
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(256) resolve_selection(const __grid
     wait_for_previous();
     if (!row.lists) return;
     const u64 list = params.positions + 4ull * blockIdx.x * params.top, slots = params.listed + 4ull * blockIdx.x * params.top;
-    // Warps have pieces of the list, in order.
+    // Each warp has a piece of the list, in order.
     const u32 piece = (params.top + 255) / 256 * 32, from = min(warp * piece, params.top), to = min(params.top, from + piece);
     auto sees = [&](u32 position) { return position >= row.first && position <= row.own; };
     u32 count = 0;

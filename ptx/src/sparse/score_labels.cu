@@ -1,29 +1,29 @@
-// score_labels_DTYPE: the score of each position that a row with lists sees but its own, for each kv head, as a number that orders
-// like it.
-// DTYPE:   bf16 or f16: a text and an entry of each
+// score_labels_DTYPE: computes the score of each visible position of a row with lists, except its own, for each kv head, as a
+// number of the same order.
+// DTYPE:   bf16 or f16: one text and entry point each
 // Twin:    src/backend/cpu/labels.rs score, order (the specification, bit by bit)
 // Params:  SelectParams (src/common, src/backend/cuda/kernels/params.rs); positions, listed, counts, gathered unused
 // Shapes:  q [tokens, q_heads, head_dim]; channels u32 [kv_heads, channel_count]; labels as K, channel_count wide; keys as starts says
 // Grid:    x = kv_heads or more (warps share positions and heads)
-// Needs:   q 2-byte aligned; channel_count up to 256; labels 2-byte aligned. Rows past key_chunks are left out
+// Needs:   q 2-byte aligned; channel_count up to 256; labels 2-byte aligned. Rows past key_chunks are skipped
 // Build:   ptx/build.py
 #include "select.cuh"
 
-// Each warp goes through a run of pieces of 32 positions by itself, for a few heads: a lane has a position of each, and the queries of
-// all. Labels of 16 or 32 channels that are aligned to 16 bytes are copied to shared memory some pieces ahead, 128 bytes of each token in
-// a row, since lanes that load them for themselves touch a line of the cache each and get no more than a third of the memory's bandwidth
-// (measured on an H200).
+// Each warp processes a run of pieces of 32 positions for a few heads: a lane has one position of each piece, and all queries.
+// Labels of 16 or 32 channels with 16-byte alignment are copied to shared memory some pieces ahead, 128 consecutive bytes of
+// each token. Separate loads of each lane touch one cache line each, and reach only a third of the memory bandwidth (measured
+// on an H200).
 constexpr u32 PIECE = 32, PIECES = SCORE_TOKENS / PIECE;
 constexpr u32 STAGES = 4;
-constexpr u32 UNITS = 8;  // of 16 bytes, that a token has for the heads of a warp
+constexpr u32 UNITS = 8;  // units of 16 bytes of a token, for the heads of a warp
 constexpr u32 STAGE_BYTES = PIECE * UNITS * 16;
 constexpr u32 NO_SLOT = ~0u;
 
-// What a warp has in shared memory.
+// A warp's shared memory.
 struct Own {
-    char stages[STAGES][STAGE_BYTES];  // unit u of token t in place u ^ t % 8, so that lanes' tokens are in different banks
+    char stages[STAGES][STAGE_BYTES];  // unit u of token t is in place u ^ t % 8, so that lanes' tokens are in different banks
     float queries[UNITS * 8];
-    u32 pages[STAGES][PIECE], slots[STAGES][PIECE];  // of pieces that are to be copied; NO_SLOT: of a piece there is nothing to
+    u32 pages[STAGES][PIECE], slots[STAGES][PIECE];  // of pieces to copy; NO_SLOT: nothing to copy
 };
 
 static_assert(4 * sizeof(Own) == 70656);
@@ -33,7 +33,7 @@ DEVICE float load_number(u64 at) {
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(bits) : "l"(at));
     return widen(DTYPE(), bits);
 }
-// A channel's number, of which the compiler may load several at a time.
+// Loads a channel number; the compiler may combine several loads.
 DEVICE u32 load_channel(u64 at) {
     u32 channel;
     asm("ld.global.nc.u32 %0, [%1];" : "=r"(channel) : "l"(at));
@@ -45,7 +45,7 @@ DEVICE uint4 load_shared_uint4(u32 at) {
     return v;
 }
 
-// Greater where the score is: 0 and -0 are equal, NaN is below all others.
+// Returns a number of the same order as the score: 0 and -0 are equal, and NaN is below all others.
 DEVICE u32 order(float score) {
     const int bits = __float_as_int(__fadd_rn(score, 0.f));
     return score != score ? 0 : bits ^ (bits >> 31 | 1 << 31);
@@ -55,9 +55,9 @@ DEVICE u32 order(float score) {
 struct Cursor {
     u32 number, index;
     u32 begin, end;  // pieces of the row
-    Seeing row;      // nothing is seen of one past key_chunks
+    Seeing row;      // a row past key_chunks sees nothing
 
-    // At a piece that is there: the last row that begins there or before, of which the others have none.
+    // Creates a cursor at an existing piece: its row is the last one that begins there or before, since others there are empty.
     static __device__ __forceinline__ Cursor make(const SelectParams& params, u32 number) {
         u32 begun = 0;
 #pragma unroll 4
@@ -72,7 +72,7 @@ struct Cursor {
         row = seeing(params.attend, index);
         if (chunks.end > params.key_chunks) row.own = row.first;
     }
-    // To the next piece, where there is one before `last`; whether it is another row's.
+    // Moves to the next piece before `last`, if there is one; returns whether it belongs to another row.
     __device__ __forceinline__ bool next(const SelectParams& params, u32 last) {
         if (++number >= last || number < end) return false;
         do {
@@ -81,22 +81,22 @@ struct Cursor {
         read_row(params);
         return true;
     }
-    // Of this lane.
+    // Position of this lane, and whether its row sees it.
     __device__ __forceinline__ u32 position() const { return (number - begin) * PIECE + threadIdx.x % 32; }
     __device__ __forceinline__ bool sees(u32 position) const { return position >= row.first && position < row.own; }
-    // Whether any of its positions is seen.
+    // Returns whether any of its positions is visible.
     __device__ __forceinline__ bool some() const {
         const u32 from = (number - begin) * PIECE;
         return max(from, row.first) < min(from + PIECE, row.own);
     }
 };
 
-// The heads of K that a warp scores for.
+// The kv heads that a warp scores.
 struct Heads {
     u32 first, count;
 };
 
-// Begins to look for the pages of a piece, if it is there; a position that is not seen gets the place of one that is.
+// Begins to look up the pages of a piece, if it exists; an invisible position uses the place of a visible one.
 DEVICE void look_ahead(const AttendParams& p, const Cursor& at, u32 last, Own& own, u32 stage) {
     const u32 lane = threadIdx.x % 32;
     u32 slot = NO_SLOT;
@@ -109,7 +109,7 @@ DEVICE void look_ahead(const AttendParams& p, const Cursor& at, u32 last, Own& o
     own.slots[stage][lane] = slot;
 }
 
-// Begins to copy the labels of a piece whose pages are there.
+// Begins to copy the labels of a piece whose pages are known.
 template <u32 EIGHTS> DEVICE void copy_labels(const AttendParams& p, const Heads& heads, Own& own, u32 stage) {
     const u32 lane = threadIdx.x % 32, slot = own.slots[stage][lane], unit = lane % UNITS, head = unit / EIGHTS;
     if (__shfl_sync(~0u, slot, 0) == NO_SLOT) return;
@@ -123,7 +123,8 @@ template <u32 EIGHTS> DEVICE void copy_labels(const AttendParams& p, const Heads
     }
 }
 
-// The sums of the kv heads' queries of a row, in their labels' channels, [heads, channel_count]. Loads wait for no others but a channel's.
+// Sums the queries of the kv heads of a row in their labels' channels, [heads, channel_count]. Loads wait only for a channel
+// number.
 DEVICE void sum_queries(const SelectParams& params, u64 row, const Heads& heads, float* queries) {
     const AttendParams& p = params.attend;
     const u32 count = params.channel_count;
@@ -145,13 +146,13 @@ DEVICE void sum_queries(const SelectParams& params, u64 row, const Heads& heads,
     __syncwarp();
 }
 
-// The key of this lane's position of a piece, for the warp's first head; how far apart those of its heads are.
+// The key of this lane's position of a piece, for the warp's first head, and the distance of keys of its heads.
 struct Keys {
     u64 first, stride;
     static __device__ __forceinline__ Keys make(const SelectParams& params, const Cursor& at, const Heads& heads) {
         const Chunks chunks = {at.begin / PIECES, at.end / PIECES};
         Keys keys = {keys_of(params, chunks, heads.first) + 4ull * at.position(), 4ull * SCORE_TOKENS * (chunks.end - chunks.begin)};
-        // Or else the compiler multiplies for each head and piece anew.
+        // Otherwise the compiler multiplies again for each head and piece.
         asm volatile("" : "+l"(keys.first), "+l"(keys.stride));
         return keys;
     }
@@ -179,7 +180,7 @@ template <u32 EIGHTS> DEVICE void score_staged(const Keys& keys, const Heads& he
     }
 }
 
-// Labels where they are.
+// Scores labels in place.
 DEVICE void score_read(const SelectParams& params, const Cursor& at, const Keys& keys, const Heads& heads, const float* queries) {
     const AttendParams& p = params.attend;
     if (!at.sees(at.position())) return;
@@ -206,14 +207,14 @@ struct Run {
     }
 };
 
-// Looks for the pages of the next piece, and goes on to the one after it.
+// Looks up the pages of the next piece, and moves to the one after it.
 DEVICE void look_next(const SelectParams& params, const Run& run, Cursor& ahead, Own& own, u32 stage) {
     look_ahead(params.attend, ahead, run.end, own, stage);
     ahead.next(params, run.end);
 }
 
-// EIGHTS: the labels of a head are so many times 8 channels. A piece's labels are copied while the two before it are, its pages three
-// pieces earlier, since both come from memory; those of the first pieces were asked for.
+// EIGHTS: number of channels of a head's labels, divided by 8. The labels of a piece are copied while the two pieces before it
+// are processed, and its pages are looked up three pieces earlier. Those of the first pieces were looked up by the caller.
 template <u32 EIGHTS> DEVICE void score_copied(const SelectParams& params, const Run& run, Cursor& at, Cursor& ahead, Own& own) {
     const AttendParams& p = params.attend;
     copy_wait<0>();
@@ -235,7 +236,7 @@ template <u32 EIGHTS> DEVICE void score_copied(const SelectParams& params, const
             keys = Keys::make(params, at, run.heads);
         }
         copy_wait<STAGES - 2>();
-        // Each lane has copied its part of this piece, and read its part of the one before, whose stage is written now.
+        // Each lane has copied its part of this piece, and read its part of the previous one, whose stage is now overwritten.
         __syncwarp();
         copy_next((stage + STAGES - 1) % STAGES);
         if (at.some()) score_staged<EIGHTS>(keys, run.heads, at.sees(at.position()), queries, shared_address(own.stages[stage]));
@@ -244,7 +245,7 @@ template <u32 EIGHTS> DEVICE void score_copied(const SelectParams& params, const
     }
 }
 
-// Labels of any number of channels, read where they are.
+// Labels of any number of channels, read in place.
 DEVICE void score_in_place(const SelectParams& params, const Run& run, Cursor& at, float* queries) {
     const AttendParams& p = params.attend;
     for (bool other_row = true; at.number < run.end; other_row = at.next(params, run.end)) {

@@ -1,4 +1,4 @@
-// What the kernels of a selection share: which rows have lists, and what those see.
+// Shared by the kernels of a selection: the rows with lists, and the positions that they see.
 #pragma once
 #include "pdl.cuh"
 #include "attend.cuh"
@@ -10,7 +10,7 @@ DEVICE float widen(f16, u32 bits) {
     return x;
 }
 
-// A row of the batch: positions first..own are seen, the last of them always.
+// A row of the batch: it sees positions first..own, always including the last.
 struct Seeing {
     u32 row, qo_start;
     u32 first, own;
@@ -29,10 +29,10 @@ struct Chunks {
 DEVICE Chunks chunks_of(const SelectParams& p, u32 index) {
     return {load_u32(p.starts + 4ull * index), load_u32(p.starts + 4ull * index + 4)};
 }
-// The scores of one head of a row, by position.
+// Returns the address of the keys of one head of a row, by position.
 DEVICE u64 keys_of(const SelectParams& p, const Chunks& chunks, u32 head) {
     return p.keys + 4ull * SCORE_TOKENS * (static_cast<u64>(chunks.begin) * p.attend.kv_heads + static_cast<u64>(head) * (chunks.end - chunks.begin));
 }
 
-// How many of the lanes before this one a ballot names.
+// Returns the number of lower lanes in a ballot.
 DEVICE u32 before(u32 ballot, u32 lane) { return __popc(ballot & ((1u << lane) - 1)); }

@@ -1,33 +1,33 @@
-// select_top: of each row with lists and each kv head the `top` positions with the greatest scores, ascending: the own one always, of equals
-// the later. Those of other rows name nothing.
+// select_top: selects, for each row with lists and each kv head, the `top` positions with the greatest scores, ascending:
+// always the own position, and the later of equal ones. Lists of other rows become empty.
 // Twin:    src/backend/cpu/labels.rs list      (the specification)
 // Params:  SelectParams (src/common, src/backend/cuda/kernels/params.rs); q, tables, labels, listed, counts unused
 // Shapes:  keys as starts says; positions u32 [batch, kv_heads, top]
-// Grid:    x = batch * kv_heads, y = CTAs that a long list may have
-// Needs:   keys of every position that such a row sees but its own; a row past key_chunks gets its own alone
+// Grid:    x = batch * kv_heads, y = maximum number of CTAs of a long list
+// Needs:   keys of every position that such a row sees, except its own; a row past key_chunks selects only its own position
 // Build:   ptx/build.py
 #include "select.cuh"
 
-// The list is that of all keys above the least one that is wanted, and of as many that are equal to it as there is room for. To find the
-// least one by digits takes four passes over the keys; so a sample says which keys may be wanted, one pass finds these few, and the least
-// one is looked for among them. Where they turn out too few or too many it is looked for among all.
+// The list contains all keys above the least selected key, and the last ones equal to it that fit. A search for the least key
+// by digits takes four passes over the keys. Therefore a sample determines candidate keys, one pass gathers these few, and the
+// search runs over them. If there are too few or too many candidates, the search runs over all keys.
 //
-// The keys of a long list are gathered by several CTAs; the last to be done with its part goes on with what all have found.
+// Several CTAs gather the keys of a long list; the last one to finish its part continues with the candidates of all.
 #define THREADS 512
 #define WARPS 16
-// Keys of a sample.
+// Number of keys of a sample.
 #define SAMPLE (4 * THREADS)
-// Keys that are worth a CTA.
+// Number of keys that justify a CTA.
 #define PART 8192
-// Positions that are listed at a time, a bit each.
+// Number of positions that are listed at a time, one bit each.
 #define SPAN 131072
-// Counters of a digit: lanes use different ones, so that few wait for one another.
+// Number of counters of a digit: lanes use different ones, so that few wait for each other.
 #define COLUMNS 8
 
 struct Shared {
     union {
         uint4 histogram[256][COLUMNS / 4];
-        u32 marks[2][SPAN / 32];  // positions above the least key, and those that are equal
+        u32 marks[2][SPAN / 32];  // positions above the least key, and equal to it
     };
     u32 keys[CANDIDATES], positions[CANDIDATES];
     u32 sums[256], found[3], candidates, warp_sums[2][WARPS];
@@ -35,10 +35,10 @@ struct Shared {
 
 static_assert(sizeof(Shared) <= 66816);
 
-// The number of the lowest bit that is set, of some.
+// Returns the index of the lowest set bit; there is one.
 DEVICE u32 lowest(u32 bits) { return __popc((bits & -bits) - 1); }
 
-// Where keys are: those of a row, or the candidates.
+// Sources of keys: those of a row, or the candidates.
 struct RowKeys {
     u64 first;
     __device__ __forceinline__ u32 at(u32 i) const { return load_written_u32(first + 4ull * i); }
@@ -48,8 +48,8 @@ struct SharedKeys {
     __device__ __forceinline__ u32 at(u32 i) const { return keys[i]; }
 };
 
-// The least key of the best `wanted` of `count` keys, by digits of 8 bits from the highest on; and how many keys that are equal to it are
-// too many. Of fewer digits than 4 the others are 0.
+// The least of the best `wanted` of `count` keys, by digits of 8 bits from the highest on, and the number of keys equal to it
+// to skip. If fewer than 4 digits are needed, the others are 0.
 struct Least {
     u32 key, skipped;
 };
@@ -92,15 +92,15 @@ template <int DIGITS, class Keys> DEVICE Least find_least(const Keys& keys, u32 
         __syncthreads();
         known |= s.found[0] << shift, mask |= 255u << shift;
         wanted = s.found[1], equal = s.found[2];
-        // All that begin like this are wanted, whatever their other digits.
+        // All keys with these digits are selected, whatever their other digits.
         if (wanted == equal) break;
     }
     __syncthreads();
     return {known, equal - wanted};
 }
 
-// A key that some more than `wanted` of the keys first..end are likely not below: that of a sample, of four neighbours at each of THREADS
-// places. Neighbours may be alike, so it is four and a half standard deviations of single ones on the safe side.
+// Returns a key that probably slightly more than `wanted` of the keys first..end reach, from a sample of four neighbours at
+// each of THREADS places. Neighbours may be alike, so the margin is four and a half standard deviations of independent samples.
 DEVICE u32 guess(u64 keys, u32 first, u32 end, u32 wanted, Shared& s) {
     const u32 from = (first + 3) & ~3u, fours = (end - from) / 4;
     const uint4 some = load_written_uint4(keys + 4ull * (from + 4 * static_cast<u32>(static_cast<u64>(threadIdx.x) * fours / THREADS)));
@@ -110,16 +110,16 @@ DEVICE u32 guess(u64 keys, u32 first, u32 end, u32 wanted, Shared& s) {
     return find_least<2>(SharedKeys{s.keys}, SAMPLE, static_cast<u32>(mean + 4.5f * sqrtf(mean) + 2.f), s).key;
 }
 
-// The bits first..end of four.
+// Returns bits first..end of four.
 DEVICE u32 bits_between(u32 first, u32 end) { return (1u << min(end, 4u)) - (1u << min(first, min(end, 4u))); }
 
-// Gathers the positions first..end whose key is `least` or more, and their keys, in any order; gives their number, of which the first
-// CANDIDATES are kept.
+// Gathers the positions first..end whose key is at least `least`, with their keys, in any order. Returns their number; the
+// first CANDIDATES are kept.
 DEVICE u32 gather(u64 keys, u32 first, u32 end, u32 least, Shared& s) {
     const u32 lane = threadIdx.x % 32;
     if (threadIdx.x == 0) s.candidates = 0;
     __syncthreads();
-    // Sixteen keys of a thread at a time, four of them in a row.
+    // A thread processes sixteen keys at a time, in groups of four.
     for (u32 begin = first & ~3u; begin < end; begin += 16 * THREADS) {
         const u32 own = begin + 4 * threadIdx.x;
         uint4 words[4];
@@ -136,7 +136,7 @@ DEVICE u32 gather(u64 keys, u32 first, u32 end, u32 least, Shared& s) {
             const u32 four = (words[j].x >= least) | (words[j].y >= least) << 1 | (words[j].z >= least) << 2 | (words[j].w >= least) << 3;
             hits |= (four & seen) << j * 4;
         }
-        // A place for each, counted by one lane for its warp.
+        // One lane reserves places for its warp.
         u32 place = __popc(hits);
 #pragma unroll
         for (u32 i = 1; i < 32; i *= 2) {
@@ -166,8 +166,8 @@ DEVICE uint2 load_gathered(u64 at) {
     return v;
 }
 
-// Puts the candidates of this part of a list to those of its other parts. The last part to come here gets them all, and their number as
-// `candidates`; whether this is it.
+// Adds the candidates of this part of a list to those of its other parts. Returns whether this is the last part, which gets all
+// candidates, and their number in `candidates`.
 DEVICE bool join_parts(const SelectParams& params, u32 parts, u32& candidates, Shared& s) {
     const u64 all = params.gathered + 8ull * CANDIDATES * blockIdx.x;
     u32* const counters = reinterpret_cast<u32*>(params.gather_counters) + 2 * blockIdx.x;
@@ -179,7 +179,7 @@ DEVICE bool join_parts(const SelectParams& params, u32 parts, u32& candidates, S
     __syncthreads();
     if (threadIdx.x == 0) {
         s.found[1] = arrive_last_fenced(counters + 1, parts);
-        // For the next launch.
+        // Resets the counter for the next launch.
         if (s.found[1]) s.found[0] = atomicExch(counters, 0);
     }
     __syncthreads();
@@ -193,8 +193,8 @@ DEVICE bool join_parts(const SelectParams& params, u32 parts, u32& candidates, S
     return true;
 }
 
-// Lists the positions marked in so many words of `s.marks`, `begin` on: those above the least key, and of the equals those after the first
-// `skipped`. `more` and `same`: how many of each there were before, brought up to date.
+// Lists the positions marked in `words` words of `s.marks`, from `begin` on: those above the least key, and equal ones after
+// the first `skipped`. `more` and `same` count both kinds so far.
 DEVICE void list_marked(u64 list, u32 begin, u32 words, u32 skipped, u32& more, u32& same, Shared& s) {
     const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const u32 per = (words + THREADS - 1) / THREADS, from = min(words, thread * per), to = min(words, from + per);
@@ -217,7 +217,7 @@ DEVICE void list_marked(u64 list, u32 begin, u32 words, u32 skipped, u32& more, 
         const u32 above = s.marks[0][i], equal = s.marks[1][i];
         for (u32 left = above | equal; left != 0; left &= left - 1) {
             const u32 bit = lowest(left);
-            const u32 taken = before_same > skipped ? before_same - skipped : 0;  // of the equals before
+            const u32 taken = before_same > skipped ? before_same - skipped : 0;  // number of equal ones listed before
             const bool is_more = above >> bit & 1;
             if (is_more || before_same >= skipped) store_u32(list + 4ull * (before_more + taken), begin + i * 32 + bit);
             is_more ? ++before_more : ++before_same;

@@ -1,4 +1,5 @@
-// store_labels: the labels of row i of k, some channels of each head, go to slot slots[i] of one layer; a negative slot writes nothing.
+// store_labels: stores the labels of row i of k, some channels of each head, in slot slots[i] of one layer; a negative slot
+// writes nothing.
 // Twin:    src/backend/cpu/labels.rs store     (the specification)
 // Params:  StoreLabelsParams (src/common, src/backend/cuda/kernels/params.rs)
 // Shapes:  k [tokens, kv_heads, head_dim] of 16 bits, rows k_stride apart; channels u32 [kv_heads, channel_count]

@@ -9,6 +9,7 @@ use crate::backend::check::row_stride;
 use crate::backend::{Operand, PlanError};
 use crate::layout::Dtype;
 
+/// Numbers to read, in any element type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Elements<'a> {
     /// binary32

@@ -85,7 +85,7 @@ impl Cuda {
     /// share one staged plan and one set of page tables, which determine the addresses of accesses.
     pub unsafe fn set_stream(&mut self, stream: CudaStream) {
         self.stream = stream;
-        self.stage.leave();
+        self.stage.switch_stream();
     }
 
     /// Returns the layout of the pool.

@@ -1,4 +1,4 @@
-//! Random shapes, and rows of numbers on the host.
+//! Random cases: the shape of a pool and its rows.
 
 use half::{bf16, f16};
 
@@ -11,62 +11,62 @@ use crate::layout::{
 use crate::testkit::quantised;
 use crate::testkit::rng::Rng;
 
-/// Largest pool of a random shape: all of it is compared again and again.
+/// Maximum size of a random pool in bytes; every comparison reads the whole pool.
 const POOL_BYTES: u64 = 8 << 20;
 
-/// A shape that a backend is checked with.
+/// A shape with which a backend is checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// The pool.
     pub layout: PoolLayout,
     /// Its page tables.
     pub table: TableShape,
-    /// Most plans begun and not yet done.
+    /// Maximum number of open steps.
     pub max_steps: u32,
-    /// Query heads of one kv head.
+    /// Number of query heads of one kv head.
     pub group: u32,
-    /// Element type of k and v as handed in.
+    /// Element type of the rows of k and v.
     pub kv_rows: Dtype,
-    /// Element type of q and out.
+    /// Element type of q and of the output.
     pub q_rows: Dtype,
-    /// Most tokens of one sequence.
+    /// Maximum number of tokens of a sequence.
     pub max_len: u32,
-    /// Most new tokens of a row.
+    /// Maximum number of new tokens of a row.
     pub extend_max: u32,
-    /// What the scales that are given are made of; nothing where none are.
+    /// Seed of static scales; `None` without them.
     pub scale_seed: Option<u64>,
-    /// What the channels of labels are drawn with, where the pool keeps some.
+    /// Seed of the label channels, if the pool has labels.
     pub label_seed: u64,
 }
 
 impl Case {
-    /// Returns the case as a layer stores it, with as many query heads for each kv head.
+    /// Returns the case with the shape of a layer, and with the same number of query heads for each kv head.
     pub fn of(&self, layer: LayerId) -> Self {
         self.of_group(self.layout.place(layer).group)
     }
 
-    /// Returns the case as a group's layers store it.
+    /// Returns the case with the shape of a group.
     pub fn of_group(&self, group: u32) -> Self {
         Self { layout: self.layout.of_group(group), ..*self }
     }
 
-    /// Returns the case as the layers of each group store it.
+    /// Returns the case with the shape of each group.
     pub fn groups(&self) -> impl Iterator<Item = Self> + use<'_> {
         (0..self.layout.groups().count()).map(|group| self.of_group(group))
     }
 
-    /// Query heads.
+    /// Returns the number of query heads.
     pub fn q_heads(&self) -> u32 {
         self.group * self.layout.kv_heads()
     }
 
-    /// Scales to open a backend with, where there are some.
+    /// Returns the static scales of the backend, if any.
     pub fn scales(&self) -> Option<KvScales> {
         let (layers, heads) = (self.layout.layers(), self.layout.most_kv_heads());
         self.scale_seed.map(|seed| quantised::scales(layers, heads, seed))
     }
 
-    /// Label channels to open a backend with, where there are some.
+    /// Returns the label channels of the backend, if any.
     pub fn labels(&self) -> Option<LabelChannels> {
         let channels = self.layout.label_channels();
         (channels > 0).then(|| {
@@ -79,25 +79,25 @@ impl Case {
         })
     }
 
-    /// Elements of one row of k and of v, as they are stored: v has none where rows are latent.
+    /// Returns the number of elements of one stored row of k and of v; 0 for v of latent rows.
     pub fn kv_widths(&self) -> [usize; 2] {
         self.layout.store_widths()
     }
 
-    /// Elements of one row of q.
+    /// Returns the number of elements of one row of q.
     pub fn q_width(&self) -> usize {
         self.q_heads() as usize * self.layout.head_dim() as usize
     }
 
-    /// Elements of one row of out.
+    /// Returns the number of elements of one output row.
     pub fn out_width(&self) -> usize {
         self.q_heads() as usize * self.layout.value_dim() as usize
     }
 
-    /// Plain attention of the shape.
+    /// Returns plain attention for the shape.
     pub fn attend(&self) -> Attend {
         match self.layout.shape() {
-            // As if the rows stood for heads of another length than theirs.
+            // The rows compress heads of another length.
             KvShape::Latent { rank, rope } => {
                 Attend::latent(self.q_heads(), 1.0 / ((rank / 4 + rope) as f32).sqrt())
             }
@@ -105,7 +105,7 @@ impl Case {
         }
     }
 
-    /// Plain attention of a layer: what its group reads.
+    /// Returns plain attention for a layer, with the reach of its group.
     pub fn attend_of(&self, layer: LayerId) -> Attend {
         let group = self.layout.place(layer).group;
         let plain = self.of_group(group).attend();
@@ -116,7 +116,7 @@ impl Case {
         }
     }
 
-    /// A random shape of at most [`POOL_BYTES`], of one group of layers or of several.
+    /// Returns a random shape of at most [`POOL_BYTES`], with one group of layers or with several.
     pub(super) fn random(rng: &mut Rng, in_groups: bool) -> Self {
         loop {
             let case = Self::any(rng, in_groups);
@@ -126,7 +126,7 @@ impl Case {
         }
     }
 
-    /// A small pool of many kv heads: of few tokens, since one has megabytes.
+    /// Returns a small pool of many kv heads. It has few tokens, because each takes megabytes.
     pub(super) fn of_many_heads(rng: &mut Rng, kv_heads: u32) -> Self {
         let rows = rng.pick(&[Dtype::F16, Dtype::Bf16]);
         let (max_len, page_size) = (3, rng.pick(&[1, 2]));
@@ -159,7 +159,7 @@ impl Case {
         let dtypes = [Dtype::F32, Dtype::F16, Dtype::Bf16];
         let dtype = rng.pick(&dtypes);
         let rows = rng.pick(&[dtype, dtype, Dtype::F32, Dtype::F16, Dtype::Bf16]);
-        // Small sizes stand first: a quick oracle sees more shapes.
+        // Small sizes come first, so that a short run covers more shapes.
         let (kv_heads, group, head_dim) = loop {
             let heads = (
                 rng.pick(&[1, 2, 2, 3, 4, 8]),
@@ -218,7 +218,7 @@ impl Case {
     }
 }
 
-/// The same pool of several groups of layers, with as many pages for each track.
+/// Returns the same pool with several groups of layers, and as many pages for each track.
 pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     let layers = rng.within(2, 5) as u32;
     let count = rng.within(2, layers.min(4).into());
@@ -229,7 +229,6 @@ pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     let reaches: Vec<_> = std::iter::once(Reach::All).chain(limited).collect();
     let groups = loop {
         let layers: Vec<_> = (0..layers).map(|_| rng.below(count) as u8).collect();
-        // Each group has a layer.
         if let Ok(groups) = Groups::new(&reaches, &layers) {
             break groups;
         }
@@ -240,8 +239,8 @@ pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     PoolConfig { capacity: Capacity::Pages(pages * tracks), ..config }
 }
 
-/// The same pool with shapes of their own for some groups, with as many pages for each track. Kernels serve the groups'
-/// shapes where they serve the pool's.
+/// Returns the same pool with own shapes for some groups, and as many pages for each track. Kernels support the groups'
+/// shapes if they support the pool's.
 pub(super) fn with_shapes(config: &PoolConfig, rows: Dtype, rng: &mut Rng) -> PoolConfig {
     let mut groups = config.groups;
     for group in 1..groups.count() {
@@ -253,7 +252,7 @@ pub(super) fn with_shapes(config: &PoolConfig, rows: Dtype, rng: &mut Rng) -> Po
                 let dtype = rng.pick(&[config.dtype, rows.into(), KvDtype::Fp8E4M3]);
                 (KvShape::heads(heads, rng.pick(&dims)), dtype)
             }
-            // Latent rows have scales by token alone, and kernels serve one length of them.
+            // Latent rows only have scales by token, and kernels support one length.
             shape => (shape, config.dtype),
         };
         groups = groups.with_shape(group, shape, dtype).expect("the group exists");
@@ -271,14 +270,14 @@ pub(super) fn with_shapes(config: &PoolConfig, rows: Dtype, rng: &mut Rng) -> Po
     PoolConfig { capacity: Capacity::Pages(pages), ..own }
 }
 
-/// The same pool of latent rows, and query heads.
+/// Returns the same pool with latent rows, and the number of query heads.
 fn latent(config: &PoolConfig, rng: &mut Rng) -> (PoolConfig, u32) {
     let scaling = match config.dtype {
         KvDtype::Fp8E4M3 => Scaling::ByToken,
         _ => Scaling::Static,
     };
     let (rank, rope, heads) = match rng.below(2) {
-        // What kernels serve.
+        // The shape that kernels support.
         0 => (512, 64, rng.pick(&[1, 2, 3, 8, 16, 17, 32, 40, 64, 128])),
         _ => (rng.pick(&[1, 8, 16, 20, 70]), rng.pick(&[1, 4, 8, 16, 30]), rng.within(1, 9) as u32),
     };
@@ -286,7 +285,7 @@ fn latent(config: &PoolConfig, rng: &mut Rng) -> (PoolConfig, u32) {
     (PoolConfig { shape, scaling, label_channels: 0, ..*config }, heads)
 }
 
-/// `count` of the numbers below `end`, ascending.
+/// Returns `count` numbers below `end`, ascending.
 fn some_of(rng: &mut Rng, end: u32, count: u32) -> Vec<u32> {
     let mut left = count;
     let taken = |&x: &u32| {
@@ -297,16 +296,17 @@ fn some_of(rng: &mut Rng, end: u32, count: u32) -> Vec<u32> {
     (0..end).filter(taken).collect()
 }
 
-/// The same pool of fp8, with scales of either kind.
+/// Returns the same pool in fp8, with either kind of scales.
 fn with_fp8(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     let scaling = rng.pick(&[Scaling::Static, Scaling::ByToken]);
     PoolConfig { dtype: KvDtype::Fp8E4M3, scaling, ..*config }
 }
 
-/// A pool with another plane beside its shape's, of pieces of another size, which no call may touch but copies.
+/// Returns the layout of a pool with an additional plane with pieces of another size. Only copies may change this
+/// plane.
 ///
 /// # Panics
-/// A config that is refused.
+/// If the config is invalid.
 pub fn with_spare_plane(config: &PoolConfig) -> PoolLayout {
     let layout = config.layout().expect("a valid pool");
     let (heads, order) = (layout.kv_heads(), PlaneOrder::ByPage);
@@ -315,23 +315,23 @@ pub fn with_spare_plane(config: &PoolConfig) -> PoolLayout {
     config.layout_with(&planes).expect("a valid pool")
 }
 
-/// Rows of numbers that every backend is given alike. The numbers are values of `dtype`.
+/// Rows of numbers, which are representable in `dtype`.
 #[derive(Clone, Debug)]
 pub struct HostRows {
-    /// Element type that the backend shall hold them in.
+    /// Element type in the backend.
     pub dtype: Dtype,
-    /// Elements of one row.
+    /// Number of elements of one row.
     pub width: usize,
-    /// Elements from row to row; what lies between is NaN.
+    /// Distance of rows in elements; the elements between rows are NaN.
     pub stride: usize,
     /// `rows * stride` numbers.
     pub values: Vec<f32>,
 }
 
 impl HostRows {
-    /// `rows` rows of random numbers, packed or strided.
+    /// Returns `rows` rows of random numbers, packed or strided.
     pub(super) fn random(rng: &mut Rng, dtype: Dtype, rows: usize, width: usize) -> Self {
-        // Strides are multiples of 16 bytes in every type, as kernels may ask for.
+        // Kernels may require strides of 16 bytes.
         let stride = width.next_multiple_of(8) + 8 * rng.pick(&[0, 0, 1, 5]);
         let stride = if rng.one_in(2) { width } else { stride };
         let size = rng.pick(&[0.3, 1.0, 3.0]);
@@ -342,19 +342,19 @@ impl HostRows {
         Self { dtype, width, stride, values }
     }
 
-    /// One row.
+    /// Returns row `i`, without the elements between rows.
     pub fn row(&self, i: usize) -> &[f32] {
         &self.values[i * self.stride..i * self.stride + self.width]
     }
 }
 
-/// About normally distributed.
+/// Returns an approximately normally distributed number.
 fn normal(rng: &mut Rng) -> f32 {
     let sum: u64 = (0..4).map(|_| rng.bits() >> 40).sum();
     (sum as f32 / (1 << 24) as f32 - 2.0) * 1.7
 }
 
-/// To nearest even in `dtype`.
+/// Rounds to nearest even in `dtype`.
 pub fn round(dtype: Dtype, x: f32) -> f32 {
     match dtype {
         Dtype::F32 => x,
@@ -363,7 +363,7 @@ pub fn round(dtype: Dtype, x: f32) -> f32 {
     }
 }
 
-/// The bytes of numbers in `dtype`, rounded to nearest even.
+/// Returns the bytes of numbers in `dtype`, rounded to nearest even.
 pub fn bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     match dtype {
         Dtype::F32 => bytemuck::cast_slice(values).to_vec(),
@@ -372,7 +372,7 @@ pub fn bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// Half the distance from 1 to the next number of `dtype`: the relative error of rounding.
+/// Returns half the distance from 1 to the next number of `dtype`: the relative error of rounding.
 pub fn rounding(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F32 => 2_f64.powi(-24),

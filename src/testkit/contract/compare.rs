@@ -1,4 +1,4 @@
-//! What a backend gave against what it should have given.
+//! Compares the results of a backend with the expected results.
 
 use super::case::{Case, HostRows, rounding};
 use super::exact::{Exact, attention, attention_to};
@@ -11,11 +11,11 @@ use crate::layout::Dtype;
 use crate::testkit::parallel;
 use crate::testkit::planner::Item;
 
-/// Multiplications of float64 attention that one call is worth; beyond them, rows are sampled.
+/// Maximum number of multiplications of float64 attention for one call; larger calls are sampled.
 const EXACT_WORK: u64 = 2_000_000;
 
 impl<B: TestBackend> World<'_, B> {
-    /// Outputs of one call against float64.
+    /// Compares the outputs of one call with float64.
     pub fn compare(&mut self, step: &Step, call: Pending<B>) {
         let out = self.backend.read_output(&call.out);
         let lse = call.lse.as_ref().map(|sums| self.backend.read_sums(sums));
@@ -78,7 +78,7 @@ impl<B: TestBackend> World<'_, B> {
         compare_row(bound, got, sum, exact, location, self.report);
     }
 
-    /// Every byte of the pool.
+    /// Compares every byte of the pool.
     pub fn compare_pool(&mut self) {
         self.backend.synchronize().expect("nothing failed");
         let page_bytes = self.case.layout.page_bytes() as usize;
@@ -95,7 +95,7 @@ impl<B: TestBackend> World<'_, B> {
     }
 }
 
-/// Attention of one head of a new token of row `i`, of a layer's queries.
+/// Returns the attention of one query head for a new token of row `i` in a layer.
 fn exact_of(
     case: &Case,
     history: &[Vec<History>],
@@ -122,7 +122,7 @@ fn exact_of(
     attention_to(attend, q, k, v, heads, (0..=last).filter(is_seen), sink)
 }
 
-/// A row of one head, of a backend of this unit and rows of this type.
+/// Compares one head of an output row; `unit` is the backend's.
 pub(super) fn compare_row(
     (unit, q_rows): (f64, Dtype),
     got: &[f32],
@@ -134,7 +134,7 @@ pub(super) fn compare_row(
     let of_lse = unit * exact.lse.abs();
     let unit = unit * (4.0 + exact.logit_mass);
     let rounding = rounding(q_rows);
-    // f16 has no finer numbers than 2^-24: neither for results nor for weights.
+    // f16 has no numbers finer than 2^-24, neither for results nor for weights.
     let step = 2_f64.powi(-25);
     let weights = if q_rows == Dtype::F16 { step } else { 0.0 };
     let sums = exact.out.iter().zip(&exact.mass).zip(&exact.faint);

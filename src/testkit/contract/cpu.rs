@@ -1,4 +1,4 @@
-//! The CPU backend's buffers are vectors.
+//! The contract's buffers for the CPU backend: vectors.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -8,7 +8,7 @@ use crate::backend::{Cpu, CpuRows, CpuRowsMut};
 use crate::id::PageId;
 use crate::layout::Dtype;
 
-/// Numbers in one of the types.
+/// Numbers of one element type.
 #[derive(Clone, Debug)]
 pub enum Numbers {
     /// binary32
@@ -30,7 +30,7 @@ impl Numbers {
     }
 }
 
-/// Rows in one of the types; a stride that is the width counts as packed.
+/// Rows of one element type. A stride equal to the width means packed.
 #[derive(Clone, Debug)]
 pub struct OwnedRows {
     buffer: Numbers,
@@ -52,8 +52,8 @@ impl OwnedRows {
     }
 }
 
-/// Precision of attention: sums in f32, whatever the types, with four roundings of 2^-24. `exp` alone is allowed that
-/// much, and a logit with a soft cap is rounded that often.
+/// Precision of attention: sums in f32 for every element type, with four roundings of 2^-24. They cover the error of
+/// `exp`, and the roundings of a logit with a soft cap.
 pub(super) const UNIT: f64 = 1.0 / (1 << 22) as f64;
 
 impl TestBackend for Cpu {

@@ -1,4 +1,4 @@
-//! The buffers of an [`Either`] are those of the chosen backend.
+//! The contract's buffers for an [`Either`]: those of the chosen backend.
 
 use super::{Case, HostRows, SparseTestBackend, TestBackend};
 use crate::backend::Either;
@@ -15,7 +15,7 @@ macro_rules! both {
     };
 }
 
-/// Wraps what an expression makes of the chosen side.
+/// Applies an expression to the chosen side, and wraps the result.
 macro_rules! each {
     ($either:expr; |$x:ident| $left:expr, $right:expr) => {
         match $either {

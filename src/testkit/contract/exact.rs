@@ -1,27 +1,27 @@
-//! Attention as it is defined, in float64 over contiguous K and V.
+//! Attention by its definition, in float64 over contiguous K and V.
 
 use std::ops::RangeInclusive;
 
 use crate::backend::Attend;
 
-/// What one query row gives.
+/// The result of one query row.
 #[derive(Clone, Debug)]
 pub struct Exact {
     /// The output, `[value_dim]`.
     pub out: Vec<f64>,
-    /// `sum_j p_j |v_j|`, `[value_dim]`: what errors of the output are measured by.
+    /// `sum_j p_j |v_j|`, `[value_dim]`: the scale of errors of the output.
     pub mass: Vec<f64>,
-    /// `sum_j |v_j|` over the tokens whose weight is below 2^-14 of the greatest, in parts of all weights,
-    /// `[value_dim]`: what errors of weights in f16 are measured by, which has no finer numbers than 2^-24.
+    /// `sum_j |v_j|` over the tokens with weights below 2^-14 of the maximum, divided by the sum of all weights,
+    /// `[value_dim]`. It is the scale of errors of f16 weights, which are multiples of 2^-24.
     pub faint: Vec<f64>,
     /// The log-sum-exp.
     pub lse: f64,
-    /// The largest `scale sum_i |q_i k_i|`: what errors of the logits are measured by.
+    /// `max_j scale sum_i |q_i k_i|`: the scale of errors of the logits.
     pub logit_mass: f64,
 }
 
-/// One query row at `position` over `k`, `[positions, kv_heads, head_dim]`, and `v`, whose heads may be shorter, of
-/// which it reads `kv_head`; its head has a sink, or minus infinity.
+/// Returns attention of one query row at `position` over `kv_head` of `k`, `[positions, kv_heads, head_dim]`, and `v`,
+/// whose heads may be shorter. The sink may be minus infinity.
 pub fn attention<T: Copy + Into<f64>>(
     attend: &Attend,
     q: &[f32],
@@ -34,14 +34,14 @@ pub fn attention<T: Copy + Into<f64>>(
     attention_to(attend, q, k, v, heads, sees(attend, position), sink)
 }
 
-/// The positions that a query at `position` sees.
+/// Returns the positions that a query at `position` sees.
 pub fn sees(attend: &Attend, position: usize) -> RangeInclusive<usize> {
     let first = (position + 1).saturating_sub(attend.window.map_or(usize::MAX, |w| w as usize));
     let of_chunk = attend.chunk.map_or(0, |size| position / size as usize * size as usize);
     first.max(of_chunk)..=position
 }
 
-/// [`attention`] to just these positions, whatever the window; with none of them the output is 0.
+/// [`attention`] to the given positions, whatever the window. Without positions, the output is 0.
 pub fn attention_to<T: Copy + Into<f64>>(
     attend: &Attend,
     q: &[f32],

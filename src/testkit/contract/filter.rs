@@ -1,4 +1,4 @@
-//! The cases that a check of the contract draws: one row for each kind of kernel.
+//! Filters of random cases: one for each kind of kernel.
 
 use super::Case;
 use crate::layout::{Dtype, KvDtype, KvShape};
@@ -7,24 +7,23 @@ use crate::testkit::rng::Rng;
 /// A restriction of the random cases of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct Filter {
-    /// So many kv heads, in small pools made for them; nothing for random pools.
+    /// Number of kv heads of special small pools; `None` for random pools.
     kv_heads: Option<u32>,
-    /// Pools of several groups of layers.
+    /// Whether pools have several groups of layers.
     in_groups: bool,
-    /// Elements of a head in group 0 and in group 1.
+    /// Number of elements of a head in group 0 and in group 1.
     head_dims: Option<(u32, u32)>,
-    /// Query heads of a kv head and most new tokens of a row, drawn from these; an empty list changes nothing.
+    /// Query heads of a kv head, one of these, and maximum new tokens of a row. An empty list changes nothing.
     groups: &'static [u32],
     extends: &'static [Extends],
-    /// All of them hold.
+    /// Conditions that all must hold.
     conditions: &'static [fn(&Case) -> bool],
 }
 
-/// Most new tokens of a row.
 #[derive(Clone, Copy, Debug)]
 enum Extends {
     Tokens(u32),
-    /// As many tokens as have this number of query rows of a kv head; at least one token.
+    /// As many tokens as have this number of query rows in a kv head, at least one.
     QueryRows(u32),
 }
 use Extends::{QueryRows, Tokens};
@@ -43,32 +42,32 @@ impl Filter {
     /// Quantised pools.
     pub const FP8: Self = Self { conditions: &[is_fp8], ..Self::ALL };
 
-    /// Pools of heads whose elements are pairs.
+    /// Pools with heads of an even number of elements.
     pub const HEADS: Self = Self {
         conditions: &[|case| !case.layout.is_latent() && case.layout.head_dim() % 2 == 0],
         ..Self::ALL
     };
 
-    /// Pools of the heads that kernels rotate.
+    /// Pools with heads that kernels can rotate.
     pub const KERNEL_HEADS: Self = Self { conditions: &[has_heads_for_spans], ..Self::ALL };
 
-    /// Pools that keep labels.
+    /// Pools with labels.
     pub const LABELS: Self =
         Self { conditions: &[|case| case.layout.label_channels() > 0], ..Self::ALL };
 
-    /// Pools of 16 bits with families of sequences: kernels read spans once that their members share.
+    /// 16-bit pools with families of sequences, whose shared spans kernels read once.
     pub const SPANS: Self =
         Self { conditions: &[is_16_bits, has_heads_for_spans, has_families], ..Self::ALL };
 
-    /// [`Filter::SPANS`] with groups of 9 to 16, which the others seldom draw.
+    /// [`Filter::SPANS`] with groups of 9 to 16, which random cases seldom have.
     pub const WIDE_SPANS: Self = Self {
         groups: &[9, 10, 11, 12, 13, 14, 15, 16],
         conditions: &[is_16_bits, has_heads_for_spans, has_families, |case| case.q_heads() <= 64],
         ..Self::ALL
     };
 
-    /// [`Filter::SPANS`] with rows of a few new tokens, as when drafts are verified. A kernel holds 8 or 16 query rows
-    /// of a tail; some rows exceed both.
+    /// [`Filter::SPANS`] with rows of a few new tokens, as in the verification of drafts. Tails hold 8 or 16 query
+    /// rows; some rows exceed both.
     pub const SHORT_SPANS: Self = Self {
         groups: &[1, 2, 3, 4, 5, 6, 7, 8],
         extends: &[QueryRows(8), QueryRows(16), QueryRows(16), Tokens(8), Tokens(u32::MAX)],
@@ -86,7 +85,7 @@ impl Filter {
         ..Self::ALL
     };
 
-    /// Pools of 16 bits with heads of 128, whose kernels take several new tokens of a row.
+    /// 16-bit pools with heads of 128, whose kernels take several new tokens of a row.
     pub const SHORT: Self = Self {
         conditions: &[is_16_bits, |case| has_heads(case, &[128]), |case| case.max_len >= 40],
         ..Self::ALL
@@ -102,7 +101,7 @@ impl Filter {
         ..Self::ALL
     };
 
-    /// Latent rows of many query heads, whose reads two CTAs of a cluster share.
+    /// Latent rows with many query heads, for which two CTAs of a cluster share reads.
     pub const LATENT_PAIRS: Self = Self {
         conditions: &[
             is_latent,
@@ -113,23 +112,23 @@ impl Filter {
         ..Self::ALL
     };
 
-    /// Pools of `kv_heads` kv heads, of 16 bits or quantised, with a few short sequences.
+    /// Pools of `kv_heads` kv heads, 16-bit or quantised, with a few short sequences.
     pub const fn many_heads(kv_heads: u32) -> Self {
         Self { kv_heads: Some(kv_heads), ..Self::ALL }
     }
 
-    /// Returns the same filter of pools whose layers are in several groups.
+    /// Returns the same filter for pools with several groups of layers.
     #[must_use]
     pub const fn in_groups(self) -> Self {
         Self { in_groups: true, ..self }
     }
 
-    /// Pools of several groups of layers, of which group 0 and group 1 have heads of these lengths.
+    /// Pools with several groups of layers, with heads of these lengths in group 0 and in group 1.
     pub const fn head_dims(full: u32, limited: u32) -> Self {
         Self { in_groups: true, head_dims: Some((full, limited)), ..Self::ALL }
     }
 
-    /// Draws a case; returns none where a condition does not hold.
+    /// Draws a case; `None` if it does not meet a condition.
     pub(super) fn draw(&self, rng: &mut Rng) -> Option<Case> {
         let mut case = match self.kv_heads {
             Some(kv_heads) => Case::of_many_heads(rng, kv_heads),

@@ -1,22 +1,20 @@
-//! K and V of sequences as numbers, which attention is compared by.
-//!
-//! Not here: the bytes of the pool (`shadow.rs`).
+//! K and V of sequences as numbers, for comparisons of attention.
 
 use super::stored::{Given, Stored, planes};
 use crate::id::LayerId;
 use crate::layout::PoolLayout;
 
-/// K and V of one sequence in one layer, contiguous: `[positions, kv_heads, dims]` each, as the pool holds them.
+/// K and V of one sequence in one layer, contiguous: `[positions, kv_heads, dims]` each, with the pool's rounding.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     pub k: Vec<f64>,
     pub v: Vec<f64>,
-    /// `[positions, kv_heads, channels]`, where the pool keeps labels.
+    /// `[positions, kv_heads, channels]`, if the pool has labels.
     pub labels: Vec<f32>,
 }
 
 impl History {
-    /// One more token's rows of k and v, as the pool holds them.
+    /// Appends one token's rows of k and v, with the pool's rounding.
     pub fn push(
         &mut self,
         layout: &PoolLayout,
@@ -34,7 +32,7 @@ impl History {
         self.labels.extend(stored.labels);
     }
 
-    /// Keeps of the places from `first` on, of `tokens` in all, those whose bit is 1.
+    /// Keeps the places from `first` on whose bit is 1, among `tokens` places in total.
     pub fn keep(&mut self, tokens: u32, first: u32, keep: u64) {
         let (tokens, first) = (tokens as usize, first as usize);
         keep_rows(&mut self.k, tokens, first, keep);
@@ -43,7 +41,7 @@ impl History {
     }
 }
 
-/// Keeps of the rows from `first` on, one for each of `tokens`, those whose bit is 1.
+/// Keeps the rows from `first` on whose bit is 1; there is one row for each of `tokens`.
 fn keep_rows<T: Clone>(rows: &mut Vec<T>, tokens: usize, first: usize, keep: u64) {
     let row = rows.len() / tokens;
     let kept = (0..tokens - first).filter(|bit| keep >> bit & 1 == 1);

@@ -1,6 +1,4 @@
-//! What should be in the host pages, as saves and leases make it.
-//!
-//! Not here: the calls (`moved.rs`).
+//! The expected contents of the host pages, after saves and leases.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -10,18 +8,18 @@ use super::TestBackend;
 use crate::backend::Moved;
 use crate::id::{HostPageId, MoveId};
 
-/// How long a backend may take to prepare a few host pages.
+/// Maximum time for a backend to prepare a few host pages.
 const READY: Duration = Duration::from_secs(20);
 
-/// What should be in the host pages, and who uses them.
+/// The expected contents of the host pages, and their users.
 pub(super) struct HostShadow<B: TestBackend> {
-    /// The bytes of each page, where they are defined.
+    /// The bytes of each page, if they are defined.
     pub pages: Vec<Option<Vec<u8>>>,
     pub last: Moved,
     pub seen: Moved,
     /// The last save and the last move of each page.
     pub busy: Vec<Moved>,
-    /// Read leases, with the bytes that they show.
+    /// Read leases, with their expected bytes.
     pub reads: BTreeMap<u32, (B::Read, Vec<u8>)>,
 }
 
@@ -42,13 +40,13 @@ impl<B: TestBackend> HostShadow<B> {
         MoveId::new(self.last.saved.max(self.last.loaded).raw() + 1)
     }
 
-    /// Pages of host memory that may be written.
+    /// Returns host pages that may be written.
     pub fn free(&self) -> Vec<HostPageId> {
         let all = 0..self.pages.len() as u32;
         all.filter(|page| !self.reads.contains_key(page)).map(HostPageId::new).collect()
     }
 
-    /// Pages of host memory whose bytes are defined.
+    /// Returns host pages whose bytes are defined.
     pub fn full(&self) -> Vec<HostPageId> {
         let all = (0..self.pages.len() as u32).map(HostPageId::new);
         all.filter(|page| self.pages[page.index()].is_some()).collect()

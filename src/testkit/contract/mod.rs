@@ -1,30 +1,29 @@
-//! The contract of [`Backend`], checked for any implementation: B1 to B8 and B11 to B16 over random shapes and batches
-//! (B9 and B10: `sparse`; B19: `rotated`).
+//! The contract of [`Backend`](crate::Backend), checked for any implementation: B1 to B8 and B11 to B18 over random
+//! shapes and batches; B9 and B10 in `sparse`, B19 in `rotated`.
 //!
-//! A run is one pool and a few rounds. A round brings in, forks and finishes sequences, begins several plans, runs them
-//! layer by layer (through bytes, on another thread, padded: as it falls), ends them (B8: what is asked of their plans
-//! from then on is refused), and compares:
+//! A run uses one pool for a few rounds. A round admits, forks and finishes sequences, and begins several plans. It
+//! runs the plans layer by layer, at random also through bytes, on another thread or padded, ends them, and checks that
+//! the backend rejects ended plans (B8). Then it compares:
 //!
-//! * every byte of the pool with a shadow of it, after stores and copies (B3, B5, B7): all pages are poisoned with NaN
-//!   first, so a stray write shows, and so does a stray read, in the outputs. Some pools have a plane beside K and V;
-//! * every output and log-sum-exp with attention in float64 over contiguous K and V (B1, B2, B4). Outputs are poisoned
-//!   too; what lies between strided rows must stay poison. K and V of a quantised pool are what its bytes stand for.
+//! * every byte of the pool with a shadow, after stores and copies (B3, B5, B7). All pages are first filled with NaN,
+//!   so stray writes change the shadow's bytes and stray reads change outputs. Some pools have an additional plane;
+//! * every output and log-sum-exp with attention in float64 over contiguous K and V (B1, B2, B4). Outputs are first
+//!   filled with NaN, which must remain between strided rows. K and V of a quantised pool are the values of its bytes.
 //!
-//! Some rows are trees of drafts, or see what random masks let them.
-//!
-//! The bound: `|out - exact| <= unit (4 + max_j scale sum_i |q_i k_i|) sum_j p_j |v_j|`, plus the rounding of `out`'s
-//! type. `unit` is the backend's own: the precision it computes in, times a small constant.
-//!
-//! Not here: which errors a backend has, beyond that it refuses what makes no sense.
+//! Some rows are draft trees or have random masks. Errors are bounded by `|out - exact| <= unit (4 + max_j scale sum_i
+//! |q_i k_i|) sum_j p_j |v_j|`, plus the rounding of `out`'s type. `unit` is the precision of the backend's
+//! computation, times a small constant. The contract does not prescribe the kind of an error.
 
 mod case;
 mod compare;
 mod cpu;
+mod draw;
 mod either;
 mod exact;
 mod filter;
 mod history;
 mod host_shadow;
+mod invalid;
 mod late;
 mod moved;
 mod rotated;
@@ -49,11 +48,11 @@ use crate::backend::{HostMemory, OpenBackend};
 use crate::id::PageId;
 use crate::testkit::parallel;
 use crate::testkit::rng::{Rng, mix};
-use run::Also;
+use run::ExtraCheck;
 
-/// What a test needs of a backend, beyond [`HostMemory`]: buffers, and the pool's bytes.
+/// A backend under test: its buffers, and access to the pool's bytes.
 ///
-/// Buffers may lie on a device. Reads are asked for after `synchronize`. These methods panic where they fail.
+/// Buffers may be on a device. The test calls `synchronize` before reads. These methods panic on failure.
 pub trait TestBackend: HostMemory + Send {
     /// Rows of q, k or v, or sinks.
     type Input;
@@ -62,63 +61,64 @@ pub trait TestBackend: HostMemory + Send {
     /// Log-sum-exp.
     type Sums;
 
-    /// Whether the backend takes the shape. Others are drawn until one is.
+    /// Returns whether the backend supports the shape. Otherwise the test draws another one.
     fn supports(case: &Case) -> bool;
 
-    /// Precision of attention for a shape, times a small constant: see the module for the bound.
+    /// Returns the precision of attention for a shape, times a small constant: see the bound in the module's
+    /// documentation.
     fn unit(&self, case: &Case) -> f64;
 
-    /// A buffer with these rows, in their type and with their stride.
+    /// Creates a buffer with these rows, in their type and stride.
     fn input(&mut self, rows: &HostRows) -> Self::Input;
 
-    /// The rows of a buffer, as the backend takes them.
+    /// Returns the rows of a buffer.
     fn rows(input: &Self::Input) -> Self::Rows<'_>;
 
-    /// A buffer of packed f32, as the backend takes sinks.
+    /// Returns the sinks of a buffer of packed f32.
     fn sinks(input: &Self::Input) -> Self::Sinks<'_>;
 
-    /// A buffer to write to, of the type and stride of these rows, and holding them.
+    /// Creates an output buffer with the type, stride and contents of these rows.
     fn output(&mut self, poison: &HostRows) -> Self::Output;
 
-    /// The rows of a buffer, as the backend takes them.
+    /// Returns the rows of a buffer to write.
     fn rows_mut(output: &mut Self::Output) -> Self::RowsMut<'_>;
 
-    /// All `rows * stride` numbers of a buffer.
+    /// Returns all `rows * stride` numbers of a buffer.
     fn read_output(&mut self, output: &Self::Output) -> Vec<f32>;
 
-    /// A buffer for `len` log-sum-exps, filled with NaN.
+    /// Creates a buffer for `len` log-sum-exps, filled with NaN.
     fn sums(&mut self, len: usize) -> Self::Sums;
 
-    /// The buffer, as the backend takes it.
+    /// Returns the log-sum-exps of a buffer to write.
     fn lse(sums: &mut Self::Sums) -> Self::Lse<'_>;
 
-    /// All numbers of a buffer.
+    /// Returns all numbers of a buffer.
     fn read_sums(&mut self, sums: &Self::Sums) -> Vec<f32>;
 
-    /// The bytes of pages, one page after another, each in the order `[plane, layer, piece]`.
+    /// Reads the bytes of pages, each in the order `[plane, layer, piece]`.
     fn read_pages(&mut self, pages: &[PageId], target: &mut [u8]);
 
-    /// Replaces the bytes of pages, in the same order.
+    /// Writes the bytes of pages, in the same order.
     fn write_pages(&mut self, pages: &[PageId], source: &[u8]);
 }
 
-/// What a check saw.
+/// The extent of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Seeds.
+    /// Number of seeds.
     pub runs: u64,
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
-    /// Rows of one head that were compared.
+    /// Number of compared rows of one head.
     pub rows: u64,
-    /// Largest error of an output beyond its type's rounding, as a part of its bound: at most 1.
+    /// Maximum error of an output beyond its type's rounding, as a fraction of its bound: at most 1.
     pub worst_out: f64,
-    /// Largest error of a log-sum-exp, as a part of its bound: at most 1.
+    /// Maximum error of a log-sum-exp, as a fraction of its bound: at most 1.
     pub worst_lse: f64,
 }
 
 impl Report {
-    /// Returns what this check and another one saw together.
+    /// Combines two reports.
     fn and(&self, other: &Self) -> Self {
         Self {
             runs: self.runs + other.runs,
@@ -138,11 +138,11 @@ impl fmt::Display for Report {
     }
 }
 
-/// Checks a backend's contract, one fresh backend a seed, opened with what `options` make of its shape: of the
-/// [scales](Case::scales) above all.
+/// Checks a backend's contract with a fresh backend for each seed. `options` returns the options for a shape, such as
+/// its [scales](Case::scales).
 ///
 /// # Panics
-/// At the first breach; the message names the seed, the shape and the place.
+/// At the first violation; the message contains the seed, the shape and the place.
 pub fn check_backend<O>(options: impl Fn(&Case) -> O + Sync, seeds: Range<u64>) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,
@@ -150,7 +150,7 @@ where
     check_cases(&Filter::ALL, options, seeds)
 }
 
-/// The same over the cases of a filter.
+/// [`check_backend`] over the cases of a filter.
 ///
 /// # Panics
 /// As [`check_backend`].
@@ -165,12 +165,12 @@ where
     check_seeds(filter, options, seeds, None)
 }
 
-/// Runs each seed on the first case of the filter that the backend supports; cores run several seeds at a time.
+/// Runs each seed on the filter's first case that the backend supports, with several seeds in parallel.
 fn check_seeds<O>(
     filter: &Filter,
     options: impl Fn(&Case) -> O + Sync,
     seeds: Range<u64>,
-    also: Option<Also<O::Backend>>,
+    also: Option<ExtraCheck<O::Backend>>,
 ) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,

@@ -1,7 +1,7 @@
 //! Saves, loads and leases between and during the steps of a run (B12 to B16).
 //!
-//! A load's targets are pages that no plan has named yet: free ones, and those of new sequences. So are the sources of
-//! saves that a later call writes.
+//! Targets of loads, and sources of saves that a later call writes, are pages that no plan contains yet: free pages,
+//! and pages of new sequences.
 
 use std::thread;
 
@@ -32,7 +32,7 @@ impl<B: TestBackend> World<'_, B> {
         self.watch();
     }
 
-    /// Pages of sequences that no step of this round writes.
+    /// Returns pages of sequences that no step of this round writes.
     pub fn whole_pages(&self) -> Vec<PageId> {
         let size = self.case.layout.page_size();
         let live = self.planner.live();
@@ -82,7 +82,7 @@ impl<B: TestBackend> World<'_, B> {
         self.host.last.loaded = id;
     }
 
-    /// Brings pages, which no plan has named, in by leases and loads. Returns whether it did.
+    /// Writes pages that no plan contains, through leases and loads. Returns whether it did.
     pub fn load_shadow(&mut self, pages: &[PageId]) -> bool {
         if self.host.pages.is_empty() || self.rng.one_in(2) {
             return false;
@@ -104,7 +104,7 @@ impl<B: TestBackend> World<'_, B> {
         true
     }
 
-    /// Writes a host page by a lease, on another thread now and then.
+    /// Writes a host page through a lease, sometimes on another thread.
     fn write(&mut self, host: HostPageId, bytes: Vec<u8>) {
         let mut lease = self.backend.lease_mut(host);
         match self.rng.one_in(4) {
@@ -118,7 +118,7 @@ impl<B: TestBackend> World<'_, B> {
         self.host.pages[host.index()] = Some(bytes);
     }
 
-    /// Reads some host pages by leases, which live on while pages move.
+    /// Reads some host pages through leases, which continue while pages move.
     pub fn lease_some(&mut self) {
         self.host.reads.retain(|_, (lease, bytes)| {
             assert!((*lease).as_ref() == bytes.as_slice(), "a leased page has changed");
@@ -135,7 +135,7 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// The watermark never falls and never passes the last call.
+    /// Checks that the watermark never falls and never passes the last call.
     fn watch(&mut self) -> Moved {
         let moved = self.backend.moved().expect("nothing failed");
         let HostShadow { seen, last, .. } = &mut self.host;
@@ -145,7 +145,7 @@ impl<B: TestBackend> World<'_, B> {
         moved
     }
 
-    /// Every byte of the host pages, once all calls are done.
+    /// Compares every byte of the host pages, once all calls are complete.
     pub fn compare_host(&mut self) {
         if self.host.pages.is_empty() {
             return;
@@ -158,7 +158,7 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// Pages that do not exist and numbers that do not rise are refused, and nothing moves.
+    /// Checks that pages that do not exist and numbers that do not rise are rejected, and that nothing moves.
     fn refuses_moves(&mut self) {
         let (pages, hosts) = (self.case.layout.page_count(), self.host.pages.len() as u32);
         let of =

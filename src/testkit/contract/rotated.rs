@@ -1,21 +1,21 @@
 //! B19: rows of q, k and v that are rotated and stored in one call.
 //!
-//! Rows are compared with the norm and the rotation in float64, and the pool with a shadow that holds the rows of k as
-//! the backend wrote them, and v. Then the step's own K and V are stored again.
+//! Rows are compared with norm and rotation in float64. The pool is compared with a shadow of the k that the backend
+//! wrote, and of v. Then the step's own K and V are stored again.
 
 use std::ops::Range;
 
 use super::case::{HostRows, rounding};
-use super::run::{Also, Step, World};
+use super::run::{ExtraCheck, Step, World};
 use super::{Case, Filter, Report, TestBackend, check_seeds};
 use crate::backend::{OpenBackend, Rope};
 use crate::id::LayerId;
 use crate::layout::Dtype;
 
-/// As [`check_cases`](super::check_cases), with B19; the filter draws pools of [heads](Filter::HEADS).
+/// [`check_cases`](super::check_cases) with B19. The filter must select pools of [heads](Filter::HEADS).
 ///
 /// # Panics
-/// At the first breach; the message names the seed, the shape and the place.
+/// At the first violation; the message contains the seed, the shape and the place.
 pub fn check_rotated<O>(
     filter: &Filter,
     options: impl Fn(&Case) -> O + Sync,
@@ -24,22 +24,22 @@ pub fn check_rotated<O>(
 where
     O: OpenBackend<Backend: TestBackend>,
 {
-    let also: Also<O::Backend> = |world, step, layer, _, _| world.check_rotated(step, layer);
+    let also: ExtraCheck<O::Backend> = |world, step, layer, _, _| world.check_rotated(step, layer);
     check_seeds(filter, options, seeds, Some(also))
 }
 
-/// The numbers of a call.
+/// The inputs of a call.
 struct Given {
     q_heads: usize,
     qkv: HostRows,
-    /// Of q and of k; no rows: no norm.
+    /// Norms of q and of k; no rows for no norm.
     norms: [Option<HostRows>; 2],
     eps: f32,
     frequencies: HostRows,
 }
 
 impl Given {
-    /// A head of a token as the call makes it, and the size of what is added up for each element.
+    /// Returns the expected head of a token, and for each element the sum of absolute terms.
     fn exact(&self, token: usize, head: usize, dim: usize, position: u32) -> Vec<(f64, f64)> {
         let norm = &self.norms[usize::from(head >= self.q_heads)];
         let numbers = &self.qkv.row(token)[head * dim..(head + 1) * dim];
@@ -62,7 +62,7 @@ impl Given {
 }
 
 impl<B: TestBackend> World<'_, B> {
-    /// One layer of one step.
+    /// Checks one layer of one step.
     fn check_rotated(&mut self, step: &Step, layer: usize) {
         let (plan, id) = (step.plan.plan(), LayerId::new(layer as u32));
         let case = self.case.of(id);
@@ -102,7 +102,7 @@ impl<B: TestBackend> World<'_, B> {
         self.store(step, layer);
     }
 
-    /// Random rows, with norms or without.
+    /// Returns random rows, with or without norms.
     fn given_rows(&mut self, case: &Case, tokens: usize) -> Given {
         let (layout, dtype) = (&case.layout, case.kv_rows);
         let (dim, kv_heads) = (layout.head_dim() as usize, layout.kv_heads() as usize);

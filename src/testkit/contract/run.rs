@@ -1,4 +1,5 @@
-//! One run of the contract: random rounds on one backend of one shape, compared with a shadow of its pool.
+//! One run of the contract: random rounds on one backend of one shape, compared with a shadow of its pool. `draw`
+//! chooses the inputs, and `invalid` makes calls that the backend must reject.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -10,9 +11,9 @@ use super::stored::Given;
 use super::{Report, TestBackend};
 use crate::backend::{Attend, Queries};
 use crate::id::{LayerId, PageId, RowId};
-use crate::layout::{Dtype, LayerPlace};
-use crate::plan::{BatchPlan, Compaction, OwnedPlan, StepEnd, StepScratch};
-use crate::testkit::planner::{Item, Planner, shuffle};
+use crate::layout::LayerPlace;
+use crate::plan::{Compaction, OwnedPlan, StepEnd};
+use crate::testkit::planner::{Item, Planner};
 use crate::testkit::rng::Rng;
 
 /// A plan, the batch that it was made from, and k and v of every layer.
@@ -36,21 +37,21 @@ pub(super) struct Pending<B: TestBackend> {
 }
 
 /// An additional check of one layer of a step, which runs after the store and attention of this layer.
-pub(super) type Also<B> = fn(&mut World<'_, B>, &Step, usize, &Attend, Asked<'_>);
+pub(super) type ExtraCheck<B> = fn(&mut World<'_, B>, &Step, usize, &Attend, Inputs<'_>);
 
 /// The queries of a call to attention, and its sinks if any.
-pub(super) type Asked<'a> = (&'a HostRows, Option<&'a HostRows>);
+pub(super) type Inputs<'a> = (&'a HostRows, Option<&'a HostRows>);
 
 /// The state of a run: the backend, and a shadow of what it should contain.
 pub(super) struct World<'a, B: TestBackend> {
     pub backend: B,
     /// Kinds of attention that the run has used: window, chunk, and whether the scale is positive.
-    kinds: BTreeSet<(Option<u32>, Option<u32>, bool)>,
+    pub kinds: BTreeSet<(Option<u32>, Option<u32>, bool)>,
     pub case: Case,
     /// Scales and label channels with which the backend was opened.
     pub given: Given,
     /// An additional check of each layer.
-    pub also: Option<Also<B>>,
+    pub also: Option<ExtraCheck<B>>,
     pub seed: u64,
     pub rng: Rng,
     pub planner: Planner,
@@ -64,16 +65,13 @@ pub(super) struct World<'a, B: TestBackend> {
     pub report: &'a mut Report,
 }
 
-/// Number of kinds of attention from which on a run repeats earlier kinds or uses the layer's plain attention.
-const KINDS_MAX: usize = 7;
-
 /// Runs one seed on a fresh backend.
 pub(super) fn run<B: TestBackend>(
     backend: B,
     case: Case,
     seed: u64,
     rng: Rng,
-    also: Option<Also<B>>,
+    also: Option<ExtraCheck<B>>,
     report: &mut Report,
 ) {
     let poison = vec![0xff; case.layout.page_bytes() as usize];
@@ -245,7 +243,7 @@ impl<B: TestBackend> World<'_, B> {
     }
 
     /// Appends rows of k and v to a sequence's history of a layer.
-    fn append_history(
+    pub(super) fn append_history(
         &mut self,
         sequence: usize,
         layer: usize,
@@ -269,69 +267,6 @@ impl<B: TestBackend> World<'_, B> {
         for copy in copies {
             self.shadow[copy.target.index()] = self.shadow[copy.source.index()].clone();
         }
-    }
-
-    /// Returns a random batch with its plan and inputs.
-    fn plan(&mut self) -> Step {
-        let mut live = self.planner.live();
-        shuffle(&mut self.rng, &mut live);
-        live.truncate(self.rng.within(1, live.len() as u64) as usize);
-        let mut items: Vec<Item> = live.into_iter().filter_map(|seq| self.item(seq)).collect();
-        if items.is_empty() || self.rng.one_in(4) {
-            let at = self.rng.below(items.len() as u64 + 1) as usize;
-            // The wider the rows are, the fewer tokens of padding.
-            let max_tokens = ((1 << 20) / self.case.q_width() as u64).max(1);
-            let most = self.rng.pick(&[3, 3, 100, 300]).min(max_tokens);
-            items.insert(at, Item::Padding { len: self.rng.within(1, most) as u32 });
-        }
-        let trees = self.rng.one_in(3) && self.case.layout.groups().count() == 1;
-        let is_tree: Vec<_> = items.iter().map(|_| trees && self.rng.one_in(2)).collect();
-        let mut plan = self.planner.plan_trees(&items, &is_tree);
-        if self.rng.one_in(4) {
-            let (rows, tokens) = (self.rng.within(1, 2) as usize, self.rng.within(2, 5) as usize);
-            let plain = plan.plan();
-            let (rows, tokens) = (plain.rows.len() + rows, plain.token_count() + tokens);
-            plan = OwnedPlan::from(&plain.padded(&mut StepScratch::new(), rows, tokens));
-        }
-        if self.rng.one_in(2) {
-            plan = OwnedPlan::from_bytes(plan.as_bytes()).expect("the bytes of a plan");
-        }
-        let kv = self.inputs(&plan, &items);
-        Step { plan, items, kv }
-    }
-
-    /// Returns a random item of a sequence: new tokens, or its last tokens again. `None` if neither is possible.
-    fn item(&mut self, sequence: usize) -> Option<Item> {
-        let planned = self.planner.sequence(sequence)?;
-        let (len, room) = (planned.len, self.case.max_len - planned.len);
-        let max_again = (len - planned.fixed_len).min(20);
-        if max_again > 0 && (room == 0 || self.rng.one_in(8)) {
-            let len = self.rng.within(1, max_again.into()) as u32;
-            return Some(Item::Again { sequence, len });
-        }
-        let most = u64::from(self.rng.pick(&[1, 1, 1, 5, 40, 200]).min(room));
-        let most = most.min(self.case.extend_max.into());
-        let len = self.rng.within(u64::from(most > 0), most) as u32;
-        (len > 0).then_some(Item::Extend { sequence, len })
-    }
-
-    /// Returns random k and v for all layers, and appends those of extended sequences to their histories.
-    fn inputs(&mut self, plan: &OwnedPlan, items: &[Item]) -> Vec<[HostRows; 2]> {
-        let plan = plan.plan();
-        let (dtype, tokens) = (self.case.kv_rows, plan.token_count());
-        let mut all = Vec::new();
-        for layer in 0..self.case.layout.layers() as usize {
-            let widths = self.case.of(LayerId::new(layer as u32)).kv_widths();
-            let kv = widths.map(|width| HostRows::random(&mut self.rng, dtype, tokens, width));
-            for (item, row) in items.iter().zip(plan.rows) {
-                if let Item::Extend { sequence, .. } = *item {
-                    let rows = row.qo_start as usize..(row.qo_start + row.extend_len) as usize;
-                    self.append_history(sequence, layer, [&kv[0], &kv[1]], rows);
-                }
-            }
-            all.push(kv);
-        }
-        all
     }
 
     /// Begins all steps, runs their layers and compares the outputs. No step writes the pages `whole`.
@@ -384,28 +319,6 @@ impl<B: TestBackend> World<'_, B> {
         self.check_ended_step(step);
     }
 
-    /// Checks that the backend rejects the plan of an ended step. Later comparisons check that it wrote nothing.
-    fn check_ended_step(&mut self, step: &Step) {
-        let (plan, layer, seed) = (step.plan.plan(), LayerId::new(0), self.seed);
-        let case = self.case.of(layer);
-        let (tokens, width) = (plan.token_count(), case.q_width());
-        let attend = self.case.attend_of(layer);
-        let q = HostRows::random(&mut self.rng, self.case.q_rows, tokens, width);
-        let old_out = HostRows::random(&mut self.rng, self.case.q_rows, tokens, case.out_width());
-        let [k, v] = [0, 1].map(|i| self.backend.input(&step.kv[0][i]));
-        let (rows, mut out) = (self.backend.input(&q), self.backend.output(&old_out));
-        let store = self.backend.store_cache(&plan, layer, B::rows(&k), B::rows(&v));
-        assert!(store.is_err(), "seed {seed}: accepted a store of the ended {:?}", plan.step());
-        let (rows, out) = (B::rows(&rows), B::rows_mut(&mut out));
-        let result = self.backend.attend(&plan, layer, &attend, rows, out, None);
-        assert!(result.is_err(), "seed {seed}: accepted attention of the ended {:?}", plan.step());
-        assert!(
-            self.backend.begin(&plan).is_err(),
-            "seed {seed}: the ended {:?} began again",
-            plan.step()
-        );
-    }
-
     /// Stores K and V of a layer of a step, also in the shadow. Returns the rows.
     pub fn store(&mut self, step: &Step, layer: usize) -> [B::Input; 2] {
         let (plan, id, rows) = (step.plan.plan(), LayerId::new(layer as u32), &step.kv[layer]);
@@ -448,100 +361,5 @@ impl<B: TestBackend> World<'_, B> {
             also(self, &steps[step], layer, &attend, (&q, sinks.as_ref()));
         }
         Pending { step, layer, attend, q, sinks, out, lse, _inputs: ([k, v, q_rows], sinks_at) }
-    }
-
-    /// Returns a sink for each query head. Some are minus infinity, which is no sink, and some are much larger than
-    /// the logits.
-    fn sinks(&mut self, case: &Case) -> HostRows {
-        let width = case.q_heads() as usize;
-        let mut sinks = HostRows::random(&mut self.rng, Dtype::F32, 1, width);
-        sinks.stride = width;
-        sinks.values.truncate(width);
-        for sink in &mut sinks.values {
-            *sink = match self.rng.below(8) {
-                0 | 1 => f32::NEG_INFINITY,
-                2 => 40.0 * *sink,
-                _ => *sink,
-            };
-        }
-        sinks
-    }
-
-    /// Returns the layer's attention with random changes of its window, cap and scale.
-    fn random_attend(&mut self, plan: &BatchPlan<'_>, layer: LayerId) -> Attend {
-        let plain = self.case.attend_of(layer);
-        let window = self.rng.pick(&[1, 2, 17, 33, 64, 1000, u32::MAX]);
-        let soft_cap = self.rng.pick(&[0.5, 5.0, 30.0]);
-        let scale = plain.scale * self.rng.pick(&[1.0, 1.0, 0.3, -1.5]);
-        let window = (self.rng.one_in(3) && plan.masks.is_empty()).then_some(window);
-        let (chunk, window) =
-            (plain.chunk, plain.window.or(window.filter(|_| plain.chunk.is_none())));
-        let soft_cap = self.rng.one_in(3).then_some(soft_cap);
-        // A backend may keep memory for each kind and support few kinds.
-        let kind = (window, chunk, scale > 0.0);
-        let has_room = self.kinds.len() < KINDS_MAX || self.kinds.contains(&kind);
-        let (scale, window) = if has_room { (scale, window) } else { (plain.scale, plain.window) };
-        self.kinds.insert((window, chunk, scale > 0.0));
-        Attend { scale, window, soft_cap, ..plain }
-    }
-
-    /// Checks that the backend rejects invalid calls. Later comparisons check that they wrote nothing.
-    fn check_invalid_calls(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        (own, attend): (LayerId, &Attend),
-        [k, v, q]: [&B::Input; 3],
-        out: &mut B::Output,
-    ) {
-        let layer_count = self.case.layout.layers();
-        let (case, seed) = (self.case.of(own), self.seed);
-        // Backends reject this scale for latent rows, whose heads have another length.
-        let row_scale = Attend::new(1, case.layout.head_dim()).scale;
-        let store =
-            self.backend.store_cache(plan, LayerId::new(layer_count), B::rows(k), B::rows(v));
-        assert!(store.is_err(), "seed {seed}: accepted a store past the layers");
-        if !plan.masks.is_empty() {
-            let windowed = Attend { window: Some(9), ..*attend };
-            let (id, out) = (own, B::rows_mut(out));
-            let result = self.backend.attend(plan, id, &windowed, B::rows(q), out, None);
-            assert!(result.is_err(), "seed {seed}: accepted a window with trees");
-        }
-        for layer in (0..layer_count).map(LayerId::new) {
-            let Attend { window, chunk, .. } = self.case.attend_of(layer);
-            let wrong = match (window, chunk) {
-                (Some(size), _) => [(None, None), (Some(size + 1), None), (window, Some(8))],
-                (_, Some(size)) => [(None, None), (None, Some(2 * size)), (Some(size), None)],
-                _ => continue,
-            };
-            for (window, chunk) in wrong {
-                let (attend, out) = (Attend { window, chunk, ..*attend }, B::rows_mut(out));
-                let result = self.backend.attend(plan, layer, &attend, B::rows(q), out, None);
-                assert!(
-                    result.is_err(),
-                    "seed {seed}: {layer:?} accepted window {window:?}, chunk {chunk:?}"
-                );
-            }
-        }
-        for (layer, attend) in [
-            (layer_count, *attend),
-            (own.raw(), Attend { q_heads: attend.q_heads + 1, ..*attend }),
-            (own.raw(), Attend { window: Some(0), ..*attend }),
-            (own.raw(), Attend { soft_cap: Some(0.0), ..*attend }),
-            (own.raw(), Attend { soft_cap: Some(f32::INFINITY), ..*attend }),
-            (own.raw(), Attend { scale: f32::NAN, ..*attend }),
-            (own.raw(), Attend { scale: f32::NEG_INFINITY, ..*attend }),
-            (own.raw(), Attend { scale: row_scale, ..*attend }),
-        ] {
-            if attend.scale == row_scale && !case.layout.is_latent() {
-                continue;
-            }
-            if attend.q_heads % case.layout.kv_heads() == 0 && attend.q_heads != case.q_heads() {
-                continue; // With one kv head, any number of query heads is valid.
-            }
-            let out = B::rows_mut(out);
-            let id = LayerId::new(layer);
-            let result = self.backend.attend(plan, id, &attend, B::rows(q), out, None);
-            assert!(result.is_err(), "seed {seed}: layer {layer} accepted {attend:?}");
-        }
     }
 }

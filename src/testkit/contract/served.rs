@@ -1,10 +1,7 @@
-//! An engine served over the backend: texts that begin alike, step by step, with every output compared with float64.
+//! An engine that serves texts with common prefixes over the backend. Every output is compared with float64.
 //!
-//! K and V of a token are made of all the text up to it, as a model makes them. So what the tree shares is right only
-//! if the tokens are the same, and what a backend reads once for several rows (the spans that the tree finds) has to
-//! be what each of them would have read.
-//!
-//! Not here: engine and tables against their model (`testkit/replay`), plans that no engine made (`run.rs`).
+//! K and V of a token depend on the whole text up to it, as in a model. A shared page is therefore right only if the
+//! tokens are equal, and a span that the backend reads once must equal what each row would have read.
 
 use std::ops::Range;
 
@@ -24,17 +21,17 @@ use crate::plan::{BatchPlan, Extend, StepScratch};
 use crate::system::finish::Keep;
 use crate::testkit::rng::{Rng, mix};
 
-/// Query rows of a call that are compared, about.
+/// Approximate number of compared query rows of a call.
 const ROWS_COMPARED: u64 = 64;
 
-/// K and V of one layer, as numbers of what the pool holds, and as they are handed in.
+/// K and V of one layer: the numbers in the pool, and the rows for stores.
 #[derive(Clone, Default)]
 struct Layer {
     history: History,
     rows: Vec<[Vec<f32>; 2]>,
 }
 
-/// A sequence with its text, and K and V of all of it.
+/// A sequence with its text, and K and V of all its tokens.
 #[derive(Clone)]
 struct Text {
     seq: SeqKey,
@@ -51,24 +48,23 @@ struct Server<'a, B: TestBackend> {
     given: Given,
     rng: Rng,
     seed: u64,
-    /// What texts begin with.
+    /// Common prefixes of texts.
     beginnings: Vec<Vec<TokenId>>,
     texts: Vec<Text>,
-    /// Steps that are not complete.
     open: Vec<StepId>,
     report: &'a mut Report,
 }
 
-/// Serves texts over engines, one a seed, each opened with what `options` make of its shape, of one group of layers or
-/// of several. `looked` sees the backend after each step's attention.
+/// Serves texts with an engine for each seed. `options` returns the options for a shape with one group of layers or
+/// several. `observe` receives the backend after each step's attention.
 ///
 /// # Panics
-/// At the first output that is off; the message names the seed, the shape and the place.
+/// At the first wrong output; the message contains the seed, the shape and the place.
 pub fn check_served<O>(
     in_groups: bool,
     options: impl Fn(&Case) -> O,
     seeds: Range<u64>,
-    mut looked: impl FnMut(&O::Backend),
+    mut observe: impl FnMut(&O::Backend),
 ) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,
@@ -87,14 +83,14 @@ where
         let mut server =
             Server { engine, scratch, case, given, rng, seed, beginnings, texts, open, report };
         for _ in 0..24 {
-            server.round(&mut looked);
+            server.round(&mut observe);
         }
         report.runs += 1;
     }
     report
 }
 
-/// A shape that kernels serve, with room for some of the texts.
+/// Returns a shape that kernels support, with space for some of the texts.
 fn draw(rng: &mut Rng, in_groups: bool) -> (Case, EngineConfig) {
     let rows = rng.pick(&[Dtype::F16, Dtype::Bf16]);
     let is_fp8 = rng.one_in(3);
@@ -146,7 +142,7 @@ fn random_text(rng: &mut Rng, most: u64) -> Vec<TokenId> {
 }
 
 impl<B: TestBackend> Server<'_, B> {
-    fn round(&mut self, looked: &mut impl FnMut(&B)) {
+    fn round(&mut self, observe: &mut impl FnMut(&B)) {
         self.change_texts();
         let items = self.items();
         if items.is_empty() {
@@ -155,7 +151,7 @@ impl<B: TestBackend> Server<'_, B> {
         let mut scratch = std::mem::take(&mut self.scratch);
         match self.engine.plan_batch(&mut scratch, &items) {
             Ok(plan) => {
-                self.step(&items, &plan, looked);
+                self.step(&items, &plan, observe);
                 self.open.push(plan.step());
                 self.engine.commit(plan.step()).expect("it is the next one");
             }
@@ -173,7 +169,7 @@ impl<B: TestBackend> Server<'_, B> {
         }
     }
 
-    /// Admits, forks, cuts, preempts, resumes and finishes some.
+    /// Admits, forks, cuts, preempts, resumes and finishes texts at random.
     fn change_texts(&mut self) {
         if self.rng.one_in(5) {
             self.finish_one();
@@ -201,7 +197,7 @@ impl<B: TestBackend> Server<'_, B> {
         }
     }
 
-    /// A text, if there is any.
+    /// Returns a random text, if there is one.
     fn any(&mut self) -> Option<usize> {
         let count = self.texts.len() as u64;
         (count > 0).then(|| self.rng.below(count) as usize)
@@ -221,7 +217,7 @@ impl<B: TestBackend> Server<'_, B> {
         }
     }
 
-    /// One that begins like the others, or like what another one is by now.
+    /// Admits a text with a common prefix, or with the present tokens of another one.
     fn admit(&mut self) {
         let mut tokens = match self.any() {
             Some(i) if self.rng.one_in(3) => self.texts[i].tokens.clone(),
@@ -245,7 +241,7 @@ impl<B: TestBackend> Server<'_, B> {
         self.open.extend(forked.step);
     }
 
-    /// Appends tokens to those that have none to compute, and draws a batch.
+    /// Appends tokens to texts without tokens to compute, and draws a batch.
     fn items(&mut self) -> Vec<Extend> {
         let mut items = Vec::new();
         let new_tokens = self.rng.pick(&[1, 1, 1, 4, 9]);
@@ -274,7 +270,7 @@ impl<B: TestBackend> Server<'_, B> {
         items
     }
 
-    /// K and V of the tokens that have none yet.
+    /// Adds K and V of the tokens that have none.
     fn remember(&self, text: &mut Text) {
         let mut key = 0;
         for (position, token) in text.tokens.iter().enumerate() {
@@ -295,13 +291,13 @@ impl<B: TestBackend> Server<'_, B> {
         }
     }
 
-    /// The text of a sequence.
+    /// Returns the text of a sequence.
     fn text(&self, seq: SeqKey) -> &Text {
         self.texts.iter().find(|text| text.seq == seq).expect("it is live")
     }
 
     /// Stores K and V, attends, and compares, layer by layer.
-    fn step(&mut self, items: &[Extend], plan: &BatchPlan<'_>, looked: &mut impl FnMut(&B)) {
+    fn step(&mut self, items: &[Extend], plan: &BatchPlan<'_>, observe: &mut impl FnMut(&B)) {
         let tokens = plan.token_count();
         for layer in 0..self.case.layout.layers() as usize {
             let case = self.case.of(LayerId::new(layer as u32));
@@ -320,13 +316,13 @@ impl<B: TestBackend> Server<'_, B> {
             let (to, sums) = (B::rows_mut(&mut out), Some(B::lse(&mut lse)));
             backend.attend_queries(plan, id, &attend, asked, to, sums).expect("valid attention");
             backend.synchronize().expect("nothing failed");
-            looked(backend);
+            observe(backend);
             let got = (backend.read_output(&out), backend.read_sums(&lse));
             self.compare(items, plan, layer, &q, got);
         }
     }
 
-    /// K and V of the plan's tokens.
+    /// Returns K and V of the plan's tokens.
     fn new_rows(&self, items: &[Extend], plan: &BatchPlan<'_>, layer: usize) -> [HostRows; 2] {
         let widths = self.case.of(LayerId::new(layer as u32)).kv_widths();
         let mut rows = widths.map(|width| HostRows {
@@ -347,7 +343,7 @@ impl<B: TestBackend> Server<'_, B> {
         rows
     }
 
-    /// Some rows of each item.
+    /// Compares some rows of each item.
     fn compare(
         &mut self,
         items: &[Extend],
@@ -385,7 +381,6 @@ impl<B: TestBackend> Server<'_, B> {
     }
 }
 
-/// Keeps the first `len` tokens.
 fn cut(text: &mut Text, len: usize) {
     let all = text.tokens.len();
     text.tokens.truncate(len);

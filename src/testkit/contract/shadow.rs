@@ -1,6 +1,4 @@
-//! What should be in the pool, as stores and moves make it: the bytes of every page.
-//!
-//! Not here: K and V of sequences as numbers (`history.rs`).
+//! The expected contents of the pool after stores and moves: the bytes of every page.
 
 use super::TestBackend;
 use super::run::World;
@@ -9,7 +7,7 @@ use crate::id::{LayerId, PageId, SlotId};
 use crate::layout::{PlaneName, PoolLayout};
 
 impl<B: TestBackend> World<'_, B> {
-    /// Rows of k and v go to a slot.
+    /// Writes rows of k and v to a slot.
     pub(super) fn shadow_rows(&mut self, layer: usize, slot: SlotId, rows: [&[f32]; 2]) {
         let layer = LayerId::new(layer as u32);
         let layout = self.case.of(layer).layout;
@@ -32,7 +30,7 @@ impl<B: TestBackend> World<'_, B> {
         stored.write(layout, layer, offset, &mut self.shadow[page.index()]);
     }
 
-    /// One slot's bytes in all planes and lanes, from one place of the shadow to another.
+    /// Copies one slot's bytes in all planes and lanes.
     pub(super) fn shadow_move(
         &mut self,
         layout: &PoolLayout,

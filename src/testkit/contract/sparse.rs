@@ -1,8 +1,7 @@
 //! B9 and B10: selections, and attention over them.
 //!
-//! A selection by labels is compared with one made by sorting, position by position. Attention is compared with float64
-//! over the positions of a list: the one that was selected, or one of positions at random, among them such as the row
-//! does not see.
+//! A selection by labels is compared with a sort, position by position. Attention is compared with float64 over the
+//! positions of a list: a selected one, or a random one with positions that the row does not see.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -10,7 +9,7 @@ use std::ops::Range;
 use super::case::HostRows;
 use super::exact::{attention_to, sees};
 use super::history::History;
-use super::run::{Also, Asked, Step, World};
+use super::run::{ExtraCheck, Inputs, Step, World};
 use super::{Case, Filter, Report, TestBackend, check_seeds};
 use crate::backend::{Attend, NO_POSITION, OpenBackend, Queries, Select, Selection, SparseBackend};
 use crate::id::LayerId;
@@ -18,28 +17,28 @@ use crate::plan::BatchRow;
 use crate::testkit::planner::Item;
 use crate::testkit::rng::mix;
 
-/// What a test needs of a backend that attends to chosen positions.
+/// A sparse backend under test.
 pub trait SparseTestBackend: TestBackend + SparseBackend {
     /// Lists of positions.
     type Lists;
 
-    /// A buffer that holds these numbers.
+    /// Creates a buffer with these numbers.
     fn lists(&mut self, positions: &[u32]) -> Self::Lists;
 
-    /// The lists of a buffer, as the backend takes them.
+    /// Returns the lists of a buffer.
     fn positions(lists: &Self::Lists) -> Self::Positions<'_>;
 
-    /// The lists of a buffer, to write.
+    /// Returns the lists of a buffer to write.
     fn positions_mut(lists: &mut Self::Lists) -> Self::PositionsMut<'_>;
 
-    /// All numbers of a buffer.
+    /// Returns all numbers of a buffer.
     fn read_lists(&mut self, lists: &Self::Lists) -> Vec<u32>;
 }
 
-/// As [`check_cases`](super::check_cases), over pools that keep labels, with B9 and B10.
+/// [`check_cases`](super::check_cases) over pools with labels, with B9 and B10.
 ///
 /// # Panics
-/// At the first breach; the message names the seed, the shape and the place.
+/// At the first violation; the message contains the seed, the shape and the place.
 pub fn check_sparse_backend<O>(
     filter: &Filter,
     options: impl Fn(&Case) -> O + Sync,
@@ -48,14 +47,14 @@ pub fn check_sparse_backend<O>(
 where
     O: OpenBackend<Backend: SparseTestBackend>,
 {
-    let also: Also<O::Backend> =
+    let also: ExtraCheck<O::Backend> =
         |world, step, layer, attend, asked| world.check_sparse(step, layer, attend, asked);
     check_seeds(filter, options, seeds, Some(also))
 }
 
 impl<B: SparseTestBackend> World<'_, B> {
-    /// One layer of one step.
-    fn check_sparse(&mut self, step: &Step, layer: usize, attend: &Attend, (q, sinks): Asked<'_>) {
+    /// Checks one layer of one step.
+    fn check_sparse(&mut self, step: &Step, layer: usize, attend: &Attend, (q, sinks): Inputs<'_>) {
         let (plan, id) = (step.plan.plan(), LayerId::new(layer as u32));
         let top = self.top();
         let lists = plan.rows.len() * self.case.layout.kv_heads() as usize;
@@ -66,7 +65,7 @@ impl<B: SparseTestBackend> World<'_, B> {
         let to = B::positions_mut(&mut chosen);
         let selected = self.backend.select(&plan, id, &select, B::rows(&queries), to);
         if self.case.layout.place(id).group > 0 {
-            // Lists name tokens of layers that keep all of them.
+            // Only layers that read all tokens have lists.
             assert!(selected.is_err(), "seed {}: a list was made for {id:?}", self.seed);
             return;
         }
@@ -96,13 +95,13 @@ impl<B: SparseTestBackend> World<'_, B> {
         self.compare_selected(step, layer, attend, ((q, sinks), top, &positions), (&out, &lse));
     }
 
-    /// Positions of a list: the same for a seed, as for a model. A GPU makes memory for each.
+    /// Returns the length of lists, which is constant for a seed, because a GPU allocates memory for each length.
     fn top(&self) -> u32 {
         let tops = [1, 2, 3, 16, 33, 64, 200];
         tops[mix(self.seed) as usize % tops.len()].min(self.case.max_len)
     }
 
-    /// What makes no sense is refused.
+    /// Checks that invalid selections are rejected.
     fn refuses_selections(&mut self, step: &Step, select: &Select, queries: &B::Input) {
         let (plan, layer) = (step.plan.plan(), LayerId::new(0));
         let past = self.case.table.chunks_per_row * self.case.table.chunk_pages;
@@ -121,7 +120,7 @@ impl<B: SparseTestBackend> World<'_, B> {
         }
     }
 
-    /// All lists, as they should be.
+    /// Returns all expected lists.
     fn selected(&self, step: &Step, layer: usize, select: &Select, q: &HostRows) -> Vec<u32> {
         let kv_heads = self.case.layout.kv_heads() as usize;
         let rows = step.plan.plan().rows.iter().zip(&step.items);
@@ -142,7 +141,7 @@ impl<B: SparseTestBackend> World<'_, B> {
                 all.extend(list);
             }
         }
-        // Padding that the plan's items do not name.
+        // Padding has no items.
         all.resize(step.plan.plan().rows.len() * kv_heads * select.top as usize, NO_POSITION);
         all
     }
@@ -183,7 +182,7 @@ impl<B: SparseTestBackend> World<'_, B> {
         seen
     }
 
-    /// Replaces lists by positions at random: fewer, none, some that the row does not see.
+    /// Replaces lists by random positions: fewer, none, or some that the row does not see.
     fn scatter(&mut self, step: &Step, top: u32, positions: &mut [u32]) {
         let kv_heads = self.case.layout.kv_heads() as usize;
         let rows = step.plan.plan().rows;
@@ -205,7 +204,7 @@ impl<B: SparseTestBackend> World<'_, B> {
         step: &Step,
         layer: usize,
         attend: &Attend,
-        ((q, sinks), top, positions): (Asked<'_>, u32, &[u32]),
+        ((q, sinks), top, positions): (Inputs<'_>, u32, &[u32]),
         (out, lse): (&[f32], &[f32]),
     ) {
         let (plan, case, seed) = (step.plan.plan(), self.case, self.seed);

@@ -1,38 +1,38 @@
-//! A row of K or V as a pool holds it.
+//! The expected form of a row of K or V in the pool.
 
 use super::case::{bytes, round};
 use crate::id::{LayerId, PageId};
 use crate::layout::{Dtype, KvScales, LabelChannels, PlaneName, PoolLayout, Scaling};
 use crate::testkit::quantised::{quantise, value};
 
-/// What one token's K or V becomes in one layer.
+/// One token's K or V in one layer of the pool.
 pub(super) struct Stored {
     plane: PlaneName,
     /// `[heads, elements]`
     row: Vec<u8>,
-    /// What of a quantised latent row is stored as it is.
+    /// The unquantised part of a quantised latent row.
     rope: Vec<u8>,
-    /// Where scales are made, the plane of them and one for each head.
+    /// Computed scales of the heads, and their plane.
     scales: Option<(PlaneName, Vec<f32>)>,
-    /// What the bytes stand for, exactly.
+    /// The exact values of the bytes.
     pub values: Vec<f64>,
-    /// Its labels, `[heads, channels]`, where it is K and the pool keeps some.
+    /// Labels of K, `[heads, channels]`, if the pool has labels.
     pub labels: Vec<f32>,
 }
 
-/// What a backend was given beside the pool.
+/// The backend's scales and label channels.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Given {
     pub scales: Option<KvScales>,
     pub labels: Option<LabelChannels>,
 }
 
-/// Where k and v go; latent rows hold both.
+/// Returns the planes of k and v; both are in the plane of latent rows.
 pub(super) fn planes(layout: &PoolLayout) -> [PlaneName; 2] {
     if layout.is_latent() { [PlaneName::Latent; 2] } else { [PlaneName::K, PlaneName::V] }
 }
 
-/// The labels of a row of K.
+/// Returns the labels of a row of K.
 fn labels(channels: &LabelChannels, dtype: Dtype, layer: LayerId, row: &[f32]) -> Vec<f32> {
     let heads = row.chunks_exact(row.len() / channels.kv_heads() as usize);
     let of_head = |(kv_head, numbers): (u32, &[f32])| -> Vec<f32> {
@@ -78,7 +78,7 @@ impl Stored {
         Self { plane, row: quantised, rope, scales, values, labels }
     }
 
-    /// Writes it to a page, `[plane, L, piece]`: K and V slot after slot in their piece, scales head after head.
+    /// Writes the row to a page, `[plane, L, piece]`. K and V are contiguous by slot, scales by head.
     pub fn write(&self, layout: &PoolLayout, layer: LayerId, offset: u32, page: &mut [u8]) {
         let piece = |plane| {
             let strides = layout.page_strides(plane).expect("the pool has it");

@@ -1,9 +1,9 @@
-//! The pages attached to and detached from the tree, as its log reports them, are its contents.
+//! Checks that the tree's log of attached and detached pages reproduces its contents.
 
 use super::*;
 use crate::prefix::{CachedPage, LogEntry};
 
-/// Contents of a tree, built from its log alone.
+/// Contents of a tree, from its log alone.
 #[derive(Default)]
 struct Follower {
     all: HashMap<PageId, CachedPage>,

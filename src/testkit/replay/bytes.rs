@@ -1,4 +1,4 @@
-//! Recognisable K and V: each number encodes its token's text, layer, head and place.
+//! Recognisable K and V: each number encodes its token's text, its layer, head and element.
 
 use crate::backend::{Backend, Cpu, Null};
 use crate::id::{LayerId, Scope, SlotId, TokenId};
@@ -7,9 +7,10 @@ use crate::plan::BatchPlan;
 use crate::testkit::quantised::value;
 use crate::testkit::rng::mix;
 
-/// A backend whose bytes the replay can write and read.
+/// A backend whose contents the replay can write and read.
 pub trait Inspect: Backend {
-    /// Stores a step's K and V of one layer, `[tokens, kv_heads, head_dim]` numbers each that the pool holds exactly.
+    /// Stores a step's K and V of one layer, `[tokens, kv_heads, head_dim]` each. The pool represents the numbers
+    /// exactly.
     ///
     /// # Errors
     /// The backend's own.
@@ -21,18 +22,18 @@ pub trait Inspect: Backend {
         v: &[f32],
     ) -> Result<(), Self::Error>;
 
-    /// What a slot holds in a plane, `[heads, elements]`; nothing where the backend holds none.
+    /// Returns the values of a slot in a plane, `[heads, elements]`; `None` without bytes.
     fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>>;
 
-    /// The words of its page tables; nothing where it holds none.
+    /// Returns the words of the page tables; `None` without tables.
     fn words(&self) -> Option<&[u32]>;
 
-    /// Whether each save and load since the last call failed, in order; those that are not listed did not.
+    /// Returns whether each save and load since the last call failed, in order. Missing ones succeeded.
     fn take_moves(&mut self) -> Vec<bool> {
         Vec::new()
     }
 
-    /// How many calls failed.
+    /// Returns the number of failed calls.
     fn failures(&self) -> u64 {
         0
     }
@@ -78,7 +79,7 @@ impl Inspect for Cpu {
     }
 }
 
-/// What stands for the text up to each token: `marks[i]` depends on the scope and on tokens `0..=i`.
+/// Returns a mark for each token: `marks[i]` depends on the scope and on tokens `0..=i`.
 pub(super) fn marks(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
     let mut mark = mix(mix(scope.namespace.raw()) ^ scope.generation);
     let step = |token: &TokenId| {
@@ -88,8 +89,8 @@ pub(super) fn marks(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
     tokens.iter().map(step).collect()
 }
 
-/// What a token stores in one of a pool's planes, `[heads, elements]`, as it is read again: numbers that the pool holds
-/// exactly. In a quantised pool, the bytes encode more of it and the scales less.
+/// Returns a token's values in one plane, `[heads, elements]`, which the pool represents exactly. In a quantised pool,
+/// bytes encode most of the mark, and scales the rest.
 pub(super) fn numbers(layout: &PoolLayout, mark: u64, plane: usize, layer: LayerId) -> Vec<f32> {
     let (all, of) = (layout.planes(), &layout.planes()[plane]);
     let row = all.len() as u64 * u64::from(layer.raw()) + plane as u64;
@@ -113,7 +114,7 @@ pub(super) fn numbers(layout: &PoolLayout, mark: u64, plane: usize, layer: Layer
     heads.flat_map(|(head, bytes)| head_of(layout, of, bytes, scale(head))).collect()
 }
 
-/// Numbers of one head that its scale is made from, if it is made: the first one is the largest there is.
+/// Returns the numbers of one head. The first is the maximum, from which the store computes the scale.
 fn head_of(layout: &PoolLayout, of: &Plane, bytes: &[u8], scale: f32) -> Vec<f32> {
     debug_assert_eq!(bytes.len(), of.elements as usize);
     const LARGEST: u8 = 0x7e;
@@ -125,7 +126,7 @@ fn head_of(layout: &PoolLayout, of: &Plane, bytes: &[u8], scale: f32) -> Vec<f32
     bytes.iter().enumerate().map(number).collect()
 }
 
-/// Powers of two, with which nothing is rounded.
+/// Returns a power of two, so that nothing is rounded.
 fn scale(layout: &PoolLayout, mark: u64, head: u32) -> f32 {
     match layout.scaling() {
         Some(Scaling::ByToken) => 2_f32.powi((mix(mark ^ u64::from(head)) % 16) as i32 - 8),

@@ -1,4 +1,4 @@
-//! The calls of a replay: each made on both sides, and the answers compared.
+//! The calls of a replay: each is made on the engine and on the model, and the results are compared.
 
 use std::collections::BTreeSet;
 
@@ -54,7 +54,7 @@ impl<B: Inspect> Host<B> {
         }
     }
 
-    /// Ends every sequence and step. Nothing may be left in use.
+    /// Ends every sequence and step, and checks that nothing remains in use.
     pub(super) fn close(&mut self) -> Result<(), String> {
         while !self.live.is_empty() {
             self.apply(Op::Finish { pick: 0, publish: true })?;
@@ -76,7 +76,7 @@ impl<B: Inspect> Host<B> {
     fn admit(&mut self, spec: &Prompt) -> Result<(), String> {
         let (namespace, prompt) = self.prompt(spec);
         let promise = self.promise(spec.promise, prompt.len());
-        self.ask(namespace, &prompt, promise)?;
+        self.compare_admission(namespace, &prompt, promise)?;
         let got = self.engine.admit(namespace, &prompt, promise);
         let want = self.model.admit(got.unwrap_or_default(), namespace, &prompt, promise);
         let want = self.model.counted(want);
@@ -89,7 +89,7 @@ impl<B: Inspect> Host<B> {
     }
 
     /// Compares `Engine::admission`, the cost of an admission beforehand.
-    fn ask(
+    fn compare_admission(
         &mut self,
         namespace: Namespace,
         prompt: &[TokenId],
@@ -121,7 +121,7 @@ impl<B: Inspect> Host<B> {
         let (namespace, first) = self.prompt(spec);
         let promise = self.promise(spec.promise, first.len());
         let max = self.engine.shape().max_sequence_len as usize;
-        // Every other one ends otherwise, or is of another namespace.
+        // Every second text has another end or another namespace.
         let texts: Vec<Vec<_>> = (0..usize::from(count))
             .map(|i| {
                 let more = (i % 3) * self.page_size() / 2;
@@ -143,7 +143,7 @@ impl<B: Inspect> Host<B> {
         let got = self.engine.admit_batch(&prompts).map(<[_]>::to_vec);
         let keys: Vec<_> = match &got {
             Ok(admitted) => admitted.iter().map(|one| one.seq).collect(),
-            // Any keys will do to find that it is refused.
+            // The model rejects the call whatever the keys.
             Err(_) => some_keys(count.into()),
         };
         let got = got.map(|admitted| {
@@ -164,7 +164,7 @@ impl<B: Inspect> Host<B> {
 
     fn match_prefix(&mut self, spec: &Prompt) -> Result<(), String> {
         let (namespace, prompt) = self.prompt(spec);
-        self.ask(namespace, &prompt, self.promise(spec.promise, prompt.len()))?;
+        self.compare_admission(namespace, &prompt, self.promise(spec.promise, prompt.len()))?;
         let found = self.engine.match_prefix(namespace, &prompt);
         agree("match_prefix", &found.pages(), &self.model.match_prefix(namespace, &prompt))
     }
@@ -233,7 +233,7 @@ impl<B: Inspect> Host<B> {
         }
     }
 
-    /// A plan was made: it must be right, and its K and V are stored.
+    /// Checks a plan, and stores its K and V.
     fn planned(
         &mut self,
         items: &[Extend],
@@ -263,7 +263,7 @@ impl<B: Inspect> Host<B> {
         self.store(plan, want)
     }
 
-    /// The shared spans are those that the page tables show.
+    /// Compares the shared spans with the page tables.
     fn compare_spans(&self, plan: &BatchPlan<'_>, want: &PlanWant) -> Result<(), String> {
         let tables: Vec<_> = want.rows.iter().map(|row| row.table.as_slice()).collect();
         let page_size = self.engine.shape().layout.page_size();
@@ -291,7 +291,7 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    /// Decides what the steps before will have sampled where a plan's token is pending.
+    /// Chooses the samples of earlier steps for the plan's pending tokens.
     fn sample(&mut self, want: &PlanWant) {
         for row in &want.rows {
             let known = self.texts[&row.seq].len();
@@ -312,7 +312,7 @@ impl<B: Inspect> Host<B> {
                 marks.extend_from_slice(&bytes::marks(scope, text)[start..]);
                 continue;
             }
-            // K and V of a draft are those of its own branch.
+            // K and V of a draft depend on its own branch.
             for token in 0..row.extend_len as usize {
                 let seen = self.model.drafts_seen(row.seq, token);
                 let branch = seen.into_iter().map(|at| text[start + at]);
@@ -321,7 +321,7 @@ impl<B: Inspect> Host<B> {
             }
         }
         for layer in (0..layout.layers()).map(LayerId::new) {
-            // A store takes K and V, each of a plane; or latent rows, of one plane or of two.
+            // A store takes K and V of one plane each, or latent rows of one or two planes.
             let rows = [&[PlaneName::K, PlaneName::Latent, PlaneName::Rope][..], &[PlaneName::V]];
             let [k, v] = rows.map(|names| -> Vec<f32> {
                 let stored = |&plane: &usize| names.contains(&layout.planes()[plane].name);
@@ -487,7 +487,7 @@ impl<B: Inspect> Host<B> {
         self.answer("save_ahead", &Ok(got), &Ok(want))
     }
 
-    /// Known tokens of a sequence; none if it is finished.
+    /// Returns the number of known tokens of a sequence; 0 if it is finished.
     pub(super) fn known(&self, seq: SeqKey) -> usize {
         self.model.tokens(seq).map_or(0, <[TokenId]>::len)
     }
@@ -502,7 +502,7 @@ impl<B: Inspect> Host<B> {
                 let copies = copies.iter().map(|copy| (copy.source, copy.target)).collect();
                 (children.to_vec(), Ok(ForkWant { copies, step }))
             }
-            // The engine's children are gone: any keys will do for the model's.
+            // The engine has removed the children, so the model may use any keys.
             Err(EngineError::Backend(_)) => {
                 let keys = some_keys(count.into());
                 return self.failed_fork(&keys, seq, promise, failures);
@@ -531,7 +531,7 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    /// There are no children, but what was done for them stays done.
+    /// Checks that there are no children, and that the fork's other effects remain.
     fn failed_fork(
         &mut self,
         keys: &[SeqKey],
@@ -572,7 +572,7 @@ impl<B: Inspect> Host<B> {
     }
 }
 
-/// Keys that no engine gives out.
+/// Returns keys that no engine uses.
 fn some_keys(count: u64) -> Vec<SeqKey> {
     (1..=count).map(|i| KeyData::from_ffi(1 << 32 | (0xffff_ffff - i)).into()).collect()
 }

@@ -1,4 +1,4 @@
-//! What is compared after every op.
+//! The comparisons after every op.
 
 use super::agree;
 use super::bytes::{self, Inspect};
@@ -56,16 +56,16 @@ impl<B: Inspect> Host<B> {
         self.compare_bytes(seq).map_err(|what| format!("{seq:?}: {what}"))
     }
 
-    /// Every cached token of a sequence has its own K and V, found through its page table.
+    /// Checks that every cached token of a sequence has its own K and V, found through its page table.
     fn compare_bytes(&self, seq: SeqKey) -> Result<(), String> {
         let layout = &self.engine.shape().layout;
         let scope = self.model.scope(seq).map_err(|error| error.to_string())?;
-        // Those that are held, at the end of the places.
+        // The table contains the places that the track keeps, which are the last ones.
         let places = self.model.page_table(seq).map_err(|error| error.to_string())?.len();
         let page_at = |layer, place: usize| {
             let table = self.model.track_table(seq, layout.place(layer).track);
             let table = table.map_err(|error| error.to_string())?;
-            // What a sequence waits for is behind its page table.
+            // Pending pages follow the page table.
             let at = (place + table.len()).checked_sub(places);
             Ok::<_, String>(at.and_then(|at| table.get(at).copied()))
         };
@@ -93,7 +93,7 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    /// No page that an unfinished step may touch is free.
+    /// Checks that no page that an unfinished step may access is free.
     fn compare_touched(&self) -> Result<(), String> {
         for (step, pages) in &self.touched {
             if let Some(page) = pages.iter().find(|&&page| self.model.is_free(page)) {
@@ -103,7 +103,7 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    /// No page just taken is one that an unfinished step may touch.
+    /// Checks that no unfinished step may access a page that was just taken.
     pub(super) fn compare_untouched(&self, taken: &[PageId]) -> Result<(), String> {
         for (step, pages) in &self.touched {
             if let Some(page) = taken.iter().find(|page| pages.contains(page)) {
@@ -113,7 +113,7 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    /// One earlier text in turn, in both namespaces, matches as it must.
+    /// Checks the match of one earlier text in turn, in both namespaces.
     fn compare_matches(&self) -> Result<(), String> {
         let turn = self.ops as usize % self.earlier.len().max(1);
         let Some(text) = self.earlier.get(turn) else { return Ok(()) };
@@ -125,7 +125,7 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    /// Drains the events when it is time, and compares what is known from them alone with what is cached.
+    /// Drains the events after enough ops, and compares the index with the cached pages.
     pub(super) fn listen(&mut self) -> Result<(), String> {
         let shape = *self.engine.shape();
         let Some(hashing) = shape.hashing.filter(|_| shape.event_pages > 0) else { return Ok(()) };
@@ -141,13 +141,13 @@ impl<B: Inspect> Host<B> {
             if let Event::Stored(stored) = event {
                 late = late.or((stored.step > newest).then_some(stored.step));
             }
-            self.index.hear(event);
+            self.index.apply(event);
         });
         agree("steps after which pages may be read", &late, &None)?;
         self.index.agrees(hashing, names, self.model.present())
     }
 
-    /// Who has only the hashes of a text finds the same of it.
+    /// Checks that the hashes of a text match the same pages.
     fn compare_hashes(&self, namespace: Namespace, text: &[TokenId]) -> Result<(), String> {
         let shape = self.engine.shape();
         let Some(hashing) = shape.hashing else { return Ok(()) };
@@ -160,7 +160,7 @@ impl<B: Inspect> Host<B> {
         agree("match_hashes", &pages, &self.model.cached_pages(namespace, text))?;
         let on_device = (found.pages() - found.host_pages()) as usize;
         agree("pages by hashes", &on_device, &pages.len())?;
-        // A hash out of place finds nothing: what is found is a prefix.
+        // Hashes that do not begin at the first page match nothing.
         let behind = self.engine.match_hashes(chain.get(1..).unwrap_or_default());
         agree("match_hashes from the second page", &behind.pages(), &0)
     }

@@ -39,7 +39,7 @@ impl<B: Inspect> Host<B> {
             .zip(&trees)
             .filter_map(|(item, tree)| Some(tree.as_ref()?.draft(item.seq)))
             .collect();
-        // Masks that are not those of a tree, chains, and what is wrong.
+        // Masks that are not those of a tree, chains, and invalid drafts.
         let mut own: Vec<Vec<u64>> = drafts.iter().map(|draft| draft.masks.to_vec()).collect();
         for (draft, masks) in drafts.iter_mut().zip(&mut own) {
             match rng.below(4) {
@@ -131,7 +131,7 @@ impl<B: Inspect> Host<B> {
         let failures = self.engine.backend().failures();
         let got = self.engine.accept_batch(step, &named).map(<[Compaction]>::to_vec);
         if let Err(EngineError::Backend(_)) = got {
-            // What was moved is lost: the step is undone.
+            // The moved K and V are lost, so the step is undone.
             agree("a failed call", &(self.engine.backend().failures() > failures), &true)?;
             self.summary.count("accept Backend".to_owned());
             agree("abort", &self.engine.abort(step), &self.model.abort(step))?;
@@ -160,7 +160,7 @@ impl<B: Inspect> Host<B> {
     }
 }
 
-/// A random tree, if there are not too many tokens.
+/// Returns a random tree, unless there are too many tokens.
 fn tree(rng: &mut Rng, start: u32, len: u32) -> Option<DraftTree> {
     let parent = |token: u32| match rng.below(4) {
         0 => rng.below(u64::from(token) + 1) as u32,

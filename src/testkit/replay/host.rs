@@ -15,37 +15,37 @@ use crate::testkit::model::Model;
 use crate::testkit::op::{Promise, Prompt};
 use crate::testkit::rng::mix;
 
-/// Tokens are below this: so few that prompts share and collide by chance too.
+/// Tokens are below this number, so low that prompts also share prefixes by chance.
 const VOCABULARY: u64 = 3;
-/// Earlier texts that new prompts may begin like.
+/// Number of earlier texts whose prefixes new prompts may share.
 const TEXTS: usize = 12;
-/// The namespace beside the default one.
+/// The second namespace.
 pub(super) const OTHER: Namespace = Namespace::new(1);
 
-/// What a namespace is called.
+/// Returns the names of a namespace.
 pub(super) fn names(namespace: Namespace) -> NamespaceNames {
     let salt = (namespace == OTHER).then(|| "other".to_owned());
     NamespaceNames { lora: salt.clone(), salt, lora_path: None }
 }
 
-/// An engine, the model, and what a host would know.
+/// An engine, the model, and the state of a host.
 pub(super) struct Host<B> {
     pub(super) engine: Engine<B>,
     pub(super) model: Model,
     /// Live sequences, oldest first.
     pub(super) live: Vec<SeqKey>,
     pub(super) gone: Vec<SeqKey>,
-    /// Each live sequence's tokens, and those that steps in flight will turn out to sample.
+    /// Each live sequence's tokens, including those that steps in flight will sample.
     pub(super) texts: BTreeMap<SeqKey, Vec<TokenId>>,
     pub(super) earlier: VecDeque<Vec<TokenId>>,
-    /// The page tables as the plans' writes leave them.
+    /// The page tables after the table writes of all plans.
     pub(super) words: Vec<u32>,
     pub(super) scratch: StepScratch,
-    /// Pages that the rows of each unfinished step name.
+    /// Pages in the rows of each unfinished step.
     pub(super) touched: BTreeMap<StepId, BTreeSet<PageId>>,
-    /// Leaders named lately: each with how often its text had been cut, and the tokens that it was named for.
+    /// Recent leaders, each with the number of its text's cuts and the tokens for which it was named.
     pub(super) leaders: VecDeque<(Leader, usize, Vec<TokenId>)>,
-    /// What is known from events alone, and after how many ops they are drained.
+    /// An index from events alone, and the number of ops between drains.
     pub(super) index: Index,
     pub(super) drain_every: u8,
     pub(super) ops: u64,
@@ -54,7 +54,7 @@ pub(super) struct Host<B> {
 
 impl<B: Inspect> Host<B> {
     pub(super) fn new(mut engine: Engine<B>, model: Model, drain_every: u8) -> Self {
-        // Refused where hashes hear no names: prompts of that namespace are then.
+        // The call fails if hashes use no names; prompts of the namespace are then rejected.
         _ = engine.name_namespace(OTHER, names(OTHER));
         let index = Index::new(engine.shape().layout.page_size());
         let words = vec![u32::MAX; engine.shape().table.words()];
@@ -78,7 +78,7 @@ impl<B: Inspect> Host<B> {
 
     pub(super) fn into_summary(mut self, ops: usize) -> Summary {
         self.summary.ops = ops as u64;
-        let [stored, removed, cleared] = self.index.heard;
+        let [stored, removed, cleared] = self.index.counts;
         for (what, count) in [("stored", stored), ("removed", removed), ("cleared", cleared)] {
             self.summary.answers.insert(format!("events {what}"), count);
         }
@@ -104,7 +104,7 @@ impl<B: Inspect> Host<B> {
         self.summary
     }
 
-    /// Compares what a call answered, and counts the answer.
+    /// Compares the results of a call, and counts the result.
     pub(super) fn answer<T: PartialEq + fmt::Debug>(
         &mut self,
         call: &str,
@@ -122,18 +122,16 @@ impl<B: Inspect> Host<B> {
         agree(call, got, want)
     }
 
-    // Picks.
-
     pub(super) fn page_size(&self) -> usize {
         self.engine.shape().layout.page_size() as usize
     }
 
-    /// What one unit of an op's small numbers counts for, so that they reach several pages of any size.
+    /// Returns the factor of an op's small numbers, so that they reach several pages of any size.
     pub(super) fn scale(&self) -> usize {
         self.page_size().div_ceil(64)
     }
 
-    /// A live sequence, or for high picks one that is finished (or never was).
+    /// Returns a live sequence, or for high picks a sequence that is finished or never existed.
     pub(super) fn pick(&self, pick: u8) -> SeqKey {
         if pick > 250 || self.live.is_empty() {
             let count = self.gone.len().max(1);
@@ -143,10 +141,10 @@ impl<B: Inspect> Host<B> {
         }
     }
 
-    /// Any step ever planned, the one before the first, or the next.
+    /// Returns any planned step, the step before the first, or the next step.
     pub(super) fn any_step(&self, pick: u8) -> StepId {
         let count = self.model.last_step().raw() + 2;
-        // Old steps are many and alike: mostly look at the last few.
+        // Old steps are many and alike, so mostly the last few are picked.
         let back = u64::from(pick) % count.min(8);
         StepId::new(count - 1 - back)
     }
@@ -179,7 +177,7 @@ impl<B: Inspect> Host<B> {
         (namespace, prompt)
     }
 
-    /// Returns the tokens that a promise means for a sequence of `tokens` tokens.
+    /// Returns the number of promised tokens for a sequence of `tokens` tokens.
     pub(super) fn promise(&self, spec: Promise, tokens: usize) -> u32 {
         let max = self.engine.shape().max_sequence_len;
         let more = usize::from(spec) * self.scale() % (4 * self.page_size() + 2);
@@ -200,7 +198,7 @@ impl<B: Inspect> Host<B> {
         }
     }
 
-    /// Forgets what a sequence's steps would have sampled, where they will not.
+    /// Drops the tokens that a sequence's steps will no longer sample.
     pub(super) fn cut_text(&mut self, seq: SeqKey) {
         let known = self.model.tokens(seq).map_or(0, <[TokenId]>::len);
         let planned = self.model.planned_len(seq).unwrap_or(0) as usize;

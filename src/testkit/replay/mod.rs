@@ -1,9 +1,7 @@
 //! Drives an engine and the model together, and compares everything after every op.
 //!
-//! The host's part is played here too: which sequence an op means, what a sampled token turns out to be, and bytes of K
-//! and V that encode which token of which text they belong to.
-//!
-//! Not here: the expected results (`model/`).
+//! The replay also acts as the host: it maps an op's numbers to sequences, samples tokens, and stores K and V that
+//! encode their token and text. `model/` computes the expected results.
 
 mod bytes;
 mod calls;
@@ -23,14 +21,14 @@ use super::op::{Op, SmallConfig};
 use crate::backend::{CpuOptions, OpenBackend};
 use crate::engine::Engine;
 
-/// Where engine and model part.
+/// The first difference between engine and model.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mismatch {
-    /// Index of the op; none where the engine could not be made.
+    /// Index of the op; `None` if the engine could not be created.
     pub index: Option<usize>,
     /// The op.
     pub op: Option<Op>,
-    /// What differs.
+    /// Description of the difference.
     pub what: String,
 }
 
@@ -45,17 +43,17 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// How often each answer was given, by call and answer: shows what a workload reaches.
+/// Number of results of each kind, which shows what a workload covers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Summary {
-    /// Ops replayed.
+    /// Number of replayed ops.
     pub ops: u64,
-    /// `"plan_batch OutOfPages"` and so on.
+    /// Counts by call and result, such as `"plan_batch OutOfPages"`.
     pub answers: BTreeMap<String, u64>,
 }
 
 impl Summary {
-    /// Adds another replay's.
+    /// Adds the counts of another replay.
     pub fn add(&mut self, other: &Summary) {
         self.ops += other.ops;
         for (answer, count) in &other.answers {
@@ -102,7 +100,7 @@ pub fn replay_on<B: Inspect>(
     Ok(host.into_summary(ops.len()))
 }
 
-/// `Ok` if both are equal, else what differs.
+/// Returns `Ok` if both values are equal, else the difference.
 pub(super) fn agree<T: PartialEq + fmt::Debug>(
     what: &str,
     got: &T,

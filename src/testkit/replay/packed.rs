@@ -1,4 +1,4 @@
-//! Packed arrays of a plan, compared with the page tables that the model has for its rows.
+//! Compares packed arrays of a plan with the model's page tables.
 
 use super::agree;
 use super::bytes::Inspect;
@@ -8,7 +8,7 @@ use crate::id::StepId;
 use crate::plan::{BatchPlan, Extend, PackedLevels, PackedPlan, SharedSpan, StepScratch};
 use crate::testkit::model::PlanWant;
 
-/// What a row reads in the levels so far.
+/// The pages that a row has read in earlier levels.
 #[derive(Clone, Default)]
 struct Read {
     pages: Vec<i32>,
@@ -16,7 +16,7 @@ struct Read {
 }
 
 impl<B: Inspect> Host<B> {
-    /// Packed arrays of a plan in both forms, or that both refuse its first tree.
+    /// Compares the packed arrays of a plan in both forms; both must reject the first tree.
     pub(super) fn compare_packed(
         &self,
         plan: &BatchPlan<'_>,
@@ -63,7 +63,7 @@ impl<B: Inspect> Host<B> {
         agree("kv_last_page_len", &packed.kv_last_page_len.to_vec(), &last)
     }
 
-    /// Each row's pages are in the levels once, and each page of a span once for all its rows.
+    /// Checks that each row's pages are in the levels once, and each page of a span once for all its rows.
     fn compare_levels(
         &self,
         packed: &PackedLevels<'_>,
@@ -93,7 +93,7 @@ impl<B: Inspect> Host<B> {
         agree("pages that are listed", &listed, &(flat - saved))
     }
 
-    /// What is not the plan's items, in its order, is refused, and so is a plan of another step.
+    /// Checks that other items, another order and a plan of another step are rejected.
     fn compare_other_items(&self, plan: &BatchPlan<'_>, items: &[Extend]) -> Result<(), String> {
         let longer = vec![Extend { len: items[0].len + 1, ..items[0] }];
         let backwards: Vec<_> = items.iter().rev().copied().collect();
@@ -113,7 +113,7 @@ impl<B: Inspect> Host<B> {
     }
 }
 
-/// Adds a level to what rows read: whole entries of whole rows, and no page behind one that is not full.
+/// Adds a level to the pages that rows read. Entries contain whole rows, and no page follows a partial one.
 fn read_level(
     level: &PackedPlan<'_>,
     order: &[u32],

@@ -226,7 +226,7 @@ mod tests {
         enter_sink(2.0, &mut softmax, &mut out);
         assert_eq!((softmax, out), ((2.0, 3.0), [4.0, -2.0]));
         enter_sink(LOW, &mut softmax, &mut out);
-        assert_eq!((softmax, out), ((2.0, 3.0), [4.0, -2.0]), "none is as if nothing were said");
+        assert_eq!((softmax, out), ((2.0, 3.0), [4.0, -2.0]), "without a sink");
         enter_sink(1000.0, &mut softmax, &mut out);
         assert_eq!((softmax, out), ((1000.0, 1.0), [0.0, -0.0]));
         // The sink has all weight if the tokens have none.

@@ -61,7 +61,7 @@ struct Variant {
     cut: u32,
     /// The plan on the device.
     plan: DeviceBuffer,
-    /// Partial sums `[slots, rows, 512]`, then the reference and denominator of each row's sums `[slots, rows, 2]`, for
+    /// Partial sums `[slots, rows, 512]`, then the reference and the sum of weights of each row `[slots, rows, 2]`, for
     /// the maximum rows of an item.
     partial: DeviceBuffer,
     tops: DeviceBuffer,

@@ -4,8 +4,8 @@
 //! space for them ([`TAIL_ROWS`]).
 
 use super::split::{
-    ITEM_ROWS, ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanWork,
-    SplitShape, TAIL_ROWS, Taken,
+    ITEM_ROWS, ITEMS_MAX, RowAssignment, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit,
+    SpanWork, SplitShape, TAIL_ROWS,
 };
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
@@ -62,7 +62,7 @@ pub(in crate::backend::cuda) struct SharedDecode {
     grid: SharedGrid,
     shape: SplitShape,
     /// The rows of the staged step that the kernel takes, if the step reads a span once.
-    taken: Option<Taken>,
+    taken: Option<RowAssignment>,
     /// Bytes from the image's splits to its plan.
     image_at: usize,
     offsets: Offsets,
@@ -142,7 +142,7 @@ impl SharedDecode {
     }
 
     /// Returns the rows that the kernel would take from the staged step.
-    fn taken_of(&self, plan: &BatchPlan<'_>) -> Option<Taken> {
+    fn taken_of(&self, plan: &BatchPlan<'_>) -> Option<RowAssignment> {
         if plan.rows.len() > SharedSplit::rows_max(&self.shape) as usize {
             return None;
         }
@@ -197,7 +197,7 @@ impl SharedDecode {
     }
 
     /// Returns the rows that the kernel takes from the staged step, if the step reads a span once.
-    pub(in crate::backend::cuda) fn taken(&self) -> Option<&Taken> {
+    pub(in crate::backend::cuda) fn taken(&self) -> Option<&RowAssignment> {
         self.taken.as_ref()
     }
 

@@ -35,7 +35,7 @@ struct LaunchConfig {
 }
 
 /// `CUlaunchAttribute`: a number and 64 bytes. The two attributes here use few of them, and no pointers.
-# `CUlaunchAttribute`: a number and 64 bytes. The two attributes here use few of them, and no pointers.
+#[repr(C, align(8))]
 struct LaunchAttribute {
     id: u32,
     padding: u32,

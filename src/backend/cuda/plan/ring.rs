@@ -103,7 +103,7 @@ impl UploadRing {
     }
 
     /// Records that the backend switches to another stream.
-    pub(in crate::backend::cuda) fn leave(&mut self) {
+    pub(in crate::backend::cuda) fn switch_stream(&mut self) {
         self.turn += 1;
     }
 

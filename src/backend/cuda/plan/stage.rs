@@ -151,8 +151,8 @@ impl Stage {
     }
 
     /// Records that the backend switches to another stream.
-    pub(in crate::backend::cuda) fn leave(&mut self) {
-        self.ring.leave();
+    pub(in crate::backend::cuda) fn switch_stream(&mut self) {
+        self.ring.switch_stream();
     }
 
     /// Stages the plan if necessary, and returns its addresses. Rejects an upload while the stream is captured.
@@ -172,11 +172,11 @@ impl Stage {
             self.check(plan, tables)?;
             self.send(gpu, plan, &[], variants, tables, stream)?;
         }
-        Ok(self.lies(wanted))
+        Ok(self.addresses(wanted))
     }
 
     /// Returns the addresses of the staged arrays.
-    fn lies(&self, staged: Staged) -> Image {
+    fn addresses(&self, staged: Staged) -> Image {
         let Staged { tokens, rows, slot_bytes, .. } = staged;
         let at = self.image.address();
         let offsets = Offsets::new(tokens, rows, slot_bytes, &self.layout);

@@ -5,7 +5,7 @@
 //! one for each CTA. CTAs of different stripes read neighbouring heads of the same tokens at about the same time, which
 //! improves memory locality.
 
-use super::{Decoded, SplitShape};
+use super::{DecodeFilter, SplitShape};
 use crate::backend::cuda::kernels::params::DecodeWork;
 use crate::plan::BatchRow;
 use core::mem::size_of;
@@ -56,8 +56,8 @@ impl SplitShape {
     }
 
     /// Returns the filter of the sequences that a decode kernel takes.
-    pub(super) const fn decoded(&self, width: usize) -> Decoded {
-        Decoded::new(DECODE_ROWS[width] / self.group, width >= TREES_FROM)
+    pub(super) const fn decoded(&self, width: usize) -> DecodeFilter {
+        DecodeFilter::new(DECODE_ROWS[width] / self.group, width >= TREES_FROM)
     }
 
     /// Returns the number of words of the largest decode plan: a [`DecodeWork`] for each work chunk. The CTAs of all

@@ -27,22 +27,22 @@ pub enum LatentItems {
 }
 
 impl LatentItems {
-    const fn widths(self) -> &'static [Width] {
+    const fn shapes(self) -> &'static [TileShape] {
         match self {
-            Self::Hopper => &WIDTHS,
+            Self::Hopper => &TILE_SHAPES,
             Self::Tiles => &[TILE],
         }
     }
 
     /// Returns the maximum number of query rows of a CTA's item. The memory for sums has this many rows for each slot.
     pub const fn rows(self) -> u32 {
-        let widths = self.widths();
-        widths[widths.len() - 1].rows
+        let shapes = self.shapes();
+        shapes[shapes.len() - 1].rows
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Width {
+struct TileShape {
     /// Maximum number of query rows of an item.
     rows: u32,
     /// Number of tokens of a unit, at which items are cut.
@@ -56,15 +56,16 @@ struct Width {
 }
 
 /// Narrow items are memory-bound; wide items are compute-bound.
-const WIDTHS: [Width; 3] = [
-    Width { rows: 16, tokens: 16, extra: 9, least: 8, ctas: 1 },
-    Width { rows: 32, tokens: 16, extra: 9, least: 8, ctas: 1 },
-    Width { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 1 },
+const TILE_SHAPES: [TileShape; 3] = [
+    TileShape { rows: 16, tokens: 16, extra: 9, least: 8, ctas: 1 },
+    TileShape { rows: 32, tokens: 16, extra: 9, least: 8, ctas: 1 },
+    TileShape { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 1 },
 ];
 /// Two wide items over the same tokens as one item of a cluster.
-const PAIR: Width = Width { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
+const PAIR: TileShape =
+    TileShape { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
 /// Items of [`LatentItems::Tiles`].
-const TILE: Width = Width { rows: 16, tokens: 32, extra: 3, least: 2, ctas: 1 };
+const TILE: TileShape = TileShape { rows: 16, tokens: 32, extra: 3, least: 2, ctas: 1 };
 /// Maximum number of tiles of a sequence that alternate with other sequences.
 const TURNS: usize = 4;
 const WORK_WORDS: usize = size_of::<ExtendWork>() / 4;
@@ -152,12 +153,12 @@ impl LatentSplit {
 
     /// Returns the kind of a step's items: the narrowest that fits each sequence's query rows, or else the widest.
     /// Pairs are used if few of their CTAs have no rows.
-    fn width(&self, rows: &[BatchRow]) -> Width {
+    fn tile(&self, rows: &[BatchRow]) -> TileShape {
         let rows = rows.iter().map(|row| row.extend_len.saturating_mul(self.heads));
         let most = rows.clone().max().unwrap_or(0);
-        let widths = self.items.widths();
-        let widest = widths[widths.len() - 1];
-        let found = *widths.iter().find(|width| width.rows >= most).unwrap_or(&widest);
+        let shapes = self.items.shapes();
+        let widest = shapes[shapes.len() - 1];
+        let found = *shapes.iter().find(|tile| tile.rows >= most).unwrap_or(&widest);
         let tiles = |rows_of: u32| rows.clone().map(|rows| u64::from(rows.div_ceil(rows_of))).sum();
         let (alone, paired): (u64, u64) = (tiles(LATENT_ROWS), 2 * tiles(PAIR.rows));
         let pays = self.pairs && found == widest && paired <= alone + alone / 8;
@@ -166,18 +167,18 @@ impl LatentSplit {
 
     /// Splits a step, without allocation, and returns the number of items that were cut.
     pub fn plan(&mut self, rows: &[BatchRow]) -> u32 {
-        let width = self.width(rows);
-        let (heads, ctas, extra) = (self.heads, self.ctas / width.ctas, width.extra);
-        let wanted = Items { width, heads, window: self.window, align: self.align };
+        let tile = self.tile(rows);
+        let (heads, ctas, extra) = (self.heads, self.ctas / tile.ctas, tile.extra);
+        let wanted = Items { tile, heads, window: self.window, align: self.align };
         let items = |turns| wanted.all(rows, turns);
         let units = |work: &ExtendWork| wanted.units(work);
         let cost = |work: &ExtendWork| units(work) + extra;
         let total: u64 = items(1).map(|work| u64::from(cost(&work))).sum();
         let longest = items(1).map(|work| cost(&work)).max().unwrap_or(0);
-        let tiles = rows.iter().map(|row| (row.extend_len * heads).div_ceil(width.rows) as usize);
+        let tiles = rows.iter().map(|row| (row.extend_len * heads).div_ceil(tile.rows) as usize);
         let turns = tiles.max().unwrap_or(0).clamp(1, TURNS);
         // Every CTA may cut an item, which adds its fixed cost.
-        let share = (total.div_ceil(ctas.into()) as u32 + extra).max(width.least + extra);
+        let share = (total.div_ceil(ctas.into()) as u32 + extra).max(tile.least + extra);
         // Whole items are preferred for up to a twelfth more.
         let whole = (share + share / 12).max(longest);
         let cuts =
@@ -198,7 +199,7 @@ impl LatentSplit {
                 }
                 let last = !cuts || cta + 1 == ctas;
                 let take = if last { rest } else { rest.min(left.saturating_sub(extra).max(1)) };
-                let end = work.kv_end.min(begin.saturating_add(take.saturating_mul(width.tokens)));
+                let end = work.kv_end.min(begin.saturating_add(take.saturating_mul(tile.tokens)));
                 self.work(count, ExtendWork { kv_begin: begin, kv_end: end, part: 1, ..work });
                 (begin, rest, count) = (end, rest - take, count + 1);
                 left = left.saturating_sub(take + extra);
@@ -219,15 +220,15 @@ impl LatentSplit {
                 self.words[4 + joins * JOIN_WORDS..][..JOIN_WORDS]
                     .copy_from_slice(bytemuck::cast_slice(&[join]));
                 (joins, slot) = (joins + 1, slot + parts);
-                most_rows = most_rows.max(width.rows.min(rows - work.q_begin));
+                most_rows = most_rows.max(tile.rows.min(rows - work.q_begin));
                 most_parts = most_parts.max(parts);
             }
         }
-        let fit = slot * width.ctas <= self.slots() && joins <= ctas as usize;
+        let fit = slot * tile.ctas <= self.slots() && joins <= ctas as usize;
         assert!(fit, "K5: parts have slots");
         (cta + 1..=self.ctas).for_each(|cta| self.list(cta, count));
-        self.list(self.ctas + 1, width.rows);
-        let between = self.items.rows() * width.ctas;
+        self.list(self.ctas + 1, tile.rows);
+        let between = self.items.rows() * tile.ctas;
         self.words[..4].copy_from_slice(&[joins as u32, most_rows, most_parts, between]);
         self.turns = turns;
         self.used = self.work_at(count);
@@ -264,7 +265,7 @@ fn fits(costs: impl Iterator<Item = u32>, share: u32, ctas: u32) -> bool {
 /// Converts sequences to items.
 #[derive(Clone, Copy)]
 struct Items {
-    width: Width,
+    tile: TileShape,
     heads: u32,
     window: u32,
     align: u32,
@@ -280,11 +281,11 @@ impl Items {
 
     /// Returns the uncut items of a sequence; items of padding have no tokens.
     fn of(self, row: &BatchRow) -> impl Iterator<Item = ExtendWork> + use<> {
-        let Self { width, heads, window, align } = self;
+        let Self { tile, heads, window, align } = self;
         let BatchRow { row, qo_start, extend_len, kv_len } = *row;
         let rows = extend_len * heads;
-        (0..rows).step_by(width.rows as usize).map(move |q_begin| {
-            let last = (q_begin + width.rows).min(rows) - 1;
+        (0..rows).step_by(tile.rows as usize).map(move |q_begin| {
+            let last = (q_begin + tile.rows).min(rows) - 1;
             // Positions of the first and the last query, counted from 1.
             let seen = |packed: u32| kv_len.saturating_sub(extend_len) + packed / heads + 1;
             let kv_end = if kv_len == 0 { 0 } else { seen(last) };
@@ -296,7 +297,7 @@ impl Items {
     }
 
     const fn units(&self, work: &ExtendWork) -> u32 {
-        (work.kv_end - work.kv_begin).div_ceil(self.width.tokens)
+        (work.kv_end - work.kv_begin).div_ceil(self.tile.tokens)
     }
 }
 
@@ -328,8 +329,8 @@ mod tests {
         let works: &[ExtendWork] =
             bytemuck::cast_slice(&words[LatentSplit::works_at(split.ctas)..]);
         let cta = |i: usize| works[lists[i] as usize..lists[i + 1] as usize].to_vec();
-        let width = words[split.lists_at() + ctas + 1];
-        let rows = |join: &LatentJoin| width.min(join.rows - join.q_begin);
+        let rows_max = words[split.lists_at() + ctas + 1];
+        let rows = |join: &LatentJoin| rows_max.min(join.rows - join.q_begin);
         let joins: &[LatentJoin] = bytemuck::cast_slice(&words[4..4 + ctas * JOIN_WORDS]);
         assert_eq!(lists[ctas] as usize, works.len());
         let joins = joins[..words[0] as usize].to_vec();
@@ -345,16 +346,16 @@ mod tests {
         assert_eq!(joins.len(), cut as usize);
         let mut parts = ctas.iter().flatten();
         let (mut joined, mut slot) = (joins.iter(), 0);
-        let width = split.width(rows);
+        let tile = split.tile(rows);
         let most = rows.iter().map(|row| row.extend_len * split.heads).max().unwrap_or(0);
         let widest = split.items.rows();
-        assert!(width.rows >= most.min(widest) && (width.rows == 16 || most > width.rows / 2));
-        assert!(width.rows != PAIR.rows || split.pairs);
+        assert!(tile.rows >= most.min(widest) && (tile.rows == 16 || most > tile.rows / 2));
+        assert!(tile.rows != PAIR.rows || split.pairs);
         // The CTAs of a cluster have one list.
-        assert!(ctas[(split.ctas / width.ctas) as usize..].iter().all(Vec::is_empty));
-        assert_eq!(split.words()[split.lists_at() + split.ctas as usize + 1], width.rows);
+        assert!(ctas[(split.ctas / tile.ctas) as usize..].iter().all(Vec::is_empty));
+        assert_eq!(split.words()[split.lists_at() + split.ctas as usize + 1], tile.rows);
         let (heads, window, align) = (split.heads, split.window, split.align);
-        let items = Items { width, heads, window, align };
+        let items = Items { tile, heads, window, align };
         let all = rows.iter().flat_map(|row| items.of(row)).count();
         assert_eq!(items.all(rows, split.turns).count(), all);
         for whole in items.all(rows, split.turns) {
@@ -378,9 +379,9 @@ mod tests {
             }
         }
         assert_eq!((parts.next(), joined.next()), (None, None));
-        assert!(slot * width.ctas <= split.slots());
+        assert!(slot * tile.ctas <= split.slots());
         let load =
-            |works: &Vec<ExtendWork>| works.iter().map(|w| items.units(w) + width.extra).sum();
+            |works: &Vec<ExtendWork>| works.iter().map(|w| items.units(w) + tile.extra).sum();
         ctas.iter().map(load).max().expect("there are CTAs")
     }
 

@@ -27,8 +27,8 @@ pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT, decode_extra};
 use extend::ExtendSplit;
 pub use latent::{LatentItems, LatentSplit};
 pub use shared::{
-    ITEM_ROWS, ITEMS_MAX, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanCosts, SpanWork,
-    TAIL_ROWS, Taken,
+    ITEM_ROWS, ITEMS_MAX, RowAssignment, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit,
+    SpanCosts, SpanWork, TAIL_ROWS,
 };
 
 /// The inputs of a split that do not change from step to step.
@@ -60,7 +60,7 @@ impl SplitShape {
     /// Returns whether the extend kernel has rows of a plan, whose trees are not marked.
     pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
         let width = self.width(plan.token_count(), plan.rows.len());
-        let decoded = if self.top > 0 { Decoded::new(1, false) } else { self.decoded(width) };
+        let decoded = if self.top > 0 { DecodeFilter::new(1, false) } else { self.decoded(width) };
         // If the step reads spans once, the extend kernel takes every row that is too long for a tail, including
         // padding.
         let longest = match plan.shared.spans.is_empty() {
@@ -81,14 +81,14 @@ impl SplitShape {
 
 /// Filter of the sequences that a decode kernel takes. The extend kernel takes all others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Decoded {
+struct DecodeFilter {
     /// Maximum number of new tokens.
     longest: u32,
     /// Rows above this number are marked as trees, which the kernel does not support.
     last_row: u32,
 }
 
-impl Decoded {
+impl DecodeFilter {
     /// Returns the filter for sequences of up to `longest` new tokens, with or without trees.
     const fn new(longest: u32, trees: bool) -> Self {
         Self { longest, last_row: if trees { u32::MAX } else { TREE_ROW - 1 } }
@@ -100,7 +100,7 @@ impl Decoded {
     }
 
     /// Returns whether the extend kernel has items of a sequence.
-    const fn leaves(self, row: &BatchRow) -> bool {
+    const fn goes_to_extend(self, row: &BatchRow) -> bool {
         row.extend_len > self.longest || row.row.raw() > self.last_row
     }
 }
@@ -160,14 +160,14 @@ impl Split {
         assert_eq!(decode.len(), self.shape.decode_words());
         let decode_units = self.decode.plan(&self.shape, width, rows, decode);
         let decoded = self.shape.decoded(width);
-        let extend_items = self.extend.plan(&self.shape, rows, |row| decoded.leaves(row));
+        let extend_items = self.extend.plan(&self.shape, rows, |row| decoded.goes_to_extend(row));
         SplitCount { width, decode_units, extend_items }
     }
 
     /// Splits a step whose spans another kernel reads once. The extend kernel takes the rows that the other kernel does
     /// not take, and the decode kernel takes none.
-    pub fn plan_left(&mut self, rows: &[BatchRow], taken: &Taken) -> SplitCount {
-        let extend_items = self.extend.plan(&self.shape, rows, |row| taken.leaves(row));
+    pub fn plan_left(&mut self, rows: &[BatchRow], taken: &RowAssignment) -> SplitCount {
+        let extend_items = self.extend.plan(&self.shape, rows, |row| taken.goes_to_extend(row));
         SplitCount { extend_items, ..SplitCount::default() }
     }
 

@@ -3,7 +3,7 @@
 //! For this kernel, the tokens of a row with lists are the entries of its lists. Other rows read all visible tokens and
 //! go to the extend kernel.
 
-use super::{Decoded, Split, SplitCount, SplitShape, is_tree};
+use super::{DecodeFilter, Split, SplitCount, SplitShape, is_tree};
 use crate::plan::BatchRow;
 
 impl SplitShape {
@@ -33,8 +33,9 @@ impl Split {
         let whole = SplitShape { window: 0, ..self.shape };
         let decode_units = self.decode.plan(&whole, width, places, decode);
         // A row of one token is never an extend item, whatever the group.
-        let extend_items =
-            self.extend.plan(&self.shape, rows, |row| Decoded::new(1, false).leaves(row));
+        let extend_items = self
+            .extend
+            .plan(&self.shape, rows, |row| DecodeFilter::new(1, false).goes_to_extend(row));
         SplitCount { width, decode_units, extend_items }
     }
 }

@@ -28,7 +28,7 @@ use crate::backend::cuda::kernels::params::{
 use crate::plan::{BatchRow, SharedSpans};
 use accept::{Before, Eligible};
 pub use cost::{SpanCosts, SpanWork};
-pub use grid::{ITEM_ROWS, SharedGrid, TAIL_ROWS, Taken};
+pub use grid::{ITEM_ROWS, RowAssignment, SharedGrid, TAIL_ROWS};
 
 /// Maximum number of rows for which spans are read once, over all shapes.
 pub const SHARED_ROWS_MAX: u32 = 512;
@@ -85,9 +85,9 @@ pub struct SharedSplit {
     shape: SplitShape,
     grid: SharedGrid,
     costs: SpanCosts,
-    free: bool,
+    ignore_cost: bool,
     /// The rows that the step's kernel takes.
-    taken: Taken,
+    taken: RowAssignment,
     pub head: SharedHead,
     pub works: Vec<DecodeWork>,
     pub shares: Vec<RowShare>,
@@ -110,17 +110,17 @@ pub struct SharedSplit {
 }
 
 impl SharedSplit {
-    /// Allocates the memory for every split of this shape, which has no window. With `free`, all spans that fit are
+    /// Allocates the memory for every split of this shape, which has no window. With `ignore_cost`, all spans that fit are
     /// accepted, whatever their cost.
-    pub fn new(shape: SplitShape, grid: SharedGrid, free: bool) -> Self {
+    pub fn new(shape: SplitShape, grid: SharedGrid, ignore_cost: bool) -> Self {
         assert!(shape.window == 0 && grid.serves(&shape));
         let rows = Self::rows_max(&shape) as usize;
         Self {
             shape,
             grid,
             costs: grid.costs[shape.narrowest()],
-            free,
-            taken: Taken::new(&shape, &grid, shape.narrowest()),
+            ignore_cost,
+            taken: RowAssignment::new(&shape, &grid, shape.narrowest()),
             head: SharedHead::default(),
             works: Vec::with_capacity(grid.work_count(&shape)),
             shares: Vec::with_capacity(rows),
@@ -145,7 +145,12 @@ impl SharedSplit {
     }
 
     /// Splits a step for a kernel that takes these rows. Returns false if separate reads are cheaper.
-    pub fn plan(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: Taken) -> bool {
+    pub fn plan(
+        &mut self,
+        rows: &[BatchRow],
+        shared: &SharedSpans<'_>,
+        taken: RowAssignment,
+    ) -> bool {
         if rows.len() as u32 > Self::rows_max(&self.shape) || self.span_ctas_max() == 0 {
             return false;
         }
@@ -156,7 +161,7 @@ impl SharedSplit {
         let row_tokens = self.measure_tails(rows);
         let deal = self.deal();
         self.work = SpanWork { row_bytes: row_tokens * self.token_bytes(), ..deal.work };
-        if !self.free && !self.costs.is_better_once(&self.work) {
+        if !self.ignore_cost && !self.costs.is_better_once(&self.work) {
             return false;
         }
         self.cut_spans(&deal);

@@ -29,7 +29,7 @@ pub struct StoreCacheParams {
     pub tokens: u32,
     /// Slots of a page; 1 also if pages are contiguous.
     pub page_size: u32,
-    /// [`wide_magic`] of `page_size`.
+    /// [`wide_magic`](super::wide_magic) of `page_size`.
     pub page_magic: u64,
     /// Bytes from slot to slot.
     pub slot_stride: u32,
@@ -105,7 +105,7 @@ pub struct StoreFp8Params {
     pub k_pool: u64,
     /// Device address of this layer's V, same strides.
     pub v_pool: u64,
-    /// As in [`LayerScales`]; written if scales are by token, otherwise read.
+    /// As in [`LayerScales`](super::LayerScales); written if scales are by token, otherwise read.
     pub k_scales: u64,
     /// The same for V.
     pub v_scales: u64,
@@ -113,7 +113,7 @@ pub struct StoreFp8Params {
     pub page_stride: u64,
     /// Bytes from page to page of scales.
     pub scale_page_stride: u64,
-    /// [`wide_magic`] of `page_size`.
+    /// [`wide_magic`](super::wide_magic) of `page_size`.
     pub page_magic: u64,
     /// Bytes from row to row of K.
     pub k_stride: u32,
@@ -160,7 +160,7 @@ pub struct CopyPagesParams {
     pub target_page_stride: u64,
     /// Bytes from piece to piece.
     pub target_piece_stride: u64,
-    /// [`wide_magic`] of `piece_units`.
+    /// [`wide_magic`](super::wide_magic) of `piece_units`.
     pub piece_magic: u64,
     /// Units of one piece.
     pub piece_units: u32,

@@ -2,7 +2,9 @@
 //!
 //! From one decode step to the next usually only lengths grow; the accepted spans are then reused.
 
-use super::{Accepted, ITEMS_MAX, PARTIAL_ROWS, SPAN_TOKENS, SPANS_MAX, SharedSplit, Taken};
+use super::{
+    Accepted, ITEMS_MAX, PARTIAL_ROWS, RowAssignment, SPAN_TOKENS, SPANS_MAX, SharedSplit,
+};
 use crate::backend::cuda::kernels::params::{NO_SPAN, RowShare, SpanMember, TREE_ROW};
 use crate::plan::{BatchRow, SharedSpan, SharedSpans};
 
@@ -20,7 +22,7 @@ pub(super) struct Before {
     spans: Vec<SharedSpan>,
     members: Vec<u32>,
     /// `None` before the first step.
-    taken: Option<Taken>,
+    taken: Option<RowAssignment>,
 }
 
 impl Before {
@@ -44,7 +46,7 @@ impl Before {
         &self,
         rows: &[BatchRow],
         shared: &SharedSpans<'_>,
-        taken: Taken,
+        taken: RowAssignment,
     ) -> bool {
         self.taken == Some(taken)
             && !taken.may_have_items()
@@ -60,7 +62,7 @@ impl Before {
             })
     }
 
-    fn keep(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: Taken) {
+    fn keep(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: RowAssignment) {
         self.taken = Some(taken);
         self.rows.clear();
         self.rows.extend_from_slice(rows);
@@ -74,7 +76,12 @@ impl Before {
 impl SharedSplit {
     /// Accepts spans for a kernel that takes these rows. It sets the members, the accepted spans, and the shares except
     /// the units of tails.
-    pub(super) fn accept(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: Taken) {
+    pub(super) fn accept(
+        &mut self,
+        rows: &[BatchRow],
+        shared: &SharedSpans<'_>,
+        taken: RowAssignment,
+    ) {
         if self.before.is_like(rows, shared, taken) {
             return;
         }
@@ -101,7 +108,7 @@ impl SharedSplit {
             start: 0,
             units: 0,
             qo_start: row.qo_start,
-            extend_len: if taken.leaves(row) { 0 } else { row.extend_len },
+            extend_len: if taken.goes_to_extend(row) { 0 } else { row.extend_len },
         }));
     }
 
@@ -183,7 +190,7 @@ impl SharedSplit {
         if rows < 2 {
             return 0.0;
         }
-        if self.free {
+        if self.ignore_cost {
             return f64::INFINITY;
         }
         let bytes = f64::from(len) * self.token_bytes();

@@ -1,6 +1,6 @@
 //! The kernels that read a step's spans once, and their grids on a device.
 
-use super::super::{DECODE_ROWS, Decoded, SplitShape, is_tree};
+use super::super::{DECODE_ROWS, DecodeFilter, SplitShape, is_tree};
 use super::{PARTIAL_ROWS, SpanCosts};
 use crate::backend::cuda::kernels::params::{
     SPAN_ROWS, SPAN_ROWS_256, TAIL_WARPS, TAIL_WARPS_256, TAIL_WARPS_ANY,
@@ -15,16 +15,16 @@ pub const ITEM_ROWS: u32 = 64;
 
 /// The rows that a kernel with shared spans takes. The extend kernel takes all others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Taken {
+pub struct RowAssignment {
     /// The kernel, an index of [`TAIL_ROWS`].
     pub tails: usize,
     /// Filter of the rows that have a tail.
-    with_tails: Decoded,
+    with_tails: DecodeFilter,
     /// Maximum number of new tokens of a row with own items, which are in one query tile.
     longest: u32,
 }
 
-impl Taken {
+impl RowAssignment {
     /// Returns the rows of the kernel of `tails`.
     pub fn new(shape: &SplitShape, grid: &SharedGrid, tails: usize) -> Self {
         let longest = ITEM_ROWS.min(grid.rows) / shape.group;
@@ -48,8 +48,8 @@ impl Taken {
     }
 
     /// Returns whether the extend kernel takes a row.
-    pub fn leaves(&self, row: &BatchRow) -> bool {
-        self.with_tails.leaves(row) && !self.has_items(row)
+    pub fn goes_to_extend(&self, row: &BatchRow) -> bool {
+        self.with_tails.goes_to_extend(row) && !self.has_items(row)
     }
 }
 
@@ -127,18 +127,23 @@ impl SharedGrid {
 impl SplitShape {
     /// Returns the rows that a kernel with shared spans would take from a step. `None` if it would not take a tree that
     /// the decode kernel takes.
-    pub fn taken(&self, grid: &SharedGrid, tokens: usize, rows: &[BatchRow]) -> Option<Taken> {
+    pub fn taken(
+        &self,
+        grid: &SharedGrid,
+        tokens: usize,
+        rows: &[BatchRow],
+    ) -> Option<RowAssignment> {
         let (narrowest, widest) = (self.narrowest(), TAIL_ROWS.len() - 1);
         if tokens <= rows.len() {
             // Without tokens of other rows, own items have no memory.
-            return Some(Taken { longest: 0, ..Taken::new(self, grid, narrowest) });
+            return Some(RowAssignment { longest: 0, ..RowAssignment::new(self, grid, narrowest) });
         }
         // Tails of fewer query rows are faster.
         let [few, more] = [narrowest, widest].map(|tails| self.decoded(tails));
-        let is_wide = rows.iter().any(|row| few.leaves(row) && more.has(row));
-        let taken = Taken::new(self, grid, if is_wide { widest } else { narrowest });
+        let is_wide = rows.iter().any(|row| few.goes_to_extend(row) && more.has(row));
+        let taken = RowAssignment::new(self, grid, if is_wide { widest } else { narrowest });
         let flat = self.decoded(self.width(tokens, rows.len()));
-        let is_left = |row: &BatchRow| taken.leaves(row) && flat.has(row) && row.kv_len > 0;
+        let is_left = |row: &BatchRow| taken.goes_to_extend(row) && flat.has(row) && row.kv_len > 0;
         (!rows.iter().any(is_left)).then_some(taken)
     }
 

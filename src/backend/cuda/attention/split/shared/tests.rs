@@ -79,8 +79,8 @@ fn takes(split: &SharedSplit, tails: usize, row: &BatchRow) -> Option<bool> {
     (is_taken && !(has_items && row.kv_len == 0)).then_some(has_items)
 }
 
-fn taken(split: &SharedSplit, tails: usize) -> Taken {
-    Taken::new(&split.shape, &split.grid, tails)
+fn taken(split: &SharedSplit, tails: usize) -> RowAssignment {
+    RowAssignment::new(&split.shape, &split.grid, tails)
 }
 
 /// Counts the parts of a (row, kv head)'s own tokens as the kernel does.
@@ -179,10 +179,10 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
     for (index, (row, share)) in rows.iter().zip(&split.shares).enumerate() {
         let Some(has_items) = takes(split, width, row) else {
             assert_eq!((share.extend_len, share.depth), (0, 0), "the extend kernel's");
-            assert!(split.taken.leaves(row) || row.extend_len == 0);
+            assert!(split.taken.goes_to_extend(row) || row.extend_len == 0);
             continue;
         };
-        assert!(!split.taken.leaves(row));
+        assert!(!split.taken.goes_to_extend(row));
         assert_eq!((share.qo_start, share.extend_len), (row.qo_start, row.extend_len));
         for head in 0..heads {
             let own = tails.remove(&(index, head)).unwrap_or_default();
@@ -242,7 +242,7 @@ fn every_token_once() {
         let (rows, spans) = batch(&mut rng, count);
         let (kv_heads, group) =
             rng.pick(&[(1, 1), (2, 8), (8, 4), (3, 3), (8, 1), (4, 16), (2, 9)]);
-        for free in [false, true] {
+        for ignore_cost in [false, true] {
             let all = rng.pick(&[2, 3, 4, 5, 16, 132, 132, 132]);
             let shape = shape(kv_heads, group, all);
             let tails = rng.within(shape.narrowest() as u64, 1) as usize;
@@ -250,8 +250,8 @@ fn every_token_once() {
             if !grid.serves(&shape) {
                 continue;
             }
-            let mut split = SharedSplit::new(shape, grid, free);
-            let any = split.plan(&rows, &spans.plan(), Taken::new(&shape, &grid, tails));
+            let mut split = SharedSplit::new(shape, grid, ignore_cost);
+            let any = split.plan(&rows, &spans.plan(), RowAssignment::new(&shape, &grid, tails));
             if !any {
                 continue;
             }
@@ -324,7 +324,7 @@ fn decoding(rng: &mut Rng, dropped: usize) -> (Vec<BatchRow>, Vec<SharedSpan>, V
 #[test]
 fn what_stays_from_step_to_step_changes_nothing() {
     let mut rng = Rng::new(5);
-    let told = |split: &SharedSplit, is_once: bool| {
+    let result = |split: &SharedSplit, is_once: bool| {
         let SharedSplit { head, works, shares, members, spans, items, .. } = split.clone();
         is_once.then_some((head, works, shares, members, spans, items))
     };
@@ -344,7 +344,7 @@ fn what_stays_from_step_to_step_changes_nothing() {
                 let all = format!("round {round} step {step}");
                 kept += u32::from(split.before.is_like(&rows, &shared, taken) && is_once);
                 assert_eq!(split.plan(&rows, &shared, taken), is_once, "{all}");
-                assert_eq!(told(&split, is_once), told(&alone, is_once), "{all}");
+                assert_eq!(result(&split, is_once), result(&alone, is_once), "{all}");
             }
             let place = rng.below(rows.len() as u64) as usize;
             let row = &mut rows[place];

@@ -24,9 +24,9 @@ pub enum KvShape {
     /// Latent rows, from which all heads derive K and V (multi-head latent attention, arXiv:2405.04434).
     ///
     /// The plane [`PlaneName::Latent`] has `[rank + rope]` numbers a token: K is the whole row, V its first `rank`
-    /// numbers. The host folds the up-projections of K and V into its queries and outputs: q is `[tokens, q_heads, rank
-    /// + rope]`, and the output is `[tokens, q_heads, rank]`. The scale of attention is that of the model's heads
-    /// before folding. Every rank stores all rows.
+    /// numbers. The host folds the up-projections of K and V into its queries and outputs. Then q is
+    /// `[tokens, q_heads, rank + rope]`, and the output is `[tokens, q_heads, rank]`. The scale of attention is that of
+    /// the model's heads before folding. Every rank stores all rows.
     ///
     /// In a quantised pool, the first `rank` numbers are bytes times a scale of the token ([`Scaling::ByToken`] only),
     /// and the others are bf16 in the plane [`PlaneName::Rope`].

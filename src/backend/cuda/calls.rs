@@ -112,9 +112,9 @@ impl Backend for Cuda {
     }
 
     /// Rows have the pool's dtype; rows of a quantised pool have [`Cuda::rows`]. Rows of 16 bits are aligned to 16
-    /// bytes, and head_dim is 64, 128 or 256. f32 is slow, and only for checks; its head_dim is a multiple of 32 up to
-    /// 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks are packed f32; a sink that is
-    /// NaN or infinite invalidates its head's output.
+    /// bytes, and head_dim is 64, 128 or 256. For f32, which is slow and only for checks, head_dim is a multiple of 32
+    /// up to 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks are packed f32. A sink that
+    /// is NaN or infinite invalidates its head's output.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, and for trees with a window.

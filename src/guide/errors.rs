@@ -8,7 +8,7 @@
 //! * `Config`: the values describe no valid pool, or the host lacks the memory. Change the value that the error names.
 //! * `Core` with `is_shortage()`: pages, rows, tokens or steps are in use. Wait for a step, preempt a sequence, or
 //!   requeue the request.
-//! * Any other `Core`: reject a request that never fits. All other cases are mistakes of the host.
+//! * Any other `Core`: the request never fits, so reject it, or the host made a mistake (table below).
 //! * `Backend`, from `Engine::new`: the device lacks memory for the pool. Use a smaller `Capacity` or another backend.
 //! * `Backend`, from `plan_batch`: the device rejected the plan, and the engine has aborted the step. Plan again, or
 //!   treat it as a failed call (below).
@@ -40,7 +40,7 @@
 //! | `UnknownStep`, `StepOrder`, `StepOpen` | commit in the order of plans, and complete after it |
 //! | `NotAccepted` | accept a branch of the drafts or abort the step, then repeat the call |
 //! | `DraftLen`, `DraftParent`, `DraftOrder`, `DraftArrays`, `DraftMask`, `DraftPosition` | fix the drafter |
-//! | `NotDrafted`, `NotABranch` | fix the verifier: it keeps a root and that root's successors |
+//! | `NotDrafted`, `NotABranch` | fix the verifier: a branch is a root and tokens that follow it |
 //! | `UnknownSequence`, `Preempted`, `NotPreempted` | fix the scheduler: it has lost track of a request |
 //! | `EmptyBatch`, `RepeatedSequence`, `NotPlanned` | fix the scheduler: its batch is wrong or out of order |
 //! | `PlanSize` | choose a size that holds the batch and a token for each row of padding |

@@ -1,9 +1,8 @@
 //! Groups of layers: models with layers that read only a window or a chunk.
 //!
-//! Many models mix layers that read all tokens with layers that read the last 128 or 1,024. The pool need not keep more
-//! than these tokens for them. [`Groups`](crate::Groups) assign each layer to a group, and
-//! `PoolConfig::from_hf` (feature `serde`) reads them from a model's `config.json`. A sequence then gives
-//! pages back as it grows:
+//! Many models mix layers that read all tokens with layers that read only the last 128 or 1,024. The latter need no
+//! older tokens. [`Groups`](crate::Groups) assigns each layer to a group; `PoolConfig::from_hf` (feature `serde`) reads
+//! it from a model's `config.json`. A sequence then gives pages back as it grows:
 //!
 //! | 8,192 tokens in bf16 | all layers keep everything | with groups |
 //! |---|---|---|
@@ -36,13 +35,13 @@
 //! // Steps of up to 8 tokens run at most 8 + 3 tokens ahead of the published pages.
 //! let mut engine = Engine::new(EngineConfig { promise_ahead: 11, ..pool.into() }, Null)?;
 //! let layout = engine.shape().layout;
-//! assert_eq!((layout.lanes(), layout.tracks()), (1, 3)); // a page is of one layer
+//! assert_eq!((layout.lanes(), layout.tracks()), (1, 3)); // a page holds one layer
 //! assert_eq!(layout.place(LayerId::new(2)), LayerPlace { group: 1, track: 2, lane: 0 });
-//! assert_eq!(engine.shape().most_pages(40), 10 + 2 * 6); // what 40 tokens hold at most
+//! assert_eq!(engine.shape().most_pages(40), 10 + 2 * 6); // the maximum for 40 tokens
 //!
 //! let prompt: Vec<_> = (0..40).map(TokenId::new).collect();
 //! let seq = engine.admit(Namespace::default(), &prompt, 0)?;
-//! // Others will begin like the first 16 tokens, so prompts must match there.
+//! // Other prompts will share the first 16 tokens, so they must match there.
 //! engine.mark(seq, 16)?;
 //! let mut scratch = StepScratch::new();
 //! for _ in 0..5 {
@@ -51,12 +50,12 @@
 //!     engine.commit(step)?;
 //!     engine.complete(step)?;
 //! }
-//! // All ten pages of layer 1; of the others those that the next token reads.
+//! // Layer 1 keeps all ten pages; each other layer keeps the pages that the next token reads.
 //! assert_eq!(engine.page_table(seq)?.count(), 10);
 //! assert_eq!(engine.track_table(seq, 2)?.count(), 2);
 //! engine.finish(seq)?;
 //!
-//! // A prompt matches where all layers have what its next token reads: at the mark, and at the end of the prompt.
+//! // A match ends where all layers have the pages that the next token reads: at the mark or at the prompt's end.
 //! let matches = |len: usize| {
 //!     let other = (100..104).map(TokenId::new);
 //!     let prompt: Vec<_> = prompt[..len].iter().copied().chain(other).collect();
@@ -64,21 +63,22 @@
 //!     (found.pages(), found.full_pages())
 //! };
 //! assert_eq!(matches(16), (4, 4));
-//! assert_eq!(matches(28), (4, 7)); // three pages of layer 1 are of no use
+//! assert_eq!(matches(28), (4, 7)); // layer 1 has three more pages, which no match uses
 //! assert_eq!(matches(40), (10, 10));
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! A sequence keeps what a match needs where an equal prompt or the next turn can match: at the end of its prompt and
-//! of its output, and where its prompt parts from a cached one. [`Engine::mark`](crate::Engine::mark) adds places, such
-//! as the end of a system prompt. A prompt that follows a leader finds its tokens only if the host marks the leader.
+//! Prompts can match at three places of a sequence: at the end of its prompt, at the end of its output, and where its
+//! prompt parts from a cached one. [`Engine::mark`](crate::Engine::mark) adds places, such as the end of a system
+//! prompt. A prompt that waits for a leader matches the leader's tokens only at such a mark.
 //! [`Stats::lost_hit_tokens`](crate::Stats::lost_hit_tokens) counts the tokens that only group 0 had.
 //!
-//! Promises count what a sequence holds at most while its plans are at most
-//! [`promise_ahead`](crate::EngineConfig::promise_ahead) tokens ahead of its published ones. Set it to the tokens of a
-//! step, times two if steps overlap, plus a page less one. Events report the pages of group 0 alone, so a router may
-//! expect a longer match than a prompt finds.
+//! A promise covers the maximum number of pages that a sequence holds. This number depends on
+//! [`promise_ahead`](crate::EngineConfig::promise_ahead): plans may be that many tokens ahead of the published tokens.
+//! Set it to `page_size - 1` plus a sequence's tokens of one step, or of two steps if steps overlap.
 //!
-//! `Cuda` serves chunks that pages divide, except of latent rows, and no latent rows beside another shape. Drafts in
-//! trees and sparse reads are for layers that read everything.
+//! Events report the pages of group 0 alone, so a router may expect a longer match than a prompt finds.
+//!
+//! `Cuda` supports chunks that are multiples of the page size, except over latent rows. It does not support latent rows
+//! together with another shape. Draft trees and sparse reads work only in layers that read all tokens.

@@ -266,7 +266,7 @@ impl PoolLayout {
         self.host_pages
     }
 
-    /// Returns the number of additional pages of host memory, through which a store reads pages of the pool.
+    /// Returns the number of additional pages of host memory; puts of the pool's pages go through them.
     pub const fn stage_pages(&self) -> u32 {
         self.stage_pages
     }

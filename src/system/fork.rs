@@ -49,7 +49,7 @@ pub struct Forked<'a> {
 /// Implements [`Engine::fork`](crate::Engine::fork): writes the children and their copies into the buffers, and returns
 /// the step of the copies. O(tokens) for each child.
 ///
-/// The parent's whole computed pages are published first; without prefix reuse they match for its children alone.
+/// It first publishes the parent's whole computed pages. Without prefix reuse, only the children match them.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],

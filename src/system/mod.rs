@@ -3,6 +3,8 @@
 //! A system that the engine calls takes an access list: a struct with `&` of each table that it reads and `&mut` of
 //! each that it writes. Its constructor `of` borrows them from a [`World`](crate::world::World). Systems that other
 //! systems call take the tables as arguments. `tests/tidy.rs` compares both with this table, in the order of a step:
+//!
+//! | system | pages | prefixes | sequences | steps | fence |
 //! |---|---|---|---|---|---|
 //! | [`admit`], `resume`: match, lock, take a row | reads | writes | writes | | writes |
 //! | [`leader`]: find the sequence that computes a prompt's tokens | | reads | reads | | |

@@ -9,7 +9,6 @@
 //!
 //! ARCHITECTURE.md shows the effect of the other calls. It follows that a plan of promised pages fails only while some
 //! of them are in the fence, and that the step in the error returns enough of them.
-//! names returns enough of them.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -40,8 +39,8 @@ impl<'a> PageBudget<'a> {
         Self { reclaimable, outstanding: sequences.promised().into(), fence }
     }
 
-    /// Returns the number of pages that a call can take once the fence has returned `returned` pages. `own` is the
-    /// number of them that its sequences are promised.
+    /// Returns the number of pages that a call can take once the fence has returned `returned` pages. The call's
+    /// sequences have promises of `own` pages.
     fn available(&self, own: u64, returned: u32) -> u64 {
         let reclaimable = self.reclaimable + u64::from(returned);
         reclaimable.min(own + reclaimable.saturating_sub(self.outstanding))

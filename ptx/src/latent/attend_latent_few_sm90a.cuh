@@ -50,7 +50,7 @@ DEVICE void wgmma_wait_few(float (&c)[8][4][4]) {
 #undef WG_32
 #undef WG_OUT_16
 #undef WG_OUT_32
-// A matrix at a distance in units of 16 bytes: one 32-bit addition, because addresses do not overflow.
+// Moves a matrix descriptor by `units` of 16 bytes. A 32-bit addition suffices, because addresses do not overflow.
 DEVICE u64 further(u64 matrix, u32 units) {
     u64 there;
     asm("{ .reg .b32 low, high; mov.b64 {low, high}, %1; add.u32 low, low, %2; mov.b64 %0, {low, high}; }" : "=l"(there) : "l"(matrix), "r"(units));
@@ -61,8 +61,8 @@ DEVICE void store_matrix_transposed(u32 at, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Whether numbers of fp8 are multiplied without their tokens' scales, which are applied to logits and weights: a byte is exact
-// as bf16. In f16 a weight times a scale may exceed the range, so there numbers are written times their scale.
+// Whether fp8 numbers are multiplied without their tokens' scales. The scales are then applied to logits and weights. In f16 a
+// weight times a scale may exceed the range, so there the numbers are scaled first.
 template <class T> constexpr bool UNSCALED = false;
 template <> constexpr bool UNSCALED<bf16> = true;
 
@@ -179,7 +179,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
                 barrier_wait(shared_address(shared.empty + place), round % 2 ^ 1);
 #pragma unroll
                 for (u32 i = 0; i < 2; ++i) {
-                    // Of each 16 tokens all are present if one is, so that products use defined numbers.
+                    // Tokens are copied in groups of 16, so that products use defined numbers.
                     if (warp / 2 * 16 + i * 32 >= min(tile.left, size(place))) continue;
                     const u32 group = memory + place * PLACE + (warp + 4 * i) * GROUP;
 #pragma unroll
@@ -210,7 +210,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
 
     struct Bytes {
         uint4 row[8], rope[2];
-        float scale;  // of the row lane % 8
+        float scale;  // the scale of row `lane % 8`
     };
     static __device__ __forceinline__ uint4 load_once(u64 at) {
         uint4 v;
@@ -263,7 +263,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
             prefetch(p.k + offset(p, tile) + lane / 8 * 128);
             if (lane < 8) prefetch(rope.at + tile.page * rope.page_stride + tile.slot * static_cast<u64>(rope.slot_stride));
         };
-        // Of each 16 tokens all are present if one is, so that products use defined numbers.
+        // Whole groups of 16 tokens are copied, so that products use defined numbers.
         auto has = [&](const Found& tile, u32 place) { return warp / 2 * 16 < min(tile.left, size(place)); };
 #pragma unroll
         for (int place = 0; place < PLACES; ++place) found[place] = look(walk, warp * 8 + lane % 8, size(place));

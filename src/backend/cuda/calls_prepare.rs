@@ -20,8 +20,8 @@ impl Cuda {
     /// Captures require this preparation. Without it, a step that needs a new kernel waits for the driver's compiler;
     /// [`Cuda::modules_after_prepare`] counts such modules. Later calls add to earlier ones.
     ///
-    /// The host prepares the attention of all its layers. If some have a window or chunks, `begin` rejects plans with
-    /// draft trees ([`PlanError::TreeWindow`](crate::PlanError)); otherwise the first such layer would reject them.
+    /// The host prepares the attention of all its layers. If some have a window or chunks, `begin` then rejects plans
+    /// with draft trees ([`PlanError::TreeWindow`](crate::PlanError)) early, not the first such layer.
     ///
     /// # Errors
     /// [`CudaError::NotPrepared`] while the stream is captured. Errors of an [`Attend`] without a kernel, and of lists
@@ -88,8 +88,8 @@ impl Cuda {
     }
 }
 
-/// Returns the shapes with layers of this attention: those of the groups with its window or chunks, else that of group
-/// 0.
+/// Returns the pools whose layers use this attention: those of the groups with its window or chunks, or else the pool
+/// of group 0.
 fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
     let first = pools.of(0);
     let limited = first.layout().groups().limited();
@@ -100,7 +100,7 @@ fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
     if shapes.is_empty() { vec![first] } else { shapes }
 }
 
-/// Returns the kernels for stores into one shape of the pool, and those of its attention without a split.
+/// Returns the kernels for stores into one shape of the pool, and the attention kernels that need no split.
 fn pool_kernels(
     pool: &Pool,
     work: &Prepare<'_>,

@@ -94,7 +94,7 @@ fn lanes_are_what_a_page_holds_and_share_no_byte() {
             let layers = config.groups.layers_of(group);
             let bytes = layer_bytes(&config, group);
             let lanes = u64::from(pool.lanes_of(group));
-            // As many whole layers as fit, but never more layers of the pool's shape than group 0 has.
+            // A page holds as many whole layers as fit. A group of the pool's own shape has no more lanes than group 0.
             let as_first = group == 0 || pool.groups().shape(group).is_none();
             let fitting = pool.page_bytes() / bytes;
             let first = u64::from(config.groups.layers_of(0));

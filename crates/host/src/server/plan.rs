@@ -14,7 +14,7 @@ use crate::stream::{Stream, StreamKey};
 /// The part of host memory that copies of device pages may take.
 const AHEAD_PART: u32 = 32;
 
-/// What a step does about streams whose pages load.
+/// The treatment of streams whose pages are still loading.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Loading {
     /// The step leaves them out.

@@ -327,7 +327,7 @@ impl Stage {
         }
         check::plan(plan, &self.layout, tables.shape())?;
         check::spans(&mut self.spans, plan)?;
-        // The decode units of a row beyond its tokens: the extra units, and at most one by rounding.
+        // A row has these units more than its tokens need: the extra units, and at most one by rounding.
         let is_quantised = self.layout.views().any(|layout| layout.dtype().is_quantised());
         let beside = (decode_extra(is_quantised) + 1) * DECODE_UNIT;
         let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(beside)).sum();

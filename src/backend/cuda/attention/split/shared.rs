@@ -110,8 +110,8 @@ pub struct SharedSplit {
 }
 
 impl SharedSplit {
-    /// Allocates the memory for every split of this shape, which has no window. With `ignore_cost`, all spans that fit are
-    /// accepted, whatever their cost.
+    /// Allocates the memory for every split of this shape, which has no window. With `ignore_cost`, all spans that fit
+    /// are accepted, whatever their cost.
     pub fn new(shape: SplitShape, grid: SharedGrid, ignore_cost: bool) -> Self {
         assert!(shape.window == 0 && grid.serves(&shape));
         let rows = Self::rows_max(&shape) as usize;

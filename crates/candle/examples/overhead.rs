@@ -1,8 +1,10 @@
-//! The bridge's own time on the CPU: steps of 16 sequences through it, and by the engine's and the backend's calls alone.
+//! The bridge's overhead on the CPU: steps of 16 sequences through the bridge, and by direct calls
+//! of the engine and the backend.
 //!
 //!     cargo run --release -p kvarena-candle --example overhead
 //!
-//! Medians by turns, of a small pool with short contexts, so that attention itself takes little.
+//! Both run in alternating turns; the program prints medians. The pool is small and contexts are
+//! short, so attention itself takes little time.
 
 use std::error::Error;
 use std::time::Instant;
@@ -40,7 +42,7 @@ fn main() -> Outcome {
     let mut scratch = StepScratch::new();
     let mut times = [const { [const { Vec::new() }; 2] }; 3];
     for turn in 0..TURNS {
-        // Sequences of few tokens, some of which begin a page.
+        // Most sequences are short, and some begin a page.
         if turn % 20 == 0 {
             for item in items.drain(..) {
                 arena.engine.finish(item.seq)?;

@@ -1,4 +1,5 @@
-//! Patches candle's own model files, as cargo has downloaded them. candle-transformers itself is not built.
+//! Patches candle's model files, which cargo has downloaded. The build does not compile
+//! candle-transformers itself.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,7 +29,7 @@ fn patched(name: &str, file: &str) -> String {
     diffy::apply(file, &patch).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Writes a file to be included, in which comments on the file itself are not allowed.
+/// Writes a file for `include!`, which allows no comments on the file itself.
 fn write(name: &str, text: String) {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let text = text.replace("//!", "//");

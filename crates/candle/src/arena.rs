@@ -23,21 +23,22 @@ type Options = Either<CpuOptions, kvarena::Null>;
 
 /// K and V of all sequences of a model, on the device of its tensors.
 pub struct KvArena {
-    /// The engine: sequences are admitted, extended and finished here.
+    /// The host admits, extends and finishes sequences here.
     pub engine: Engine<Pool>,
     device: Device,
     scratch: StepScratch,
-    /// Its number in this process.
+    /// The arena's number in this process.
     id: u64,
 }
 
 impl KvArena {
-    /// Allocates the pool on a device, on a GPU in candle's stream.
+    /// Allocates the pool on a device. On a GPU the arena uses candle's stream.
     ///
     /// # Errors
-    /// [`Error::Engine`] for a config that is not valid or does not fit memory. [`Error::Device`] for a device that is
-    /// neither a CPU nor, with feature `cuda`, a GPU. On a GPU also for a device of `Device::new_cuda`, whose stream
-    /// differs in each thread: take `Device::new_cuda_with_stream`.
+    /// * [`Error::Engine`]: the config is invalid or does not fit in memory.
+    /// * [`Error::Device`]: the device is neither a CPU nor, with feature `cuda`, a GPU. It is also
+    ///   an error to pass a device of `Device::new_cuda`, because its stream differs in each
+    ///   thread. Use `Device::new_cuda_with_stream`.
     pub fn new(config: impl Into<EngineConfig>, device: &Device) -> Result<Self, Error> {
         let config = config.into();
         let options: Options = match device {
@@ -55,25 +56,27 @@ impl KvArena {
     /// Plans a step and uploads its inputs.
     ///
     /// # Errors
-    /// [`Error::Engine`] where [`Engine::plan_batch`] fails, or candle's error of the upload. Nothing has changed then.
+    /// The errors of [`Engine::plan_batch`], as [`Error::Engine`], and candle's errors of the
+    /// upload. Nothing changes then.
     pub fn step(&mut self, items: &[Extend]) -> Result<Step<'_>, Error> {
         let Self { engine, device, scratch, id } = self;
         let plan = engine.plan_batch(scratch, items)?;
         Step::new(engine, plan, device, *id)
     }
 
-    /// Plans a step of one token of each item, padded to so many rows, for graphs of few sizes. The inputs and
-    /// the model's result have the rows of padding behind those of the items.
+    /// Plans a step of one token of each item, padded to `rows` rows, so that graphs need few
+    /// sizes. In the inputs and in the model's result, the padding follows the rows of the items.
     ///
     /// # Errors
-    /// As [`step`](KvArena::step); also for fewer rows than items, or an item of several tokens.
+    /// The errors of [`step`](KvArena::step). Also an error: fewer rows than items, or an item of
+    /// several tokens.
     pub fn step_padded(&mut self, items: &[Extend], rows: usize) -> Result<Step<'_>, Error> {
         let Self { engine, device, scratch, id } = self;
         let plan = engine.plan_padded(scratch, items, &[], PlanSize { rows, tokens: rows })?;
         Step::new(engine, plan, device, *id)
     }
 
-    /// The device of the tensors.
+    /// Returns the device of the tensors.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -83,11 +86,11 @@ impl KvArena {
         self.id
     }
 
-    /// Ends a launched step: commits it, and completes it. On a GPU the stream orders all work on the pool, so the
-    /// step may end before the device has finished it.
+    /// Commits and completes a launched step. On a GPU this may happen before the device has
+    /// finished the step, because the stream orders all work on the pool.
     ///
     /// # Errors
-    /// [`Error::Engine`]: steps end in the order in which they were planned.
+    /// [`Error::Engine`] if an earlier step is still open.
     pub fn close(&mut self, step: StepId) -> Result<(), Error> {
         self.engine.commit(step).map_err(kvarena::EngineError::from)?;
         Ok(self.engine.complete(step).map_err(kvarena::EngineError::from)?)

@@ -1,4 +1,5 @@
-//! Attention as one of candle's custom operations: K and V are stored, then the queries attend.
+//! Attention as one of candle's custom operations: it stores K and V, then computes attention of
+//! the queries.
 //!
 //! The operation borrows the tensors' memory. It allocates the result and copies nothing.
 
@@ -13,7 +14,7 @@ use kvarena::{Attend, BatchPlan, CpuRows, CpuRowsMut, LayerId, PoolLayout};
 use crate::operation::{Operation, elements, row_stride};
 use crate::{Error, Pool};
 
-/// Stores k and v, and returns attention of q, after checks of all shapes.
+/// Checks all shapes, stores k and v, and returns attention of q.
 pub(crate) fn attend(
     pool: &mut Pool,
     layout: &PoolLayout,
@@ -37,7 +38,7 @@ pub(crate) fn attend(
     q.apply_op3_no_bwd(k, v, &op).map_err(|error| op.failed.take().unwrap_or(error.into()))
 }
 
-/// Rejects tensors whose rows cannot be read in place.
+/// Checks that a tensor has the wanted shape and contiguous rows.
 fn check_rows(pool: &Pool, operand: Operand, x: &Tensor, wanted: [usize; 3]) -> Result<(), Error> {
     check_device(pool, x)?;
     check_dims(operand, x, &wanted)?;
@@ -97,7 +98,7 @@ impl Operation<'_> {
     }
 }
 
-/// Rows in the memory of a tensor.
+/// Returns the rows in the memory of a tensor.
 fn cpu_rows<'a>(
     operand: Operand,
     (x, at): (&'a CpuStorage, &Layout),

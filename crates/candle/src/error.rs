@@ -1,4 +1,4 @@
-//! [`Error`]: why a call of this crate failed.
+//! [`Error`]: the cause of a failed call.
 
 use std::fmt;
 
@@ -8,24 +8,24 @@ use kvarena::{Backend, EngineError};
 
 use crate::Pool;
 
-/// The reason for which a call failed. It converts into candle's error, which keeps its text.
+/// The cause of a failed call. Its conversion to candle's error keeps the text.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// The engine or its backend rejected the call.
     Engine(EngineError<<Pool as Backend>::Error>),
-    /// candle failed.
+    /// A call of candle failed.
     Candle(candle_core::Error),
-    /// A device that no backend serves, or a tensor on another device than the arena's.
+    /// No backend supports the device, or a tensor is on another device than the arena.
     Device {
         /// The device.
         location: DeviceLocation,
     },
-    /// candle tracks the uses of tensors by events, which a capture cannot wait for.
+    /// The device tracks uses of tensors by events, and a capture cannot wait for events.
     EventTracking,
-    /// A step of another arena than that of the graphs.
+    /// The step belongs to another arena than the graphs.
     OtherArena,
-    /// A tensor of another shape than `[rows, heads, dim]` of the step and the pool.
+    /// A tensor's shape is not `[rows, heads, dim]` of the step and the pool.
     Shape {
         /// The argument.
         operand: Operand,
@@ -34,14 +34,14 @@ pub enum Error {
         /// The expected shape.
         wanted: Vec<usize>,
     },
-    /// A tensor whose rows are not contiguous, so that reading it would take a copy.
+    /// The rows of a tensor are not contiguous, so attention would have to copy them.
     Strides {
         /// The argument.
         operand: Operand,
         /// Its strides, in elements.
         strides: Vec<usize>,
     },
-    /// A tensor of a type that the backend does not read.
+    /// The backend does not read the tensor's type.
     Dtype {
         /// The argument.
         operand: Operand,

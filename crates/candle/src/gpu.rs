@@ -1,4 +1,4 @@
-//! The GPU's half: candle's stream and memory, as kvarena's backend takes them.
+//! candle's stream and GPU memory as the backend of kvarena takes them.
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaDType;
@@ -18,7 +18,7 @@ fn failed(error: CudaError) -> Error {
     EngineError::Backend(EitherError::Right(error)).into()
 }
 
-/// Options of a backend on candle's stream, which the backend keeps alive.
+/// Returns options for a backend on candle's stream. The backend keeps the stream alive.
 pub(crate) fn options(device: &CudaDevice) -> Result<CudaOptions, Error> {
     let stream = device.cuda_stream();
     let gpu = Gpu::new(stream.context().ordinal() as u32).map_err(failed)?;
@@ -28,14 +28,14 @@ pub(crate) fn options(device: &CudaDevice) -> Result<CudaOptions, Error> {
     Ok(CudaOptions { stream: Some(stream), ..CudaOptions::new(&gpu) })
 }
 
-/// Whether tensors of a device are in the order of the backend's stream.
+/// Returns whether the backend's stream orders all work on tensors of this device.
 pub(crate) fn is_on(cuda: &Cuda, device: &Device) -> bool {
     let Device::Cuda(device) = device else { return false };
     device.cuda_stream().cu_stream() as usize as u64 == cuda.stream().raw()
         && device.cuda_stream().context().ordinal() as u32 == cuda.gpu().ordinal()
 }
 
-/// Attention on the GPU, into memory that candle allocates.
+/// Computes attention on the GPU, into memory that candle allocates.
 pub(crate) fn run(
     op: &Operation<'_>,
     qkv: [(&CudaStorage, &Layout); 3],
@@ -58,7 +58,7 @@ fn run_of<T: CudaDType + candle_core::cuda_backend::cudarc::driver::DeviceRepr>(
     let len = q.1.shape().elem_count();
     // SAFETY: the backend writes every element of the result.
     let mut out: CudaSlice<T> = unsafe { device.alloc(len) }?;
-    // The guards record the use of the memory when they are dropped, after the launches.
+    // When the guards are dropped, after the launches, they record the use of the memory.
     let (k_slice, v_slice) = (slice::<T>(Operand::K, k.0)?, slice::<T>(Operand::V, v.0)?);
     let (q_at, _q) = slice::<T>(Operand::Q, q.0)?.device_ptr(&stream);
     let (k_at, _k) = k_slice.device_ptr(&stream);
@@ -71,7 +71,8 @@ fn run_of<T: CudaDType + candle_core::cuda_backend::cudarc::driver::DeviceRepr>(
     let rows = |at: u64, layout: &Layout| {
         let range = elements(layout);
         let (first, stride) = (at + range.start as u64 * size, row_stride(layout));
-        // SAFETY: the tensor's memory lives through the launches, which its stream orders before its reuse.
+        // SAFETY: the tensor's memory outlives the launches: its stream orders them before any
+        // reuse.
         unsafe { DeviceRows::from_raw(first, dtype, range.len(), stride) }
     };
     let qkv = [rows(q_at, q.1), rows(k_at, k.1), rows(v_at, v.1)];
@@ -97,7 +98,7 @@ fn slice<T: CudaDType>(operand: Operand, x: &CudaStorage) -> Result<&CudaSlice<T
     x.as_cuda_slice::<T>().map_err(|_| Error::Dtype { operand, dtype: x.dtype() })
 }
 
-/// Sinks in f32, and the element at which they begin.
+/// Returns sinks in f32, and the index of their first element.
 fn sinks_of<'a>(storage: &'a Storage, at: &Layout) -> Result<(&'a CudaSlice<f32>, usize), Error> {
     match storage {
         Storage::Cuda(storage) => Ok((slice(Operand::Sinks, storage)?, at.start_offset())),

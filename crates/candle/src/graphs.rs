@@ -1,7 +1,8 @@
 //! [`Graphs`]: steps of one size as CUDA graphs, captured once and replayed.
 //!
-//! A graph contains addresses. It reads a step's inputs and writes the result in memory of its own. The pool, the page
-//! tables and the staged plan stay where they are, and what the model allocates in between belongs to the graph.
+//! A graph contains addresses. It reads a step's inputs and writes the result in its own memory.
+//! The pool, the page tables and the staged plan have fixed addresses. The graph owns all memory
+//! that the model allocates during capture.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -11,23 +12,25 @@ use kvarena::backend::cuda::{CudaGraph, GraphKey};
 
 use crate::{Error, Inputs, KvArena, Step};
 
-/// A model's forward pass. A function without captured state, so that a graph depends on nothing but the model.
+/// A model's forward pass. It is a function without captured state, so a graph depends only on the
+/// model.
 pub type Forward<M> = fn(&M, &Step<'_>) -> candle_core::Result<Tensor>;
 
 /// The graphs of a model's steps over one arena.
 ///
-/// The first step of a size runs as it is, the second is captured, and later ones replay the graph. Pad decode steps to
-/// a few sizes with [`KvArena::step_padded`]. On a CPU every step runs as it is.
+/// The first step of a size runs directly, the second is captured, and later ones replay the graph.
+/// Pad decode steps to a few sizes with [`KvArena::step_padded`]. On a CPU every step runs
+/// directly.
 pub struct Graphs<'m, M> {
     model: &'m M,
     forward: Forward<M>,
     arena: u64,
     steps: HashMap<GraphKey, Captured>,
-    /// candle keeps uploads that graphs read in memory of this thread.
+    /// Not `Send`, because candle stores the uploads that graphs read in this thread's memory.
     this_thread: PhantomData<*const ()>,
 }
 
-/// The memory of a graph's inputs and result, and the graph from the second step on.
+/// The memory of a graph's inputs and result. The graph exists from the second step on.
 struct Captured {
     inputs: Inputs,
     out: Tensor,
@@ -37,9 +40,8 @@ struct Captured {
 impl<'m, M> Graphs<'m, M> {
     /// Returns an empty set of graphs.
     ///
-    /// # Errors
-    /// [`Error::EventTracking`] for a GPU whose event tracking is on: a capture cannot wait for candle's events. Call
-    /// `CudaDevice::disable_event_tracking` before the first tensor is made.
+    /// [`Error::EventTracking`] if the GPU tracks events, because a capture cannot wait for
+    /// candle's events. Call `CudaDevice::disable_event_tracking` before creating any tensor.
     pub fn new(arena: &KvArena, model: &'m M, forward: Forward<M>) -> Result<Self, Error> {
         if let Device::Cuda(device) = arena.device()
             && device.is_event_tracking()
@@ -50,10 +52,11 @@ impl<'m, M> Graphs<'m, M> {
         Ok(Self { model, forward, arena: arena.id(), steps, this_thread: PhantomData })
     }
 
-    /// Returns what the forward pass returns for a step.
+    /// Runs the forward pass on a step and returns its result.
     ///
     /// # Errors
-    /// The model's and the driver's; [`Error::OtherArena`] for a step of another arena.
+    /// Errors of the model and of the driver. [`Error::OtherArena`] if the step belongs to another
+    /// arena.
     pub fn forward(&mut self, step: &mut Step<'_>) -> Result<Tensor, Error> {
         if !step.is_of(self.arena) {
             return Err(Error::OtherArena);
@@ -61,7 +64,7 @@ impl<'m, M> Graphs<'m, M> {
         let Some((key, stream)) = step.stage()? else {
             return Ok((self.forward)(self.model, step)?);
         };
-        // Uploads of shapes and strides become copies from memory that candle keeps.
+        // candle keeps the uploaded shapes and strides in memory that the graph can read again.
         let _cache = step.inputs.tokens.device().as_cuda_device()?.enable_cuda_graph_htod_cache();
         let Some(captured) = self.steps.get_mut(&key) else {
             let out = (self.forward)(self.model, step)?;
@@ -81,8 +84,9 @@ impl<'m, M> Graphs<'m, M> {
                 captured.graph.insert(stream.capture(body)?)
             }
         };
-        // SAFETY: the memory of the graph is the model's, which is borrowed; the arena's, which the step borrows; that
-        // of `captured`; and uploads, which candle keeps as long as this thread. The step's plan is staged.
+        // SAFETY: all memory of the graph is alive. The model is borrowed, and the step borrows the
+        // arena. `captured` owns its buffers, and candle keeps uploads as long as this thread. The
+        // step's plan is staged.
         unsafe { graph.launch(&stream) }?;
         Ok(captured.out.copy()?)
     }

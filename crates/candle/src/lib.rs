@@ -1,8 +1,9 @@
 //! candle models over the paged K and V of [`kvarena`].
 //!
-//! A [`KvArena`] holds the K and V of all sequences. A [`Step`] is one forward pass over new tokens of any number of
-//! sequences, of unequal lengths, packed as rows without padding. In each layer the model calls [`Step::attend`], which
-//! stores the layer's K and V and returns attention over all that the sequences have cached. Nothing is copied.
+//! A [`KvArena`] holds the K and V of all sequences. A [`Step`] is one forward pass over new tokens
+//! of any number of sequences. The sequences may have unequal lengths; their rows are packed
+//! without padding. In each layer the model calls [`Step::attend`], which stores the layer's K and
+//! V and returns attention over all cached tokens of the sequences. Nothing is copied.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};

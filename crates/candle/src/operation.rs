@@ -1,4 +1,4 @@
-//! [`Operation`]: one layer's store and attention, whichever memory the tensors are in.
+//! [`Operation`]: one layer's store and attention, for memory on the CPU or the GPU.
 //!
 //! Not here: the memory of candle's tensors (`attend.rs` for the CPU, `gpu.rs`).
 
@@ -17,7 +17,7 @@ pub(crate) struct Operation<'a> {
     pub(crate) layer: LayerId,
     pub(crate) attend: &'a Attend,
     pub(crate) sinks: Option<&'a Tensor>,
-    /// Why the operation failed: candle would keep the text alone.
+    /// The cause of a failure; candle keeps only its text.
     pub(crate) failed: Cell<Option<Error>>,
 }
 
@@ -27,14 +27,14 @@ impl Operation<'_> {
         q.shape().clone()
     }
 
-    /// Keeps an error, and returns its text as candle's.
+    /// Stores an error, and returns its text as candle's error.
     pub(crate) fn fail(&self, error: Error) -> candle_core::Error {
         let text = candle_core::Error::msg(&error);
         self.failed.set(Some(error));
         text
     }
 
-    /// Makes both calls of the backend.
+    /// Calls the backend's store and attention.
     pub(crate) fn run(
         &self,
         [q, k, v]: [<Pool as Backend>::Rows<'_>; 3],
@@ -49,13 +49,14 @@ impl Operation<'_> {
     }
 }
 
-/// Elements of a tensor `[rows, heads, dim]` in its memory, from the first row's first to the last row's last.
+/// Returns the range of elements of a tensor `[rows, heads, dim]` in its memory.
 pub(crate) fn elements(at: &Layout) -> Range<usize> {
     let (dims, from) = (at.dims(), at.start_offset());
     from..from + (dims[0] - 1) * row_stride(at).unwrap_or(0) + dims[1] * dims[2]
 }
 
-/// Elements from row to row of `[rows, heads, dim]`. A single row has no stride; candle gives it any.
+/// Returns the number of elements from row to row of `[rows, heads, dim]`. It is `None` for a
+/// single row, where candle's stride is arbitrary.
 pub(crate) fn row_stride(at: &Layout) -> Option<usize> {
     (at.dims()[0] > 1).then_some(at.stride()[0])
 }

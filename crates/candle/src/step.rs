@@ -13,22 +13,23 @@ use kvarena::{Attend, BatchPlan, Engine, LayerId, StepId};
 use crate::attend::attend;
 use crate::{Error, Pool};
 
-/// What a model reads of a step. Rows of tokens are packed in the order of the step's items, without padding.
+/// The inputs of a model. Rows of tokens are packed in the order of the step's items, without
+/// padding.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// New tokens, u32 `[rows]`.
     pub tokens: Tensor,
-    /// Their positions in their sequences, u32 `[rows]`.
+    /// Positions of the new tokens, u32 `[rows]`.
     pub positions: Tensor,
-    /// For each item the row of its last token, whose logits give the next one, u32 `[items]`.
+    /// The row of each item's last token, u32 `[items]`. Its logits give the next token.
     pub last_rows: Tensor,
-    /// All three, one behind the other.
+    /// One tensor that contains the other three.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "graphs overwrite it"))]
     all: Tensor,
 }
 
 impl Inputs {
-    /// Uploads all three in one piece.
+    /// Uploads all inputs as one tensor.
     fn new(plan: &BatchPlan<'_>, device: &Device) -> candle_core::Result<Self> {
         let tokens = plan.tokens.iter().map(|token| token.raw());
         let last_rows = plan.rows.iter().map(|row| row.qo_start + row.extend_len - 1);
@@ -46,13 +47,13 @@ impl Inputs {
         })
     }
 
-    /// Copies the inputs into memory of their own.
+    /// Copies the inputs into new memory.
     #[cfg(feature = "cuda")]
     pub(crate) fn copy(&self) -> candle_core::Result<Self> {
         Self::of(self.all.copy()?, self.tokens.elem_count())
     }
 
-    /// Writes inputs of the same size over these.
+    /// Overwrites these inputs with others of the same size.
     #[cfg(feature = "cuda")]
     pub(crate) fn overwrite(&self, inputs: &Self) -> candle_core::Result<()> {
         self.all.slice_set(&inputs.all, 0, 0)
@@ -61,14 +62,14 @@ impl Inputs {
 
 /// One forward pass over new tokens of some sequences.
 ///
-/// It borrows the arena until [`launched`](Step::launched). A step that is dropped in any other way, such as by an
-/// error in the model, is aborted: its sequences are as they were before it.
+/// It borrows the arena until [`launched`](Step::launched). A step that is dropped earlier, for
+/// example after an error in the model, is aborted, and its sequences stay as they were before it.
 pub struct Step<'a> {
-    /// What the model reads.
+    /// The model's inputs.
     pub inputs: Inputs,
     undo: Undo<'a>,
     plan: BatchPlan<'a>,
-    /// The arena's number.
+    /// The number of the arena.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "graphs are of one arena"))]
     arena: u64,
 }
@@ -85,7 +86,7 @@ impl Drop for Undo<'_> {
         let Some(step) = self.step else { return };
         let engine = self.engine.get_mut();
         engine.abort(step).expect("the last step that was planned is open");
-        // Refused while an earlier step is open: the next `close` completes both.
+        // An error means that an earlier step is open; the next `close` then completes both.
         let _ = engine.complete(step);
     }
 }
@@ -101,13 +102,13 @@ impl<'a> Step<'a> {
         Ok(Self { inputs: Inputs::new(&plan, device)?, undo, plan, arena })
     }
 
-    /// Whether the step is of the arena with this number.
+    /// Returns whether the step belongs to the arena with this number.
     #[cfg(feature = "cuda")]
     pub(crate) fn is_of(&self, arena: u64) -> bool {
         self.arena == arena
     }
 
-    /// On a GPU, stages the plan for a graph, and returns the graphs' key and the stream.
+    /// On a GPU, stages the plan for a graph. Returns the graph's key and the stream.
     #[cfg(feature = "cuda")]
     pub(crate) fn stage(&self) -> Result<Option<(GraphKey, CudaStream)>, Error> {
         let mut engine = self.undo.engine.borrow_mut();
@@ -115,12 +116,12 @@ impl<'a> Step<'a> {
         Ok(Some((cuda.stage(&self.plan)?.graph, cuda.stream().clone())))
     }
 
-    /// The step's number, for [`KvArena::close`](crate::KvArena::close).
+    /// Returns the step's number, for [`KvArena::close`](crate::KvArena::close).
     pub fn id(&self) -> StepId {
         self.plan.step()
     }
 
-    /// The plan: rows, positions, slots.
+    /// Returns the plan: rows, positions, slots.
     pub fn plan(&self) -> &BatchPlan<'a> {
         &self.plan
     }
@@ -128,13 +129,13 @@ impl<'a> Step<'a> {
     /// Stores a layer's K and V of the new tokens, and returns attention of their queries over all tokens of their
     /// sequences, `[rows, q_heads, head_dim]` of q's type.
     ///
-    /// q is `[rows, q_heads, head_dim]`, k and v are `[rows, kv_heads, head_dim]`. A row is contiguous, and rows may be
-    /// parts of longer ones, as in a fused projection. On the CPU each may have any type of f32, f16 and bf16; on a GPU
-    /// they have the pool's.
+    /// q is `[rows, q_heads, head_dim]`, k and v are `[rows, kv_heads, head_dim]`. A row is
+    /// contiguous, and may be part of a longer row, such as that of a fused projection. On the CPU
+    /// each tensor is f32, f16 or bf16; on a GPU each has the pool's type.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Strides`], [`Error::Dtype`], [`Error::Device`]; [`Error::Engine`] for a layer that
-    /// does not exist, a window that is not the layer's, or a failure of the device.
+    /// [`Error::Shape`], [`Error::Strides`], [`Error::Dtype`], [`Error::Device`]. [`Error::Engine`]
+    /// if the layer does not exist, the window is not the layer's, or the device fails.
     pub fn attend(
         &self,
         layer: usize,
@@ -146,7 +147,8 @@ impl<'a> Step<'a> {
         self.attend_with_sinks(layer, attend, [q, k, v], None)
     }
 
-    /// The same with attention sinks, f32 `[q_heads]`: see [`Queries::sinks`](kvarena::Queries::sinks).
+    /// Does the same with attention sinks, f32 `[q_heads]`: see
+    /// [`Queries::sinks`](kvarena::Queries::sinks).
     ///
     /// # Errors
     /// Those of [`attend`](Step::attend).

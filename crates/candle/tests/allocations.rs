@@ -1,4 +1,5 @@
-//! A layer allocates its result and little else, however long the context is: nothing is copied.
+//! A layer allocates its result and little else for any length of context, because it copies no K
+//! and V.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,16 +16,16 @@ static BYTES: AtomicUsize = AtomicUsize::new(0);
 
 struct Counting;
 
-// SAFETY: every call is the system allocator's.
+// SAFETY: every call goes to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller guarantees the allocator's conditions.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller guarantees the allocator's conditions.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -32,7 +33,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Runs a step of one layer, and returns the bytes that the layer allocated.
+/// Runs a step of one layer. Returns the bytes that the layer allocated.
 fn layer(arena: &mut KvArena, seq: SeqKey, rows: usize) -> usize {
     let tensor =
         |heads| Tensor::ones((rows, heads, DIM), DType::F32, &Device::Cpu).expect("memory");

@@ -1,4 +1,5 @@
-//! The bridge against attention in float64 over contiguous K and V, and what it rejects.
+//! Compares the bridge with float64 attention over contiguous K and V, and tests the calls that it
+//! rejects.
 
 mod common;
 
@@ -13,7 +14,7 @@ fn arena() -> KvArena {
     common::arena(&Device::Cpu)
 }
 
-/// Random fused rows: their numbers, and q, k and v.
+/// Returns the numbers of random fused rows, and their q, k and v.
 fn rows(seed: u64, rows: usize) -> (Vec<f32>, [Tensor; 3]) {
     let numbers = numbers(&mut Rng::new(seed), rows);
     let qkv = fused(&numbers, &Device::Cpu);
@@ -45,7 +46,7 @@ fn what_cannot_be_read_in_place_is_rejected() {
     let error = refused(&q, &k.narrow(0, 0, 2).expect("rows"), &v);
     assert!(matches!(error, Error::Shape { operand: Operand::K, .. }), "{error}");
     assert_eq!(error.to_string(), "k has shape [2, 2, 32] where [3, 2, 32] is expected");
-    // Heads before rows, as candle's own models have them: reading it would take a copy.
+    // Heads precede rows, as in candle's own models, so the rows are not contiguous.
     let heads_first = v.transpose(0, 1).and_then(|v| v.contiguous()?.transpose(0, 1));
     let error = refused(&q, &k, &heads_first.expect("a view"));
     assert!(matches!(error, Error::Strides { operand: Operand::V, .. }), "{error}");
@@ -59,12 +60,12 @@ fn what_cannot_be_read_in_place_is_rejected() {
     assert!(matches!(error, Error::Dtype { operand: Operand::K, dtype: DType::U32 }), "{error}");
     let error = step.attend(LAYERS, &attend, &q, &k, &v).expect_err("there are two layers");
     assert_eq!(error.to_string(), "the backend failed: there is no layer 2 of 2: the first is 0");
-    // candle keeps the text alone.
+    // candle keeps only the text.
     let text = candle_core::Error::from(error).to_string();
     assert!(text.contains("there is no layer 2"), "{text}");
     let window = Attend { window: Some(0), ..attend };
     assert!(step.attend(0, &window, &q, &k, &v).is_err());
-    // The step goes on after what was rejected, and so does the arena.
+    // The rejected calls changed neither the step nor the arena.
     step.attend(0, &attend, &q, &k, &v).expect("valid attention");
     drop(step);
     arena.engine.verify().expect("all invariants hold");
@@ -88,7 +89,7 @@ fn sinks_take_their_part_of_the_softmax() {
         let sinks = Tensor::from_vec(sinks, Q_HEADS, &Device::Cpu).expect("numbers");
         step.attend_with_sinks(0, &attend, [&q, &k, &v], Some(&sinks)).expect("valid attention")
     };
-    // A sink as large as the only logit takes half of it; minus infinity takes nothing.
+    // A sink as large as the only logit takes half of the weight; minus infinity takes none.
     let (half, none) =
         (of((0..Q_HEADS).map(logit).collect()), of(vec![f32::NEG_INFINITY; Q_HEADS]));
     let [plain, half, none] = [plain, half, none]
@@ -123,7 +124,8 @@ fn a_step_that_panics_is_undone_and_tensors_outlive_the_arena() {
     assert_eq!(inputs.tokens.to_vec1::<u32>().expect("numbers"), [1]);
 }
 
-/// An earlier step that is still open keeps a dropped one from completing; closing it completes both.
+/// A dropped step cannot complete while an earlier step is open. Closing the earlier step completes
+/// both.
 #[test]
 fn a_later_step_may_be_dropped_while_an_earlier_one_is_open() {
     let mut arena = arena();
@@ -139,7 +141,7 @@ fn a_later_step_may_be_dropped_while_an_earlier_one_is_open() {
     arena.engine.verify().expect("all invariants hold");
 }
 
-/// Rows of padding are behind those of the items, and change nothing for them.
+/// Padding follows the rows of the items and does not change their results.
 #[test]
 fn a_padded_step_is_the_same_for_its_items() {
     let mut arena = arena();

@@ -1,5 +1,5 @@
-//! The GPU's half: random programs, and copies. Without a GPU these tests do nothing, unless `KVARENA_GPU_ERROR` is
-//! `None`.
+//! Tests of the GPU bridge: random programs, and copies. Without a GPU these tests do nothing,
+//! unless `KVARENA_GPU_ERROR` is `None`.
 
 mod common;
 
@@ -11,7 +11,7 @@ use kvarena::testkit::rng::Rng;
 use kvarena::{Extend, Namespace, TokenId};
 use kvarena_candle::{Error, KvArena};
 
-/// A device with its own stream.
+/// Returns a device with its own stream.
 fn device() -> Option<Device> {
     match Device::new_cuda_with_stream(0) {
         Ok(device) => Some(device),
@@ -28,7 +28,7 @@ fn programs_on_a_gpu_are_exact() {
     let (Some(device), Some(second)) = (device(), device()) else { return };
     let others = [Device::Cpu, second];
     let mut rejected = [0; WRONG];
-    // Few: the driver stand-in interprets the kernels.
+    // The seeds are few, because the stand-in for the driver interprets the kernels.
     for seed in 0..10 {
         let some = Program::new(&device, &others, 12, seed).run(20);
         rejected.iter_mut().zip(some).for_each(|(all, some)| *all += some);
@@ -36,16 +36,16 @@ fn programs_on_a_gpu_are_exact() {
     assert!(rejected.iter().all(|&count| count > 0), "{rejected:?}");
 }
 
-/// Calls that copy memory, counted by the driver stand-in; another driver counts none.
+/// Returns the number of calls that copied memory, if the driver is the stand-in.
 fn copies() -> Option<u64> {
     unsafe extern "C" {
         fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
         fn dlopen(name: *const c_char, flags: i32) -> *mut c_void;
     }
     let (library, name): (&CStr, &CStr) = (c"libcuda.so.1", c"fake_driver_copies");
-    // SAFETY: both names end; flag 1 is RTLD_LAZY.
+    // SAFETY: both names end with a zero byte; flag 1 is RTLD_LAZY.
     let found = unsafe { dlsym(dlopen(library.as_ptr(), 1), name.as_ptr()) };
-    // SAFETY: the stand-in defines the function as this.
+    // SAFETY: the stand-in defines the function with this signature.
     (!found.is_null())
         .then(|| unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(found)() })
 }
@@ -59,12 +59,12 @@ fn attend_makes_no_copy() {
     let step = arena.step(&[Extend { seq, len: 5 }]).expect("room");
     let numbers = numbers(&mut Rng::new(1), 5);
     let [q, k, v] = fused(&numbers, &device);
-    // The first layer stages what all layers read.
+    // The first layer stages the data that all layers read.
     step.attend(0, &attention(), &q, &k, &v).expect("valid attention");
     let before = copies();
     let out = step.attend(1, &attention(), &q, &k, &v).expect("valid attention");
     assert_eq!(copies(), before);
-    // What does copy is counted.
+    // The counter works: reading a tensor back copies.
     out.flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("numbers");
     assert!(before.is_none_or(|before| copies() > Some(before)));
 }

@@ -2,7 +2,8 @@
 //!
 //!     RAYON_NUM_THREADS=2 cargo run --release -p kvarena-candle-models --example peers
 //!
-//! A model of 8 layers, hidden size 512, 8 query and 2 KV heads of 64, f32. Two threads each.
+//! The model has 8 layers, hidden size 512, 8 query and 2 KV heads of 64, in f32. Both use two
+//! threads.
 
 #[path = "common/shape.rs"]
 mod shape;
@@ -66,7 +67,8 @@ fn pairs(
     Ok(())
 }
 
-/// Decode steps of sequences of these lengths. candle's model takes one batch if they are equal, else one by one.
+/// Measures decode steps of sequences of these lengths. candle's model takes them as one batch if
+/// they are equal, or else one by one.
 fn decode(
     name: &str,
     goal: f64,
@@ -112,7 +114,7 @@ fn decode(
     pairs(name, goal, own_step, our_step)
 }
 
-/// A prompt of 512 tokens, of which an earlier one left 480.
+/// Measures a prompt of 512 tokens, of which 480 are cached.
 fn cached((own, ours): (&own::ModelForCausalLM, &paged::ModelForCausalLM)) -> Outcome {
     let mut prompts = SHAPE.prompts(&[512; PAIRS + 2], &mut Rng::new(2));
     let shared = prompts[0][..480].to_vec();

@@ -1,4 +1,5 @@
-//! `config.json` in the forms of transformers 4 and 5, as candle's models take it, which is the form of 4.
+//! Reads `config.json` of transformers 4 or 5 into the form of transformers 4, which candle's
+//! models take.
 
 use std::fmt;
 
@@ -20,16 +21,16 @@ pub struct Config {
     values: Map<String, Value>,
 }
 
-/// Why a config is not served.
+/// The reason that a config is not supported.
 #[derive(Debug)]
 pub enum ConfigError {
-    /// It is not JSON, or a key is missing or of another type.
+    /// The text is not JSON, or a key is missing or has the wrong type.
     Json(serde_json::Error),
-    /// A key that a model needs is missing.
+    /// A required key is missing.
     Missing(&'static str),
     /// A value that the model's file does not support.
     Unsupported(&'static str, Value),
-    /// The core cannot hold its K and V.
+    /// The core does not support the model's K and V.
     Pool(kvarena::layout::HfError),
 }
 
@@ -81,7 +82,7 @@ impl Config {
         Ok(Self { family, values: config })
     }
 
-    /// Returns the config as a model's file declares it.
+    /// Returns the config as the type that a model's file declares.
     ///
     /// # Errors
     /// [`ConfigError::Json`] for a missing key.

@@ -1,4 +1,5 @@
-//! candle's own models with their own caches, one text after the other: the peer of `batch`.
+//! candle's own models with their own caches, which run one text after the other. `batch` compares
+//! them with the arena.
 
 use std::path::Path;
 
@@ -16,10 +17,7 @@ pub enum Contiguous {
 }
 
 impl Contiguous {
-    /// Loads a folder as [`load`](crate::load) does.
-    ///
-    /// # Errors
-    /// As [`load`](crate::load).
+    /// Loads a folder like [`load`](crate::load), with the same errors.
     pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Self, LoadError> {
         let (config, _) = read_config(folder)?;
         let vb = weights(folder, dtype, device)?;
@@ -34,10 +32,10 @@ impl Contiguous {
         })
     }
 
-    /// Returns the new tokens of a prompt, each the likeliest.
+    /// Returns the likeliest new tokens after a prompt.
     ///
     /// # Errors
-    /// candle's.
+    /// candle's errors.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -63,7 +61,7 @@ impl Contiguous {
     /// Empties the cache.
     ///
     /// # Errors
-    /// candle's.
+    /// candle's errors.
     pub fn clear(&mut self) -> candle::Result<()> {
         match self {
             Self::Qwen3(model) => model.clear_kv_cache(),
@@ -75,11 +73,11 @@ impl Contiguous {
         Ok(())
     }
 
-    /// Returns the logits after tokens `[1, new]` behind `offset` cached ones, `[vocab]`. Clear the cache before the
-    /// first call.
+    /// Returns the logits `[vocab]` after tokens `[1, new]` that follow `offset` cached tokens.
+    /// Clear the cache before the first call.
     ///
     /// # Errors
-    /// candle's.
+    /// candle's errors.
     pub fn logits(&mut self, input: &Tensor, offset: usize) -> candle::Result<Tensor> {
         let logits = match self {
             Self::Qwen3(model) => model.forward(input, offset),

@@ -1,4 +1,5 @@
-//! A scheduler: prompts join while others decode, long prompts come in chunks, and every token is the likeliest one.
+//! A scheduler: prompts join while others decode, long prompts are computed in chunks, and decoding
+//! is greedy.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -9,40 +10,40 @@ use kvarena_candle::{Error, KvArena};
 
 use crate::Model;
 
-/// What to serve at most.
+/// Limits of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// New tokens of a text.
+    /// Maximum number of new tokens of a text.
     pub new_tokens: usize,
-    /// Tokens of a step; longer prompts are computed in several.
+    /// Maximum number of tokens of a step; longer prompts take several steps.
     pub step_tokens: u32,
-    /// Prompts that join in one step.
+    /// Maximum number of prompts that join in one step.
     pub joins: usize,
 }
 
-/// What was served.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
     /// The new tokens of each prompt.
     pub texts: Vec<Vec<u32>>,
-    /// Tokens of all prompts, and those of them that were cached.
+    /// Number of tokens of all prompts, and how many of them were cached.
     pub prompt_tokens: usize,
     pub hit_tokens: usize,
     /// Time of all steps.
     pub time: Duration,
 }
 
-/// A sequence that is served.
+/// A running sequence.
 struct Running {
     seq: SeqKey,
     prompt: usize,
 }
 
-/// Serves prompts. Calls `watch` with each prompt's index and its new token. While a prompt is computed, the token is
-/// `None`, and the call has the number of prompt tokens that are left.
+/// Serves prompts. Calls `watch` with each prompt's index and each new token. During prefill it
+/// calls `watch` with `None` and the number of uncomputed prompt tokens.
 ///
 /// # Errors
-/// The engine's and candle's. A prompt that does not fit the pool alone is an error too.
+/// Errors of the engine and of candle. Also an error: a prompt that alone does not fit in the pool.
 pub fn serve(
     model: &Model,
     arena: &mut KvArena,
@@ -83,7 +84,7 @@ pub fn serve(
     Ok(served)
 }
 
-/// Admits prompts while their tokens and all new ones fit.
+/// Admits prompts while their tokens and all their new tokens fit.
 fn admit(
     arena: &mut KvArena,
     prompts: &[Vec<u32>],
@@ -110,7 +111,8 @@ fn admit(
     Ok(())
 }
 
-/// Takes what each sequence has to compute, as far as a step goes: the oldest first.
+/// Returns the tokens of each sequence for the next step, oldest sequence first, up to the step's
+/// limit.
 fn items(arena: &KvArena, running: &[Running], step_tokens: u32) -> Result<Vec<Extend>, Error> {
     let (mut items, mut room) = (Vec::new(), step_tokens);
     for one in running {
@@ -129,7 +131,7 @@ fn left(arena: &KvArena, seq: SeqKey) -> Result<u32, Error> {
     Ok(engine.token_count(seq).map_err(failed)? - engine.planned_len(seq).map_err(failed)?)
 }
 
-/// Finishes texts that have all their tokens, or an end.
+/// Finishes texts that are complete or have an end token.
 fn finish(
     arena: &mut KvArena,
     end: &[u32],

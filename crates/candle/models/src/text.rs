@@ -1,4 +1,5 @@
-//! Text as tokens: a model's `tokenizer.json`, or bytes for the tiny models, which have none.
+//! Converts text to tokens by a model's `tokenizer.json`. The tiny models have none; their tokens
+//! are bytes.
 
 use std::path::Path;
 
@@ -11,7 +12,7 @@ impl Text {
     /// Reads a folder's `tokenizer.json`, if it has one.
     ///
     /// # Errors
-    /// The tokenizer's.
+    /// The tokenizer's errors.
     pub fn load(folder: &Path) -> tokenizers::Result<Self> {
         let path = folder.join("tokenizer.json");
         Ok(Self(path.exists().then(|| Tokenizer::from_file(path)).transpose()?))
@@ -20,7 +21,7 @@ impl Text {
     /// Returns a text's tokens.
     ///
     /// # Errors
-    /// The tokenizer's.
+    /// The tokenizer's errors.
     pub fn encode(&self, text: &str) -> tokenizers::Result<Vec<u32>> {
         match &self.0 {
             Some(tokenizer) => Ok(tokenizer.encode(text, false)?.get_ids().to_vec()),
@@ -28,10 +29,10 @@ impl Text {
         }
     }
 
-    /// Returns the text of tokens. A tiny model's tokens past the printable bytes show as dots.
+    /// Returns the text of tokens. Tokens of a tiny model that are no printable bytes become dots.
     ///
     /// # Errors
-    /// The tokenizer's.
+    /// The tokenizer's errors.
     pub fn decode(&self, tokens: &[u32]) -> tokenizers::Result<String> {
         let byte =
             |&token: &u32| char::from_u32(token).filter(|c| c.is_ascii_graphic()).unwrap_or('.');

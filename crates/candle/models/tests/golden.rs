@@ -1,4 +1,5 @@
-//! The patched models give the reference framework's tokens, whatever the chunks and joins, with and without hits.
+//! The patched models produce the reference framework's tokens, for all chunks and joins, with and
+//! without cache hits.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -68,7 +69,7 @@ fn tokens_equal_the_references() {
     }
 }
 
-/// Logits of both caches after each token of a text.
+/// Compares the logits of both caches after each token of a text.
 #[test]
 fn logits_equal_those_over_candles_own_cache() {
     for name in ["qwen3-tiny", "llama-tiny"] {
@@ -101,7 +102,7 @@ fn logits_equal_those_over_candles_own_cache() {
     }
 }
 
-/// The same tokens by config files of transformers 4 and 5; a missing key is named.
+/// Config files of transformers 4 and 5 produce the same tokens; the error names a missing key.
 #[test]
 fn both_forms_of_a_config_are_read() {
     let text = |name: &str| fs::read_to_string(folder(name).join("config.json")).expect("a config");
@@ -159,7 +160,7 @@ fn both_forms_of_a_config_are_read() {
     );
 }
 
-/// The lines that documents show are the patch's.
+/// The lines that README and guide show are in the patch.
 #[test]
 fn shown_lines_are_the_patchs() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -178,7 +179,7 @@ fn shown_lines_are_the_patchs() {
     }
 }
 
-/// A patch is small: what a reader of candle's file has to learn.
+/// A reader of candle's file has to read the patch too.
 #[test]
 fn patches_add_at_most_60_lines() {
     for name in ["qwen3", "llama", "gemma3", "with_tracing"] {

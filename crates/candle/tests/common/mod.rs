@@ -1,7 +1,7 @@
-//! Random programs over an arena, on any device: every row is compared with attention in float64 over contiguous K and
-//! V.
+//! Random programs over an arena on any device. They compare every row with float64 attention over
+//! contiguous K and V.
 
-#![allow(dead_code)] // each test takes what it needs
+#![allow(dead_code)] // each test uses a part
 
 use candle_core::{Device, Tensor};
 use kvarena::testkit::rng::Rng;
@@ -32,12 +32,13 @@ pub fn attention() -> Attend {
     Attend::new(Q_HEADS as u32, DIM as u32)
 }
 
-/// Random numbers for each new token: q, k and v behind one another in a row, as a fused projection gives them.
+/// Returns random numbers for each new token: q, k and v in one row, as a fused projection returns
+/// them.
 pub fn numbers(rng: &mut Rng, rows: usize) -> Vec<f32> {
     (0..rows * ALL_HEADS * DIM).map(|_| rng.within(0, 2000) as f32 / 1000.0 - 1.0).collect()
 }
 
-/// q, k and v as parts of fused rows.
+/// Returns q, k and v as parts of fused rows.
 pub fn fused(numbers: &[f32], device: &Device) -> [Tensor; 3] {
     let rows = numbers.len() / (ALL_HEADS * DIM);
     let all = Tensor::from_slice(numbers, (rows, ALL_HEADS, DIM), device).expect("numbers");
@@ -45,14 +46,15 @@ pub fn fused(numbers: &[f32], device: &Device) -> [Tensor; 3] {
     [part(0, Q_HEADS), part(Q_HEADS, KV_HEADS), part(Q_HEADS + KV_HEADS, KV_HEADS)]
 }
 
-/// The numbers of q, k or v, packed.
+/// Returns the packed numbers of q, k or v.
 fn packed(numbers: &[f32], side: usize) -> Vec<f32> {
     let from: usize = HEADS[..side].iter().sum();
     let rows = numbers.chunks(ALL_HEADS * DIM);
     rows.flat_map(|row| &row[from * DIM..(from + HEADS[side]) * DIM]).copied().collect()
 }
 
-/// q, k and v in one of the forms that are read in place: parts of fused rows, packed, or rows of a longer tensor.
+/// Returns q, k and v in one of the forms that the bridge reads in place: parts of fused rows,
+/// packed rows, or rows of a longer tensor.
 fn views(numbers: &[f32], form: u64, device: &Device) -> [Tensor; 3] {
     let rows = numbers.len() / (ALL_HEADS * DIM);
     [0, 1, 2].map(|side| match form {
@@ -73,7 +75,7 @@ pub struct Sequence {
     pub rows: [Vec<Vec<f32>>; LAYERS],
 }
 
-/// Attention of the last row over all rows, in float64.
+/// Returns the float64 attention of the last row over all rows.
 pub fn exact(rows: &[Vec<f32>], head: usize) -> Vec<f64> {
     let q = &rows.last().expect("a row")[head * DIM..][..DIM];
     let kv_head = head / (Q_HEADS / KV_HEADS);
@@ -99,20 +101,20 @@ pub fn exact(rows: &[Vec<f32>], head: usize) -> Vec<f64> {
 /// A random program.
 pub struct Program<'a> {
     device: &'a Device,
-    /// Devices and streams whose tensors the arena rejects.
+    /// Other devices and streams, whose tensors the arena rejects.
     others: &'a [Device],
-    /// Tokens of the longest prompt.
+    /// Maximum number of tokens of a prompt.
     longest: u64,
     arena: KvArena,
     rng: Rng,
     running: Vec<Sequence>,
-    /// Results, with their numbers when they were new.
+    /// Results, with their numbers when they were computed.
     kept: Vec<(Tensor, Vec<f32>)>,
-    /// Calls that were rejected, by their number.
+    /// Number of rejected calls of each kind.
     pub rejected: [u32; WRONG],
 }
 
-/// Kinds of wrong calls.
+/// Number of kinds of wrong calls.
 pub const WRONG: usize = 7;
 
 impl<'a> Program<'a> {
@@ -129,7 +131,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Runs so many turns; then the arena goes before the results, which stay what they were.
+    /// Runs `turns` turns. Then it drops the arena and checks that the results have not changed.
     pub fn run(mut self, turns: u32) -> [u32; WRONG] {
         (0..turns).for_each(|turn| self.turn(turn));
         drop(self.arena);
@@ -140,11 +142,12 @@ impl<'a> Program<'a> {
         self.rejected
     }
 
-    /// A prompt joins, a step is computed and closed or dropped, a sequence finishes.
+    /// Runs one turn: a prompt joins, a step is computed and then closed or dropped, a sequence
+    /// finishes.
     fn turn(&mut self, turn: u32) {
         let Self { arena, rng, running, .. } = self;
         if running.is_empty() || (running.len() < 4 && rng.one_in(2)) {
-            // Unlike prompts, so that no page is shared: the rows are random.
+            // All prompts differ, so that they share no page: the rows are random.
             let tokens =
                 (0..rng.within(1, self.longest) as u32).map(|at| TokenId::new(1000 * turn + at));
             let tokens: Vec<TokenId> = tokens.collect();
@@ -178,7 +181,7 @@ impl<'a> Program<'a> {
             }
             arena.close(id).expect("it was launched");
         } else {
-            // A step that is dropped is undone, in whichever layer it is.
+            // Dropping a step undoes it, after any layer.
             drop(step);
             running.iter_mut().zip(before).for_each(|(one, rows)| one.rows = rows);
         }
@@ -200,7 +203,7 @@ struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// Computes a layer, perhaps after wrong calls, and compares every row with the exact one.
+    /// Computes a layer, perhaps after wrong calls, and compares every row with the exact result.
     fn compute(&mut self, step: &Step<'_>, layer: usize, running: &mut [Sequence]) {
         let numbers = numbers(self.rng, step.plan().token_count());
         let [q, k, v] = views(&numbers, self.rng.below(3), self.device);
@@ -225,7 +228,7 @@ impl Calls<'_> {
         }
     }
 
-    /// Makes one wrong call, which must be rejected and change nothing.
+    /// Makes one wrong call, which must fail and change nothing.
     fn wrong(&mut self, step: &Step<'_>, layer: usize, numbers: &[f32]) {
         let rows = numbers.len() / (ALL_HEADS * DIM);
         let side = self.rng.below(3) as usize;

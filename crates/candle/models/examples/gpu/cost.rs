@@ -1,4 +1,5 @@
-//! The bridge's own time: a step through it and a step by the engine's and the backend's calls alone, by turns.
+//! The bridge's overhead: steps through the bridge and by direct calls of the engine and the
+//! backend, in alternation.
 
 use std::time::Instant;
 
@@ -44,7 +45,7 @@ pub fn run() -> Outcome {
     Ok(())
 }
 
-/// Sequences that decode, and a layer's tensors.
+/// Sequences that decode, and the tensors of a layer.
 struct Cost {
     device: Device,
     arena: KvArena,
@@ -66,7 +67,7 @@ impl Cost {
             let seq = arena.engine.admit(Namespace::default(), &prompt, 0)?;
             items.push(Extend { seq, len: CONTEXT });
         }
-        // Times do not depend on what the cache holds.
+        // Times do not depend on the contents of the cache.
         let id = arena.step(&items)?.launched();
         arena.close(id)?;
         items.iter_mut().for_each(|item| item.len = 1);
@@ -92,7 +93,8 @@ impl Cost {
         Ok(self.device.synchronize()?)
     }
 
-    /// Times of the host's thread for a step, a layer and a close: through the bridge, and by the calls alone.
+    /// Measures the host thread's times of a step, a layer and a close: through the bridge, and by
+    /// direct calls.
     fn host(&mut self) -> Outcome<[(&'static str, [f64; 2]); 3]> {
         let mut times = [const { [const { Vec::new() }; 2] }; 3];
         for turn in 0..TURNS + 10 {
@@ -108,7 +110,7 @@ impl Cost {
         Ok([("step", step), ("layer", layers.map(|us| us / LAYERS as f64)), ("close", close)])
     }
 
-    /// A step through the bridge: microseconds of step, layers and close.
+    /// Runs a step through the bridge. Returns the microseconds of step, layers and close.
     fn bridge(&mut self) -> Outcome<[f64; 3]> {
         let [q, k, v] = &self.qkv;
         let start = Instant::now();
@@ -124,7 +126,7 @@ impl Cost {
         Ok(between(&[start, planned, launched, closing]))
     }
 
-    /// The same by the calls of the engine and its backend.
+    /// Does the same by direct calls of the engine and its backend.
     fn alone(&mut self) -> Outcome<[f64; 3]> {
         let [q, k, v] = [address(&self.qkv[0])?, address(&self.qkv[1])?, address(&self.qkv[2])?];
         let out = address(&self.out)?;
@@ -144,14 +146,14 @@ impl Cost {
         Ok(between(&[start, planned, launched, closing]))
     }
 
-    /// Microseconds in which candle allocates a layer's result and frees it.
+    /// Returns the microseconds in which candle allocates and frees a layer's result.
     fn allocation(&mut self) -> Outcome<f64> {
         let (device, len) = (self.device.as_cuda_device()?, self.out.elem_count());
         let mut times = Vec::new();
         for _ in 0..TURNS {
             let start = Instant::now();
             for _ in 0..LAYERS {
-                // SAFETY: nothing reads it.
+                // SAFETY: nothing reads the memory.
                 drop(unsafe { device.alloc::<half::bf16>(len) }?);
             }
             times.push(start.elapsed().as_secs_f64() * 1e6 / LAYERS as f64);
@@ -160,7 +162,8 @@ impl Cost {
         Ok(median(times))
     }
 
-    /// Microseconds of a layer on the device: with all launches ahead of the device, and as the host launches them.
+    /// Returns the device's microseconds of a layer: with all launches queued before the device
+    /// starts, and without.
     fn idle(&mut self, bridge: bool) -> Outcome<[f64; 2]> {
         let (gpu, stream) = match self.arena.engine.backend() {
             Either::Right(cuda) => (cuda.gpu().clone(), cuda.stream().clone()),
@@ -215,7 +218,7 @@ fn between(at: &[Instant; 4]) -> [f64; 3] {
     [us(at[0], at[1]), us(at[1], at[2]), at[3].elapsed().as_secs_f64() * 1e6]
 }
 
-/// Both calls of the backend for a layer, at addresses of rows.
+/// Calls the backend's store and attention of a layer, with addresses of rows.
 fn layer_alone(
     pool: &mut kvarena_candle::Pool,
     plan: &kvarena::BatchPlan<'_>,
@@ -228,7 +231,7 @@ fn layer_alone(
         unsafe { DeviceRows::from_raw(at, Dtype::Bf16, BATCH * heads * HEAD_DIM, None) }
     };
     let [q, k, v] = [rows(qkv[0], Q_HEADS), rows(qkv[1], KV_HEADS), rows(qkv[2], KV_HEADS)];
-    // SAFETY: as above; nothing else accesses it.
+    // SAFETY: as above; nothing else accesses the result.
     let out =
         unsafe { DeviceRowsMut::from_raw(out, Dtype::Bf16, BATCH * Q_HEADS * HEAD_DIM, None) };
     pool.store_cache(plan, layer, Either::Right(k), Either::Right(v))?;
@@ -237,7 +240,7 @@ fn layer_alone(
     Ok(())
 }
 
-/// The address of a contiguous tensor in bf16.
+/// Returns the address of a contiguous tensor in bf16.
 fn address(x: &Tensor) -> Outcome<u64> {
     use candle::cuda_backend::cudarc::driver::DevicePtr;
     let (storage, _) = x.storage_and_layout();

@@ -1,10 +1,11 @@
-//! What the GPU's half has to show: tokens, steps beside candle's own cache, the bridge's own time, order.
+//! Measurements and checks of the GPU bridge: tokens, steps beside candle's own cache, overhead,
+//! order of streams.
 //!
 //!     cargo run --release -p kvarena-candle-models --features cuda --example gpu -- tokens replays cost order graphs
 //!
 //! `steps` is `graphs` without graphs. Both take sizes: `steps:16x512,64x1024`.
 //!
-//! Needs a GPU, and a CUDA toolkit to build candle's kernels.
+//! The program needs a GPU, and a CUDA toolkit to build candle's kernels.
 
 mod cost;
 mod order;

@@ -1,4 +1,5 @@
-//! Work in flight: either order of dropping, and a slow kernel on a second stream.
+//! Work in flight: the arena or the tensors are dropped first, and a second stream runs a slow
+//! kernel.
 
 use candle::op::BackpropOp;
 use candle::{CudaStorage, DType, Device, Storage, Tensor};
@@ -15,7 +16,7 @@ const Q_HEADS: usize = QWEN3.q_heads;
 const KV_HEADS: usize = QWEN3.kv_heads;
 const HEAD_DIM: usize = QWEN3.head_dim;
 
-/// Rows of q, k and v that are the same each time.
+/// Returns constant rows of q, k and v.
 fn qkv(device: &Device) -> Outcome<[Tensor; 3]> {
     let tensor = |heads: usize, step: f64| -> candle::Result<Tensor> {
         let numbers = Tensor::arange(0u32, (ROWS * heads * HEAD_DIM) as u32, device)?;
@@ -25,7 +26,7 @@ fn qkv(device: &Device) -> Outcome<[Tensor; 3]> {
     Ok([tensor(Q_HEADS, 0.37)?, tensor(KV_HEADS, 0.61)?, tensor(KV_HEADS, 0.83)?])
 }
 
-/// Some ten milliseconds of work.
+/// Launches about ten milliseconds of work.
 fn slow(device: &Device) -> Outcome<Tensor> {
     let x = Tensor::ones((8192, 8192), DType::BF16, device)?;
     let mut sum = x.matmul(&x)?;
@@ -35,7 +36,7 @@ fn slow(device: &Device) -> Outcome<Tensor> {
     Ok(sum)
 }
 
-/// One layer over these rows, whose result may still be computed.
+/// Launches one layer over these rows. The result may still be computed on return.
 fn attend(arena: &mut KvArena, [q, k, v]: [&Tensor; 3]) -> Outcome<Tensor> {
     arena.engine.reset();
     let prompt: Vec<TokenId> = (0..ROWS as u32).map(TokenId::new).collect();
@@ -60,14 +61,15 @@ pub fn run() -> Outcome {
     let mean = wanted.iter().map(|x| x.abs()).sum::<f32>() / wanted.len() as f32;
     println!("the result's mean absolute value: {mean:.4}");
 
-    // The arena goes while its kernels wait behind slow ones; the result stays.
+    // The arena is dropped while its kernels wait for slow ones; the result survives.
     let mut first = arena()?;
     slow(&device)?;
     let out = attend(&mut first, [&q, &k, &v])?;
     drop(first);
     println!("arena dropped before tensors: {}", verdict(&numbers(&out)?, &wanted));
 
-    // Tensors and every handle of candle's device go first; the arena keeps the stream.
+    // The tensors and all handles of candle's device are dropped first; the arena keeps the stream
+    // alive.
     let other = Device::new_cuda_with_stream(0)?;
     let mut last = QWEN3.arena(&other, 1024, 256)?;
     let tensors = qkv(&other)?;
@@ -81,7 +83,7 @@ pub fn run() -> Outcome {
     streams(&device)
 }
 
-/// k comes from a second stream, where a slow kernel comes first.
+/// Checks steps whose k comes from a second stream, after a slow kernel.
 fn streams(device: &Device) -> Outcome {
     let second = Device::new_cuda_with_stream(0)?;
     let [q, _, v] = qkv(device)?;
@@ -93,14 +95,15 @@ fn streams(device: &Device) -> Outcome {
     arena.engine.verify().map_err(|broken| format!("{broken:?}"))?;
     drop(arena);
 
-    // K in memory that the second stream writes: candle's events order it, or one of the host, or nothing.
+    // The second stream writes K. Its order is ensured by candle's events, by an event of the host,
+    // or by nothing.
     let tracked = || Device::new_cuda_with_stream(0).map_err(Into::into);
     in_order("candle's events", tracked, false, 2.0)?;
     in_order("an event of the host", crate::device, true, 3.0)?;
     in_order("nothing, so it should differ", crate::device, false, 4.0)
 }
 
-/// Attends to K times a factor that a second stream computes after slow kernels.
+/// Computes attention over K times a factor that a second stream computes after slow kernels.
 fn in_order(
     what: &str,
     device: impl Fn() -> Outcome<Device>,
@@ -112,7 +115,7 @@ fn in_order(
     let wanted =
         numbers(&attend(&mut QWEN3.arena(&device, 1024, 256)?, [&q, &(k * factor)?, &v])?)?;
     second.synchronize()?;
-    // An arena's first step allocates and loads, which may wait for all streams.
+    // An arena's first step allocates memory and loads kernels, and both may wait for all streams.
     let mut arena = QWEN3.arena(&device, 1024, 256)?;
     attend(&mut arena, [&q, &v, &v])?;
     device.synchronize()?;
@@ -120,7 +123,7 @@ fn in_order(
     let k = of_device(&(after(&second_k, &sum)? * factor)?, &device)?;
     let Either::Right(cuda) = arena.engine.backend() else { return Err("no GPU".into()) };
     let raw = second.as_cuda_device()?.cuda_stream();
-    // SAFETY: candle's stream of the primary context, kept by its `Arc`.
+    // SAFETY: this is candle's stream of the primary context, and its `Arc` keeps it alive.
     let from = unsafe { CudaStream::from_raw(cuda.gpu(), raw.cu_stream() as usize as u64, raw) }?;
     if by_event {
         let mut event = CudaEvent::new(cuda.gpu(), false)?;
@@ -132,7 +135,7 @@ fn in_order(
     Ok(second.synchronize()?)
 }
 
-/// A copy of a tensor in memory of its own stream, as a tensor of another device.
+/// Copies a tensor in its own stream, and returns the copy as a tensor of another device.
 fn of_device(x: &Tensor, device: &Device) -> Outcome<Tensor> {
     let (storage, layout) = x.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else { return Err("not on a GPU".into()) };
@@ -142,7 +145,7 @@ fn of_device(x: &Tensor, device: &Device) -> Outcome<Tensor> {
     Ok(Tensor::from_storage(storage, layout.shape().clone(), BackpropOp::none(), false))
 }
 
-/// k, after the sum is known.
+/// Returns k. The result depends on the sum.
 fn after(k: &Tensor, sum: &Tensor) -> candle::Result<Tensor> {
     let zero = (sum * 0.0)?.to_dtype(DType::BF16)?.reshape((1, 1, 1))?;
     k.broadcast_add(&zero)

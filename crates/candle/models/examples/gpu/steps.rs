@@ -1,4 +1,5 @@
-//! Prefill and decode steps by turns: candle's own model and cache, the bridge, the bridge with graphs.
+//! Prefill and decode steps in alternation: candle's own model and cache, the bridge, the bridge
+//! with graphs.
 
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use kvarena_candle_models::paged::qwen3 as paged;
 use crate::shape::{Outcome, median, next_tokens, prefill};
 use crate::{QWEN3, device};
 
-/// Tokens of a prefill step, for both.
+/// Tokens of a prefill step, for both models.
 const STEP_TOKENS: usize = 8192;
 const DECODES: usize = 15;
 const SIZES: &str = "1x512,1x4096,16x512,16x1024,16x2048,16x4096,64x512,64x1024,64x2048,64x4096";
@@ -28,7 +29,7 @@ pub fn run(sizes: &str, graphs: bool) -> Outcome {
         "| batch x context | decode: candle | bridge | graph | candle / bridge | candle / graph |"
     );
     println!("|---|---|---|---|---|---|");
-    // The graph's column is NaN without graphs.
+    // Without graphs their column is NaN.
     let mut prefills = Vec::new();
     for size in if sizes.is_empty() { SIZES } else { sizes }.split(',') {
         let (batch, context) = size.split_once('x').ok_or("a size is batch x context")?;
@@ -117,7 +118,7 @@ impl Bench<'_> {
         Ok(times.map(median))
     }
 
-    /// Milliseconds until a call's work is done.
+    /// Returns the milliseconds until the work of a call is done.
     fn time(&mut self, call: impl FnOnce(&mut Self) -> Outcome) -> Outcome<f64> {
         self.device.synchronize()?;
         let start = Instant::now();
@@ -142,7 +143,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Milliseconds of a decode step of each, by turns.
+    /// Returns the milliseconds of a decode step of each, measured in alternation.
     fn decode(
         &mut self,
         (own, ours): (&mut own::ModelForCausalLM, &paged::ModelForCausalLM),
@@ -186,7 +187,7 @@ impl Bench<'_> {
     }
 }
 
-/// The likeliest next tokens.
+/// Returns the likeliest next tokens.
 fn next(model: &paged::ModelForCausalLM, step: &Step<'_>) -> candle::Result<Tensor> {
     model.forward(step)?.argmax(D::Minus1)
 }

@@ -1,4 +1,4 @@
-//! Tokens of the tiny models on the GPU beside the reference framework's, which are of f32.
+//! Compares the tiny models' tokens on the GPU with those of the reference framework in f32.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ const NEW: usize = 24;
 
 type Texts = Vec<Vec<u32>>;
 
-/// Generates texts of the prompts in some ways, each with its name.
+/// Generates texts of the prompts in several ways, each with a name.
 type Generate = fn(&Loaded, &mut KvArena, &[Vec<u32>]) -> Outcome<Vec<(String, Texts)>>;
 
 /// Compares generated texts of some models with the reference's.
@@ -45,7 +45,8 @@ pub fn run(generate: Generate) -> Outcome {
     Ok(())
 }
 
-/// Whether a text is the reference's, and if not, the reference's margin where it differs.
+/// Returns whether a text equals the reference's. If not, prints the reference's margin at the
+/// first difference.
 fn is_equal(name: &str, prompt: &[u32], wanted: &[u32], text: &[u32]) -> Outcome<bool> {
     let at = text.iter().zip(wanted).take_while(|(ours, wanted)| ours == wanted).count();
     let (Some(&ours), Some(&token)) = (text.get(at), wanted.get(at)) else { return Ok(true) };
@@ -59,7 +60,7 @@ fn is_equal(name: &str, prompt: &[u32], wanted: &[u32], text: &[u32]) -> Outcome
     Ok(false)
 }
 
-/// With joins and chunked prompts; then the same prompts again.
+/// Generates texts with joins and chunked prompts, then generates the same prompts again.
 pub fn by_steps(
     loaded: &Loaded,
     arena: &mut KvArena,
@@ -81,7 +82,7 @@ fn folder(name: &str) -> PathBuf {
     data.unwrap_or(here).join(name)
 }
 
-/// The prompts and their new tokens.
+/// Returns the prompts and their new tokens.
 fn golden(name: &str) -> Outcome<[Texts; 2]> {
     let all: Value =
         serde_json::from_str(&std::fs::read_to_string(folder(name).join("golden.json"))?)?;
@@ -95,7 +96,7 @@ fn golden(name: &str) -> Outcome<[Texts; 2]> {
     Ok(pairs)
 }
 
-/// Logits of the reference after some tokens.
+/// Returns the reference's logits after these tokens.
 fn logits(model: &Loaded, tokens: &[u32]) -> Outcome<Vec<f32>> {
     let pool = PoolConfig { capacity: Capacity::Pages(256), ..model.pool };
     let mut arena = KvArena::new(pool, &Device::Cpu)?;
@@ -105,7 +106,7 @@ fn logits(model: &Loaded, tokens: &[u32]) -> Outcome<Vec<f32>> {
     Ok(model.model.forward(&step)?.flatten_all()?.to_vec1()?)
 }
 
-/// Decodes all prompts together by graphs.
+/// Decodes all prompts together, with graphs.
 pub fn by_graphs(
     loaded: &Loaded,
     arena: &mut KvArena,

@@ -1,5 +1,5 @@
-//! A file of prompts behind one system prompt, a line each: with the shared prefix in the arena, and with candle's own
-//! caches, one prompt after the other.
+//! Runs a file of prompts, one a line, after one system prompt: with a shared prefix in the arena,
+//! and with candle's own caches, one prompt after the other.
 //!
 //!     cargo run --release -p kvarena-candle-models --bin batch -- --system TEXT --prompts FILE
 
@@ -19,19 +19,19 @@ use kvarena_candle_models::text::Text;
 
 #[derive(Parser)]
 struct Args {
-    /// A model's folder in Hugging Face's form. Without it: a tiny model with random weights.
+    /// A model's folder in Hugging Face's form. Default: a tiny model with random weights.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/tests/data/qwen3-tiny"))]
     model: PathBuf,
-    /// The text before every prompt.
+    /// The text before each prompt.
     #[arg(
         long,
         default_value = "You answer in one short sentence, and you say so where you do not know."
     )]
     system: String,
-    /// A file with a prompt a line. Without it: eight questions.
+    /// A file with one prompt a line. Default: eight questions.
     #[arg(long)]
     prompts: Option<PathBuf>,
-    /// New tokens of each text.
+    /// Maximum number of new tokens of a text.
     #[arg(long, default_value_t = 32)]
     new_tokens: usize,
 }

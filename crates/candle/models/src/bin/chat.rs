@@ -1,4 +1,5 @@
-//! A chat in the terminal. The conversation so far is a cached prefix, so each turn computes the new tokens alone.
+//! A chat in the terminal. The conversation is a cached prefix, so each turn computes only new
+//! tokens.
 //!
 //!     cargo run --release -p kvarena-candle-models -- --model FOLDER
 
@@ -17,21 +18,22 @@ use kvarena_candle_models::text::Text;
 
 #[derive(Parser)]
 struct Args {
-    /// A model's folder in Hugging Face's form. Without it: a tiny model with random weights, which talks nonsense.
+    /// A model's folder in Hugging Face's form. Default: a tiny model with random weights, which
+    /// prints nonsense.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/tests/data/qwen3-tiny"))]
     model: PathBuf,
-    /// Most tokens of an answer.
+    /// Maximum number of tokens of an answer.
     #[arg(long, default_value_t = 64)]
     new_tokens: usize,
-    /// Most tokens of a step; a longer prompt is computed in several.
+    /// Maximum number of tokens of a step; a longer prompt takes several steps.
     #[arg(long, default_value_t = 512)]
     step_tokens: u32,
-    /// Tokens that the cache has room for.
+    /// Number of tokens that fit in the cache.
     #[arg(long, default_value_t = 16_384)]
     cache_tokens: u32,
 }
 
-/// What stands before and after a user's words, as the family was trained.
+/// Returns the texts of the model family's template before and after the user's words.
 fn around(family: Family) -> [&'static str; 2] {
     match family {
         Family::Qwen3 => ["<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"],
@@ -63,7 +65,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let Some(token) = token else { return progress(total, left) };
             answer.push(token);
             let all = text.decode(&answer).unwrap_or_default();
-            // A character may end in a later token.
+            // A later token may complete a character.
             if !all.ends_with('\u{fffd}') {
                 print!("{}", &all[shown..]);
                 shown = all.len();
@@ -87,7 +89,7 @@ fn prompt() -> io::Result<()> {
     io::stdout().flush()
 }
 
-/// Draws how much of a long prompt is computed.
+/// Prints the progress of a long prompt.
 fn progress(total: usize, left: u32) {
     let done = total - left as usize;
     let bar = "#".repeat(40 * done / total);

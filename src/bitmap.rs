@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a number is repeated")]
-    fn a_number_within_a_run_stands_once() {
+    fn a_number_repeated_within_a_run_panics() {
         let list: Vec<u32> = (8..40).chain([20]).collect();
         for_each_word(&list, |_| ());
     }

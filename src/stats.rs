@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_is_what_happened_since() {
+    fn a_difference_subtracts_counters_and_keeps_levels() {
         let later =
             Stats { prompts: 5, hit_tokens: 30, accepted_tokens: 9, free_pages: 2, ..some() };
         let since = later - some();

@@ -121,7 +121,7 @@ fn each_refusal_is_an_error() {
 }
 
 #[test]
-fn memory_that_would_be_touched_is_asked_for_in_one_piece() {
+fn memory_that_the_engine_touches_is_one_allocation() {
     let config = config(true);
     let bytes = config.bytes().expect("the config is right").host();
     ROOM.set(bytes as usize - 1);

@@ -173,7 +173,7 @@ fn no_files_import_one_another_in_a_circle() {
 }
 
 #[test]
-fn unsafe_and_cust_stand_behind_the_seam() {
+fn unsafe_and_cust_stay_behind_the_seam() {
     for (path, text) in sources() {
         // Two hints, for huge pages and for prefetches; their comments give the gain.
         let is_seam = |part| path.starts_with(root().join("src/backend").join(part));
@@ -240,7 +240,7 @@ fn lines_beside_the_sources_are_no_wider() {
 }
 
 #[test]
-fn what_a_newcomer_reads_first_fits_a_screen() {
+fn the_first_documents_fit_a_screen() {
     for name in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
         let text = fs::read_to_string(root().join(name)).expect("it is there");
         // Cells of a table cannot be wrapped.
@@ -312,7 +312,7 @@ fn borrows(text: &str, table: &str) -> &'static str {
 }
 
 #[test]
-fn the_access_table_is_what_the_systems_declare() {
+fn the_access_table_equals_the_systems_declarations() {
     let folder = root().join("src/system");
     let table = fs::read_to_string(folder.join("mod.rs")).expect("it is there");
     let mut lines = table.lines().filter_map(|line| line.strip_prefix("//! | "));

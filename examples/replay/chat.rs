@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn arrivals_do_not_go_back_and_nothing_is_empty() {
+    fn arrivals_rise_and_no_request_is_empty() {
         let requests = generate(1000, 3);
         assert!(requests.windows(2).all(|pair| pair[0].arrival_ms <= pair[1].arrival_ms));
         assert!(requests.iter().all(|r| r.input_len() > 0 && r.output.len > 0));

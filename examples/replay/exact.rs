@@ -147,7 +147,7 @@ fn every_request_is_served_however_small_the_pool() {
 }
 
 #[test]
-fn of_a_burst_one_computes_the_prompt() {
+fn one_request_of_a_burst_computes_the_prompt() {
     let requests = crate::chat::burst(64, 1);
     let run = |line: &str| {
         crate::serve(&args(line), &requests, &ProgressBar::hidden()).expect("serving succeeds")

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_told_in_minutes() {
+    fn savings_are_shown_in_minutes() {
         assert_eq!(
             saved(2_664_000, 26_640_000),
             "1.0 of the 10.0 minutes that all prompts take without a cache (Qwen3-8B on an H200: 44,400 tokens/s)"
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_stand_under_their_heads() {
+    fn columns_align_with_their_heads() {
         let report = |runs| report(Tally::default(), None, runs);
         let text = report(2).table();
         let lines: Vec<&str> =

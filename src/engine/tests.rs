@@ -127,7 +127,7 @@ fn s3_a_preempted_sequence_has_no_pages() {
 }
 
 #[test]
-fn s4_what_is_to_be_sent_lies_within_the_pages() {
+fn s4_unsent_pages_are_within_the_page_table() {
     let within = "S4: dirty_from lies within the pages";
     assert_eq!(broken(|s| s.sequence(s.long).dirty_from = 4), within);
     let published = "S4: inherited pages are published";

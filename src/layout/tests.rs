@@ -273,7 +273,7 @@ fn channels(layers: u32, kv_heads: u32, channels: u32) -> LabelChannels {
 }
 
 #[test]
-fn labels_lie_beside_k_and_v() {
+fn labels_are_planes_of_the_pool() {
     for layout in [Layout::LayerFirst, Layout::PageFirst] {
         let shape = KvShape::heads(3, 8);
         let dtype = KvDtype::F16;

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_is_named() {
+    fn broken_spans_are_named() {
         assert_eq!(check(&[3, 8], &[(0, 2, 0, 16)]), Err(1), "R2: no such row");
         assert_eq!(check(&[3, 3], &[(0, 2, 0, 16)]), Err(1), "R2: named twice");
         assert_eq!(check(&[3], &[]), Err(0), "R1: a member of no span");

@@ -82,7 +82,7 @@ mod tests {
     use crate::prefix::{Link, PrefixTree};
 
     #[test]
-    fn a_slot_stands_where_another_says() {
+    fn a_slot_has_the_address_that_another_column_computes() {
         // A wrong address is a useless prefetch, which no other test would detect.
         let mut tree = PrefixTree::new(100, 1, 32);
         let nodes: Vec<NodeKey> = (0..100)

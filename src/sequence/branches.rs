@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_saw_something_else_than_its_branch_is_not_kept() {
+    fn a_token_is_kept_only_if_it_saw_exactly_its_branch() {
         // Three known tokens precede a root, a token after it that does not see slot 1, and a token after that.
         let masks = [0b111_100, 0b101_110, 0b101_111];
         let off = |positions: [u32; 3]| {

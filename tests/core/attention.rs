@@ -367,7 +367,7 @@ fn the_last_of_2_32_positions_are_seen() {
 }
 
 #[test]
-fn what_lies_past_a_position_has_no_effect() {
+fn keys_past_a_position_have_no_effect() {
     let arrays = Arrays::good();
     let layer = LayerId::new(0);
     let mut rng = Rng::new(4);

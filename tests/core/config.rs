@@ -27,7 +27,7 @@ fn pool(layers: u32, shape: KvShape, dtype: KvDtype) -> PoolConfig {
 }
 
 #[test]
-fn a_config_is_what_was_written() {
+fn a_config_keeps_its_values_in_text() {
     let pool = PoolConfig {
         capacity: Capacity::Bytes(14 << 30),
         layout: Layout::LayerFirst,
@@ -94,7 +94,7 @@ fn fp8_and_its_scales_are_read_as_they_were_written() {
 }
 
 #[test]
-fn what_is_left_out_has_its_default_and_what_is_unknown_is_named() {
+fn missing_fields_have_defaults_and_unknown_fields_are_named() {
     let read = |text: &str| serde_json::from_str::<EngineConfig>(text);
     assert_eq!(read("{}").expect("all defaults"), EngineConfig::default());
     assert_eq!(EngineConfig::default(), PoolConfig::default().into());

@@ -222,7 +222,7 @@ fn drafts_that_wait_keep_their_sequence_as_it_is() {
 }
 
 #[test]
-fn what_cannot_be_accepted_is_refused() {
+fn invalid_branches_are_refused() {
     let mut host = Host::new(&[5, 3, 3, 1]);
     let [a, b, c, plain] = [0, 1, 2, 3].map(|i| host.seqs[i]);
     let tree = set(&[0, 0, 0, 1, 2]);

@@ -77,7 +77,7 @@ fn stored(parent: Option<PageHash>, hashes: &[PageHash], step: u64) -> Said {
 }
 
 #[test]
-fn pages_are_said_once_and_neighbours_together() {
+fn a_page_is_stored_once_and_consecutive_pages_share_an_event() {
     let mut heard = Heard::new(32, 32);
     let long = text(0..8);
     let hashes = chain(&long);
@@ -99,7 +99,7 @@ fn pages_are_said_once_and_neighbours_together() {
 }
 
 #[test]
-fn what_is_evicted_is_said_deepest_first() {
+fn evictions_are_reported_deepest_page_first() {
     let mut heard = Heard::new(6, 32);
     let (old, new) = (text(0..9), text(100..107));
     let seq = heard.compute(NAMESPACE, &old);
@@ -136,7 +136,7 @@ fn a_reset_is_one_word_and_the_old_generation_says_none() {
 }
 
 #[test]
-fn too_much_is_said_as_all_there_is() {
+fn an_overflow_emits_all_cached_pages() {
     let mut heard = Heard::new(32, 3);
     let (first, second) = (text(0..9), text(4..13));
     let hashes = [chain(&first), chain(&second)];
@@ -224,7 +224,7 @@ fn a_sink_that_panics_loses_no_event() {
 }
 
 #[test]
-fn what_was_cleared_before_too_much_was_said_is_cleared_once() {
+fn a_reset_before_an_overflow_is_one_cleared_event() {
     let mut heard = Heard::new(32, 3);
     heard.engine.reset();
     let long = text(0..9);
@@ -253,7 +253,7 @@ fn a_buffer_is_full_when_all_of_its_pages_are_taken() {
 }
 
 #[test]
-fn what_a_finish_publishes_can_be_read_after_its_own_step() {
+fn pages_that_a_finish_publishes_are_readable_after_their_step() {
     let mut heard = Heard::new(32, 32);
     let first = text(0..4);
     let seq = heard.engine.admit(NAMESPACE, &first[..3], 0).expect("there is room");

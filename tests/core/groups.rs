@@ -139,7 +139,7 @@ fn attention_does_not_depend_on_groups() {
 }
 
 #[test]
-fn what_does_not_fit_the_groups_is_refused() {
+fn attention_that_does_not_match_the_groups_is_refused() {
     let config = config(windows(), 4, PrefixMode::Radix);
     let mut engine = Engine::new(config, CpuOptions::with_threads(1)).expect("a small pool");
     let seq = engine.admit(Namespace::default(), &[TokenId::new(1); 3], 0).expect("there is room");
@@ -262,7 +262,7 @@ fn compute(engine: &mut Engine<Null>, seq: SeqKey) -> bool {
 }
 
 #[test]
-fn a_sequence_holds_what_later_tokens_read() {
+fn a_sequence_holds_the_pages_that_later_tokens_read() {
     let (gpt_oss, gemma, scout) = (Reach::Window(128), Reach::Window(1024), Reach::Chunk(8192));
     // Pages of 16 tokens: those of the whole sequence, and the tail in each track.
     for (all, others, reach, tokens, pages) in [

@@ -421,7 +421,7 @@ fn check_made_scales(by_token: &PoolConfig, given: &PoolLayout) {
 }
 
 #[test]
-fn scales_made_at_the_store_lie_beside_k_and_v() {
+fn scales_made_at_the_store_are_planes_of_the_pool() {
     // 3 heads of 5 and pages of 7 give pieces of 105 and of 84 bytes, padded.
     let pool = PoolConfig {
         layers: 2,

@@ -44,7 +44,7 @@ fn compute(engine: &mut Engine<Null>, seq: SeqKey, len: u32) {
 }
 
 #[test]
-fn who_computes_the_same_is_named() {
+fn a_sequence_that_computes_the_prompt_is_its_leader() {
     let mut engine = engine(64);
     let prompt = text(30, 30, 0);
     assert_eq!(leader(&engine, &prompt), None);
@@ -78,7 +78,7 @@ fn who_computes_the_same_is_named() {
 
 /// The tree may have more of a prompt than a sequence has published that still computes the prompt's beginning.
 #[test]
-fn who_lags_behind_the_tree_leads_where_it_will_come_further() {
+fn a_slower_sequence_leads_if_it_will_compute_more() {
     let mut engine = engine(64);
     let (short, long) = (text(17, 17, 0), text(40, 40, 0));
     let [quick, slow] = [admit(&mut engine, &short), admit(&mut engine, &long)];
@@ -95,7 +95,7 @@ fn who_lags_behind_the_tree_leads_where_it_will_come_further() {
 }
 
 #[test]
-fn who_stops_leads_nobody() {
+fn a_stopped_sequence_leads_no_prompt() {
     let prompt = text(30, 30, 0);
     let stops: [fn(&mut Engine<Null>, SeqKey); 5] = [
         |engine, seq| engine.finish(seq).expect("it is live"),
@@ -128,7 +128,7 @@ fn who_stops_leads_nobody() {
 }
 
 #[test]
-fn who_forgot_what_it_was_named_for_leads_no_more() {
+fn a_leader_rolled_back_below_its_match_stops_leading() {
     let mut engine = engine(64);
     let prompt = text(30, 30, 0);
     let first = admit(&mut engine, &prompt);
@@ -160,7 +160,7 @@ fn who_forgot_what_it_was_named_for_leads_no_more() {
 
 /// The tokens of a leader may be drafts.
 #[test]
-fn who_accepts_another_branch_leads_no_more() {
+fn a_sequence_that_accepts_another_branch_stops_leading() {
     for (branch, leads) in
         [(&[0, 1, 2, 3, 4][..], true), (&[0, 1, 2], true), (&[0, 1], false), (&[0, 5, 6, 7], false)]
     {
@@ -187,7 +187,7 @@ fn who_accepts_another_branch_leads_no_more() {
 
 /// Several sequences compute the same page next, and one has another text after it.
 #[test]
-fn who_has_another_text_leads_nobody_and_hides_nobody() {
+fn a_sequence_with_another_text_neither_leads_nor_hides_a_leader() {
     let mut engine = engine(128);
     let prompt = text(40, 40, 0);
     // Sequences that differ before the end of the cached part, for good and by one token.

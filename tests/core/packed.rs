@@ -22,7 +22,7 @@ fn packed(engine: &Engine<Null>, items: &[Extend]) -> Result<Vec<i32>, Error> {
 }
 
 #[test]
-fn what_is_not_planned_is_not_packed() {
+fn unplanned_items_are_not_packed() {
     let mut engine = engine();
     let mut scratch = StepScratch::new();
     let (a, b) = (admit(&mut engine, 0), admit(&mut engine, 100));
@@ -45,7 +45,7 @@ fn what_is_not_planned_is_not_packed() {
 }
 
 #[test]
-fn what_was_undone_is_not_packed() {
+fn aborted_items_are_not_packed() {
     let mut engine = engine();
     let mut scratch = StepScratch::new();
     let seq = admit(&mut engine, 0);

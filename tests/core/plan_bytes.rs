@@ -142,7 +142,7 @@ fn bytes_of_another_length_are_refused() {
 }
 
 #[test]
-fn headers_that_lie_are_refused() {
+fn wrong_headers_are_refused() {
     let row = |qo_start, extend_len, kv_len| {
         let row = RowId::new(0);
         BatchRow { row, qo_start, extend_len, kv_len }

@@ -68,7 +68,7 @@ fn a_pool_is_promised_once() {
 }
 
 #[test]
-fn what_is_cached_needs_no_promise() {
+fn cached_pages_need_no_promise() {
     let mut engine = engine(10);
     let first = admit(&mut engine, &text(0, 8), 8).expect("all are free");
     let step = plan(&mut engine, &[(first, 32)]).expect("they are promised");
@@ -147,7 +147,7 @@ fn pages_that_dedup_gives_up_back_promises_when_the_step_is_complete() {
 }
 
 #[test]
-fn what_abort_and_rollback_give_up_is_promised_again() {
+fn pages_returned_by_abort_and_rollback_are_promised_again() {
     let mut engine = engine(8);
     let seq = admit(&mut engine, &text(0, 6), 6).expect("all are free");
     let first = plan(&mut engine, &[(seq, 12)]).expect("they are promised");

@@ -228,7 +228,7 @@ fn garbled_shapes_are_refused() {
 }
 
 #[test]
-fn shapes_that_lie_are_refused_by_name() {
+fn wrong_shapes_are_refused_by_name() {
     let config = EngineConfig { hashing: Some(seed("7")), ..EngineConfig::default() };
     let bytes = config.shape().expect("it is a shape").to_bytes();
     let with = |word: usize, value: u64| {

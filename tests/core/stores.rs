@@ -160,7 +160,7 @@ fn a_short_fetch_matches_up_to_its_first_failure() {
 }
 
 #[test]
-fn what_a_fetch_brings_after_a_reset_is_lost() {
+fn pages_fetched_across_a_reset_are_dropped() {
     let (mut host, mut store) = (Host::new(), HashMap::new());
     let prompt = text(0..21);
     host.compute(&prompt);

@@ -107,7 +107,7 @@ fn moves(copies: &[PageCopy]) -> Vec<PageMove> {
 }
 
 #[test]
-fn pages_go_to_the_host_and_back() {
+fn pages_are_equal_after_a_copy_to_the_host_and_back() {
     let Some(gpu) = gpu() else { return };
     let mut rng = Rng::new(1);
     for shape in SHAPES {

@@ -63,7 +63,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
 }
 
 #[test]
-fn memory_goes_back_after_the_work_that_uses_it() {
+fn memory_is_freed_after_the_work_that_uses_it() {
     let Some(gpu) = gpu() else { return };
     // Pages that kernels move, and pages for the copy engines, with and without device memory in between.
     for (layers, layout) in
@@ -98,7 +98,7 @@ unsafe extern "C" fn work(others: *mut c_void) {
 }
 
 #[test]
-fn a_buffer_goes_back_while_others_work() {
+fn dropping_a_buffer_waits_for_no_other_stream() {
     let Some(gpu) = gpu() else { return };
     let mut parts = at_work(&gpu, 1, Layout::PageFirst);
     let (mut stream, others) = (null_mut(), Others::default());
@@ -145,7 +145,7 @@ fn a_buffer_is_dropped_while_other_streams_work() {
 
 /// The device has memory for one of these at a time, and each is dropped while work is in flight.
 #[test]
-fn what_is_dropped_is_free_when_it_is_asked_for() {
+fn dropped_memory_is_free_at_the_next_allocation() {
     let Some(gpu) = gpu() else { return };
     let bytes = gpu.free_memory().expect("a driver") / 5 * 3;
     let mut working = Vec::new();
@@ -160,7 +160,7 @@ fn what_is_dropped_is_free_when_it_is_asked_for() {
 }
 
 #[test]
-fn what_is_dropped_in_a_capture_goes_back_later() {
+fn memory_dropped_in_a_capture_is_freed_later() {
     let Some(gpu) = gpu() else { return };
     let mut parts = at_work(&gpu, 1, Layout::PageFirst);
     let stream = CudaStream::new(&gpu).expect("a stream");

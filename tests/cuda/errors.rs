@@ -30,7 +30,7 @@ fn open(gpu: &Gpu, dtype: KvDtype, head_dim: u32) -> Cuda {
 }
 
 #[test]
-fn no_such_device() {
+fn a_missing_device_is_an_error() {
     let Some(_) = gpu() else { return };
     let error = Gpu::new(99).expect_err("there is no device 99");
     assert_eq!(error, CudaError::NoDevice { ordinal: 99 });
@@ -287,7 +287,7 @@ fn shapes_without_a_kernel_are_refused() {
 }
 
 #[test]
-fn what_is_on_another_device_is_refused() {
+fn memory_of_another_device_is_refused() {
     let Some(gpu) = gpu() else { return };
     let Some(second) = device(1) else { return };
     let mut cuda = open(&gpu, KvDtype::Bf16, 64);

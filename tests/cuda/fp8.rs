@@ -315,7 +315,7 @@ fn every_byte_is_read_as_it_is() {
 
 /// Widely different scales of a sequence's tokens, with rows of zeros, whose scale is 1.
 #[test]
-fn scales_by_token_may_lie_far_apart() {
+fn scales_by_token_may_differ_widely() {
     let Some(gpu) = gpu() else { return };
     for (dtype, powers) in [(Dtype::Bf16, 60), (Dtype::F16, 10), (Dtype::F32, 60)] {
         for (head_dim, group, new) in
@@ -472,7 +472,7 @@ fn run_step(
 /// Rows of q with widely different magnitudes, and rows of zeros: each row is multiplied by its own power of two. The
 /// scales have either sign.
 #[test]
-fn queries_may_lie_far_apart() {
+fn queries_may_differ_widely_in_magnitude() {
     let Some(gpu) = gpu() else { return };
     // In each case, the logits of some rows are about 1.
     for (dtype, powers, up) in [

@@ -108,7 +108,7 @@ fn loaded(dtype: KvDtype, shape: KvShape, work: &Prepare<'_>) -> Vec<String> {
 
 /// Each kind of prepared work adds its kernels.
 #[test]
-fn what_was_not_asked_for_is_not_loaded() {
+fn only_kernels_of_the_prepared_work_are_loaded() {
     let Some(gpu) = gpu() else { return };
     let hopper = gpu.capability() == 90;
     let (bf16, fp8, heads) = (KvDtype::Bf16, KvDtype::Fp8E4M3, KvShape::heads(2, 128));
@@ -145,7 +145,7 @@ fn what_was_not_asked_for_is_not_loaded() {
 
 /// A kernel that the host did not prepare is loaded when a step first needs it, and counted.
 #[test]
-fn what_was_not_prepared_is_counted() {
+fn unprepared_kernels_are_counted() {
     let Some(gpu) = gpu() else { return };
     let gpu = Gpu::new(gpu.ordinal()).expect("the device exists");
     let mut cuda = open(&gpu, KvDtype::Bf16, KvShape::heads(2, 128), 0);

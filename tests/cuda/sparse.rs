@@ -351,7 +351,7 @@ fn a_graph_selects_for_the_step_that_is_staged() {
 }
 
 #[test]
-fn what_no_kernel_serves_is_refused() {
+fn sparse_attention_without_a_kernel_is_refused() {
     let Some(gpu) = gpu() else { return };
     let with = |pool: PoolConfig, labels| {
         let options = CudaOptions { labels, ..CudaOptions::new(&gpu) };

@@ -65,7 +65,7 @@ fn slots_are_read_as_wide_as_they_are() {
 
 /// All other fields may also differ: the staged plan, which was checked, is used.
 #[test]
-fn a_plan_that_lies_goes_nowhere_else() {
+fn an_altered_plan_uses_the_staged_values() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, &TableShape::new(16, 2, 128, 256).expect("a small table"));
     let (honest, far) = (rows(2, 1), rows(2, u32::MAX));
@@ -102,7 +102,7 @@ fn a_plan_that_lies_goes_nowhere_else() {
 
 /// Many rows of one long sequence: the units of the decode kernel must not overflow.
 #[test]
-fn rows_that_see_too_much_are_refused() {
+fn rows_that_read_too_many_tokens_are_refused() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, &TableShape::new(16, 2, 1 << 31, 256).expect("long rows"));
     cuda.prepare(&Prepare::new(&[Attend::new(1, WIDTH as u32)])).expect("a served shape");

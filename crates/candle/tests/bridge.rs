@@ -33,7 +33,7 @@ fn programs_are_exact() {
 }
 
 #[test]
-fn what_cannot_be_read_in_place_is_rejected() {
+fn tensors_that_cannot_be_read_in_place_are_rejected() {
     let mut arena = arena();
     let tokens: Vec<TokenId> = (0..3).map(TokenId::new).collect();
     let seq = arena.engine.admit(Namespace::default(), &tokens, 0).expect("room");

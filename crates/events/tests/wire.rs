@@ -42,7 +42,7 @@ fn four_tokens(hash: u64) -> StoredPages {
 }
 
 #[test]
-fn what_other_engines_write_is_read() {
+fn payloads_of_other_engines_are_read() {
     let read = |text: &str| decode(&bytes(text)).expect("the payload is valid");
     let of = |events| Message { seconds: 1.5, events, rank: Some(0) };
     assert_eq!(read(VLLM), of(vec![WireEvent::Stored(four_tokens(0xdabc_1234_5678_90ab))]));
@@ -178,7 +178,7 @@ fn the_published_parser_reads_what_is_written() {
 }
 
 #[test]
-fn what_is_wrong_is_refused_with_its_place() {
+fn errors_contain_the_offset() {
     let good = bytes(VLLM);
     let refused = |payload: &[u8]| {
         let error = decode(payload).expect_err("it is wrong");
@@ -236,7 +236,7 @@ fn what_is_wrong_is_refused_with_its_place() {
 }
 
 #[test]
-fn no_bytes_make_a_panic() {
+fn no_bytes_cause_a_panic() {
     let good = [VLLM, SGLANG, REMOVED].map(bytes);
     let mut random = 1_u64;
     for round in 0..200_000_usize {
@@ -253,7 +253,7 @@ fn no_bytes_make_a_panic() {
 }
 
 #[test]
-fn of_a_wrong_payload_nothing_is_taken_over() {
+fn a_wrong_payload_changes_nothing() {
     let (payload, names) = payload_of(Hashing::Dynamo);
     let prompt: Vec<TokenId> = (0..24).map(TokenId::new).collect();
     let mut router = Router::new(4);

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_implemented_is_named() {
+    fn unsupported_config_values_are_named() {
         let refused = |changes| parse(changes).expect_err("the config is rejected");
         assert!(refused(json!({"moe_layers": [1]})).contains("moe_layers"));
         assert!(refused(json!({"moe_layers": null})).contains("moe_layers"));

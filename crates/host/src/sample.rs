@@ -170,7 +170,7 @@ mod test {
     }
 
     #[test]
-    fn top_k_keeps_so_many_and_their_equals() {
+    fn top_k_keeps_k_tokens_and_their_equals() {
         let with = |top_k| draws(Sampling { top_k, ..plain(7) });
         assert!(with(1).iter().all(|t| [1, 3].contains(t)));
         assert!(with(3).contains(&2) && !with(3).contains(&0));

@@ -237,7 +237,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_no_character_is_not_held_for_ever() {
+    fn invalid_utf8_is_not_held_back_for_ever() {
         let (text, mut decoder) = (bytes(), Decoder::default());
         let said: String = (0..100).map(|_| decoder.push(&text, 0x80)).collect();
         assert!(said.chars().count() > 80 && said.chars().all(|c| c == '\u{FFFD}'), "{said:?}");

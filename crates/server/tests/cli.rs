@@ -155,7 +155,7 @@ fn scales_are_measured_and_given() {
 }
 
 #[test]
-fn first_logits_are_printed_where_asked_for() {
+fn first_logits_are_printed_on_request() {
     let cases = common::cases("qwen3-tiny");
     let request = |case: &common::Case| json!({ "prompt": case.prompt, "max_new_tokens": 1 });
     let input: Vec<String> = cases.iter().map(|case| request(case).to_string()).collect();
@@ -205,7 +205,7 @@ fn samples_share_the_prompt() {
 }
 
 #[test]
-fn stop_tokens_end_and_clients_go_away() {
+fn stop_tokens_and_cancelled_clients_end_a_stream() {
     let case = &common::cases("llama-tiny")[4];
     let third = case.tokens[2];
     let requests = [
@@ -238,7 +238,7 @@ fn stop_tokens_end_and_clients_go_away() {
 
 /// A prediction that equals the answer saves steps, and the report counts the accepted drafts.
 #[test]
-fn what_is_foretold_comes_true() {
+fn a_correct_prediction_saves_steps() {
     let case = &common::cases("qwen3-tiny")[4];
     let prediction = [&case.prompt[case.prompt.len() - 2..], &case.tokens].concat();
     let request = json!({ "prompt": case.prompt, "max_new_tokens": 20, "prediction": prediction });
@@ -279,7 +279,7 @@ fn with_tokenizer(tokens: u32) -> Dir {
 }
 
 #[test]
-fn text_goes_through_the_models_own_tokenizer() {
+fn text_uses_the_models_own_tokenizer() {
     let dir = with_tokenizer(256);
     let path = dir.path().to_str().expect("UTF-8");
     let common = ["--max-new-tokens", "9", "--json"];

@@ -358,7 +358,7 @@ impl Runner for Held {
 
 /// The program exits with code 3 and names the reason if there is no GPU, or no GPU supports the model.
 #[test]
-fn what_cannot_run_is_told() {
+fn the_program_names_why_it_cannot_run() {
     let refuse = |arguments: &[&str], words: &[&str]| {
         let ran = generate(arguments, "");
         assert_eq!(ran.code, Some(3), "{arguments:?}: {}", ran.err);

@@ -117,7 +117,7 @@ fn a_bench_reads_sparsely() {
 
 /// The program exits with code 2 before it opens a GPU.
 #[test]
-fn what_no_gpu_reads_sparsely_is_refused() {
+fn unsupported_sparse_reads_on_a_gpu_are_refused() {
     let tiny = common::dir("qwen3-tiny");
     let tiny = tiny.to_str().expect("UTF-8");
     let files = Dir::new();

@@ -224,7 +224,7 @@ fn numbers_that_are_none_come_too() {
 
 /// The bench reports the transport of sums. GPUs without peer access use NCCL, or fail if `--sums peer` is set.
 #[test]
-fn what_sums_go_through_is_told() {
+fn the_bench_names_the_transport_of_sums() {
     let _turn = turn();
     let bench = |more: &[&str]| {
         let all =

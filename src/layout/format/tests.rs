@@ -82,7 +82,7 @@ fn heads(pool: &PoolLayout, lane: u32, page: PageId) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn lanes_are_what_a_page_holds_and_share_no_byte() {
+fn a_page_holds_all_lanes_of_a_group_without_overlap() {
     let mut rng = Rng::new(3);
     let mut left_over = 0;
     for _ in 0..400 {

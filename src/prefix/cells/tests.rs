@@ -67,7 +67,7 @@ fn broken(spoil: impl FnOnce(&mut super::Cells, &[CellId])) -> &'static str {
 }
 
 #[test]
-fn g1_entries_name_cells_that_stand_there() {
+fn g1_entries_name_their_cells() {
     let stands = "G1: an entry names the cell that stands at it";
     assert_eq!(broken(|all, cells| all.cells[cells[3].index()].entry += 1), stands);
     assert_eq!(broken(|all, cells| all.cells[cells[3].index()].group = 1), stands);

@@ -38,7 +38,7 @@ impl Follower {
 }
 
 #[test]
-fn what_comes_in_and_goes_out_is_what_the_tree_holds() {
+fn attached_minus_detached_pages_equal_the_trees() {
     let mut given = [0; 2];
     for seed in 0..60 {
         let (config, ops) = prefix_ops(seed, 250);

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_said_has_no_drafts() {
+    fn unseen_text_has_no_drafts() {
         assert!(guess(&[], 5, true, 63).is_empty());
         assert!(chain(&[3], 5).is_empty());
         assert!(chain(&[1, 2, 3], 5).is_empty());
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_repeats_goes_on_repeating() {
+    fn a_repeating_text_is_continued_by_its_repetition() {
         assert_eq!(chain(&[9, 4, 4], 5), [4, 4, 4, 4, 4]);
         assert_eq!(chain(&[1, 2, 3, 1, 2, 3, 1], 7), [2, 3, 1, 2, 3, 1, 2]);
     }

@@ -51,7 +51,7 @@ fn prompt_of(request: &Request) -> Vec<u32> {
 }
 
 #[test]
-fn what_is_not_said_is_as_openai_has_it() {
+fn missing_fields_have_openais_defaults() {
     let ask = complete(json!({ "prompt": "1 2 3" })).expect("served");
     let [request] = &ask.requests[..] else { panic!("{ask:?}") };
     assert_eq!(prompt_of(request), [1, 2, 3]);
@@ -65,7 +65,7 @@ fn what_is_not_said_is_as_openai_has_it() {
 }
 
 #[test]
-fn what_is_said_counts() {
+fn given_fields_are_used() {
     let ask = complete(json!({
         "prompt": [[1, 2], [3]], "n": 3, "max_tokens": 5, "temperature": 0, "top_p": 0.5, "top_k": 7, "seed": -1,
         "stop": ["a", "bc"], "stream": true, "stream_options": { "include_usage": true }, "logprobs": 2,
@@ -94,7 +94,7 @@ fn what_is_said_counts() {
 }
 
 #[test]
-fn what_is_foretold_is_a_text_or_parts_of_it() {
+fn a_prediction_is_a_text_or_parts_of_it() {
     let with = |prediction: Value| {
         let user = json!([{ "role": "user", "content": "1 2 3" }]);
         chat(json!({ "messages": user, "prediction": prediction }))
@@ -337,7 +337,7 @@ fn a_default_of_true_is_not_turned_off_unseen() {
 
 /// Clients that send a field with its default are served.
 #[test]
-fn values_that_ask_for_nothing_are_served() {
+fn neutral_values_are_served() {
     for field in FIELDS {
         let body = json!({ "prompt": "1", "messages": [{ "role": "user", "content": "1" }], field.name: null });
         let keep = |name: &str| {
@@ -355,7 +355,7 @@ fn values_that_ask_for_nothing_are_served() {
 }
 
 #[test]
-fn logits_are_shaped_as_asked() {
+fn options_for_logits_are_read() {
     let ask = complete(json!({
         "prompt": "1 2", "min_p": 0.25, "repetition_penalty": 1.5, "frequency_penalty": -0.5, "presence_penalty": 1,
         "logit_bias": { "7": -100, "3": 2.5 }, "bad_words": ["5 6", "9"], "allowed_token_ids": [4, 3, 3], "min_tokens": 2.0,

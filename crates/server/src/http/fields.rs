@@ -245,7 +245,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn each_field_stands_once() {
+    fn each_field_is_listed_once() {
         for kind in [Kind::Completion, Kind::Chat] {
             let of_kind = FIELDS.iter().filter(|field| field.is_of(kind));
             let names: Vec<_> = of_kind.map(|field| field.name).collect();
@@ -273,7 +273,7 @@ mod test {
     }
 
     #[test]
-    fn values_that_ask_for_nothing() {
+    fn neutral_values_are_recognised() {
         for value in
             [json!(null), json!(false), json!(0), json!(0.0), json!(""), json!([]), json!({})]
         {

@@ -144,7 +144,7 @@ mod test {
     }
 
     #[test]
-    fn whoever_waits_is_woken() {
+    fn a_waiting_server_is_woken() {
         let queue = Arc::new(Queue::new(100));
         let serving = {
             let queue = Arc::clone(&queue);

@@ -86,7 +86,7 @@ mod test {
     }
 
     #[test]
-    fn what_cannot_become_one_is_given_at_once() {
+    fn text_that_cannot_begin_a_stop_string_is_returned_at_once() {
         let mut matcher = StopMatcher::new(vec!["\n\n".into(), "</s>".into()]);
         assert_eq!(matcher.push("one\n"), ("one".into(), false));
         assert_eq!(matcher.push("two <"), ("\ntwo ".into(), false));

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_of_minus_infinity_weigh_nothing_wherever_they_stand() {
+    fn logits_of_minus_infinity_have_no_weight_at_any_place() {
         let mut softmax = (LOW, 0.0);
         let mut none = [LOW; 3];
         assert_eq!(fold_logits(&plain(), &mut softmax, &mut none), 0.0);

@@ -126,7 +126,7 @@ fn stores_follow_the_definition_bit_by_bit() {
 }
 
 #[test]
-fn no_scales_are_scales_of_one() {
+fn missing_scales_equal_scales_of_one() {
     let mut rng = Rng::new(2);
     let [k, v] = [(); 2].map(|()| numbers(&mut rng));
     let config = config(Layout::PageFirst, Scaling::Static);

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_loaded_names_kernel_and_capability() {
+    fn a_load_error_names_kernel_and_capability() {
         let mut loaded = Loaded::default();
         for capability in [75, 130] {
             let error = loaded.function(&KERNELS[0], capability).expect_err("it does not run");

@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_tiles_of_a_sequence_are_worked_on_at_the_same_time() {
+    fn whole_tiles_of_a_sequence_run_at_the_same_time() {
         let mut split = dealt(LatentItems::Hopper, 128);
         assert_eq!(split.plan(&batch(&vec![(1, 2048); 128])), 0);
         let (ctas, _) = read(&split);

@@ -322,7 +322,7 @@ fn decoding(rng: &mut Rng, dropped: usize) -> (Vec<BatchRow>, Vec<SharedSpan>, V
 }
 
 #[test]
-fn what_stays_from_step_to_step_changes_nothing() {
+fn a_reused_split_plans_like_a_new_one() {
     let mut rng = Rng::new(5);
     let result = |split: &SharedSplit, is_once: bool| {
         let SharedSplit { head, works, shares, members, spans, items, .. } = split.clone();
@@ -403,7 +403,7 @@ fn hopper() -> SplitShape {
 
 /// A step uses the kernel with the largest tails, unless it does not take a row that the decode kernel takes.
 #[test]
-fn a_step_goes_through_the_kernel_that_takes_its_rows() {
+fn a_step_uses_a_kernel_that_takes_its_rows() {
     let tails = |lens: &[(u32, u32, bool)]| {
         let rows = rows_of(lens);
         let tokens = rows.iter().map(|row| row.extend_len as usize).sum();

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn people_read_four_lines() {
+    fn stats_print_four_lines() {
         let text = some().to_string();
         assert_eq!(text.lines().count(), 4);
         assert!(text.starts_with(

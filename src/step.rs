@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn committing_does_not_look_through_the_steps_before() {
+    fn a_commit_does_not_scan_earlier_steps() {
         // A scan of all steps in each call would take 10^12 reads.
         const STEPS: u32 = 1 << 20;
         let mut log = StepLog::new(STEPS, 1);

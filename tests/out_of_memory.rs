@@ -139,7 +139,7 @@ fn number(rng: &mut Rng) -> u32 {
 }
 
 #[test]
-fn any_numbers_whatever_make_an_engine_or_an_error() {
+fn any_numbers_give_an_engine_or_an_error() {
     // No block above a megabyte: large configs fail instead of being allocated.
     const ROOM_HERE: usize = 1 << 20;
     let mut rng = Rng::new(10);

@@ -115,7 +115,7 @@ impl Host {
 }
 
 #[test]
-fn the_first_of_a_rare_kind_is_no_stall() {
+fn the_first_rare_operation_touches_few_pages() {
     const NODES: u32 = 100_000;
     let capacity = Capacity::Pages(NODES + 100);
     let pool = PoolConfig { page_size: 1, capacity, ..Default::default() };

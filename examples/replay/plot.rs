@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_samples_still_draws() {
+    fn an_empty_run_has_a_plot() {
         let file = std::env::temp_dir().join(format!("kvarena-plot-{}.svg", std::process::id()));
         draw(&file, "nothing", &[]).expect("an empty plot is a plot");
         let svg = std::fs::read_to_string(&file).expect("the file is written");

@@ -214,7 +214,7 @@ mod tests {
         r#"{"timestamp": 3, "input_length": 513, "output_length": 2, "hash_ids": [9, 4]}"#;
 
     #[test]
-    fn a_line_becomes_a_request() {
+    fn a_line_is_a_request() {
         let requests = parse_text(&format!("{GOOD}\n\n{GOOD}\n")).expect("the trace is valid");
         let prompt = vec![Piece { first: 9 * 512, len: 512 }, Piece { first: 4 * 512, len: 1 }];
         assert_eq!(requests.len(), 2);

@@ -135,14 +135,14 @@ fn s4_unsent_pages_are_within_the_page_table() {
 }
 
 #[test]
-fn s5_every_chunk_is_a_rows() {
+fn s5_chunks_in_use_belong_to_rows() {
     let chunks = "S5: every chunk in use belongs to rows, as many as it counts";
     assert_eq!(broken(|s| s.sequence(s.long).break_s5()), chunks);
     assert_eq!(broken(|s| s.world().sequences.break_s5_of_pages()), chunks);
 }
 
 #[test]
-fn s6_a_row_knows_its_end() {
+fn s6_a_row_stores_its_last_token_and_page() {
     let ends = "S6: a row stores the entry of its last page and its last token";
     assert_eq!(broken(|s| s.sequence(s.long).break_s6()), ends);
     assert_eq!(broken(|s| s.sequence(s.long).last_token = TokenId::new(7)), ends);
@@ -231,7 +231,7 @@ fn w2_published_pages_are_the_locks_path() {
 }
 
 #[test]
-fn a_fenced_page_is_nobodys_until_its_step_is_complete() {
+fn a_fenced_page_has_no_owner_until_its_step_is_complete() {
     let mut sound = Sound::new();
     let (page, step) = sound.world().fence.pages().next().expect("the child's page");
     assert_eq!(sound.engine.world.pages.state(page), PageState::Fenced);

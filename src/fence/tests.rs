@@ -74,7 +74,7 @@ fn f4_a_complete_step_holds_nothing() {
 }
 
 #[test]
-fn nothing_waits_for_a_complete_step_or_less_than_what_came_before() {
+fn waits_end_at_an_open_step_and_never_fall() {
     let fence = sound();
     assert_eq!(fence.until(step(1)), None);
     assert_eq!(fence.until(step(2)), Some(step(3)));
@@ -83,7 +83,7 @@ fn nothing_waits_for_a_complete_step_or_less_than_what_came_before() {
 }
 
 #[test]
-fn all_returns_with_its_step_and_no_sooner() {
+fn pages_and_locks_return_exactly_with_their_step() {
     let mut fence = sound();
     assert_eq!([1, 2, 3].map(|number| fence.pages_until(step(number))), [0, 5, 7]);
     let take = |fence: &mut Fence, number| {

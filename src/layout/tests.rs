@@ -199,7 +199,7 @@ fn a_rank_has_the_scales_of_its_heads() {
 }
 
 #[test]
-fn scales_that_make_no_sense_are_refused() {
+fn invalid_scales_are_refused() {
     let with = |at: usize, scale: f32| {
         let mut values = place_scales(2, 3).values().to_vec();
         values[at] = scale;
@@ -230,7 +230,7 @@ fn scales_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn pages_that_mean_the_same_have_one_fingerprint() {
+fn equal_formats_have_equal_fingerprints() {
     let pool = PoolConfig {
         layers: 2,
         shape: KvShape::heads(3, 2),
@@ -335,7 +335,7 @@ fn label_channels_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn label_channels_are_part_of_what_a_page_means() {
+fn label_channels_are_part_of_the_fingerprint() {
     let pool =
         PoolConfig { shape: KvShape::heads(2, 8), label_channels: 3, ..PoolConfig::default() };
     let layout = pool.layout().expect("a valid pool");
@@ -380,7 +380,7 @@ fn layers_of_groups_have_places_of_their_own() {
 }
 
 #[test]
-fn groups_that_make_no_sense_are_refused() {
+fn invalid_groups_are_refused() {
     let (all, window) = (Reach::All, Reach::Window(8));
     let reach = |group, reach| Err(ConfigError::Reach { group, reach });
     let limit = |name, value, max| Err(ConfigError::Limit { name, value, max });

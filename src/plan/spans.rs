@@ -222,7 +222,7 @@ mod tests {
 
     /// Reading all members of each span would take 2^39 reads.
     #[test]
-    fn each_member_is_looked_at_once() {
+    fn the_span_check_reads_each_member_once() {
         const ROWS: u32 = 1 << 20;
         let row = |i| BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 2 + i };
         let mut rows: Vec<_> = (0..ROWS).map(row).collect();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_million_lists_are_judged_as_by_looking_at_all_members() {
+    fn the_span_check_equals_a_check_of_all_members() {
         let mut rng = Rng::new(0x5ba5);
         let mut check = SpanCheck::default();
         let (mut spans, mut members) = (Vec::new(), Vec::new());

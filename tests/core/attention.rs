@@ -235,7 +235,7 @@ fn computed(way: Way) -> (Vec<u32>, Vec<u32>) {
 }
 
 #[test]
-fn results_depend_on_nothing_but_the_row_and_what_it_sees() {
+fn results_depend_only_on_the_row_and_its_context() {
     let dtypes = [
         (KvDtype::Bf16, Scaling::Static, [4, 12, 64]),
         (KvDtype::Fp8E4M3, Scaling::Static, [2, 4, 32]),

@@ -135,7 +135,7 @@ fn drafts_of_tokens_that_are_not_known_or_too_many_are_refused() {
 }
 
 #[test]
-fn masks_and_positions_that_make_no_sense_are_refused() {
+fn invalid_masks_and_positions_are_refused() {
     let mut host = Host::new(&[3]);
     let seq = host.seqs[0];
     let tree = set(&[0, 0, 0]);

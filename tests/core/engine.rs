@@ -60,7 +60,7 @@ fn a_longer_prefix_is_shared_before_its_prefill_is_done() {
 }
 
 #[test]
-fn without_reuse_only_a_family_shares() {
+fn without_reuse_only_forks_share_pages() {
     let mut engine = engine(PrefixMode::None);
     let mut scratch = StepScratch::new();
     let parent = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
@@ -82,7 +82,7 @@ fn without_reuse_only_a_family_shares() {
 }
 
 #[test]
-fn extend_max_says_what_a_plan_takes() {
+fn extend_max_is_the_limit_of_a_plan() {
     let mut engine = engine(PrefixMode::Radix);
     let mut scratch = StepScratch::new();
     let seq = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
@@ -165,7 +165,7 @@ fn steps_commit_in_the_order_they_were_planned() {
 }
 
 #[test]
-fn a_resumed_sequence_waits_for_no_step_of_its_earlier_life() {
+fn a_resumed_sequence_waits_for_no_step_before_its_preemption() {
     let mut engine = engine(PrefixMode::Radix);
     let [other, seq] =
         [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(9), 0).expect("room"));
@@ -270,7 +270,7 @@ fn words_of_a_prefix_are_sent_again_after_an_abort() {
 }
 
 #[test]
-fn an_abort_leaves_a_later_life_alone() {
+fn an_abort_does_not_change_a_resumed_sequence() {
     let mut engine = engine(PrefixMode::Radix);
     let [other, seq] =
         [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(10), 0).expect("room"));
@@ -433,7 +433,7 @@ fn a_chunk_stays_while_pages_reach_it() {
 /// Rows that shared a prefix are resumed without it. Between the plans, locks were only released, or the same number of
 /// other locks was added.
 #[test]
-fn spans_are_of_what_rows_hold_now() {
+fn spans_cover_only_pages_that_rows_hold_now() {
     for others in 0..5 {
         let mut engine = engine(PrefixMode::Radix);
         let mut scratch = StepScratch::new();

@@ -16,7 +16,7 @@ fn engine() -> Engine<Cpu> {
 }
 
 #[test]
-fn an_engines_error_leads_to_the_one_that_says_why() {
+fn an_engines_error_contains_its_cause() {
     let pool = PoolConfig { page_size: 0, ..Default::default() };
     let config = Engine::new(pool, CpuOptions::default()).err().expect("pages of no tokens");
     let why = config.source().and_then(|why| why.downcast_ref::<ConfigError>());

@@ -111,7 +111,7 @@ fn evictions_are_reported_deepest_page_first() {
 }
 
 #[test]
-fn a_reset_is_one_word_and_the_old_generation_says_none() {
+fn a_reset_is_one_event_and_old_generations_emit_none() {
     let mut heard = Heard::new(32, 32);
     let old = heard.compute(NAMESPACE, &text(0..5));
     let idle = heard.compute(NAMESPACE, &text(50..55));
@@ -272,7 +272,7 @@ fn pages_that_a_finish_publishes_are_readable_after_their_step() {
 }
 
 #[test]
-fn names_are_forgotten_once_nothing_is_called_so() {
+fn names_are_forgotten_when_unused() {
     let mut heard = Heard::new(8, 32);
     let [red, blue] = [7, 8].map(Namespace::new);
     let salt = |salt: &str| NamespaceNames { salt: Some(salt.to_owned()), ..Default::default() };

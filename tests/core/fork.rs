@@ -40,7 +40,7 @@ fn assert_mirrored(engine: &Engine<Cpu>, seq: SeqKey) {
 }
 
 #[test]
-fn a_long_past_costs_a_word_a_chunk() {
+fn a_long_parent_costs_one_word_for_each_chunk() {
     let mut engine = Engine::new(config(1, 110_000), Null).expect("the config is right");
     let parent = computed(&mut engine, 100_000);
     let mut scratch = StepScratch::new();

@@ -332,7 +332,7 @@ fn more_sequences_run_before_one_is_out_of_pages() {
 }
 
 #[test]
-fn a_plan_further_ahead_takes_what_nobody_is_promised() {
+fn a_plan_beyond_promise_ahead_takes_unpromised_pages() {
     let groups = Groups::new(&[Reach::All, Reach::Window(4)], &[0, 1]).expect("both have layers");
     let pool = PoolConfig {
         layers: 2,

@@ -526,7 +526,7 @@ fn page_tables_have_a_word_for_every_page_of_every_row() {
 }
 
 #[test]
-fn a_model_without_heads_is_refused_by_every_question() {
+fn a_model_without_heads_is_refused_by_every_method() {
     let config = PoolConfig { shape: KvShape::heads(0, 64), ..Default::default() };
     let refused = ConfigError::Zero { name: "kv_heads" };
     assert_eq!(config.first_kv_head(), Err(refused));

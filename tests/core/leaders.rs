@@ -256,7 +256,7 @@ fn a_batch_is_admitted_in_whole_and_names_its_leaders() {
 
 /// Eight equal prompts arrive at an empty cache; both ways of admission compute their prefix once.
 #[test]
-fn both_ways_of_admission_share_what_is_computed_once() {
+fn both_ways_of_admission_compute_a_prefix_once() {
     let text = text(120, 120, 0);
     // Computes all running sequences, a chunk each, and finishes those that are done.
     let round = |engine: &mut Engine<Null>, running: &mut Vec<SeqKey>| {
@@ -327,7 +327,7 @@ fn both_ways_of_admission_share_what_is_computed_once() {
 
 /// Idle pages that several prompts of a batch share are counted once.
 #[test]
-fn a_batch_counts_what_it_shares_once() {
+fn a_batch_counts_shared_pages_once() {
     let mut engine = engine(10);
     let prompt = text(24, 24, 0);
     let first = admit(&mut engine, &prompt);
@@ -354,7 +354,7 @@ fn a_batch_counts_what_it_shares_once() {
 /// A host lets followers wait, and leaders are cancelled, preempted and fail at random: all requests are served. A
 /// follower waits only in rounds in which another request progresses, so the rounds are counted.
 #[test]
-fn nobody_waits_for_ever() {
+fn every_follower_is_admitted() {
     for seed in 0..60_u64 {
         let mut random = seed;
         let mut draw = |below: u64| {

@@ -68,7 +68,7 @@ fn a_mark_at_the_published_pages_takes_effect_at_once() {
 }
 
 #[test]
-fn marks_that_cannot_be_are_refused() {
+fn invalid_marks_are_refused() {
     let mut engine = engine(100, PrefixMode::Radix);
     let seq = engine.admit(ALL, &text(1, 60), 0).expect("it fits");
     compute(&mut engine, seq, 18);

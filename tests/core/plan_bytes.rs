@@ -256,7 +256,7 @@ fn wrong_headers_are_refused() {
 }
 
 #[test]
-fn padding_adds_rows_that_see_nothing_and_tokens_that_store_nothing() {
+fn padding_rows_read_nothing_and_padding_tokens_store_nothing() {
     let mut rng = Rng::new(4);
     let mut scratch = StepScratch::new();
     for step in 0..200 {

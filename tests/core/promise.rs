@@ -171,7 +171,7 @@ fn pages_returned_by_abort_and_rollback_are_promised_again() {
 }
 
 #[test]
-fn beyond_a_promise_a_plan_takes_what_nobody_is_promised() {
+fn a_plan_beyond_its_promise_takes_unpromised_pages() {
     let mut engine = engine(8);
     let seq = admit(&mut engine, &text(0, 6), 3).expect("all are free");
     let other = admit(&mut engine, &text(1, 3), 3).expect("five are left");

@@ -9,7 +9,7 @@ use kvarena::{
 };
 
 #[test]
-fn plans_that_name_what_does_not_exist_are_refused() {
+fn plans_with_invalid_indices_are_refused() {
     let good = Arrays::good();
     let spoilt = |spoil: &dyn Fn(&mut Arrays)| {
         let mut arrays = good.clone();
@@ -143,7 +143,7 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
 }
 
 #[test]
-fn sinks_that_make_no_sense_are_refused() {
+fn invalid_sinks_are_refused() {
     let arrays = Arrays::good();
     let plan = arrays.plan();
     let mut cpu = opened();
@@ -175,7 +175,7 @@ fn sinks_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn calls_out_of_turn_are_refused() {
+fn calls_out_of_order_are_refused() {
     let arrays = Arrays::good();
     let plan = arrays.plan();
     let layer = LayerId::new(0);
@@ -255,7 +255,7 @@ fn slots_that_a_row_does_not_have_are_not_moved() {
 }
 
 #[test]
-fn selections_that_make_no_sense_are_refused() {
+fn invalid_selections_are_refused() {
     let arrays = Arrays::good();
     let plan = arrays.plan();
     let (layer, q) = (LayerId::new(0), [1.0_f32; 240]);

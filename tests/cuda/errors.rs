@@ -38,7 +38,7 @@ fn a_missing_device_is_an_error() {
 
 /// `KVARENA_GPU_ERROR` names the expected error of this machine: see `tests/cuda/fake_driver/run.sh`.
 #[test]
-fn a_machine_that_cannot_says_why() {
+fn an_unsupported_machine_is_an_error_with_its_cause() {
     let error = Gpu::new(0).err();
     match std::env::var("KVARENA_GPU_ERROR") {
         Ok(wanted) => assert_eq!(format!("{error:?}"), wanted),

@@ -515,7 +515,7 @@ fn queries_may_differ_widely_in_magnitude() {
 }
 
 #[test]
-fn pages_that_mean_something_else_are_not_copied() {
+fn pages_of_other_scales_are_not_copied() {
     let Some(gpu) = gpu() else { return };
     let table = TableShape::new(5, 2, 16, 32).expect("a table");
     let layout = pool(KvShape::heads(3, 64), Scaling::Static, Layout::LayerFirst);

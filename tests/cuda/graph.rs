@@ -230,7 +230,7 @@ fn graphs_over_fp8_replay() {
 }
 
 #[test]
-fn a_capture_refuses_what_was_not_staged() {
+fn a_capture_refuses_an_unstaged_plan() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
     let mut drive = Drive::new(shape, 3);

@@ -152,7 +152,7 @@ fn too_little_host_memory_is_an_error_or_fewer_pages() {
 
 /// Opening and dropping a backend wait for no pinning, which the tests' driver can slow down (`FAKE_DRIVER_PIN_MS`).
 #[test]
-fn pinning_delays_nobody() {
+fn opening_waits_for_no_pinning() {
     let Some(gpu) = gpu() else { return };
     let start = Instant::now();
     let mut cuda = open(&gpu, 768, false).expect("3 GiB of host memory");

@@ -139,7 +139,7 @@ mod test {
     }
 
     #[test]
-    fn quantiles_are_right_to_six_percent() {
+    fn quantiles_have_an_error_of_at_most_six_percent() {
         let mut times = Histogram::default();
         assert_eq!((times.quantile(0.5), times.greatest()), (0.0, 0.0));
         for i in 1..=1000 {

@@ -328,7 +328,7 @@ mod test {
     }
 
     #[test]
-    fn a_format_that_is_none_is_refused() {
+    fn an_unknown_format_is_refused() {
         let environment = environment("{{ strftime_now('%Q!') }}".into()).expect("a template");
         let template = Template { environment, special: Map::new() };
         assert!(template.render(&[], &Map::new()).is_err());

@@ -119,7 +119,7 @@ golden! {
 
 /// Pools of rounded elements generate the same tokens with and without drafts.
 #[test]
-fn rounded_pools_say_the_same_with_drafts() {
+fn rounded_pools_generate_equal_texts_with_drafts() {
     for name in common::MODELS.into_iter().chain(MIXTURES) {
         let (model, requests) = read(name);
         let static_scales = [KvDtype::F16, KvDtype::Bf16].map(|dtype| (dtype, Scaling::Static));

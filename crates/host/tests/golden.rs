@@ -126,7 +126,7 @@ golden! {
 /// before it differs. The prompts run one at a time and without reuse, so both runs compute the same tokens in the same
 /// order.
 #[test]
-fn rounded_pools_of_mixtures_say_what_they_change() {
+fn changes_by_rounded_pools_are_reported() {
     for name in common::MIXTURES {
         let model = Model::read(&common::dir(name)).expect("the golden model loads");
         let cases = common::cases(name);

@@ -101,32 +101,32 @@ fn sorted(numbers: &[u32]) -> Vec<u32> {
 }
 
 #[test]
-fn gpt_oss_says_the_same_with_groups() {
+fn gpt_oss_generates_equal_texts_with_groups() {
     rounds("gpt-oss-tiny", false);
 }
 
 #[test]
-fn gpt_oss_says_the_same_with_groups_and_overlap() {
+fn gpt_oss_generates_equal_texts_with_groups_and_overlap() {
     rounds("gpt-oss-tiny", true);
 }
 
 #[test]
-fn gemma3_says_the_same_with_groups() {
+fn gemma3_generates_equal_texts_with_groups() {
     rounds("gemma3-tiny", false);
 }
 
 #[test]
-fn gemma3_says_the_same_with_groups_and_overlap() {
+fn gemma3_generates_equal_texts_with_groups_and_overlap() {
     rounds("gemma3-tiny", true);
 }
 
 #[test]
-fn gemma4_says_the_same_with_groups() {
+fn gemma4_generates_equal_texts_with_groups() {
     rounds("gemma4-tiny", false);
 }
 
 #[test]
-fn gemma4_says_the_same_with_groups_and_overlap() {
+fn gemma4_generates_equal_texts_with_groups_and_overlap() {
     rounds("gemma4-tiny", true);
 }
 
@@ -149,12 +149,12 @@ fn layers_of_two_shapes_share_pages() {
 }
 
 #[test]
-fn llama4_says_the_same_with_groups() {
+fn llama4_generates_equal_texts_with_groups() {
     rounds("llama4-tiny", false);
 }
 
 #[test]
-fn llama4_says_the_same_with_groups_and_overlap() {
+fn llama4_generates_equal_texts_with_groups_and_overlap() {
     rounds("llama4-tiny", true);
 }
 

@@ -129,6 +129,6 @@ fn same_words(name: &str) {
 }
 
 #[test]
-fn qwen3_says_the_same_with_host_pages() {
+fn qwen3_generates_equal_texts_with_host_pages() {
     same_words("qwen3-tiny");
 }

@@ -40,7 +40,7 @@ fn refuses_config(model: &str, change: impl FnOnce(&mut Value), words: &[&str]) 
 }
 
 #[test]
-fn missing_files() {
+fn missing_files_are_named() {
     refuses_arguments(
         &["--model", "/nowhere/at/all", "--prompt", "1"],
         MODEL,
@@ -56,7 +56,7 @@ fn missing_files() {
 }
 
 #[test]
-fn configs_that_no_model_here_has() {
+fn unsupported_configs_are_refused() {
     refuses_config(
         "llama-tiny",
         |c| c["architectures"] = json!(["MambaForCausalLM"]),
@@ -106,7 +106,7 @@ fn configs_that_no_model_here_has() {
 }
 
 #[test]
-fn tensors_of_another_shape_or_none() {
+fn missing_and_misshapen_tensors_are_refused() {
     let shape = "[512, 128]";
     let dir = Dir::with_config("llama-tiny", |c| c["vocab_size"] = json!(513));
     refuses(&dir, MODEL, &["model.embed_tokens.weight", shape, "[513, 128]"]);
@@ -140,7 +140,7 @@ fn safetensors_cut_at_any_place() {
 }
 
 #[test]
-fn an_index_of_shards_that_are_not_there() {
+fn an_index_of_missing_shards_is_refused() {
     let dir = Dir::copy_of("llama-tiny");
     let whole = dir.path().join("model.safetensors");
     fs::rename(&whole, dir.path().join("a.safetensors")).expect("renamed");
@@ -158,7 +158,7 @@ fn an_index_of_shards_that_are_not_there() {
 }
 
 #[test]
-fn requests_that_never_fit() {
+fn requests_that_never_fit_are_refused() {
     let refuse = |line: &str, options: &[&str], words: &[&str]| {
         let dir = Dir::new();
         let path = dir.write("requests.jsonl", format!("{{\"prompt\": [1]}}\n{line}\n"));
@@ -199,7 +199,7 @@ fn requests_that_never_fit() {
 }
 
 #[test]
-fn options_that_make_no_engine() {
+fn options_of_no_valid_engine_are_refused() {
     let refuse = |options: &[&str], words: &[&str]| {
         let arguments = [&["--prompt", "1"], options].concat();
         refuses_arguments(&arguments, REQUEST, words);
@@ -256,7 +256,7 @@ fn options_that_make_no_engine() {
 }
 
 #[test]
-fn drafts_that_cannot_be_checked() {
+fn invalid_draft_options_are_refused() {
     let refuse = |options: &[&str], words: &[&str]| {
         refuses_arguments(&[&["--prompt", "1"], options].concat(), REQUEST, words);
     };
@@ -272,7 +272,7 @@ fn drafts_that_cannot_be_checked() {
 }
 
 #[test]
-fn servers_that_cannot_begin() {
+fn invalid_server_options_are_refused() {
     refuses_arguments(&["--serve", "nowhere"], REQUEST, &["cannot listen at nowhere"]);
     refuses_arguments(&["--serve", "127.0.0.1:0", "--chat"], REQUEST, &["--serve", "--chat"]);
     refuses_arguments(&["--serve", "127.0.0.1:0", "--queue", "0"], REQUEST, &["--queue"]);

@@ -84,7 +84,7 @@ fn ctrl_c_at_the_prompt_ends_a_chat() {
 
 /// The JSON interface: `generate --model DIR --requests FILE --json` and its options.
 #[test]
-fn json_lines_in_and_out() {
+fn requests_and_answers_are_json_lines() {
     let options: [&[&str]; 7] = [
         &[],
         &["--page-size", "1", "--layout", "layer-first", "--kv-dtype", "f32", "--concurrency", "1"],

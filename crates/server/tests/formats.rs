@@ -194,7 +194,7 @@ impl Sink for Heard {
 
 /// One to many heads, wide and narrow heads, biases, tied output, windows over some layers.
 #[test]
-fn models_of_other_shapes() {
+fn models_of_other_shapes_are_served() {
     let (llama, qwen) = ("LlamaForCausalLM", "Qwen3ForCausalLM");
     let shapes = [
         (llama, [1, 1, 64]),

@@ -41,7 +41,7 @@ fn turn() -> MutexGuard<'static, ()> {
 
 /// Checks every setting for both models, deliberate faults, and draws with and without overlap and graphs.
 #[test]
-fn the_gpu_says_what_the_cpu_says() {
+fn the_gpu_generates_the_cpus_text() {
     let _turn = turn();
     if device().is_none() {
         return;

@@ -79,13 +79,13 @@ fn serve(device: &Rc<Device>, name: &'static str, check: Check) {
 }
 
 #[test]
-fn gpt_oss_says_what_the_cpu_says() {
+fn gpt_oss_generates_the_cpus_text() {
     let Some(device) = device() else { return };
     serve(&device, "gpt-oss-tiny", is_close);
 }
 
 #[test]
-fn gemma_has_the_references_words() {
+fn gemma_generates_the_references_text() {
     let Some(device) = device() else { return };
     serve(&device, "gemma3-tiny", has_the_words);
 }

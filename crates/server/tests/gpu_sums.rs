@@ -198,7 +198,7 @@ fn a_rank_drops_a_buffer_between_its_sums() {
 
 /// A sum of the maximum length.
 #[test]
-fn the_longest_sum() {
+fn the_longest_sum_is_exact() {
     let _turn = turn();
     let Some(gpus) = gpus(2) else { return };
     let most = Peers::connect(&gpus).expect("GPUs that reach each other")[0].most();
@@ -208,7 +208,7 @@ fn the_longest_sum() {
 
 /// Numbers with the bits of an empty word, infinities, and zeros of both signs.
 #[test]
-fn numbers_that_are_none_come_too() {
+fn nan_and_infinity_are_summed() {
     let _turn = turn();
     let Some(gpus) = gpus(2) else { return };
     let mut sums = Sums::new(2, &[4096; 3], 4);

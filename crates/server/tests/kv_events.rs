@@ -115,7 +115,7 @@ fn tokens(pages: &[StoredPages]) -> Vec<u32> {
 }
 
 #[test]
-fn a_router_that_starts_late_is_brought_up_to_date() {
+fn a_late_router_receives_the_whole_cache() {
     let server = Serving::start();
     let first: Vec<u32> = (0..32).map(|i| 5 + i).collect();
     complete(&server.address, &first, None);

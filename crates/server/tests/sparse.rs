@@ -32,7 +32,7 @@ fn served(model: &str, options: &[&str]) -> (Vec<Value>, Value) {
 }
 
 #[test]
-fn up_to_k_tokens_the_words_are_those_of_reading_all() {
+fn up_to_k_tokens_sparse_reads_equal_full_reads() {
     for model in MODELS {
         let golden = common::cases(model);
         let golden: Vec<Value> = golden.iter().map(|case| json!(case.tokens)).collect();
@@ -53,7 +53,7 @@ fn up_to_k_tokens_the_words_are_those_of_reading_all() {
 
 /// Above K tokens the output may change. The test prints the number of changes and the share of attention's weight.
 #[test]
-fn above_k_tokens_recall_says_what_labels_find() {
+fn recall_is_reported_above_k_tokens() {
     for model in MODELS {
         let mean = |sparse: &str| {
             let (_, report) = served(model, &["--sparse", sparse, "--kv-dtype", "f32", "--recall"]);

@@ -30,7 +30,7 @@ FAKE_DRIVER_STREAMS=1 -- $core --test cuda -- copies:: host_memory:: move_order:
 FAKE_DRIVER_STREAMS=1 KVARENA_SEEDS=0..4 -- $core --test cuda -- --exact contract::cuda_keeps_the_contract
 FAKE_DRIVER_STREAMS=2 -- $core --test cuda -- copies:: host_memory:: move_order::
 FAKE_DRIVER_STREAMS=2 KVARENA_SEEDS=0..4 -- $core --test cuda -- --exact contract::cuda_keeps_the_contract
-FAKE_DRIVER_PIN_MS=700 -- $core --test cuda -- pinning_delays_nobody
+FAKE_DRIVER_PIN_MS=700 -- $core --test cuda -- opening_waits_for_no_pinning
 FAKE_DRIVER_PINS=16777216 -- $core --test cuda -- --ignored memory_that_is_not_pinned
 FAKE_DRIVER_VERSION=12000 KVARENA_SEEDS=0..2 -- $core --test cuda -- contract:: graph:: errors::
 FAKE_DRIVER_CAPABILITY=86 KVARENA_SEEDS=0..2 -- $core --test cuda -- $few

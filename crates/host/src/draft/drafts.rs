@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_that_begin_alike_are_merged() {
+    fn paths_with_a_common_start_are_merged() {
         let mut drafts = tree();
         assert_eq!(drafts.guesses(), [1, 2, 3, 4, 5], "one token of the last path fits");
         assert_eq!(drafts.parents(), [0, 0, 1, 2, 1, 0]);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_branch_that_came_true_ends_where_nothing_was_guessed() {
+    fn the_accepted_branch_ends_at_the_first_wrong_guess() {
         let drafts = tree();
         let branch = |sampled: [u32; 6], stop: u32| {
             let mut out = Vec::new();

@@ -19,7 +19,7 @@ cargo test $all --test 'gpu*' --no-run
 
 # All tests; failing ranks; sums on one device and over more ranks, interleaved finely; devices without peer access; and
 # the errors without a driver, a device, cublasLt or NCCL, and with an NCCL that fails.
-check=the_gpu_says_what_the_cpu_says
+check=the_gpu_generates_the_cpus_text
 ../tests/cuda/fake_driver/jobs.sh <<END
  -- $all --test gpu $check
  -- $all --test gpu -- --skip $check

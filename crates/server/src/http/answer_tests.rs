@@ -95,7 +95,7 @@ fn a_whole_completion() {
 }
 
 #[test]
-fn drafts_are_counted_where_the_answer_was_foretold() {
+fn usage_counts_drafts_of_predicted_answers() {
     let mut plain = answer(Kind::Chat, None);
     let all = pieces(&mut plain);
     assert!(plain.whole(all)["usage"].get("completion_tokens_details").is_none());
@@ -108,7 +108,7 @@ fn drafts_are_counted_where_the_answer_was_foretold() {
 }
 
 #[test]
-fn a_chat_in_pieces_says_the_same() {
+fn a_streamed_chat_equals_the_whole_answer() {
     let (mut answer, mut other) = (answer(Kind::Chat, None), answer(Kind::Chat, None));
     let all = pieces(&mut other);
     let whole = other.whole(all);

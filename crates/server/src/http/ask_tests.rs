@@ -139,7 +139,7 @@ fn refuses(answer: Result<Ask>, status: u16, param: &str, words: &str) {
 }
 
 #[test]
-fn bodies_that_are_no_request() {
+fn invalid_bodies_are_refused() {
     for bytes in
         [&b""[..], b"{", b"{\"model\": \"tiny\", \"prompt\": \"1\"} x", b"\xff\xfe", b"[1]", b"7"]
     {
@@ -242,7 +242,7 @@ fn stop_tokens_are_bounded() {
 }
 
 #[test]
-fn chats_that_make_no_sense() {
+fn invalid_chats_are_refused() {
     for (messages, words) in [
         (json!(null), "missing"),
         (json!("hello"), "no list"),
@@ -269,7 +269,7 @@ fn chats_that_make_no_sense() {
 }
 
 #[test]
-fn prompts_past_the_limit() {
+fn prompts_past_the_limit_are_refused() {
     let prompt = |len: u32| json!((0..len).map(|i| i % 7).collect::<Vec<_>>());
     let ask = complete(json!({ "prompt": prompt(50) })).expect("one token fits");
     assert_eq!(ask.requests[0].max_new_tokens, Some(1));
@@ -318,7 +318,7 @@ fn fields_that_change_the_answer_are_refused_by_name() {
 
 /// Defaults that are true, so that false would change the prompt or the answer.
 #[test]
-fn a_default_of_true_is_not_turned_off_unseen() {
+fn false_for_a_default_of_true_is_refused() {
     let plain = |name: &str| json!({ "prompt": "1", name: false });
     for name in ["skip_special_tokens", "add_special_tokens"] {
         refuses(complete(plain(name)), 400, name, "not served");

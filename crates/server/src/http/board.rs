@@ -154,7 +154,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_monitor_can_read_it() {
+    fn metrics_are_in_prometheus_format() {
         let board = Board::default();
         board.count("/v1/completions", 200);
         board.count("/v1/completions", 200);

@@ -148,7 +148,7 @@ mod test {
 
     /// Without a tokenizer, the text of token 12 is "12 ".
     #[test]
-    fn tokens_come_with_the_text_that_they_became() {
+    fn tokens_are_returned_with_their_text() {
         let text = Text::default();
         let mut choice = Choice::new(3, vec!["2 7".into()], vec![9]);
         let piece = choice.token(&text, 5, logprob(-1.0)).expect("certain at once");

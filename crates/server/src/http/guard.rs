@@ -57,7 +57,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn only_the_whole_key_opens() {
+    fn only_the_whole_key_is_accepted() {
         let has = |given: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::AUTHORIZATION, given.parse().expect("a value"));

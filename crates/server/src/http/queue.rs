@@ -119,7 +119,7 @@ mod test {
     }
 
     #[test]
-    fn a_full_line_refuses_until_some_have_begun() {
+    fn a_full_queue_refuses_until_jobs_begin() {
         let queue = Queue::new(2);
         assert_eq!(queue.push(vec![1]), Ok(()));
         assert_eq!(queue.push(vec![2, 3]), Ok(()), "the jobs of one request stay together");
@@ -132,7 +132,7 @@ mod test {
     }
 
     #[test]
-    fn a_closed_line_gives_what_it_has() {
+    fn a_closed_queue_returns_its_jobs() {
         let queue = Queue::new(2);
         assert!(!queue.wait_at_most(Duration::from_millis(1)));
         queue.push(vec![1]).expect("there is room");

@@ -109,7 +109,7 @@ mod test {
 
     /// All ways to cut a text give the same result, which equals that of a search of the whole text.
     #[test]
-    fn cuts_do_not_matter() {
+    fn stop_strings_are_found_at_every_cut() {
         let mut state = 7;
         let mut below = |n: u64| splitmix(&mut state) % n;
         for _ in 0..20_000 {

@@ -164,7 +164,7 @@ fn scales_that_are_not_for_the_pool_are_refused() {
 }
 
 #[test]
-fn pages_move_only_between_pools_where_they_mean_the_same() {
+fn pages_move_only_between_pools_of_equal_scales() {
     let mut rng = Rng::new(3);
     let rows = [(); 2].map(|()| numbers(&mut rng));
     let given = || Some(scales(2, HEADS as u32, 1));

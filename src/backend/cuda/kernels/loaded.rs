@@ -278,7 +278,7 @@ mod tests {
 
     /// Two items run at the same time, and results keep the order of the items.
     #[test]
-    fn several_are_loaded_at_a_time() {
+    fn kernels_are_loaded_in_parallel() {
         let both = std::sync::Barrier::new(2);
         let made = in_parallel(&[1, 2, 3, 4], |&n| {
             both.wait();

@@ -459,7 +459,7 @@ fn devices_with_fewer_warps_than_stripes_are_refused() {
 
 /// One more multiprocessor for spans never makes spans later or tails sooner, so the bisection finds the best number.
 #[test]
-fn multiprocessors_are_dealt_as_well_as_by_trying_each_number() {
+fn multiprocessors_are_divided_optimally() {
     let mut rng = Rng::new(6);
     for _ in 0..300 {
         let (kv_heads, group) = rng.pick(&[(8, 4), (4, 16), (1, 1)]);

@@ -236,28 +236,11 @@ impl SmallConfig {
         Hashing::ALL.get(index % Hashing::ALL.len().max(1)).copied()
     }
 
-    /// Returns the groups of layers: one, or several with windows and chunks and with one or more tracks.
-    fn groups(&self) -> Groups {
-        let (all, window, chunk) = (Reach::All, Reach::Window, Reach::Chunk);
-        let several: [(&[Reach], &[u8]); 7] = [
-            (&[all, window(1)], &[0, 1]),
-            (&[all, window(3)], &[1, 0]),
-            (&[all, window(7)], &[1, 0, 1]),
-            (&[all, chunk(4)], &[0, 1]),
-            (&[all, chunk(2), window(4)], &[1, 0, 2]),
-            (&[all, window(2), chunk(8)], &[1, 0, 0, 1, 1, 2]),
-            (&[all, chunk(1), window(5), window(20)], &[0, 1, 2, 3]),
-        ];
-        let Some(index) = usize::from(self.groups).checked_sub(1) else { return Groups::ONE };
-        let (reaches, layers) = several[index % several.len()];
-        Groups::new(reaches, layers).expect("each group has layers")
-    }
-
     /// Returns the engine's config.
     pub fn engine(&self) -> EngineConfig {
         let pool = PoolConfig {
-            layers: if self.groups > 0 { self.groups().layers() } else { self.layers },
-            groups: self.groups(),
+            layers: if self.groups > 0 { groups(self.groups).layers() } else { self.layers },
+            groups: groups(self.groups),
             shape: match self.kv_heads {
                 0 => KvShape::Latent { rank: 3, rope: 2 },
                 kv_heads => KvShape::heads(kv_heads, 2),
@@ -276,7 +259,11 @@ impl SmallConfig {
             page_size: self.page_size,
             capacity: Capacity::Pages(self.pages),
             host_pages: self.host_pages,
-            layout: if self.page_first { Layout::PageFirst } else { Layout::LayerFirst },
+            layout: if self.page_first || self.groups >= FIRST_SHAPED {
+                Layout::PageFirst
+            } else {
+                Layout::LayerFirst
+            },
             ..PoolConfig::default()
         };
         EngineConfig {
@@ -297,6 +284,45 @@ impl SmallConfig {
     }
 }
 
+/// Returns the groups of layers of a setting: one for 0, else windows and chunks with one track or several. Those from
+/// [`FIRST_SHAPED`] on have layers of shapes and types of their own.
+pub(super) fn groups(setting: u8) -> Groups {
+    let (all, window, chunk) = (Reach::All, Reach::Window, Reach::Chunk);
+    let several: [(&[Reach], &[u8]); SETTINGS as usize] = [
+        (&[all, window(1)], &[0, 1]),
+        (&[all, window(3)], &[1, 0]),
+        (&[all, window(7)], &[1, 0, 1]),
+        (&[all, chunk(4)], &[0, 1]),
+        (&[all, chunk(2), window(4)], &[1, 0, 2]),
+        (&[all, window(2), chunk(8)], &[1, 0, 0, 1, 1, 2]),
+        (&[all, chunk(1), window(5), window(20)], &[0, 1, 2, 3]),
+        (&[all, window(3)], &[1, 0, 1, 1]),
+        (&[all, window(5), chunk(4)], &[0, 1, 2, 1, 2, 0]),
+        (&[all, chunk(2)], &[1, 0, 1, 1, 1]),
+    ];
+    let Some(index) = usize::from(setting).checked_sub(1) else { return Groups::ONE };
+    let (reaches, layers) = several[index % several.len()];
+    let groups = Groups::new(reaches, layers).expect("each group has layers");
+    let latent = KvShape::Latent { rank: 1, rope: 1 };
+    let shaped = match setting {
+        // Several layers of a small shape fit the page of one.
+        FIRST_SHAPED => groups.with_shape(1, KvShape::heads(1, 1), None),
+        // A layer of three heads makes pages longer; another type leaves bytes over.
+        9 => groups
+            .with_shape(1, KvShape::heads(3, 2), None)
+            .and_then(|groups| groups.with_shape(2, KvShape::heads(1, 3), KvDtype::F16)),
+        10 => groups.with_shape(1, latent, KvDtype::Bf16),
+        _ => Ok(groups),
+    };
+    shaped.expect("the groups exist")
+}
+
+/// Settings of [`groups`] but for 0.
+pub(super) const SETTINGS: u8 = 10;
+
+/// The first setting of [`groups`] whose groups have shapes of their own.
+const FIRST_SHAPED: u8 = 8;
+
 impl<'a> Arbitrary<'a> for SmallConfig {
     fn arbitrary(u: &mut Unstructured<'a>) -> Result<Self> {
         Ok(Self {
@@ -312,7 +338,7 @@ impl<'a> Arbitrary<'a> for SmallConfig {
             dtype: u.int_in_range(0..=4)?,
             layers: u.int_in_range(1..=2)?,
             kv_heads: u.int_in_range(0..=2)?,
-            groups: u.int_in_range(0..=7)?,
+            groups: u.int_in_range(0..=SETTINGS)?,
             host_pages: if u.ratio(1, 2)? { u.int_in_range(1..=40)? } else { 0 },
             hashing: u.int_in_range(0..=5)?,
             event_pages: *u.choose(&[0, 1, 4, 12, 200])?,

@@ -6,12 +6,15 @@ use arbitrary::{Arbitrary, Result as Drawn, Unstructured};
 
 use super::index::Index;
 use super::model::Tree;
+use super::op::{SETTINGS, groups};
 use super::replay::agree;
 use super::rng::{Rng, mix};
 use crate::fence::Fence;
 use crate::hash::{Hashing, NamespaceNames};
 use crate::id::{Namespace, PageId, PrefixLock, Scope, StepId, TokenId};
+use crate::layout::{Limits, PoolConfig, PoolLayout};
 use crate::prefix::{PrefixMatch, PrefixTree};
+use cells::Cells;
 
 /// A text with two authors: the first one up to a cut, the second one from there on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
@@ -89,6 +92,18 @@ pub enum PrefixOp {
     },
     /// `reset`
     Reset,
+    /// Makes and uses the cells that the next token behind a lock reads, where the groups have any.
+    Keep {
+        /// The lock, modulo the held ones.
+        pick: u8,
+    },
+    /// `lose_cell` of all cells that a lock uses.
+    GiveBack {
+        /// The lock, modulo the held ones.
+        pick: u8,
+        /// 0, modulo 3: they are lost now; else with the step of [`PrefixOp::DeferUnlock`].
+        later: u8,
+    },
 }
 
 /// Config of the tree.
@@ -104,9 +119,18 @@ pub struct PrefixConfig {
     pub hashing: u8,
     /// Capacity of the event buffer in pages, if pages are hashed; 0 for no events.
     pub event_pages: u8,
+    /// 0: one group of layers; else the groups, modulo the available ones.
+    pub groups: u8,
 }
 
 impl PrefixConfig {
+    fn layout(&self) -> PoolLayout {
+        let (groups, page_size) = (groups(self.groups), self.page_size);
+        let pool =
+            PoolConfig { layers: groups.layers(), groups, page_size, ..PoolConfig::default() };
+        pool.layout().expect("a small pool")
+    }
+
     fn hashing(&self) -> Option<Hashing> {
         let with_names = || Hashing::ALL.iter().copied().filter(|hashing| hashing.uses_names());
         let index = usize::from(self.hashing).checked_sub(1)?;
@@ -127,6 +151,7 @@ impl<'a> Arbitrary<'a> for PrefixConfig {
             hash_bits: *u.choose(&[2, 2, 1, 31])?,
             hashing: u.int_in_range(0..=3)?,
             event_pages: *u.choose(&[0, 1, 10, 200])?,
+            groups: u.int_in_range(0..=SETTINGS)?,
         })
     }
 }
@@ -140,11 +165,15 @@ pub fn prefix_ops(seed: u64, count: usize) -> (PrefixConfig, Vec<PrefixOp>) {
         hash_bits: rng.pick(&[2, 2, 1, 31]),
         hashing: (seed % 4) as u8,
         event_pages: [200, 1, 10, 0][(seed / 4 % 4) as usize],
+        groups: if seed.is_multiple_of(2) { 0 } else { (1 + seed / 2 % u64::from(SETTINGS)) as u8 },
     };
-    let usual = [6, 2, 2, 1, 2, 10, 6, 4, 4, 2, 0];
+    let usual = [6, 2, 2, 1, 2, 10, 6, 4, 4, 2, 0, 0, 0];
     let mut weights = usual.map(|usual: u64| usual * rng.within(0, 3));
     weights[5] += 5;
     weights[10] = rng.pick(&[0, 0, 1]);
+    if config.groups > 0 {
+        (weights[11], weights[12]) = (10, 3);
+    }
     let ops = (0..count).map(|_| prefix_op(&mut rng, &weights)).collect();
     (config, ops)
 }
@@ -173,15 +202,26 @@ fn prefix_op(rng: &mut Rng, weights: &[u64]) -> PrefixOp {
         7 => PrefixOp::DeferUnlock { pick, later: other },
         8 => PrefixOp::Complete { steps: other },
         9 => PrefixOp::Evict { count },
+        11 => PrefixOp::Keep { pick },
+        12 => PrefixOp::GiveBack { pick, later: other },
         _ => PrefixOp::Reset,
     }
 }
 
-/// A lock in the tree and in the model.
+/// A lock in the tree and in the model, and the cells that it uses.
 struct Held {
     lock: PrefixLock,
     scope: Scope,
     tokens: Vec<TokenId>,
+    cells: Cells,
+    /// The step that the last of its cells was lost with.
+    last_step: StepId,
+}
+
+impl Held {
+    fn new(lock: PrefixLock, scope: Scope, tokens: Vec<TokenId>) -> Self {
+        Self { lock, scope, tokens, cells: Cells::new(), last_step: StepId::default() }
+    }
 }
 
 struct Kept {
@@ -253,10 +293,16 @@ impl Both {
                 tree.keep_events(config.event_pages.into()).expect("the buffer is small");
             }
         }
+        let mut model = Tree::new(page_size, Some(0));
+        if config.groups > 0 {
+            let layout = config.layout();
+            tree.keep_cells(Limits::new(&layout, 0), pages, MAX_STEPS as u32).expect("it is small");
+            model.keep_groups(&layout);
+        }
         Self {
             config,
             tree,
-            model: Tree::new(page_size, Some(0)),
+            model,
             free: (0..pages).rev().map(PageId::new).collect(),
             held: Vec::new(),
             fence: Fence::new(pages, MAX_STEPS as u32, LOCKS as u64),
@@ -291,36 +337,40 @@ impl Both {
         let found =
             self.tree.match_pages(scope.namespace, &tokens, |piece| pages.extend_from_slice(piece));
         let want = self.model.matched(scope, &tokens);
+        let hit = self.model.hit(scope, &tokens);
         agree("match_pages", &pages, &want)?;
-        agree("pages", &(found.pages() as usize), &want.len())?;
-        agree(
-            "idle_pages",
-            &self.tree.idle_pages(&found),
-            &self.model.idle_on_path(scope, &tokens, want.len()),
-        )?;
+        agree("full_pages", &(found.full_pages() as usize), &want.len())?;
+        agree("pages", &(found.pages() as usize), &hit)?;
+        let idle = self.model.idle_on_path(scope, &tokens, hit)
+            + self.model.idle_in_tails(scope, &tokens, hit);
+        agree("idle_pages", &self.tree.idle_pages(&found), &idle)?;
         if let Some(hashing) = self.config.hashing() {
             let chain = hashing.chain(&names(scope.namespace), &tokens, self.config.page_size);
             let mut hashed = Vec::new();
             let by_hashes = self.tree.match_hashes(&chain, |piece| hashed.extend_from_slice(piece));
             agree("match_hashes", &hashed, &want)?;
-            if found.pages() > 0 {
-                agree("what match_hashes found", &by_hashes, &found)?;
+            if !want.is_empty() {
+                let full = self.tree.match_full(scope.namespace, &tokens);
+                agree("what match_hashes found", &by_hashes, &full)?;
             }
         }
-        tokens.truncate(want.len() * self.config.page_size as usize);
+        tokens.truncate(hit * self.config.page_size as usize);
         Ok(Kept { found, scope, tokens, changes: self.model.changes() })
     }
 
     fn lock(&mut self, kept: Kept) -> Result<(), String> {
-        let Kept { found, scope, tokens, changes } = kept;
         if self.held.len() == LOCKS {
             return Ok(());
         }
+        let is_stale = kept.changes != self.model.changes();
+        let cells = if is_stale { Cells::new() } else { self.tail_cells(&kept)? };
+        let Kept { found, scope, tokens, .. } = kept;
         let got = self.tree.lock(&found, &mut self.fence);
-        agree("stale", &got.is_err(), &(changes != self.model.changes()))?;
+        agree("stale", &got.is_err(), &is_stale)?;
         if let Ok(lock) = got {
             self.model.lock(scope, &tokens, tokens.len() / self.config.page_size as usize);
-            self.held.push(Held { lock, scope, tokens });
+            cells.iter().for_each(|(key, &cell)| self.gain(key, cell));
+            self.held.push(Held { cells, ..Held::new(lock, scope, tokens) });
         }
         Ok(())
     }
@@ -346,36 +396,42 @@ impl Both {
                 let lock = self.tree.lock_private(namespace);
                 let scope = Scope { namespace, generation: self.generations };
                 self.generations += 1;
-                self.held.push(Held { lock, scope, tokens: Vec::new() });
+                self.held.push(Held::new(lock, scope, Vec::new()));
             }
             PrefixOp::LockAgain { pick } if self.held.len() < LOCKS => {
                 let Some(index) = self.pick(pick) else { return Ok(()) };
-                let Held { lock, scope, tokens } = &self.held[index];
-                let (scope, tokens) = (*scope, tokens.clone());
+                let Held { lock, scope, tokens, cells, .. } = &self.held[index];
+                let (scope, tokens, cells) = (*scope, tokens.clone(), cells.clone());
                 let lock = self.tree.lock_again(lock, &mut self.fence);
                 self.model.lock(scope, &tokens, tokens.len() / self.config.page_size as usize);
-                self.held.push(Held { lock, scope, tokens });
+                cells.iter().for_each(|(key, &cell)| self.gain(key, cell));
+                self.held.push(Held { cells, ..Held::new(lock, scope, tokens) });
             }
             PrefixOp::Insert { pick, author, pages } => return self.insert(pick, author, pages),
             PrefixOp::Unlock { pick } => {
                 let Some(index) = self.pick(pick) else { return Ok(()) };
-                let Held { lock, scope, tokens } = self.held.remove(index);
+                if self.held[index].last_step.raw() > self.completed {
+                    return self.defer_unlock(index, 0);
+                }
+                self.give_back(index, StepId::default());
+                let Held { lock, scope, tokens, .. } = self.held.remove(index);
                 return self.unlock(lock, PrefixTree::unlock, scope, &tokens);
             }
             PrefixOp::DeferUnlock { pick, later } => {
                 let Some(index) = self.pick(pick) else { return Ok(()) };
-                let Held { lock, scope, tokens } = self.held.remove(index);
-                let step = (self.announced + u64::from(later % 2)).max(self.completed + 1);
-                self.announced = step.min(self.completed + MAX_STEPS);
-                let step = StepId::new(self.announced);
-                let node = lock.node();
-                self.fence.push_lock(lock, step);
-                self.tree.defer_unlock(node, step, &mut self.fence);
-                self.deferred.push_back((step, scope, tokens));
+                return self.defer_unlock(index, later);
+            }
+            PrefixOp::Keep { pick } => return self.pick(pick).map_or(Ok(()), |at| self.keep(at)),
+            PrefixOp::GiveBack { pick, later } => {
+                let Some(index) = self.pick(pick) else { return Ok(()) };
+                let step = if later % 3 == 0 { StepId::default() } else { self.announce(later) };
+                self.give_back(index, step);
             }
             PrefixOp::Complete { steps } => {
                 self.completed += u64::from(steps % 3);
                 let completed = StepId::new(self.completed);
+                self.tree.complete_cells(completed, &mut self.fence);
+                self.model.complete_cells(self.completed);
                 while let Some(lock) = self.fence.take_lock(completed) {
                     let (step, scope, tokens) =
                         self.deferred.pop_front().ok_or("a lock that was not deferred")?;
@@ -387,7 +443,11 @@ impl Both {
             PrefixOp::Evict { count } => {
                 let count = u32::from(count) % (self.model.evictable() + 1);
                 let mut got = Vec::new();
-                self.tree.evict(count, &mut got);
+                if self.tree.has_cells() {
+                    self.tree.evict_groups(count, &mut got);
+                } else {
+                    self.tree.evict(count, &mut got);
+                }
                 agree("evict", &sorted(&got), &sorted(&self.model.evict(count)))?;
                 self.free.extend(got);
             }
@@ -401,6 +461,24 @@ impl Both {
             }
             PrefixOp::LockPrivate { .. } | PrefixOp::LockAgain { .. } => {}
         }
+        Ok(())
+    }
+
+    /// Returns the step that what is given up now waits for: the last announced one, or one more.
+    fn announce(&mut self, later: u8) -> StepId {
+        let step = (self.announced + u64::from(later % 2)).max(self.completed + 1);
+        self.announced = step.min(self.completed + MAX_STEPS);
+        StepId::new(self.announced)
+    }
+
+    fn defer_unlock(&mut self, index: usize, later: u8) -> Result<(), String> {
+        let step = self.announce(later);
+        self.give_back(index, step);
+        let Held { lock, scope, tokens, .. } = self.held.remove(index);
+        let node = lock.node();
+        self.fence.push_lock(lock, step);
+        self.tree.defer_unlock(node, step, &mut self.fence);
+        self.deferred.push_back((step, scope, tokens));
         Ok(())
     }
 
@@ -425,7 +503,7 @@ impl Both {
         let count = count.min(self.free.len());
         let own = self.free.split_off(self.free.len() - count);
         let page_size = self.config.page_size as usize;
-        let Held { lock, scope, tokens } = &mut self.held[index];
+        let Held { lock, scope, tokens, .. } = &mut self.held[index];
         let old = tokens.len();
         tokens.extend((old..old + count * page_size).map(|i| token(author, i)));
         let (mut table, mut duplicates) = (own.clone(), Vec::new());
@@ -469,6 +547,7 @@ impl Both {
             self.find(text)?;
         }
         self.fence.check(StepId::new(self.completed + MAX_STEPS), 0)?;
+        self.compare_cells()?;
         let broken = self.tree.check(&locks, &deferred, &self.fence);
         broken.map_err(|broken| format!("{broken:?}"))
     }
@@ -478,6 +557,7 @@ impl Both {
     fn compare_deferred(&self) -> Result<(), String> {
         for step in (0..=MAX_STEPS).map(|more| StepId::new(self.completed + more)) {
             let mut after = self.model.clone();
+            after.complete_cells(step.raw());
             for (_, scope, tokens) in self.deferred.iter().take_while(|waits| waits.0 <= step) {
                 let pages = tokens.len() / self.config.page_size as usize;
                 after.unlock(*scope, tokens, pages);
@@ -489,5 +569,6 @@ impl Both {
     }
 }
 
+mod cells;
 #[cfg(test)]
 mod tests;

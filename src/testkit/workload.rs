@@ -2,7 +2,7 @@
 //!
 //! Weights differ by seed, so some seeds exhaust the pool, some never complete a step, and some only fork.
 
-use super::op::{Op, Prompt, SmallConfig};
+use super::op::{Op, Prompt, SETTINGS, SmallConfig};
 use super::rng::{Rng, mix};
 
 const KINDS: usize = 20;
@@ -203,7 +203,7 @@ fn draw_followers(rng: &mut Rng, config: &mut SmallConfig) {
     config.hashing = rng.below(6) as u8;
     config.event_pages = rng.pick(&[0, 1, 4, 12, 200]);
     config.drain_every = rng.pick(&[1, 1, 2, 8]);
-    config.groups = if rng.one_in(2) { rng.within(1, 7) as u8 } else { 0 };
+    config.groups = if rng.one_in(2) { rng.within(1, SETTINGS.into()) as u8 } else { 0 };
     config.host_pages = if rng.one_in(2) { rng.within(1, 40) as u32 } else { 0 };
 }
 

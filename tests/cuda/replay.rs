@@ -26,6 +26,14 @@ struct Watched {
     pool: RefCell<Option<Vec<u8>>>,
 }
 
+impl Watched {
+    /// Returns the pool as a layer stores K and V.
+    fn layout_of(&self, layer: LayerId) -> PoolLayout {
+        let layout = self.gpu.cuda.layout();
+        layout.of_group(layout.place(layer).group)
+    }
+}
+
 /// Options of a [`Watched`].
 struct WatchedOptions(OnGpuOptions);
 
@@ -83,7 +91,7 @@ impl Inspect for Watched {
         k: &[f32],
         v: &[f32],
     ) -> Result<(), CudaError> {
-        let dtype = self.gpu.cuda.layout().dtype();
+        let dtype = self.layout_of(layer).dtype();
         let [k, v] =
             [k, v].map(|rows| DeviceBuffer::of(self.gpu.cuda.gpu(), &bytes(dtype.rows(), rows)));
         let (k, v) = (k?, v?);
@@ -91,7 +99,7 @@ impl Inspect for Watched {
     }
 
     fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
-        let layout = self.gpu.cuda.layout();
+        let layout = &self.layout_of(layer);
         let memory = self.gpu.cuda.pool();
         let mut pool = self.pool.borrow_mut();
         let bytes =
@@ -154,15 +162,15 @@ fn quantised(
     heads.flat_map(head).collect()
 }
 
-/// Returns whether the chunks that groups read begin at page table chunks.
-fn has_served_chunks(config: &SmallConfig) -> bool {
+/// Returns whether the chunks that groups read begin at page table chunks, and no group has latent rows.
+fn has_served_groups(config: &SmallConfig) -> bool {
     let EngineShape { layout, table, .. } = config.engine().shape().expect("a small engine");
     let chunk_tokens = table.chunk_pages * layout.page_size();
     let is_served = |(_, reach)| match reach {
         Reach::Chunk(size) => size % chunk_tokens == 0,
         _ => true,
     };
-    layout.groups().limited().all(is_served)
+    layout.groups().limited().all(is_served) && !layout.views().any(|view| view.is_latent())
 }
 
 #[test]
@@ -174,7 +182,7 @@ fn the_engine_over_the_gpu_is_the_model() {
         // Such short latent rows have no kernels, and the backend rejects chunks that pages do not divide.
         let drawn = workload.config();
         let config = SmallConfig { kv_heads: drawn.kv_heads.max(1), ..drawn };
-        let groups = if has_served_chunks(&config) { config.groups } else { 0 };
+        let groups = if has_served_groups(&config) { config.groups } else { 0 };
         let config = SmallConfig { groups, ..config };
         match replay_on(&config, WatchedOptions(OnGpuOptions::new(&gpu)), &workload.take_ops(200)) {
             Ok(more) => summary.add(&more),

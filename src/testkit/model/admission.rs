@@ -45,7 +45,7 @@ impl Model {
     /// Whole pages that `Engine::match_prefix` finds.
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> u32 {
         let scope = self.next_scope(namespace);
-        self.hit(scope, self.findable(prompt)) as u32
+        self.tree.hit(scope, self.findable(prompt)) as u32
     }
 
     /// The pages of a text's longest cached prefix.
@@ -82,7 +82,7 @@ impl Model {
         let chunks = prompts.iter().map(|prompt| prompt.tokens.len().div_ceil(self.chunk_tokens()));
         self.check_chunks(chunks.sum())?;
         let hit = |prompt: &Prompt<'_>| {
-            self.hit(self.next_scope(prompt.namespace), self.findable(prompt.tokens))
+            self.tree.hit(self.next_scope(prompt.namespace), self.findable(prompt.tokens))
         };
         let mut hits: Vec<_> = prompts.iter().map(hit).collect();
         let lacking = |(prompt, &pages): (&Prompt<'_>, &usize)| {
@@ -116,9 +116,9 @@ impl Model {
         let before = locked.tree.evictable();
         for prompt in prompts {
             let scope = self.next_scope(prompt.namespace);
-            let pages = self.hit(scope, self.findable(prompt.tokens));
+            let pages = self.tree.hit(scope, self.findable(prompt.tokens));
             locked.tree.lock(scope, prompt.tokens, pages);
-            for key in self.tail_cells(scope, prompt.tokens, pages) {
+            for key in self.tree.tail_cells(scope, prompt.tokens, pages) {
                 locked.tree.cells.get_mut(&key).expect("it was matched").users += 1;
             }
         }
@@ -219,7 +219,7 @@ impl Model {
 
     /// Pages of the hit that a sequence of these tokens uses: none where it would not fit an idle pool otherwise.
     pub(super) fn used_hit(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> usize {
-        let pages = self.hit(scope, self.findable(tokens));
+        let pages = self.tree.hit(scope, self.findable(tokens));
         let fits = |pages| {
             let want = self.ask_with(scope, tokens, promise, pages);
             want.lacking_pages <= want.available_pages
@@ -252,7 +252,7 @@ impl Model {
         // Pages that are locked are there for nobody else, and for no promise.
         let room = |model: &Self| {
             let idle = model.tree.idle_on_path(scope, tokens, pages)
-                + model.idle_in_tails(scope, tokens, pages);
+                + model.tree.idle_in_tails(scope, tokens, pages);
             (idle, model.available().saturating_sub(idle))
         };
         let (idle_pages, available_pages) = room(self);

@@ -5,15 +5,80 @@ use std::ops::Range;
 use super::Model;
 use super::tree::{CellHeld, CellKey, Path, Tree};
 use crate::id::{PageId, Scope, SeqKey, TokenId};
-use crate::layout::Reach;
+use crate::layout::{PoolLayout, Reach};
 
 impl Tree {
+    /// Cells are kept for the groups of a pool from now on.
+    pub(in crate::testkit) fn keep_groups(&mut self, layout: &PoolLayout) {
+        let mut start = 0;
+        let of = |(group, reach)| {
+            let tracks = start..start + layout.tracks_of(group) as usize;
+            start = tracks.end;
+            (reach, tracks)
+        };
+        self.limited = layout.groups().limited().map(of).collect();
+    }
+
+    /// Returns the first place that a sequence of `published` published pages holds of a track: the place of the first
+    /// token that the next computed token reads.
+    pub(super) fn first_held(&self, reach: Reach, published: usize) -> usize {
+        let next = published * self.page_size;
+        let sees = |seen: &usize| match reach {
+            Reach::Window(size) => next - seen < size as usize,
+            Reach::Chunk(size) => next / size as usize == seen / size as usize,
+            _ => true,
+        };
+        (0..=next).find(sees).expect("a token reads itself") / self.page_size
+    }
+
+    /// The places of a group behind a mark.
+    fn tail(&self, reach: Reach, mark: usize) -> Range<usize> {
+        self.first_held(reach, mark)..mark
+    }
+
+    /// Pages of the longest prefix of a text whose tails have all their cells.
+    pub(in crate::testkit) fn hit(&self, scope: Scope, tokens: &[TokenId]) -> usize {
+        let has = |group, place| self.cells.contains_key(&self.key(group, scope, tokens, place));
+        let complete = |pages: &usize| {
+            let mut groups = self.limited.iter().enumerate();
+            groups.all(|(group, (reach, _))| self.tail(*reach, *pages).all(|at| has(group, at)))
+        };
+        let full = self.matched_len(scope, tokens);
+        (0..=full).rev().find(complete).expect("nothing can always be matched")
+    }
+
+    /// The keys of all cells in the tails of a prefix.
+    pub(in crate::testkit) fn tail_cells(
+        &self,
+        scope: Scope,
+        tokens: &[TokenId],
+        pages: usize,
+    ) -> Vec<CellKey> {
+        let keys = self.limited.iter().enumerate().flat_map(|(group, (reach, _))| {
+            let places = self.tail(*reach, pages);
+            places.map(move |at| self.key(group, scope, tokens, at))
+        });
+        keys.collect()
+    }
+
+    /// Idle pages among those cells.
+    pub(in crate::testkit) fn idle_in_tails(
+        &self,
+        scope: Scope,
+        tokens: &[TokenId],
+        pages: usize,
+    ) -> u32 {
+        let keys = self.tail_cells(scope, tokens, pages);
+        let cells = keys.iter().map(|key| &self.cells[key]);
+        cells.filter(|cell| cell.is_idle()).map(|cell| cell.pages.len() as u32).sum()
+    }
+
     /// The cell at page `place` of a path.
     fn key(&self, group: usize, scope: Scope, tokens: &[TokenId], place: usize) -> CellKey {
         (group, self.path(scope, tokens, place + 1))
     }
 
-    fn lose_cell(&mut self, key: &CellKey, last_step: u64, completed: u64) {
+    pub(in crate::testkit) fn lose_cell(&mut self, key: &CellKey, last_step: u64, completed: u64) {
         self.clock += 1;
         let cell = self.cells.get_mut(key).expect("a used cell is cached");
         cell.users -= 1;
@@ -24,7 +89,7 @@ impl Tree {
     }
 
     /// Steps up to this one are complete: what waited for them is idle, in the order of steps and of coming.
-    pub(super) fn complete_cells(&mut self, step: u64) {
+    pub(in crate::testkit) fn complete_cells(&mut self, step: u64) {
         let mut idle = Vec::new();
         for (key, cell) in &mut self.cells {
             let until = cell.waits.iter().max().copied();
@@ -67,62 +132,11 @@ impl Tree {
 }
 
 impl Model {
-    /// What each limited group reads, and its tracks among the further ones.
-    fn limited(&self) -> Vec<(Reach, Range<usize>)> {
-        let (layout, mut start) = (&self.shape.layout, 0);
-        let of = |(group, reach)| {
-            let tracks = start..start + layout.tracks_of(group) as usize;
-            start = tracks.end;
-            (reach, tracks)
-        };
-        layout.groups().limited().map(of).collect()
-    }
-
-    /// The places of a group behind a mark.
-    fn tail(&self, reach: Reach, mark: usize) -> Range<usize> {
-        self.first_held(reach, mark)..mark
-    }
-
-    /// Pages of the longest prefix of a text whose tails have all their cells.
-    pub(super) fn hit(&self, scope: Scope, tokens: &[TokenId]) -> usize {
-        let has = |group, place| {
-            self.tree.cells.contains_key(&self.tree.key(group, scope, tokens, place))
-        };
-        let complete = |pages: &usize| {
-            let mut groups = self.limited().into_iter().enumerate();
-            groups.all(|(group, (reach, _))| self.tail(reach, *pages).all(|at| has(group, at)))
-        };
-        let full = self.tree.matched_len(scope, tokens);
-        (0..=full).rev().find(complete).expect("nothing can always be matched")
-    }
-
-    /// The keys of all cells in the tails of a prefix.
-    pub(super) fn tail_cells(
-        &self,
-        scope: Scope,
-        tokens: &[TokenId],
-        pages: usize,
-    ) -> Vec<CellKey> {
-        let groups = self.limited().into_iter().enumerate();
-        let keys = groups.flat_map(|(group, (reach, _))| {
-            let places = self.tail(reach, pages);
-            places.map(move |at| self.tree.key(group, scope, tokens, at))
-        });
-        keys.collect()
-    }
-
-    /// Idle pages among those cells.
-    pub(super) fn idle_in_tails(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> u32 {
-        let keys = self.tail_cells(scope, tokens, pages);
-        let cells = keys.iter().map(|key| &self.tree.cells[key]);
-        cells.filter(|cell| cell.is_idle()).map(|cell| cell.pages.len() as u32).sum()
-    }
-
     /// A sequence without pages takes the cells of the tails of its first `pages`.
     pub(super) fn take_tails(&mut self, seq: SeqKey, pages: usize) {
-        let limited = self.limited();
+        let limited = self.tree.limited.clone();
         let firsts: Vec<_> =
-            limited.iter().map(|(reach, _)| self.first_held(*reach, pages)).collect();
+            limited.iter().map(|(reach, _)| self.tree.first_held(*reach, pages)).collect();
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         sequence.cells = vec![Default::default(); limited.len()];
         sequence.others.iter_mut().for_each(|own| *own = vec![PageId::default(); pages]);
@@ -145,8 +159,8 @@ impl Model {
         let mut duplicates = Vec::new();
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         sequence.kept = sequence.kept.max(mark);
-        for (group, (reach, tracks)) in self.limited().into_iter().enumerate() {
-            for place in self.tail(reach, mark) {
+        for (group, (reach, tracks)) in self.tree.limited.clone().into_iter().enumerate() {
+            for place in self.tree.tail(reach, mark) {
                 let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
                 if !sequence.cells[group].insert(place) {
                     continue;
@@ -177,7 +191,7 @@ impl Model {
         end: impl Fn(&Self, Reach) -> usize,
     ) -> Vec<PageId> {
         let mut pages = Vec::new();
-        for (group, (reach, tracks)) in self.limited().into_iter().enumerate() {
+        for (group, (reach, tracks)) in self.tree.limited.clone().into_iter().enumerate() {
             let end = end(self, reach);
             let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
             let (scope, last_step) = (sequence.scope, sequence.last_step);

@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub use admission::AdmissionWant;
 pub use pages::{PageIs, Pages};
 pub use step::{PlanWant, RowWant};
+pub(super) use tree::{CellHeld, CellKey};
 pub use tree::{Published, Tree};
 
 use crate::config::{EngineShape, PrefixMode};
@@ -139,6 +140,7 @@ impl Model {
         let page_count = shape.layout.page_count();
         let kept_generation = (shape.prefix == PrefixMode::Radix).then_some(0);
         let mut tree = Tree::new(shape.layout.page_size(), kept_generation);
+        tree.keep_groups(&shape.layout);
         if shape.prefix == PrefixMode::Radix && shape.table.tracks == 1 {
             tree.keep_hosts(shape.layout.host_pages());
         }
@@ -188,18 +190,6 @@ impl Model {
         layout.groups().limited().flat_map(of).collect()
     }
 
-    /// Returns the first place that a sequence of `published` published pages holds of a track: the place of the first
-    /// token that the next computed token reads.
-    fn first_held(&self, reach: Reach, published: usize) -> usize {
-        let next = published * self.page_size();
-        let sees = |seen: &usize| match reach {
-            Reach::Window(size) => next - seen < size as usize,
-            Reach::Chunk(size) => next / size as usize == seen / size as usize,
-            _ => true,
-        };
-        (0..=next).find(sees).expect("a token reads itself") / self.page_size()
-    }
-
     /// Returns the most pages that a sequence of `places` places holds.
     fn most_pages(&self, places: usize) -> usize {
         places + self.reaches().iter().map(|&(_, most)| places.min(most)).sum::<usize>()
@@ -210,7 +200,7 @@ impl Model {
     /// A cell counts as not drawn: given back, it may stay in use. Cells are those below `kept`.
     fn outstanding(&self, promised: usize, len: usize, published: usize, kept: usize) -> usize {
         let others = self.reaches().into_iter().map(|(reach, most)| {
-            let held = len - self.first_held(reach, published).max(kept);
+            let held = len - self.tree.first_held(reach, published).max(kept);
             promised.min(most).saturating_sub(held)
         });
         promised.saturating_sub(len) + others.sum::<usize>()

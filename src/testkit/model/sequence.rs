@@ -92,7 +92,7 @@ impl Model {
             sequence.asked.remove(&mark);
         }
         self.sequences.get_mut(&seq).expect("it lives").published = end;
-        duplicates.extend(self.take_held(seq, |model, reach| model.first_held(reach, end)));
+        duplicates.extend(self.take_held(seq, |model, reach| model.tree.first_held(reach, end)));
         self.give_up_pages(last_step, duplicates);
         self.look_at_front(seq, false);
     }
@@ -149,7 +149,7 @@ impl Model {
 
     /// Pages of the cells in the tails of a prefix.
     pub(super) fn tail_pages(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
-        let keys = self.tail_cells(scope, tokens, pages);
+        let keys = self.tree.tail_cells(scope, tokens, pages);
         keys.iter().map(|key| self.tree.cells[key].pages.len()).sum()
     }
 
@@ -323,7 +323,7 @@ impl Model {
                 track.truncate(pages);
                 track.extend(own.by_ref().take(tail));
             }
-            for key in self.tail_cells(child.scope, &child.tokens, pages) {
+            for key in self.tree.tail_cells(child.scope, &child.tokens, pages) {
                 self.tree.cells.get_mut(&key).expect("the parent has it").users += 1;
             }
             child.marks.clear();

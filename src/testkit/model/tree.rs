@@ -4,9 +4,11 @@
 //! stale. So each page stores whether a node begins at it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::host_pages::Hosts;
 use crate::id::{HostPageId, Namespace, PageId, Scope, TokenId};
+use crate::layout::Reach;
 
 /// Scope (namespace, generation) and whole pages of tokens.
 pub type Path = (u64, u64, Vec<TokenId>);
@@ -26,10 +28,10 @@ pub(super) struct Held {
 }
 
 /// A limited group, and the path of the page that its cell stands at.
-pub(super) type CellKey = (usize, Path);
+pub(in crate::testkit) type CellKey = (usize, Path);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct CellHeld {
+pub(in crate::testkit) struct CellHeld {
     pub pages: Vec<PageId>,
     pub users: u32,
     /// Steps that are not complete, of users that are gone.
@@ -58,12 +60,14 @@ pub struct Published {
 /// All cached pages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tree {
-    page_size: usize,
+    pub(super) page_size: usize,
+    /// What each limited group reads, and its tracks among those behind the first one.
+    pub(in crate::testkit) limited: Vec<(Reach, Range<usize>)>,
     pub(super) pages: BTreeMap<Path, Held>,
     pub(super) hosts: Hosts,
-    pub(super) cells: BTreeMap<CellKey, CellHeld>,
+    pub(in crate::testkit) cells: BTreeMap<CellKey, CellHeld>,
     /// Pages and cells that were evicted so far.
-    pub(super) evicted: (u64, u64),
+    pub(in crate::testkit) evicted: (u64, u64),
     /// The generation whose idle pages are kept; of all others they go with the last user.
     kept_generation: Option<u64>,
     pub(super) clock: u64,
@@ -78,6 +82,7 @@ impl Tree {
         let hosts = Hosts::default();
         Self {
             page_size,
+            limited: Vec::new(),
             pages,
             hosts,
             cells,

@@ -92,10 +92,11 @@ pub(super) fn marks(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
 /// Returns a token's values in one plane, `[heads, elements]`, which the pool represents exactly. In a quantised pool,
 /// bytes encode most of the mark, and scales the rest.
 pub(super) fn numbers(layout: &PoolLayout, mark: u64, plane: usize, layer: LayerId) -> Vec<f32> {
-    let (all, of) = (layout.planes(), &layout.planes()[plane]);
-    let row = all.len() as u64 * u64::from(layer.raw()) + plane as u64;
+    let of = &layout.planes()[plane];
+    // Layers of other groups may have other planes.
+    let row = u64::from(layer.raw()) << 40 | (plane as u64) << 32;
     let count = u64::from(of.heads * of.elements);
-    let drawn = (0..count).map(|i| (mix(mark ^ mix(row * count + i)) & 0xff) as u8);
+    let drawn = (0..count).map(|i| (mix(mark ^ mix(row | i)) & 0xff) as u8);
     let source = match of.name {
         PlaneName::KScales if layout.is_latent() => PlaneName::Latent,
         PlaneName::KScales => PlaneName::K,

@@ -321,6 +321,7 @@ impl<B: Inspect> Host<B> {
             }
         }
         for layer in (0..layout.layers()).map(LayerId::new) {
+            let layout = layout.of_group(layout.place(layer).group);
             // A store takes K and V of one plane each, or latent rows of one or two planes.
             let rows = [&[PlaneName::K, PlaneName::Latent, PlaneName::Rope][..], &[PlaneName::V]];
             let [k, v] = rows.map(|names| -> Vec<f32> {

@@ -77,12 +77,13 @@ impl<B: Inspect> Host<B> {
             for layer in (0..layout.layers()).map(LayerId::new) {
                 let Some(page) = page_at(layer, page as usize)? else { continue };
                 let slot = layout.slot(page, offset);
+                let layout = layout.of_group(layout.place(layer).group);
                 for (i, plane) in layout.planes().iter().enumerate() {
                     let name = plane.name;
                     let Some(got) = self.engine.backend().load(name, layer, slot) else {
                         return Ok(());
                     };
-                    if got != bytes::numbers(layout, mark, i, layer) {
+                    if got != bytes::numbers(&layout, mark, i, layer) {
                         return Err(format!(
                             "{name:?} of {layer:?} at position {position}, {slot:?}, is another token's"
                         ));

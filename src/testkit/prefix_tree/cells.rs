@@ -1,0 +1,90 @@
+//! Cells of both sides: a lock keeps the tails behind its pages, uses those of others, and gives them back.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+
+use super::{Both, Held, Kept};
+use crate::id::{CellId, StepId};
+use crate::testkit::model::{CellHeld, CellKey};
+use crate::testkit::replay::agree;
+
+/// The cells that a lock uses, by the model's names of them.
+pub(super) type Cells = BTreeMap<CellKey, CellId>;
+
+impl Both {
+    /// Counts one more user of a cell.
+    pub(super) fn gain(&mut self, key: &CellKey, cell: CellId) {
+        self.tree.gain_cell(cell, &mut self.fence);
+        self.model.cells.get_mut(key).expect("a used cell is cached").users += 1;
+    }
+
+    /// Returns the cells of the tails of a match that is not stale. Its lock may split the node where it ends.
+    pub(super) fn tail_cells(&self, kept: &Kept) -> Result<Cells, String> {
+        let Kept { found, scope, tokens, .. } = kept;
+        let mut keys = self.model.tail_cells(*scope, tokens, found.pages() as usize);
+        // The tree hands over the cells of a group from the last one on.
+        keys.sort_by_key(|(group, path)| (*group, Reverse(path.2.len())));
+        let mut cells = Vec::new();
+        self.tree.each_tail_cell(found, |cell| cells.push(cell));
+        agree("cells of a match", &cells.len(), &keys.len())?;
+        for (key, cell) in keys.iter().zip(&cells) {
+            let pages = &self.model.cells[key].pages;
+            agree("pages of a cell", &self.tree.cell_pages(*cell), &pages.as_slice())?;
+        }
+        Ok(keys.into_iter().zip(cells).collect())
+    }
+
+    /// A lock keeps the tails behind its pages: it uses the cells that exist, and makes the others as far as pages are
+    /// free.
+    pub(super) fn keep(&mut self, index: usize) -> Result<(), String> {
+        let Held { scope, ref tokens, .. } = self.held[index];
+        let pages = tokens.len() / self.config.page_size as usize;
+        for key in self.model.tail_cells(scope, tokens, pages) {
+            let Held { lock, cells, .. } = &self.held[index];
+            if cells.contains_key(&key) {
+                continue;
+            }
+            let (group, place) = (key.0, key.1.2.len() / self.config.page_size as usize - 1);
+            let mut path = self.tree.path_of(lock, pages as u32);
+            let entry = self.tree.entry_at(&mut path, place as u32);
+            let cell = self.tree.cell_at(group as u32, entry);
+            agree("a cell", &cell.is_some(), &self.model.cells.contains_key(&key))?;
+            if cell.is_some() {
+                self.gain(&key, cell);
+                self.held[index].cells.insert(key, cell);
+                continue;
+            }
+            let Some(rest) = self.free.len().checked_sub(self.model.limited[group].1.len()) else {
+                return Ok(());
+            };
+            let own = self.free.split_off(rest);
+            let cell = self.tree.create_cell(group as u32, entry, own.iter().copied());
+            let held = CellHeld { pages: own, users: 1, waits: Vec::new(), since: 0 };
+            self.model.cells.insert(key.clone(), held);
+            self.held[index].cells.insert(key, cell);
+        }
+        Ok(())
+    }
+
+    /// A lock gives back the cells that it uses, once `step` is complete.
+    pub(super) fn give_back(&mut self, index: usize, step: StepId) {
+        let held = &mut self.held[index];
+        held.last_step = held.last_step.max(step);
+        for (key, cell) in std::mem::take(&mut held.cells) {
+            self.tree.lose_cell(cell, step, &mut self.fence);
+            self.model.lose_cell(&key, step.raw(), self.completed);
+        }
+    }
+
+    /// Compares the counts of cells, and audits them.
+    pub(super) fn compare_cells(&self) -> Result<(), String> {
+        let cells = (self.model.cells.len() as u32, self.model.evicted.1);
+        agree("cells, and evicted ones", &self.tree.cell_counts(), &cells)?;
+        let mut named = HashMap::new();
+        for cell in self.held.iter().flat_map(|held| held.cells.values()) {
+            *named.entry(*cell).or_default() += 1;
+        }
+        let broken = self.tree.check_cells(&named, &self.fence);
+        broken.map_err(|broken| format!("{broken:?}"))
+    }
+}

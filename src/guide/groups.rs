@@ -78,7 +78,9 @@
 //! [`promise_ahead`](crate::EngineConfig::promise_ahead): plans may be that many tokens ahead of the published tokens.
 //! Set it to `page_size - 1` plus a sequence's tokens of one step, or of two steps if steps overlap.
 //!
-//! Events report the pages of group 0 alone, so a router may expect a longer match than a prompt finds.
+//! [Events](super::events) and `match_hashes` report the pages of group 0 alone. A router therefore expects
+//! [`PrefixMatch::full_pages`](crate::PrefixMatch::full_pages), and a prompt may match less. Cells come and go without
+//! events, because a router that ignores groups would take a removed cell for a removed prefix.
 //!
 //! `Cuda` supports chunks that are multiples of the page size, except over latent rows. It does not support latent rows
 //! together with another shape. Draft trees and sparse reads work only in layers that read all tokens.

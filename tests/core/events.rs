@@ -25,8 +25,12 @@ fn text(tokens: std::ops::Range<u32>) -> Vec<TokenId> {
 
 impl Heard {
     fn new(pages: u32, event_pages: u32) -> Self {
-        let pool =
-            PoolConfig { page_size: 2, capacity: Capacity::Pages(pages), ..Default::default() };
+        Self::with_groups(pages, event_pages, Groups::ONE)
+    }
+
+    fn with_groups(pages: u32, event_pages: u32, groups: Groups) -> Self {
+        let (layers, capacity) = (groups.layers().max(1), Capacity::Pages(pages));
+        let pool = PoolConfig { layers, groups, page_size: 2, capacity, ..Default::default() };
         let hashing = Some(HASHING);
         let config = EngineConfig { hashing, event_pages, max_tokens: 4096, ..pool.into() };
         let engine = Engine::new(config, Null).expect("the config is right");
@@ -327,4 +331,27 @@ fn names_are_forgotten_when_unused() {
     assert_eq!(heard.engine.forget_namespace(blue), Ok(()), "the namespace has no names");
     assert_eq!(heard.engine.name_namespace(red, salt("blue")), Ok(()));
     heard.engine.verify().expect("all invariants hold");
+}
+
+/// An index sees what matches in group 0. A prompt matches less of it where cells were evicted.
+#[test]
+fn pages_of_other_groups_have_no_events() {
+    let groups = Groups::new(&[Reach::All, Reach::Window(4)], &[0, 1]).expect("two groups");
+    // Room for a text of 11 tokens, in 12 pages, beside the five pages and two cells of another one, but for two pages.
+    let mut heard = Heard::with_groups(17, 100, groups);
+    let (first, second) = (text(0..11), text(100..111));
+    let (hashes, others) = (chain(&first), chain(&second));
+    let matched = |heard: &Heard| {
+        let found = heard.engine.match_prefix(NAMESPACE, &first);
+        (found.pages(), found.full_pages(), heard.engine.match_hashes(&hashes).pages())
+    };
+    let seq = heard.compute(NAMESPACE, &first);
+    heard.engine.finish(seq).expect("it runs");
+    assert_eq!(heard.said(), [stored(None, &hashes, 1)]);
+    assert_eq!(matched(&heard), (5, 5, 5));
+
+    heard.compute(NAMESPACE, &second);
+    assert_eq!(heard.engine.stats().evicted_cells, 2);
+    assert_eq!(heard.said(), [stored(None, &others, 2)], "cells go unsaid");
+    assert_eq!(matched(&heard), (0, 5, 5));
 }

@@ -50,14 +50,16 @@ impl ChunkPool {
         self.users[chunk as usize] += 1;
     }
 
-    /// Removes a row that uses a chunk; a chunk without users is free.
-    pub fn release(&mut self, chunk: u32) {
+    /// Removes a row that uses a chunk; a chunk without users is free. Returns whether it is.
+    pub fn release(&mut self, chunk: u32) -> bool {
         let users = &mut self.users[chunk as usize];
         assert!(*users > 0, "S5: a row's chunk is in use");
         *users -= 1;
-        if *users == 0 {
+        let is_free = *users == 0;
+        if is_free {
             self.returned.push(chunk);
         }
+        is_free
     }
 
     /// Returns the number of users of each chunk, for audits.

@@ -71,25 +71,6 @@ impl PageTable {
         self.cells[index] = cell;
     }
 
-    /// Makes the places `start..end` of a row private.
-    pub fn clear_cells(&mut self, row: RowId, start: u32, end: u32) {
-        for (group, place) in (0..self.groups).flat_map(|g| (start..end).map(move |at| (g, at))) {
-            self.set_cell(row, group, place, CellId::NONE);
-        }
-    }
-
-    /// Makes one place private, given the entry of its page in track 0.
-    #[inline]
-    pub fn clear_cells_at(&mut self, entry: u32) {
-        let TableShape { chunk_pages, tracks, .. } = self.shape;
-        let chunk = entry / chunk_pages / tracks;
-        let mut at = (chunk * self.groups * chunk_pages + entry % chunk_pages) as usize;
-        for _ in 0..self.groups {
-            self.cells[at] = CellId::NONE;
-            at += chunk_pages as usize;
-        }
-    }
-
     fn cell_index(&self, row: RowId, group: u32, place: u32) -> usize {
         let block = self.words[self.shape.directory_word(row, place) as usize];
         let chunk = (block / self.shape.tracks * self.groups + group) as usize;
@@ -123,11 +104,15 @@ impl PageTable {
         }
     }
 
-    /// Releases the chunks of a row of `from` pages beyond `to` pages.
+    /// Releases the chunks of a row of `from` pages beyond `to` pages. Places of free chunks name no cells.
     pub fn shrink(&mut self, row: RowId, from: u32, to: u32) {
+        let cells = (self.groups * self.shape.chunk_pages) as usize;
         for chunk in self.chunks_for(to)..self.chunks_for(from) {
             let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
-            self.chunks.release(self.words[word as usize] / self.shape.tracks);
+            let chunk = self.words[word as usize] / self.shape.tracks;
+            if self.chunks.release(chunk) {
+                self.cells[chunk as usize * cells..][..cells].fill(CellId::NONE);
+            }
         }
     }
 
@@ -192,9 +177,25 @@ impl PageTable {
         }
     }
 
-    /// Writes the page of another track at the place of an entry of track 0.
-    pub fn write_track(&mut self, entry: u32, track: u32, page: PageId) -> TableWrite {
-        self.write_one(self.entry_of(entry, track), page)
+    /// Writes the pages of all tracks at the same place as an entry of track 0.
+    #[inline]
+    pub fn write_place(&mut self, entry: u32, pages: &[PageId], writes: &mut [TableWrite]) {
+        let mut at = self.directory_len + entry as usize;
+        for (page, write) in pages.iter().zip(writes) {
+            self.words[at] = page.raw();
+            *write = TableWrite { index: at as u32, value: page.raw() };
+            at += self.shape.chunk_pages as usize;
+        }
+    }
+
+    /// Returns the pages of the tracks after the first one, of `tracks`, at the same place as an entry of track 0.
+    #[inline]
+    pub fn further_pages(&self, entry: u32, tracks: usize) -> impl Iterator<Item = PageId> {
+        let mut at = self.directory_len + entry as usize;
+        (1..tracks).map(move |_| {
+            at += self.shape.chunk_pages as usize;
+            PageId::new(self.words[at])
+        })
     }
 
     #[inline]

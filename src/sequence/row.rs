@@ -158,11 +158,15 @@ impl RowMut<'_> {
     }
 
     /// Returns the number of promised pages among those of the next `places` places.
+    #[inline]
     pub fn promised_of(&self, places: u32) -> u32 {
+        if self.sequence.promised == 0 { 0 } else { self.outstanding_of(places) }
+    }
+
+    /// [`RowMut::promised_of`] of a row with a promise.
+    #[inline(never)]
+    fn outstanding_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
-        if promised == 0 {
-            return 0;
-        }
         let kept = self.stores.kept(self.sequence);
         let outstanding =
             |page_len| self.stores.limits.outstanding(promised, page_len, published, kept);
@@ -202,7 +206,6 @@ impl RowMut<'_> {
             let own = rest.split_off(..(len - start) as usize).expect("each place has a page");
             table.write(sequence.row, track, start, own);
         }
-        table.clear_cells(sequence.row, sequence.page_len, len);
         debug_assert!(rest.is_empty(), "each page has a place");
         sequence.page_len = len;
         if len > 0 {
@@ -225,21 +228,32 @@ impl RowMut<'_> {
         write(stores.pages.write_one(sequence.tail, page));
     }
 
+    /// Returns the words that [`RowMut::append_place`] writes for places of `tracks` tracks.
+    #[inline]
+    pub fn words_of_place(&self, tracks: usize) -> usize {
+        tracks + usize::from(self.stores.pages.begins_chunk(self.sequence.page_len))
+    }
+
     /// [`RowMut::append_sent`] with a page for each track.
     #[inline]
-    pub fn append_place(&mut self, pages: &[PageId], mut write: impl FnMut(TableWrite)) {
-        if self.stores.pages.begins_chunk(self.sequence.page_len) {
-            self.append_pages(1, pages);
-            return self.take_dirty(write);
+    pub fn append_place(&mut self, pages: &[PageId], words: &mut [TableWrite]) {
+        if words.len() > pages.len() {
+            return self.begin_chunks(pages, words);
         }
         let Self { sequence, stores } = self;
         sequence.page_len += 1;
         sequence.dirty_from = sequence.page_len;
         sequence.tail += 1;
-        stores.pages.clear_cells_at(sequence.tail);
-        for (track, &page) in (0..).zip(pages) {
-            write(stores.pages.write_track(sequence.tail, track, page));
-        }
+        stores.pages.write_place(sequence.tail, pages, words);
+    }
+
+    /// Handles the rare case of [`RowMut::append_place`], as [`RowMut::begin_chunk`] does.
+    #[inline(never)]
+    fn begin_chunks(&mut self, pages: &[PageId], words: &mut [TableWrite]) {
+        self.append_pages(1, pages);
+        let mut out = words.iter_mut();
+        self.take_dirty(|write| *out.next().expect("counted") = write);
+        assert!(out.next().is_none(), "the chunk's word, and one for each track");
     }
 
     /// The rare case of [`RowMut::append_sent`], the first page of a chunk: returns the words of the chunk and the
@@ -429,9 +443,10 @@ impl RowMut<'_> {
         self.stores.pages.prefetch(self.sequence.tail + 1);
     }
 
+    /// Returns the row's last page of each track after the first one, of `tracks`.
     #[inline]
-    pub fn last_track_page(&self, track: u32) -> PageId {
-        self.stores.pages.track_page_at(self.sequence.tail, track)
+    pub fn last_further_pages(&self, tracks: usize) -> impl Iterator<Item = PageId> {
+        self.stores.pages.further_pages(self.sequence.tail, tracks)
     }
 
     /// Returns the row's last page.

@@ -4,7 +4,7 @@ use bumpalo::Bump;
 use bytemuck::Zeroable;
 
 use crate::config::EngineShape;
-use crate::id::{PageId, StepId, TokenId};
+use crate::id::{PageId, RowId, StepId, TokenId};
 use crate::plan::{
     BatchPlan, BatchRow, Draft, Extend, PlanSize, SharedSpans, SlotMapping, TableWrite,
 };
@@ -40,8 +40,11 @@ pub(super) fn fill<'step, T: SlotNumber>(
     let [slots, others] = [size.tokens, further].map(|n| bump.alloc_slice_fill_copy(n, T::NONE));
     let tokens = bump.alloc_slice_fill_copy(size.tokens, TokenId::PENDING);
     let positions = bump.alloc_slice_fill_copy(size.tokens, 0);
-    let table_writes = bump.alloc_slice_fill_copy(needs.table_writes, TableWrite::default());
-    let rows = bump.alloc_slice_fill_with(size.rows, |_| BatchRow::zeroed());
+    // Not zeros: for the length of a batch, memset stores bytes one by one.
+    let unwritten = TableWrite { index: u32::MAX, value: 0 };
+    let table_writes = bump.alloc_slice_fill_copy(needs.table_writes, unwritten);
+    let unwritten = BatchRow { row: RowId::new(u32::MAX), ..BatchRow::zeroed() };
+    let rows = bump.alloc_slice_fill_copy(size.rows, unwritten);
     let mut out = PlanWriter {
         page_size: shape.layout.page_size(),
         tracks: shape.table.tracks as usize,
@@ -59,8 +62,9 @@ pub(super) fn fill<'step, T: SlotNumber>(
     let mut rest = items;
     loop {
         let decoded = match shape.table.tracks {
-            1 => out.decode::<true>(sequences, steps, rest),
-            _ => out.decode_tracks(sequences, steps, rest),
+            1 => out.decode::<1>(sequences, steps, rest),
+            2 => out.decode_tracks::<2>(sequences, steps, rest),
+            _ => out.decode_tracks::<0>(sequences, steps, rest),
         };
         rest = &rest[decoded..];
         let Some(item) = rest.split_off_first() else { break };
@@ -163,24 +167,25 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
 
     /// [`PlanWriter::decode`] for several tracks. Not inlined, as [`PlanWriter::extend`].
     #[inline(never)]
-    fn decode_tracks(
+    fn decode_tracks<const TRACKS: usize>(
         &mut self,
         sequences: &mut SequenceTable,
         steps: &mut StepLog,
         items: &[Extend],
     ) -> usize {
-        self.decode::<false>(sequences, steps, items)
+        self.decode::<TRACKS>(sequences, steps, items)
     }
 
     /// Writes rows up to the first that does more than decode: a decoding row computes one token and sends at most one
-    /// new page. Most rows of most steps decode, and take a third of the instructions. `ONE` is set if there is one
-    /// track.
-    fn decode<const ONE: bool>(
+    /// new page. Most rows of most steps decode, and take a third of the instructions. `TRACKS` is the number of tracks
+    /// if it is 1 or 2, else 0.
+    fn decode<const TRACKS: usize>(
         &mut self,
         sequences: &mut SequenceTable,
         steps: &mut StepLog,
         items: &[Extend],
     ) -> usize {
+        let tracks = if TRACKS > 0 { TRACKS } else { self.tracks };
         let most = items.len();
         let rows = &mut self.rows[..most];
         let (tokens, positions) = (&mut self.tokens[..most], &mut self.positions[..most]);
@@ -196,17 +201,30 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
             }
             let room = row.sequence.room(page_size);
             record(row.sequence, item, self.step, steps);
+            // The further tracks' slots are found by index: chunks of a slice cost a division a row.
+            let mut at = self.qo_start as usize + count;
             let (page, offset) = if room > 0 {
-                (row.last_page(), page_size - room)
-            } else if !ONE {
-                let (own, rest) = new_pages.as_slice().split_at(self.tracks);
-                new_pages = rest.iter();
-                row.append_place(own, |write| *writes.next().expect("counted") = write);
-                (own[0], 0)
-            } else {
+                let offset = page_size - room;
+                for page in row.last_further_pages(tracks) {
+                    others[at] = T::from_slot(slot_at(page, page_size, offset));
+                    at += self.all_tokens;
+                }
+                (row.last_page(), offset)
+            } else if TRACKS == 1 {
                 let page = *new_pages.next().expect("counted");
                 row.append_sent(page, |write| *writes.next().expect("counted") = write);
                 (page, 0)
+            } else {
+                let (own, rest) = new_pages.as_slice().split_at(tracks);
+                new_pages = rest.iter();
+                let (words, rest) = writes.into_slice().split_at_mut(row.words_of_place(tracks));
+                writes = rest.iter_mut();
+                row.append_place(own, words);
+                for &page in &own[1..] {
+                    others[at] = T::from_slot(slot_at(page, page_size, 0));
+                    at += self.all_tokens;
+                }
+                (own[0], 0)
             };
             let Sequence { row: id, planned_len, token_len, .. } = *row.sequence;
             let qo_start = self.qo_start + count as u32;
@@ -218,15 +236,6 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
             }
             positions[count] = planned_len - 1;
             slots[count] = T::from_slot(slot_at(page, page_size, offset));
-            if !ONE {
-                // Indexing is faster here: chunks of a slice cost a division a row.
-                let mut at = qo_start as usize;
-                for track in 1..self.tracks as u32 {
-                    let page = row.last_track_page(track);
-                    others[at] = T::from_slot(slot_at(page, page_size, offset));
-                    at += self.all_tokens;
-                }
-            }
             count += 1;
         }
         (self.new_pages, self.writes) = (new_pages.as_slice(), writes);

@@ -10,11 +10,11 @@ use kvarena::backend::cuda::{
     Cuda, CudaError, CudaOptions, CudaRead, CudaStream, CudaWrite, DeviceBuffer, DeviceRows,
     DeviceRowsMut, Gpu,
 };
-use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes};
+use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes, rounding};
 use kvarena::{
     Attend, Backend, BatchPlan, Dtype, HostMemory, HostPageId, KvScales, KvShape, LabelChannels,
-    LayerId, OpenBackend, PageId, PoolLayout, Queries, Reach, Select, Selection, SparseBackend,
-    StepBounds, TableShape, forward_backend,
+    LayerId, OpenBackend, PageId, PoolLayout, Queries, Reach, Scaling, Select, Selection,
+    SparseBackend, StepBounds, TableShape, forward_backend,
 };
 
 /// Options of an [`OnGpu`].
@@ -277,6 +277,13 @@ impl TestBackend for OnGpu {
             Dtype::Bf16 => 2_f64.powi(-10),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Kernels of several new tokens multiply bytes by the scales of their tokens, and round to the rows' type.
+    fn value_rounding(&self, case: &Case) -> f64 {
+        let layout = &case.layout;
+        let by_token = layout.scaling() == Some(Scaling::ByToken) && !layout.is_latent();
+        if by_token && case.q_rows != Dtype::F32 { rounding(case.q_rows) } else { 0.0 }
     }
 
     fn input(&mut self, rows: &HostRows) -> GpuRows {

@@ -41,6 +41,13 @@ impl<L: TestBackend, R: TestBackend> TestBackend for Either<L, R> {
         }
     }
 
+    fn value_rounding(&self, case: &Case) -> f64 {
+        match self {
+            Self::Left(backend) => backend.value_rounding(case),
+            Self::Right(backend) => backend.value_rounding(case),
+        }
+    }
+
     fn input(&mut self, rows: &HostRows) -> Self::Input {
         each!(self; |backend| backend.input(rows), backend.input(rows))
     }

@@ -12,7 +12,9 @@
 //!
 //! Some rows are draft trees or have random masks. Errors are bounded by `|out - exact| <= unit (4 + max_j scale sum_i
 //! |q_i k_i|) sum_j p_j |v_j|`, plus the rounding of `out`'s type. `unit` is the precision of the backend's
-//! computation, times a small constant. The contract does not prescribe the kind of an error.
+//! computation, times a small constant; 4 units are the rounding of p_j. A kernel that multiplies v_j by a scale and
+//! rounds the product adds `r sum_j p_j |v_j|`. r is [`TestBackend::value_rounding`]; the bound leaves out r squared.
+//! The contract does not prescribe the kind of an error.
 
 mod case;
 mod compare;
@@ -67,6 +69,11 @@ pub trait TestBackend: HostMemory + Send {
     /// Returns the precision of attention for a shape, times a small constant: see the bound in the module's
     /// documentation.
     fn unit(&self, case: &Case) -> f64;
+
+    /// Returns the relative error of V if the kernels round it after they read it, else 0.
+    fn value_rounding(&self, _: &Case) -> f64 {
+        0.0
+    }
 
     /// Creates a buffer with these rows, in their type and stride.
     fn input(&mut self, rows: &HostRows) -> Self::Input;

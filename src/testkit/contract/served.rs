@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::case::{Case, HostRows, with_groups, with_shapes};
-use super::compare::compare_row;
+use super::compare::{Bound, compare_row};
 use super::exact::attention;
 use super::history::History;
 use super::stored::Given;
@@ -356,7 +356,7 @@ impl<B: TestBackend> Server<'_, B> {
         let case = self.case.of(LayerId::new(layer as u32));
         let (q_heads, head_dim) = (attend.q_heads as usize, case.layout.head_dim() as usize);
         let all = plan.token_count() as u64 * q_heads as u64;
-        let unit = self.engine.backend().unit(&case);
+        let bound = Bound::of(self.engine.backend(), &case);
         for (item, row) in items.iter().zip(plan.rows) {
             for (token, head) in (0..row.extend_len).flat_map(|t| (0..q_heads).map(move |h| (t, h)))
             {
@@ -375,7 +375,7 @@ impl<B: TestBackend> Server<'_, B> {
                 let seed = self.seed;
                 let location =
                     || format!("seed {seed} {case:?} {:?}: token {at} head {head}", plan.shared);
-                compare_row((unit, case.q_rows), got, sum, &exact, &location, self.report);
+                compare_row(bound, got, sum, &exact, &location, self.report);
             }
         }
     }

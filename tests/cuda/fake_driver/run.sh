@@ -24,8 +24,7 @@ FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- --skip contract
 FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- contract:: --skip contract_over_latent_rows
 FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- contract_over_latent_rows
 FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..6 -- $core --test cuda -- $plain --skip contract_over_latent_rows
-FAKE_DRIVER_EARLY=1 FAKE_DRIVER_SLICE=50 KVARENA_SEEDS=40..45 -- $core --test cuda -- $few --skip two_lengths
-FAKE_DRIVER_EARLY=1 FAKE_DRIVER_SLICE=50 KVARENA_SEEDS=40..43 -- $core --test cuda -- two_lengths
+FAKE_DRIVER_EARLY=1 FAKE_DRIVER_SLICE=50 KVARENA_SEEDS=40..45 -- $core --test cuda -- $few
 FAKE_DRIVER_STREAMS=1 -- $core --test cuda -- copies:: host_memory:: move_order::
 FAKE_DRIVER_STREAMS=1 KVARENA_SEEDS=0..4 -- $core --test cuda -- --exact contract::cuda_keeps_the_contract
 FAKE_DRIVER_STREAMS=2 -- $core --test cuda -- copies:: host_memory:: move_order::

@@ -31,8 +31,8 @@ fn has_the_words(case: &mut Case, setting: Setting) {
     }
 }
 
-/// Checks that most tokens' logits equal the CPU's. Rounding sometimes exchanges an expert, which changes later logits
-/// and tokens.
+/// Checks that most tokens' logits equal the CPU's. Activations of bf16 round by more than the least distance of the best
+/// two logits, 0.035 to 0.11 in four of eight streams, and sometimes exchange an expert. Both change later tokens.
 fn is_close(case: &mut Case, setting: Setting) {
     let distance = case.distance(setting).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
     println!("{}: {distance:?}, {setting:?}", case.name);

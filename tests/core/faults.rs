@@ -44,7 +44,7 @@ fn any_one_call_fails() {
 #[test]
 fn every_third_call_fails() {
     let (mut plans, mut forks, mut loads, mut saves) = (0, 0, 0, 0);
-    for seed in 0..250 {
+    for seed in 0..300 {
         let (config, ops) = workload(seed);
         for fault in [Fault::Before, Fault::After] {
             let backend = Failing::every(CpuOptions::with_threads(1), fault, seed % 3, 3);

@@ -284,8 +284,8 @@ impl SmallConfig {
     }
 }
 
-/// Returns the groups of layers of a setting: one for 0, else windows and chunks with one track or several. Those from
-/// [`FIRST_SHAPED`] on have layers of shapes and types of their own.
+/// Returns the groups of layers of a setting: one for 0, else several with windows and chunks and with one or more
+/// tracks. Groups of the settings from [`FIRST_SHAPED`] on have a shape or a type of their own.
 pub(super) fn groups(setting: u8) -> Groups {
     let (all, window, chunk) = (Reach::All, Reach::Window, Reach::Chunk);
     let several: [(&[Reach], &[u8]); SETTINGS as usize] = [

@@ -53,6 +53,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ptx/machine.h"
@@ -227,7 +228,7 @@ static int wait_for(void* stream) {
 static int wait() { return wait_for(NULL); }
 
 /* By address. Another device's kernels reach what is no pool's, once they may. */
-struct Allocation { u64 bytes; Device* device; bool pooled, pinned; };
+struct Allocation { u64 bytes; Device* device; bool pooled, pinned, of_graph; };
 static std::map<u64, Allocation> allocations;
 ptx::Range ptx::find_memory(u64 address) {
     Lock lock(queue_lock);
@@ -295,8 +296,18 @@ static int take(void** memory, size_t bytes, bool pooled = false, bool pinned = 
     Lock lock(queue_lock);
     return allocations[reinterpret_cast<u64>(*memory)] = {bytes, &here(), pooled, pinned}, OK;
 }
+API int cuMemsetD32Async(u64 address, u32 word, size_t words, void* stream);
 API int cuMemAlloc_v2(u64* address, size_t bytes) { return take(reinterpret_cast<void**>(address), bytes); }
-API int cuMemAllocAsync(u64* address, size_t bytes, void*) { return take(reinterpret_cast<void**>(address), bytes, true); }
+/* In a capture: memory of the graph, which every launch finds without what the last one wrote. It is never given back. */
+API int cuMemAllocAsync(u64* address, size_t bytes, void* stream) {
+    Line* const graph = std::exchange(capturing, nullptr);
+    const int result = take(reinterpret_cast<void**>(address), bytes, true);
+    capturing = graph;
+    if (!graph || result) return result;
+    Lock lock(queue_lock);
+    allocations[*address].of_graph = true;
+    return cuMemsetD32Async(*address, 0xa5a5a5a5, bytes / 4, stream);
+}
 API int cuMemHostAlloc(void** memory, size_t bytes, u32) { return take(memory, bytes, false, true); }
 API int cuMemHostGetDevicePointer_v2(u64* address, void* memory, u32) { return *address = reinterpret_cast<u64>(memory), OK; }
 /* Freeing need not wait: so says neither call's documentation. Memory that queued work names is not given back, as if the
@@ -341,6 +352,10 @@ API int cuMemFree_v2(u64 address) { return give_back(at(address)); }
 API int cuMemFreeHost(void* memory) { return give_back(memory); }
 /* In the stream's order: what was asked before may use the memory. */
 API int cuMemFreeAsync(u64 address, void* stream) {
+    Lock lock(queue_lock);
+    const auto memory = allocations.find(address);
+    if (memory == allocations.end() || (capturing && !memory->second.of_graph)) return INVALID;
+    if (capturing) return OK;
     Work work = {Work::FREE};
     work.stream = stream, work.target = address;
     return ask(work);
@@ -485,6 +500,7 @@ API int cuModuleLoadDataEx(Module** module, const void* image, u32 count, int* o
         if (options[i] == 5) snprintf(static_cast<char*>(values[i]), reinterpret_cast<u64>(values[i + 1]), "%s", error.c_str());
     return 218;
 }
+API int cuModuleLoadData(Module** module, const void* image) { return cuModuleLoadDataEx(module, image, 0, NULL, NULL); }
 API int cuModuleUnload(Module* module) { return delete module, OK; }
 API int cuModuleGetFunction(Function** function, Module* module, const char* name) {
     if (of_process(name)) return *function = new Function{name, nullptr, nullptr}, OK;
@@ -554,6 +570,19 @@ API int cuLaunchKernelEx(const LaunchConfig* config, const Function* function, v
         stream.fresh = function->name == "load_plan" || (stream.fresh && pdl);
     }
     return launch(*function, *config, arguments);
+}
+/* Of a kernel with an argument for each parameter, as other programs launch theirs. */
+API int cuLaunchKernel(const Function* function, u32 grid_x, u32 grid_y, u32 grid_z, u32 block_x, u32 block_y, u32 block_z, u32 shared, Stream* stream,
+                       void** arguments, void**) {
+    u64 packed[512] = {};
+    for (size_t i = 0; i < function->entry->parameters.size(); ++i) {
+        const auto [at, bytes] = function->entry->parameters[i];
+        if (at + bytes > sizeof packed) return INVALID;
+        memcpy(reinterpret_cast<char*>(packed) + at, arguments[i], bytes);
+    }
+    void* all = packed;
+    const LaunchConfig config = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, NULL, 0};
+    return cuLaunchKernelEx(&config, function, &all, NULL);
 }
 API int cuGetProcAddress(const char* name, void** found, int, u64) {
     *found = !strcmp(name, "cuLaunchKernelEx")         ? reinterpret_cast<void*>(cuLaunchKernelEx)

@@ -366,6 +366,7 @@ struct Parser {
             symbols[name] = bytes;
             u32 size = width;
             if (next('[')) size = width * static_cast<u32>(number()), expect(']');
+            entry->parameters.push_back({bytes, size});
             bytes += size;
         } while (next(','));
         expect(')');

@@ -53,8 +53,10 @@ const Form* find_form(const std::string& opcode, u32 width);
 
 enum class Special : u8 { TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, LANEID, WARPID, CLUSTER_RANK, CLUSTER_SIZE, COUNT };
 
+struct Parameter { u32 at, bytes; };
 struct Entry {
     std::string name;
+    std::vector<Parameter> parameters;
     std::vector<Instruction> code;
     std::vector<u32> operands;           // what `at` points into
     std::vector<u8> constants;           // columns that every warp's file begins with

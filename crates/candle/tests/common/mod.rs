@@ -14,7 +14,7 @@ pub const DIM: usize = 32;
 pub const LAYERS: usize = 2;
 /// Heads of q, k and v.
 pub const HEADS: [usize; 3] = [Q_HEADS, KV_HEADS, KV_HEADS];
-const ALL_HEADS: usize = Q_HEADS + 2 * KV_HEADS;
+pub const ALL_HEADS: usize = Q_HEADS + 2 * KV_HEADS;
 
 pub fn arena(device: &Device) -> KvArena {
     let config = PoolConfig {
@@ -47,7 +47,7 @@ pub fn fused(numbers: &[f32], device: &Device) -> [Tensor; 3] {
 }
 
 /// Returns the packed numbers of q, k or v.
-fn packed(numbers: &[f32], side: usize) -> Vec<f32> {
+pub fn packed(numbers: &[f32], side: usize) -> Vec<f32> {
     let from: usize = HEADS[..side].iter().sum();
     let rows = numbers.chunks(ALL_HEADS * DIM);
     rows.flat_map(|row| &row[from * DIM..(from + HEADS[side]) * DIM]).copied().collect()

@@ -1,14 +1,14 @@
 //! Measurements and checks of the GPU bridge: tokens, steps beside candle's own cache, overhead,
-//! order of streams.
+//! a step's time by operation.
 //!
-//!     cargo run --release -p kvarena-candle-models --features cuda --example gpu -- tokens replays cost order graphs
+//!     cargo run --release -p kvarena-candle-models --features cuda --example gpu -- tokens replays cost parts graphs
 //!
 //! `steps` is `graphs` without graphs. Both take sizes: `steps:16x512,64x1024`.
 //!
 //! The program needs a GPU, and a CUDA toolkit to build candle's kernels.
 
 mod cost;
-mod order;
+mod parts;
 #[path = "../common/shape.rs"]
 mod shape;
 mod steps;
@@ -41,10 +41,10 @@ fn main() -> Outcome {
             "steps" => steps::run(limits, false)?,
             "graphs" => steps::run(limits, true)?,
             "cost" => cost::run()?,
-            "order" => order::run()?,
+            "parts" => parts::run()?,
             other => {
                 return Err(format!(
-                    "{other} is none of tokens, replays, steps, graphs, cost, order"
+                    "{other} is none of tokens, replays, steps, graphs, cost, parts"
                 )
                 .into());
             }

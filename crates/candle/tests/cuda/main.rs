@@ -1,12 +1,15 @@
-//! Tests of the GPU bridge: random programs, and copies. Without a GPU these tests do nothing,
-//! unless `KVARENA_GPU_ERROR` is `None`.
+//! Tests of the GPU bridge: random programs, copies, the order of streams, graphs. Without a GPU
+//! these tests do nothing, unless `KVARENA_GPU_ERROR` is `None`.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod graph;
+mod order;
 
 use std::ffi::{CStr, c_char, c_void};
 
-use candle_core::{Device, Tensor};
-use common::{DIM, HEADS, Program, WRONG, arena, attention, fused, numbers};
+use candle_core::Device;
+use common::{Program, WRONG, arena, attention, fused, numbers};
 use kvarena::testkit::rng::Rng;
 use kvarena::{Extend, Namespace, TokenId};
 use kvarena_candle::{Error, KvArena};
@@ -21,6 +24,14 @@ fn device() -> Option<Device> {
             None
         }
     }
+}
+
+/// The same, which does not track tensors by events.
+fn untracked() -> Option<Device> {
+    let device = device()?;
+    // SAFETY: no tensor exists; tests order what they use on other streams.
+    unsafe { device.as_cuda_device().expect("a GPU").disable_event_tracking() };
+    Some(device)
 }
 
 #[test]
@@ -79,24 +90,4 @@ fn the_stream_of_each_thread_is_rejected() {
         kvarena::PoolConfig { capacity: kvarena::Capacity::Pages(4), ..Default::default() };
     let error = KvArena::new(config, &each).err().expect("another stream in each thread");
     assert!(matches!(error, Error::Engine(_)), "{error}");
-}
-
-/// The arena keeps candle's stream after all of candle's handles are gone.
-#[test]
-fn an_arena_outlives_tensors_and_device() {
-    let Some(device) = device() else { return };
-    let mut arena = arena(&device);
-    let seq = arena.engine.admit(Namespace::default(), &[TokenId::new(1)], 0).expect("room");
-    let step = arena.step(&[Extend { seq, len: 1 }]).expect("room");
-    let [q, k, v] = [0, 1, 2].map(|side| {
-        let x = vec![0.5_f32; HEADS[side] * DIM];
-        Tensor::from_vec(x, (1, HEADS[side], DIM), &device).expect("numbers")
-    });
-    step.attend(0, &attention(), &q, &k, &v).expect("valid attention");
-    drop((q, k, v));
-    let id = step.launched();
-    drop(device);
-    arena.close(id).expect("it was launched");
-    kvarena::Backend::synchronize(arena.engine.backend_mut()).expect("the stream lives");
-    arena.engine.verify().expect("all invariants hold");
 }

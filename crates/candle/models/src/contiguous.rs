@@ -32,12 +32,13 @@ impl Contiguous {
         })
     }
 
-    /// Returns the likeliest new tokens after a prompt.
+    /// Returns the likeliest new tokens after a prompt, on the model's device.
     ///
     /// # Errors
     /// candle's errors.
     pub fn generate(
         &mut self,
+        device: &Device,
         prompt: &[u32],
         new: usize,
         end: &[u32],
@@ -46,7 +47,7 @@ impl Contiguous {
         let (mut tokens, mut text) = (prompt.to_vec(), Vec::new());
         let mut cached = 0;
         while text.len() < new {
-            let input = Tensor::new(&tokens[cached..], &Device::Cpu)?.unsqueeze(0)?;
+            let input = Tensor::new(&tokens[cached..], device)?.unsqueeze(0)?;
             let token = self.logits(&input, cached)?.argmax(D::Minus1)?.to_scalar::<u32>()?;
             cached = tokens.len();
             tokens.push(token);

@@ -89,6 +89,17 @@ impl From<candle::Error> for LoadError {
     }
 }
 
+/// Returns the first GPU and its type of weights, which needs feature `cuda`, or the CPU and f32.
+///
+/// # Errors
+/// candle's: no GPU, or no feature.
+pub fn device(gpu: bool) -> candle::Result<(Device, DType)> {
+    match gpu {
+        true => Ok((Device::new_cuda_with_stream(0)?, DType::BF16)),
+        false => Ok((Device::Cpu, DType::F32)),
+    }
+}
+
 /// One of the served models, with its weights.
 pub enum Model {
     Qwen3(qwen3::ModelForCausalLM),

@@ -8,14 +8,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use candle::{DType, Device};
 use clap::Parser;
 use kvarena::{Capacity, PoolConfig};
 use kvarena_candle::KvArena;
 use kvarena_candle_models::contiguous::Contiguous;
-use kvarena_candle_models::load;
 use kvarena_candle_models::serve::{Limits, serve};
 use kvarena_candle_models::text::Text;
+use kvarena_candle_models::{device, load};
 
 #[derive(Parser)]
 struct Args {
@@ -34,12 +33,15 @@ struct Args {
     /// Maximum number of new tokens of a text.
     #[arg(long, default_value_t = 32)]
     new_tokens: usize,
+    /// Run on the first GPU, in bf16; needs feature `cuda`.
+    #[arg(long)]
+    gpu: bool,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
-    let device = Device::Cpu;
-    let loaded = load(&args.model, DType::F32, &device)?;
+    let (device, dtype) = device(args.gpu)?;
+    let loaded = load(&args.model, dtype, &device)?;
     let text = Text::load(&args.model).map_err(|error| error.to_string())?;
     let questions = match &args.prompts {
         Some(path) => fs::read_to_string(path)?,
@@ -54,9 +56,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let limits = Limits { new_tokens: args.new_tokens, step_tokens: 2048, joins: 1 };
     let served = serve(&loaded.model, &mut arena, &prompts, &loaded.end, limits, |_, _, _| {})?;
 
-    let mut own = Contiguous::load(&args.model, DType::F32, &device)?;
+    let mut own = Contiguous::load(&args.model, dtype, &device)?;
     let start = Instant::now();
-    let texts = prompts.iter().map(|prompt| own.generate(prompt, args.new_tokens, &loaded.end));
+    let texts = prompts.iter();
+    let texts = texts.map(|prompt| own.generate(&device, prompt, args.new_tokens, &loaded.end));
     let texts = texts.collect::<candle::Result<Vec<_>>>();
     let time = start.elapsed();
 

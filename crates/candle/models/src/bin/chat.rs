@@ -7,14 +7,13 @@ use std::error::Error;
 use std::io::{self, BufRead, Write};
 use std::path::PathBuf;
 
-use candle::{DType, Device};
 use clap::Parser;
 use kvarena::{Capacity, PoolConfig};
 use kvarena_candle::KvArena;
 use kvarena_candle_models::config::Family;
-use kvarena_candle_models::load;
 use kvarena_candle_models::serve::{Limits, serve};
 use kvarena_candle_models::text::Text;
+use kvarena_candle_models::{device, load};
 
 #[derive(Parser)]
 struct Args {
@@ -31,43 +30,57 @@ struct Args {
     /// Number of tokens that fit in the cache.
     #[arg(long, default_value_t = 16_384)]
     cache_tokens: u32,
+    /// Run on the first GPU, in bf16; needs feature `cuda`.
+    #[arg(long)]
+    gpu: bool,
 }
 
-/// Returns the texts of the model family's template before and after the user's words.
-fn around(family: Family) -> [&'static str; 2] {
+/// Returns the texts of the model family's template: at the beginning of a chat, and before and after the user's words.
+fn around(family: Family) -> [&'static str; 3] {
     match family {
-        Family::Qwen3 => ["<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"],
+        Family::Qwen3 => ["", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"],
         Family::Llama => [
+            "<|begin_of_text|>",
             "<|start_header_id|>user<|end_header_id|>\n\n",
             "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
         ],
-        Family::Gemma3 => ["<start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n"],
+        Family::Gemma3 => {
+            ["<bos>", "<start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n"]
+        }
     }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
-    let device = Device::Cpu;
-    let loaded = load(&args.model, DType::F32, &device)?;
+    let (device, dtype) = device(args.gpu)?;
+    let loaded = load(&args.model, dtype, &device)?;
     let text = Text::load(&args.model).map_err(|error| error.to_string())?;
     let capacity = Capacity::Pages(args.cache_tokens.div_ceil(16));
     let pool = PoolConfig { page_size: 16, capacity, ..loaded.pool };
     let mut arena = KvArena::new(pool, &device)?;
     let limits = Limits { new_tokens: args.new_tokens, step_tokens: args.step_tokens, joins: 1 };
-    let [before, after] = around(loaded.family);
-    let mut said: Vec<u32> = Vec::new();
+    let [begin, before, after] = around(loaded.family);
+    let mut said = text.encode(begin).map_err(|error| error.to_string())?;
     prompt()?;
     for line in io::stdin().lock().lines() {
         let turn = format!("{before}{}{after}", line?);
         said.extend(text.encode(&turn).map_err(|error| error.to_string())?);
         let (mut answer, mut shown, total) = (Vec::new(), 0, said.len());
+        let mut drawn = false;
         let watch = |_, token: Option<u32>, left: u32| {
-            let Some(token) = token else { return progress(total, left) };
+            let Some(token) = token else {
+                drawn = true;
+                return progress(total, total - left as usize);
+            };
+            if answer.is_empty() && drawn {
+                progress(total, total);
+                eprintln!();
+            }
             answer.push(token);
             let all = text.decode(&answer).unwrap_or_default();
             // A later token may complete a character.
-            if !all.ends_with('\u{fffd}') {
-                print!("{}", &all[shown..]);
+            if let (false, Some(new)) = (all.ends_with('\u{fffd}'), all.get(shown..)) {
+                print!("{new}");
                 shown = all.len();
                 let _ = io::stdout().flush();
             }
@@ -90,11 +103,7 @@ fn prompt() -> io::Result<()> {
 }
 
 /// Prints the progress of a long prompt.
-fn progress(total: usize, left: u32) {
-    let done = total - left as usize;
+fn progress(total: usize, done: usize) {
     let bar = "#".repeat(40 * done / total);
     eprint!("\r[{bar:<40}] {done} of {total} tokens");
-    if left == 0 {
-        eprintln!();
-    }
 }

@@ -5,7 +5,7 @@
 //! positions, from which it rotates q and k, and one call in each layer, which stores K and V and attends.
 //!
 //! The crate `kvarena-candle` (`crates/candle`) makes that call one of candle's custom operations. Its patch of
-//! candle's own Qwen3 adds 46 lines and deletes 242; these are the ones of attention:
+//! candle's own Qwen3 adds 53 lines and deletes 249; these are the ones of attention:
 //!
 //! ```diff
 //! -        let (b, l, _) = x.dims3()?;

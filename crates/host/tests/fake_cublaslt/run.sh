@@ -30,11 +30,11 @@ FAKE_DRIVER_DEVICES=4 FAKE_DRIVER_SLICE=50 -- $all --test gpu_sums
  -- $all --test gpu_groups
  -- $all --test gpu_sparse
  -- $all --test gpu_ranks
-FAKE_DRIVER_PEERS=0 -- $all --test gpu_sums what_sums
-LD_LIBRARY_PATH= -- $all --test gpu what_cannot_run
-LD_LIBRARY_PATH=$lt -- $all --test gpu what_cannot_run
-LD_LIBRARY_PATH=$driver -- $all --test gpu what_cannot_run
-FAKE_DRIVER_DEVICES=0 LD_LIBRARY_PATH=$driver:$lt -- $all --test gpu what_cannot_run
+FAKE_DRIVER_PEERS=0 -- $all --test gpu_sums the_bench_names
+LD_LIBRARY_PATH= -- $all --test gpu why_it_cannot_run
+LD_LIBRARY_PATH=$lt -- $all --test gpu why_it_cannot_run
+LD_LIBRARY_PATH=$driver -- $all --test gpu why_it_cannot_run
+FAKE_DRIVER_DEVICES=0 LD_LIBRARY_PATH=$driver:$lt -- $all --test gpu why_it_cannot_run
 LD_LIBRARY_PATH=$driver:$lt -- $all --test gpu several_gpus
 FAKE_NCCL_REFUSES=1 -- $all --test gpu several_gpus
 END

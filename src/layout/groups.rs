@@ -177,13 +177,13 @@ impl Groups {
     ///
     /// ```
     /// # use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};
-    /// Five layers with 2 heads of 512 read everything; 25 layers with 8 heads of 256 read a window.
+    /// // Five layers with 2 heads of 512 read everything; 25 layers with 8 heads of 256 read a window.
     /// let layers: Vec<u8> = (1..=30).map(|layer| u8::from(layer % 6 > 0)).collect();
     /// let groups = Groups::new(&[Reach::All, Reach::Window(1024)], &layers)?
     ///     .with_shape(1, KvShape::heads(8, 256), None)?;
     /// let (shape, dtype) = (KvShape::heads(2, 512), KvDtype::Bf16);
     /// let layout = PoolConfig { layers: 30, groups, shape, dtype, ..Default::default() }.layout()?;
-    /// Two layers of the window fit a page, with space for half a layer left.
+    /// // Two layers of the window fit a page, with space for half a layer left.
     /// assert_eq!((layout.lanes_of(1), layout.tracks_of(1)), (2, 13));
     /// assert_eq!(layout.unused_bytes(1), 16 * 2 * 8 * 256 * 2 / 2);
     /// # Ok::<(), kvarena::ConfigError>(())

@@ -1,13 +1,15 @@
-//! Moves among the calls of steps, without a wait of the host between them. The tests' driver can do the work of the
+//! Moves among the calls of steps, without a wait of the host between them. Large loads come in parts of the layers. The tests' driver can do the work of the
 //! first or of the last stream first (`FAKE_DRIVER_STREAMS`), which shows a missing wait.
 
 use std::thread::yield_now;
 
-use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu};
+use kvarena::backend::cuda::{
+    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare,
+};
 use kvarena::{
-    Backend, BatchPlan, Capacity, HostMemory, HostPageId, KvDtype, KvShape, LayerId, Layout,
-    MoveId, OpenBackend, PageCopy, PageId, PageMove, PlaneName, PoolConfig, RowId, SlotId,
-    SlotMapping, StepEnd, StepId, TableShape, TableWrite,
+    Attend, Backend, BatchPlan, Capacity, Compaction, HostMemory, HostPageId, KvDtype, KvShape,
+    LayerId, Layout, MoveId, OpenBackend, PageCopy, PageId, PageMove, PlaneName, PoolConfig, Rope,
+    RowId, SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite,
 };
 
 use crate::gpu;
@@ -98,12 +100,21 @@ impl World {
 
     /// Stores the token of a step in all layers.
     fn store(&mut self, step: u64, page: u32) {
+        (0..self.cuda.layout().layers()).for_each(|layer| self.store_layer(step, page, layer));
+    }
+
+    fn store_layer(&mut self, step: u64, page: u32, layer: u32) {
         self.with_plan(step, page, |world, plan| {
-            for layer in 0..world.cuda.layout().layers() {
-                let row = world.row.rows(0, None);
-                world.cuda.store_cache(plan, LayerId::new(layer), row, row).expect("a valid store");
-            }
+            let row = world.row.rows(0, None);
+            world.cuda.store_cache(plan, LayerId::new(layer), row, row).expect("a valid store");
         });
+    }
+
+    /// Loads all pages of the pool from a host page; with 32 layers they are 8 MiB, which come in parts.
+    fn load_all(&mut self, host: u32) {
+        let id = self.next();
+        let moves: Vec<_> = (0..4).flat_map(|page| of(page, host)).collect();
+        self.cuda.load_pages(id, &moves).expect("pages of the pool");
     }
 
     fn end(&mut self, end: StepEnd) {
@@ -112,11 +123,15 @@ impl World {
 
     /// The bytes of K of a page's first two tokens in the last layer.
     fn tokens(&self, page: u32) -> [u8; 2] {
+        self.tokens_of(page, self.cuda.layout().layers() - 1)
+    }
+
+    fn tokens_of(&self, page: u32, layer: u32) -> [u8; 2] {
         let layout = self.cuda.layout();
-        let layer = LayerId::new(layout.layers() - 1);
         [0, 1].map(|offset| {
             let slot = SlotId::new(u64::from(page * SIZE + offset));
-            let row = layout.row(PlaneName::K, layer, slot).expect("the pool has it");
+            let row = layout.row(PlaneName::K, LayerId::new(layer), slot);
+            let row = row.expect("the pool has it");
             let bytes: Vec<u8> = self.cuda.pool().read(row.start, 2 * WIDTH).expect("a row");
             assert!(bytes.iter().all(|&byte| byte == bytes[0]), "a row of one byte");
             bytes[0]
@@ -139,6 +154,123 @@ fn each(check: impl Fn(&mut World)) {
     {
         check(&mut World::new(&gpu, layers, layout));
     }
+}
+
+/// Layers of the first and the second part of a load, and of the last one.
+const OF_PARTS: [u32; 6] = [0, 7, 8, 15, 16, 31];
+
+/// Runs a check over pages of many layers, whose loads come in parts.
+fn each_of_parts(check: impl Fn(&mut World)) {
+    let Some(gpu) = gpu() else { return };
+    for layout in [Layout::PageFirst, Layout::LayerFirst] {
+        check(&mut World::new(&gpu, 32, layout));
+    }
+}
+
+#[test]
+fn the_calls_of_a_layer_come_after_its_part_of_a_load() {
+    each_of_parts(|world| {
+        for (layer, step) in OF_PARTS.into_iter().zip(2..) {
+            world.load_all(0);
+            world.cuda.synchronize().expect("nothing failed");
+            world.load_all(1);
+            world.begin(step, 1);
+            world.store_layer(step, 1, layer);
+            assert_eq!(world.tokens_of(1, layer), [STORED, 4], "layer {layer}");
+            world.end(StepEnd::Complete(StepId::new(step)));
+        }
+    });
+}
+
+/// A step reads cached tokens of a layer before it stores any there; another one rotates and stores.
+#[test]
+fn attention_and_rotation_come_after_a_part_of_a_load() {
+    each_of_parts(|world| {
+        let gpu = world.cuda.gpu().clone();
+        let attend = Attend::new(8, 128);
+        world.cuda.prepare(&Prepare { rope_store: true, ..Prepare::new(&[attend]) }).expect("it");
+        let mut out = DeviceBuffer::new(&gpu, 2 * WIDTH as u64).expect("memory");
+        let frequencies = DeviceBuffer::of(&gpu, &[0.0_f32; 64]).expect("memory");
+        for (layer, step) in OF_PARTS.into_iter().zip((2..).step_by(2)) {
+            let id = LayerId::new(layer);
+            let mut qkv = DeviceBuffer::of(&gpu, &[STORED; 6 * WIDTH]).expect("memory");
+            world.load_all(0);
+            world.cuda.synchronize().expect("nothing failed");
+            world.load_all(1);
+            world.begin(step, 1);
+            world.with_plan(step, 1, |World { cuda, row, .. }, plan| {
+                let (q, out) = (row.rows(0, None), out.rows_mut(0, None));
+                cuda.attend(plan, id, &attend, q, out, None).expect("valid attention");
+            });
+            let read: Vec<u8> = out.read(0, 2 * WIDTH).expect("a row");
+            world.end(StepEnd::Complete(StepId::new(step)));
+            assert!(read.iter().all(|&byte| byte == 4), "layer {layer} reads V: {:?}", &read[..2]);
+
+            world.load_all(0);
+            world.begin(step + 1, 1);
+            world.with_plan(step + 1, 1, |World { cuda, .. }, plan| {
+                let frequencies = frequencies.rows(0, None);
+                let rope = Rope { q_heads: 8, q_norm: None, k_norm: None, eps: 0.0, frequencies };
+                cuda.rope_store(plan, id, &rope, qkv.rows_mut(0, None)).expect("a valid store");
+            });
+            assert_eq!(world.tokens_of(1, layer), [STORED, 3], "layer {layer}");
+            world.end(StepEnd::Complete(StepId::new(step + 1)));
+        }
+    });
+}
+
+#[test]
+fn a_compaction_comes_after_a_load() {
+    each_of_parts(|world| {
+        // The second token differs from the first one in every piece.
+        let mut page = world.cuda.lease_mut(HostPageId::new(2));
+        let tokens = page.as_mut().chunks_mut(2 * WIDTH);
+        tokens.zip(0..).for_each(|(token, at)| token.fill(if at % SIZE == 1 { 6 } else { 5 }));
+        drop(page);
+        world.load_all(2);
+        world.begin(2, 1);
+        let kept = Compaction { row: RowId::new(0), first: 0, keep: 2 };
+        world.cuda.compact(&[kept]).expect("a row of the tables");
+        assert_eq!(world.tokens(1), [6, 6]);
+    });
+}
+
+/// Graphs replay after a plan that was staged; a capture waits for nothing.
+#[test]
+fn a_graph_comes_after_a_load() {
+    each_of_parts(|world| {
+        let stream = world.cuda.stream().clone();
+        world.load_all(1);
+        world.begin(2, 1);
+        let mut refused = None;
+        world.with_plan(2, 1, |World { cuda, row, .. }, plan| {
+            let store = |layer, cuda: &mut Cuda| {
+                let row = row.rows(0, None);
+                cuda.store_cache(plan, LayerId::new(layer), row, row)
+            };
+            refused = stream.capture(|| store(31, cuda)).err();
+            cuda.stage(plan).expect("an open plan");
+            let graph = stream.capture(|| store(31, cuda)).expect("a staged plan");
+            // SAFETY: backend and rows live, and the plan was staged.
+            unsafe { graph.launch(&stream) }.expect("a graph");
+        });
+        assert_eq!(refused, Some(CudaError::NotPrepared));
+        assert_eq!(world.tokens(1), [STORED, 4]);
+    });
+}
+
+/// The tests' driver may prefer the stream of the steps, which is the first one.
+#[test]
+fn the_first_layers_do_not_wait_for_the_last_part() {
+    each_of_parts(|world| {
+        world.load_all(1);
+        world.begin(2, 1);
+        world.store_layer(2, 1, 0);
+        world.cuda.stream().synchronize().expect("nothing failed");
+        let loaded = world.cuda.moved().expect("nothing failed").loaded;
+        let first = std::env::var("FAKE_DRIVER_STREAMS").is_ok_and(|order| order == "1");
+        assert!(!first || loaded < MoveId::new(world.moves), "the whole load is done");
+    });
 }
 
 #[test]

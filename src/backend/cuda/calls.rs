@@ -11,8 +11,8 @@ use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
 use crate::backend::cuda::kernels::params::{AttendParams, magic};
 use crate::backend::cuda::moves::compact::compact;
 use crate::backend::cuda::moves::copy::copy_on_device;
+use crate::backend::cuda::moves::direction::Way;
 use crate::backend::cuda::moves::host_moves::HostMoves;
-use crate::backend::cuda::moves::page_moves::To;
 use crate::backend::cuda::plan::image::Image;
 use crate::backend::{Attend, Backend, Moved, Queries, Rope, Selection, check};
 use crate::id::{LayerId, MoveId};
@@ -71,6 +71,7 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         self.check_open(plan)?;
+        self.before_layer(layer)?;
         let (gpu, pool) = (&self.gpu, self.pools.of_layer(layer)?);
         let image = self.stage.ensure(gpu, plan, &mut self.variants, &self.tables, stream)?;
         if pool.layout().dtype().is_quantised() {
@@ -101,6 +102,7 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         self.check_open(plan)?;
+        self.before_layer(layer)?;
         let (gpu, pool) = (&self.gpu, self.pools.of_layer(layer)?);
         let image = self.stage.ensure(gpu, plan, &mut self.variants, &self.tables, stream)?;
         let [k, v] = store_rope::rotate(gpu, pool, &image, layer, rope, qkv, stream)?;
@@ -150,6 +152,7 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         check::compactions(compactions, self.pools.of(0).layout(), self.tables.shape())?;
         self.note_outside();
+        self.before_pages()?;
         let layout = self.pools.of(0).layout();
         (0..layout.groups().count()).try_for_each(|group| {
             let of = (self.pools.of(group), layout.track_range(group));
@@ -166,13 +169,13 @@ impl Backend for Cuda {
     /// [`CudaError::NotPinned`], or the error of pinning. Also fails while the stream is captured, and with the errors
     /// of [`copy_pages`](Backend::copy_pages).
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CudaError> {
-        self.move_pages(To::Host, id, moves)
+        self.move_pages(Way::Save, id, moves)
     }
 
     /// # Errors
     /// As [`save_pages`](Backend::save_pages).
     fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CudaError> {
-        self.move_pages(To::Device, id, moves)
+        self.move_pages(Way::Load, id, moves)
     }
 
     /// # Errors
@@ -224,6 +227,7 @@ impl Cuda {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         self.check_open(plan)?;
+        self.before_layer(layer)?;
         let pool = self.pools.of_layer(layer)?;
         check::window(plan, attend)?;
         match selection {

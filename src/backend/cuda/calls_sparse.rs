@@ -55,6 +55,7 @@ impl SparseBackend for Cuda {
             self.gpu.load_all(&Labels::kernels(dtype, true))?;
             labels.used = true;
         }
+        self.before_layer(layer)?;
         let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
         if plan.rows.is_empty() {
             return Ok(());

@@ -135,6 +135,9 @@ impl Cuda {
     /// A launch stages its plan if necessary, but a graph cannot. Stage a plan, capture its launches, and replay the
     /// graph after staging any plan with the same [`StagedPlan::graph`].
     ///
+    /// The work behind this call, such as graphs and the host's own kernels, sees all pages that were loaded. Without
+    /// this call, each layer's calls see the pages of their layer, and may begin before other layers are loaded.
+    ///
     /// # Errors
     /// [`CudaError::Plan`] for an invalid plan, a step that is not open, or trees although a window was
     /// [prepared](Cuda::prepare). [`CudaError::SelectTokens`]. [`CudaError::NotStaged`] while the stream is captured.
@@ -146,6 +149,7 @@ impl Cuda {
         if let Some(labels) = self.labels.as_ref().filter(|labels| labels.used) {
             labels.check(plan)?;
         }
+        self.before_pages()?;
         let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
         let graph = self.stage.key(&image, &self.variants);
         let Image { slots, track_slots, track_bytes, positions, rows, .. } = image;

@@ -2,34 +2,80 @@
 
 use std::collections::VecDeque;
 
+use crate::backend::Moved;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
 use crate::backend::cuda::error::CudaError;
 use crate::id::MoveId;
 
-/// Most events of a direction. With more moves in flight, waits for the oldest ones become waits for a later one.
+/// Most events of a direction. With more parts in flight, waits for the oldest ones become waits for a later one.
 const EVENTS_MAX: usize = 64;
+
+/// The direction of moves between device and host pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::backend::cuda) enum Way {
+    Save,
+    Load,
+}
+
+impl Way {
+    /// Returns the other direction.
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::Save => Self::Load,
+            Self::Load => Self::Save,
+        }
+    }
+
+    /// Returns this direction's move.
+    pub(super) fn of(self, moved: &mut Moved) -> &mut MoveId {
+        match self {
+            Self::Save => &mut moved.saved,
+            Self::Load => &mut moved.loaded,
+        }
+    }
+}
+
+/// A part of a move; a move's parts take effect in order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub(super) struct Part {
+    id: MoveId,
+    number: u32,
+}
+
+impl Part {
+    /// One of a move's `count` parts.
+    pub fn of(id: MoveId, number: u32, count: u32) -> Self {
+        if number + 1 < count { Self { id, number } } else { Self::last(id) }
+    }
+
+    /// The last part of a move, which may be its only one.
+    pub fn last(id: MoveId) -> Self {
+        Self { id, number: u32::MAX }
+    }
+}
 
 /// Moves of one direction, which take effect in order.
 #[derive(Debug)]
 pub(super) struct Direction {
     pub stream: CudaStream,
-    /// Events at the ends of moves in flight, oldest first.
-    in_flight: VecDeque<(MoveId, CudaEvent)>,
+    /// Events at the ends of parts in flight, oldest first.
+    in_flight: VecDeque<(Part, CudaEvent)>,
     spare: Vec<CudaEvent>,
-    /// The last move that is known to be done.
-    done: MoveId,
+    /// The last part that is known to be done, and the last move.
+    done: (Part, MoveId),
 }
 
 impl Direction {
     pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         let (in_flight, spare) =
             (VecDeque::with_capacity(EVENTS_MAX), Vec::with_capacity(EVENTS_MAX));
-        Ok(Self { stream: CudaStream::new(gpu)?, in_flight, spare, done: MoveId::new(0) })
+        let done = (Part::default(), MoveId::new(0));
+        Ok(Self { stream: CudaStream::new(gpu)?, in_flight, spare, done })
     }
 
-    /// Marks the stream's end as the end of a move.
-    pub fn record(&mut self, id: MoveId) -> Result<(), CudaError> {
+    /// Marks the stream's end as the end of a part.
+    pub fn record(&mut self, part: Part) -> Result<(), CudaError> {
         let oldest = match self.in_flight.len() {
             EVENTS_MAX => self.in_flight.pop_front().map(|(_, event)| event),
             _ => self.spare.pop(),
@@ -39,33 +85,36 @@ impl Direction {
             None => CudaEvent::new(self.stream.gpu(), false)?,
         };
         event.record(&self.stream)?;
-        self.in_flight.push_back((id, event));
+        self.in_flight.push_back((part, event));
         Ok(())
     }
 
     /// Returns the last move that is done.
     pub fn poll(&mut self) -> Result<MoveId, CudaError> {
-        while let Some((id, event)) = self.in_flight.front() {
+        while let Some((part, event)) = self.in_flight.front() {
             if !event.is_done()? {
                 break;
             }
-            self.done = *id;
+            self.done.0 = *part;
+            if *part == Part::last(part.id) {
+                self.done.1 = part.id;
+            }
             self.spare.extend(self.in_flight.pop_front().map(|(_, event)| event));
         }
-        Ok(self.done)
+        Ok(self.done())
     }
 
     /// Returns the last move that was done at the last [`poll`](Self::poll).
     pub fn done(&self) -> MoveId {
-        self.done
+        self.done.1
     }
 
-    /// Makes a stream wait for a move, unless it is done.
-    pub fn block(&self, id: MoveId, stream: &CudaStream) -> Result<(), CudaError> {
-        if id <= self.done {
+    /// Makes a stream wait for a part of a move, unless it is done.
+    pub fn block(&self, part: Part, stream: &CudaStream) -> Result<(), CudaError> {
+        if part <= self.done.0 {
             return Ok(());
         }
-        match self.in_flight.iter().find(|(later, _)| *later >= id) {
+        match self.in_flight.iter().find(|(later, _)| *later >= part) {
             Some((_, event)) => event.block(stream),
             // It failed, and the call that failed has waited for it.
             None => Ok(()),

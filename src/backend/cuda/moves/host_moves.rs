@@ -2,15 +2,19 @@
 //!
 //! Each direction has a stream. A save waits for all earlier work of the backend's stream; a load waits for the work of
 //! steps that have ended. A page records its last moves. Work that uses it afterwards waits for these and no others:
-//! `begin` for the pages that its table writes name, `copy_pages` for its pages, the other direction for its own.
+//! a step for the pages that its table writes name, `copy_pages` for its pages, the other direction for its own.
+//!
+//! A large load copies the first layers of all its pages, then the next ones: a few parts, each with an event. `begin`
+//! waits for saves alone, and a layer's calls wait for the part that contains the layer. Graphs cannot wait, so
+//! `Cuda::stage` waits for all parts.
 //!
 //! Not here: the copies (`transfer.rs`), the memory (`region.rs`).
 
 use std::collections::VecDeque;
 
-use super::direction::Direction;
+use super::direction::{Direction, Part, Way};
 use super::region::{CudaRead, CudaWrite, Region};
-use super::transfer::{Transfer, Way};
+use super::transfer::Transfer;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::raw::is_capturing;
 use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
@@ -22,6 +26,14 @@ use crate::layout::PoolLayout;
 use crate::memory;
 use crate::plan::{PageMove, StepEnd};
 
+/// Most parts of a load.
+const PARTS_MAX: u64 = 4;
+/// Bytes of a load that comes in parts; smaller ones end soon.
+const PARTED_BYTES: u64 = 8 << 20;
+/// Bytes of a plane of a page in a part, at least. On an H100, blocks of 288 KiB load at 54.8 GB/s, whole pages of 2,304
+/// KiB at 55.0.
+const PART_BYTES: u64 = 192 << 10;
+
 /// The host pages of a backend and the moves from and to them.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct HostMoves {
@@ -31,6 +43,8 @@ pub(in crate::backend::cuda) struct HostMoves {
     pages: Pages,
     save: (Direction, Transfer),
     load: (Direction, Transfer),
+    /// Parts of a large load. Each has as many lanes, or one less.
+    parts: u32,
     /// The last move of each direction.
     last: Moved,
     /// The last moves of each page of the pool, and of each host page.
@@ -43,6 +57,10 @@ pub(in crate::backend::cuda) struct HostMoves {
     spare: Vec<CudaEvent>,
     /// The last step that had begun when a call was made that did not belong to the last step.
     outside: StepId,
+    /// The last load of which a step that has begun uses pages.
+    needed: MoveId,
+    /// The part of a load for which the backend's stream waits or has waited, and with it for all earlier ones.
+    awaited: Part,
 }
 
 /// Pages that a call uses next, by the last moves of all of them.
@@ -65,12 +83,18 @@ impl HostMoves {
             memory::filled(count.into(), Moved::default())
                 .map_err(|error| CudaError::OutOfMemory { bytes: error.bytes })
         };
+        let load = Transfer::new(gpu, Way::Load, pool)?;
+        let parts = match load.is_by_engines() {
+            true => pool.page_bytes() / (u64::from(pool.planes()) * PART_BYTES),
+            false => 1,
+        };
         Ok(Self {
             gpu: gpu.clone(),
+            parts: parts.clamp(1, PARTS_MAX.min(pool.lanes.into())) as u32,
             pages: Pages::packed(region.address(), pool, layout.host_region_pages()),
             region,
             save: (Direction::new(gpu)?, Transfer::new(gpu, Way::Save, pool)?),
-            load: (Direction::new(gpu)?, Transfer::new(gpu, Way::Load, pool)?),
+            load: (Direction::new(gpu)?, load),
             last: Moved::default(),
             of_device: columns(layout.page_count())?,
             of_host: columns(layout.host_region_pages())?,
@@ -78,74 +102,87 @@ impl HostMoves {
             begins: VecDeque::new(),
             spare: Vec::new(),
             outside: StepId::new(0),
+            needed: MoveId::new(0),
+            awaited: Part::default(),
         })
     }
 
-    /// Saves pages after all earlier work of the backend's `stream`.
-    pub fn save(
+    /// Moves pages: saves them after all earlier work of the backend's `stream`, or loads them after its steps that have
+    /// ended.
+    pub fn move_pages(
         &mut self,
+        way: Way,
         (pool, layout): (&Pages, &PoolLayout),
         id: MoveId,
         moves: &[PageMove],
         stream: &CudaStream,
     ) -> Result<(), CudaError> {
-        self.check(id, moves, layout, Way::Save)?;
-        let own = &self.save.0.stream;
-        self.fork.record(stream)?;
-        self.fork.block(own)?;
-        // The host pages may still be read, and the pages of the pool written.
-        self.load.0.block(self.latest_of(moves).loaded, own)?;
-        for PageMove { device, host } in moves {
-            self.of_device[device.index()].saved = id;
-            self.of_host[host.index()].saved = id;
-        }
-        self.last.saved = id;
-        let (direction, transfer) = &mut self.save;
-        let own = direction.stream.raw();
-        let done = transfer.submit(&self.gpu, pool, &self.pages, moves, own);
-        let done = done.and_then(|()| direction.record(id));
-        self.finish_failed(done)
-    }
-
-    /// Loads pages after the steps of the backend's `stream` that have ended.
-    pub fn load(
-        &mut self,
-        (pool, layout): (&Pages, &PoolLayout),
-        id: MoveId,
-        moves: &[PageMove],
-        stream: &CudaStream,
-    ) -> Result<(), CudaError> {
-        self.check(id, moves, layout, Way::Load)?;
-        let own = &self.load.0.stream;
+        self.check(way, id, moves, layout)?;
+        let (own, other) = match way {
+            Way::Save => (&self.save.0.stream, &self.load.0),
+            Way::Load => (&self.load.0.stream, &self.save.0),
+        };
         match self.begins.front() {
             // All other work was submitted before the first open step.
-            Some((first, begin)) if *first > self.outside => begin.block(own)?,
+            Some((first, begin)) if way == Way::Load && *first > self.outside => {
+                begin.block(own)?
+            }
             _ => {
                 self.fork.record(stream)?;
                 self.fork.block(own)?;
             }
         }
-        // The host pages may still be written, and the pages of the pool read.
-        self.save.0.block(self.latest_of(moves).saved, own)?;
+        // The other direction may still use the pages.
+        let last = *way.other().of(&mut self.latest_of(moves));
+        other.block(Part::last(last), own)?;
         for PageMove { device, host } in moves {
-            self.of_device[device.index()].loaded = id;
-            self.of_host[host.index()].loaded = id;
+            *way.of(&mut self.of_device[device.index()]) = id;
+            *way.of(&mut self.of_host[host.index()]) = id;
         }
-        self.last.loaded = id;
-        let (direction, transfer) = &mut self.load;
-        let own = direction.stream.raw();
-        let done = transfer.submit(&self.gpu, pool, &self.pages, moves, own);
-        let done = done.and_then(|()| direction.record(id));
-        self.finish_failed(done)
+        *way.of(&mut self.last) = id;
+        let done = self.submit(way, pool, id, moves);
+        if done.is_err() {
+            // A part of the move may have been submitted.
+            let _ = self.gpu.finish();
+        }
+        done
+    }
+
+    /// Submits a move on its direction's stream, a large load in parts.
+    fn submit(
+        &mut self,
+        way: Way,
+        pool: &Pages,
+        id: MoveId,
+        moves: &[PageMove],
+    ) -> Result<(), CudaError> {
+        let (direction, transfer) = match way {
+            Way::Save => &mut self.save,
+            Way::Load => &mut self.load,
+        };
+        let stream = direction.stream.raw();
+        let is_small = pool.page_bytes() * (moves.len() as u64) < PARTED_BYTES;
+        if way == Way::Save || self.parts == 1 || is_small {
+            transfer.submit(&self.gpu, pool, &self.pages, moves, stream)?;
+            return direction.record(Part::last(id));
+        }
+        for part in 0..self.parts {
+            let first = |part: u32| (part * pool.lanes).div_ceil(self.parts);
+            let lanes = first(part)..first(part + 1);
+            let (pool, host) = (pool.part(lanes.clone()), self.pages.part(lanes));
+            transfer.submit(&self.gpu, &pool, &host, moves, stream)?;
+            direction.record(Part::of(id, part, self.parts))?;
+        }
+        Ok(())
     }
 
     /// Checks a call, before it has any effect.
     fn check(
         &mut self,
+        way: Way,
         id: MoveId,
         moves: &[PageMove],
         layout: &PoolLayout,
-        way: Way,
     ) -> Result<(), CudaError> {
         check::moves(id, moves, layout, self.last)?;
         let ready = self.region.ready();
@@ -157,14 +194,6 @@ impl HostMoves {
             assert!(self.region.is_free(host, way == Way::Load), "B16: {host:?} is leased");
         }
         self.moved().map(|_| ())
-    }
-
-    /// Waits for a move of which a part may have been submitted.
-    fn finish_failed(&mut self, done: Result<(), CudaError>) -> Result<(), CudaError> {
-        if done.is_err() {
-            let _ = self.gpu.finish();
-        }
-        done
     }
 
     fn latest_of(&self, moves: &[PageMove]) -> Moved {
@@ -193,7 +222,8 @@ impl HostMoves {
         self.save.0.done() < self.last.saved || self.load.0.done() < self.last.loaded
     }
 
-    /// Makes the backend's stream wait for the moves of pages that a step's table writes name, and records the step.
+    /// Records a step and its pages, which its table writes name: makes the backend's stream wait for their saves, and
+    /// the calls of its layers for their loads.
     pub fn begin(
         &mut self,
         step: StepId,
@@ -207,9 +237,35 @@ impl HostMoves {
         event.record(stream)?;
         if self.is_moving() {
             self.moved()?;
-            self.block(pages, stream)?;
+            let last = latest(pages.map(|page| self.of_device[page.index()]));
+            self.save.0.block(Part::last(last.saved), stream)?;
+            self.needed = self.needed.max(last.loaded);
         }
         self.begins.push_back((step, event));
+        Ok(())
+    }
+
+    /// Makes the backend's stream wait for a lane of the pages that steps use.
+    pub fn before_lane(&mut self, lane: u32, stream: &CudaStream) -> Result<(), CudaError> {
+        let part = lane * self.parts / self.pages.lanes;
+        self.wait(Part::of(self.needed, part, self.parts), stream)
+    }
+
+    /// Makes the backend's stream wait for all lanes of the pages that steps use.
+    pub fn before_all(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
+        self.wait(Part::last(self.needed), stream)
+    }
+
+    /// Makes the backend's stream wait for a part of a load, unless it has waited. A capture cannot wait.
+    fn wait(&mut self, part: Part, stream: &CudaStream) -> Result<(), CudaError> {
+        if part <= self.awaited {
+            return Ok(());
+        }
+        if is_capturing(stream.raw())? {
+            return Err(CudaError::NotPrepared);
+        }
+        self.load.0.block(part, stream)?;
+        self.awaited = part;
         Ok(())
     }
 
@@ -220,8 +276,8 @@ impl HostMoves {
         stream: &CudaStream,
     ) -> Result<(), CudaError> {
         let last = latest(pages.map(|page| self.of_device[page.index()]));
-        self.save.0.block(last.saved, stream)?;
-        self.load.0.block(last.loaded, stream)
+        self.save.0.block(Part::last(last.saved), stream)?;
+        self.load.0.block(Part::last(last.loaded), stream)
     }
 
     /// Makes a stream wait for the moves of pages that copies use. A capture cannot wait.

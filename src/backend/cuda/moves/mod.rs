@@ -9,7 +9,7 @@
 
 pub(super) mod compact;
 pub(super) mod copy;
-mod direction;
+pub(super) mod direction;
 pub(super) mod host_moves;
 pub(super) mod page_moves;
 pub(super) mod region;

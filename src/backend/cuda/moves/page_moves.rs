@@ -4,6 +4,7 @@
 //! (`calls.rs`).
 
 use super::copy::copy_on_device;
+use super::direction::Way;
 use super::host_moves::HostMoves;
 use super::region::{CudaRead, CudaWrite};
 use crate::backend::cuda::driver::raw::is_capturing;
@@ -11,15 +12,8 @@ use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::opened::Cuda;
 use crate::backend::{HostMemory, Moved, PlanError, check};
-use crate::id::{HostPageId, MoveId};
+use crate::id::{HostPageId, LayerId, MoveId};
 use crate::plan::{PageCopy, PageMove};
-
-/// The direction of moves between the pool and host pages.
-#[derive(Clone, Copy)]
-pub(in crate::backend::cuda) enum To {
-    Host,
-    Device,
-}
 
 impl Cuda {
     /// Copies pages into another pool of equal [fingerprint](Cuda::page_fingerprint) on the same device, of either
@@ -64,7 +58,7 @@ impl Cuda {
 
     pub(in crate::backend::cuda) fn move_pages(
         &mut self,
-        to: To,
+        way: Way,
         id: MoveId,
         moves: &[PageMove],
     ) -> Result<(), CudaError> {
@@ -78,10 +72,7 @@ impl Cuda {
         if is_capturing(self.stream.raw())? {
             return Err(CudaError::NotPrepared);
         }
-        match to {
-            To::Host => host.save((pool, layout), id, moves, &self.stream),
-            To::Device => host.load((pool, layout), id, moves, &self.stream),
-        }
+        host.move_pages(way, (pool, layout), id, moves, &self.stream)
     }
 
     pub(in crate::backend::cuda) fn last_moved(&mut self) -> Result<Moved, CudaError> {
@@ -91,6 +82,22 @@ impl Cuda {
             Some(failure) if !self.fewer_host_pages => Err(failure.clone()),
             _ => host.moved(),
         }
+    }
+
+    /// Makes the stream wait for the pages of steps, in all lanes, before a call that may use any of them.
+    pub(in crate::backend::cuda) fn before_pages(&mut self) -> Result<(), CudaError> {
+        self.host.as_mut().map_or(Ok(()), |host| host.before_all(&self.stream))
+    }
+
+    /// Makes the stream wait for the pages of steps in a layer, before a call of this layer.
+    pub(in crate::backend::cuda) fn before_layer(
+        &mut self,
+        layer: LayerId,
+    ) -> Result<(), CudaError> {
+        let Some(host) = &mut self.host else { return Ok(()) };
+        let layout = self.pools.of(0).layout();
+        check::layer(layer, layout)?;
+        host.before_lane(layout.place(layer).lane, &self.stream)
     }
 
     fn leasing(&mut self, page: HostPageId) -> &mut HostMoves {

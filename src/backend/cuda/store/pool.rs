@@ -1,5 +1,6 @@
 //! K and V in device memory, in either layout, and their addresses for kernels.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::scales::Scales;
@@ -145,6 +146,8 @@ impl Pieces {
 pub(in crate::backend::cuda) struct Pages {
     groups: [Pieces; PLANES_MAX],
     group_count: usize,
+    /// Pieces of one plane, one for each lane; 1 if the planes depend on the group.
+    pub(in crate::backend::cuda) lanes: u32,
     /// Number of pages.
     pub(in crate::backend::cuda) count: u32,
 }
@@ -152,9 +155,10 @@ pub(in crate::backend::cuda) struct Pages {
 impl Pages {
     pub(in crate::backend::cuda) fn of(address: u64, layout: &PoolLayout) -> Self {
         let none = Pieces::default();
-        let mut pages =
-            Self { groups: [none; PLANES_MAX], group_count: 0, count: layout.page_count() };
+        let (groups, count) = ([none; PLANES_MAX], layout.page_count());
+        let mut pages = Self { groups, group_count: 0, lanes: layout.lanes(), count };
         if !layout.has_one_shape() {
+            pages.lanes = 1;
             // The planes depend on the group, but every page is contiguous.
             let bytes = layout.page_bytes();
             let (piece_bytes, piece_stride, page_stride) = (bytes, bytes, bytes);
@@ -186,6 +190,24 @@ impl Pages {
         pages
     }
 
+    /// Returns the pieces of some lanes, a group for each plane.
+    pub(in crate::backend::cuda) fn part(&self, lanes: Range<u32>) -> Self {
+        let mut part = Self { group_count: 0, lanes: lanes.len() as u32, ..*self };
+        for group in self.groups() {
+            for first in (0..group.count).step_by(self.lanes as usize) {
+                let address = group.address + u64::from(first + lanes.start) * group.piece_stride;
+                part.groups[part.group_count] = Pieces { address, count: part.lanes, ..*group };
+                part.group_count += 1;
+            }
+        }
+        part
+    }
+
+    /// Returns the number of planes.
+    pub(in crate::backend::cuda) fn planes(&self) -> u32 {
+        self.groups().iter().map(|group| group.count / self.lanes).sum()
+    }
+
     /// Adds pieces. In both layouts, pieces of equal size in the next plane follow at the distance of the layers.
     fn push(&mut self, pieces: Pieces) {
         match self.groups[..self.group_count].last_mut() {
@@ -215,12 +237,6 @@ impl Pages {
             end += group.bytes();
             follows
         })
-    }
-
-    /// Returns the address of a packed page.
-    pub(in crate::backend::cuda) fn packed_at(&self, page: u32) -> u64 {
-        debug_assert!(page < self.count && self.is_packed());
-        self.address() + u64::from(page) * self.page_bytes()
     }
 
     /// Returns packed pages with one piece each.

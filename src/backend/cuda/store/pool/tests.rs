@@ -53,6 +53,12 @@ fn k_and_v_are_one_group_and_what_differs_is_another() {
             }
             let packed = layout == Layout::PageFirst || pages == 1;
             assert_eq!(all.is_packed(), packed, "{pool:?}");
+            assert_eq!(all.planes(), pool.planes().len() as u32);
+            // Parts of the lanes are together the page, whose pieces are ordered by planes and lanes.
+            let parts = [0..1, 1..3].map(|lanes| ranges(&all.part(lanes), 1));
+            let planes = parts[0].chunks(1).zip(parts[1].chunks(2));
+            let joined: Vec<_> = planes.flat_map(|(one, two)| [one, two].concat()).collect();
+            assert_eq!(joined, ranges(&all, 1));
         }
     }
 }

@@ -49,6 +49,8 @@ pub struct Stream {
     pub(crate) seq: Option<SeqKey>,
     /// Leader that computes the prompt, while the stream waits for it.
     pub(crate) leader: Option<Leader>,
+    /// When a step first left the stream out while its pages were loading.
+    pub(crate) loading: Option<Instant>,
     /// Order of the first admission: the youngest stream is preempted first.
     pub(crate) age: u64,
     /// Whether the stream has been admitted before.
@@ -80,6 +82,7 @@ impl Stream {
             submitted,
             seq: None,
             leader: None,
+            loading: None,
             age: 0,
             admitted: false,
             drafter: Drafter::default(),

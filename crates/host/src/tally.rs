@@ -28,6 +28,8 @@ pub struct Tally {
     pub cached_tokens: u64,
     /// Streams that a step left out because their pages were loading, counted in each step.
     pub load_waits: u64,
+    /// Time from the first step that left a stream out while its pages were loading to the first step with it.
+    pub load_time: Histogram,
     /// Drafts that steps checked.
     pub drafted: u64,
     /// Accepted drafts.
@@ -88,13 +90,16 @@ impl Tally {
             line(
                 &mut text,
                 format_args!(
-                    "host memory: {} tokens hit; {} pages saved ({} at their eviction), {} loaded, {} evicted; {} waits",
+                    "host memory: {} tokens hit; {} pages saved ({} at their eviction), {} loaded, {} evicted; {} waits, median \
+                     {:.1} ms, worst {:.1} ms",
                     stats.host_hit_tokens,
                     stats.saved_pages,
                     stats.forced_pages,
                     stats.loaded_pages,
                     stats.host_evicted_pages,
-                    self.load_waits,
+                    self.load_time.count(),
+                    ms(self.load_time.quantile(0.5)),
+                    ms(self.load_time.greatest()),
                 ),
             );
         }

@@ -218,7 +218,7 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = at_least_one())]
     pub batch: Vec<u32>,
 
-    /// Prompt tokens of a stream of --bench decode and prefill.
+    /// Prompt tokens of a stream of --bench decode, prefill and load.
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_one())]
     pub context: u32,
 
@@ -280,6 +280,8 @@ pub enum Bench {
     Decode,
     /// 64 prompts.
     Prefill,
+    /// The first token behind --context cached tokens in host memory, with 1 new token and with an eighth as many.
+    Load,
     /// Sums over GPUs for the rows of --batch, without a model.
     Sums,
 }

@@ -1,5 +1,6 @@
-//! Ranks that fail or panic, over the stand-ins for the driver and cublasLt, which fail on request. Each run must print
-//! the reason and exit with its code. The caller of these tests ends a run that hangs (`fake_cublaslt/run.sh`).
+//! Ranks that fail or panic, and pages that one of them cannot move, over the stand-ins for the driver and cublasLt, which
+//! fail on request. A run with a failing rank must print the reason and exit with its code. The caller of these tests ends
+//! a run that hangs (`fake_cublaslt/run.sh`).
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -75,5 +76,48 @@ fn a_rank_that_panics_ends_the_program() {
     for (arguments, fault) in [(SERVE, "1:8"), (SERVE, "0:8"), (long, "1:1"), (long, "0:1")] {
         let words = format!("rank {} panicked", &fault[..1]);
         fails(&arguments, ("FAKE_CUBLASLT_OVERFLOWS", fault), 101, &["out of range", &words]);
+    }
+}
+
+/// The words of requests in a pool for one of them, and the line of the report about host memory.
+fn hosted(host_cache: Option<&str>, faults: &[(&str, &str)]) -> (String, String) {
+    // Prompts of four pages, each of them twice.
+    let prompt = |n: usize| (0..64).map(|i| (7 * n + i * i) % 512).collect::<Vec<_>>();
+    let requests: String = (0..4)
+        .chain(0..4)
+        .map(|n| format!("{{\"prompt\": {:?}, \"max_new_tokens\": 4}}\n", prompt(n)))
+        .collect();
+    let mut arguments = vec!["--backend", "cuda", "--tp", "2", "--concurrency", "1", "--json"];
+    arguments.extend(["--random-model", "llama-tiny-64", "--chunk", "64", "--pages", "6"]);
+    arguments.extend(["--requests", "-"]);
+    arguments.extend(host_cache.iter().flat_map(|gib| ["--host-cache", gib]));
+    let ran = generate_with(faults, &arguments, &requests);
+    assert_eq!(ran.code, Some(0), "{faults:?}: {}", ran.err);
+    let words: Vec<_> = ran
+        .out
+        .lines()
+        .filter_map(|line| line.split("\"tokens\":").nth(1)?.split(']').next())
+        .collect();
+    assert_eq!(words.len(), 8, "{}", ran.out);
+    let line = ran.err.lines().find(|line| line.starts_with("host memory"));
+    (words.join("\n"), line.unwrap_or_default().to_owned())
+}
+
+/// Pages that each rank moves its part of do not change the words. If one rank cannot save its part, no rank has saved.
+#[test]
+fn a_page_that_one_rank_cannot_save_is_saved_on_none() {
+    if !has_stand_in() {
+        return;
+    }
+    let (expected, _) = hosted(None, &[]);
+    let (words, line) = hosted(Some("0.01"), &[]);
+    assert_eq!(words, expected);
+    assert!(line.contains(" loaded") && !line.contains(" 0 loaded"), "{line}");
+    // The kernel moves pages as small as these.
+    for rank in ["0", "1"] {
+        let fault = format!("{rank}:copy_pages");
+        let (words, line) = hosted(Some("0.01"), &[("FAKE_DRIVER_REFUSES", &fault)]);
+        assert_eq!(words, expected, "{fault}");
+        assert!(line.contains(" 0 tokens hit") && line.contains(" 0 loaded"), "{fault}: {line}");
     }
 }

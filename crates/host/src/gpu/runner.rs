@@ -284,7 +284,6 @@ impl GpuRunner {
         if draw_count > rows {
             forward.plan(device, (tokens, draw_count % rows), false)?;
         }
-        let staged = backend.stage(plan)?;
         self.number += 1;
         let (number, logits) = (self.number, forward.logits_address());
         images.send(device, number, (&work.inputs, tokens), (&self.draws, draw_count))?;
@@ -302,7 +301,8 @@ impl GpuRunner {
         // A graph's logits are copied after the whole graph.
         let keeps = self.kept.is_none() || draw_count <= rows;
         if decode && self.options.graphs && keeps && !forward.is_measuring() {
-            let key = (staged.graph, filtered, shaped);
+            // Only a graph waits for the pages of all layers; launches wait for those of their layer.
+            let key = (backend.stage(plan)?.graph, filtered, shaped);
             if let Entry::Vacant(entry) = self.graphs.entry(key) {
                 let body =
                     || forward.run(device, backend, plan, addresses, Parts::ALL, |_, _| Ok(()));

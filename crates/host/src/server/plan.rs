@@ -1,5 +1,7 @@
 //! The next step: admission, a plan, and preemption when pages run out.
 
+use std::time::Instant;
+
 use kvarena::{Draft, EngineError, Extend, Keep, Namespace, NamespaceNames, TokenId};
 
 use super::{Asked, Flight, Say, Score, Server, failed, later, refused};
@@ -273,12 +275,16 @@ impl<R: Runner> Server<R> {
         let first = self.running.partition_point(|&key| self.streams[key].age < turn);
         let (later, sooner) = self.running.split_at(first);
         for &key in sooner.iter().chain(later) {
-            let stream = &self.streams[key];
-            let Some(seq) = stream.seq else { continue };
+            let Some(seq) = self.streams[key].seq else { continue };
             if loading == Loading::Skip && self.engine.is_loading(seq).map_err(failed)? {
                 self.tally.load_waits += 1;
+                self.streams[key].loading.get_or_insert_with(Instant::now);
                 continue;
             }
+            if let Some(since) = self.streams[key].loading.take() {
+                self.tally.load_time.add(since.elapsed());
+            }
+            let stream = &self.streams[key];
             let known = self.engine.token_count(seq).map_err(refused)?;
             let planned = self.engine.planned_len(seq).map_err(refused)?;
             let len = self.next_len(stream, ahead, (planned, known), budget);

@@ -6,6 +6,7 @@
 //! the median of the first nine. With `--sparse` a row contains the number of positions that streams read. Times of a
 //! step's parts are null over several ranks: one rank's parts would wait forever for the other ranks' sums.
 
+mod load;
 mod sums;
 
 use std::io::Write;
@@ -15,11 +16,13 @@ use serde_json::{Value, json};
 use super::report::{idle, median_ms};
 use super::setup::{ranks_server, server};
 use crate::args::{Args, Bench, DtypeName, Shape};
+use crate::setup::{config_of, engine_config, unusable};
 use kvarena_host::clock::Part;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::gpu::products::Op;
 use kvarena_host::gpu::runner::OnGpu;
 use kvarena_host::gpu::sums::{Link, Transport};
+use kvarena_host::gpu::weights::Share;
 use kvarena_host::request::{Defaults, Request};
 use kvarena_host::sample::{Sampling, splitmix};
 use kvarena_host::server::{Server, Sink};
@@ -68,6 +71,7 @@ pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
         Bench::Decode => batches.iter().copied().max().unwrap_or(1) as u32,
         Bench::Offline => 256,
         Bench::Prefill => PREFILL_PROMPTS as u32,
+        Bench::Load => 1,
         Bench::Sums => return sums::run(args, shape, &batches, out),
     };
     let args = Args {
@@ -77,10 +81,20 @@ pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
         first_logits: 0,
         ..args.clone()
     };
+    let args =
+        if part == Bench::Load { load::args(&args, page_bytes(&args, shape)?) } else { args };
     match args.tp {
         1 => rows(&args, (part, shape), &batches, &mut server(&args)?.0, out),
         _ => rows(&args, (part, shape), &batches, &mut ranks_server(&args)?.0, out),
     }
+}
+
+/// Returns the bytes of a page on one GPU.
+fn page_bytes(args: &Args, shape: Shape) -> Result<u64> {
+    let args = Args { pages: Some(1), ..args.clone() };
+    let share = Share { rank: 0, ranks: args.tp as usize };
+    let config = engine_config(&args, &share.of(&config_of(shape)?)?, 0)?;
+    Ok(config.shape().map_err(unusable)?.layout.page_bytes())
 }
 
 fn rows(
@@ -112,6 +126,7 @@ fn rows(
             prefill(server, &mut prompts, context)?;
             print(prefill(server, &mut prompts, context)?)
         }
+        Bench::Load => load::rows(server, &mut prompts, context)?.into_iter().try_for_each(print),
         Bench::Sums => unreachable!("they need no server"),
     }
 }

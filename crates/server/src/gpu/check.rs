@@ -29,6 +29,7 @@ use kvarena::{
     Capacity, Engine, EngineConfig, Groups, KvDtype, LabelChannels, PoolConfig, PrefixMode,
 };
 
+use super::setup::wait_for_host_pages;
 use crate::args::Shape;
 use crate::setup::{config_of, no_engine, tiny_model, unusable};
 use kvarena_host::contiguous;
@@ -225,6 +226,7 @@ impl Case {
         setting: Setting,
         sampling: Sampling,
     ) -> Result<Heard> {
+        wait_for_host_pages(server.engine_mut())?;
         for request in self.requests(setting, sampling) {
             server.submit(request)?;
         }
@@ -239,6 +241,11 @@ impl Case {
         let late = server.runner().late_modules(server.engine().backend());
         if late > 0 {
             return Err(Error::run(format!("{setting:?}: {late} modules loaded after the start")));
+        }
+        let engine = server.engine();
+        let has_groups = engine.shape().layout.groups().count() > 1;
+        if setting.host_pages && !has_groups && engine.stats().loaded_pages == 0 {
+            return Err(Error::run(format!("{setting:?}: no page was loaded")));
         }
         let greedy = sampling.temperature == 0.0;
         if setting.drafts.is_some() && greedy && server.tally().0.accepted == 0 {
@@ -334,7 +341,8 @@ impl Case {
             Way::Preempting => alone.shape().map_err(unusable)?.most_pages(longest),
             _ => tokens.div_ceil(setting.page_size) * pool.layout().map_err(unusable)?.tracks(),
         };
-        let pool = PoolConfig { capacity: Capacity::Pages(pages), ..pool };
+        let host_pages = if setting.host_pages { 4096 / setting.page_size } else { 0 };
+        let pool = PoolConfig { capacity: Capacity::Pages(pages), host_pages, ..pool };
         let engine_config = EngineConfig {
             promise_ahead,
             prefix: PrefixMode::Radix,

@@ -1,9 +1,11 @@
 //! Converts the command line to a server on one GPU or several.
 
 use std::rc::Rc;
+use std::thread;
+use std::time::Duration;
 
 use kvarena::backend::cuda::CudaOptions;
-use kvarena::{Engine, EngineConfig, KvDtype};
+use kvarena::{Backend, Engine, EngineConfig, KvDtype};
 
 use crate::args::{Args, DtypeName, Switch};
 use crate::setup;
@@ -112,6 +114,19 @@ pub fn ranks_server(args: &Args) -> Result<(Server<RanksRunner>, Text)> {
     let mut engine = Engine::new(config, runner.backend()).map_err(setup::no_engine)?;
     runner.warm(engine.backend_mut(), &sizes(args))?;
     Ok((Server::new(runner, engine, policy), text))
+}
+
+/// Waits until all host pages of an engine are ready.
+///
+/// # Errors
+/// The memory cannot be pinned.
+pub(super) fn wait_for_host_pages<B: Backend>(engine: &mut Engine<B>) -> Result<()> {
+    let wanted = engine.shape().layout.host_region_pages();
+    while engine.backend().host_pages() < wanted {
+        engine.backend_mut().moved().map_err(|error| Error::run(error.to_string()))?;
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// Returns an engine's config for a GPU's `free` memory; its pool stores this many label channels. With sparse reads,

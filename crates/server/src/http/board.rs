@@ -113,6 +113,8 @@ impl Board {
         tally.step_time.prometheus(out, "generate_step_seconds", help)?;
         let help = "From when a request came to each stream's first token.";
         tally.first_token.prometheus(out, "generate_first_token_seconds", help)?;
+        let help = "Time that steps left a stream out because its pages were loading.";
+        tally.load_time.prometheus(out, "generate_load_seconds", help)?;
         write!(out, "{}", stats.prometheus())
     }
 }

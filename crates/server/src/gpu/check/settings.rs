@@ -59,6 +59,8 @@ pub struct Setting {
     pub groups: bool,
     /// K and V are fp8.
     pub fp8: bool,
+    /// Evicted pages move to host memory; with [`Way::Preempting`], most streams load theirs.
+    pub host_pages: bool,
 }
 
 impl Default for Setting {
@@ -78,6 +80,7 @@ impl Default for Setting {
             shaped: false,
             groups: true,
             fp8: false,
+            host_pages: false,
         }
     }
 }
@@ -102,6 +105,7 @@ pub fn settings() -> Vec<Setting> {
     }
     settings.extend(drafted());
     settings.extend(sparse());
+    settings.extend(hosted());
     settings
 }
 
@@ -134,6 +138,20 @@ fn sparse() -> impl Iterator<Item = Setting> {
         let plain = Setting { page_size, layout, graphs, overlap, ..Setting::default() };
         [Way::AllAtOnce, Way::Forked].map(|way| Setting { way, sparse: Some(FEW), ..plain })
     }))
+}
+
+/// Returns settings with host pages and a pool for the longest request only.
+fn hosted() -> [Setting; 6] {
+    let plain = Setting { way: Way::Preempting, host_pages: true, ..Setting::default() };
+    let small = Setting { page_size: 1, layout: Layout::LayerFirst, ..plain };
+    [
+        plain,
+        Setting { graphs: false, ..plain },
+        Setting { overlap: false, ..plain },
+        Setting { fail_every: Some(5), ..plain },
+        small,
+        Setting { graphs: false, overlap: false, ..small },
+    ]
 }
 
 /// Returns samplings that exclude no tokens, some, and most.

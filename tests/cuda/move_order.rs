@@ -1,5 +1,6 @@
-//! Moves among the calls of steps, without a wait of the host between them. Large loads come in parts of the layers. The tests' driver can do the work of the
-//! first or of the last stream first (`FAKE_DRIVER_STREAMS`), which shows a missing wait.
+//! Moves among the calls of steps, without a wait of the host between them. Large loads come in parts of the layers.
+//! The tests' driver can do the work of the first or of the last stream first (`FAKE_DRIVER_STREAMS`), which shows a
+//! missing wait.
 
 use std::thread::yield_now;
 

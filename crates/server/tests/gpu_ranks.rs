@@ -1,6 +1,6 @@
-//! Ranks that fail or panic, and pages that one of them cannot move, over the stand-ins for the driver and cublasLt, which
-//! fail on request. A run with a failing rank must print the reason and exit with its code. The caller of these tests ends
-//! a run that hangs (`fake_cublaslt/run.sh`).
+//! Ranks that fail or panic, and pages that one of them cannot move, over the stand-ins for the driver and cublasLt,
+//! which fail on request. A run with a failing rank must print the reason and exit with its code. The caller of these
+//! tests ends a run that hangs (`fake_cublaslt/run.sh`).
 #![cfg(feature = "cuda")]
 
 mod common;

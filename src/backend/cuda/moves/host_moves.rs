@@ -30,8 +30,8 @@ use crate::plan::{PageMove, StepEnd};
 const PARTS_MAX: u64 = 4;
 /// Bytes of a load that comes in parts; smaller ones end soon.
 const PARTED_BYTES: u64 = 8 << 20;
-/// Bytes of a plane of a page in a part, at least. On an H100, blocks of 288 KiB load at 54.8 GB/s, whole pages of 2,304
-/// KiB at 55.0.
+/// Bytes of a plane of a page in a part, at least. On an H100, blocks of 288 KiB load at 54.8 GB/s, whole pages of
+/// 2,304 KiB at 55.0.
 const PART_BYTES: u64 = 192 << 10;
 
 /// The host pages of a backend and the moves from and to them.
@@ -107,8 +107,8 @@ impl HostMoves {
         })
     }
 
-    /// Moves pages: saves them after all earlier work of the backend's `stream`, or loads them after its steps that have
-    /// ended.
+    /// Moves pages: saves them after all earlier work of the backend's `stream`, or loads them after its steps that
+    /// have ended.
     pub fn move_pages(
         &mut self,
         way: Way,

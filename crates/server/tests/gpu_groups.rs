@@ -63,7 +63,7 @@ fn serve(device: &Rc<Device>, name: &'static str, check: Check) {
         Setting { way: Way::Chunked, graphs: false, ..small },
         Setting { way: Way::Forked, page_size: 8, ..plain },
         Setting { way: Way::Preempting, ..small },
-        Setting { way: Way::Preempting, host_pages: true, ..plain },
+        Setting { way: Way::Preempting, host_pages: true, ..small },
     ] {
         check(&mut case, setting);
         check(&mut case, Setting { groups: false, ..setting });

@@ -1,10 +1,13 @@
-//! A whole decode step: plan, commit, complete, and the next token of each sequence.
+//! A whole decode step: plan, commit, complete, and the next token of each sequence. The core's part of moves to host
+//! memory and back: an item is a moved page.
 
 mod cases;
 
 use std::cell::RefCell;
 
 use cases::decode::Decode;
+use cases::tiers::{MOVED, Tiers};
+use divan::counter::ItemsCount;
 use divan::{AllocProfiler, Bencher};
 
 #[global_allocator]
@@ -20,4 +23,30 @@ fn step<const PAGE_SIZE: u32>(bencher: Bencher<'_, '_>, batch: u32) {
     decode.borrow_mut().check();
     let prepare = || decode.borrow_mut().prepare();
     bencher.with_inputs(prepare).bench_local_values(|()| decode.borrow_mut().step());
+}
+
+/// Loads pages, for which others are evicted and saved.
+#[divan::bench(args = [1, 16, 64], sample_count = 50, sample_size = 1)]
+fn load_and_save(bencher: Bencher<'_, '_>, node_pages: u32) {
+    let tiers = RefCell::new(Tiers::new(node_pages));
+    tiers.borrow_mut().check();
+    let prepare = || {
+        tiers.borrow_mut().finish();
+        tiers.borrow_mut().admit();
+    };
+    let bencher = bencher.counter(ItemsCount::new(2 * MOVED)).with_inputs(prepare);
+    bencher.bench_local_values(|()| tiers.borrow_mut().load());
+}
+
+/// Saves pages ahead of their eviction.
+#[divan::bench(args = [1, 16, 64], sample_count = 50, sample_size = 1)]
+fn save_ahead(bencher: Bencher<'_, '_>, node_pages: u32) {
+    let tiers = RefCell::new(Tiers::new(node_pages));
+    let prepare = || {
+        tiers.borrow_mut().admit();
+        tiers.borrow_mut().load();
+        tiers.borrow_mut().finish();
+    };
+    let bencher = bencher.counter(ItemsCount::new(MOVED)).with_inputs(prepare);
+    bencher.bench_local_values(|()| tiers.borrow_mut().save_ahead());
 }

@@ -6,14 +6,26 @@
 use crate::hash::{NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, StepId, TokenId};
 
+/// The memory that has a page.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Medium {
+    /// The pool of the backend's device.
+    Device,
+    /// Host memory.
+    Host,
+}
+
 /// A change of the cached prefixes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// Pages became matchable.
+    /// Pages became matchable, or a medium has them that did not.
     Stored(Stored<'a>),
-    /// Pages are no longer cached, the deepest page first. The hashes are those of the `Stored` event.
+    /// A medium no longer has pages, the deepest page first. The hashes are those of the `Stored` event. A page that
+    /// moves is stored in one medium before it is removed from the other.
     Removed {
+        /// The medium.
+        medium: Medium,
         /// Hash of each page.
         hashes: PageHashes<'a>,
     },
@@ -21,7 +33,7 @@ pub enum Event<'a> {
     Cleared,
 }
 
-/// Consecutive pages of a prefix that became matchable.
+/// Consecutive pages of a prefix that a medium has from now on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Stored<'a> {
@@ -29,7 +41,10 @@ pub struct Stored<'a> {
     pub namespace: Namespace,
     /// Names of the namespace.
     pub names: &'a NamespaceNames,
+    /// The medium.
+    pub medium: Medium,
     /// Hash of the page before the first of these pages, stored by an earlier event; `None` at the start of a prefix.
+    /// Pages in host memory may follow a page that is only on the device.
     pub parent: Option<PageHash>,
     /// Hash of each page.
     pub hashes: PageHashes<'a>,

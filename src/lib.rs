@@ -102,7 +102,7 @@ pub use engine::Engine;
 #[doc(inline)]
 pub use error::{ConfigError, EngineError, Error};
 #[doc(inline)]
-pub use event::{Event, Stored};
+pub use event::{Event, Medium, Stored};
 #[cfg(feature = "sha256")]
 #[doc(inline)]
 pub use hash::HashSeed;

@@ -8,8 +8,8 @@ use std::cell::Cell;
 
 use kvarena::{
     Backend, Capacity, CpuOptions, DraftTree, Engine, EngineConfig, EngineError, Error, Extend,
-    Groups, Hashing, Keep, KvDtype, KvShape, LayerId, Namespace, Null, OpenBackend, PoolConfig,
-    PrefixMode, Prompt, Reach, Scaling, SeqKey, StepId, StepScratch, TokenId,
+    FetchId, Groups, Hashing, Keep, KvDtype, KvShape, LayerId, Namespace, Null, OpenBackend,
+    PoolConfig, PrefixMode, Prompt, PutId, Reach, Scaling, SeqKey, StepId, StepScratch, TokenId,
 };
 
 thread_local! {
@@ -53,6 +53,9 @@ fn calls() -> u64 {
 
 const PAGES: u32 = 96;
 const SEQUENCES: usize = 12;
+/// Most open puts and fetches.
+const PUTS: usize = 16;
+const FETCHES: usize = 3;
 
 fn config(page_size: u32, prefix: PrefixMode) -> EngineConfig {
     let pool = PoolConfig {
@@ -86,6 +89,8 @@ struct Host<B> {
     prompt: Vec<TokenId>,
     items: Vec<Extend>,
     open: Vec<StepId>,
+    puts: Vec<PutId>,
+    fetches: Vec<(FetchId, u32)>,
     tree: DraftTree,
     done: Done,
 }
@@ -120,6 +125,8 @@ impl<B: Backend> Host<B> {
             prompt: Vec::with_capacity(tokens),
             items: Vec::with_capacity(SEQUENCES),
             open: Vec::with_capacity(3),
+            puts: Vec::with_capacity(PUTS),
+            fetches: Vec::with_capacity(FETCHES),
             tree: DraftTree::new(),
             done: Done::default(),
         }
@@ -142,6 +149,7 @@ impl<B: Backend> Host<B> {
             self.engine.complete(step).expect("it is committed");
         }
         self.finish_some(mix(seed ^ 4));
+        self.use_tiers(mix(seed ^ 10));
         if seed.is_multiple_of(4) {
             self.engine.drain_events(|event| _ = std::hint::black_box(event));
         }
@@ -309,6 +317,30 @@ impl<B: Backend> Host<B> {
         }
     }
 
+    /// Saves ahead, and lets a store take some pages and bring some of the last prompt's.
+    fn use_tiers(&mut self, seed: u64) {
+        self.engine.save_ahead(seed as u32 % 8).expect("it cannot fail");
+        if seed.is_multiple_of(3) {
+            self.engine.load(&self.live).map_or_else(|_| self.done.refusals += 1, |()| ());
+        }
+        let puts = &mut self.puts;
+        let room = PUTS - puts.len();
+        self.engine.puts(room, |put| puts.push(put.id)).expect("it cannot fail");
+        for id in puts.drain(..mix(seed) as usize % (puts.len() + 1)) {
+            assert!(self.engine.put_done(id, seed & 1 == 0), "it is open");
+        }
+        let most = 1 + mix(seed ^ 1) as u32 % 6;
+        if self.fetches.len() < FETCHES
+            && let Ok(Some(fetch)) = self.engine.fetch(Namespace::default(), &self.prompt, most)
+        {
+            self.fetches.push((fetch.id, fetch.pages.len() as u32));
+        }
+        if self.fetches.len() > seed as usize % FETCHES {
+            let (id, pages) = self.fetches.swap_remove(mix(seed ^ 2) as usize % self.fetches.len());
+            assert!(self.engine.fetched(id, mix(seed ^ 3) as u32 % (pages + 1)), "it is open");
+        }
+    }
+
     /// Commits and completes all steps.
     fn settle(&mut self) {
         for step in self.open.drain(..) {
@@ -367,6 +399,17 @@ fn run<B: Backend>(
     until(&mut host, 10 + turns);
     let after = calls();
     assert_eq!(after - before, 0, "a warm engine has called the allocator");
+    let stats = host.engine.stats();
+    let tiers = [
+        stats.saved_pages - stats.forced_pages,
+        stats.forced_pages,
+        stats.loaded_pages,
+        stats.host_evicted_pages,
+        stats.put_pages,
+        stats.fetched_pages,
+    ];
+    let enough = |&pages: &u64| (pages > 100) == (config.pool.host_pages > 0);
+    assert!(tiers.iter().all(enough), "{tiers:?}");
     host.engine.verify().expect("it is sound at the end");
     host.done
 }
@@ -422,6 +465,16 @@ fn hashes_and_events_allocate_nothing() {
             let config = EngineConfig { hashing: Some(hashing), event_pages, ..plain };
             check(run(config, Null, 20, |_, _| ()));
         }
+    }
+}
+
+#[test]
+fn host_memory_and_stores_allocate_nothing() {
+    for page_size in [1, 4] {
+        let plain = config(page_size, PrefixMode::Radix);
+        let pool = PoolConfig { host_pages: 64, stage_pages: 4, ..plain.pool };
+        let config = EngineConfig { hashing: Hashing::ALL.first().copied(), pool, ..plain };
+        check(run(config, Null, 50, |_, _| ()));
     }
 }
 

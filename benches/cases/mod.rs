@@ -11,6 +11,7 @@ pub mod lead;
 pub mod nested;
 pub mod pages;
 pub mod sample;
+pub mod tiers;
 pub mod work;
 
 use kvarena::fence::Fence;

@@ -130,6 +130,9 @@ pub struct Sample {
     pub done: u64,
     pub input_tokens: u64,
     pub hit_tokens: u64,
+    /// Of those, the ones that were in host memory, and those that came there from the store.
+    pub host_hit_tokens: u64,
+    pub store_hit_tokens: u64,
     pub preemptions: u64,
     pub stats: Stats,
 }
@@ -288,6 +291,8 @@ impl<'a> Host<'a> {
             done: self.tally.requests + self.tally.skipped,
             input_tokens: self.tally.input_tokens,
             hit_tokens: self.tally.hit_tokens,
+            host_hit_tokens: self.tally.host_hit_tokens,
+            store_hit_tokens: self.tally.store_hit_tokens,
             preemptions: self.tally.preemptions,
             stats,
         });

@@ -1,4 +1,5 @@
-//! Plots a run over the served requests: the hit rate above, page states below. SVG needs no fonts.
+//! Plots a run over the served requests: the hit rate above, by tier if there are several, page states below. SVG needs
+//! no fonts.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,13 @@ const STATES: [(&str, RGBColor); 4] = [
 ];
 const OVERALL: RGBColor = RGBColor(40, 70, 110);
 const RECENT: RGBColor = RGBColor(150, 180, 205);
+
+/// Tiers that a hit comes from, as `(name, colour)`.
+const TIERS: [(&str, RGBColor); 3] = [
+    ("device", RGBColor(96, 150, 180)),
+    ("host memory", RGBColor(236, 162, 79)),
+    ("store", RGBColor(214, 208, 190)),
+];
 
 /// The plot cannot be drawn or written.
 #[derive(Debug)]
@@ -60,7 +68,12 @@ fn draw_on<'a>(root: &Area<'a>, title: &str, samples: &[Sample]) -> Drawn<'a> {
     head.draw(&Text::new(title.to_owned(), (24, 16), ("sans-serif", 19).into_font()))?;
     let (upper, lower) = body.split_vertically(260);
     let (names, chart) = upper.split_vertically(LEGEND_HEIGHT);
-    draw_legend(&names, &[("hit rate since the start", OVERALL), ("lately", RECENT)])?;
+    let mut entries = vec![("hit rate since the start", OVERALL), ("lately", RECENT)];
+    let used = used_tiers(samples);
+    if used > 1 {
+        entries.extend(&TIERS[..used]);
+    }
+    draw_legend(&names, &entries)?;
     draw_hit_rate(&chart, samples)?;
     let (names, chart) = lower.split_vertically(LEGEND_HEIGHT);
     let preemptions = samples.last().map_or(0, |s| s.preemptions);
@@ -110,10 +123,30 @@ fn draw_hit_rate<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
         .y_label_formatter(&short)
         .y_labels(6)
         .draw()?;
+    let used = used_tiers(samples);
+    for tier in (0..used).rev().filter(|_| used > 1) {
+        let top = samples.iter().map(|s| (s.done as f64, rate(tier_hits(s)[tier], s.input_tokens)));
+        chart.draw_series(AreaSeries::new(top, 0.0, TIERS[tier].1.filled()))?;
+    }
     chart.draw_series(LineSeries::new(recent(samples), RECENT.stroke_width(2)))?;
     let overall = samples.iter().map(|s| (s.done as f64, rate(s.hit_tokens, s.input_tokens)));
     chart.draw_series(LineSeries::new(overall, OVERALL.stroke_width(3)))?;
     Ok(())
+}
+
+/// Returns the tokens that hit on the device, there or in host memory, and anywhere.
+fn tier_hits(sample: &Sample) -> [u64; TIERS.len()] {
+    let Sample { hit_tokens, host_hit_tokens, store_hit_tokens, .. } = *sample;
+    // What the store had came through host memory.
+    let host = host_hit_tokens.saturating_sub(store_hit_tokens);
+    [hit_tokens - host_hit_tokens, hit_tokens - host_hit_tokens + host, hit_tokens]
+}
+
+/// Returns how many tiers had hits, the device included.
+fn used_tiers(samples: &[Sample]) -> usize {
+    let Some(last) = samples.last() else { return 1 };
+    let [device, host, all] = tier_hits(last);
+    if all > host { 3 } else { 1 + usize::from(host > device) }
 }
 
 /// Returns the hit rate over the last 50th part of the samples before each sample.
@@ -190,8 +223,29 @@ mod tests {
         let mut stats = Stats::default();
         (stats.free_pages, stats.private_pages, stats.fenced_pages) = (1, 20, 300);
         (stats.protected_pages, stats.evictable_pages) = (4000, 50_000);
-        let sample = Sample { done: 0, input_tokens: 0, hit_tokens: 0, preemptions: 0, stats };
-        assert_eq!(layers(&sample), [320, 4320, 54_320, 54_321]);
+        assert_eq!(layers(&sample(stats)), [320, 4320, 54_320, 54_321]);
+    }
+
+    fn sample(stats: Stats) -> Sample {
+        Sample {
+            done: 0,
+            input_tokens: 0,
+            hit_tokens: 0,
+            host_hit_tokens: 0,
+            store_hit_tokens: 0,
+            preemptions: 0,
+            stats,
+        }
+    }
+
+    #[test]
+    fn hits_stack_by_tier() {
+        let mut hits = Sample { hit_tokens: 100, ..sample(Stats::default()) };
+        assert_eq!((tier_hits(&hits), used_tiers(&[hits])), ([100, 100, 100], 1));
+        hits.host_hit_tokens = 30;
+        assert_eq!((tier_hits(&hits), used_tiers(&[hits])), ([70, 100, 100], 2));
+        hits.store_hit_tokens = 10;
+        assert_eq!((tier_hits(&hits), used_tiers(&[hits])), ([70, 90, 100], 3));
     }
 
     #[test]

@@ -299,3 +299,38 @@ fn g6_waiting_marks_are_ahead() {
     let broken = engine.verify().expect_err("the audit finds it");
     assert_eq!(broken.invariant, "G6: waiting marks are above the published pages");
 }
+
+/// An engine of which a sequence of eight tokens waits for pages in host memory.
+fn waiting() -> (Engine<Null>, SeqKey) {
+    let capacity = Capacity::Pages(4);
+    let pool = PoolConfig { page_size: 4, capacity, host_pages: 8, ..Default::default() };
+    let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("the config is right");
+    let mut scratch = StepScratch::new();
+    let texts = [1, 2].map(|own| [TokenId::new(own); 13]);
+    for text in texts {
+        let seq = engine.admit(Namespace::default(), &text, 0).expect("there is room");
+        let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 13 }]);
+        let step = plan.expect("there is room").step();
+        engine.commit(step).expect("it is open");
+        engine.complete(step).expect("it is committed");
+        engine.finish(seq).expect("it is live");
+    }
+    let seq = engine.admit(Namespace::default(), &texts[0], 0).expect("there is room");
+    assert!(engine.world.sequences.pending(engine.world.sequences.get(seq).expect("live")) > 0);
+    assert_eq!(engine.verify(), Ok(()));
+    (engine, seq)
+}
+
+#[test]
+fn h5_a_page_table_lacks_what_is_not_loaded() {
+    let (mut engine, seq) = waiting();
+    let mut row = engine.world.sequences.row_mut(seq).expect("it is live");
+    let pending = row.pending();
+    row.begin_pending(pending - 1);
+    let lengths = "S1: page_len = ceil(planned_len / page_size), less pending pages";
+    assert_eq!(engine.verify().expect_err("the audit finds it").invariant, lengths);
+    let (mut engine, seq) = waiting();
+    engine.world.sequences.get_mut(seq).expect("it is live").published += 1;
+    let waits = "H5: a sequence that waits is in no open plan";
+    assert_eq!(engine.verify().expect_err("the audit finds it").invariant, waits);
+}

@@ -173,8 +173,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Takes at most `most` host pages for the pages of a prompt behind those that are cached, for a store to write.
-    /// The cached ones stay cached meanwhile. Returns `None` if there is no page behind them, or no host page for it.
-    /// O(prompt + pages).
+    /// The cached ones stay cached meanwhile. Returns `None` if there is no page behind them, no host page for it, or
+    /// if promises need the cached ones. O(prompt + pages).
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnnamedNamespace`]; [`EngineError::Backend`].
@@ -195,9 +195,10 @@ impl<B: Backend> Engine<B> {
         }
         self.look_at_host();
         let moved = self.backend.moved().map_err(EngineError::Backend)?;
-        let World { prefixes, fence, .. } = &mut self.world;
         let tokens = &prompt[..prompt.len() - 1];
-        Ok(prefixes.begin_fetch(namespace, tokens, most, [moved.saved, moved.loaded], fence))
+        let (available, moved) = (self.world.available(), [moved.saved, moved.loaded]);
+        let World { prefixes, fence, .. } = &mut self.world;
+        Ok(prefixes.begin_fetch(namespace, tokens, most, available, moved, fence))
     }
 
     /// Ends a fetch of which the store has written the first `count` pages: prompts match them from now on. Returns

@@ -39,7 +39,7 @@
 //!             let pages = stored.tokens.chunks(4).map(<[_]>::to_vec);
 //!             index.extend(stored.hashes.event_ids().zip(pages));
 //!         }
-//!         Event::Removed { hashes } => hashes.event_ids().for_each(|id| _ = index.remove(&id)),
+//!         Event::Removed { hashes, .. } => hashes.event_ids().for_each(|id| _ = index.remove(&id)),
 //!         Event::Cleared => index.clear(),
 //!         _ => unreachable!("an event of a later version"),
 //!     });

@@ -155,6 +155,11 @@ impl HostPool {
         self.filling.contains(page.raw())
     }
 
+    /// Returns whether a put reads a page, for audits.
+    pub fn is_read(&self, page: HostPageId) -> bool {
+        self.reading.contains(page.raw())
+    }
+
     /// Returns whether a page is an entry's, for audits.
     pub fn is_cached(&self, page: HostPageId) -> bool {
         self.cached.contains(page.raw())

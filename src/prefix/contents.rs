@@ -9,6 +9,7 @@
 //! Not here: when pages are added and removed (`insert.rs`, `evict.rs`, `lock.rs`), where tokens are stored
 //! (`span.rs`).
 
+use crate::event::Medium;
 use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 
 use super::{Link, PrefixTree};
@@ -66,7 +67,7 @@ impl PrefixTree {
             self.evictable -= count;
             self.epoch += 1;
         }
-        self.spans.trim(&mut self.link[node].span, count, pages);
+        self.spans.trim(&mut self.link[node].span, count, Some(pages));
     }
 
     /// Hashes added pages, then emits their event. Outlined, so that a tree without followers pays one comparison.
@@ -79,7 +80,7 @@ impl PrefixTree {
         }
         if self.chain.is_some() {
             self.insert_hashes(lock, count);
-            self.emit_stored(lock, count);
+            self.emit_stored(lock, Medium::Device, count);
         }
     }
 
@@ -95,7 +96,9 @@ impl PrefixTree {
         freed: &mut Vec<PageId>,
     ) {
         if self.chain.is_some() {
-            self.emit_removed(node, count, present);
+            if present {
+                self.emit_detached(node, count);
+            }
             self.remove_hashes(node, count);
         }
         if self.cells.is_some() {

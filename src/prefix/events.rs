@@ -16,12 +16,13 @@
 //!
 //! Not here: the form of an event (`event.rs`), hashes (`chain.rs`).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::Zeroable;
 use slotmap::{Key, KeyData};
 
-use crate::event::{Event, Stored};
+use crate::event::{Event, Medium, Stored};
 use crate::hash::{Hashing, NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, NodeKey, PrefixLock, Scope, StepId, TokenId};
 use crate::memory::{OutOfMemory, reserved, touch_reserved};
@@ -34,6 +35,7 @@ use super::column::RareColumn;
 struct Record {
     /// Number of pages.
     count: u32,
+    medium: Medium,
     stored: Option<StoredPages>,
 }
 
@@ -128,7 +130,10 @@ impl EventBuffer {
     }
 
     pub fn prefault(&mut self) {
-        touch_reserved(&mut self.records, Record { count: 0, stored: None });
+        touch_reserved(
+            &mut self.records,
+            Record { count: 0, medium: Medium::Device, stored: None },
+        );
         touch_reserved(&mut self.hashes, 0);
         touch_reserved(&mut self.tokens, TokenId::default());
         self.walked.prefault();
@@ -161,9 +166,10 @@ impl EventBuffer {
         !self.overflowed
     }
 
-    /// Records that pages were stored after the page `parent`.
+    /// Records that a medium has pages after the page `parent`, which `step` computes.
     fn push_stored(
         &mut self,
+        (medium, step): (Medium, StepId),
         namespace: Namespace,
         names: &Arc<NamespaceNames>,
         parent: Option<PageHash>,
@@ -177,16 +183,16 @@ impl EventBuffer {
         let last = self.hashes.len().checked_sub(width).map(|at| &self.hashes[at..]);
         let follows = parent.is_some_and(|parent| last == Some(parent.bytes(width)));
         match self.records.last_mut() {
-            Some(Record { count: joined, stored: Some(last) })
-                if follows && last.namespace == namespace =>
+            Some(Record { count: joined, medium: same, stored: Some(last) })
+                if follows && last.namespace == namespace && *same == medium =>
             {
                 *joined += count;
-                last.step = self.step.max(last.step);
+                last.step = step.max(last.step);
             }
             _ => {
-                let (names, step) = (Arc::clone(names), self.step);
+                let names = Arc::clone(names);
                 let stored = Some(StoredPages { namespace, names, parent, step });
-                self.records.push(Record { count, stored });
+                self.records.push(Record { count, medium, stored });
             }
         }
         self.pages += count;
@@ -196,14 +202,16 @@ impl EventBuffer {
 
     /// Records that the pages of one run are removed. The runs of a span are recorded from the last to the first, so
     /// that its pages are in order of depth, deepest first.
-    fn push_removed(&mut self, hashes: PageHashes<'_>) {
+    fn push_removed(&mut self, medium: Medium, hashes: PageHashes<'_>) {
         let count = hashes.len() as u32;
         if !self.has_room(count) {
             return;
         }
         match self.records.last_mut() {
-            Some(Record { count: joined, stored: None }) => *joined += count,
-            _ => self.records.push(Record { count, stored: None }),
+            Some(Record { count: joined, medium: same, stored: None }) if *same == medium => {
+                *joined += count;
+            }
+            _ => self.records.push(Record { count, medium, stored: None }),
         }
         self.pages += count;
         hashes.as_bytes().rchunks(hashes.width()).for_each(|hash| self.hashes.extend(hash));
@@ -221,7 +229,7 @@ impl EventBuffer {
             (own, hashes) = hashes.split_at(record.count as usize * width);
             let own = PageHashes::new(hashing, own);
             let Some(StoredPages { namespace, names, parent, step }) = &record.stored else {
-                sink(Event::Removed { hashes: own });
+                sink(Event::Removed { medium: record.medium, hashes: own });
                 continue;
             };
             let own_tokens;
@@ -229,6 +237,7 @@ impl EventBuffer {
             sink(Event::Stored(Stored {
                 namespace: *namespace,
                 names,
+                medium: record.medium,
                 parent: *parent,
                 hashes: own,
                 tokens: own_tokens,
@@ -250,31 +259,81 @@ impl PrefixTree {
     }
 
     /// Emits the last `count` pages of a lock's node as stored. They were just added and are hashed.
-    pub(super) fn emit_stored(&mut self, lock: &PrefixLock, count: u32) {
-        let Scope { namespace, generation } = lock.scope();
-        let node = lock.node().expect("the lock moved to the new pages");
+    pub(super) fn emit_stored(&mut self, lock: &PrefixLock, medium: Medium, count: u32) {
+        let Some(events) = &self.events else { return };
+        let (scope, step) = (lock.scope(), events.step);
+        if scope.generation == self.generation {
+            let node = lock.node().expect("the lock moved to the new pages");
+            let end = self.link[node].span.pages();
+            self.emit_places(node, scope.namespace, (medium, step), end - count..end);
+        }
+    }
+
+    /// Emits some pages of a node of the present generation, cached before, as stored in one more medium.
+    #[cold]
+    pub(super) fn emit_copied(&mut self, node: NodeKey, medium: Medium, places: Range<u32>) {
+        if let Some(events) = &self.events {
+            let (step, namespace) = (events.last_step, self.scope_of(node).namespace);
+            self.emit_places(node, namespace, (medium, step), places);
+        }
+    }
+
+    fn emit_places(
+        &mut self,
+        node: NodeKey,
+        namespace: Namespace,
+        stored: (Medium, StepId),
+        places: Range<u32>,
+    ) {
+        let count = self.link[node].span.pages() - places.start;
         let before = self.entry_before(node, count);
         let (Some(events), Some(chain)) = (&mut self.events, &self.chain) else { return };
-        if generation != self.generation {
-            return;
-        }
-        let mut parent = before.map(|entry| chain.of(entry));
+        let (mut parent, mut rest) = (before.map(|entry| chain.of(entry)), places.len() as u32);
         let names = chain.names_of(namespace);
         for (start, len) in self.spans.last_runs(&self.link[node].span, count) {
-            let tokens = self.spans.tokens_of_run(start, len);
-            events.push_stored(namespace, names, parent, chain.of_run(start, len), tokens);
+            let len = len.min(rest);
+            if len == 0 {
+                break;
+            }
+            rest -= len;
+            let (hashes, tokens) = (chain.of_run(start, len), self.spans.tokens_of_run(start, len));
+            events.push_stored(stored, namespace, names, parent, hashes, tokens);
             parent = Some(chain.of(start + len - 1));
         }
     }
 
-    /// Emits the last `count` pages of a node as removed, before they are.
-    pub(super) fn emit_removed(&mut self, node: NodeKey, count: u32, present: bool) {
+    /// Emits the last `count` pages of a node of the present generation as removed from all media, before they are.
+    pub(super) fn emit_detached(&mut self, node: NodeKey, count: u32) {
+        let end = self.link[node].span.pages();
+        let host = self.hosts.as_ref().map_or(end, |hosts| hosts.residency[node].host);
+        self.emit_removed(node, Medium::Host, host.max(end - count)..end);
+        self.emit_removed(node, Medium::Device, end - count..self.device_pages(node, end));
+    }
+
+    /// Emits some pages of a node of the present generation as removed from a medium, before they are.
+    pub(super) fn emit_removed(&mut self, node: NodeKey, medium: Medium, places: Range<u32>) {
+        if places.is_empty() {
+            return;
+        }
         let (Some(events), Some(chain)) = (&mut self.events, &self.chain) else { return };
-        if present {
-            for (start, len) in self.spans.last_runs_back(&self.link[node].span, count) {
-                events.push_removed(chain.of_run(start, len));
+        let span = &self.link[node].span;
+        let (count, mut behind) = (span.pages() - places.start, span.pages() - places.end);
+        for (start, len) in self.spans.last_runs_back(span, count) {
+            let skipped = behind.min(len);
+            behind -= skipped;
+            if len > skipped {
+                events.push_removed(medium, chain.of_run(start, len - skipped));
             }
         }
+    }
+
+    /// Returns the namespace and generation of a node's prefix. O(nodes above).
+    fn scope_of(&self, node: NodeKey) -> Scope {
+        let mut first = node;
+        while let Some(parent) = self.link[first].parent {
+            first = parent;
+        }
+        self.scope[first]
     }
 
     /// Emits that no prefix is cached.
@@ -367,10 +426,33 @@ impl PrefixTree {
         let link = &self.link[node];
         let mut parent =
             link.parent.map(|parent| chain.of(self.spans.last_entry(&self.link[parent].span)));
+        let entries = link.span.pages();
+        let host = self.hosts.as_ref().map_or(entries, |hosts| hosts.residency[node].host);
+        let device = self.device_pages(node, entries);
+        let mut before = 0;
         for (start, len) in self.spans.runs(&link.span) {
-            let (hashes, tokens) = (chain.of_run(start, len), self.spans.tokens_of_run(start, len));
-            sink(Event::Stored(Stored { namespace, names, parent, hashes, tokens, step }));
+            for (medium, places) in [(Medium::Device, 0..device), (Medium::Host, host..entries)] {
+                let from = places.start.clamp(before, before + len) - before;
+                let to = places.end.clamp(before, before + len) - before;
+                if from == to {
+                    continue;
+                }
+                let (start, len) = (start + from, to - from);
+                let tokens = self.spans.tokens_of_run(start, len);
+                let hashes = chain.of_run(start, len);
+                let parent = if from == 0 { parent } else { Some(chain.of(start - 1)) };
+                sink(Event::Stored(Stored {
+                    namespace,
+                    names,
+                    medium,
+                    parent,
+                    hashes,
+                    tokens,
+                    step,
+                }));
+            }
             parent = Some(chain.of(start + len - 1));
+            before += len;
         }
     }
 }

@@ -4,12 +4,15 @@
 //!
 //! Not here: puts, and the rules for pages that stores touch (`puts.rs`).
 
+use std::mem::take;
+
+use crate::event::Medium;
 use crate::fence::Fence;
 use crate::id::{HostPageId, MoveId, Namespace, PageId, PrefixLock, TokenId};
-use crate::memory::{OutOfMemory, reserved};
+use crate::memory::{OutOfMemory, filled, reserved, touch_reserved};
 use crate::moves::{Fetch, FetchId};
 
-use super::residency::{NO_PAGE, Residency};
+use super::residency::{NO_HOST_PAGE, NO_PAGE, Residency};
 use super::walk::Cursor;
 use super::{Link, PrefixTree};
 
@@ -19,31 +22,43 @@ const FETCHES_MAX: usize = 256;
 struct OpenFetch {
     id: FetchId,
     lock: PrefixLock,
-    tokens: Vec<TokenId>,
-    pages: Vec<HostPageId>,
+    page_count: usize,
 }
 
 /// The open fetches.
 pub(super) struct Fetches {
     open: Vec<OpenFetch>,
-    /// Buffers of fetches that are done.
-    spare: Vec<(Vec<TokenId>, Vec<HostPageId>)>,
-    /// As many entries without device pages as a fetch had.
+    /// Pages that the open fetches write, in the order of the fetches, and their tokens.
+    pub pages: Vec<HostPageId>,
+    tokens: Vec<TokenId>,
+    /// As many entries without device pages as a fetch can have.
     no_pages: Vec<PageId>,
     last: u64,
     pub fetched: u64,
 }
 
 impl Fetches {
-    pub fn new() -> Result<Self, OutOfMemory> {
-        let max = FETCHES_MAX as u64;
-        let (open, spare) = (reserved(max)?, reserved(max)?);
-        Ok(Self { open, spare, no_pages: Vec::new(), last: 0, fetched: 0 })
+    pub fn new(host_pages: u32, page_size: u32) -> Result<Self, OutOfMemory> {
+        Ok(Self {
+            open: reserved(FETCHES_MAX as u64)?,
+            pages: reserved(host_pages.into())?,
+            tokens: reserved(u64::from(host_pages) * u64::from(page_size))?,
+            no_pages: filled(host_pages.into(), NO_PAGE)?,
+            last: 0,
+            fetched: 0,
+        })
     }
 
-    pub fn bytes() -> u64 {
-        let spare = size_of::<(Vec<TokenId>, Vec<HostPageId>)>();
-        FETCHES_MAX as u64 * (size_of::<OpenFetch>() + spare) as u64
+    pub fn bytes(host_pages: u32, page_size: u32) -> u64 {
+        let pages = size_of::<HostPageId>() + size_of::<PageId>();
+        let tokens = page_size as usize * size_of::<TokenId>();
+        (FETCHES_MAX * size_of::<OpenFetch>()) as u64
+            + u64::from(host_pages) * (pages + tokens) as u64
+    }
+
+    pub fn prefault(&mut self) {
+        touch_reserved(&mut self.pages, NO_HOST_PAGE);
+        touch_reserved(&mut self.tokens, TokenId::default());
     }
 
     /// Returns the locks of fetches, for audits.
@@ -51,21 +66,27 @@ impl Fetches {
         self.open.iter().map(|fetch| &fetch.lock)
     }
 
-    /// Returns the pages that fetches write, for audits.
-    pub fn filling(&self) -> impl Iterator<Item = HostPageId> + '_ {
-        self.open.iter().flat_map(|fetch| fetch.pages.iter().copied())
+    /// Checks M2: what has not arrived is no entry's yet, and waits with its tokens. O(open fetches).
+    pub fn check(&self, page_size: u32) -> Result<(), &'static str> {
+        let pages = self.open.iter().map(|fetch| fetch.page_count).sum();
+        let tokens = self.pages.len() * page_size as usize;
+        match (self.pages.len(), self.tokens.len()) == (pages, tokens) {
+            true => Ok(()),
+            false => Err("M2: a fetched page waits with its tokens until all have arrived"),
+        }
     }
 }
 
 impl PrefixTree {
     /// Locks the cached prefix of these tokens, and takes at most `most` host pages for the pages behind it. None if
-    /// there is no host page to be had, or no page behind. `saved`, `loaded`: the moves that are done. O(prompt +
-    /// pages).
+    /// there is no host page to be had, or no page behind, or if more than `available` cached pages were idle (W4).
+    /// `saved`, `loaded`: the moves that are done. O(prompt + pages).
     pub(crate) fn begin_fetch(
         &mut self,
         namespace: Namespace,
         tokens: &[TokenId],
         most: u32,
+        available: u32,
         [saved, loaded]: [MoveId; 2],
         fence: &mut Fence,
     ) -> Option<Fetch<'_>> {
@@ -75,44 +96,41 @@ impl PrefixTree {
         let found = self.match_prefix(namespace, tokens);
         let cached_pages = found.pages();
         let wanted = most.min(tokens.len() as u32 / self.page_size - cached_pages);
-        if wanted == 0 {
+        if wanted == 0 || self.idle_pages(&found) > available {
             return None;
         }
         let lock = self.lock(&found, fence).expect("nothing changed since the match");
         self.hold_names(namespace);
-        let spare = self.hosts_mut().fetches.spare.pop();
-        let (mut text, mut pages) = spare.unwrap_or_default();
-        text.clear();
-        pages.clear();
-        while (pages.len() as u32) < wanted
-            && let Some(page) = self.take_host_page()
-        {
-            let pool = &mut self.hosts_mut().pool;
+        let start = self.hosts_ref().fetches.pages.len();
+        for _ in 0..wanted {
+            let Some(page) = self.take_host_page() else { break };
+            let hosts = self.hosts_mut();
+            let (pool, fetches) = (&mut hosts.pool, &mut hosts.fetches);
             if !pool.is_idle(page, saved, loaded) {
                 pool.drop_page(page);
                 break;
             }
             pool.begin_fill(page);
-            pages.push(page);
+            fetches.pages.push(page);
         }
-        if pages.is_empty() {
-            self.hosts_mut().fetches.spare.push((text, pages));
+        let page_count = self.hosts_ref().fetches.pages.len() - start;
+        if page_count == 0 {
             self.unlock(lock, fence, &mut Vec::new());
             self.release_names(namespace);
             return None;
         }
-        let start = (cached_pages * self.page_size) as usize;
-        text.extend_from_slice(&tokens[start..start + pages.len() * self.page_size as usize]);
+        let page_size = self.page_size as usize;
+        let tokens = &tokens[cached_pages as usize * page_size..][..page_count * page_size];
         let fetches = &mut self.hosts_mut().fetches;
+        fetches.tokens.extend_from_slice(tokens);
         fetches.last += 1;
         let id = FetchId(fetches.last);
-        fetches.open.push(OpenFetch { id, lock, tokens: text, pages });
-        let pages = &fetches.open.last().expect("just pushed").pages;
-        Some(Fetch::new(id, cached_pages, pages))
+        fetches.open.push(OpenFetch { id, lock, page_count });
+        Some(Fetch::new(id, cached_pages, &fetches.pages[start..]))
     }
 
     /// Ends a fetch of which the first `count` pages have arrived: they match from now on. Returns whether it was open.
-    /// O(pages).
+    /// O(pages of open fetches).
     pub(crate) fn end_fetch(
         &mut self,
         id: FetchId,
@@ -120,19 +138,27 @@ impl PrefixTree {
         fence: &mut Fence,
         freed: &mut Vec<PageId>,
     ) -> bool {
-        let open = &mut self.hosts_mut().fetches.open;
-        let Some(index) = open.iter().position(|fetch| fetch.id == id) else { return false };
-        let OpenFetch { mut lock, tokens, pages, .. } = open.swap_remove(index);
-        let mut count = (count as usize).min(pages.len());
+        let page_size = self.page_size as usize;
+        let fetches = &mut self.hosts_mut().fetches;
+        let Some(index) = fetches.open.iter().position(|fetch| fetch.id == id) else {
+            return false;
+        };
+        let start: usize = fetches.open[..index].iter().map(|fetch| fetch.page_count).sum();
+        let OpenFetch { mut lock, page_count, .. } = fetches.open.remove(index);
+        let (mut pages, mut tokens) = (take(&mut fetches.pages), take(&mut fetches.tokens));
+        let (own, own_tokens) = (&pages[start..][..page_count], &tokens[start * page_size..]);
+        let mut count = (count as usize).min(page_count);
         if lock.scope().generation != self.generation {
             count = 0;
         }
-        let known = self.insert_fetched(&mut lock, &tokens, &pages[..count], fence);
+        let known = self.insert_fetched(&mut lock, own_tokens, &own[..count], fence);
         let hosts = self.hosts_mut();
-        let unused = pages[..known].iter().chain(&pages[count..]);
+        let unused = own[..known].iter().chain(&own[count..]);
         unused.for_each(|page| hosts.pool.end_fill(*page, false));
         hosts.fetches.fetched += (count - known) as u64;
-        hosts.fetches.spare.push((tokens, pages));
+        pages.drain(start..start + page_count);
+        tokens.drain(start * page_size..(start + page_count) * page_size);
+        (hosts.fetches.pages, hosts.fetches.tokens) = (pages, tokens);
         let namespace = lock.scope().namespace;
         self.unlock(lock, fence, freed);
         self.release_names(namespace);
@@ -149,17 +175,9 @@ impl PrefixTree {
         fence: &mut Fence,
     ) -> usize {
         let tokens = &tokens[..pages.len() * self.page_size as usize];
-        let (mut cursor, mut known) = (Cursor { node: lock.node(), pages_in_node: 0 }, 0);
-        loop {
-            let rest = &tokens[known * self.page_size as usize..];
-            let found =
-                self.descend(cursor.node, lock.scope(), rest, &mut |own| known += own.len());
-            let Some(found) = found else { break };
-            cursor = found.cursor;
-            if !found.whole {
-                break;
-            }
-        }
+        let start = Cursor { node: lock.node(), pages_in_node: 0 };
+        let (cursor, known) = self.walk_from(start, lock.scope(), tokens);
+        let known = known as usize;
         if known > 0
             && let Some(node) = cursor.node
         {
@@ -171,9 +189,8 @@ impl PrefixTree {
             return known;
         }
         let Self { hosts: Some(hosts), spans, .. } = self else { return known };
-        hosts.fetches.no_pages.resize(pages.len(), NO_PAGE);
         let tokens = &tokens[known * self.page_size as usize..];
-        let span = spans.create(tokens, &hosts.fetches.no_pages);
+        let span = spans.create(tokens, &hosts.fetches.no_pages[..pages.len()]);
         let before = lock.node().map(|node| spans.last_entry(&self.link[node].span));
         let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
         self.adopt(lock, node);
@@ -191,7 +208,7 @@ impl PrefixTree {
             }
         }
         self.insert_hashes(lock, pages.len() as u32);
-        self.emit_stored(lock, pages.len() as u32);
+        self.emit_stored(lock, Medium::Host, pages.len() as u32);
         known
     }
 }

@@ -20,6 +20,7 @@
 
 use bytemuck::Zeroable;
 
+use crate::event::Medium;
 use crate::host::HostPool;
 use crate::id::{HostPageId, MoveId, NodeKey, PageId, PrefixLock};
 use crate::memory::{OutOfMemory, filled, reserved, touch_reserved};
@@ -63,13 +64,11 @@ pub(super) struct Hosts {
     pub saves: Vec<PageMove>,
     /// Saves before this one are cancelled.
     pub live: usize,
-    /// The nodes of those saves, and whether their entries are clean.
+    /// The nodes of those saves, or of a load, and their numbers of entries; whether the entries are clean.
     pub saving: Vec<(NodeKey, u32)>,
     pub ahead: bool,
     /// The last move that the backend was given.
     pub last_move: MoveId,
-    /// The last save to the stage.
-    pub stage_move: MoveId,
     pub puts: Puts,
     pub fetches: Fetches,
     /// The number of the first page of the stage, behind the host pages.
@@ -79,7 +78,12 @@ pub(super) struct Hosts {
 }
 
 impl Hosts {
-    fn new(page_count: u32, host_pages: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
+    fn new(
+        page_count: u32,
+        host_pages: u32,
+        stage_pages: u32,
+        page_size: u32,
+    ) -> Result<Self, OutOfMemory> {
         let nodes = page_count + host_pages;
         Ok(Self {
             pool: HostPool::new(host_pages)?,
@@ -92,9 +96,8 @@ impl Hosts {
             saving: reserved(page_count.into())?,
             ahead: false,
             last_move: MoveId::default(),
-            stage_move: MoveId::default(),
             puts: Puts::new(SpanStore::entry_count(nodes), stage_pages)?,
-            fetches: Fetches::new()?,
+            fetches: Fetches::new(host_pages, page_size)?,
             host_pages,
             stage_pages,
             counts: HostCounts::default(),
@@ -106,6 +109,7 @@ impl Hosts {
         self.residency.prefault();
         touch_reserved(&mut self.saves, PageMove::zeroed());
         touch_reserved(&mut self.saving, (NodeKey::default(), 0));
+        self.fetches.prefault();
     }
 
     /// Returns the number of the next batch of moves.
@@ -143,13 +147,19 @@ impl PrefixTree {
         host_pages: u32,
         stage_pages: u32,
     ) -> Result<(), OutOfMemory> {
-        self.hosts = Some(Box::new(Hosts::new(page_count, host_pages, stage_pages)?));
+        let hosts = Hosts::new(page_count, host_pages, stage_pages, self.page_size)?;
+        self.hosts = Some(Box::new(hosts));
         self.ages = Some(Box::new(Ages::new(page_count + host_pages)?));
         Ok(())
     }
 
     /// Returns the bytes that host pages take beside a tree of all pages.
-    pub(crate) fn host_bytes(page_count: u32, host_pages: u32, stage_pages: u32) -> u64 {
+    pub(crate) fn host_bytes(
+        page_count: u32,
+        host_pages: u32,
+        stage_pages: u32,
+        page_size: u32,
+    ) -> u64 {
         let nodes = page_count + host_pages;
         let save = size_of::<PageMove>() + size_of::<(NodeKey, u32)>();
         HostPool::bytes(host_pages)
@@ -158,7 +168,7 @@ impl PrefixTree {
             + u64::from(page_count) * save as u64
             + Ages::bytes(nodes)
             + Puts::bytes(SpanStore::entry_count(nodes), stage_pages)
-            + Fetches::bytes()
+            + Fetches::bytes(host_pages, page_size)
     }
 
     /// Returns whether evicted pages move to host memory.
@@ -258,13 +268,14 @@ impl PrefixTree {
         residency[node] = Residency { device: device - first.device, host: host - first.host };
     }
 
-    /// A node becomes idle: it enters the list, stamped.
+    /// Stamps a node that becomes idle. Returns its device pages.
     #[cold]
     #[inline(never)]
-    pub(super) fn stamp_idle(&mut self, node: NodeKey, entries: u32) {
-        let Self { ages: Some(ages), hosts, .. } = self else { return };
-        ages.enter(node, entries);
-        if let Some(hosts) = hosts {
+    pub(super) fn stamp_idle(&mut self, node: NodeKey, entries: u32) -> u32 {
+        if let Some(ages) = &mut self.ages {
+            ages.enter(node, entries);
+        }
+        if let Some(hosts) = &mut self.hosts {
             for seek in Seek::ALL {
                 let cursor = &mut hosts.cursors[seek as usize];
                 if cursor.is_none() && seek.finds(hosts.residency[node], entries) {
@@ -272,15 +283,16 @@ impl PrefixTree {
                 }
             }
         }
+        self.device_pages(node, entries)
     }
 
     /// A node is about to leave the list of idle nodes: cursors move on, and its clean entries give their host pages
-    /// back if it comes to be used.
+    /// back if it comes to be used. Returns its device pages.
     #[cold]
     #[inline(never)]
-    pub(super) fn leave_idle(&mut self, node: NodeKey) {
+    pub(super) fn leave_idle(&mut self, node: NodeKey) -> u32 {
         let next = self.order.after(&self.usage, node);
-        let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
+        let Self { hosts: Some(hosts), .. } = self else { return 0 };
         for cursor in &mut hosts.cursors {
             if *cursor == Some(node) {
                 *cursor = next;
@@ -288,12 +300,15 @@ impl PrefixTree {
         }
         let Residency { device, host } = hosts.residency[node];
         if host < device {
+            self.emit_removed(node, Medium::Host, host..device);
+            let Self { hosts: Some(hosts), spans, link, .. } = self else { return 0 };
             hosts.clean -= device - host;
             hosts.residency[node].host = device;
             spans.each_entry_back(&link[node].span, host..device, |entry, _| {
                 hosts.drop_host_page(entry);
             });
         }
+        device
     }
 
     /// Returns the oldest node that has what a cursor looks for.
@@ -358,8 +373,8 @@ impl PrefixTree {
             self.epoch += 1;
         }
         hosts.residency[node] = Residency { device: device.min(rest), host: host.min(rest) };
-        spans.trim_entries(span, count - dropped);
-        spans.trim(span, dropped, pages);
+        spans.trim(span, count - dropped, None);
+        spans.trim(span, dropped, Some(pages));
     }
 }
 

@@ -63,35 +63,24 @@ impl PrefixTree {
         duplicates: &mut Vec<PageId>,
         fence: &mut Fence,
     ) -> (usize, u32) {
-        let mut cursor = Cursor { node: lock.node(), pages_in_node: 0 };
+        let start = Cursor { node: lock.node(), pages_in_node: 0 };
         let (mut known, mut restored) = (0, 0);
         let has_hosts = self.has_hosts();
-        loop {
-            let rest = &tokens[known * self.page_size as usize..];
-            let found = self.descend(cursor.node, lock.scope(), rest, &mut |found| {
-                let own = &mut pages[known..known + found.len()];
-                known += found.len();
-                // Entries in host memory alone follow those on the device.
-                let here = match has_hosts {
-                    true => on_device(found),
-                    false => found.len(),
-                };
-                duplicates.extend_from_slice(&own[..here]);
-                own[..here].copy_from_slice(&found[..here]);
-            });
-            let Some(found) = found else { break };
-            cursor = found.cursor;
-            if !found.whole {
-                break;
-            }
-        }
+        let (cursor, _) = self.walk(start, lock.scope(), tokens, |found| {
+            // Entries in host memory alone follow those on the device.
+            let here = if has_hosts { on_device(found) } else { found.len() };
+            let own = &mut pages[known..known + here];
+            duplicates.extend_from_slice(own);
+            own.copy_from_slice(&found[..here]);
+            known += found.len();
+        });
         if known > 0
             && let Some(node) = cursor.node
         {
             let node = self.split(node, cursor.pages_in_node);
             self.move_lock(lock, node, fence);
             if has_hosts {
-                restored = self.restore_from(node, &pages[..known]);
+                restored = self.restore_from(lock, &pages[..known]);
                 self.published_pages += u64::from(restored);
             }
         }

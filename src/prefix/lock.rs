@@ -65,15 +65,16 @@ impl PrefixTree {
 
     pub(super) fn become_idle(&mut self, node: NodeKey, keep: bool, freed: &mut Vec<PageId>) {
         let entries = self.link[node].span.pages();
-        let pages = self.device_pages(node, entries);
-        self.protected -= pages;
         if keep {
+            let pages = match self.ages.is_some() {
+                true => self.stamp_idle(node, entries),
+                false => entries,
+            };
+            self.protected -= pages;
             self.evictable += pages;
             self.order.enter(&mut self.usage, ONLY_LIST, node);
-            if self.ages.is_some() {
-                self.stamp_idle(node, entries);
-            }
         } else {
+            self.protected -= self.device_pages(node, entries);
             match self.hosts.is_some() {
                 true => self.detach_entries(node, entries, false, freed),
                 false => self.detach_pages(node, entries, false, freed),
@@ -107,13 +108,13 @@ impl PrefixTree {
             if usage.lock_count > 1 {
                 return;
             }
-            if self.hosts.is_some() {
-                self.leave_idle(node);
-            }
+            let Link { parent, span } = self.link[node];
+            let pages = match self.hosts.is_some() {
+                true => self.leave_idle(node),
+                false => span.pages(),
+            };
             self.order.leave(&mut self.usage, node);
-            let Link { parent, span } = &self.link[node];
-            let pages = self.device_pages(node, span.pages());
-            at = *parent;
+            at = parent;
             self.evictable -= pages;
             self.protected += pages;
         }

@@ -328,6 +328,7 @@ impl PrefixTree {
     }
 
     /// Makes a node. It is idle and in no list; the caller counts its pages.
+    #[inline(always)]
     fn spawn(&mut self, link: Link, scope: Scope) -> NodeKey {
         let first = self.spans.first_page(&link.span);
         let hash = self.children.hash(link.parent, scope, first);

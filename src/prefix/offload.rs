@@ -4,6 +4,7 @@
 //!
 //! Not here: the columns (`hosts.rs`), the way back (`restore.rs`).
 
+use crate::event::Medium;
 use crate::id::{HostPageId, MoveId, NodeKey, PageId};
 use crate::plan::PageMove;
 
@@ -41,10 +42,11 @@ impl PrefixTree {
 
     /// Frees the device pages of the last `count` entries of an idle node that have some. Their host pages stay.
     fn forget_device(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
+        let device = self.hosts_ref().residency[node].device;
+        let places = device - count..device;
+        self.emit_removed(node, Medium::Device, places.clone());
         let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
-        let device = &mut hosts.residency[node].device;
-        let places = *device - count..*device;
-        *device -= count;
+        hosts.residency[node].device -= count;
         spans.each_entry_back(&link[node].span, places, |_, page| {
             freed.push(std::mem::replace(page, NO_PAGE));
         });
@@ -84,17 +86,20 @@ impl PrefixTree {
             Some((last, count)) if *last == node => *count += 1,
             _ => hosts.saving.push((node, 1)),
         }
+        self.emit_copied(node, Medium::Host, place..place + 1);
     }
 
-    /// Takes a host page: a free one, or that of the oldest entry that is in host memory alone, which is lost.
+    /// Takes a host page: a free one, or that of the oldest entry that is in host memory alone, which is lost. A page
+    /// that a put reads is not free by that, so the next entry is lost too.
     pub(super) fn take_host_page(&mut self) -> Option<HostPageId> {
-        if let Some(page) = self.hosts_mut().pool.take() {
-            return Some(page);
+        loop {
+            if let Some(page) = self.hosts_mut().pool.take() {
+                return Some(page);
+            }
+            let node = self.seek(Seek::HostOnly)?;
+            self.hosts_mut().counts.evicted += 1;
+            self.drop_last(node, &mut Vec::new());
         }
-        let node = self.seek(Seek::HostOnly)?;
-        self.hosts_mut().counts.evicted += 1;
-        self.drop_last(node, &mut Vec::new());
-        self.hosts_mut().pool.take()
     }
 
     /// Drops the last entry of an idle node. Returns whether the node is still there.
@@ -160,8 +165,9 @@ impl PrefixTree {
     fn undo_saves(&mut self) {
         for index in 0..self.hosts_ref().saving.len() {
             let (node, count) = self.hosts_ref().saving[index];
+            let host = self.hosts_ref().residency[node].host;
+            self.emit_removed(node, Medium::Host, host..host + count);
             let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
-            let host = hosts.residency[node].host;
             hosts.residency[node].host = host + count;
             hosts.clean -= count;
             let span = &link[node].span;

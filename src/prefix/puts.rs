@@ -9,9 +9,11 @@
 //!
 //! Not here: fetches (`fetches.rs`), the states of host pages (`host/`).
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use crate::bitmap::{Bitmap, Bits};
+use crate::hash::PageHash;
+use crate::host::HostPool;
 use crate::id::{HostPageId, MoveId};
 use crate::memory::{OutOfMemory, reserved, reserved_queue, zeroed};
 use crate::moves::{Put, PutId};
@@ -19,6 +21,7 @@ use crate::plan::PageMove;
 
 use super::PrefixTree;
 use super::residency::NO_HOST_PAGE;
+use super::span::SpanStore;
 
 /// Most puts at a time.
 const PUTS_MAX: usize = 1024;
@@ -36,7 +39,10 @@ struct Version {
 struct OpenPut {
     id: PutId,
     of: Version,
+    key: PageHash,
     page: HostPageId,
+    /// The save to the page.
+    save: MoveId,
     is_staged: bool,
     /// Whether the store has it.
     is_given: bool,
@@ -52,7 +58,8 @@ pub(super) struct Puts {
     before: Vec<u32>,
     /// Entries to put, in the order of publishing.
     queue: VecDeque<Version>,
-    open: Vec<OpenPut>,
+    /// By rising numbers.
+    open: VecDeque<OpenPut>,
     last: u64,
     /// Free pages of the stage, once they are ready.
     stage: Vec<HostPageId>,
@@ -69,7 +76,7 @@ impl Puts {
             versions: zeroed(entries.into())?,
             before: zeroed(entries.into())?,
             queue: reserved_queue(entries.into())?,
-            open: reserved(PUTS_MAX as u64)?,
+            open: reserved_queue(PUTS_MAX as u64)?,
             last: 0,
             stage: reserved(stage_pages.into())?,
             stage_pages,
@@ -120,7 +127,7 @@ impl Puts {
     }
 
     fn push(&mut self, of: Version) {
-        if self.queue.len() == self.queue.capacity() {
+        if self.queue.len() == self.versions.len() {
             self.queue.pop_front();
         }
         self.queue.push_back(of);
@@ -134,12 +141,39 @@ impl Puts {
     pub fn clear(&mut self) {
         self.queue.clear();
     }
+
+    /// Checks M1 for the pages that puts read, and M3. O(entries and open puts).
+    pub fn check(
+        &self,
+        pool: &HostPool,
+        spans: &SpanStore,
+        key_of: impl Fn(u32) -> Option<PageHash>,
+    ) -> Result<(), &'static str> {
+        let (staged, read): (Vec<&OpenPut>, Vec<_>) =
+            self.open.iter().partition(|put| put.is_staged);
+        let stage = self.stage.iter().chain(staged.iter().map(|put| &put.page));
+        let apart = stage.collect::<HashSet<_>>().len() == self.stage.len() + staged.len();
+        if !apart || !read.iter().all(|put| pool.is_read(put.page)) {
+            return Err("M1: no writer touches a page that a put reads");
+        }
+        let keeps =
+            |put: &OpenPut| !self.is_present(put.of) || key_of(put.of.entry) == Some(put.key);
+        if !self.open.iter().all(keeps) {
+            return Err("M3: an entry has the hash that its put has");
+        }
+        let mut entries = 0..self.versions.len() as u32;
+        match entries.any(|entry| self.is_stored(entry) && spans.is_free(entry)) {
+            true => Err("M3: a stored entry has a page"),
+            false => Ok(()),
+        }
+    }
 }
 
 impl PrefixTree {
     /// Opens puts of the next pages to be put, at most `max`; saves to the stage are collected in `staged`.
     pub(crate) fn begin_puts(&mut self, max: usize) {
-        let Self { hosts: Some(hosts), spans, chain: Some(_), .. } = self else { return };
+        let Self { hosts: Some(hosts), spans, chain: Some(chain), .. } = self else { return };
+        let next_move = hosts.next_move();
         let (puts, pool) = (&mut hosts.puts, &mut hosts.pool);
         puts.staged.clear();
         let end = PUTS_MAX.min(puts.open.len() + max);
@@ -150,17 +184,27 @@ impl PrefixTree {
             }
             let mut page = hosts.of_entry[of.entry as usize];
             let is_staged = page == NO_HOST_PAGE;
+            let save;
             if is_staged {
                 let Some(stage) = puts.stage.pop() else { return puts.queue.push_front(of) };
                 puts.staged
                     .push(PageMove { device: spans.pages_of_run(of.entry, 1)[0], host: stage });
-                page = stage;
+                (page, save) = (stage, next_move);
             } else {
                 pool.begin_read(page);
+                save = pool.last_save(page);
             }
             puts.last += 1;
             let id = PutId(puts.last);
-            puts.open.push(OpenPut { id, of, page, is_staged, is_given: false });
+            puts.open.push_back(OpenPut {
+                id,
+                of,
+                key: chain.of(of.entry),
+                page,
+                save,
+                is_staged,
+                is_given: false,
+            });
         }
     }
 
@@ -171,7 +215,6 @@ impl PrefixTree {
             return None;
         }
         hosts.last_move = hosts.next_move();
-        hosts.stage_move = hosts.last_move;
         Some((hosts.last_move, &hosts.puts.staged))
     }
 
@@ -179,10 +222,12 @@ impl PrefixTree {
     pub(crate) fn fail_staged(&mut self) {
         let Some(hosts) = &mut self.hosts else { return };
         let puts = &mut hosts.puts;
-        while let Some(put) = puts.open.pop_if(|put| put.is_staged && !put.is_given) {
+        let failed = |put: &OpenPut| put.is_staged && put.save == hosts.last_move;
+        for put in puts.open.iter().rev().filter(|put| failed(put)) {
             puts.stage.push(put.page);
             puts.queue.push_front(put.of);
         }
+        puts.open.retain(|put| !failed(put));
         puts.staged.clear();
     }
 
@@ -191,9 +236,7 @@ impl PrefixTree {
         let Self { hosts: Some(hosts), spans, chain: Some(chain), .. } = self else { return 0 };
         let mut given = 0;
         for put in hosts.puts.open.iter_mut().filter(|put| !put.is_given) {
-            let save =
-                if put.is_staged { hosts.stage_move } else { hosts.pool.last_save(put.page) };
-            if save > saved {
+            if put.save > saved {
                 continue;
             }
             let entry = put.of.entry;
@@ -205,7 +248,7 @@ impl PrefixTree {
             given += 1;
             let before = hosts.puts.before[entry as usize];
             let parent = (before != NONE).then(|| chain.of(before));
-            sink(Put::new(put.id, chain.of(entry), parent, spans.tokens_of(entry), put.page));
+            sink(Put::new(put.id, put.key, parent, spans.tokens_of(entry), put.page));
         }
         self.drop_gone_puts();
         given
@@ -226,8 +269,8 @@ impl PrefixTree {
     pub(crate) fn end_put(&mut self, id: PutId, ok: bool) -> bool {
         let Some(hosts) = &mut self.hosts else { return false };
         let (puts, pool) = (&mut hosts.puts, &mut hosts.pool);
-        let Some(index) = puts.open.iter().position(|put| put.id == id) else { return false };
-        let put = puts.open.remove(index);
+        let Ok(index) = puts.open.binary_search_by_key(&id, |put| put.id) else { return false };
+        let put = puts.open.remove(index).expect("it was found");
         match put.is_staged {
             true => puts.stage.push(put.page),
             false => pool.end_read(put.page),

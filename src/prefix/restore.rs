@@ -4,6 +4,7 @@
 //!
 //! Not here: which pages they get (`system/load.rs`), moves to host memory (`offload.rs`).
 
+use crate::event::Medium;
 use crate::id::{MoveId, NodeKey, PageId, PrefixLock};
 use crate::plan::PageMove;
 
@@ -78,6 +79,28 @@ impl PrefixTree {
             self.hosts_mut().counts.loaded += u64::from(lacking);
             self.restored(node, lacking);
         }
+        self.emit_loaded(lock);
+    }
+
+    /// Emits that entries have moved to the device: those of the restored nodes, of which the deepest comes first.
+    fn emit_loaded(&mut self, lock: &PrefixLock) {
+        let mut nodes = std::mem::take(&mut self.hosts_mut().saving);
+        if lock.scope().generation == self.generation && self.events.is_some() {
+            let places = |tree: &Self, (node, count): (NodeKey, u32)| {
+                let end = tree.link[node].span.pages();
+                (node, end - count..end)
+            };
+            for &one in nodes.iter().rev() {
+                let (node, places) = places(self, one);
+                self.emit_copied(node, Medium::Device, places);
+            }
+            for &one in &nodes {
+                let (node, places) = places(self, one);
+                self.emit_removed(node, Medium::Host, places);
+            }
+        }
+        nodes.clear();
+        self.hosts_mut().saving = nodes;
     }
 
     /// Makes the last `count` entries of a node in use, which were host-only, device pages.
@@ -89,6 +112,7 @@ impl PrefixTree {
         spans.each_entry_back(span, entries - count..entries, |entry, _| {
             hosts.drop_host_page(entry)
         });
+        hosts.saving.push((node, count));
         *protected += count;
         self.epoch += 1;
     }
@@ -102,10 +126,10 @@ impl PrefixTree {
         id
     }
 
-    /// Gives a sequence's pages to the host-only entries of the path that ends at a node in use. The last of `pages` is
-    /// that of the node's last entry. Returns how many entries took one. O(entries).
-    pub(super) fn restore_from(&mut self, node: NodeKey, pages: &[PageId]) -> u32 {
-        let (mut at, mut rest, mut count) = (Some(node), pages, 0);
+    /// Gives a sequence's pages to the host-only entries of a lock's path. The last of `pages` is that of the last
+    /// entry. Returns how many entries took one. O(entries).
+    pub(super) fn restore_from(&mut self, lock: &PrefixLock, pages: &[PageId]) -> u32 {
+        let (mut at, mut rest, mut count) = (lock.node(), pages, 0);
         while let Some((node, lacking)) = self.lacking(at) {
             at = self.link[node].parent;
             let span = &self.link[node].span;
@@ -116,6 +140,7 @@ impl PrefixTree {
             self.restored(node, lacking);
             count += lacking;
         }
+        self.emit_loaded(lock);
         count
     }
 

@@ -249,41 +249,29 @@ impl SpanStore {
         self.vacant = index;
     }
 
-    /// Takes `count` pages off the end of a span and appends them to `out`, in no order to rely on.
-    /// O(count).
-    pub fn trim(&mut self, span: &mut Span, mut count: u32, out: &mut Vec<PageId>) {
+    /// Takes `count` entries off the end of a span and appends their pages to `out`, in no order to rely on. Without
+    /// `out` they have no device pages. O(count).
+    pub fn trim(&mut self, span: &mut Span, count: u32, mut out: Option<&mut Vec<PageId>>) {
+        span.pages -= count;
+        let mut count = count as usize;
         while count > 0 {
-            let cut = self.cut(span, count);
-            count -= cut.len() as u32;
-            out.extend_from_slice(&self.pages[cut]);
+            let end = self.end(span);
+            let len = match span.last {
+                NONE => &mut span.len,
+                last => &mut self.extents[last as usize].len,
+            };
+            let cut = count.min(*len as usize);
+            *len -= cut as u32;
+            let emptied = *len == 0 && span.last != NONE;
+            if let Some(out) = &mut out {
+                out.extend_from_slice(&self.pages[end - cut..end]);
+            }
+            self.free.release(end - cut, cut);
+            if emptied {
+                self.drop_last(span);
+            }
+            count -= cut;
         }
-    }
-
-    /// [`SpanStore::trim`] of entries without device pages: takes `count` off the end of a span. O(runs).
-    pub fn trim_entries(&mut self, span: &mut Span, mut count: u32) {
-        while count > 0 {
-            count -= self.cut(span, count).len() as u32;
-        }
-    }
-
-    /// Takes at most `count` entries off a span's last extent, and frees them.
-    #[inline(always)]
-    fn cut(&mut self, span: &mut Span, count: u32) -> Range<usize> {
-        let end = self.end(span);
-        let len = match span.last {
-            NONE => &mut span.len,
-            last => &mut self.extents[last as usize].len,
-        };
-        let cut = count.min(*len);
-        *len -= cut;
-        span.pages -= cut;
-        let emptied = *len == 0 && span.last != NONE;
-        let cut = end - cut as usize..end;
-        self.free.release(cut.start, cut.len());
-        if emptied {
-            self.drop_last(span);
-        }
-        cut
     }
 
     /// Calls `each` with the entries at some places of a span and their pages, which it may rewrite, the last one

@@ -59,6 +59,11 @@ pub(super) struct Cursor {
     pub pages_in_node: u32,
 }
 
+impl Cursor {
+    /// Before the first node.
+    pub const START: Self = Self { node: None, pages_in_node: 0 };
+}
+
 /// A step of a walk.
 pub(super) struct Descent {
     /// In the child; at least one page into it.
@@ -84,7 +89,7 @@ impl PrefixTree {
         each: impl FnMut(&[PageId]),
     ) -> PrefixMatch {
         let scope = self.present_scope(namespace);
-        let (cursor, pages) = self.walk(scope, tokens, each);
+        let (cursor, pages) = self.walk(Cursor::START, scope, tokens, each);
         if self.has_cells() {
             return self.hit(scope, cursor, pages);
         }
@@ -97,21 +102,34 @@ impl PrefixTree {
     /// Returns the longest prefix of `tokens` in group 0. O(tokens matched).
     pub(crate) fn match_full(&self, namespace: Namespace, tokens: &[TokenId]) -> PrefixMatch {
         let scope = self.present_scope(namespace);
-        let (Cursor { node, pages_in_node }, pages) = self.walk(scope, tokens, |_| ());
+        let (Cursor { node, pages_in_node }, pages) = self.walk_from(Cursor::START, scope, tokens);
         let epoch = self.epoch;
         PrefixMatch { scope, node, pages_in_node, pages, full_pages: pages, host_pages: 0, epoch }
     }
 
-    /// Walks down as far as `tokens` match, in pages. Returns where that is, and how many pages match.
-    #[inline(always)]
-    fn walk(
+    /// [`PrefixTree::walk`], without pages.
+    #[inline(never)]
+    pub(super) fn walk_from(
         &self,
+        start: Cursor,
+        scope: Scope,
+        tokens: &[TokenId],
+    ) -> (Cursor, u32) {
+        self.walk(start, scope, tokens, |_| ())
+    }
+
+    /// Walks down from the end of a node as far as `tokens` match, in pages. Returns where that is, and how many pages
+    /// match.
+    #[inline(always)]
+    pub(super) fn walk(
+        &self,
+        start: Cursor,
         scope: Scope,
         tokens: &[TokenId],
         mut each: impl FnMut(&[PageId]),
     ) -> (Cursor, u32) {
         let mut rest = tokens;
-        let mut cursor = Cursor { node: None, pages_in_node: 0 };
+        let mut cursor = start;
         let mut pages = 0;
         while let Some(found) = self.descend(cursor.node, scope, rest, &mut each) {
             pages += found.cursor.pages_in_node;

@@ -184,6 +184,18 @@ impl<B: Inspect> Inspect for Failing<B> {
         self.inner.words()
     }
 
+    fn last_moved(&mut self) -> Moved {
+        self.inner.last_moved()
+    }
+
+    fn read_host(&mut self, page: HostPageId) -> Option<Vec<u8>> {
+        self.inner.read_host(page)
+    }
+
+    fn write_host(&mut self, page: HostPageId, bytes: &[u8]) {
+        self.inner.write_host(page, bytes);
+    }
+
     fn take_moves(&mut self) -> Vec<bool> {
         std::mem::take(&mut self.moves)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::event::{Event, Stored};
+use crate::event::{Event, Medium, Stored};
 use crate::hash::{Hashing, Named, NamespaceNames, PageHash};
 use crate::id::{Namespace, TokenId};
 
@@ -15,6 +15,8 @@ pub struct IndexedPage {
     pub parent: Option<PageHash>,
     /// Tokens of the page.
     pub tokens: Vec<TokenId>,
+    /// Whether the device and host memory have it.
+    pub media: [bool; 2],
 }
 
 /// All pages that events have stored, by their hashes.
@@ -24,6 +26,8 @@ pub struct Index {
     pages: BTreeMap<PageHash, IndexedPage>,
     /// Number of events of each kind: stored, removed, cleared.
     pub counts: [u64; 3],
+    /// Number of stored events about host memory.
+    pub host_count: u64,
     /// First inconsistent event.
     wrong: Option<String>,
 }
@@ -39,12 +43,13 @@ impl Index {
         match event {
             Event::Stored(stored) => {
                 self.counts[0] += 1;
+                self.host_count += u64::from(stored.medium == Medium::Host);
                 self.store(&stored);
             }
-            Event::Removed { hashes } => {
+            Event::Removed { medium, hashes } => {
                 self.counts[1] += 1;
                 self.ensure(!hashes.is_empty(), || "an event removes no page".to_owned());
-                hashes.iter().for_each(|hash| self.remove(hash));
+                hashes.iter().for_each(|hash| self.remove(medium, hash));
             }
             Event::Cleared => {
                 self.counts[2] += 1;
@@ -54,25 +59,44 @@ impl Index {
     }
 
     fn store(&mut self, stored: &Stored<'_>) {
-        let Stored { namespace, mut parent, hashes, tokens, .. } = *stored;
+        let Stored { namespace, medium, mut parent, hashes, tokens, .. } = *stored;
+        let at = medium as usize;
         let whole = tokens.len() == hashes.len() * self.page_size && !hashes.is_empty();
         self.ensure(whole, || format!("{} tokens of {} pages", tokens.len(), hashes.len()));
         for (hash, tokens) in hashes.iter().zip(tokens.chunks(self.page_size)) {
             if let Some(parent) = parent {
-                let known = self.pages.get(&parent).map(|known| known.namespace);
-                self.ensure(known == Some(namespace), || format!("{hash:?} before {parent:?}"));
+                // What is on the device follows pages on the device.
+                let known = self.pages.get(&parent).is_some_and(|known| {
+                    known.namespace == namespace && (medium == Medium::Host || known.media[at])
+                });
+                self.ensure(known, || format!("{hash:?} before {parent:?} in {medium:?}"));
             }
-            let page = IndexedPage { namespace, parent, tokens: tokens.to_vec() };
-            let before = self.pages.insert(hash, page);
-            self.ensure(before.is_none(), || format!("{hash:?} is stored twice"));
+            let mut page =
+                IndexedPage { namespace, parent, tokens: tokens.to_vec(), media: [false; 2] };
+            page.media[at] = true;
+            if let Some(before) = self.pages.get(&hash) {
+                page.media[1 - at] = before.media[1 - at];
+                let same = !before.media[at]
+                    && *before == IndexedPage { media: before.media, ..page.clone() };
+                self.ensure(same, || format!("{hash:?} is stored twice in {medium:?}"));
+            }
+            self.pages.insert(hash, page);
             parent = Some(hash);
         }
     }
 
-    fn remove(&mut self, hash: PageHash) {
-        let known = self.pages.remove(&hash).is_some();
-        self.ensure(known, || format!("{hash:?} is removed but not stored"));
-        let below = self.pages.values().any(|page| page.parent == Some(hash));
+    fn remove(&mut self, medium: Medium, hash: PageHash) {
+        let at = medium as usize;
+        let known = self.pages.get_mut(&hash).map(|page| std::mem::take(&mut page.media[at]));
+        self.ensure(known == Some(true), || format!("{hash:?} is removed but not in {medium:?}"));
+        let is_gone = self.pages.get(&hash).is_some_and(|page| page.media == [false; 2]);
+        if is_gone {
+            self.pages.remove(&hash);
+        }
+        let follows = |page: &IndexedPage| {
+            page.parent == Some(hash) && (is_gone || medium == Medium::Device && page.media[at])
+        };
+        let below = self.pages.values().any(follows);
         self.ensure(!below, || format!("{hash:?} is removed before a page that follows it"));
     }
 
@@ -82,7 +106,8 @@ impl Index {
         }
     }
 
-    /// Compares the index with the cached pages: each as its namespace and all tokens up to its end, prefixes first.
+    /// Compares the index with the cached pages: each as its namespace, all tokens up to its end and the media that
+    /// have it, prefixes first.
     ///
     /// # Errors
     /// The first inconsistent event, or the difference.
@@ -90,7 +115,7 @@ impl Index {
         &self,
         hashing: Hashing,
         names: impl Fn(Namespace) -> NamespaceNames,
-        cached: impl Iterator<Item = (Namespace, &'a [TokenId])>,
+        cached: impl Iterator<Item = (Namespace, &'a [TokenId], [bool; 2])>,
     ) -> Result<(), String> {
         if let Some(wrong) = &self.wrong {
             return Err(format!("inconsistent event: {wrong}"));
@@ -98,7 +123,7 @@ impl Index {
         let mut named = BTreeMap::new();
         let mut hashes = HashMap::<(Namespace, &[TokenId]), PageHash>::new();
         // A prefix precedes the pages that follow it.
-        let page = |(namespace, text): (Namespace, &'a [TokenId])| {
+        let page = |(namespace, text, media): (Namespace, &'a [TokenId], [bool; 2])| {
             let (before, tokens) = text.split_at(text.len() - self.page_size);
             let named =
                 named.entry(namespace).or_insert_with(|| Named::new(hashing, names(namespace)));
@@ -106,7 +131,7 @@ impl Index {
             assert!(parent.is_some() || before.is_empty(), "the prefix of a cached page is cached");
             let hash = hashing.page(named, parent, tokens);
             hashes.insert((namespace, text), hash);
-            (hash, IndexedPage { namespace, parent, tokens: tokens.to_vec() })
+            (hash, IndexedPage { namespace, parent, tokens: tokens.to_vec(), media })
         };
         let want: BTreeMap<_, _> = cached.map(page).collect();
         if self.pages == want {

@@ -30,6 +30,8 @@ pub struct Late {
     /// Moves without effect so far, in the order of the calls.
     waiting: Vec<Waiting>,
     last: Moved,
+    /// Last answer of `moved`.
+    reported: Moved,
     /// Last move number of the inner backend.
     inner_id: u64,
 }
@@ -156,6 +158,7 @@ impl OpenBackend for LateOptions {
             table: *table,
             waiting: Vec::new(),
             last: Moved::default(),
+            reported: Moved::default(),
             inner_id: 0,
         })
     }
@@ -257,6 +260,7 @@ impl Backend for Late {
 
     fn moved(&mut self) -> Result<Moved, CpuError> {
         let done = self.done();
+        self.reported = done;
         if let Some(first) = self.waiting.first().map(|one| one.id) {
             self.settle(|one| one.id == first);
         }
@@ -309,5 +313,17 @@ impl Inspect for Late {
 
     fn words(&self) -> Option<&[u32]> {
         Some(&self.words)
+    }
+
+    fn last_moved(&mut self) -> Moved {
+        self.reported
+    }
+
+    fn read_host(&mut self, page: HostPageId) -> Option<Vec<u8>> {
+        Some(self.lease(page).as_ref().to_vec())
+    }
+
+    fn write_host(&mut self, page: HostPageId, bytes: &[u8]) {
+        self.lease_mut(page).as_mut().copy_from_slice(bytes);
     }
 }

@@ -122,6 +122,32 @@ pub enum Op {
         /// Number of pages.
         pages: u8,
     },
+    /// `puts`
+    Puts {
+        /// Most puts, modulo 8.
+        most: u8,
+    },
+    /// `put_done`
+    PutDone {
+        /// The open put, modulo those that there are.
+        pick: u8,
+        /// Whether the store has the page.
+        ok: bool,
+    },
+    /// `fetch`, of which the store writes the pages that it has.
+    Fetch {
+        /// The prompt.
+        prompt: Prompt,
+        /// Most pages, modulo 6.
+        most: u8,
+    },
+    /// `fetched`
+    Fetched {
+        /// The open fetch, modulo those that there are.
+        pick: u8,
+        /// Even: all pages that the store has, odd: some of them.
+        count: u8,
+    },
     /// `promise`
     Promise {
         /// The sequence; above 250 a finished one.
@@ -259,6 +285,7 @@ impl SmallConfig {
             page_size: self.page_size,
             capacity: Capacity::Pages(self.pages),
             host_pages: self.host_pages,
+            stage_pages: if self.host_pages > 0 { self.host_pages % 4 } else { 0 },
             layout: if self.page_first || self.groups >= FIRST_SHAPED {
                 Layout::PageFirst
             } else {

@@ -5,7 +5,7 @@
 use super::op::{Op, Prompt, SETTINGS, SmallConfig};
 use super::rng::{Rng, mix};
 
-const KINDS: usize = 20;
+const KINDS: usize = 24;
 
 /// An endless stream of ops, and their config. Both depend only on the seed.
 #[derive(Clone, Debug)]
@@ -29,7 +29,9 @@ impl Workload {
         draw_followers(&mut Rng::new(mix(seed)), &mut config);
         // Calls of a running server are common in every workload, the others in some.
         let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0, 3, 0, 0, 0, 0, 0];
-        let mut weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
+        let drawn = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
+        let mut weights = [0; KINDS];
+        weights[..drawn.len()].copy_from_slice(&drawn);
         for i in [1, 6, 8, 10, 11] {
             weights[i] *= rng.pick(&[0, 1, 1, 4]);
         }
@@ -61,10 +63,21 @@ impl Workload {
         (config.reuse, config.groups, config.tokens, config.sequence_len) = (true, 0, 400, 1 << 20);
         config.sequences = rng.within(1, 3) as u32;
         let usual = [30, 2, 40, 6, 40, 40, 1, 12, 3, 6, 1, 1, 0, 0, 2, 0, 0, 0, 6, 6];
-        *weights = usual.map(|usual| usual * rng.pick(&[1, 1, 2]));
+        let drawn = usual.map(|usual| usual * rng.pick(&[1, 1, 2]));
+        weights[..drawn.len()].copy_from_slice(&drawn);
         weights[19] *= rng.pick(&[0, 1, 2]);
         weights[12] = rng.pick(&[0, 0, 0, 1]);
         (workload.greedy, workload.promising, workload.wrong) = (14, rng.pick(&[0, 1, 8]), 256);
+        workload
+    }
+
+    /// A workload with host memory for a few pages, and a store that puts and fetches.
+    pub fn with_stores(seed: u64) -> Self {
+        let mut workload = Self::with_hosts(seed);
+        let Self { config, weights, .. } = &mut workload;
+        config.host_pages = [2, 3, 7, 23][(seed % 4) as usize];
+        config.hashing = config.hashing.max(1);
+        weights[20..].copy_from_slice(&[16, 32, 16, 16]);
         workload
     }
 
@@ -118,6 +131,15 @@ impl Workload {
             }
             18 => Op::Load { first: self.seq(), count: self.byte() % 4 },
             19 => Op::SaveAhead { pages: self.byte() % 32 },
+            20 => Op::Puts { most: self.byte() },
+            21 => Op::PutDone { pick: self.byte(), ok: !self.rng.one_in(4) },
+            22 => {
+                // An earlier text, of which the store may have pages.
+                let prompt = self.prompt();
+                let prompt = Prompt { shared: prompt.shared | 1, ..prompt };
+                Op::Fetch { prompt, most: self.byte() }
+            }
+            23 => Op::Fetched { pick: self.byte(), count: self.byte() },
             17 => Op::Mark { pick: self.seq(), more: self.byte() },
             _ => Op::Promise { pick: self.seq(), promise: self.promise() },
         }

@@ -89,7 +89,8 @@ impl EngineShape {
         let hosts = match host_pages {
             0 => 0,
             _ => {
-                PrefixTree::host_bytes(page_count, host_pages, self.layout.stage_pages())
+                let stage_pages = self.layout.stage_pages();
+                PrefixTree::host_bytes(page_count, host_pages, stage_pages, page_size)
                     + load_count(self) * size_of::<PageMove>() as u64
                     + SequenceTable::load_bytes(&self.table)
                     + u64::from(self.table.rows) * size_of::<SeqKey>() as u64

@@ -62,7 +62,9 @@ impl Heard {
                     hashes: stored.hashes.iter().collect(),
                     step: stored.step.raw(),
                 },
-                Event::Removed { hashes } => Said::Removed(hashes.iter().collect()),
+                Event::Removed { medium: Medium::Device, hashes } => {
+                    Said::Removed(hashes.iter().collect())
+                }
                 Event::Cleared => Said::Cleared,
                 event => panic!("an unknown event: {event:?}"),
             });

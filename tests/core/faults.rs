@@ -6,9 +6,10 @@ use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay_on};
 use kvarena::{CpuOptions, Null};
 
 fn workload(seed: u64) -> (SmallConfig, Vec<Op>) {
-    let mut workload = match seed % 2 {
-        0 => Workload::new(seed),
-        _ => Workload::with_hosts(seed),
+    let mut workload = match seed % 4 {
+        0 | 2 => Workload::new(seed),
+        1 => Workload::with_hosts(seed),
+        _ => Workload::with_stores(seed),
     };
     (workload.config(), workload.take_ops(200))
 }
@@ -44,7 +45,7 @@ fn any_one_call_fails() {
 #[test]
 fn every_third_call_fails() {
     let (mut plans, mut forks, mut loads, mut saves) = (0, 0, 0, 0);
-    for seed in 0..300 {
+    for seed in 0..400 {
         let (config, ops) = workload(seed);
         for fault in [Fault::Before, Fault::After] {
             let backend = Failing::every(CpuOptions::with_threads(1), fault, seed % 3, 3);

@@ -18,6 +18,7 @@ mod fork;
 mod groups;
 mod layout;
 mod leaders;
+mod loads;
 mod marks;
 mod packed;
 mod plan_bytes;

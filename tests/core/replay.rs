@@ -149,6 +149,7 @@ fn host_memory() {
     }
     println!("{all:#?}");
     for (answer, least) in [
+        ("events of host memory", 200),
         ("host hit tokens", 200),
         ("load Ok", 500),
         ("load OutOfPages", 1),
@@ -156,6 +157,28 @@ fn host_memory() {
         ("pages loaded", 100),
         ("pages saved", 2000),
         ("pages saved as they were evicted", 1000),
+    ] {
+        let count = all.answers.get(answer).copied().unwrap_or(0);
+        assert!(count >= least, "seldom reached: {answer}, {count}");
+    }
+}
+
+#[test]
+fn stores() {
+    let mut all = Summary::default();
+    for seed in seeds(600, 600) {
+        let mut workload = Workload::with_stores(seed);
+        let config = workload.config();
+        let ops = workload.take_ops(op_count(250));
+        all.add(&check(seed, &config, &ops));
+    }
+    println!("{all:#?}");
+    for (answer, least) in [
+        ("fetch of pages", 200),
+        ("pages fetched", 30),
+        ("pages put", 500),
+        ("put_done false", 100),
+        ("put_done true", 500),
     ] {
         let count = all.answers.get(answer).copied().unwrap_or(0);
         assert!(count >= least, "seldom reached: {answer}, {count}");

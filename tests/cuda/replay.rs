@@ -11,8 +11,9 @@ use kvarena::testkit::quantised::value;
 use kvarena::testkit::replay::{Inspect, Summary, replay_on};
 use kvarena::testkit::workload::Workload;
 use kvarena::{
-    Backend, BatchPlan, Compaction, EngineShape, KvDtype, LayerId, OpenBackend, PageCopy,
-    PlaneName, PoolLayout, Reach, Scaling, SlotId, StepBounds, TableShape, forward_backend,
+    Backend, BatchPlan, Compaction, EngineShape, HostMemory, HostPageId, KvDtype, LayerId, MoveId,
+    Moved, OpenBackend, PageCopy, PageMove, PlaneName, PoolLayout, Reach, Scaling, SlotId,
+    StepBounds, TableShape, forward_backend,
 };
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};
@@ -24,6 +25,7 @@ struct Watched {
     words: Vec<u32>,
     /// The pool's bytes, until a call may have changed them.
     pool: RefCell<Option<Vec<u8>>>,
+    moved: Moved,
 }
 
 impl Watched {
@@ -47,13 +49,18 @@ impl OpenBackend for WatchedOptions {
         bounds: impl Into<StepBounds>,
     ) -> Result<Watched, CudaError> {
         let gpu = self.0.open(layout, table, bounds)?;
-        Ok(Watched { words: gpu.cuda.table_words()?, gpu, pool: RefCell::default() })
+        Ok(Watched {
+            words: gpu.cuda.table_words()?,
+            gpu,
+            pool: RefCell::default(),
+            moved: Moved::default(),
+        })
     }
 }
 
 impl Backend for Watched {
     type Error = CudaError;
-    forward_backend!(gpu: OnGpu, identity; types, end, rope_store, attend, host_pages, moves, synchronize);
+    forward_backend!(gpu: OnGpu, identity; types, end, rope_store, attend, host_pages, synchronize);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.begin(plan)?;
@@ -80,6 +87,20 @@ impl Backend for Watched {
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CudaError> {
         self.pool.take();
         self.gpu.compact(compactions)
+    }
+
+    fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CudaError> {
+        self.gpu.save_pages(id, moves)
+    }
+
+    fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CudaError> {
+        self.pool.take();
+        self.gpu.load_pages(id, moves)
+    }
+
+    fn moved(&mut self) -> Result<Moved, CudaError> {
+        self.moved = self.gpu.moved()?;
+        Ok(self.moved)
     }
 }
 
@@ -124,6 +145,18 @@ impl Inspect for Watched {
 
     fn words(&self) -> Option<&[u32]> {
         Some(&self.words)
+    }
+
+    fn last_moved(&mut self) -> Moved {
+        self.moved
+    }
+
+    fn read_host(&mut self, page: HostPageId) -> Option<Vec<u8>> {
+        Some(self.gpu.cuda.lease(page).as_ref().to_vec())
+    }
+
+    fn write_host(&mut self, page: HostPageId, bytes: &[u8]) {
+        self.gpu.cuda.lease_mut(page).as_mut().copy_from_slice(bytes);
     }
 }
 

@@ -3,13 +3,10 @@
 //! The keys are those that vLLM 0.33 requires, plus `cache_salt` of SGLang 0.5.23. `publisher.rs` adds the frames and
 //! sequence numbers.
 
-use kvarena::{Event, Hashing, PageHash, Stored};
+use kvarena::{Event, Hashing, Medium, PageHash, Stored};
 use rmp::encode::{
     write_array_len, write_f64, write_map_len, write_nil, write_sint, write_str, write_uint,
 };
-
-/// Memory that contains the pages: the device's.
-const MEDIUM: &str = "GPU";
 
 /// Events of one message.
 pub struct Batch {
@@ -39,12 +36,12 @@ impl Batch {
     pub fn push(&mut self, event: Event<'_>) {
         match event {
             Event::Stored(stored) => self.push_stored(&stored),
-            Event::Removed { hashes } => {
+            Event::Removed { medium, hashes } => {
                 self.begin(3, "BlockRemoved");
                 self.key("block_hashes");
                 self.array(hashes.len());
                 hashes.iter().for_each(|hash| self.hash(hash));
-                self.text("medium", Some(MEDIUM));
+                self.medium(medium);
             }
             Event::Cleared => self.begin(1, "AllBlocksCleared"),
             // The wire has no event for other kinds.
@@ -71,7 +68,7 @@ impl Batch {
         self.number(self.page_size.into());
         self.key("lora_id");
         self.nil();
-        self.text("medium", Some(MEDIUM));
+        self.medium(stored.medium);
         self.text("lora_name", names.lora.as_deref());
         self.key("group_idx");
         self.number(0);
@@ -111,6 +108,16 @@ impl Batch {
             Some(text) => self.key(text),
             None => self.nil(),
         }
+    }
+
+    /// Writes the name of a medium: host memory's in SGLang's form with its hashes, else in vLLM's.
+    fn medium(&mut self, medium: Medium) {
+        let name = match (medium, self.hashing) {
+            (Medium::Device, _) => "GPU",
+            (Medium::Host, Hashing::SglangSha256) => "CPU_PINNED",
+            (Medium::Host, _) => "CPU",
+        };
+        self.text("medium", Some(name));
     }
 
     fn nil(&mut self) {

@@ -1,8 +1,12 @@
 //! Payloads: `decode` reads those of vLLM and SGLang, `dynamo-kv-router` reads ours, and `decode` rejects invalid ones.
 
 use dynamo_kv_router::zmq_wire::{RawKvEvent, decode_event_batch};
-use kvarena::{Hashing, Namespace, NamespaceNames, TokenId};
+use kvarena::{
+    Capacity, Engine, EngineConfig, Extend, Hashing, Namespace, NamespaceNames, Null, PoolConfig,
+    StepScratch, TokenId,
+};
 use kvarena_events::decode::{Message, StoredPages, WireEvent, Wrong, decode};
+use kvarena_events::encode::Batch;
 use kvarena_events::host::{Host, HostConfig};
 use kvarena_events::msgpack::Malformed;
 use kvarena_events::router::{Router, RouterError};
@@ -174,6 +178,47 @@ fn the_published_parser_reads_what_is_written() {
         assert_eq!(token_ids[..], *TokenId::as_raw(&tokens));
         assert_eq!((*block_size, medium.as_deref()), (4, Some("GPU")));
         assert_eq!((lora_name, cache_namespace), (&names.lora, &names.salt));
+    }
+}
+
+/// A page is saved, leaves the device and comes back.
+#[test]
+fn host_memory_has_the_name_of_each_wire() {
+    for &hashing in Hashing::ALL {
+        let host = if hashing == Hashing::SglangSha256 { "CPU_PINNED" } else { "CPU" };
+        let (capacity, host_pages) = (Capacity::Pages(2), 4);
+        let pool = PoolConfig { page_size: 4, capacity, host_pages, ..PoolConfig::default() };
+        let config = EngineConfig { hashing: Some(hashing), event_pages: 64, ..pool.into() };
+        let mut engine = Engine::new(config, Null).expect("the config is right");
+        let (mut batch, mut scratch) = (Batch::new(hashing, 4), StepScratch::new());
+        let mut heard = Vec::new();
+        for (own, ahead) in [(1, 1), (2, 0), (1, 0)] {
+            let prompt = [TokenId::new(own); 5];
+            let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
+            let len = engine.extend_max(seq).expect("it is live");
+            let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }]);
+            let step = plan.expect("there is room").step();
+            engine.commit(step).expect("it is open");
+            engine.complete(step).expect("it is committed");
+            engine.finish(seq).expect("it is live");
+            engine.save_ahead(ahead).expect("it cannot fail");
+            engine.drain_events(|event| batch.push(event));
+            let payload = batch.take(1.0, 0);
+            assert!(decode_event_batch(&payload).is_ok(), "the published parser accepts it");
+            let events = decode(&payload).expect("it is right").events;
+            heard.push(events.into_iter().map(|event| match event {
+                WireEvent::Stored(stored) => ('+', stored.medium.expect("it is named")),
+                WireEvent::Removed { medium, .. } => ('-', medium.expect("it is named")),
+                WireEvent::Cleared => panic!("nothing was cleared"),
+            }));
+        }
+        let heard: Vec<Vec<_>> = heard.into_iter().map(Iterator::collect).collect();
+        let [of_gpu, of_host] =
+            ["GPU", host].map(|medium| move |change| (change, medium.to_owned()));
+        assert_eq!(heard[0], [of_gpu('+'), of_host('+')], "{hashing:?}");
+        assert_eq!(heard[1], [of_gpu('-'), of_gpu('+')], "{hashing:?}");
+        let back = [of_gpu('+'), of_host('-'), of_host('+'), of_gpu('-')];
+        assert_eq!(heard[2], back, "{hashing:?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The audit of pages in host memory: H1 to H4.
+//! The audit of pages in host memory: H1 to H4, and M1 to M3.
 
 use std::collections::HashSet;
 
@@ -6,7 +6,7 @@ use super::{Broken, PrefixTree};
 use crate::prefix::residency::{NO_PAGE, Residency, Seek};
 
 impl PrefixTree {
-    /// Checks H1 to H4.
+    /// Checks H1 to H4, and M1 to M3.
     pub(crate) fn check_hosts(&self) -> Result<(), Broken> {
         let Some(hosts) = &self.hosts else { return Ok(()) };
         hosts.pool.check().map_err(|what| (what, None))?;
@@ -38,11 +38,15 @@ impl PrefixTree {
                 clean += device - host;
             }
         }
-        let filling = |page| hosts.pool.is_filling(page) && pages.insert(page);
-        if !hosts.fetches.filling().all(filling) {
+        let what = |what| (what, None);
+        hosts.fetches.check(self.page_size).map_err(what)?;
+        let filling = |&page: &_| hosts.pool.is_filling(page) && pages.insert(page);
+        if !hosts.fetches.pages.iter().all(filling) {
             return Err(("M1: a page that a fetch writes has no other user", None));
         }
-        let count = pages.len() - hosts.fetches.filling().count();
+        let key_of = |entry| self.chain.as_ref().map(|chain| chain.of(entry));
+        hosts.puts.check(&hosts.pool, &self.spans, key_of).map_err(what)?;
+        let count = pages.len() - hosts.fetches.pages.len();
         if count as u32 != hosts.pool.cached_count() {
             return Err(("H1: Cached host pages belong to entries", None));
         }

@@ -211,12 +211,12 @@ fn t6_every_entry_is_one_spans_or_free() {
     assert_eq!(broken(shared), "T6: an entry belongs to one span");
     let freed = |s: &mut Sound| {
         let mut copy = s.tree.link[s.idle].span;
-        s.tree.spans.trim(&mut copy, 1, &mut Vec::new());
+        s.tree.spans.trim(&mut copy, 1, None);
     };
     assert_eq!(broken(freed), "T6: the entries of a span are taken");
     let emptied = |s: &mut Sound| {
         let mut copy = s.tree.link[s.other].span;
-        s.tree.spans.trim(&mut copy, 1, &mut Vec::new());
+        s.tree.spans.trim(&mut copy, 1, None);
     };
     assert_eq!(broken(emptied), "T6: no run of a span is empty");
     let short = |s: &mut Sound| {
@@ -224,7 +224,7 @@ fn t6_every_entry_is_one_spans_or_free() {
         s.tree.spans.grow(&mut span, &tokens(&[10]), &[PageId::new(10)]);
         s.tree.link[s.other].span = span;
         s.tree.evictable += 1;
-        s.tree.spans.trim(&mut span, 1, &mut Vec::new());
+        s.tree.spans.trim(&mut span, 1, None);
     };
     assert_eq!(broken(short), "T6: a span has an entry for each page");
     let lost = |s: &mut Sound| s.tree.spans.create(&tokens(&[10]), &[PageId::new(10)]);

@@ -1,7 +1,8 @@
 //! The audit of host memory finds what is broken by hand.
 
 use crate::fence::Fence;
-use crate::id::{HostPageId, Namespace, NodeKey, PageId, PrefixLock, TokenId};
+use crate::hash::Hashing;
+use crate::id::{HostPageId, MoveId, Namespace, NodeKey, PageId, PrefixLock, TokenId};
 use crate::prefix::PrefixTree;
 use crate::prefix::residency::{Residency, Seek};
 
@@ -26,8 +27,9 @@ fn insert(tree: &mut PrefixTree, fence: &mut Fence, text: &[u32]) -> PrefixLock 
 impl Sound {
     fn new() -> Self {
         let mut tree = PrefixTree::new(20, 1, 31);
-        tree.keep_hosts(10, 10, 0).expect("it is small");
-        tree.set_host_ready(10);
+        tree.keep_hosts(10, 10, 2).expect("it is small");
+        tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
+        tree.set_host_ready(12);
         let mut fence = Fence::new(0, 1, 0);
         let idle = insert(&mut tree, &mut fence, &[1, 2, 3]);
         let used = insert(&mut tree, &mut fence, &[5, 6]).node().expect("not empty");
@@ -54,6 +56,51 @@ fn broken<T>(spoil: impl FnOnce(&mut Sound) -> T) -> &'static str {
     let mut sound = Sound::new();
     spoil(&mut sound);
     sound.check().expect_err("the audit finds it")
+}
+
+#[test]
+fn m1_pages_of_stores_have_no_other_user() {
+    let fetched = |s: &mut Sound| {
+        let moved = [MoveId::new(9); 2];
+        let text: Vec<TokenId> = [7, 8].map(TokenId::new).to_vec();
+        let mut fence = Fence::new(0, 1, 0);
+        let fetch = s.tree.begin_fetch(Namespace::default(), &text, 1, 9, moved, &mut fence);
+        assert_eq!(fetch.expect("there are host pages").pages.len(), 1);
+        assert_eq!(s.check(), Ok(()));
+        let page = s.tree.hosts_ref().fetches.pages[0];
+        s.tree.hosts_mut().pool.end_fill(page, true);
+    };
+    assert_eq!(broken(fetched), "M1: a page that a fetch writes has no other user");
+    let put = |s: &mut Sound| {
+        s.tree.begin_puts(9);
+        assert_eq!(s.check(), Ok(()));
+        let hosts = s.tree.hosts_mut();
+        let pages: Vec<HostPageId> = (0..10).map(HostPageId::new).collect();
+        let read = pages.into_iter().find(|&page| hosts.pool.is_read(page));
+        hosts.pool.end_read(read.expect("the first page is read from host memory"));
+    };
+    assert_eq!(broken(put), "M1: no writer touches a page that a put reads");
+}
+
+#[test]
+fn m2_fetched_pages_wait_with_their_tokens() {
+    let more = |s: &mut Sound| s.tree.hosts_mut().fetches.pages.push(HostPageId::new(9));
+    assert_eq!(broken(more), "M2: a fetched page waits with its tokens until all have arrived");
+}
+
+#[test]
+fn m3_what_a_store_has_is_what_the_entry_has() {
+    let free = |s: &mut Sound| {
+        let entry = (0..20).find(|&entry| s.tree.spans.is_free(entry)).expect("most are free");
+        s.tree.hosts_mut().puts.set_stored(entry);
+    };
+    assert_eq!(broken(free), "M3: a stored entry has a page");
+    let other = |s: &mut Sound| {
+        s.tree.begin_puts(9);
+        let last = s.tree.spans.last_entry(&s.tree.link[s.idle].span);
+        s.tree.chain.as_mut().expect("pages are hashed").spoil(last);
+    };
+    assert_eq!(broken(other), "M3: an entry has the hash that its put has");
 }
 
 #[test]

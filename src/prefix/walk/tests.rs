@@ -69,7 +69,7 @@ fn scattered(
     singles.sort_by_key(|span| tree.spans.entries(span).next());
     for gap in singles.chunks_exact_mut(run + 1) {
         for single in &mut gap[..run] {
-            tree.spans.trim(single, 1, &mut Vec::new());
+            tree.spans.trim(single, 1, None);
         }
     }
     let span = tree.spans.create(tokens, pages);

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::Model;
-use super::tree::{CellHeld, CellKey, Path, Tree};
+use super::open_moves::Path;
+use super::tree::{CellHeld, CellKey, Tree};
 use crate::id::{PageId, Scope, SeqKey, TokenId};
 use crate::layout::{PoolLayout, Reach};
 

@@ -1,13 +1,23 @@
 //! Pages of host memory in the model.
 
+use std::collections::BTreeSet;
+
 use crate::id::{HostPageId, PageId};
 
 /// All pages of host memory, and what has happened to them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Hosts {
     /// Whether each page is taken, and the one to look at next.
-    taken: Vec<bool>,
+    pub(super) taken: Vec<bool>,
     next: usize,
+    /// Pages that puts read, those of them that no entry has, and pages that fetches write.
+    pub(super) reading: BTreeSet<HostPageId>,
+    pub(super) leaving: BTreeSet<HostPageId>,
+    pub(super) filling: BTreeSet<HostPageId>,
+    /// Batches of moves that the backend was given, and the last one that saves to a page and that loads from it.
+    pub moves: u64,
+    pub(super) saved_by: Vec<u64>,
+    pub(super) loaded_by: Vec<u64>,
     /// Saves that the backend has not been given.
     pub saves: Vec<(PageId, HostPageId)>,
     /// Pages saved, saved as they were evicted, loaded, evicted from host memory, and lost.
@@ -23,7 +33,8 @@ pub struct Hosts {
 impl Hosts {
     /// Free pages.
     pub fn new(count: u32) -> Self {
-        Self { taken: vec![false; count as usize], ..Self::default() }
+        let (taken, none) = (vec![false; count as usize], vec![0; count as usize]);
+        Self { taken, saved_by: none.clone(), loaded_by: none, ..Self::default() }
     }
 
     /// Whether there is host memory.
@@ -31,10 +42,11 @@ impl Hosts {
         !self.taken.is_empty()
     }
 
-    /// Taken and free pages.
+    /// Pages that entries have, and free pages.
     pub fn counts(&self) -> (u32, u32) {
         let taken = self.taken.iter().filter(|taken| **taken).count();
-        (taken as u32, (self.taken.len() - taken) as u32)
+        let stores = self.leaving.len() + self.filling.len();
+        ((taken - stores) as u32, (self.taken.len() - taken) as u32)
     }
 
     /// The next free page in turn.
@@ -46,9 +58,14 @@ impl Hosts {
         Some(HostPageId::new(page as u32))
     }
 
-    /// A page is free again; a save to it that waits is not made.
+    /// A page is free again, once no put reads it; a save to it that waits is not made.
     pub fn free(&mut self, page: HostPageId) {
-        assert!(std::mem::take(&mut self.taken[page.index()]), "the model frees {page:?} twice");
+        assert!(self.taken[page.index()], "the model frees {page:?} twice");
+        if self.reading.contains(&page) {
+            assert!(self.leaving.insert(page), "the model frees {page:?} twice");
+        } else {
+            self.taken[page.index()] = false;
+        }
         self.saves.retain(|save| save.1 != page);
     }
 }

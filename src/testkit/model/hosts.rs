@@ -2,24 +2,31 @@
 
 use std::collections::BTreeSet;
 
-use super::tree::{Path, Tree};
+use super::open_moves::Path;
+use super::tree::Tree;
 use super::{Model, PageIs};
 use crate::error::Error;
 use crate::id::{HostPageId, PageId, Scope, SeqKey, TokenId};
 
 impl Tree {
     /// A host page: a free one, or that of the page that is in host memory alone for the longest time.
-    fn take_host(&mut self) -> Option<HostPageId> {
-        if let Some(page) = self.hosts.take() {
-            return Some(page);
+    pub(super) fn take_host(&mut self) -> Option<HostPageId> {
+        loop {
+            if let Some(page) = self.hosts.take() {
+                return Some(page);
+            }
+            let host_only =
+                self.pages.iter().filter(|(_, held)| held.users == 0 && held.page.is_none());
+            let path = host_only.min_by_key(|(_, held)| held.idle_since)?.0.clone();
+            self.hosts.evicted += 1;
+            self.lose(&path);
         }
-        let host_only =
-            self.pages.iter().filter(|(_, held)| held.users == 0 && held.page.is_none());
-        let path = host_only.min_by_key(|(_, held)| held.idle_since)?.0.clone();
-        self.hosts.evicted += 1;
-        self.hosts.lost += 1;
-        self.remove(&path);
-        self.hosts.take()
+    }
+
+    /// Removes a page for want of room. Returns that of the device.
+    fn lose(&mut self, path: &Path) -> Option<PageId> {
+        self.hosts.lost += u64::from(!self.pages[path].stored);
+        self.remove(path)
     }
 
     /// Saves an idle page, if there is a host page for it.
@@ -28,6 +35,7 @@ impl Tree {
         let held = self.pages.get_mut(path).expect("it is cached");
         held.host = Some(host);
         self.hosts.saves.push((held.page.expect("it is on the device"), host));
+        self.hosts.saved_by[host.index()] = self.hosts.moves + 1;
         self.hosts.saved += 1;
         true
     }
@@ -36,8 +44,7 @@ impl Tree {
     pub(super) fn evict_to_host(&mut self, path: &Path) -> PageId {
         if self.pages[path].host.is_none() {
             if !self.save(path) {
-                self.hosts.lost += 1;
-                return self.remove(path).expect("it is on the device");
+                return self.lose(path).expect("it is on the device");
             }
             self.hosts.forced += 1;
         }
@@ -110,13 +117,15 @@ impl Model {
         std::mem::take(&mut self.load_failed)
     }
 
-    fn next_move_fails(&mut self) -> bool {
+    pub(super) fn next_move_fails(&mut self) -> bool {
         self.move_failures.pop_front().unwrap_or(false)
     }
 
     /// The backend is given the saves that wait. Returns whether it failed.
     pub(super) fn flush_saves(&mut self) -> bool {
-        let failed = !self.tree.hosts.saves.is_empty() && self.next_move_fails();
+        let moves = !self.tree.hosts.saves.is_empty();
+        self.tree.hosts.moves += u64::from(moves);
+        let failed = moves && self.next_move_fails();
         if failed {
             self.tree.fail_saves();
         }
@@ -142,7 +151,12 @@ impl Model {
     pub fn load(&mut self, seqs: &[SeqKey]) -> Result<bool, Error> {
         let loads = self.begin_load(seqs)?;
         self.flush_saves();
-        let failed = !loads.is_empty() && self.next_move_fails();
+        let moves = !loads.is_empty();
+        self.tree.hosts.moves += u64::from(moves);
+        for (_, host) in &loads {
+            self.tree.hosts.loaded_by[host.index()] = self.tree.hosts.moves;
+        }
+        let failed = moves && self.next_move_fails();
         self.end_load(seqs, &loads, failed);
         Ok(!failed)
     }

@@ -9,9 +9,11 @@ mod draft;
 mod host_pages;
 mod hosts;
 mod leader;
+mod open_moves;
 mod pages;
 mod sequence;
 mod step;
+mod stores;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -19,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub use admission::AdmissionWant;
 pub use pages::{PageIs, Pages};
 pub use step::{PlanWant, RowWant};
+pub use stores::PutWant;
 pub(super) use tree::{CellHeld, CellKey};
 pub use tree::{Published, Tree};
 
@@ -142,7 +145,10 @@ impl Model {
         let mut tree = Tree::new(shape.layout.page_size(), kept_generation);
         tree.keep_groups(&shape.layout);
         if shape.prefix == PrefixMode::Radix && shape.table.tracks == 1 {
-            tree.keep_hosts(shape.layout.host_pages());
+            let (host_pages, pages) = (shape.layout.host_pages(), page_count);
+            let entries = (pages + host_pages) + (pages + host_pages) / 8;
+            let puts = if shape.hashing.is_some() { entries as usize } else { 0 };
+            tree.keep_hosts(host_pages, shape.layout.stage_pages(), puts);
         }
         Self {
             shape,
@@ -285,8 +291,9 @@ impl Model {
         self.pages.state(page)
     }
 
-    /// Every page that can match: its namespace, and all tokens up to its end.
-    pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId])> {
+    /// Every page that can match: its namespace, all tokens up to its end, and whether it is on the device and in host
+    /// memory.
+    pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId], [bool; 2])> {
         self.tree.present()
     }
 
@@ -352,6 +359,8 @@ impl Model {
             host_evicted_pages: hosts.evicted,
             lost_pages: hosts.lost,
             failed_saves: hosts.failed,
+            put_pages: self.tree.stores.done,
+            fetched_pages: self.tree.stores.fetched,
             clean_pages: self.tree.clean(),
             host_cached_pages,
             host_free_pages,

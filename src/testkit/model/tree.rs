@@ -7,11 +7,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::host_pages::Hosts;
+use super::open_moves::{Path, Stores};
 use crate::id::{HostPageId, Namespace, PageId, Scope, TokenId};
 use crate::layout::Reach;
-
-/// Scope (namespace, generation) and whole pages of tokens.
-pub type Path = (u64, u64, Vec<TokenId>);
 
 /// One page of the tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,7 +22,11 @@ pub(super) struct Held {
     /// When its last user went away. Smaller is older; of no meaning while it has users.
     pub idle_since: u64,
     /// Whether a node begins here.
-    first_of_node: bool,
+    pub first_of_node: bool,
+    /// Whether a store has it.
+    pub stored: bool,
+    /// Distinguishes it from earlier pages of its path.
+    pub version: u64,
 }
 
 /// A limited group, and the path of the page that its cell stands at.
@@ -65,6 +67,11 @@ pub struct Tree {
     pub(in crate::testkit) limited: Vec<(Reach, Range<usize>)>,
     pub(super) pages: BTreeMap<Path, Held>,
     pub(super) hosts: Hosts,
+    pub(super) stores: Stores,
+    /// Most pages that wait to be put.
+    pub(super) put_queue_len: usize,
+    /// Pages that were added so far.
+    pub(super) versions: u64,
     pub(in crate::testkit) cells: BTreeMap<CellKey, CellHeld>,
     /// Pages and cells that were evicted so far.
     pub(in crate::testkit) evicted: (u64, u64),
@@ -85,6 +92,9 @@ impl Tree {
             limited: Vec::new(),
             pages,
             hosts,
+            stores: Stores::default(),
+            put_queue_len: 0,
+            versions: 0,
             cells,
             evicted: (0, 0),
             kept_generation,
@@ -93,9 +103,10 @@ impl Tree {
         }
     }
 
-    /// Evicted pages move to so many pages of host memory from now on.
-    pub(super) fn keep_hosts(&mut self, count: u32) {
-        self.hosts = Hosts::new(count);
+    /// Evicted pages move to so many pages of host memory from now on, and stores get pages, of `puts` at a time.
+    pub(super) fn keep_hosts(&mut self, count: u32, stage_pages: u32, puts: usize) {
+        (self.hosts, self.stores) = (Hosts::new(count), Stores::new(stage_pages));
+        self.put_queue_len = puts;
     }
 
     pub(super) fn path(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Path {
@@ -125,11 +136,14 @@ impl Tree {
         (1..=tokens.len() / self.page_size).take_while(is_cached).count()
     }
 
-    /// Every page of the kept generation: its namespace, and all tokens up to its end.
-    pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId])> {
-        let kept = |path: &&Path| self.kept_generation == Some(path.1);
-        let paths = self.pages.keys().filter(kept);
-        paths.map(|(namespace, _, tokens)| (Namespace::new(*namespace), tokens.as_slice()))
+    /// Every page of the kept generation: its namespace, all tokens up to its end, and whether it is on the device and
+    /// in host memory.
+    pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId], [bool; 2])> {
+        let kept = |(path, _): &(&Path, &Held)| self.kept_generation == Some(path.1);
+        self.pages.iter().filter(kept).map(|((namespace, _, tokens), held)| {
+            let media = [held.page.is_some(), held.host.is_some()];
+            (Namespace::new(*namespace), tokens.as_slice(), media)
+        })
     }
 
     /// How many of the first `pages` of a path are on the device and nobody's.
@@ -144,7 +158,7 @@ impl Tree {
     }
 
     /// A node ends behind the first `pages` of a path.
-    fn cut(&mut self, scope: Scope, tokens: &[TokenId], pages: usize) {
+    pub(super) fn cut(&mut self, scope: Scope, tokens: &[TokenId], pages: usize) {
         if pages == 0 {
             return;
         }
@@ -158,7 +172,7 @@ impl Tree {
     }
 
     /// Counts a user of pages `from..to` of a path.
-    fn count_up(&mut self, scope: Scope, tokens: &[TokenId], from: usize, to: usize) {
+    pub(super) fn count_up(&mut self, scope: Scope, tokens: &[TokenId], from: usize, to: usize) {
         for pages in from + 1..=to {
             let path = self.path(scope, tokens, pages);
             let held = self.pages.get_mut(&path).expect("what is locked is cached");
@@ -225,8 +239,21 @@ impl Tree {
         for pages in old + 1..=end {
             let first_of_node = pages == old + 1 && !grows;
             let page = Some(own[pages - 1 - locked]);
-            let held = Held { page, host: None, users: 0, idle_since: 0, first_of_node };
-            self.pages.insert(self.path(scope, tokens, pages), held);
+            self.versions += 1;
+            let held = Held {
+                page,
+                host: None,
+                users: 0,
+                idle_since: 0,
+                first_of_node,
+                stored: false,
+                version: self.versions,
+            };
+            let path = self.path(scope, tokens, pages);
+            self.pages.insert(path.clone(), held);
+            if self.put_queue_len > 0 && self.kept_generation == Some(scope.generation) {
+                self.queue_put(path);
+            }
         }
         if grows && end > old {
             self.changes += 1;
@@ -290,6 +317,7 @@ impl Tree {
     pub fn reset(&mut self, kept_generation: Option<u64>) -> Vec<PageId> {
         self.changes += 1;
         self.kept_generation = kept_generation;
+        self.stores.clear();
         let idle = self.pages.iter().filter(|(_, held)| held.users == 0);
         let idle: Vec<_> = idle.map(|(path, _)| path.clone()).collect();
         let mut gone = Vec::new();

@@ -1,7 +1,7 @@
 //! Recognisable K and V: each number encodes its token's text, its layer, head and element.
 
-use crate::backend::{Backend, Cpu, Null};
-use crate::id::{LayerId, Scope, SlotId, TokenId};
+use crate::backend::{Backend, Cpu, HostMemory, Moved, Null};
+use crate::id::{HostPageId, LayerId, Scope, SlotId, TokenId};
 use crate::layout::{Plane, PlaneName, PoolLayout, Scaling};
 use crate::plan::BatchPlan;
 use crate::testkit::quantised::value;
@@ -32,6 +32,19 @@ pub trait Inspect: Backend {
     fn take_moves(&mut self) -> Vec<bool> {
         Vec::new()
     }
+
+    /// Returns the last answer of [`Backend::moved`].
+    fn last_moved(&mut self) -> Moved {
+        Moved::ALL
+    }
+
+    /// Returns the bytes of a host page that a put reads, if the backend has bytes.
+    fn read_host(&mut self, _: HostPageId) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// Writes a host page for a fetch.
+    fn write_host(&mut self, _: HostPageId, _: &[u8]) {}
 
     /// Returns the number of failed calls.
     fn failures(&self) -> u64 {
@@ -76,6 +89,18 @@ impl Inspect for Cpu {
 
     fn words(&self) -> Option<&[u32]> {
         Some(self.table_words())
+    }
+
+    fn last_moved(&mut self) -> Moved {
+        self.moved().expect("it cannot fail")
+    }
+
+    fn read_host(&mut self, page: HostPageId) -> Option<Vec<u8>> {
+        Some(self.lease(page).as_ref().to_vec())
+    }
+
+    fn write_host(&mut self, page: HostPageId, bytes: &[u8]) {
+        self.lease_mut(page).as_mut().copy_from_slice(bytes);
     }
 }
 

@@ -40,6 +40,10 @@ impl<B: Inspect> Host<B> {
             Op::Mark { pick, more } => self.mark(pick, more),
             Op::Load { first, count } => self.load(first, count),
             Op::SaveAhead { pages } => self.save_ahead(pages),
+            Op::Puts { most } => self.puts(most),
+            Op::PutDone { pick, ok } => self.put_done(pick, ok),
+            Op::Fetch { prompt, most } => self.fetch(&prompt, most),
+            Op::Fetched { pick, count } => self.fetched(pick, count),
             Op::Promise { pick, promise } => self.promise_more(pick, promise),
             Op::Fork { pick, count, promise } => self.fork(pick, count % 4, promise),
             Op::Rollback { pick, fewer } => self.rollback(pick, fewer),
@@ -48,6 +52,7 @@ impl<B: Inspect> Host<B> {
             Op::Reset => {
                 self.engine.reset();
                 self.model.reset();
+                self.store.generation += 1;
                 self.summary.count("reset Ok".to_owned());
                 Ok(())
             }
@@ -56,6 +61,7 @@ impl<B: Inspect> Host<B> {
 
     /// Ends every sequence and step, and checks that nothing remains in use.
     pub(super) fn close(&mut self) -> Result<(), String> {
+        self.close_store()?;
         while !self.live.is_empty() {
             self.apply(Op::Finish { pick: 0, publish: true })?;
             self.listen().and_then(|()| self.compare())?;

@@ -7,8 +7,9 @@ use super::bytes::Inspect;
 use super::{Summary, agree};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::hash::NamespaceNames;
-use crate::id::{Namespace, PageId, SeqKey, StepId, TokenId};
+use crate::hash::{NamespaceNames, PageHash};
+use crate::id::{HostPageId, Namespace, PageId, SeqKey, StepId, TokenId};
+use crate::moves::{FetchId, PutId};
 use crate::plan::{Leader, StepScratch};
 use crate::testkit::index::Index;
 use crate::testkit::model::Model;
@@ -28,6 +29,34 @@ pub(super) fn names(namespace: Namespace) -> NamespaceNames {
     NamespaceNames { lora: salt.clone(), salt, lora_path: None }
 }
 
+type Bytes = Option<Vec<u8>>;
+
+/// A put that the store reads.
+pub(super) struct Given {
+    pub id: PutId,
+    pub number: u64,
+    pub key: (u64, PageHash),
+    pub page: HostPageId,
+    pub bytes: Bytes,
+}
+
+/// A fetch, and how many of its pages the store has.
+pub(super) struct OpenFetch {
+    pub id: FetchId,
+    pub number: u64,
+    pub arrived: usize,
+}
+
+/// What the store has, by generation and hash, and what it is at.
+#[derive(Default)]
+pub(super) struct Store {
+    pub pages: BTreeMap<(u64, PageHash), Bytes>,
+    pub puts: Vec<Given>,
+    pub fetches: Vec<OpenFetch>,
+    pub fetch_count: u64,
+    pub generation: u64,
+}
+
 /// An engine, the model, and the state of a host.
 pub(super) struct Host<B> {
     pub(super) engine: Engine<B>,
@@ -45,6 +74,7 @@ pub(super) struct Host<B> {
     pub(super) touched: BTreeMap<StepId, BTreeSet<PageId>>,
     /// Recent leaders, each with the number of its text's cuts and the tokens for which it was named.
     pub(super) leaders: VecDeque<(Leader, usize, Vec<TokenId>)>,
+    pub(super) store: Store,
     /// An index from events alone, and the number of ops between drains.
     pub(super) index: Index,
     pub(super) drain_every: u8,
@@ -69,6 +99,7 @@ impl<B: Inspect> Host<B> {
             scratch: StepScratch::new(),
             touched: BTreeMap::new(),
             leaders: VecDeque::new(),
+            store: Store::default(),
             index,
             drain_every: drain_every.max(1),
             ops: 0,
@@ -82,6 +113,7 @@ impl<B: Inspect> Host<B> {
         for (what, count) in [("stored", stored), ("removed", removed), ("cleared", cleared)] {
             self.summary.answers.insert(format!("events {what}"), count);
         }
+        self.summary.answers.insert("events of host memory".to_owned(), self.index.host_count);
         let failures = self.engine.backend().failures();
         self.summary.answers.insert("backend failures".to_owned(), failures);
         let stats = self.engine.stats();
@@ -96,6 +128,8 @@ impl<B: Inspect> Host<B> {
             ("pages saved as they were evicted", stats.forced_pages),
             ("pages loaded", stats.loaded_pages),
             ("failed saves", stats.failed_saves),
+            ("pages put", stats.put_pages),
+            ("pages fetched", stats.fetched_pages),
             ("pages evicted from host memory", stats.host_evicted_pages),
             ("pages lost", stats.lost_pages),
         ] {

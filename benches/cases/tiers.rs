@@ -1,0 +1,93 @@
+//! Pages that move between the device and host memory, over a backend without bytes: the core's time alone.
+
+use kvarena::{
+    Capacity, Engine, EngineConfig, Extend, Null, PoolConfig, SeqKey, StepScratch, TokenId,
+};
+
+use super::NAMESPACE;
+
+const PAGE_SIZE: u32 = 16;
+/// Pages that a call moves each way.
+pub const MOVED: u32 = 1024;
+
+/// Two sets of prompts, of which the device holds one: loading one evicts the other.
+pub struct Tiers {
+    engine: Engine<Null>,
+    sets: [Vec<Vec<TokenId>>; 2],
+    loading: Vec<SeqKey>,
+    turn: usize,
+}
+
+impl Tiers {
+    /// Creates the case for prompts of `pages` whole pages, a node of the tree each.
+    pub fn new(pages: u32) -> Self {
+        let prompts = MOVED / pages;
+        let pool = PoolConfig {
+            page_size: PAGE_SIZE,
+            capacity: Capacity::Pages(MOVED),
+            host_pages: 3 * MOVED,
+            ..PoolConfig::default()
+        };
+        let tokens = u64::from(2 * (MOVED + prompts) * PAGE_SIZE);
+        let config =
+            EngineConfig { max_sequences: prompts, max_tokens: tokens, ..EngineConfig::from(pool) };
+        let engine = Engine::new(config, Null).expect("the config is valid");
+        let len = pages * PAGE_SIZE + 1;
+        let prompt = |own: u32| (0..len).map(|i| TokenId::new(own * len + i)).collect();
+        let sets = [0, 1].map(|set| (0..prompts).map(|i| prompt(set * prompts + i)).collect());
+        let mut tiers =
+            Self { engine, sets, loading: Vec::with_capacity(prompts as usize), turn: 0 };
+        for _ in 0..2 {
+            tiers.admit();
+            tiers.compute();
+            tiers.finish();
+        }
+        tiers
+    }
+
+    /// Admits the prompts of the next set, which are in host memory.
+    pub fn admit(&mut self) {
+        for prompt in &self.sets[self.turn] {
+            self.loading.push(self.engine.admit(NAMESPACE, prompt, 0).expect("there is room"));
+        }
+        self.turn = 1 - self.turn;
+    }
+
+    fn compute(&mut self) {
+        let mut scratch = StepScratch::new();
+        for &seq in &self.loading {
+            // The last token would take one more page.
+            let len = self.engine.extend_max(seq).expect("the sequence runs") - 1;
+            let plan = self.engine.plan_batch(&mut scratch, &[Extend { seq, len }]);
+            let step = plan.expect("there is room").step();
+            self.engine.commit(step).expect("the step is planned");
+            self.engine.complete(step).expect("the step is committed");
+        }
+    }
+
+    /// Loads the admitted prompts; evicts the others, whose pages are saved unless they were before.
+    pub fn load(&mut self) {
+        self.engine.load(&self.loading).expect("there is room");
+    }
+
+    /// Ends the admitted prompts.
+    pub fn finish(&mut self) {
+        self.loading.drain(..).for_each(|seq| self.engine.finish(seq).expect("the sequence runs"));
+    }
+
+    /// Saves all pages of the device ahead of their eviction.
+    pub fn save_ahead(&mut self) {
+        assert_eq!(self.engine.save_ahead(MOVED), Ok(MOVED));
+    }
+
+    pub fn check(&mut self) {
+        let before = self.engine.stats();
+        self.admit();
+        self.load();
+        self.finish();
+        let after = self.engine.stats();
+        assert_eq!(after.loaded_pages - before.loaded_pages, u64::from(MOVED));
+        assert_eq!(after.forced_pages - before.forced_pages, u64::from(MOVED));
+        self.engine.verify().expect("all invariants hold");
+    }
+}

@@ -1,0 +1,281 @@
+//! Puts and fetches of the model: pages that a store reads and writes.
+
+use super::Model;
+use super::host_pages::Hosts;
+use super::open_moves::{Fetch, Of, Path, Put};
+use super::tree::{Held, Tree};
+use crate::backend::Moved;
+use crate::error::Error;
+use crate::id::{HostPageId, Namespace, Scope, TokenId};
+
+/// Most puts and fetches at a time.
+const PUTS_MAX: usize = 1024;
+const FETCHES_MAX: usize = 256;
+
+/// A put that the store is given.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PutWant {
+    /// Counts puts.
+    pub number: u64,
+    /// Namespace, generation and all tokens up to the page's end.
+    pub path: Path,
+    /// The host page; none: one of the stage.
+    pub host: Option<HostPageId>,
+}
+
+impl Tree {
+    fn is_present(&self, of: &Of) -> bool {
+        self.pages.get(&of.path).is_some_and(|held| held.version == of.version)
+    }
+
+    /// A page was published: it is to be put.
+    pub(super) fn queue_put(&mut self, path: Path) {
+        let version = self.pages[&path].version;
+        self.push_put(Of { path, version });
+    }
+
+    fn push_put(&mut self, of: Of) {
+        if self.stores.queue.len() == self.put_queue_len {
+            self.stores.queue.pop_front();
+        }
+        self.stores.queue.push_back(of);
+    }
+
+    /// Opens puts of the next pages. Returns how many of them are copied to the stage.
+    fn begin_puts(&mut self, max: usize) -> usize {
+        let next_move = self.hosts.moves + 1;
+        let (mut staged, end) = (0, PUTS_MAX.min(self.stores.puts.len() + max));
+        while self.stores.puts.len() < end {
+            let Some(of) = self.stores.queue.pop_front() else { break };
+            if !self.is_present(&of) || self.pages[&of.path].stored {
+                continue;
+            }
+            let host = self.pages[&of.path].host;
+            let save = match host {
+                Some(page) => {
+                    self.hosts.begin_read(page);
+                    self.hosts.saved_by[page.index()]
+                }
+                None if self.stores.stage_free == 0 => {
+                    self.stores.queue.push_front(of);
+                    break;
+                }
+                None => {
+                    (self.stores.stage_free, staged) = (self.stores.stage_free - 1, staged + 1);
+                    next_move
+                }
+            };
+            self.stores.last_put += 1;
+            let number = self.stores.last_put;
+            self.stores.puts.push(Put { number, of, host, save, is_given: false });
+        }
+        staged
+    }
+
+    /// The copies to the stage failed: their puts come again.
+    fn fail_staged(&mut self) {
+        let last = self.hosts.moves;
+        let failed = |put: &Put| put.host.is_none() && put.save == last;
+        for put in self.stores.puts.clone().iter().rev().filter(|put| failed(put)) {
+            self.stores.queue.push_front(put.of.clone());
+            self.stores.stage_free += 1;
+        }
+        self.stores.puts.retain(|put| !failed(put));
+    }
+
+    /// The puts that the store is given now.
+    fn give_puts(&mut self, saved: u64) -> Vec<PutWant> {
+        let mut given = Vec::new();
+        for at in 0..self.stores.puts.len() {
+            let put = &self.stores.puts[at];
+            if !put.is_given && put.save <= saved && self.is_present(&put.of) {
+                let Put { number, host, .. } = *put;
+                given.push(PutWant { number, path: put.of.path.clone(), host });
+                self.stores.puts[at].is_given = true;
+            }
+        }
+        let gone = self.stores.puts.iter().filter(|put| !put.is_given && !self.is_present(&put.of));
+        for number in gone.map(|put| put.number).collect::<Vec<_>>() {
+            self.end_put(number, false);
+        }
+        given
+    }
+
+    fn end_put(&mut self, number: u64, ok: bool) -> bool {
+        let Some(at) = self.stores.puts.iter().position(|put| put.number == number) else {
+            return false;
+        };
+        let Put { of, host, .. } = self.stores.puts.remove(at);
+        match host {
+            Some(page) => self.hosts.end_read(page),
+            None => self.stores.stage_free += 1,
+        }
+        if self.is_present(&of) {
+            match ok {
+                true => self.pages.get_mut(&of.path).expect("it is cached").stored = true,
+                false => self.push_put(of),
+            }
+        }
+        self.stores.done += u64::from(ok);
+        true
+    }
+
+    /// Makes fetched pages entries behind the first `locked` pages of a path, and locks them.
+    fn insert_fetched(
+        &mut self,
+        scope: Scope,
+        tokens: &[TokenId],
+        locked: usize,
+        pages: &[HostPageId],
+    ) -> usize {
+        let end = locked + pages.len();
+        let old = self.matched_len(scope, &tokens[..end * self.page_size]);
+        if old > locked {
+            self.cut(scope, tokens, old);
+        }
+        for at in old..end {
+            self.versions += 1;
+            let (host, version) = (pages[at - locked], self.versions);
+            self.hosts.end_fill(host, true);
+            let held = Held {
+                page: None,
+                host: Some(host),
+                users: 0,
+                idle_since: 0,
+                first_of_node: at == old,
+                stored: true,
+                version,
+            };
+            self.pages.insert(self.path(scope, tokens, at + 1), held);
+        }
+        self.count_up(scope, tokens, locked, end);
+        old - locked
+    }
+}
+
+impl Model {
+    /// `Engine::puts`, if it answered with puts: none where the backend failed. `saved`: the last save that the backend
+    /// reports as done, unless it failed to.
+    pub fn puts(&mut self, max: usize, saved: Option<u64>) -> Option<Vec<PutWant>> {
+        if !self.tree.hosts.exists() {
+            return Some(Vec::new());
+        }
+        let staged = if self.shape.hashing.is_some() { self.tree.begin_puts(max) } else { 0 };
+        if staged > 0 {
+            self.tree.hosts.moves += 1;
+            if self.next_move_fails() {
+                self.tree.fail_staged();
+                return None;
+            }
+        }
+        Some(self.tree.give_puts(saved?))
+    }
+
+    /// `Engine::put_done`
+    pub fn put_done(&mut self, number: u64, ok: bool) -> bool {
+        self.tree.end_put(number, ok)
+    }
+
+    /// `Engine::fetch`: the cached pages, and the host pages to write. `moved`: what the backend reports as done, if it
+    /// did not fail; else the answer is nothing.
+    pub fn fetch(
+        &mut self,
+        namespace: Namespace,
+        prompt: &[TokenId],
+        most: u32,
+        moved: Option<Moved>,
+    ) -> Result<Option<(u32, Vec<HostPageId>)>, Error> {
+        let deaf = self.shape.hashing.is_some_and(|hashing| !hashing.uses_names());
+        if deaf && namespace != Namespace::default() {
+            return Err(Error::UnnamedNamespace { namespace });
+        }
+        if !self.tree.hosts.exists() || prompt.is_empty() || prompt.contains(&TokenId::PENDING) {
+            return Ok(None);
+        }
+        let Some(moved) = moved else { return Ok(None) };
+        let full = self.tree.stores.fetches.len() == FETCHES_MAX;
+        if full || self.shape.hashing.is_none() {
+            return Ok(None);
+        }
+        let (scope, tokens) = (self.next_scope(namespace), &prompt[..prompt.len() - 1]);
+        let cached = self.tree.hit(scope, tokens);
+        let wanted = (most as usize).min(tokens.len() / self.page_size() - cached);
+        // Pages that are locked back no promise.
+        let idle = self.tree.idle_on_path(scope, tokens, cached);
+        if wanted == 0 || idle > self.available() {
+            return Ok(None);
+        }
+        self.tree.lock(scope, tokens, cached);
+        let mut pages = Vec::new();
+        while pages.len() < wanted
+            && let Some(page) = self.tree.take_host()
+        {
+            if !self.tree.hosts.is_idle(page, moved) {
+                self.tree.hosts.free(page);
+                break;
+            }
+            self.tree.hosts.begin_fill(page);
+            pages.push(page);
+        }
+        if pages.is_empty() {
+            assert!(self.tree.unlock(scope, tokens, cached).is_empty(), "the generation is kept");
+            return Ok(None);
+        }
+        let tokens = tokens[..(cached + pages.len()) * self.page_size()].to_vec();
+        let stores = &mut self.tree.stores;
+        stores.last_fetch += 1;
+        let number = stores.last_fetch;
+        stores.fetches.push(Fetch { number, scope, tokens, cached, pages: pages.clone() });
+        Ok(Some((cached as u32, pages)))
+    }
+
+    /// `Engine::fetched`
+    pub fn fetched(&mut self, number: u64, count: u32) -> bool {
+        let stores = &mut self.tree.stores;
+        let Some(at) = stores.fetches.iter().position(|fetch| fetch.number == number) else {
+            return false;
+        };
+        let Fetch { scope, tokens, cached, pages, .. } = stores.fetches.remove(at);
+        let is_present = scope.generation == self.generation;
+        let count = if is_present { pages.len().min(count as usize) } else { 0 };
+        let known = self.tree.insert_fetched(scope, &tokens, cached, &pages[..count]);
+        let unused = pages[..known].iter().chain(&pages[count..]);
+        unused.for_each(|&page| self.tree.hosts.end_fill(page, false));
+        self.tree.stores.fetched += (count - known) as u64;
+        let gone = self.tree.unlock(scope, &tokens, cached + count);
+        self.pages.turn(&gone, super::PageIs::Cached, super::PageIs::Free);
+        true
+    }
+}
+
+impl Hosts {
+    /// A put reads a page.
+    fn begin_read(&mut self, page: HostPageId) {
+        assert!(self.reading.insert(page), "a page is put once at a time");
+    }
+
+    /// A put is done: its page is free if its entry has left it.
+    fn end_read(&mut self, page: HostPageId) {
+        self.reading.remove(&page);
+        if self.leaving.remove(&page) {
+            self.taken[page.index()] = false;
+        }
+    }
+
+    /// A fetch writes a page that was taken.
+    fn begin_fill(&mut self, page: HostPageId) {
+        self.filling.insert(page);
+    }
+
+    /// A fetch is done with a page.
+    fn end_fill(&mut self, page: HostPageId, arrived: bool) {
+        self.filling.remove(&page);
+        self.taken[page.index()] = arrived;
+    }
+
+    /// Whether the moves of a page are done.
+    fn is_idle(&self, page: HostPageId, moved: Moved) -> bool {
+        self.saved_by[page.index()] <= moved.saved.raw()
+            && self.loaded_by[page.index()] <= moved.loaded.raw()
+    }
+}

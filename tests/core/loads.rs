@@ -1,0 +1,48 @@
+//! Loads of pages from host memory, over a backend that finishes them late.
+
+use kvarena::testkit::late::LateOptions;
+use kvarena::*;
+
+fn text(own: u32) -> Vec<TokenId> {
+    (0..13).map(|i| TokenId::new(own * 100 + i)).collect()
+}
+
+/// Plans all tokens of a sequence but those that are cached, and ends the step.
+fn compute(engine: &mut Engine<impl Backend>, scratch: &mut StepScratch, seq: SeqKey) {
+    let len = engine.extend_max(seq).expect("it is live");
+    let plan = engine.plan_batch(scratch, &[Extend { seq, len }]);
+    let step = plan.expect("there is room").step();
+    engine.commit(step).expect("it is open");
+    engine.complete(step).expect("it is committed");
+    engine.verify().expect("all invariants hold");
+}
+
+#[test]
+fn others_are_planned_while_a_sequence_loads() {
+    let (capacity, host_pages) = (Capacity::Pages(8), 8);
+    let pool = PoolConfig { page_size: 4, capacity, host_pages, ..PoolConfig::default() };
+    let config = EngineConfig { max_tokens: 256, ..pool.into() };
+    let options = LateOptions(CpuOptions::with_threads(1));
+    let mut engine = Engine::new(config, options).expect("a valid config");
+    let mut scratch = StepScratch::new();
+    for own in 0..3 {
+        let seq = engine.admit(Namespace::default(), &text(own), 0).expect("there is room");
+        compute(&mut engine, &mut scratch, seq);
+        assert_eq!(engine.is_loading(seq), Ok(false), "it waits for no load");
+        engine.finish(seq).expect("it is live");
+    }
+    let loads = engine.admit(Namespace::default(), &text(0), 0).expect("there is room");
+    assert_eq!(engine.cached_len(loads), Ok(12));
+    assert_eq!(engine.is_loading(loads), Ok(false), "the load has not begun");
+    engine.load(&[loads]).expect("there is room");
+    assert_eq!(engine.is_loading(loads), Ok(true));
+    let other = engine.admit(Namespace::default(), &text(7)[..3], 0).expect("there is room");
+    compute(&mut engine, &mut scratch, other);
+    // The backend finishes one batch of moves at each look at them.
+    assert!((0..9).any(|_| engine.is_loading(loads) == Ok(false)), "the load ends");
+    compute(&mut engine, &mut scratch, loads);
+    assert_eq!(engine.is_loading(other), Ok(false), "it waits for no load");
+    engine.finish(loads).expect("it is live");
+    let gone = EngineError::Core(Error::UnknownSequence { seq: loads });
+    assert_eq!(engine.is_loading(loads), Err(gone));
+}

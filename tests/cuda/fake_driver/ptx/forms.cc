@@ -1,5 +1,6 @@
 /* All that the machine knows, by name. */
 #include "forms.h"
+#include <mutex>
 #include <unordered_map>
 
 namespace ptx {
@@ -11,6 +12,9 @@ const Form* find_form(const std::string& opcode, u32 width) {
         for (Form& form : forms) map->try_emplace(form.opcode, form);
         return map;
     }();
+    // Several modules are parsed at a time, and loads and stores are added as they are met.
+    static std::mutex mutex;
+    std::lock_guard<std::mutex> lock(mutex);
     if (width == 0) {
         const auto found = known->find(opcode);
         return found == known->end() ? nullptr : &found->second;

@@ -22,11 +22,13 @@ pub struct Prompt<'a> {
 pub struct Admission {
     /// Number of the prompt's first tokens that already have K and V: whole pages.
     pub cached_len: u32,
-    /// Number of cached pages that are in host memory. They are loaded before the prompt's first plan.
+    /// Number of cached pages, of all groups of layers, that are in host memory. They are loaded before the prompt's
+    /// first plan.
     pub host_pages: u32,
     /// Number of cached pages that no sequence uses now. Admission makes them unevictable.
     pub idle_pages: u32,
-    /// Number of pages for the other tokens, up to the end of the prompt or of the promise, whichever is longer.
+    /// Number of pages for the loads and for the other tokens, up to the end of the prompt or of the promise, whichever
+    /// is longer.
     pub lacking_pages: u32,
     /// Number of pages available for these tokens once the idle pages are locked.
     pub available_pages: u32,

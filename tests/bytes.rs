@@ -4,8 +4,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvarena::{
-    Capacity, CpuOptions, Engine, EngineConfig, Extend, Hashing, KvDtype, KvShape, Namespace,
-    NamespaceNames, Null, PoolConfig, PrefixMode, Scaling, StepScratch, TokenId,
+    Capacity, CpuOptions, Engine, EngineConfig, Extend, Groups, Hashing, KvDtype, KvShape,
+    Namespace, NamespaceNames, Null, PoolConfig, PrefixMode, Reach, Scaling, StepScratch, TokenId,
 };
 
 struct Counting;
@@ -57,6 +57,10 @@ fn check_hosts() {
         check(config);
         check(EngineConfig { prefix: PrefixMode::None, ..config });
         check(EngineConfig { hashing: Some(Hashing::ALL[0]), event_pages: 10, ..config });
+        let groups = Groups::new(&[Reach::All, Reach::Window(20)], &[0, 1, 1]);
+        let pool = PoolConfig { layers: 3, groups: groups.expect("two groups"), ..pool };
+        check(EngineConfig::from(pool));
+        check(EngineConfig { prefix: PrefixMode::None, ..EngineConfig::from(pool) });
     }
 }
 

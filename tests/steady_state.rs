@@ -323,6 +323,9 @@ impl<B: Backend> Host<B> {
         if seed.is_multiple_of(3) {
             self.engine.load(&self.live).map_or_else(|_| self.done.refusals += 1, |()| ());
         }
+        if self.engine.shape().layout.groups().count() > 1 {
+            return; // Stores do not support groups.
+        }
         let puts = &mut self.puts;
         let room = PUTS - puts.len();
         self.engine.puts(room, |put| puts.push(put.id)).expect("it cannot fail");
@@ -408,8 +411,11 @@ fn run<B: Backend>(
         stats.put_pages,
         stats.fetched_pages,
     ];
-    let enough = |&pages: &u64| (pages > 100) == (config.pool.host_pages > 0);
-    assert!(tiers.iter().all(enough), "{tiers:?}");
+    let has_hosts = config.pool.host_pages > 0;
+    let has_stores = has_hosts && config.pool.groups.count() == 1;
+    let (hosts, stores) = tiers.split_at(4);
+    assert!(hosts.iter().all(|&pages| (pages > 100) == has_hosts), "{tiers:?}");
+    assert!(stores.iter().all(|&pages| (pages > 100) == has_stores), "{tiers:?}");
     host.engine.verify().expect("it is sound at the end");
     host.done
 }
@@ -475,6 +481,17 @@ fn host_memory_and_stores_allocate_nothing() {
         let pool = PoolConfig { host_pages: 64, stage_pages: 4, ..plain.pool };
         let config = EngineConfig { hashing: Hashing::ALL.first().copied(), pool, ..plain };
         check(run(config, Null, 50, |_, _| ()));
+    }
+}
+
+#[test]
+fn host_memory_with_groups_allocates_nothing() {
+    let reaches = [Reach::All, Reach::Window(8), Reach::Chunk(4)];
+    let groups = Groups::new(&reaches, &[0, 1, 2, 2]).expect("each has a layer");
+    for page_size in [1, 4] {
+        let plain = config(page_size, PrefixMode::Radix);
+        let pool = PoolConfig { layers: 4, groups, host_pages: 64, ..plain.pool };
+        check(run(EngineConfig { pool, ..plain }, Null, 50, |_, _| ()));
     }
 }
 

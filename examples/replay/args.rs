@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(long, value_name = "K", default_value_t = 0, requires = "host_pages")]
     pub ahead: u32,
     /// A store of unlimited size behind host memory, of keys without bytes
-    #[arg(long, requires = "host_pages")]
+    #[arg(long, requires = "host_pages", conflicts_with = "groups")]
     pub store: bool,
     /// Groups of layers besides the one that keeps all tokens, each as REACH:TOKENSxTRACKS, such as
     /// window:1024x6,chunk:8192x3; needs --sequential and --pages

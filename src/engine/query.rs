@@ -70,6 +70,9 @@ impl<B: Backend> Engine<B> {
 
     /// Returns the pages of a sequence, in order.
     ///
+    /// Before its [load](Engine::load), a sequence lacks the pages from the first one in host memory on. With groups of
+    /// layers it has none.
+    ///
     /// # Errors
     /// [`Error::UnknownSequence`].
     pub fn page_table(&self, seq: SeqKey) -> Result<impl Iterator<Item = PageId> + '_, Error> {

@@ -321,12 +321,69 @@ fn waiting() -> (Engine<Null>, SeqKey) {
     (engine, seq)
 }
 
+/// An engine of which a sequence waits for a cell in host memory. All pages of group 0 are on the device.
+fn waiting_for_a_cell() -> (Engine<Null>, SeqKey) {
+    let groups = Groups::new(&[Reach::All, Reach::Window(2)], &[0, 1]).expect("two groups");
+    let capacity = Capacity::Pages(8);
+    let pool = PoolConfig { layers: 2, groups, page_size: 1, capacity, ..Default::default() };
+    let pool = PoolConfig { host_pages: 8, ..pool };
+    let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("the config is right");
+    let mut scratch = StepScratch::new();
+    let texts = [1, 2].map(|own| [TokenId::new(own); 3]);
+    let admit = |engine: &mut Engine<Null>, text: &[TokenId]| {
+        engine.admit(Namespace::default(), text, 3).expect("there is room")
+    };
+    let seq = admit(&mut engine, &texts[0]);
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 3 }]);
+    let step = plan.expect("there is room").step();
+    engine.commit(step).expect("it is open");
+    engine.complete(step).expect("it is committed");
+    engine.finish(seq).expect("it is live");
+    // The oldest cells move.
+    let seq = admit(&mut engine, &texts[1]);
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 3 }]);
+    let step = plan.expect("there is room").step();
+    engine.abort(step).expect("it is open");
+    engine.complete(step).expect("it is aborted");
+    engine.finish(seq).expect("it is live");
+    let seq = admit(&mut engine, &texts[0]);
+    assert_eq!(engine.verify(), Ok(()));
+    (engine, seq)
+}
+
+#[test]
+fn h5_with_groups_a_sequence_that_waits_lists_no_page() {
+    let (engine, seq) = waiting_for_a_cell();
+    let sequence = engine.world.sequences.get(seq).expect("it is live");
+    assert_eq!((engine.world.sequences.pending(sequence), sequence.page_len), (2, 0));
+    let (mut engine, seq) = waiting_for_a_cell();
+    let row = engine.world.sequences.row_mut(seq).expect("it is live");
+    assert_eq!(row.pending(), 2);
+    let first = engine.world.prefixes.path(row.sequence.lock.as_ref().expect("it runs"))[0];
+    let mut row = engine.world.sequences.row_mut(seq).expect("it is live");
+    row.begin_pending(1, 1, 1);
+    row.append_published(&[first]);
+    row.sequence.published = 1;
+    let lists = "H5: with groups, a sequence that waits lists no page";
+    assert_eq!(engine.verify().expect_err("the audit finds it").invariant, lists);
+}
+
+#[test]
+fn h5_a_sequence_that_waits_uses_its_cells() {
+    let (mut engine, seq) = waiting_for_a_cell();
+    let World { prefixes, sequences, fence, .. } = &mut engine.world;
+    let lock = sequences.get(seq).expect("it is live").lock.as_ref().expect("it runs");
+    prefixes.lose_tails(lock, 2, fence);
+    let users = "G2: users are the places that name a cell, and those that wait";
+    assert_eq!(engine.verify().expect_err("the audit finds it").invariant, users);
+}
+
 #[test]
 fn h5_a_page_table_lacks_what_is_not_loaded() {
     let (mut engine, seq) = waiting();
     let mut row = engine.world.sequences.row_mut(seq).expect("it is live");
     let pending = row.pending();
-    row.begin_pending(pending - 1);
+    row.begin_pending(pending - 1, 0, 0);
     let lengths = "S1: page_len = ceil(planned_len / page_size), less pending pages";
     assert_eq!(engine.verify().expect_err("the audit finds it").invariant, lengths);
     let (mut engine, seq) = waiting();

@@ -99,12 +99,14 @@ impl<B: Backend> Engine<B> {
             return Ok(0);
         }
         self.look_at_host();
-        self.world.prefixes.save_ahead(pages);
-        let saves = self.world.prefixes.saves();
-        let Some((id, moves)) = saves else { return Ok(0) };
+        let World { prefixes, pages: pool, buffers, .. } = &mut self.world;
+        buffers.freed.clear();
+        prefixes.save_ahead(pages, &mut buffers.freed);
+        pool.free_cached(&buffers.freed);
+        let Some((id, moves)) = prefixes.saves() else { return Ok(0) };
         let count = moves.len() as u32;
         let saved = self.backend.save_pages(id, moves);
-        self.world.prefixes.end_saves(saved.is_err());
+        self.end_saves(saved.is_err());
         saved.map(|()| count).map_err(EngineError::Backend)
     }
 
@@ -130,8 +132,15 @@ impl<B: Backend> Engine<B> {
     pub(super) fn flush_saves(&mut self) {
         if let Some((id, moves)) = self.world.prefixes.saves() {
             let failed = self.backend.save_pages(id, moves).is_err();
-            self.world.prefixes.end_saves(failed);
+            self.end_saves(failed);
         }
+    }
+
+    /// Ends a batch of saves. Only a failure releases pages, and a load may use the buffers.
+    fn end_saves(&mut self, failed: bool) {
+        let mut freed = Vec::new();
+        self.world.prefixes.end_saves(failed, &mut freed);
+        self.world.pages.free_cached(&freed);
     }
 }
 
@@ -145,12 +154,14 @@ impl<B: Backend> Engine<B> {
     /// is done. The store reads the host page until [`put_done`](Engine::put_done).
     ///
     /// # Errors
-    /// [`EngineError::Backend`]: pages that were to be copied come again.
+    /// [`EngineError::Core`] with [`Error::StoreGroups`]; [`EngineError::Backend`]: pages that were to be copied come
+    /// again.
     pub fn puts(
         &mut self,
         max: usize,
         sink: impl FnMut(Put<'_>),
     ) -> Result<usize, EngineError<B::Error>> {
+        self.check_groups()?;
         if !self.world.prefixes.has_hosts() {
             return Ok(0);
         }
@@ -177,13 +188,14 @@ impl<B: Backend> Engine<B> {
     /// if promises need the cached ones. O(prompt + pages).
     ///
     /// # Errors
-    /// [`EngineError::Core`] with [`Error::UnnamedNamespace`]; [`EngineError::Backend`].
+    /// [`EngineError::Core`] with [`Error::StoreGroups`] or [`Error::UnnamedNamespace`]; [`EngineError::Backend`].
     pub fn fetch(
         &mut self,
         namespace: Namespace,
         prompt: &[TokenId],
         most: u32,
     ) -> Result<Option<Fetch<'_>>, EngineError<B::Error>> {
+        self.check_groups()?;
         if !self.world.prefixes.is_named(namespace) {
             return Err(EngineError::Core(Error::UnnamedNamespace { namespace }));
         }
@@ -199,6 +211,14 @@ impl<B: Backend> Engine<B> {
         let (available, moved) = (self.world.available(), [moved.saved, moved.loaded]);
         let World { prefixes, fence, .. } = &mut self.world;
         Ok(prefixes.begin_fetch(namespace, tokens, most, available, moved, fence))
+    }
+
+    /// Checks that stores can hold the model's pages: records have no pages of cells.
+    fn check_groups(&self) -> Result<(), Error> {
+        match self.world.shape.layout.groups().count() {
+            1 => Ok(()),
+            groups => Err(Error::StoreGroups { groups }),
+        }
     }
 
     /// Ends a fetch of which the store has written the first `count` pages: prompts match them from now on. Returns

@@ -264,6 +264,11 @@ pub enum Error {
         /// Maximum number of waiting marks.
         max: u32,
     },
+    /// Stores do not support models with groups of layers.
+    StoreGroups {
+        /// Number of groups.
+        groups: u32,
+    },
     /// The step is not open, or was never planned.
     UnknownStep {
         /// The step.
@@ -417,6 +422,9 @@ impl fmt::Display for Error {
             Self::MarkLen { len, min } => {
                 let len = Count(len.into(), "token");
                 write!(f, "a mark at {len} is below the {min} published ones")
+            }
+            Self::StoreGroups { groups } => {
+                write!(f, "stores do not support models with {groups} groups of layers")
             }
             Self::OutOfMarks { max } => write!(f, "{max} marks wait in the sequence already"),
             Self::UnknownStep { step } => write!(f, "step {} is not open", step.raw()),

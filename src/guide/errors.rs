@@ -33,6 +33,7 @@
 //! | `ExtendLen { max: 0, .. }` | the sequence has nothing to compute: append first |
 //! | `RollbackLen` | fork before drafting that far, or finish and admit again |
 //! | `MarkLen` | mark a prompt before it is computed that far |
+//! | `StoreGroups` | serve models with groups of layers without a store |
 //! | `OutOfMarks` | mark again once the sequence has reached one of its marks |
 //! | `StepTokens`, `PackedLimit` | plan a smaller batch |
 //! | `PackedRows` | pass the whole plan of these items |

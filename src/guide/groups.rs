@@ -19,6 +19,10 @@
 //! [`PoolLayout::unused_bytes`](crate::PoolLayout::unused_bytes) returns the bytes left over.
 //! [`PoolLayout::of_group`](crate::PoolLayout::of_group) returns the heads and head_dim of a group's layers.
 //!
+//! With [`PoolConfig::host_pages`](crate::PoolConfig::host_pages), evicted pages of all groups move to host memory,
+//! where prompts hit them ([`Engine::load`](crate::Engine::load)). [`Engine::puts`](crate::Engine::puts) and
+//! [`Engine::fetch`](crate::Engine::fetch) reject models with groups.
+//!
 //! ```
 //! use kvarena::*;
 //!

@@ -61,7 +61,8 @@ pub struct PoolConfig {
     pub page_size: u32,
     /// Size of the pool. Default: 1,024 pages.
     pub capacity: Capacity,
-    /// Number of pages of host memory to which evicted pages move. With 0, evicted pages are lost. Default: 0.
+    /// Number of pages of host memory to which evicted pages move, those of all groups. With 0, evicted pages are lost.
+    /// A cell needs as many host pages as its group has tracks. Default: 0.
     pub host_pages: u32,
     /// Number of additional pages of host memory, through which a store reads pages of the pool. Default: 0.
     pub stage_pages: u32,

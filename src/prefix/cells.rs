@@ -3,10 +3,10 @@
 //! A cell is the pages of one such group at one entry, one for each track. Sequences use cells by themselves, and
 //! independently of the locks on nodes: a window moves on while its prefix stays locked.
 //!
-//! * G1. A cell stands at an entry of a live span, and the entry names it; its pages are Cached. All other cells are
-//!   free.
-//! * G2. The users of a cell are the held places that name it, and those that wait for a step. A used cell's node is
-//!   locked.
+//! * G1. A cell stands at an entry of a live span, and the entry names it; its device pages are Cached. All other cells
+//!   are free.
+//! * G2. The users of a cell are the held places that name it, those that wait for a step, and sequences that wait for
+//!   its load. A used cell's node is locked.
 //! * G3. A cell without users is in the idle list, one whose users all wait in a deferred list, any other in none.
 //!   Stamps rise along the idle list.
 //! * G5. Deferred lists are in the order of their steps; the fence counts their pages as idle then.
@@ -14,18 +14,24 @@
 //! Cells and nodes are stamped by one counter as they become idle (`ages.rs`), so that eviction takes the older one
 //! first.
 //!
-//! Not here: which places of a sequence name which cell (`sequence/`), when cells are made and used (`system/`).
+//! With host memory, a cell has all of its pages on the device, all of them in host memory, or both. It moves whole, as
+//! an entry does.
+//!
+//! Not here: moves of cells to host memory and back (`cell_moves.rs`), which places of a sequence name which cell
+//! (`sequence/`), when cells are made and used (`system/`).
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::fence::Fence;
-use crate::id::{CellId, PageId, StepId};
+use crate::id::{CellId, HostPageId, PageId, StepId};
 use crate::layout::Limits;
-use crate::memory::{OutOfMemory, reserved_queue, touch, zeroed};
+use crate::memory::{OutOfMemory, reserved, reserved_queue, touch, touch_reserved, zeroed};
 
 use super::ages::Ages;
+use super::residency::{Residency, Seek};
 
 /// One cell. All zeros: it was never used.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -38,9 +44,26 @@ pub(super) struct Cell {
     /// Of `users`, those that only wait for a step.
     pub waiting: u32,
     pub entry: u32,
-    pub group: u32,
+    pub group: u16,
+    /// Where the pages are: [`DEVICE`], [`HOST`] or both; and [`SAVING`].
+    pub sides: u16,
     older: CellId,
     younger: CellId,
+}
+
+/// The pages of the pool.
+pub(super) const DEVICE: u16 = 1;
+/// The host pages.
+pub(super) const HOST: u16 = 2;
+/// Whether a save to the host pages waits for the backend.
+pub(super) const SAVING: u16 = 4;
+
+impl Cell {
+    /// Returns where the pages are, as of a node with one entry.
+    pub fn residency(&self) -> Residency {
+        let [device, host] = [DEVICE, HOST].map(|side| u32::from(self.sides & side > 0));
+        Residency { device, host: 1 - host }
+    }
 }
 
 /// A list of cells.
@@ -71,21 +94,31 @@ pub(super) struct Cells {
     of_entry: Vec<CellId>,
     pub cells: Vec<Cell>,
     pages: Vec<PageId>,
+    /// As `pages`; empty without host memory.
+    pub host_pages: Vec<HostPageId>,
     pub idle: Ends,
+    /// The oldest idle cell that may have what each [`Seek`] looks for. Only with host memory.
+    pub cursors: [CellId; 3],
+    /// Cells of which a save waits for the backend.
+    pub saving: Vec<CellId>,
     /// A list for each step that deferred cells wait for.
     pub deferred: VecDeque<(StepId, Ends)>,
     /// Cells in use or cached.
     pub count: u32,
     pub evicted: u64,
+    /// Pages of removed cells, and removed cells that were on the device.
+    pub removed: [u64; 2],
 }
 
 impl Cells {
     pub fn new(
         limits: Limits,
-        page_count: u32,
+        [device_pages, host_pages]: [u32; 2],
         entry_count: u32,
         max_steps: u32,
     ) -> Result<Self, OutOfMemory> {
+        let page_count = device_pages + host_pages;
+        let saving = if host_pages > 0 { device_pages } else { 0 };
         let mut groups = [Group::default(); 3];
         let (mut base, mut page_base) = (1, 0);
         for held in limits.held_groups(0) {
@@ -102,29 +135,44 @@ impl Cells {
             of_entry: zeroed((entry_count * limits.count() as usize) as u64)?,
             cells: zeroed(base.into())?,
             pages: zeroed(page_base as u64)?,
+            host_pages: zeroed(if host_pages > 0 { page_base as u64 } else { 0 })?,
             idle: Ends::default(),
+            cursors: [CellId::NONE; 3],
+            saving: reserved(saving.into())?,
             deferred: reserved_queue(u64::from(max_steps) + 1)?,
             count: 0,
             evicted: 0,
+            removed: [0; 2],
             limits,
         })
     }
 
-    pub fn bytes(limits: &Limits, page_count: u32, entry_count: u32, max_steps: u32) -> u64 {
+    pub fn bytes(
+        limits: &Limits,
+        [device_pages, host_pages]: [u32; 2],
+        entry_count: u32,
+        max_steps: u32,
+    ) -> u64 {
+        let page_count = device_pages + host_pages;
+        let page = size_of::<PageId>() * if host_pages > 0 { 2 } else { 1 };
+        let saving = if host_pages > 0 { device_pages } else { 0 };
         let group = |tracks: u32| {
             let room = u64::from(page_count / tracks);
             room * size_of::<Cell>() as u64
-                + room * u64::from(tracks) * size_of::<PageId>() as u64
+                + room * u64::from(tracks) * page as u64
                 + u64::from(entry_count) * size_of::<CellId>() as u64
         };
         limits.held_groups(0).map(|held| group(held.tracks)).sum::<u64>()
             + (u64::from(max_steps) + 1) * size_of::<(StepId, Ends)>() as u64
+            + u64::from(saving) * size_of::<CellId>() as u64
     }
 
     pub fn prefault(&mut self) {
         touch(&mut self.of_entry);
         touch(&mut self.cells);
         touch(&mut self.pages);
+        touch(&mut self.host_pages);
+        touch_reserved(&mut self.saving, CellId::NONE);
     }
 
     /// Returns the cell of a group at an entry.
@@ -132,17 +180,38 @@ impl Cells {
         self.of_entry[group as usize * self.entry_count + entry as usize]
     }
 
-    /// Returns the pages of a cell, one for each track of its group.
+    /// Returns the pages of a cell that is on the device, one for each track of its group.
     pub fn pages(&self, cell: CellId) -> &[PageId] {
+        &self.pages[self.range(cell)]
+    }
+
+    /// [`Cells::pages`], to change.
+    pub fn pages_mut(&mut self, cell: CellId) -> &mut [PageId] {
+        let range = self.range(cell);
+        &mut self.pages[range]
+    }
+
+    /// Returns the indices of a cell's pages, and of its host pages.
+    pub fn range(&self, cell: CellId) -> Range<usize> {
         let Group { tracks, base, page_base, .. } =
-            self.groups[self.cells[cell.index()].group as usize];
+            self.groups[usize::from(self.cells[cell.index()].group)];
         let first = page_base + ((cell.raw() - base) * tracks) as usize;
-        &self.pages[first..first + tracks as usize]
+        first..first + tracks as usize
+    }
+
+    /// Returns whether a cell has pages on the device.
+    pub fn is_on_device(&self, cell: CellId) -> bool {
+        self.cells[cell.index()].sides & DEVICE > 0
+    }
+
+    /// Returns the pages that a cell has on the device.
+    pub fn device_tracks(&self, cell: CellId) -> u32 {
+        if self.is_on_device(cell) { self.tracks(cell) } else { 0 }
     }
 
     /// Returns the tracks of a cell's group.
     pub fn tracks(&self, cell: CellId) -> u32 {
-        self.groups[self.cells[cell.index()].group as usize].tracks
+        self.groups[usize::from(self.cells[cell.index()].group)].tracks
     }
 
     /// Makes a cell of these pages at an entry, with one user.
@@ -163,23 +232,26 @@ impl Cells {
                 cell
             }
         };
-        let first = of.page_base + ((cell.raw() - of.base) * of.tracks) as usize;
-        let own = &mut self.pages[first..first + of.tracks as usize];
-        own.iter_mut().zip(pages).for_each(|(own, page)| *own = page);
-        self.cells[cell.index()] = Cell { users: 1, entry, group, ..Cell::default() };
+        let new = Cell { users: 1, entry, group: group as u16, sides: DEVICE, ..Cell::default() };
+        self.cells[cell.index()] = new;
+        self.pages_mut(cell).iter_mut().zip(pages).for_each(|(own, page)| *own = page);
         self.of_entry[group as usize * self.entry_count + entry as usize] = cell;
         self.count += 1;
         cell
     }
 
-    /// Frees a cell without users; its pages are appended to `freed`.
+    /// Frees a cell without users and without host pages; its pages are appended to `freed`.
     pub fn remove(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
         let Cell { users, entry, group, .. } = self.cells[cell.index()];
         assert!(users == 0, "G2: a used cell's node is locked");
-        freed.extend_from_slice(self.pages(cell));
+        self.removed[0] += u64::from(self.tracks(cell));
+        if self.is_on_device(cell) {
+            freed.extend_from_slice(self.pages(cell));
+            self.removed[1] += 1;
+        }
         self.unlink(None, cell);
-        self.of_entry[group as usize * self.entry_count + entry as usize] = CellId::NONE;
-        let of = &mut self.groups[group as usize];
+        self.of_entry[usize::from(group) * self.entry_count + entry as usize] = CellId::NONE;
+        let of = &mut self.groups[usize::from(group)];
         self.cells[cell.index()] = Cell { younger: of.free, ..Cell::default() };
         of.free = cell;
         self.count -= 1;
@@ -252,6 +324,14 @@ impl Cells {
         let mut ends = self.idle;
         self.link(&mut ends, cell);
         self.idle = ends;
+        if !self.host_pages.is_empty() {
+            for seek in Seek::ALL {
+                let cursor = &mut self.cursors[seek as usize];
+                if !cursor.is_some() && seek.finds(self.cells[cell.index()].residency(), 1) {
+                    *cursor = cell;
+                }
+            }
+        }
     }
 
     fn defer(&mut self, cell: CellId, until: StepId) {
@@ -306,7 +386,11 @@ impl Cells {
             self.cells[younger.index()].older = older;
         }
         let ends = match step {
-            None => &mut self.idle,
+            None => {
+                let here = self.cursors.iter_mut().filter(|cursor| **cursor == cell);
+                here.for_each(|cursor| *cursor = younger);
+                &mut self.idle
+            }
             Some(step) => {
                 let index = self.deferred.partition_point(|(of, _)| *of < step);
                 &mut self.deferred[index].1
@@ -318,6 +402,11 @@ impl Cells {
         if ends.youngest == cell {
             ends.youngest = older;
         }
+    }
+
+    /// Returns the next cell of the list that contains a cell.
+    pub fn younger(&self, cell: CellId) -> CellId {
+        self.cells[cell.index()].younger
     }
 
     /// Returns the cells of a list, oldest first.

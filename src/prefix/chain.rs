@@ -177,6 +177,7 @@ impl PrefixTree {
             pages: 0,
             full_pages: 0,
             host_pages: 0,
+            host_cell_pages: 0,
             epoch,
         };
         let Some(column) = &self.chain else { return none };

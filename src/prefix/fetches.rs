@@ -103,7 +103,7 @@ impl PrefixTree {
         self.hold_names(namespace);
         let start = self.hosts_ref().fetches.pages.len();
         for _ in 0..wanted {
-            let Some(page) = self.take_host_page() else { break };
+            let Some(page) = self.take_host_page(&mut Vec::new()) else { break };
             let hosts = self.hosts_mut();
             let (pool, fetches) = (&mut hosts.pool, &mut hosts.fetches);
             if !pool.is_idle(page, saved, loaded) {

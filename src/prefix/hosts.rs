@@ -14,6 +14,8 @@
 //!
 //! So the oldest host-only entry is a leaf's last: all entries below it are older, and host-only.
 //!
+//! Cells move by the same rules, each as an entry of its own (`cell_moves.rs`).
+//!
 //! The tree owns the pool of host pages, because every lock of an idle node gives its clean entries' host pages back.
 //!
 //! Not here: moves to host memory (`offload.rs`) and back (`restore.rs`), bytes.
@@ -42,9 +44,9 @@ pub(crate) struct HostCounts {
     pub saved: u64,
     pub forced: u64,
     pub loaded: u64,
-    /// Entries that gave their host pages up for others.
+    /// Host pages given up for others.
     pub evicted: u64,
-    /// Entries dropped from the tree to make room.
+    /// Pages of entries and cells dropped from the tree to make room.
     pub lost: u64,
     /// Pages whose save failed.
     pub failed: u64,
@@ -58,7 +60,7 @@ pub(super) struct Hosts {
     pub residency: RareColumn<Residency>,
     /// The oldest node that may have what each [`Seek`] looks for.
     pub cursors: [Option<NodeKey>; 3],
-    /// Clean entries of idle nodes.
+    /// Clean entries of idle nodes, and pages of clean cells.
     pub clean: u32,
     /// Saves that the backend has not been given yet. Those of entries that were dropped since have no device page.
     pub saves: Vec<PageMove>,
@@ -117,9 +119,14 @@ impl Hosts {
         MoveId::new(self.last_move.raw() + 1)
     }
 
-    /// Gives the host page of an entry back. A save to it that waits is cancelled.
+    /// Gives the host page of an entry back.
     pub fn drop_host_page(&mut self, entry: u32) {
         let page = std::mem::replace(&mut self.of_entry[entry as usize], NO_HOST_PAGE);
+        self.free_host_page(page);
+    }
+
+    /// Gives the host page of an entry or a cell back. A save to it that waits is cancelled.
+    pub fn free_host_page(&mut self, page: HostPageId) {
         self.pool.drop_page(page);
         if !self.saves.is_empty() && self.pool.last_save(page) == self.next_move() {
             self.cancel(page);
@@ -149,8 +156,7 @@ impl PrefixTree {
     ) -> Result<(), OutOfMemory> {
         let hosts = Hosts::new(page_count, host_pages, stage_pages, self.page_size)?;
         self.hosts = Some(Box::new(hosts));
-        self.ages = Some(Box::new(Ages::new(page_count + host_pages)?));
-        Ok(())
+        self.keep_ages(page_count + host_pages)
     }
 
     /// Returns the bytes that host pages take beside a tree of all pages.
@@ -205,7 +211,7 @@ impl PrefixTree {
         pool.map_or((0, 0), |pool| (pool.cached_count(), pool.free_count()))
     }
 
-    /// Returns the clean entries of idle nodes.
+    /// Returns the clean entries of idle nodes, and the pages of clean cells.
     pub(crate) fn clean_pages(&self) -> u32 {
         self.hosts.as_ref().map_or(0, |hosts| hosts.clean)
     }
@@ -232,7 +238,9 @@ impl PrefixTree {
     pub(super) fn attach_residency(&mut self, node: NodeKey, count: u32, is_present: bool) {
         let entries = self.link[node].span.pages();
         self.hosts_mut().residency[node] = Residency { device: entries, host: entries };
-        self.queue_puts(node, count, is_present);
+        if !self.has_cells() {
+            self.queue_puts(node, count, is_present);
+        }
     }
 
     /// Queues the last `count` entries of a node to be put, if they can match.

@@ -20,7 +20,7 @@
 //!   locked, and only a change between idle and locked goes up the path.
 //! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children: the old
 //!   end is always a leaf.
-//! * T5. evictable + protected = total = pages of all nodes; evictable = pages of idle nodes.
+//! * T5. evictable + protected = total = device pages of all nodes and cells; evictable = those of idle ones.
 //! * T6. Every entry of a span is taken in the span store, by that span alone; the rest are free.
 //! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is
 //!   deferred: it will be idle soon. The fence counts the pages of such nodes by the step that they wait for.
@@ -30,6 +30,7 @@
 //! Not here: page states and memory. A call that removes pages appends them to the caller's buffer.
 
 mod ages;
+mod cell_moves;
 mod cells;
 mod chain;
 mod check;

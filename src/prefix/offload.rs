@@ -9,35 +9,44 @@ use crate::id::{HostPageId, MoveId, NodeKey, PageId};
 use crate::plan::PageMove;
 
 use super::PrefixTree;
+use super::cell_moves::Oldest;
 use super::residency::{NO_PAGE, Residency, Seek};
 
 impl PrefixTree {
     /// [`PrefixTree::evict`] with host memory: takes exactly `count` idle device pages, oldest first. Dirty ones are
-    /// saved, as long as there are host pages for them: free ones, or those of the oldest host-only entries. O(nodes
-    /// and pages evicted).
-    pub(crate) fn evict_to_host(&mut self, count: u32, freed: &mut Vec<PageId>) {
+    /// saved, as long as there are host pages for them: free ones, or those of the oldest host-only entries and cells.
+    /// Where there are groups, takes at least `count`, because cells move whole. Returns the pages of the tree's spans
+    /// among them. O(nodes and pages evicted).
+    pub(crate) fn evict_to_host(&mut self, count: u32, freed: &mut Vec<PageId>) -> u32 {
         assert!(count <= self.evictable, "the caller checked what is evictable");
-        let end = freed.len() + count as usize;
+        let (mut of_spans, end) = (0, freed.len() + count as usize);
         while freed.len() < end {
-            let node = self.seek(Seek::DevicePages).expect("T5: evictable pages are in idle nodes");
-            self.offload(node, (end - freed.len()) as u32, freed);
+            match self.oldest(Seek::DevicePages).expect("T5: evictable pages are idle") {
+                Oldest::Node(node) => of_spans += self.offload(node, end, freed),
+                Oldest::Cell(cell) => self.offload_cell(cell, freed),
+            }
         }
+        of_spans
     }
 
-    /// Takes at most `count` device pages off an idle node, or those of one run of its entries.
-    fn offload(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
+    /// Takes device pages off an idle node until `end` pages are freed, or all that it has. Returns their number.
+    fn offload(&mut self, node: NodeKey, end: usize, freed: &mut Vec<PageId>) -> u32 {
         let Residency { device, host } = self.hosts_ref().residency[node];
-        let count = count.min(device);
+        let count = device.min((end - freed.len()) as u32);
         let clean = count.min(device - host);
         if clean > 0 {
             self.forget_device(node, clean, freed);
             self.hosts_mut().clean -= clean;
         }
-        for _ in clean..count {
+        let mut taken = clean;
+        // Entries that make room in host memory free the device pages of their cells.
+        while taken < count && freed.len() < end {
+            taken += 1;
             if !self.offload_one(node, freed) {
-                return;
+                break;
             }
         }
+        taken
     }
 
     /// Frees the device pages of the last `count` entries of an idle node that have some. Their host pages stay.
@@ -58,7 +67,7 @@ impl PrefixTree {
     /// Saves the last device page of an idle node, a dirty one, and frees it; without a host page for it the entry is
     /// lost. Returns whether the node is still there.
     fn offload_one(&mut self, node: NodeKey, freed: &mut Vec<PageId>) -> bool {
-        let Some(host_page) = self.take_host_page() else {
+        let Some(host_page) = self.take_host_page(freed) else {
             // No entry is in host memory alone, so this one is its node's last, and a leaf's.
             return self.drop_last(node, freed);
         };
@@ -89,16 +98,22 @@ impl PrefixTree {
         self.emit_copied(node, Medium::Host, place..place + 1);
     }
 
-    /// Takes a host page: a free one, or that of the oldest entry that is in host memory alone, which is lost. A page
-    /// that a put reads is not free by that, so the next entry is lost too.
-    pub(super) fn take_host_page(&mut self) -> Option<HostPageId> {
+    /// Takes a host page: a free one, or one of the oldest entry or cell that is in host memory alone, which is lost. A
+    /// page that a put reads is not free by that, so the next one is lost too. Device pages of a lost entry's cells are
+    /// appended to `freed`.
+    pub(super) fn take_host_page(&mut self, freed: &mut Vec<PageId>) -> Option<HostPageId> {
         loop {
-            if let Some(page) = self.hosts_mut().pool.take() {
+            let pool = &mut self.hosts_mut().pool;
+            if let Some(page) = pool.take() {
                 return Some(page);
             }
-            let node = self.seek(Seek::HostOnly)?;
-            self.hosts_mut().counts.evicted += 1;
-            self.drop_last(node, &mut Vec::new());
+            let before = pool.cached_count();
+            match self.oldest(Seek::HostOnly)? {
+                Oldest::Node(node) => _ = self.drop_last(node, freed),
+                Oldest::Cell(cell) => self.lose_idle_cell(cell, freed),
+            }
+            let hosts = self.hosts_mut();
+            hosts.counts.evicted += u64::from(before - hosts.pool.cached_count());
         }
     }
 
@@ -107,25 +122,51 @@ impl PrefixTree {
         let last = self.spans.last_entry(&self.link[node].span);
         let hosts = self.hosts_mut();
         hosts.counts.lost += u64::from(!hosts.puts.is_stored(last));
-        if self.link[node].span.pages() == 1 {
-            self.drop_entries(node, true, freed);
-            return false;
+        let stays = self.link[node].span.pages() > 1;
+        self.lose_entries(node, 1, freed);
+        stays
+    }
+
+    /// Drops the last `count` entries of an idle node for want of room, and counts their cells as lost.
+    fn lose_entries(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
+        let removed = |tree: &Self| tree.cells.as_ref().map_or([0; 2], |cells| cells.removed);
+        let before = removed(self);
+        match count == self.link[node].span.pages() {
+            true => self.drop_entries(node, true, freed),
+            false => self.detach_entries(node, count, true, freed),
         }
-        self.detach_entries(node, 1, true, freed);
-        true
+        let [pages, on_device] = removed(self);
+        self.hosts_mut().counts.lost += pages - before[0];
+        if let Some(cells) = &mut self.cells {
+            cells.evicted += on_device - before[1];
+        }
     }
 
     /// Saves the oldest dirty device pages until the `ahead` oldest device pages are clean, or host memory is full.
-    /// O(pages saved).
-    pub(crate) fn save_ahead(&mut self, ahead: u32) {
+    /// Device pages of cells whose entries make room are appended to `freed`. O(pages saved).
+    pub(crate) fn save_ahead(&mut self, ahead: u32, freed: &mut Vec<PageId>) {
         self.hosts_mut().ahead = true;
         while self.hosts_ref().clean < ahead
-            && let Some(node) = self.seek(Seek::Dirty)
-            && let Some(host_page) = self.take_host_page()
+            && let Some(oldest) = self.oldest(Seek::Dirty)
+            && let Some(saved) = self.save_oldest(oldest, freed)
         {
-            self.save(node, host_page);
             let hosts = self.hosts_mut();
-            (hosts.clean, hosts.counts.saved) = (hosts.clean + 1, hosts.counts.saved + 1);
+            hosts.clean += saved;
+            hosts.counts.saved += u64::from(saved);
+        }
+    }
+
+    /// Saves a cell, or the last dirty page of a node. Returns the number of pages; none without host pages for them.
+    fn save_oldest(&mut self, oldest: Oldest, freed: &mut Vec<PageId>) -> Option<u32> {
+        match oldest {
+            Oldest::Node(node) => {
+                let host_page = self.take_host_page(freed)?;
+                self.save(node, host_page);
+                Some(1)
+            }
+            Oldest::Cell(cell) => {
+                self.save_cell(cell, freed).then(|| self.cells_ref().tracks(cell))
+            }
         }
     }
 
@@ -137,24 +178,27 @@ impl PrefixTree {
             hosts.live = 0;
         }
         if hosts.saves.is_empty() {
-            hosts.saving.clear();
-            hosts.ahead = false;
+            self.end_saves(false, &mut Vec::new());
             return None;
         }
+        let hosts = self.hosts_mut();
         hosts.last_move = hosts.next_move();
         Some((hosts.last_move, &hosts.saves))
     }
 
     /// Ends the batch of saves. If it failed, the pages that were saved as they were evicted are lost, with all entries
-    /// behind them; those that were saved ahead are dirty again. O(1), after a failure O(idle nodes).
-    pub(crate) fn end_saves(&mut self, failed: bool) {
+    /// behind them; those that were saved ahead are dirty again. Device pages of cells that go with their entries are
+    /// appended to `freed`. O(1), after a failure O(idle nodes).
+    pub(crate) fn end_saves(&mut self, failed: bool, freed: &mut Vec<PageId>) {
         if failed {
             self.hosts_mut().counts.failed += self.hosts_ref().saves.len() as u64;
             match self.hosts_ref().ahead {
                 true => self.undo_saves(),
-                false => self.drop_failed(),
+                false => self.drop_failed(freed),
             }
+            self.fail_cell_saves(freed);
         }
+        self.end_cell_saves();
         let hosts = self.hosts_mut();
         hosts.saves.clear();
         hosts.saving.clear();
@@ -177,7 +221,7 @@ impl PrefixTree {
     }
 
     /// Drops the host-only entries of the batch's nodes, and all nodes below.
-    fn drop_failed(&mut self) {
+    fn drop_failed(&mut self, freed: &mut Vec<PageId>) {
         let mut failed: Vec<NodeKey> = Vec::new();
         let mut youngest = None;
         for &(node, _) in &self.hosts_ref().saving {
@@ -197,17 +241,17 @@ impl PrefixTree {
             at = self.order.before(&self.usage, node);
         }
         for node in below.into_iter().rev() {
-            self.hosts_mut().counts.lost += u64::from(self.link[node].span.pages());
-            self.drop_entries(node, true, &mut Vec::new());
+            let entries = self.link[node].span.pages();
+            self.hosts_mut().counts.lost += u64::from(entries);
+            self.lose_entries(node, entries, freed);
         }
         for node in failed {
             let Some(link) = self.link.get(node) else { continue };
             let entries = link.span.pages();
             let device = self.device_pages(node, entries);
             self.hosts_mut().counts.lost += u64::from(entries - device);
-            match device {
-                0 => self.drop_entries(node, true, &mut Vec::new()),
-                _ => self.detach_entries(node, entries - device, true, &mut Vec::new()),
+            if device < entries {
+                self.lose_entries(node, entries - device, freed);
             }
         }
     }

@@ -17,9 +17,9 @@ impl PrefixTree {
         self.ages.as_mut().expect("there is host memory").next(1)
     }
 
-    /// Counts the host-only entries of a lock's path that no lock has claimed for this load, and claims them. O(nodes
-    /// that have some).
-    pub(crate) fn claim(&mut self, lock: &PrefixLock, load: u64) -> u32 {
+    /// Counts the host-only entries of a lock's path of `pages` pages, and the host-only pages of the cells in its
+    /// tails, that no lock has claimed for this load, and claims them. O(nodes that have some, and tails).
+    pub(crate) fn claim(&mut self, lock: &PrefixLock, pages: u32, load: u64) -> u32 {
         let (mut at, mut count) = (lock.node(), 0);
         while let Some((node, lacking)) = self.lacking(at) {
             // The age of a node in use has no other meaning.
@@ -28,7 +28,7 @@ impl PrefixTree {
             }
             at = self.link[node].parent;
         }
-        count
+        count + self.claim_cells(lock, pages, load)
     }
 
     /// Returns a node, and how many host-only entries it has, if it has some.
@@ -39,11 +39,13 @@ impl PrefixTree {
         (lacking > 0).then_some((node, lacking))
     }
 
-    /// Assigns device pages to the host-only entries of a lock's path, the deepest first, and appends the loads to
-    /// `moves`. Entries that have been assigned one are skipped. O(entries).
+    /// Assigns device pages to the host-only entries of a lock's path of `count` pages, the deepest first, then to the
+    /// cells in its tails, and appends the loads to `moves`. What has been assigned some is skipped. O(entries, and
+    /// tails).
     pub(crate) fn assign(
         &mut self,
         lock: &PrefixLock,
+        count: u32,
         pages: &mut &[PageId],
         moves: &mut Vec<PageMove>,
     ) {
@@ -60,11 +62,14 @@ impl PrefixTree {
                 }
             });
         }
+        self.assign_cells(lock, count, pages, moves);
     }
 
-    /// Ends the load of a lock's path: its entries have their device pages, and their host pages are free. If the load
-    /// failed, they are in host memory alone as before. O(entries).
-    pub(crate) fn end_load(&mut self, lock: &PrefixLock, failed: bool) {
+    /// Ends the load of a lock's path of `pages` pages: its entries, and the cells in its tails, have their device
+    /// pages, and their host pages are free. If the load failed, they are in host memory alone as before. O(entries and
+    /// tails).
+    pub(crate) fn end_load(&mut self, lock: &PrefixLock, pages: u32, failed: bool) {
+        self.end_cell_load(lock, pages, failed);
         let mut at = lock.node();
         while let Some((node, lacking)) = self.lacking(at) {
             at = self.link[node].parent;

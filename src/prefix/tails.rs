@@ -8,6 +8,7 @@ use crate::layout::Limits;
 use crate::memory::OutOfMemory;
 
 use super::ages::Ages;
+use super::cell_moves::drop_copy;
 use super::cells::Cells;
 use super::span::SpanStore;
 use super::walk::Cursor;
@@ -24,23 +25,31 @@ pub(crate) struct PathCursor {
 }
 
 impl PrefixTree {
-    /// Keeps cells from now on. For an empty tree.
+    /// Keeps cells from now on. For an empty tree of so many pages on the device and in host memory.
     pub(crate) fn keep_cells(
         &mut self,
         limits: Limits,
-        page_count: u32,
+        pages: [u32; 2],
         max_steps: u32,
     ) -> Result<(), OutOfMemory> {
-        let entries = SpanStore::entry_count(page_count);
-        self.cells = Some(Box::new(Cells::new(limits, page_count, entries, max_steps)?));
-        self.ages = Some(Box::new(Ages::new(page_count)?));
+        let nodes = pages[0] + pages[1];
+        let entries = SpanStore::entry_count(nodes);
+        self.cells = Some(Box::new(Cells::new(limits, pages, entries, max_steps)?));
+        self.keep_ages(nodes)
+    }
+
+    /// Records from now on when nodes became idle. For an empty tree.
+    pub(super) fn keep_ages(&mut self, nodes: u32) -> Result<(), OutOfMemory> {
+        if self.ages.is_none() {
+            self.ages = Some(Box::new(Ages::new(nodes)?));
+        }
         Ok(())
     }
 
-    /// Bytes that cells take beside a tree.
-    pub(crate) fn cell_bytes(limits: &Limits, page_count: u32, max_steps: u32) -> u64 {
-        Cells::bytes(limits, page_count, SpanStore::entry_count(page_count), max_steps)
-            + Ages::bytes(page_count)
+    /// Returns the bytes that cells take beside a tree, whose ages are counted with host memory if there is some.
+    pub(crate) fn cell_bytes(limits: &Limits, pages: [u32; 2], max_steps: u32) -> u64 {
+        let ages = if pages[1] > 0 { 0 } else { Ages::bytes(pages[0]) };
+        Cells::bytes(limits, pages, SpanStore::entry_count(pages[0] + pages[1]), max_steps) + ages
     }
 
     /// Returns whether there are groups whose pages cells keep.
@@ -132,15 +141,25 @@ impl PrefixTree {
         }
         let pages_in_node = pages_in_node - (end - hit);
         let epoch = self.epoch;
-        PrefixMatch {
+        let mut found = PrefixMatch {
             scope,
             node,
             pages_in_node,
             pages: hit,
             full_pages: pages,
             host_pages: 0,
+            host_cell_pages: 0,
             epoch,
+        };
+        if self.has_hosts() {
+            found.host_pages = self.host_only_before(Cursor { node, pages_in_node });
+            let mut host_cell_pages = 0;
+            self.each_tail_cell(&found, |cell| {
+                host_cell_pages += cells.tracks(cell) - cells.device_tracks(cell);
+            });
+            found.host_cell_pages = host_cell_pages;
         }
+        found
     }
 
     /// Hands over the cells of the tails of a match that is a hit.
@@ -171,19 +190,24 @@ impl PrefixTree {
                 Some(step) => cells.is_idle_after(cell, step),
                 None => cells.is_idle(cell),
             };
-            pages += if idle { cells.tracks(cell) } else { 0 };
+            pages += if idle { cells.device_tracks(cell) } else { 0 };
         });
         pages
     }
 
-    /// Returns whether a cell has no users.
+    /// Returns whether a cell is on the device and has no users.
     pub(crate) fn is_idle_cell(&self, cell: CellId) -> bool {
-        self.cells_ref().is_idle(cell)
+        self.cells_ref().is_on_device(cell) && self.cells_ref().is_idle(cell)
+    }
+
+    /// Returns whether a cell has pages on the device.
+    pub(crate) fn is_device_cell(&self, cell: CellId) -> bool {
+        self.cells_ref().is_on_device(cell)
     }
 
     /// [`PrefixTree::is_idle_cell`] as of the completion of `step`.
     pub(crate) fn is_idle_cell_after(&self, cell: CellId, step: StepId) -> bool {
-        self.cells_ref().is_idle_after(cell, step)
+        self.cells_ref().is_on_device(cell) && self.cells_ref().is_idle_after(cell, step)
     }
 
     /// Returns the cell of a group at an entry.
@@ -191,7 +215,7 @@ impl PrefixTree {
         self.cells_ref().at(group, entry)
     }
 
-    /// Returns the pages of a cell, one for each track of its group.
+    /// Returns the pages of a cell that is on the device, one for each track of its group.
     pub(crate) fn cell_pages(&self, cell: CellId) -> &[PageId] {
         self.cells_ref().pages(cell)
     }
@@ -212,7 +236,10 @@ impl PrefixTree {
     /// Counts one more user of a cell.
     pub(crate) fn gain_cell(&mut self, cell: CellId, fence: &mut Fence) {
         let was_idle = self.cells_mut().gain(cell, fence);
-        let pages = if was_idle { self.cells_ref().tracks(cell) } else { 0 };
+        if was_idle && self.is_device_cell(cell) {
+            self.drop_cell_copy(cell);
+        }
+        let pages = if was_idle { self.cells_ref().device_tracks(cell) } else { 0 };
         self.evictable -= pages;
         self.protected += pages;
     }
@@ -221,7 +248,7 @@ impl PrefixTree {
     pub(crate) fn lose_cell(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence) {
         let Self { cells: Some(cells), ages: Some(ages), .. } = self else { return };
         let is_idle = cells.lose(cell, last_step, fence, ages);
-        let pages = if is_idle { self.cells_ref().tracks(cell) } else { 0 };
+        let pages = if is_idle { self.cells_ref().device_tracks(cell) } else { 0 };
         self.evictable += pages;
         self.protected -= pages;
     }
@@ -234,16 +261,47 @@ impl PrefixTree {
         self.protected -= pages;
     }
 
+    /// Calls `each` for the cells of the tails behind the first `pages` pages of a lock's path. Groups
+    /// come in order, and places from the last one back. O(tails).
+    pub(super) fn for_tails(
+        &mut self,
+        lock: &PrefixLock,
+        pages: u32,
+        mut each: impl FnMut(&mut Self, CellId),
+    ) {
+        let Some(limits) = self.cells.as_ref().map(|cells| cells.limits) else { return };
+        for held in limits.held_groups(pages) {
+            let mut path = self.path_of(lock, pages);
+            for place in (held.first..pages).rev() {
+                let cell = self.cell_at(held.group, self.entry_at(&mut path, place));
+                each(self, cell);
+            }
+        }
+    }
+
+    /// Makes a sequence that waits for its prefix a user of the cells of its tails.
+    pub(crate) fn gain_tails(&mut self, lock: &PrefixLock, pages: u32, fence: &mut Fence) {
+        self.for_tails(lock, pages, |tree, cell| tree.gain_cell(cell, fence));
+    }
+
+    /// Undoes [`PrefixTree::gain_tails`].
+    pub(crate) fn lose_tails(&mut self, lock: &PrefixLock, pages: u32, fence: &mut Fence) {
+        self.for_tails(lock, pages, |tree, cell| tree.lose_cell(cell, StepId::default(), fence));
+    }
+
     /// Drops the cells at the last `count` entries of a node, whose pages go.
     pub(super) fn drop_cells(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
-        let Self { cells, spans, link, evictable, .. } = self;
+        let Self { cells, spans, link, evictable, hosts, .. } = self;
         let cells = cells.as_mut().expect("there are groups");
         for (start, len) in spans.last_runs_back(&link[node].span, count) {
             for entry in start..start + len {
                 for group in 0..cells.limits.count() {
                     let cell = cells.at(group, entry);
                     if cell.is_some() {
-                        *evictable -= cells.tracks(cell);
+                        if let Some(hosts) = hosts {
+                            drop_copy(cells, hosts, cell);
+                        }
+                        *evictable -= cells.device_tracks(cell);
                         cells.remove(cell, freed);
                     }
                 }

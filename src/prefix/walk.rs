@@ -16,6 +16,7 @@ pub struct PrefixMatch {
     pub(super) pages: u32,
     pub(super) full_pages: u32,
     pub(super) host_pages: u32,
+    pub(super) host_cell_pages: u32,
     pub(super) epoch: u64,
 }
 
@@ -36,6 +37,11 @@ impl PrefixMatch {
         self.host_pages
     }
 
+    /// Returns the number of pages of other groups, which the next token reads, that are in host memory alone.
+    pub(crate) fn host_cell_pages(&self) -> u32 {
+        self.host_cell_pages
+    }
+
     /// Returns the number of matched pages that are on the device.
     pub(crate) fn device_pages(&self) -> u32 {
         self.pages - self.host_pages
@@ -43,7 +49,7 @@ impl PrefixMatch {
 
     /// Returns the same match without its pages: nothing that is cached is used.
     pub(crate) fn without_hit(self) -> Self {
-        Self { node: None, pages_in_node: 0, pages: 0, host_pages: 0, ..self }
+        Self { node: None, pages_in_node: 0, pages: 0, host_pages: 0, host_cell_pages: 0, ..self }
     }
 
     /// Returns the namespace and generation it was made in.
@@ -96,7 +102,16 @@ impl PrefixTree {
         let Cursor { node, pages_in_node } = cursor;
         let (epoch, full_pages) = (self.epoch, pages);
         let host_pages = if self.has_hosts() { self.host_only_before(cursor) } else { 0 };
-        PrefixMatch { scope, node, pages_in_node, pages, full_pages, host_pages, epoch }
+        PrefixMatch {
+            scope,
+            node,
+            pages_in_node,
+            pages,
+            full_pages,
+            host_pages,
+            host_cell_pages: 0,
+            epoch,
+        }
     }
 
     /// Returns the longest prefix of `tokens` in group 0. O(tokens matched).
@@ -104,7 +119,16 @@ impl PrefixTree {
         let scope = self.present_scope(namespace);
         let (Cursor { node, pages_in_node }, pages) = self.walk_from(Cursor::START, scope, tokens);
         let epoch = self.epoch;
-        PrefixMatch { scope, node, pages_in_node, pages, full_pages: pages, host_pages: 0, epoch }
+        PrefixMatch {
+            scope,
+            node,
+            pages_in_node,
+            pages,
+            full_pages: pages,
+            host_pages: 0,
+            host_cell_pages: 0,
+            epoch,
+        }
     }
 
     /// [`PrefixTree::walk`], without pages.

@@ -25,9 +25,14 @@ impl SequenceTable {
 
     /// Returns the outstanding pages that a sequence would have with a promise of `promised` places.
     pub(crate) fn outstanding_of(&self, sequence: &Sequence, promised: u32) -> u32 {
-        let Sequence { page_len, published, .. } = *sequence;
-        let kept = self.stores.kept(sequence);
-        self.stores.limits.outstanding(promised, page_len, published, kept)
+        self.stores.outstanding(sequence, promised)
+    }
+
+    /// Returns the outstanding pages that the load of a sequence's pending pages may consume.
+    pub(crate) fn promised_to_load(&self, sequence: &Sequence) -> u32 {
+        let loaded = self.prefix_pages(sequence);
+        let limits = self.stores.limits;
+        self.outstanding(sequence) - limits.outstanding(sequence.promised, loaded, loaded, loaded)
     }
 
     /// Returns the outstanding pages of a sequence.

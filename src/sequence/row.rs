@@ -27,6 +27,10 @@ pub(super) struct Marks {
 pub(super) struct Waits {
     /// Number of pending pages: the prefix has them after the published ones, and the page table lacks them.
     pub(super) pages: u32,
+    /// Number of these that were on the device at the admission.
+    pub(super) on_device: u32,
+    /// Number of pages of the tails' cells that were in host memory alone at the admission. A promise covers them.
+    pub(super) cell_pages: u32,
     /// The last load of the row's pages; 0 for none.
     pub(super) load: MoveId,
 }
@@ -56,6 +60,19 @@ impl Stores {
 
     pub(super) fn pending(&self, sequence: &Sequence) -> u32 {
         self.waits.get(sequence.row.index()).map_or(0, |waits| waits.pages)
+    }
+
+    /// Returns the outstanding pages that a sequence would have with a promise of `promised` places.
+    pub(super) fn outstanding(&self, sequence: &Sequence, promised: u32) -> u32 {
+        let Sequence { page_len, published, .. } = *sequence;
+        let outstanding =
+            self.limits.outstanding(promised, page_len, published, self.kept(sequence));
+        match self.waits.get(sequence.row.index()) {
+            Some(waits) if promised > 0 && waits.pages > 0 => {
+                outstanding - waits.on_device.min(promised) + waits.cell_pages
+            }
+            _ => outstanding,
+        }
     }
 
     /// Returns the minimum number of known tokens for a front: those up to the end of the page, and one more.
@@ -304,18 +321,27 @@ impl RowMut<'_> {
         }
     }
 
-    /// Adds the loaded pages of a row that waited for them. They consume promised pages first.
-    pub fn complete_pending(&mut self, pages: &[PageId]) {
+    /// Adds the loaded pages of a row that waited for them. They consume promised pages first. Returns the number of
+    /// pages of group 0 that were in host memory at the admission.
+    pub fn complete_pending(&mut self, pages: &[PageId]) -> u32 {
         let before = self.outstanding();
         self.append_published(pages);
         self.sequence.published += self.pending();
-        self.stores.waits[self.sequence.row.index()].pages = 0;
+        let waits = &mut self.stores.waits[self.sequence.row.index()];
+        let loaded = waits.pages - waits.on_device;
+        (waits.pages, waits.on_device, waits.cell_pages) = (0, 0, 0);
+        if let Some(marks) = self.stores.marks.get_mut(self.sequence.row.index()) {
+            marks.kept = self.sequence.published;
+        }
         self.stores.promised -= before - self.outstanding();
+        loaded
     }
 
-    /// Sets the number of pending pages.
-    pub fn begin_pending(&mut self, pages: u32) {
-        self.stores.waits[self.sequence.row.index()].pages = pages;
+    /// Makes a row wait for pages: the first `on_device` of them are on the device. `cell_pages` is the number of pages
+    /// of its tails' cells that are not.
+    pub fn begin_pending(&mut self, pages: u32, on_device: u32, cell_pages: u32) {
+        let waits = &mut self.stores.waits[self.sequence.row.index()];
+        (waits.pages, waits.on_device, waits.cell_pages) = (pages, on_device, cell_pages);
     }
 
     pub fn pending(&self) -> u32 {
@@ -324,9 +350,7 @@ impl RowMut<'_> {
 
     /// Returns the outstanding pages of the row.
     fn outstanding(&self) -> u32 {
-        let Sequence { promised, page_len, published, .. } = *self.sequence;
-        let kept = self.stores.kept(self.sequence);
-        self.stores.limits.outstanding(promised, page_len, published, kept)
+        self.stores.outstanding(self.sequence, self.sequence.promised)
     }
 
     pub fn limits(&self) -> &Limits {
@@ -368,8 +392,10 @@ impl RowMut<'_> {
         if let Some(marks) = stores.marks.get_mut(sequence.row.index()) {
             let kept = sequence.published;
             *marks = Marks { kept, ..Marks::default() };
+            let after =
+                kept + stores.waits.get(sequence.row.index()).map_or(0, |waits| waits.pages);
             marks.waiting[..2]
-                .copy_from_slice(&[full, last].map(|mark| if mark > kept { mark } else { 0 }));
+                .copy_from_slice(&[full, last].map(|mark| if mark > after { mark } else { 0 }));
         }
     }
 

@@ -17,6 +17,7 @@ use crate::system::append::check_known;
 use crate::system::leader::leader as leader_of;
 use crate::system::page_budget::PageBudget;
 use crate::system::promise::check_promise;
+use crate::system::tails::name_tails;
 use crate::world::{Buffers, World};
 
 access! {
@@ -205,7 +206,7 @@ fn fit_without_hits(
     prompts: &[Prompt<'_>],
 ) -> bool {
     let lacking = prompts.iter().map(|prompt| {
-        u64::from(pages_lacking(shape, limits, 0, prompt.tokens.len() as u32, prompt.promise))
+        u64::from(pages_lacking(shape, limits, None, prompt.tokens.len() as u32, prompt.promise))
     });
     !limits.is_none() && budget.is_idle(shape) && lacking.sum::<u64>() <= budget.unpromised()
 }
@@ -226,8 +227,8 @@ fn estimate_all(
     idle.clear();
     for &Prompt { namespace, tokens, promise } in prompts {
         let found = find(shape, prefixes, namespace, tokens, pages);
-        let (matched, len) = (pages.len() as u32, tokens.len() as u32);
-        lacking += u64::from(pages_lacking(shape, sequences.limits(), matched, len, promise));
+        let (limits, len) = (sequences.limits(), tokens.len() as u32);
+        lacking += u64::from(pages_lacking(shape, limits, found.as_ref(), len, promise));
         let Some(found) = found else { continue };
         let mut count = |list: &[PageId]| {
             for page in list {
@@ -304,23 +305,26 @@ fn matchable(tokens: &[TokenId]) -> &[TokenId] {
     &tokens[..tokens.len() - 1]
 }
 
-/// Returns the pages that a sequence of `len` tokens lacks after `matched` pages, or those that become outstanding with
-/// its promise if they are more.
+/// Returns the pages that a sequence of `len` tokens lacks after its match, those that are to be loaded included, or
+/// those that become outstanding with its promise if they are more.
 #[inline]
 fn pages_lacking(
     shape: &EngineShape,
     limits: &Limits,
-    matched: u32,
+    found: Option<&PrefixMatch>,
     len: u32,
     promise: u32,
 ) -> u32 {
-    let page_size = shape.layout.page_size();
+    let (page_size, matched) =
+        (shape.layout.page_size(), found.map_or(0, PrefixMatch::device_pages));
     if limits.is_none() {
         return len.max(promise).div_ceil(page_size) - matched;
     }
     let [len, promised] = [len, promise].map(|tokens| tokens.div_ceil(page_size));
-    let lacking = limits.most(len) - limits.held(0, matched, matched);
-    lacking.max(limits.outstanding(promised, matched, matched, matched))
+    let (pages, cells) = found.map_or((0, 0), |found| (found.pages(), found.host_cell_pages()));
+    let held = limits.held(0, pages, pages) - (pages - matched) - cells;
+    let outstanding = limits.outstanding(promised, matched, matched, matched);
+    (limits.most(len) - held).max(outstanding + if promised > 0 { cells } else { 0 })
 }
 
 /// Returns the cost of a sequence of `len` tokens once its match is locked: the pages that it lacks, and the idle pages
@@ -336,11 +340,12 @@ fn estimate(
 ) -> Admission {
     let page_size = shape.layout.page_size();
     let (matched, idle) = found.map_or((0, 0), |m| (m.device_pages(), prefixes.idle_pages(m)));
-    let host_pages = found.map_or(0, PrefixMatch::host_pages);
-    let lacking = pages_lacking(shape, limits, matched, len, promise);
+    let (host_pages, cell_pages) =
+        found.map_or((0, 0), |found| (found.host_pages(), found.host_cell_pages()));
+    let lacking = pages_lacking(shape, limits, found, len, promise);
     let mut admission = Admission {
         cached_len: (matched + host_pages) * page_size,
-        host_pages,
+        host_pages: host_pages + cell_pages,
         idle_pages: idle,
         lacking_pages: lacking,
         available_pages: budget.unpromised().saturating_sub(idle.into()) as u32,
@@ -424,7 +429,8 @@ fn lock(
     }
 }
 
-/// Writes the matched pages into the sequence's page table, and reserves the rest of its promise.
+/// Writes the matched pages into the sequence's page table, and reserves the rest of its promise. If pages are to be
+/// loaded, the page table gets those before the first one; with groups, none.
 fn attach_prefix(
     shape: &EngineShape,
     sequences: &mut SequenceTable,
@@ -435,23 +441,26 @@ fn attach_prefix(
     kind: AdmissionKind,
 ) {
     let mut row = sequences.row_mut(seq).expect("just looked up");
-    row.sequence.published = found.map_or(0, PrefixMatch::device_pages);
-    row.append_published(&buffers.pages[..row.sequence.published as usize]);
+    let on_device = found.map_or(0, PrefixMatch::device_pages);
+    let (pages, cells) = found.map_or((0, 0), |found| (found.pages(), found.host_cell_pages()));
+    let waits = pages > on_device || cells > 0;
+    let published = if waits && !row.limits().is_none() { 0 } else { on_device };
+    row.sequence.published = published;
+    row.append_published(&buffers.pages[..published as usize]);
     row.begin_marks(0, 0);
     let sequence = &mut *row.sequence;
-    let host_pages = found.map_or(0, PrefixMatch::host_pages);
-    sequence.cached_len = (sequence.published + host_pages) * shape.layout.page_size();
-
+    sequence.cached_len = pages * shape.layout.page_size();
     sequence.planned_len = sequence.cached_len;
     sequence.admission_kind = kind;
-    if host_pages > 0 {
-        row.begin_pending(host_pages);
+    if waits {
+        row.begin_pending(pages - published, on_device - published, cells);
     }
     sequences.row_mut(seq).expect("just looked up").begin_front(seq);
     sequences.promise(seq, promise.div_ceil(shape.layout.page_size()));
 }
 
-/// Makes a sequence a user of the cells in its prefix's tails, and sets its marks. O(tails).
+/// Makes a sequence a user of the cells in its prefix's tails, and sets its marks. A sequence that waits names no cell
+/// before they are loaded. O(tails).
 fn attach_tails(
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,
@@ -466,16 +475,11 @@ fn attach_tails(
     let Some(found) = found else { return };
     let mut row = sequences.row_mut(seq).expect("just looked up");
     row.begin_marks(found.full_pages(), (row.sequence.token_len - 1) / prefixes.page_size());
-    let (limits, pages) = (*row.limits(), row.sequence.published);
     counters.lost_hit_tokens +=
-        u64::from(found.full_pages() - pages) * u64::from(prefixes.page_size());
-    for held in limits.held_groups(pages) {
-        let lock = row.sequence.lock.as_ref().expect("it is admitted");
-        let mut path = prefixes.path_of(lock, pages);
-        for place in (held.first..pages).rev() {
-            let cell = prefixes.cell_at(held.group, prefixes.entry_at(&mut path, place));
-            prefixes.gain_cell(cell, fence);
-            row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
-        }
+        u64::from(found.full_pages() - found.pages()) * u64::from(prefixes.page_size());
+    let lock = row.sequence.lock.as_ref().expect("it is admitted");
+    prefixes.gain_tails(lock, found.pages(), fence);
+    if row.pending() == 0 {
+        name_tails(&mut row, prefixes);
     }
 }

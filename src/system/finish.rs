@@ -73,13 +73,17 @@ fn release(world: &mut Finish<'_>, seq: SeqKey, keep: Keep) {
         publish(pages, prefixes, sequences, fence, buffers, seq);
         keep_at_end(pages, prefixes, sequences, fence, buffers, seq);
     }
+    let pending = sequences.pending(sequences.get(seq).expect("the caller looked it up"));
     let sequence = sequences.get_mut(seq).expect("the caller looked it up");
     let (published, last_step) = (sequence.published, sequence.last_step);
     let lock = sequence.lock.take().expect("a running sequence holds its prefix");
     sequences.row_mut(seq).expect("just seen").drop_front();
     buffers.freed.clear();
     sequences.truncate_pages(seq, published, &mut buffers.freed);
-    if prefixes.has_cells() {
+    if pending > 0 {
+        // It is in no plan, so nothing waits for a step.
+        prefixes.lose_tails(&lock, published + pending, fence);
+    } else if prefixes.has_cells() {
         let mut row = sequences.row_mut(seq).expect("just seen");
         give_back(&mut row, prefixes, fence, published, None, &mut buffers.freed);
     }

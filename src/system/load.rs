@@ -11,6 +11,7 @@ use crate::stats::Stats;
 use crate::system::access::access;
 use crate::system::page_budget::PageBudget;
 use crate::system::reclaim::reclaim;
+use crate::system::tails::name_tails;
 use crate::world::{Buffers, World};
 
 access! {
@@ -42,9 +43,9 @@ pub(crate) fn begin_load(
         let sequence = sequences.running(seq)?;
         if sequences.pending(sequence) > 0 {
             let lock = sequence.lock.as_ref().expect("a running sequence holds its prefix");
-            let count = prefixes.claim(lock, load);
+            let count = prefixes.claim(lock, sequences.prefix_pages(sequence), load);
             wanted += u64::from(count);
-            promised += u64::from(sequences.outstanding(sequence).min(count));
+            promised += u64::from(sequences.promised_to_load(sequence).min(count));
         }
     }
     PageBudget::new(pages, prefixes, sequences, fence).check(wanted, promised)?;
@@ -59,7 +60,8 @@ pub(crate) fn begin_load(
         let sequence = sequences.running(seq)?;
         if sequences.pending(sequence) > 0 {
             let lock = sequence.lock.as_ref().expect("a running sequence holds its prefix");
-            prefixes.assign(lock, &mut free, &mut buffers.loads);
+            let pages = sequences.prefix_pages(sequence);
+            prefixes.assign(lock, pages, &mut free, &mut buffers.loads);
         }
     }
     Ok(())
@@ -78,15 +80,16 @@ pub(crate) fn end_load(world: Load<'_>, seqs: impl Iterator<Item = SeqKey>, fail
         let sequence = sequences.running(seq).expect("checked before the load");
         let pending = sequences.pending(sequence);
         let Some(lock) = sequence.lock.as_ref().filter(|_| pending > 0) else { continue };
-        prefixes.end_load(lock, failed);
+        prefixes.end_load(lock, sequences.prefix_pages(sequence), failed);
         if failed {
             continue;
         }
         buffers.pages.clear();
         prefixes.last_pages(lock, pending, &mut buffers.pages);
-        counters.host_hit_tokens += u64::from(pending * prefixes.page_size());
         let mut row = sequences.row_mut(seq).expect("checked before the load");
-        row.complete_pending(&buffers.pages);
+        let loaded = row.complete_pending(&buffers.pages);
+        counters.host_hit_tokens += u64::from(loaded * prefixes.page_size());
+        name_tails(&mut row, prefixes);
         row.begin_front(seq);
     }
 }

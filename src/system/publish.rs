@@ -44,6 +44,9 @@ pub(crate) fn keep(
         return;
     }
     let mut row = sequences.row_mut(seq).expect("the caller looked it up");
+    if row.pending() > 0 {
+        return; // Its tails are those of the cells that it waits for.
+    }
     let Buffers { pages: kept, freed, .. } = buffers;
     kept.clear();
     freed.clear();

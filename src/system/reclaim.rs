@@ -16,17 +16,15 @@ pub fn reclaim(
 ) -> u32 {
     let short = wanted.saturating_sub(pages.free_count().into());
     freed.clear();
-    if prefixes.has_cells() {
-        let short = u32::try_from(short).expect("no more than there are");
-        let evicted = prefixes.evict_groups(short, freed);
-        pages.free_cached(freed);
-        return evicted;
-    }
-    if prefixes.has_hosts() {
-        prefixes.evict_to_host(u32::try_from(short).expect("no more than there are"), freed);
+    let short = u32::try_from(short).expect("no more than there are");
+    let evicted = if prefixes.has_hosts() {
+        prefixes.evict_to_host(short, freed)
+    } else if prefixes.has_cells() {
+        prefixes.evict_groups(short, freed)
     } else {
-        prefixes.evict(u32::try_from(short).expect("no more than there are"), freed);
-    }
+        prefixes.evict(short, freed);
+        short
+    };
     pages.free_cached(freed);
-    short as u32
+    evicted
 }

@@ -10,7 +10,8 @@ use crate::sequence::RowMut;
 
 /// Makes cells of a row's private tail pages at a mark, which is within its `published` pages. The row becomes a user
 /// of these cells; their pages are appended to `kept`. At an entry with a cell, the row takes that cell instead, and
-/// its own pages are appended to `freed`. O(published pages after the mark, and the tails).
+/// its own pages are appended to `freed`. A cell in host memory alone takes the row's pages. O(published pages after
+/// the mark, and the tails).
 pub(crate) fn keep_tails(
     row: &mut RowMut<'_>,
     prefixes: &mut PrefixTree,
@@ -32,7 +33,12 @@ pub(crate) fn keep_tails(
             let entry = prefixes.entry_at(&mut path, place);
             let own = (held.track..held.track + held.tracks).map(|t| row.track_page(t, place));
             let cell = prefixes.cell_at(held.group, entry);
-            if cell.is_some() {
+            if cell.is_some() && !prefixes.is_device_cell(cell) {
+                prefixes.gain_cell(cell, fence);
+                prefixes.restore_cell(cell, own);
+                kept.extend_from_slice(prefixes.cell_pages(cell));
+                row.set_cell(held.group, place, cell);
+            } else if cell.is_some() {
                 freed.extend(own);
                 prefixes.gain_cell(cell, fence);
                 row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
@@ -42,6 +48,19 @@ pub(crate) fn keep_tails(
                 kept.extend_from_slice(prefixes.cell_pages(cell));
                 row.set_cell(held.group, place, cell);
             }
+        }
+    }
+}
+
+/// Gives a row the cells of the tails at its published pages; it is a user of them already. O(tails).
+pub(crate) fn name_tails(row: &mut RowMut<'_>, prefixes: &PrefixTree) {
+    let (limits, pages) = (*row.limits(), row.sequence.published);
+    for held in limits.held_groups(pages) {
+        let lock = row.sequence.lock.as_ref().expect("a running sequence holds its prefix");
+        let mut path = prefixes.path_of(lock, pages);
+        for place in (held.first..pages).rev() {
+            let cell = prefixes.cell_at(held.group, prefixes.entry_at(&mut path, place));
+            row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
         }
     }
 }

@@ -296,7 +296,8 @@ impl Both {
         let mut model = Tree::new(page_size, Some(0));
         if config.groups > 0 {
             let layout = config.layout();
-            tree.keep_cells(Limits::new(&layout, 0), pages, MAX_STEPS as u32).expect("it is small");
+            let (limits, steps) = (Limits::new(&layout, 0), MAX_STEPS as u32);
+            tree.keep_cells(limits, [pages, 0], steps).expect("it is small");
             model.keep_groups(&layout);
         }
         Self {

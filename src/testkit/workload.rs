@@ -19,6 +19,8 @@ pub struct Workload {
     promising: u64,
     /// One in so many picks is deliberately invalid.
     wrong: u64,
+    /// Whether every second prompt repeats an earlier text.
+    repeats: bool,
 }
 
 impl Workload {
@@ -48,7 +50,7 @@ impl Workload {
         }
         let greedy = rng.below(17);
         let wrong = rng.pick(&[8, 32, 256]);
-        Self { config, rng, weights, greedy, promising, wrong }
+        Self { config, rng, weights, greedy, promising, wrong, repeats: false }
     }
 
     /// Creates the workload of a seed for host memory: the pool is so small that most pages are evicted, and prompts
@@ -68,6 +70,21 @@ impl Workload {
         weights[19] *= rng.pick(&[0, 1, 2]);
         weights[12] = rng.pick(&[0, 0, 0, 1]);
         (workload.greedy, workload.promising, workload.wrong) = (14, rng.pick(&[0, 1, 8]), 256);
+        workload
+    }
+
+    /// A workload with host memory and groups of layers, of all settings in turn.
+    pub fn with_host_groups(seed: u64) -> Self {
+        let mut workload = Self::with_hosts(seed);
+        let mut rng = Rng::new(mix(seed ^ 7));
+        let Self { config, weights, .. } = &mut workload;
+        config.groups = (seed % u64::from(SETTINGS)) as u8 + 1;
+        let tracks = config.engine().pool.layout().expect("it is small").tracks();
+        config.pages = tracks * rng.within(3, 7) as u32 + 3;
+        config.host_pages = rng.pick(&[1, 8, 20, 60, 60]);
+        weights[17] = rng.pick(&[0, 6, 20]);
+        weights[20..].copy_from_slice(&[rng.pick(&[0, 0, 2]), 0, rng.pick(&[0, 0, 2]), 0]);
+        workload.repeats = true;
         workload
     }
 
@@ -195,6 +212,9 @@ impl Workload {
             seed: self.byte() % 4,
             promise: self.promise(),
         };
+        if self.repeats && self.rng.one_in(2) {
+            prompt.shared |= 1;
+        }
         if self.is_wrong() {
             prompt.len = self.rng.pick(&[0, 65_535, 65_500]);
         }

@@ -29,6 +29,8 @@ impl World {
         let fenced = self.count_locks(|holder| holder == LockHolder::Fence);
         self.prefixes.check(&all, &fenced, &self.fence).map_err(broken)?;
         self.prefixes.check_hosts().map_err(broken)?;
+        // The audits of cells follow the paths of sequences.
+        self.check_sequences().map_err(broken)?;
         self.prefixes.check_cells(&self.count_cells(), &self.fence).map_err(broken)?;
         self.check_tails().map_err(|invariant| broken((invariant, None)))?;
         let fetches = self.prefixes.fetch_locks().map(|lock| lock.scope().namespace);
@@ -36,7 +38,6 @@ impl World {
         if !self.prefixes.counts_names(namespaces) {
             return Err(broken(("T11: names stay while they have users, which are counted", None)));
         }
-        self.check_sequences().map_err(broken)?;
         self.check_drafts().map_err(|invariant| broken((invariant, None)))?;
         self.check_promises().map_err(|invariant| broken((invariant, None)))?;
         self.check_owners().map_err(broken)
@@ -72,6 +73,8 @@ impl World {
             ensure(s.page_len + pending == pages, what)?;
             let waits = self.steps.open_item(s.last_item).is_none() && s.published == s.page_len;
             ensure(pending == 0 || waits, "H5: a sequence that waits is in no open plan")?;
+            let listed = pending == 0 || s.page_len == 0 || self.sequences.limits().is_none();
+            ensure(listed, "H5: with groups, a sequence that waits lists no page")?;
             let published = self.sequences.prefix_pages(s) * page_size;
             ensure(
                 published <= s.cached_len.min(s.token_len),
@@ -110,7 +113,15 @@ impl World {
         held.flat_map(|held| (held.first..s.page_len).map(move |place| (held, place)))
     }
 
-    /// Counts the sequences' places that have each cell.
+    /// Returns the cells in the tails of a sequence that waits for its prefix.
+    fn awaited_cells(&self, s: &Sequence) -> Vec<CellId> {
+        let Some(lock) = s.lock.as_ref().filter(|_| self.sequences.pending(s) > 0) else {
+            return Vec::new();
+        };
+        self.prefixes.tail_cells(lock, self.sequences.prefix_pages(s))
+    }
+
+    /// Counts the sequences' places that have each cell, and those that wait for it.
     fn count_cells(&self) -> HashMap<CellId, u32> {
         let mut counts = HashMap::new();
         for (_, s) in self.sequences.iter() {
@@ -119,6 +130,9 @@ impl World {
                 if cell.is_some() {
                     *counts.entry(cell).or_default() += 1;
                 }
+            }
+            for cell in self.awaited_cells(s) {
+                *counts.entry(cell).or_default() += 1;
             }
         }
         counts

@@ -80,7 +80,7 @@ impl EngineShape {
             [0, 0]
         } else {
             [
-                PrefixTree::cell_bytes(&limits, page_count, self.max_steps),
+                PrefixTree::cell_bytes(&limits, [page_count, host_pages(self)], self.max_steps),
                 SequenceTable::group_bytes(&self.table, &limits),
             ]
         };
@@ -168,8 +168,7 @@ pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
 
 /// Returns the number of host pages in use: none without shared prefixes.
 pub(super) fn host_pages(shape: &EngineShape) -> u32 {
-    let has_hosts = shape.shares_prefixes() && shape.table.tracks == 1;
-    if has_hosts { shape.layout.host_pages() } else { 0 }
+    if shape.shares_prefixes() { shape.layout.host_pages() } else { 0 }
 }
 
 /// Returns the maximum number of pages of one load.

@@ -116,7 +116,8 @@ impl World {
         if shape.table.tracks > 1 {
             let limits = Limits::new(&shape.layout, shape.promise_ahead);
             world.sequences.set_limits(limits)?;
-            world.prefixes.keep_cells(limits, page_count, shape.max_steps)?;
+            let pages = [page_count, host_pages(shape)];
+            world.prefixes.keep_cells(limits, pages, shape.max_steps)?;
         }
         if has_hosts {
             world.prefixes.keep_hosts(page_count, host_pages(shape), shape.layout.stage_pages())?;

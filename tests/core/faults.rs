@@ -14,6 +14,12 @@ fn workload(seed: u64) -> (SmallConfig, Vec<Op>) {
     (workload.config(), workload.take_ops(200))
 }
 
+/// A workload whose cells move to host memory and back.
+fn groups(seed: u64) -> (SmallConfig, Vec<Op>) {
+    let mut workload = Workload::with_host_groups(seed);
+    (workload.config(), workload.take_ops(200))
+}
+
 fn failures(summary: &Summary) -> u64 {
     let of = |answer| summary.answers.get(answer).copied().unwrap_or(0);
     of("backend failures")
@@ -23,8 +29,8 @@ fn failures(summary: &Summary) -> u64 {
 #[test]
 fn any_one_call_fails() {
     let mut failed = 0;
-    for seed in 0..40 {
-        let (config, ops) = workload(seed);
+    for seed in 0..50 {
+        let (config, ops) = if seed < 40 { workload(seed) } else { groups(seed) };
         for fault in [Fault::Before, Fault::After] {
             for n in 0.. {
                 let backend = Failing::at(Null, fault, n);
@@ -61,4 +67,23 @@ fn every_third_call_fails() {
     }
     assert!(loads > 5 && saves > 100, "only {loads} loads failed, and saves of {saves} pages");
     assert!(plans > 100 && forks > 10, "only {plans} plans and {forks} forks failed");
+}
+
+/// Many saves and loads of pages and cells fail, before and after they have an effect.
+#[test]
+fn every_third_call_fails_with_groups() {
+    let (mut loads, mut saves) = (0, 0);
+    for seed in 0..400 {
+        let (config, ops) = groups(seed);
+        for fault in [Fault::Before, Fault::After] {
+            let backend = Failing::every(CpuOptions::with_threads(1), fault, seed % 3, 3);
+            let summary = replay_on(&config, backend, &ops)
+                .unwrap_or_else(|mismatch| panic!("seed {seed}, {fault:?}: {mismatch}"));
+            for load in ["load Backend", "load of a plan Backend"] {
+                loads += summary.answers.get(load).copied().unwrap_or(0);
+            }
+            saves += summary.answers.get("failed saves").copied().unwrap_or(0);
+        }
+    }
+    assert!(loads > 5 && saves > 100, "only {loads} loads failed, and saves of {saves} pages");
 }

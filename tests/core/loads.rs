@@ -18,6 +18,25 @@ fn compute(engine: &mut Engine<impl Backend>, scratch: &mut StepScratch, seq: Se
 }
 
 #[test]
+fn stores_do_not_support_groups() {
+    let groups = Groups::new(&[Reach::All, Reach::Window(4)], &[0, 1]).expect("two groups");
+    let capacity = Capacity::Pages(8);
+    let pool = PoolConfig { layers: 2, groups, capacity, host_pages: 8, ..PoolConfig::default() };
+    let config = EngineConfig { hashing: Hashing::ALL.first().copied(), ..pool.into() };
+    for host_pages in [0, 8] {
+        let pool = PoolConfig { host_pages, ..pool };
+        let mut engine =
+            Engine::new(EngineConfig { pool, ..config }, Null).expect("a valid config");
+        let refused = || EngineError::Core(Error::StoreGroups { groups: 2 });
+        let before = engine.stats();
+        assert_eq!(engine.puts(1, |_| panic!("there is no put")), Err(refused()));
+        assert_eq!(engine.fetch(Namespace::default(), &text(0), 1), Err(refused()));
+        assert_eq!(engine.stats(), before);
+        engine.verify().expect("all invariants hold");
+    }
+}
+
+#[test]
 fn others_are_planned_while_a_sequence_loads() {
     let (capacity, host_pages) = (Capacity::Pages(8), 8);
     let pool = PoolConfig { page_size: 4, capacity, host_pages, ..PoolConfig::default() };

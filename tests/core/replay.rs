@@ -7,11 +7,13 @@
 use std::env;
 
 use super::seeds;
+use kvarena::CpuOptions;
+use kvarena::testkit::late::LateOptions;
 use kvarena::testkit::op::Prompt;
 use kvarena::testkit::page_pool::{page_ops, replay_pages};
 use kvarena::testkit::prefix_tree::{prefix_ops, replay_prefix};
 use kvarena::testkit::shrink::{failure, literal, shrink};
-use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay};
+use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay, replay_on};
 
 fn op_count(usual: usize) -> usize {
     match env::var("KVARENA_OPS") {
@@ -161,6 +163,44 @@ fn host_memory() {
         let count = all.answers.get(answer).copied().unwrap_or(0);
         assert!(count >= least, "seldom reached: {answer}, {count}");
     }
+}
+
+/// Cells move to host memory and back, whole and by themselves.
+#[test]
+fn host_memory_with_groups() {
+    let mut all = Summary::default();
+    for seed in seeds(300, 600) {
+        let mut workload = Workload::with_host_groups(seed);
+        let config = workload.config();
+        let ops = workload.take_ops(op_count(250));
+        all.add(&check(seed, &config, &ops));
+    }
+    println!("{all:#?}");
+    for (answer, least) in [
+        ("host hit tokens", 50),
+        ("load Ok", 500),
+        ("pages evicted from host memory", 300),
+        ("pages loaded", 100),
+        ("pages saved", 2000),
+        ("pages saved as they were evicted", 1000),
+    ] {
+        let count = all.answers.get(answer).copied().unwrap_or(0);
+        assert!(count >= least, "seldom reached: {answer}, {count}");
+    }
+}
+
+/// No call relies on a move of a cell before the backend must have made it.
+#[test]
+fn late_host_memory_with_groups() {
+    let mut all = Summary::default();
+    for seed in 0..200 {
+        let mut workload = Workload::with_host_groups(seed);
+        let options = LateOptions(CpuOptions::with_threads(1));
+        let summary = replay_on(&workload.config(), options, &workload.take_ops(150));
+        all.add(&summary.unwrap_or_else(|mismatch| panic!("seed {seed}: {mismatch}")));
+    }
+    let loaded = all.answers.get("pages loaded").copied().unwrap_or(0);
+    assert!(loaded > 20, "only {loaded} pages were loaded");
 }
 
 #[test]

@@ -27,7 +27,7 @@ impl Sound {
         let pool = PoolConfig { layers: 2, groups, page_size: 1, ..PoolConfig::default() };
         let limits = Limits::new(&pool.layout().expect("a pool"), 1);
         let mut tree = PrefixTree::new(30, 1, 31);
-        tree.keep_cells(limits, 30, 4).expect("it is small");
+        tree.keep_cells(limits, [30, 0], 4).expect("it is small");
         let mut fence = Fence::new(0, 4, 1);
         let found = tree.match_prefix(Namespace::new(0), &[]);
         let mut lock = tree.lock(&found, &mut fence).expect("nothing changed");

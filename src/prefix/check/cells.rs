@@ -1,11 +1,13 @@
-//! The audit of cells: G1 to G3 and G5.
+//! The audit of cells: G1 to G3 and G5, and H1 to H4 where they move to host memory.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::fence::Fence;
-use crate::id::{CellId, NodeKey, PageId, StepId};
+use crate::id::{CellId, HostPageId, NodeKey, PageId, PrefixLock, StepId};
+use crate::layout::HeldGroup;
 
 use super::{Broken, PrefixTree};
+use crate::prefix::residency::{NO_PAGE, Residency, Seek};
 
 impl PrefixTree {
     /// Returns every named cell with the node that has its entry.
@@ -44,7 +46,7 @@ impl PrefixTree {
         }
         for (group, entry, cell) in cells.named() {
             let of = cells.cells[cell.index()];
-            let stands = (of.group, of.entry) == (group, entry);
+            let stands = (u32::from(of.group), of.entry) == (group, entry);
             ensure(stands, "G1: an entry names the cell that stands at it")?;
             let users = named.get(&cell).copied().unwrap_or(0) + of.waiting;
             ensure(
@@ -68,12 +70,59 @@ impl PrefixTree {
         Ok(())
     }
 
+    /// Checks H1 to H3 for cells. Host pages of cells are added to `pages`. Returns the clean pages of idle cells.
+    pub(super) fn check_host_cells(&self, pages: &mut HashSet<HostPageId>) -> Result<u32, Broken> {
+        let (Some(cells), Some(hosts)) = (&self.cells, &self.hosts) else { return Ok(0) };
+        let mut clean = 0;
+        for (_, _, cell) in cells.named() {
+            let Residency { device, host } = cells.cells[cell.index()].residency();
+            ensure(host <= device, "H2: every cell has its pages")?;
+            let has = |page: &PageId| (*page != NO_PAGE) == (device > 0);
+            let whole = cells.pages(cell).iter().all(has);
+            ensure(whole, "H2: a cell has all of its pages on the device, or none")?;
+            if host == 0 {
+                let mut own = cells.host_pages[cells.range(cell)].iter();
+                let own = own.all(|&page| hosts.pool.is_cached(page) && pages.insert(page));
+                ensure(own, "H1: a host page belongs to one cell")?;
+            }
+            let is_clean = device > host;
+            ensure(!is_clean || cells.is_idle(cell), "H3: a used cell is not clean")?;
+            clean += if is_clean { cells.tracks(cell) } else { 0 };
+        }
+        self.check_cell_cursors().map(|()| clean)
+    }
+
+    fn check_cell_cursors(&self) -> Result<(), Broken> {
+        let cells = self.cells_ref();
+        for seek in Seek::ALL {
+            let cursor = cells.cursors[seek as usize];
+            let mut older = cells.list(cells.idle).take_while(|&cell| cell != cursor);
+            let found = older.any(|cell| seek.finds(cells.cells[cell.index()].residency(), 1));
+            let what = "H4: no cell older than a cursor has what the cursor looks for";
+            ensure(!found, what)?;
+            let listed = !cursor.is_some() || cells.list(cells.idle).any(|cell| cell == cursor);
+            ensure(listed, "H4: a cursor is at an idle cell")?;
+        }
+        Ok(())
+    }
+
+    /// Returns the cells in the tails behind the first `pages` pages of a lock's path.
+    pub(crate) fn tail_cells(&self, lock: &PrefixLock, pages: u32) -> Vec<CellId> {
+        let Some(cells) = &self.cells else { return Vec::new() };
+        let of = |held: HeldGroup| {
+            let mut path = self.path_of(lock, pages);
+            let places = (held.first..pages).rev();
+            places.map(move |place| cells.at(held.group, self.entry_at(&mut path, place)))
+        };
+        cells.limits.held_groups(pages).flat_map(of).collect()
+    }
+
     /// Returns the evictable and the protected pages of cells.
     pub(super) fn cell_sizes(&self) -> (u32, u32) {
         let Some(cells) = &self.cells else { return (0, 0) };
         cells.named().fold((0, 0), |(idle, used), (_, _, cell)| match cells.is_idle(cell) {
-            true => (idle + cells.tracks(cell), used),
-            false => (idle, used + cells.tracks(cell)),
+            true => (idle + cells.device_tracks(cell), used),
+            false => (idle, used + cells.device_tracks(cell)),
         })
     }
 
@@ -82,7 +131,7 @@ impl PrefixTree {
         let Some(cells) = &self.cells else { return };
         for &(step, ends) in &cells.deferred {
             for cell in cells.list(ends) {
-                *pages.entry(step).or_default() += cells.tracks(cell);
+                *pages.entry(step).or_default() += cells.device_tracks(cell);
             }
         }
     }
@@ -90,6 +139,7 @@ impl PrefixTree {
     /// Returns the pages of cells, each with its node.
     pub(super) fn cell_owners(&self) -> impl Iterator<Item = (NodeKey, PageId)> + '_ {
         let owned = self.cells_by_node().into_iter();
+        let owned = owned.filter(|(_, cell)| self.is_device_cell(*cell));
         let owned = owned.filter_map(|(node, cell)| Some((node?, cell)));
         owned.flat_map(|(node, cell)| self.cell_pages(cell).iter().map(move |&page| (node, page)))
     }

@@ -38,6 +38,7 @@ impl PrefixTree {
                 clean += device - host;
             }
         }
+        clean += self.check_host_cells(&mut pages)?;
         let what = |what| (what, None);
         hosts.fetches.check(self.page_size).map_err(what)?;
         let filling = |&page: &_| hosts.pool.is_filling(page) && pages.insert(page);

@@ -36,12 +36,12 @@ impl Sound {
         let used = insert(&mut tree, &mut fence, &[5, 6]).node().expect("not empty");
         let node = idle.node().expect("not empty");
         tree.unlock(idle, &mut fence, &mut Vec::new());
-        tree.evict_to_host(1, &mut Vec::new());
+        assert_eq!(tree.evict_to_host(1, &mut Vec::new()), 1);
         assert!(tree.saves().is_some());
-        tree.end_saves(false);
-        tree.save_ahead(1);
+        tree.end_saves(false, &mut Vec::new());
+        tree.save_ahead(1, &mut Vec::new());
         assert!(tree.saves().is_some());
-        tree.end_saves(false);
+        tree.end_saves(false, &mut Vec::new());
         let sound = Self { tree, used, idle: node };
         assert_eq!(sound.check(), Ok(()));
         assert_eq!(sound.tree.hosts_ref().residency[node], Residency { device: 2, host: 1 });

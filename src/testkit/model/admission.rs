@@ -119,7 +119,7 @@ impl Model {
             let pages = self.tree.hit(scope, self.findable(prompt.tokens));
             locked.tree.lock(scope, prompt.tokens, pages);
             for key in self.tree.tail_cells(scope, prompt.tokens, pages) {
-                locked.tree.cells.get_mut(&key).expect("it was matched").users += 1;
+                locked.tree.gain_cell(&key);
             }
         }
         before - locked.tree.evictable()
@@ -158,6 +158,8 @@ impl Model {
             planned_len: 0,
             published: 0,
             pending: 0,
+            on_device: 0,
+            cell_pages: 0,
             table: Vec::new(),
             others: vec![Vec::new(); self.tracks() - 1],
             held: vec![0; self.tracks() - 1],
@@ -248,7 +250,9 @@ impl Model {
         let all = self.most_pages(tokens.len().div_ceil(self.page_size()));
         let promised = (promise as usize).div_ceil(self.page_size());
         let device = self.on_device(scope, tokens, pages);
-        let promised = self.outstanding(promised, device, device, device);
+        let cells = self.tree.host_tail_pages(scope, tokens, pages);
+        let promised = self.outstanding(promised, device, device, device)
+            + if promised > 0 { cells } else { 0 };
         // Pages that are locked are there for nobody else, and for no promise.
         let room = |model: &Self| {
             let idle = model.tree.idle_on_path(scope, tokens, pages)
@@ -261,7 +265,7 @@ impl Model {
         let fits = lacking_pages <= available_pages;
         AdmissionWant {
             cached_len: (pages * self.page_size()) as u32,
-            host_pages: (pages - device) as u32,
+            host_pages: (pages - device + cells) as u32,
             idle_pages,
             lacking_pages,
             available_pages,
@@ -282,12 +286,22 @@ impl Model {
         let full = self.tree.matched_len(scope, tokens);
         let (len, promised) =
             (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
+        let has_groups = self.tracks() > 1;
         let sequence = self.sequences.get_mut(&key).expect("the row was just made or seen");
         self.tree.lock(scope, &sequence.tokens, pages);
         sequence.table = self.tree.matched(scope, &sequence.tokens[..len]);
         sequence.scope = scope;
         let last = (sequence.tokens.len() - 1) / self.shape.layout.page_size() as usize;
-        sequence.kept = pages;
+        let on_device = sequence.table.len();
+        let cells = self.tree.host_tail_pages(scope, &sequence.tokens, pages);
+        let waits = on_device < pages || cells > 0;
+        if waits && has_groups {
+            // With groups, the page tables are empty until all is loaded.
+            sequence.table.clear();
+        }
+        sequence.kept = sequence.table.len();
+        sequence.on_device = on_device - sequence.table.len();
+        sequence.cell_pages = cells;
         sequence.marks = [full, last].into_iter().filter(|&mark| mark > pages).collect();
         sequence.published = sequence.table.len();
         sequence.pending = pages - sequence.published;
@@ -300,7 +314,8 @@ impl Model {
         if self.shape.prefix == PrefixMode::None {
             sequence.marks.clear();
         }
-        self.take_tails(key, pages);
+        self.use_tails(key, pages);
+        self.take_tails(key, if waits { 0 } else { pages });
         if !self.shares() {
             self.generation += 1;
         }

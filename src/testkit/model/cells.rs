@@ -1,5 +1,6 @@
 //! Cells of the model: the pages of one limited group at one cached page, found by looking at all of them.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::Model;
@@ -112,19 +113,31 @@ impl Tree {
         deferred.filter_map(|cell| cell.waits.iter().max().copied())
     }
 
-    /// The oldest idle cell, and since when.
+    /// The oldest idle cell on the device, and since when.
     pub(super) fn oldest_cell(&self) -> Option<(u64, CellKey)> {
-        let idle = self.cells.iter().filter(|(_, cell)| cell.is_idle());
+        let idle = self.cells.iter().filter(|(_, cell)| cell.is_idle() && !cell.pages.is_empty());
         idle.map(|(key, cell)| (cell.since, key.clone())).min()
     }
 
     /// Drops the cells at a page that goes.
     pub(super) fn drop_cells(&mut self, path: &Path) -> Vec<PageId> {
         let here: Vec<_> = self.cells.keys().filter(|key| key.1 == *path).cloned().collect();
-        let gone = here.iter().map(|key| self.cells.remove(key).expect("just seen"));
-        gone.inspect(|cell| assert!(cell.is_idle(), "a used cell goes"))
-            .flat_map(|c| c.pages)
-            .collect()
+        here.iter().flat_map(|key| self.remove_cell(key)).collect()
+    }
+
+    /// Counts one more user of a cell. A used cell on the device has no copy.
+    pub(in crate::testkit) fn gain_cell(&mut self, key: &CellKey) {
+        let cell = self.cells.get_mut(key).expect("it is cached");
+        cell.users += 1;
+        if !cell.pages.is_empty() {
+            cell.host.drain(..).for_each(|host| self.hosts.free(host));
+        }
+    }
+
+    /// Pages of the cells in a prefix's tails that are in host memory alone.
+    pub(super) fn host_tail_pages(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
+        let keys = self.tail_cells(scope, tokens, pages);
+        keys.iter().map(|key| self.cells[key].host_only()).sum()
     }
 
     pub(super) fn cell_pages(&self, is: impl Fn(&CellHeld) -> bool) -> u32 {
@@ -133,7 +146,23 @@ impl Tree {
 }
 
 impl Model {
-    /// A sequence without pages takes the cells of the tails of its first `pages`.
+    /// A sequence uses the cells of the tails of its first `pages`, perhaps before it has their pages.
+    pub(super) fn use_tails(&mut self, seq: SeqKey, pages: usize) {
+        let sequence = &self.sequences[&seq];
+        for key in self.tree.tail_cells(sequence.scope, &sequence.tokens, pages) {
+            self.tree.gain_cell(&key);
+        }
+    }
+
+    /// Undoes [`Model::use_tails`], of each group from the last place on.
+    pub(super) fn leave_tails(&mut self, seq: SeqKey, pages: usize) {
+        let sequence = &self.sequences[&seq];
+        let mut keys = self.tree.tail_cells(sequence.scope, &sequence.tokens, pages);
+        keys.sort_by_key(|(group, path)| (*group, Reverse(path.2.len())));
+        keys.iter().for_each(|key| self.tree.lose_cell(key, 0, self.completed));
+    }
+
+    /// A sequence without pages takes the pages of the cells in the tails of its first `pages`, which it uses.
     pub(super) fn take_tails(&mut self, seq: SeqKey, pages: usize) {
         let limited = self.tree.limited.clone();
         let firsts: Vec<_> =
@@ -145,8 +174,7 @@ impl Model {
             sequence.held[tracks.clone()].fill(firsts[group]);
             for place in firsts[group]..pages {
                 let key = self.tree.key(group, sequence.scope, &sequence.tokens, place);
-                let cell = self.tree.cells.get_mut(&key).expect("it was matched");
-                cell.users += 1;
+                let cell = &self.tree.cells[&key];
                 for (track, page) in tracks.clone().zip(&cell.pages) {
                     sequence.others[track][place] = *page;
                 }
@@ -170,14 +198,22 @@ impl Model {
                 let pages: Vec<_> =
                     sequence.others[tracks.clone()].iter().map(|own| own[place]).collect();
                 if let Some(cell) = self.tree.cells.get_mut(&key) {
-                    cell.users += 1;
+                    if cell.pages.is_empty() {
+                        self.pages.turn(&pages, super::PageIs::Private, super::PageIs::Cached);
+                        cell.pages = pages;
+                        self.tree.gain_cell(&key);
+                        continue;
+                    }
+                    self.tree.gain_cell(&key);
+                    let cell = &self.tree.cells[&key];
                     for (track, page) in tracks.clone().zip(&cell.pages) {
                         sequence.others[track][place] = *page;
                     }
                     duplicates.extend(pages);
                 } else {
                     self.pages.turn(&pages, super::PageIs::Private, super::PageIs::Cached);
-                    let cell = CellHeld { pages, users: 1, waits: Vec::new(), since: 0 };
+                    let cell =
+                        CellHeld { pages, host: Vec::new(), users: 1, waits: Vec::new(), since: 0 };
                     self.tree.cells.insert(key, cell);
                 }
             }

@@ -1,37 +1,115 @@
 //! Moves of the model between the device and host memory: pages are found by looking at all of them.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use super::open_moves::Path;
-use super::tree::Tree;
+use super::tree::{CellKey, Tree};
 use super::{Model, PageIs};
 use crate::error::Error;
 use crate::id::{HostPageId, PageId, Scope, SeqKey, TokenId};
 
+/// A page or a cell that no sequence uses, or that one waits for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Idle {
+    Page(Path),
+    Cell(CellKey),
+}
+
 impl Tree {
-    /// A host page: a free one, or that of the page that is in host memory alone for the longest time.
-    pub(super) fn take_host(&mut self) -> Option<HostPageId> {
+    /// A host page: a free one, or one of the page or the cell that is in host memory alone for the longest time. Pages
+    /// of the device that go with it come to `gone`.
+    pub(super) fn take_host(&mut self, gone: &mut Vec<PageId>) -> Option<HostPageId> {
         loop {
             if let Some(page) = self.hosts.take() {
                 return Some(page);
             }
-            let host_only =
-                self.pages.iter().filter(|(_, held)| held.users == 0 && held.page.is_none());
-            let path = host_only.min_by_key(|(_, held)| held.idle_since)?.0.clone();
-            self.hosts.evicted += 1;
-            self.lose(&path);
+            let before = self.hosts.counts().0;
+            match self.oldest(|is_device, _| !is_device)? {
+                Idle::Page(path) => self.lose(&path, gone),
+                Idle::Cell(key) => self.lose_cell_at(&key, gone),
+            }
+            self.hosts.evicted += u64::from(before - self.hosts.counts().0);
         }
     }
 
-    /// Removes a page for want of room. Returns that of the device.
-    fn lose(&mut self, path: &Path) -> Option<PageId> {
+    /// The idle page or cell that is idle for the longest time, of those that `is_one` is told to be on the device and
+    /// in host memory.
+    fn oldest(&self, is_one: impl Fn(bool, bool) -> bool) -> Option<Idle> {
+        let pages = self.pages.iter().filter(|(_, held)| {
+            held.users == 0 && is_one(held.page.is_some(), held.host.is_some())
+        });
+        let cells = self.cells.iter().filter(|(_, cell)| {
+            cell.is_idle() && is_one(!cell.pages.is_empty(), !cell.host.is_empty())
+        });
+        let pages = pages.map(|(path, held)| (held.idle_since, Idle::Page(path.clone())));
+        let cells = cells.map(|(key, cell)| (cell.since, Idle::Cell(key.clone())));
+        pages.chain(cells).min_by_key(|(since, _)| *since).map(|(_, idle)| idle)
+    }
+
+    /// Removes a page and its cells for want of room.
+    fn lose(&mut self, path: &Path, gone: &mut Vec<PageId>) {
         self.hosts.lost += u64::from(!self.pages[path].stored);
-        self.remove(path)
+        gone.extend(self.remove(path));
+        let here: Vec<_> = self.cells.keys().filter(|key| key.1 == *path).cloned().collect();
+        here.iter().for_each(|key| self.lose_cell_at(key, gone));
+    }
+
+    /// Removes a cell for want of room.
+    fn lose_cell_at(&mut self, key: &CellKey, gone: &mut Vec<PageId>) {
+        let cell = &self.cells[key];
+        self.hosts.lost += cell.pages.len().max(cell.host.len()) as u64;
+        self.evicted.1 += u64::from(!cell.pages.is_empty());
+        gone.extend(self.remove_cell(key));
+    }
+
+    /// Removes an idle cell from both tiers. Returns its pages on the device.
+    pub(super) fn remove_cell(&mut self, key: &CellKey) -> Vec<PageId> {
+        let cell = self.cells.remove(key).expect("just seen");
+        assert!(cell.is_idle(), "a used cell goes");
+        cell.host.into_iter().for_each(|host| self.hosts.free(host));
+        cell.pages
+    }
+
+    /// Saves an idle cell, if there are host pages for it and its page does not make room for them.
+    fn save_cell(&mut self, key: &CellKey, gone: &mut Vec<PageId>) -> bool {
+        let mut taken = Vec::new();
+        for _ in 0..self.cells[key].pages.len() {
+            let host = self.take_host(gone);
+            taken.extend(host);
+            if host.is_none() || !self.cells.contains_key(key) {
+                taken.into_iter().for_each(|host| self.hosts.free(host));
+                return false;
+            }
+        }
+        let cell = self.cells.get_mut(key).expect("just seen");
+        for (&page, &host) in cell.pages.iter().zip(&taken) {
+            self.hosts.saves.push((page, host));
+            self.hosts.saved_by[host.index()] = self.hosts.moves + 1;
+        }
+        self.hosts.saved += taken.len() as u64;
+        cell.host = taken;
+        true
+    }
+
+    /// The device pages of an idle cell go. It stays in host memory, if there is room.
+    pub(super) fn evict_cell_to_host(&mut self, key: &CellKey, gone: &mut Vec<PageId>) {
+        if self.cells[key].host.is_empty() {
+            if !self.save_cell(key, gone) {
+                if self.cells.contains_key(key) {
+                    self.lose_cell_at(key, gone);
+                }
+                return;
+            }
+            self.hosts.forced += self.cells[key].host.len() as u64;
+        }
+        self.evicted.1 += 1;
+        gone.append(&mut self.cells.get_mut(key).expect("just seen").pages);
     }
 
     /// Saves an idle page, if there is a host page for it.
-    fn save(&mut self, path: &Path) -> bool {
-        let Some(host) = self.take_host() else { return false };
+    fn save(&mut self, path: &Path, gone: &mut Vec<PageId>) -> bool {
+        let Some(host) = self.take_host(gone) else { return false };
         let held = self.pages.get_mut(path).expect("it is cached");
         held.host = Some(host);
         self.hosts.saves.push((held.page.expect("it is on the device"), host));
@@ -41,26 +119,31 @@ impl Tree {
     }
 
     /// The device page of an idle page goes. It stays in host memory, if there is room.
-    pub(super) fn evict_to_host(&mut self, path: &Path) -> PageId {
+    pub(super) fn evict_to_host(&mut self, path: &Path, gone: &mut Vec<PageId>) {
         if self.pages[path].host.is_none() {
-            if !self.save(path) {
-                return self.lose(path).expect("it is on the device");
+            if !self.save(path, gone) {
+                return self.lose(path, gone);
             }
             self.hosts.forced += 1;
         }
-        self.pages.get_mut(path).and_then(|held| held.page.take()).expect("it is on the device")
+        gone.extend(self.pages.get_mut(path).and_then(|held| held.page.take()));
     }
 
     /// `Engine::save_ahead`
-    pub(super) fn save_ahead(&mut self, ahead: u32) {
-        let idle = self.pages.iter().filter(|(_, held)| held.users == 0 && held.page.is_some());
-        let mut idle: Vec<_> = idle.map(|(path, held)| (held.idle_since, path.clone())).collect();
-        idle.sort();
-        for (_, path) in idle.into_iter().take(ahead as usize) {
-            if self.pages[&path].host.is_none() && !self.save(&path) {
+    pub(super) fn save_ahead(&mut self, ahead: u32) -> Vec<PageId> {
+        let mut gone = Vec::new();
+        while self.clean() < ahead
+            && let Some(dirty) = self.oldest(|is_device, is_host| is_device && !is_host)
+        {
+            let saved = match dirty {
+                Idle::Page(path) => self.save(&path, &mut gone),
+                Idle::Cell(key) => self.save_cell(&key, &mut gone),
+            };
+            if !saved {
                 break;
             }
         }
+        gone
     }
 
     /// Removes a page from both tiers. Returns that of the device.
@@ -73,12 +156,14 @@ impl Tree {
     /// Idle pages on the device that host memory has too.
     pub(super) fn clean(&self) -> u32 {
         let clean = self.pages.values().filter(|held| held.page.is_some() && held.host.is_some());
-        clean.count() as u32
+        let cells = self.cells.values().filter(|cell| !cell.host.is_empty());
+        (clean.count() + cells.map(|cell| cell.pages.len()).sum::<usize>()) as u32
     }
 
     /// Saves failed: pages that are in host memory alone by them go, with all behind them, and the others are on the
     /// device alone again.
-    pub(super) fn fail_saves(&mut self) {
+    pub(super) fn fail_saves(&mut self) -> Vec<PageId> {
+        let mut gone = Vec::new();
         let hosts: BTreeSet<_> = self.hosts.saves.iter().map(|save| save.1).collect();
         self.hosts.failed += self.hosts.saves.len() as u64;
         let failed =
@@ -94,10 +179,20 @@ impl Tree {
                 (below.0, below.1) == (path.0, path.1) && below.2.starts_with(&path.2)
             });
             for below in below.cloned().collect::<Vec<_>>() {
-                self.hosts.lost += 1;
-                assert_eq!(self.remove(&below), None, "what is below is in host memory");
+                assert_eq!(self.pages[&below].page, None, "what is below is in host memory");
+                self.hosts.lost += u64::from(self.pages[&below].stored);
+                self.lose(&below, &mut gone);
             }
         }
+        let failed = self.cells.iter().filter(|(_, c)| c.host.iter().any(|h| hosts.contains(h)));
+        for key in failed.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+            let cell = self.cells.get_mut(&key).expect("just seen");
+            match cell.pages.is_empty() {
+                true => self.lose_cell_at(&key, &mut gone),
+                false => cell.host.drain(..).for_each(|host| self.hosts.free(host)),
+            }
+        }
+        gone
     }
 }
 
@@ -127,7 +222,8 @@ impl Model {
         self.tree.hosts.moves += u64::from(moves);
         let failed = moves && self.next_move_fails();
         if failed {
-            self.tree.fail_saves();
+            let gone = self.tree.fail_saves();
+            self.pages.turn(&gone, PageIs::Cached, PageIs::Free);
         }
         self.tree.hosts.saves.clear();
         failed
@@ -141,7 +237,8 @@ impl Model {
     /// `Engine::save_ahead`. Returns the pages saved, or nothing if the backend failed.
     pub fn save_ahead(&mut self, ahead: u32) -> Option<u32> {
         if self.tree.hosts.exists() {
-            self.tree.save_ahead(ahead);
+            let gone = self.tree.save_ahead(ahead);
+            self.pages.turn(&gone, PageIs::Cached, PageIs::Free);
         }
         let saved = self.tree.hosts.saves.len() as u32;
         (!self.flush_saves()).then_some(saved)
@@ -164,25 +261,56 @@ impl Model {
     fn begin_load(&mut self, seqs: &[SeqKey]) -> Result<Vec<(PageId, HostPageId)>, Error> {
         let (mut lacking, mut drawn) = (Vec::new(), 0);
         for &seq in seqs {
-            let sequence = self.running(seq)?;
-            let places = sequence.published..sequence.published + sequence.pending;
-            // The deepest page first.
-            let paths =
-                places.rev().map(|at| self.tree.path(sequence.scope, &sequence.tokens, at + 1));
-            let paths: Vec<_> = paths
-                .filter(|path| self.tree.pages[path].page.is_none() && !lacking.contains(path))
-                .collect();
-            drawn += paths.len().min(self.promised(seq)? as usize);
-            lacking.extend(paths);
+            let new: Vec<_> =
+                self.lacking(seq)?.into_iter().filter(|of| !lacking.contains(of)).collect();
+            drawn += new.len().min(self.promised_to_load(seq));
+            lacking.extend(new);
         }
         self.check_pages(lacking.len(), drawn)?;
         let pages = self.take_pages(lacking.len());
-        let loads = lacking.iter().zip(pages).map(|(path, page)| {
-            let held = self.tree.pages.get_mut(path).expect("it is locked");
-            held.page = Some(page);
-            (page, held.host.expect("it is in host memory"))
+        let loads = lacking.iter().zip(pages).map(|(of, page)| match of {
+            (Idle::Page(path), _) => {
+                let held = self.tree.pages.get_mut(path).expect("it is locked");
+                held.page = Some(page);
+                (page, held.host.expect("it is in host memory"))
+            }
+            (Idle::Cell(key), track) => {
+                let cell = self.tree.cells.get_mut(key).expect("it is used");
+                cell.pages.push(page);
+                (page, cell.host[*track])
+            }
         });
         Ok(loads.collect())
+    }
+
+    /// What a sequence waits for, by page: the deepest pages first, then cells of each group from the last place on.
+    fn lacking(&self, seq: SeqKey) -> Result<Vec<(Idle, usize)>, Error> {
+        let sequence = self.running(seq)?;
+        if sequence.pending == 0 {
+            return Ok(Vec::new());
+        }
+        let (scope, tokens) = (sequence.scope, &sequence.tokens);
+        let end = sequence.published + sequence.pending;
+        let paths = (0..end).rev().map(|at| self.tree.path(scope, tokens, at + 1));
+        let paths = paths.filter(|path| self.tree.pages[path].page.is_none());
+        let mut keys = self.tree.tail_cells(scope, tokens, end);
+        keys.sort_by_key(|(group, path)| (*group, Reverse(path.2.len())));
+        let cells = keys.into_iter().flat_map(|key| {
+            let tracks = 0..self.tree.cells[&key].host_only();
+            tracks.map(move |track| (Idle::Cell(key.clone()), track))
+        });
+        Ok(paths.map(|path| (Idle::Page(path), 0)).chain(cells).collect())
+    }
+
+    /// Promised pages of a sequence that its loads may draw on: those it has fewer of once it is loaded.
+    fn promised_to_load(&self, seq: SeqKey) -> usize {
+        let sequence = &self.sequences[&seq];
+        if sequence.pending == 0 {
+            return 0;
+        }
+        let pages = sequence.published + sequence.pending;
+        let after = self.outstanding(sequence.promised, pages, pages, pages);
+        self.promised(seq).map_or(0, |promised| promised as usize) - after
     }
 
     /// What a plan or a fork does first: loads what its sequences wait for.
@@ -213,6 +341,14 @@ impl Model {
                 }
             }
         }
+        for cell in self.tree.cells.values_mut() {
+            if cell.pages.iter().any(|page| pages.contains(page)) {
+                match failed {
+                    true => cell.pages.clear(),
+                    false => cell.host.drain(..).for_each(|host| self.tree.hosts.free(host)),
+                }
+            }
+        }
         if failed {
             return;
         }
@@ -224,10 +360,15 @@ impl Model {
             if pending == 0 {
                 continue;
             }
-            self.counters.host_hit_tokens += (pending * page_size) as u64;
+            let on_device = std::mem::take(&mut sequence.on_device);
+            sequence.cell_pages = 0;
+            self.counters.host_hit_tokens += ((pending - on_device) * page_size) as u64;
             sequence.published += pending;
+            sequence.kept = sequence.published;
             let tokens = &sequence.tokens[..sequence.published * page_size];
             sequence.table = self.tree.matched(sequence.scope, tokens);
+            let published = sequence.published;
+            self.take_tails(seq, published);
             self.look_at_front(seq, true);
         }
     }

@@ -52,6 +52,9 @@ struct Sequence {
     published: usize,
     /// Pages of its prefix behind those that `table` lacks: they are to be loaded.
     pending: usize,
+    /// Those of them that were on the device, and pages of its tails' cells that were not, when it began to wait.
+    on_device: usize,
+    cell_pages: usize,
     /// The pages of group 0.
     table: Vec<PageId>,
     /// Those of each further track, all of them its own from `held` on; the others are given up.
@@ -144,10 +147,11 @@ impl Model {
         let kept_generation = (shape.prefix == PrefixMode::Radix).then_some(0);
         let mut tree = Tree::new(shape.layout.page_size(), kept_generation);
         tree.keep_groups(&shape.layout);
-        if shape.prefix == PrefixMode::Radix && shape.table.tracks == 1 {
+        if shape.prefix == PrefixMode::Radix {
             let (host_pages, pages) = (shape.layout.host_pages(), page_count);
             let entries = (pages + host_pages) + (pages + host_pages) / 8;
-            let puts = if shape.hashing.is_some() { entries as usize } else { 0 };
+            let has_puts = shape.hashing.is_some() && shape.table.tracks == 1;
+            let puts = if has_puts { entries as usize } else { 0 };
             tree.keep_hosts(host_pages, shape.layout.stage_pages(), puts);
         }
         Self {
@@ -300,8 +304,14 @@ impl Model {
     /// `Engine::promised`
     pub fn promised(&self, seq: SeqKey) -> Result<u32, Error> {
         let sequence = self.sequence(seq)?;
-        Ok(self.outstanding_of(sequence, sequence.promised, sequence.published, sequence.kept)
-            as u32)
+        let outstanding =
+            self.outstanding_of(sequence, sequence.promised, sequence.published, sequence.kept);
+        // Pages that are locked already are not outstanding; those of cells that are to be loaded are.
+        let waits = match sequence.promised {
+            0 => 0,
+            promised => sequence.cell_pages as i64 - sequence.on_device.min(promised) as i64,
+        };
+        Ok((outstanding as i64 + waits) as u32)
     }
 
     /// Returns the pages of a promise that a sequence has not drawn, if `published` pages were published and kept.

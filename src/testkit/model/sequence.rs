@@ -111,6 +111,10 @@ impl Model {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         let end = sequence.table.len();
         let mut pages = sequence.table.split_off(sequence.published);
+        if sequence.pending > 0 {
+            let prefix = sequence.published + sequence.pending;
+            self.leave_tails(seq, prefix);
+        }
         pages.extend(self.take_held(seq, |_, _| end));
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         sequence.others.iter_mut().for_each(Vec::clear);
@@ -118,6 +122,7 @@ impl Model {
         sequence.marks.clear();
         sequence.asked.clear();
         sequence.kept = 0;
+        (sequence.on_device, sequence.cell_pages) = (0, 0);
         sequence.table.clear();
         sequence.promised = 0;
         let lock = Lock {
@@ -223,7 +228,7 @@ impl Model {
             return Err(Error::MarkLen { len, min: (published * self.page_size()) as u32 });
         }
         if mark == published {
-            if self.keeps_promises(seq, mark) {
+            if !self.is_pending(seq) && self.keeps_promises(seq, mark) {
                 self.keep_now(seq);
             }
             return Ok(());
@@ -305,9 +310,9 @@ impl Model {
         self.check_pages(keys.len() * (copied + outstanding) + more, 0)?;
         // The copies' pages are taken first: publishing may put idle pages to use.
         let targets = self.take_pages(keys.len() * copied);
-        self.flush_saves();
         self.publish(seq);
         self.keep_now(seq);
+        self.flush_saves();
         let step = (copied > 0).then(|| self.new_step(Step::copy()));
         let parent = self.sequences.get_mut(&seq).expect("seen above");
         parent.last_step = step.unwrap_or(parent.last_step);
@@ -324,7 +329,7 @@ impl Model {
                 track.extend(own.by_ref().take(tail));
             }
             for key in self.tree.tail_cells(child.scope, &child.tokens, pages) {
-                self.tree.cells.get_mut(&key).expect("the parent has it").users += 1;
+                self.tree.gain_cell(&key);
             }
             child.marks.clear();
             child.asked.clear();

@@ -171,6 +171,14 @@ impl Model {
         Some(self.tree.give_puts(saved?))
     }
 
+    /// Stores have no pages of cells.
+    pub fn check_groups(&self) -> Result<(), Error> {
+        match self.shape.layout.groups().count() {
+            1 => Ok(()),
+            groups => Err(Error::StoreGroups { groups }),
+        }
+    }
+
     /// `Engine::put_done`
     pub fn put_done(&mut self, number: u64, ok: bool) -> bool {
         self.tree.end_put(number, ok)
@@ -185,6 +193,7 @@ impl Model {
         most: u32,
         moved: Option<Moved>,
     ) -> Result<Option<(u32, Vec<HostPageId>)>, Error> {
+        self.check_groups()?;
         let deaf = self.shape.hashing.is_some_and(|hashing| !hashing.uses_names());
         if deaf && namespace != Namespace::default() {
             return Err(Error::UnnamedNamespace { namespace });
@@ -208,7 +217,7 @@ impl Model {
         self.tree.lock(scope, tokens, cached);
         let mut pages = Vec::new();
         while pages.len() < wanted
-            && let Some(page) = self.tree.take_host()
+            && let Some(page) = self.tree.take_host(&mut Vec::new())
         {
             if !self.tree.hosts.is_idle(page, moved) {
                 self.tree.hosts.free(page);

@@ -34,7 +34,9 @@ pub(in crate::testkit) type CellKey = (usize, Path);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::testkit) struct CellHeld {
+    /// The pages on the device, and those in host memory: all of them, or none.
     pub pages: Vec<PageId>,
+    pub host: Vec<HostPageId>,
     pub users: u32,
     /// Steps that are not complete, of users that are gone.
     pub waits: Vec<u64>,
@@ -45,6 +47,11 @@ pub(in crate::testkit) struct CellHeld {
 impl CellHeld {
     pub fn is_idle(&self) -> bool {
         self.users == 0 && self.waits.is_empty()
+    }
+
+    /// Pages that are to be loaded before it is used.
+    pub fn host_only(&self) -> usize {
+        if self.pages.is_empty() { self.host.len() } else { 0 }
     }
 }
 
@@ -291,10 +298,13 @@ impl Tree {
         let idle = self.pages.iter().filter(|(_, held)| held.users == 0 && held.page.is_some());
         let oldest = idle.min_by_key(|(_, held)| held.idle_since);
         let oldest = oldest.map(|(path, held)| (held.idle_since, path.clone()));
-        let before = self.cells.len();
         self.changes += 1;
         match (self.oldest_cell(), oldest) {
             (Some((cell, key)), page) if page.as_ref().is_none_or(|page| cell < page.0) => {
+                if self.hosts.exists() {
+                    return self.evict_cell_to_host(&key, gone);
+                }
+                self.evicted.1 += 1;
                 gone.extend(self.cells.remove(&key).expect("it was found").pages);
             }
             (_, page) => {
@@ -304,13 +314,14 @@ impl Tree {
                 let below = below.iter().all(|below| self.pages[below].page.is_none());
                 assert!(below, "the oldest idle page has no page below it on the device");
                 if self.hosts.exists() {
-                    return gone.push(self.evict_to_host(&path));
+                    return self.evict_to_host(&path, gone);
                 }
+                let before = self.cells.len();
                 gone.extend(self.remove(&path));
                 gone.extend(self.drop_cells(&path));
+                self.evicted.1 += (before - self.cells.len()) as u64;
             }
         }
-        self.evicted.1 += (before - self.cells.len()) as u64;
     }
 
     /// Drops every idle page, and from now on keeps only what `kept_generation` has.

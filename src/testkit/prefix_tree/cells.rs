@@ -15,7 +15,7 @@ impl Both {
     /// Counts one more user of a cell.
     pub(super) fn gain(&mut self, key: &CellKey, cell: CellId) {
         self.tree.gain_cell(cell, &mut self.fence);
-        self.model.cells.get_mut(key).expect("a used cell is cached").users += 1;
+        self.model.gain_cell(key);
     }
 
     /// Returns the cells of the tails of a match that is not stale. Its lock may split the node where it ends.
@@ -59,7 +59,8 @@ impl Both {
             };
             let own = self.free.split_off(rest);
             let cell = self.tree.create_cell(group as u32, entry, own.iter().copied());
-            let held = CellHeld { pages: own, users: 1, waits: Vec::new(), since: 0 };
+            let held =
+                CellHeld { pages: own, host: Vec::new(), users: 1, waits: Vec::new(), since: 0 };
             self.model.cells.insert(key.clone(), held);
             self.held[index].cells.insert(key, cell);
         }

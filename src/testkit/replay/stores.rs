@@ -26,6 +26,13 @@ impl<B: Inspect> Host<B> {
             got.push(Got { id, key, parent, tokens: put.tokens.to_vec(), page });
         });
         let moves = self.engine.backend_mut().take_moves();
+        if let Err(error) = self.model.check_groups() {
+            let got = match answer {
+                Err(EngineError::Core(error)) => Err(error),
+                _ => Ok(()),
+            };
+            return self.answer("puts", &got, &Err(error));
+        }
         let moved_failed = answer.is_err() && moves.last() != Some(&true);
         let saved = (!moved_failed).then(|| self.engine.backend_mut().last_moved().saved.raw());
         self.model.expect_moves(moves);

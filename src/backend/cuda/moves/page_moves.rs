@@ -97,7 +97,11 @@ impl Cuda {
         let Some(host) = &mut self.host else { return Ok(()) };
         let layout = self.pools.of(0).layout();
         check::layer(layer, layout)?;
-        host.before_lane(layout.place(layer).lane, &self.stream)
+        match layout.has_one_shape() {
+            true => host.before_lane(layout.place(layer).lane, &self.stream),
+            // Lanes differ by group, and loads come whole.
+            false => host.before_all(&self.stream),
+        }
     }
 
     fn leasing(&mut self, page: HostPageId) -> &mut HostMoves {

@@ -1,0 +1,249 @@
+//! Moves of cells to host memory and back. A cell moves whole, in the order of eviction that it shares with the entries
+//! of nodes.
+//!
+//! The audit states for cells what it states for entries:
+//!
+//! * H1, H2. A cell has all of its pages on the device, or in host memory, or both. Its host pages are Cached.
+//! * H3. A used cell has no copy in host memory. Clean cells are counted with the clean entries.
+//! * H4. No idle cell older than a cursor has what the cursor looks for.
+//!
+//! Not here: entries (`offload.rs`, `restore.rs`), which cells a sequence uses (`tails.rs`).
+
+use crate::id::{CellId, NodeKey, PageId, PrefixLock};
+use crate::plan::PageMove;
+
+use super::PrefixTree;
+use super::cells::{Cell, Cells, DEVICE, HOST, SAVING};
+use super::hosts::Hosts;
+use super::residency::{NO_PAGE, Seek};
+
+/// The oldest thing that a cursor looks for.
+#[derive(Clone, Copy)]
+pub(super) enum Oldest {
+    Node(NodeKey),
+    Cell(CellId),
+}
+
+/// Gives the host pages of a cell back, if it has some.
+pub(super) fn drop_copy(cells: &mut Cells, hosts: &mut Hosts, cell: CellId) {
+    let sides = &mut cells.cells[cell.index()].sides;
+    if *sides & HOST == 0 {
+        return;
+    }
+    let was_clean = *sides & DEVICE > 0;
+    *sides &= !(HOST | SAVING);
+    hosts.clean -= if was_clean { cells.tracks(cell) } else { 0 };
+    cells.host_pages[cells.range(cell)].iter().for_each(|page| hosts.free_host_page(*page));
+}
+
+impl PrefixTree {
+    /// Returns the oldest idle node or cell that has what a cursor looks for.
+    pub(super) fn oldest(&mut self, seek: Seek) -> Option<Oldest> {
+        let node = self.seek(seek);
+        let Some(cell) = self.seek_cell(seek) else { return node.map(Oldest::Node) };
+        let stamp = self.cells_ref().cells[cell.index()].stamp;
+        match node {
+            Some(node) if self.ages_ref().of(node) < stamp => Some(Oldest::Node(node)),
+            _ => Some(Oldest::Cell(cell)),
+        }
+    }
+
+    fn seek_cell(&mut self, seek: Seek) -> Option<CellId> {
+        let cells = self.cells.as_mut()?;
+        let mut at = cells.cursors[seek as usize];
+        while at.is_some() && !seek.finds(cells.cells[at.index()].residency(), 1) {
+            at = cells.younger(at);
+        }
+        cells.cursors[seek as usize] = at;
+        at.is_some().then_some(at)
+    }
+
+    /// Moves a cursor back to an idle cell that has what it looks for, if it is younger.
+    fn seek_cell_from(&mut self, seek: Seek, cell: CellId) {
+        let cells = self.cells_mut();
+        let at = cells.cursors[seek as usize];
+        if !at.is_some() || cells.cells[cell.index()].stamp < cells.cells[at.index()].stamp {
+            cells.cursors[seek as usize] = cell;
+        }
+    }
+
+    fn cell_mut(&mut self, cell: CellId) -> &mut Cell {
+        &mut self.cells_mut().cells[cell.index()]
+    }
+
+    /// Takes the device pages of an idle cell. A dirty one is saved; without host pages for it the cell is lost.
+    pub(super) fn offload_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
+        let Cell { sides, entry, group, .. } = *self.cell_mut(cell);
+        let tracks = self.cells_ref().tracks(cell);
+        if sides & HOST > 0 {
+            self.hosts_mut().clean -= tracks;
+        } else if self.save_cell(cell, freed) {
+            let counts = &mut self.hosts_mut().counts;
+            (counts.saved, counts.forced) =
+                (counts.saved + u64::from(tracks), counts.forced + u64::from(tracks));
+        } else {
+            if self.cell_at(group.into(), entry) == cell {
+                self.lose_idle_cell(cell, freed);
+            }
+            return;
+        }
+        self.evictable -= tracks;
+        self.epoch += 1;
+        let cells = self.cells_mut();
+        cells.evicted += 1;
+        cells.cells[cell.index()].sides &= !DEVICE;
+        let own = cells.pages_mut(cell).iter_mut();
+        freed.extend(own.map(|page| std::mem::replace(page, NO_PAGE)));
+        self.seek_cell_from(Seek::HostOnly, cell);
+    }
+
+    /// Gives an idle dirty cell host pages, and adds the saves to the batch. Returns whether there are enough host
+    /// pages; if not, the cell may be gone, because its entry made room.
+    pub(super) fn save_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) -> bool {
+        let (range, Cell { entry, group, .. }) =
+            (self.cells_ref().range(cell), *self.cell_mut(cell));
+        for at in range.clone() {
+            let page = self.take_host_page(freed);
+            let is_there = self.cell_at(group.into(), entry) == cell;
+            if let Some(page) = page {
+                self.cells_mut().host_pages[at] = page;
+            }
+            if page.is_none() || !is_there {
+                let Self { cells: Some(cells), hosts: Some(hosts), .. } = self else { continue };
+                let taken = range.start..at + usize::from(page.is_some());
+                cells.host_pages[taken].iter().for_each(|page| hosts.pool.drop_page(*page));
+                return false;
+            }
+        }
+        let Self { cells: Some(cells), hosts: Some(hosts), .. } = self else { return false };
+        let id = hosts.next_move();
+        for (&device, &host) in cells.pages(cell).iter().zip(&cells.host_pages[range]) {
+            hosts.pool.set_save(host, id);
+            hosts.saves.push(PageMove { device, host });
+        }
+        cells.cells[cell.index()].sides |= HOST | SAVING;
+        cells.saving.push(cell);
+        true
+    }
+
+    /// Removes an idle cell for want of room.
+    pub(super) fn lose_idle_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
+        let tracks = self.cells_ref().tracks(cell);
+        let on_device = self.cells_ref().is_on_device(cell);
+        self.hosts_mut().counts.lost += u64::from(tracks);
+        self.cells_mut().evicted += u64::from(on_device);
+        self.epoch += 1;
+        self.remove_cell(cell, freed);
+    }
+
+    /// Removes an idle cell, wherever its pages are.
+    pub(super) fn remove_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
+        self.drop_cell_copy(cell);
+        self.evictable -= self.cells_ref().device_tracks(cell);
+        self.cells_mut().remove(cell, freed);
+    }
+
+    /// Gives the host pages of a cell back, if it has some.
+    pub(super) fn drop_cell_copy(&mut self, cell: CellId) {
+        let Self { cells: Some(cells), hosts: Some(hosts), .. } = self else { return };
+        drop_copy(cells, hosts, cell);
+    }
+
+    /// Makes the cells of a batch of saves dirty again, or drops those that are in host memory alone by it.
+    pub(super) fn fail_cell_saves(&mut self, freed: &mut Vec<PageId>) {
+        let Some(cells) = &mut self.cells else { return };
+        let mut saving = std::mem::take(&mut cells.saving);
+        for cell in saving.drain(..) {
+            let sides = self.cell_mut(cell).sides;
+            if sides & SAVING == 0 {
+                continue; // It was dropped since, or came to be used.
+            }
+            if sides & DEVICE > 0 {
+                self.drop_cell_copy(cell);
+                self.seek_cell_from(Seek::Dirty, cell);
+            } else {
+                self.lose_idle_cell(cell, freed);
+            }
+        }
+        self.cells_mut().saving = saving;
+    }
+
+    /// Ends the batch of saves for cells.
+    pub(super) fn end_cell_saves(&mut self) {
+        let Some(cells) = &mut self.cells else { return };
+        for index in 0..cells.saving.len() {
+            let cell = cells.saving[index];
+            cells.cells[cell.index()].sides &= !SAVING;
+        }
+        cells.saving.clear();
+    }
+
+    /// Counts the pages of cells in a lock's tails that are in host memory alone and that no lock has claimed for this
+    /// load, and claims them.
+    pub(super) fn claim_cells(&mut self, lock: &PrefixLock, pages: u32, load: u64) -> u32 {
+        let mut count = 0;
+        self.for_tails(lock, pages, |tree, cell| {
+            // The stamp of a used cell has no other meaning.
+            if !tree.cells_ref().is_on_device(cell)
+                && std::mem::replace(&mut tree.cell_mut(cell).stamp, load) != load
+            {
+                count += tree.cells_ref().tracks(cell);
+            }
+        });
+        count
+    }
+
+    /// [`PrefixTree::assign`] for the cells of a lock's tails.
+    pub(super) fn assign_cells(
+        &mut self,
+        lock: &PrefixLock,
+        count: u32,
+        pages: &mut &[PageId],
+        moves: &mut Vec<PageMove>,
+    ) {
+        self.for_tails(lock, count, |tree, cell| {
+            let cells = tree.cells_mut();
+            if cells.is_on_device(cell) || cells.pages(cell)[0] != NO_PAGE {
+                return;
+            }
+            let range = cells.range(cell);
+            let own = pages.split_off(..range.len()).expect("they were counted");
+            cells.pages_mut(cell).copy_from_slice(own);
+            let hosts = &cells.host_pages[range];
+            moves.extend(own.iter().zip(hosts).map(|(&device, &host)| PageMove { device, host }));
+        });
+    }
+
+    /// [`PrefixTree::end_load`] for the cells of a lock's tails.
+    pub(super) fn end_cell_load(&mut self, lock: &PrefixLock, pages: u32, failed: bool) {
+        self.for_tails(lock, pages, |tree, cell| {
+            let tracks = tree.cells_ref().tracks(cell);
+            if tree.cells_ref().is_on_device(cell) {
+                return;
+            }
+            if failed {
+                return tree.cells_mut().pages_mut(cell).fill(NO_PAGE);
+            }
+            tree.hosts_mut().counts.loaded += u64::from(tracks);
+            tree.cell_restored(cell);
+        });
+    }
+
+    /// Gives a cell in host memory alone the pages of a sequence that has computed them.
+    pub(crate) fn restore_cell(&mut self, cell: CellId, pages: impl Iterator<Item = PageId>) {
+        let own = self.cells_mut().pages_mut(cell).iter_mut();
+        own.zip(pages).for_each(|(own, page)| *own = page);
+        self.cell_restored(cell);
+    }
+
+    /// Makes a used cell, which was in host memory alone and has pages now, one of the device.
+    fn cell_restored(&mut self, cell: CellId) {
+        self.drop_cell_copy(cell);
+        self.cell_mut(cell).sides = DEVICE;
+        self.protected += self.cells_ref().tracks(cell);
+        self.epoch += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests;

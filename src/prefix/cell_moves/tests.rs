@@ -1,0 +1,252 @@
+//! Cells in host memory by hand: the order in which cells and pages move, and each of H1 to H4, broken, is what the
+//! audit names.
+
+use crate::fence::Fence;
+use crate::id::{CellId, HostPageId, Namespace, PageId, PrefixLock, StepId, TokenId};
+use crate::layout::{Groups, Limits, PoolConfig, Reach};
+use crate::prefix::PrefixTree;
+use crate::prefix::cells::{DEVICE, HOST};
+use crate::prefix::residency::{NO_PAGE, Seek};
+
+/// A tree of pages of one token whose groups are one with a page and one with two pages at each place.
+struct Sound {
+    tree: PrefixTree,
+    fence: Fence,
+    freed: Vec<PageId>,
+}
+
+fn page(page: u32) -> PageId {
+    PageId::new(page)
+}
+
+impl Sound {
+    fn new(host_pages: u32) -> Self {
+        let groups = Groups::new(&[Reach::All, Reach::Window(2)], &[0, 1, 1]).expect("two groups");
+        let pool = PoolConfig { layers: 3, groups, page_size: 1, ..PoolConfig::default() };
+        let limits = Limits::new(&pool.layout().expect("a pool"), 1);
+        let mut tree = PrefixTree::new(30 + host_pages, 1, 31);
+        tree.keep_cells(limits, [30, host_pages], 4).expect("it is small");
+        tree.keep_hosts(30, host_pages, 0).expect("it is small");
+        tree.set_host_ready(host_pages);
+        Self { tree, fence: Fence::new(0, 4, 1), freed: Vec::new() }
+    }
+
+    /// Inserts a prompt of one page, and a used cell of two pages behind it.
+    fn insert(&mut self, own: u32) -> (PrefixLock, CellId) {
+        let Self { tree, fence, .. } = self;
+        let found = tree.match_prefix(Namespace::new(0), &[]);
+        let mut lock = tree.lock(&found, fence).expect("nothing changed");
+        let (tokens, mut pages) = ([TokenId::new(own)], [page(own)]);
+        let inserted = tree.insert(&mut lock, &tokens, &mut pages, &mut Vec::new(), fence);
+        assert_eq!(inserted.duplicates, 0);
+        let entry = tree.entry_at(&mut tree.path_of(&lock, 1), 0);
+        let cell = tree.create_cell(0, entry, [page(own + 1), page(own + 2)].into_iter());
+        (lock, cell)
+    }
+
+    /// The cell becomes idle, then the page.
+    fn release(&mut self, (lock, cell): (PrefixLock, CellId)) {
+        self.tree.lose_cell(cell, StepId::default(), &mut self.fence);
+        self.tree.unlock(lock, &mut self.fence, &mut Vec::new());
+    }
+
+    fn evict(&mut self, count: u32) -> Vec<u32> {
+        self.freed.clear();
+        self.tree.evict_to_host(count, &mut self.freed);
+        self.freed.iter().map(|page| page.raw()).collect()
+    }
+
+    fn flush(&mut self, failed: bool) {
+        assert!(self.tree.saves().is_some());
+        self.freed.clear();
+        self.tree.end_saves(failed, &mut self.freed);
+        assert_eq!(self.tree.check_hosts(), Ok(()));
+    }
+
+    fn hit(&self, own: u32) -> [u32; 3] {
+        let found = self.tree.match_prefix(Namespace::new(0), &[TokenId::new(own)]);
+        [found.pages(), found.host_pages(), found.host_cell_pages()]
+    }
+
+    fn counts(&self) -> [u64; 5] {
+        let counts = self.tree.host_counts();
+        [counts.saved, counts.forced, counts.evicted, counts.lost, counts.failed]
+    }
+}
+
+#[test]
+fn a_cell_moves_whole_and_counts_for_a_hit_on_either_side() {
+    let mut sound = Sound::new(8);
+    let first = sound.insert(0);
+    sound.release(first);
+    // The cell is the oldest: one page more would be enough.
+    assert_eq!(sound.evict(1), [1, 2]);
+    assert_eq!(sound.hit(0), [1, 0, 2]);
+    assert_eq!(sound.evict(1), [0]);
+    assert_eq!(sound.hit(0), [1, 1, 2]);
+    sound.flush(false);
+    assert_eq!(sound.counts(), [3, 3, 0, 0, 0]);
+
+    // What is used comes back, and gives its host pages back.
+    let Sound { tree, fence, .. } = &mut sound;
+    let found = tree.match_prefix(Namespace::new(0), &[TokenId::new(0)]);
+    let lock = tree.lock(&found, fence).expect("nothing changed");
+    tree.gain_tails(&lock, 1, fence);
+    let load = tree.begin_load();
+    assert_eq!([tree.claim(&lock, 1, load), tree.claim(&lock, 1, load)], [3, 0]);
+    let (own, mut moves) = ([5, 6, 7].map(page), Vec::new());
+    tree.assign(&lock, 1, &mut &own[..], &mut moves);
+    assert_eq!(moves.iter().map(|load| load.device.raw()).collect::<Vec<_>>(), [5, 6, 7]);
+    tree.end_load(&lock, 1, true);
+    assert_eq!(sound.hit(0), [1, 1, 2], "the load failed");
+    let Sound { tree, .. } = &mut sound;
+    let load = tree.begin_load();
+    assert_eq!(tree.claim(&lock, 1, load), 3);
+    tree.assign(&lock, 1, &mut &own[..], &mut moves);
+    tree.end_load(&lock, 1, false);
+    assert_eq!(sound.hit(0), [1, 0, 0]);
+    assert_eq!(sound.tree.host_page_counts(), (0, 8));
+    assert_eq!(sound.tree.check_hosts(), Ok(()));
+}
+
+#[test]
+fn the_older_of_cells_and_pages_makes_room() {
+    let mut sound = Sound::new(3);
+    let both = [0, 10].map(|own| sound.insert(own));
+    both.into_iter().for_each(|one| sound.release(one));
+    assert_eq!(sound.evict(3), [1, 2, 0]);
+    sound.flush(false);
+    // Two host pages come from the older cell.
+    assert_eq!(sound.evict(1), [11, 12]);
+    sound.flush(false);
+    assert_eq!(sound.hit(0), [0, 0, 0], "the cell that a hit needs is lost");
+    assert_eq!(sound.counts(), [5, 5, 2, 2, 0]);
+    // One comes from the older page.
+    assert_eq!(sound.evict(1), [10]);
+    sound.flush(false);
+    assert_eq!(sound.hit(10), [1, 1, 2]);
+    assert_eq!(sound.counts(), [6, 6, 3, 3, 0]);
+}
+
+#[test]
+fn an_entry_that_makes_room_takes_its_cell_with_it() {
+    let mut sound = Sound::new(1);
+    let (lock, cell) = sound.insert(0);
+    // As if the cell had become idle after the page.
+    let Sound { tree, fence, .. } = &mut sound;
+    tree.lose_cell(cell, StepId::default(), fence);
+    tree.unlock(lock, fence, &mut Vec::new());
+    let stamp = tree.cells_ref().cells[cell.index()].stamp;
+    tree.cells_mut().cells[cell.index()].stamp = stamp + 10;
+    assert_eq!(sound.evict(1), [0]);
+    sound.flush(false);
+    assert_eq!(sound.hit(0), [1, 1, 0]);
+    // The cell needs two host pages. Its own entry makes room for the first, and the cell is gone.
+    assert_eq!(sound.evict(1), [1, 2]);
+    assert_eq!(sound.tree.host_page_counts(), (0, 1));
+    assert_eq!((sound.hit(0), sound.tree.size_info().total), ([0; 3], 0));
+    assert_eq!(sound.counts(), [1, 1, 1, 3, 0]);
+    assert_eq!(sound.tree.check_hosts(), Ok(()));
+}
+
+#[test]
+fn failed_saves_lose_evicted_cells_and_keep_others() {
+    let mut sound = Sound::new(8);
+    let both = [0, 10].map(|own| sound.insert(own));
+    both.into_iter().for_each(|one| sound.release(one));
+    sound.tree.save_ahead(2, &mut Vec::new());
+    assert_eq!(sound.tree.clean_pages(), 2);
+    sound.flush(true);
+    assert_eq!((sound.tree.clean_pages(), sound.hit(0)), (0, [1, 0, 0]));
+    sound.tree.save_ahead(2, &mut Vec::new());
+    sound.flush(false);
+    assert_eq!(sound.tree.clean_pages(), 2);
+    // A clean cell goes without a save.
+    assert_eq!(sound.evict(2), [1, 2]);
+    assert!(sound.tree.saves().is_none());
+    assert_eq!(sound.evict(3), [0, 11, 12]);
+    sound.flush(true);
+    assert_eq!([sound.hit(0), sound.hit(10)], [[0; 3]; 2]);
+    assert_eq!(sound.freed, [], "what was on the device stays");
+    assert_eq!(sound.counts(), [7, 3, 0, 5, 5]);
+}
+
+/// The audit's answer after `spoil`, which gets a used cell, a clean one and one in host memory alone.
+fn broken<T>(spoil: impl FnOnce(&mut PrefixTree, [CellId; 3]) -> T) -> &'static str {
+    let mut sound = Sound::new(8);
+    let all = [0, 10, 20].map(|own| sound.insert(own));
+    let cells = [2, 1, 0].map(|at| all[at].1);
+    let [oldest, older, used] = all;
+    sound.release(oldest);
+    sound.release(older);
+    assert_eq!(sound.evict(3).len(), 3);
+    sound.flush(false);
+    sound.tree.save_ahead(2, &mut Vec::new());
+    sound.flush(false);
+    spoil(&mut sound.tree, cells);
+    drop(used);
+    sound.tree.check_hosts().expect_err("the audit finds it").0
+}
+
+#[test]
+fn h1_a_host_page_belongs_to_one_cell() {
+    let shared = |tree: &mut PrefixTree, [_, clean, _]: [CellId; 3]| {
+        let cells = tree.cells_mut();
+        let range = cells.range(clean);
+        cells.host_pages[range].fill(HostPageId::new(0));
+    };
+    assert_eq!(broken(shared), "H1: a host page belongs to one cell");
+    let lost = |tree: &mut PrefixTree, _| tree.hosts_mut().pool.take();
+    assert_eq!(broken(lost), "H1: Cached host pages belong to entries");
+}
+
+#[test]
+fn h2_a_cell_has_all_of_its_pages_on_a_side() {
+    let nowhere = |tree: &mut PrefixTree, [used, ..]: [CellId; 3]| {
+        tree.cells_mut().cells[used.index()].sides = 0;
+    };
+    assert_eq!(broken(nowhere), "H2: every cell has its pages");
+    let part = |tree: &mut PrefixTree, [used, ..]: [CellId; 3]| {
+        tree.cells_mut().pages_mut(used)[1] = NO_PAGE;
+    };
+    let whole = "H2: a cell has all of its pages on the device, or none";
+    assert_eq!(broken(part), whole);
+    let both = |tree: &mut PrefixTree, [.., host]: [CellId; 3]| {
+        tree.cells_mut().cells[host.index()].sides |= DEVICE;
+    };
+    assert_eq!(broken(both), whole);
+}
+
+#[test]
+fn h3_clean_cells_are_idle_and_counted() {
+    let counted = "H3: clean entries of idle nodes are counted";
+    assert_eq!(broken(|tree, _| tree.hosts_mut().clean -= 2), counted);
+    let used = |tree: &mut PrefixTree, [used, ..]: [CellId; 3]| {
+        let (cells, hosts) = (tree.cells.as_mut(), tree.hosts.as_mut());
+        let (cells, hosts) = (cells.expect("groups"), hosts.expect("host memory"));
+        cells.cells[used.index()].sides |= HOST;
+        for at in cells.range(used) {
+            cells.host_pages[at] = hosts.pool.take().expect("one is free");
+        }
+    };
+    assert_eq!(broken(used), "H3: a used cell is not clean");
+}
+
+#[test]
+fn h4_cursors_find_the_oldest_cell() {
+    for seek in Seek::ALL {
+        let past = |tree: &mut PrefixTree, cells: [CellId; 3]| {
+            // Nothing is dirty, until the clean cell is.
+            if seek == Seek::Dirty {
+                tree.drop_cell_copy(cells[1]);
+            }
+            tree.cells_mut().cursors[seek as usize] = CellId::NONE;
+        };
+        let what = "H4: no cell older than a cursor has what the cursor looks for";
+        assert_eq!(broken(past), what, "{seek:?}");
+    }
+    let astray = |tree: &mut PrefixTree, [used, ..]: [CellId; 3]| {
+        tree.cells_mut().cursors[Seek::Dirty as usize] = used;
+    };
+    assert_eq!(broken(astray), "H4: a cursor is at an idle cell");
+}

@@ -15,7 +15,8 @@ cargo test $core --test cuda --lib --no-run
 
 # All tests; the tests that need no Hopper, on the plain kernels of other devices, each with its shared memory; finely
 # mixed warps, with copies and products done at once; two orders of streams; the oldest supported driver; and unit tests
-# that need a driver. Tests of many kv heads take a minute and use the kernels of capability 80.
+# that need a driver. An old driver differs in what it loads and captures, so one seed is enough for it. Tests of many kv
+# heads take a minute and use the kernels of capability 80.
 plain="contract:: padding:: both_ends_of_f32"
 few="$plain --skip many_kv_heads"
 tests/cuda/fake_driver/jobs.sh <<END
@@ -31,7 +32,7 @@ FAKE_DRIVER_STREAMS=2 -- $core --test cuda -- copies:: host_memory:: move_order:
 FAKE_DRIVER_STREAMS=2 KVARENA_SEEDS=0..4 -- $core --test cuda -- --exact contract::cuda_keeps_the_contract
 FAKE_DRIVER_PIN_MS=700 -- $core --test cuda -- opening_waits_for_no_pinning
 FAKE_DRIVER_PINS=16777216 -- $core --test cuda -- --ignored memory_that_is_not_pinned
-FAKE_DRIVER_VERSION=12000 KVARENA_SEEDS=0..2 -- $core --test cuda -- contract:: graph:: errors::
+FAKE_DRIVER_VERSION=12000 KVARENA_SEEDS=0..1 -- $core --test cuda -- contract:: graph:: errors::
 FAKE_DRIVER_CAPABILITY=86 KVARENA_SEEDS=0..2 -- $core --test cuda -- $few
 FAKE_DRIVER_CAPABILITY=89 KVARENA_SEEDS=0..2 -- $core --test cuda -- $few
 FAKE_DRIVER_CAPABILITY=100 KVARENA_SEEDS=0..2 -- $core --test cuda -- $few

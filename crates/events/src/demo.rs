@@ -7,7 +7,7 @@ use kvarena_events::clock::seconds;
 use kvarena_events::host::{Host, HostConfig};
 use kvarena_events::publisher::{Publisher, PublisherConfig};
 use kvarena_events::router::Router;
-use kvarena_events::subscriber::{Heard, Subscriber};
+use kvarena_events::subscriber::{Received, Subscriber};
 
 /// Runs the demonstration.
 pub fn run() -> Result<(), Box<dyn Error>> {
@@ -32,7 +32,7 @@ async fn two_engines() -> Result<(), Box<dyn Error>> {
         }
         let mut subscriber =
             Subscriber::connect(&publisher.endpoint, &publisher.replay_endpoint).await?;
-        if let Heard::Payload(payload) = subscriber.hear().await? {
+        if let Received::Payload(payload) = subscriber.receive().await? {
             router.believe(engine.into(), &payload)?;
         }
         engines.push((host, publisher, subscriber));

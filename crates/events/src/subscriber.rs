@@ -14,7 +14,7 @@ use crate::publisher::{DUMP, END, frames};
 
 /// Received item.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Heard {
+pub enum Received {
     /// The next payload.
     Payload(Bytes),
     /// Messages are lost for good, so the known contents are unreliable. The engine will publish its whole cache.
@@ -30,7 +30,7 @@ pub enum Heard {
 
 /// Error of a subscriber.
 #[derive(Debug)]
-pub enum HearError {
+pub enum ReceiveError {
     /// Error of the socket.
     Socket(ZmqError),
     /// The message's frames are not a topic, a number and a payload.
@@ -40,7 +40,7 @@ pub enum HearError {
     },
 }
 
-impl fmt::Display for HearError {
+impl fmt::Display for ReceiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Socket(error) => write!(f, "the socket: {error}"),
@@ -51,9 +51,9 @@ impl fmt::Display for HearError {
     }
 }
 
-impl std::error::Error for HearError {}
+impl std::error::Error for ReceiveError {}
 
-impl From<ZmqError> for HearError {
+impl From<ZmqError> for ReceiveError {
     fn from(error: ZmqError) -> Self {
         Self::Socket(error)
     }
@@ -67,7 +67,7 @@ pub struct Subscriber {
     /// Number of the next message.
     next: u64,
     /// Received items that the caller has not taken.
-    ready: VecDeque<Heard>,
+    ready: VecDeque<Received>,
 }
 
 impl Subscriber {
@@ -75,7 +75,7 @@ impl Subscriber {
     ///
     /// # Errors
     /// Errors of ZeroMQ, and of a malformed reply.
-    pub async fn connect(endpoint: &str, replay_endpoint: &str) -> Result<Self, HearError> {
+    pub async fn connect(endpoint: &str, replay_endpoint: &str) -> Result<Self, ReceiveError> {
         let mut socket = SubSocket::new();
         socket.connect(endpoint).await?;
         socket.subscribe("").await?;
@@ -90,8 +90,8 @@ impl Subscriber {
     /// Waits for the next item. Cancelling the call loses no item.
     ///
     /// # Errors
-    /// [`HearError`].
-    pub async fn hear(&mut self) -> Result<Heard, HearError> {
+    /// [`ReceiveError`].
+    pub async fn receive(&mut self) -> Result<Received, ReceiveError> {
         while self.ready.is_empty() {
             let message = self.socket.recv().await?.into_vec();
             let (number, payload) = parts(&message)?;
@@ -101,33 +101,33 @@ impl Subscriber {
     }
 
     /// Queues a message, and first recovers what precedes it.
-    async fn take(&mut self, number: u64, payload: Bytes) -> Result<(), HearError> {
+    async fn take(&mut self, number: u64, payload: Bytes) -> Result<(), ReceiveError> {
         if number > self.next {
             self.catch_up(number).await?;
         } else if number < self.next {
-            self.ready.push_back(Heard::Restarted);
+            self.ready.push_back(Received::Restarted);
             // The old socket belonged to the connection of the ended engine.
             self.replay = connected(&self.replay_endpoint).await?;
             self.ask_for_all().await?;
         }
         self.next = number + 1;
-        self.ready.push_back(Heard::Payload(payload));
+        self.ready.push_back(Received::Payload(payload));
         Ok(())
     }
 
     /// Requests the messages before `end`.
-    async fn catch_up(&mut self, end: u64) -> Result<(), HearError> {
+    async fn catch_up(&mut self, end: u64) -> Result<(), ReceiveError> {
         let from = self.next;
         self.request(&from.to_be_bytes()).await?;
         while let Some((number, payload)) = self.answer().await? {
             // The PUB socket delivers later messages.
             if number == self.next && number < end {
                 self.next += 1;
-                self.ready.push_back(Heard::Payload(payload));
+                self.ready.push_back(Received::Payload(payload));
             }
         }
         if self.next < end && end != END {
-            self.ready.push_back(Heard::Lost { from: self.next, to: end });
+            self.ready.push_back(Received::Lost { from: self.next, to: end });
             self.ask_for_all().await?;
         }
         Ok(())
@@ -136,20 +136,20 @@ impl Subscriber {
     /// Requests the whole cache. After the reply, the host of the engine publishes it.
     ///
     /// # Errors
-    /// [`HearError`].
-    pub async fn ask_for_all(&mut self) -> Result<(), HearError> {
+    /// [`ReceiveError`].
+    pub async fn ask_for_all(&mut self) -> Result<(), ReceiveError> {
         self.request(DUMP).await?;
         while self.answer().await?.is_some() {}
         Ok(())
     }
 
-    async fn request(&mut self, what: &[u8]) -> Result<(), HearError> {
+    async fn request(&mut self, what: &[u8]) -> Result<(), ReceiveError> {
         let request = frames(&[Bytes::new(), Bytes::copy_from_slice(what)]);
         Ok(self.replay.send(request).await?)
     }
 
     /// Receives a message of a reply, or none at its end.
-    async fn answer(&mut self) -> Result<Option<(u64, Bytes)>, HearError> {
+    async fn answer(&mut self) -> Result<Option<(u64, Bytes)>, ReceiveError> {
         let mut reply = self.replay.recv().await?.into_vec();
         if reply.first().is_some_and(Bytes::is_empty) {
             reply.remove(0);
@@ -171,8 +171,8 @@ async fn connected(endpoint: &str) -> Result<DealerSocket, ZmqError> {
 }
 
 /// Returns the number and the payload of a message.
-fn parts(frames: &[Bytes]) -> Result<(u64, Bytes), HearError> {
-    let wrong = || HearError::Frames { lengths: frames.iter().map(Bytes::len).collect() };
+fn parts(frames: &[Bytes]) -> Result<(u64, Bytes), ReceiveError> {
+    let wrong = || ReceiveError::Frames { lengths: frames.iter().map(Bytes::len).collect() };
     let [_, number, payload] = frames else { return Err(wrong()) };
     let number = <[u8; 8]>::try_from(&number[..]).map_err(|_| wrong())?;
     Ok((u64::from_be_bytes(number), payload.clone()))

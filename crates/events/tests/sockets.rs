@@ -9,7 +9,7 @@ use kvarena_events::encode::Batch;
 use kvarena_events::host::{Host, HostConfig};
 use kvarena_events::publisher::{Publisher, PublisherConfig};
 use kvarena_events::router::Router;
-use kvarena_events::subscriber::{Heard, Subscriber};
+use kvarena_events::subscriber::{Received, Subscriber};
 use tokio::task::JoinHandle;
 
 const CONFIG: HostConfig =
@@ -86,14 +86,14 @@ async fn until(
     (number, engine, subscriber): (u64, &mut Engine, &mut Subscriber),
     prompts: &[&[TokenId]],
     pages: u32,
-) -> Vec<Heard> {
+) -> Vec<Received> {
     let mut odd = Vec::new();
     let known = |router: &Router, prompt| {
         router.overlap(&NamespaceNames::default(), prompt).contains(&(number, pages))
     };
     while !prompts.iter().all(|prompt| known(router, prompt)) {
-        match subscriber.hear().await.expect("the socket works") {
-            Heard::Payload(payload) => router.believe(number, &payload).expect("it is right"),
+        match subscriber.receive().await.expect("the socket works") {
+            Received::Payload(payload) => router.believe(number, &payload).expect("it is right"),
             heard => {
                 router.forget(number);
                 odd.push(heard);
@@ -167,7 +167,7 @@ async fn what_is_lost_for_good_is_said_anew() {
     }
     engine.publisher.send(nothing());
     let odd = until(&mut router, (0, &mut engine, &mut subscriber), &[&text(1000)], 5).await;
-    assert!(matches!(odd[..], [Heard::Lost { .. }, ..]), "{odd:?}");
+    assert!(matches!(odd[..], [Received::Lost { .. }, ..]), "{odd:?}");
     for from in [0, 2000] {
         assert_eq!(router.overlap(&NamespaceNames::default(), &text(from)), [(0, 5)]);
     }
@@ -193,7 +193,7 @@ async fn an_engine_that_begins_anew_is_believed_anew() {
     let lost = engine.serve(&text(1000));
     engine.publisher.lose(lost);
     let odd = until(&mut router, (0, &mut engine, &mut subscriber), &[&text(1000)], 5).await;
-    assert!(odd.contains(&Heard::Restarted), "{odd:?}");
+    assert!(odd.contains(&Received::Restarted), "{odd:?}");
     assert_eq!(router.overlap(&NamespaceNames::default(), &text(0)), [], "it is no more");
     assert_eq!(router.pages(), 5);
 }

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use crate::clock::Clock;
 use crate::config::ModelConfig;
-use crate::model::{Asked, Attention, Model, Pass, Workspace};
+use crate::model::{Attention, AttentionInputs, Model, Pass, Workspace};
 use crate::sample::Sampling;
 use crate::sparse::channels::Measured;
 
@@ -20,8 +20,13 @@ struct Contiguous<'a> {
 impl Attention for Contiguous<'_> {
     type Error = Infallible;
 
-    fn layer(&mut self, layer: usize, asked: Asked<'_>, out: &mut [f32]) -> Result<(), Infallible> {
-        let Asked { q, k, v, sinks, .. } = asked;
+    fn layer(
+        &mut self,
+        layer: usize,
+        inputs: AttentionInputs<'_>,
+        out: &mut [f32],
+    ) -> Result<(), Infallible> {
+        let AttentionInputs { q, k, v, sinks, .. } = inputs;
         let q_heads = self.config.q_heads;
         let (kv_heads, head_dim) = self.config.heads_of(layer);
         let value_dim = self.config.latent.map_or(head_dim, |_| self.config.value_dim);
@@ -37,7 +42,7 @@ impl Attention for Contiguous<'_> {
         let values = if self.config.latent.is_some() { &self.k[layer] } else { &self.v[layer] };
         for (i, (q, out)) in q.chunks(q_row).zip(out.chunks_mut(out_row)).enumerate() {
             let seen = first + i + 1;
-            let from = asked.first(seen as u32 - 1) as usize;
+            let from = inputs.first(seen as u32 - 1) as usize;
             let heads = q.chunks(head_dim).zip(out.chunks_mut(value_dim));
             for (h, (q, out)) in heads.enumerate() {
                 let at = |p: usize| p * kv_row + h / (q_heads / kv_heads) * head_dim;

@@ -7,7 +7,7 @@ use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::experts::Routed;
-use crate::model::{Asked, Attention, Model, Pass, Workspace};
+use crate::model::{Attention, AttentionInputs, Model, Pass, Workspace};
 use crate::runner::{Runner, Work};
 use crate::shaping::{self, Edits};
 use crate::sparse::channels::Measured;
@@ -22,7 +22,7 @@ pub struct CpuRunner<'m> {
     /// Row of the logits of each draw; draws of one row share it.
     rows: Vec<usize>,
     /// The tokens chosen by the last step.
-    said: Vec<u32>,
+    last_tokens: Vec<u32>,
     /// Logits of a draw with edits.
     edited: Vec<f32>,
     measured: Option<Measured>,
@@ -38,7 +38,7 @@ impl<'m> CpuRunner<'m> {
             tokens: Vec::new(),
             wanted: Vec::new(),
             rows: Vec::new(),
-            said: Vec::new(),
+            last_tokens: Vec::new(),
             edited: Vec::new(),
             measured: None,
             reader: None,
@@ -98,7 +98,7 @@ impl Runner for CpuRunner<'_> {
     ) -> Result<()> {
         let input = |&token: &i32| match u32::try_from(token) {
             Ok(token) => token,
-            Err(_) => self.said[(-1 - token) as usize],
+            Err(_) => self.last_tokens[(-1 - token) as usize],
         };
         self.tokens.clear();
         self.tokens.extend(work.inputs.iter().map(input));
@@ -136,7 +136,7 @@ impl Runner for CpuRunner<'_> {
             self.edited = edited;
         }
         clock.lap(Part::Sampling);
-        self.said.clone_from(tokens);
+        self.last_tokens.clone_from(tokens);
         Ok(())
     }
 
@@ -192,7 +192,7 @@ impl Attention for Paged<'_> {
     fn layer(
         &mut self,
         layer: usize,
-        Asked { window, chunk, q, k, v, sinks }: Asked<'_>,
+        AttentionInputs { window, chunk, q, k, v, sinks }: AttentionInputs<'_>,
         out: &mut [f32],
     ) -> std::result::Result<(), StepError> {
         let attend = Attend { window, chunk, ..self.attend };
@@ -207,8 +207,8 @@ impl Attention for Paged<'_> {
                     reader.attend(self.backend, (&self.plan, id), &attend, (q, sinks), out)
                 }
                 None => {
-                    let asked = Queries { rows: q.into(), sinks };
-                    self.backend.attend_queries(&self.plan, id, &attend, asked, out.into(), None)
+                    let queries = Queries { rows: q.into(), sinks };
+                    self.backend.attend_queries(&self.plan, id, &attend, queries, out.into(), None)
                 }
             })
             .map_err(StepError::Backend)?;

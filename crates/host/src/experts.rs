@@ -231,12 +231,12 @@ impl Experts {
                 continue;
             }
             expert.apply(&work.x, &mut work.y, &mut work.mlp, turned);
-            for (&token, said) in work.rows.iter().zip(work.y.chunks_exact(hidden)) {
+            for (&token, row) in work.rows.iter().zip(work.y.chunks_exact(hidden)) {
                 let per_token = self.config.per_token;
                 let chosen = &work.chosen[token * per_token..(token + 1) * per_token];
                 let weight = chosen.iter().find(|one| one.0 == number).expect("a chosen expert").1;
                 let out = &mut out[token * hidden..(token + 1) * hidden];
-                out.iter_mut().zip(said).for_each(|(out, said)| *out += weight * said);
+                out.iter_mut().zip(row).for_each(|(out, row)| *out += weight * row);
             }
         }
     }
@@ -264,19 +264,19 @@ impl Experts {
         };
         let scores: Vec<f32> = logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect();
         let correction = self.correction.as_ref().expect("grouped routing has a correction");
-        let mut asked: Vec<f32> = scores.iter().zip(correction).map(|(x, y)| x + y).collect();
-        let size = asked.len() / groups;
+        let mut ranked: Vec<f32> = scores.iter().zip(correction).map(|(x, y)| x + y).collect();
+        let size = ranked.len() / groups;
         let of_group = |group: &[f32]| best(group, 2).into_iter().map(|i| group[i]).sum::<f32>();
-        let of_groups: Vec<f32> = asked.chunks_exact(size).map(of_group).collect();
+        let of_groups: Vec<f32> = ranked.chunks_exact(size).map(of_group).collect();
         let kept = best(&of_groups, kept);
-        for (group, asked) in asked.chunks_exact_mut(size).enumerate() {
+        for (group, ranked) in ranked.chunks_exact_mut(size).enumerate() {
             if !kept.contains(&group) {
                 // Never chosen, even if all other scores are negative. Transformers 5.17.0, modeling_deepseek_v3.py,
                 // line 162: scores_for_choice.masked_fill(~score_mask.bool(), float("-inf")).
-                asked.fill(f32::NEG_INFINITY);
+                ranked.fill(f32::NEG_INFINITY);
             }
         }
-        chosen.extend(best(&asked, take).into_iter().map(|i| (i, scores[i])));
+        chosen.extend(best(&ranked, take).into_iter().map(|i| (i, scores[i])));
         let sum: f32 = chosen[first..].iter().map(|one| one.1).sum();
         let divisor = if normalised { sum + 1e-20 } else { 1.0 };
         chosen[first..].iter_mut().for_each(|one| one.1 = one.1 / divisor * scaling);

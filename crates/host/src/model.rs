@@ -21,7 +21,7 @@ use crate::source::Source;
 
 /// The inputs of one layer's attention.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct AttentionInputs<'a> {
     /// Sliding window.
     pub window: Option<u32>,
     /// Chunk.
@@ -36,7 +36,7 @@ pub struct Asked<'a> {
     pub sinks: Option<&'a [f32]>,
 }
 
-impl Asked<'_> {
+impl AttentionInputs<'_> {
     /// Returns the first position that a query at `position` reads.
     pub fn first(&self, position: u32) -> u32 {
         let window = self.window.map_or(Reach::All, Reach::Window);
@@ -56,7 +56,7 @@ pub trait Attention {
     fn layer(
         &mut self,
         layer: usize,
-        asked: Asked<'_>,
+        inputs: AttentionInputs<'_>,
         out: &mut [f32],
     ) -> std::result::Result<(), Self::Error>;
 }
@@ -271,7 +271,7 @@ impl Model {
         }
         let value_dim = if self.config.latent.is_some() { self.config.value_dim } else { head_dim };
         resize(&mut work.attended, work.q.len() / head_dim * value_dim);
-        let asked = Asked {
+        let inputs = AttentionInputs {
             window: self.config.windows[index],
             chunk: self.config.chunks[index],
             q: &work.q,
@@ -279,7 +279,7 @@ impl Model {
             v: &work.v,
             sinks: layer.sinks.as_deref(),
         };
-        attention.layer(index, asked, &mut work.attended)?;
+        attention.layer(index, inputs, &mut work.attended)?;
         clock.lap(Part::Attention);
         let values = match &layer.projections {
             Projections::Heads { .. } => &work.attended,
@@ -329,10 +329,10 @@ impl Model {
                 self.add_output(layer.output_norms.as_ref().map(|[_, norm]| &norm[..]), work);
             }
             Rest::Experts(experts) => {
-                let (said, turned) = (&mut work.values, &mut work.turned);
-                experts.apply(&work.normed, said, &mut work.experts, turned);
+                let (routed, turned) = (&mut work.values, &mut work.turned);
+                experts.apply(&work.normed, routed, &mut work.experts, turned);
                 clock.lap(Part::Products);
-                ops::add(&mut work.x, said);
+                ops::add(&mut work.x, routed);
                 if let Some(routes) = &mut work.routes {
                     let chosen = positions.iter().zip(experts.routes(&work.experts));
                     let routed = |(&position, experts)| Routed { layer: index, position, experts };

@@ -43,7 +43,7 @@ pub struct Stream {
     pub accepted: u32,
     /// Reason for the end; `None` while the stream continues.
     pub finish: Option<Finish>,
-    pub(crate) asked: RequestKey,
+    pub(crate) request_key: RequestKey,
     pub(crate) submitted: Instant,
     /// Sequence in the engine, if any.
     pub(crate) seq: Option<SeqKey>,
@@ -66,13 +66,13 @@ pub struct Stream {
 impl Stream {
     /// Creates a stream of a request with this key and this number.
     pub(crate) fn new(
-        (asked, request): (RequestKey, usize),
+        (request_key, request): (RequestKey, usize),
         sample: u32,
         submitted: Instant,
     ) -> Self {
         Self {
             request,
-            asked,
+            request_key,
             sample,
             tokens: Vec::new(),
             cached_tokens: 0,

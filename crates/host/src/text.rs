@@ -239,9 +239,12 @@ mod test {
     #[test]
     fn invalid_utf8_is_not_held_back_for_ever() {
         let (text, mut decoder) = (bytes(), Decoder::default());
-        let said: String = (0..100).map(|_| decoder.push(&text, 0x80)).collect();
-        assert!(said.chars().count() > 80 && said.chars().all(|c| c == '\u{FFFD}'), "{said:?}");
-        let said: String = (0..100).map(|i| decoder.push(&text, 97 + i % 26)).collect();
-        assert!(said.ends_with("uv") && said.contains("abc"), "{said:?}");
+        let decoded: String = (0..100).map(|_| decoder.push(&text, 0x80)).collect();
+        assert!(
+            decoded.chars().count() > 80 && decoded.chars().all(|c| c == '\u{FFFD}'),
+            "{decoded:?}"
+        );
+        let decoded: String = (0..100).map(|i| decoder.push(&text, 97 + i % 26)).collect();
+        assert!(decoded.ends_with("uv") && decoded.contains("abc"), "{decoded:?}");
     }
 }

@@ -7,7 +7,7 @@
 mod common;
 
 use common::MIXTURES;
-use common::serving::{Ran, Setting, WAYS, Way, requests, serve, serve_by};
+use common::serving::{Ran, SCHEDULES, Schedule, Setting, requests, serve, serve_by};
 use kvarena::{KvDtype, PrefixMode, Scaling};
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::draft::Drafting;
@@ -51,7 +51,7 @@ fn read(name: &str) -> (Model, Vec<Request>) {
 
 #[track_caller]
 fn same(what: &str, drafted: &Ran, plain: &Ran) {
-    assert_eq!(drafted.heard.tokens, plain.heard.tokens, "{what}");
+    assert_eq!(drafted.collected.tokens, plain.collected.tokens, "{what}");
     assert_eq!(drafted.tally.new_tokens, plain.tally.new_tokens, "{what}");
     let left = |ran: &Ran| (ran.stats.sequences, ran.stats.steps, ran.stats.private_pages);
     assert_eq!(left(drafted), (0, 0, 0), "{what}: all resources are released");
@@ -62,16 +62,16 @@ fn golden(name: &str) {
     let (model, requests) = read(name);
     let cases = common::cases(name);
     let (mut accepted, mut branched) = (0, 0);
-    for way in WAYS {
+    for schedule in SCHEDULES {
         for (page_size, prefix) in
             [(1, PrefixMode::Radix), (16, PrefixMode::Radix), (16, PrefixMode::None)]
         {
-            let setting = Setting { page_size, way, prefix, ..Setting::default() };
+            let setting = Setting { page_size, schedule, prefix, ..Setting::default() };
             let plain = serve(&model, &requests, setting);
             for (number, case) in cases.iter().enumerate() {
-                assert_eq!(plain.heard.tokens[&(number, 0)], case.tokens, "{name} {number}");
+                assert_eq!(plain.collected.tokens[&(number, 0)], case.tokens, "{name} {number}");
             }
-            let all = way == Way::OneByOne && page_size == 16;
+            let all = schedule == Schedule::OneByOne && page_size == 16;
             for rule in rules(name).into_iter().filter(|rule| all || [4, 5].contains(&rule.tokens))
             {
                 let setting = Setting { drafts: Some(rule), ..setting };
@@ -79,7 +79,7 @@ fn golden(name: &str) {
                 same(&format!("{name}, {setting:?}"), &ran, &plain);
                 let tally = &ran.tally;
                 assert!(tally.accepted <= tally.drafted && tally.checks <= tally.drafted);
-                if way == Way::OneByOne {
+                if schedule == Schedule::OneByOne {
                     let saved = plain.tally.steps - tally.steps;
                     assert_eq!(
                         saved, tally.accepted,
@@ -151,15 +151,19 @@ fn samples_and_draws_are_the_same_with_drafts() {
             request.samples = 3;
             request.sampling = Sampling { temperature, top_k, seed: 11, ..Sampling::default() };
         }
-        let run = |way, drafts| {
-            serve(&model, &requests, Setting { way, drafts, page_size: 4, ..Setting::default() })
+        let run = |schedule, drafts| {
+            serve(
+                &model,
+                &requests,
+                Setting { schedule, drafts, page_size: 4, ..Setting::default() },
+            )
         };
-        for way in WAYS {
-            let plain = run(way, None);
+        for schedule in SCHEDULES {
+            let plain = run(schedule, None);
             for rule in [chain(4), tree(9)] {
-                let ran = run(way, Some(rule));
-                same(&format!("{temperature}, {way:?}, {rule:?}"), &ran, &plain);
-                assert!(ran.tally.accepted > 0, "{temperature}, {way:?}, {rule:?}");
+                let ran = run(schedule, Some(rule));
+                same(&format!("{temperature}, {schedule:?}, {rule:?}"), &ran, &plain);
+                assert!(ran.tally.accepted > 0, "{temperature}, {schedule:?}, {rule:?}");
             }
         }
     }
@@ -169,7 +173,7 @@ fn samples_and_draws_are_the_same_with_drafts() {
 #[test]
 fn streams_end_where_they_do_without_drafts() {
     let (model, plain) = read("qwen3-tiny");
-    let said = serve(&model, &plain, Setting::default()).heard.tokens;
+    let said = serve(&model, &plain, Setting::default()).collected.tokens;
     for n in 0..20 {
         let ends: [fn(&mut Request, u32, &[u32]); 3] = [
             |request, n, said| request.stop = vec![said[n as usize]],
@@ -195,11 +199,11 @@ fn streams_end_where_they_do_without_drafts() {
 fn failed_steps_change_nothing_of_drafts() {
     for name in common::MODELS {
         let (model, requests) = read(name);
-        for way in WAYS {
-            let plain = serve(&model, &requests, Setting { way, ..Setting::default() });
+        for schedule in SCHEDULES {
+            let plain = serve(&model, &requests, Setting { schedule, ..Setting::default() });
             for rule in rules(name) {
                 let (drafts, fail_every) = (Some(rule), Some(3));
-                let setting = Setting { way, drafts, fail_every, ..Setting::default() };
+                let setting = Setting { schedule, drafts, fail_every, ..Setting::default() };
                 let ran = serve(&model, &requests, setting);
                 same(&format!("{name}, {setting:?}"), &ran, &plain);
                 assert!(ran.tally.aborted_steps > 0);
@@ -221,13 +225,13 @@ fn a_resumed_stream_has_no_drafts_before_its_last_token() {
         .collect();
     for chunk in [1, 2] {
         // Without prefixes a resumed stream computes all its tokens again.
-        let (way, prefix) = (Way::SmallPool, PrefixMode::None);
-        let setting = Setting { way, chunk, prefix, page_size: 4, ..Setting::default() };
+        let (schedule, prefix) = (Schedule::SmallPool, PrefixMode::None);
+        let setting = Setting { schedule, chunk, prefix, page_size: 4, ..Setting::default() };
         let plain = serve(&model, &short, setting);
         assert!(plain.tally.preemptions > 0, "chunks of {chunk}");
         for (number, request) in short.iter_mut().enumerate() {
             let prompt = request.prompt.iter().map(|token| token.raw());
-            let said = plain.heard.tokens[&(number, 0)].iter().copied();
+            let said = plain.collected.tokens[&(number, 0)].iter().copied();
             request.prediction = prompt.chain(said).collect();
         }
         for rule in [chain(4), tree(9)] {
@@ -248,7 +252,8 @@ fn nobody_is_preempted_for_drafts() {
     let (model, requests) = read("qwen3-tiny");
     let one = &requests[..1];
     let run = |drafts| {
-        let setting = Setting { page_size: 1, way: Way::SmallPool, drafts, ..Setting::default() };
+        let setting =
+            Setting { page_size: 1, schedule: Schedule::SmallPool, drafts, ..Setting::default() };
         serve(&model, one, setting)
     };
     // The pool has memory for all tokens of the only stream but the last.

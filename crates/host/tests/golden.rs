@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::serving::{Ran, Setting, WAYS, Way, requests, serve, serve_by};
+use common::serving::{Ran, SCHEDULES, Schedule, Setting, requests, serve, serve_by};
 use kvarena::{KvDtype, KvScales, Layout, PrefixMode, Scaling, Stats};
 use kvarena_host::calibrate::{self, Calibrating};
 use kvarena_host::cpu::CpuRunner;
@@ -15,10 +15,10 @@ const PREFIXES: [PrefixMode; 2] = [PrefixMode::Radix, PrefixMode::None];
 
 fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
     for (number, case) in cases.iter().enumerate() {
-        let said = &ran.heard.tokens[&(number, 0)];
+        let said = &ran.collected.tokens[&(number, 0)];
         assert_eq!(said, &case.tokens, "{name}, case {number}, {setting:?}");
         if setting.dtype == KvDtype::F32 {
-            let logits = &ran.heard.first_logits[&number];
+            let logits = &ran.collected.first_logits[&number];
             for (actual, expected) in logits.iter().zip(&case.first_logits_head) {
                 let actual = f64::from(*actual);
                 assert!(
@@ -33,7 +33,7 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
     assert_eq!(left, (0, 0, 0, 0, 0), "{name}, {setting:?}: all resources are released");
     if setting.prefix == PrefixMode::None {
         assert_eq!((ran.stats.hit_tokens, ran.stats.cached_pages), (0, 0), "{name}, {setting:?}");
-    } else if setting.way == Way::OneByOne
+    } else if setting.schedule == Schedule::OneByOne
         && setting.page_size < 64
         && !common::GROUPED.contains(&name)
     {
@@ -43,7 +43,7 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
     // At the ends of chunks most layers of Llama 4 keep nothing, and most pages of Gemma 4's longest stream are of full
     // windows. So all of their streams may fit at once.
     let may_fit = ["gemma4-tiny", "llama4-tiny"].contains(&name);
-    if setting.way == Way::SmallPool && !may_fit {
+    if setting.schedule == Schedule::SmallPool && !may_fit {
         assert!(ran.tally.preemptions > 0, "{name}, {setting:?}: the pool is too small for all");
         let evicted = ran.stats.evicted_pages > 0;
         assert_eq!(evicted, setting.prefix == PrefixMode::Radix, "{name}, {setting:?}");
@@ -57,13 +57,13 @@ fn settings(dtypes: &[KvDtype], overlaps: &[bool]) -> Vec<Setting> {
     let mut settings = Vec::new();
     for (&dtype, &overlap) in dtypes.iter().flat_map(|d| overlaps.iter().map(move |o| (d, o))) {
         for (page_size, layout) in PAGE_SIZES.iter().flat_map(|&s| LAYOUTS.map(|l| (s, l))) {
-            for (prefix, way) in PREFIXES.iter().flat_map(|&p| WAYS.map(|w| (p, w))) {
+            for (prefix, schedule) in PREFIXES.iter().flat_map(|&p| SCHEDULES.map(|w| (p, w))) {
                 let setting = Setting {
                     dtype,
                     page_size,
                     layout,
                     prefix,
-                    way,
+                    schedule,
                     overlap,
                     ..Setting::default()
                 };
@@ -137,12 +137,12 @@ fn changes_by_rounded_pools_are_reported() {
                 let setting = Setting {
                     dtype,
                     prefix: PrefixMode::None,
-                    way: Way::OneByOne,
+                    schedule: Schedule::OneByOne,
                     ..Setting::default()
                 };
                 let runner = CpuRunner::new(&model).keep_routes();
                 let (ran, server) = serve_by(runner, &request, setting, scaling, None);
-                (ran.heard.tokens[&(0, 0)].clone(), server.runner().routes().to_vec())
+                (ran.collected.tokens[&(0, 0)].clone(), server.runner().routes().to_vec())
             };
             let (exact, exact_routes) = run(KvDtype::F32, Scaling::Static);
             assert_eq!(exact, case.tokens, "{name}, case {number}");
@@ -190,15 +190,16 @@ fn equal_prompts_are_computed_once() {
     let longest = longest.expect("there are cases");
     let request = requests(std::slice::from_ref(&longest)).remove(0);
     let requests = vec![request; 4];
-    for (way, overlap) in [(Way::AllAtOnce, false), (Way::AllAtOnce, true), (Way::ChunksOf7, true)]
+    for (schedule, overlap) in
+        [(Schedule::AllAtOnce, false), (Schedule::AllAtOnce, true), (Schedule::ChunksOf7, true)]
     {
-        let setting = Setting { page_size: 1, way, overlap, ..Setting::default() };
+        let setting = Setting { page_size: 1, schedule, overlap, ..Setting::default() };
         let ran = serve(&model, &requests, setting);
         let hits = 3 * (longest.prompt.len() as u64 - 1);
         assert_eq!(ran.stats.hit_tokens, hits, "{setting:?}: all but the last token");
         assert_eq!((ran.tally.preemptions, ran.stats.prompts), (0, 4));
         for number in 0..4 {
-            assert_eq!(ran.heard.tokens[&(number, 0)], longest.tokens, "{setting:?}");
+            assert_eq!(ran.collected.tokens[&(number, 0)], longest.tokens, "{setting:?}");
         }
     }
 }
@@ -209,8 +210,10 @@ fn failed_steps_change_nothing() {
         let model = Model::read(&common::dir(name)).expect("the golden model loads");
         let cases = common::cases(name);
         let requests = requests(&cases);
-        for (way, overlap) in WAYS.iter().flat_map(|&way| [(way, false), (way, true)]) {
-            let setting = Setting { way, overlap, fail_every: Some(3), ..Setting::default() };
+        for (schedule, overlap) in
+            SCHEDULES.iter().flat_map(|&schedule| [(schedule, false), (schedule, true)])
+        {
+            let setting = Setting { schedule, overlap, fail_every: Some(3), ..Setting::default() };
             check(name, &cases, setting, &serve(&model, &requests, setting));
         }
     }
@@ -218,7 +221,7 @@ fn failed_steps_change_nothing() {
 
 /// Returns the RMS, over the first logits of all requests, of `f` of each logit and its counterpart in f32.
 fn rms(ran: &Ran, exact: &Ran, f: fn(f32, f32) -> f32) -> f64 {
-    let pairs = ran.heard.first_logits.iter().zip(&exact.heard.first_logits);
+    let pairs = ran.collected.first_logits.iter().zip(&exact.collected.first_logits);
     let all = pairs.flat_map(|((_, x), (_, y))| x.iter().zip(y).map(|(&x, &y)| f64::from(f(x, y))));
     let (count, sum) = all.fold((0.0, 0.0), |(count, sum), x| (count + 1.0, sum + x * x));
     (sum / count).sqrt()
@@ -233,9 +236,9 @@ fn fp8_changes_what_its_rounding_explains() {
         let model = Model::read(&common::dir(name)).expect("the golden model loads");
         let cases = common::cases(name);
         let requests = requests(&cases);
-        let setting = |dtype, way| Setting { dtype, way, ..Setting::default() };
+        let setting = |dtype, schedule| Setting { dtype, schedule, ..Setting::default() };
         let runner = Calibrating::new(CpuRunner::new(&model));
-        let f32_pool = setting(KvDtype::F32, Way::AllAtOnce);
+        let f32_pool = setting(KvDtype::F32, Schedule::AllAtOnce);
         let (exact, server) = serve_by(runner, &requests, f32_pool, Scaling::Static, None);
         let measured = server.runner().scales().expect("K and V are finite");
         let file = std::env::temp_dir().join(format!("{name}-{}.json", std::process::id()));
@@ -243,13 +246,13 @@ fn fp8_changes_what_its_rounding_explains() {
         assert_eq!(calibrate::read(&file).expect("the file is written"), measured);
         std::fs::remove_file(&file).expect("the file exists");
 
-        let run = |dtype, way, scaling, scales: &Option<KvScales>| {
-            let (setting, runner) = (setting(dtype, way), CpuRunner::new(&model));
+        let run = |dtype, schedule, scaling, scales: &Option<KvScales>| {
+            let (setting, runner) = (setting(dtype, schedule), CpuRunner::new(&model));
             serve_by(runner, &requests, setting, scaling, scales.clone()).0
         };
         let change = |what: &str, ran: &Ran| {
-            let pairs = ran.heard.tokens.values().zip(exact.heard.tokens.values());
-            let all: usize = exact.heard.tokens.values().map(Vec::len).sum();
+            let pairs = ran.collected.tokens.values().zip(exact.collected.tokens.values());
+            let all: usize = exact.collected.tokens.values().map(Vec::len).sum();
             let same = pairs.clone().flat_map(|(x, y)| x.iter().zip(y)).filter(|(x, y)| x == y);
             let (tokens, texts) = (all - same.count(), pairs.filter(|(x, y)| x != y).count());
             let (change, size) = (rms(ran, &exact, |x, y| x - y), rms(ran, &exact, |_, y| y));
@@ -260,17 +263,18 @@ fn fp8_changes_what_its_rounding_explains() {
             println!("first logits change by {change:.5} of {size:.5} (RMS)");
             change
         };
-        let bf16 = run(KvDtype::Bf16, Way::AllAtOnce, Scaling::Static, &None);
+        let bf16 = run(KvDtype::Bf16, Schedule::AllAtOnce, Scaling::Static, &None);
         let bf16 = change("bf16", &bf16);
         for (scaling, scales) in [(Scaling::Static, Some(measured)), (Scaling::ByToken, None)] {
-            let fp8 = |way| run(KvDtype::Fp8E4M3, way, scaling, &scales);
-            let ran = fp8(Way::AllAtOnce);
+            let fp8 = |schedule| run(KvDtype::Fp8E4M3, schedule, scaling, &scales);
+            let ran = fp8(Schedule::AllAtOnce);
             // Attention does not depend on chunks. Products of up to 16 rows sum in another order than larger ones, so
             // a number between two fp8 values may be rounded to the other one and change the text.
-            for way in WAYS {
-                let heard = fp8(way).heard.tokens;
-                let other = heard.iter().filter(|&(key, text)| ran.heard.tokens[key] != *text);
-                assert!(other.count() <= 1, "{name} {scaling:?} {way:?}: {heard:?}");
+            for schedule in SCHEDULES {
+                let collected = fp8(schedule).collected.tokens;
+                let other =
+                    collected.iter().filter(|&(key, text)| ran.collected.tokens[key] != *text);
+                assert!(other.count() <= 1, "{name} {scaling:?} {schedule:?}: {collected:?}");
             }
             let fp8 = change(&format!("fp8, {scaling:?}"), &ran);
             assert!(fp8 < 32.0 * bf16, "{name} {scaling:?}: {fp8} is too large relative to {bf16}");

@@ -5,7 +5,7 @@ mod common;
 
 use common::gpu::{EPS, Numbers, buffer, close, device, read};
 use half::bf16;
-use kvarena_host::gpu::gemm::{Gemm, GemmWay};
+use kvarena_host::gpu::gemm::{Gemm, GemmMethod};
 use kvarena_host::gpu::kernels::{DeviceDraw, ProductMode, SKINNY, SkinnyParams};
 use kvarena_host::gpu::twin;
 
@@ -117,16 +117,18 @@ fn gemm_products() {
                 let norm = norm.map(|eps| (&ones[..], eps));
                 twin::skinny(x, &weight[..matrices * outs * ins], norm, mode, y);
             }
-            for way in GemmWay::all(outs, ins, tokens) {
+            for method in GemmMethod::all(outs, ins, tokens) {
                 // The kernel must not write past the end.
                 let guarded = [&before[..], &before[..8]].concat();
                 let d_y = buffer(&device, &guarded);
                 let (weight, x, y) = (d_weight.address(), d_x.address(), d_y.address());
                 let gemm = Gemm { weight, x, y, outs, ins, tokens, mode, norm };
                 // SAFETY: all buffers have the sizes in the kernel's source.
-                unsafe { way.launch(&device, &gemm) }.unwrap();
-                let what =
-                    format!("{}, {outs} of {ins}, {tokens} rows, {mode:?}, {norm:?}", way.name());
+                unsafe { method.launch(&device, &gemm) }.unwrap();
+                let what = format!(
+                    "{}, {outs} of {ins}, {tokens} rows, {mode:?}, {norm:?}",
+                    method.name()
+                );
                 let after: Vec<bf16> = read(&d_y, guarded.len());
                 close(&after[..tokens * outs], &expected, &what);
                 assert_eq!(after[tokens * outs..], before[..8], "{what}");

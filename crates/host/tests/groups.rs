@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::serving::{Heard, Setting, requests, server};
+use common::serving::{CollectedStreams, Setting, requests, server};
 use kvarena::error::ConfigError;
 use kvarena::testkit::poison::poison;
 use kvarena::{Groups, KvDtype, Layout, PoolConfig, PrefixMode, Reach, Scaling, TokenId};
@@ -17,32 +17,36 @@ use kvarena_host::server::Server;
 const NEW: usize = 20;
 
 /// Serves requests, and fills every free page with NaN after each step.
-fn run(server: &mut Server<CpuRunner<'_>>, requests: &[Request], setting: Setting) -> Heard {
-    let mut heard = Heard::default();
+fn run(
+    server: &mut Server<CpuRunner<'_>>,
+    requests: &[Request],
+    setting: Setting,
+) -> CollectedStreams {
+    let mut collected = CollectedStreams::default();
     for request in requests {
         server.submit(request.clone()).expect("the request fits");
     }
-    while server.step(&mut heard).unwrap_or_else(|error| panic!("{setting:?}: {error}")) {
+    while server.step(&mut collected).unwrap_or_else(|error| panic!("{setting:?}: {error}")) {
         server.engine().verify().unwrap_or_else(|broken| panic!("{setting:?}: {broken}"));
         poison(server.engine_mut(), |cpu, page, bytes| {
             cpu.write_page(page, bytes).expect("the page exists");
         });
     }
-    heard
+    collected
 }
 
 /// Returns the requests of a second turn: the first text with more tokens.
-fn second_turns(requests: &[Request], heard: &Heard) -> Vec<Request> {
+fn second_turns(requests: &[Request], collected: &CollectedStreams) -> Vec<Request> {
     let turn = |(request, said): (&Request, &Vec<u32>)| {
         let mut request = request.clone();
         request.prompt.extend(said.iter().copied().chain(3..14).map(TokenId::new));
         request
     };
-    requests.iter().zip(words(heard)).map(turn).collect()
+    requests.iter().zip(words(collected)).map(turn).collect()
 }
 
-fn words(heard: &Heard) -> Vec<&Vec<u32>> {
-    heard.tokens.values().collect()
+fn words(collected: &CollectedStreams) -> Vec<&Vec<u32>> {
+    collected.tokens.values().collect()
 }
 
 /// Runs three rounds: prompts, the same prompts again, and second turns.
@@ -62,28 +66,28 @@ fn rounds(name: &str, overlap: bool) {
             let runner = CpuRunner::new(&model);
             let mut server = server(runner, &[largest], setting, Scaling::Static, None);
             assert_eq!(*server.engine().shape().layout.groups() == Groups::ONE, !groups);
-            let heard = run(&mut server, &first, setting);
-            assert_eq!(words(&heard), expected, "{name}, {setting:?}");
+            let collected = run(&mut server, &first, setting);
+            assert_eq!(words(&collected), expected, "{name}, {setting:?}");
 
-            let heard = run(&mut server, &first, setting);
-            assert_eq!(words(&heard), expected, "{name}, {setting:?}, again");
+            let collected = run(&mut server, &first, setting);
+            assert_eq!(words(&collected), expected, "{name}, {setting:?}, again");
             let hits: Vec<_> = first
                 .iter()
                 .map(|request| (request.prompt.len() as u32 - 1) / page_size * page_size)
                 .collect();
-            assert_eq!(sorted(&heard.cached), sorted(&hits), "{name}, {setting:?}, again");
+            assert_eq!(sorted(&collected.cached), sorted(&hits), "{name}, {setting:?}, again");
 
-            let turns = second_turns(&first, &heard);
+            let turns = second_turns(&first, &collected);
             if second.is_empty() {
                 second = turns.iter().map(|turn| said_without_pages(&model, turn)).collect();
             }
-            let heard = run(&mut server, &turns, setting);
+            let collected = run(&mut server, &turns, setting);
             assert_eq!(
-                words(&heard),
+                words(&collected),
                 second.iter().collect::<Vec<_>>(),
                 "{name}, {setting:?}, turn"
             );
-            cached.push(sorted(&heard.cached));
+            cached.push(sorted(&collected.cached));
         }
         assert_eq!(cached[0], cached[cached.len() - 1], "{name}: groups lose no hit of a turn");
     }
@@ -186,14 +190,14 @@ fn words_survive_preemption() {
             let setting = Setting {
                 page_size: 8,
                 chunk: 48,
-                way: common::serving::Way::SmallPool,
+                schedule: common::serving::Schedule::SmallPool,
                 prefix,
                 ..Setting::default()
             };
             let runner = CpuRunner::new(&model);
             let mut server = server(runner, &requests, setting, Scaling::Static, None);
-            let heard = run(&mut server, &requests, setting);
-            assert_eq!(words(&heard), expected, "{name}, {setting:?}");
+            let collected = run(&mut server, &requests, setting);
+            assert_eq!(words(&collected), expected, "{name}, {setting:?}");
             assert!(server.tally().0.preemptions > 0, "{name}, {setting:?}");
         }
     }
@@ -212,8 +216,8 @@ fn equal_prompts_are_computed_once() {
             let setting = Setting { page_size: 1, chunk: 48, overlap, ..Setting::default() };
             let runner = CpuRunner::new(&model);
             let mut server = server(runner, &requests, setting, Scaling::Static, None);
-            let heard = run(&mut server, &requests, setting);
-            assert_eq!(words(&heard), [&longest.tokens; 4], "{name}, {setting:?}");
+            let collected = run(&mut server, &requests, setting);
+            assert_eq!(words(&collected), [&longest.tokens; 4], "{name}, {setting:?}");
             let hits = 3 * (longest.prompt.len() as u64 - 1);
             assert_eq!(server.engine().stats().hit_tokens, hits, "{name}, {setting:?}");
         }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::serving::{Heard, Setting, requests, server, server_on};
+use common::serving::{CollectedStreams, Setting, requests, server, server_on};
 use kvarena::testkit::late::{Late, LateOptions};
 use kvarena::{CpuOptions, Scaling, TokenId};
 use kvarena_host::clock::Clock;
@@ -57,19 +57,19 @@ impl Runner for LateRunner<'_> {
     }
 }
 
-fn words(heard: &Heard) -> Vec<&Vec<u32>> {
-    heard.tokens.values().collect()
+fn words(collected: &CollectedStreams) -> Vec<&Vec<u32>> {
+    collected.tokens.values().collect()
 }
 
-fn run<R: Runner>(server: &mut Server<R>, requests: &[Request]) -> Heard {
-    let mut heard = Heard::default();
+fn run<R: Runner>(server: &mut Server<R>, requests: &[Request]) -> CollectedStreams {
+    let mut collected = CollectedStreams::default();
     for request in requests {
         server.submit(request.clone()).expect("the request fits");
     }
-    while server.step(&mut heard).expect("a step") {
+    while server.step(&mut collected).expect("a step") {
         server.engine().verify().expect("nothing is broken");
     }
-    heard
+    collected
 }
 
 /// Serves prompts, the same prompts again, and second turns, in a pool with memory for one request. Returns the words
@@ -79,18 +79,18 @@ fn rounds<R: Runner>(
     first: &[Request],
     expected: &[&Vec<u32>],
 ) -> (Vec<Vec<u32>>, u64) {
-    let heard = run(server, first);
-    assert_eq!(words(&heard), expected);
-    let heard = run(server, first);
-    assert_eq!(words(&heard), expected, "again");
+    let collected = run(server, first);
+    assert_eq!(words(&collected), expected);
+    let collected = run(server, first);
+    assert_eq!(words(&collected), expected, "again");
     let turn = |(request, said): (&Request, &Vec<u32>)| {
         let mut request = request.clone();
         request.prompt.extend(said.iter().copied().chain(3..9).map(TokenId::new));
         request
     };
-    let turns: Vec<_> = first.iter().zip(words(&heard)).map(turn).collect();
-    let heard = run(server, &turns);
-    (heard.tokens.values().cloned().collect(), server.engine().stats().loaded_pages)
+    let turns: Vec<_> = first.iter().zip(words(&collected)).map(turn).collect();
+    let collected = run(server, &turns);
+    (collected.tokens.values().cloned().collect(), server.engine().stats().loaded_pages)
 }
 
 fn same_words(name: &str) {
@@ -100,11 +100,11 @@ fn same_words(name: &str) {
     let expected: Vec<_> = cases.iter().map(|case| &case.tokens).collect();
     let longest = first.iter().map(|request| request.prompt.len()).max().expect("a request");
     let largest = [Request { prompt: vec![Default::default(); longest + 60], ..first[0].clone() }];
-    let way = common::serving::Way::SmallPool;
+    let schedule = common::serving::Schedule::SmallPool;
     for (page_size, overlap, fail_every) in
         [(4, false, None), (4, true, None), (16, true, Some(5)), (1, true, None)]
     {
-        let plain = Setting { page_size, overlap, fail_every, way, ..Setting::default() };
+        let plain = Setting { page_size, overlap, fail_every, schedule, ..Setting::default() };
         let runner = CpuRunner::new(&model);
         let mut without = server(runner, &largest, plain, Scaling::Static, None);
         let (second, loaded) = rounds(&mut without, &first, &expected);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::serving::{Heard, Setting, Way, requests, serve};
+use common::serving::{CollectedStreams, Schedule, Setting, requests, serve};
 use kvarena::{Capacity, Cpu, CpuOptions, Engine, EngineConfig, PoolConfig};
 use kvarena_host::clock::Clock;
 use kvarena_host::config::ModelConfig;
@@ -53,7 +53,7 @@ fn shaped() -> Vec<Request> {
 #[test]
 fn settings_change_no_shaped_word() {
     let (model, requests) = (model(), shaped());
-    let plain = serve(&model, &requests, Setting::default()).heard.tokens;
+    let plain = serve(&model, &requests, Setting::default()).collected.tokens;
     let stopped = |tokens: &[u32]| tokens.iter().position(|token| [7, 14, 228].contains(token));
     for ((request, _), tokens) in &plain {
         if request % 4 == 1 {
@@ -68,12 +68,12 @@ fn settings_change_no_shaped_word() {
     for setting in [
         Setting { overlap: true, ..Setting::default() },
         Setting { overlap: true, fail_every: Some(3), ..Setting::default() },
-        Setting { overlap: true, way: Way::ChunksOf7, ..Setting::default() },
-        Setting { way: Way::SmallPool, ..Setting::default() },
+        Setting { overlap: true, schedule: Schedule::ChunksOf7, ..Setting::default() },
+        Setting { schedule: Schedule::SmallPool, ..Setting::default() },
         Setting { drafts: drafts(4, false), ..Setting::default() },
         Setting { drafts: drafts(5, true), fail_every: Some(5), ..Setting::default() },
     ] {
-        let other = serve(&model, &requests, setting).heard.tokens;
+        let other = serve(&model, &requests, setting).collected.tokens;
         assert_eq!(other, plain, "{setting:?}");
     }
 }
@@ -82,7 +82,7 @@ fn settings_change_no_shaped_word() {
 #[derive(Default)]
 struct Scores {
     prompt: Vec<(usize, u32, Vec<f32>)>,
-    heard: Heard,
+    collected: CollectedStreams,
 }
 
 impl Sink for Scores {
@@ -91,11 +91,11 @@ impl Sink for Scores {
     }
 
     fn token(&mut self, stream: &Stream, logits: &[f32]) {
-        self.heard.token(stream, logits);
+        self.collected.token(stream, logits);
     }
 
     fn done(&mut self, stream: &Stream, last: bool) {
-        self.heard.done(stream, last);
+        self.collected.done(stream, last);
     }
 }
 
@@ -141,9 +141,9 @@ fn prompts_are_scored_whole() {
     let alone = |len: usize| {
         let mut server = server(&model, 512, 4, false);
         server.submit(request(prompt[..len].to_vec(), 1)).expect("it fits");
-        let mut heard = Heard::default();
-        server.run(&mut heard).expect("it serves");
-        heard.first_logits.remove(&0).expect("the stream has a token")
+        let mut collected = CollectedStreams::default();
+        server.run(&mut collected).expect("it serves");
+        collected.first_logits.remove(&0).expect("the stream has a token")
     };
     for (chunk, overlap) in [(512, false), (7, false), (7, true)] {
         let mut server = server(&model, chunk, 4, overlap);
@@ -164,7 +164,7 @@ fn prompts_are_scored_whole() {
             let far = logits.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(far < 1e-3, "chunk {chunk}, place {position}: {far}");
         }
-        assert_eq!(scores.heard.tokens[&(0, 0)], scores.heard.tokens[&(1, 0)]);
+        assert_eq!(scores.collected.tokens[&(0, 0)], scores.collected.tokens[&(1, 0)]);
     }
 }
 
@@ -357,9 +357,9 @@ fn stop_tokens_past_the_vocabulary_are_left_out() {
     let say = |request| {
         let mut server = server(&model, 64, 4, false);
         server.submit(request).expect("the request is accepted");
-        let mut heard = Heard::default();
-        server.run(&mut heard).expect("it serves");
-        heard.tokens.remove(&(0, 0)).expect("the stream has tokens")
+        let mut collected = CollectedStreams::default();
+        server.run(&mut collected).expect("it serves");
+        collected.tokens.remove(&(0, 0)).expect("the stream has tokens")
     };
     let plain = say(request(vec![1, 2], 5));
     let shaping = Some(Shaping { min_tokens: 2, ..Shaping::default() }.prepare());
@@ -378,9 +378,9 @@ fn temperatures_near_0_draw_as_those_of_a_hundredth() {
         let mut server = server(&model, 64, 4, false);
         let sampling = Sampling { temperature, seed: 3, ..Sampling::default() };
         server.submit(Request { sampling, ..request((1..20).collect(), 20) }).expect("it fits");
-        let mut heard = Heard::default();
-        server.run(&mut heard).expect("it serves");
-        heard.tokens.remove(&(0, 0)).expect("the stream has tokens")
+        let mut collected = CollectedStreams::default();
+        server.run(&mut collected).expect("it serves");
+        collected.tokens.remove(&(0, 0)).expect("the stream has tokens")
     };
     let expected = say(0.01);
     for temperature in [0.0099, 1e-5, 1e-6, 1e-30, f32::from_bits(1)] {

@@ -44,18 +44,19 @@ pub fn show<R: Runner>(
     mut out: impl Write,
     interrupt: &AtomicBool,
 ) -> Result<()> {
-    let (mut prompts, mut quiet) = (Vec::new(), Quiet { interrupt, answers: BTreeMap::new() });
+    let (mut prompts, mut collector) =
+        (Vec::new(), AnswerCollector { interrupt, answers: BTreeMap::new() });
     for questions in [&QUESTIONS[..1], &QUESTIONS[1..]] {
         for question in questions {
             let request = request(question, defaults, text)?;
             prompts.push(request.prompt.len());
             server.submit(request)?;
         }
-        server.run(&mut quiet)?;
+        server.run(&mut collector)?;
     }
     let failed = |e| Error::run(format!("cannot write the output: {e}"));
     for ((question, prompt), (tokens, found)) in
-        QUESTIONS.iter().zip(prompts).zip(quiet.answers.into_values())
+        QUESTIONS.iter().zip(prompts).zip(collector.answers.into_values())
     {
         let answer = text.decode(&tokens);
         let saved = format!("{found} of {} were in the cache", tokens_of(prompt, "prompt"));
@@ -65,13 +66,13 @@ pub fn show<R: Runner>(
 }
 
 /// Collects the answers without printing.
-struct Quiet<'a> {
+struct AnswerCollector<'a> {
     interrupt: &'a AtomicBool,
     /// New tokens and number of cached tokens of each request.
     answers: BTreeMap<usize, (Vec<u32>, u32)>,
 }
 
-impl Sink for Quiet<'_> {
+impl Sink for AnswerCollector<'_> {
     fn done(&mut self, stream: &Stream, _: bool) {
         if stream.sample == 0 {
             let answer = (stream.tokens.clone(), stream.cached_tokens);

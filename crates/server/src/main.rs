@@ -14,7 +14,7 @@ use kvarena_host::request::Request;
 use kvarena_host::runner::Runner;
 use kvarena_host::server::Server;
 use kvarena_host::sparse::Sparse;
-use kvarena_host::sparse::change::{Change, Count, Said};
+use kvarena_host::sparse::change::{Change, Count, RecordedTokens};
 use kvarena_host::sparse::channels;
 use kvarena_host::sparse::reader::Reader;
 use kvarena_host::sparse::recall::Recall;
@@ -113,7 +113,7 @@ fn sparsely(
         return Ok(());
     }
     let requests = setup::requests(args, &model.config, &text)?;
-    let mut said = Said::new(&INTERRUPT.asked);
+    let mut recorded = RecordedTokens::new(&INTERRUPT.asked);
     let labels = match given {
         Some(labels) if !args.recall => labels,
         given => {
@@ -121,7 +121,7 @@ fn sparsely(
             let mut server =
                 Server::new(CpuRunner::new(model).measure(), open(config, None)?, policy);
             submit(&mut server, &requests)?;
-            server.run(&mut said)?;
+            server.run(&mut recorded)?;
             let measured = server.runner().measured().expect("the runner measures");
             given.map_or_else(|| measured.best(count), Ok)?
         }
@@ -132,7 +132,7 @@ fn sparsely(
     let mut server = Server::new(runner, open(kept, Some(labels))?, policy);
     submit(&mut server, &requests)?;
     let mut printer = printer(args, &text, &requests);
-    let mut change = Change::new(&mut printer, &said);
+    let mut change = Change::new(&mut printer, &recorded);
     server.run(&mut change)?;
     let change = change.count();
     printer.finish()?;
@@ -199,10 +199,10 @@ fn measured_on_gpu(args: &Args) -> Result<()> {
     let requests = setup::requests(args, &loaded.config, &loaded.text)?;
     let mut runner = loaded.runner(args)?;
     runner.measure_channels()?;
-    let mut said = Said::new(&INTERRUPT.asked);
+    let mut recorded = RecordedTokens::new(&INTERRUPT.asked);
     let mut server = loaded.server(args, runner, None)?;
     submit(&mut server, &requests)?;
-    server.run(&mut said)?;
+    server.run(&mut recorded)?;
     // Both passes use the same runner, and so the same implementations of products.
     let mut runner = server.into_runner();
     let measured = runner.take_measured().expect("the runner measures");
@@ -214,7 +214,7 @@ fn measured_on_gpu(args: &Args) -> Result<()> {
     let mut server = loaded.server(args, runner, reading)?;
     submit(&mut server, &requests)?;
     let mut printer = printer(args, &loaded.text, &requests);
-    let mut change = Change::new(&mut printer, &said);
+    let mut change = Change::new(&mut printer, &recorded);
     server.run(&mut change)?;
     let change = change.count();
     printer.finish()?;

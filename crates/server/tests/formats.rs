@@ -183,9 +183,9 @@ fn shape(architecture: &str, [q_heads, kv_heads, head_dim]: [usize; 3]) -> Value
 }
 
 #[derive(Default)]
-struct Heard(Vec<Vec<u32>>);
+struct CollectedStreams(Vec<Vec<u32>>);
 
-impl Sink for Heard {
+impl Sink for CollectedStreams {
     fn done(&mut self, stream: &Stream, _: bool) {
         self.0.resize(self.0.len().max(stream.request + 1), Vec::new());
         self.0[stream.request].clone_from(&stream.tokens);
@@ -257,7 +257,7 @@ fn serve(model: &Model, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
     for prompt in prompts {
         server.submit(defaults.request(prompt.clone())).expect("a request");
     }
-    let mut heard = Heard::default();
-    server.run(&mut heard).expect("served");
-    heard.0
+    let mut collected = CollectedStreams::default();
+    server.run(&mut collected).expect("served");
+    collected.0
 }

@@ -30,7 +30,7 @@ use kvarena_host::server::{Server, Sink};
 use kvarena_host::source::Random;
 use kvarena_host::stream::Stream;
 use kvarena_server::args::Shape;
-use kvarena_server::gpu::check::{self, Case, Setting, Way};
+use kvarena_server::gpu::check::{self, Case, Schedule, Setting};
 use kvarena_server::setup;
 
 /// Tests use the GPU one at a time, because a capture must not contain another test's load.
@@ -75,8 +75,8 @@ fn changed_logits_are_the_cpus_and_cost_others_nothing() {
         for setting in [
             Setting::default(),
             Setting { overlap: false, ..Setting::default() },
-            Setting { graphs: false, way: Way::Forked, ..Setting::default() },
-            Setting { way: Way::Chunked, fail_every: Some(3), ..Setting::default() },
+            Setting { graphs: false, schedule: Schedule::Forked, ..Setting::default() },
+            Setting { schedule: Schedule::Chunked, fail_every: Some(3), ..Setting::default() },
             Setting { overlap: false, drafts, ..Setting::default() },
         ] {
             let changed = case.shaped_draws(setting).unwrap_or_else(|error| panic!("{error}"));

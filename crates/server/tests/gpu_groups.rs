@@ -13,7 +13,7 @@ use kvarena_host::draft::Drafting;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::products::Choice;
 use kvarena_host::gpu::sums::Transport;
-use kvarena_server::gpu::check::{Case, LOGITS_BOUND, Setting, Way};
+use kvarena_server::gpu::check::{Case, LOGITS_BOUND, Schedule, Setting};
 
 /// Maximum RMS difference of all logits if some tokens have another expert.
 const EXPERTS_BOUND: f64 = 0.15;
@@ -60,10 +60,10 @@ fn serve(device: &Rc<Device>, name: &'static str, check: Check) {
     for setting in [
         plain,
         Setting { overlap: false, choice: Choice::Skinny, ..plain },
-        Setting { way: Way::Chunked, graphs: false, ..small },
-        Setting { way: Way::Forked, page_size: 8, ..plain },
-        Setting { way: Way::Preempting, ..small },
-        Setting { way: Way::Preempting, host_pages: true, ..small },
+        Setting { schedule: Schedule::Chunked, graphs: false, ..small },
+        Setting { schedule: Schedule::Forked, page_size: 8, ..plain },
+        Setting { schedule: Schedule::Preempting, ..small },
+        Setting { schedule: Schedule::Preempting, host_pages: true, ..small },
     ] {
         check(&mut case, setting);
         check(&mut case, Setting { groups: false, ..setting });

@@ -11,7 +11,7 @@ use kvarena::{
     Capacity, CpuOptions, Engine, EngineConfig, Namespace, NamespaceNames, PoolConfig, TokenId,
 };
 use kvarena_events::decode::{StoredPages, WireEvent, decode};
-use kvarena_events::subscriber::{Heard, Subscriber};
+use kvarena_events::subscriber::{Received, Subscriber};
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::model::Model;
 use kvarena_host::request::Defaults;
@@ -97,7 +97,8 @@ fn block_on(test: impl Future<Output = ()>) {
 /// Collects the stored pages since the last clear, until they contain `want` tokens.
 async fn heard(subscriber: &mut Subscriber, pages: &mut Vec<StoredPages>, want: usize) {
     while tokens(pages).len() < want {
-        let Heard::Payload(payload) = subscriber.hear().await.expect("a message arrives") else {
+        let Received::Payload(payload) = subscriber.receive().await.expect("a message arrives")
+        else {
             continue;
         };
         for event in decode(&payload).expect("the wire's form").events {
@@ -221,7 +222,7 @@ fn salts_are_forgotten_with_their_last_page() {
         request.salt = Some(salt(i).into());
         server.submit(request).expect("it fits");
     }
-    server.run(&mut common::serving::Heard::default()).expect("it serves");
+    server.run(&mut common::serving::CollectedStreams::default()).expect("it serves");
     let engine = server.engine_mut();
     engine.verify().expect("the state is sound");
     let mut kept = || -> usize {

@@ -27,7 +27,7 @@ const SQUARERS: u32 = 64;
 
 /// A split of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GemmWay {
+pub struct GemmMethod {
     /// Index in [`GEMMS`].
     pub kernel: usize,
     /// CTAs that share the columns.
@@ -57,13 +57,13 @@ pub struct Gemm {
     pub norm: Option<f32>,
 }
 
-impl GemmWay {
+impl GemmMethod {
     /// Returns all splits of a product of this many rows.
     pub fn all(outs: usize, ins: usize, rows: usize) -> Vec<Self> {
         let pieces = ins.div_ceil(PIECE);
-        let mut ways = Vec::new();
+        let mut methods = Vec::new();
         if rows > ROWS_MAX || !ins.is_multiple_of(8) || !outs.is_multiple_of(8) {
-            return ways;
+            return methods;
         }
         // The narrowest kernels that take all rows, or else the widest.
         let tokens = GEMMS.iter().map(|kernel| kernel.tokens).find(|&tokens| rows <= tokens);
@@ -74,16 +74,16 @@ impl GemmWay {
                 let most = pieces.div_ceil(split).min(STAGES_MAX);
                 for budget in BUDGETS {
                     let stages = ((budget - SLACK) / kernel.stage()).min(most);
-                    let way = Self { kernel: index, split, stages };
+                    let method = Self { kernel: index, split, stages };
                     // A piece is released when the next one has arrived.
                     let runs = stages >= 2 || stages == most;
-                    if runs && way.shared() <= budget && !ways.contains(&way) {
-                        ways.push(way);
+                    if runs && method.shared() <= budget && !methods.contains(&method) {
+                        methods.push(method);
                     }
                 }
             }
         }
-        ways
+        methods
     }
 
     /// Returns whether a split can be fast: it occupies most of the device, and splits the matrix no more than that

@@ -9,14 +9,14 @@ use super::image::SLOTS;
 
 /// Logits on the host, for as many draws of a step as memory was allocated for.
 #[derive(Debug)]
-pub struct Kept {
+pub struct KeptLogits {
     /// bf16 `[SLOTS][draws][vocab]`
     memory: PinnedBuffer,
     draws: usize,
     vocab: usize,
 }
 
-impl Kept {
+impl KeptLogits {
     /// Allocates memory for this many draws of each step in flight, of `vocab` logits each.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use kvarena::backend::cuda::DeviceBuffer;
 
 use super::device::Device;
 use super::error::GpuError;
-use super::gemm::{Gemm, GemmWay};
+use super::gemm::{Gemm, GemmMethod};
 use super::kernels::{NormParams, ProductMode, SKINNY, SiluMulParams, SkinnyParams};
 use crate::config::ModelConfig;
 use crate::linear::Activation;
@@ -96,12 +96,12 @@ struct Plan {
 
 /// An implementation of a product.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum Method {
     CublasLt(Plan),
     /// A kernel of [`SKINNY`].
     Skinny(usize),
     /// A kernel of `gemm.rs`.
-    Gemm(GemmWay),
+    Gemm(GemmMethod),
 }
 
 /// The products of one model, and the implementation of each.
@@ -109,7 +109,7 @@ enum Way {
 pub struct Products {
     handle: sys::cublasLtHandle_t,
     workspace: DeviceBuffer,
-    ways: HashMap<(Op, usize), Way>,
+    methods: HashMap<(Op, usize), Method>,
     eps: f32,
     activation: Activation,
     choice: Choice,
@@ -146,24 +146,26 @@ impl Products {
         let (eps, activation) = (config.norm_eps, config.activation);
         let handle = result::create_handle().map_err(|e| lt("cublasLtCreate", e))?;
         let workspace = device.zeros(WORKSPACE_BYTES)?;
-        Ok(Self { handle, workspace, ways: HashMap::new(), eps, activation, choice, adds_from })
+        Ok(Self { handle, workspace, methods: HashMap::new(), eps, activation, choice, adds_from })
     }
 
     /// Returns whether a product of this many rows has an implementation.
     pub fn is_planned(&self, op: Op, tokens: usize) -> bool {
-        self.ways.contains_key(&(op, padded_rows(tokens)))
+        self.methods.contains_key(&(op, padded_rows(tokens)))
     }
 
     /// Returns the name of a product's implementation, for reports.
-    pub fn way(&self, op: Op, tokens: usize) -> String {
-        self.ways.get(&(op, padded_rows(tokens))).map_or("none".into(), |way| self.name_of(way))
+    pub fn method(&self, op: Op, tokens: usize) -> String {
+        self.methods
+            .get(&(op, padded_rows(tokens)))
+            .map_or("none".into(), |method| self.name_of(method))
     }
 
-    fn name_of(&self, way: &Way) -> String {
-        match way {
-            Way::CublasLt(_) => "cublasLt".into(),
-            Way::Skinny(kernel) => SKINNY[*kernel].0.name().into(),
-            Way::Gemm(way) => way.name(),
+    fn name_of(&self, method: &Method) -> String {
+        match method {
+            Method::CublasLt(_) => "cublasLt".into(),
+            Method::Skinny(kernel) => SKINNY[*kernel].0.name().into(),
+            Method::Gemm(method) => method.name(),
         }
     }
 
@@ -185,9 +187,9 @@ impl Products {
         tokens: usize,
         operands: Operands,
     ) -> Result<(), GpuError> {
-        let way = self.ways[&(op, padded_rows(tokens))];
+        let method = self.methods[&(op, padded_rows(tokens))];
         // SAFETY: the caller guarantees the operands.
-        unsafe { self.run_way(device, op, widths, tokens, way, operands) }
+        unsafe { self.run_way(device, op, widths, tokens, method, operands) }
     }
 
     /// # Safety
@@ -198,14 +200,14 @@ impl Products {
         op: Op,
         Widths { outs, ins }: Widths,
         tokens: usize,
-        way: Way,
+        method: Method,
         operands: Operands,
     ) -> Result<(), GpuError> {
         let Operands { weight, mut x, mut y, norm, draws, normed, gate_up, next } = operands;
         let (next, next_bytes) = next;
         let (kernels, stream) = (&device.kernels, device.raw());
         let mode = self.mode_of(op, padded_rows(tokens));
-        if let Way::Skinny(kernel) = way {
+        if let Method::Skinny(kernel) = method {
             let tiles = SKINNY[kernel].1;
             let params = SkinnyParams {
                 weight,
@@ -223,11 +225,11 @@ impl Products {
             };
             let taken = if op == Op::GateUp { 4 * tiles } else { 8 * tiles };
             let grid = ((outs / taken) as u32, 1);
-            // SAFETY: the implementation was found to fit (`skinny_ways`); the caller guarantees the operands.
+            // SAFETY: the implementation was found to fit (`skinny_methods`); the caller guarantees the operands.
             return unsafe { kernels.skinny[kernel].launch(stream, grid, 256, &params) };
         }
         // The matrices of layers contain the norm's weights, so the kernel itself can norm.
-        let norms_itself = norm != 0 && op != Op::Logits && matches!(way, Way::Gemm(_));
+        let norms_itself = norm != 0 && op != Op::Logits && matches!(method, Method::Gemm(_));
         if norm != 0 && !norms_itself {
             let params =
                 NormParams { x, weight: norm, normed, draws, hidden: ins as u32, eps: self.eps };
@@ -238,15 +240,15 @@ impl Products {
             }?;
             x = normed;
         }
-        let plan = match way {
-            Way::CublasLt(plan) => plan,
-            Way::Gemm(way) => {
+        let plan = match method {
+            Method::CublasLt(plan) => plan,
+            Method::Gemm(method) => {
                 let norm = norms_itself.then_some(self.eps);
                 let gemm = Gemm { weight, x, y, outs, ins, tokens, mode, norm };
                 // SAFETY: the implementation was found to fit; the caller guarantees the operands.
-                return unsafe { way.launch(device, &gemm) };
+                return unsafe { method.launch(device, &gemm) };
             }
-            Way::Skinny(_) => unreachable!("done above"),
+            Method::Skinny(_) => unreachable!("done above"),
         };
         if op == Op::GateUp {
             y = gate_up;

@@ -83,14 +83,14 @@ enum Message {
     /// Compact accepted drafts.
     Compact(Vec<Compaction>),
     /// Save pages to host memory, or load them.
-    Move(Way, MoveId, Vec<PageMove>, Sender<Moving>),
+    Move(Direction, MoveId, Vec<PageMove>, Sender<Moving>),
     /// Publish the progress of moves.
     Moved,
 }
 
 /// The direction of moves between device and host pages.
 #[derive(Clone, Copy)]
-enum Way {
+enum Direction {
     Save,
     Load,
 }
@@ -117,7 +117,7 @@ impl Progress {
 }
 
 /// The other ranks, as rank 0 uses them.
-pub struct Others {
+pub struct OtherRanks {
     senders: Vec<Sender<Message>>,
     threads: Vec<JoinHandle<()>>,
     progress: Vec<Arc<Progress>>,
@@ -133,7 +133,7 @@ struct Seed {
     link: Link,
 }
 
-impl Others {
+impl OtherRanks {
     /// Starts a thread for each rank but the first, and waits until all have loaded their weights.
     ///
     /// # Errors
@@ -279,19 +279,19 @@ fn obey(
         Message::End(end) => pool(backend)?.end(end),
         Message::Copy(copies) => pool(backend)?.copy_pages(&copies).map_err(GpuError::from)?,
         Message::Compact(moves) => pool(backend)?.compact(&moves).map_err(GpuError::from)?,
-        Message::Move(way, id, moves, begun) => {
+        Message::Move(direction, id, moves, begun) => {
             // Rank 0 reports the failure.
-            let _ = begun.send(begin_moves(pool(backend)?, way, id, &moves));
+            let _ = begun.send(begin_moves(pool(backend)?, direction, id, &moves));
         }
         Message::Moved => {}
     }
     Ok(())
 }
 
-fn begin_moves(backend: &mut Cuda, way: Way, id: MoveId, moves: &[PageMove]) -> Moving {
-    match way {
-        Way::Save => backend.save_pages(id, moves),
-        Way::Load => backend.load_pages(id, moves),
+fn begin_moves(backend: &mut Cuda, direction: Direction, id: MoveId, moves: &[PageMove]) -> Moving {
+    match direction {
+        Direction::Save => backend.save_pages(id, moves),
+        Direction::Load => backend.load_pages(id, moves),
     }
 }
 
@@ -303,13 +303,13 @@ fn pool(backend: &mut Option<Cuda>) -> Result<&mut Cuda> {
 /// Opens the pools of all ranks as one backend.
 pub struct RanksOptions {
     own: CudaOptions,
-    others: Rc<Others>,
+    others: Rc<OtherRanks>,
 }
 
 /// The pools of all ranks: that of rank 0, and the connection to the others.
 pub struct Ranks {
     own: Cuda,
-    others: Rc<Others>,
+    others: Rc<OtherRanks>,
     /// The options with which the others open their pools.
     table: TableShape,
     bounds: StepBounds,
@@ -317,11 +317,11 @@ pub struct Ranks {
 
 impl Ranks {
     /// Moves each rank's part of pages. The moves of all ranks fail if one rank's do.
-    fn move_pages(&mut self, way: Way, id: MoveId, moves: &[PageMove]) -> Moving {
+    fn move_pages(&mut self, direction: Direction, id: MoveId, moves: &[PageMove]) -> Moving {
         let (begun, answers) = channel();
-        self.others.tell(|| Message::Move(way, id, moves.to_vec(), begun.clone()));
+        self.others.tell(|| Message::Move(direction, id, moves.to_vec(), begun.clone()));
         drop(begun);
-        let own = begin_moves(&mut self.own, way, id, moves);
+        let own = begin_moves(&mut self.own, direction, id, moves);
         answers.iter().fold(own, Moving::and)
     }
 }
@@ -409,11 +409,11 @@ impl Backend for Ranks {
     }
 
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Moving {
-        self.move_pages(Way::Save, id, moves)
+        self.move_pages(Direction::Save, id, moves)
     }
 
     fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Moving {
-        self.move_pages(Way::Load, id, moves)
+        self.move_pages(Direction::Load, id, moves)
     }
 
     /// Returns the least of all ranks' progress, of the others as of their last message.
@@ -434,7 +434,7 @@ impl Backend for Ranks {
 /// Runs a model on several GPUs.
 pub struct RanksRunner {
     own: GpuRunner,
-    others: Rc<Others>,
+    others: Rc<OtherRanks>,
     /// The positions that generating streams read, if they do not read all; for the whole model.
     reading: Option<Reading>,
 }
@@ -454,7 +454,7 @@ impl RanksRunner {
         let own_config = share.of(config)?;
         check_shape(&own_config)?;
         let mut links = Link::connect(ranks, options.sums)?;
-        let others = Others::start(links.split_off(1), config, source, options)?;
+        let others = OtherRanks::start(links.split_off(1), config, source, options)?;
         let device = Rc::new(Device::open()?);
         let weights = Rc::new(source.weights(&device, config, share)?);
         let own = GpuRunner::of_rank(device, own_config, weights, options, links.pop())?;
@@ -504,7 +504,7 @@ impl RanksRunner {
     }
 }
 
-impl Drop for Others {
+impl Drop for OtherRanks {
     fn drop(&mut self) {
         self.senders.clear();
         for thread in self.threads.drain(..) {

@@ -19,7 +19,7 @@ use super::device::Device;
 use super::error::{GpuError, GpuResult};
 use super::forward::{Forward, Limits, Parts, StepAddresses};
 use super::image::Images;
-use super::kept::Kept;
+use super::kept::KeptLogits;
 use super::kernels::DeviceDraw;
 use super::products::padded_rows;
 use super::shapes::Shapes;
@@ -42,7 +42,7 @@ const DRAFT_LOGITS_MAX: usize = 1024;
 
 /// A step in flight.
 #[derive(Clone, Copy, Debug)]
-struct Flying {
+struct LaunchedStep {
     number: u64,
     tokens: usize,
     decode: bool,
@@ -63,11 +63,11 @@ pub struct GpuRunner {
     draws: Vec<DeviceDraw>,
     /// Number of the last launched step.
     number: u64,
-    flying: VecDeque<Flying>,
+    launched: VecDeque<LaunchedStep>,
     fresh: bool,
     /// The positions that generating streams read on this rank, if they do not read all.
     reading: Option<Reading>,
-    kept: Option<Kept>,
+    kept: Option<KeptLogits>,
     logits: Vec<f32>,
     times: Vec<StepTime>,
     /// Token count of the decode step whose parts are measured.
@@ -108,7 +108,7 @@ impl GpuRunner {
         let images = Images::new(&device, padded_rows(tokens), draws)?;
         let shapes = Shapes::new(&device, draws, config.vocab)?;
         let kept = match options.keep_logits {
-            true => Some(Kept::new(&device, decode.max(4 * rows), config.vocab)?),
+            true => Some(KeptLogits::new(&device, decode.max(4 * rows), config.vocab)?),
             false => None,
         };
         let forward = Forward::new(&device, config, weights, limits, options.choice, link)?;
@@ -121,7 +121,7 @@ impl GpuRunner {
             graphs: HashMap::new(),
             draws: Vec::new(),
             number: 0,
-            flying: VecDeque::new(),
+            launched: VecDeque::new(),
             fresh: true,
             reading: None,
             kept,
@@ -264,7 +264,13 @@ impl GpuRunner {
         }
         self.images.end(&self.device, self.number)?;
         let follows = !std::mem::take(&mut self.fresh);
-        self.flying.push_back(Flying { number: self.number, tokens, decode, draws, follows });
+        self.launched.push_back(LaunchedStep {
+            number: self.number,
+            tokens,
+            decode,
+            draws,
+            follows,
+        });
         clock.lap(Part::Launch);
         Ok(())
     }
@@ -324,8 +330,8 @@ impl GpuRunner {
     }
 
     fn finish(&mut self, tokens: &mut Vec<u32>, clock: &mut Clock) -> GpuResult<()> {
-        let flying = self.flying.pop_front().expect("a step was launched");
-        let Flying { number, decode, draws, follows, .. } = flying;
+        let launched = self.launched.pop_front().expect("a step was launched");
+        let LaunchedStep { number, decode, draws, follows, .. } = launched;
         tokens.clear();
         tokens.extend_from_slice(self.images.answers_of(number, draws)?);
         clock.lap(Part::Wait);
@@ -335,7 +341,7 @@ impl GpuRunner {
             (period_ms, idle_ms) = (Some(period), idle);
         }
         if self.options.keep_times {
-            self.times.push(StepTime { tokens: flying.tokens, decode, period_ms, idle_ms });
+            self.times.push(StepTime { tokens: launched.tokens, decode, period_ms, idle_ms });
         }
         if let Some(kept) = &self.kept {
             self.logits.clear();
@@ -425,7 +431,7 @@ impl Runner for GpuRunner {
 
     fn settle(&mut self, _: &mut Cuda) -> Result<()> {
         self.device.stream.synchronize().map_err(GpuError::from)?;
-        self.flying.clear();
+        self.launched.clear();
         self.fresh = true;
         Ok(())
     }

@@ -8,7 +8,7 @@
 
 use kvarena::{Branch, TokenId};
 
-use super::{Flight, Server, failed, later, refused};
+use super::{InflightStep, Server, failed, later, refused};
 use crate::draft::Drafting;
 use crate::error::Result;
 use crate::runner::Runner;
@@ -19,19 +19,19 @@ impl<R: Runner> Server<R> {
     pub(super) fn draft(&mut self, rule: Drafting, streams: &[StreamKey]) -> Result<()> {
         for (&key, extend) in streams.iter().zip(&mut self.extends) {
             let stream = &mut self.streams[key];
-            let request = &self.asked[stream.asked].request;
-            let said = stream.tokens.len();
-            let known = request.prompt.len() + said;
+            let request = &self.requests[stream.request_key].request;
+            let generated = stream.tokens.len();
+            let known = request.prompt.len() + generated;
             let planned = self.engine.planned_len(extend.seq).map_err(refused)?;
             // Prompts come first, and so do tokens that a resumed stream computes again. Edits of a draft's draw would
             // depend on the preceding drafts.
-            if said == 0 || planned as usize + 1 != known || request.shaping.is_some() {
+            if generated == 0 || planned as usize + 1 != known || request.shaping.is_some() {
                 continue;
             }
             let cancel = request.cancel_after.unwrap_or(u32::MAX);
             let most = request.max_new_tokens.unwrap_or(0).min(cancel) as usize;
             // The step generates one more token than it has drafts.
-            let depth = most.saturating_sub(said + 1);
+            let depth = most.saturating_sub(generated + 1);
             let room = self.engine.shape().max_sequence_len as usize - known;
             let drafter = &mut stream.drafter;
             let prompt = request.prompt.iter().map(|token| token.raw());
@@ -63,7 +63,8 @@ impl<R: Runner> Server<R> {
             let seq = stream.seq.filter(|_| !drafts.is_empty());
             drafts.clear();
             if let Some(seq) = seq {
-                let known = self.asked[stream.asked].request.prompt.len() + stream.tokens.len();
+                let known =
+                    self.requests[stream.request_key].request.prompt.len() + stream.tokens.len();
                 self.engine.rollback(seq, known as u32).map_err(refused)?;
                 some = true;
             }
@@ -73,18 +74,18 @@ impl<R: Runner> Server<R> {
 
     /// Keeps the accepted drafts of a step, before its commit; `branches` then contains the draws of each stream's
     /// tokens.
-    pub(super) fn keep(&mut self, flight: &Flight) -> Result<()> {
-        let Self { engine, streams, asked, tokens, tally, branches, .. } = self;
+    pub(super) fn keep(&mut self, flight: &InflightStep) -> Result<()> {
+        let Self { engine, streams, requests, tokens, tally, branches, .. } = self;
         branches.clear();
-        for say in &flight.says {
+        for pending in &flight.pending {
             let start = branches.numbers.len();
             let kept = &mut branches.numbers;
-            match streams.get_mut(say.stream) {
+            match streams.get_mut(pending.stream) {
                 Some(stream) if !stream.drafter.drafts.is_empty() => {
                     let (drafts, stop) =
-                        (&stream.drafter.drafts, &asked[stream.asked].request.stop);
-                    let said = &tokens[say.draw..][..=drafts.len()];
-                    drafts.branch(said, |token| stop.contains(&token), kept);
+                        (&stream.drafter.drafts, &requests[stream.request_key].request.stop);
+                    let generated = &tokens[pending.draw..][..=drafts.len()];
+                    drafts.branch(generated, |token| stop.contains(&token), kept);
                     let (drafted, accepted) =
                         (drafts.len() as u32, (kept.len() - start - 1) as u32);
                     tally.checks += 1;
@@ -97,8 +98,9 @@ impl<R: Runner> Server<R> {
             }
             branches.ends.push(branches.numbers.len());
         }
-        let drafted = flight.says.iter().enumerate().filter_map(|(i, say)| {
-            let stream = streams.get(say.stream).filter(|stream| !stream.drafter.drafts.is_empty());
+        let drafted = flight.pending.iter().enumerate().filter_map(|(i, pending)| {
+            let stream =
+                streams.get(pending.stream).filter(|stream| !stream.drafter.drafts.is_empty());
             let seq = stream.and_then(|stream| stream.seq)?;
             Some(Branch { seq, tokens: branches.of(i) })
         });
@@ -106,8 +108,8 @@ impl<R: Runner> Server<R> {
         if !drafted.is_empty() {
             engine.accept_batch(flight.step, &drafted).map_err(failed)?;
         }
-        for say in &flight.says {
-            if let Some(stream) = streams.get_mut(say.stream) {
+        for pending in &flight.pending {
+            if let Some(stream) = streams.get_mut(pending.stream) {
                 stream.drafter.drafts.clear();
             }
         }

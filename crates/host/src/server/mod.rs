@@ -102,13 +102,13 @@ pub trait Sink {
 
 /// A planned step.
 #[derive(Default)]
-struct Flight {
+struct InflightStep {
     work: Work,
     step: StepId,
     /// Stream of each row of the plan.
     streams: Vec<StreamKey>,
     /// Stream of each draw of the work, in order.
-    says: Vec<Say>,
+    pending: Vec<PendingSample>,
     /// Draws that only provide logits.
     scores: Vec<Score>,
     /// Scratch of the edits of a draw.
@@ -130,7 +130,7 @@ struct Score {
 
 /// Owner of draws: the stream itself, or a sample that will be forked from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Say {
+struct PendingSample {
     stream: StreamKey,
     sample: u32,
     /// First draw; each of the stream's drafts has one more.
@@ -138,7 +138,7 @@ struct Say {
 }
 
 /// A request with a running or waiting stream.
-struct Asked {
+struct ActiveRequest {
     request: Request,
     /// Tokens of the prompt, sorted and without duplicates, if the request has a repetition penalty.
     prompt_tokens: Vec<u32>,
@@ -165,7 +165,7 @@ pub struct Server<R: Runner> {
     /// Number of requests submitted.
     submitted: usize,
     /// Requests and streams that have not ended. Ended ones are removed, so a server may run indefinitely.
-    asked: SlotMap<RequestKey, Asked>,
+    requests: SlotMap<RequestKey, ActiveRequest>,
     streams: SlotMap<StreamKey, Stream>,
     /// Streams without a sequence, in the order of arrival.
     waiting: VecDeque<StreamKey>,
@@ -178,7 +178,7 @@ pub struct Server<R: Runner> {
     /// capacity.
     edits_turn: u64,
     /// Step that was planned and launched before the last step was collected.
-    ahead: Option<Flight>,
+    ahead: Option<InflightStep>,
     /// Failed steps in a row.
     failures: u32,
     /// The end of the last step; `None` if the server has been idle since.
@@ -186,7 +186,7 @@ pub struct Server<R: Runner> {
     /// The last planned step, of a batch or a fork.
     last_step: StepId,
     /// Finished steps, whose memory is reused.
-    spare: Vec<Flight>,
+    spare: Vec<InflightStep>,
     scratch: StepScratch,
     extends: Vec<Extend>,
     tokens: Vec<u32>,
@@ -205,7 +205,7 @@ impl<R: Runner> Server<R> {
             runner,
             policy,
             submitted: 0,
-            asked: SlotMap::with_key(),
+            requests: SlotMap::with_key(),
             streams: SlotMap::with_key(),
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -308,8 +308,9 @@ impl<R: Runner> Server<R> {
         // Groups from hosts and requests without a group never collide.
         let group = request.group.map_or((number as u64) << 1, |group| group << 1 | 1);
         let prompt_tokens = prompt_tokens(&request);
-        let asked = self.asked.insert(Asked { request, prompt_tokens, group, open: 1 });
-        let stream = self.streams.insert(Stream::new((asked, number), 0, since));
+        let request_key =
+            self.requests.insert(ActiveRequest { request, prompt_tokens, group, open: 1 });
+        let stream = self.streams.insert(Stream::new((request_key, number), 0, since));
         self.waiting.push_back(stream);
         Ok(number)
     }
@@ -343,7 +344,7 @@ impl<R: Runner> Server<R> {
 
     /// Returns the request of a stream.
     fn request(&self, stream: &Stream) -> &Request {
-        &self.asked[stream.asked].request
+        &self.requests[stream.request_key].request
     }
 
     /// Serves until every stream has ended.
@@ -392,7 +393,7 @@ impl<R: Runner> Server<R> {
     }
 
     /// Aborts a failed step together with the step planned after it, so both are planned again.
-    fn retry(&mut self, flight: &Flight, error: Error) -> Result<()> {
+    fn retry(&mut self, flight: &InflightStep, error: Error) -> Result<()> {
         self.failures += 1;
         if self.failures == FAILURES_MAX {
             let what = format!("{FAILURES_MAX} steps in a row failed, the last one: {error}");

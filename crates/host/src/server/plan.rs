@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use kvarena::{Draft, EngineError, Extend, Keep, Namespace, NamespaceNames, TokenId};
 
-use super::{Asked, Flight, Say, Score, Server, failed, later, refused};
+use super::{ActiveRequest, InflightStep, PendingSample, Score, Server, failed, later, refused};
 use crate::clock::Part;
 use crate::error::Result;
 use crate::request::Request;
@@ -76,9 +76,9 @@ impl<R: Runner> Server<R> {
     fn admit_new(&mut self, index: StreamKey) -> Result<bool> {
         let namespace = self.namespace(index);
         let stream = &mut self.streams[index];
-        let request = &self.asked[stream.asked].request;
-        let said = TokenId::from_raw(&stream.tokens);
-        let known = [&request.prompt[..], said].concat();
+        let request = &self.requests[stream.request_key].request;
+        let generated = TokenId::from_raw(&stream.tokens);
+        let known = [&request.prompt[..], generated].concat();
         // The previous leader has ended its lead.
         stream.leader = None;
         let finds_leader = self.policy.wait_for_leaders && !request.scores_prompt;
@@ -128,7 +128,7 @@ impl<R: Runner> Server<R> {
 
     /// Plans a step and launches it. `before` is the step in flight, if any; the loop then preempts no stream. It drops
     /// drafts before it preempts a stream.
-    pub(super) fn plan(&mut self, before: Option<&Flight>) -> Result<Option<Flight>> {
+    pub(super) fn plan(&mut self, before: Option<&InflightStep>) -> Result<Option<InflightStep>> {
         let ahead = before.is_some();
         if !ahead {
             self.give_way()?;
@@ -192,14 +192,14 @@ impl<R: Runner> Server<R> {
     }
 
     /// Sets a planned step's input tokens and its draws.
-    fn describe(&self, flight: &mut Flight, before: Option<&Flight>) -> Result<()> {
-        let Flight { work, streams, says, scores, changes, .. } = flight;
+    fn describe(&self, flight: &mut InflightStep, before: Option<&InflightStep>) -> Result<()> {
+        let InflightStep { work, streams, pending, scores, changes, .. } = flight;
         let plan = work.plan.plan();
         work.inputs.clear();
         work.inputs.extend(plan.tokens.iter().map(|token| token.raw() as i32));
         work.draws.clear();
         work.edits.clear();
-        says.clear();
+        pending.clear();
         scores.clear();
         for (&index, row) in streams.iter().zip(plan.rows) {
             let stream = &self.streams[index];
@@ -207,9 +207,10 @@ impl<R: Runner> Server<R> {
             let last = (row.qo_start + row.extend_len - 1) as usize;
             let sample = stream.sample;
             if plan.tokens[last] == TokenId::PENDING {
-                let mut said = before.iter().flat_map(|before| &before.says);
-                let say = said.find(|say| (say.stream, say.sample) == (index, sample));
-                work.inputs[last] = -1 - say.expect("the previous step has it").draw as i32;
+                let mut samples = before.iter().flat_map(|before| &before.pending);
+                let pending =
+                    samples.find(|pending| (pending.stream, pending.sample) == (index, sample));
+                work.inputs[last] = -1 - pending.expect("the previous step has it").draw as i32;
             }
             let seq = stream.seq.expect("a planned stream has a sequence");
             if request.scores_prompt && sample == 0 {
@@ -244,7 +245,7 @@ impl<R: Runner> Server<R> {
                 None => Edits::default(),
                 Some(shaping) => {
                     let history = History {
-                        prompt: &self.asked[stream.asked].prompt_tokens,
+                        prompt: &self.requests[stream.request_key].prompt_tokens,
                         answer: &stream.tokens,
                         counts: &stream.counts,
                         answer_len: number(first),
@@ -253,7 +254,7 @@ impl<R: Runner> Server<R> {
                 }
             };
             for sample in (1..forks).chain([sample]) {
-                says.push(Say { stream: index, sample, draw: work.draws.len() });
+                pending.push(PendingSample { stream: index, sample, draw: work.draws.len() });
                 work.draws.extend((first..=last).map(|row| {
                     let (sampling, index) = (request.sampling, number(row));
                     Draw { row, sampling, sample, index, edits }
@@ -265,7 +266,7 @@ impl<R: Runner> Server<R> {
 
     /// Chooses the tokens of each running stream for the next step, oldest first. Streams take turns for a step's
     /// capacity of edits.
-    fn select(&mut self, ahead: bool, flight: &mut Flight, loading: Loading) -> Result<()> {
+    fn select(&mut self, ahead: bool, flight: &mut InflightStep, loading: Loading) -> Result<()> {
         let mut budget = self.policy.chunk;
         let mut edits = self.runner.edits_max();
         flight.streams.clear();
@@ -336,7 +337,7 @@ impl<R: Runner> Server<R> {
 
     /// Returns the most edits of a stream's next draw.
     fn edits_of(&self, stream: &Stream) -> usize {
-        let Asked { request, prompt_tokens, .. } = &self.asked[stream.asked];
+        let ActiveRequest { request, prompt_tokens, .. } = &self.requests[stream.request_key];
         let known = prompt_tokens.len() + stream.counts.distinct();
         let vocab = self.runner.config().vocab;
         let most = |shaping: &PreparedShaping| shaping.edits_max(known, request.stop.len(), vocab);

@@ -2,7 +2,7 @@
 
 use kvarena::{EngineError, TokenId};
 
-use super::{Flight, Server, Sink, failed, later, refused};
+use super::{InflightStep, Server, Sink, failed, later, refused};
 use crate::clock::Part;
 use crate::error::Result;
 use crate::runner::Runner;
@@ -10,7 +10,7 @@ use crate::stream::{Finish, Stream, StreamKey};
 
 impl<R: Runner> Server<R> {
     /// Waits for a step's tokens.
-    pub(super) fn collect(&mut self, flight: &Flight) -> Result<()> {
+    pub(super) fn collect(&mut self, flight: &InflightStep) -> Result<()> {
         let steps = self.tally.steps + self.tally.aborted_steps + 1;
         let fail = self.policy.fail_every.is_some_and(|n| steps.is_multiple_of(n));
         let (backend, clock) = (self.engine.backend_mut(), &mut self.clock);
@@ -20,7 +20,7 @@ impl<R: Runner> Server<R> {
     /// Applies the results of a step.
     pub(super) fn accept(
         &mut self,
-        flight: Flight,
+        flight: InflightStep,
         ahead: bool,
         sink: &mut impl Sink,
     ) -> Result<()> {
@@ -39,17 +39,17 @@ impl<R: Runner> Server<R> {
             }
             stream.scored = stream.scored.max(score.position + score.count);
         }
-        for (i, say) in flight.says.iter().enumerate() {
+        for (i, pending) in flight.pending.iter().enumerate() {
             // A stream that ended after the plan of this step takes no more tokens.
-            let Some(stream) = self.streams.get(say.stream) else { continue };
-            let index = match say.sample == stream.sample {
-                true => say.stream,
-                false => self.fork(say.stream, say.sample)?,
+            let Some(stream) = self.streams.get(pending.stream) else { continue };
+            let index = match pending.sample == stream.sample {
+                true => pending.stream,
+                false => self.fork(pending.stream, pending.sample)?,
             };
             for n in 0..self.branches.of(i).len() {
                 let branch = self.branches.of(i);
-                let (draw, is_last) = (say.draw + branch[n] as usize, n + 1 == branch.len());
-                self.say(index, (draw, is_last), sink)?;
+                let (draw, is_last) = (pending.draw + branch[n] as usize, n + 1 == branch.len());
+                self.add_token(index, (draw, is_last), sink)?;
             }
         }
         // A fork is a step after the step planned ahead, and completes with the step after that.
@@ -63,8 +63,8 @@ impl<R: Runner> Server<R> {
     /// Creates another sample of a stream whose prompt is computed. Both share its pages. If pages are short, the
     /// sample waits.
     fn fork(&mut self, parent: StreamKey, sample: u32) -> Result<StreamKey> {
-        let Stream { request, asked, submitted, seq, .. } = self.streams[parent];
-        let mut stream = Stream::new((asked, request), sample, submitted);
+        let Stream { request, request_key, submitted, seq, .. } = self.streams[parent];
+        let mut stream = Stream::new((request_key, request), sample, submitted);
         let room = self.running.len() < self.policy.concurrency as usize;
         if let Some(parent) = seq.filter(|_| room) {
             match self.engine.fork(parent, 1, 0) {
@@ -89,20 +89,20 @@ impl<R: Runner> Server<R> {
             true => self.running.push(key),
             false => self.waiting.push_front(key),
         }
-        self.asked[asked].open += 1;
+        self.requests[request_key].open += 1;
         Ok(key)
     }
 
     /// Appends the token of a draw to a stream. The engine does not have the last token of a step: the stream ends or
     /// appends it.
-    fn say(
+    fn add_token(
         &mut self,
         index: StreamKey,
         (draw, is_last): (usize, bool),
         sink: &mut impl Sink,
     ) -> Result<()> {
         let stream = &mut self.streams[index];
-        let request = &self.asked[stream.asked].request;
+        let request = &self.requests[stream.request_key].request;
         let token = self.tokens[draw];
         stream.tokens.push(token);
         if request.shaping.as_ref().is_some_and(|shaping| shaping.rules().penalises()) {
@@ -161,11 +161,11 @@ impl<R: Runner> Server<R> {
         if let Some(seq) = stream.seq.take() {
             self.engine.finish(seq).map_err(refused)?;
         }
-        let asked = &mut self.asked[stream.asked];
-        asked.open -= 1;
-        let last = asked.open == 0;
+        let active = &mut self.requests[stream.request_key];
+        active.open -= 1;
+        let last = active.open == 0;
         if last {
-            self.asked.remove(stream.asked);
+            self.requests.remove(stream.request_key);
         }
         sink.done(&stream, last);
         Ok(())

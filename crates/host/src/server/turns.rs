@@ -24,7 +24,7 @@ impl<R: Runner> Server<R> {
     }
 
     fn group(&self, key: StreamKey) -> u64 {
-        self.asked[self.streams[key].asked].group
+        self.requests[self.streams[key].request_key].group
     }
 
     /// Returns the stream to admit next, and its index among the waiting ones: the first of the group with the fewest

@@ -10,19 +10,19 @@ use crate::server::Sink;
 use crate::stream::{Finish, Stream};
 
 /// Records the tokens of streams, by request and sample.
-pub struct Said<'a> {
+pub struct RecordedTokens<'a> {
     tokens: BTreeMap<(usize, u32), Vec<u32>>,
     interrupt: &'a AtomicBool,
 }
 
-impl<'a> Said<'a> {
+impl<'a> RecordedTokens<'a> {
     /// Starts an empty record; once `interrupt` is set, all streams are cancelled.
     pub fn new(interrupt: &'a AtomicBool) -> Self {
         Self { tokens: BTreeMap::new(), interrupt }
     }
 }
 
-impl Sink for Said<'_> {
+impl Sink for RecordedTokens<'_> {
     fn done(&mut self, stream: &Stream, _: bool) {
         self.tokens.insert((stream.request, stream.sample), stream.tokens.clone());
     }
@@ -75,13 +75,13 @@ impl fmt::Display for Count {
 /// Forwards the events of streams, and counts the changed tokens.
 pub struct Change<'a, S> {
     sink: &'a mut S,
-    before: &'a Said<'a>,
+    before: &'a RecordedTokens<'a>,
     count: Count,
 }
 
 impl<'a, S: Sink> Change<'a, S> {
     /// Starts with zero counts.
-    pub fn new(sink: &'a mut S, before: &'a Said<'a>) -> Self {
+    pub fn new(sink: &'a mut S, before: &'a RecordedTokens<'a>) -> Self {
         Self { sink, before, count: Count::default() }
     }
 

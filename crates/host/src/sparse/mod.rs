@@ -55,11 +55,11 @@ impl Sparse {
     /// The file has another number of channels than the option.
     pub fn channels(&self, given: Option<u32>) -> Result<u32> {
         match (self.channels, given) {
-            (Some(said), Some(given)) if said != given => {
-                let message = format!("--labels has {given} channels of a head, not {said}");
+            (Some(stored), Some(given)) if stored != given => {
+                let message = format!("--labels has {given} channels of a head, not {stored}");
                 Err(Error::request(message))
             }
-            (said, given) => Ok(given.or(said).unwrap_or(CHANNELS)),
+            (stored, given) => Ok(given.or(stored).unwrap_or(CHANNELS)),
         }
     }
 

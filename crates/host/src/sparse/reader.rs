@@ -44,7 +44,7 @@ impl Reader {
             recall.look(backend, (plan, layer), attend, q, (&self.positions, top))?;
         }
         let selection = Selection { positions: &self.positions[..], top };
-        let asked = Queries { rows: q.into(), sinks };
-        backend.attend_selected(plan, layer, attend, selection, asked, out.into(), None)
+        let queries = Queries { rows: q.into(), sinks };
+        backend.attend_selected(plan, layer, attend, selection, queries, out.into(), None)
     }
 }

@@ -43,7 +43,7 @@ pub fn logits(
     let tokens: Vec<TokenId> = stream.iter().copied().map(TokenId::new).collect();
     let seq = engine.admit(Namespace::default(), &tokens, 0).map_err(refused)?;
     let (mut scratch, mut work) = (StepScratch::new(), Work::default());
-    let (mut logits, mut said) = (Vec::new(), Vec::new());
+    let (mut logits, mut tokens) = (Vec::new(), Vec::new());
     let steps = [(0, from + 1)].into_iter().chain((from + 1..stream.len()).map(|at| (at, 1)));
     for (start, len) in steps {
         let items = [Extend { seq, len: len as u32 }];
@@ -59,7 +59,7 @@ pub fn logits(
             edits: Edits::default(),
         }];
         let backend = engine.backend_mut();
-        runner.collect(backend, &work, false, &mut said, &mut Clock::default())?;
+        runner.collect(backend, &work, false, &mut tokens, &mut Clock::default())?;
         logits.extend_from_slice(runner.logits(0));
         engine.commit(step).map_err(refused)?;
         engine.complete(step).map_err(refused)?;

@@ -20,7 +20,7 @@ use super::Case;
 
 /// Order and size in which prompts are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum Schedule {
     OneByOne,
     AllAtOnce,
     ChunksOf7,
@@ -28,7 +28,8 @@ pub enum Way {
     SmallPool,
 }
 
-pub const WAYS: [Way; 4] = [Way::OneByOne, Way::AllAtOnce, Way::ChunksOf7, Way::SmallPool];
+pub const SCHEDULES: [Schedule; 4] =
+    [Schedule::OneByOne, Schedule::AllAtOnce, Schedule::ChunksOf7, Schedule::SmallPool];
 
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
@@ -36,8 +37,8 @@ pub struct Setting {
     pub page_size: u32,
     pub layout: Layout,
     pub prefix: PrefixMode,
-    pub way: Way,
-    /// Prompt tokens of a step, if `way` sets no number.
+    pub schedule: Schedule,
+    /// Prompt tokens of a step, if `schedule` sets no number.
     pub chunk: u32,
     pub overlap: bool,
     pub fail_every: Option<u64>,
@@ -55,7 +56,7 @@ impl Default for Setting {
             page_size: 16,
             layout: Layout::PageFirst,
             prefix: PrefixMode::Radix,
-            way: Way::AllAtOnce,
+            schedule: Schedule::AllAtOnce,
             chunk: 512,
             overlap: false,
             fail_every: None,
@@ -68,13 +69,13 @@ impl Default for Setting {
 
 /// Records the tokens of streams.
 #[derive(Default)]
-pub struct Heard {
+pub struct CollectedStreams {
     pub tokens: BTreeMap<(usize, u32), Vec<u32>>,
     pub cached: Vec<u32>,
     pub first_logits: BTreeMap<usize, Vec<f32>>,
 }
 
-impl Sink for Heard {
+impl Sink for CollectedStreams {
     fn token(&mut self, stream: &Stream, logits: &[f32]) {
         self.first_logits.entry(stream.request).or_insert_with(|| logits.to_vec());
     }
@@ -86,7 +87,7 @@ impl Sink for Heard {
 }
 
 pub struct Ran {
-    pub heard: Heard,
+    pub collected: CollectedStreams,
     pub stats: Stats,
     pub tally: Tally,
 }
@@ -118,11 +119,11 @@ pub fn serve_by<R: Runner<Backend = Cpu>>(
     for request in requests {
         server.submit(request.clone()).expect("the request fits");
     }
-    let mut heard = Heard::default();
-    server.run(&mut heard).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
+    let mut collected = CollectedStreams::default();
+    server.run(&mut collected).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
     server.engine().verify().unwrap_or_else(|broken| panic!("{setting:?}: {broken}"));
     let tally = server.tally().0.clone();
-    (Ran { heard, stats: server.engine().stats(), tally }, server)
+    (Ran { collected, stats: server.engine().stats(), tally }, server)
 }
 
 /// Creates a server in a setting, with memory for these requests.
@@ -147,10 +148,10 @@ pub fn server_on<R: Runner>(
 ) -> Server<R> {
     let model = runner.config();
     let longest = requests.iter().map(|r| r.prompt.len() as u32 + 20 - 1).max().expect("a request");
-    let tokens = if setting.way == Way::SmallPool { longest } else { 4096 };
+    let tokens = if setting.schedule == Schedule::SmallPool { longest } else { 4096 };
     let policy = Policy {
-        chunk: if setting.way == Way::ChunksOf7 { 7 } else { setting.chunk },
-        concurrency: if setting.way == Way::OneByOne { 1 } else { 16 },
+        chunk: if setting.schedule == Schedule::ChunksOf7 { 7 } else { setting.chunk },
+        concurrency: if setting.schedule == Schedule::OneByOne { 1 } else { 16 },
         overlap: setting.overlap,
         fail_every: setting.fail_every,
         wait_for_leaders: true,

@@ -35,8 +35,8 @@ const DECODE_STEPS: u32 = 128;
 const FIRST_STEPS: u32 = 64;
 const PREFILL_PROMPTS: usize = 64;
 
-struct Nobody;
-impl Sink for Nobody {}
+struct Discard;
+impl Sink for Discard {}
 
 /// Random prompts.
 struct Prompts {
@@ -170,7 +170,7 @@ fn warm(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, temperature: f32
         }
         before = size;
         submit(server, (0..streams).map(|_| prompts.request(2, 3, temperature)).collect())?;
-        server.run(&mut Nobody)?;
+        server.run(&mut Discard)?;
     }
     Ok(())
 }
@@ -197,20 +197,20 @@ fn decode(
     if alone {
         server.runner_mut().gpu_mut().measure_parts(batch);
     }
-    server.run(&mut Nobody)?;
+    server.run(&mut Discard)?;
     let parts = server.runner_mut().gpu_mut().take_parts();
     let part_ms = |part: usize| parts.map(|parts| parts[part]);
     server.runner_mut().gpu_mut().take_times();
     let before = host_us(server);
     submit(server, requests(prompts, DECODE_STEPS + 1 + more))?;
-    server.run(&mut Nobody)?;
+    server.run(&mut Discard)?;
     let after = host_us(server);
     let times = server.runner_mut().gpu_mut().take_times();
     let [engine, launch, wait] = [0, 1, 2].map(|i| (after[i] - before[i]) / times.len() as f64);
     let decodes: Vec<_> = times.iter().copied().filter(|t| t.decode && t.tokens == batch).collect();
     let products = server.runner().gpu().forward().products();
     let ways: Vec<String> = [Op::Qkv, Op::Out, Op::GateUp, Op::Down, Op::Logits]
-        .map(|op| products.way(op, batch))
+        .map(|op| products.method(op, batch))
         .to_vec();
     Ok(json!({
         "part": "decode",
@@ -243,7 +243,7 @@ fn offline(server: &mut Server<impl OnGpu>, prompts: &mut Prompts) -> Result<Val
     submit(server, requests.collect())?;
     server.runner_mut().gpu_mut().take_times();
     let seconds = server.tally().0.seconds;
-    server.run(&mut Nobody)?;
+    server.run(&mut Discard)?;
     let seconds = server.tally().0.seconds - seconds;
     let outputs: u64 = items.iter().map(|item| field(item, "output_tokens")).sum();
     let times = server.runner_mut().gpu_mut().take_times();
@@ -275,7 +275,7 @@ fn prefill(
     submit(server, requests.collect())?;
     server.runner_mut().gpu_mut().take_times();
     let seconds = server.tally().0.seconds;
-    server.run(&mut Nobody)?;
+    server.run(&mut Discard)?;
     let seconds = server.tally().0.seconds - seconds;
     let times = server.runner_mut().gpu_mut().take_times();
     Ok(json!({

@@ -52,7 +52,7 @@ use kvarena_host::sparse::reference;
 use kvarena_host::stream::Stream;
 
 pub use report::{run, run_ranks};
-pub use settings::{Setting, WAYS, Way, samplings, settings};
+pub use settings::{SCHEDULES, Schedule, Setting, samplings, settings};
 
 /// Maximum distance of a token's logit from the best one.
 pub const TOKEN_BOUND: f64 = 0.1;
@@ -116,12 +116,12 @@ impl Distance {
 
 /// The tokens of streams, and the logits from which they were chosen.
 #[derive(Default)]
-struct Heard {
+struct CollectedStreams {
     tokens: BTreeMap<(usize, u32), Vec<u32>>,
     logits: BTreeMap<(usize, u32), Vec<f32>>,
 }
 
-impl Sink for Heard {
+impl Sink for CollectedStreams {
     fn token(&mut self, stream: &Stream, logits: &[f32]) {
         self.logits.entry((stream.request, stream.sample)).or_default().extend_from_slice(logits);
     }
@@ -204,7 +204,7 @@ impl Case {
     }
 
     /// Serves the prompts with a setting.
-    fn serve(&self, setting: Setting, sampling: Sampling) -> Result<Heard> {
+    fn serve(&self, setting: Setting, sampling: Sampling) -> Result<CollectedStreams> {
         if self.ranks == 1 {
             let (runner, engine, policy) = self.parts(setting)?;
             return self.serve_by(Server::new(runner, engine, policy), setting, sampling);
@@ -225,17 +225,17 @@ impl Case {
         mut server: Server<impl OnGpu>,
         setting: Setting,
         sampling: Sampling,
-    ) -> Result<Heard> {
+    ) -> Result<CollectedStreams> {
         wait_for_host_pages(server.engine_mut())?;
         for request in self.requests(setting, sampling) {
             server.submit(request)?;
         }
-        let mut heard = Heard::default();
-        server.run(&mut heard)?;
+        let mut collected = CollectedStreams::default();
+        server.run(&mut collected)?;
         server.engine().verify().map_err(|broken| Error::run(format!("broken: {broken}")))?;
         // Streams that yield to other requests are finished and admitted again, not preempted.
         let preempted = server.engine().stats().preemptions > 0;
-        if preempted != (setting.way == Way::Preempting) {
+        if preempted != (setting.schedule == Schedule::Preempting) {
             return Err(Error::run(format!("{setting:?}: preempted {preempted}")));
         }
         let late = server.runner().late_modules(server.engine().backend());
@@ -251,21 +251,22 @@ impl Case {
         if setting.drafts.is_some() && greedy && server.tally().0.accepted == 0 {
             return Err(Error::run(format!("{setting:?}: no draft was accepted")));
         }
-        Ok(heard)
+        Ok(collected)
     }
 
     /// Returns the prompts as requests.
     pub fn requests(&self, setting: Setting, sampling: Sampling) -> Vec<Request> {
-        let samples = if setting.way == Way::Forked { 3 } else { 1 };
+        let samples = if setting.schedule == Schedule::Forked { 3 } else { 1 };
         let stop = setting.stop.into_iter().collect();
         let defaults = Defaults { max_new_tokens: Some(NEW_TOKENS), samples, sampling, stop };
         let mut requests: Vec<_> =
             self.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
-        for ((request, prompt), said) in requests.iter_mut().zip(&self.prompts).zip(&self.foretold)
+        for ((request, prompt), tokens) in
+            requests.iter_mut().zip(&self.prompts).zip(&self.foretold)
         {
             // Each prompt has two predictions with different mistakes, so that trees branch.
             for wrong in [5, 7] {
-                let text = prompt.iter().chain(said).enumerate();
+                let text = prompt.iter().chain(tokens).enumerate();
                 let mistaken = text.map(|(i, &token)| token ^ u32::from(i % wrong == wrong - 1));
                 request.prediction.extend(mistaken);
             }
@@ -307,10 +308,10 @@ impl Case {
         let share = Share { rank: 0, ranks: self.ranks };
         let config = &share.of(&self.model.config)?;
         let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(1) as u32 + NEW_TOKENS - 1;
-        let tokens = if setting.way == Way::Preempting { longest } else { 4096 };
+        let tokens = if setting.schedule == Schedule::Preempting { longest } else { 4096 };
         let policy = Policy {
-            chunk: match (setting.way, setting.sparse) {
-                (Way::Chunked, _) => 7,
+            chunk: match (setting.schedule, setting.sparse) {
+                (Schedule::Chunked, _) => 7,
                 // Some streams generate while the prompts of other streams are computed, in parts of several tokens.
                 (_, Some(_)) => 100,
                 _ => 512,
@@ -337,8 +338,8 @@ impl Case {
         };
         let promise_ahead = policy.promise_ahead(setting.page_size);
         let alone = EngineConfig { promise_ahead, ..EngineConfig::from(pool) };
-        let pages = match setting.way {
-            Way::Preempting => alone.shape().map_err(unusable)?.most_pages(longest),
+        let pages = match setting.schedule {
+            Schedule::Preempting => alone.shape().map_err(unusable)?.most_pages(longest),
             _ => tokens.div_ceil(setting.page_size) * pool.layout().map_err(unusable)?.tracks(),
         };
         let host_pages = if setting.host_pages { 4096 / setting.page_size } else { 0 };
@@ -381,12 +382,12 @@ impl Case {
     /// The run failed.
     pub fn distance(&mut self, setting: Setting) -> Result<Distance> {
         self.foretell(setting)?;
-        let heard = self.serve(setting, Sampling::default())?;
+        let collected = self.serve(setting, Sampling::default())?;
         let vocab = self.model.config.vocab;
         let mut distance = Distance::default();
         let (mut squares, mut numbers, mut sum, mut sum_squares) = (0.0, 0, 0.0, 0.0);
         let (mut gaps, mut of_tokens) = (Vec::new(), Vec::new());
-        for (key, tokens) in &heard.tokens {
+        for (key, tokens) in &collected.tokens {
             let prompt = &self.prompts[key.0];
             let mut stream = [&prompt[..], tokens].concat();
             stream.pop(); // nothing follows the last token
@@ -404,7 +405,7 @@ impl Case {
                     entry.insert(logits)
                 }
             };
-            let device = &heard.logits[key];
+            let device = &collected.logits[key];
             let ended = tokens.iter().position(|token| Some(*token) == setting.stop);
             let whole = ended.map_or(NEW_TOKENS as usize, |last| last + 1);
             if device.len() != reference.len() || tokens.len() != whole {
@@ -456,18 +457,18 @@ impl Case {
         let mut first: Option<BTreeMap<(usize, u32), Vec<u32>>> = None;
         for (graphs, overlap) in [(false, false), (false, true), (true, false), (true, true)] {
             let setting = Setting { graphs, overlap, ..Setting::default() };
-            let said = self.serve(setting, sampling)?.tokens;
+            let tokens = self.serve(setting, sampling)?.tokens;
             match &first {
-                Some(first) if *first != said => {
+                Some(first) if *first != tokens => {
                     let what = format!("{sampling:?}: graphs {graphs}, overlap {overlap} differ");
                     return Err(Error::run(what));
                 }
-                _ => first = Some(said),
+                _ => first = Some(tokens),
             }
         }
-        let said = first.unwrap_or_default();
+        let tokens = first.unwrap_or_default();
         // Equal samples would be greedy.
-        Ok(said.values().map(Vec::len).sum())
+        Ok(tokens.values().map(Vec::len).sum())
     }
 }
 

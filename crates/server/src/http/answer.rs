@@ -5,12 +5,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
-use super::ask::Ask;
-use super::choice::{Choice, Piece, Said};
+use super::api_error::ApiError;
+use super::checked_request::CheckedRequest;
+use super::choice::{Choice, GeneratedToken, Piece};
 use super::fields::Kind;
 use super::host::Host;
 use super::job::{Event, Logprob};
-use super::refusal::Refusal;
 use kvarena_host::request::Request;
 use kvarena_host::stream::Finish;
 
@@ -24,7 +24,7 @@ pub struct Answer {
     /// The choices that have had an event.
     begun: Vec<bool>,
     /// Whether each choice has begun.
-    heard: Vec<bool>,
+    has_echoed: Vec<bool>,
     /// First choice and number of cached tokens of each prompt.
     prompts: Vec<(u32, u32)>,
     /// Checked and accepted drafts of each choice.
@@ -52,16 +52,16 @@ struct Named {
 }
 
 impl Answer {
-    /// Creates an answer to `ask`, with number `number`.
-    pub fn new(host: Arc<Host>, ask: &Ask, number: &str) -> Self {
-        let prefix = if ask.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
+    /// Creates an answer to `checked`, with number `number`.
+    pub fn new(host: Arc<Host>, checked: &CheckedRequest, number: &str) -> Self {
+        let prefix = if checked.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (mut choices, mut prompts) = (Vec::new(), Vec::new());
-        for request in &ask.requests {
+        for request in &checked.requests {
             prompts.push((choices.len() as u32, 0));
             for _ in 0..request.samples {
                 let number = choices.len() as u32;
-                choices.push(Choice::new(number, ask.stop.clone(), request.stop.clone()));
+                choices.push(Choice::new(number, checked.stop.clone(), request.stop.clone()));
             }
         }
         let echo = |request: &Request| {
@@ -70,23 +70,23 @@ impl Answer {
                 if request.scores_prompt { vec![None; tokens.len()] } else { Vec::new() };
             Echo { tokens, logprobs }
         };
-        let echoes = ask.requests.iter().filter(|_| ask.echo).map(echo).collect();
+        let echoes = checked.requests.iter().filter(|_| checked.echo).map(echo).collect();
         Self {
             echoes,
-            hides_new: ask.hides_new,
+            hides_new: checked.hides_new,
             host,
-            kind: ask.kind,
+            kind: checked.kind,
             id: format!("{prefix}-{number}"),
             created: since.as_secs(),
             begun: vec![false; choices.len()],
-            heard: vec![false; choices.len()],
+            has_echoed: vec![false; choices.len()],
             drafts: vec![[0; 2]; choices.len()],
-            is_foretold: ask.requests.iter().any(|request| !request.prediction.is_empty()),
+            is_foretold: checked.requests.iter().any(|request| !request.prediction.is_empty()),
             choices,
             prompts,
-            prompt_tokens: ask.requests.iter().map(|request| request.prompt.len()).sum(),
-            include_usage: ask.include_usage,
-            logprobs: ask.logprobs,
+            prompt_tokens: checked.requests.iter().map(|request| request.prompt.len()).sum(),
+            include_usage: checked.include_usage,
+            logprobs: checked.logprobs,
         }
     }
 
@@ -94,7 +94,7 @@ impl Answer {
     ///
     /// # Errors
     /// The engine failed.
-    pub fn hear(&mut self, event: Event) -> Result<Option<Piece>, Refusal> {
+    pub fn receive(&mut self, event: Event) -> Result<Option<Piece>, ApiError> {
         let host = Arc::clone(&self.host);
         let text = &host.text;
         match event {
@@ -121,13 +121,13 @@ impl Answer {
                     if self.hides_new && finish == Finish::Stop { Finish::Length } else { finish };
                 Ok(Piece::join(echo, self.choices[choice as usize].done(text, finish)))
             }
-            Event::Failed(what) => Err(Refusal::failed(what)),
+            Event::Failed(what) => Err(ApiError::failed(what)),
         }
     }
 
     /// Returns the prompt of a choice that has not begun, if its text begins with the prompt.
     fn echo(&mut self, choice: u32) -> Option<Piece> {
-        let is_first = !std::mem::replace(&mut self.heard[choice as usize], true);
+        let is_first = !std::mem::replace(&mut self.has_echoed[choice as usize], true);
         let prompt = self.prompts.partition_point(|&(first, _)| first <= choice) - 1;
         let echo = self.echoes.get(prompt).filter(|_| is_first)?;
         Some(self.choices[choice as usize].echo(&self.host.text, &echo.tokens, &echo.logprobs))
@@ -166,7 +166,7 @@ impl Answer {
                 choice["delta"] = delta.into();
             }
         }
-        choice["logprobs"] = self.logprobs(&piece.said);
+        choice["logprobs"] = self.logprobs(&piece.tokens);
         choice["finish_reason"] = reason(piece.finish);
         let mut chunk = self.envelope(vec![choice], true);
         if self.include_usage {
@@ -188,7 +188,7 @@ impl Answer {
         for mut piece in pieces {
             let whole = &mut wholes[piece.choice as usize];
             whole.text += &piece.text;
-            whole.said.append(&mut piece.said);
+            whole.tokens.append(&mut piece.tokens);
             whole.finish = piece.finish;
         }
         let choice = |(index, whole): (usize, Piece)| {
@@ -201,7 +201,7 @@ impl Answer {
                         json!({ "role": "assistant", "content": content, "refusal": null });
                 }
             }
-            choice["logprobs"] = self.logprobs(&whole.said);
+            choice["logprobs"] = self.logprobs(&whole.tokens);
             choice["finish_reason"] = reason(whole.finish);
             choice
         };
@@ -227,11 +227,11 @@ impl Answer {
     }
 
     fn usage(&self) -> Value {
-        let (cached, said) = self.counts();
+        let (cached, tokens) = self.counts();
         let mut usage = json!({
             "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": said,
-            "total_tokens": self.prompt_tokens + said as usize,
+            "completion_tokens": tokens,
+            "total_tokens": self.prompt_tokens + tokens as usize,
             "prompt_tokens_details": { "cached_tokens": cached },
         });
         if self.is_foretold {
@@ -256,42 +256,43 @@ impl Answer {
         Named { text, bytes }
     }
 
-    fn logprobs(&self, said: &[Said]) -> Value {
+    fn logprobs(&self, tokens: &[GeneratedToken]) -> Value {
         match (self.logprobs, self.kind) {
             (None, _) => Value::Null,
-            (Some(_), Kind::Completion) => self.completion_logprobs(said),
+            (Some(_), Kind::Completion) => self.completion_logprobs(tokens),
             (Some(_), Kind::Chat) => {
-                let content: Vec<Value> = said.iter().map(|said| self.chat_logprob(said)).collect();
+                let content: Vec<Value> =
+                    tokens.iter().map(|generated| self.chat_logprob(generated)).collect();
                 json!({ "content": content, "refusal": null })
             }
         }
     }
 
-    fn chat_logprob(&self, said: &Said) -> Value {
+    fn chat_logprob(&self, generated: &GeneratedToken) -> Value {
         let none = Logprob { own: 0.0, top: Vec::new() };
-        let logprob = said.logprob.as_ref().unwrap_or(&none);
+        let logprob = generated.logprob.as_ref().unwrap_or(&none);
         let entry = |token: u32, logprob: f32| {
-            let Named { text, bytes } = self.name(token, said.offset);
+            let Named { text, bytes } = self.name(token, generated.offset);
             json!({ "token": text, "logprob": logprob, "bytes": bytes })
         };
         let top: Vec<Value> = logprob.top.iter().map(|&(t, l)| entry(t, l)).collect();
-        let mut own = entry(said.token, logprob.own);
+        let mut own = entry(generated.token, logprob.own);
         own["top_logprobs"] = top.into();
         own
     }
 
-    fn completion_logprobs(&self, said: &[Said]) -> Value {
-        let top = |said: &Said| -> Value {
-            let Some(logprob) = &said.logprob else { return Value::Null };
+    fn completion_logprobs(&self, tokens: &[GeneratedToken]) -> Value {
+        let top = |token: &GeneratedToken| -> Value {
+            let Some(logprob) = &token.logprob else { return Value::Null };
             let named =
-                logprob.top.iter().map(|&(t, l)| (self.name(t, said.offset).text, json!(l)));
+                logprob.top.iter().map(|&(t, l)| (self.name(t, token.offset).text, json!(l)));
             named.collect::<Map<String, Value>>().into()
         };
         json!({
-            "tokens": said.iter().map(|s| self.name(s.token, s.offset).text).collect::<Vec<_>>(),
-            "token_logprobs": said.iter().map(|s| s.logprob.as_ref().map(|l| l.own)).collect::<Vec<_>>(),
-            "top_logprobs": said.iter().map(top).collect::<Vec<_>>(),
-            "text_offset": said.iter().map(|s| s.offset).collect::<Vec<_>>(),
+            "tokens": tokens.iter().map(|s| self.name(s.token, s.offset).text).collect::<Vec<_>>(),
+            "token_logprobs": tokens.iter().map(|s| s.logprob.as_ref().map(|l| l.own)).collect::<Vec<_>>(),
+            "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
+            "text_offset": tokens.iter().map(|s| s.offset).collect::<Vec<_>>(),
         })
     }
 }

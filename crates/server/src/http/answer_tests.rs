@@ -13,7 +13,7 @@ fn answer(kind: Kind, logprobs: Option<u32>) -> Answer {
         stop: vec![4],
     };
     let limits = Limits { vocab: 100, positions: 50, pool: 64, pages: 4, page_size: 16 };
-    let ask = Ask {
+    let checked = CheckedRequest {
         kind,
         requests: vec![defaults.request(vec![1, 2, 3]), defaults.request(vec![5])],
         stop: vec!["7 8".into()],
@@ -35,7 +35,7 @@ fn answer(kind: Kind, logprobs: Option<u32>) -> Answer {
         salts: std::hash::RandomState::new(),
     };
     let host = Arc::new(host);
-    Answer::new(host, &ask, "12")
+    Answer::new(host, &checked, "12")
 }
 
 fn token(choice: u32, token: u32) -> Event {
@@ -67,7 +67,7 @@ fn pieces(answer: &mut Answer) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for event in events() {
         assert!(!answer.is_whole());
-        pieces.extend(answer.hear(event).expect("nothing failed"));
+        pieces.extend(answer.receive(event).expect("nothing failed"));
     }
     assert!(answer.is_whole());
     pieces
@@ -77,8 +77,8 @@ fn pieces(answer: &mut Answer) -> Vec<Piece> {
 fn a_whole_completion() {
     let mut answer = answer(Kind::Completion, None);
     let pieces = pieces(&mut answer);
-    let said = answer.whole(pieces);
-    let choices = said["choices"].as_array().expect("choices");
+    let body = answer.whole(pieces);
+    let choices = body["choices"].as_array().expect("choices");
     let texts: Vec<_> = choices.iter().map(|c| c["text"].as_str().expect("text")).collect();
     let reasons: Vec<_> = choices.iter().map(|c| c["finish_reason"].as_str()).collect();
     assert_eq!(texts, ["1 ", "11 7 ", "", "3 "]);
@@ -90,8 +90,8 @@ fn a_whole_completion() {
         "total_tokens": 11,
         "prompt_tokens_details": { "cached_tokens": 4 },
     });
-    assert_eq!((&said["usage"], &said["object"]), (&usage, &json!("text_completion")));
-    assert_eq!((&said["id"], &said["model"]), (&json!("cmpl-12"), &json!("tiny")));
+    assert_eq!((&body["usage"], &body["object"]), (&usage, &json!("text_completion")));
+    assert_eq!((&body["id"], &body["model"]), (&json!("cmpl-12"), &json!("tiny")));
 }
 
 #[test]
@@ -161,6 +161,6 @@ fn logprobs_in_both_forms() {
 #[test]
 fn a_failure_is_an_error() {
     let mut answer = answer(Kind::Chat, None);
-    let refusal = answer.hear(Event::Failed("no more memory".into())).expect_err("it failed");
-    assert_eq!((refusal.status, &refusal.message[..]), (500, "no more memory"));
+    let error = answer.receive(Event::Failed("no more memory".into())).expect_err("it failed");
+    assert_eq!((error.status, &error.message[..]), (500, "no more memory"));
 }

@@ -5,33 +5,33 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use super::api_error::ApiError;
 use super::fields::{Field, Kind, Use};
-use super::refusal::Refusal;
 
 /// Most bytes of a field other than the texts.
 const FIELD_BYTES_MAX: usize = 1 << 20;
 
 /// A request's JSON; only served fields are read.
 #[derive(Debug)]
-pub struct Sent<'a> {
+pub struct RequestBody<'a> {
     fields: Map<String, Value>,
     /// The prompt as raw JSON, because JSON values of lists of tokens would take many times the bytes.
     pub prompt: Option<&'a RawValue>,
 }
 
-impl<'a> Sent<'a> {
+impl<'a> RequestBody<'a> {
     /// Reads a request, and checks each field's name by the table.
     ///
     /// # Errors
     /// The body is not a JSON object, a field is not in the table, or a field is unsupported.
-    pub fn read(bytes: &'a [u8], kind: Kind) -> Result<Self, Refusal> {
+    pub fn read(bytes: &'a [u8], kind: Kind) -> Result<Self, ApiError> {
         let raw: BTreeMap<String, &RawValue> = serde_json::from_slice(bytes)
-            .map_err(|e| Refusal::bad(format!("the body is not valid JSON, or no object: {e}")))?;
+            .map_err(|e| ApiError::bad(format!("the body is not valid JSON, or no object: {e}")))?;
         let (mut fields, mut prompt) = (Map::new(), None);
         for (name, raw) in raw {
             let field = Field::find(&name, kind);
             let field = field.ok_or_else(|| {
-                Refusal::unsupported(&name, format!("{name} is not a field of this request"))
+                ApiError::unsupported(&name, format!("{name} is not a field of this request"))
             })?;
             if matches!(field.becomes, Use::Harmless) || raw.get() == "null" {
                 continue;
@@ -44,14 +44,14 @@ impl<'a> Sent<'a> {
             if raw.get().len() > FIELD_BYTES_MAX && !carries_text {
                 let what =
                     format!("{name}: {} bytes, of at most {FIELD_BYTES_MAX}", raw.get().len());
-                return Err(Refusal::field(&name, what));
+                return Err(ApiError::field(&name, what));
             }
             let value: Value = serde_json::from_str(raw.get())
-                .map_err(|e| Refusal::bad(format!("{name}: not valid JSON: {e}")))?;
+                .map_err(|e| ApiError::bad(format!("{name}: not valid JSON: {e}")))?;
             match field.becomes {
                 Use::Refused(neutral) if !neutral.takes(&value) => {
                     let what = format!("{name}: {} is not served here", brief(&value));
-                    return Err(Refusal::unsupported(&name, what));
+                    return Err(ApiError::unsupported(&name, what));
                 }
                 Use::Refused(_) | Use::Harmless => {}
                 Use::Served => _ = fields.insert(name, value),
@@ -86,14 +86,14 @@ impl<'a> Body<'a> {
         name: &str,
         what: &str,
         read: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, Refusal> {
+    ) -> Result<Option<T>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        let wrong = || Refusal::field(name, format!("{name}: {} is no {what}", brief(value)));
+        let wrong = || ApiError::field(name, format!("{name}: {} is no {what}", brief(value)));
         read(value).map(Some).ok_or_else(wrong)
     }
 
     /// Returns a whole number; 1.0 counts as one.
-    pub fn whole<T: TryFrom<i64>>(&self, name: &str) -> Result<Option<T>, Refusal> {
+    pub fn whole<T: TryFrom<i64>>(&self, name: &str) -> Result<Option<T>, ApiError> {
         let exact = |x: f64| (x.fract() == 0.0 && x.abs() < 2_f64.powi(53)).then_some(x as i64);
         let read = |value: &Value| {
             let number = value.as_i64().or_else(|| value.as_f64().and_then(exact));
@@ -103,37 +103,41 @@ impl<'a> Body<'a> {
     }
 
     /// Returns a number.
-    pub fn number(&self, name: &str) -> Result<Option<f32>, Refusal> {
+    pub fn number(&self, name: &str) -> Result<Option<f32>, ApiError> {
         self.typed(name, "number", |value| value.as_f64().map(|x| x as f32))
     }
 
     /// Returns a number from `least` to `most`.
-    pub fn number_in(&self, name: &str, (least, most): (f32, f32)) -> Result<Option<f32>, Refusal> {
+    pub fn number_in(
+        &self,
+        name: &str,
+        (least, most): (f32, f32),
+    ) -> Result<Option<f32>, ApiError> {
         match self.number(name)? {
             Some(number) if !(least..=most).contains(&number) => {
-                Err(Refusal::field(name, format!("{name} {number} is not from {least} to {most}")))
+                Err(ApiError::field(name, format!("{name} {number} is not from {least} to {most}")))
             }
             number => Ok(number),
         }
     }
 
     /// Returns a flag; false if absent.
-    pub fn flag(&self, name: &str) -> Result<bool, Refusal> {
+    pub fn flag(&self, name: &str) -> Result<bool, ApiError> {
         Ok(self.typed(name, "boolean", Value::as_bool)?.unwrap_or(false))
     }
 
     /// Returns a text.
-    pub fn text(&self, name: &str) -> Result<Option<&'a str>, Refusal> {
+    pub fn text(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
         self.typed(name, "string", Value::as_str)
     }
 
     /// Returns an object.
-    pub fn object(&self, name: &str) -> Result<Option<Body<'a>>, Refusal> {
+    pub fn object(&self, name: &str) -> Result<Option<Body<'a>>, ApiError> {
         Ok(self.typed(name, "object", Value::as_object)?.map(Body))
     }
 
     /// Returns a list.
-    pub fn list(&self, name: &str) -> Result<Option<&'a [Value]>, Refusal> {
+    pub fn list(&self, name: &str) -> Result<Option<&'a [Value]>, ApiError> {
         self.typed(name, "list", |value| value.as_array().map(Vec::as_slice))
     }
 }

@@ -7,7 +7,7 @@ use kvarena_host::text::{Decoder, Text};
 
 /// A generated token with its log-probability.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Said {
+pub struct GeneratedToken {
     /// The token.
     pub token: u32,
     /// Log-probability of the token; `None` for the first token of a prompt.
@@ -24,7 +24,7 @@ pub struct Piece {
     /// New complete text.
     pub text: String,
     /// Tokens of this text, if log-probabilities are known.
-    pub said: Vec<Said>,
+    pub tokens: Vec<GeneratedToken>,
     /// Reason for the end of the choice, in its last chunk.
     pub finish: Option<Finish>,
 }
@@ -35,7 +35,7 @@ impl Piece {
         match (first, second) {
             (Some(mut first), Some(second)) => {
                 first.text += &second.text;
-                first.said.extend(second.said);
+                first.tokens.extend(second.tokens);
                 Some(Self { finish: second.finish, ..first })
             }
             (first, second) => first.or(second),
@@ -58,7 +58,7 @@ pub struct Choice {
     /// Characters emitted.
     given: usize,
     /// Tokens whose text has not been emitted.
-    pending: Vec<Said>,
+    pending: Vec<GeneratedToken>,
     finish: Option<Finish>,
 }
 
@@ -75,7 +75,7 @@ impl Choice {
         for (i, &token) in prompt.iter().enumerate() {
             if let Some(logprob) = logprobs.get(i) {
                 let offset = piece.text.chars().count();
-                piece.said.push(Said { token, logprob: logprob.clone(), offset });
+                piece.tokens.push(GeneratedToken { token, logprob: logprob.clone(), offset });
             }
             piece.text += &self.decoder.push(text, token);
         }
@@ -104,7 +104,7 @@ impl Choice {
             return None;
         }
         if logprob.is_some() {
-            self.pending.push(Said { token, logprob, offset: self.decoded });
+            self.pending.push(GeneratedToken { token, logprob, offset: self.decoded });
         }
         let decoded = self.decoder.push(text, token);
         let piece = self.read(&decoded);
@@ -121,7 +121,7 @@ impl Choice {
         let mut piece = self.read(&decoded);
         if !self.is_done() {
             piece.text += &self.stops.rest();
-            piece.said.append(&mut self.pending);
+            piece.tokens.append(&mut self.pending);
             self.finish = Some(finish);
         }
         Some(Piece { finish: self.finish, ..piece })
@@ -131,10 +131,10 @@ impl Choice {
         self.decoded += decoded.chars().count();
         let (text, found) = self.stops.push(decoded);
         self.given += text.chars().count();
-        let certain = self.pending.partition_point(|said| said.offset < self.given);
-        let said = self.pending.drain(..certain).collect();
+        let certain = self.pending.partition_point(|token| token.offset < self.given);
+        let tokens = self.pending.drain(..certain).collect();
         self.finish = found.then_some(Finish::Stop);
-        Piece { choice: self.number, text, said, finish: self.finish }
+        Piece { choice: self.number, text, tokens, finish: self.finish }
     }
 }
 
@@ -152,15 +152,15 @@ mod test {
         let text = Text::default();
         let mut choice = Choice::new(3, vec!["2 7".into()], vec![9]);
         let piece = choice.token(&text, 5, logprob(-1.0)).expect("certain at once");
-        assert_eq!((piece.choice, &piece.text[..], piece.said.len()), (3, "5 ", 1));
+        assert_eq!((piece.choice, &piece.text[..], piece.tokens.len()), (3, "5 ", 1));
         // The end of the text may be the beginning of the stop string.
         let piece = choice.token(&text, 12, logprob(-2.0)).expect("the 1 is certain");
-        assert_eq!((&piece.text[..], piece.said[0].token, piece.said[0].offset), ("1", 12, 2));
+        assert_eq!((&piece.text[..], piece.tokens[0].token, piece.tokens[0].offset), ("1", 12, 2));
         let piece = choice.token(&text, 8, logprob(-3.0)).expect("it was none");
-        assert_eq!((&piece.text[..], piece.said[0].offset, piece.finish), ("2 8 ", 5, None));
+        assert_eq!((&piece.text[..], piece.tokens[0].offset, piece.finish), ("2 8 ", 5, None));
         assert_eq!(choice.token(&text, 2, logprob(-4.0)), None);
         let piece = choice.token(&text, 77, logprob(-5.0)).expect("it stops");
-        assert_eq!((&piece.text[..], &piece.said[..]), ("", &[][..]));
+        assert_eq!((&piece.text[..], &piece.tokens[..]), ("", &[][..]));
         assert_eq!((piece.finish, choice.tokens()), (Some(Finish::Stop), 5));
         assert_eq!(choice.token(&text, 1, None), None, "what comes after it is not read");
         assert_eq!((choice.done(&text, Finish::Cancelled), choice.tokens()), (None, 5));
@@ -173,7 +173,7 @@ mod test {
         assert_eq!(choice.token(&text, 7, logprob(-1.0)), None);
         assert_eq!(choice.token(&text, 9, logprob(-2.0)), None);
         let piece = choice.done(&text, Finish::Stop).expect("the end");
-        assert_eq!((&piece.text[..], piece.said.len()), ("7 ", 1));
+        assert_eq!((&piece.text[..], piece.tokens.len()), ("7 ", 1));
         assert_eq!((piece.finish, choice.tokens()), (Some(Finish::Stop), 2));
     }
 }

@@ -201,10 +201,10 @@ async fn connection(
         peer.enter(Phase::Busy);
         let (answer, peer) = (router.call(request), Arc::clone(peer));
         async move {
-            answer.await.map(|answer: Response<Body>| answer.map(|body| Answering { body, peer }))
+            answer.await.map(|answer: Response<Body>| answer.map(|body| AnswerBody { body, peer }))
         }
     });
-    let io = TokioIo::new(Watched { stream, peer: Arc::clone(peer) });
+    let io = TokioIo::new(WatchedStream { stream, peer: Arc::clone(peer) });
     let mut http = http1::Builder::new();
     let connection = http.keep_alive(!is_spare).serve_connection(io, service);
     tokio::pin!(connection);
@@ -224,12 +224,12 @@ async fn connection(
 }
 
 /// Body of an answer; its connection becomes idle when the body is written.
-struct Answering {
+struct AnswerBody {
     body: Body,
     peer: Arc<Peer>,
 }
 
-impl HttpBody for Answering {
+impl HttpBody for AnswerBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -249,19 +249,19 @@ impl HttpBody for Answering {
     }
 }
 
-impl Drop for Answering {
+impl Drop for AnswerBody {
     fn drop(&mut self) {
         self.peer.enter(Phase::Idle);
     }
 }
 
 /// A stream that records the begin of a request, and whether its client takes bytes.
-struct Watched {
+struct WatchedStream {
     stream: TcpStream,
     peer: Arc<Peer>,
 }
 
-impl AsyncRead for Watched {
+impl AsyncRead for WatchedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -276,7 +276,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for WatchedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

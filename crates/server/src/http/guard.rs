@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use subtle::ConstantTimeEq;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
+use super::api_error::{ApiError, refused};
 use super::options::Secret;
-use super::refusal::{Refusal, refused};
 use kvarena_host::error::{Error, Result};
 
 /// Bytes of keys that are compared; the server rejects longer keys at start-up.
@@ -18,7 +18,7 @@ pub const KEY_BYTES_MAX: usize = 512;
 pub async fn check(State(key): State<Secret>, request: Request, next: Next) -> Response {
     match has_key(&key, request.headers()) {
         true => next.run(request).await,
-        false => refused(&Refusal::wrong_key()).into_response(),
+        false => refused(&ApiError::wrong_key()).into_response(),
     }
 }
 

@@ -6,8 +6,8 @@ use kvarena_host::request::Defaults;
 use kvarena_host::server::Limits;
 use kvarena_host::text::Text;
 
+use super::api_error::{ApiError, Result};
 use super::body::Body;
-use super::refusal::{Refusal, Result};
 
 /// Most choices of one request, over all its prompts.
 pub const CHOICES_MAX: usize = 128;
@@ -40,8 +40,8 @@ impl Host {
     pub fn check_model(&self, body: Body<'_>) -> Result<()> {
         match body.text("model")? {
             Some(name) if name == self.model => Ok(()),
-            Some(name) => Err(Refusal::unknown_model(name)),
-            None => Err(Refusal::field("model", "model is missing")),
+            Some(name) => Err(ApiError::unknown_model(name)),
+            None => Err(ApiError::field("model", "model is missing")),
         }
     }
 }

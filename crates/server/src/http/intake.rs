@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 
 /// Maximum bytes of a body that is read and parsed in parallel with any number of other bodies.
 const SHORT: usize = 64 << 10;
@@ -60,7 +60,7 @@ impl Intake {
     ///
     /// # Errors
     /// The body is too long (413) or too slow (408), its client disconnects, or too many bodies are being read (429).
-    pub async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Read, Refusal> {
+    pub async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Read, ApiError> {
         let mut chunks = body.into_data_stream();
         let length =
             headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
@@ -70,30 +70,30 @@ impl Intake {
                 if !headers.contains_key(header::EXPECT) {
                     drop_rest(&mut chunks).await;
                 }
-                return Err(Refusal::body_too_long(self.body_max));
+                return Err(ApiError::body_too_long(self.body_max));
             }
             self.collect(&mut chunks, length.unwrap_or(0)).await
         };
         timeout(self.body_time, read)
             .await
-            .unwrap_or_else(|_| Err(Refusal::body_too_slow(self.body_time)))
+            .unwrap_or_else(|_| Err(ApiError::body_too_slow(self.body_time)))
     }
 
-    async fn collect(&self, chunks: &mut BodyDataStream, length: usize) -> Result<Read, Refusal> {
+    async fn collect(&self, chunks: &mut BodyDataStream, length: usize) -> Result<Read, ApiError> {
         let (mut bytes, mut reading) = (Vec::with_capacity(length.min(SHORT)), None);
         while let Some(chunk) = chunks.next().await {
             let chunk: Bytes =
-                chunk.map_err(|e| Refusal::bad(format!("the body breaks off: {e}")))?;
+                chunk.map_err(|e| ApiError::bad(format!("the body breaks off: {e}")))?;
             if bytes.len() + chunk.len() > self.body_max {
                 drop_rest(chunks).await;
-                return Err(Refusal::body_too_long(self.body_max));
+                return Err(ApiError::body_too_long(self.body_max));
             }
             let counted = bytes.len().saturating_sub(SHORT);
             bytes.extend_from_slice(&chunk);
             let more = bytes.len().saturating_sub(SHORT) - counted;
             if more > 0 {
                 let share = Arc::clone(&self.reading).try_acquire_many_owned(more as u32);
-                let share = share.map_err(|_| Refusal::crowded("long bodies are being read"))?;
+                let share = share.map_err(|_| ApiError::crowded("long bodies are being read"))?;
                 match &mut reading {
                     None => reading = Some(share),
                     Some(reading) => reading.merge(share),
@@ -110,36 +110,36 @@ impl Intake {
     pub async fn parse<T: Send + 'static>(
         &self,
         read: Read,
-        parse: impl FnOnce(&[u8]) -> Result<T, Refusal> + Send + 'static,
-    ) -> Result<T, Refusal> {
+        parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
         let mut turn = None;
         if read.bytes.len() > SHORT {
             let parsing = Arc::clone(&self.parsing).acquire_many_owned(read.bytes.len() as u32);
-            turn = Some(parsing.await.map_err(|e| Refusal::failed(e.to_string()))?);
+            turn = Some(parsing.await.map_err(|e| ApiError::failed(e.to_string()))?);
         }
         let parsing = tokio::task::spawn_blocking(move || {
             let parsed = parse(&read.bytes);
             drop((read, turn));
             parsed
         });
-        parsing.await.map_err(|e| Refusal::failed(e.to_string()))?
+        parsing.await.map_err(|e| ApiError::failed(e.to_string()))?
     }
 
     /// Counts the tokens of a request until the result is dropped.
     ///
     /// # Errors
     /// The request has more tokens than all requests together may have (400), or than the budget has left (429).
-    pub fn hold(&self, tokens: usize) -> Result<Held, Refusal> {
+    pub fn hold(&self, tokens: usize) -> Result<Held, ApiError> {
         let most = self.held_max;
         if tokens > most {
             let what =
                 format!("{tokens} prompt tokens, of at most {most} of all requests together");
-            return Err(Refusal::field("prompt", what));
+            return Err(ApiError::field("prompt", what));
         }
         let fits = |held: usize| held.checked_add(tokens).filter(|&held| held <= most);
         match self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Ok(Held { held: Arc::clone(&self.held), tokens }),
-            Err(held) => Err(Refusal::crowded(&format!(
+            Err(held) => Err(ApiError::crowded(&format!(
                 "{held} prompt tokens wait or run, of at most {most}; this request has {tokens}"
             ))),
         }
@@ -178,7 +178,7 @@ mod test {
         Intake::new(100_000, Duration::from_millis(200), 1000)
     }
 
-    async fn read(intake: &Intake, parts: Vec<usize>) -> Result<Read, Refusal> {
+    async fn read(intake: &Intake, parts: Vec<usize>) -> Result<Read, ApiError> {
         let parts = parts.into_iter().map(|len| Ok::<_, std::io::Error>(Bytes::from(vec![0; len])));
         intake.read(&HeaderMap::new(), Body::from_stream(futures_util::stream::iter(parts))).await
     }
@@ -193,29 +193,29 @@ mod test {
         assert_eq!(read(&intake, vec![60_000, 40_001]).await.expect_err("too long").status, 413);
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_LENGTH, 100_001.into());
-        let refusal =
+        let error =
             intake.read(&headers, Body::empty()).await.expect_err("the length is in the headers");
-        assert_eq!(refusal.status, 413);
+        assert_eq!(error.status, 413);
     }
 
     #[tokio::test]
     async fn a_body_that_does_not_end_is_refused() {
         let body = Body::from_stream(futures_util::stream::pending::<std::io::Result<Bytes>>());
-        let refusal = intake().read(&HeaderMap::new(), body).await.expect_err("too slow");
-        assert_eq!(refusal.status, 408);
+        let error = intake().read(&HeaderMap::new(), body).await.expect_err("too slow");
+        assert_eq!(error.status, 408);
     }
 
     #[tokio::test]
     async fn long_bodies_share_a_budget() {
         let intake = intake();
         let mut held = Vec::new();
-        let refusal = loop {
+        let error = loop {
             match read(&intake, vec![100_000]).await {
                 Ok(read) => held.push(read),
-                Err(refusal) => break refusal,
+                Err(error) => break error,
             }
         };
-        assert_eq!((refusal.status, held.len()), (429, BODIES * 100_000 / (100_000 - SHORT)));
+        assert_eq!((error.status, held.len()), (429, BODIES * 100_000 / (100_000 - SHORT)));
         assert!(read(&intake, vec![SHORT]).await.is_ok(), "a short one needs no share");
         held.pop();
         assert!(read(&intake, vec![100_000]).await.is_ok());

@@ -100,12 +100,12 @@ impl Readers {
 
 /// The client's side: as long as it lives, the choices have a reader.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct JobHandle {
     events: UnboundedReceiver<Event>,
     readers: Arc<Readers>,
 }
 
-impl Ticket {
+impl JobHandle {
     /// Creates the jobs of a client's prompts, which form one group, and the client's side.
     pub fn issue(
         requests: Vec<Request>,
@@ -146,7 +146,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for JobHandle {
     fn drop(&mut self) {
         for reader in &self.readers.0 {
             let (is, gone) = (READS, IS_GONE);
@@ -167,16 +167,16 @@ mod test {
         let sampling = Sampling::default();
         let defaults = Defaults { max_new_tokens: None, samples: 2, sampling, stop: Vec::new() };
         let requests = vec![defaults.request(vec![1]), defaults.request(vec![2])];
-        let (jobs, mut ticket) = Ticket::issue(requests, None, Held::default(), 7);
+        let (jobs, mut handle) = JobHandle::issue(requests, None, Held::default(), 7);
         assert_eq!((jobs[0].first_choice, jobs[1].first_choice), (0, 2));
         let done = Event::Done { choice: 2, finish: Finish::Length };
         jobs[1].events.send(done.clone()).expect("the receiver lives");
-        assert_eq!((ticket.next_now(), ticket.next_now()), (Some(done), None));
-        ticket.has_enough(3);
+        assert_eq!((handle.next_now(), handle.next_now()), (Some(done), None));
+        handle.has_enough(3);
         let readers = Arc::clone(&jobs[0].readers);
         let ends = || (0..4).map(|choice| readers.ends(choice)).collect::<Vec<_>>();
         assert_eq!(ends(), [None, None, None, Some(Finish::Stop)]);
-        drop(ticket);
+        drop(handle);
         let gone = Some(Finish::Cancelled);
         assert_eq!(ends(), [gone, gone, gone, Some(Finish::Stop)]);
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! clients        tasks of a runtime of their own threads             the engine's thread (that of `main`)
-//!   HTTP  --->  routes: ask (check) --- Job ---> queue (bounded) ---> desk: Server::step, step after step
+//!   HTTP  --->  routes: checked_request --- Job ---> queue (bounded) ---> engine_loop: Server::step, step after step
 //!         <---  answer: choice, stop  <--- Event for each token ------'
 //! ```
 //!
@@ -10,39 +10,40 @@
 //! options, connections   the command line; accepting, time limits, the bound of open connections
 //! intake, guard          limits of requests; the API key and origins
 //! fields, body, host     the table of fields; typed look-ups; the served model and its limits
-//! ask                    a request with all its checks
+//! checked_request        a request with all its checks
 //! prompt, tokens         prompts and messages as tokens; /tokenize
-//! refusal                errors of rejected requests
-//! queue, job, desk       waiting requests; messages between the two sides; the engine's side
+//! api_error              errors of rejected requests
+//! queue, job             waiting requests; messages between the two sides
+//! engine_loop            the engine's side
 //! stop, choice, answer   stop strings; a choice's text; the answer's JSON
 //! sse, routes            framing; paths
-//! board, journal         metrics; the request log
+//! metrics, journal       metrics; the request log
 //! announcer              cache events for routers
 //! ```
 //!
-//! A client that disconnects drops its `Ticket`. The loop then ends its streams before the next step, and their pages
+//! A client that disconnects drops its `JobHandle`. The loop then ends its streams before the next step, and their pages
 //! return. The client's side converts tokens to text and searches for stop strings, so that steps do not wait for this
 //! work; a stream with a stop string therefore ends one or two steps later. SIGTERM closes the queue: the queued
 //! requests finish, the engine audits its state, and the program ends.
 
 pub mod announcer;
 mod answer;
-mod ask;
-mod board;
+mod api_error;
 mod body;
+mod checked_request;
 mod choice;
 mod connections;
-mod desk;
+mod engine_loop;
 mod fields;
 mod guard;
 mod host;
 mod intake;
 mod job;
 mod journal;
+mod metrics;
 pub mod options;
 mod prompt;
 mod queue;
-mod refusal;
 mod routes;
 mod sse;
 mod stop;
@@ -64,7 +65,6 @@ use tokio::sync::oneshot;
 use crate::args::Args;
 use crate::setup;
 use announcer::Announcer;
-use board::Board;
 use host::Host;
 use intake::Intake;
 use job::Job;
@@ -72,6 +72,7 @@ use kvarena_host::error::{Error, Result};
 use kvarena_host::runner::Runner;
 use kvarena_host::server::Server;
 use kvarena_host::text::Text;
+use metrics::Metrics;
 use options::Bounds;
 use queue::Queue;
 use routes::{App, crowded, router};
@@ -106,7 +107,7 @@ pub fn run<R: Runner>(
     let name = host.model.clone();
     let app = app(args, host);
     let routers = (router(Arc::clone(&app), key, cors), crowded(Arc::clone(&app)));
-    let (queue, board) = (Arc::clone(&app.queue), Arc::clone(&app.board));
+    let (queue, metrics) = (Arc::clone(&app.queue), Arc::clone(&app.metrics));
     let runtime = runtime()?;
     let page_size = server.limits().page_size;
     let announcer = Announcer::bind(&args.http, page_size, &runtime)?;
@@ -121,14 +122,14 @@ pub fn run<R: Runner>(
     if let Some((endpoint, replay)) = announcer.as_ref().map(Announcer::endpoints) {
         announce(&format!("events at {endpoint}, missed ones at {replay}"))?;
     }
-    board.post(server, board::Ended::default());
-    let outcome = desk::serve(server, &queue, &board, announcer);
+    metrics.post(server, metrics::Ended::default());
+    let outcome = engine_loop::serve(server, &queue, &metrics, announcer);
     // The queue is closed and no stream runs; clients still read.
     let _ = over.send(());
     let _ = runtime.block_on(async { tokio::time::timeout(GRACE, clients).await });
     runtime.shutdown_background();
     outcome?;
-    announce(&desk::audit(server)?)
+    announce(&engine_loop::audit(server)?)
 }
 
 fn runtime() -> Result<Runtime> {
@@ -174,7 +175,7 @@ fn app(args: &Args, host: Host) -> Arc<App> {
         host: Arc::new(host),
         queue: Arc::new(Queue::<Job>::new(options.queue as usize)),
         intake: Intake::new(options.max_body, body_time, options.max_waiting_tokens),
-        board: Arc::new(Board::default()),
+        metrics: Arc::new(Metrics::default()),
         // The keys of `RandomState` are the only random numbers of the standard library.
         run: RandomState::new().hash_one(created),
         answers: AtomicU64::new(0),

@@ -3,9 +3,9 @@
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+use super::api_error::{ApiError, Result};
 use super::body::{Body, brief, brief_json};
 use super::host::{CHOICES_MAX, Host};
-use super::refusal::{Refusal, Result};
 
 /// Returns the tokens of a text. Rejects a text with more bytes than the model's positions can hold, before it encodes
 /// the text.
@@ -18,9 +18,9 @@ fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>
             text.len(),
             host.limits.least()
         );
-        return Err(Refusal::too_long(name, what, host.limits.room(0).saturating_sub(1)));
+        return Err(ApiError::too_long(name, what, host.limits.room(0).saturating_sub(1)));
     }
-    host.text.encode_with(text, special).map_err(|e| Refusal::field(name, e.message))
+    host.text.encode_with(text, special).map_err(|e| ApiError::field(name, e.message))
 }
 
 /// Returns a token id.
@@ -31,7 +31,7 @@ pub fn token(id: &Value) -> std::result::Result<u32, String> {
 
 /// Returns the prompts of a completion: a text, tokens, or a list of either.
 pub fn prompts(prompt: Option<&RawValue>, host: &Host) -> Result<Vec<Vec<u32>>> {
-    let wrong = |what: String| Refusal::field("prompt", what);
+    let wrong = |what: String| ApiError::field("prompt", what);
     let json = prompt.ok_or_else(|| wrong("prompt is missing".into()))?;
     let list: Vec<&RawValue> = match json.get().as_bytes()[0] {
         b'"' => return Ok(vec![text(json, host)?]),
@@ -58,7 +58,7 @@ fn is_number(json: &RawValue) -> bool {
 }
 
 fn one(json: &RawValue, host: &Host) -> Result<Vec<u32>> {
-    let wrong = |what: String| Refusal::field("prompt", what);
+    let wrong = |what: String| ApiError::field("prompt", what);
     match json.get().as_bytes()[0] {
         b'"' => text(json, host),
         b'[' => {
@@ -75,7 +75,7 @@ fn one(json: &RawValue, host: &Host) -> Result<Vec<u32>> {
 
 fn text(json: &RawValue, host: &Host) -> Result<Vec<u32>> {
     let text: String = serde_json::from_str(json.get())
-        .map_err(|e| Refusal::field("prompt", format!("prompt: {e}")))?;
+        .map_err(|e| ApiError::field("prompt", format!("prompt: {e}")))?;
     encode(host, "prompt", &text, true)
 }
 
@@ -83,11 +83,11 @@ fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
     let room = host.limits.room(0);
     if list.len() > room {
         let what = format!("a prompt of {} tokens, but {}", list.len(), host.limits.least());
-        return Err(Refusal::too_long("prompt", what, room - 1));
+        return Err(ApiError::too_long("prompt", what, room - 1));
     }
     let id = |json: &&RawValue| {
         let wrong =
-            || Refusal::field("prompt", format!("{} is not a token id", brief_json(json.get())));
+            || ApiError::field("prompt", format!("{} is not a token id", brief_json(json.get())));
         json.get().parse::<u32>().map_err(|_| wrong())
     };
     list.iter().map(id).collect()
@@ -96,7 +96,7 @@ fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
 /// Returns the prediction, if any. It does not change the answer, so a server without drafting ignores it.
 pub fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     let Some(value) = body.get("prediction") else { return Ok(Vec::new()) };
-    let wrong = |what: String| Refusal::field("prediction", format!("prediction: {what}"));
+    let wrong = |what: String| ApiError::field("prediction", format!("prediction: {what}"));
     if value["type"] != "content" {
         return Err(wrong(format!("{} is not of type content", brief(value))));
     }
@@ -112,7 +112,7 @@ pub fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
 
 /// Returns the prompt of a chat, by the model's own template.
 pub fn messages(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
-    let wrong = |what: String| Refusal::field("messages", what);
+    let wrong = |what: String| ApiError::field("messages", what);
     let list = body.list("messages")?.ok_or_else(|| wrong("messages is missing".into()))?;
     if list.is_empty() {
         return Err(wrong("messages: the list is empty".into()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The reason for which a push failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refused {
+pub enum PushError {
     /// The queue is full.
     Full,
     /// The queue is closed.
@@ -41,13 +41,13 @@ impl<T> Queue<T> {
     ///
     /// # Errors
     /// The queue is full or closed.
-    pub fn push(&self, jobs: Vec<T>) -> Result<(), Refused> {
+    pub fn push(&self, jobs: Vec<T>) -> Result<(), PushError> {
         let mut state = self.lock();
         if state.is_closed {
-            return Err(Refused::Closed);
+            return Err(PushError::Closed);
         }
         if state.jobs.len() + state.waiting >= self.max {
-            return Err(Refused::Full);
+            return Err(PushError::Full);
         }
         state.jobs.extend(jobs);
         self.came.notify_one();
@@ -123,12 +123,12 @@ mod test {
         let queue = Queue::new(2);
         assert_eq!(queue.push(vec![1]), Ok(()));
         assert_eq!(queue.push(vec![2, 3]), Ok(()), "the jobs of one request stay together");
-        assert_eq!(queue.push(vec![4]), Err(Refused::Full));
+        assert_eq!(queue.push(vec![4]), Err(PushError::Full));
         assert_eq!(taken(&queue, 0), [1, 2, 3]);
-        assert_eq!((queue.push(vec![4]), queue.waiting()), (Err(Refused::Full), 3));
+        assert_eq!((queue.push(vec![4]), queue.waiting()), (Err(PushError::Full), 3));
         assert!(taken(&queue, 1).is_empty(), "two have begun");
         assert_eq!(queue.push(vec![4]), Ok(()));
-        assert_eq!(queue.push(vec![5]), Err(Refused::Full));
+        assert_eq!(queue.push(vec![5]), Err(PushError::Full));
     }
 
     #[test]
@@ -137,7 +137,7 @@ mod test {
         assert!(!queue.wait_at_most(Duration::from_millis(1)));
         queue.push(vec![1]).expect("there is room");
         queue.close();
-        assert_eq!((queue.push(vec![2]), queue.is_closed()), (Err(Refused::Closed), true));
+        assert_eq!((queue.push(vec![2]), queue.is_closed()), (Err(PushError::Closed), true));
         assert!(queue.wait() && queue.wait_at_most(Duration::ZERO));
         assert_eq!(taken(&queue, 0), [1]);
         assert!(!queue.wait());
@@ -160,7 +160,7 @@ mod test {
             let queue = Arc::clone(&queue);
             thread::spawn(move || {
                 for job in from..from + 100 {
-                    while queue.push(vec![job]) == Err(Refused::Full) {
+                    while queue.push(vec![job]) == Err(PushError::Full) {
                         thread::yield_now();
                     }
                 }

@@ -15,18 +15,18 @@ use serde_json::{Value, json};
 use tower_http::cors::CorsLayer;
 
 use super::answer::Answer;
-use super::ask::Ask;
-use super::board::{Board, open_metrics};
+use super::api_error::{ApiError, refused};
+use super::checked_request::CheckedRequest;
 use super::choice::Piece;
 use super::fields::Kind;
 use super::guard;
 use super::host::Host;
 use super::intake::Intake;
-use super::job::{Event, Job, Ticket};
+use super::job::{Event, Job, JobHandle};
 use super::journal::Entry;
+use super::metrics::{Metrics, open_metrics};
 use super::options::Secret;
-use super::queue::{Queue, Refused};
-use super::refusal::{Refusal, refused};
+use super::queue::{PushError, Queue};
 use super::sse;
 use kvarena_host::sample::splitmix;
 
@@ -39,7 +39,7 @@ pub struct App {
     /// The limits of requests.
     pub intake: Intake,
     /// The engine's metrics, for monitors.
-    pub board: Arc<Board>,
+    pub metrics: Arc<Metrics>,
     /// Number of this run, so that answers of two runs have different names and their unseeded draws differ.
     pub run: u64,
     /// Number of answers begun.
@@ -66,9 +66,9 @@ pub fn router(app: Arc<App>, key: Option<Secret>, cors: CorsLayer) -> Router {
         .route("/metrics", get(metrics))
         .route("/version", get(version))
         .merge(guarded)
-        .fallback(|uri: Uri| async move { refused(&Refusal::no_such_path(404, uri.path())) })
+        .fallback(|uri: Uri| async move { refused(&ApiError::no_such_path(404, uri.path())) })
         .method_not_allowed_fallback(|uri: Uri| async move {
-            refused(&Refusal::no_such_path(405, uri.path()))
+            refused(&ApiError::no_such_path(405, uri.path()))
         })
         // `Intake` limits bodies.
         .layer(DefaultBodyLimit::disable())
@@ -78,7 +78,7 @@ pub fn router(app: Arc<App>, key: Option<Secret>, cors: CorsLayer) -> Router {
 
 /// Returns the routes of a spare connection.
 pub fn crowded(app: Arc<App>) -> Router {
-    monitors().fallback(|| async { refused(&Refusal::no_connection()) }).with_state(app)
+    monitors().fallback(|| async { refused(&ApiError::no_connection()) }).with_state(app)
 }
 
 fn monitors() -> Router<Arc<App>> {
@@ -94,17 +94,17 @@ async fn chat(State(app): Shared, request: Request) -> Response {
 }
 
 async fn answer(app: Arc<App>, kind: Kind, path: &'static str, request: Request) -> Response {
-    let board = Arc::clone(&app.board);
+    let metrics = Arc::clone(&app.metrics);
     let mut entry = Entry::new(path);
     let response = match begin(app, kind, request, &mut entry).await {
-        Ok(talk) if talk.stream => events(talk.entry(entry)),
-        Ok(talk) => whole(talk.entry(entry)).await.unwrap_or_else(|refusal| refused(&refusal)),
-        Err(refusal) => {
-            (entry.status, entry.outcome) = (refusal.status, refusal.code.unwrap_or("refused"));
-            refused(&refusal)
+        Ok(client) if client.stream => events(client.entry(entry)),
+        Ok(client) => whole(client.entry(entry)).await.unwrap_or_else(|error| refused(&error)),
+        Err(error) => {
+            (entry.status, entry.outcome) = (error.status, error.code.unwrap_or("refused"));
+            refused(&error)
         }
     };
-    board.count(path, response.status().as_u16());
+    metrics.count(path, response.status().as_u16());
     response
 }
 
@@ -113,9 +113,9 @@ async fn begin(
     kind: Kind,
     request: Request,
     entry: &mut Entry,
-) -> Result<Talk, Refusal> {
+) -> Result<ClientAnswer, ApiError> {
     if app.queue.is_closed() {
-        return Err(Refusal::closing());
+        return Err(ApiError::closing());
     }
     let number = app.answers.fetch_add(1, Ordering::Relaxed);
     let name = format!("{:08x}{number:08x}", app.run as u32);
@@ -125,33 +125,33 @@ async fn begin(
     let seed = splitmix(&mut app.run.wrapping_add(number));
     let host = Arc::clone(&app.host);
     // A blocking thread encodes, because a long prompt takes time.
-    let parse = move |bytes: &[u8]| Ask::parse(&host, kind, bytes, seed);
-    let mut ask = app.intake.parse(read, parse).await?;
+    let parse = move |bytes: &[u8]| CheckedRequest::parse(&host, kind, bytes, seed);
+    let mut checked = app.intake.parse(read, parse).await?;
     let tokens =
         |request: &kvarena_host::request::Request| request.prompt.len() + request.prediction.len();
-    let held = app.intake.hold(ask.requests.iter().map(tokens).sum())?;
-    entry.prompt_tokens = ask.requests.iter().map(|request| request.prompt.len()).sum();
-    let answer = Answer::new(Arc::clone(&app.host), &ask, &name);
-    let (jobs, ticket) =
-        Ticket::issue(std::mem::take(&mut ask.requests), ask.logprobs, held, number);
+    let held = app.intake.hold(checked.requests.iter().map(tokens).sum())?;
+    entry.prompt_tokens = checked.requests.iter().map(|request| request.prompt.len()).sum();
+    let answer = Answer::new(Arc::clone(&app.host), &checked, &name);
+    let (jobs, handle) =
+        JobHandle::issue(std::mem::take(&mut checked.requests), checked.logprobs, held, number);
     app.queue.push(jobs).map_err(|why| match why {
-        Refused::Full => Refusal::full(app.queue.waiting()),
-        Refused::Closed => Refusal::closing(),
+        PushError::Full => ApiError::full(app.queue.waiting()),
+        PushError::Closed => ApiError::closing(),
     })?;
-    Ok(Talk { answer, ticket, is_over: false, stream: ask.stream, entry: None })
+    Ok(ClientAnswer { answer, handle, is_over: false, stream: checked.stream, entry: None })
 }
 
 /// A client and its answer. A drop means that the client has disconnected, and cancels its request.
-struct Talk {
+struct ClientAnswer {
     answer: Answer,
-    ticket: Ticket,
+    handle: JobHandle,
     is_over: bool,
     /// Whether tokens are streamed.
     stream: bool,
     entry: Option<Entry>,
 }
 
-impl Drop for Talk {
+impl Drop for ClientAnswer {
     fn drop(&mut self) {
         if let Some(entry) = &mut self.entry {
             (entry.cached_tokens, entry.new_tokens) = self.answer.counts();
@@ -162,7 +162,7 @@ impl Drop for Talk {
     }
 }
 
-impl Talk {
+impl ClientAnswer {
     /// Sets the log entry that is written at the end.
     fn entry(mut self, entry: Entry) -> Self {
         self.entry = Some(entry);
@@ -170,7 +170,7 @@ impl Talk {
     }
 
     /// Processes an event; `None` stands for the engine's end.
-    fn hear(&mut self, event: Option<Event>) -> Result<Option<Piece>, Refusal> {
+    fn receive(&mut self, event: Option<Event>) -> Result<Option<Piece>, ApiError> {
         let lost = || Event::Failed("the engine has stopped".into());
         let event = event.unwrap_or_else(lost);
         if let Some(entry) = &mut self.entry {
@@ -180,21 +180,21 @@ impl Talk {
                 Event::Prompt { .. } | Event::Done { .. } => {}
             }
         }
-        let piece = self.answer.hear(event)?;
+        let piece = self.answer.receive(event)?;
         if let Some(piece) = piece.as_ref().filter(|piece| piece.finish.is_some()) {
-            self.ticket.has_enough(piece.choice);
+            self.handle.has_enough(piece.choice);
         }
         Ok(piece)
     }
 
     /// Returns the frames of an event: the new chunk, and the end of the stream if it has ended.
     fn frames(&mut self, event: Option<Event>) -> String {
-        let mut frames = match self.hear(event) {
+        let mut frames = match self.receive(event) {
             Ok(Some(piece)) => sse::event(&self.answer.chunk(piece)),
             Ok(None) => String::new(),
-            Err(refusal) => {
+            Err(error) => {
                 self.is_over = true;
-                return sse::event(&refusal.json());
+                return sse::event(&error.json());
             }
         };
         if self.answer.is_whole() {
@@ -208,27 +208,27 @@ impl Talk {
     }
 }
 
-async fn whole(mut talk: Talk) -> Result<Response, Refusal> {
+async fn whole(mut client: ClientAnswer) -> Result<Response, ApiError> {
     let mut pieces = Vec::new();
-    while !talk.answer.is_whole() {
-        let event = talk.ticket.next().await;
-        pieces.extend(talk.hear(event)?);
+    while !client.answer.is_whole() {
+        let event = client.handle.next().await;
+        pieces.extend(client.receive(event)?);
     }
-    Ok(json_response(StatusCode::OK, &talk.answer.whole(pieces)))
+    Ok(json_response(StatusCode::OK, &client.answer.whole(pieces)))
 }
 
 /// Answers with server-sent events.
-fn events(talk: Talk) -> Response {
-    let frames = stream::unfold(talk, |mut talk| async move {
-        while !talk.is_over {
-            let event = talk.ticket.next().await;
-            let mut frames = talk.frames(event);
+fn events(client: ClientAnswer) -> Response {
+    let frames = stream::unfold(client, |mut client| async move {
+        while !client.is_over {
+            let event = client.handle.next().await;
+            let mut frames = client.frames(event);
             // The same write sends further events that have arrived.
-            while let Some(event) = (!talk.is_over).then(|| talk.ticket.next_now()).flatten() {
-                frames += &talk.frames(Some(event));
+            while let Some(event) = (!client.is_over).then(|| client.handle.next_now()).flatten() {
+                frames += &client.frames(Some(event));
             }
             if !frames.is_empty() {
-                return Some((Ok::<_, Infallible>(Bytes::from(frames)), talk));
+                return Some((Ok::<_, Infallible>(Bytes::from(frames)), client));
             }
         }
         None
@@ -259,14 +259,14 @@ async fn models(State(app): Shared) -> Response {
 async fn model(State(app): Shared, Path(name): Path<String>) -> Response {
     match name == app.host.model {
         true => json_response(StatusCode::OK, &card(&app)),
-        false => refused(&Refusal::unknown_model(&name)),
+        false => refused(&ApiError::unknown_model(&name)),
     }
 }
 
 async fn health(State(app): Shared) -> Response {
     match app.queue.is_closed() {
         false => json_response(StatusCode::OK, &json!({ "status": "ok" })),
-        true => refused(&Refusal::closing()),
+        true => refused(&ApiError::closing()),
     }
 }
 
@@ -275,7 +275,7 @@ async fn version() -> Response {
 }
 
 async fn metrics(State(app): Shared, headers: HeaderMap) -> Response {
-    let text = app.board.text(app.queue.waiting());
+    let text = app.metrics.text(app.queue.waiting());
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     let (kind, text) = match accepts
         .is_some_and(|accept| accept.contains("application/openmetrics-text"))
@@ -290,7 +290,7 @@ async fn metrics(State(app): Shared, headers: HeaderMap) -> Response {
 async fn text_of(
     app: Arc<App>,
     request: Request,
-    answer: fn(&Host, &[u8]) -> Result<Value, Refusal>,
+    answer: fn(&Host, &[u8]) -> Result<Value, ApiError>,
 ) -> Response {
     let made = async {
         let (parts, body) = request.into_parts();
@@ -300,7 +300,7 @@ async fn text_of(
     };
     match made.await {
         Ok(value) => json_response(StatusCode::OK, &value),
-        Err(refusal) => refused(&refusal),
+        Err(error) => refused(&error),
     }
 }
 

@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::body::{Sent, brief};
+use super::api_error::{ApiError, Result};
+use super::body::{RequestBody, brief};
 use super::fields::Kind;
 use super::host::Host;
 use super::prompt;
-use super::refusal::{Refusal, Result};
 
 /// Converts `{"model", "prompt"}` or `{"model", "messages"}` to `{"count", "max_model_len", "tokens"}`.
 pub fn tokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
@@ -14,7 +14,7 @@ pub fn tokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
         true => Kind::Chat,
         false => Kind::Completion,
     };
-    let sent = Sent::read(bytes, kind)?;
+    let sent = RequestBody::read(bytes, kind)?;
     host.check_model(sent.body())?;
     let tokens = match kind {
         Kind::Chat => prompt::messages(sent.body(), host)?,
@@ -34,11 +34,11 @@ fn has_messages(bytes: &[u8]) -> bool {
 /// Converts `{"model", "tokens"}` to `{"prompt"}`.
 pub fn detokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
     let fields: Map<String, Value> = serde_json::from_slice(bytes)
-        .map_err(|e| Refusal::bad(format!("the body is not valid JSON, or no object: {e}")))?;
+        .map_err(|e| ApiError::bad(format!("the body is not valid JSON, or no object: {e}")))?;
     if let Some(name) = fields.keys().find(|name| !["model", "tokens"].contains(&name.as_str())) {
-        return Err(Refusal::unsupported(name, format!("{name} is not a field of this request")));
+        return Err(ApiError::unsupported(name, format!("{name} is not a field of this request")));
     }
-    let wrong = |what: String| Refusal::field("tokens", format!("tokens: {what}"));
+    let wrong = |what: String| ApiError::field("tokens", format!("tokens: {what}"));
     let list = fields
         .get("tokens")
         .and_then(Value::as_array)

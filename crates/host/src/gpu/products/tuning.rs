@@ -8,10 +8,10 @@ use std::ptr::from_ref;
 use cudarc::cublaslt::{result, sys};
 use kvarena::backend::cuda::CudaEvent;
 
-use super::{Op, Plan, Product, Products, WORKSPACE_BYTES, Way, Widths, lt, padded_rows};
+use super::{Method, Op, Plan, Product, Products, WORKSPACE_BYTES, Widths, lt, padded_rows};
 use crate::gpu::device::Device;
 use crate::gpu::error::GpuError;
-use crate::gpu::gemm::GemmWay;
+use crate::gpu::gemm::GemmMethod;
 use crate::gpu::kernels::{ProductMode, SKINNY};
 use crate::linear::Activation;
 
@@ -71,31 +71,32 @@ impl Products {
         for &product in products {
             lists.push(self.shortlist(device, rows, product, tune)?);
         }
-        let mut chosen: Vec<Way> = lists.iter().map(|list| list[0]).collect();
-        let row =
-            |ways: &[Way]| products.iter().copied().zip(ways.iter().copied()).collect::<Vec<_>>();
+        let mut chosen: Vec<Method> = lists.iter().map(|list| list[0]).collect();
+        let row = |methods: &[Method]| {
+            products.iter().copied().zip(methods.iter().copied()).collect::<Vec<_>>()
+        };
         if products.len() > 1 && lists.iter().any(|list| list.len() > 1) {
             let mut least = self.measure(device, rows, &row(&chosen), LAUNCHES)?;
-            for (i, &way) in lists
+            for (i, &method) in lists
                 .iter()
                 .enumerate()
-                .flat_map(|(i, list)| list[1..].iter().map(move |way| (i, way)))
+                .flat_map(|(i, list)| list[1..].iter().map(move |method| (i, method)))
             {
                 let mut other = chosen.clone();
-                other[i] = way;
+                other[i] = method;
                 let time = self.measure(device, rows, &row(&other), LAUNCHES)?;
                 if time < least {
                     (least, chosen) = (time, other);
                 }
             }
         }
-        for (product, way) in row(&chosen) {
+        for (product, method) in row(&chosen) {
             // A kernel is loaded at its first launch, which must not be in a capture.
             // SAFETY: the caller passes operands for that many rows.
             unsafe {
-                self.run_way(device, product.op, product.widths, rows, way, product.operands[0])
+                self.run_way(device, product.op, product.widths, rows, method, product.operands[0])
             }?;
-            self.ways.insert((product.op, rows), way);
+            self.methods.insert((product.op, rows), method);
         }
         Ok(())
     }
@@ -107,50 +108,53 @@ impl Products {
         rows: usize,
         product: Product<'_>,
         tune: bool,
-    ) -> Result<Vec<Way>, GpuError> {
+    ) -> Result<Vec<Method>, GpuError> {
         let Product { op, widths, .. } = product;
-        let mut ways = self.cublaslt_ways(op, widths, rows, if tune { ALGORITHMS } else { 1 })?;
+        let mut methods =
+            self.cublaslt_ways(op, widths, rows, if tune { ALGORITHMS } else { 1 })?;
         let own = match self.choice {
             Choice::First => Vec::new(),
             // Kernels that fuse the activation have no other.
             _ if op == Op::GateUp && self.activation != Activation::Silu => Vec::new(),
             Choice::Fastest if !tune => Vec::new(),
             Choice::Fastest => {
-                let mut own = gemm_ways(device, widths, rows);
-                own.retain(|way| way.is_sensible(self.mode_of(op, rows), widths.outs));
-                let skinny = skinny_ways(op, widths, rows).into_iter();
-                skinny.chain(own.into_iter().map(Way::Gemm)).collect()
+                let mut own = gemm_methods(device, widths, rows);
+                own.retain(|method| method.is_sensible(self.mode_of(op, rows), widths.outs));
+                let skinny = skinny_methods(op, widths, rows).into_iter();
+                skinny.chain(own.into_iter().map(Method::Gemm)).collect()
             }
-            Choice::Skinny => skinny_ways(op, widths, rows),
-            Choice::Gemm => gemm_ways(device, widths, rows).into_iter().map(Way::Gemm).collect(),
+            Choice::Skinny => skinny_methods(op, widths, rows),
+            Choice::Gemm => {
+                gemm_methods(device, widths, rows).into_iter().map(Method::Gemm).collect()
+            }
         };
         match self.choice {
             Choice::Skinny | Choice::Gemm if !own.is_empty() => {
                 return Ok(vec![own[(op as usize + rows) % own.len()]]); // each now and then
             }
-            _ => ways.extend(own),
+            _ => methods.extend(own),
         }
         for (launches, left) in ROUNDS {
-            if ways.len() == 1 {
+            if methods.len() == 1 {
                 break;
             }
-            let mut times: Vec<(f32, Way)> = Vec::new();
-            for &way in &ways {
+            let mut times: Vec<(f32, Method)> = Vec::new();
+            for &method in &methods {
                 // An algorithm that fails is not used.
-                let time = self.measure(device, rows, &[(product, way)], launches);
-                times.extend(time.ok().map(|time| (time, way)));
+                let time = self.measure(device, rows, &[(product, method)], launches);
+                times.extend(time.ok().map(|time| (time, method)));
             }
             times.sort_by(|a, b| a.0.total_cmp(&b.0));
-            ways.clear();
-            for (_, way) in times {
-                let kind = discriminant(&way);
-                if ways.iter().filter(|way| discriminant(*way) == kind).count() < left {
-                    ways.push(way);
+            methods.clear();
+            for (_, method) in times {
+                let kind = discriminant(&method);
+                if methods.iter().filter(|method| discriminant(*method) == kind).count() < left {
+                    methods.push(method);
                 }
             }
         }
         let shape = [rows, widths.outs, widths.ins];
-        if ways.is_empty() { Err(GpuError::NoProduct { shape }) } else { Ok(ways) }
+        if methods.is_empty() { Err(GpuError::NoProduct { shape }) } else { Ok(methods) }
     }
 
     /// Returns cublasLt's proposals for `y = x * weight^T`, all row-major; cublasLt treats columns as rows.
@@ -160,7 +164,7 @@ impl Products {
         Widths { outs, ins }: Widths,
         rows: usize,
         most: usize,
-    ) -> Result<Vec<Way>, GpuError> {
+    ) -> Result<Vec<Method>, GpuError> {
         let outs = if op == Op::GateUp { 2 * outs } else { outs };
         let (bf16, f32) = (sys::cudaDataType_t::CUDA_R_16BF, sys::cudaDataType_t::CUDA_R_32F);
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
@@ -222,7 +226,7 @@ impl Products {
             return Err(GpuError::NoProduct { shape: [rows, outs, ins] });
         }
         let beta = if self.mode_of(op, rows) == ProductMode::Add { 1.0 } else { 0.0 };
-        let plan = |algorithm| Way::CublasLt(Plan { description, layouts, algorithm, beta });
+        let plan = |algorithm| Method::CublasLt(Plan { description, layouts, algorithm, beta });
         Ok(proposed[..count as usize].iter().map(|found| plan(found.algo)).collect())
     }
 
@@ -231,15 +235,15 @@ impl Products {
         &self,
         device: &Device,
         rows: usize,
-        row: &[(Product<'_>, Way)],
+        row: &[(Product<'_>, Method)],
         launches: usize,
     ) -> Result<f32, GpuError> {
         let all = || {
             // One call for each layer. Logits have only one matrix, which exceeds the cache in any large model.
             for layer in 0..row[0].0.layers(rows) {
-                for &(Product { op, widths, operands }, way) in row {
+                for &(Product { op, widths, operands }, method) in row {
                     // SAFETY: the caller of `plan` passes operands for that many rows.
-                    unsafe { self.run_way(device, op, widths, rows, way, operands[layer]) }?;
+                    unsafe { self.run_way(device, op, widths, rows, method, operands[layer]) }?;
                 }
             }
             Ok::<_, GpuError>(())
@@ -263,15 +267,15 @@ impl Products {
     }
 }
 
-fn gemm_ways(device: &Device, Widths { outs, ins }: Widths, rows: usize) -> Vec<GemmWay> {
+fn gemm_methods(device: &Device, Widths { outs, ins }: Widths, rows: usize) -> Vec<GemmMethod> {
     match device.kernels.gemm.is_empty() {
         true => Vec::new(),
-        false => GemmWay::all(outs, ins, rows),
+        false => GemmMethod::all(outs, ins, rows),
     }
 }
 
 /// Returns the skinny kernels that can compute a product.
-fn skinny_ways(op: Op, Widths { outs, ins }: Widths, rows: usize) -> Vec<Way> {
+fn skinny_methods(op: Op, Widths { outs, ins }: Widths, rows: usize) -> Vec<Method> {
     if rows > SKINNY_ROWS || !ins.is_multiple_of(64) {
         return Vec::new();
     }
@@ -279,5 +283,5 @@ fn skinny_ways(op: Op, Widths { outs, ins }: Widths, rows: usize) -> Vec<Way> {
         (Op::GateUp, tiles) => tiles > 1 && outs.is_multiple_of(4 * tiles),
         (_, tiles) => outs.is_multiple_of(8 * tiles),
     };
-    (0..SKINNY.len()).filter(fits).map(Way::Skinny).collect()
+    (0..SKINNY.len()).filter(fits).map(Method::Skinny).collect()
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use kvarena::{Backend, Namespace, TokenId};
 use serde_json::{Value, json};
 
-use super::{Nobody, Prompts};
+use super::{Discard, Prompts};
 use crate::args::Args;
 use crate::gpu::setup::wait_for_host_pages;
 use kvarena_host::error::{Error, Result};
@@ -46,7 +46,7 @@ impl<R: OnGpu> Bench<'_, R> {
         let loaded = self.server.engine().stats().loaded_pages;
         let start = Instant::now();
         self.server.submit(request)?;
-        self.server.run(&mut Nobody)?;
+        self.server.run(&mut Discard)?;
         let ms = start.elapsed().as_secs_f64() * 1e3;
         Ok((ms, self.server.engine().stats().loaded_pages - loaded))
     }

@@ -14,7 +14,7 @@ pub const FEW: u32 = 24;
 
 /// The form of the requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum Schedule {
     /// All at once.
     AllAtOnce,
     /// Prompts in chunks of seven tokens.
@@ -26,7 +26,8 @@ pub enum Way {
 }
 
 /// All forms.
-pub const WAYS: [Way; 4] = [Way::AllAtOnce, Way::Chunked, Way::Preempting, Way::Forked];
+pub const SCHEDULES: [Schedule; 4] =
+    [Schedule::AllAtOnce, Schedule::Chunked, Schedule::Preempting, Schedule::Forked];
 
 /// One combination of settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +41,7 @@ pub struct Setting {
     /// Steps are launched ahead.
     pub overlap: bool,
     /// The form of the requests.
-    pub way: Way,
+    pub schedule: Schedule,
     /// The choice of products' implementations.
     pub choice: Choice,
     /// The deliberate fault.
@@ -59,7 +60,7 @@ pub struct Setting {
     pub groups: bool,
     /// K and V are fp8.
     pub fp8: bool,
-    /// Evicted pages move to host memory; with [`Way::Preempting`], most streams load theirs.
+    /// Evicted pages move to host memory; with [`Schedule::Preempting`], most streams load theirs.
     pub host_pages: bool,
 }
 
@@ -70,7 +71,7 @@ impl Default for Setting {
             layout: Layout::PageFirst,
             graphs: true,
             overlap: true,
-            way: Way::AllAtOnce,
+            schedule: Schedule::AllAtOnce,
             choice: Choice::First,
             fault: Fault::None,
             fail_every: None,
@@ -92,13 +93,13 @@ pub fn settings() -> Vec<Setting> {
         [1, 16].into_iter().flat_map(|s| [Layout::PageFirst, Layout::LayerFirst].map(|l| (s, l)))
     {
         for (graphs, overlap) in [(true, true), (true, false), (false, true), (false, false)] {
-            for way in WAYS {
+            for schedule in SCHEDULES {
                 let choice = match ((page_size == 1) == graphs, layout) {
                     (true, _) => Choice::First,
                     (false, Layout::PageFirst) => Choice::Skinny,
                     (false, Layout::LayerFirst) => Choice::Gemm,
                 };
-                let plain = Setting { graphs, overlap, way, choice, ..Setting::default() };
+                let plain = Setting { graphs, overlap, schedule, choice, ..Setting::default() };
                 settings.push(Setting { page_size, layout, ..plain });
             }
         }
@@ -119,7 +120,7 @@ fn drafted() -> impl Iterator<Item = Setting> {
         let drafts = Some(Drafting { tokens: if tree { 9 } else { 4 }, tree });
         let choice = if graphs { Choice::First } else { Choice::Gemm };
         let plain = Setting { page_size, layout, graphs, choice, drafts, ..Setting::default() };
-        WAYS.map(move |way| Setting { way, overlap: false, ..plain })
+        SCHEDULES.map(move |schedule| Setting { schedule, overlap: false, ..plain })
     })
 }
 
@@ -131,18 +132,22 @@ fn sparse() -> impl Iterator<Item = Setting> {
     let settings = pages.into_iter().zip([(true, true), (false, false)]);
     let all = settings.flat_map(|((page_size, layout), (graphs, overlap))| {
         let plain = Setting { page_size, layout, graphs, overlap, ..Setting::default() };
-        WAYS.map(move |way| Setting { way, sparse: Some(ALL), ..plain })
+        SCHEDULES.map(move |schedule| Setting { schedule, sparse: Some(ALL), ..plain })
     });
     let few = launched.into_iter().zip(pages.into_iter().cycle());
     all.chain(few.flat_map(|((graphs, overlap), (page_size, layout))| {
         let plain = Setting { page_size, layout, graphs, overlap, ..Setting::default() };
-        [Way::AllAtOnce, Way::Forked].map(|way| Setting { way, sparse: Some(FEW), ..plain })
+        [Schedule::AllAtOnce, Schedule::Forked].map(|schedule| Setting {
+            schedule,
+            sparse: Some(FEW),
+            ..plain
+        })
     }))
 }
 
 /// Returns settings with host pages and a pool for the longest request only.
 fn hosted() -> [Setting; 6] {
-    let plain = Setting { way: Way::Preempting, host_pages: true, ..Setting::default() };
+    let plain = Setting { schedule: Schedule::Preempting, host_pages: true, ..Setting::default() };
     let small = Setting { page_size: 1, layout: Layout::LayerFirst, ..plain };
     [
         plain,

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use kvarena::Stats;
 
 use super::announcer::{self, Announcer};
-use super::board::{Board, Ended};
 use super::job::{Event, Job, Logprob};
+use super::metrics::{Ended, Metrics};
 use super::queue::Queue;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::runner::Runner;
@@ -20,15 +20,15 @@ use kvarena_host::stream::{Finish, Stream};
 pub fn serve<R: Runner>(
     server: &mut Server<R>,
     queue: &Queue<Job>,
-    board: &Board,
+    metrics: &Metrics,
     announcer: Option<Announcer>,
 ) -> Result<()> {
-    let mut desk = Desk { announcer, ..Desk::default() };
-    let outcome = desk.serve(server, queue, board);
+    let mut engine_loop = EngineLoop { announcer, ..EngineLoop::default() };
+    let outcome = engine_loop.serve(server, queue, metrics);
     if let Err(error) = &outcome {
         queue.close();
-        desk.receive(server, queue);
-        for job in desk.jobs.into_values() {
+        engine_loop.receive(server, queue);
+        for job in engine_loop.jobs.into_values() {
             // A client that has disconnected needs no event.
             let _ = job.events.send(Event::Failed(error.message.clone()));
         }
@@ -38,7 +38,7 @@ pub fn serve<R: Runner>(
 
 /// The clients of the running jobs.
 #[derive(Default)]
-struct Desk {
+struct EngineLoop {
     /// Running jobs by number of their request.
     jobs: HashMap<usize, Job>,
     incoming: Vec<Job>,
@@ -47,17 +47,17 @@ struct Desk {
     announcer: Option<Announcer>,
 }
 
-impl Desk {
+impl EngineLoop {
     fn serve<R: Runner>(
         &mut self,
         server: &mut Server<R>,
         queue: &Queue<Job>,
-        board: &Board,
+        metrics: &Metrics,
     ) -> Result<()> {
         loop {
             self.receive(server, queue);
             let went_on = server.step(self)?;
-            board.post(server, self.ended);
+            metrics.post(server, self.ended);
             self.publish(server);
             if went_on {
                 continue;
@@ -92,7 +92,7 @@ impl Desk {
     }
 }
 
-impl Sink for Desk {
+impl Sink for EngineLoop {
     fn token(&mut self, stream: &Stream, logits: &[f32]) {
         let Some(job) = self.jobs.get(&stream.request) else { return };
         let token = *stream.tokens.last().expect("the stream has a new token");

@@ -25,14 +25,14 @@ pub struct Ended {
 
 /// The last posted counters, and counts of answers.
 #[derive(Debug, Default)]
-pub struct Board {
-    posted: Mutex<Posted>,
+pub struct Metrics {
+    snapshot: Mutex<Snapshot>,
     /// Number of answers by path and status.
     answers: Mutex<BTreeMap<(&'static str, u16), u64>>,
 }
 
 #[derive(Debug, Default)]
-struct Posted {
+struct Snapshot {
     stats: Stats,
     tally: Tally,
     load: Load,
@@ -41,17 +41,17 @@ struct Posted {
     page_bytes: u64,
 }
 
-impl Board {
+impl Metrics {
     /// Posts a server's counters, and the number of its streams by reason of their end.
     pub fn post<R: Runner>(&self, server: &Server<R>, ended: Ended) {
         let (tally, clock) = server.tally();
-        let mut posted = lock(&self.posted);
-        posted.stats = server.engine().stats();
-        posted.tally.clone_from(tally);
-        posted.load = server.load();
-        posted.ended = ended;
-        posted.page_bytes = server.engine().shape().layout.page_bytes();
-        posted.parts = Part::ALL.map(|part| clock.spent(part));
+        let mut snapshot = lock(&self.snapshot);
+        snapshot.stats = server.engine().stats();
+        snapshot.tally.clone_from(tally);
+        snapshot.load = server.load();
+        snapshot.ended = ended;
+        snapshot.page_bytes = server.engine().shape().layout.page_bytes();
+        snapshot.parts = Part::ALL.map(|part| clock.spent(part));
     }
 
     /// Counts an answer.
@@ -72,7 +72,7 @@ impl Board {
         for ((path, status), count) in &*lock(&self.answers) {
             writeln!(out, "generate_answers_total{{path=\"{path}\",status=\"{status}\"}} {count}")?;
         }
-        let Posted { stats, tally, load, ended, parts, page_bytes } = &*lock(&self.posted);
+        let Snapshot { stats, tally, load, ended, parts, page_bytes } = &*lock(&self.snapshot);
         head(out, "generate_streams_ended_total", "counter", "Streams that ended, by why.")?;
         let Ended { stopped, at_length, cancelled } = ended;
         for (why, count) in [("stop", stopped), ("length", at_length), ("cancelled", cancelled)] {
@@ -157,11 +157,11 @@ mod test {
 
     #[test]
     fn metrics_are_in_prometheus_format() {
-        let board = Board::default();
-        board.count("/v1/completions", 200);
-        board.count("/v1/completions", 200);
-        board.count("/v1/completions", 429);
-        let text = board.text(3);
+        let metrics = Metrics::default();
+        metrics.count("/v1/completions", 200);
+        metrics.count("/v1/completions", 200);
+        metrics.count("/v1/completions", 429);
+        let text = metrics.text(3);
         for line in [
             "generate_answers_total{path=\"/v1/completions\",status=\"200\"} 2",
             "generate_answers_total{path=\"/v1/completions\",status=\"429\"} 1",

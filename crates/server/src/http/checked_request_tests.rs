@@ -31,18 +31,18 @@ fn host() -> Host {
     }
 }
 
-fn parse(kind: Kind, mut body: Value) -> Result<Ask> {
+fn parse(kind: Kind, mut body: Value) -> Result<CheckedRequest> {
     if body.is_object() && body.get("model").is_none() {
         body["model"] = "tiny".into();
     }
-    Ask::parse(&host(), kind, body.to_string().as_bytes(), 77)
+    CheckedRequest::parse(&host(), kind, body.to_string().as_bytes(), 77)
 }
 
-fn complete(body: Value) -> Result<Ask> {
+fn complete(body: Value) -> Result<CheckedRequest> {
     parse(Kind::Completion, body)
 }
 
-fn chat(body: Value) -> Result<Ask> {
+fn chat(body: Value) -> Result<CheckedRequest> {
     parse(Kind::Chat, body)
 }
 
@@ -52,45 +52,49 @@ fn prompt_of(request: &Request) -> Vec<u32> {
 
 #[test]
 fn missing_fields_have_openais_defaults() {
-    let ask = complete(json!({ "prompt": "1 2 3" })).expect("served");
-    let [request] = &ask.requests[..] else { panic!("{ask:?}") };
+    let checked = complete(json!({ "prompt": "1 2 3" })).expect("served");
+    let [request] = &checked.requests[..] else { panic!("{checked:?}") };
     assert_eq!(prompt_of(request), [1, 2, 3]);
     assert_eq!((request.max_new_tokens, request.samples), (Some(16), 1));
     let sampling = Sampling { temperature: 1.0, seed: 77, ..Sampling::default() };
     assert_eq!((request.sampling, &request.stop[..]), (sampling, &[4][..]));
-    assert_eq!((ask.stream, ask.include_usage, ask.logprobs), (false, false, None));
-    let ask =
+    assert_eq!((checked.stream, checked.include_usage, checked.logprobs), (false, false, None));
+    let checked =
         chat(json!({ "messages": [{ "role": "user", "content": "1 2 3" }] })).expect("served");
-    assert_eq!(ask.requests[0].max_new_tokens, Some(48), "a chat goes on to the end of the model");
+    assert_eq!(
+        checked.requests[0].max_new_tokens,
+        Some(48),
+        "a chat goes on to the end of the model"
+    );
 }
 
 #[test]
 fn given_fields_are_used() {
-    let ask = complete(json!({
+    let checked = complete(json!({
         "prompt": [[1, 2], [3]], "n": 3, "max_tokens": 5, "temperature": 0, "top_p": 0.5, "top_k": 7, "seed": -1,
         "stop": ["a", "bc"], "stream": true, "stream_options": { "include_usage": true }, "logprobs": 2,
         "ignore_eos": true, "stop_token_ids": [9], "user": "me", "metadata": {},
     }))
     .expect("served");
-    let prompts: Vec<_> = ask.requests.iter().map(prompt_of).collect();
+    let prompts: Vec<_> = checked.requests.iter().map(prompt_of).collect();
     assert_eq!(prompts, [vec![1, 2], vec![3]]);
     let sampling =
         Sampling { temperature: 0.0, top_k: 7, top_p: 0.5, seed: u64::MAX, ..Sampling::default() };
-    for request in &ask.requests {
+    for request in &checked.requests {
         assert_eq!((request.sampling, request.max_new_tokens), (sampling, Some(5)));
         assert_eq!((request.samples, &request.stop[..]), (3, &[9][..]));
     }
-    assert_eq!(ask.stop, ["a", "bc"]);
-    assert_eq!((ask.stream, ask.include_usage, ask.logprobs), (true, true, Some(2)));
+    assert_eq!(checked.stop, ["a", "bc"]);
+    assert_eq!((checked.stream, checked.include_usage, checked.logprobs), (true, true, Some(2)));
     let parts = json!([{ "type": "text", "text": "1 " }, { "type": "text", "text": "2" }]);
-    let ask = chat(json!({
+    let checked = chat(json!({
         "messages": [{ "role": "developer", "content": "9" }, { "role": "user", "content": parts }],
         "max_tokens": 3, "max_completion_tokens": 4, "logprobs": true, "top_logprobs": 1, "stop": "x", "tools": [],
         "response_format": { "type": "text" }, "frequency_penalty": 0,
     }))
     .expect("served");
-    assert_eq!(prompt_of(&ask.requests[0]), [9, 1, 2]);
-    assert_eq!((ask.requests[0].max_new_tokens, ask.logprobs), (Some(4), Some(1)));
+    assert_eq!(prompt_of(&checked.requests[0]), [9, 1, 2]);
+    assert_eq!((checked.requests[0].max_new_tokens, checked.logprobs), (Some(4), Some(1)));
 }
 
 #[test]
@@ -100,18 +104,18 @@ fn a_prediction_is_a_text_or_parts_of_it() {
         chat(json!({ "messages": user, "prediction": prediction }))
     };
     let foretold = |content: Value| {
-        let ask = with(json!({ "type": "content", "content": content })).expect("served");
-        assert_eq!(prompt_of(&ask.requests[0]), [1, 2, 3]);
-        ask.requests[0].prediction.clone()
+        let checked = with(json!({ "type": "content", "content": content })).expect("served");
+        assert_eq!(prompt_of(&checked.requests[0]), [1, 2, 3]);
+        checked.requests[0].prediction.clone()
     };
     assert_eq!(foretold(json!("4 5")), [4, 5]);
     let parts = json!([{ "type": "text", "text": "4 " }, { "type": "text", "text": "6" }]);
     assert_eq!(foretold(parts), [4, 6]);
     assert!(with(Value::Null).expect("served").requests[0].prediction.is_empty());
-    let ask = complete(json!({
+    let checked = complete(json!({
         "prompt": ["1", "2"], "prediction": { "type": "content", "content": "7" },
     }));
-    assert!(ask.expect("served").requests.iter().all(|request| request.prediction == [7]));
+    assert!(checked.expect("served").requests.iter().all(|request| request.prediction == [7]));
     for (prediction, words) in [
         (json!("4 5"), "is not of type content"),
         (json!({ "content": "4" }), "is not of type content"),
@@ -129,11 +133,11 @@ fn a_prediction_is_a_text_or_parts_of_it() {
 }
 
 #[track_caller]
-fn refuses(answer: Result<Ask>, status: u16, param: &str, words: &str) {
-    let refusal = answer.expect_err("refused");
-    assert_eq!((refusal.status, refusal.param.as_deref()), (status, Some(param)), "{refusal:?}");
-    assert!(refusal.message.contains(words), "{words:?} is not in {refusal:?}");
-    let json = refusal.json();
+fn refuses(answer: Result<CheckedRequest>, status: u16, param: &str, words: &str) {
+    let error = answer.expect_err("refused");
+    assert_eq!((error.status, error.param.as_deref()), (status, Some(param)), "{error:?}");
+    assert!(error.message.contains(words), "{words:?} is not in {error:?}");
+    let json = error.json();
     assert_eq!(json["error"]["param"], param);
     assert!(json["error"]["type"].is_string() && json["error"]["message"].is_string());
 }
@@ -143,11 +147,12 @@ fn invalid_bodies_are_refused() {
     for bytes in
         [&b""[..], b"{", b"{\"model\": \"tiny\", \"prompt\": \"1\"} x", b"\xff\xfe", b"[1]", b"7"]
     {
-        let refusal = Ask::parse(&host(), Kind::Completion, bytes, 0).expect_err("refused");
-        assert_eq!((refusal.status, refusal.param), (400, None));
+        let error =
+            CheckedRequest::parse(&host(), Kind::Completion, bytes, 0).expect_err("refused");
+        assert_eq!((error.status, error.param), (400, None));
     }
     let deep = [vec![b'['; 100_000], vec![b']'; 100_000]].concat();
-    assert!(Ask::parse(&host(), Kind::Chat, &deep, 0).is_err(), "no stack overflows");
+    assert!(CheckedRequest::parse(&host(), Kind::Chat, &deep, 0).is_err(), "no stack overflows");
 }
 
 #[test]
@@ -235,7 +240,7 @@ fn stop_tokens_are_bounded() {
     host.limits.vocab = 200;
     let with = |ids: Vec<u32>| {
         let body = json!({ "model": "tiny", "prompt": "1", "stop_token_ids": ids }).to_string();
-        Ask::parse(&host, Kind::Completion, body.as_bytes(), 0)
+        CheckedRequest::parse(&host, Kind::Completion, body.as_bytes(), 0)
     };
     assert!(with((0..128).chain(0..128).collect()).is_ok(), "repeated ones count once");
     refuses(with((0..129).collect()), 400, "stop_token_ids", "129 tokens, of at most 128");
@@ -271,13 +276,13 @@ fn invalid_chats_are_refused() {
 #[test]
 fn prompts_past_the_limit_are_refused() {
     let prompt = |len: u32| json!((0..len).map(|i| i % 7).collect::<Vec<_>>());
-    let ask = complete(json!({ "prompt": prompt(50) })).expect("one token fits");
-    assert_eq!(ask.requests[0].max_new_tokens, Some(1));
+    let checked = complete(json!({ "prompt": prompt(50) })).expect("one token fits");
+    assert_eq!(checked.requests[0].max_new_tokens, Some(1));
     for body in [json!({ "prompt": prompt(51) }), json!({ "prompt": prompt(40), "max_tokens": 12 })]
     {
-        let refusal = complete(body).expect_err("too long");
-        assert_eq!((refusal.status, refusal.code), (400, Some("context_length_exceeded")));
-        assert!(refusal.message.contains("50 positions"), "{refusal:?}");
+        let error = complete(body).expect_err("too long");
+        assert_eq!((error.status, error.code), (400, Some("context_length_exceeded")));
+        assert!(error.message.contains("50 positions"), "{error:?}");
     }
 }
 
@@ -285,7 +290,7 @@ fn prompts_past_the_limit_are_refused() {
 fn logprobs_need_logits() {
     let host = Host { keeps_logits: false, ..host() };
     let body = json!({ "model": "tiny", "prompt": "1", "logprobs": 1 }).to_string();
-    let answer = Ask::parse(&host, Kind::Completion, body.as_bytes(), 0);
+    let answer = CheckedRequest::parse(&host, Kind::Completion, body.as_bytes(), 0);
     refuses(answer, 400, "logprobs", "--logprobs");
 }
 
@@ -308,9 +313,9 @@ fn fields_that_change_the_answer_are_refused_by_name() {
                     parse(kind, body).expect("the request is valid");
                     continue;
                 }
-                let refusal = parse(kind, body).expect_err("refused");
-                assert_eq!((refusal.status, refusal.code), (400, Some("unsupported_parameter")));
-                assert_eq!(refusal.param.as_deref(), Some(field.name));
+                let error = parse(kind, body).expect_err("refused");
+                assert_eq!((error.status, error.code), (400, Some("unsupported_parameter")));
+                assert_eq!(error.param.as_deref(), Some(field.name));
             }
         }
     }
@@ -356,13 +361,13 @@ fn neutral_values_are_served() {
 
 #[test]
 fn options_for_logits_are_read() {
-    let ask = complete(json!({
+    let checked = complete(json!({
         "prompt": "1 2", "min_p": 0.25, "repetition_penalty": 1.5, "frequency_penalty": -0.5, "presence_penalty": 1,
         "logit_bias": { "7": -100, "3": 2.5 }, "bad_words": ["5 6", "9"], "allowed_token_ids": [4, 3, 3], "min_tokens": 2.0,
         "top_k": -1, "max_tokens": 3.0,
     }))
     .expect("served");
-    let request = &ask.requests[0];
+    let request = &checked.requests[0];
     assert_eq!(
         (request.sampling.min_p, request.sampling.top_k, request.max_new_tokens),
         (0.25, 0, Some(3))
@@ -389,7 +394,7 @@ fn options_for_logits_are_read() {
     {
         let body = json!({ "model": "tiny", "prompt": "1", name: value }).to_string();
         refuses(
-            Ask::parse(&host, Kind::Completion, body.as_bytes(), 0),
+            CheckedRequest::parse(&host, Kind::Completion, body.as_bytes(), 0),
             400,
             name,
             "this backend does not support",
@@ -402,8 +407,9 @@ fn salts_are_namespaces() {
     let host = host();
     let namespace = |salt: Value| {
         let body = json!({ "model": "tiny", "prompt": "1", "cache_salt": salt }).to_string();
-        Ask::parse(&host, Kind::Completion, body.as_bytes(), 0).expect("served").requests[0]
-            .namespace
+        CheckedRequest::parse(&host, Kind::Completion, body.as_bytes(), 0).expect("served").requests
+            [0]
+        .namespace
     };
     assert_eq!(namespace(json!("one")), namespace(json!("one")));
     assert_ne!(namespace(json!("one")), namespace(json!("two")));
@@ -418,12 +424,13 @@ fn salts_are_namespaces() {
 
 #[test]
 fn echoes_need_no_new_token() {
-    let ask = complete(json!({ "prompt": "1 2", "echo": true, "logprobs": 0, "max_tokens": 0 }))
-        .expect("served");
-    assert!(ask.echo && ask.hides_new && ask.requests[0].scores_prompt);
-    assert_eq!(ask.requests[0].max_new_tokens, Some(1));
-    let ask = complete(json!({ "prompt": "1 2", "echo": true })).expect("served");
-    assert!(ask.echo && !ask.hides_new && !ask.requests[0].scores_prompt);
+    let checked =
+        complete(json!({ "prompt": "1 2", "echo": true, "logprobs": 0, "max_tokens": 0 }))
+            .expect("served");
+    assert!(checked.echo && checked.hides_new && checked.requests[0].scores_prompt);
+    assert_eq!(checked.requests[0].max_new_tokens, Some(1));
+    let checked = complete(json!({ "prompt": "1 2", "echo": true })).expect("served");
+    assert!(checked.echo && !checked.hides_new && !checked.requests[0].scores_prompt);
 }
 
 #[test]
@@ -447,16 +454,15 @@ fn messages_beside_tool_calls_need_no_content() {
 #[test]
 fn texts_are_refused_by_their_bytes() {
     let long = "x".repeat(51 * 16 + 1);
-    let refusal = complete(json!({ "prompt": long })).expect_err("too long");
-    assert_eq!((refusal.status, refusal.code), (400, Some("context_length_exceeded")));
-    assert!(refusal.message.contains("maximum context length is 50 tokens"), "{refusal:?}");
+    let error = complete(json!({ "prompt": long })).expect_err("too long");
+    assert_eq!((error.status, error.code), (400, Some("context_length_exceeded")));
+    assert!(error.message.contains("maximum context length is 50 tokens"), "{error:?}");
     let messages = json!([{ "role": "user", "content": long }]);
     assert_eq!(
         chat(json!({ "messages": messages })).expect_err("too long").code,
         Some("context_length_exceeded")
     );
     let prediction = json!({ "type": "content", "content": long });
-    let refusal =
-        complete(json!({ "prompt": "1", "prediction": prediction })).expect_err("too long");
-    assert_eq!(refusal.param.as_deref(), Some("prediction"));
+    let error = complete(json!({ "prompt": "1", "prediction": prediction })).expect_err("too long");
+    assert_eq!(error.param.as_deref(), Some("prediction"));
 }

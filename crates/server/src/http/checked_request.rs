@@ -7,11 +7,11 @@ use std::hash::BuildHasher;
 use kvarena::{Namespace, TokenId};
 use serde_json::Value;
 
-use super::body::{Body, Sent, brief};
+use super::api_error::{ApiError, Result};
+use super::body::{Body, RequestBody, brief};
 use super::fields::Kind;
 use super::host::{CHOICES_MAX, Host};
 use super::prompt::{messages, prediction, prompts, token};
-use super::refusal::{Refusal, Result};
 use kvarena_host::request::Request;
 use kvarena_host::shaping::Shaping;
 
@@ -34,7 +34,7 @@ const COMPLETION_TOKENS: u32 = 16;
 
 /// A request that the server can serve.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Ask {
+pub struct CheckedRequest {
     /// Kind of the request.
     pub kind: Kind,
     /// Request of each prompt.
@@ -53,13 +53,13 @@ pub struct Ask {
     pub hides_new: bool,
 }
 
-impl Ask {
+impl CheckedRequest {
     /// Reads a request. `seed` is the default seed of its draws.
     ///
     /// # Errors
     /// Any invalid field.
     pub fn parse(host: &Host, kind: Kind, bytes: &[u8], seed: u64) -> Result<Self> {
-        let sent = Sent::read(bytes, kind)?;
+        let sent = RequestBody::read(bytes, kind)?;
         let body = sent.body();
         host.check_model(body)?;
         let logprobs = logprobs(body, kind, host.keeps_logits)?;
@@ -67,7 +67,7 @@ impl Ask {
         let stream = body.flag("stream")?;
         let include_usage = match body.object("stream_options")? {
             Some(_) if !stream => {
-                return Err(Refusal::field("stream_options", "stream_options are for streams"));
+                return Err(ApiError::field("stream_options", "stream_options are for streams"));
             }
             Some(options) => options.flag("include_usage")?,
             None => false,
@@ -76,7 +76,7 @@ impl Ask {
         let mut template = template(body, host, kind, seed)?;
         let hides_new = template.max_new_tokens == Some(0);
         if hides_new && !echo {
-            return Err(Refusal::field(
+            return Err(ApiError::field(
                 "max_tokens",
                 "max_tokens is 0 but must be at least 1, or echo true",
             ));
@@ -91,7 +91,7 @@ impl Ask {
         let most = CHOICES_MAX.max(host.samples_max as usize);
         if choices > most {
             let message = format!("{choices} choices are more than {most}");
-            return Err(Refusal::field("prompt", message));
+            return Err(ApiError::field("prompt", message));
         }
         let request = |prompt| settle(host, kind, &template, prompt);
         let requests = prompts.into_iter().map(request).collect::<Result<_>>()?;
@@ -113,7 +113,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
     if !(1..=host.samples_max).contains(&request.samples) {
         let message =
             format!("n is {} but must be from 1 to {}", request.samples, host.samples_max);
-        return Err(Refusal::field("n", message));
+        return Err(ApiError::field("n", message));
     }
     let sampling = &mut request.sampling;
     let temperature = body.number_in("temperature", (0.0, 2.0))?;
@@ -122,17 +122,17 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
     sampling.top_p = body.number("top_p")?.unwrap_or(sampling.top_p);
     if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
         let message = format!("top_p {} is not above 0 and at most 1", sampling.top_p);
-        return Err(Refusal::field("top_p", message));
+        return Err(ApiError::field("top_p", message));
     }
     if sampling.min_p > 0.0 && !host.shapes {
-        return Err(Refusal::unsupported("min_p", "this backend does not support min_p"));
+        return Err(ApiError::unsupported("min_p", "this backend does not support min_p"));
     }
     // In vLLM, -1 stands for all tokens.
     sampling.top_k = match body.whole::<i64>("top_k")? {
         None => sampling.top_k,
         Some(-1) => 0,
         Some(k) => u32::try_from(k).map_err(|_| {
-            Refusal::field("top_k", format!("top_k {k} is not -1 or more, or too many"))
+            ApiError::field("top_k", format!("top_k {k} is not -1 or more, or too many"))
         })?,
     };
     // OpenAI's seeds are signed; any mapping to unsigned numbers is valid.
@@ -147,7 +147,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
         if !(1..=SALT_CHARS_MAX).contains(&len) {
             let message =
                 format!("cache_salt has {len} characters but must have from 1 to {SALT_CHARS_MAX}");
-            return Err(Refusal::field("cache_salt", message));
+            return Err(ApiError::field("cache_salt", message));
         }
         // The loop uses half of the numbers.
         request.namespace = Namespace::new((host.salts.hash_one(salt) >> 1).max(1));
@@ -159,7 +159,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
 /// Returns a list of at most `most` token ids of the model, without duplicates.
 fn ids(body: Body<'_>, name: &str, most: usize, vocab: usize) -> Result<Vec<u32>> {
     let list = body.list(name)?.unwrap_or_default();
-    let wrong = |what: String| Refusal::field(name, format!("{name}: {what}"));
+    let wrong = |what: String| ApiError::field(name, format!("{name}: {what}"));
     let mut ids =
         list.iter().map(token).collect::<std::result::Result<Vec<_>, _>>().map_err(wrong)?;
     if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
@@ -179,7 +179,7 @@ fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
     let vocab = host.limits.vocab;
     let repetition = body.number_in("repetition_penalty", (0.0, 1e3))?.unwrap_or(plain.repetition);
     if repetition == 0.0 {
-        return Err(Refusal::field("repetition_penalty", "repetition_penalty 0 is not above 0"));
+        return Err(ApiError::field("repetition_penalty", "repetition_penalty 0 is not above 0"));
     }
     let shaping = Shaping {
         repetition,
@@ -188,7 +188,7 @@ fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
         bias: biases(body, vocab)?,
         allowed: match body.list("allowed_token_ids")? {
             Some([]) => {
-                return Err(Refusal::field(
+                return Err(ApiError::field(
                     "allowed_token_ids",
                     "allowed_token_ids: the list is empty",
                 ));
@@ -213,7 +213,7 @@ fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
             "min_tokens",
         ];
         let name = names.into_iter().find(|name| body.get(name).is_some()).unwrap_or(names[0]);
-        return Err(Refusal::unsupported(name, format!("this backend does not support {name}")));
+        return Err(ApiError::unsupported(name, format!("this backend does not support {name}")));
     }
     Ok(Some(shaping))
 }
@@ -221,7 +221,7 @@ fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
 /// Returns pairs of a token id, given as a string, and the addend of its logit.
 fn biases(body: Body<'_>, vocab: usize) -> Result<Vec<(u32, f32)>> {
     let Some(fields) = body.object("logit_bias")? else { return Ok(Vec::new()) };
-    let wrong = |what: String| Refusal::field("logit_bias", format!("logit_bias: {what}"));
+    let wrong = |what: String| ApiError::field("logit_bias", format!("logit_bias: {what}"));
     let fields = fields.all();
     if fields.len() > BIASES_MAX {
         return Err(wrong(format!("{} tokens, of at most {BIASES_MAX}", fields.len())));
@@ -241,7 +241,7 @@ fn biases(body: Body<'_>, vocab: usize) -> Result<Vec<(u32, f32)>> {
 /// Returns the tokens of each bad word, at the beginning of a text and after a space.
 fn bad_words(body: Body<'_>, host: &Host) -> Result<Vec<Vec<u32>>> {
     let list = body.list("bad_words")?.unwrap_or_default();
-    let wrong = |what: String| Refusal::field("bad_words", format!("bad_words: {what}"));
+    let wrong = |what: String| ApiError::field("bad_words", format!("bad_words: {what}"));
     if list.len() > BAD_WORDS_MAX {
         return Err(wrong(format!("{} words, of at most {BAD_WORDS_MAX}", list.len())));
     }
@@ -280,8 +280,8 @@ fn settle(host: &Host, kind: Kind, template: &Request, prompt: Vec<u32>) -> Resu
         ..template.clone()
     };
     host.limits.check(request).map_err(|what| match new_tokens as usize > room {
-        true => Refusal::too_long(name, what, host.limits.room(0).saturating_sub(1)),
-        false => Refusal::field(name, what),
+        true => ApiError::too_long(name, what, host.limits.room(0).saturating_sub(1)),
+        false => ApiError::field(name, what),
     })
 }
 
@@ -292,7 +292,7 @@ fn logprobs(body: Body<'_>, kind: Kind, keeps_logits: bool) -> Result<Option<u32
             let top = body.whole::<u32>("top_logprobs")?;
             let wanted = body.flag("logprobs")?;
             if top.is_some() && !wanted {
-                return Err(Refusal::field(
+                return Err(ApiError::field(
                     "top_logprobs",
                     "top_logprobs need logprobs to be true",
                 ));
@@ -301,17 +301,17 @@ fn logprobs(body: Body<'_>, kind: Kind, keeps_logits: bool) -> Result<Option<u32
         }
     };
     if let Some(top) = wanted.filter(|&top| top > TOP_MAX) {
-        return Err(Refusal::field(name, format!("{name}: {top} is more than {TOP_MAX}")));
+        return Err(ApiError::field(name, format!("{name}: {top} is more than {TOP_MAX}")));
     }
     if wanted.is_some() && !keeps_logits {
         let message = "log-probabilities need a server that was started with --logprobs";
-        return Err(Refusal::field("logprobs", message));
+        return Err(ApiError::field("logprobs", message));
     }
     Ok(wanted)
 }
 
 fn stops(body: Body<'_>) -> Result<Vec<String>> {
-    let wrong = |what: String| Refusal::field("stop", what);
+    let wrong = |what: String| ApiError::field("stop", what);
     let stops = match body.get("stop") {
         None => Vec::new(),
         Some(Value::String(stop)) => vec![stop.clone()],
@@ -343,5 +343,5 @@ fn stops(body: Body<'_>) -> Result<Vec<String>> {
 }
 
 #[cfg(test)]
-#[path = "ask_tests.rs"]
+#[path = "checked_request_tests.rs"]
 mod tests;

@@ -7,11 +7,11 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 /// The result of a check of a request.
-pub(super) type Result<T> = std::result::Result<T, Refusal>;
+pub(super) type Result<T> = std::result::Result<T, ApiError>;
 
 /// A status and its error body.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refusal {
+pub struct ApiError {
     /// The HTTP status.
     pub status: u16,
     /// `type` of the error.
@@ -25,9 +25,9 @@ pub struct Refusal {
 }
 
 /// Returns the answer to a rejected request; a busy server adds `Retry-After`.
-pub(super) fn refused(refusal: &Refusal) -> Response {
-    let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let body = ([(header::CONTENT_TYPE, "application/json")], refusal.json().to_string());
+pub(super) fn refused(error: &ApiError) -> Response {
+    let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let body = ([(header::CONTENT_TYPE, "application/json")], error.json().to_string());
     let mut response = (status, body).into_response();
     if [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&status) {
         let soon = header::HeaderValue::from_static("1");
@@ -36,7 +36,7 @@ pub(super) fn refused(refusal: &Refusal) -> Response {
     response
 }
 
-impl Refusal {
+impl ApiError {
     fn new(status: u16, kind: &'static str, message: impl Into<String>) -> Self {
         Self { status, kind, message: message.into(), param: None, code: None }
     }

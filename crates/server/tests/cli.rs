@@ -173,6 +173,31 @@ fn first_logits_are_printed_on_request() {
 }
 
 /// Samples differ from each other and do not depend on batching; greedy samples have the golden tokens.
+/// Pages of a model with windows, in a pool for one request, come back from host memory with the same words.
+#[test]
+fn host_memory_keeps_the_pages_of_all_groups() {
+    let prompt = |n: usize| (0..96).map(|i| (7 * n + i * i) % 500).collect::<Vec<_>>();
+    let requests: String = (0..4)
+        .chain(0..4)
+        .map(|n| json!({ "prompt": prompt(n), "max_new_tokens": 4 }).to_string() + "\n")
+        .collect();
+    let serve = |cache: &[&str]| {
+        let model = common::dir("gemma3-tiny");
+        let path = model.to_str().expect("a path");
+        let plain = ["--model", path, "--json", "--requests", "-", "--concurrency", "1"];
+        let ran = generate(&[&plain[..], &["--pages", "24"], cache].concat(), &requests);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        let words: Vec<Value> = lines(&ran.out).iter().map(|line| line["tokens"].clone()).collect();
+        assert_eq!(words.len(), 8, "{}", ran.out);
+        let line = ran.err.lines().find(|line| line.starts_with("host memory"));
+        (words, line.unwrap_or_default().to_owned())
+    };
+    let (expected, _) = serve(&[]);
+    let (words, line) = serve(&["--host-cache", "0.01"]);
+    assert_eq!(words, expected);
+    assert!(line.contains(" loaded") && !line.contains(" 0 loaded"), "{line}");
+}
+
 #[test]
 fn samples_share_the_prompt() {
     let case = &common::cases("qwen3-tiny")[5];

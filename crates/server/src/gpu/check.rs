@@ -243,8 +243,7 @@ impl Case {
             return Err(Error::run(format!("{setting:?}: {late} modules loaded after the start")));
         }
         let engine = server.engine();
-        let has_groups = engine.shape().layout.groups().count() > 1;
-        if setting.host_pages && !has_groups && engine.stats().loaded_pages == 0 {
+        if setting.host_pages && engine.stats().loaded_pages == 0 {
             return Err(Error::run(format!("{setting:?}: no page was loaded")));
         }
         let greedy = sampling.temperature == 0.0;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests the published files as a user does: the packed crate passes its tests. A crate that depends on it with feature
-# `cuda` builds by the README's line without CUDA, starts without a driver and finds an installed one. A shared library
-# in the same program keeps its own driver.
+# Tests the published files as a user does. The packed crate passes its tests. A crate that depends on it with feature
+# `cuda` builds with the README's line on a machine without CUDA, starts without a driver, and finds an installed one. A
+# shared library in the same program keeps its own driver.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD work=$PWD/target/package-test
@@ -22,7 +22,7 @@ at_most() { # name, bytes, limit
     [ "$2" -le "$3" ] || { echo "$1 is above $3 bytes" >&2; exit 1; }
 }
 at_most "the package" "$(stat -c %s "$CARGO_TARGET_DIR"/package/kvarena-*.crate)" 2600000
-# Packed files have one fixed time of change, by which cargo would take an earlier build for this one.
+# All packed files have the same fixed time of change, so cargo would mistake an earlier build for this one.
 tar -xzmf "$CARGO_TARGET_DIR"/package/kvarena-*.crate -C "$work/crate" --strip-components 1
 if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.html -o -path './tests/*' \
     -o -path './benches/*' -o -path './fuzz/*' -o -name "*.safetensors" \)) | grep .; then
@@ -95,7 +95,7 @@ unsigned cuArrayDestroy(long a, long b, long c, long d, long e, long f, long g, 
   return a + 2*b + 3*c + 4*d + 5*e + 6*f + 7*g + 8*h + 9*i + 10*j + 11*k + 12*l + 13*m + 14*n + 15*o + 16*p;
 }
 C
-# A library that calls the driver, and the driver that it is linked to.
+# A library that calls the driver, and the driver to which it is linked.
 cat >src/neighbour.rs <<'RUST'
 #[link(name = "neighbour")]
 unsafe extern "C" {

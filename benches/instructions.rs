@@ -1,8 +1,8 @@
-//! Runs one case for a profiler: `instructions CASE PAGE_SIZE CALLS`. The counted code runs below `measured`. Without a
-//! case it lists the cases. `benches/instructions.sh` counts their instructions with callgrind.
+//! Runs one case for a profiler: `instructions CASE PAGE_SIZE CALLS`. Only the code that `measured` calls is counted.
+//! Without a case, the program lists the cases. `benches/instructions.sh` counts their instructions with callgrind.
 //!
-//! Most trees are ten times smaller than in the table, so that callgrind can build them; the work of a call is the
-//! same.
+//! Most trees are ten times smaller than in the table of `cases/work.rs`, because callgrind is slow. The work of a call
+//! is the same.
 
 mod cases;
 
@@ -119,7 +119,7 @@ fn run(case: &str, page_size: u32, calls: usize) {
             }
         }
         "replay" => {
-            // Calls are requests; all of them run, because they differ.
+            // A call is a request. All requests run, whatever `calls` is, because they differ.
             let chats = work::Chats::large();
             assert_eq!(calls, chats.requests.len());
             let mut cache = chats::cache(page_size);

@@ -1,5 +1,5 @@
-//! A whole decode step: plan, commit, complete, and the next token of each sequence. The core's part of moves to host
-//! memory and back: an item is a moved page.
+//! Measures a whole decode step: plan, commit, complete, and appending the next token of each sequence. Also measures
+//! the engine's work for moves to host memory and back; there an item is a moved page.
 
 mod cases;
 
@@ -25,7 +25,7 @@ fn step<const PAGE_SIZE: u32>(bencher: Bencher<'_, '_>, batch: u32) {
     bencher.with_inputs(prepare).bench_local_values(|()| decode.borrow_mut().step());
 }
 
-/// Loads pages, for which others are evicted and saved.
+/// Loads pages. To make room, other pages are evicted and saved.
 #[divan::bench(args = [1, 16, 64], sample_count = 50, sample_size = 1)]
 fn load_and_save(bencher: Bencher<'_, '_>, node_pages: u32) {
     let tiers = RefCell::new(Tiers::new(node_pages));

@@ -307,7 +307,7 @@ def rust_text(table):
     to_out = os.path.relpath(table.folder / "out", table.rust.parent)
     core = any("step" in row for row in table.families.values())
     kernels = table.built()
-    text = f"//! The kernels of {table.folder.relative_to(ROOT)}/kernels.toml, of which ptx/build.py generates this file.\n\n"
+    text = f"//! The kernels of {table.folder.relative_to(ROOT)}/kernels.toml. ptx/build.py generates this file.\n\n"
     text += ("use super::{Archive, Cache, Extra, Kernel, Step};\nuse crate::layout::Dtype;\n\n" if core else
              "use kvarena::backend::cuda::{Archive, Kernel};\n\n")
     text += f"""macro_rules! archive {{
@@ -319,7 +319,7 @@ def rust_text(table):
 """
     for archive in table.archives:
         text += f'static {archive.upper()}: Archive = archive!("{archive}");\n'
-    text += f"\n/// All of them.\n#[rustfmt::skip]\npub static KERNELS: [Kernel; {len(kernels)}] = [\n"
+    text += f"\n/// All kernels, in the order of the table.\n#[rustfmt::skip]\npub static KERNELS: [Kernel; {len(kernels)}] = [\n"
     names = ""
     for i, (name, launch, of) in enumerate(kernels):
         row = of.family

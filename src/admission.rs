@@ -1,5 +1,5 @@
 //! Records of admission: a prompt, the cost of admitting it, and its leader. `system/admit.rs` matches and admits
-//! prompts; `system/leader.rs` searches leaders.
+//! prompts; `system/leader.rs` finds leaders.
 
 use crate::error::Error;
 use crate::id::{Namespace, SeqKey, StepId, TokenId};
@@ -27,8 +27,8 @@ pub struct Admission {
     pub host_pages: u32,
     /// Number of cached pages that no sequence uses now. Admission makes them unevictable.
     pub idle_pages: u32,
-    /// Number of pages for the loads and for the other tokens, up to the end of the prompt or of the promise, whichever
-    /// is longer.
+    /// Number of pages that the loads and the tokens after the cached ones need. The tokens are counted to the end of
+    /// the prompt or of the promise, whichever is longer.
     pub lacking_pages: u32,
     /// Number of pages available for these tokens once the idle pages are locked.
     pub available_pages: u32,

@@ -1,8 +1,8 @@
 //! Identifiers: indices as newtypes, keys of the arenas, and locks on prefixes.
 //!
-//! An index has no arithmetic: [`PoolLayout::slot`](crate::PoolLayout::slot) is the only way from a page to a slot.
+//! Indices have no arithmetic, so only [`PoolLayout::slot`](crate::PoolLayout::slot) computes a slot from a page.
 //!
-//! The tables behind the indices are elsewhere.
+//! Other modules contain the tables that the indices point into.
 
 use std::fmt;
 
@@ -59,13 +59,14 @@ id_type!(
     "p"
 );
 id_type!(
-    /// A page of host memory, of as many bytes as a page of the pool.
+    /// A page of host memory. It has as many bytes as a page of the pool.
     HostPageId,
     u32,
     "h"
 );
 id_type!(
-    /// A batch of saves or a batch of loads. Both share one sequence of numbers, from 1, in the order of the calls.
+    /// A batch of saves or a batch of loads. Batches of both kinds are numbered together, from 1, in the order of the
+    /// calls.
     MoveId,
     u64,
     "move"
@@ -113,7 +114,8 @@ id_type!(
 );
 
 id_type!(
-    /// A cell: the cached pages of one group of layers, other than group 0, at one entry of the prefix tree. 0 is none.
+    /// A cell: the cached pages of one group of layers at one entry of the prefix tree. Group 0 has no cells. The id 0
+    /// means no cell.
     CellId,
     u32,
     "c"

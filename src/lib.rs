@@ -9,7 +9,7 @@
 //! use kvarena::*;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // What the pool holds, and how large it is.
+//! // The shape of K and V, and the sizes of the pool.
 //! let shape = KvShape::heads(1, 8);
 //! let config = PoolConfig { layers: 2, shape, page_size: 4, ..Default::default() };
 //! let mut engine = Engine::new(config, CpuOptions::default())?;
@@ -50,8 +50,8 @@
 //!
 //! [`guide`] continues in chapters.
 //!
-//! Modules in the order of dependency: [`id`] <- [`layout`] <- `page`, `prefix`, `sequence` <- `world` <- `system` <-
-//! [`engine`], and [`plan`] <- `system`, [`backend`]. ARCHITECTURE.md follows one step from end to end.
+//! Modules depend on those to their left: [`id`] <- [`layout`] <- `page`, `prefix`, `sequence` <- `world` <- `system`
+//! <- [`engine`]; [`plan`] <- `system`, [`backend`]. ARCHITECTURE.md follows one step from start to end.
 
 // Marks on docs.rs which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

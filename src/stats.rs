@@ -13,8 +13,8 @@ macro_rules! stats {
     ) => {
         /// Counters and levels of an engine. Reading them is O(1).
         ///
-        /// `later - earlier` returns the differences of the counters and the levels of `later`. `{stats}` prints a
-        /// summary; [`Stats::prometheus`] formats a scrape.
+        /// `later - earlier` contains the differences of the counters, and the levels of `later`. `{stats}` prints a
+        /// summary, and [`Stats::prometheus`] formats all numbers for a monitor.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
         #[non_exhaustive]
@@ -51,11 +51,11 @@ stats! {
         prompts,
         /// Tokens of those prompts.
         prompt_tokens,
-        /// Tokens of those prompts that needed no computing when their first step was committed.
+        /// Tokens of those prompts that were cached, counted when a prompt's first step is committed.
         hit_tokens,
-        /// Tokens of resumed sequences that needed no computing again, counted at the first commit after the resume.
+        /// Tokens of resumed sequences that were still cached, counted at the first commit after the resume.
         resume_hit_tokens,
-        /// Tokens after the match of an admitted or resumed sequence that only group 0 had cached.
+        /// Tokens that admitted and resumed sequences must compute, because only group 0 had them cached.
         lost_hit_tokens,
         /// Tokens whose K and V committed steps computed, of sequences that still ran at the commit.
         computed_tokens,
@@ -73,9 +73,9 @@ stats! {
         forks,
         /// Sequences rolled back.
         rollbacks,
-        /// Verified drafts: those of which `accept` kept a branch, perhaps an empty one.
+        /// Verified drafts, which are drafts passed to `accept`.
         drafts,
-        /// Guessed tokens of those drafts: all but a lone root, which is the last sampled token.
+        /// Guessed tokens of those drafts. The root of a draft is no guess if it is the last sampled token.
         draft_tokens,
         /// Guessed tokens that were kept.
         accepted_tokens,
@@ -91,7 +91,7 @@ stats! {
         host_hit_tokens,
         /// Pages copied to host memory.
         saved_pages,
-        /// Pages copied to host memory only when they were evicted, not ahead.
+        /// Pages that were copied to host memory at their eviction, because no earlier save had copied them.
         forced_pages,
         /// Pages copied from host memory to the device.
         loaded_pages,
@@ -144,13 +144,13 @@ struct Number {
 }
 
 impl Stats {
-    /// Counts `result` if it is a rejection for lack of resources, and returns it.
+    /// Returns `answer`, and counts it if it is a rejection for lack of resources.
     pub(crate) fn count_refusal<T>(&mut self, answer: Result<T, Error>) -> Result<T, Error> {
         self.refusals += u64::from(answer.as_ref().is_err_and(Error::is_shortage));
         answer
     }
 
-    /// Returns the fraction of prompt tokens that needed no computing, from 0 to 1; 0 without prompts.
+    /// Returns the fraction of prompt tokens that were cached, from 0 to 1; 0 without prompts.
     pub fn hit_rate(&self) -> f64 {
         if self.prompt_tokens == 0 {
             0.0

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! * L1. Step numbers rise by one; the log contains the steps after the last complete one, in order.
-//! * L2. Plans commit in order, and an abort also aborts all later plans. Page copies are closed from the start. So all
-//!   plans after an open plan are open, and the log stores the first open one.
+//! * L2. Plans commit in order, and an abort also aborts all later plans. So all plans after an open plan are open, and
+//!   the log stores the first open one. Steps of page copies are closed from the start.
 //!
-//! Elsewhere: the effect of a step on a sequence (`system/`), and the pages that wait for it (`fence/`).
+//! `system/` changes the sequences of a step, and `fence/` contains the pages that wait for it.
 
 use std::collections::VecDeque;
 
@@ -71,7 +71,7 @@ impl StepLog {
         Self::try_new(max, batch).expect("the system has the memory")
     }
 
-    /// [`StepLog::new`] that returns a failed allocation as an error.
+    /// The same as [`StepLog::new`], but returns an error if an allocation fails.
     pub(crate) fn try_new(max: u32, batch: u32) -> Result<Self, OutOfMemory> {
         let items = u64::from(max) * u64::from(batch);
         Ok(Self {
@@ -150,7 +150,7 @@ impl StepLog {
         number
     }
 
-    /// Counts the newest step's last item as drafts to accept.
+    /// Records that the last item of the newest step has drafts, which wait for [`StepLog::accept`].
     pub(crate) fn add_draft(&mut self) {
         self.steps.back_mut().expect("a step was begun").drafts += 1;
     }
@@ -160,8 +160,8 @@ impl StepLog {
         self.open_index(step).is_ok_and(|index| self.steps[index].drafts > 0)
     }
 
-    /// Accepts the drafts of an open step's item, which then ends at `end`. Unless no draft was kept, the step's sample
-    /// is the sequence's next token.
+    /// Ends an item of an open step at `end`, which accepts its drafts before `end`. If `end` is the item's start, no
+    /// draft was accepted, and the step's sample is not the sequence's next token.
     pub(crate) fn accept(&mut self, step: StepId, number: u64, end: u32) {
         let index = self.open_index(step).expect("the caller checked the step");
         self.steps[index].drafts -= 1;
@@ -209,7 +209,7 @@ impl StepLog {
         self.open_index(step).is_ok()
     }
 
-    /// Closes an open step. O(page copies before the next plan).
+    /// Closes an open step. O(steps of page copies between it and the next plan).
     pub(crate) fn close(&mut self, step: StepId) {
         let index = self.open_index(step).expect("the caller checked the step");
         self.steps[index].open = false;
@@ -262,7 +262,8 @@ impl StepLog {
         self.first_open.is_some_and(|step| number >= self.items_of(step).start)
     }
 
-    /// Limits the items of one sequence to `len` tokens, from `last_item` back. O(unfinished steps).
+    /// Cuts the unfinished items of one sequence at `len` tokens. `last_item` is the sequence's last one.
+    /// O(unfinished steps).
     pub(crate) fn cap(&mut self, last_item: u64, len: u32) {
         let mut number = last_item;
         while number >= self.base {
@@ -288,7 +289,7 @@ impl StepLog {
         }
     }
 
-    /// Removes all steps up to `step`, which the caller checked.
+    /// Removes all steps up to `step`. The caller has called [`StepLog::check_complete`].
     pub(crate) fn complete(&mut self, step: StepId) {
         let count = step.raw().saturating_sub(self.completed.raw()) as usize;
         if count == 0 {

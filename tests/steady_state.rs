@@ -53,7 +53,7 @@ fn calls() -> u64 {
 
 const PAGES: u32 = 96;
 const SEQUENCES: usize = 12;
-/// Most open puts and fetches.
+/// Maximum number of open puts and fetches.
 const PUTS: usize = 16;
 const FETCHES: usize = 3;
 

@@ -1,4 +1,4 @@
-//! Attention by path, and a plain read of the same bytes by all cores, in alternating runs.
+//! Times of attention on each path, and of a plain read of the same bytes by all cores. The runs alternate.
 //!
 //! `min` and `median` are times of one call. `read` is the share of the plain read's speed that a call reaches, and
 //! `peer` is the time of the peer in `benches/peers` divided by that of the call. Both are medians over turns. An
@@ -16,7 +16,7 @@ use kvarena::{
     PoolConfig, Scaling, StepEnd, TableShape,
 };
 
-/// Maximum of turns of a case, and of their total time.
+/// Maximum number of turns of a case, and maximum time of all its turns.
 const TURNS: usize = 60;
 const TIME: Duration = Duration::from_secs(3);
 

@@ -1,8 +1,8 @@
-//! Replays 16,000 requests of 8-turn chats through a cache of 200,000 tokens. Prompts and answers are cached; exact
-//! LRU.
+//! Replays 16,000 requests of 8-turn chats through a cache of 200,000 tokens. The cache keeps prompts and answers, and
+//! evicts the least recently used pages exactly.
 //!
 //! At most 32 requests are in flight. A user's last request is finished before the next one starts. The oldest request
-//! is finished if there are too many, or if pages are short.
+//! is finished if 32 are in flight, or if too few pages are available.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -77,9 +77,9 @@ fn finish_oldest(
     cache.finish(started, full(chats, request));
 }
 
-/// The necessary reads and writes of each request. The cached tokens are compared with a copy as large as the cache.
-/// The other tokens are copied there with their page ids, and the same number of ids is copied out, like the ids of
-/// evicted pages. The floor has no look-up, no order and no page states.
+/// The lower bound: only the reads and writes that each request needs. Cached tokens are compared with a buffer as
+/// large as the cache. The other tokens are copied to the buffer with their page ids. The same number of ids is copied
+/// from it, like the ids of evicted pages. There are no look-ups, no eviction order and no page states.
 pub struct ServeFloor {
     page_size: usize,
     tokens: Vec<TokenId>,
@@ -120,7 +120,7 @@ impl ServeFloor {
         }
     }
 
-    /// Returns a place for `len` tokens, far from the last place.
+    /// Returns the index of a page with space for `tokens` tokens, far from the last one.
     fn far_place(&mut self, tokens: usize) -> usize {
         self.place += 79_190;
         self.place % (self.pages.len() - tokens.div_ceil(self.page_size))

@@ -7,13 +7,14 @@ use kvarena::PageId;
 
 use super::{Cache, whole_pages};
 
-/// Calls in a sample. Their pages fill one list, like a host's list that it empties and fills again.
+/// Number of calls in a sample. The evicted pages of a sample fill one list, which is reused as a host reuses its list.
 pub const SAMPLE: usize = 100;
 
-/// Maximum pages for which a tree's memory is prefaulted, as an engine does: about 200 bytes a page at page_size 1.
+/// Maximum number of pages of a tree whose memory is prefaulted, as in an engine. At page_size 1 this takes about 200
+/// bytes a page.
 const TOUCHED_MAX: u32 = 1 << 26;
 
-/// Returns whether this machine has the memory for a tree and its floor.
+/// Returns whether this machine has the memory for a tree and for its [`EvictFloor`].
 pub fn fits(page_size: u32, leaves: usize) -> bool {
     let pages = leaves as u64 * u64::from(whole_pages(work::LEAF_LEN, page_size));
     let bytes_per_page = if pages <= u64::from(TOUCHED_MAX) { 240 } else { 60 };
@@ -60,7 +61,8 @@ impl Evict {
         evict
     }
 
-    /// Evicts a part of the tree: the first access to memory that was not touched for a while waits for the system.
+    /// Evicts a part of the tree without measuring it, because the first accesses to memory that was not touched for a
+    /// while wait for the system.
     pub fn warm_up(&mut self) {
         (0..self.leaves / 50).for_each(|_| self.call());
         self.restore();
@@ -79,7 +81,7 @@ impl Evict {
         self.done += 1;
     }
 
-    /// Restores the tree between samples, so that no call does it.
+    /// Empties the list between samples, so that no measured call has to.
     pub fn empty_list(&mut self) {
         self.evicted.append(&mut self.list);
     }
@@ -105,8 +107,9 @@ impl Evict {
     }
 }
 
-/// The necessary reads of an eviction, in slabs as large as the tree's: for a leaf of a given order, half a line of
-/// each of two columns, its entry of a child table, and its page ids, which are copied. Only the ids are written.
+/// The lower bound: only the memory accesses that an eviction needs, in slabs as large as the tree's. For each leaf, in
+/// the order of ages, it reads half a cache line in each of two columns, the leaf's entry in a child table, and its
+/// page ids. It writes only the copied ids.
 pub struct EvictFloor {
     columns: [Vec<[u32; 8]>; 2],
     table: Vec<[u32; 3]>,

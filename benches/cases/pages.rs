@@ -4,7 +4,7 @@ use super::work;
 use kvarena::PageId;
 use kvarena::page::PagePool;
 
-/// Pages of a call.
+/// Number of pages of a call.
 pub const COUNT: usize = 128;
 
 pub struct AllocFree {

@@ -1,4 +1,5 @@
-//! Pages that move between the device and host memory, over a backend without bytes: the core's time alone.
+//! Moves pages between the device and host memory over a backend without bytes, so that only the engine's time is
+//! measured.
 
 use kvarena::{
     Capacity, Engine, EngineConfig, Extend, Null, PoolConfig, SeqKey, StepScratch, TokenId,
@@ -7,10 +8,10 @@ use kvarena::{
 use super::NAMESPACE;
 
 const PAGE_SIZE: u32 = 16;
-/// Pages that a call moves each way.
+/// Number of pages that a call moves in each direction.
 pub const MOVED: u32 = 1024;
 
-/// Two sets of prompts, of which the device holds one: loading one evicts the other.
+/// Two sets of prompts. The device has memory for one set, so loading a set evicts the other.
 pub struct Tiers {
     engine: Engine<Null>,
     sets: [Vec<Vec<TokenId>>; 2],
@@ -19,7 +20,7 @@ pub struct Tiers {
 }
 
 impl Tiers {
-    /// Creates the case for prompts of `pages` whole pages, a node of the tree each.
+    /// Creates the case for prompts of `pages` whole pages. Each prompt is one node of the tree.
     pub fn new(pages: u32) -> Self {
         let prompts = MOVED / pages;
         let pool = PoolConfig {
@@ -65,7 +66,7 @@ impl Tiers {
         }
     }
 
-    /// Loads the admitted prompts; evicts the others, whose pages are saved unless they were before.
+    /// Loads the admitted prompts. This evicts the other set, whose pages are saved unless they have been saved before.
     pub fn load(&mut self) {
         self.engine.load(&self.loading).expect("there is room");
     }

@@ -1,10 +1,10 @@
-//! The inputs of the CPU benches, equal byte for byte to those with which other caches were measured.
+//! The inputs of the CPU benches. Other caches were measured with the same inputs, byte for byte.
 //!
 //! All numbers come from a counter-based splitmix64: token `i` of stream `s` is `256 + mix((s << 32) + i) % 128000`.
 //!
 //! | case | input |
 //! |---|---|
-//! | hit | 10,000 cached sequences of 2,048 tokens: 512 of 32 shared prompts, 1,536 own; 15,376,384 tokens in all |
+//! | hit | 10,000 cached sequences of 2,048 tokens: one of 32 prompts of 512, then 1,536 own; 15,376,384 cached |
 //! | miss | 256 sequences whose first token is unique |
 //! | insert, cycle | 2,000 new sequences: 512 shared tokens and 1,536 new ones |
 //! | evict | leaves of 256 tokens below the 32 prompts, touched in a shuffled order |
@@ -76,7 +76,8 @@ pub fn miss(s: usize) -> Vec<TokenId> {
     tokens
 }
 
-/// Returns the number of the `i`th sequence that a hit matches: all of them, far from each other.
+/// Returns the number of the `i`th sequence that is matched. All sequences are matched; successive ones have distant
+/// numbers.
 pub fn hit_order(i: usize) -> usize {
     i * 7919 % SEQUENCES
 }
@@ -98,7 +99,7 @@ pub fn touch_order(leaves: usize) -> Vec<u32> {
     order
 }
 
-/// Returns the order of pages, of which the first half are freed after all were taken.
+/// Returns a shuffled order of pages. After all pages are taken, the first half of this order is freed.
 pub fn free_order(pages: usize) -> Vec<u32> {
     shuffled(pages, 1 << 51)
 }
@@ -109,7 +110,8 @@ fn shuffled(count: usize, salt: u64) -> Vec<u32> {
     order
 }
 
-/// Returns zeros for a floor, in memory that is allocated like the core's tables.
+/// Returns zeros in memory that is allocated like the core's tables. The `floor` cases use it; they measure only the
+/// memory accesses of a case.
 pub fn slab<T: Clone + Default>(len: usize) -> Vec<T> {
     let mut slab: Vec<T> = Vec::with_capacity(len);
     ask_for_huge_pages(slab.as_ptr().addr(), len * size_of::<T>());
@@ -141,7 +143,8 @@ pub struct ChatRequest {
 
 const USERS: usize = 200;
 const TURNS: usize = 8;
-/// Maximum of running requests. A user sends a request only if none of the last `IN_FLIGHT` requests is the user's.
+/// Maximum number of running requests. A user sends a request only if none of the last `IN_FLIGHT` requests is the
+/// user's.
 const IN_FLIGHT: usize = 32;
 
 struct Conversation {
@@ -246,7 +249,7 @@ fn zipf(ranks: usize, exponent: f64) -> Vec<f64> {
     weights.into_iter().map(add).collect()
 }
 
-/// Generator of the numbers of the counter.
+/// Generator of random numbers from a counter.
 struct Draw {
     counter: u64,
 }

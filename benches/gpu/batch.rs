@@ -1,4 +1,4 @@
-//! Batches over random pages without an engine, and random numbers that host and device compute alike.
+//! Batches over random pages, without an engine, and random numbers that are in the memory of both host and device.
 
 use cust::sys;
 use kvarena::backend::cuda::{DeviceBuffer, Gpu};
@@ -52,7 +52,8 @@ pub fn distinct(rng: &mut Rng, count: usize, bound: u32) -> Vec<u32> {
     all
 }
 
-/// A forest of spans over a batch: the rows and tokens of each span, parents first, and each row's own tokens.
+/// The spans of a batch, which may be nested. `spans` has the rows and the number of tokens of each span, parents
+/// first. `own` has the number of each row's other tokens.
 pub struct Forest {
     pub spans: Vec<(std::ops::Range<usize>, u32)>,
     pub own: Vec<u32>,
@@ -79,7 +80,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Returns a step of sequences with random pages by a forest, whole pages in its spans, with these new tokens.
+    /// Returns a step of sequences that share the spans of a forest and have these numbers of new tokens. Pages are
+    /// random. Spans must have whole pages.
     pub fn forest(
         step: u64,
         layout: &PoolLayout,
@@ -157,7 +159,7 @@ impl Batch {
         batch
     }
 
-    /// Returns a step that stores new tokens at these slots, of one sequence that is never attended to.
+    /// Returns a step that stores one new token in each of these slots. Attention does not read them.
     pub fn stores(step: u64, slots: &[u32]) -> Self {
         let count = slots.len() as u32;
         // kv_len 0 marks padding, so kernels do not read the tables.
@@ -174,7 +176,7 @@ impl Batch {
         }
     }
 
-    /// Takes the batch's pages from those below `bound`, which are at least as many.
+    /// Replaces the batch's pages by random pages below `bound`. There must be at least as many.
     pub fn move_below(&mut self, bound: u32, layout: &PoolLayout, rng: &mut Rng) {
         let size = layout.page_size();
         let mut free = distinct(rng, bound as usize, bound).into_iter();
@@ -205,7 +207,7 @@ impl Batch {
     }
 }
 
-/// Random bf16 numbers, repeated through device memory: element `i` of memory filled with them is `at(i)`.
+/// A long list of random bf16 numbers, repeated to fill device memory: element `i` of filled memory is `at(i)`.
 pub struct Noise {
     host: Vec<u16>,
     device: DeviceBuffer,
@@ -236,7 +238,7 @@ impl Noise {
         self.fill_from(target, 0)
     }
 
-    /// Fills the memory after the first `begin` bytes by copies of them.
+    /// Fills the memory from byte `begin` on with copies of the list.
     pub fn fill_from(&self, target: &DeviceBuffer, begin: u64) -> Outcome<()> {
         let mut at = begin;
         while at < target.bytes() {

@@ -1,4 +1,4 @@
-//! The kernels of benches/gpu/ptx/kernels.toml, of which ptx/build.py generates this file.
+//! The kernels of benches/gpu/ptx/kernels.toml. ptx/build.py generates this file.
 
 use kvarena::backend::cuda::{Archive, Kernel};
 
@@ -10,7 +10,7 @@ macro_rules! archive {
 
 static CEILINGS: Archive = archive!("ceilings");
 
-/// All of them.
+/// All kernels, in the order of the table.
 #[rustfmt::skip]
 pub static KERNELS: [Kernel; 2] = [
     Kernel::new("ceiling_copy", &CEILINGS, 256, 0).of("ceilings"),

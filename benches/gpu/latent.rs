@@ -17,7 +17,7 @@ use crate::timer::Timer;
 
 const RANK: u32 = 512;
 const ROW: u32 = 576;
-/// Number of layers, which calls use in turn, and their slots: each layer is far larger than the L2 cache.
+/// Number of layers, which calls use in turn, and number of slots. Each layer is far larger than the L2 cache.
 const LAYERS: u32 = 4;
 const SLOTS: u32 = 1 << 19;
 
@@ -144,12 +144,13 @@ const SHAPES: [(usize, u32, u32); 7] = [
     (1, 512, 8_192),
 ];
 
-/// The rate counts the bytes of the rows once. If a case is compute-bound, the rate is no bound of memory.
+/// Measures the kernels of this device. The rate counts the bytes of the rows once, so it is comparable with memory
+/// bandwidth only for cases that are memory-bound.
 pub fn mla(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     run_cases(gpu, &[64, 1], None, report)
 }
 
-/// Measures the kernels of other devices, on pages of 64.
+/// Measures the kernels that other devices select, with pages of 64 tokens.
 pub fn mla_general(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     run_cases(gpu, &[64], Some(80), report)
 }

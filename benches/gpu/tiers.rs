@@ -1,4 +1,5 @@
-//! Pages that move to host memory and back: beside plain copies of the driver, beside decode steps, and the pinning.
+//! Measures moves of pages to host memory and back: in comparison with plain copies of the driver, during decode steps,
+//! and while host memory is pinned.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use crate::batch::{Batch, Forest, Noise, distinct, table};
 use crate::report::{Rate, Report};
 use crate::timer::Timer;
 
-/// What is measured: full sizes for a GPU, small ones to try the code where the driver is the tests'.
+/// Sizes of the measurements: full ones for a GPU, small ones to test the code on the tests' driver.
 #[derive(Clone, Copy)]
 pub struct Sizes {
     layers: u32,
@@ -92,7 +93,7 @@ pub fn run(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     pinning(gpu, sizes, report)
 }
 
-/// Pages of several sizes, each way.
+/// Measures pages of several sizes, in each direction.
 fn blocks(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let stream = CudaStream::new(gpu)?;
     for (layers, page_size, layout) in [
@@ -138,7 +139,7 @@ fn blocks(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// The driver's plain copies between device memory and pinned memory, a stream for each way.
+/// Plain copies of the driver between device memory and pinned memory, with a stream for each direction.
 struct Plain {
     streams: [CudaStream; 2],
     device: DeviceBuffer,
@@ -171,7 +172,7 @@ impl Plain {
     }
 }
 
-/// Batches of pages each way and both ways, by turns with plain copies.
+/// Measures batches of pages in each direction and in both, alternating with plain copies.
 fn copies(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let stream = CudaStream::new(gpu)?;
     let capacity = Capacity::Pages(4 * sizes.pages);
@@ -223,7 +224,7 @@ fn copies(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Whether a page that was saved and loaded is the same elsewhere.
+/// Returns whether a page has the same bytes after a save and a load to another page.
 fn comes_back(cuda: &mut Cuda, ids: &mut Ids) -> Outcome<bool> {
     let (host, bytes) = (HostPageId::new(0), cuda.layout().page_bytes());
     let of = |page| PageMove { device: PageId::new(page), host };
@@ -235,7 +236,7 @@ fn comes_back(cuda: &mut Cuda, ids: &mut Ids) -> Outcome<bool> {
     Ok(saved == loaded && cuda.lease(host).as_ref() == saved)
 }
 
-/// A decode step's attention in all layers, alone and beside moves that last longer, by turns.
+/// Measures the attention of a decode step in all layers, alternately alone and during moves that last longer.
 fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let mut timer = Timer::new(gpu)?;
@@ -248,7 +249,7 @@ fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let layout = *cuda.layout();
     let forest = Forest::alone(vec![sizes.len; sizes.rows as usize]);
     let news = vec![1; sizes.rows as usize];
-    // The step reads low pages; high ones move.
+    // The step reads pages with low numbers; pages with high numbers move.
     let mut batch = Batch::forest(1, &layout, &table(16), &forest, &news, &mut Rng::new(3));
     batch.move_below(pages, &layout, &mut Rng::new(4));
     let plan = batch.plan();
@@ -308,7 +309,8 @@ fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// How long a backend with a large region takes to open, to do its first steps meanwhile, and to drop.
+/// Measures a backend with a large region of host pages: the time to open it, the longest step while the region is
+/// pinned, and the time to drop it.
 fn pinning(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let page_bytes = config(sizes).layout()?.page_bytes();
     let host_pages = (sizes.pinned / page_bytes) as u32;

@@ -1,4 +1,4 @@
-//! Charts with two logarithmic axes, six to a picture. SVG needs no fonts.
+//! Draws charts with two logarithmic axes, in two columns of one SVG file. SVG needs no fonts here.
 
 use std::error::Error;
 use std::path::Path;
@@ -17,6 +17,7 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
+/// One chart.
 pub struct Chart {
     pub title: &'static str,
     pub x: &'static str,

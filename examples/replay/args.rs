@@ -41,10 +41,10 @@ pub struct Args {
     /// Pages of host memory that evicted pages move to [default: 0, evicted pages are lost]
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub host_pages: u32,
-    /// How many of the oldest pages are saved to host memory ahead of their eviction, after each step
+    /// After each step, saves up to K of the oldest pages to host memory ahead of their eviction
     #[arg(long, value_name = "K", default_value_t = 0, requires = "host_pages")]
     pub ahead: u32,
-    /// A store of unlimited size behind host memory, of keys without bytes
+    /// Adds a store of unlimited size behind host memory. It stores keys without bytes
     #[arg(long, requires = "host_pages", conflicts_with = "groups")]
     pub store: bool,
     /// Groups of layers besides the one that keeps all tokens, each as REACH:TOKENSxTRACKS, such as

@@ -11,7 +11,7 @@
 //!
 //! Requests run in the order of arrival: a preempted request is younger than all running ones, and returns before any
 //! new one. The oldest request can always continue, because a request that does not fit the pool alone is never
-//! admitted. The schedule therefore ends. A waiting prompt waits for a running request.
+//! admitted. A prompt waits only for running requests. So all requests end.
 
 use kvarena::{EngineError, Error, Extend, Keep, Leader, SeqKey, TokenId};
 
@@ -29,7 +29,7 @@ pub struct Limits {
     pub follow: bool,
 }
 
-/// Maximum of requests that wait for leaders.
+/// Maximum number of requests that wait for leaders.
 const FOLLOWERS_MAX: usize = 256;
 
 /// Serves all requests.
@@ -259,7 +259,8 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Counts a request that was admitted with so many tokens found, and so many of those in host memory.
+    /// Adds an admitted request to the running ones. `hit` of its tokens were cached, `host_hit` of these in host
+    /// memory.
     fn start(
         &mut self,
         host: &mut Host<'_>,

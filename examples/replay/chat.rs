@@ -13,7 +13,7 @@ const ASSISTANTS: usize = 32;
 const OPEN: usize = 104;
 /// Minimum number of requests between two turns of a conversation, because a user reads before the next question.
 const THINK: usize = 90;
-/// Maximum of turns of a conversation.
+/// Maximum number of turns of a conversation.
 const TURNS_MAX: u32 = 12;
 /// Average arrival rate in requests a second.
 const RATE: f64 = 8.0;

@@ -1,11 +1,12 @@
-//! Measures the engine's calls. The clock is read once around each group of calls, not around each call, so that its
-//! overhead stays far below the measured time.
+//! Measures the time that the engine's calls take. One measurement covers a group of calls, not one call, so the cost
+//! of reading the clock stays far below the measured time.
 
 use std::time::Instant;
 
-/// Core time of the current step.
+/// Time that the engine's calls have taken in the current step.
 #[derive(Default)]
 pub struct CoreTime {
+    /// Nanoseconds so far.
     open: u64,
 }
 
@@ -24,7 +25,8 @@ impl CoreTime {
     }
 }
 
-/// Returns the smallest value that `percent` of the sorted values do not exceed; 0 without values.
+/// Returns the percentile by the nearest rank: the smallest of the sorted values such that at least `percent` percent
+/// of them are not larger. Returns 0 if there are no values.
 pub fn percentile(sorted: &[u64], percent: f64) -> u64 {
     let rank = (sorted.len() as f64 * percent / 100.0).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)

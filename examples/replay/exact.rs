@@ -158,11 +158,11 @@ fn one_request_of_a_burst_computes_the_prompt() {
         assert_eq!(outcome.tally.requests, 64);
         assert_eq!(outcome.stats.computed_tokens + outcome.stats.hit_tokens, stored);
     }
-    // 1,984 tokens are whole pages of 16 before the last token.
+    // Before the last token of the common prompt, 1,984 tokens are in whole pages of 16.
     assert_eq!((waiting.tally.followers, waiting.tally.awaited_tokens), (63, 63 * 1984));
     assert_eq!(waiting.stats.hit_tokens, 63 * 1984);
     assert_eq!((alone.tally.followers, alone.tally.awaited_tokens), (0, 0));
-    // Without waiting, all requests that the first step admits compute the prompt: five with 8,192 tokens.
+    // Without waiting, all requests that the first step admits compute the prompt. A step of 8,192 tokens admits five.
     assert_eq!(alone.stats.computed_tokens - waiting.stats.computed_tokens, 4 * 1984);
     let [waiting, alone] = ["", " --no-waiting"]
         .map(|how| run(&format!("--concurrency 64 --step-tokens 200000{how}")).stats);
@@ -187,7 +187,7 @@ fn crowding_preempts_and_a_large_pool_does_not() {
     assert_eq!(crowded.output_tokens, roomy.output_tokens);
 }
 
-/// Returns the figures of host memory in a replay and in plain maps.
+/// Returns the figures of host memory twice: of a replay, and of a naive model made of maps.
 fn tiers(requests: &[Request], line: &str) -> [Tiers; 2] {
     let args = args(line);
     let outcome = crate::serve(&args, requests, &ProgressBar::hidden()).expect("it serves");

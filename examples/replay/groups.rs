@@ -5,15 +5,15 @@ use kvarena::{Groups, Reach};
 /// The groups of a model. Group 0, which keeps all tokens, has one layer, so each layer of another group is a track.
 #[derive(Clone, Debug)]
 pub struct LayerGroups {
-    /// The argument.
+    /// The argument of the command line.
     pub text: String,
     pub groups: Groups,
-    /// Layers of all groups.
+    /// Number of layers of all groups together.
     pub layers: u32,
 }
 
 impl LayerGroups {
-    /// Parses the reach and the tracks of each group but group 0: `window:1024x6,chunk:8192x3`.
+    /// Parses the reach and the number of tracks of each group except group 0, such as `window:1024x6,chunk:8192x3`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut reaches, mut layers) = (vec![Reach::All], vec![0_u8]);
         for (group, part) in (1..).zip(text.split(',')) {

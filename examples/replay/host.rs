@@ -74,9 +74,9 @@ pub struct Tally {
     pub followers: u64,
     /// Cached tokens of those requests that were not cached when they began to wait.
     pub awaited_tokens: u64,
-    /// Most pages that running requests used at a time.
+    /// Maximum number of pages that running requests used at a time.
     pub peak_pages: u32,
-    /// Most requests running at a time.
+    /// Maximum number of requests running at a time.
     pub peak_running: usize,
     /// Tokens whose K and V decode reads if each sequence is read separately.
     pub decode_tokens_flat: u64,

@@ -1,7 +1,7 @@
-//! Serves one request at a time without an engine, for tests. Pages are entries of maps, recency is a counter, and
-//! eviction looks at every page. The engine's figures must be equal.
+//! Serves one request at a time without an engine, as an oracle for tests. Pages are entries of maps, recency is a
+//! counter, and an eviction searches all pages. The engine must reach the same figures.
 //!
-//! Group 0 is treated as a group of one track, whose tail at a mark is the whole prefix.
+//! Group 0 is treated like the other groups: it has one track, and its tail at a mark is the whole prefix.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -20,7 +20,7 @@ pub struct Figures {
     pub peak_pages: u32,
 }
 
-/// The pool, and how requests are served.
+/// The pool, and the number of tokens in a step.
 pub struct Setting {
     pub pages: usize,
     pub page_size: usize,
@@ -29,7 +29,7 @@ pub struct Setting {
     pub groups: Vec<(Reach, usize)>,
 }
 
-/// Value of recency of pages in use: younger than any idle page.
+/// The time of pages in use. It is later than that of any idle page.
 const IN_USE: u64 = u64::MAX;
 
 /// Serves requests one at a time, with an exact page-level LRU.
@@ -49,7 +49,7 @@ struct Oracle<'a> {
     setting: &'a Setting,
     /// Numbers of pages, by the number of their parent (0 is the root) and their tokens.
     names: HashMap<(u64, Vec<TokenId>), u64>,
-    /// Time at which a cached page became idle, by number and group. In other groups than group 0 it is a cell.
+    /// The time at which a cached page became idle, by the page's number and group. Outside group 0 an entry is a cell.
     cached: BTreeMap<(u64, usize), u64>,
     clock: u64,
     figures: Figures,
@@ -68,7 +68,8 @@ impl Oracle<'_> {
             return;
         }
         let path = self.path(&tokens);
-        // Match all but the last token of the prompt: the next token must find its reads in every group.
+        // The last token of the prompt is never matched. At the match, each group must have the pages that the next
+        // token reads.
         let is_cached = |group, place: usize| self.cached.contains_key(&(path[place], group));
         let full = (0..limit).take_while(|&place| is_cached(0, place)).count();
         let is_hit = |mark: &usize| {
@@ -124,7 +125,7 @@ impl Oracle<'_> {
         }
     }
 
-    /// Returns the maximum of pages that a request has in all groups.
+    /// Returns the maximum number of pages that a request has, over all groups.
     fn most_pages(&self, tokens: usize) -> usize {
         let Setting { page_size, step_tokens, ref groups, .. } = *self.setting;
         let all = tokens.div_ceil(page_size);
@@ -189,7 +190,7 @@ impl Oracle<'_> {
         }
     }
 
-    /// Turns private pages into cached pages in use. Frees duplicates of cached pages.
+    /// Turns private pages into cached pages in use. A private page is freed if the same page is cached already.
     fn publish(
         &mut self,
         path: &[u64],

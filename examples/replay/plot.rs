@@ -1,5 +1,5 @@
-//! Plots a run over the served requests: the hit rate above, by tier if there are several, page states below. SVG needs
-//! no fonts.
+//! Plots a run over the served requests. The upper chart shows the hit rate, by tier if there are several; the lower
+//! chart shows page states. The plot is an SVG file, because writing SVG needs no fonts.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -134,10 +134,10 @@ fn draw_hit_rate<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
     Ok(())
 }
 
-/// Returns the tokens that hit on the device, there or in host memory, and anywhere.
+/// Returns three numbers of hit tokens: on the device; on the device or in host memory; in any tier.
 fn tier_hits(sample: &Sample) -> [u64; TIERS.len()] {
     let Sample { hit_tokens, host_hit_tokens, store_hit_tokens, .. } = *sample;
-    // What the store had came through host memory.
+    // Hits in the store also count as hits in host memory, because the pages came through it.
     let host = host_hit_tokens.saturating_sub(store_hit_tokens);
     [hit_tokens - host_hit_tokens, hit_tokens - host_hit_tokens + host, hit_tokens]
 }
@@ -171,7 +171,7 @@ fn draw_pages<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
         .x_label_area_size(44)
         .y_label_area_size(72)
         .build_cartesian_2d(0.0..end_of(samples), 0.0..f64::from(page_count))?;
-    // From the top layer down, so that each layer covers the parts of the others.
+    // The top layer is drawn first, and each lower layer covers the lower part of those before it.
     for (i, (_, colour)) in STATES.iter().enumerate().rev() {
         let top = samples.iter().map(|s| (s.done as f64, f64::from(layers(s)[i])));
         chart.draw_series(AreaSeries::new(top, 0.0, colour.filled()))?;

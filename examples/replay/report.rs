@@ -76,7 +76,7 @@ pub struct Report {
     pub decode_bytes_flat: u64,
     /// Bytes of K and V that decode reads if shared spans are read once.
     pub decode_bytes_shared: u64,
-    /// Most pages that running requests used at a time.
+    /// Maximum number of pages that running requests used at a time.
     pub peak_pages: u32,
     pub peak_running: usize,
     pub steps: usize,

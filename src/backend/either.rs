@@ -106,7 +106,7 @@ impl<L: OpenBackend, R: OpenBackend> OpenBackend for Either<L, R> {
     }
 }
 
-/// Unwraps query rows and sinks, each with its function.
+/// Unwraps query rows by `rows` and sinks by `sinks`.
 fn queries<Q, S, R, T, E>(
     of: Queries<Q, S>,
     rows: impl FnOnce(Q, Operand) -> Result<R, E>,
@@ -116,7 +116,7 @@ fn queries<Q, S, R, T, E>(
     Ok(Queries { rows: rows(of.rows, Operand::Q)?, sinks })
 }
 
-/// Unwraps weights and frequencies, each with its function.
+/// Unwraps the weights of norms by `norm` and frequencies by `frequencies`.
 fn rope<W: Copy, F: Copy, R, T, E>(
     of: &Rope<W, F>,
     norm: impl Fn(W, Operand) -> Result<R, E>,

@@ -31,12 +31,14 @@ pub trait HostMemory: Backend {
     /// Leases a host page to a reader. A page may have several readers.
     ///
     /// # Panics
-    /// If the page is not ready, a write lease covers it, or an unfinished save writes it.
+    /// If the page is not below [`host_pages`](Backend::host_pages), a write lease covers it, or an unfinished save
+    /// writes it.
     fn lease(&mut self, page: HostPageId) -> Self::Read;
 
     /// Leases a host page to a writer.
     ///
     /// # Panics
-    /// If the page is not ready, any lease covers it, or an unfinished move uses it.
+    /// If the page is not below [`host_pages`](Backend::host_pages), any lease covers it, or an unfinished move uses
+    /// it.
     fn lease_mut(&mut self, page: HostPageId) -> Self::Write;
 }

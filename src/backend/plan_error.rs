@@ -93,7 +93,8 @@ pub enum PlanError {
     },
     /// The query rows of the sequences are not contiguous, or their number differs from the number of tokens.
     QueryRows {
-        /// The first sequence that is not contiguous; the number of sequences if the sum is wrong.
+        /// The first sequence whose query rows do not follow those of the previous one. If there is none but the total
+        /// is wrong, the number of sequences.
         row: usize,
     },
     /// A shared span is not nested correctly, lists no row or a row twice, or covers tokens of this step.
@@ -116,7 +117,7 @@ pub enum PlanError {
         /// Slots expected: tokens times the tracks after the first.
         wanted: usize,
     },
-    /// Attention has another window or chunk size than the layer's group, or none.
+    /// The attention's window or chunk size differs from that of the layer's group, or is missing.
     Reach {
         /// The layer.
         layer: LayerId,
@@ -136,12 +137,12 @@ pub enum PlanError {
         /// Its group.
         group: u32,
     },
-    /// A window is given for a plan with draft trees.
+    /// A window is given for a plan with draft trees, which backends do not support.
     TreeWindow {
         /// The window.
         window: u32,
     },
-    /// Chunks are given for a plan with draft trees.
+    /// Chunks are given for a plan with draft trees, which backends do not support.
     TreeChunk {
         /// The size of chunks.
         chunk: u32,
@@ -158,7 +159,7 @@ pub enum PlanError {
         /// Rows of the page tables.
         rows: u32,
     },
-    /// A sequence has fewer tokens than new ones, or more than fit in a page table row.
+    /// `kv_len` of a sequence is below the number of its new tokens, or more than a page table row can hold.
     KvLen {
         /// The sequence's row.
         row: RowId,
@@ -201,18 +202,18 @@ pub enum PlanError {
         /// Pages of the pool or chunks of the tables.
         count: u32,
     },
-    /// A page is not in the pool or in host memory.
+    /// A page of the pool does not exist.
     Page {
         /// The page.
         page: PageId,
         /// Number of pages.
         page_count: u32,
     },
-    /// A page is not in the host region.
+    /// A page of host memory does not exist.
     HostPage {
         /// The page.
         page: HostPageId,
-        /// Pages of the region.
+        /// Number of pages of host memory.
         pages: u32,
     },
     /// The number of a batch of moves is not above the last one.
@@ -248,7 +249,7 @@ pub enum PlanError {
         /// The shape of its K and V.
         shape: KvShape,
     },
-    /// The scale is `1 / sqrt` of a latent row's length instead of that of the compressed heads.
+    /// The scale is `1 / sqrt` of the length of a latent row. It must be that of the heads that the row compresses.
     LatentScale {
         /// The scale.
         scale: f32,

@@ -55,7 +55,7 @@ pub trait SparseBackend: Backend {
     /// score)` from 0, in the order of channels. Of equal scores the later position wins. NaN loses to every score.
     ///
     /// # Errors
-    /// The backend's own, including [`PlanError::NoLabels`] and [`PlanError::Top`].
+    /// Errors of the backend, among them [`PlanError::NoLabels`] and [`PlanError::Top`].
     fn select(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -67,7 +67,8 @@ pub trait SparseBackend: Backend {
 
     /// Computes [`attend_queries`](Backend::attend_queries), but each row with one new token reads only its lists.
     ///
-    /// A list without a readable position gives output 0, and the head's sink or minus infinity as log-sum-exp.
+    /// If a list has no readable position, the output is 0. The log-sum-exp is then the head's sink, or minus infinity
+    /// without sinks.
     ///
     /// # Errors
     /// The errors of `attend_queries`, and [`PlanError::Top`].

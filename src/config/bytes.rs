@@ -177,9 +177,10 @@ impl EngineShape {
     /// Reads the byte form.
     ///
     /// # Errors
-    /// [`ShapeBytesError::Length`] and [`ShapeBytesError::Magic`]. [`ShapeBytesError::Field`] for a number that is
-    /// invalid in its field, such as a hash recipe without its feature. [`ShapeBytesError::Config`] for a shape that no
-    /// config has. [`ShapeBytesError::Mixed`] for numbers of different shapes.
+    /// [`ShapeBytesError::Length`] or [`ShapeBytesError::Magic`] for bytes that are not this form.
+    /// [`ShapeBytesError::Field`] for a number that is invalid in its field, such as a hash recipe without its feature.
+    /// [`ShapeBytesError::Config`] for an invalid config. [`ShapeBytesError::Mixed`] for valid numbers in a combination
+    /// that no config has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ShapeBytesError> {
         if bytes.len() != Self::BYTES {
             return Err(ShapeBytesError::Length { actual: bytes.len() });

@@ -116,7 +116,7 @@ impl<B: Backend> Engine<B> {
     /// Returns the number of [`available`](Engine::available) pages after the completion of `step`, if no other call
     /// comes first. O(unfinished steps).
     ///
-    /// A scheduler can compare it with its need before it preempts.
+    /// Before it preempts a sequence, a scheduler can compare this number with the pages that it needs.
     pub fn available_after(&self, step: StepId) -> u32 {
         self.world.available_after(step)
     }

@@ -143,7 +143,7 @@ pub enum Error {
     DraftLen {
         /// Tokens of the draft.
         len: u64,
-        /// The most that it can have.
+        /// Maximum number of tokens of a draft.
         max: u64,
     },
     /// A token of a draft tree follows a later token.
@@ -212,8 +212,8 @@ pub enum Error {
     },
     /// The tokens to accept are not a branch: the first is not a root, or another does not follow its predecessor.
     ///
-    /// A root is at the first new position and sees all tokens before the drafts and itself. A token follows another if
-    /// it is at the next position and sees exactly what the other sees, and itself.
+    /// A root is at the first new position and sees itself and all tokens before the drafts. A token follows another if
+    /// it is at the next position and sees exactly itself and what the other sees.
     NotABranch {
         /// The key.
         seq: SeqKey,
@@ -281,7 +281,7 @@ pub enum Error {
         /// The first open step.
         first: StepId,
     },
-    /// A step up to the completed one is neither committed nor aborted.
+    /// The step to complete, or an earlier one, is neither committed nor aborted.
     StepOpen {
         /// The open step.
         step: StepId,

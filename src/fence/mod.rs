@@ -48,7 +48,7 @@ impl Fence {
         Self::try_new(page_count, max_steps, max_locks).expect("the system has the memory")
     }
 
-    /// [`Fence::new`] that returns a failed allocation as an error.
+    /// Like [`Fence::new`], but returns an error if an allocation fails.
     pub(crate) fn try_new(
         page_count: u32,
         max_steps: u32,

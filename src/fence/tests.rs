@@ -1,4 +1,4 @@
-//! Tests of the audit, for each broken invariant, and of the return of pages and locks.
+//! Tests that the audit finds each broken invariant, and when pages and locks leave the fence.
 
 use super::*;
 use crate::id::Scope;
@@ -74,7 +74,7 @@ fn f4_a_complete_step_holds_nothing() {
 }
 
 #[test]
-fn waits_end_at_an_open_step_and_never_fall() {
+fn new_waits_end_at_the_last_mark_or_later() {
     let fence = sound();
     assert_eq!(fence.until(step(1)), None);
     assert_eq!(fence.until(step(2)), Some(step(3)));
@@ -83,7 +83,7 @@ fn waits_end_at_an_open_step_and_never_fall() {
 }
 
 #[test]
-fn pages_and_locks_return_exactly_with_their_step() {
+fn pages_and_locks_leave_exactly_when_their_step_completes() {
     let mut fence = sound();
     assert_eq!([1, 2, 3].map(|number| fence.pages_until(step(number))), [0, 5, 7]);
     let take = |fence: &mut Fence, number| {

@@ -38,7 +38,7 @@
 //! | `StepTokens`, `PackedLimit` | plan a smaller batch |
 //! | `PackedRows` | pass the whole plan of these items |
 //! | `PackedTree` | draft in chains, or use the backend's own attention |
-//! | `UnknownStep`, `StepOrder`, `StepOpen` | commit in the order of plans, and complete after it |
+//! | `UnknownStep`, `StepOrder`, `StepOpen` | commit in the order of plans, and complete a step after its commit |
 //! | `NotAccepted` | accept a branch of the drafts or abort the step, then repeat the call |
 //! | `DraftLen`, `DraftParent`, `DraftOrder`, `DraftArrays`, `DraftMask`, `DraftPosition` | fix the drafter |
 //! | `NotDrafted`, `NotABranch` | fix the verifier: a branch is a root and tokens that follow it |
@@ -85,4 +85,4 @@
 //!
 //! A panic means that the crate broke an invariant. A host's mistake never causes one.
 //!
-//! Not here: the errors of one backend ([`CpuError`](crate::backend::CpuError), `CudaError`).
+//! [`CpuError`](crate::backend::CpuError) and `CudaError` document the errors of each backend.

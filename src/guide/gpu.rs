@@ -3,8 +3,8 @@
 //! The backend launches on the host's stream, takes device addresses and shares the device's primary context, which
 //! cudarc and libtorch also use. The stream orders the model's kernels and the backend's, so the host neither copies
 //! rows nor waits. A host with its own binding passes raw handles: the stream, with a value that keeps it alive, and
-//! device addresses, with the type and the number of their elements. With cudarc these are `stream.cu_stream()`, an
-//! `Arc<cudarc::driver::CudaStream>`, and what `device_ptr` returns.
+//! device addresses, with the type and the number of their elements. With cudarc, `stream.cu_stream()` is the handle,
+//! an `Arc<cudarc::driver::CudaStream>` keeps it alive, and `device_ptr` returns the addresses.
 //!
 //! ```
 //! # #[cfg(feature = "cuda")]
@@ -28,7 +28,7 @@
 //! A host that runs with or without a GPU chooses at run time: [`Either`](crate::backend::Either) of a `Cpu` and a
 //! `Cuda` is a backend too.
 //!
-//! The program needs the feature `cuda` and a GPU. Without a GPU it prints the error and ends.
+//! This program computes some steps on a GPU. It needs the feature `cuda`. Without a GPU it prints the error and ends.
 //!
 //! ```
 //! # #[cfg(feature = "cuda")]
@@ -42,7 +42,7 @@
 //!     let gpu = match Gpu::new(0) {
 //!         Ok(gpu) => gpu,
 //!         Err(error) => {
-//!             println!("{error}: a host goes on with the CPU"); // no driver, no device, or too old a driver
+//!             println!("{error}: a host would use the CPU now"); // no device, no driver, or too old a driver
 //!             return Ok(());
 //!         }
 //!     };
@@ -91,4 +91,4 @@
 //! capture a decode step. `Cuda::stage` documents the order of calls and returns the key of the graphs that the host
 //! may replay.
 //!
-//! Not here: several devices ([`ranks`](super::ranks)).
+//! [`ranks`](super::ranks) describes several devices.

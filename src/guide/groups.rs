@@ -11,8 +11,8 @@
 //! | Llama 4 Scout: 12 layers, 36 with chunks of 8,192 | 1,611 MB | 403 MB |
 //!
 //! A page holds as many layers as group 0 has, so all groups share one pool. A group with more layers has several page
-//! tables, its *tracks*. The host passes the window or the chunk of each layer to
-//! `attend` as before: the backend rejects any other.
+//! tables, its *tracks*. The host passes the window or the chunk of each layer to `attend`, as without groups. The
+//! backend rejects a window or chunk that differs from the group's.
 //!
 //! Layers of a group may store other heads or another dtype than the pool's
 //! ([`Groups::with_shape`](crate::Groups::with_shape)). A page then holds as many of them as fit, and
@@ -74,7 +74,7 @@
 //! ```
 //!
 //! Prompts can match at three places of a sequence: at the end of its prompt, at the end of its output, and where its
-//! prompt parts from a cached one. [`Engine::mark`](crate::Engine::mark) adds places, such as the end of a system
+//! prompt diverges from a cached one. [`Engine::mark`](crate::Engine::mark) adds places, such as the end of a system
 //! prompt. A prompt that waits for a leader matches the leader's tokens only at such a mark.
 //! [`Stats::lost_hit_tokens`](crate::Stats::lost_hit_tokens) counts the tokens that only group 0 had.
 //!

@@ -18,8 +18,8 @@
 //! The programs have no model: they make up K, V, queries and tokens. A program that needs no bytes uses the backend
 //! [`Null`](crate::Null), which has none.
 //!
-//! The module has no items; only documentation builds compile it. Not here: the results of each call, which the
-//! documentation of [`Engine`](crate::Engine) describes.
+//! The module has no items; only documentation builds compile it. The documentation of [`Engine`](crate::Engine)
+//! describes the results of each call.
 
 pub mod errors;
 pub mod events;

@@ -1,11 +1,11 @@
-//! A model over the cache: what changes in a model's file, by the example of candle's Qwen3.
+//! How a model's code changes to use the cache, shown with candle's Qwen3.
 //!
 //! A step has the new tokens of many sequences as packed rows: `[tokens, heads, head_dim]`, in the order of the plan's
 //! rows, without padding. So a model loses its batch dimension, its mask, its offset and its cache. It gains the plan's
 //! positions, from which it rotates q and k, and one call in each layer, which stores K and V and attends.
 //!
-//! The crate `kvarena-candle` (`crates/candle`) makes that call one of candle's custom operations. Its patch of
-//! candle's own Qwen3 adds 53 lines and deletes 249; these are the ones of attention:
+//! The crate `kvarena-candle` (`crates/candle`) implements this call as a custom operation of candle. Its patch of
+//! candle's Qwen3 adds 53 lines and deletes 249. In attention it changes these lines:
 //!
 //! ```diff
 //! -        let (b, l, _) = x.dims3()?;
@@ -23,7 +23,7 @@
 //! +        let ctx = step.attend(self.layer, &attend, &q, &k, &v)?;
 //! ```
 //!
-//! The logits are those of each sequence's last row:
+//! The model computes logits only from each sequence's last row:
 //!
 //! ```
 //! use kvarena::*;

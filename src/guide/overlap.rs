@@ -56,4 +56,4 @@
 //!
 //! `EngineConfig::max_steps` limits the number of steps in flight.
 //!
-//! Not here: events that signal the end of a step ([`gpu`](super::gpu)).
+//! [`gpu`](super::gpu) describes the events that signal the end of a step.

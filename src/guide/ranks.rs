@@ -133,4 +133,4 @@
 #![doc = include_str!("read_plan.py")]
 //! ```
 //!
-//! Not here: the transport of bytes between processes.
+//! The host transports the bytes between its processes.

@@ -122,4 +122,4 @@
 //! # }
 //! ```
 //!
-//! Not here: promises of prompts ([`scheduling`](super::scheduling)).
+//! [`scheduling`](super::scheduling) describes the promises of prompts.

@@ -234,4 +234,4 @@
 //! # }
 //! ```
 //!
-//! Not here: fairness between tenants ([`tenants`](super::tenants)).
+//! [`tenants`](super::tenants) describes how to limit the shares of tenants.

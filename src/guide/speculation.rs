@@ -63,24 +63,25 @@
 //! # }
 //! ```
 //!
-//! A chain needs no masks, so every attention supports it, with or without a window:
-//! [`Draft::chain`](crate::Draft::chain). `accept` keeps a run from its start and moves nothing. A host may also plan
-//! a chain with `plan_batch` as ordinary tokens. It must then [`rollback`](crate::Engine::rollback) the rejected
-//! tokens *before* the commit, which would publish them.
+//! A chain ([`Draft::chain`](crate::Draft::chain)) needs no masks, so every attention supports it, with or without a
+//! window. `accept` keeps the start of the chain and moves nothing. A host may also plan a chain with `plan_batch` as
+//! ordinary tokens. It must then [`rollback`](crate::Engine::rollback) the rejected tokens *before* the commit, which
+//! would publish them.
 //!
 //! Sampling need not be greedy. If the host samples each position with the noise that it would have without drafts,
 //! drafts do not change the output. `crates/server` (`--draft`) does this, with drafts from the text itself.
 //!
 //! A server accepts the branches of all its sequences in one call: [`accept_batch`](crate::Engine::accept_batch). If a
-//! step fails, [`abort`](crate::Engine::abort) it and roll the drafts back, because an aborted draft is an ordinary
-//! token.
+//! step fails, [`abort`](crate::Engine::abort) it and roll the drafts back, because after the abort they are ordinary
+//! tokens of the sequence.
 //!
 //! [`Stats`](crate::Stats) counts drafts, their guessed tokens and the accepted guesses. A lone root is the last
 //! sampled token, not a guess. If there are several roots, each is a guess of that token.
 //!
-//! Positions of a tree count its depth, so a sliding window cannot serve it. A model with windows uses chains. After
-//! the host prepares a layer with a window, the backend rejects trees before any work runs.
+//! Positions of a tree count depth, so several drafts have the same position, and a sliding window cannot serve trees.
+//! A model with windows uses chains. After the host has prepared a layer with a window, the backend rejects trees
+//! before any work runs.
 //!
 //! `rollback` cannot remove published tokens and returns `RollbackLen`.
 //!
-//! Not here: an edited turn of a conversation. It is a new prompt, and the cache matches its unchanged start.
+//! An edited turn of a conversation is not a rollback. It is a new prompt, and the cache matches its unchanged start.

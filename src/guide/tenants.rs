@@ -49,4 +49,4 @@
 //! running sequences and their promises ([`scheduling`](super::scheduling)). Alternatively, each tenant has its own
 //! engine. With `PrefixMode::None`, only forks share pages.
 //!
-//! Not here: the order of two tenants' requests.
+//! The scheduler chooses the order of two tenants' requests.

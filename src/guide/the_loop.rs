@@ -56,4 +56,4 @@
 //! # }
 //! ```
 //!
-//! Not here: the choice of sequences to extend ([`scheduling`](super::scheduling)).
+//! [`scheduling`](super::scheduling) describes how to choose the sequences of a step.

@@ -5,9 +5,9 @@
 //!                                h0          h1           h2          and all tokens before them
 //! ```
 //!
-//! Each engine has its own recipe. A `Recipe` is in a file of its family, and [`Hashing`] is the host's choice among
-//! the recipes whose crates are compiled in (features `xxhash` and `sha256`). The test vectors come from the code that
-//! a recipe follows. vLLM's recipe has a parameter (`seed`).
+//! Each engine computes hashes by its own recipe. `xxhash.rs` and `sha256.rs` contain the recipes. The host chooses one
+//! of those that are compiled in (features `xxhash` and `sha256`) as its [`Hashing`]. The test vectors of a recipe come
+//! from the engine's code. vLLM's recipe has a parameter (`seed`).
 //!
 //! No code of this crate treats equal hashes as equal tokens. `prefix/chain.rs` stores the hashes.
 
@@ -40,18 +40,18 @@ const LONGEST: usize = 32;
 pub struct PageHash([u8; LONGEST]);
 
 impl PageHash {
-    /// Returns the hash as a number, for a recipe of numbers.
+    /// Returns the hash as a number. Only recipes with hashes of 8 bytes have numbers.
     pub fn to_u64(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 
-    /// Returns the hash as a digest, for a recipe of digests.
+    /// Returns the hash as a digest. Only recipes with hashes of 32 bytes have digests.
     pub fn to_digest(&self) -> [u8; 32] {
         self.0
     }
 
-    /// Converts the bytes of a column.
+    /// Creates a hash from the bytes that a column stores, which are 8 or 32.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let mut hash = [0; LONGEST];
         hash[..bytes.len()].copy_from_slice(bytes);
@@ -93,10 +93,10 @@ trait Recipe {
     /// Bytes of a hash.
     const WIDTH: usize;
 
-    /// Returns the names that enter a hash; the others are `None`.
+    /// Returns the names that the recipe hashes; the others are `None`.
     fn entering(names: NamespaceNames) -> NamespaceNames;
 
-    /// Returns the hash of the parameter and the names, which is the same for every page.
+    /// Returns the hash of the recipe's parameter and of the names. It is the same for all pages.
     fn seed(hashing: Hashing, names: &NamespaceNames) -> PageHash;
 
     /// Returns the hash of a page after the page with hash `before`, or of a first page. O(tokens).
@@ -147,7 +147,7 @@ macro_rules! recipes {
                 }
             }
 
-            /// Returns the names that enter a hash.
+            /// Returns the names that the recipe hashes; the others are `None`.
             fn entering(self, names: NamespaceNames) -> NamespaceNames {
                 let _ = &names;
                 match self {
@@ -179,25 +179,28 @@ macro_rules! recipes {
 }
 
 recipes! {
-    /// XXH3-64 as NVIDIA Dynamo's routers compute it: tokens as 32-bit numbers, seed 1337 and more for `lora` and
-    /// `salt`; then the hash before and this one, seed 1337. 8 bytes. Feature `xxhash`.
+    /// XXH3-64 as NVIDIA Dynamo's routers compute it. A page's tokens are hashed as 32-bit numbers; the seed depends on
+    /// `lora` and `salt`, and is 1337 without them. Then the previous page's hash and this one are hashed together,
+    /// with seed 1337. 8 bytes. Feature `xxhash`.
     "xxhash" 1 Dynamo = xxhash::Dynamo;
-    /// xxHash64 as nano-vllm: the hash before, then tokens as 64-bit numbers. 8 bytes. It uses no names, so only the
-    /// default namespace can be served. Feature `xxhash`.
+    /// xxHash64 as nano-vllm computes it: of the previous page's hash, then the tokens as 64-bit numbers. 8 bytes. It
+    /// hashes no names, so only the default namespace can be served. Feature `xxhash`.
     "xxhash" 2 NanoVllm = xxhash::NanoVllm;
-    /// xxHash64 as MinivLLM: the hash before, then tokens as 32-bit numbers. 8 bytes. It uses no names, so only the
-    /// default namespace can be served. Feature `xxhash`.
+    /// xxHash64 as MinivLLM computes it: of the previous page's hash, then the tokens as 32-bit numbers. 8 bytes. It
+    /// hashes no names, so only the default namespace can be served. Feature `xxhash`.
     "xxhash" 3 MinivLlm = xxhash::MinivLlm;
-    /// SHA-256 as vLLM's `sha256_cbor` without `PYTHONHASHSEED`: of the hash before, the tokens, and `lora` with
-    /// `lora_path` in each page, `salt` in the first. 32 bytes; events have the last 8. Feature `sha256`.
+    /// SHA-256 as vLLM's `sha256_cbor` computes it without `PYTHONHASHSEED`. A page's hash covers the previous page's
+    /// hash, the tokens, and `lora` with `lora_path`; the first page's also covers `salt`. 32 bytes; events contain the
+    /// last 8. Feature `sha256`.
     ///
-    /// vLLM's default algorithm, `sha256`, makes other hashes: it serialises with Python's pickle in place of CBOR, and
-    /// no recipe follows it. Start vLLM with `--prefix-caching-hash-algo sha256_cbor`.
+    /// vLLM's default algorithm, `sha256`, computes other hashes, because it serialises by Python's pickle instead of
+    /// CBOR. No recipe follows it. Start vLLM with `--prefix-caching-hash-algo sha256_cbor`.
     "sha256" 4 VllmSha256Cbor = sha256::VllmCbor;
-    /// SHA-256 as SGLang's keys of stored pages: the hash before, then tokens as 32-bit numbers; `lora` (its
-    /// `extra_key`) and `salt` stand before the first page. 32 bytes; events have the first 8. Feature `sha256`.
+    /// SHA-256 as SGLang computes the keys of stored pages: of the previous page's hash, then the tokens as 32-bit
+    /// numbers. `lora` (SGLang's `extra_key`) and `salt` precede the first page. 32 bytes; events contain the first 8.
+    /// Feature `sha256`.
     "sha256" 6 SglangSha256 = sha256::Sglang;
-    /// As [`Hashing::VllmSha256Cbor`], where vLLM runs with this `PYTHONHASHSEED`. Feature `sha256`.
+    /// The same as [`Hashing::VllmSha256Cbor`] for a vLLM that runs with this `PYTHONHASHSEED`. Feature `sha256`.
     "sha256" 5 VllmSha256CborSeeded(HashSeed) = sha256::VllmCbor;
 }
 
@@ -241,7 +244,7 @@ impl Hashing {
         found
     }
 
-    /// Returns whether names enter the hashes, so that these distinguish namespaces.
+    /// Returns whether the recipe hashes some name of a namespace. Only then do hashes distinguish namespaces.
     pub fn uses_names(self) -> bool {
         let some = || Some("some".to_owned());
         let names = NamespaceNames { lora: some(), lora_path: some(), salt: some() };
@@ -307,7 +310,7 @@ impl<'a> PageHashes<'a> {
         self.bytes.chunks_exact(self.hashing.width()).map(PageHash::from_bytes)
     }
 
-    /// Returns their numbers in events: [`Hashing::event_id`].
+    /// Returns the 64-bit number of each hash in events, which [`Hashing::event_id`] defines.
     pub fn event_ids(&self) -> impl ExactSizeIterator<Item = u64> + use<'a> {
         let hashing = self.hashing;
         self.iter().map(move |hash| hashing.event_id(hash))

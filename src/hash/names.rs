@@ -1,10 +1,10 @@
 //! Names of namespaces: adapters and salts, which enter the hashes of their pages.
 //!
 //! If a recipe could not distinguish two namespaces, equal tokens would have one hash although their K and V differ. So
-//! no two namespaces have the same names, compared as far as they enter a hash.
+//! the names that the recipe hashes must differ between any two namespaces.
 //!
-//! * T11. A namespace's names stay while it is not forgotten, and while they have users: sequences, and first nodes of
-//!   prefixes. The users are counted.
+//! * T11. The table keeps a namespace's names until the namespace is forgotten and its names have no users. Users are
+//!   sequences and first nodes of prefixes; they are counted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub struct NamespaceNames {
 pub(crate) struct Named {
     /// The names from the host.
     pub names: Arc<NamespaceNames>,
-    /// The names that enter hashes.
+    /// The names that the recipe hashes.
     pub entering: NamespaceNames,
     pub seed: PageHash,
 }
@@ -61,7 +61,7 @@ struct Entry {
 pub(crate) struct Names {
     hashing: Hashing,
     named: HashMap<Namespace, Entry, RandomState>,
-    /// Namespaces by the names that enter hashes.
+    /// Namespaces by the names that the recipe hashes.
     owners: HashMap<NamespaceNames, Namespace, RandomState>,
 }
 

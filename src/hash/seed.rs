@@ -29,7 +29,8 @@ pub struct HashSeed {
 }
 
 impl HashSeed {
-    /// Maximum length of the text, in bytes. Python accepts numbers of at most 10 digits behind any number of zeros.
+    /// Maximum length of the text, in bytes. Python accepts numbers of at most 10 digits, after any number of leading
+    /// zeros.
     pub const MAX_LEN: usize = 31;
 
     /// Creates a seed from a text.

@@ -9,12 +9,12 @@
 //!    +--- drop ---- Cached
 //! ```
 //!
-//! * H1. A host page is in one state; Cached pages belong to entries of the prefix tree, one each.
+//! * H1. A host page is in one state. Each Cached page belongs to one entry of the prefix tree.
 //!
-//! Pages are taken round robin, so that a page that was just given back is taken last: a fetch takes no page whose last
-//! move the device has not finished.
+//! Pages are taken round robin, so a page that was just freed is taken last. The device has probably finished the last
+//! move of the page by then, and a fetch need not wait for it.
 //!
-//! Not here: which entry has which page (`prefix/hosts.rs`), bytes.
+//! `prefix/hosts.rs` knows which entry has which page. The bytes of the pages belong to the backend.
 
 use crate::bitmap::{Bitmap, Bits, WORD};
 use crate::id::{HostPageId, MoveId};

@@ -25,7 +25,7 @@ pub const PAGE_SIZE_MAX: u32 = 1024;
 pub enum Capacity {
     /// A number of pages.
     Pages(u32),
-    /// A number of bytes on one rank, for as many whole pages as fit.
+    /// A number of bytes on one rank. The pool has as many whole pages as fit.
     Bytes(u64),
 }
 
@@ -161,7 +161,7 @@ impl PoolConfig {
         shape.planes(self.dtype, self.scaling).with_labels(self.label_channels)
     }
 
-    /// [`PoolConfig::layout`] with other planes than those of the shape, for tests.
+    /// The same as [`PoolConfig::layout`], but with these planes instead of the shape's. For tests.
     ///
     /// # Errors
     /// As [`PoolConfig::layout`].
@@ -272,7 +272,7 @@ impl PoolConfig {
         bytes.map(|_| ()).ok_or(ConfigError::Overflow { name: "host bytes" })
     }
 
-    /// Returns this rank's shape, after checks of zeros and scales.
+    /// Checks the number of layers, the shape, the scales and the labels, and returns this rank's shape.
     fn checked_shape(&self) -> Result<KvShape, ConfigError> {
         if self.layers == 0 {
             return Err(ConfigError::Zero { name: "layers" });

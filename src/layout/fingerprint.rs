@@ -35,7 +35,8 @@ impl PoolLayout {
     /// channels).
     ///
     /// It covers the planes, the layers and their groups, the page size, and the given scales and label channels, which
-    /// have the pool's size. It does not cover the layout, the number of pages, or which heads of a model a rank has.
+    /// must be those of this pool. It does not cover the [`Layout`](crate::Layout) or the number of pages. It also does
+    /// not cover which of a model's heads the pool contains, so it is equal for all ranks.
     pub fn page_fingerprint(
         &self,
         scales: Option<&KvScales>,

@@ -49,7 +49,7 @@ impl PagePool {
         Self::try_new(page_count).expect("the system has the memory")
     }
 
-    /// [`PagePool::new`] that returns a failed allocation as an error.
+    /// The same as [`PagePool::new`], but returns an error if an allocation fails.
     pub(crate) fn try_new(page_count: u32) -> Result<Self, OutOfMemory> {
         Ok(Self {
             page_count,
@@ -181,7 +181,8 @@ impl PagePool {
     }
 }
 
-/// Asserts that a page is in neither of two sets. The caller's insert into the third set asserts that one.
+/// Asserts that pages are in neither of two sets. Afterwards the caller inserts them into the third set, which asserts
+/// that they were not in it.
 fn assert_private(one: &Bitmap, other: &Bitmap, bits: Bits) {
     let taken = (one.word(bits.word) | other.word(bits.word)) & bits.mask;
     let page = bits.word * WORD + taken.trailing_zeros() as usize;
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn fenced_pages_return() {
+    fn unfenced_pages_are_free() {
         let mut pool = sound();
         pool.unfence(ids(&[7, 5]));
         assert_eq!([5, 6, 7, 8].map(|page| pool.state(PageId::new(page))), {

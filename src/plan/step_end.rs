@@ -9,7 +9,7 @@ use crate::id::StepId;
 /// in the order in which the engine makes plans and ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StepEnd {
-    /// Completes this step and all earlier ones. Backends reject their plans from now on.
+    /// Completes this step and all earlier ones. Backends reject the plans of these steps from now on.
     Complete(StepId),
     /// Aborts this step and all later ones.
     Abort(StepId),
@@ -36,6 +36,7 @@ impl StepEnd {
 
     /// Reads the byte form.
     ///
+    /// # Errors
     /// [`PlanBytesError::Length`] unless there are [`StepEnd::BYTES`] bytes. [`PlanBytesError::Magic`] for another
     /// record, such as a plan. [`PlanBytesError::StepEnd`] for an unknown kind.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PlanBytesError> {

@@ -17,6 +17,7 @@ impl SequenceTable {
             == u64::from(self.promised())
     }
 
+    /// Returns the waiting marks of a sequence.
     pub(crate) fn marks(&self, sequence: &Sequence) -> impl Iterator<Item = u32> + '_ {
         let marks = self.stores.marks.get(sequence.row.index());
         marks.into_iter().flat_map(|marks| marks.waiting).filter(|&mark| mark > 0)

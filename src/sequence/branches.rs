@@ -23,7 +23,7 @@ impl Branches {
         rows as u64 * DRAFT_MAX as u64
     }
 
-    /// Stores the parents of a checked draft of `len` tokens that follow `start` others. O(tokens of the draft).
+    /// Stores the parents of a valid draft of `len` tokens after `start` tokens. O(`len`).
     pub fn set(&mut self, row: RowId, draft: &Draft<'_>, start: u32, len: u32) {
         let parents = &mut self.parents[row.index()];
         parents.fill(NONE);

@@ -5,7 +5,7 @@ use crate::memory::{OutOfMemory, reserved, touch, touch_reserved, zeroed};
 pub(super) struct ChunkPool {
     /// Number of rows that use each chunk.
     users: Vec<u32>,
-    /// Chunks that were released, and are free.
+    /// Free chunks that were in use before.
     returned: Vec<u32>,
     /// The first chunk that was never used; all later ones are free.
     fresh: u32,
@@ -50,7 +50,7 @@ impl ChunkPool {
         self.users[chunk as usize] += 1;
     }
 
-    /// Removes a row that uses a chunk; a chunk without users is free. Returns whether it is.
+    /// Removes a row that uses a chunk. A chunk without users becomes free. Returns whether it is free now.
     pub fn release(&mut self, chunk: u32) -> bool {
         let users = &mut self.users[chunk as usize];
         assert!(*users > 0, "S5: a row's chunk is in use");

@@ -78,7 +78,7 @@ impl SequenceTable {
         Self::try_new(shape, page_size, hash_bits).expect("the system has the memory")
     }
 
-    /// [`SequenceTable::new`] that returns a failed allocation as an error.
+    /// Like [`SequenceTable::new`], but returns an error if an allocation fails.
     pub(crate) fn try_new(
         shape: &TableShape,
         page_size: u32,

@@ -25,7 +25,7 @@ impl AdmissionKind {
     }
 }
 
-/// Cuts of a sequence's tokens, outside the record, which is full.
+/// Cuts of a sequence's tokens. They are in a table of their own, because [`Sequence`] has no spare bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cuts {
     /// Number of cuts.
@@ -39,8 +39,8 @@ impl Cuts {
     pub const NONE: Self = Self { count: 0, shortest: u32::MAX };
 }
 
-/// Value of [`Sequence::last_plan`] while drafts wait for `accept`. It exceeds every plan number, so the check for
-/// repeats finds such sequences.
+/// Value of [`Sequence::last_plan`] while drafts wait for `accept`. It is larger than every plan number, so the check
+/// that finds a sequence twice in a plan also finds such sequences.
 pub(super) const DRAFTED: u64 = u64::MAX;
 
 /// The numbers of one sequence. Lengths are in tokens unless their name contains `page`.
@@ -62,7 +62,7 @@ pub struct Sequence {
     pub dirty_from: u32,
     /// Number of pages whose chunks the row shares with its parent.
     pub inherited: u32,
-    /// Number of places with a promise of pages, including those that have them; 0 while preempted.
+    /// Number of places whose pages are promised, including places that have their pages; 0 while preempted.
     pub promised: u32,
     /// Kind of admission, until a commit counts it in [`Stats`](crate::Stats).
     pub(crate) admission_kind: AdmissionKind,
@@ -78,7 +78,8 @@ pub struct Sequence {
     pub last_step: StepId,
     /// Number of the last plan item in the step log; 0 for none.
     pub last_item: u64,
-    /// Number of the last plan with the sequence, to find repeats; `u64::MAX` while drafts wait for `accept`.
+    /// Number of the last plan with the sequence, by which a repeated sequence is found; `u64::MAX` while drafts wait
+    /// for `accept`.
     pub last_plan: u64,
     pub namespace: Namespace,
     /// Lock on the prefix; none while preempted.

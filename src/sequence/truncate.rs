@@ -1,4 +1,4 @@
-//! Truncation of rows: pages and tokens that a sequence releases.
+//! Truncates sequences: drops their last pages or tokens.
 
 use crate::id::{PageId, SeqKey, StepId};
 
@@ -12,7 +12,7 @@ impl SequenceTable {
         if page_len >= sequence.page_len {
             return;
         }
-        assert!(page_len >= sequence.published, "S2: published pages are not the row's to drop");
+        assert!(page_len >= sequence.published, "S2: a row cannot drop published pages");
         for track in 0..self.stores.pages.tracks() {
             let pieces = self.stores.pages.pieces(sequence.row, track, page_len, sequence.page_len);
             pieces.for_each(|piece| out.extend_from_slice(piece));
@@ -32,7 +32,7 @@ impl SequenceTable {
         self.shrink(seq);
     }
 
-    /// Drops all pages, which the caller has released: the sequence becomes preempted.
+    /// Drops all pages, so the sequence becomes preempted. The caller has released the pages.
     pub(crate) fn clear_pages(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
         assert!(sequence.promised == 0, "S3: a preempted sequence is promised nothing");
@@ -51,7 +51,8 @@ impl SequenceTable {
         self.shrink(seq);
     }
 
-    /// Records a cut: the sequence is about to drop its tokens from `len` on, if there are any.
+    /// Records a cut. The caller calls it before it drops the tokens from `len` on; without such tokens nothing is
+    /// recorded.
     pub(crate) fn cut(&mut self, seq: SeqKey, len: u32) {
         let sequence = &self.rows[seq];
         if len < sequence.token_len {

@@ -124,7 +124,7 @@ pub enum Op {
     },
     /// `puts`
     Puts {
-        /// Most puts, modulo 8.
+        /// Maximum number of puts, modulo 8.
         most: u8,
     },
     /// `put_done`
@@ -138,7 +138,7 @@ pub enum Op {
     Fetch {
         /// The prompt.
         prompt: Prompt,
-        /// Most pages, modulo 6.
+        /// Maximum number of pages, modulo 6.
         most: u8,
     },
     /// `fetched`

@@ -3,7 +3,7 @@
 use std::panic::resume_unwind;
 use std::thread;
 
-/// Minimum number of items of a thread.
+/// Minimum number of items for each thread.
 const ITEMS_MIN: usize = 4;
 
 /// Applies `run` to each item, and returns the results in order. Each core takes consecutive items.

@@ -1,4 +1,4 @@
-//! Fp8 by its definition: the expected contents of a quantised pool.
+//! The expected contents of a quantised pool, computed by the definition of fp8 in the simplest way.
 
 use std::sync::LazyLock;
 
@@ -52,8 +52,8 @@ pub fn quantise(head: &[f32], given: Option<f32>) -> (Vec<u8>, f32) {
     (head.iter().map(|x| nearest(x / scale)).collect(), scale)
 }
 
-/// Returns seeded scales that differ by layer and head, and for K and V. Some scales are so small that elements of size
-/// 1 exceed the largest value.
+/// Returns seeded scales that differ by layer and head, and for K and V. Some scales are so small that 1 divided by
+/// them exceeds the largest value.
 pub fn scales(layers: u32, kv_heads: u32, seed: u64) -> KvScales {
     let mut rng = super::rng::Rng::new(seed);
     let count = 2 * layers as usize * kv_heads as usize;

@@ -1,11 +1,11 @@
-//! Finds shared spans from page tables alone, while the core finds them from the tree.
+//! Finds shared spans from page tables alone. The core finds them from the prefix tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::PageId;
 use crate::plan::{SharedSpan, SharedSpans};
 
-/// Owned spans and members of a batch.
+/// The spans of a batch and their members.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Spans {
     spans: Vec<SharedSpan>,

@@ -1,4 +1,4 @@
-//! An unlimited store of keys without bytes.
+//! A stand-in for a page store, of unlimited size. It remembers the keys of pages but not their bytes.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use crate::error::EngineError;
 use crate::hash::{NamespaceNames, PageHash};
 use crate::id::{Namespace, TokenId};
 
-/// Maximum number of puts of one call.
+/// Maximum number of puts in one call of the engine.
 const PUTS: usize = 256;
 
 /// The keys of stored pages.
@@ -22,8 +22,8 @@ pub struct KeyStore {
 }
 
 impl KeyStore {
-    /// Fetches the stored pages that follow the cached pages of a prompt, in a namespace without names. Returns the
-    /// number of fetched pages.
+    /// Fetches the stored pages that follow the cached pages of a prompt. Returns their number. The namespace must have
+    /// no [names](NamespaceNames), because the page keys are computed without them.
     ///
     /// # Errors
     /// As [`Engine::fetch`].

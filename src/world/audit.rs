@@ -107,7 +107,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns the places that a sequence keeps in groups other than group 0.
+    /// Returns the places that a sequence holds in groups other than group 0.
     fn held_places<'a>(&'a self, s: &'a Sequence) -> impl Iterator<Item = (HeldGroup, u32)> + 'a {
         let held = self.sequences.limits().held_groups(s.published);
         held.flat_map(|held| (held.first..s.page_len).map(move |place| (held, place)))

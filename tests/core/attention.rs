@@ -41,7 +41,7 @@ fn late_moves_keep_the_contract() {
     println!("{}", check_cases(&Filter::ALL.in_groups(), options, seeds(10, 40)));
 }
 
-/// Layers in several groups, whose released pages are poisoned.
+/// Layers form several groups. The tests fill released pages of a group with NaN.
 #[test]
 fn cpu_keeps_the_contract_in_groups() {
     for path in CpuPath::available() {
@@ -69,7 +69,7 @@ fn cpu_rotates_and_stores_rows() {
     }
 }
 
-/// Plans of an engine whose texts share prefixes.
+/// An engine plans the steps of texts that share prefixes.
 #[test]
 fn an_engine_serves_texts_over_the_cpu() {
     for path in CpuPath::available() {
@@ -80,7 +80,7 @@ fn an_engine_serves_texts_over_the_cpu() {
 }
 
 #[test]
-fn cpu_reads_what_a_selection_names() {
+fn cpu_reads_the_positions_of_a_selection() {
     for path in CpuPath::available() {
         let report = check_sparse_backend(&Filter::LABELS, options(path), seeds(30, 120));
         println!("{report}");
@@ -145,7 +145,8 @@ fn stores_convert_to_the_nearest_and_copy_their_own_type_bit_by_bit() {
     let arrays = Arrays::good();
     let mut cpu = opened();
     cpu.begin(&arrays.plan()).expect("a valid plan");
-    // Ties, overflow, the smallest subnormal, minus zero; then bits that no conversion would preserve.
+    // `wide` has ties, an overflow, the smallest subnormal and minus zero, and `kept` has the same rounded to f16. V
+    // has the bits of NaNs, which no conversion would preserve.
     let wide = [1.0 + 1.0 / 2048.0, 1.0 + 3.0 / 2048.0, 65519.0, 65520.0, 5.9604645e-8, -0.0];
     let kept = [0x3c00, 0x3c02, 0x7bff, 0x7c00, 0x0001, 0x8000].map(f16::from_bits);
     let k: Vec<f32> = wide.iter().copied().cycle().take(120).collect();
@@ -166,13 +167,13 @@ fn stores_convert_to_the_nearest_and_copy_their_own_type_bit_by_bit() {
     }
 }
 
-/// A pool, and the steps that compute a sequence of 230 tokens.
+/// One way to compute a sequence of 230 tokens: a pool, and the division into steps.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     layout: Layout,
     page_size: u32,
     threads: usize,
-    /// Tokens of each step except the last.
+    /// Number of tokens of each step except the last.
     chunk: u32,
     window: Option<u32>,
     path: CpuPath,
@@ -245,7 +246,7 @@ fn results_depend_only_on_the_row_and_its_context() {
     let ways = CpuPath::available().flat_map(|path| dtypes.map(|dtype| (path, dtype)));
     for (path, (dtype, scaling, heads)) in ways {
         for window in [None, Some(50)] {
-            // One page and one step: contiguous K and V.
+            // With one page and one step, K and V are contiguous.
             let (layout, page_size) = (Layout::LayerFirst, 256);
             let plain = Way {
                 layout,
@@ -273,7 +274,7 @@ fn results_depend_only_on_the_row_and_its_context() {
 
 /// The last tokens of a sequence of several segments, computed one by one on several threads, and in one chunk.
 #[test]
-fn segments_of_a_long_row_join_alike_whoever_computes_them() {
+fn segments_of_a_long_row_join_to_the_same_bits_for_any_threads_and_steps() {
     const LEN: u32 = 2_080;
     const LAST: u32 = 20;
     let last = |path, dtype, threads, chunk: u32, window| {
@@ -330,7 +331,7 @@ fn segments_of_a_long_row_join_alike_whoever_computes_them() {
 
 #[test]
 fn the_last_of_2_32_positions_are_seen() {
-    // One page for all rows: the words of the directory name chunk 0, and its only word names page 0.
+    // All positions are in one page: each word of the directory points to chunk 0, whose only word points to page 0.
     for page_size in [1024, 1000] {
         let capacity = Capacity::Pages(1);
         let config =
@@ -357,7 +358,7 @@ fn the_last_of_2_32_positions_are_seen() {
         let (layer, attend) = (LayerId::new(0), Attend { window: Some(70), ..Attend::new(1, 8) });
         let (one, mut out) = ([1.0_f32; 8], [7.0_f32; 8]);
         let v = [140.0_f32; 8];
-        // A key of 0 among 69 others of 0: the mean of one value of 140 and 69 of 0.
+        // The window has 70 tokens with keys of 0, so the output is the mean of their values: one is 140, and 69 are 0.
         let zero = [0.0_f32; 8];
         cpu.store_cache(&plan, layer, zero[..].into(), v[..].into()).expect("they fit");
         let (q, out_rows) = (one[..].into(), out[..].as_mut().into());
@@ -389,7 +390,8 @@ fn keys_past_a_position_have_no_effect() {
         poisoned[3 * 24..].fill(poison);
         let poisoned = out(&poisoned);
         assert_eq!(poisoned[..3 * 48], plain[..3 * 48]);
-        assert!(poisoned[3 * 48..].iter().all(|x| x.is_nan()), "the reference hides {poison}");
+        let is_visible = poisoned[3 * 48..].iter().all(|x| x.is_nan());
+        assert!(is_visible, "outputs of later tokens must show {poison}");
     }
 }
 

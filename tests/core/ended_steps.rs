@@ -1,4 +1,4 @@
-//! A plan does not outlive its step: after an abort or completion, its pages may belong to another sequence.
+//! The plan of an ended step is rejected: after an abort or completion, its pages may belong to another sequence.
 
 use kvarena::backend::{CpuError, CpuRows, CpuRowsMut};
 use kvarena::testkit::planner::{Item, Planner};
@@ -52,7 +52,7 @@ fn bytes(cpu: &Cpu) -> Vec<u8> {
         .collect()
 }
 
-/// Checks that the old plan writes nothing into pages that the next sequence now has.
+/// Checks that the old plan is rejected and does not write to its pages, which another sequence now uses.
 fn is_refused(engine: &mut Engine<Cpu>, old: &OwnedPlan) {
     fill(engine, 100, 2.0);
     let before = bytes(engine.backend());
@@ -85,7 +85,7 @@ fn the_plan_of_a_complete_step_is_refused() {
 }
 
 #[test]
-fn an_abort_takes_later_steps_along() {
+fn an_abort_also_aborts_later_steps() {
     let mut engine = Engine::new(pool(), CpuOptions::with_threads(1)).expect("a small pool");
     let seq = engine.admit(Namespace::default(), &prompt(0), 0).expect("room");
     let plans = [8, 8].map(|len| {

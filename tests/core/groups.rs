@@ -1,5 +1,5 @@
-//! Groups of layers: attention does not depend on the groups, a sequence has no more pages than it reads, and arguments
-//! that do not fit the groups are rejected.
+//! Groups of layers: attention does not depend on the groups, a sequence keeps only pages that later tokens read, and
+//! arguments that do not fit the groups are rejected.
 
 use kvarena::backend::CpuError;
 use kvarena::testkit::poison::poison;
@@ -9,8 +9,8 @@ use kvarena::{
     Reach, Select, SeqKey, SlotMapping, SparseBackend, StepScratch, TokenId,
 };
 
-/// Layers 1, 3 and 4 read a window, or a chunk.
 const WINDOW: u32 = 5;
+/// Whether a layer reads a window or a chunk. The others read all tokens.
 const WINDOWED: [bool; 5] = [false, true, false, true, true];
 const Q_HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -54,7 +54,7 @@ fn step(engine: &mut Engine<Cpu>, reach: Reach, items: &[Extend]) -> Vec<u32> {
     let (mut scratch, mut padded) = (StepScratch::new(), StepScratch::new());
     let plan = engine.plan_batch(&mut scratch, items).expect("there is room");
     let plan = plan.padded(&mut padded, items.len() + 1, plan.token_count() + 2);
-    // Another process reads the plan's bytes.
+    // The plan is converted to bytes and back, as between processes.
     let bytes = OwnedPlan::from(&plan);
     let plan = OwnedPlan::from_bytes(bytes.as_bytes()).expect("the bytes are a plan");
     let (plan, tokens) = (plan.plan(), bytes.plan().token_count());
@@ -89,7 +89,7 @@ fn step(engine: &mut Engine<Cpu>, reach: Reach, items: &[Extend]) -> Vec<u32> {
     bits
 }
 
-/// Two conversations in chunks, decoded together, one of them forked.
+/// Prefills two sequences in chunks, decodes them together, and forks one of them. Returns the bits of all outputs.
 fn run(engine: &mut Engine<Cpu>, reach: Reach) -> Vec<u32> {
     let token = |seed: u32, i: u32| TokenId::new(1 + (seed * 31 + i * 7) % 97);
     let mut bits = Vec::new();
@@ -163,20 +163,20 @@ fn attention_that_does_not_match_the_groups_is_refused() {
     for (layer, window) in [(0, None), (2, Some(1)), (4, Some(WINDOW))] {
         assert_eq!(attend(layer, window), Ok(()));
     }
-    // Lists name tokens of layers that keep all tokens.
+    // Only layers that keep all tokens can be read through lists.
     let (select, mut positions) = (Select { q_heads: 4, top: 1, window: None }, [0; 2]);
     let (layer, q) = (LayerId::new(3), q[..].into());
     let error = PlanError::SparseGroup { layer, group: 1 };
     let selected = engine.backend_mut().select(&plan, layer, &select, q, &mut positions);
     assert_eq!(selected, Err(CpuError::Plan(error)));
-    // Slots for too few tracks, or for none.
+    // A plan has slots for too few tracks, or for none.
     let slots = [0; 3];
     for track_slots in [SlotMapping::I32(&slots), SlotMapping::I32(&[])] {
         let plan = kvarena::BatchPlan { track_slots, ..plan };
-        let (k, error) = (vec![0.0; 3 * KV_HEADS * DIM], track_slots.len());
+        let k = [0.0; 3 * KV_HEADS * DIM];
         let stored =
             engine.backend_mut().store_cache(&plan, LayerId::new(0), k[..].into(), k[..].into());
-        let error = PlanError::TrackSlots { slots: error, wanted: 6 };
+        let error = PlanError::TrackSlots { slots: track_slots.len(), wanted: 6 };
         assert_eq!(stored, Err(CpuError::Plan(error)));
     }
 }
@@ -186,7 +186,7 @@ fn a_place_takes_a_page_of_each_track() {
     let mut engine =
         Engine::new(config(windows(), 4, PrefixMode::Radix), Null).expect("a small pool");
     let prompt: Vec<_> = (0..10).map(TokenId::new).collect();
-    // Three places of three tracks each, four promised.
+    // The prompt needs three places with a page in each of three tracks; 16 tokens promise four places.
     let admission = engine.admission(Namespace::default(), &prompt, 16).expect("it is right");
     assert_eq!((admission.lacking_pages, admission.available_pages), (12, 600));
     let seq = engine.admit(Namespace::default(), &prompt, 16).expect("there is room");
@@ -203,7 +203,7 @@ fn a_place_takes_a_page_of_each_track() {
     assert_eq!((engine.promised(seq), engine.available()), (Ok(12), 588 - 9));
     engine.complete(step).expect("it is closed");
     assert_eq!((engine.promised(seq), engine.available()), (Ok(12), 588));
-    // Two pages of group 0, and the tail behind them: a cell of two tracks.
+    // The tree keeps two pages of group 0, and the tail at their end: one cell with a page in each of two tracks.
     let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 10 }]).expect("room").step();
     engine.commit(step).expect("it is open");
     engine.complete(step).expect("it is committed");
@@ -215,7 +215,7 @@ fn a_place_takes_a_page_of_each_track() {
 }
 
 #[test]
-fn pages_of_more_tracks_than_there_are_pages_are_out_of_pages() {
+fn a_prompt_whose_tracks_need_more_pages_than_the_pool_has_is_out_of_pages() {
     let pool =
         PoolConfig { capacity: Capacity::Pages(5), ..config(windows(), 4, PrefixMode::Radix).pool };
     let mut engine = Engine::new(pool, Null).expect("a small pool");
@@ -231,7 +231,7 @@ fn pages_of_more_tracks_than_there_are_pages_are_out_of_pages() {
     }
 }
 
-/// Creates an engine without bytes for a model of `all` layers that keep all tokens and `others` that do not.
+/// Creates an engine without K and V for a model with `all` layers that keep all tokens and `others` that do not.
 fn null(all: usize, others: usize, reach: Reach, pages: u32) -> Engine<Null> {
     let layers = [vec![0; all], vec![1; others]].concat();
     let groups = Groups::new(&[Reach::All, reach], &layers).expect("both have layers");
@@ -264,7 +264,7 @@ fn compute(engine: &mut Engine<Null>, seq: SeqKey) -> bool {
 #[test]
 fn a_sequence_holds_the_pages_that_later_tokens_read() {
     let (gpt_oss, gemma, scout) = (Reach::Window(128), Reach::Window(1024), Reach::Chunk(8192));
-    // Pages of 16 tokens: those of the whole sequence, and the tail in each track.
+    // A page has 16 tokens. Expected are the pages of the whole sequence in group 0, and the tail in each other track.
     for (all, others, reach, tokens, pages) in [
         (12, 12, gpt_oss, 8192, 512 + 8),
         (10, 52, gemma, 8192, 512 + 6 * 64),
@@ -283,7 +283,8 @@ fn a_sequence_holds_the_pages_that_later_tokens_read() {
             (pages - 512) / tail.max(1),
             if tail > 0 { others.div_ceil(all) as u32 } else { 0 }
         );
-        // Released pages are available to other sequences, and are promised again up to the sequence's maximum.
+        // Released pages are available to other sequences. The sequence's promise counts them again, up to the maximum
+        // that it can still need.
         let free = engine.stats().free_pages + engine.stats().evictable_pages;
         assert_eq!(engine.available(), free - engine.promised(seq).expect("it runs"));
         engine.finish(seq).expect("it runs");
@@ -294,8 +295,8 @@ fn a_sequence_holds_the_pages_that_later_tokens_read() {
 
 #[test]
 fn more_sequences_run_before_one_is_out_of_pages() {
-    // Distinct prompts of 64 tokens, each decoded to 8,192, each promised those tokens or none; the pool has as many
-    // bytes as with one group.
+    // Each sequence has a distinct prompt of 64 tokens and is decoded to 8,192 tokens. Either all of them are promised,
+    // or none. Both pools, of one group and of two, have the same number of bytes.
     let run = |mut engine: Engine<Null>, promise: u32| {
         let mut seqs = Vec::new();
         for seed in 0.. {
@@ -303,14 +304,14 @@ fn more_sequences_run_before_one_is_out_of_pages() {
             let Ok(seq) = engine.admit(Namespace::default(), &text[..64], promise) else { break };
             engine.append(seq, &text[64..]).expect("there is room");
             if !compute(&mut engine, seq) {
-                break; // The first preemption ends the run.
+                break; // A host would preempt a sequence now.
             }
             seqs.push(seq);
         }
         engine.verify().expect("all invariants hold");
         seqs.len()
     };
-    // gpt-oss-20b: a page of one group has 24 layers, of two groups 12. Gemma 3 27B: 62, and 10.
+    // With one group a page of gpt-oss-20b has 24 layers, with two groups 12. For Gemma 3 27B these are 62 and 10.
     for (all, others, window, promise, times) in [
         (12, 12, 128, 0, 1.9),
         (10, 52, 1024, 0, 3.4),
@@ -344,17 +345,17 @@ fn a_plan_beyond_promise_ahead_takes_unpromised_pages() {
     let config = EngineConfig { promise_ahead: 8, ..pool.into() };
     let mut engine = Engine::new(config, Null).expect("a small pool");
     let prompt: Vec<_> = (0..64).map(TokenId::new).collect();
-    // 16 places of group 0; of the window at most 4, for its 3 tokens behind and 8 ahead.
+    // Group 0 needs 16 pages. The window needs at most 4: for 3 tokens before the next one, and for 8 planned ahead.
     let seq = engine.admit(Namespace::default(), &prompt, 64).expect("20 of 30");
     assert_eq!((engine.promised(seq), engine.available()), (Ok(20), 10));
     let mut scratch = StepScratch::new();
-    // 10 places: 10 pages of each group, 6 of them past the promise.
+    // The plan takes 10 pages of each group. 6 pages of the window are beyond the promise.
     let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 40 }]).expect("room").step();
     assert_eq!((engine.promised(seq), engine.available()), (Ok(6), 4));
     let refused = engine.plan_batch(&mut scratch, &[Extend { seq, len: 24 }]);
     let error = kvarena::Error::OutOfPages { wanted: 12, available: 10, after: None };
     assert!(matches!(refused, Err(EngineError::Core(got)) if got == error), "{refused:?}");
-    // Pages that no later token reads return when the step is complete, and are promised again up to the promise.
+    // Pages that no later token reads return when the step is complete. The promise then counts them again.
     engine.commit(step).expect("it is open");
     assert_eq!((engine.promised(seq), engine.available_after(step)), (Ok(9), 10));
     engine.complete(step).expect("it is committed");

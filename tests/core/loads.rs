@@ -7,7 +7,7 @@ fn text(own: u32) -> Vec<TokenId> {
     (0..13).map(|i| TokenId::new(own * 100 + i)).collect()
 }
 
-/// Plans all tokens of a sequence but those that are cached, and ends the step.
+/// Computes all tokens of a sequence that are not cached, in one step.
 fn compute(engine: &mut Engine<impl Backend>, scratch: &mut StepScratch, seq: SeqKey) {
     let len = engine.extend_max(seq).expect("it is live");
     let plan = engine.plan_batch(scratch, &[Extend { seq, len }]);
@@ -57,7 +57,7 @@ fn others_are_planned_while_a_sequence_loads() {
     assert_eq!(engine.is_loading(loads), Ok(true));
     let other = engine.admit(Namespace::default(), &text(7)[..3], 0).expect("there is room");
     compute(&mut engine, &mut scratch, other);
-    // The backend finishes one batch of moves at each look at them.
+    // Each time the engine asks for finished moves, the backend finishes one batch.
     assert!((0..9).any(|_| engine.is_loading(loads) == Ok(false)), "the load ends");
     compute(&mut engine, &mut scratch, loads);
     assert_eq!(engine.is_loading(other), Ok(false), "it waits for no load");

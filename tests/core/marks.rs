@@ -1,4 +1,4 @@
-//! Marks of the host, leaders with groups of layers, and the cost of a hit in an idle pool.
+//! Tests `mark`, leaders of engines with groups of layers, and hits whose tails do not fit in an idle pool.
 
 use kvarena::{
     Capacity, Engine, EngineConfig, Error, Extend, Groups, Keep, Namespace, Null, PoolConfig,
@@ -8,7 +8,8 @@ use kvarena::{
 const PAGE: u32 = 4;
 const ALL: Namespace = Namespace::new(0);
 
-/// One lane; a window of 8 tokens in two more tracks.
+/// Returns an engine with one layer that reads all tokens and two layers with a window of 8 tokens. A page has one
+/// lane, so the window's layers have two tracks.
 fn engine(pages: u32, prefix: PrefixMode) -> Engine<Null> {
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1, 1]).expect("two groups");
     let capacity = Capacity::Pages(pages);
@@ -29,7 +30,7 @@ fn compute(engine: &mut Engine<Null>, seq: SeqKey, len: u32) {
     engine.verify().expect("all invariants hold");
 }
 
-/// Returns a prompt that begins with the first tokens of a text of 40.
+/// Returns a prompt whose first `at` tokens equal those of `text(1, 40)`, and whose next 9 differ.
 fn parting(at: u32) -> Vec<TokenId> {
     [&text(1, 40)[..at as usize], &text(2, 9)].concat()
 }
@@ -74,12 +75,12 @@ fn invalid_marks_are_refused() {
     compute(&mut engine, seq, 18);
     assert_eq!(engine.mark(seq, 15), Err(Error::MarkLen { len: 15, min: 16 }));
     for len in [24, 28, 32, 33, 36] {
-        engine.mark(seq, len).expect("33 tokens are 8 pages too");
+        engine.mark(seq, len).expect("32 and 33 tokens mark the same 8 pages");
     }
-    engine.mark(seq, 59).expect("an equal prompt matches there: it is marked already");
+    engine.mark(seq, 59).expect("admit has marked these 14 pages, where an equal prompt matches");
     assert_eq!(engine.mark(seq, 40), Err(Error::OutOfMarks { max: 4 }));
     compute(&mut engine, seq, 10);
-    engine.mark(seq, 40).expect("two marks are reached");
+    engine.mark(seq, 40).expect("the marks at 24 and 28 tokens wait no longer");
     engine.preempt(seq, Keep::Publish).expect("it runs");
     assert_eq!(engine.mark(seq, 40), Err(Error::Preempted { seq }));
     engine.finish(seq).expect("it exists");
@@ -101,14 +102,15 @@ fn marks_mean_nothing_where_no_prompt_matches_or_all_layers_keep_everything() {
     }
 }
 
-/// The second prompt waits until the first has computed the common prefix, and then finds it.
+/// The second prompt waits until the first has computed the common prefix. It then matches the prefix only if the host
+/// has marked the prefix's end.
 #[test]
 fn a_marked_leader_leaves_its_tails() {
     for marks in [false, true] {
         let mut engine = engine(100, PrefixMode::Radix);
         let first = engine.admit(ALL, &text(1, 40), 0).expect("it fits");
         let leader = engine.admission(ALL, &parting(24), 0).expect("it fits").leader;
-        let leader = leader.expect("the first computes six pages of it");
+        let leader = leader.expect("the first sequence will compute six pages of the prompt");
         assert_eq!((leader.seq, leader.cached_len), (first, 24));
         if marks {
             engine.mark(leader.seq, leader.cached_len).expect("it is ahead");
@@ -120,19 +122,19 @@ fn a_marked_leader_leaves_its_tails() {
         assert!(!engine.is_leading(&leader));
         let hit = if marks { 6 } else { 0 };
         assert_eq!(engine.match_prefix(ALL, &parting(24)).pages(), hit, "marked: {marks}");
-        // Beyond it only group 0 is cached, so the first no longer leads.
+        // The first sequence has computed all common tokens, so it no longer leads.
         assert_eq!(engine.admission(ALL, &parting(24), 0).expect("it fits").leader, None);
     }
 }
 
-/// A turn is admitted with its hit if the pool has the pages of its tails as well. It is admitted without the hit if an
-/// idle pool has only the pages of its promise. While other sequences run, it waits.
+/// A prompt is admitted with its hit if the pool has pages for its promise and for the hit's tails. If an idle pool has
+/// pages for the promise alone, the prompt is admitted without the hit. While another sequence runs, the prompt waits.
 #[test]
 fn a_hit_never_keeps_a_prompt_from_an_idle_pool() {
     let promise = 60;
     let shape = *engine(100, PrefixMode::Radix).shape();
     let most = shape.most_pages(promise);
-    let tails = 2 * 2; // Two places of the window in two tracks.
+    let tails = 2 * 2; // The window covers two pages in each of two tracks.
     for (pages, hit) in [(most, 0), (most + tails - 1, 0), (most + tails, 20)] {
         let run = |batch: bool, busy: bool| {
             let mut engine = engine(pages, PrefixMode::Radix);
@@ -145,7 +147,7 @@ fn a_hit_never_keeps_a_prompt_from_an_idle_pool() {
                 other
             });
             let prompt = text(1, 30);
-            let admission = engine.admission(ALL, &prompt, promise).expect("it may come");
+            let admission = engine.admission(ALL, &prompt, promise).expect("the prompt is valid");
             let admitted = match batch {
                 true => {
                     let tokens = &prompt[..];

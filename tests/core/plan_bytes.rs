@@ -1,4 +1,5 @@
-//! Plans as bytes: a round trip preserves them, and no bytes make a reader or a backend panic.
+//! The byte form of plans: writing and reading a plan preserves it, and invalid bytes never make a reader or a backend
+//! panic.
 
 use kvarena::backend::{Backend, CpuRows, CpuRowsMut};
 use kvarena::plan::PlanBytesError;
@@ -14,7 +15,7 @@ use kvarena::{
 /// Words of the header: magic, step, rows, tokens, table writes, bytes of a slot, spans, members, masks.
 const HEADER: usize = 72;
 
-/// The arrays of a random plan, which names pages and rows that do not exist.
+/// The arrays of a random plan. Its pages and rows need not exist.
 struct Arrays {
     rows: Vec<BatchRow>,
     tokens: Vec<TokenId>,
@@ -85,7 +86,7 @@ impl Arrays {
     }
 }
 
-/// Some rows see all earlier tokens and themselves; others have random masks.
+/// Returns masks: tokens of some rows see all earlier tokens and themselves; those of other rows have random masks.
 fn masks(rng: &mut Rng, rows: &[BatchRow]) -> Vec<u64> {
     let mut masks = Vec::new();
     for row in rows {
@@ -100,7 +101,7 @@ fn masks(rng: &mut Rng, rows: &[BatchRow]) -> Vec<u64> {
 }
 
 #[test]
-fn plans_survive_the_way_through_bytes() {
+fn plans_are_equal_after_writing_and_reading() {
     let mut rng = Rng::new(1);
     let mut reused = OwnedPlan::new();
     for step in 0..500 {
@@ -354,7 +355,7 @@ fn pool_bytes(cpu: &Cpu, layout: &PoolLayout) -> Vec<u8> {
 }
 
 #[test]
-fn garbled_plans_are_refused_whole_or_stay_within_the_pool() {
+fn garbled_plans_are_refused_or_access_only_the_pool() {
     let mut rng = Rng::new(6);
     let (mut read, mut refused, mut stored) = (0, 0, 0);
     for _ in 0..5000 {
@@ -363,7 +364,7 @@ fn garbled_plans_are_refused_whole_or_stay_within_the_pool() {
         for _ in 0..rng.within(1, 3) {
             let header = rng.one_in(8);
             let at = if header { rng.below(HEADER as u64) } else { rng.below(bytes.len() as u64) };
-            // Small numbers and any numbers: small ones are more often plausible.
+            // Small numbers and arbitrary numbers; small ones are more often valid.
             let value = if rng.one_in(2) { rng.below(32) } else { rng.bits() };
             bytes[at as usize] = value as u8;
         }

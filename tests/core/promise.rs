@@ -1,5 +1,5 @@
-//! Promised pages: a sequence with a promise gets its pages, at once or when a named step is complete, and no other
-//! does.
+//! Promised pages: a sequence with a promise gets its pages, at once or after a named step is complete. No other
+//! sequence can take them.
 
 use kvarena::{
     Capacity, Engine, EngineConfig, EngineError, Error, Extend, Keep, Namespace, Null, PoolConfig,
@@ -81,7 +81,8 @@ fn cached_pages_need_no_promise() {
     engine.verify().expect("all invariants hold");
 }
 
-/// Idle pages back promises. A lock removes an idle page from them as an eviction does.
+/// Idle pages back promises: they can be evicted to keep them. A lock of an idle page takes it away from the promises,
+/// so it is refused if too few pages would remain.
 #[test]
 fn a_match_that_would_lock_what_backs_a_promise_is_refused() {
     let mut engine = engine(10);
@@ -115,7 +116,7 @@ fn a_match_that_would_lock_what_backs_a_promise_is_refused() {
 /// Two equal prompts are computed while two steps are in flight. The commit of the second finds the first's pages. Its
 /// duplicates wait in the fence, where promised pages may be.
 #[test]
-fn pages_that_dedup_gives_up_back_promises_when_the_step_is_complete() {
+fn duplicate_pages_back_promises_after_the_step_is_complete() {
     let mut engine = engine(12);
     let old = admit(&mut engine, &text(0, 4), 0).expect("all are free");
     let first = plan(&mut engine, &[(old, 16)]).expect("all are free");
@@ -190,7 +191,7 @@ fn a_plan_beyond_its_promise_takes_unpromised_pages() {
 }
 
 #[test]
-fn a_promise_is_made_changed_and_given_back() {
+fn a_promise_can_be_made_changed_and_cancelled() {
     let mut engine = engine(8);
     let seq = admit(&mut engine, &text(0, 2), 0).expect("all are free");
     assert_eq!(engine.promise(seq, 33), Err(Error::TooLong { len: 33, max: 32 }));

@@ -20,7 +20,7 @@ pub fn config() -> PoolConfig {
     }
 }
 
-/// Returns that pool, and tables of two sequences of up to 30 tokens.
+/// Returns the layout of that pool, and page tables for two sequences of up to 30 tokens.
 pub fn pool() -> (PoolLayout, TableShape) {
     let table = TableShape::new(3, 2, 30, 60).expect("a small table");
     (config().layout().expect("a valid pool"), table)
@@ -80,7 +80,7 @@ impl Arrays {
         }
     }
 
-    /// Returns the plan of the current arrays, valid or not.
+    /// Returns the plan of the arrays as they are, valid or not.
     pub fn plan(&self) -> BatchPlan<'_> {
         BatchPlan {
             track_slots: SlotMapping::I32(&[]),

@@ -1,5 +1,5 @@
-//! A token of a tree gets bit by bit the result that it would get if only its branch had been planned; so do the tokens
-//! after an accepted branch.
+//! Tests draft trees. Attention of a token in a tree must equal, bit by bit, its attention in a plan of its branch
+//! alone. The same holds for the tokens after an accepted branch.
 
 use kvarena::testkit::rng::Rng;
 use kvarena::{
@@ -11,7 +11,7 @@ use kvarena::{
 const LAYERS: u32 = 2;
 const Q_HEADS: u32 = 6;
 
-/// Attention's result for a token: the bits of its rows of all layers, and of their log-sum-exp.
+/// The result of attention for a token: the bits of its output rows in all layers, and of their log-sum-exp.
 type Bits = Vec<u32>;
 
 /// An engine whose K, V and queries depend only on token, position and layer.
@@ -19,7 +19,7 @@ struct Host {
     engine: Engine<Cpu>,
     scratch: StepScratch,
     attend: Attend,
-    /// Elements of a row of k, of v, of q and of out.
+    /// Number of elements in a row of k, of v, of q and of out.
     widths: [usize; 4],
 }
 
@@ -143,7 +143,7 @@ fn check(pool: PoolConfig, seed: u64) {
         let kept: Vec<_> = on_branches.map(|row| &of_trees[row]).collect();
         assert!(kept.iter().copied().eq(&of_branches), "{}", what());
 
-        // The tokens after them read the moved rows.
+        // The next tokens read K and V of the accepted branch, which `accept_batch` has moved.
         let branches: Vec<_> = seqs
             .iter()
             .zip(&drawn)

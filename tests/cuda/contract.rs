@@ -1,4 +1,5 @@
-//! Tests the contract of backends (B1 to B7) against shadows of every byte and attention in float64.
+//! Runs the tests of the backend contract on the CUDA backend. They compare every byte of the pool with a copy on the
+//! host, and outputs with attention in float64.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,7 +22,7 @@ fn cuda_keeps_the_contract() {
     println!("{}", check_backend(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(200)));
 }
 
-/// A backend chosen at run time, the GPU's in every second case.
+/// The backend is chosen at run time: every second case uses the GPU, the others the CPU.
 #[test]
 fn either_backend_keeps_the_contract() {
     let Some(gpu) = gpu() else { return };
@@ -36,7 +37,8 @@ fn either_backend_keeps_the_contract() {
     println!("{}", check_backend(options, seeds(20)));
 }
 
-/// Layers in several groups, over every kind of pool: pages that a group no longer reads are released and poisoned.
+/// Layers form several groups, in every kind of pool. Pages that a group no longer reads are released and filled with
+/// NaN.
 #[test]
 fn cuda_keeps_the_contract_in_groups() {
     let Some(gpu) = gpu() else { return };
@@ -53,7 +55,7 @@ fn cuda_keeps_the_contract_in_groups() {
     println!("{}", check_served(true, options, seeds, |_| {}));
 }
 
-/// Layers that read everything have one length of heads, the others another.
+/// The layers that read all tokens have one `head_dim`, the layers of other groups have another.
 #[test]
 fn cuda_keeps_the_contract_over_two_lengths_of_heads() {
     let Some(gpu) = gpu() else { return };
@@ -64,7 +66,7 @@ fn cuda_keeps_the_contract_over_two_lengths_of_heads() {
     }
 }
 
-/// Pools of fp8 alone, of which the others draw one in four.
+/// All pools are quantised. In tests without this filter, one pool in four is.
 #[test]
 fn cuda_keeps_the_contract_over_fp8() {
     let Some(gpu) = gpu() else { return };
@@ -72,7 +74,7 @@ fn cuda_keeps_the_contract_over_fp8() {
     println!("{}", check_cases(&Filter::FP8, options, seeds(200)));
 }
 
-/// Norm, rotation and store in one call, over rows of every type, fp8 and labels.
+/// One call norms, rotates and stores. Cases have rows of every type, quantised pools and labels.
 #[test]
 fn cuda_keeps_the_contract_of_rotated_rows() {
     let Some(gpu) = gpu() else { return };
@@ -81,7 +83,7 @@ fn cuda_keeps_the_contract_of_rotated_rows() {
     println!("{}", check_rotated(&Filter::KERNEL_HEADS.in_groups(), options, seeds(10)));
 }
 
-/// Only pools with labels: selections bit by bit, and attention over selections and any other lists.
+/// All pools have labels. Selections must be equal bit by bit. Attention reads selections and random lists.
 #[test]
 fn cuda_keeps_the_contract_of_sparse_reads() {
     let Some(gpu) = gpu() else { return };
@@ -93,12 +95,12 @@ fn cuda_keeps_the_contract_of_sparse_reads() {
 fn cuda_keeps_the_contract_where_spans_are_read_once() {
     let Some(gpu) = gpu() else { return };
     let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
-    // A few of them launch that kernel.
+    // Only some cases have spans that a kernel reads once, so the test runs twice as many.
     let seeds = seeds(50);
     println!("{}", check_cases(&Filter::SPANS, options, 2 * seeds.start..2 * seeds.end));
 }
 
-/// Plans of an engine whose texts share prefixes, over 16 bits and fp8, with every span read once.
+/// An engine plans steps of texts that share prefixes, in 16-bit and quantised pools. The backend reads each span once.
 #[test]
 fn an_engine_serves_texts_that_share_spans() {
     let Some(gpu) = gpu() else { return };
@@ -107,11 +109,11 @@ fn an_engine_serves_texts_that_share_spans() {
     let report = check_served(false, options, seeds.clone(), |backend| {
         once += u32::from(backend.cuda.span_work().is_some());
     });
-    println!("{report}; {once} launches read a span once");
+    println!("{report}; {once} steps read a span once");
     assert!(once > 0 || seeds.count() < 5, "no span is read once");
 }
 
-/// Bytes with scales of heads or of tokens, and few or many query rows of a tail.
+/// Quantised pools have static scales or scales by token. Tails have few or many query rows.
 #[test]
 fn cuda_keeps_the_contract_where_spans_of_fp8_are_read_once() {
     let Some(gpu) = gpu() else { return };
@@ -119,7 +121,7 @@ fn cuda_keeps_the_contract_where_spans_of_fp8_are_read_once() {
     println!("{}", check_cases(&Filter::FP8_SPANS, options, seeds(100)));
 }
 
-/// Groups of 9 to 16: the kernel for 16 query rows of a tail.
+/// A kv head has 9 to 16 query heads, so the tails use the kernel for 16 query rows.
 #[test]
 fn cuda_keeps_the_contract_where_wide_groups_read_spans_once() {
     let Some(gpu) = gpu() else { return };
@@ -127,7 +129,7 @@ fn cuda_keeps_the_contract_where_wide_groups_read_spans_once() {
     println!("{}", check_cases(&Filter::WIDE_SPANS, options, seeds(50)));
 }
 
-/// A few new tokens a row, all of them members of spans.
+/// Rows that share spans have a few new tokens each, as draft tokens have.
 #[test]
 fn cuda_keeps_the_contract_where_short_queries_read_spans_once() {
     let Some(gpu) = gpu() else { return };
@@ -135,7 +137,7 @@ fn cuda_keeps_the_contract_where_short_queries_read_spans_once() {
     println!("{}", check_cases(&Filter::SHORT_SPANS, options, seeds(50)));
 }
 
-/// Only pools of 16 bits and heads of 128, over which a kernel takes 17 to 64 query rows at once.
+/// All pools are 16-bit with a `head_dim` of 128. For them one kernel computes 17 to 64 query rows at once.
 #[test]
 fn cuda_keeps_the_contract_of_short_queries() {
     let Some(gpu) = gpu() else { return };
@@ -143,7 +145,7 @@ fn cuda_keeps_the_contract_of_short_queries() {
     println!("{}", check_cases(&Filter::SHORT, options, seeds(100)));
 }
 
-/// Only latent rows, which other tests draw in one pool of twelve.
+/// All pools have latent rows that kernels support. In tests without this filter, one pool in twelve has them.
 #[test]
 fn cuda_keeps_the_contract_over_latent_rows() {
     let Some(gpu) = gpu() else { return };
@@ -151,7 +153,7 @@ fn cuda_keeps_the_contract_over_latent_rows() {
     println!("{}", check_cases(&Filter::LATENT, options, seeds(100)));
 }
 
-/// Latent rows of fp8 with rows of 16 bits, which have their own kernels.
+/// All pools have quantised latent rows, and q has 16-bit rows. Special kernels serve this combination.
 #[test]
 fn cuda_keeps_the_contract_over_latent_rows_of_fp8() {
     let Some(gpu) = gpu() else { return };
@@ -159,7 +161,8 @@ fn cuda_keeps_the_contract_over_latent_rows_of_fp8() {
     println!("{}", check_cases(&Filter::LATENT_FP8, options, seeds(100)));
 }
 
-/// Clusters of two CTAs that share their reads, which other tests draw in one pool of a few hundred.
+/// Two CTAs of a cluster share their reads of latent rows. In tests without this filter, one pool in a few hundred has
+/// enough query heads for this.
 #[test]
 fn cuda_keeps_the_contract_over_latent_rows_of_pairs() {
     let Some(gpu) = gpu() else { return };
@@ -167,7 +170,7 @@ fn cuda_keeps_the_contract_over_latent_rows_of_pairs() {
     println!("{}", check_cases(&Filter::LATENT_PAIRS, options, seeds(60)));
 }
 
-/// The kernels of other devices on any device, without Hopper's.
+/// Any device can run the kernels that other devices select, except Hopper's.
 #[test]
 fn cuda_keeps_the_contract_with_kernels_of_other_devices() {
     let Some(_gpu) = gpu() else { return };
@@ -177,7 +180,7 @@ fn cuda_keeps_the_contract_with_kernels_of_other_devices() {
         let options = |case: &Case| {
             OnGpuOptions::with_all_spans(&device).for_case(case).with_capability(capability)
         };
-        // The tests use different seeds, because their kernels are the same.
+        // Several capabilities select the same kernels, so other seeds for each of them test more cases.
         let some = |count: u64| {
             let start = all.start + i as u64 * count;
             start..(start + count).min(start + all.end - all.start)
@@ -221,8 +224,8 @@ fn kernels_of_hopper_are_refused_elsewhere() {
     }
 }
 
-/// Around 4,096 kv heads, and the maximum that kernels support: a decode kernel stores a token's slot and head in one
-/// word.
+/// Pools have about 4,096 kv heads, or the maximum that kernels support. A decode kernel stores a token's slot and head
+/// in one word, so such numbers could overflow it.
 #[test]
 fn cuda_keeps_the_contract_of_many_kv_heads() {
     let Some(gpu) = gpu() else { return };

@@ -1,4 +1,4 @@
-//! Batches over a pool, with attention in float64, for tests that drive the backend directly.
+//! Creates batches for tests that call the backend without an engine, and compares its attention with float64.
 
 use kvarena::testkit::contract::{HostRows, attention_to, round};
 use kvarena::testkit::parallel;
@@ -102,7 +102,7 @@ impl Drive {
         self.planner.admit().expect("a free row")
     }
 
-    /// Forks a sequence whose pages are full; the child has all its tokens.
+    /// Forks a sequence whose pages are full. The child has all tokens of the sequence.
     pub fn fork(&mut self, sequence: usize) -> usize {
         let (child, copies) = self.planner.fork(sequence).expect("a free row");
         assert!(copies.is_empty(), "pages are full");
@@ -111,7 +111,7 @@ impl Drive {
         child
     }
 
-    /// Returns `rows` rows of random numbers of the pool's type.
+    /// Returns `rows` rows of random numbers that the shape's row type represents exactly.
     pub fn rows(&mut self, rows: usize, width: usize) -> HostRows {
         let dtype = self.shape.dtype;
         let mut number = || {
@@ -122,20 +122,21 @@ impl Drive {
         HostRows { dtype, width, stride: width, values }
     }
 
-    /// Records K and V of a sequence without any in this layer.
+    /// Records K and V of a sequence in a layer. They replace what was recorded before.
     pub fn remember(&mut self, sequence: usize, layer: usize, k: &HostRows, v: &HostRows) {
         let (k, v) = (self.shape.stored(&k.values), self.shape.stored(&v.values));
         self.history[sequence][layer] = History { k, v };
     }
 
-    /// Returns random q, k and v of every layer for a plan of these items, padded or not; records K and V.
+    /// Returns random q, k and v of each layer for the tokens of a plan, and records k and v. The plan contains `items`
+    /// and may be padded.
     pub fn inputs(&mut self, items: &[Item], plan: &BatchPlan<'_>) -> Vec<LayerInputs> {
         let tokens = plan.token_count();
         let width = (self.shape.kv_heads * self.shape.head_dim) as usize;
         self.inputs_of(items, plan, |drive| drive.rows(tokens, width))
     }
 
-    /// Does the same with K and V of the caller.
+    /// Does the same as [`Drive::inputs`], but `rows` returns the rows of k and of v.
     pub fn inputs_of(
         &mut self,
         items: &[Item],
@@ -161,7 +162,8 @@ impl Drive {
         layers
     }
 
-    /// Compares one layer's output and log-sum-exp with float64, at most `rows` (token, head) pairs of each item.
+    /// Compares one layer's output and log-sum-exp with float64. Of each item it compares at most `rows` pairs of a
+    /// token and a head, at random.
     pub fn check(
         &mut self,
         items: &[Item],
@@ -173,7 +175,7 @@ impl Drive {
     ) {
         let (heads, head_dim) = (attend.q_heads as usize, self.shape.head_dim as usize);
         assert_eq!(out.len(), plan.token_count() * heads * head_dim);
-        assert!(out.iter().chain(lse).all(|x| !x.is_nan()), "a number that no kernel wrote");
+        assert!(out.iter().chain(lse).all(|x| !x.is_nan()), "kernels left numbers unwritten");
         for (i, row) in plan.rows.iter().enumerate() {
             if row.kv_len == 0 {
                 let tokens = row.qo_start as usize..(row.qo_start + row.extend_len) as usize;
@@ -197,7 +199,7 @@ impl Drive {
                 let position = (row.kv_len - row.extend_len) as usize + token;
                 let mask = plan.tree(row).map(|masks| masks[token]);
                 let is_seen = |&place: &usize| match mask {
-                    // Bit i is the row's last slot minus i; slots before the last 64 are visible.
+                    // Bit i of the mask is the row's last slot minus i. Slots before the last 64 are visible.
                     Some(mask) => {
                         let bit = mask.checked_shr(row.kv_len - 1 - place as u32);
                         bit.is_none_or(|bits| bits & 1 == 1)

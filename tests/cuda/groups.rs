@@ -1,4 +1,5 @@
-//! Groups of layers: attention has the same bits for all groups, also in graphs, and no call reads released pages.
+//! Groups of layers: attention has the same bits with and without groups, also in graphs. No call reads released pages,
+//! because the tests fill free pages with NaN.
 
 use std::collections::HashMap;
 
@@ -19,11 +20,11 @@ const LAYERS: usize = 5;
 const KV_HEADS: u32 = 2;
 const Q_HEADS: u32 = 4;
 const DIM: u32 = 64;
-/// Tokens of a step, and sequences of a step in a graph.
+/// Maximum number of tokens of a step, and number of rows of a step in a graph.
 const TOKENS: usize = 48;
 const ROWS: usize = 4;
 
-/// A model whose layers read all tokens, or the tokens of their group.
+/// A model whose layers read all tokens or those of their group's reach.
 #[derive(Clone, Copy)]
 struct Model {
     reaches: &'static [Reach],
@@ -174,7 +175,7 @@ fn launch(
     }
 }
 
-/// Rows that depend on what they are of, a token and its position.
+/// Returns rows that depend on `kind`, the token and its position.
 fn numbers(plan: &BatchPlan<'_>, kind: usize, width: u32) -> Vec<u8> {
     let row = |(token, position): (&TokenId, &u32)| {
         let key = (kind as u64) << 48 ^ u64::from(token.raw()) << 24 ^ u64::from(*position);
@@ -186,7 +187,8 @@ fn numbers(plan: &BatchPlan<'_>, kind: usize, width: u32) -> Vec<u8> {
     bytes(Dtype::Bf16, &rows)
 }
 
-/// Two conversations in parts, decoded together, one of them forked; then one of their prompts again.
+/// Computes two prompts in parts and decodes them together. After some steps it forks one of them. At the end it serves
+/// the first prompt again. Returns the bits of attention.
 fn serve(host: &mut Host) -> Vec<u16> {
     let token = |seed: u32, i: u32| TokenId::new(1 + (seed * 31 + i * 7) % 97);
     let prompt = |seed: u32| (0..60 + seed).map(|i| token(seed, i)).collect::<Vec<_>>();
@@ -220,7 +222,7 @@ fn serve(host: &mut Host) -> Vec<u16> {
     let seq = engine(host, 1);
     let len = host.engine.extend_max(seq).expect("it runs");
     let again = host.step(&[Extend { seq, len }]);
-    // Pages of 1 and of 16 tokens hit all but a page; both compute the last token.
+    // The cache serves all pages of the prompt except the last one, which contains the last token.
     assert!(len <= 16, "a prompt that was cached computes {len} tokens");
     bits.extend(again);
     bits

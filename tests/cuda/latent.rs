@@ -1,4 +1,4 @@
-//! Graphs over latent rows give bit by bit the results of launches of the same steps.
+//! Graphs of attention over latent rows have the same results, bit for bit, as launches of the same steps.
 
 use std::collections::HashMap;
 
@@ -67,7 +67,7 @@ fn attend(heads: usize) -> Attend {
     Attend::latent(heads as u32, 192_f32.sqrt().recip())
 }
 
-/// Compares steps of [`ROWS`] rows, the last of which is padding, and this number of tokens.
+/// Compares replayed with launched steps. Each step has `tokens` tokens in [`ROWS`] rows, the last of which is padding.
 fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usize) {
     let scaling = if dtype.is_quantised() { Scaling::ByToken } else { Scaling::Static };
     let (page_size, capacity) = (7, Capacity::Pages(80));
@@ -132,7 +132,7 @@ fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usiz
 #[test]
 fn graphs_over_latent_rows_replay() {
     let Some(gpu) = gpu() else { return };
-    // Items of few query rows, of 64, and of 128 by clusters.
+    // Decode kernels for few query rows, for 64, and for 128 by clusters.
     let few = [5, 64, 128].map(|heads| (heads, ROWS));
     for (heads, tokens) in few.into_iter().chain([(5, 40)]) {
         replay(&gpu, (KvDtype::Bf16, Dtype::Bf16), heads, tokens);

@@ -21,7 +21,7 @@ use kvarena::{
 #[derive(Clone, Debug)]
 pub struct OnGpuOptions(CudaOptions);
 
-/// Most pieces that are read or written by calls of their own.
+/// Maximum number of pieces that are read or written by calls of their own.
 const PIECES_MAX: usize = 64;
 
 /// A [`Cuda`] on a stream of its own.

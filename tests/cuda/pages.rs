@@ -1,4 +1,4 @@
-//! Pages of every size up to the largest: both attention kernels and the store use slots past the 256th.
+//! Large pages: both attention kernels and the store find slots beyond the first 256 of a page.
 
 use kvarena::backend::cuda::Gpu;
 use kvarena::testkit::contract::TestBackend;
@@ -9,7 +9,7 @@ use crate::drive::{Drive, Shape};
 use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 
-/// Sequences that end near a page's edge are stored, then extended, then decoded one token at a time.
+/// Stores sequences that end near a page's end, extends them, and decodes two tokens of each. Checks all outputs.
 fn run(gpu: &Gpu, shape: Shape, window: Option<u32>) {
     let mut drive = Drive::new(shape, u64::from(shape.page_size));
     let mut backend = OnGpuOptions::of_rows(gpu, shape.dtype)

@@ -5,7 +5,8 @@ use kvarena::{BatchPlan, BatchRow, RowId, SharedSpans, SlotMapping, StepId, Toke
 /// Row of a sequence's first token.
 pub const FIRST: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 };
 
-/// Returns a step of these rows, with a position for each of up to 64 tokens and no other arrays.
+/// Returns a step of these rows. It has one unknown token for each of up to 64 positions, and no table writes, spans or
+/// masks.
 pub fn plan_of<'a>(
     step: u64,
     rows: &'a [BatchRow],

@@ -1,5 +1,5 @@
-//! Attention gives the same bits for any order of its CTAs: each family is launched repeatedly, while kernels on
-//! another stream occupy parts of the device.
+//! Tests that attention computes the same bits in any order of its CTAs. Each family of kernels is launched repeatedly
+//! while kernels on other streams occupy parts of the device.
 
 use kvarena::backend::cuda::{DeviceBuffer, Gpu};
 use kvarena::testkit::contract::{HostRows, SparseTestBackend, TestBackend, round};
@@ -16,7 +16,7 @@ use crate::on_gpu::{GpuRows, OnGpu, OnGpuOptions};
 
 const LAYER: LayerId = LayerId::new(0);
 const LATENT: KvShape = KvShape::Latent { rank: 512, rope: 64 };
-/// Tokens of a list.
+/// Number of tokens in a list.
 const TOP: u32 = 40;
 
 /// Properties that select the kernels of a launch.
@@ -30,7 +30,7 @@ struct Family {
     head_dim: u32,
     /// Query heads for each kv head.
     group: u32,
-    /// New tokens of a sequence.
+    /// Number of new tokens of each sequence.
     new: u32,
     trees: bool,
     /// Whether sequences share their first tokens, which are read once.
@@ -128,7 +128,8 @@ impl Family {
     }
 }
 
-/// A backend with a step of one family, whose K and V are stored.
+/// A backend in which one step of a family is open and its K and V are stored. Attention can be launched any number of
+/// times.
 struct Launched {
     family: Family,
     backend: OnGpu,
@@ -162,7 +163,7 @@ impl Launched {
         let width = 2 * family.head_dim as usize;
         let widths = if family.is_latent() { [576, 0] } else { [width; 2] };
         let extend = |len| move |&sequence: &usize| Item::Extend { sequence, len };
-        // Steps are limited to the tokens that the backend allows.
+        // Each sequence has a step of its own, because one step for all may have more tokens than the backend allows.
         for sequence in &all {
             let plan = planner.plan(&[extend(len)(sequence)]);
             backend.begin(&plan.plan()).expect("a valid plan");
@@ -241,7 +242,7 @@ fn repeats() -> u64 {
 fn every_family_gives_the_same_bits_again() {
     let Some(gpu) = gpu() else { return };
     let multiprocessors = gpu.multiprocessors();
-    // They occupy multiprocessors for different times.
+    // The rivals occupy different numbers of multiprocessors for different times.
     let busy = Family { rows: Dtype::F32, dtype: KvDtype::F32, new: 4, ..PLAIN };
     let mut rivals = [2, 6, 30].map(|divisor| {
         Launched::new(&gpu, busy, (multiprocessors / divisor).max(1), 100 + 10 * divisor)
@@ -249,7 +250,7 @@ fn every_family_gives_the_same_bits_again() {
     let mut differing = Vec::new();
     for family in FAMILIES {
         let mut different = 0;
-        // Segments in two to four work chunks, and in more.
+        // With fewer sequences, each is divided among more CTAs: two to four at first, then more.
         for sequences in [multiprocessors / 2, multiprocessors / 3, multiprocessors / 9] {
             let mut launched = Launched::new(&gpu, family, sequences.max(1), 240);
             let (wanted, mut rng) = (launched.results(), Rng::new(19));
@@ -268,5 +269,5 @@ fn every_family_gives_the_same_bits_again() {
             differing.push(family.name);
         }
     }
-    assert!(differing.is_empty(), "results depend on the order in which CTAs come: {differing:?}");
+    assert!(differing.is_empty(), "results depend on the order of CTAs: {differing:?}");
 }

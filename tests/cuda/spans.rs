@@ -1,5 +1,5 @@
-//! Decode steps of families of sequences whose spans a kernel reads once, with and without a graph, with one new token
-//! a row and with a few.
+//! Decode steps of families of sequences with shared spans, which a kernel reads once. The steps run with and without a
+//! graph. Each row has one new token or a few.
 
 use std::collections::HashMap;
 
@@ -32,7 +32,7 @@ fn shape(kv_heads: u32, group: u32, head_dim: u32, dtype: Dtype) -> Shape {
     }
 }
 
-/// Computes new tokens of these sequences without a graph.
+/// Computes and checks the new tokens of these items without a graph.
 fn extend(gpu: &mut OnGpu, drive: &mut Drive, buffers: &mut Buffers, items: &[Item]) {
     let (attend, plan) = (drive.shape.attend(), drive.planner.plan(items));
     let inputs = drive.inputs(items, &plan.plan());
@@ -44,7 +44,7 @@ fn extend(gpu: &mut OnGpu, drive: &mut Drive, buffers: &mut Buffers, items: &[It
     gpu.end(StepEnd::Complete(plan.plan().step()));
 }
 
-/// Creates families of two generations, and one sequence without a shared prefix.
+/// Creates a family of a sequence, its children and their children, and one sequence without a shared prefix.
 fn grow(backend: &mut OnGpu, drive: &mut Drive, buffers: &mut Buffers) -> Vec<usize> {
     let (first, alone) = (drive.admit(), drive.admit());
     let items = [(first, 304), (alone, 90)].map(|(sequence, len)| Item::Extend { sequence, len });
@@ -63,7 +63,8 @@ fn grow(backend: &mut OnGpu, drive: &mut Drive, buffers: &mut Buffers) -> Vec<us
     all
 }
 
-/// Runs a few steps of the drawn items, some of them trees, in a graph of `mean` tokens a row.
+/// Runs and checks a few steps. `draw` returns the items of a step and which of them are trees. With `graph`, steps run
+/// in graphs with space for `mean` tokens of each row.
 fn decode(
     gpu: &Gpu,
     shape: Shape,
@@ -98,7 +99,7 @@ fn decode(
         buffers.fill(&inputs);
         let staged = backend.cuda.stage(&plan).expect("a valid plan");
         let is_once = backend.cuda.span_work().is_some();
-        // If rows differ much, the decode kernel may serve more of them than a kernel that reads spans once.
+        // In a graph, lengths may differ so much that it is better if the decode kernel reads all spans.
         assert!(is_once || graph, "a span is read once");
         once += usize::from(is_once);
         if graph {
@@ -116,7 +117,7 @@ fn decode(
         buffers.check(&mut drive, &items, &plan, &inputs, &attend);
         backend.end(StepEnd::Complete(plan.step()));
     }
-    // Different steps each time, in the same graph.
+    // Spans were read once in several steps. All steps of one size used the same graph.
     assert!(once > 1 && (mean > 1 || graphs.len() <= 1), "{once} steps, {} graphs", graphs.len());
 }
 
@@ -142,14 +143,14 @@ fn families_decode() {
     }
 }
 
-/// The same steps over a pool of fp8.
+/// Returns the shape with an fp8 pool of the same number of tokens.
 fn over_fp8(
     (kv_heads, group, head_dim, dtype): (u32, u32, u32, Dtype),
     scaling: Scaling,
     page_size: u32,
 ) -> Shape {
     let shape = shape(kv_heads, group, head_dim, dtype);
-    // Forks share whole pages.
+    // Forks share only whole pages, so small pages give longer spans.
     Shape { fp8: Some(scaling), page_size, capacity: Capacity::Pages(6400 / page_size), ..shape }
 }
 
@@ -175,9 +176,9 @@ fn families_decode_over_fp8() {
     }
 }
 
-/// Rows of up to as many query rows as a tail or an item has room for; in graphs also longer ones, and trees of drafts,
-/// which the extend kernel reads. In the first step all rows have the maximum length: with groups of 3, an item of 42
-/// members then ends within a row's tokens.
+/// Runs steps whose rows have at most `mean` new tokens: as many as a tail or an item has space for. Graphs also get
+/// longer rows and trees of drafts, which the extend kernel serves. In the first step all rows have the maximum length.
+/// With groups of 3 query heads, an item of 42 members then ends between two tokens of a row.
 fn verify(gpu: &Gpu, shape: Shape, mean: u32) {
     for graph in [false, true] {
         let (mut rng, mut first) = (Rng::new(31), true);

@@ -1,4 +1,5 @@
-//! For any plan that a safe caller passes after another has begun, kernels use the addresses of a checked plan.
+//! A safe caller may begin one plan and pass another plan of the same step to later calls. These tests check that
+//! kernels still use only the addresses of the staged plan, which was checked.
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
@@ -30,9 +31,9 @@ fn plan<'a>(rows: &'a [BatchRow], slots: SlotMapping<'a>) -> BatchPlan<'a> {
     plan_of(1, rows, &[0; 64][..rows.len()], slots)
 }
 
-/// The same step with slots of another width. Kernels must not read the staged slots with the new plan's width.
+/// The second plan has slots of another width. Kernels must not read the staged slots with this width.
 #[test]
-fn slots_are_read_as_wide_as_they_are() {
+fn slots_are_read_with_the_width_of_the_staged_plan() {
     let Some(gpu) = gpu() else { return };
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
     let rows = rows(4, 1);
@@ -63,19 +64,19 @@ fn slots_are_read_as_wide_as_they_are() {
     }
 }
 
-/// All other fields may also differ: the staged plan, which was checked, is used.
+/// All other fields of the second plan may differ too. Kernels use the staged plan, which was checked.
 #[test]
 fn an_altered_plan_uses_the_staged_values() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, &TableShape::new(16, 2, 128, 256).expect("a small table"));
-    let (honest, far) = (rows(2, 1), rows(2, u32::MAX));
-    let first = plan(&honest, SlotMapping::I32(&[0, 1]));
+    let (valid, far) = (rows(2, 1), rows(2, u32::MAX));
+    let first = plan(&valid, SlotMapping::I32(&[0, 1]));
     cuda.begin(&first).expect("a valid plan");
     let mut buffer = DeviceBuffer::of(&gpu, &[0_u16; 16 * WIDTH]).expect("memory");
     let q = DeviceBuffer::of(&gpu, &[0_u16; 16 * WIDTH]).expect("memory");
     let (layer, attend) = (LayerId::new(0), Attend::new(1, WIDTH as u32));
     cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
-    let lies = [
+    let altered = [
         BatchPlan { rows: &far, ..first },
         BatchPlan { slot_mapping: SlotMapping::I32(&[i32::MAX; 2]), ..first },
         BatchPlan { slot_mapping: SlotMapping::I32(&[]), ..first },
@@ -86,17 +87,17 @@ fn an_altered_plan_uses_the_staged_values() {
         BatchPlan { rows: &far[..1], ..first },
         BatchPlan { rows: &[], ..first },
     ];
-    for lie in &lies {
+    for plan in &altered {
         let rows = q.rows(0, None);
         // The call may fail or use the staged plan. The stand-in driver detects a stray write, like memcheck on a GPU.
-        let _ = cuda.store_cache(lie, layer, rows, rows);
-        let _ = cuda.attend(lie, layer, &attend, q.rows(0, None), buffer.rows_mut(0, None), None);
+        let _ = cuda.store_cache(plan, layer, rows, rows);
+        let _ = cuda.attend(plan, layer, &attend, q.rows(0, None), buffer.rows_mut(0, None), None);
         cuda.synchronize().expect("nothing failed");
         cuda.stage(&first).expect("it has begun");
     }
     let slot = SlotId::new(i64::MAX as u64);
     let slot = Err(CudaError::Plan(PlanError::Slot { slot, slot_count: 128 }));
-    let wide = cuda.store_cache(&lies[3], layer, q.rows(0, None), q.rows(0, None));
+    let wide = cuda.store_cache(&altered[3], layer, q.rows(0, None), q.rows(0, None));
     assert_eq!(wide, slot);
 }
 

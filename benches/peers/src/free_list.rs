@@ -1,5 +1,6 @@
-//! Alloc and free of 128 of 1 Mi pages, half of them in use. kvarena's pool keeps page states and returns the lowest
-//! pages; a plain `Vec` of free pages does neither; a third variant adds a check for double frees, as in vLLM.
+//! Allocates and frees 128 pages of 1 Mi pages, half of which are in use. kvarena's pool stores page states and returns
+//! the lowest free pages. A plain `Vec` of free pages does neither. A third variant is a `Vec` that checks for double
+//! frees, as in vLLM.
 
 use std::hint::black_box;
 

@@ -1,5 +1,5 @@
-//! `kvbm-logical`: NVIDIA's block manager, with its LRU backend. Each call includes hashing the tokens, because a
-//! request arrives as tokens. A match locks the matched blocks, and a drop unlocks them, so a hit includes both.
+//! `kvbm-logical`: NVIDIA's block manager, with its LRU backend. Each measured call hashes the tokens, because a
+//! request arrives as tokens. A hit locks the matched blocks and unlocks them when they are dropped.
 
 use dynamo_tokens::TokenBlockSequence;
 use kvarena::TokenId;

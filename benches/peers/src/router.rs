@@ -1,5 +1,5 @@
 //! `dynamo-kv-router`: an index of the prefixes of each worker, by hashes. It owns no pages and evicts nothing, so only
-//! its look-up is measured; the result is a count.
+//! its look-up is measured. A look-up returns the number of cached pages.
 
 use dynamo_kv_router::RadixTree;
 use dynamo_kv_router::protocols::{

@@ -64,8 +64,9 @@ impl KvArena {
         Step::new(engine, plan, device, *id)
     }
 
-    /// Plans a step of one token of each item, padded to `rows` rows, so that graphs need few
-    /// sizes. In the inputs and in the model's result, the padding follows the rows of the items.
+    /// Plans a step with one token of each item, padded to `rows` rows. With few different sizes,
+    /// few graphs are needed. In the inputs and in the model's result, the padding follows the
+    /// rows of the items.
     ///
     /// # Errors
     /// The errors of [`step`](KvArena::step). Also an error: fewer rows than items, or an item of

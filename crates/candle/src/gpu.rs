@@ -1,4 +1,4 @@
-//! candle's stream and GPU memory as the backend of kvarena takes them.
+//! Passes candle's stream and GPU memory to the backend of kvarena.
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaDType;

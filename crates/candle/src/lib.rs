@@ -33,7 +33,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not here: models (`models/` patches candle's own), sampling, tokenizers, scheduling.
+//! This crate has no models, sampling, tokenizers or scheduling. The crate in `models/` patches candle's own models.
 
 mod arena;
 mod attend;

@@ -1,6 +1,6 @@
 //! [`Operation`]: one layer's store and attention, for memory on the CPU or the GPU.
 //!
-//! Not here: the memory of candle's tensors (`attend.rs` for the CPU, `gpu.rs`).
+//! `attend.rs` (CPU) and `gpu.rs` access the memory of candle's tensors.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

@@ -126,8 +126,8 @@ impl<'a> Step<'a> {
         &self.plan
     }
 
-    /// Stores a layer's K and V of the new tokens, and returns attention of their queries over all tokens of their
-    /// sequences, `[rows, q_heads, head_dim]` of q's type.
+    /// Stores a layer's K and V of the new tokens. Returns the attention of their queries over all
+    /// tokens of their sequences, `[rows, q_heads, head_dim]`, with the dtype of q.
     ///
     /// q is `[rows, q_heads, head_dim]`, k and v are `[rows, kv_heads, head_dim]`. A row is
     /// contiguous, and may be part of a longer row, such as that of a fused projection. On the CPU

@@ -274,7 +274,8 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Reads the items of an array. A false length reserves no more memory than bytes remain.
+    /// Reads the items of an array. If the array's length is wrong, no more memory is reserved than the remaining bytes
+    /// allow.
     fn list<T>(
         &mut self,
         wanted: &'static str,

@@ -1,4 +1,5 @@
-//! Simulates a trace over a fleet of engines without bytes behind a router, and measures each routing policy.
+//! Simulates a fleet of engines that serves a trace behind a router, and measures each routing policy. The engines
+//! store no K and V.
 //!
 //! Each engine computes its requests in order of arrival, at a fixed number of tokens a second. A request waits for the
 //! earlier requests of its engine. The router receives only the events that the engines publish.
@@ -17,7 +18,7 @@ use crate::trace::Request;
 pub enum Policy {
     /// Round robin.
     RoundRobin,
-    /// The engine with the longest cached prefix; ties round robin.
+    /// The engine with the longest cached prefix; round robin among equals.
     Prefix,
     /// The engine that would finish the prompt first: its uncached tokens plus the tokens that wait in the engine's
     /// queue.
@@ -46,7 +47,7 @@ pub struct FleetConfig {
     pub engines: usize,
     /// Config of each engine.
     pub host: HostConfig,
-    /// Tokens that an engine computes in a second.
+    /// Number of tokens that an engine computes in a second.
     pub rate: f64,
 }
 
@@ -55,9 +56,9 @@ pub struct FleetConfig {
 pub struct Outcome {
     /// Routing policy.
     pub policy: Policy,
-    /// Requests served.
+    /// Number of served requests.
     pub requests: usize,
-    /// Requests too long for an engine.
+    /// Number of requests that were too long for an engine.
     pub skipped: usize,
     /// Prompt tokens of the served requests.
     pub prompt_tokens: u64,
@@ -73,7 +74,7 @@ pub struct Outcome {
     pub event_bytes: u64,
     /// Arrival of the last request, in seconds since the start of the trace.
     pub seconds: f64,
-    /// Share of cached prompt tokens up to a request, for some requests.
+    /// For some requests, the request's number and the share of prompt tokens up to it that were cached.
     pub rates: Vec<(usize, f64)>,
     /// Pages in the router's index at the end.
     pub index_pages: usize,
@@ -103,10 +104,10 @@ impl Outcome {
     }
 }
 
-/// Points of the curve of cached shares.
+/// Approximate number of points in [`Outcome::rates`].
 const POINTS: usize = 200;
 
-/// Sends a trace over a fleet.
+/// Serves a trace with a fleet under one policy.
 ///
 /// # Panics
 /// If an engine's config is invalid, or the router rejects an engine's payload.
@@ -188,20 +189,21 @@ fn choose(
     (0..config.engines).min_by(better).expect("a fleet has engines")
 }
 
-/// Cost of one engine that publishes its events, up to a given stage.
+/// Cost of serving requests on one engine, with some stages of publishing events enabled.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// The enabled stages.
     pub what: &'static str,
     /// Seconds for all requests, including the engine's own work.
     pub seconds: f64,
-    /// Requests served.
+    /// Number of served requests.
     pub requests: usize,
-    /// Pages stored.
+    /// Number of pages that the engine published in its tree.
     pub pages: u64,
 }
 
-/// Serves requests on one engine per stage: nothing, hashes, events, payloads. Returns the fastest of three runs.
+/// Measures the stages of publishing events, one after another: no stage, hashes, events, payloads. Each is the fastest
+/// of three runs that serve all requests.
 pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
     const RUNS: usize = 3;
     let silent = HostConfig { hashing: None, ..host };
@@ -245,8 +247,8 @@ pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
     ways.into_iter().map(cost).collect()
 }
 
-/// Returns a router's memory per page of one engine, measured on an index that this function fills. Returns none on
-/// systems that do not report the resident memory.
+/// Returns the bytes that a router's index takes for each page of an engine, measured by filling an index. Returns
+/// `None` on systems that do not report the resident memory.
 pub fn index_bytes_a_page(page_size: u32, engines: u64, pages: u32) -> Option<f64> {
     const CHAT: u32 = 100;
     let host = HostConfig { page_size, pages: 2 * CHAT, ..HostConfig::default() };
@@ -254,12 +256,13 @@ pub fn index_bytes_a_page(page_size: u32, engines: u64, pages: u32) -> Option<f6
     let mut router = Router::new(page_size);
     let before = resident_bytes()?;
     for engine in 0..engines {
-        // Conversations of 100 pages that no other engine has.
+        // Conversations of 100 pages. No two engines have the same one.
         for chat in 0..u64::from(pages / CHAT) {
             let first = (engine * u64::from(pages / CHAT) + chat) * u64::from(CHAT * page_size);
             let text: Vec<TokenId> =
                 (0..CHAT * page_size).map(|at| TokenId::new(first as u32 + at)).collect();
-            // A single engine serves the texts of all engines. The router never receives its resets.
+            // One engine plays the part of all engines. The router does not receive the events of its resets, so the
+            // index keeps all conversations.
             host.engine.reset();
             host.engine.drain_events(|_| ());
             host.serve(Namespace::default(), &text, &[]).expect("it fits");

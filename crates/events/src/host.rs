@@ -18,7 +18,7 @@ pub struct HostConfig {
     pub pages: u32,
     /// Recipe of page hashes; none disables hashes and events.
     pub hashing: Option<Hashing>,
-    /// Maximum of pages that wait in the event buffer.
+    /// Maximum number of pages that wait in the event buffer.
     pub event_pages: u32,
 }
 

@@ -1,4 +1,5 @@
-//! `kvarena-events`: two engines and a router over real sockets, or a fleet and a trace.
+//! `kvarena-events`: runs two engines and a router over real sockets, or simulates a fleet of engines that serves a
+//! trace.
 
 mod demo;
 
@@ -11,29 +12,30 @@ use kvarena_events::fleet::{FleetConfig, Policy, costs, index_bytes_a_page, run}
 use kvarena_events::host::HostConfig;
 use kvarena_events::{plot, trace};
 
-/// Two engines and a router over real sockets; with --fleet and --trace a trace over a fleet, by three policies.
+/// Runs two engines and a router over real sockets. With --fleet and --trace, simulates a fleet that serves a trace,
+/// under each of three routing policies.
 #[derive(Parser, Debug)]
 #[command(name = "kvarena-events", version)]
 struct Options {
-    /// Engines of the fleet
+    /// Number of engines in the fleet
     #[arg(long, value_name = "N", requires = "trace")]
     fleet: Option<NonZeroUsize>,
     /// Trace in Mooncake's JSON-lines format
     #[arg(long, value_name = "FILE", requires = "fleet")]
     trace: Option<PathBuf>,
-    /// Draws what each policy did
+    /// Draws the results of each policy
     #[arg(long, value_name = "FILE.svg", requires = "fleet")]
     plot: Option<PathBuf>,
-    /// Most requests of the trace [default: all]
+    /// Maximum number of requests to take from the trace [default: all]
     #[arg(long, value_name = "N", requires = "fleet")]
     requests: Option<NonZeroUsize>,
-    /// Tokens of a page
+    /// Number of tokens in a page
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     page_size: u32,
-    /// Pages of each engine [default: room for 400,000 tokens]
+    /// Number of pages of each engine [default: enough for 400,000 tokens]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pages: Option<u32>,
-    /// Tokens that each engine computes in a second
+    /// Number of tokens that each engine computes in a second
     #[arg(long, value_name = "TOKENS", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
     rate: u32,
 }
@@ -91,13 +93,13 @@ fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn E
     }
     let skipped = outcomes.iter().map(|outcome| outcome.skipped).max().unwrap_or(0);
     if skipped > 0 {
-        println!("{skipped} requests fit no engine and were left out");
+        println!("{skipped} requests were left out because they fit in no engine");
     }
     if let Some(path) = &options.plot {
         std::fs::write(path, plot::draw(&outcomes))?;
-        println!("the picture is in {}", path.display());
+        println!("the plot is in {}", path.display());
     }
-    println!("\nwhat one engine does besides serving     us a request    ns a page stored");
+    println!("\nwork of one engine besides serving      us per request   ns per stored page");
     let few = &requests[..requests.len().min(1000)];
     let all = costs(host, few);
     let bare = all[0];
@@ -113,8 +115,8 @@ fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn E
     let last = outcomes.last().expect("there are policies");
     let apply = last.apply_seconds / last.seconds.max(1e-9);
     println!(
-        "\nthe router's index took over {} events in {:.2} s: {:.4}% of one core for the trace's {:.0} s, so by time \
-         one core holds {:.0} such engines",
+        "\nthe router's index applied {} events in {:.2} s. This is {:.4}% of one core over the trace's {:.0} s, so \
+         one core has time for {:.0} such engines",
         last.events,
         last.apply_seconds,
         100.0 * apply,
@@ -124,7 +126,7 @@ fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn E
     if let Some(bytes) = index_bytes {
         let engine = bytes * f64::from(pages);
         println!(
-            "it takes {bytes:.0} bytes a page, {:.1} MB for an engine that is full: a GiB holds {:.0} engines",
+            "the index takes {bytes:.0} bytes per page, {:.1} MB for a full engine: a GiB suffices for {:.0} engines",
             engine / 1e6,
             f64::from(1 << 30) / engine
         );

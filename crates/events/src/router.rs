@@ -1,6 +1,7 @@
-//! A router over the published crate `dynamo-kv-router`: its own parser reads payloads, and its index finds prefixes.
+//! A router that uses the published crate `dynamo-kv-router`: the crate's parser reads payloads, and the crate's index
+//! finds prefixes.
 //!
-//! `decode.rs` checks each payload first, so an invalid payload changes nothing.
+//! `decode.rs` checks each payload before the parser, so an invalid payload changes nothing.
 
 use std::fmt;
 
@@ -39,7 +40,7 @@ pub struct Router {
     tree: RadixTree,
     normalizer: ZmqEventNormalizer,
     page_size: u32,
-    /// Events applied.
+    /// Number of events that were passed to the index.
     pub events: u64,
 }
 
@@ -59,7 +60,8 @@ impl Router {
         self.apply(engine, payload)
     }
 
-    /// Applies a payload that the caller has checked: the published crate's part of [`Router::believe`].
+    /// Applies a payload that the caller has checked. Only code of the published crate runs in this part of
+    /// [`Router::believe`].
     ///
     /// # Errors
     /// As [`Router::believe`].

@@ -22,26 +22,26 @@ use crate::rope::Rope;
 pub struct ModelConfig {
     /// Family of the model.
     pub family: Family,
-    /// Tokens of the vocabulary, and rows of the embedding.
+    /// Number of tokens of the vocabulary, and of rows of the embedding.
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Width of the MLP.
     pub intermediate: usize,
-    /// Transformer layers.
+    /// Number of transformer layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub q_heads: usize,
-    /// Key and value heads, a divisor of `q_heads`; 1 where rows are latent. Of Gemma 4, those of the layers that read
-    /// everything.
+    /// Number of kv heads, a divisor of `q_heads`; 1 for latent rows. For Gemma 4 this is the number in layers that
+    /// read all tokens.
     pub kv_heads: usize,
-    /// Elements of one head of q and k in attention: for latent rows, those of a whole row.
+    /// Number of elements of one head of q and k in attention. For latent rows it is the length of a row.
     pub head_dim: usize,
     /// The heads of layers with a window, if they differ.
     pub window_heads: Option<WindowHeads>,
-    /// Whether layers that read everything make V of K's product.
+    /// Whether layers that read all tokens compute V from the product for K.
     pub k_is_v: bool,
-    /// Elements of one head of attention's output.
+    /// Number of elements of one head of attention's output.
     pub value_dim: usize,
     /// Factor of the logits.
     pub scale: f32,
@@ -57,7 +57,7 @@ pub struct ModelConfig {
     pub rope: Rope,
     /// Rotary embedding of layers with a window, if it differs.
     pub window_rope: Option<Rope>,
-    /// Factor of the embedding's rows.
+    /// Factor by which rows of the embedding are multiplied.
     pub embedding_scale: f32,
     /// Soft cap of the logits of tokens, if there is one.
     pub logit_cap: Option<f32>,
@@ -71,7 +71,7 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// For each layer its sliding window, if it has one.
     pub windows: Vec<Option<u32>>,
-    /// For each layer the chunks that it reads, if it reads chunks.
+    /// For each layer the size of its chunks, if it reads chunks.
     pub chunks: Vec<Option<u32>>,
     /// Llama 4's positions, where the family has them.
     pub nope: Option<NopeConfig>,
@@ -83,8 +83,8 @@ impl ModelConfig {
     /// Reads `config.json`, and the stop tokens of `generation_config.json` if there is one.
     ///
     /// # Errors
-    /// A file that cannot be read or parsed; an architecture, activation or rope type that is not implemented; a field
-    /// that is missing or contradicts another one.
+    /// The file cannot be read or parsed; the architecture, activation or rope type is not implemented; or a field is
+    /// missing or contradicts another one.
     pub fn read(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         let mut config = Self::parse(&path, &read_json(&path)?)?;

@@ -1,4 +1,4 @@
-//! A model without pages: contiguous K and V, and a short attention with sums in f64. For checks.
+//! Runs a model without pages, for checks: K and V are contiguous, and a simple attention sums in f64.
 
 use std::convert::Infallible;
 
@@ -8,7 +8,7 @@ use crate::model::{Attention, AttentionInputs, Model, Pass, Workspace};
 use crate::sample::Sampling;
 use crate::sparse::channels::Measured;
 
-/// K and V of one sequence, layer by layer, in f64 sums.
+/// K and V of one sequence, by layer. Attention over them sums in f64.
 struct Contiguous<'a> {
     config: &'a ModelConfig,
     k: Vec<Vec<f32>>,

@@ -5,7 +5,7 @@ use std::fmt;
 /// The category of the cause; the number is the exit code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// The run failed: a backend, an out-of-memory, a broken pipe.
+    /// The run failed, for example in a backend, for lack of memory, or because a pipe broke.
     Run = 1,
     /// The program cannot serve the command line or a request.
     Request = 2,
@@ -26,17 +26,17 @@ pub struct Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// The run failed.
+    /// Creates the error of a run that failed.
     pub fn run(message: impl Into<String>) -> Self {
         Self { fault: Fault::Run, message: message.into() }
     }
 
-    /// The program cannot serve the command line or a request.
+    /// Creates the error of a command line or a request that the program cannot serve.
     pub fn request(message: impl Into<String>) -> Self {
         Self { fault: Fault::Request, message: message.into() }
     }
 
-    /// The program cannot use the model.
+    /// Creates the error of a model that the program cannot use.
     pub fn model(message: impl Into<String>) -> Self {
         Self { fault: Fault::Model, message: message.into() }
     }

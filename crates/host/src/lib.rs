@@ -1,16 +1,17 @@
-//! A small LLM host on `kvarena`: Llama 3 and 4, Qwen3, DeepSeek V3, gpt-oss and Gemma 3 from safetensors, with continuous batching.
+//! A small LLM host on `kvarena`, with continuous batching. It runs Llama 3 and 4, Qwen3, DeepSeek V3, gpt-oss, Gemma 3
+//! and Gemma 4 from safetensors.
 //!
 //! ```text
 //! error, clock, histogram           errors; times of a run
 //! fields, family, config, rope      a model's config.json, and typed look-ups in it
-//! source, checkpoint                its tensors: from files, or random
+//! source, checkpoint                a model's tensors, from files or random
 //! matrix, ops, linear               matrix products, element-wise operations, projections
-//! latent, nope, experts, model      the forward pass, without pages or sequences
-//! contiguous                        the same forward pass without pages, for checks
+//! latent, nope, experts, model      the forward pass; the caller stores K and V and computes attention
+//! contiguous                        the forward pass with contiguous K and V, for checks
 //! sample, shaping, text, template   from logits to tokens, from tokens to text
-//! request, stream, draft            requests, each answer as it grows, drafts of its next tokens
-//! runner, cpu, gpu                  the interface of what computes steps; the CPU; a GPU (feature `cuda`)
-//! server, tally, memory             the serving loop, its counters, the memory of a sequence
+//! request, stream, draft            requests; the growing answers; drafts of their next tokens
+//! runner, cpu, gpu                  the interface `Runner`, which computes steps; the CPU; a GPU (feature `cuda`)
+//! server, tally, memory             the serving loop; its counters; the memory that a sequence needs
 //! calibrate                         static scales of fp8 pools
 //! sparse                            sparse reads of a long context
 //! ```

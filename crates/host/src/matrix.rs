@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-/// Most rows that are computed as direct dot products.
+/// Maximum number of rows that are computed as direct dot products.
 const FEW_ROWS: usize = 16;
 /// Fewest matrix rows of a task; more if a row is short, because waking a core takes time.
 const DOT_ROWS: usize = 64;

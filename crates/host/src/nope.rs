@@ -1,5 +1,5 @@
-//! Llama 4's positions. Layers that read chunks rotate q and k, and norm each head after that. The other layers read
-//! everything without rotary positions, and scale queries by their position.
+//! How Llama 4 encodes positions. Layers that read chunks rotate q and k, and then norm each head. The other layers
+//! read all tokens and do not rotate; they scale each query by a factor that grows with its position.
 
 use serde_json::Value;
 
@@ -20,10 +20,10 @@ pub struct NopeConfig {
     pub temperature: Option<Temperature>,
 }
 
-/// Scale of queries by position p: `1 + scale * ln(1 + floor((p + 1) / floor))`.
+/// Factor of a query at position `p`: `1 + scale * ln(1 + k)`, where `k` is `(p + 1) / floor`, rounded down.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Temperature {
-    /// Number of positions with equal scale.
+    /// Number of positions with the same factor.
     pub floor: f32,
     /// Factor of the logarithm.
     pub scale: f32,
@@ -77,7 +77,8 @@ impl NopeConfig {
         self.rotated.iter().map(|&rotated| rotated.then_some(self.chunk)).collect()
     }
 
-    /// Applies the positions to q and k of a layer; each is `[tokens, heads, head_dim]`, with its number of heads.
+    /// Encodes the positions in q and k of a layer. Each is `[tokens, heads, head_dim]` and is given with its number of
+    /// heads.
     pub fn place(
         &self,
         layer: usize,

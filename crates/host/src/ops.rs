@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::rope::Rope;
 
-/// Minimum of elements for several cores; with fewer, waking them costs more than it saves.
+/// Minimum number of elements for work on several cores. With fewer, waking the cores costs more than it saves.
 const PARALLEL_MIN: usize = 1 << 15;
 
 /// Calls `each` with every row of `x`, in parallel if that is faster.
@@ -60,7 +60,8 @@ impl Angles {
     }
 }
 
-/// Rotates each head, after a norm with `norm`'s weight and epsilon if given. `x` is `[tokens, heads, head_dim]`.
+/// Rotates each head. If `norm` is given, each head first gets an RMS norm with its weight and epsilon. `x` is
+/// `[tokens, heads, head_dim]`.
 pub fn norm_and_rotate(
     x: &mut [f32],
     heads: usize,
@@ -124,7 +125,8 @@ pub fn rotate_ends(
 /// Clamping limit of gpt-oss.
 pub const SWIGLU_LIMIT: f32 = 7.0;
 
-/// Computes `gate = gate * sigmoid(1.702 gate) * (up + 1)`, with gate clamped from above and up from both sides.
+/// Computes `gate = gate * sigmoid(1.702 gate) * (up + 1)`. Before that, gate is clamped from above, and up from both
+/// sides.
 pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], width: usize) {
     for_rows(gate, width, |i, gate| {
         let up = &up[i * width..(i + 1) * width];

@@ -17,7 +17,8 @@ use crate::text::Text;
 pub struct Request {
     /// Tokens of the prompt.
     pub prompt: Vec<TokenId>,
-    /// Maximum of new tokens. `None` uses the default, or fewer at the end of the model or the pool.
+    /// Maximum number of new tokens. `None` is the default number, or less if the model's positions or the pool's pages
+    /// allow only less.
     pub max_new_tokens: Option<u32>,
     /// Number of continuations, which share the prompt's pages.
     pub samples: u32,
@@ -27,7 +28,7 @@ pub struct Request {
     pub shaping: Option<Arc<PreparedShaping>>,
     /// Tokens that end a continuation.
     pub stop: Vec<u32>,
-    /// Cancels a continuation after this many new tokens, as if its client had gone away.
+    /// Cancels a continuation after this many new tokens, as if its client had disconnected.
     pub cancel_after: Option<u32>,
     /// Separates prefixes of different tenants.
     pub namespace: Namespace,
@@ -37,7 +38,7 @@ pub struct Request {
     pub prediction: Vec<u32>,
     /// Whether the logits of each prompt token are requested. The request then uses no cached prefix.
     pub scores_prompt: bool,
-    /// Requests of one group count as one when groups take turns; `None`: a group of its own.
+    /// The group of the request; `None` for a group of its own. Running streams are shared evenly among groups.
     pub group: Option<u64>,
 }
 

@@ -47,8 +47,8 @@ impl Template {
         Ok(Some(Self { environment, special: special_tokens(&config, &map) }))
     }
 
-    /// Returns the prompt for the assistant's next turn. `arguments` override the tokenizer's names, but not
-    /// `messages`.
+    /// Returns the prompt for the assistant's next turn. `arguments` are further variables of the template. They
+    /// override the special tokens, but not `messages`.
     ///
     /// # Errors
     /// The template rejects the messages.
@@ -349,7 +349,7 @@ mod test {
     }
 
     #[test]
-    fn arguments_reach_the_template_and_replace_no_message() {
+    fn arguments_reach_the_template_and_do_not_replace_messages() {
         let source = "{{ enable_thinking }}{{ messages | length }}{{ bos_token }}";
         let arguments = json!({ "enable_thinking": false, "messages": [1, 2], "bos_token": "!" });
         assert_eq!(render(source, json!([]), arguments), "False0!");

@@ -1,6 +1,7 @@
-//! Conversion between text and tokens: the model's tokenizer, its chat template, and incremental decoding.
+//! Converts between text and tokens: by the model's tokenizer and its chat template, and by decoding tokens as they
+//! arrive.
 //!
-//! All three are optional: without `tokenizer.json` prompts and answers are token ids.
+//! A model without `tokenizer.json` takes prompts as token ids, and its answers are token ids.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -28,7 +29,7 @@ pub struct Text {
     template: Option<Template>,
     /// Bytes of the longest token.
     longest: usize,
-    /// A token that is a letter; the text of a token after it keeps its spaces.
+    /// A token whose text is one letter. Decoders drop spaces at the start of a text, but not after this token.
     letter: Option<u32>,
 }
 
@@ -37,7 +38,7 @@ pub struct Text {
 pub struct Rendered {
     /// The text.
     pub text: String,
-    /// Whether the tokenizer adds its special tokens; the output of a template already contains them.
+    /// Whether the tokenizer must add its special tokens. The output of a template already contains them.
     pub special: bool,
 }
 
@@ -73,7 +74,7 @@ impl Text {
         Self { tokenizer: Some(tokenizer), template, longest, letter }
     }
 
-    /// Returns the maximum bytes of a token's text. Without a tokenizer: those of an id and its separator.
+    /// Returns the maximum bytes of a token's text. Without a tokenizer, this text is an id with its separator.
     pub fn longest_token(&self) -> usize {
         if self.has_tokenizer() { self.longest } else { 16 }
     }
@@ -120,7 +121,8 @@ impl Text {
         }
     }
 
-    /// Returns the prompt for the assistant's next turn: from the model's template, or else the concatenated messages.
+    /// Returns the tokens of the prompt for the assistant's next turn. The model's template makes the prompt; without a
+    /// template it is the concatenated messages.
     ///
     /// # Errors
     /// The template rejects the messages.
@@ -131,8 +133,8 @@ impl Text {
         self.encode_with(&text, special)
     }
 
-    /// Returns the prompt for the assistant's next turn as text, from messages in the template's form and arguments of
-    /// the template.
+    /// Returns the text of the prompt for the assistant's next turn. `messages` have the template's form, and
+    /// `arguments` are passed to the template.
     ///
     /// # Errors
     /// The template rejects the messages.
@@ -158,17 +160,18 @@ fn parse_ids(text: &str) -> Result<Vec<u32>> {
     words.map(id).collect()
 }
 
-/// Number of tokens without a whole character that are emitted unchanged: a character has at most four bytes, so more
-/// tokens cannot complete it.
+/// After this number of tokens without a complete character, the decoder emits them as they are. A character has at
+/// most four bytes, so no later token can complete it.
 const HELD_MAX: usize = 8;
 
-/// Converts tokens to text as they arrive; holds back incomplete characters.
+/// Converts tokens to text as they arrive, and holds back incomplete characters.
 #[derive(Default)]
 pub struct Decoder {
     tokens: Vec<u32>,
-    /// Tokens before this only provide context, so that spaces between words are correct.
+    /// Index of the first token that is decoded. The emitted tokens from here on are context, so that spaces between
+    /// words are correct.
     context: usize,
-    /// Tokens before this have been emitted.
+    /// Number of emitted tokens.
     given: usize,
 }
 
@@ -224,7 +227,7 @@ mod test {
     }
 
     #[test]
-    fn characters_are_given_out_whole() {
+    fn characters_are_emitted_whole() {
         let (text, mut decoder) = (bytes(), Decoder::default());
         let mut push = |byte: u8| decoder.push(&text, byte.into());
         assert_eq!(

@@ -1,5 +1,6 @@
-//! The golden tokens, served over pages: every element type, page size and layout, with and without prefix reuse; one
-//! prompt at a time, all at once, in chunks, in a pool that is too small, with failed steps, and planned ahead.
+//! Tests that models generate their golden tokens over pages, in every element type, page size and layout, with and
+//! without prefix reuse. Prompts run one at a time, all at once or in chunks, in a pool that is too small, with failed
+//! steps, and with steps planned ahead.
 
 mod common;
 
@@ -40,8 +41,8 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
         // With groups, the first shared prefix has no tails; `groups.rs` checks the hits.
         assert!(ran.stats.hit_tokens > 0, "{name}, {setting:?}: prompts share prefixes");
     }
-    // At the ends of chunks most layers of Llama 4 keep nothing, and most pages of Gemma 4's longest stream are of full
-    // windows. So all of their streams may fit at once.
+    // All streams of these models may fit at once. Most layers of Llama 4 keep no pages at the end of a chunk. Of Gemma
+    // 4's longest stream, most pages belong to windows that are full.
     let may_fit = ["gemma4-tiny", "llama4-tiny"].contains(&name);
     if setting.schedule == Schedule::SmallPool && !may_fit {
         assert!(ran.tally.preemptions > 0, "{name}, {setting:?}: the pool is too small for all");
@@ -52,7 +53,7 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
     assert_eq!(ran.tally.aborted_steps > 0, failed, "{name}, {setting:?}: steps fail as requested");
 }
 
-/// Tests every combination with these.
+/// Returns the settings of all combinations with these types and overlaps.
 fn settings(dtypes: &[KvDtype], overlaps: &[bool]) -> Vec<Setting> {
     let mut settings = Vec::new();
     for (&dtype, &overlap) in dtypes.iter().flat_map(|d| overlaps.iter().map(move |o| (d, o))) {
@@ -81,7 +82,7 @@ fn all_settings(name: &str, dtype: KvDtype, overlap: bool) {
     let has_one_shape = model.config.window_heads.is_none();
     for setting in settings(&[dtype], &[overlap]) {
         if setting.layout == Layout::LayerFirst && !has_one_shape {
-            continue; // Pages of layers of two shapes are contiguous.
+            continue; // Only PageFirst pools can have layers of two shapes.
         }
         check(name, &cases, setting, &serve(&model, &requests, setting));
     }
@@ -122,8 +123,8 @@ golden! {
     llama4_f32_overlap: "llama4-tiny", F32, true;
 }
 
-/// Reports the changes by 16-bit pools in mixtures of experts: each different token, and whether an expert of a token
-/// before it differs. The prompts run one at a time and without reuse, so both runs compute the same tokens in the same
+/// Prints how rounded pools change models with experts: each different token, and whether an earlier token was routed
+/// to another expert. Prompts run one at a time and without reuse, so all runs compute the same tokens in the same
 /// order.
 #[test]
 fn changes_by_rounded_pools_are_reported() {
@@ -205,7 +206,7 @@ fn equal_prompts_are_computed_once() {
 }
 
 #[test]
-fn failed_steps_change_nothing() {
+fn failed_steps_change_no_token() {
     for name in common::MODELS {
         let model = Model::read(&common::dir(name)).expect("the golden model loads");
         let cases = common::cases(name);
@@ -227,9 +228,9 @@ fn rms(ran: &Ran, exact: &Ran, f: fn(f32, f32) -> f32) -> f64 {
     (sum / count).sqrt()
 }
 
-/// Prints the changes by fp8, and bounds them by those of bf16, which rounds 16 times as finely. The test measures,
-/// writes and reads scales. The models' weights are random, so their tokens depend on smaller differences than those of
-/// a trained model.
+/// Prints how fp8 changes tokens and logits. The change of logits is bounded by that of bf16, which rounds 16 times as
+/// finely. The test also measures, writes and reads scales. Weights are random, so tokens depend on smaller differences
+/// than in a trained model.
 #[test]
 fn fp8_changes_what_its_rounding_explains() {
     for name in common::MODELS {

@@ -35,7 +35,7 @@ fn run(
     collected
 }
 
-/// Returns the requests of a second turn: the first text with more tokens.
+/// Returns the requests of a second turn. Each prompt is the first prompt, its answer and some more tokens.
 fn second_turns(requests: &[Request], collected: &CollectedStreams) -> Vec<Request> {
     let turn = |(request, said): (&Request, &Vec<u32>)| {
         let mut request = request.clone();
@@ -79,7 +79,7 @@ fn rounds(name: &str, overlap: bool) {
 
             let turns = second_turns(&first, &collected);
             if second.is_empty() {
-                second = turns.iter().map(|turn| said_without_pages(&model, turn)).collect();
+                second = turns.iter().map(|turn| tokens_without_pages(&model, turn)).collect();
             }
             let collected = run(&mut server, &turns, setting);
             assert_eq!(
@@ -93,7 +93,8 @@ fn rounds(name: &str, overlap: bool) {
     }
 }
 
-fn said_without_pages(model: &Model, request: &Request) -> Vec<u32> {
+/// Returns the answer's tokens from the forward pass with contiguous K and V.
+fn tokens_without_pages(model: &Model, request: &Request) -> Vec<u32> {
     let prompt: Vec<_> = request.prompt.iter().map(|token| token.raw()).collect();
     greedy(model, &prompt, NEW, usize::MAX).0
 }
@@ -134,7 +135,8 @@ fn gemma4_generates_equal_texts_with_groups_and_overlap() {
     rounds("gemma4-tiny", true);
 }
 
-/// Windows have 4 heads of 64, a page has 3 layers of 1 head of 128: one lane, and half as much is left over.
+/// Layers with windows have 4 heads of 64. A page has the size of 3 layers with 1 head of 128, so it holds one layer
+/// with a window. The bytes of half a layer with a window are unused.
 #[test]
 fn layers_of_two_shapes_share_pages() {
     let model = Model::read(&common::dir("gemma4-tiny")).expect("the golden model loads");
@@ -178,9 +180,9 @@ fn the_groups_are_those_of_the_config_file() {
     assert_eq!(plain.config.groups(), Groups::ONE);
 }
 
-/// The pool has memory for one request of each model. Streams are preempted and generate the same tokens.
+/// The pool has memory for one request at a time. Streams are preempted, but generate the same tokens.
 #[test]
-fn words_survive_preemption() {
+fn preempted_streams_generate_the_same_tokens() {
     for name in common::GROUPED {
         let model = Model::read(&common::dir(name)).expect("the golden model loads");
         let cases = common::cases(name);

@@ -1,5 +1,5 @@
-//! Evicted pages that come back from host memory do not change the tokens, also if every page moves at the last legal
-//! moment.
+//! Tests that streams generate the same tokens if their prefixes are evicted to host memory and loaded again. This must
+//! also hold if each page moves at the last moment that the contract allows.
 
 mod common;
 
@@ -72,8 +72,8 @@ fn run<R: Runner>(server: &mut Server<R>, requests: &[Request]) -> CollectedStre
     collected
 }
 
-/// Serves prompts, the same prompts again, and second turns, in a pool with memory for one request. Returns the words
-/// of the second turns, and the pages that were loaded.
+/// Serves prompts, the same prompts again, and second turns, in a pool with memory for one request. Returns the tokens
+/// of the second turns, and the number of pages that were loaded.
 fn rounds<R: Runner>(
     server: &mut Server<R>,
     first: &[Request],
@@ -109,7 +109,7 @@ fn same_words(name: &str) {
         let mut without = server(runner, &largest, plain, Scaling::Static, None);
         let (second, loaded) = rounds(&mut without, &first, &expected);
         assert_eq!(loaded, 0);
-        // Room for all, and for a part. With groups a hit needs the whole window behind it.
+        // Host memory for all pages, and for a part of them.
         let tracks = without.engine().shape().table.tracks;
         let part = if tracks == 1 { 40 } else { (480 / page_size).max(120) };
         for host_pages in [4000, part] {

@@ -1,4 +1,4 @@
-//! Followers: streams wait while a running stream computes their prompt.
+//! Followers: streams that wait while a running stream, their leader, computes their prompt.
 
 mod common;
 
@@ -10,7 +10,7 @@ use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server, Sink};
 use kvarena_host::stream::Stream;
 
-/// Ended streams in order: request, its tokens, and its number of cached prompt tokens.
+/// Ended streams in the order of their ends: request, tokens, and number of cached prompt tokens.
 #[derive(Default)]
 struct Ended(Vec<(usize, Vec<u32>, u32)>);
 
@@ -30,7 +30,7 @@ fn request(prompt: impl Iterator<Item = u32>, new_tokens: u32) -> Request {
     defaults.request(prompt.collect())
 }
 
-/// Serves requests with at most `sequences` sequences, fewer than streams may run.
+/// Serves requests with an engine of `max_sequences` sequences. The policy allows more streams than that.
 fn serve(requests: &[Request], max_sequences: u32) -> Vec<(usize, Vec<u32>, u32)> {
     let model = Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads");
     let config = &model.config;
@@ -61,9 +61,9 @@ fn serve(requests: &[Request], max_sequences: u32) -> Vec<(usize, Vec<u32>, u32)
     ended.0
 }
 
-/// The second request waits for the first, which computes its prompt. When the prompt is computed, the third request
-/// has taken the last row, so the engine rejects the second until a row is free. The loop must clear the second's
-/// leader; otherwise the step would try to admit it forever.
+/// The second request waits for the first one, which computes the same prompt. Meanwhile the third request takes the
+/// last row, so the engine rejects the second request until a row is free. The loop must then forget the leader of the
+/// second request. Otherwise the step would try to admit that request forever.
 #[test]
 fn a_refused_follower_forgets_its_leader() {
     let prompt = || (0..40).map(|i| 7 * i % 500);

@@ -1,5 +1,5 @@
-//! The model without pages generates the golden tokens. A failure here is an error of the model; a failure only in
-//! `golden.rs` is not.
+//! The model without pages generates the golden tokens. If this test fails, the model is wrong. If only `golden.rs`
+//! fails, the error is in the paged part.
 
 mod common;
 

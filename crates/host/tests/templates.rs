@@ -1,4 +1,4 @@
-//! Chat templates, rendered as `transformers` renders them: `tests/templates/reference.py` wrote the cases.
+//! Tests that chat templates are rendered as by `transformers`. `tests/templates/reference.py` writes the cases.
 
 mod common;
 

@@ -68,7 +68,7 @@ pub struct Args {
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub first_logits: usize,
 
-    /// Most new tokens of a request [default: 128, fewer at the end of the model or the pool].
+    /// Maximum number of new tokens of a request [default: 128, fewer at the end of the model or the pool].
     #[arg(long, value_name = "N")]
     pub max_new_tokens: Option<u32>,
 
@@ -164,11 +164,11 @@ pub struct Args {
     #[arg(long, num_args = 0..=1, default_missing_value = "on")]
     pub groups: Option<Switch>,
 
-    /// Most prompt tokens computed in one step [default: 512, on a GPU 8192].
+    /// Maximum number of prompt tokens computed in one step [default: 512, on a GPU 8192].
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
     pub chunk: Option<u32>,
 
-    /// Most streams at a time.
+    /// Maximum number of streams at a time.
     #[arg(long, value_name = "STREAMS", default_value_t = 16, value_parser = at_least_one())]
     pub concurrency: u32,
 

@@ -22,18 +22,18 @@ use kvarena_host::server::Policy;
 use kvarena_host::source::Random;
 use kvarena_host::text::Text;
 
-/// Most bytes of K and V if the command line gives no number of pages.
+/// Maximum number of bytes of K and V if the command line gives no number of pages.
 pub const POOL_BYTES: u64 = 1 << 30;
 
-/// Most unfinished steps; a fork waits if no step is available.
+/// Maximum number of unfinished steps; a fork waits if no step is available.
 const STEPS_MAX: u32 = 1024;
 
-/// Returns the directory of the default model, which explains some words of kvarena.
+/// Returns the directory of the default model. It was trained on explanations of some words of kvarena.
 pub fn glossary_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data/glossary")
 }
 
-/// Returns the directory of the test model. The tests contain its tokens in the reference framework.
+/// Returns the directory of the test model. Its folder contains the tokens that a reference framework generates.
 pub fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/tests/data/qwen3-tiny")
 }
@@ -139,7 +139,7 @@ fn json_of(shape: Shape) -> Value {
     }
 }
 
-/// Returns the engine's config from the command line. Its pool has at most this many bytes, unless the command line
+/// Returns the engine's config from the command line. The pool has at most `pool_bytes` bytes, unless the command line
 /// gives the number of pages.
 ///
 /// # Errors
@@ -328,7 +328,7 @@ pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
         max_new_tokens: args.max_new_tokens,
         samples: args.n,
         sampling: Sampling {
-            // Clients of the HTTP API expect draws; users of the program expect one answer.
+            // Clients of the HTTP API expect sampled tokens; users of the program expect the same answer each time.
             temperature: args.temperature.unwrap_or(if args.serve.is_some() { 1.0 } else { 0.0 }),
             top_k: args.top_k,
             top_p: args.top_p,

@@ -1,4 +1,5 @@
-//! Rejected input: a message names the value, the exit code names the fault, and nothing panics.
+//! Rejected input: the message names the wrong value, the exit code tells whether the request or the model is at fault,
+//! and the program does not panic.
 
 mod common;
 
@@ -199,7 +200,7 @@ fn requests_that_never_fit_are_refused() {
 }
 
 #[test]
-fn options_of_no_valid_engine_are_refused() {
+fn invalid_options_are_refused() {
     let refuse = |options: &[&str], words: &[&str]| {
         let arguments = [&["--prompt", "1"], options].concat();
         refuses_arguments(&arguments, REQUEST, words);

@@ -1,5 +1,5 @@
-//! Sums over ranks in peer memory equal their specification bit by bit: on several GPUs, or with all ranks on one GPU,
-//! each in its own stream.
+//! Tests that sums over ranks in peer memory equal their specification bit by bit. The ranks are on several GPUs, or
+//! all on one GPU with a stream each.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -22,7 +22,8 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a GPU for each rank; the same GPU for all ranks if there is only one, and none if there are too few.
+/// Returns the number of a GPU for each rank. If there is only one GPU, all ranks share it. Returns `None` if there are
+/// several, but fewer than ranks.
 fn gpus(ranks: usize) -> Option<Vec<u32>> {
     device()?;
     let numbers: Vec<u32> = (0..ranks as u32).collect();
@@ -106,7 +107,8 @@ impl Sums {
         read(&x, self.x.len())
     }
 
-    /// Compares the sums of all ranks. `pause` receives the rank and the number of its earlier pauses.
+    /// Computes the sums on all ranks, and compares them with the specification. `pause` receives the rank and the
+    /// number of its earlier pauses.
     fn agree(
         &self,
         gpus: &[u32],
@@ -146,7 +148,8 @@ fn same(a: bf16, b: bf16) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
 
-/// Long and short sums alternate, so blocks have made different numbers of sums.
+/// Long and short sums alternate. Only some blocks take part in short ones, so blocks have counted different numbers of
+/// sums.
 #[test]
 fn sums_are_their_specification_bit_by_bit() {
     let _turn = turn();
@@ -158,7 +161,7 @@ fn sums_are_their_specification_bit_by_bit() {
     }
 }
 
-/// No rank reads before the write, or overwrites before the read.
+/// No rank reads a part before another rank has written it, or overwrites a part before another rank has read it.
 #[test]
 fn no_rank_outruns_another() {
     let _turn = turn();
@@ -206,7 +209,7 @@ fn the_longest_sum_is_exact() {
     Sums::new(2, &[most, 8, most], 3).agree(&gpus, (1, 1), paces(3));
 }
 
-/// Numbers with the bits of an empty word, infinities, and zeros of both signs.
+/// Some numbers have the bits that mark an empty word (a NaN). Others are infinities, or zeros of either sign.
 #[test]
 fn nan_and_infinity_are_summed() {
     let _turn = turn();

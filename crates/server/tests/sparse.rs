@@ -1,4 +1,5 @@
-//! Sparse reads from outside: the tokens of contexts below K, changes above K, recall, and files of channels.
+//! Tests sparse reads by running the program: contexts of up to K tokens and longer ones, the reported recall, and
+//! files of channels.
 
 mod common;
 
@@ -6,7 +7,7 @@ use common::files::Dir;
 use common::{Ran, generate};
 use serde_json::{Value, json};
 
-/// Heads of 64, of 32, and of 64 with sinks and windows of 32 in every other layer.
+/// Models with a `head_dim` of 64, of 32, and of 64 with sinks and windows of 32 tokens in every other layer.
 const MODELS: [&str; 3] = ["qwen3-tiny", "llama-tiny", "gpt-oss-tiny"];
 
 fn run(model: &str, options: &[&str]) -> Ran {
@@ -32,7 +33,7 @@ fn served(model: &str, options: &[&str]) -> (Vec<Value>, Value) {
 }
 
 #[test]
-fn up_to_k_tokens_sparse_reads_equal_full_reads() {
+fn sparse_reads_of_contexts_up_to_k_tokens_equal_full_reads() {
     for model in MODELS {
         let golden = common::cases(model);
         let golden: Vec<Value> = golden.iter().map(|case| json!(case.tokens)).collect();
@@ -94,7 +95,7 @@ fn channels_are_kept_in_a_file() {
     }
     let (given, again) = served("qwen3-tiny", &["--sparse", "24", "--labels", path, "--recall"]);
     assert_eq!((given, &again["change"]), (chosen, &report["change"]));
-    // Channels of another model, and another number of channels.
+    // A file is refused if it has the channels of another model, or another number of channels.
     let refused = |model, options: &[&str], word: &str| {
         let ran = run(model, options);
         assert_eq!(ran.code, Some(2), "{}", ran.err);

@@ -1,4 +1,4 @@
-// Shared by the attention kernels: warp matrix products, asynchronous copies, page table look-ups, parts of the softmax.
+// Definitions that the attention kernels share: warp matrix products, asynchronous copies, page table look-ups, parts of the softmax.
 #pragma once
 #include "params.cuh"
 
@@ -20,7 +20,7 @@ DEVICE u32 pack(f16, float low, float high) {
     return bits;
 }
 
-// Type of rows of T over K and V of fp8, in place of T.
+// Kernels over fp8 have Fp8<T> as their type instead of T. Rows of q and out are still of T.
 template <class T> struct Fp8 {};
 template <class T> struct RowsOf {
     using Type = T;
@@ -32,7 +32,7 @@ template <class T> DEVICE constexpr bool over_fp8(T) { return false; }
 template <class T> DEVICE constexpr bool over_fp8(Fp8<T>) { return true; }
 template <class T> DEVICE u32 pack(Fp8<T>, float low, float high) { return pack(T(), low, high); }
 
-// Type of rows of T whose tokens are entries of lists (attend_selected_*), in place of T.
+// Kernels that read the tokens of lists (attend_selected_*) have Listed<T> as their type instead of T.
 template <class T> struct Listed {};
 template <class T> struct RowsOf<Listed<T>> {
     using Type = T;
@@ -67,7 +67,7 @@ DEVICE void load_matrix_transposed(u32 (&r)[4], u32 at) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 
-// Transposes an 8x8 matrix of 16-bit elements, which has one register in each lane.
+// Transposes an 8x8 matrix of 16-bit elements. Each lane holds one register of the matrix.
 DEVICE u32 transpose(u32 r) {
     u32 t;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(r));
@@ -105,7 +105,7 @@ DEVICE void copy4(u32 to, u64 from, bool valid) {
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// Loads memory that no work writes while this launch runs, before or after the wait (pdl.cuh): the plan and the tables.
+// Loads memory that no work writes while this launch runs: the plan and the tables. May precede the wait (pdl.cuh).
 DEVICE u32 load_u32(u64 at) {
     u32 value;
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(at));
@@ -122,7 +122,7 @@ DEVICE uint2 load_uint2(u64 at) {
     asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
     return v;
 }
-// Loads memory that the previous launch may write; only after the wait.
+// Loads memory that the previous launch may write. Must follow the wait.
 DEVICE u32 load_written_u32(u64 at) {
     u32 value;
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
@@ -142,7 +142,7 @@ DEVICE float4 load_float4_shared(const float* at) {
     asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at));
     return v;
 }
-// The same at a distance of AT bytes; leaves v unchanged if `some` is false.
+// The same for the address AT bytes after `from`. Leaves v unchanged if `some` is false.
 template <int AT> DEVICE void load_float4_shared(float4& v, u64 from, bool some) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4+%6]; }"
                  : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w) : "l"(from), "r"(u32(some)), "n"(AT));
@@ -175,7 +175,7 @@ DEVICE bool arrive_last_fenced(u32* counter, u32 count) {
 
 // ---- page tables ------------------------------------------------------------------------------------------------------
 
-// The place of a position's page number, which takes two loads: first `directory`, then `entry` with its value.
+// Where a position's page number is. Finding it takes two loads: load_directory, and load_page with the result.
 struct Look {
     u32 directory;  // index of the directory word
     u32 in_chunk;   // page within the chunk
@@ -196,11 +196,11 @@ DEVICE u64 slot_offset(const AttendParams& p, const Look& look, u32 page) {
 
 // ---- trees of drafts --------------------------------------------------------------------------------------------------
 
-// Returns which of the 32 tokens from `begin` on a query with this mask sees, one bit each: all before the last 64 of `kv_len`,
-// and none after the last.
+// Returns one bit for each of the 32 tokens from `begin` on: whether a query with this mask sees the token. It sees all tokens before
+// the last 64 of `kv_len`, and none from `kv_len` on.
 DEVICE u32 tree_sees(uint2 mask, u32 kv_len, u32 begin) {
     const int passed = static_cast<int>(begin + 64 - kv_len), word = passed >> 5;
-    const u32 old = __brev(mask.y), late = __brev(mask.x);  // in the order of tokens, from position kv_len - 64 on, which may be negative
+    const u32 old = __brev(mask.y), late = __brev(mask.x);  // bits in the order of tokens; the first is kv_len - 64, perhaps negative
     const u32 low = word < 0 ? ~0u : word == 0 ? old : word == 1 ? late : 0, high = word < -1 ? ~0u : word == -1 ? old : word == 0 ? late : 0;
     return __funnelshift_r(low, high, passed & 31);
 }
@@ -243,8 +243,8 @@ struct Logits {
     __device__ __forceinline__ float of(float s) const { return cap > 0.f ? capped(s) : s * scale; }
 };
 
-// Adds a query head's sink to a row's complete sums, and returns the factor of its output. `top`, the reference of the sums, is
-// in base 2. A row without tokens remains empty.
+// Adds a query head's sink to a row's complete sums, and returns the factor by which the row's output must be multiplied. `top` is
+// the maximum logit to which the sums are relative, in base 2. A row without tokens is not changed.
 DEVICE float enter_sink(const AttendParams& p, u32 q_head, float& top, float& sum) {
     if (p.sinks == 0 || !(sum > 0.f)) return 1.f;
     const float sink = __int_as_float(load_written_u32(p.sinks + 4ull * q_head)) * LOG2_E;

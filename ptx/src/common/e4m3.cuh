@@ -1,7 +1,8 @@
-// Numbers of fp8 E4M3: exact widening, and the same narrowing as src/backend/cpu/e4m3.rs, bit for bit.
+// Conversions of fp8 E4M3. Widening is exact; narrowing is the same as in src/backend/cpu/e4m3.rs, bit for bit.
 //
-// The instructions need compute capability 9.0 in PTX of ISA 8.0. In PTX for 8.0 they are comments after `// sm_90: `, and the
-// code without them precedes `// sm_80`. src/backend/cuda/kernels/marks.rs selects one of the two.
+// In PTX of ISA 8.0, the instructions for it need compute capability 9.0. PTX for capability 8.0 contains both ways: lines
+// with the instructions are comments that start with `// sm_90: `, and lines without them end with `// sm_80`.
+// src/backend/cuda/kernels/marks.rs selects one of the two.
 #pragma once
 #include "params.cuh"
 
@@ -15,7 +16,8 @@ DEVICE void widen(u32 bytes, u32& low, u32& high) {
 #if __CUDA_ARCH__ >= 900
     asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b; }" : "=r"(low), "=r"(high) : "r"(bytes));
 #else
-    // Sign, exponent and mantissa move to their place in f16, which is 2^-8 of the number; `z` is infinite only for 480, NaN.
+    // Sign, exponent and mantissa are shifted to their places in f16, which yields 2^-8 of the number. `z` is infinite only for
+    // the byte that would be 480, which is NaN.
     asm("{ .reg .b16 a, b; .reg .b32 m, s, z, c, d, e;\n"
         "// sm_90: mov.b32 {a, b}, %2;\n"
         "// sm_90: cvt.rn.f16x2.e4m3x2 %0, a;\n"
@@ -40,13 +42,13 @@ DEVICE float high_half(u32 two) {
     return x;
 }
 
-// Returns the byte of a number, as on the CPU.
+// Returns the byte of a number, computed as on the CPU.
 DEVICE u32 narrow_one(float x) {
     const u32 bits = __float_as_uint(x), sign = bits >> 24 & 0x80, size = bits & 0x7fffffff;
     if (size > 0x7f800000) return 0x7f;
     const u32 most = min(size, 0x43e00000u);  // 448
     const u32 normal = ((most + 0x7ffff + (most >> 20 & 1)) >> 20) - (120 << 3);
-    // Numbers below 2^-6 are multiples of 2^-9, the last place of 2^14.
+    // Numbers below 2^-6 become multiples of 2^-9. This is the last place of 2^14 in f32, so the sum with 2^14 rounds them.
     const u32 subnormal = __float_as_uint(__fadd_rn(__uint_as_float(most), 16384.f)) - 0x46800000;
     return sign | (most < 0x3c800000 ? subnormal : normal);
 }

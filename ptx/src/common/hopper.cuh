@@ -27,7 +27,7 @@ template <int N> DEVICE void wgmma_wait(float (&c)[16][4]) {
 DEVICE void store_matrix(u32 at, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-// c[64, 128] = a[64, 16] * b[128, 16]^T, or += if `add`; a is in registers.
+// c[64, 128] = a[64, 16] * b[128, 16]^T, added to c if `add` is not 0; a is in registers.
 #define WG_SCORES(type, name) \
     DEVICE void wgmma_scores(type, float (&c)[16][4], const u32 (&a)[4], u64 b, int add) { \
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." name "." name " " WG_OUT \

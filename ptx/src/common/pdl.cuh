@@ -1,12 +1,13 @@
-// Programmatic dependent launch: a kernel is set up while its predecessor on the stream ends, and waits for it.
+// Programmatic dependent launch: a kernel is set up while its predecessor on the stream ends. Then it waits for the
+// predecessor.
 //
-// The two instructions need compute capability 9.0, so PTX for 8.0 contains them as comments. src/backend/cuda/kernels/marks.rs
-// turns these into instructions if the device has them.
+// The two instructions need compute capability 9.0, so PTX for capability 8.0 contains them as comments.
+// src/backend/cuda/kernels/marks.rs turns these comments into instructions if the device supports them.
 #pragma once
 
-// Waits until all earlier work is done and its writes are visible. Every CTA calls it, and before it reads only plan and page
-// tables; the host launches the kernel in order if these may have changed (launch.rs). A prefetch into the L2 cache may precede
-// the wait, because all writes go through that cache.
+// Waits until all earlier work is done and its writes are visible. Every CTA must call it. Before the call, a CTA may only read
+// the plan and the page tables; if these may have changed, the host launches the kernel in order (launch.rs). A prefetch into
+// the L2 cache may also precede the call, because all writes go through that cache.
 static __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -15,8 +16,8 @@ static __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// Lets the next kernel be set up once every CTA of this one has called it or has ended. The next kernel still waits for the end
-// of this one.
+// Allows the setup of the next kernel after every CTA of this kernel has called this function or has ended. The next kernel
+// still waits for the end of this one.
 static __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

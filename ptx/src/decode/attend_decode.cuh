@@ -276,7 +276,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
                             if (token > query || token >= c.kv_len || (p.window != 0 && token + p.window <= query)) s[n][i] = MINUS_INF;
                         }
                 }
-                // Weights are relative to an earlier maximum logit, which is raised only when a weight would exceed 2^8.
+                // Weights are relative to an earlier maximum logit. The maximum is raised only when a weight would exceed 2^8.
                 bool grew = false;
 #pragma unroll
                 for (int n = 0; n < NT; ++n)
@@ -334,8 +334,8 @@ template <class T, int D, int NT, int WARPS, int STAGES> DEVICE void attend_deco
     const u32 work_index = blockIdx.x / p.stripes;
     const DecodeWork work = load_work(p.plan + sizeof(DecodeWork) * work_index);
     const u32 unit_begin = work_index * work.work_units;
-    // Every CTA waits, even without work: the end of this launch implies the end of earlier ones. The previous launch writes
-    // the lists.
+    // Every CTA waits for the previous launch, even if it has no work: when this launch ends, all earlier ones have ended. With
+    // lists, it waits before it reads them, because the previous launch writes them.
     if constexpr (is_listed(T())) {
         wait_for_previous();
         if (unit_begin >= work.unit_end) return;

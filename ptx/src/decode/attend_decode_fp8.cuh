@@ -1,9 +1,9 @@
 // Decode attention over pages of fp8: attend_decode.cuh with tiles of TOKENS, 16 or 32, of E4M3 bytes.
 //
-// ldmatrix gives a lane four bytes of a row instead of two numbers. The dims of K and Q in a product are therefore permuted: in
-// each 16 of them, dims 4 * i and 4 * i + 1 take the places of 2 * i and 2 * i + 1, and dims 4 * i + 2 and 4 * i + 3 the places
-// eight later. Transposed V has two tokens of two dims in a register, so rows i and i + 8 of an output fragment are dims 2 * i
-// and 2 * i + 1.
+// ldmatrix gives a lane four bytes of a row instead of two numbers. The dims of K and Q in a product are therefore permuted. In
+// each 16 dims, dims 4 * i and 4 * i + 1 are at places 2 * i and 2 * i + 1, and dims 4 * i + 2 and 4 * i + 3 are eight places
+// later. Transposed V has two tokens of two dims in a register, so rows i and i + 8 of an output fragment are dims 2 * i and
+// 2 * i + 1.
 //
 // K and V are multiplied as f16, which represents their numbers, so Q and the weights are also f16. A power of two scales each
 // row of bf16 to the finest range of f16, and weights to the range of f16 (fp8.cuh). A head's scales are applied to logits and
@@ -32,8 +32,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory
 
     struct Shared {
-        // For each warp but the first, or for all at the end of the work chunk: references of its sums, and sums of its
-        // weights.
+        // The maxima to which a warp's sums are relative, and the sums of its weights: of all warps but the first, and at the end
+        // of the work chunk of all warps.
         float4 tops[WARPS > 1 ? WARPS - 1 : 1][NT][4], last_tops[WARPS][NT][4];
         typename Parts::Pendings pending;
         alignas(16) u64 offsets[WARPS][TOKENS]; // of each warp's next tile to copy
@@ -43,8 +43,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         float q_scales[ROWS];                   // factors by which query rows were divided
     };
 
-    // A tile whose copy is not issued yet. `rest` is of this lane's token: its slot in the page; VALID if it exists; SOME if
-    // the tile exists; from bit 16 on the tile's head.
+    // A tile whose copy is not issued yet, as this lane's token. `rest` has the token's slot in its page, VALID if the token exists,
+    // SOME if the tile exists, and from bit 16 on the tile's head.
     struct Tile {
         u32 rest, directory, in_chunk;
     };
@@ -58,8 +58,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     u32 sums;    // the other warps' output sums, warp 1's first
     u32 pages;   // this warp's pending page numbers
     u32 scales;  // this warp's scales
-    u32 offsets; // this warp's
-    u32 heads;   // of each stripe
+    u32 offsets; // this warp's offsets
+    u32 heads;   // number of kv heads of a stripe
     Cursor fetch;
     u32 fetch_at, fetch_end;
     bool fetch_more;
@@ -69,8 +69,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
           sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[Parts::thread() / 32])),
           scales(shared_address(shared.scales[Parts::thread() / 32])), offsets(shared_address(shared.offsets[Parts::thread() / 32])) {}
 
-    // Returns x, hidden from the compiler if a warp works alone: otherwise it would keep values derived from x over all
-    // segments, for which there are no registers.
+    // Returns x. If a warp works alone, the compiler cannot see that the result is x. Otherwise it would keep values derived from x
+    // from segment to segment, for which there are no registers.
     static __device__ __forceinline__ u32 anew(u32 x) {
         if constexpr (WARPS == 1) asm volatile("" : "+r"(x));
         return x;
@@ -100,7 +100,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     __device__ __forceinline__ u64 page_at(const Tile& tile) const {
         return p.table + 4 * (p.chunk_base + static_cast<u64>(tile.directory) * p.chunk_pages + tile.in_chunk);
     }
-    // Copies the tile's page numbers to shared memory, together with the copies of an earlier tile.
+    // Begins to copy the tile's page numbers to shared memory, in the same group as the copies of an earlier tile.
     __device__ __forceinline__ void copy_pages(const Tile& tile, u32 turn) {
         if (lane < TOKENS) copy4(pages + turn * (4 * TOKENS) + lane * 4, page_at(tile), (tile.rest & VALID) != 0);
     }
@@ -110,13 +110,13 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         return page;
     }
 
-    // A lane copies a piece of two neighbouring rows of every PER. The distances of its rows are constants, and one load of the
-    // warp's list locates two of them.
+    // Of every PER rows, a lane copies the same piece of two neighbouring rows. The distances of a lane's rows are constants, and one
+    // load from the warp's list gives the offsets of two rows.
     static constexpr int PER = 2 * TOKENS_PER_COPY;
     __device__ __forceinline__ void copy_tile(u32 rest, u32 page, u32 slot) {
         if (rest & SOME) {
             const u32 piece = lane % CHUNKS, first = lane / CHUNKS * 2;
-            // The first lanes have a tile's tokens; with 16 tokens, the other lanes have the same ones.
+            // The first TOKENS lanes have the tile's tokens. If TOKENS is 16, the other lanes repeat them and are left out.
             const u32 valid = __ballot_sync(~0u, (rest & VALID) != 0) & (~0u >> (32 - TOKENS));
             const int left = __popc(valid) - static_cast<int>(first);
             const u64 base = (rest >> HEAD) * p.head_stride + piece * 16, k = p.k + base, v = p.v + base;
@@ -178,7 +178,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         return scale;
     }
 
-    // Stores a row's 16 bytes of q, dims 8 * piece .. + 8, at the places of their product.
+    // Stores dims 8 * piece to 8 * piece + 7 of a row of q at their permuted places.
     __device__ __forceinline__ void put_query(u32 row, u32 piece, const uint4& words) const {
         const u32 at = shared_address(shared.q) + row * ROW, first = piece / 2 * 2, half = piece % 2 * 8;
         const u32 low = at + (first ^ row % 8) * 16 + half, high = at + (first + 1 ^ row % 8) * 16 + half;
@@ -192,7 +192,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         Cursor c;
         c.begin(p, work, unit_begin);
 
-        // As in attend_decode.cuh: look-ups before the wait, page numbers with the copies of the tile STAGES before theirs.
+        // The same order as in attend_decode.cuh. The first tiles are looked up before the wait for the previous launch. The page
+        // numbers of a tile are copied together with the tile STAGES before it.
         fetch = c, fetch_at = first_of(c), fetch_end = c.end(), fetch_more = true;
         u32 rest[STAGES];  // of the tiles whose page numbers are pending
         Tile next;
@@ -245,7 +246,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
             const u32 rows = c.extend_len * group;
             const u64 q_head = p.q + head_of(c) * group * ROW;
             const float k_scale = head_scale(fp8, fp8.scales.k, head_of(c)), v_scale = head_scale(fp8, fp8.scales.v, head_of(c));
-            // Fragments of Q^T: row n * 8 + lane / 4, dims k * 16 + 4 * (lane % 4) .. + 4.
+            // Fragments of Q^T: row n * 8 + lane / 4, four dims from k * 16 + 4 * (lane % 4) on.
             u32 q[Q_SHARED ? 1 : D / 16][NT][2];
             float factor[NT][2];  // of the thread's two query rows: factor from products to logits
             if constexpr (Q_SHARED) {
@@ -294,7 +295,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
 #pragma unroll
             for (int n = 0; n < NT; ++n) factor[n][0] *= scale * k_scale, factor[n][1] *= scale * k_scale;
             float o[NT][D / 16][4];
-            float top[NT][2], sum[NT][2];  // of the thread's two query rows: references of weights, and sums of this thread's tokens
+            float top[NT][2], sum[NT][2];  // for two query rows: maxima to which weights are relative, sums of this thread's weights
             const bool by_token = fp8.scales.by_token;
             float lift = by_token ? MINUS_INF : anew(LIFT);  // logarithm of the factor that brings weights into the range of f16
 #pragma unroll
@@ -375,7 +376,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                                 if (token > query || token >= end || (p.window != 0 && token + p.window <= query)) s[block][n][i] = MINUS_INF;
                             }
                 }
-                // Weights are relative to an earlier maximum logit, which is raised only when a weight would exceed 2^8.
+                // Weights are relative to an earlier maximum logit. The maximum is raised only when a weight would exceed 2^8.
                 bool grew = false;
                 float most[NT][2];
 #pragma unroll
@@ -453,13 +454,13 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                 slot = slot + 1 == STAGES ? 0 : slot + 1;
             }
 
-            // Divides by the factors of V and of its weights.
+            // Undoes the factors of V and of the weights.
 #pragma unroll
             for (int i = 0; i < NT * (D / 16) * 4; ++i) o[i / 4 / (D / 16)][i / 4 % (D / 16)][i % 4] *= v_scale;
 #pragma unroll
             for (int n = 0; n < NT; ++n)
 #pragma unroll
-                for (int h = 0; h < 2; ++h) top[n][h] += lift;  // the logit of weight 1
+                for (int h = 0; h < 2; ++h) top[n][h] += lift;  // now the logit whose weight is 1
             more = end_segment<WARPS, STAGES * SLOT>(*this, c, rows, again, o, top, sum);
             again = true;
             c.template next<ROWS>(p, heads);
@@ -476,7 +477,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES> DEVICE void
     const u32 work_index = blockIdx.x / p.stripes;
     const DecodeWork work = load_work(p.plan + sizeof(DecodeWork) * work_index);
     const u32 unit_begin = work_index * work.work_units;
-    // Every CTA waits, even without work: the end of this launch implies the end of earlier ones.
+    // A CTA without work waits too, so that the end of this launch implies the end of all earlier ones.
     if (unit_begin >= work.unit_end) return wait_for_previous();
     Kernel(p, shared, shared_address(memory)).run(work, unit_begin);
 }

@@ -13,7 +13,7 @@
 #define WG_HALF "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
 #define WG_HALF_REGISTERS(c) \
     WG_FOUR((c)[0]), WG_FOUR((c)[1]), WG_FOUR((c)[2]), WG_FOUR((c)[3]), WG_FOUR((c)[4]), WG_FOUR((c)[5]), WG_FOUR((c)[6]), WG_FOUR((c)[7])
-// c[64, 64] = a[64, 16] * b[64, 16]^T, or += if `add`; a is in registers.
+// c[64, 64] = a[64, 16] * b[64, 16]^T, added to c if `add` is not 0; a is in registers.
 #define WG_HALF_SCORES(type, name) \
     DEVICE void wgmma_half_scores(type, float (&c)[8][4], const u32 (&a)[4], u64 b, int add) { \
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name " " WG_HALF \
@@ -47,16 +47,16 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
 
     static constexpr int D = 128, BN = 64, WARPS = 4, CONSUMERS = 128, PRODUCERS = 128;
     static constexpr int TILE = BN * ROW, HALF = TILE / 2;  // bytes of a tile (also of Q), of its 64 columns
-    static constexpr u32 PLACES = 3;                        // of the ring, for a tile of K and one of V
-    static constexpr u32 RING = TILE;                       // after Q, in dynamic shared memory
-    static constexpr u32 FEW_ROWS = 32;                     // with at most so many rows, each warp has eight of its sixteen (`row_of`)
+    static constexpr u32 PLACES = 3;                        // places of the ring, each for a tile of K and one of V
+    static constexpr u32 RING = TILE;                       // offset of the ring in dynamic shared memory, after Q
+    static constexpr u32 FEW_ROWS = 32;                     // up to this number of query rows, a warp uses 8 of its 16 (`row_of`)
     static constexpr u32 FEW_PARTS = 4;                     // parts that the last CTA to arrive adds to its own
     enum { MEET = 1 };                                      // the consumers' named barrier
 
     struct Shared {
         u64 full[PLACES], empty[PLACES], q_full, q_empty;
         typename Parts::Pendings pending;
-        u32 came[2];  // parts that arrived before this CTA's, for every second segment of few parts
+        u32 came[2];  // for two segments of few parts in turn: the number of parts that arrived before this CTA's
         __device__ __forceinline__ void init() {
             for (u32 i = 0; i < PLACES; ++i) barrier_init(shared_address(full + i), PRODUCERS), barrier_init(shared_address(empty + i), WARPS);
             barrier_init(shared_address(&q_full), PRODUCERS), barrier_init(shared_address(&q_empty), WARPS);
@@ -81,8 +81,8 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         c.begin(p, work, unit_begin);
     }
 
-    // With up to 32 query rows, each warp's products have eight, in rows 0 to 7 of its sixteen. So all warps share the softmax,
-    // and no thread has two rows. Unused rows are zeros.
+    // With up to 32 query rows, each warp multiplies eight query rows, in rows 0 to 7 of its sixteen. So all warps share the work
+    // of the softmax, and no thread has two query rows. The other rows are zeros.
     __device__ __forceinline__ u32 rows() const { return c.extend_len * p.group; }
     __device__ __forceinline__ bool has_few() const { return rows() <= FEW_ROWS; }
     // Returns a warp's first query row, and the query row at `at` in a tile of Q, or ROWS if there is none.
@@ -91,8 +91,8 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
 
     // ---- producers ----------------------------------------------------------------------------------------------------
     //
-    // Warp w copies rows r with r % 4 == w of every tile, half a warp for each row. A lane has the offset of one row of two
-    // tiles.
+    // Warp w copies the rows r with r % 4 == w of each tile, with half of its lanes for each row. A lane holds the offsets of one row
+    // in two tiles.
 
     __device__ __forceinline__ void produce() {
         const u32 piece = lane % 16, row = lane / 16 * 4 + warp;  // of the first rows of a tile
@@ -183,7 +183,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
                 }
                 continue;
             }
-            // Tokens of this thread's columns, relative to its first.
+            // The row sees the tokens from..to, counted from this thread's first column.
             const u32 seen = position0 + query + 1;
             const int to = static_cast<int>(min(seen, end) - begin - column);
             const int from = p.window != 0 && seen > p.window ? static_cast<int>(seen - p.window - begin - column) : 0;
@@ -196,7 +196,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
     }
 
     // Converts scores to weights, for H rows of a thread. `factor` converts scores to logits. Sums are relative to an earlier
-    // maximum score, which is raised only when a weight would exceed 2^8.
+    // maximum score. The maximum is raised only when a weight would exceed 2^8.
     template <int H> __device__ __forceinline__ void soften(float (&s)[8][4], float factor, float (&o)[16][4], float (&top)[2], float (&sum)[2],
                                                             u32 (&weights)[4][4]) const {
         float above[H];
@@ -267,7 +267,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         }
     }
 
-    // This thread's values of a row of another CTA's part: reference, sum, columns.
+    // This thread's values of a row of another CTA's part: the maximum logit, the sum of weights, and its columns of the output.
     struct PartRow {
         float2 of, o[16];
     };
@@ -443,7 +443,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
             if (shared.pending[i].parts > 0 && shared.pending[i].complete) join(shared.pending[i]);
     }
 
-    // Joins the parts of a segment: a warp takes four query rows at a time, a lane four dims of each.
+    // Joins the parts of a segment. A warp joins four query rows at a time; a lane has four dims of each.
     __device__ __forceinline__ void join(const Pending& pending) const {
         constexpr int FEW = 4, BATCH = 4;  // rows; parts whose loads are in flight together
         // Part 0 is in the slot for the last segment of a work chunk, the other parts in those for the first one.
@@ -507,7 +507,7 @@ template <class T> DEVICE void attend_decode_hopper(const AttendParams& p) {
     const u32 work_index = blockIdx.x / p.stripes;
     const DecodeWork work = load_work(p.plan + sizeof(DecodeWork) * work_index);
     const u32 unit_begin = work_index * work.work_units;
-    // Every CTA waits, even without work: the end of this launch implies the end of earlier ones.
+    // A CTA without work waits too, so that the end of this launch implies the end of all earlier ones.
     if (unit_begin >= work.unit_end) return wait_for_previous();
     if (threadIdx.x == 0) shared.init();
     __syncthreads();

@@ -22,7 +22,7 @@ DEVICE DecodeWork load_work(u64 at) {
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
-// Whether draft trees have units; `Rows` may overload it.
+// Returns whether draft trees have units. A type `Rows` may overload this function.
 template <class Rows> DEVICE constexpr bool knows_trees(Rows) { return false; }
 
 // A unit: its sequence, head, and index within the head. `Rows` determines where a sequence's units begin.
@@ -68,7 +68,7 @@ template <class Rows> struct DecodeCursor {
         open();
         return true;
     }
-    // Positions of the segment for one warp.
+    // Returns the first position that a warp reads, and the end of the segment's positions.
     __device__ __forceinline__ u32 begin_of(u32 warp) const { return first + at * DECODE_UNIT + warp * 16; }
     __device__ __forceinline__ u32 end() const { return min(kv_len, first + stop * DECODE_UNIT); }
 };

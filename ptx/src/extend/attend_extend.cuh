@@ -1,11 +1,12 @@
-// Extend attention over pages: tiles of query rows against the tokens that they see, on tensor cores.
+// Extend attention over pages. Tensor cores multiply tiles of query rows with the tokens that these rows see.
 //
 // An item is a tile of packed query rows and a range of positions. Rows are query-major: the `group` query heads of one kv head
-// are adjacent, so that each gathered token serves all of them. CTAs take items longest first. Tiles of K and V are
-// double-buffered: while one is processed, the next is copied, and the page numbers of later tiles are looked up. If an item is
-// cut into parts over its tokens, each part writes its sum to `partial`, and the last one to arrive joins them.
+// are adjacent, so that each gathered token serves all of them. CTAs take the longest items first. Tiles of K and V are
+// double-buffered: while one is processed, the next is copied, and the page numbers of later tiles are looked up. An item may be
+// cut into parts over its tokens. Then each part writes its sum to `partial`, and the last part to arrive joins all of them.
 //
-// Over fp8 (T is Fp8 of a type), copies are bytes, which are widened to a tile of numbers before it is processed.
+// Over fp8, T is Fp8<type of q>. Tiles of K and V are copied as bytes and widened to numbers of that type, which the tensor
+// cores take.
 #pragma once
 #include "attend.cuh"
 #include "fp8.cuh"
@@ -17,7 +18,7 @@ DEVICE ExtendWork load_work(const AttendParams& p, u32 item) {
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
-// Items of sequences: neighbouring query rows; results unless the item is a part.
+// Items of single sequences: their query rows are neighbours. An item writes results, unless it is a part.
 struct SequenceTiles {
     enum { SPANS = 0 };
     struct Lasts {};
@@ -29,7 +30,7 @@ struct SequenceTiles {
     DEVICE const AttendFp8Params& fp8(const AttendParams& p) { return fp8_of(p); }
     DEVICE u32* tickets(const AttendParams& p) { return reinterpret_cast<u32*>(p.counters); }
 };
-// The kind of items of rows of T.
+// The kind of items that a kernel for T computes.
 template <class T> struct ItemsOf {
     using Type = SequenceTiles;
 };
@@ -38,8 +39,8 @@ template <class T> struct ItemsOf {
 template <class E> DEVICE void run_items(const AttendParams& p, u8* memory, typename E::Shared& shared) {
     using Items = typename E::Items;
     for (u32 item = Items::cta(p); item < Items::count(p);) {
-        // Every CTA with an item draws tickets until it gets none, so as many tickets as items are drawn, and the counter wraps
-        // to 0.
+        // The CTA draws one ticket for each item that it computes. A launch therefore draws as many tickets as there are items,
+        // and the counter wraps to 0 for the next launch.
         if (threadIdx.x == 0) shared.ticket = atomicInc(Items::tickets(p), Items::count(p) - 1);
         E::one(p, memory, shared, item);
         __syncthreads();
@@ -48,9 +49,9 @@ template <class E> DEVICE void run_items(const AttendParams& p, u8* memory, type
     }
 }
 
-// The end of an item: writes its result, or its part. A lane has rows lane / 4 and lane / 4 + 8 of each of its warp's MT
-// fragments of 16 rows, and columns lane % 4 * 2 and the next of every 8. `BARRIER`: a named barrier of the threads that do
-// this; 0 if these are all threads.
+// Writes the result of an item or of a part. A warp has MT fragments of 16 rows. A lane has two rows of each fragment, lane / 4
+// and lane / 4 + 8, and two of every 8 columns, lane % 4 * 2 and the next one. `BARRIER` is the named barrier of the threads that
+// call this; 0 if all threads of the CTA do.
 template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
     static constexpr int THREADS = WARPS * 32;
     static constexpr int BM = 16 * MT * WARPS;
@@ -58,7 +59,7 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
 
     static __device__ __forceinline__ void sync() { asm volatile("bar.sync %0, %1;" ::"n"(BARRIER), "n"(THREADS) : "memory"); }
 
-    // Four lanes have shares of a row's sum.
+    // Adds the sums of a row's four lanes.
     static __device__ __forceinline__ void add_up(float (&sum)[MT][2]) {
 #pragma unroll
         for (int m = 0; m < MT; ++m)
@@ -69,7 +70,7 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
             }
     }
 
-    // `factors` is unused shared memory; `top` times `factor` is the reference of the sums, in base 2.
+    // `factors` is shared memory that the item no longer needs. `o` and `sum` are in units of 2^(top * factor).
     static __device__ __forceinline__ void run(const AttendParams& p, float* factors, u32& last, const ExtendWork& work, u32 head, float factor,
                                                const float (&o)[MT][D / 8][4], const float (&top)[MT][2], float (&sum)[MT][2]) {
         add_up(sum);
@@ -107,7 +108,7 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
         const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, column = lane % 4 * 2;
         const u32 group = p.group, rows = work.extend_len * group, parts = work.part & 255;
         float* const outputs = reinterpret_cast<float*>(p.partial);
-        // A part: writes the sum; the last part to arrive joins all of them.
+        // Each part writes its sum. The last part to arrive then joins all of them.
         const u32 first = work.part >> 16, index = work.part >> 8 & 255;
         const u64 stride = static_cast<u64>(p.kv_heads) * (BM * (D + 2));  // floats from one part to the next
         float* const group_at = outputs + (static_cast<u64>(first) * p.kv_heads + head) * (BM * (D + 2));
@@ -128,7 +129,8 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
         sync();
         if (!last) return;
         __threadfence();
-        // The factor of each part and row, in the memory of the K and V tiles; then all elements in parallel.
+        // First one thread a row writes the factor of each part, in the memory of the K and V tiles. Then all threads add up the
+        // elements of the parts.
         for (u32 row = thread; row < BM; row += THREADS) {
             const float* const sums = group_at + BM * D + row * 2;
             float most = MINUS_INF, all = 0.f;
@@ -166,14 +168,14 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
     }
 };
 
-// Scales of the tokens of two tiles of K and V. Each base class is the first of its class: for other bases the compiler handles
-// a null pointer.
+// Scales of the tokens of two tiles of K and V. `Lasts` is a base class, not a field, and each class has one base at most. A cast
+// to a first base does not move the pointer, so the compiler adds no test for a null pointer.
 template <int BN, int LOOKS, class Lasts> struct TileScales : Lasts {
     float scales[2][2][BN];
-    u64 scale_offsets[LOOKS][BN];  // without the head's
-    u64 scale_head;
-    float factor;  // of the item's logits
-    float capped;  // the same before a cap
+    u64 scale_offsets[LOOKS][BN];  // of the tokens, for head 0
+    u64 scale_head;  // offset of the item's head
+    float factor;  // of the item's logits in base 2; 1 if they have a soft cap
+    float capped;  // of the item's logits before the soft cap
 };
 template <int LOOKS, class Lasts> struct TileScales<0, LOOKS, Lasts> : Lasts {};
 
@@ -187,17 +189,17 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     static constexpr int ROWS_PER_COPY = THREADS / CHUNKS;
     static constexpr int BYTES = BM * ROW + 4 * TILE;  // dynamic shared memory
     enum { FP8 = over_fp8(T()) };
-    // Tiles whose tokens' offsets are in shared memory. Over fp8 one suffices, because a barrier separates the copies of a tile
-    // from the offsets of the next. The remaining memory uses nearly all that compute capability 8.6, 8.9 and 12.0 have for a
-    // CTA.
+    // Number of tiles for which shared memory holds the offsets of the tokens. Over fp8 one suffices, because a barrier separates
+    // the copies of a tile from the offsets of the next. There the other arrays take nearly all shared memory that a CTA may have
+    // on compute capability 8.6, 8.9 and 12.0.
     enum { LOOKS = FP8 && !Items::SPANS ? 1 : 2 };
 
     struct Shared : TileScales<FP8 ? BN : 0, LOOKS, typename Items::Lasts> {
         u64 offsets[LOOKS][BN];  // of the tokens of a tile; bit 63: no token
         u64 head_offset;     // of the item's head within a slot
-        uint2 masks[64];       // of its sequence's queries, if it is a tree
-        u8 queries[BM];      // the query of each row in a tree; rows past the last repeat it
-        u32 tree;            // its kv_len; 0 if it is not a tree
+        uint2 masks[64];       // of the queries of a draft tree
+        u8 queries[BM];      // the query of each row in a draft tree; rows past the last one repeat its query
+        u32 tree;            // kv_len of a draft tree; 0 if the item's queries are none
         u32 kv_end;          // of the item
         uint4 spans[WARPS];  // of each warp's rows: first and last position, first query's position, first packed row
         u32 row;             // of the item's sequence
@@ -236,8 +238,8 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
 #pragma unroll 1
         for (u32 i = threadIdx.x; i < 2 * BN * PIECES; i += THREADS) {
             const u32 row = i / PIECES, token = row % BN, piece = i % PIECES * 2;
-            // Scales of K are applied to logits: rounded together with K's numbers, they would cause an error as large as that
-            // of all products.
+            // Scales of K are applied to the logits instead. Scaled numbers of K would be rounded here, and that would cause an
+            // error as large as all products do.
             const bool scaled = fp8.scales.by_token && row >= BN;
             const float scale = scaled ? shared.scales[tile % 2][1][token] : 1.f;
             u32 bytes[4], wide[8];
@@ -324,7 +326,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
 
         const u32 page0 = page(0), page1 = page(1);
         u32 next_page = page(2);
-        // Q, with zeros for rows past the sequence's last.
+        // Copies Q, with zeros for rows past the sequence's last one.
         const u32 rows = work.extend_len * group;
 #pragma unroll 4
         for (int i = 0; i < BM / ROWS_PER_COPY; ++i) {
@@ -357,7 +359,8 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         }
         float factor = p.soft_cap > 0.f ? 1.f : Logits::make(p).scale;
         if constexpr (FP8 && Items::SPANS) {
-            // Hides the number from the compiler, which would otherwise keep two numbers over all items.
+            // Hides `scale` from the compiler, which would otherwise compute two numbers before the first item and keep them in
+            // registers.
             float scale = p.scale;
             asm volatile("" : "+f"(scale));
             factor = finite_factor(Logits::make(p, scale).scale * head_scale(Items::fp8(p), Items::fp8(p).scales.k, head));
@@ -375,7 +378,8 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
             // In a tree, the last 64 tokens are always checked.
             const u32 first = tree ? min(position0 + warp_row / group, work.kv_len - min(work.kv_len, 65)) : position0 + warp_row / group;
             if constexpr (Items::SPANS) {
-                // A span ends before its members. The address of this store is computed here, because none is kept over items.
+                // A span ends before its members' first queries, so the tile that contains this end needs masks too. The store
+                // computes its address here, so that no register keeps it from item to item.
                 const u32 rows[4] = {min(first, work.kv_end - 1), position0 + (warp_row + 16 * MT - 1) / group, position0, warp_row};
                 if (lane == 0) store_shared_uint4(span, rows);
             } else if (lane == 0) {
@@ -402,8 +406,8 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 __syncthreads();
                 asm volatile("ld.shared.f32 %0, [%1];" : "=f"(factor) : "r"(shared_address(&shared.factor)));
             }
-            // The offsets of the next tile but one replace used ones. Shared memory holds values for which the loop has no
-            // registers.
+            // Replaces the offsets of a tile that was copied with those of tile + 2. Values for which the loop has no registers
+            // come from shared memory.
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(kv_end) : "r"(shared_address(&shared.kv_end)));
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(row) : "r"(shared_address(&shared.row)));
             u64 head_offset;

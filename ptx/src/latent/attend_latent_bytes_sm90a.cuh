@@ -1,10 +1,11 @@
-// Copies of wide items over latent rows of fp8. A warpgroup loads bytes into registers and writes them as T, times their
-// tokens' scales; attend_latent_sm90a.cuh then uses them like rows of T. This second rounding to T is much finer than that to
-// fp8.
+// Copies latent rows of fp8 for items of many query rows (Copies of attend_latent_sm90a.cuh). A warpgroup loads bytes into
+// registers, multiplies them by their tokens' scales and writes them to shared memory as T. The products then use them like rows
+// of T. The additional rounding to T is much finer than the rounding to fp8.
 //
-// A warp has 8 of 32 rows at a time and prefetches them into the L2 cache one tile ahead; registers hold half of their columns.
-// In a pair, each CTA widens one half of a tile's rows, and the copy engine copies it to the other CTA, so each byte is read
-// and widened once for all 128 query rows. A single CTA widens both halves, one after the other.
+// The warpgroup copies 32 rows at a time, 8 with each warp. A warp prefetches its rows into the L2 cache one tile ahead; its
+// registers hold half of their columns. In a pair, each CTA widens one half of a tile's rows, and the copy engine copies this half
+// to the other CTA. So each byte is read and widened once for all 128 query rows. A single CTA widens both halves, one after the
+// other.
 #pragma once
 #include "attend_latent_sm90a.cuh"
 
@@ -12,14 +13,14 @@ template <class T> struct LatentBytes {
     using E = LatentHopper<T>;
     using Few = LatentFew<T, 16, true>;
     using Found = typename Few::Found;
-    static constexpr u32 ROWS = 32, MINE = 8;  // rows at a time of a CTA, of a warp
+    static constexpr u32 ROWS = 32, MINE = 8;  // rows that a CTA, and a warp, copies at a time
     static constexpr int REGISTERS = 88;
 
-    // Arrivals for half of a tile: all threads have rows of it, twice in a single CTA.
+    // Returns the number of arrivals for half of a tile's columns: all threads arrive for each 32 rows, so twice in a single CTA.
     static __device__ __forceinline__ u32 fillers(u32 ctas) { return E::GROUP * 2 / ctas; }
 
-    // For MINE rows: 16 bytes of every second row in half of V's columns, 16 bytes of the rope of every fourth row, the scale
-    // of row lane % 8.
+    // What a lane holds of its warp's MINE rows: of every second row, 16 bytes in half of V's columns; of every fourth row, 16 bytes
+    // of the rotary part; the scale of row lane % 8.
     struct Bytes {
         uint4 half[MINE / 2], rope[MINE / 4];
         float scale;
@@ -35,14 +36,14 @@ template <class T> struct LatentBytes {
         prefetch(from), prefetch(from + 128);
         if (lane < 16) prefetch(rope_at(all.rope, tile.page, tile.slot));
     }
-    // Loads half of the columns of the rows that lanes `from` .. + 8 have looked up: the half that is needed first, with their
-    // scales.
+    // Loads the first half of the columns, and the scales, of the rows that lanes `from` to `from + 7` have looked up. `half` is the
+    // half that is needed first.
     static __device__ __forceinline__ void load_first(const AttendLatentFp8Params& all, Bytes& bytes, const Found& tile, u32 from, u32 half, u32 lane) {
         load_half(all, bytes, tile, from, half, lane);
         const u32 row = from + lane % 8, page = __shfl_sync(~0u, tile.page, row), slot = __shfl_sync(~0u, tile.slot, row);
         bytes.scale = __uint_as_float(load_written_u32(all.scales.k + page * all.scales.page_stride + slot * 4));
     }
-    // Loads the other half, and the rope.
+    // Loads the other half, and the rotary part.
     static __device__ __forceinline__ void load_second(const AttendLatentFp8Params& all, Bytes& bytes, const Found& tile, u32 from, u32 half, u32 lane) {
         load_half(all, bytes, tile, from, half, lane);
 #pragma unroll
@@ -65,8 +66,8 @@ template <class T> struct LatentBytes {
         widen_row<true>(T(), low, scale, wide.x, wide.y), widen_row<true>(T(), high, scale, wide.z, wide.w);
         Few::store(to, wide);
     }
-    // Stores 4 blocks of columns; `rows` is the place of this warp's rows in the first. Addresses differ by bits from one
-    // address, which saves registers.
+    // Stores 4 blocks of columns. `rows` is the address of this warp's rows in the first block. All addresses are made from one by
+    // XOR with constants and by constant offsets, which saves registers.
     static __device__ __forceinline__ void store_half(u32 rows, const Bytes& bytes, u32 lane) {
         // Half of the lanes write their second eight first, so that eight lanes at a time use all banks.
         const u32 second = lane / 4 % 2, at = rows + lane % 16 / 4 * E::BLOCK + Few::within(lane / 16, lane % 4 * 2 + second);
@@ -84,8 +85,8 @@ template <class T> struct LatentBytes {
         for (u32 i = 0; i < MINE / 4; ++i) Few::store((at ^ i * 64) + i * 512, Few::rope_of(bytes.rope[i]));
     }
 
-    // Copies what this warp has written of half of a tile's columns, and of the rope's, to the other CTA, and signals its
-    // barrier.
+    // Copies the rows that this warp has written to the other CTA, and signals its barrier: half of the columns, and the rotary part
+    // if `with_rope`.
     static __device__ __forceinline__ void share(u32 blocks, u32 rope, bool with_rope, u32 full, u32 lane) {
         __syncwarp();
         if (lane >= E::HALF + with_rope) return;
@@ -93,7 +94,8 @@ template <class T> struct LatentBytes {
         copy_there(address_of(rows, other), rows, MINE * 128, address_of(full, other));
     }
 
-    // Read at each use, because the compiler would otherwise keep derived values in registers that the bytes need.
+    // Returns the thread's index, read again at each use. Otherwise the compiler would keep values derived from it in registers, which
+    // the bytes need.
     static __device__ __forceinline__ u32 thread() {
         u32 at;
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(at));
@@ -108,7 +110,7 @@ template <class T> struct LatentBytes {
         typename Few::Walk walk{p, index, end, 0, {}};
         walk.item();
         Found tile = Few::look(walk, mine, E::BN);
-        // A prefetch may precede the wait: the previous launch writes through the L2 cache.
+        // The prefetch may precede the wait, because it loads only into the L2 cache, through which the previous launch writes.
         ask(all, tile, lane);
         wait_for_previous();
         if (tile.left == 0) return;

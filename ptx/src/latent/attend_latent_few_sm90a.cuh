@@ -1,13 +1,14 @@
-// Attention over latent rows for Hopper, for steps whose sequences have few query rows each, ROWS = 16 or 32: memory-bound.
+// Attention over latent rows for Hopper, in steps whose sequences have at most ROWS query rows each (16 or 32). Such steps are
+// memory-bound.
 //
-// Products are transposed: tokens are the 64 rows of a matrix product, and query rows its columns. So no product is wasted on
-// missing queries, queries and weights take little space, and the output fits one warpgroup's registers. That warpgroup
-// computes scores, weights and products with V, which is K's tile. Others gather rows into a ring of three places, of which two
-// are always in flight.
+// Products are transposed: tokens are the 64 rows of a matrix product, and query rows are its columns. So few products are wasted
+// on missing query rows, q and the weights take little shared memory, and the output fits the registers of one warpgroup. This
+// warpgroup computes the scores, the weights and the products with V. K and V are the same tile. The other warpgroups copy latent
+// rows into a ring of three places, so that two tiles are always in flight.
 //
-// In shared memory a group of 8 rows is [9][8][64 columns], swizzled for wgmma, and all groups are contiguous: those of the
-// places, of 64, 64 and 64 - ROWS tokens, then the queries. A product of 64 rows over the last place extends into the queries;
-// its results for these are ignored.
+// In shared memory a group of 8 rows is [9][8][64 columns], swizzled for wgmma. All groups are contiguous: first those of the three
+// places, which have 64, 64 and 64 - ROWS tokens, then those of q. A product of 64 rows over the last place extends into q; its
+// results for the rows of q are ignored.
 #pragma once
 #include "fp8.cuh"
 #include "hopper.cuh"
@@ -18,7 +19,8 @@
 #define WG_32(c) WG_16(c), WG_FOUR((c)[2]), WG_FOUR((c)[3])
 #define WG_OUT_16 "{%0,%1,%2,%3,%4,%5,%6,%7}"
 #define WG_OUT_32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
-// c[64 tokens, n] = a[64, 16] * b[n, 16]^T, or += if `add`; and c[64 columns, n] += a[16 tokens, 64]^T * b[n, 16]^T.
+// wgmma_few_scores: c[64 tokens, n] = a[64, 16] * b[n, 16]^T; it adds to c if `add` is not 0.
+// wgmma_few_output: c[64 columns, n] += a[16 tokens, 64]^T * b[n, 16]^T.
 #define WG_FEW(type, name, n, blocks, out, registers, a_at, b_at, add_at) \
     DEVICE void wgmma_few_scores(type, float (&c)[blocks][4], u64 a, u64 b, int add) { \
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %" add_at ", 0; wgmma.mma_async.sync.aligned.m64n" n "k16.f32." name "." name " " out \
@@ -61,8 +63,8 @@ DEVICE void store_matrix_transposed(u32 at, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Whether fp8 numbers are multiplied without their tokens' scales. The scales are then applied to logits and weights. In f16 a
-// weight times a scale may exceed the range, so there the numbers are scaled first.
+// Whether fp8 numbers are multiplied without their tokens' scales, which are then applied to logits and weights. In f16 a weight
+// times a scale may exceed the range, so f16 kernels scale the numbers before the products.
 template <class T> constexpr bool UNSCALED = false;
 template <> constexpr bool UNSCALED<bf16> = true;
 
@@ -74,7 +76,7 @@ template <> struct PlaceScales<true> {
 
 template <class T, int ROWS, bool FP8 = false> struct LatentFew {
     static constexpr int RANK = 512, ROPE = 64, WARPS = 4, THREADS = 128;  // warps and threads of a warpgroup
-    static constexpr int BLOCKS = (RANK + ROPE) / 64, N = ROWS / 8;        // blocks of 64 columns; eights of query rows
+    static constexpr int BLOCKS = (RANK + ROPE) / 64, N = ROWS / 8;        // blocks of 64 columns; blocks of 8 query rows
     static constexpr int GROUP = BLOCKS * 1024, PLACE = 8 * GROUP;         // bytes of 8 rows, of 64 rows
     static constexpr int PLACES = 3, Q = (24 - N) * GROUP, P = 24 * GROUP; // offsets in dynamic shared memory
     static constexpr int BYTES = P + ROWS * 128;
@@ -86,8 +88,8 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
     struct Shared : PlaceScales<APART> {
         u64 full[PLACES], empty[PLACES];
         u64 q_full, q_empty;
-        uint4 grows;                           // of each warp, whether a weight would be too large
-        float top[WARPS][ROWS], sum[WARPS][ROWS];  // of each warp's tokens
+        uint4 grows;                           // for each warp, whether a row's maximum must be raised
+        float top[WARPS][ROWS], sum[WARPS][ROWS];  // over each warp's tokens
         // All `producers` threads arrive after their copies; one lane of each warp arrives after its use.
         __device__ __forceinline__ void init(u32 producers) {
             for (u32 i = 0; i < PLACES; ++i) barrier_init(shared_address(full + i), producers), barrier_init(shared_address(empty + i), WARPS);
@@ -104,9 +106,9 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
 
     // ---- copies: one warpgroup ------------------------------------------------------------------------------------------
     //
-    // A warp has rows 8 w .. + 8 and 8 w + 32 .. + 40 of a tile.
+    // Warp w copies rows 8 w to 8 w + 7 and 8 w + 32 to 8 w + 39 of a tile.
 
-    // The tiles that are not looked up yet; each lane looks up one row.
+    // The tiles that are not looked up yet. Each lane looks up one row of a tile.
     struct Walk {
         const AttendParams& p;
         u32 index, end, begin;
@@ -123,9 +125,9 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
     struct Found {
         u32 page, slot;  // of the lane's row
         u32 left;        // tokens from the tile's first to the item's last; 0: no tile
-        u32 first;       // 1 + the item whose first tile it is, or 0
+        u32 first;       // if this is an item's first tile, the item's index + 1; else 0
     };
-    // Rows past the last repeat it.
+    // Looks up the next tile. Rows past the item's last token repeat this token.
     static __device__ __forceinline__ Found look(Walk& walk, u32 row, u32 size) {
         Found found{0, 0, 0, 0};
         if (walk.index >= walk.end) return found;
@@ -161,8 +163,8 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         Found found[PLACES];
 #pragma unroll
         for (int place = 0; place < PLACES; ++place) found[place] = look(walk, mine, size(place));
-        // A prefetch may precede the wait: the previous launch writes through the L2 cache. In longer work, prefetches cost
-        // more than they save.
+        // Prefetches may precede the wait for the previous launch, because they load only into the L2 cache, through which that
+        // launch writes. In items of more than 192 tokens, prefetches cost more time than they save.
 #pragma unroll
         for (int place = 0; place < PLACES; ++place) {
             if (found[place].left == 0 || found[0].left > 192) break;
@@ -179,7 +181,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
                 barrier_wait(shared_address(shared.empty + place), round % 2 ^ 1);
 #pragma unroll
                 for (u32 i = 0; i < 2; ++i) {
-                    // Tokens are copied in groups of 16, so that products use defined numbers.
+                    // A product covers 16 tokens, so whole groups of 16 are copied, and none of its numbers is undefined.
                     if (warp / 2 * 16 + i * 32 >= min(tile.left, size(place))) continue;
                     const u32 group = memory + place * PLACE + (warp + 4 * i) * GROUP;
 #pragma unroll
@@ -205,8 +207,8 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
 
     // ---- copies of fp8: two warpgroups ----------------------------------------------------------------------------------
     //
-    // A warp has rows 8 w .. + 8 of a tile. For each row, a lane holds 16 numbers as bytes in its registers, and 16 bytes of
-    // two of the 64 bf16 numbers.
+    // Warp w copies rows 8 w to 8 w + 7 of a tile. In its registers a lane holds 16 fp8 numbers of each of these rows, and 8 of the
+    // 64 bf16 numbers of two of them.
 
     struct Bytes {
         uint4 row[8], rope[2];
@@ -257,13 +259,13 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         Walk walk{p, index, end, 0, {}};
         walk.item();
         Found found[PLACES];
-        // Prefetches this warp's rows of a tile; the previous launch writes through the L2 cache.
+        // Prefetches this warp's rows of a tile into the L2 cache, through which the previous launch writes.
         auto ask = [&](const Found& tile) {
             if (tile.left == 0) return;
             prefetch(p.k + offset(p, tile) + lane / 8 * 128);
             if (lane < 8) prefetch(rope.at + tile.page * rope.page_stride + tile.slot * static_cast<u64>(rope.slot_stride));
         };
-        // Whole groups of 16 tokens are copied, so that products use defined numbers.
+        // A product covers 16 tokens, so whole groups of 16 are copied, and none of its numbers is undefined.
         auto has = [&](const Found& tile, u32 place) { return warp / 2 * 16 < min(tile.left, size(place)); };
 #pragma unroll
         for (int place = 0; place < PLACES; ++place) found[place] = look(walk, warp * 8 + lane % 8, size(place));
@@ -292,7 +294,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
                 }
                 fence_async();
                 barrier_arrive(shared_address(shared.full + place));
-                // After the fence, which also waits for loads.
+                // The next loads start after the fence, because the fence would wait for them.
                 if (then) load_tile(p, bytes, next, lane);
                 if (tile.first != 0) {
                     barrier_wait(shared_address(&shared.q_empty), turns++ % 2 ^ 1);
@@ -314,7 +316,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         for (int i = 0; i < 2 * N; ++i) {
             const u32 query = (work.q_begin + i / 2 * 8 + column + i % 2) / p.group, seen = work.kv_len - work.extend_len + query + 1;
             const u32 to = min(seen, work.kv_end), from = p.window != 0 && seen > p.window ? seen - p.window : 0;
-            // Rows past the last repeat it.
+            // Rows past the last one use the mask of the last query.
             const uint2 bits = tree ? tree_mask(p, work.qo_start + min(query, work.extend_len - 1)) : make_uint2(0, 0);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -344,7 +346,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
             for (u32 begin = work.kv_begin; begin < work.kv_end;) {
                 const u32 tokens = min(size(place), work.kv_end - begin), matrix = place * (PLACE >> 4);
                 const bool last = begin + tokens == work.kv_end;
-                // With scales by token, products of a row's rope numbers are kept separate.
+                // The rotary numbers of a row have no scale. Their products are kept apart until the others are scaled.
                 float s[N][4], apart[N][4], scale[2] = {1.f, 1.f};
                 barrier_wait(shared_address(shared.full + place), round % 2);
                 fence_async();
@@ -399,8 +401,8 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         }
     }
 
-    // Converts a tile's logits to weights. They are relative to an earlier maximum of the row, which is raised only when a
-    // weight would exceed 2^8.
+    // Converts a tile's logits to weights, relative to an earlier maximum of their row. The maximum is raised only when a weight
+    // would exceed 2^8.
     static __device__ __forceinline__ void soften(Shared& shared, u32 warp, u32 lane, u32 column, float (&s)[N][4], float (&o)[8][N][4],
                                                   float (&top)[N][2], float (&sum)[N][2]) {
         bool above = false;
@@ -462,7 +464,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
                 sum[i / 2][i % 2] = (shared.sum[0][row] + shared.sum[1][row]) + (shared.sum[2][row] + shared.sum[3][row]);
             }
         }
-        const bool first = warp == 0 && lane < 4;  // has the sums of all rows
+        const bool first = warp == 0 && lane < 4;  // these four lanes have the sums of all rows
         if (parts > 1) {
 #pragma unroll
             for (int i = 0; i < 2 * N; ++i) {

@@ -4,15 +4,16 @@
 // of items of about equal total length. An item that is cut between CTAs writes sums to `partial` for attend_latent_join_*.
 //
 // Two of three warpgroups compute. Each has half of the output's columns, and computes scores and softmax of every second tile
-// of 64 tokens, so that the products of one overlap with the softmax of the other. A warpgroup multiplies its weights, from
-// registers, with its own half of V, which is K's tile, and passes them to the other warpgroup through shared memory for the
-// other half. The third warpgroup gathers rows with cp.async, as [9][64][64 columns] in the 128-byte swizzled layout of wgmma.
-// It fills each half of a tile's columns as soon as both others have released it.
+// of 64 tokens, so that the products of one overlap with the softmax of the other. K and V are the same tile. A warpgroup
+// multiplies its weights with its own half of V's columns from registers. It also writes them to shared memory, from where the
+// other warpgroup multiplies them with the other half. The third warpgroup gathers rows with cp.async, as [9][64][64 columns] in
+// the 128-byte swizzled layout of wgmma. It fills each half of a tile's columns as soon as the computing warpgroups have released
+// this half.
 //
-// If the plan's items have 128 query rows, the two CTAs of a cluster share one item (a pair): each has 64 of its rows, and both
-// process the same tiles. Each requests half of a whole tile's rows from the copy engine, which writes them to both CTAs, so
-// that the L2 cache reads a row once. A place is free when both CTAs have released it. Each CTA gathers a partial tile itself,
-// because a box would contain rows that were never stored.
+// If the plan's items have 128 query rows, the two CTAs of a cluster share one item (a pair): each has 64 of its query rows, and
+// both process the same tiles. Each CTA requests half of the rows of a tile from the copy engine. The engine writes them to both
+// CTAs, so that the L2 cache reads a row once. A place is free when both CTAs have released it. If a tile is not full, each CTA
+// gathers its rows itself, because a box would contain rows that were never stored.
 //
 // If all sequences of a step have at most 32 query rows, its items are those of attend_latent_few_sm90a.cuh.
 #pragma once
@@ -32,7 +33,7 @@
     WG_FOUR((c)[0]), WG_FOUR((c)[1]), WG_FOUR((c)[2]), WG_FOUR((c)[3]), WG_FOUR((c)[4]), WG_FOUR((c)[5]), WG_FOUR((c)[6]), WG_FOUR((c)[7])
 #define WG_OUT_64 \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
-// c[64, 64] = a[64, 16] * b[64, 16]^T, or += if `add`.
+// c[64, 64] = a[64, 16] * b[64, 16]^T; it adds to c if `add` is not 0.
 #define WG_LATENT_SCORES(type, name) \
     DEVICE void wgmma_latent_scores(type, float (&c)[8][4], u64 a, u64 b, int add) { \
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name " " WG_OUT_64 \
@@ -74,13 +75,13 @@ template <class T> struct LatentHopper {
 
     // Tile n of all items is in place n % 2, and warpgroup n % 2 computes its scores.
     struct Shared {
-        u64 full[2][2], empty[2][2];  // of each place both halves of V's columns; the rope's with the half of the scoring warpgroup
+        u64 full[2][2], empty[2][2];  // [place][half of V's columns]; the rotary part belongs to the half of the scoring warpgroup
         u64 q_full, q_empty;
-        u64 weighed[2];               // of each warpgroup's tile: its weights and their references are ready
-        float top[BM];
-        float sum[2][2][BM];          // of every second item, each warpgroup's tiles
-        // Arrivals: the `fillers` of half of a tile; the threads that compute weights; one lane of each warp that releases
-        // something, for a place in all `ctas` for which it is written.
+        u64 weighed[2];               // for each warpgroup's tile: its weights and `top` are ready
+        float top[BM];                // the maxima to which the weights are relative
+        float sum[2][2][BM];          // [item % 2][warpgroup]: sums of the weights of the warpgroup's tiles
+        // `fillers` threads arrive when half of a tile is copied, and a warpgroup's threads when their weights are written. To
+        // release something, one lane of each warp arrives: for a place, in all `ctas` for which the place is written.
         __device__ __forceinline__ void init(u32 ctas, u32 fillers) {
             for (u32 i = 0; i < 4; ++i) barrier_init(shared_address(full[0] + i), fillers), barrier_init(shared_address(empty[0] + i), ctas * WARPS);
             barrier_init(shared_address(&q_full), GROUP), barrier_init(shared_address(&q_empty), 2 * WARPS);
@@ -88,14 +89,14 @@ template <class T> struct LatentHopper {
         }
     };
 
-    // ---- copies: one warpgroup, of which two warps have half of V's columns each -------------------------------------------
+    // ---- copies: one warpgroup; two warps copy each half of V's columns ----------------------------------------------------
 
-    static constexpr int REGISTERS = 72;  // registers of a copying thread: one thread of each of three warpgroups has 504 in total
-    // Arrivals for half of a tile.
+    static constexpr int REGISTERS = 72;  // of a copying thread; those of one thread of each of three warpgroups add up to 504
+    // Returns the number of arrivals for half of a tile.
     static __device__ __forceinline__ u32 fillers(u32) { return GROUP / 2; }
 
-    // Copies rows first .. + COUNT of a half's columns; lane i holds the offset of row first + i. A copy is 128 bytes of 4
-    // rows; 512 bytes of one row are slower.
+    // Copies a half's columns of COUNT rows from row `first` on. Lane i holds the offset of row first + i. An instruction of the
+    // warp copies 128 bytes of each of 4 rows; 512 bytes of one row are slower.
     template <int COUNT> static __device__ __forceinline__ void copy_half(u32 tile, u64 base, u64 offset, u32 first, u32 half, u32 lane) {
         base += half * (HALF * 128) + lane % 8 * 16;
 #pragma unroll
@@ -125,14 +126,14 @@ template <class T> struct LatentHopper {
         }
     }
 
-    // Loads an item, from this CTA's rows on; a CTA of a pair may have none.
+    // Loads an item. In a pair, the result begins with this CTA's query rows, of which there may be none.
     static __device__ __forceinline__ ExtendWork load_own_work(const AttendParams& p, u32 index, u32 ctas) {
         ExtendWork work = load_latent_work(p, index);
         if (ctas == 2) work.q_begin += cluster_rank() * BM;
         return work;
     }
 
-    // Rows past the last repeat it.
+    // Copies an item's queries. Rows past the last one repeat it.
     static __device__ __forceinline__ void copy_queries(const AttendParams& p, u32 memory, u32 index, u32 ctas, u32 warp, u32 lane) {
         const ExtendWork work = load_own_work(p, index, ctas);
         const u32 rows = work.extend_len * p.group, first = warp * (BM / WARPS);
@@ -150,8 +151,8 @@ template <class T> struct LatentHopper {
         for (u32 b = lane / (BM / WARPS); b < BLOCKS; b += 2) prefetch(from + b * 128);
     }
 
-    // Copies the rows of a whole tile that both CTAs read. Each CTA requests one half of the rows, with one warp for each half
-    // of the columns; a lane requests a box if it has the box's first row. Every thread arrives, as after its own copies.
+    // Copies the rows of a full tile for both CTAs. Each CTA requests one half of the rows, with one warp for each half of the
+    // columns. The lane of a box's first row requests the box. Every thread arrives at `full`, as after cp.async.
     template <class Found> static __device__ __forceinline__ void copy_boxes(const AttendLatentRowsParams& all, u32 tile, u32 full, const Found& found,
                                                                              u32 half, u32 warp, u32 lane, bool rope, u64 policy) {
         if (warp % 2 != cluster_rank()) return barrier_arrive(full);
@@ -208,7 +209,8 @@ template <class T> struct LatentHopper {
 
     // ---- products: two warpgroups -----------------------------------------------------------------------------------------
 
-    // A thread's sums of an item: two rows of half of the columns, and their references.
+    // A thread's sums of an item, for two query rows: its share of half of V's columns (o), the maxima to which the weights are
+    // relative (top), and the sums of weights.
     struct Sums {
         float o[32][4], top[2], sum[2];
         __device__ __forceinline__ void clear() {
@@ -216,7 +218,7 @@ template <class T> struct LatentHopper {
 #pragma unroll
             for (int i = 0; i < 32; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
         }
-        // Makes the sums relative to `above`, which is not less.
+        // Makes the sums relative to the maxima `above`, which are not below the present ones.
         __device__ __forceinline__ void raise(const float (&above)[2]) {
             float scale[2];
 #pragma unroll
@@ -233,7 +235,7 @@ template <class T> struct LatentHopper {
     static __device__ __forceinline__ void mask(const AttendParams& p, const ExtendWork& work, u32 begin, u32 row0, u32 column, float (&s)[8][4]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            // Tokens of this thread's columns, relative to its first.
+            // The row sees the tokens from..to, counted from this thread's first column.
             const u32 seen = work.kv_len - work.extend_len + (work.q_begin + row0 + 8 * h) / p.group + 1, at = begin + column;
             const int to = static_cast<int>(min(seen, work.kv_end) - at);
             const int from = p.window != 0 && seen > p.window ? static_cast<int>(seen - p.window - at) : 0;
@@ -241,7 +243,7 @@ template <class T> struct LatentHopper {
             for (int i = 0; i < 16; ++i)
                 if (i / 2 * 8 + i % 2 < from || i / 2 * 8 + i % 2 >= to) s[i / 2][2 * h + i % 2] = MINUS_INF;
             if (work.row < TREE_ROW) continue;
-            // Rows past the last repeat it.
+            // Rows past the last one use the mask of the last query.
             const u32 query = min((work.q_begin + row0 + 8 * h) / p.group, work.extend_len - 1);
             const uint2 bits = tree_mask(p, work.qo_start + query);
 #pragma unroll
@@ -260,8 +262,8 @@ template <class T> struct LatentHopper {
         for (int i = 0; i < 8; ++i) most = fmaxf(most, fmaxf(s[i][2 * h], s[i][2 * h + 1]));
         return most;
     }
-    // Weights are relative to an earlier maximum of a row, which is raised only when a weight would exceed 2^8. Returns whether
-    // one would in any of the warp's rows. Logits are `factor` times s.
+    // Weights are relative to an earlier maximum of their row. The maximum is raised only when a weight would exceed 2^8. Returns
+    // whether a weight would exceed it in any of the warp's rows. Logits are `factor` times s.
     static __device__ __forceinline__ bool grows(const float (&s)[8][4], float factor, const Sums& sums) {
         const bool first = most(s, 0) * factor > sums.top[0] + 8.f, second = most(s, 1) * factor > sums.top[1] + 8.f;
         return __any_sync(~0u, first | second);
@@ -290,8 +292,8 @@ template <class T> struct LatentHopper {
         for (int i = 0; i < BN / 4; ++i) weights[i / 4][i % 4] = pack(T(), s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
     }
 
-    // Begins to multiply the queries with half of the columns of the warpgroup's tile, once they are present. The half that its
-    // own outputs released arrives first, then the other half and the rope.
+    // Waits for a part of the columns of the warpgroup's tile, and begins to multiply the queries with it. Part 0 is the half that
+    // arrives first, because only this warpgroup's own products with V used it. Part 1 is the other half and the rotary part.
     template <int PART> static __device__ __forceinline__ void score(Shared& shared, u32 half, u32 round, u64 q_matrix, u64 k_matrix, float (&s)[8][4]) {
         const u32 of = half ^ PART, blocks = of * (HALF * BLOCK >> 4);
         barrier_wait(shared_address(&shared.full[half][of]), round);
@@ -312,7 +314,7 @@ template <class T> struct LatentHopper {
         wgmma_commit();
     }
 
-    // Signals each CTA that writes a place that this warp no longer reads it.
+    // Releases a place: signals all CTAs that write the place that this warp has read it.
     static __device__ __forceinline__ void release(u64& empty, u32 ctas) {
         const u32 lane = threadIdx.x % 32;
         if (ctas == 2 && lane == 1) barrier_arrive_of(shared_address(&empty), cluster_rank() ^ 1);
@@ -323,12 +325,12 @@ template <class T> struct LatentHopper {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, column = lane % 4 * 2, row0 = warp * 16 + lane / 4;
         const u32 half = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
         const Logits logits = Logits::make(p);
-        // If logits are products times a positive number, the computation of weights applies the factor.
+        // Without a soft cap, logits are products times the scale. If it is positive, `weigh` multiplies by it.
         const bool scaled = !(logits.cap > 0.f) && logits.scale > 0.f;
         const float factor = scaled ? logits.scale : 1.f;
         const u64 q_matrix = matrix_descriptor(memory + Q, 16), weights_matrix = matrix_descriptor(memory + P, 16);
         const u64 k_matrix = matrix_descriptor(memory + K + half * TILE, 16);
-        // Half of V: of the tiles that this warpgroup scores, and of the other's.
+        // This warpgroup's half of V's columns, in the tiles that it scores and in those that the other warpgroup scores.
         const u64 own_matrix = matrix_descriptor(memory + K + half * (TILE + HALF * BLOCK), BLOCK);
         const u64 other_matrix = matrix_descriptor(memory + K + (1 - half) * TILE + half * (HALF * BLOCK), BLOCK);
         const u32 weights = memory + P + (warp * 16 + lane % 16) * 128;
@@ -342,12 +344,13 @@ template <class T> struct LatentHopper {
             if (work.row >= TREE_ROW) first_seen = min(first_seen, work.kv_len - min(work.kv_len, 64));
             sums.clear();
             if (tiles > 0) barrier_wait(shared_address(&shared.q_full), turns++ % 2);
-            // With each own tile, the other's tile before it; at the end the other's alone, if it is the last.
+            // Each iteration scores a tile of this warpgroup, and adds the output of the other's tile before it. If the item's last
+            // tile is the other's, one more iteration adds its output alone.
             u32 i = (before + half) % 2;
             if (tiles == 1 && i == 1 && lane == 0) barrier_arrive(shared_address(&shared.q_empty));
             for (; i <= tiles; i += 2) {
                 const u32 round = (before + i) / 2 % 2;
-                // Multiplies the other's weights with this half of its tile's V.
+                // Multiplies the other warpgroup's weights with this warpgroup's half of V in the other's tile.
                 auto outputs = [&]() {
                     barrier_wait(shared_address(shared.weighed + (1 - half)), (before + i - 1) / 2 % 2);
                     fence_async();
@@ -363,8 +366,8 @@ template <class T> struct LatentHopper {
                     if (i > 0) outputs(), wgmma_wait_outputs(sums.o), release_other();
                     break;
                 }
-                // First half of the scores, while the other warpgroup computes its weights; then the products that wait for
-                // these, which release a place; then the other half, while the other's next tile is copied.
+                // Computes the first half of the scores while the other warpgroup computes its weights. Then it multiplies these
+                // weights, which releases a place, and computes the second half of the scores while the other's next tile is copied.
                 float s[8][4];
                 score<0>(shared, half, round, q_matrix, k_matrix, s);
                 if (i > 0) outputs();
@@ -415,7 +418,7 @@ template <class T> struct LatentHopper {
         }
     }
 
-    // Exchanges b of the lower lane and a of the upper lane, of two lanes whose numbers differ by `bit`.
+    // Exchanges words between two lanes whose numbers differ by `bit`: b of the lower lane, and a of the upper lane.
     static __device__ __forceinline__ void swap_between_lanes(u32& a, u32& b, u32 bit, u32 lane) {
         const bool upper = (lane & bit) != 0;
         const u32 other = __shfl_xor_sync(~0u, upper ? a : b, bit);
@@ -443,7 +446,7 @@ template <class T> struct LatentHopper {
             const u32 packed = min(work.q_begin + row, rows - 1), query = packed / group, head = packed - query * group;
             const float worth = enter_sink(p, head, relative, all), inverse = all > 0.f ? worth * (1.f / all) : 0.f;
             const u64 token = work.qo_start + query, to = p.out + token * p.out_stride + head * (RANK * 2) + half * 512 + lane % 4 * 16;
-            // Four lanes hold a row's columns in turns of two; afterwards each has eight consecutive ones.
+            // Each of four lanes has two columns of every eight of a row. After the swaps each lane has eight consecutive columns.
 #pragma unroll
             for (int i = 0; i < 32; i += 4) {
                 u32 words[4];
@@ -459,13 +462,12 @@ template <class T> struct LatentHopper {
     }
 };
 
-// A CTA of items of few query rows: one warpgroup computes, one copies, or two copy fp8.
+// Runs a CTA's items of few query rows. One warpgroup computes. Of the others, one copies rows of 16 bits, or both copy fp8.
 template <class Few> DEVICE void attend_latent_few(const AttendParams& p, u32 memory, typename Few::Shared& shared, u32 index, u32 end) {
     if (threadIdx.x == 0) shared.init(Few::PRODUCERS * Few::THREADS);
     __syncthreads();
     const u32 role = threadIdx.x / Few::THREADS;
-    // One thread of each warpgroup has 504 registers in total, the CTA's number at launch. Requests for more would wait
-    // forever.
+    // The registers of one thread of each warpgroup add up to at most 504, as at launch. A request for more would wait forever.
     if (role >= 3 - Few::PRODUCERS) {
         if constexpr (Few::PRODUCERS == 2) {
             asm volatile("setmaxnreg.dec.sync.aligned.u32 144;");
@@ -480,7 +482,7 @@ template <class Few> DEVICE void attend_latent_few(const AttendParams& p, u32 me
     } else wait_for_previous();
 }
 
-// Runs items whose rows Copies loads; `ctas` CTAs share an item.
+// Runs a CTA's items of many query rows. `Copies` loads latent rows; `ctas` CTAs share an item.
 template <class T, class Copies, class Params>
 DEVICE void attend_latent_wide(const Params& all, u32 memory, typename LatentHopper<T>::Shared& shared, u32 index, u32 end, u32 ctas) {
     using E = LatentHopper<T>;
@@ -497,13 +499,13 @@ DEVICE void attend_latent_wide(const Params& all, u32 memory, typename LatentHop
     }
 }
 
-// Rows of T, or of fp8; Copies loads those of wide items.
+// The kernel: rows of q have type T, and latent rows are of T or fp8. `Copies` loads the latent rows of wide items.
 template <class T, bool FP8, class Copies, class Params> DEVICE void attend_latent_hopper(const Params& all) {
     const AttendParams& p = all.attend;
     using Few = LatentFew<T, 16, FP8>;
     using More = LatentFew<T, 32, FP8>;
     extern __shared__ __align__(1024) u8 memory[];
-    // The items of a launch have one kind.
+    // All items of a launch are of one kind.
     __shared__ union {
         typename LatentHopper<T>::Shared wide;
         typename Few::Shared few;
@@ -513,9 +515,9 @@ template <class T, bool FP8, class Copies, class Params> DEVICE void attend_late
     const u32 width = latent_width(p), ctas = width == LATENT_PAIR_ROWS ? 2 : 1, at = shared_address(memory);
     const u32 own[2] = {latent_begin(p), latent_end(p)}, pair[2] = {latent_begin(p, blockIdx.x / 2), latent_end(p, blockIdx.x / 2)};
     const u32 index = ctas == 2 ? pair[0] : own[0], end = ctas == 2 ? pair[1] : own[1];
-    // Every CTA waits, even without work: the end of this launch implies the end of earlier ones.
+    // A CTA without work waits too, so that the end of this launch implies the end of all earlier ones.
     if (index >= end) return wait_for_previous();
-    // Separate from the begin on, because otherwise the compiler spills.
+    // Each kind of item has a function of its own from here on. Otherwise the compiler spills registers.
     if (width == 16) attend_latent_few<Few>(p, at, state.few, index, end);
     else if (width == 32) attend_latent_few<More>(p, at, state.more, index, end);
     else attend_latent_wide<T, Copies>(all, at, state.wide, index, end, ctas);

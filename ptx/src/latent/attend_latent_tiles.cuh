@@ -1,9 +1,9 @@
 // Attention over latent rows of 16 bits or fp8, for every GPU from compute capability 8.0 on.
 //
-// A CTA takes items of 16 query rows (latent_plan.cuh), 32 tokens at a time. Four pairs of warps compute scores of 8 tokens
-// each; each warp of a pair has half of the columns of K, and query rows stay in registers. Then each warp has all weights, and
-// multiplies them with 64 columns of V, which are K's. The tokens of the next tile are copied meanwhile. Over fp8 the copies
-// are bytes, which are widened to a tile of T.
+// A CTA computes items of 16 query rows (latent_plan.cuh), for 32 tokens at a time: a tile. The warps form four pairs. Each
+// pair computes the scores of 8 tokens; each warp of a pair reads half of the columns of K. Query rows stay in registers. Then
+// each warp reads all scores, computes all weights, and multiplies them with 64 columns of V, which are the first columns of K.
+// Meanwhile the tokens of the next tile are copied. In fp8 pools the copies are bytes, which are then widened to a tile of T.
 #pragma once
 #include "fp8.cuh"
 #include "latent_join.cuh"
@@ -11,19 +11,19 @@
 
 template <class T, bool FP8> struct LatentTiles {
     static constexpr int RANK = 512, ROPE = 64, ROWS = 16, BN = 32, WARPS = 8, THREADS = WARPS * 32;
-    static constexpr int STEPS = (RANK + ROPE) / 32;       // steps of 16 columns, in half of K's
-    static constexpr int PITCH = (RANK + ROPE) * 2 + 16;   // bytes from row to row; the rows of 8 matrices are in different banks
+    static constexpr int STEPS = (RANK + ROPE) / 32;       // steps of 16 columns in half of K's columns
+    static constexpr int PITCH = (RANK + ROPE) * 2 + 16;   // bytes from row to row, so that 8 rows are in different banks
     static constexpr int TILE = BN * PITCH;
     // Copies of a tile's bytes: RANK bytes and the rope of each token.
     static constexpr int RAW_ROPE = BN * RANK, RAW = RAW_ROPE + BN * ROPE * 2;
     static constexpr int BYTES = FP8 ? TILE + 2 * RAW : 2 * TILE;  // dynamic shared memory
-    static constexpr int MINE = BN / WARPS;                // tokens that a warp copies
+    static constexpr int MINE = BN / WARPS;                // number of tokens that a warp copies
 
     struct Shared {
-        float scores[2][ROWS][BN + 8];  // of each half of the columns
-        float scales[2][BN];            // of the tokens of fp8, for each copy
+        float scores[2][ROWS][BN + 8];  // partial scores: one for each half of the columns
+        float scales[2][BN];            // scales of the tokens of both fp8 copies
     };
-    // A token whose row is copied next, for lanes with its `lane % MINE`.
+    // The place of a token whose row is copied next. A lane has that of token `lane % MINE` of its warp.
     struct Found {
         u32 page, slot;
         bool valid;
@@ -39,8 +39,7 @@ template <class T, bool FP8> struct LatentTiles {
         const Look at = look_up(p, work.row & ~TREE_ROW, min(position, work.kv_end - 1));
         return {load_page(p, at, load_directory(p, at)), at.slot, position < work.kv_end};
     }
-    // Copies piece `lane` of `lanes` pieces of 16 bytes of each of the warp's rows, which have BYTES bytes, to rows PITCH bytes
-    // apart.
+    // Copies the warp's rows of BYTES bytes, in pieces of 16 bytes, to rows PITCH bytes apart.
     template <int BYTES, int PITCH> __device__ __forceinline__ void copy_rows(u32 to, u64 from, const Found& found) const {
         constexpr int PIECES = BYTES / 16;
         const u32 valid = __ballot_sync(~0u, found.valid);
@@ -51,7 +50,7 @@ template <class T, bool FP8> struct LatentTiles {
             copy16(to + (warp * MINE + row) * PITCH + piece * 16, source + piece * 16, valid >> row & 1);
         }
     }
-    // Missing tokens become zeros, because weights of 0 multiply them.
+    // Copies a tile. Missing tokens become zeros: their weights are 0, but 0 times an old NaN would be NaN.
     __device__ __forceinline__ void copy_tile(u32 place, const Found& found) const {
         const u64 row = p.k + found.page * p.page_stride + found.slot * p.slot_stride;
         if constexpr (FP8) {
@@ -67,7 +66,7 @@ template <class T, bool FP8> struct LatentTiles {
     __device__ __forceinline__ void load_shared(u32 (&v)[4], u32 at) const {
         asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
     }
-    // Widens a copy to a tile of T, with all numbers times their tokens' scales.
+    // Widens a copy to a tile of T, and multiplies all numbers except the rope's by their token's scale.
     __device__ __forceinline__ void widen_tile(u32 place) const {
         const u32 raw = memory + TILE + place * RAW;
 #pragma unroll
@@ -89,7 +88,7 @@ template <class T, bool FP8> struct LatentTiles {
         store_shared_uint4(memory + token * PITCH + RANK * 2 + lane % 8 * 16, v);
     }
 
-    // Copies the item's query rows, with zeros for rows past the last.
+    // Copies the item's query rows. Rows past the last become zeros.
     __device__ __forceinline__ void copy_queries(u32 to) const {
         constexpr int PIECES = (RANK + ROPE) / 8;
         const u32 rows = work.extend_len * p.group - work.q_begin;
@@ -100,12 +99,12 @@ template <class T, bool FP8> struct LatentTiles {
         }
     }
 
-    // Sets logits of invisible tokens to minus infinity, for rows lane / 4 and + 8; a thread has the tokens of `token_of`.
+    // Sets logits of invisible tokens to minus infinity, for rows lane / 4 and lane / 4 + 8, and for the tokens of `token_of`.
     __device__ __forceinline__ void mask(u32 begin, float (&s)[2][BN / 4]) const {
         const bool tree = work.row >= TREE_ROW;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            // Rows past the last repeat it.
+            // Rows past the last one use the last row's query.
             const u32 packed = min(work.q_begin + lane / 4 + 8 * h, work.extend_len * p.group - 1), query = packed / p.group;
             const u32 seen = work.kv_len - work.extend_len + query + 1, to = min(seen, work.kv_end);
             const u32 from = p.window != 0 && seen > p.window ? seen - p.window : 0;
@@ -117,14 +116,14 @@ template <class T, bool FP8> struct LatentTiles {
             }
         }
     }
-    // Returns the token of a thread's number i of a row, in the order of a product of 16 tokens.
+    // Returns the token of the thread's logit number i of a row. The order is that of products over 16 tokens.
     __device__ __forceinline__ u32 token_of(u32 i) const { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
 
     // Multiplies the pair's 8 tokens of a tile of T with this warp's half of the columns.
     __device__ __forceinline__ void score(u32 tile, const u32 (&q)[STEPS][4]) const {
         const u32 half = warp / 4, token = warp % 4 * 8;
         const u32 from = tile + (token + lane % 8) * PITCH + half * (STEPS * 32) + lane / 8 * 16;
-        float s[2][4] = {};  // alternating, so that no product waits for the one before it
+        float s[2][4] = {};  // two sums in turn, so that no product waits for the previous one
 #pragma unroll
         for (int k = 0; k < STEPS; k += 2) {
             u32 b[4];
@@ -144,11 +143,11 @@ template <class T, bool FP8> struct LatentTiles {
         float o[8][4], top[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.f, 0.f};
 #pragma unroll
         for (int i = 0; i < 32; ++i) o[i / 4][i % 4] = 0.f;
-        // All queries see the tokens before this; in trees, the last 64 tokens are always checked.
+        // All queries see all tokens before `all_see`. In trees, the last 64 tokens are always checked.
         u32 all_see = work.kv_len - work.extend_len + work.q_begin / p.group + 1;
         if (work.row >= TREE_ROW) all_see = min(all_see, work.kv_len - min(work.kv_len, 64));
         if (work.kv_begin < work.kv_end) {
-            // Queries pass through memory that a tile uses later.
+            // Queries are first copied to memory that a tile uses later.
             const u32 through = FP8 ? memory : memory + TILE;
             copy_queries(through);
             copy_tile(0, look(work.kv_begin));
@@ -200,7 +199,7 @@ template <class T, bool FP8> struct LatentTiles {
         __syncthreads();
     }
 
-    // Converts a tile's logits to weights, and scales earlier sums to the new reference: a row's maximum logit so far.
+    // Converts a tile's logits to weights relative to the row's maximum logit so far, and scales earlier sums to this maximum.
     __device__ __forceinline__ void soften(float (&s)[2][BN / 4], float (&o)[8][4], float (&top)[2], float (&sum)[2],
                                            u32 (&weights)[BN / 16][4]) const {
 #pragma unroll
@@ -210,7 +209,7 @@ template <class T, bool FP8> struct LatentTiles {
             for (int i = 0; i < BN / 4; ++i) most = fmaxf(most, s[h][i]);
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-            // A row that has seen no token must not subtract minus infinity from itself.
+            // If a row has seen no token, minus infinity minus itself would be NaN.
             const float less = most == MINUS_INF ? 0.f : most, scale = exp2_fast(top[h] - less);
             top[h] = most, sum[h] *= scale;
 #pragma unroll
@@ -224,7 +223,7 @@ template <class T, bool FP8> struct LatentTiles {
         }
     }
 
-    // Writes the item's results, or its part of them.
+    // Writes the item's results; if the item is a part of a cut one, writes its partial results.
     __device__ __forceinline__ void finish(const float (&o)[8][4], float (&top)[2], float (&sum)[2]) const {
         const u32 rows = work.extend_len * p.group - work.q_begin, parts = work.part & 255, slot = (work.part >> 16) + (work.part >> 8 & 255);
         const u32 column = warp * 64 + lane % 4 * 2;

@@ -1,17 +1,17 @@
-// Joins the parts of cut items of attention over latent rows (latent_plan.cuh).
+// Joins the results of attention over latent rows for items that were cut into parts (latent_plan.cuh).
 #pragma once
 #include "attend.cuh"
 #include "pdl.cuh"
 
-// Joins the parts of cut items, 128 columns of a row at a time, with one warp each. If an item has more than BATCH parts, four
-// warps share them.
+// Joins the parts of all cut items. A warp joins 128 columns of one row. If an item has more than BATCH parts, four warps share
+// its parts.
 template <class T> DEVICE void attend_latent_join(const AttendParams& p) {
     constexpr int RANK = 512, BATCH = 8, WARPS = 4;
     __shared__ float2 tops[WARPS];
     __shared__ float4 sums[WARPS][32];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint4 head = load_uint4(p.plan);
-    const u64 between = head.w;  // rows from a part's slot to the next
+    const u64 between = head.w;  // number of rows between the slots of two parts
     const u32 most = head.y, count = head.x * most * 4;
     const bool shared = head.z > BATCH;
     let_next_start();

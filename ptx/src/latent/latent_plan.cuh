@@ -1,20 +1,22 @@
-// The plan of attention over latent rows (src/backend/cuda/attention/split/latent.rs): the first item of each CTA, and the
-// number of items; the maximum number of query rows of an item: 16, 32, 64 or 128; ExtendWork[..], 16-byte aligned. Items of
-// 128 rows belong to pairs: the lists are then those of clusters, and each CTA of a cluster has 64 rows of an item.
+// The plan of attention over latent rows (src/backend/cuda/attention/split/latent.rs). It consists of: the index of the first item
+// of each CTA's list, then the number of items; the maximum number of query rows of an item (16, 32, 64 or 128); ExtendWork[..],
+// 16-byte aligned. If items have 128 rows, two CTAs of a cluster (a pair) share an item with 64 rows each, and each cluster has a
+// list instead of each CTA.
 #pragma once
 #include "attend.cuh"
 
-// Rows between a part's slots on Hopper, for items of so many or fewer rows; items of pairs have two such places each.
+// On Hopper, the number of rows between the slots of two parts. The maximum number of rows of an item outside pairs. A part of a
+// pair's item has two slots of this many rows.
 #define LATENT_ROWS 64
 #define LATENT_PAIR_ROWS 128
 
-// Read at each use, because the compiler would otherwise keep it in a register that products need.
+// Returns the number of CTAs, read again at each use. Otherwise the compiler would keep it in a register that products need.
 DEVICE u32 latent_ctas() {
     u32 count;
     asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(count));
     return count;
 }
-// The first item of list `list`, of a CTA or a pair, and that of the next list.
+// Return the first item of list `list`, which belongs to a CTA or a pair, and the first item of the next list.
 DEVICE u32 latent_begin(const AttendParams& p, u32 list = blockIdx.x) { return load_u32(p.plan + list * 4ull); }
 DEVICE u32 latent_end(const AttendParams& p, u32 list = blockIdx.x) { return load_u32(p.plan + list * 4ull + 4); }
 DEVICE u32 latent_width(const AttendParams& p) { return load_u32(p.plan + (latent_ctas() + 1) * 4ull); }

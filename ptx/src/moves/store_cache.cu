@@ -1,5 +1,5 @@
-// store_cache, store_cache_streaming, store_cache_any: store row i of k and v in slot slots[i] of one layer; a negative slot
-// writes nothing.
+// store_cache, store_cache_streaming, store_cache_any: store row i of k and v in slot slots[i] of one layer. A row with a
+// negative slot is not stored.
 // Twin:    src/backend/cpu store_cache         (the specification)
 // Params:  StoreCacheParams (src/common, src/backend/cuda/kernels/params.rs)
 // Shapes:  k, v [tokens, kv_heads, head_dim], rows k_stride and v_stride apart; slots i32 [tokens], any: or i64
@@ -21,7 +21,7 @@ DEVICE int load_slot(const StoreCacheParams& p, u32 token) {
     return slot;
 }
 
-// For few tokens, the least time: a thread has one unit of K and of V, and fetches the slot at the same time.
+// The fastest kernel for few tokens: a thread has one unit of K and one of V, and loads the slot at the same time.
 extern "C" __global__ void __launch_bounds__(256) store_cache(const __grid_constant__ StoreCacheParams params) {
     wait_for_previous();
     const u32 token = blockIdx.x * blockDim.y + threadIdx.y, at = threadIdx.x * 16;
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(256) store_cache(const __grid_const
     let_next_start();
 }
 
-// All of a thread's loads precede its first store: UNITS units of K and of V.
+// Stores a row. A thread first loads UNITS units of K and UNITS of V, and then stores them.
 template <class Way, int UNITS, class Unit> DEVICE void store_rows(const StoreCacheParams& p, u32 token, long long slot) {
     const u64 k = p.k + static_cast<u64>(token) * p.k_stride, v = p.v + static_cast<u64>(token) * p.v_stride;
     for (u32 first = threadIdx.x; first < p.row_units; first += UNITS * blockDim.x) {
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(512) store_cache_streaming(const __
     let_next_start();
 }
 
-// Rows of any width, slots of either type.
+// Supports rows of any width, and slots of 32 or 64 bits.
 extern "C" __global__ void __launch_bounds__(256) store_cache_any(const __grid_constant__ StoreCacheParams params) {
     wait_for_previous();
     const u32 token = blockIdx.x * blockDim.y + threadIdx.y;

@@ -1,5 +1,5 @@
-// store_latent_fp8: stores row i of k in slot slots[i] of one layer: its first numbers as bytes of E4M3 with a computed scale,
-// the others as bf16. A negative slot writes nothing.
+// store_latent_fp8: stores row i of k in slot slots[i] of one layer. The first head_dim numbers are stored as bytes of E4M3
+// with a computed scale, the others as bf16. If the slot is negative, the row is not stored.
 // Twin:    src/backend/cpu store_cache         (the specification: src/backend/cpu/scales.rs, bit for bit)
 // Params:  StoreLatentFp8Params (src/common, src/backend/cuda/kernels/params.rs); v, v_pool, v_scales unused
 // Shapes:  k [tokens, head_dim + rope.elements], rows k_stride apart; slots i32 or i64 [tokens]; kv_heads 1, by_token 1
@@ -9,7 +9,8 @@
 #include "pdl.cuh"
 #include "store_fp8.cuh"
 
-// Returns a number as bits of f32. NaN keeps its bits, as on the CPU; an instruction would return one NaN for all of f16's.
+// Returns a number as bits of f32. NaN keeps its bits, as on the CPU; the instruction would turn each NaN of f16 into the
+// same NaN.
 DEVICE u32 load_bits(u32 rows, u64 row, u32 i) {
     if (rows == ROWS_F32) return __float_as_uint(load_scale(row + 4ull * i));
     u16 bits;

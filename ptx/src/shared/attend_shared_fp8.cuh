@@ -1,8 +1,8 @@
-// Decode attention that reads shared spans of fp8 once: attend_shared.cuh over bytes (AttendSharedFp8Params).
+// Decode attention that reads shared spans of fp8 once: attend_shared.cuh over quantised pools (AttendSharedFp8Params).
 //
 // Items widen a tile's bytes in shared memory, like attend_extend.cuh over fp8; tails widen them in registers, like
-// attend_decode_fp8.cuh. Both write sums in the same units, so they join like sums over 16 bits: the reference of a sum is a
-// logit with all scales of K, and a sum of V includes all scales of V.
+// attend_decode_fp8.cuh. Both apply all scales of K to the logits, and all scales of V to the sums, before they write partial sums.
+// The sums therefore join like those of 16-bit pools.
 #pragma once
 #include "attend_decode_fp8.cuh"
 #include "attend_shared.cuh"
@@ -20,7 +20,7 @@ template <> struct SharedFp8Tiles<256> {
     enum { BN = 32, TOKENS = 16, STAGES = 2 };
 };
 
-// As attend_shared.
+// The kernel: attend_shared over fp8. BYTES is its dynamic shared memory.
 template <class T, int D, int NT, int BYTES> DEVICE void attend_shared_fp8(const AttendSharedFp8Params& s) {
     using Of = SharedTiles<D>;
     using Fp8Of = SharedFp8Tiles<D>;

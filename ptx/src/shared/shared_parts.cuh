@@ -1,6 +1,8 @@
-// Partial sums if spans are read once: the parts of a (row, kv head), their places, and their join.
+// The partial sums of kernels that read spans once. The sum of a (row, kv head) consists of parts, which CTAs write for spans and
+// for the row's own tokens. This file computes where the parts are, counts them and joins them.
 //
-// A part consists of rows of dims, and for each row the reference of its sum and the sum of its weights.
+// A part has for each query row a weighted sum of V [D], the maximum logit to which its weights are relative (top), and the sum of
+// the weights.
 #pragma once
 #include "decode_parts.cuh"
 
@@ -21,14 +23,15 @@ DEVICE SpanParts load_span(const AttendSharedParams& p, u32 span) {
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z};
 }
 
-// The part of the plan with the spans' items, for all kernels. TAILS: warps of a CTA that work on tails.
+// The items of spans in the plan, as all kernels read them. TAILS: warps of a CTA that work on tails.
 template <int TAILS> struct SpanPlan {
     enum { SPANS = 1 };
     DEVICE const AttendSharedParams& all(const AttendParams& p) { return reinterpret_cast<const AttendSharedParams&>(p); }
     DEVICE const AttendSharedFp8Params& fp8(const AttendParams& p) { return reinterpret_cast<const AttendSharedFp8Params&>(p); }
-    // Index of this CTA's first item: CTAs for spans come after the others.
+    // Returns this CTA's number among the CTAs for spans, which follow the CTAs for tails. It is the index of its first item.
     DEVICE u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan) / TAILS; }
-    // A query tile as an extend item: of a sequence so long that it sees all tokens, or of the row whose own tokens it reads.
+    // Returns an item of a span as an extend item. If `behind` is 0, the item's sequence is so long that it sees all tokens.
+    // Otherwise the item reads the own tokens of a row, and kv_len is that row's.
     DEVICE ExtendWork load(const AttendParams& p, u32 item) {
         const u64 at = place(p, item);
         const uint2 a = load_uint2(at);
@@ -36,7 +39,7 @@ template <int TAILS> struct SpanPlan {
         const u32 behind = b.x >> 16;
         return {a.x, a.y, b.x & 0xffff, behind == 0 ? 1u << 30 : b.z + behind - 1, 0, b.y, b.z, b.w};
     }
-    // Its index among its query tile's items, and their number.
+    // The number of items of a query tile, and the index of one among them.
     struct Piece {
         u32 parts, piece;
     };
@@ -50,7 +53,8 @@ template <int TAILS> struct SpanPlan {
     DEVICE u32 token(const AttendParams& p, u32 place) { return load_u32(all(p).members + sizeof(SpanMember) * place); }
 };
 
-// The parts of a (row, kv head)'s own tokens: work chunks with its units. A row without units has items instead.
+// The parts of a (row, kv head)'s own tokens: one for each work chunk that contains some of its units. A row without units has
+// items for its own tokens.
 struct OwnParts {
     u32 count;
     u32 first_warp;  // warp with the first part
@@ -64,14 +68,14 @@ DEVICE u32* row_counter(const AttendSharedParams& p, u32 index, u32 kv_head) {
     return reinterpret_cast<u32*>(p.attend.counters) + index * p.attend.kv_heads + kv_head;
 }
 
-// Number of arrivals for a (row, kv head): its own parts, and one for each span of each new token, which may be in two query
-// tiles.
+// Returns the number of arrivals for a (row, kv head): one for each own part, and one for each span and new token. The new tokens
+// are counted separately, because they may be in two query tiles.
 DEVICE u32 arrivals(const OwnParts& own, const RowShare& share) { return own.count + share.depth * share.extend_len; }
-// The arrival of a member of a query tile, when all parts of its sum are present.
+// Signals that all parts of a query tile's sum are written for one of its members.
 struct Arrival {
     u32* counter;
     u32 of;
-    u32 sum;  // index * kv_heads + kv head
+    u32 sum;  // the (row, kv head): index * kv_heads + kv head
     DEVICE Arrival of_member(const AttendSharedParams& p, const SharedHead& plan, u32 place, u32 head) {
         const u32 index = load_u32(p.members + sizeof(SpanMember) * place + 4);
         const RowShare share = load_share(p, index);
@@ -82,13 +86,13 @@ struct Arrival {
     __device__ __forceinline__ bool is_last() const { return arrive_last_fenced(counter, of); }
 };
 
-// The slot of part `part`. A row with units in one work chunk has its own slot.
+// Returns the slot of own part `part`. If all units of a (row, kv head) are in one work chunk, it has a slot of its own.
 DEVICE u32 own_slot(const AttendSharedParams& p, const SharedHead& head, const OwnParts& own, u32 part, u32 sum) {
     if (own.count == 1) return 2 * head.decode_warps + sum;
     return 2 * (own.first_warp + part * p.attend.stripes) + (part == 0);
 }
 
-// The parts of a span for one of its members' new tokens: those of the CTAs with tiles of its query tile.
+// The parts of a span's sum for one member (a new token): one for each CTA that has tiles of the member's query tile.
 template <int TILE> struct QueryTileParts {
     u32 count;
     u32 row;  // row of the first part in the spans' sums
@@ -102,22 +106,22 @@ template <int TILE> struct QueryTileParts {
     __device__ __forceinline__ u32 row_of(u32 part) const { return part == 0 ? row : row + (2 * part - 1) * TILE; }
 };
 
-// The (row, kv head)s whose sums are in parts, by index * kv_heads + kv head.
+// A list of (row, kv head)s whose sums consist of parts. Each is listed as index * kv_heads + kv head.
 template <u32 MOST> struct ListedSums {
-    static_assert(LISTED_SUMS <= 1 << 16, "a sum's number is a u16");
+    static_assert(LISTED_SUMS <= 1 << 16, "a (row, kv head) is listed as a u16");
     u32 count;
     u16 listed[MOST];
     __device__ __forceinline__ void add(u32 sum) { listed[atomicAdd(&count, 1)] = static_cast<u16>(sum); }
 };
 
-// The CTAs with parts of one query tile's sum divide its members among themselves, because joining all of them takes one CTA as
-// long as four tiles. Each waits for the others after its items, but not for long, since they may not run at the same time. The
-// last to arrive also joins the members of those that no longer wait.
+// A barrier of the CTAs that write parts of one query tile's sum. After it each CTA joins some of the tile's members, because one
+// CTA would need as long for all of them as for four tiles. A CTA waits for the others after its items. It stops waiting after
+// some polls, since the others may not run at the same time. The last CTA to arrive then joins its members too.
 struct Meeting {
-    enum : u32 { LISTED = 48, TRIES = 96 };  // pieces that can be recorded as left; number of polls
+    enum : u32 { LISTED = 48, TRIES = 96 };  // pieces for which the state can record that they stopped waiting; number of polls
     u32 parts, piece;
-    bool mine, last;
-    u64 before;  // the state when the last one arrived
+    bool mine, last;  // whether this CTA joins its own members; whether it was the last to arrive
+    u64 before;  // the state before this CTA arrived
 
     DEVICE u64 at(const AttendSharedParams& p, u32 cta, u32 piece) { return p.meetings + sizeof(SpanMeeting) * static_cast<u64>(cta - piece); }
     DEVICE u64 add(u64 at, u64 amount) {
@@ -125,9 +129,9 @@ struct Meeting {
         asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(at), "l"(amount) : "memory");
         return before;
     }
-    // One thread, when a part has been written: returns the previous state.
+    // Signals that this CTA's part is written, and returns the previous state. One thread calls it.
     DEVICE u64 come(const AttendSharedParams& p, u32 cta, u32 piece) { return add(at(p, cta, piece), 1); }
-    // One thread, when all items are done. `came` is the result of `come`.
+    // Waits for the other CTAs, after all items. One thread calls it; `came` is the result of `come`.
     DEVICE Meeting wait(const AttendSharedParams& p, u32 cta, u32 parts, u32 piece, u64 came) {
         const u64 state = at(p, cta, piece);
         auto all = [&](u64 seen) { return static_cast<u32>(seen & 0xffff) == parts; };
@@ -149,26 +153,26 @@ struct Meeting {
     }
 };
 
-// Loads a lane's share of a row, in pieces 128 bytes apart; leaves x unchanged if `some` is false.
+// Loads a lane's share of a row: float4s that are 128 bytes apart. Leaves x unchanged if `some` is false.
 template <int COUNT, int AT = 0> DEVICE void load_row(float4 (&x)[COUNT], u64 from, bool some) {
     load_float4_shared<AT * 128>(x[AT], from, some);
     if constexpr (AT + 1 < COUNT) load_row<COUNT, AT + 1>(x, from, some);
 }
 
-// Joins the parts of (row, kv head)s: a warp takes four query rows at a time, with eight lanes each. ROWS: query rows that an own part
-// has space for; TILE: query rows of a query tile; BATCH: parts whose loads are in flight together. The code is short, because each
-// launch runs it cold.
+// Joins the parts of (row, kv head)s. A warp joins four query rows at a time, with eight lanes for each. ROWS: query rows for which
+// an own part has space; TILE: query rows of a query tile; BATCH: parts whose loads are in flight together. The code is short,
+// because at each launch it is not yet in the instruction cache.
 template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
     enum { FOURS = D / 32 };  // float4 of a lane
 
-    // Up to BATCH parts of this lane's query row: the place and the reference of part lane % 8.
+    // Up to BATCH parts of this lane's query row. `data` and `tops` are the addresses of part lane % 8.
     struct Turn {
         u64 data, tops;
         u32 token, q_head;
         bool there, ends;  // whether the row exists; whether its sum ends with these parts
     };
 
-    // A query row of a (row, kv head): the values that stay while its parts are located.
+    // The values of a query row of a (row, kv head) that locating its parts needs.
     struct Place {
         OwnParts own;
         u32 sum, kv_head, row, head_row;  // row: of the (row, kv head); head_row: of its token
@@ -181,7 +185,7 @@ template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
         }
     };
 
-    // Locates its parts from `from` on.
+    // Locates the parts of a query row from `from` on.
     static __device__ __forceinline__ Turn locate(const AttendSharedParams& p, const SharedHead& plan, const Place& of, u32 from) {
         const u32 group = p.attend.group, part = from + threadIdx.x % 8;
         const bool there = of.row < of.rows;
@@ -204,8 +208,8 @@ template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
         return turn;
     }
 
-    // Warp `warp` of `warps` joins its share of the listed sums, whose records are loaded together. While parts are in flight,
-    // the next ones are located.
+    // Joins the share of warp `warp` of `warps` of the listed sums. The warp loads the records of 32 sums together. While parts
+    // are loaded, it locates the next ones.
     template <u32 MOST>
     static __device__ __forceinline__ void join_all(const AttendSharedParams& p, const SharedHead& plan, const ListedSums<MOST>& sums, u32 warp, u32 warps) {
         const u32 count = sums.count, lane = threadIdx.x % 32;
@@ -257,7 +261,7 @@ template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
         }
     }
 
-    // Adds parts, which are relative to `of[..].x`, to a sum.
+    // Adds parts to a sum. The weights of part k are relative to `of[k].x`.
     static __device__ __forceinline__ void add(const float4 (&x)[BATCH][FOURS], const float2 (&of)[BATCH], float& top, float& sum, float (&o)[FOURS][4]) {
         float above = top;
 #pragma unroll
@@ -276,7 +280,7 @@ template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
         }
     }
 
-    // Writes a query row's result; each of eight lanes has a part of it.
+    // Writes a query row's result, of which each of eight lanes has a share.
     static __device__ __forceinline__ void put(const AttendParams& p, const Turn& turn, float top, float sum, const float (&o)[FOURS][4]) {
         const u32 lane = threadIdx.x % 8;
         const float worth = enter_sink(p, turn.q_head, top, sum), inverse = sum > 0.f ? worth * (1.f / sum) : 0.f;
@@ -289,18 +293,18 @@ template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
     }
 };
 
-// The ends of a CTA's items.
+// Signals the ends of a CTA's items, and joins the sums that become complete.
 struct SpanEnds : ListedSums<SPAN_ROWS> {
-    u64 came[2];  // of the CTA's first item, and of its last
+    u64 came[2];  // results of `come`: for an item with earlier pieces in other CTAs, and for one that begins its query tile
     Meeting meeting;
 
-    // One thread, after a barrier of all writers: signals the end of an item.
+    // Signals the end of an item. One thread calls it, after a barrier of all threads that wrote the part.
     template <class Of> __device__ __forceinline__ void tell(const AttendSharedParams& p, u32 cta, const Of& of) {
         if (of.parts == 1) return;
         __threadfence();
         came[of.piece == 0] = Meeting::come(p, cta, of.piece);
     }
-    // All threads of `warps` warps: joins complete sums. `sync` is their barrier.
+    // Joins complete sums. All threads of `warps` warps call it; `sync` is their barrier.
     template <class Items, class Join, class Sync> __device__ __forceinline__ void meet(const AttendSharedParams& p, u32 thread, u32 warps, Sync sync) {
         const SharedHead plan = load_shared_head(p.attend);
         const u32 cta = Items::cta(p.attend);
@@ -326,7 +330,7 @@ struct SpanEnds : ListedSums<SPAN_ROWS> {
     }
 };
 
-// Rows whose units begin after their spans.
+// Rows of the decode cursor: a row's units begin after its spans.
 struct TailRows {
     static constexpr bool WHOLE = false;
     enum : u32 { EXTRA = DECODE_EXTRA };
@@ -335,8 +339,8 @@ struct TailRows {
     }
 };
 
-// The decode kernel's parts for warps with a work chunk each, TAILS in a CTA. Tails are short; other warps hide the cost of
-// their ends. TILE and BATCH are those of SharedJoin.
+// DecodeParts for tails. A CTA has TAILS warps, and each warp has a work chunk of its own. Tails are short, and while a warp ends
+// one, the other warps keep the multiprocessor busy. TILE and BATCH are those of SharedJoin.
 template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, int BATCH = 8> struct SharedDecodeParts : DecodeParts<T, D, NT, 1> {
     using Base = DecodeParts<T, D, NT, 1>;
     using Base::ROWS, Base::p, Base::lane, Base::work_units, Base::write, Base::write_lse;
@@ -347,7 +351,7 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
 
     const AttendSharedParams& all;
     u32 decode_warps;  // unused over fp8, whose loop has no register for it
-    u32 number;        // among all warps that decode
+    u32 number;        // this warp's index among all warps that decode
     __device__ __forceinline__ explicit SharedDecodeParts(const AttendParams& p)
         : Base(p, thread()), all(reinterpret_cast<const AttendSharedParams&>(p)) {
         if constexpr (!over_fp8(T())) decode_warps = load_u32(p.plan);
@@ -364,7 +368,7 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
 
     __device__ __forceinline__ u32 head_of(const Cursor& c) const { return c.head * p.stripes + number % p.stripes; }
 
-    // Ends a segment: its sum is the result, a part of it, or empty.
+    // Ends a segment: writes its sum as a result or as a part. Segments of only extra units have no sum.
     __device__ __forceinline__ void finish(const Cursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
                                            const float (&sum)[NT][2], Pendings& pendings) {
         if (c.at >= max(1u, c.units - DECODE_EXTRA)) return;
@@ -381,14 +385,14 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
         if (parts > 1 && lane == 0) pendings.add(c.index * p.kv_heads + head);
     }
 
-    // Writes one eight of query rows.
+    // Writes the results of a block of eight query rows.
     __device__ __forceinline__ void put_result(const Cursor& c, u32 rows, u32 head, u32 n, const float (&o)[D / 16][4], const float (&top)[2],
                                                const float (&sum)[2]) {
         const typename Base::Ended ended(*this, n, head, top, sum);
         write_lse(n, c.qo_start, rows, head, ended);
 #pragma unroll
         for (int m = 0; m < D / 16; ++m) {
-            // Hidden from the compiler, which would otherwise keep an address for each.
+            // Hides `at` from the compiler, which would otherwise keep an address for each m in a register.
             u32 at = m;
             asm volatile("" : "+r"(at));
             write(n, at, c.qo_start, rows, head, o[m], ended);
@@ -396,7 +400,7 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
     }
     __device__ __forceinline__ void put_part(u32 slot, u32 rows, u32 n, const float (&o)[D / 16][4], const float (&top)[2], const float (&sum)[2]) {
         const u32 row = n * 8 + lane % 4 * 2;
-        // The second number of a fragment is of the next dim over fp8, otherwise of the eighth next.
+        // A lane's second number is of the next dim over fp8, otherwise of the eighth dim after the first.
         constexpr u32 NEXT = over_fp8(T()) ? 1 : 8;
         float* const data = reinterpret_cast<float*>(p.partial) + (slot * u64(ROWS) + row) * D + lane / 4 * (over_fp8(T()) ? 2 : 1);
 #pragma unroll
@@ -408,8 +412,8 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
         }
     }
 
-    // Signals that all parts of this warp are written, and joins the sums whose last part this was. Arrivals together at the
-    // end cost less memory time than one at each segment's end.
+    // Signals that all parts of this warp are written, and joins the sums of which a part of this warp was the last. All arrivals
+    // together at the end take less memory time than one at the end of each segment.
     __device__ __forceinline__ void join_pending(Pendings& pendings) {
         const SharedHead plan = load_shared_head(p);
         sync();

@@ -1,21 +1,21 @@
-// score_labels_DTYPE: computes the score of each visible position of a row with lists, except its own, for each kv head, as a
-// number of the same order.
-// DTYPE:   bf16 or f16: one text and entry point each
+// score_labels_DTYPE: computes keys for the rows with lists. A key is a u32 with the order of a score; each kv head has one for
+// each position that the row's new token sees, except its own.
+// DTYPE:   bf16 or f16; each has its own text and entry point
 // Twin:    src/backend/cpu/labels.rs score, order (the specification, bit by bit)
 // Params:  SelectParams (src/common, src/backend/cuda/kernels/params.rs); positions, listed, counts, gathered unused
-// Shapes:  q [tokens, q_heads, head_dim]; channels u32 [kv_heads, channel_count]; labels as K, channel_count wide; keys as starts says
+// Shapes:  q [tokens, q_heads, head_dim]; channels u32 [kv_heads, channel_count]; labels as K, channel_count wide; keys: see SelectParams
 // Grid:    x = kv_heads or more (warps share positions and heads)
 // Needs:   q 2-byte aligned; channel_count up to 256; labels 2-byte aligned. Rows past key_chunks are skipped
 // Build:   ptx/build.py
 #include "select.cuh"
 
-// Each warp processes a run of pieces of 32 positions for a few heads: a lane has one position of each piece, and all queries.
-// Labels of 16 or 32 channels with 16-byte alignment are copied to shared memory some pieces ahead, 128 consecutive bytes of
-// each token. Separate loads of each lane touch one cache line each, and reach only a third of the memory bandwidth (measured
-// on an H200).
+// A piece is 32 positions. Each warp processes a run of pieces for a few kv heads: a lane scores one position of each piece, and
+// holds the summed queries of all these heads. If labels have 16 or 32 channels and 16-byte alignment, they are copied to shared
+// memory a few pieces ahead, 128 consecutive bytes of each token. Loads into registers instead would touch one cache line in each
+// lane, and reach only a third of the memory bandwidth (measured on an H200).
 constexpr u32 PIECE = 32, PIECES = SCORE_TOKENS / PIECE;
 constexpr u32 STAGES = 4;
-constexpr u32 UNITS = 8;  // units of 16 bytes of a token, for the heads of a warp
+constexpr u32 UNITS = 8;  // 16-byte units that a warp's heads have of each token
 constexpr u32 STAGE_BYTES = PIECE * UNITS * 16;
 constexpr u32 NO_SLOT = ~0u;
 
@@ -51,13 +51,14 @@ DEVICE u32 order(float score) {
     return score != score ? 0 : bits ^ (bits >> 31 | 1 << 31);
 }
 
-// A piece among those of all rows, and its row.
+// A piece, counted over all rows, and its row.
 struct Cursor {
     u32 number, index;
     u32 begin, end;  // pieces of the row
     Seeing row;      // a row past key_chunks sees nothing
 
-    // Creates a cursor at an existing piece: its row is the last one that begins there or before, since others there are empty.
+    // Creates a cursor at an existing piece. Of the rows that begin at the piece or before it, the piece belongs to the last one:
+    // rows that begin at the same piece before it are empty.
     static __device__ __forceinline__ Cursor make(const SelectParams& params, u32 number) {
         u32 begun = 0;
 #pragma unroll 4
@@ -84,7 +85,7 @@ struct Cursor {
     // Position of this lane, and whether its row sees it.
     __device__ __forceinline__ u32 position() const { return (number - begin) * PIECE + threadIdx.x % 32; }
     __device__ __forceinline__ bool sees(u32 position) const { return position >= row.first && position < row.own; }
-    // Returns whether any of its positions is visible.
+    // Returns whether the row sees any position of the piece.
     __device__ __forceinline__ bool some() const {
         const u32 from = (number - begin) * PIECE;
         return max(from, row.first) < min(from + PIECE, row.own);
@@ -96,7 +97,7 @@ struct Heads {
     u32 first, count;
 };
 
-// Begins to look up the pages of a piece, if it exists; an invisible position uses the place of a visible one.
+// Begins to look up the pages of a piece, if the piece exists. Lanes with an invisible position look up a visible one.
 DEVICE void look_ahead(const AttendParams& p, const Cursor& at, u32 last, Own& own, u32 stage) {
     const u32 lane = threadIdx.x % 32;
     u32 slot = NO_SLOT;
@@ -123,8 +124,8 @@ template <u32 EIGHTS> DEVICE void copy_labels(const AttendParams& p, const Heads
     }
 }
 
-// Sums the queries of the kv heads of a row in their labels' channels, [heads, channel_count]. Loads wait only for a channel
-// number.
+// For each kv head, sums the queries of its group in the channels of its labels: [heads, channel_count]. Loads of q depend only on
+// the load of a channel number, not on each other.
 DEVICE void sum_queries(const SelectParams& params, u64 row, const Heads& heads, float* queries) {
     const AttendParams& p = params.attend;
     const u32 count = params.channel_count;
@@ -146,7 +147,7 @@ DEVICE void sum_queries(const SelectParams& params, u64 row, const Heads& heads,
     __syncwarp();
 }
 
-// The key of this lane's position of a piece, for the warp's first head, and the distance of keys of its heads.
+// The address of the key of this lane's position, for the warp's first head, and the distance in bytes to the next head's key.
 struct Keys {
     u64 first, stride;
     static __device__ __forceinline__ Keys make(const SelectParams& params, const Cursor& at, const Heads& heads) {
@@ -180,7 +181,7 @@ template <u32 EIGHTS> DEVICE void score_staged(const Keys& keys, const Heads& he
     }
 }
 
-// Scores labels in place.
+// Scores a lane's position with labels from global memory.
 DEVICE void score_read(const SelectParams& params, const Cursor& at, const Keys& keys, const Heads& heads, const float* queries) {
     const AttendParams& p = params.attend;
     if (!at.sees(at.position())) return;
@@ -194,7 +195,7 @@ DEVICE void score_read(const SelectParams& params, const Cursor& at, const Keys&
     }
 }
 
-// A warp's pieces begin..end of the labels of some heads.
+// The work of a warp: pieces begin..end, for some kv heads.
 struct Run {
     u32 begin, end;
     Heads heads;
@@ -213,8 +214,9 @@ DEVICE void look_next(const SelectParams& params, const Run& run, Cursor& ahead,
     ahead.next(params, run.end);
 }
 
-// EIGHTS: number of channels of a head's labels, divided by 8. The labels of a piece are copied while the two pieces before it
-// are processed, and its pages are looked up three pieces earlier. Those of the first pieces were looked up by the caller.
+// EIGHTS is the number of channels of a head's labels, divided by 8. The labels of a piece are copied while the two pieces before
+// it are processed. Its pages are looked up three pieces before its labels are copied. The caller has looked up the pages of the
+// first three pieces.
 template <u32 EIGHTS> DEVICE void score_copied(const SelectParams& params, const Run& run, Cursor& at, Cursor& ahead, Own& own) {
     const AttendParams& p = params.attend;
     copy_wait<0>();
@@ -245,7 +247,7 @@ template <u32 EIGHTS> DEVICE void score_copied(const SelectParams& params, const
     }
 }
 
-// Labels of any number of channels, read in place.
+// Scores labels of any number of channels, without copying them to shared memory.
 DEVICE void score_in_place(const SelectParams& params, const Run& run, Cursor& at, float* queries) {
     const AttendParams& p = params.attend;
     for (bool other_row = true; at.number < run.end; other_row = at.next(params, run.end)) {

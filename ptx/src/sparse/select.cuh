@@ -1,4 +1,4 @@
-// Shared by the kernels of a selection: the rows with lists, and the positions that they see.
+// Definitions that the kernels of a selection share: the rows with lists, and the positions that these rows see.
 #pragma once
 #include "pdl.cuh"
 #include "attend.cuh"
@@ -10,7 +10,7 @@ DEVICE float widen(f16, u32 bits) {
     return x;
 }
 
-// A row of the batch: it sees positions first..own, always including the last.
+// A row of the batch. Its new token is at position `own` and sees the positions from `first` to `own`, both included.
 struct Seeing {
     u32 row, qo_start;
     u32 first, own;

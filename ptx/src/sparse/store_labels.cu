@@ -1,5 +1,5 @@
-// store_labels: stores the labels of row i of k, some channels of each head, in slot slots[i] of one layer; a negative slot
-// writes nothing.
+// store_labels: stores the labels of each row of k, which are some channels of each head. Those of row i go to slot slots[i] of one
+// layer; if slots[i] is negative, they are not stored.
 // Twin:    src/backend/cpu/labels.rs store     (the specification)
 // Params:  StoreLabelsParams (src/common, src/backend/cuda/kernels/params.rs)
 // Shapes:  k [tokens, kv_heads, head_dim] of 16 bits, rows k_stride apart; channels u32 [kv_heads, channel_count]

@@ -1,5 +1,6 @@
-//! Numbers of fp8 E4M3: a sign, 4 bits of exponent with bias 7, 3 bits of mantissa. There are no infinities; NaN has
-//! all bits below the sign set. The conversion is integer arithmetic, as on targets without an instruction for it.
+//! Numbers of fp8 E4M3: a sign, 4 bits of exponent with bias 7, 3 bits of mantissa. There are no infinities. In a NaN,
+//! all bits except the sign are 1. The conversion uses integer arithmetic, because most CPUs have no instruction for
+//! it.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -67,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_is_read_as_it_is_defined_and_written_as_it_was() {
+    fn every_byte_has_its_value_and_is_written_back_unchanged() {
         for byte in 0..=u8::MAX {
             let (got, want) = (E4m3(byte).to_f32(), value(byte));
             assert_eq!(got.is_nan(), want.is_nan(), "{byte:#x}");
@@ -97,7 +98,7 @@ mod tests {
             // In this range not all results are 0 or 448.
             check(f32::from_bits(rng.within(0x3a00_0000, 0x4400_0000) as u32));
         }
-        // Halfway between two neighbours, and next to it.
+        // Numbers halfway between two neighbours, and the numbers next to these.
         for byte in 0..0x7e {
             let middle = ((value(byte) + value(byte + 1)) / 2.0) as f32;
             for near in [middle, value(byte) as f32, 464.0, f32::MIN_POSITIVE, 0.0] {

@@ -69,13 +69,13 @@ impl HostPages {
         self.pages.len() as u64 * layout.page_bytes()
     }
 
-    /// Returns the bytes of a page without a write lease.
+    /// Returns the bytes of a page. Panics if the page has a write lease.
     fn read(&self, page: HostPageId) -> Bytes {
         let bytes = lock(&self.pages[page.index()]).clone();
         bytes.unwrap_or_else(|| panic!("B16: a writer has leased {page:?}"))
     }
 
-    /// Changes a page without leases.
+    /// Changes the bytes of a page. Panics if the page has any lease.
     fn write(&self, page: HostPageId, write: impl FnOnce(&mut [u8])) {
         let mut place = lock(&self.pages[page.index()]);
         let bytes = place.as_mut().and_then(Arc::get_mut);

@@ -1,4 +1,4 @@
-//! Labels: stores them from K, and selects positions by them.
+//! Stores labels, which are channels of K, and selects positions by scores of the labels.
 
 use super::number::Number;
 use super::pool::{Pool, with_number};
@@ -85,12 +85,13 @@ pub(super) struct Scorer<'a> {
 /// Buffers of a selection, reused in later calls.
 #[derive(Debug, Default)]
 pub(super) struct SelectScratch {
-    /// One query head.
+    /// The query of one head.
     head: Vec<f32>,
-    /// The sum of a kv head's queries in the labels' channels; then the labels of a position.
+    /// The sum of the queries of a kv head, in the labels' channels.
     query: Vec<f32>,
+    /// The labels of a position.
     labels: Vec<f32>,
-    /// Score, as a number of equal order, and position.
+    /// For each position its score, as a number that [`order`] returns, and the position.
     scored: Vec<(u32, u32)>,
 }
 
@@ -101,7 +102,7 @@ impl SelectScratch {
             + self.scored.capacity() * size_of::<(u32, u32)>()
     }
 
-    /// Returns the list of one row and kv head; `q` has the queries of the row, `[q_heads, head_dim]`.
+    /// Writes the list of one row and kv head to `list`. `q` contains the queries of the row, `[q_heads, head_dim]`.
     pub fn list(
         &mut self,
         of: &Scorer<'_>,
@@ -159,7 +160,8 @@ impl SelectScratch {
     }
 }
 
-/// Returns a number of the same order as the score: 0 and -0 are equal, and NaN is below all others.
+/// Returns an integer that orders scores: a larger score has a larger integer. 0 and -0 are equal, and NaN is below all
+/// other scores.
 fn order(score: f32) -> u32 {
     if score.is_nan() {
         return 0;

@@ -65,8 +65,8 @@ pub(super) fn dots<const A: usize, const B: usize>(
     across(&stored)
 }
 
-/// Sums the lanes in a fixed order. Not inlined, because the caller's loop would otherwise be vectorised across
-/// products, at a shuffle for each number.
+/// Sums the lanes in a fixed order. It is not inlined. Otherwise the compiler would vectorise the caller's loop across
+/// products, which takes a shuffle for each number.
 #[inline(never)]
 fn across<const A: usize, const B: usize>(sums: &[[F32x8; B]; A]) -> [[f32; B]; A] {
     let mut products = [[0.0; B]; A];
@@ -78,8 +78,8 @@ fn across<const A: usize, const B: usize>(sums: &[[F32x8; B]; A]) -> [[f32; B]; 
     products
 }
 
-/// Computes `out = factor * out + weights * rows`. `rows` is `[weights, apart]`; only the first elements of a row are
-/// used.
+/// Computes `out = factor * out + weights * rows`. `rows` has the shape `[weights.len(), apart]`; only the first
+/// `out.len()` vectors of each row are used.
 #[inline(always)]
 pub(super) fn accumulate(
     out: &mut [F32x8],
@@ -155,7 +155,7 @@ fn fold(start: f32, numbers: &[f32], mut f: impl FnMut(f32, f32) -> f32) -> f32 
     lanes.iter().chain(rest).fold(start, |a, &b| f(a, b))
 }
 
-/// Joins a row's state and sum for a later segment with those for earlier segments.
+/// Adds a later segment to a query row: joins its state and its weighted sum with those of all earlier segments.
 pub(super) fn join((softmax, out): (&mut Softmax, &mut [f32]), later: (Softmax, &[f32])) {
     let ((max, sum), more) = later;
     // A segment without visible positions must not change a bit.
@@ -188,7 +188,7 @@ pub(super) const EXP_TERMS: [f32; 8] =
 /// Returns `e^x` for `x <= 0`, within 2 units in the last place; 0 below -87.
 ///
 /// `e^x = 2^n e^r` with whole `n` and `|r| <= ln 2 / 2`. The Taylor series of `e^r` up to `r^7 / 7!` has a relative
-/// error below `6e-9`. Without branches and calls, so loops are vectorised.
+/// error below `6e-9`. The function has no branches and no calls, so loops over it are vectorised.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     let y = if x < EXP_LOW { EXP_LOW } else { x }; // Unlike `max`, this keeps NaN.

@@ -132,8 +132,7 @@ impl Cpu {
         }
     }
 
-    /// Stores rows of K and V, each with its stride, as multiples of their scales, and the rope of latent rows
-    /// unchanged.
+    /// Stores rows of K and V in a quantised pool, each with its stride. Rotary parts of latent rows are not quantised.
     fn store_quantised(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -165,7 +164,7 @@ impl Cpu {
         }
     }
 
-    /// Computes attention; rows with lists read only their lists.
+    /// Computes attention. Rows with lists read only the positions of their lists.
     fn attend_rows(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -304,7 +303,7 @@ impl Backend for Cpu {
 
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also [`CpuError::Plan`] for norms or frequencies of another length,
-    /// and for pools without heads of pairs.
+    /// and for pools without heads or with an odd head_dim.
     fn rope_store(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -442,7 +441,7 @@ impl SparseBackend for Cpu {
     }
 }
 
-/// Checks the exact number of positions in lists.
+/// Checks that lists have exactly the wanted number of positions.
 fn check_lists(actual: usize, wanted: usize) -> Result<(), PlanError> {
     let operand = Operand::Selection;
     if actual == wanted { Ok(()) } else { Err(PlanError::Length { operand, actual, wanted }) }

@@ -63,7 +63,7 @@ impl Number for f16 {
 }
 
 impl Number for bf16 {
-    // `half` makes signalling NaNs quiet here, and its loop is not vectorised.
+    // Unlike the conversion of `half`, this loop is vectorised, and signalling NaNs stay signalling.
     #[inline(always)]
     fn widen(source: &[Self], target: &mut [f32]) {
         assert_eq!(source.len(), target.len());
@@ -72,7 +72,7 @@ impl Number for bf16 {
         }
     }
 
-    // The same as `half`, without branches.
+    // Returns the same bits as `half`, but has no branches.
     #[inline(always)]
     fn narrow(source: &[f32], target: &mut [Self]) {
         assert_eq!(source.len(), target.len());

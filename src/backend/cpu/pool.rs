@@ -55,7 +55,7 @@ impl Pool {
         let memory: Box<[Unit]> = zeroed(units.saturating_add(LINE_UNITS as u64))
             .map_err(|_| CpuError::OutOfMemory { bytes })?;
         let start = (memory.as_ptr().addr() / size_of::<Unit>()).wrapping_neg() % LINE_UNITS;
-        // Cached pages are read in random order: with small system pages, each read would miss the TLB.
+        // Cached pages are read in random order, so with small system pages each read would miss the TLB.
         memory::ask_for_huge_pages(memory.as_ptr().addr(), size_of_val(&*memory));
         Ok(Self { memory, start, bytes: bytes as usize })
     }
@@ -74,7 +74,7 @@ impl Pool {
         bytemuck::cast_slice(&self.memory[self.start..])
     }
 
-    /// Returns [`Pool::numbers`] to write.
+    /// Returns [`Pool::numbers`] as a mutable slice.
     pub fn numbers_mut<T: Pod>(&mut self) -> &mut [T] {
         bytemuck::cast_slice_mut(&mut self.memory[self.start..])
     }
@@ -92,7 +92,7 @@ impl Pool {
     }
 }
 
-/// [`memory::zeroed`] with this backend's error.
+/// Like [`memory::zeroed`], but returns an error of this backend.
 pub(super) fn zeroed<T: Zeroable>(len: u64) -> Result<Box<[T]>, CpuError> {
     let zeros = memory::zeroed(len).map(Vec::into_boxed_slice);
     zeros.map_err(|OutOfMemory { bytes }| CpuError::OutOfMemory { bytes })

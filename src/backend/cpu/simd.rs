@@ -27,6 +27,7 @@ impl CpuPath {
     }
 }
 
+/// An instruction set that this machine has. The value proves the detection.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Isa {
     Portable,
@@ -135,7 +136,7 @@ impl<S: Lanes, O: Op> NullaryFnOnce for Call<S, O> {
 
 /// The vector operations of a set.
 pub(super) trait Lanes: Simd {
-    /// Number of result vectors of one row that fit the registers next to those of three other rows.
+    /// Number of result vectors of a row, chosen so that those of four rows fit the registers together.
     const ROW_VECTORS: usize;
 
     /// Widens each number of 16 bits to a lane of 32 bits.

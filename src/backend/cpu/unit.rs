@@ -1,4 +1,4 @@
-//! The units of attention's work, and the data that they share.
+//! Splits a call of attention into units of work, and contains the data that the units share.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -21,13 +21,13 @@ const UNIT_ROWS: u32 = 32;
 /// share the row of one long context without changing its bits.
 const SEGMENT: u32 = 1024;
 
-/// Multiplications that justify a thread, about 100 us.
+/// Number of multiplications that justify a thread. They take about 100 us.
 const THREAD_WORK: u64 = 1 << 21;
 
 /// One call of attention: the data that all units share.
 pub(super) struct Job<'a, T> {
     pub pool: &'a [T],
-    /// The whole pool as f32, which contains scales.
+    /// The whole pool as f32, for reading the scales that it contains.
     pub numbers: &'a [f32],
     /// Rotary part of quantised latent rows: its strides, and the whole pool as bf16.
     pub rope: Option<(&'a Strides, &'a [bf16])>,
@@ -53,8 +53,8 @@ pub(super) struct Job<'a, T> {
     pub isa: Isa,
 }
 
-/// Some query tokens of one sequence, with the query heads of some kv heads. Its query rows are ordered by kv head,
-/// then by token, then by head within the group.
+/// A unit of work: some query tokens of one sequence, with the query heads of some kv heads. Its query rows are ordered
+/// by kv head, then by token, then by query head.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     pub row: BatchRow,
@@ -62,28 +62,31 @@ pub(super) struct Unit {
     first: u32,
     /// Number of query tokens.
     pub tokens: u32,
+    /// First kv head.
     pub first_head: u32,
-    /// Range of kv heads; one head if the unit has a list.
+    /// Number of kv heads; 1 if the unit has a list.
     pub heads: u32,
-    /// Start and end of its positions, as in [`Unit::sees`]: all that its tokens see, or one segment.
+    /// Start and end of the slots that the unit reads, numbered as in [`Unit::sees`]: all that its tokens see, or one
+    /// segment.
     pub reads: [u32; 2],
-    /// Whether the previous and the next unit have the same query rows.
+    /// Whether the previous unit has the same query rows.
     pub continues: bool,
+    /// Whether the next unit has the same query rows.
     pub goes_on: bool,
-    /// Index of its list, if it has one.
+    /// Index of the unit's list of positions, if it has one.
     list: Option<usize>,
-    /// Mask of its only token, if the row is a tree; else 0.
+    /// Mask of the unit's only token, if the row is a draft tree; else 0.
     mask: u64,
 }
 
 impl Unit {
-    /// Returns its first row in q and out.
+    /// Returns the index of the unit's first row in q and out.
     pub fn first_row(&self) -> usize {
         self.row.qo_start as usize + self.first as usize
     }
 
-    /// Returns the range that query token `i` of the unit sees. It numbers visible slots in order, which in a tree are
-    /// not all slots.
+    /// Returns the slots that query token `i` of the unit sees. The range counts visible slots only, in order. In a
+    /// draft tree they are not all slots of the row; [`Unit::table_index`] returns the position of each.
     pub fn sees(&self, i: u32, attend: &Attend) -> Range<u32> {
         if self.mask != 0 {
             return 0..self.row.kv_len.saturating_sub(u64::BITS) + self.mask.count_ones();
@@ -111,12 +114,12 @@ impl Unit {
         self.row.kv_len - 1 - rest.ilog2()
     }
 
-    /// Returns its positions, in segments.
+    /// Returns the slots that the unit reads, split into segments.
     pub fn segments(&self) -> impl Iterator<Item = Range<u32>> + use<> {
         segments(self.reads[0]..self.reads[1])
     }
 
-    /// Returns the range that any of its query tokens sees.
+    /// Returns the range from the first to the last slot that some query token of the unit sees.
     fn sees_in_all(&self, attend: &Attend) -> Range<u32> {
         self.sees(0, attend).start..self.sees(self.tokens - 1, attend).end
     }
@@ -136,7 +139,7 @@ impl Unit {
         self.list.is_some()
     }
 
-    /// Returns for each query row its row in q and out, and its query head.
+    /// Returns each query row: the index of its token in q and out, and its query head.
     pub fn rows(self, group: usize) -> impl Iterator<Item = (usize, usize)> {
         let tokens = self.first_row()..self.first_row() + self.tokens as usize;
         let heads = self.first_head as usize..(self.first_head + self.heads) as usize;
@@ -173,12 +176,13 @@ impl<T> Job<'_, T> {
         (self.layout.value_dim() as usize * size_of::<f32>()).div_ceil(size_of::<Line>())
     }
 
-    /// Returns all units except those of padding rows, in the order of query rows. In a tree each token has its own
-    /// units.
+    /// Returns all units except those of padding rows, in the order of query rows. In a draft tree each token has its
+    /// own units.
     ///
-    /// With few query tokens a unit has several kv heads, because the heads of a slot are adjacent and memory is
-    /// fastest in order. It has fewer heads if some threads would have no work. A row of few query tokens that is a
-    /// large part of the work has a unit for each segment. The results are the same in all cases.
+    /// A unit of few query tokens has several kv heads, because the heads of a slot are adjacent and memory is fastest
+    /// in order. It has fewer heads if some threads would otherwise have no work. If a row of few query tokens is a
+    /// large part of the work, each of its segments is a unit, so several threads share the row. The results are the
+    /// same in all cases.
     pub fn units(&self) -> impl Iterator<Item = Unit> + Send + use<'_, T> {
         let (group, kv_heads) = (self.group() as u32, self.layout.kv_heads());
         let block = (UNIT_ROWS / group).max(1);
@@ -199,7 +203,7 @@ impl<T> Job<'_, T> {
             shares > 2 && row.extend_len.saturating_mul(group) <= UNIT_ROWS && is_large
         };
         let blocks = rows.clone().map(|(_, row, _, block)| {
-            // A segment is read once for all tokens of a unit.
+            // All tokens of a unit share one read of a segment, so their pairs count as one segment.
             let segments = pairs(row) / u64::from(SEGMENT * row.extend_len.clamp(1, block));
             let parts = if is_cut(row) { segments } else { 0 };
             u64::from(row.extend_len.div_ceil(block)).max(parts)

@@ -56,7 +56,7 @@ impl Backend for Cuda {
         self.steps.end(end);
     }
 
-    /// Rows have the pool's dtype; rows for a quantised pool have [`Cuda::rows`].
+    /// The rows have the pool's dtype, or that of [`Cuda::rows`] if the pool is quantised.
     ///
     /// # Errors
     /// [`CudaError::Plan`] for an invalid plan, a step that is not open, or rows that do not fit. The driver's errors.
@@ -82,8 +82,8 @@ impl Backend for Cuda {
         labels.map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
     }
 
-    /// Rows have [`Cuda::rows`], and head_dim is 64, 128 or 256. The same kernel stores K and V, unless the pool is
-    /// quantised or has labels.
+    /// The rows have the dtype [`Cuda::rows`], and head_dim is 64, 128 or 256. One kernel rotates and stores. Quantised
+    /// pools and pools with labels need a second one.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for frequencies or norms that are too short, and for pools
@@ -113,10 +113,10 @@ impl Backend for Cuda {
         labels.map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
     }
 
-    /// Rows have the pool's dtype; rows of a quantised pool have [`Cuda::rows`]. Rows of 16 bits are aligned to 16
-    /// bytes, and head_dim is 64, 128 or 256. For f32, which is slow and only for checks, head_dim is a multiple of 32
-    /// up to 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks are packed f32. A sink that
-    /// is NaN or infinite invalidates its head's output.
+    /// The rows have the pool's dtype, or that of [`Cuda::rows`] if the pool is quantised. Rows of 16-bit numbers are
+    /// aligned to 16 bytes, and head_dim is 64, 128 or 256. For f32, which is slow and only for checks, head_dim is a
+    /// multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks are packed
+    /// f32. A sink that is NaN or infinite invalidates its head's output.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, and for trees with a window.

@@ -52,8 +52,9 @@ pub struct StagedPlan {
     pub rows: u64,
     /// The key of the graphs that may be replayed for this plan.
     pub graph: GraphKey,
-    /// Slots of the second track, and bytes from one track to the next.
+    /// Address of the slots of the second track.
     track_slots: u64,
+    /// Bytes from one track to the next.
     track_bytes: u64,
 }
 
@@ -81,8 +82,8 @@ impl Cuda {
     /// Uses another stream of the same device for all later launches.
     ///
     /// # Safety
-    /// The host orders all earlier work, including opening and [`Cuda::prepare`], before the new stream's. Both streams
-    /// share one staged plan and one set of page tables, which determine the addresses of accesses.
+    /// The host orders all earlier work, including opening and [`Cuda::prepare`], before the work of the new stream.
+    /// Both streams use the same staged plan and page tables, from which kernels compute addresses.
     pub unsafe fn set_stream(&mut self, stream: CudaStream) {
         self.stream = stream;
         self.stage.switch_stream();
@@ -135,12 +136,15 @@ impl Cuda {
     /// A launch stages its plan if necessary, but a graph cannot. Stage a plan, capture its launches, and replay the
     /// graph after staging any plan with the same [`StagedPlan::graph`].
     ///
-    /// The work behind this call, such as graphs and the host's own kernels, sees all pages that were loaded. Without
-    /// this call, each layer's calls see the pages of their layer, and may begin before other layers are loaded.
+    /// Work that is submitted after this call, such as graphs and the host's own kernels, waits until all layers of
+    /// loaded pages have arrived. Without this call, each layer's calls wait only for the pages of their layer, so they
+    /// may begin before other layers have arrived.
     ///
     /// # Errors
-    /// [`CudaError::Plan`] for an invalid plan, a step that is not open, or trees although a window was
-    /// [prepared](Cuda::prepare). [`CudaError::SelectTokens`]. [`CudaError::NotStaged`] while the stream is captured.
+    /// * [`CudaError::Plan`] for an invalid plan, a step that is not open, or draft trees although attention with a
+    ///   window was [prepared](Cuda::prepare).
+    /// * [`CudaError::SelectTokens`] for too many tokens of rows with lists.
+    /// * [`CudaError::NotStaged`] while the stream is captured.
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
         let stream = self.stream.raw();

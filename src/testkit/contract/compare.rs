@@ -122,7 +122,7 @@ fn exact_of(
     attention_to(attend, q, k, v, heads, (0..=last).filter(is_seen), sink)
 }
 
-/// The rounding of a backend's outputs.
+/// The numbers of a backend and a case that determine the bound of errors.
 #[derive(Clone, Copy)]
 pub(super) struct Bound {
     unit: f64,
@@ -149,12 +149,12 @@ pub(super) fn compare_row(
     let of_lse = unit * exact.lse.abs();
     let unit = unit * (4.0 + exact.logit_mass);
     let rounding = rounding(q_rows);
-    // f16 has no numbers finer than 2^-24, neither for results nor for weights.
+    // In f16, neighbouring results and weights differ by at least 2^-24, so each may be off by half of it.
     let step = 2_f64.powi(-25);
     let weights = if q_rows == Dtype::F16 { step } else { 0.0 };
     let sums = exact.out.iter().zip(&exact.mass).zip(&exact.faint);
     for (&got, ((&wanted, &mass), &faint)) in got.iter().zip(sums) {
-        // Numbers of V below 2^-14 are rounded as 2^-14 is. Weights add up to 1.
+        // The error of a number of V below 2^-14 is that of 2^-14. The weights of all numbers add up to 1.
         let of_values = values * (mass + 2_f64.powi(-14));
         let rounded = rounding * wanted.abs() * 1.01 + step + weights * faint + of_values;
         let error = (f64::from(got) - wanted).abs() - rounded;

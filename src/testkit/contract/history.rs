@@ -1,4 +1,4 @@
-//! K and V of sequences as numbers, for comparisons of attention.
+//! The expected K and V of sequences, from which a test computes attention.
 
 use super::stored::{Given, Stored, planes};
 use crate::id::LayerId;
@@ -32,7 +32,8 @@ impl History {
         self.labels.extend(stored.labels);
     }
 
-    /// Keeps the places from `first` on whose bit is 1, among `tokens` places in total.
+    /// Keeps all places before `first`, and of the places from `first` on those whose bit of `keep` is 1. There are
+    /// `tokens` places in total.
     pub fn keep(&mut self, tokens: u32, first: u32, keep: u64) {
         let (tokens, first) = (tokens as usize, first as usize);
         keep_rows(&mut self.k, tokens, first, keep);
@@ -41,7 +42,7 @@ impl History {
     }
 }
 
-/// Keeps the rows from `first` on whose bit is 1; there is one row for each of `tokens`.
+/// Does so for `rows`, which has `tokens` rows of equal length.
 fn keep_rows<T: Clone>(rows: &mut Vec<T>, tokens: usize, first: usize, keep: u64) {
     let row = rows.len() / tokens;
     let kept = (0..tokens - first).filter(|bit| keep >> bit & 1 == 1);

@@ -1,4 +1,4 @@
-//! The buffers of a [`Late`] are those of the CPU.
+//! [`Late`] as a backend under test. Its buffers are those of the CPU backend.
 
 use super::{Case, HostRows, OwnedRows, TestBackend};
 use crate::backend::{Cpu, CpuRows, CpuRowsMut};

@@ -1,7 +1,7 @@
 //! B19: rows of q, k and v that are rotated and stored in one call.
 //!
-//! Rows are compared with norm and rotation in float64. The pool is compared with a shadow of the k that the backend
-//! wrote, and of v. Then the step's own K and V are stored again.
+//! The q and k that the call wrote are compared with norm and rotation in float64. The pool is compared with a shadow,
+//! which contains that k and the given v. At the end, the test stores the step's own K and V again.
 
 use std::ops::Range;
 
@@ -12,7 +12,8 @@ use crate::backend::{OpenBackend, Rope};
 use crate::id::LayerId;
 use crate::layout::Dtype;
 
-/// [`check_cases`](super::check_cases) with B19. The filter must select pools of [heads](Filter::HEADS).
+/// Like [`check_cases`](super::check_cases), but also checks B19. The filter must select pools of
+/// [heads](Filter::HEADS).
 ///
 /// # Panics
 /// At the first violation; the message contains the seed, the shape and the place.
@@ -32,7 +33,7 @@ where
 struct Given {
     q_heads: usize,
     qkv: HostRows,
-    /// Norms of q and of k; no rows for no norm.
+    /// Weights of the norms of q and of k, if there are any.
     norms: [Option<HostRows>; 2],
     eps: f32,
     frequencies: HostRows,
@@ -51,7 +52,7 @@ impl Given {
         }
         let (low, high) = x.split_at(dim / 2);
         let pair = |(i, sign): (usize, f64)| {
-            // The angle is a product in f32.
+            // Backends compute the angle as a product in f32.
             let (sin, cos) = f64::from(position as f32 * self.frequencies.row(0)[i]).sin_cos();
             let (a, b) = if sign < 0.0 { (low[i], high[i]) } else { (high[i], low[i]) };
             (a * cos + sign * b * sin, (a * cos).abs() + (b * sin).abs())

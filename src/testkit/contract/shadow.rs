@@ -1,4 +1,4 @@
-//! The expected contents of the pool after stores and moves: the bytes of every page.
+//! The shadow of the pool: the bytes that every page must have after stores and moves.
 
 use super::TestBackend;
 use super::run::World;
@@ -7,7 +7,7 @@ use crate::id::{LayerId, PageId, SlotId};
 use crate::layout::{PlaneName, PoolLayout};
 
 impl<B: TestBackend> World<'_, B> {
-    /// Writes rows of k and v to a slot.
+    /// Writes rows of k and v to a slot of the shadow.
     pub(super) fn shadow_rows(&mut self, layer: usize, slot: SlotId, rows: [&[f32]; 2]) {
         let layer = LayerId::new(layer as u32);
         let layout = self.case.of(layer).layout;
@@ -30,7 +30,7 @@ impl<B: TestBackend> World<'_, B> {
         stored.write(layout, layer, offset, &mut self.shadow[page.index()]);
     }
 
-    /// Copies one slot's bytes in all planes and lanes.
+    /// Copies one slot's bytes in the shadow, in all planes and lanes.
     pub(super) fn shadow_move(
         &mut self,
         layout: &PoolLayout,

@@ -1,7 +1,8 @@
 //! B9 and B10: selections, and attention over them.
 //!
-//! A selection by labels is compared with a sort, position by position. Attention is compared with float64 over the
-//! positions of a list: a selected one, or a random one with positions that the row does not see.
+//! A selection by labels is compared with the result of sorting all scores, position by position. Attention is compared
+//! with float64 over the positions of a list. The list is either selected, or random with some positions that the row
+//! does not see.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -35,7 +36,8 @@ pub trait SparseTestBackend: TestBackend + SparseBackend {
     fn read_lists(&mut self, lists: &Self::Lists) -> Vec<u32>;
 }
 
-/// [`check_cases`](super::check_cases) over pools with labels, with B9 and B10.
+/// The same as [`check_cases`](super::check_cases), but also checks B9 and B10. The filter must select pools with
+/// labels.
 ///
 /// # Panics
 /// At the first violation; the message contains the seed, the shape and the place.
@@ -116,7 +118,7 @@ impl<B: SparseTestBackend> World<'_, B> {
             let mut lists = self.backend.lists(&vec![7; lists * select.top as usize]);
             let to = B::positions_mut(&mut lists);
             let result = self.backend.select(&plan, layer, &select, B::rows(queries), to);
-            assert!(result.is_err(), "seed {}: {select:?} was taken", self.seed);
+            assert!(result.is_err(), "seed {}: {select:?} was accepted", self.seed);
         }
     }
 

@@ -27,7 +27,7 @@ pub(super) struct Given {
     pub labels: Option<LabelChannels>,
 }
 
-/// Returns the planes of k and v; both are in the plane of latent rows.
+/// Returns the planes of k and v. In a pool of latent rows, both are in one plane.
 pub(super) fn planes(layout: &PoolLayout) -> [PlaneName; 2] {
     if layout.is_latent() { [PlaneName::Latent; 2] } else { [PlaneName::K, PlaneName::V] }
 }

@@ -1,4 +1,5 @@
-//! Recognisable K and V: each number encodes its token's text, its layer, head and element.
+//! K and V whose origin can be checked: each number depends on all tokens up to its own, and on its layer, head and
+//! element.
 
 use crate::backend::{Backend, Cpu, HostMemory, Moved, Null};
 use crate::id::{HostPageId, LayerId, Scope, SlotId, TokenId};
@@ -28,12 +29,13 @@ pub trait Inspect: Backend {
     /// Returns the words of the page tables; `None` without tables.
     fn words(&self) -> Option<&[u32]>;
 
-    /// Returns whether each save and load since the last call failed, in order. Missing ones succeeded.
+    /// Returns for each save and load since the last call, in order, whether it failed. Moves that the list lacks
+    /// succeeded.
     fn take_moves(&mut self) -> Vec<bool> {
         Vec::new()
     }
 
-    /// Returns the last answer of [`Backend::moved`].
+    /// Returns the last result of [`Backend::moved`].
     fn last_moved(&mut self) -> Moved {
         Moved::ALL
     }
@@ -115,10 +117,10 @@ pub(super) fn marks(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
 }
 
 /// Returns a token's values in one plane, `[heads, elements]`, which the pool represents exactly. In a quantised pool,
-/// bytes encode most of the mark, and scales the rest.
+/// the bytes and the scales depend on the mark.
 pub(super) fn numbers(layout: &PoolLayout, mark: u64, plane: usize, layer: LayerId) -> Vec<f32> {
     let of = &layout.planes()[plane];
-    // Layers of other groups may have other planes.
+    // Layer and plane have bits of their own, because layers of other groups may have other numbers of planes.
     let row = u64::from(layer.raw()) << 40 | (plane as u64) << 32;
     let count = u64::from(of.heads * of.elements);
     let drawn = (0..count).map(|i| (mix(mark ^ mix(row | i)) & 0xff) as u8);
@@ -152,7 +154,7 @@ fn head_of(layout: &PoolLayout, of: &Plane, bytes: &[u8], scale: f32) -> Vec<f32
     bytes.iter().enumerate().map(number).collect()
 }
 
-/// Returns a power of two, so that nothing is rounded.
+/// Returns a head's scale. It is a power of two, so that products with it are exact.
 fn scale(layout: &PoolLayout, mark: u64, head: u32) -> f32 {
     match layout.scaling() {
         Some(Scaling::ByToken) => 2_f32.powi((mix(mark ^ u64::from(head)) % 16) as i32 - 8),

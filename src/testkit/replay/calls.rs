@@ -19,7 +19,7 @@ use crate::testkit::rng::mix;
 use crate::testkit::spans::{Spans, unordered};
 
 impl<B: Inspect> Host<B> {
-    /// Makes an op's call on both sides.
+    /// Makes an op's call on the engine and on the model.
     pub(super) fn apply(&mut self, op: Op) -> Result<(), String> {
         self.ops += 1;
         match op {
@@ -94,7 +94,7 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    /// Compares `Engine::admission`, the cost of an admission beforehand.
+    /// Compares `Engine::admission`, which returns the cost before an admission.
     fn compare_admission(
         &mut self,
         namespace: Namespace,
@@ -149,7 +149,7 @@ impl<B: Inspect> Host<B> {
         let got = self.engine.admit_batch(&prompts).map(<[_]>::to_vec);
         let keys: Vec<_> = match &got {
             Ok(admitted) => admitted.iter().map(|one| one.seq).collect(),
-            // The model rejects the call whatever the keys.
+            // The model rejects the call for any keys.
             Err(_) => some_keys(count.into()),
         };
         let got = got.map(|admitted| {

@@ -1,4 +1,5 @@
-//! The store of a replay: puts and fetches on both sides, with bytes where the backend has some.
+//! The store of a replay. Puts and fetches run on the engine and on the model, and are compared. If the backend has
+//! bytes, they are compared too.
 
 use super::agree;
 use super::bytes::Inspect;
@@ -129,7 +130,7 @@ impl<B: Inspect> Host<B> {
         agree("fetched", &got, &want)
     }
 
-    /// Ends what the store is at.
+    /// Ends all open fetches and puts.
     pub(super) fn close_store(&mut self) -> Result<(), String> {
         while !self.store.fetches.is_empty() {
             self.fetched(0, 0).and_then(|()| self.compare())?;

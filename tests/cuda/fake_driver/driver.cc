@@ -1,41 +1,54 @@
-/* A libcuda.so.1 without a device, which runs kernels from their PTX on the CPU (ptx/machine.h): for the CUDA backend's tests where
- * there is no GPU (tests/cuda/fake_driver/run.sh).
+/* A libcuda.so.1 without a device: it runs kernels from their PTX on the CPU (ptx/machine.h). With it, the tests of the
+ * CUDA backend run without a GPU (tests/cuda/fake_driver/run.sh).
  *
- * Device memory is host memory. Work is only queued: it is done when somebody waits, oldest first, or one piece whenever
- * somebody asks whether it is. So whoever does not wait where they must is seen. All streams of a device are one queue, and a capture
- * takes in those that its thread uses; what the driver forbids in a capture is refused with its codes. Whoever waits for a stream sees its work done
- * and what was asked of others before it, no more. Work that has to meet another stream's or another device's is done when both have
- * come to it: whoever waits for it does the other's work too, and only its own stream and the default stream wait behind it. So it is
- * with a kernel that polls what another may write (loads of .sys).
+ * Device memory is host memory. A call only queues its work. The work runs, oldest first, when a call waits for it; each
+ * call that asks whether work is done runs one piece. A missing wait therefore changes results. All streams of a device
+ * share one queue. A capture takes the work of all streams that its thread uses; calls that the driver forbids in a
+ * capture return the driver's error codes. A wait for a stream ends as soon as the stream's work is done; other streams'
+ * work may still be in the queue.
  *
- * PTX of a newer ISA than the driver's version is refused, that of another device's target, and what the machine does not know, with a log
- * that names it. So is a launch with more shared memory than the device has for a CTA. A kernel that
- * touches memory that is nobody's, whose warps touch shared memory in no order, or that waits for ever, ends the process with a message:
- * who, where, and the line of PTX.
+ * Work may wait for another stream or device: an event, an exchange between devices, or a kernel that polls memory which
+ * another device writes (loads with .sys). A call that waits for such work also runs the other's work. Meanwhile only
+ * later work of the same stream and of the default stream is held back.
  *
- * A kernel of which the process has a function fake_NAME is that: it takes the parameters, of fake_NAME_bytes bytes, and the grid;
- * and whoever has work that is no kernel queues it by fake_ask (crates/host/tests/fake_cublaslt).
+ * The driver refuses PTX of a newer ISA than its version, PTX for another device's target, and PTX with an instruction
+ * that the machine does not know; the log names that instruction. It refuses a launch with more shared memory than a CTA
+ * of the device can have. The process ends with a message if a kernel accesses memory that is not allocated, if
+ * unsynchronised warps access the same shared memory, or if a kernel waits for ever. The message names the kernel, the
+ * warp and the line of PTX.
  *
- * Work, waiting and memory need a device's primary context, retained and current in the thread, as the backend binds it.
+ * If the process has a function fake_NAME, it replaces the kernel NAME. The function gets the kernel's parameters, of
+ * fake_NAME_bytes bytes, and the grid. fake_ask queues work that is not a kernel (crates/host/tests/fake_cublaslt).
  *
- * How to run one kernel: a test that launches it, over this driver.
+ * Work, waits and memory need the primary context of a device, retained and current in the thread, as the backend binds
+ * it.
+ *
+ * To run one kernel, run a test that launches it over this driver:
  *     .ci/cuda-stub.sh; tests/cuda/fake_driver/build.sh
  *     export LD_LIBRARY_PATH=$PWD/target/fake-driver CUDA_LIBRARY_PATH=$PWD/target/cuda-stub KVARENA_GPU_ERROR=None
  *     KVARENA_SEEDS=0..1 cargo test --features cuda,testkit --test cuda -- fp8:: --nocapture
  *
- * FAKE_DRIVER_PTX=FOLDER: text of modules is written there, and read from there if it is: kernels are changed without building.
- * FAKE_DRIVER_STATISTICS=1: what ran, when the process ends; 2: which instructions never did.
- * FAKE_DRIVER_EARLY=1: copies and products in flight are done at once, not as late as they may be: shows what is overwritten too soon.
- * FAKE_DRIVER_RACES=0: does not look for warps that touch the same shared memory in no order (ptx/races.h).
- * FAKE_DRIVER_SLICE (4096): instructions that a warp does before the next one's turn; a few mix the warps finely.
- * FAKE_DRIVER_ORDER=1: some CTAs have few turns, others in each launch of a kernel: shows results that depend on who comes last.
- * FAKE_DRIVER_STREAMS=1: of streams whose work may be done, the one that was created first goes on; 2: the one created last. Shows
- * streams that do not wait for one another where they must.
- * FAKE_DRIVER_PINS (all): most bytes of the host's memory that are pinned; FAKE_DRIVER_PIN_MS: what pinning takes.
- * FAKE_DRIVER_PEERS=0: no device reaches another's memory.
- * FAKE_DRIVER_REFUSES=DEVICE:KERNEL: that device refuses that kernel's launches.
- * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_MULTIPROCESSORS (4),
- * FAKE_DRIVER_CAPABILITY (90: with 80, 86, 89, 100 and 120 the plain kernels run, each with that device's shared memory). */
+ * Environment variables, with their defaults in parentheses:
+ * FAKE_DRIVER_PTX=FOLDER: modules are loaded from PTX files in this folder, so that kernels can be changed without a
+ * build. The driver writes the files that are missing.
+ * FAKE_DRIVER_STATISTICS=1: at its end, the process prints how often each kernel ran; 2: also the instructions that
+ * never ran.
+ * FAKE_DRIVER_EARLY=1: asynchronous copies and products are made at once, not as late as allowed. This shows targets
+ * that are overwritten too early.
+ * FAKE_DRIVER_RACES=0: no check for unsynchronised accesses of shared memory (ptx/races.h).
+ * FAKE_DRIVER_SLICE (4096): instructions that a warp executes before the next warp's turn. Small numbers interleave the
+ * warps finely.
+ * FAKE_DRIVER_ORDER=1: some CTAs get few turns, in each launch of a kernel other ones. This shows results that depend on
+ * the order of CTAs.
+ * FAKE_DRIVER_STREAMS=1: of the streams with work that can run, the one that was created first runs; 2: the one that was
+ * created last. This shows missing waits between streams.
+ * FAKE_DRIVER_PINS (no limit): maximum bytes of pinned host memory. FAKE_DRIVER_PIN_MS (0): milliseconds of a pinning
+ * call.
+ * FAKE_DRIVER_PEERS=0: no device can access the memory of another.
+ * FAKE_DRIVER_REFUSES=DEVICE:KERNEL: the device refuses launches of the kernel.
+ * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_MULTIPROCESSORS (4): what the driver reports.
+ * FAKE_DRIVER_CAPABILITY (90): the compute capability. With 80, 86, 89, 100 and 120, the kernels that need no sm_90a run,
+ * with the shared memory of such a device. */
 #include <dlfcn.h>
 #include <malloc.h>
 #include <math.h>
@@ -69,7 +82,7 @@ enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, BAD_DEVICE = 101, NO
 
 static const u32 MULTIPROCESSORS = setting("FAKE_DRIVER_MULTIPROCESSORS", 4);
 
-/* Contexts: number 16 and on are the devices' primary ones. */
+/* Contexts are numbers: 16 + n is the primary context of device n. */
 constexpr u32 DEVICES = 16;
 static int retained[DEVICES];
 static thread_local u64 current;
@@ -86,12 +99,12 @@ struct Work {
     u64 target, source, bytes;
     u32 word;
     void* stream;
-    u64 number;  /* how many pieces were asked of the device with it */
+    u64 number;  /* number of this piece among all work of the device */
     Call call;
-    Ready ready;  /* where there is one, asked until it says so */
+    Ready ready;  /* if not null: the work waits until it returns true */
     const ptx::Entry* entry;
-    ptx::Running* running;  /* once it is begun */
-    std::atomic<bool>* over;  /* the same of a host function */
+    ptx::Running* running;  /* state of a started kernel */
+    std::atomic<bool>* over;  /* state of a started host function */
     u32 grid[3], block[3], shared;
     Work* next;
 };
@@ -99,22 +112,26 @@ struct Line {
     Work* first = NULL;
     Work** end = &first;
 };
-struct Stream { bool fresh, gone; u64 number; };  /* nothing was launched in order since the last load_plan; in the order of creation */
+struct Stream {
+    bool fresh;  /* since the last load_plan, all launches used PDL */
+    bool gone;
+    u64 number;  /* in the order of creation */
+};
 struct Device {
     Line queue;
-    int broken = OK;  /* what every call answers from then on that work or waiting is asked of */
-    u64 asked = 0;
+    int broken = OK;  /* after an error, the result of every call that queues work or waits */
+    u64 asked = 0;  /* number of queued pieces so far */
 };
 
-struct Event { Device* device; void* stream; u64 at; bool captured; };  /* how much of the device's work was asked before it */
+struct Event { Device* device; void* stream; u64 at; bool captured; };  /* `at`: number of the device's pieces queued before it */
 
-static thread_local Line* capturing = NULL;  /* where the thread's work goes instead: captures are thread-local */
-static Device devices[DEVICES + 1];  /* the last one is that of threads without */
-static bool reaches[DEVICES][DEVICES];  /* whose kernels may touch whose memory */
-static Device* running_on = devices;  /* whose work is done just now */
+static thread_local Line* capturing = NULL;  /* the graph that gets the thread's work during a capture */
+static Device devices[DEVICES + 1];  /* the last one belongs to threads without a context */
+static bool reaches[DEVICES][DEVICES];  /* [a][b]: kernels of device a may access the memory of device b */
+static Device* running_on = devices;  /* the device whose work runs now */
 static Device& here() { return devices[bound() ? current - 16 : DEVICES]; }
 static std::recursive_mutex queue_lock;
-static std::condition_variable_any more;  /* work was asked for */
+static std::condition_variable_any more;  /* notified when work is queued or done */
 using Lock = std::lock_guard<std::recursive_mutex>;
 
 static void add(Line* line, const Work& work) {
@@ -134,7 +151,7 @@ static int ask(const Work& work) {
 }
 
 static char* at(u64 address) { return reinterpret_cast<char*>(address); }
-/* Whether it is done. */
+/* Continues the kernel. Returns whether it is done. */
 static bool run_kernel(Work& work) {
     if (work.running) return work.running->go_on();
     ptx::Launch launch;
@@ -146,7 +163,8 @@ static bool run_kernel(Work& work) {
     work.running = new ptx::Running(launch, MULTIPROCESSORS * ptx::occupancy(*work.entry, threads, work.shared));
     return work.running->go_on();
 }
-/* Whether it is done. In a thread of its own, as a driver's: it may wait for whoever asks here. */
+/* Runs the function in its own thread, as a driver does, because it may wait for the calling thread. Returns whether it
+   is done. */
 static bool run_host(Work& work) {
     if (!work.over) {
         work.over = new std::atomic<bool>(false);
@@ -159,7 +177,7 @@ static bool run_host(Work& work) {
     return *work.over;
 }
 static void forget(u64 address);
-/* Whether it is done. */
+/* Runs or continues a piece of work. Returns whether it is done. */
 static bool run(Work& work) {
     if (work.kind == Work::COPY || work.kind == Work::STAGED) memcpy(at(work.target), at(work.source), work.bytes);
     if (work.kind == Work::STAGED) free(at(work.source));
@@ -170,7 +188,7 @@ static bool run(Work& work) {
     if (work.kind == Work::CALL) work.call(work.params, work.grid[0], work.grid[1]);
     return work.kind != Work::KERNEL || run_kernel(work);
 }
-/* Does a piece of a device's work, if it waits for nothing. Whether it is done and gone. */
+/* Runs or continues a piece of a device's work. Returns whether it is done; then it is removed from the queue. */
 static bool try_run(Device& device, Work** at) {
     running_on = &device;
     Work* work = *at;
@@ -178,14 +196,15 @@ static bool try_run(Device& device, Work** at) {
     *at = work->next;
     if (!*at) device.queue.end = at;
     delete work->running, delete work->over, free(work);
-    more.notify_all();  /* who waits for what it met */
+    more.notify_all();  /* other threads may wait for this work */
     return true;
 }
-/* Does the oldest piece of a device's work that waits for no other stream or device, or that of the first or last stream, if there is one. */
+/* Runs the oldest piece of a device's work that need not wait; with FAKE_DRIVER_STREAMS, that of the first or last
+   stream. Returns whether a piece was done. */
 static bool step(Device& device) {
     static const u64 order = setting("FAKE_DRIVER_STREAMS", 0);
     Lock lock(queue_lock);
-    std::vector<void*> held;  /* streams with work that waits, or that is chosen among */
+    std::vector<void*> held;  /* streams whose later work must wait */
     std::vector<std::pair<u64, Work**>> choice;
     for (Work** at = &device.queue.first; Work* work = *at; at = &work->next) {
         bool waits = !held.empty() && !work->stream;
@@ -201,14 +220,15 @@ static bool step(Device& device) {
         if (try_run(device, at)) return true;
     return false;
 }
-/* One piece of work, another device's where ours waits for it. */
+/* Runs one piece of the device's work. If all of it waits, runs one piece of each other device. Returns whether any was
+   done. */
 static bool advance(Device& device) {
     if (step(device)) return true;
     bool any = false;
     for (Device& other : devices) any |= &other != &device && device.queue.first && step(other);
     return any;
 }
-/* Whether a stream's work, or with none all of the device's, is done up to a number. */
+/* Returns whether the stream's work up to `number` is done; without a stream, all of the device's work. */
 static bool reached(const Device& device, void* stream, u64 number) {
     for (const Work* work = device.queue.first; work && work->number <= number; work = work->next)
         if (!stream || work->stream == stream) return false;
@@ -217,7 +237,7 @@ static bool reached(const Device& device, void* stream, u64 number) {
 static void reach(Device& device, void* stream, u64 number) {
     std::unique_lock<std::recursive_mutex> lock(queue_lock);
     while (!reached(device, stream, number))
-        if (!advance(device)) more.wait_for(lock, std::chrono::milliseconds(10));  /* or a kernel that waits asks again */
+        if (!advance(device)) more.wait_for(lock, std::chrono::milliseconds(10));  /* then a polling kernel polls again */
 }
 static int wait_for(void* stream) {
     Device& device = here();
@@ -227,7 +247,7 @@ static int wait_for(void* stream) {
 }
 static int wait() { return wait_for(NULL); }
 
-/* By address. Another device's kernels reach what is no pool's, once they may. */
+/* Allocations by address. After cuCtxEnablePeerAccess, another device's kernels can access those that are not pooled. */
 struct Allocation { u64 bytes; Device* device; bool pooled, pinned, of_graph; };
 static std::map<u64, Allocation> allocations;
 ptx::Range ptx::find_memory(u64 address) {
@@ -292,13 +312,14 @@ static int take(void** memory, size_t bytes, bool pooled = false, bool pinned = 
     if (bytes > DEVICE_BYTES - (pinned ? 0 : used_bytes())) return NO_MEMORY;
     *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!*memory) return NO_MEMORY;
-    memset(*memory, 0xa5, bytes < 1 << 20 ? bytes : 1 << 20);  /* never zeros by chance */
+    memset(*memory, 0xa5, bytes < 1 << 20 ? bytes : 1 << 20);  /* so that new memory is not zero by chance */
     Lock lock(queue_lock);
     return allocations[reinterpret_cast<u64>(*memory)] = {bytes, &here(), pooled, pinned}, OK;
 }
 API int cuMemsetD32Async(u64 address, u32 word, size_t words, void* stream);
 API int cuMemAlloc_v2(u64* address, size_t bytes) { return take(reinterpret_cast<void**>(address), bytes); }
-/* In a capture: memory of the graph, which every launch finds without what the last one wrote. It is never given back. */
+/* In a capture, the memory belongs to the graph and is never freed. Each launch of the graph overwrites it first, so that
+   no launch can use what the previous one left there. */
 API int cuMemAllocAsync(u64* address, size_t bytes, void* stream) {
     Line* const graph = std::exchange(capturing, nullptr);
     const int result = take(reinterpret_cast<void**>(address), bytes, true);
@@ -310,8 +331,8 @@ API int cuMemAllocAsync(u64* address, size_t bytes, void* stream) {
 }
 API int cuMemHostAlloc(void** memory, size_t bytes, u32) { return take(memory, bytes, false, true); }
 API int cuMemHostGetDevicePointer_v2(u64* address, void* memory, u32) { return *address = reinterpret_cast<u64>(memory), OK; }
-/* Freeing need not wait: so says neither call's documentation. Memory that queued work names is not given back, as if the
-   work had met what others put there. */
+/* A real driver may free memory without waiting for queued work: the documentation of these calls does not promise a
+   wait. If queued work still names the memory, the device is broken as if the work had accessed freed memory. */
 static bool is_named(u64 start, u64 end) {
     bool used = false;
     for (const Device& device : devices)
@@ -350,7 +371,7 @@ API int cuMemHostUnregister(void* memory) {
 }
 API int cuMemFree_v2(u64 address) { return give_back(at(address)); }
 API int cuMemFreeHost(void* memory) { return give_back(memory); }
-/* In the stream's order: what was asked before may use the memory. */
+/* Freed in the order of the stream: earlier work of the stream may still use the memory. */
 API int cuMemFreeAsync(u64 address, void* stream) {
     Lock lock(queue_lock);
     const auto memory = allocations.find(address);
@@ -360,7 +381,7 @@ API int cuMemFreeAsync(u64 address, void* stream) {
     work.stream = stream, work.target = address;
     return ask(work);
 }
-/* Copies asked for so far: for tests that show that there are none. */
+/* Number of copies so far, for tests which show that a call makes none. */
 static std::atomic<u64> copies;
 API u64 fake_driver_copies() { return copies; }
 static int copy(u64 target, u64 source, size_t bytes, void* stream = NULL) {
@@ -383,7 +404,7 @@ static bool is_pinned(u64 address) {
     const auto after = allocations.upper_bound(address);
     return after != allocations.begin() && address - std::prev(after)->first < std::prev(after)->second.bytes;
 }
-/* Memory that is not pinned is read before the call returns: a driver stages it. */
+/* Memory that is not pinned is read before the call returns, because a driver copies it to a staging buffer. */
 API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* stream) {
     const u64 source = reinterpret_cast<u64>(from);
     if (capturing || is_pinned(source)) return copy(to, source, bytes, stream);
@@ -393,14 +414,14 @@ API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* strea
     work.source = reinterpret_cast<u64>(memcpy(malloc(bytes), from, bytes));
     return ask(work);
 }
-/* Into memory that is not pinned, the call returns once the copy is done. */
+/* If the target is not pinned, the call returns after the copy. */
 API int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void* stream) {
     const u64 target = reinterpret_cast<u64>(to);
     const int result = copy(target, from, bytes, stream);
     return result || capturing || is_pinned(target) ? result : wait_for(stream);
 }
 API int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t bytes, void* stream) { return copy(to, from, bytes, stream); }
-/* Between rows in device memory alone. */
+/* Only copies within device memory are supported. */
 struct Copy2D {
     size_t from_x, from_y; u32 from_kind; const void* from_host; u64 from; void* from_array; size_t from_pitch;
     size_t to_x, to_y; u32 to_kind; void* to_host; u64 to; void* to_array; size_t to_pitch;
@@ -433,7 +454,7 @@ API int cuMemsetD8_v2(u64 address, u8 byte, size_t bytes) { return wait() ? CAPT
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* What a module's handle and a function's stand for. Text is decoded once: several contexts load the same. */
+/* What the handles of modules and functions point to. Each text is decoded once, although several contexts load it. */
 struct Module { std::string text; std::shared_ptr<ptx::Module> decoded; };
 struct Function { std::string name; const ptx::Entry* entry; std::shared_ptr<ptx::Module> module; u32 dynamic_most = 48 << 10; };
 
@@ -442,9 +463,10 @@ static std::string first_entry(const char* text) {
     const char* name = strstr(text, ".entry ");
     return name ? std::string(name + 7, strcspn(name + 7, "(\n ")) : "";
 }
-static auto& modules = *new std::map<std::string, std::shared_ptr<ptx::Module>>();  /* by their text; never given back */
+static auto& modules = *new std::map<std::string, std::shared_ptr<ptx::Module>>();  /* by their text; never freed */
 
-/* At the end, of each kernel that ran: launches, instructions done by warps, how much of its text ever was; what was not, by lines. */
+/* At the process's end, prints for each loaded kernel: launches, instructions that warps executed, the part of its
+   instructions that ever ran, and optionally the lines of the others. */
 __attribute__((destructor)) static void print_statistics() {
     const u64 wanted = setting("FAKE_DRIVER_STATISTICS", 0);
     if (!wanted) return;
@@ -460,7 +482,8 @@ __attribute__((destructor)) static void print_statistics() {
         }
     }
 }
-/* The text, or the file of its first kernel's name in FAKE_DRIVER_PTX; where there is none it is written, to be changed. */
+/* Returns the text of the file in FAKE_DRIVER_PTX that has the name of the first kernel. If there is no such file, writes
+   it and returns `text`. */
 static std::string find_text(const char* text) {
     const char* folder = getenv("FAKE_DRIVER_PTX");
     const std::string kernel = first_entry(text);
@@ -478,7 +501,7 @@ API int cuModuleLoadDataEx(Module** module, const void* image, u32 count, int* o
     if (!isa || 10 * (isa[9] - '0') + (isa[11] - '0') > static_cast<int>(newest)) return 222;
     const char* target = strstr(text, ".target sm_");
     u32 wanted = 0;
-    char of_one = 0;  /* the `a` of what only that capability runs */
+    char of_one = 0;  /* `a`: only this capability runs the kernel */
     if (target) sscanf(target + 11, "%u%c", &wanted, &of_one);
     if (wanted > ptx::device().capability || (of_one == 'a' && wanted != ptx::device().capability)) return 209;
     if (of_process(first_entry(text))) return *module = new Module{text, nullptr}, OK;
@@ -488,7 +511,7 @@ API int cuModuleLoadDataEx(Module** module, const void* image, u32 count, int* o
     };
     std::shared_ptr<ptx::Module> decoded = known();
     std::string error;
-    if (!decoded) {  /* several at a time, as a driver compiles them; of two of one text the first one stays */
+    if (!decoded) {  /* without the lock, so that threads decode in parallel; if two decode one text, the first result stays */
         decoded = std::make_shared<ptx::Module>();
         if (!ptx::parse(text, *decoded, error)) decoded = nullptr;
         Lock lock(queue_lock);
@@ -509,13 +532,14 @@ API int cuModuleGetFunction(Function** function, Module* module, const char* nam
         if (entry.name == name) return *function = new Function{name, &entry, module->decoded}, OK;
     return NOT_FOUND;
 }
-/* More than 48 KiB of shared memory must be asked for, as long as the device has it. */
+/* Allows launches with more than 48 KiB of dynamic shared memory, up to the device's limit. */
 API int cuFuncSetAttribute(Function* function, int attribute, int value) {
     if (attribute != 8) return INVALID;
     if (function->entry && (value < 0 || ptx::cta_shared(*function->entry, value) > ptx::device().cta_shared)) return INVALID;
     return function->dynamic_most = value, OK;
 }
-/* What the machine knows of a tensor (ptx/memory.cc), which are those of latent rows; of any other, where it begins. */
+/* Maps with three dimensions (of latent rows) are written as ptx/memory.cc reads them. Of any other map, only the
+   address is written. */
 API int cuTensorMapEncodeTiled(u64* map, int kind, u32 dims, u64 address, const u64* sizes, const u64* strides, const u32* window, const u32* steps,
                                int interleave, int swizzle, int, int) {
     if (dims != 3) return *map = address, OK;
@@ -527,7 +551,7 @@ API int cuTensorMapEncodeTiled(u64* map, int kind, u32 dims, u64 address, const 
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const Function* function, int threads, size_t shared) {
     return *blocks = function->entry ? ptx::occupancy(*function->entry, threads, shared) : 2, OK;
 }
-/* A call, done in the stream's order; where `ready` is given, not before that says so. */
+/* Queues a call in the order of the stream. If `ready` is not null, the call waits until it returns true. */
 API int fake_ask_when(Ready ready, Call call, const void* params, size_t bytes, u32 grid_x, u32 grid_y, void* stream) {
     Work work = {Work::CALL};
     work.ready = ready, work.call = call, work.grid[0] = grid_x, work.grid[1] = grid_y, work.stream = stream;
@@ -558,7 +582,8 @@ static int launch(const Function& function, const LaunchConfig& config, void** a
     memcpy(work.grid, config.grid, sizeof work.grid), memcpy(work.block, config.block, sizeof work.block);
     return ask(work);
 }
-/* Decode reads plan and tables before it waits: launched by PDL, it must come after something that was not, after load_plan. */
+/* Decode kernels read the plan and the tables before they wait for the previous launch. Therefore a launch without PDL
+   must be between load_plan and a decode kernel with PDL; without it, the launch is refused. */
 API int cuLaunchKernelEx(const LaunchConfig* config, const Function* function, void** arguments, void**) {
     static Stream default_stream;
     Stream& stream = config->stream ? *config->stream : default_stream;
@@ -571,7 +596,7 @@ API int cuLaunchKernelEx(const LaunchConfig* config, const Function* function, v
     }
     return launch(*function, *config, arguments);
 }
-/* Of a kernel with an argument for each parameter, as other programs launch theirs. */
+/* Launches a kernel with one argument for each parameter, as other programs do. */
 API int cuLaunchKernel(const Function* function, u32 grid_x, u32 grid_y, u32 grid_z, u32 block_x, u32 block_y, u32 block_z, u32 shared, Stream* stream,
                        void** arguments, void**) {
     u64 packed[512] = {};
@@ -598,7 +623,7 @@ API int cuStreamCreate(Stream** stream, u32) {
     *stream = static_cast<Stream*>(calloc(1, sizeof(Stream)));
     return (*stream)->number = ++number, OK;
 }
-/* What is left knows those who ask of it later. */
+/* A destroyed stream keeps its memory, so that later uses are detected. */
 static bool gone(const Stream* stream) { return stream && stream->gone; }
 API int cuStreamDestroy_v2(Stream* stream) { return gone(stream) ? BAD_HANDLE : (stream->gone = true, OK); }
 API int cuStreamSynchronize(Stream* stream) { return gone(stream) ? BAD_HANDLE : wait_for(stream); }
@@ -624,7 +649,7 @@ API int cuStreamWaitEvent(void* stream, Event* event, u32) {
     Work work = {Work::NOTHING};
     work.stream = stream;
     memcpy(work.params, event, sizeof *event);
-    if (!capturing) work.ready = is_over;  /* in a graph, what the event stands for comes before it */
+    if (!capturing) work.ready = is_over;  /* a graph's work runs in order, so the event's work is done by then */
     return ask(work);
 }
 API int cuEventQuery(Event* event) {
@@ -637,7 +662,7 @@ API int cuEventQuery(Event* event) {
 API int cuEventSynchronize(Event* event) {
     if (event->captured) return CAPTURED_EVENT;
     if (capturing || !bound()) return capturing ? CAPTURE_UNSUPPORTED : NO_CONTEXT;
-    if (event->device) reach(*event->device, event->stream, event->at);  /* and not what comes after it */
+    if (event->device) reach(*event->device, event->stream, event->at);  /* without waiting for later work */
     return here().broken;
 }
 API int cuEventElapsedTime(float* ms, Event*, Event*) { return *ms = 0, OK; }

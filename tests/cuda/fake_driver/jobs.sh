@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs `cargo test` jobs, as many at a time as there are cores. The tests of one process use a device one at a time, so
-# each job is a process. A line of the input is a job: its settings, "--", the arguments of `cargo test`. The longest
-# jobs come first.
+# Runs `cargo test` jobs, as many at a time as there are cores. Each job is a process of its own, because the tests of
+# one process use a device one at a time. A line of the input describes a job: its settings, "--", the arguments of
+# `cargo test`. The longest jobs should come first.
 set -euo pipefail
 job() {
     local settings=${1%%--*} arguments=${1#*--} log start=$SECONDS

@@ -1,8 +1,8 @@
-// ceiling_copy, ceiling_read: what the memory gives to plain kernels; for benches/gpu, not for the backend.
+// ceiling_copy, ceiling_read: measure the memory bandwidth that plain kernels reach. benches/gpu uses them, the backend does not.
 // Twin:    none
 // Params:  plain arguments
-// Shapes:  copy: n 16-byte units; read: rows of 2,048 bytes, rows[i] names one in each of two arrays
-// Grid:    x = any, block 256; copy: each thread moves 4 units, then strides on; read: a warp reads a row of K and of V
+// Shapes:  copy: n 16-byte units; read: rows of 2,048 bytes. rows[i] is the index of a row, both in k and in v
+// Grid:    x = any, block 256. copy: in each iteration a thread moves 4 units; read: a warp reads a row of k and the same of v
 // Needs:   16-byte aligned addresses
 // Build:   ptx/build.py
 #include "move.cuh"
@@ -34,5 +34,6 @@ extern "C" __global__ void __launch_bounds__(256) ceiling_read(u64 k, u64 v, u64
 #pragma unroll
         for (u32 i = 0; i < 8; i++) sum += units[i].x ^ units[i].y ^ units[i].z ^ units[i].w;
     }
+    // The result must look used, or the compiler would remove the loads.
     if (sum == 0x12345678) *reinterpret_cast<u32*>(sink) = sum;
 }

@@ -28,7 +28,7 @@ pub enum ConfigError {
     Json(serde_json::Error),
     /// A required key is missing.
     Missing(&'static str),
-    /// A value that the model's file does not support.
+    /// A value that candle's implementation of the model does not support.
     Unsupported(&'static str, Value),
     /// The core does not support the model's K and V.
     Pool(kvarena::layout::HfError),
@@ -116,7 +116,7 @@ fn one_rope(config: &mut Map<String, Value>) -> Result<(), ConfigError> {
     }
 }
 
-/// Rejects scaled rotations, which candle's file would ignore.
+/// Rejects scaled rotations, which candle's implementation would ignore.
 fn default_rope_only(config: &Map<String, Value>) -> Result<(), ConfigError> {
     match config.get("rope_scaling") {
         None | Some(Value::Null) => Ok(()),

@@ -1,5 +1,6 @@
-//! candle's own models over `kvarena-candle`. Each model is candle's source file with a patch from `patches/`, which
-//! the build script applies. [`serve`](mod@serve) runs the models; the programs `chat` and `batch` are examples.
+//! candle's own models, which use `kvarena-candle` for K and V. Each model is a source file of candle; the build script
+//! applies a patch from `patches/` to it. [`serve`](mod@serve) runs the models; the programs `chat` and `batch` are
+//! examples.
 
 pub mod config;
 pub mod contiguous;
@@ -89,10 +90,10 @@ impl From<candle::Error> for LoadError {
     }
 }
 
-/// Returns the first GPU and its type of weights, which needs feature `cuda`, or the CPU and f32.
+/// Returns a device, and the dtype of weights there: bf16 on the first GPU, f32 on the CPU.
 ///
 /// # Errors
-/// candle's: no GPU, or no feature.
+/// candle's error if there is no GPU, or if feature `cuda` is off.
 pub fn device(gpu: bool) -> candle::Result<(Device, DType)> {
     match gpu {
         true => Ok((Device::new_cuda_with_stream(0)?, DType::BF16)),
@@ -110,7 +111,7 @@ pub enum Model {
 /// A loaded model.
 pub struct Loaded {
     pub model: Model,
-    /// Layers, heads and groups. The caller sets the capacity, which is 0 pages.
+    /// Config of the pool, with a capacity of 0 pages, which the caller must replace.
     pub pool: PoolConfig,
     /// The tokens that end a text.
     pub end: Vec<u32>,

@@ -32,8 +32,8 @@ pub fn attention() -> Attend {
     Attend::new(Q_HEADS as u32, DIM as u32)
 }
 
-/// Returns random numbers for each new token: q, k and v in one row, as a fused projection returns
-/// them.
+/// Returns random rows, one for each new token. A row has q, k and v next to each other, as a fused
+/// projection computes them.
 pub fn numbers(rng: &mut Rng, rows: usize) -> Vec<f32> {
     (0..rows * ALL_HEADS * DIM).map(|_| rng.within(0, 2000) as f32 / 1000.0 - 1.0).collect()
 }
@@ -108,7 +108,7 @@ pub struct Program<'a> {
     arena: KvArena,
     rng: Rng,
     running: Vec<Sequence>,
-    /// Results, with their numbers when they were computed.
+    /// Results, each with a copy of its numbers from when it was computed.
     kept: Vec<(Tensor, Vec<f32>)>,
     /// Number of rejected calls of each kind.
     pub rejected: [u32; WRONG],
@@ -142,12 +142,12 @@ impl<'a> Program<'a> {
         self.rejected
     }
 
-    /// Runs one turn: a prompt joins, a step is computed and then closed or dropped, a sequence
-    /// finishes.
+    /// Runs one turn. A prompt may join. Then a step is computed, and closed or dropped. At the end a
+    /// sequence may finish.
     fn turn(&mut self, turn: u32) {
         let Self { arena, rng, running, .. } = self;
         if running.is_empty() || (running.len() < 4 && rng.one_in(2)) {
-            // All prompts differ, so that they share no page: the rows are random.
+            // All prompts differ, because equal tokens would share pages although their rows differ.
             let tokens =
                 (0..rng.within(1, self.longest) as u32).map(|at| TokenId::new(1000 * turn + at));
             let tokens: Vec<TokenId> = tokens.collect();
@@ -181,7 +181,7 @@ impl<'a> Program<'a> {
             }
             arena.close(id).expect("it was launched");
         } else {
-            // Dropping a step undoes it, after any layer.
+            // Dropping a step undoes it, however many layers were computed.
             drop(step);
             running.iter_mut().zip(before).for_each(|(one, rows)| one.rows = rows);
         }
@@ -262,7 +262,7 @@ impl Calls<'_> {
             _ => return,
         }
         let [q, k, v] = &qkv;
-        let error = step.attend(at, &attend, q, k, v).expect_err("it must not be read");
+        let error = step.attend(at, &attend, q, k, v).expect_err("the call is wrong");
         let is_named = match kind {
             0 => matches!(error, Error::Dtype { .. }),
             2 | 6 => matches!(error, Error::Shape { .. }),

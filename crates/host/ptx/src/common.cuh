@@ -1,4 +1,4 @@
-// bf16 and sums, as all kernels here use them. bf16 is a 16-bit number: the upper half of an f32.
+// Functions of all kernels here: conversions of bf16, and sums. A bf16 is the upper half of an f32.
 #pragma once
 #include "params.cuh"
 #include "../../../../ptx/src/common/pdl.cuh"
@@ -7,7 +7,7 @@ DEVICE float wide(u16 x) { return __uint_as_float(static_cast<u32>(x) << 16); }
 DEVICE float wide_low(u32 pair) { return __uint_as_float(pair << 16); }
 DEVICE float wide_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-// Two f32 rounded to nearest even.
+// Returns two f32 as bf16, rounded to nearest even.
 DEVICE u32 narrow(float low, float high) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -38,7 +38,7 @@ DEVICE float warp_sum(float x) {
     return x;
 }
 
-// The sum over a block of up to 1,024 threads, a multiple of 32; every thread gets it.
+// Returns the sum over a block to every thread. The block has at most 1,024 threads, a multiple of 32.
 DEVICE float block_sum(float x) {
     __shared__ float sums[32];
     x = warp_sum(x);
@@ -47,7 +47,7 @@ DEVICE float block_sum(float x) {
     return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? sums[threadIdx.x % 32] : 0.0f);
 }
 
-// RMSNorm of a row of which each thread has eight elements (zeros past its end), written to `out`.
+// Writes the RMSNorm of a row to `out`. Each thread has eight elements of the row, or zeros beyond its end.
 DEVICE void norm_row(const float (&x)[8], u64 weight, u64 out, u32 hidden, float eps) {
     const u32 at = 8 * threadIdx.x;
     float sum = 0;

@@ -1,15 +1,15 @@
-// What kernels that choose tokens share.
+// Functions of the kernels that choose tokens.
 #pragma once
 #include "common.cuh"
 
-// Of two numbers the greater has the greater bits; never 0.
+// Returns an integer above 0 for a number. The order of the integers is that of the numbers.
 DEVICE u32 ordered(u16 logit) { return logit & 0x8000 ? static_cast<u16>(~logit) : logit | 0x8000u; }
 DEVICE u32 ordered(float score) {
     const u32 bits = __float_as_uint(score);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The token's uniform number, above 0.
+// Returns the token's uniform number, which is above 0.
 DEVICE float uniform(u64 key, u32 token) {
     u32 h = token * 0x9E3779B9u + static_cast<u32>(key);
     h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
@@ -20,7 +20,8 @@ DEVICE float uniform(u64 key, u32 token) {
 }
 DEVICE float gumbel(float unit) { return -__logf(-log1pf(-unit)); }
 
-// The first bin from above at which `wanted` is reached; takes what is above it off `wanted`.
+// Returns the highest bin at which the sum over it and all higher bins reaches `wanted`. Subtracts the sum over the higher bins
+// from `wanted`.
 DEVICE u32 reach(const u64 (&bins)[256], u64& wanted) {
     u32 last = 255;
     for (u32 bin = 255;; --bin) {

@@ -1,6 +1,7 @@
-// route: the experts of each token, and their weights: the softmax of the best logits.
-// experts_up: gate and up of each token's experts, and gpt-oss' activation: both clamped, gate * sigmoid(1.702 gate) * (up + 1).
-// experts_down: the weighted sum of the outputs of each token's experts.
+// route: chooses the experts of each token by the best logits, and computes their weights: the softmax of these logits.
+// experts_up: computes gate and up of each token's experts, and the activation of gpt-oss: gate * sigmoid(1.702 gate) * (up + 1),
+// after both are clamped.
+// experts_down: computes the weighted sum of the outputs of each token's experts.
 // Twin:    src/gpu/twin.rs route, experts_up, experts_down     (the specification)
 // Params:  RouteParams, 48 bytes; ExpertsParams, 56 bytes
 // Shapes:  see params.cuh; a matrix has a row for each number of its input, so that neighbouring threads read neighbouring columns

@@ -1,16 +1,18 @@
-// gemm_TOKENS_OUTS: the product of a few dozen rows of x with a matrix, with what stands before and after it, for Hopper.
+// gemm_TOKENS_OUTS: the product of a few dozen rows of x with a matrix, for Hopper. It includes the norm before the product and
+// the operation after it.
 //
-// The matrix unit takes 64 rows of the matrix by TOKENS of x, so that few rows of x waste nothing. A CTA takes OUTS rows of the
-// matrix and TOKENS of x. One thread has the copy engine bring pieces of 64 columns of both into a ring in shared memory, from where a
-// warpgroup multiplies. It begins with the matrix before the kernel before this one has ended, since nobody writes that: so
-// memory is busy between products, too.
+// One instruction multiplies 64 rows of the matrix with TOKENS rows of x, so a few rows of x suffice to use the matrix units. A
+// CTA computes OUTS rows of the matrix and TOKENS rows of x. One thread starts copies of pieces of 64 columns of both to a ring
+// in shared memory, and a warpgroup multiplies them there. The copies of the matrix start before the previous kernel has ended,
+// because no kernel writes the matrix. Thus the memory is also busy between products.
 //
-// Up to eight CTAs, a cluster, share a tile's columns, so that narrow products have work for the whole device. Their sums meet in
-// shared memory, in the same order always, and each finishes a part: y = sum, y += sum, or y = silu(gate) * up, where eight
-// rows of gate and eight of up stand side by side in a CTA's matrix.
+// A cluster of up to eight CTAs shares the columns of a tile, so narrow products have work for the whole device. The CTAs add
+// their sums through shared memory, always in the same order. Each CTA finishes a part: y = sum, y += sum, or
+// y = silu(gate) * up. In the last case, the rows of a CTA's matrix are eight of gate, eight of up, and so on.
 //
-// RMSNorm before a product is linear but for one factor a row, which goes into the sums at the end; its weights stand in the
-// matrix (src/gpu/weights.rs). Two more warps sum up the squares that it needs while x is in shared memory.
+// RMSNorm before a product is linear except for one factor for each row, which is applied to the sums at the end. The weights of
+// the norm are already part of the matrix (src/gpu/weights.rs). Two more warps compute the factor's sums of squares while x is in
+// shared memory.
 //
 // Twin:    src/gpu/twin.rs skinny                  (the specification)
 // Params:  GemmParams, 320 bytes
@@ -33,8 +35,8 @@ DEVICE float squares_of(const uint4& x) {
 
 template <u32 TOKENS, u32 TILES> struct Gemm {
     static constexpr u32 OUTS = 64 * TILES, STAGES_MAX = 24;
-    static constexpr u32 WEIGHT = 128 * OUTS, STAGE = WEIGHT + 128 * TOKENS;  // bytes of a piece of the matrix, of both
-    static constexpr u32 PITCH = OUTS + 4;                                   // of sums [TOKENS, PITCH]: no two lanes in one bank
+    static constexpr u32 WEIGHT = 128 * OUTS, STAGE = WEIGHT + 128 * TOKENS;  // bytes of a piece of the matrix; with that of x
+    static constexpr u32 PITCH = OUTS + 4;                                   // of sums [TOKENS, PITCH], without bank conflicts
     static constexpr u32 SHARERS = 64 / TOKENS;                              // threads that share a row of x's squares
     enum { MULTIPLIERS = 128, PRODUCERS = 32, SQUARERS = 64 };               // threads, in this order
 
@@ -43,7 +45,7 @@ template <u32 TOKENS, u32 TILES> struct Gemm {
         float squares[TOKENS];
     };
 
-    // Where in the ring the next piece stands.
+    // The place of the next piece in the ring.
     struct Place {
         u32 stage = 0, parity = 0;
         __device__ __forceinline__ void next(u32 stages) {
@@ -51,7 +53,7 @@ template <u32 TOKENS, u32 TILES> struct Gemm {
         }
     };
 
-    // What of the work is this CTA's: a tile, the first row of x, and a part of the columns in pieces of 64.
+    // The work of this CTA: a tile, the first row of x, and a range of the pieces of 64 columns.
     struct Part {
         u32 tile, token, begin, count;
         __device__ __forceinline__ explicit Part(const GemmParams& p) {
@@ -106,7 +108,7 @@ template <u32 TOKENS, u32 TILES> struct Gemm {
             place.next(p.stages);
         }
         wgmma_wait<0>();
-        named_sync(1, p.norm ? MULTIPLIERS + SQUARERS : MULTIPLIERS);  // the sums take the ring's place
+        named_sync(1, p.norm ? MULTIPLIERS + SQUARERS : MULTIPLIERS);  // the sums overwrite the ring
 #pragma unroll
         for (u32 tile = 0; tile < TILES; ++tile) {
 #pragma unroll
@@ -117,7 +119,7 @@ template <u32 TOKENS, u32 TILES> struct Gemm {
         }
     }
 
-    // Sums up the squares of x's rows, each row's by a few lanes side by side.
+    // Sums up the squares of each row of x. SHARERS neighbouring lanes share a row.
     static __device__ __forceinline__ void square(const GemmParams& p, const Part& part, Shared& shared, u32 memory) {
         const u32 thread = threadIdx.x - MULTIPLIERS - PRODUCERS, row = thread / SHARERS, sharer = thread % SHARERS;
         float sum = 0;
@@ -127,7 +129,7 @@ template <u32 TOKENS, u32 TILES> struct Gemm {
             const u32 x = memory + place.stage * STAGE + WEIGHT + 128 * row;
 #pragma unroll
             for (u32 i = 0; i < 8 / SHARERS; ++i) {
-                // In the order in which no two lanes meet in a bank.
+                // This order avoids bank conflicts.
                 const u32 at = x + 16 * ((sharer * (8 / SHARERS) + i) ^ row % 8);
                 uint4 eight;
                 asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w) : "r"(at) : "memory");
@@ -143,7 +145,7 @@ template <u32 TOKENS, u32 TILES> struct Gemm {
         if (sharer == 0) shared.squares[row] = sum;
     }
 
-    // Eight sums of all CTAs of the cluster.
+    // Returns eight sums, added over all CTAs of the cluster.
     static __device__ __forceinline__ void gather(u32 at, u32 size, float (&sums)[8]) {
 #pragma unroll
         for (u32 rank = 0; rank < 8; ++rank) {
@@ -211,7 +213,7 @@ template <u32 TOKENS, u32 TILES> struct Gemm {
         __syncwarp();
         cluster_sync();
         if (threadIdx.x < MULTIPLIERS) finish(p, part, shared, memory);
-        cluster_sync();  // nobody ends while others read its sums
+        cluster_sync();  // no CTA may end while others read its sums
     }
 };
 

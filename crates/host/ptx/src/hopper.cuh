@@ -1,4 +1,4 @@
-// What only compute capability 9.0 has: products of warpgroups out of shared memory, the copy engine, clusters.
+// Instructions of compute capability 9.0: products of warpgroups from shared memory, mbarriers, the copy engine, clusters.
 #pragma once
 #include "params.cuh"
 
@@ -6,11 +6,11 @@ DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generi
 
 // ---- products of a warpgroup ------------------------------------------------------------------------------------------
 
-// Of rows of 64 columns, 128 bytes each, that the copy engine swizzled; `at` is a multiple of 1,024.
+// Returns the descriptor of a matrix at `at`, a multiple of 1,024. Its rows have 64 columns (128 bytes), swizzled by the copy engine.
 DEVICE u64 matrix_descriptor(u32 at) { return static_cast<u64>(at >> 4 & 0x3fff) | static_cast<u64>(1024 >> 4) << 32 | 1ull << 62; }
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until no more than N groups are on their way.
+// Waits until at most N groups of products are unfinished.
 template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
 #define REGISTERS_8 "%0,%1,%2,%3,%4,%5,%6,%7"
@@ -21,8 +21,8 @@ template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.
 #define OPERANDS_16(c, i) OPERANDS_8(c, i), OPERANDS_8(c, i + 8)
 #define OPERANDS_32(c, i) OPERANDS_16(c, i), OPERANDS_16(c, i + 16)
 
-// c[64, N] += a[64, 16] * b[N, 16]^T. Of c a thread has rows lane / 4 and + 8 of its warp's 16, and columns 2 * (lane % 4) and
-// + 1 of every eight.
+// c[64, N] += a[64, 16] * b[N, 16]^T. Of its warp's 16 rows of c, a thread holds rows lane / 4 and lane / 4 + 8. Of every eight
+// columns it holds 2 * (lane % 4) and the next one.
 #define WGMMA(N, COUNT, A, B)                                                                                                     \
     DEVICE void wgmma(float (&c)[COUNT], u64 a, u64 b) {                                                                          \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS_##COUNT "}, " A ", " B ", 1, 1, 1, 0, 0;" \
@@ -39,7 +39,7 @@ DEVICE void barrier_init(u32 at, u32 count) { asm volatile("mbarrier.init.shared
 DEVICE void barrier_arrive(u32 at) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(at) : "memory");
 }
-// Arrives, and says how many bytes are still to come.
+// Arrives, and adds `bytes` to the number of bytes that the barrier waits for.
 DEVICE void barrier_expect(u32 at, u32 bytes) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(at), "r"(bytes) : "memory");
 }
@@ -47,21 +47,21 @@ DEVICE void barrier_wait(u32 at, u32 parity) {
     asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }" ::"r"(at), "r"(parity)
                  : "memory");
 }
-// Lets the copy engine and other CTAs see barriers that were just made.
+// Makes newly initialised barriers visible to the copy engine and to other CTAs.
 DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-// Of `count` threads of the block.
+// Waits at barrier `id` for `count` threads of the block.
 DEVICE void named_sync(u32 id, u32 count) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory"); }
 
 // ---- the copy engine --------------------------------------------------------------------------------------------------
 
 DEVICE void fetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
-// Brings the box at these columns and rows to shared memory; the barrier hears of its bytes.
+// Copies the box at this column and row to shared memory. The barrier counts its bytes.
 DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, u32 column, u32 row) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(&map),
                  "r"(barrier), "r"(column), "r"(row)
                  : "memory");
 }
-// Of a map of [rows / 8, matrices, 8, columns].
+// The same for a map of [rows / 8, matrices, 8, columns]; `eight` is the index of the box's first eight rows.
 DEVICE void copy_box_of_eights(u32 to, const TensorMap& map, u32 barrier, u32 column, u32 eight) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %4, %5}], [%2];" ::"r"(to), "l"(&map),
                  "r"(barrier), "r"(column), "r"(0), "r"(eight)
@@ -80,9 +80,9 @@ DEVICE u32 cluster_size() {
     asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
     return size;
 }
-// Waits for all threads of all CTAs of the cluster; what they wrote before is seen after.
+// Waits for all threads of all CTAs of the cluster. Their earlier writes are visible afterwards.
 DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory"); }
-// The same place in another CTA's shared memory.
+// Returns the address in the shared memory of CTA `rank` that corresponds to `at` in this CTA's.
 DEVICE u32 of_rank(u32 at, u32 rank) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));

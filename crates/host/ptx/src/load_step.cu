@@ -1,4 +1,4 @@
-// load_step: takes a step's tokens and draws out of pinned host memory.
+// load_step: copies a step's tokens and draws from pinned host memory.
 // Twin:    a copy
 // Params:  LoadStepParams, 32 bytes            (params.cuh, src/gpu/kernels.rs)
 // Shapes:  source, target: units of 16 bytes

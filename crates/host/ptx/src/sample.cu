@@ -1,10 +1,11 @@
-// sample_filter: for each row the least logit that top-k and top-p keep.
-// sample: each row's token: the greatest of logit * inverse_temperature + Gumbel noise, or of the logits where that is 0.
+// sample_filter: computes for each row the least logit that top-k and top-p keep.
+// sample: chooses each row's token, the one with the greatest logit * inverse_temperature + Gumbel noise. If inverse_temperature
+// is 0, it is the one with the greatest logit.
 // Twin:    src/sample.rs                       (the specification)
 // Params:  SampleParams, 64 bytes
-// Shapes:  see params.cuh; logits are compared by their bits, in order (`ordered`)
+// Shapes:  see params.cuh; logits are compared as integers of the same order (`ordered`)
 // Grid:    sample_filter: x = rows, block 1,024; sample: x = parts of the vocabulary, y = rows
-// Needs:   vocab % 8 == 0; best and counters zero, and left zero
+// Needs:   vocab % 8 == 0; best and counters are zero, and the kernel leaves them zero
 // Build:   build.py
 #include "draw.cuh"
 
@@ -27,13 +28,14 @@ extern "C" __global__ void __launch_bounds__(256) sample(const __grid_constant__
             float score = wide(logit);
             if (draw.inverse_temperature > 0) {
                 score *= draw.inverse_temperature;
-                // Noise is at most -log(unit): most tokens need no logarithm to be seen to lose, by a margin for rounding.
+                // The noise is at most -log(unit). Most tokens lose even with this bound, which takes no logarithm to check. The
+                // factor is a margin for rounding.
                 const float unit = uniform(draw.key, token);
                 if (unit > __expf(score - top) * 1.001f) continue;
                 score += gumbel(unit);
                 top = fmaxf(top, score);
             }
-            // The first of equals has the lowest number.
+            // Of tokens with equal scores the one with the lowest number wins.
             const u64 found = static_cast<u64>(ordered(score)) << 32 | (0xffffffffu - token);
             best = found > best ? found : best;
         }
@@ -60,9 +62,9 @@ extern "C" __global__ void __launch_bounds__(256) sample(const __grid_constant__
     *reinterpret_cast<volatile u32*>(host + p.first + row) = token;
 }
 
-// Adds up what each of 256 bins holds of one row's logits; `high`: bins by the upper half of the order, of all; else by
-// the lower half, of those whose upper half is `bin`. Logits below `least` count nothing. Masses are whole numbers, so that
-// their sums do not depend on the order.
+// Sorts one row's logits into 256 bins, and counts them, or sums their masses if MASS. If `high`, all logits are sorted by the upper
+// half of their order; otherwise those whose upper half is `bin`, by the lower half. Logits below `least` are left out. Masses are
+// whole numbers, so that sums do not depend on the order of threads.
 template <bool MASS> DEVICE void histogram(const SampleParams& p, u64 (&bins)[256], u32 row, bool high, u32 bin, u32 least, float top, float scale) {
     if (threadIdx.x < 256) bins[threadIdx.x] = 0;
     __syncthreads();

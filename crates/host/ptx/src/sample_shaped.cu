@@ -1,4 +1,4 @@
-// sample_shaped: tokens of the rows that have a shape (edits, or min-p), in place of those that `sample` chose.
+// sample_shaped: chooses the tokens of the rows that have a shape (edits or min-p), and replaces those that `sample` chose.
 // Twin:    src/shaping.rs, src/sample.rs       (the specification)
 // Params:  ShapedParams, 56 bytes              (params.cuh, src/gpu/kernels.rs)
 // Shapes:  see params.cuh; edited logits are f32, which bf16 would round, and are compared by their bits (`ordered`)
@@ -15,14 +15,14 @@ struct Row {
     u32 vocab;
 };
 
-// As the specification rounds: no fused operations.
+// Without fused operations, so that results round as in the specification.
 DEVICE float apply(const Edit& edit, float logit) {
     logit = __fadd_rn(logit, edit.before);
     const float scaled = logit > 0 ? __fdiv_rn(logit, edit.repetition) : __fmul_rn(logit, edit.repetition);
     return __fadd_rn(scaled, edit.after);
 }
 
-// Calls `f` with each token that may come and its logit, which is neither NaN nor -0; threads share the tokens.
+// Calls `f` with each allowed token and its logit, which is neither NaN nor -0. Each thread has some of the tokens.
 template <class F> DEVICE void each(const Row& row, F f) {
     const auto call = [&](u32 token, float logit) {
         if (logit == logit) f(token, logit == 0 ? 0.0f : logit);
@@ -35,8 +35,9 @@ template <class F> DEVICE void each(const Row& row, F f) {
     }
 }
 
-// The least order that is kept of those from `least` on: so many (`wanted`), or as many as together have the share
-// `top_p` of the mass. Masses are whole numbers, so that their sums do not depend on the order.
+// Returns the lowest order (`ordered`) of a token that is kept. Among the tokens from order `least` on, the greatest are kept:
+// `wanted` tokens, or with MASS as many as have the share `top_p` of the mass. Masses are integers, so their sums do not depend
+// on the order of additions.
 template <bool MASS> DEVICE u32 select(const Row& row, u64 (&bins)[256], u64 (&words)[2], u32 least, u64 wanted, float top, float scale, float top_p) {
     u32 high = 0;
     for (u32 shift = 24;; shift -= 8) {
@@ -80,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(1024) sample_shaped(const __grid_co
     const float infinity = __int_as_float(0x7f800000);
     if (threadIdx.x == 0) {
         greatest = ordered(-infinity);
-        // The first token, where none may come.
+        // If no token is allowed, this is token 0.
         best = static_cast<u64>(ordered(-infinity)) << 32 | 0xffffffffu;
     }
     for (u32 i = threadIdx.x; i < (p.vocab + 31) / 32; i += 1024) edited[i] = 0;
@@ -110,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(1024) sample_shaped(const __grid_co
             score = __fadd_rn(__fmul_rn(logit, draw.inverse_temperature), gumbel(uniform(draw.key, token)));
             score = score == 0 ? 0.0f : score;
         }
-        // The first of equals has the lowest number.
+        // Of tokens with equal scores, the one with the lowest number wins.
         const u64 found = static_cast<u64>(ordered(score)) << 32 | (0xffffffffu - token);
         mine = found > mine ? found : mine;
     });

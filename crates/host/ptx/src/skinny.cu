@@ -1,19 +1,21 @@
-// skinny_TILES_AHEAD: the product of up to 16 rows of x with a matrix, with what stands before and after it.
+// skinny_TILES_AHEAD: multiplies up to 16 rows of x with a matrix, and fuses the operations before and after the product.
 //
-// RMSNorm before it is linear but for one factor a row, which is known when the row has been read: it goes into the sums at
-// the end. After it: y = sum, y += sum, or y = silu(gate) * up of two matrices side by side.
+// Before the product: an optional RMSNorm. Except for one factor a row it is linear. The factor is known only when the whole row
+// has been read, so it multiplies the sums at the end. After the product: y = sum, y += sum, or y = silu(gate) * up, where the rows
+// of gate and up are in one matrix.
 //
-// A block takes 8 * TILES rows of the matrix, its 8 warps 64 columns each at a time. Nothing is shared until the end: each
-// thread loads the 16 numbers of a row that it multiplies itself. Which numbers of k meet in which place of the matrix unit
-// does not matter while both sides agree, so a thread's 16 stand side by side in memory. AHEAD rounds of the matrix are read
-// before the kernel before this one has ended, since nobody writes it, and what the product after this one reads first is
-// fetched into the L2 cache, so that memory is busy between products, too.
+// A block computes 8 * TILES rows of the matrix. In each round each of its 8 warps multiplies 64 columns. Threads share nothing
+// until the end: each loads the 16 numbers of a row that it multiplies itself. The order of columns in a product does not matter,
+// as long as x and the matrix have the same order, so a thread's 16 numbers are contiguous in memory.
+//
+// No kernel writes the matrix, so AHEAD rounds of it are loaded before the previous kernel has ended. This kernel also prefetches
+// into the L2 cache what the next product reads first. So memory is busy between products too.
 //
 // Twin:    src/gpu/twin.rs skinny              (the specification)
 // Params:  SkinnyParams, 72 bytes
 // Shapes:  see params.cuh
 // Grid:    x = outs / (8 * TILES), silu: outs / (4 * TILES)
-// Needs:   ins % 64 == 0, tokens <= 16, outs a multiple of what a block takes; silu: TILES is even
+// Needs:   ins % 64 == 0, tokens <= 16, outs a multiple of the outs of a block (see Grid); silu: TILES is even
 // Build:   build.py
 #include "common.cuh"
 
@@ -30,7 +32,7 @@ DEVICE void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Multiplies eight numbers with the norm's weights; gives the sum of their squares before.
+// Multiplies eight numbers with the norm's weights. Returns the sum of the squares of the original numbers.
 DEVICE float weigh(uint4& x, const uint4& weight) {
     float sum = 0;
     u32* pairs = reinterpret_cast<u32*>(&x);
@@ -49,7 +51,7 @@ template <int TILES, int AHEAD> DEVICE void skinny(const SkinnyParams& p) {
     __shared__ float parts[WARPS][16][OUTS];
     __shared__ float squares[WARPS][16];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, place = lane % 4;
-    const u32 side = p.mode == PRODUCT_SILU ? TILES / 2 : TILES;  // tiles that stand side by side
+    const u32 side = p.mode == PRODUCT_SILU ? TILES / 2 : TILES;  // tiles of different columns of y; silu needs two tiles for each
     const u32 first = blockIdx.x * side * 8, rounds = (p.ins + COLUMNS - 1) / COLUMNS;
     u64 rows[TILES];
 #pragma unroll
@@ -69,7 +71,7 @@ template <int TILES, int AHEAD> DEVICE void skinny(const SkinnyParams& p) {
     };
 #pragma unroll
     for (u32 i = 0; i < AHEAD; ++i) fetch(i, w[i]);
-    // Lines of 128 bytes; all blocks' threads take one each until they are through.
+    // Prefetches lines of 128 bytes, one a thread at a time.
     for (u64 line = blockIdx.x * 256ull + threadIdx.x; line < p.next_lines; line += gridDim.x * 256ull)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(p.next + 128 * line));
     let_next_start();

@@ -1,4 +1,4 @@
-// sum_ranks: x += the sum over ranks of y, each rank's part in its own GPU's memory, in one kernel on each GPU.
+// sum_ranks: x += the sum over ranks of y. Each rank has its y and x in the memory of its GPU and launches one kernel.
 // Twin:    src/gpu/twin.rs sum_ranks           (the specification)
 // Params:  SumRanksParams, 112 bytes
 // Shapes:  see params.cuh
@@ -6,19 +6,20 @@
 // Needs:   units <= capacity; inboxes and turns as src/gpu/peers.rs makes them; every rank launches the same sums in one order
 // Build:   build.py
 //
-// Each rank writes its y into an inbox on every other rank's GPU and waits for theirs in its own. A word of an inbox is EMPTY
-// until it is written, and who has read it empties it again: so a word says itself whether it has come, words may come in any
-// order, and there is no barrier and no flag.
+// Each rank writes its y to an inbox on every other rank's GPU, and waits for the others' y in its own inbox. A word of an inbox
+// is EMPTY until it is written; its reader sets it to EMPTY again. Thus each word shows whether it has arrived, words may arrive
+// in any order, and the kernel needs neither barriers nor flags.
 //
-// A rank has two inboxes, used in turn, and two are enough. A block writes into the one that it used two turns ago. By then it has
-// ended its last turn, so words of that turn have come from every rank; and a rank sends such words only when its kernel of the
-// turn before that is done, with all that it read and emptied. Blocks of one number meet each other alone, and each counts its
-// turns by itself, since short sums have fewer blocks.
+// Each rank has two inboxes, which it uses in turn. Two are enough: a block writes to the inbox of two turns ago only after it
+// has received the words of the last turn from every rank. A rank sends these words only after its kernel of two turns ago is
+// done, which has read and emptied all words of that inbox. Blocks exchange words only with blocks of the same number. Each
+// block counts its own turns, because short sums have fewer blocks.
 //
-// Nothing is waited for that stands behind this kernel on its own GPU: the next one may be set up once all blocks of this one run.
+// The kernel waits for no later work of its own GPU: the next kernel is set up only when all blocks of this one run.
 #include "common.cuh"
 
-// Two bf16 NaNs that no kernel here makes (they round to 0x7fff). Numbers that look so become such NaNs.
+// EMPTY is a pair of bf16 NaNs that no kernel here produces, because they round NaN to 0x7fff. An input pair that equals EMPTY is
+// sent as A_NAN.
 #define EMPTY 0xffffffffu
 #define A_NAN 0x7fff7fffu
 
@@ -37,7 +38,7 @@ DEVICE void send(u64 to, const Eight& what) {
     asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(what.pair[0]), "r"(what.pair[1]), "r"(what.pair[2]),
                  "r"(what.pair[3]));
 }
-// What has come to an address of the inbox, which is empty then.
+// Waits for the words at an address of the inbox, returns them, and sets them to EMPTY.
 DEVICE Eight receive(u64 from) {
     Eight came;
     do {
@@ -52,11 +53,11 @@ DEVICE Eight receive(u64 from) {
 extern "C" __global__ void __launch_bounds__(512) sum_ranks(const __grid_constant__ SumRanksParams p) {
     let_next_start();
     wait_for_previous();
-    if (blockIdx.x * 512 >= p.units) return;  // who sends nothing takes no turn: nobody would wait for it
+    if (blockIdx.x * 512 >= p.units) return;  // a block without units has no turn, on any rank
     const u32 first = blockIdx.x * 512 + threadIdx.x;
     u32& turns = reinterpret_cast<u32*>(p.turns)[blockIdx.x];
     const u32 turn = turns;
-    // Of the inbox of this turn, the part that a rank writes, in units of 16 bytes.
+    // Returns the start of the part that a rank writes in the inbox of this turn, in units of 16 bytes.
     const auto part = [&](u32 from) { return static_cast<u64>(turn % 2 * p.ranks + from) * p.capacity; };
 
     for (u32 unit = first; unit < p.units; unit += 512 * SUM_BLOCKS) {
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(512) sum_ranks(const __grid_constan
     for (u32 unit = first; unit < p.units; unit += 512 * SUM_BLOCKS) {
         float x[8], y[8], sum[8];
         widen(load(p.x + 16ull * unit), x);
-        // In the order of ranks, so that all of them round alike.
+        // All ranks add in the order of ranks, so their sums have the same bits.
         for (u32 rank = 0; rank < p.ranks; ++rank) {
             widen(rank == p.rank ? load(p.y + 16ull * unit) : receive(p.inboxes[p.rank] + 16 * (part(rank) + unit)), y);
 #pragma unroll

@@ -11,9 +11,9 @@ use std::collections::HashMap;
 
 use super::{Drafting, Drafts};
 
-/// Most tokens of a match that are compared; longer matches count as equal.
+/// Maximum number of tokens of a match that are compared; longer matches count as equal.
 const STRETCH_MAX: usize = 8;
-/// Most earlier places that are compared, from the end back.
+/// Maximum number of earlier places that are compared, from the end back.
 const PLACES_MAX: usize = 64;
 
 /// A growing text.

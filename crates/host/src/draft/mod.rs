@@ -15,15 +15,16 @@ use kvarena::{DRAFT_MAX, Draft, DraftTree, SeqKey};
 pub use drafts::Drafts;
 pub use history::History;
 
-/// Most drafts of a stream. Together with the token that they follow, they are the most that a step checks at once.
+/// Maximum number of drafts of a stream: a step checks at most `DRAFT_MAX` tokens, which include the token before the
+/// drafts.
 pub const DRAFTS_MAX: u32 = DRAFT_MAX - 1;
 
 /// Options of drafting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Drafting {
-    /// Most drafts of a stream in a step: 1 to [`DRAFTS_MAX`].
+    /// Maximum number of drafts of a stream in a step: 1 to [`DRAFTS_MAX`].
     pub tokens: u32,
-    /// Several continuations at a time, merged at common prefixes.
+    /// Drafts are a tree: several continuations at a time, merged at common prefixes.
     pub tree: bool,
 }
 

@@ -39,11 +39,11 @@ pub enum Fault {
     None,
     /// K and V go to the pages of another layer.
     Page,
-    /// Positions count 1 % too much.
+    /// Positions are 1 % too large.
     Position,
     /// Frequencies of neighbouring pairs are swapped.
     Rotary,
-    /// Other channels are labels.
+    /// The labels are other channels than those that were chosen.
     Labels,
 }
 
@@ -66,11 +66,11 @@ impl Parts {
 /// Limits of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Most tokens of a step.
+    /// Maximum number of tokens in a step.
     pub tokens: usize,
-    /// Most rows of logits computed at a time.
+    /// Maximum number of rows of logits that are computed at a time.
     pub logits: usize,
-    /// Most tokens chosen in a step.
+    /// Maximum number of tokens that are chosen in a step.
     pub draws: usize,
 }
 
@@ -82,8 +82,9 @@ pub struct Forward {
     weights: Rc<Weights>,
     /// Connection to the other ranks, if there are any.
     link: Option<Link>,
-    /// Maximum of rows for which the ranks' output and down products are parts that all ranks add to the x they share.
-    /// With more rows, the first rank adds its products to its x, the other ranks replace their x, and the ranks sum x.
+    /// Maximum number of rows for which the ranks sum their output and down products in peer memory and add the sum to
+    /// x. With more rows, the first rank adds its product to its x, the other ranks replace their x by theirs, and the
+    /// ranks sum x.
     part_rows: usize,
     /// Whether this rank chooses tokens. Only the first rank does, because ranks may round differently.
     leads: bool,
@@ -117,16 +118,16 @@ pub struct Forward {
     pub fault: Fault,
 }
 
-/// Device addresses of a step's tokens, draws and answers.
+/// Device addresses of a step's tokens, draws and results.
 #[derive(Clone, Copy, Debug)]
 pub struct StepAddresses {
     /// i32 tokens.
     pub tokens: u64,
     /// `DeviceDraw`s.
     pub draws: u64,
-    /// The address that contains the answers' address.
+    /// The address of a word that contains the address for the chosen tokens in host memory.
     pub answers: u64,
-    /// Draws, padding included.
+    /// Number of draws, including padding.
     pub draw_count: usize,
     /// Whether a draw filters tokens.
     pub filtered: bool,
@@ -138,7 +139,7 @@ impl Forward {
     /// Allocates activations for steps up to `limits`, of a whole model or of a rank's share.
     ///
     /// # Errors
-    /// A shape that the kernels do not support, or too little memory.
+    /// The kernels do not support the shape, or there is too little memory.
     pub fn new(
         device: &Device,
         config: ModelConfig,
@@ -168,7 +169,7 @@ impl Forward {
         let peers = link.as_ref().and_then(Link::peers);
         let part_rows = peers.map_or(0, |peers| peers.most() / hidden);
         let adds_from = if leads && !norms_outputs { part_rows + 1 } else { usize::MAX };
-        // Outputs that are normed are summed over the ranks before.
+        // If outputs are normed, the ranks must sum them before the norm.
         let part_rows = if norms_outputs { 0 } else { part_rows };
         Ok(Self {
             products: Products::new(device, &config, choice, adds_from)?,
@@ -229,7 +230,7 @@ impl Forward {
         self.logits.address()
     }
 
-    /// Makes rows of one new token, at most `rows` in a step, read `top` positions from now on.
+    /// From now on, rows of one new token read only `top` positions. A step has at most `rows` such rows.
     ///
     /// # Errors
     /// The driver's error, if memory is short.
@@ -265,7 +266,7 @@ impl Forward {
     /// Loads the kernels for `work` and the attention of this model's layers.
     ///
     /// # Errors
-    /// Heads that no kernel supports, or the driver's error.
+    /// No kernel supports the heads, or the driver failed.
     pub fn prepare(&mut self, backend: &mut Cuda, work: &Prepare<'_>) -> Result<(), GpuError> {
         let attend: Vec<_> = (0..self.config.layers).map(|layer| self.attend(layer)).collect();
         let top = self.chosen.as_ref().map(|chosen| chosen.top);
@@ -283,7 +284,7 @@ impl Forward {
     /// may happen in a capture or during a request. All ranks call this at the same time. Overwrites x.
     ///
     /// # Errors
-    /// The driver's or NCCL's.
+    /// The driver or NCCL failed.
     pub fn warm_sums(&self, device: &Device) -> Result<(), GpuError> {
         let Some(link) = &self.link else { return Ok(()) };
         let most = padded_rows(self.limits.tokens) * self.config.hidden;
@@ -303,16 +304,17 @@ impl Forward {
     fn attend(&self, layer: usize) -> Attend {
         let ModelConfig { q_heads, head_dim, scale, .. } = self.config;
         let window = self.config.windows[layer];
-        // Rotation leaves out the rope's factor of q and of k.
+        // The rope scales q and k by its amplitude. Rotation does not, so the scale contains it twice.
         let scale = scale * self.config.rope.amplitude * self.config.rope.amplitude;
         Attend { window, scale, ..Attend::new(q_heads as u32, head_dim as u32) }
     }
 
-    /// Submits a step of a staged plan, whose products are planned. If a step has more draws than rows of logits,
-    /// `each` is called after each part of them, with its first draw and their number.
+    /// Submits a step. Its plan is staged, and its products are planned. If the step has more draws than rows of
+    /// logits, the draws are computed in parts. After each part, `each` is called with the part's first draw and its
+    /// number of draws.
     ///
     /// # Errors
-    /// The driver's, cublasLt's or the backend's.
+    /// The driver, cublasLt or the backend failed.
     pub fn run(
         &mut self,
         device: &Device,

@@ -10,7 +10,7 @@ use super::device::Device;
 use super::error::{GpuError, driver};
 use super::kernels::{GEMMS, GemmKernel, GemmParams, Launch, ProductMode, TensorMap};
 
-/// Most dynamic shared memory of a CTA: the device's, without the kernels' static part.
+/// Maximum dynamic shared memory of a CTA: the device's maximum minus the static part of the kernels.
 pub(super) const SHARED_MAX: usize = 224 << 10;
 /// Shared memory of a ring if a multiprocessor runs three, two or one CTAs.
 const BUDGETS: [usize; 3] = [72 << 10, 110 << 10, SHARED_MAX];
@@ -19,7 +19,7 @@ const STAGES_MAX: usize = 24;
 const PIECE: usize = 64;
 /// Bytes by which a kernel aligns its shared memory.
 const SLACK: usize = 1024;
-/// Maximum of rows of x; more rows would read the matrix too often.
+/// Maximum number of rows of x; more rows would read the matrix too often.
 const ROWS_MAX: usize = 256;
 /// Threads of a CTA, and the additional threads of a CTA that normalises x.
 const THREADS: u32 = 160;

@@ -1,6 +1,6 @@
 //! The kernels of `ptx/`, their parameters (the structs of `ptx/src/params.cuh`), and their launches.
 //!
-//! Not here: the computation (`ptx/src`, `twin.rs`).
+//! The kernels are in `ptx/src`; `twin.rs` computes the same in Rust.
 
 pub(super) mod table;
 
@@ -105,15 +105,15 @@ pub const SKINNY: [(&Entry, usize); 6] = [
     (table::SKINNY_4_2, 4),
 ];
 
-/// Maximum of experts that `route` supports; equals the constant of ptx/src/params.cuh.
+/// Maximum number of experts that `route` supports; equals the constant of ptx/src/params.cuh.
 pub const ROUTED_MAX: usize = 256;
 
 /// The largest vocabulary that `sample_shaped` supports; equals the constant of ptx/src/params.cuh.
 pub const SHAPED_VOCAB_MAX: usize = 327680;
 
-/// Maximum of blocks of `sum_ranks`; equals the constant of ptx/src/params.cuh.
+/// Maximum number of blocks of `sum_ranks`; equals the constant of ptx/src/params.cuh.
 pub const SUM_BLOCKS: usize = 64;
-/// Maximum of ranks; equals the constant of ptx/src/params.cuh.
+/// Maximum number of ranks; equals the constant of ptx/src/params.cuh.
 pub const RANKS_MAX: usize = 8;
 
 /// The operation of a product on its sums.

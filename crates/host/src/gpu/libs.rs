@@ -7,7 +7,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::error::GpuError;
 
-/// The folders to search first, separated by `:`.
+/// Environment variable with the folders to search first, separated by `:`.
 const FOLDERS: &str = "GENERATE_CUDA_LIB";
 const CUBLASLT: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
 const NCCL: [&str; 1] = ["libnccl.so.2"];
@@ -46,7 +46,7 @@ fn load(names: &[&str]) -> Result<Library, String> {
     Err(why)
 }
 
-/// Returns the possible paths of the library, in order of preference.
+/// Returns the folders that may contain the libraries, in order of preference.
 fn folders() -> Vec<PathBuf> {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let listed = |name: &str| -> Vec<PathBuf> {
@@ -70,7 +70,7 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Returns `python3.*/site-packages/nvidia/*/lib` of a folder.
+/// Returns the folders `python3.*/site-packages/nvidia/*/lib` below `lib`, in which Python's wheels install libraries.
 fn wheels(lib: &Path) -> Vec<PathBuf> {
     let children = |folder: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();

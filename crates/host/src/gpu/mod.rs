@@ -4,11 +4,11 @@
 //! ```text
 //! error, libs          errors; the search for NVIDIA's libraries
 //! device, kernels      the GPU and its stream; the kernels of ptx/ and their parameters
-//! files, weights       from safetensors, or a seed, to device memory
+//! files, weights       weights in device memory: read from safetensors, or random from a seed
 //! products             matrix products by cublasLt or a kernel of ptx/, chosen by measurement
-//! gemm                 the splits of Hopper's kernel for a few dozen rows
-//! image, kept          upload of a step's tokens and draws, download of its tokens; kept logits
-//! shapes               upload of edits of logits and of min-p
+//! gemm                 Hopper's kernel for products of a few dozen rows: how it splits the work
+//! image, kept          upload of a step's tokens and sampling parameters, download of the sampled tokens; kept logits
+//! shapes               upload of the requests' changes to logits, and of min-p
 //! shape, forward       checks of models; the launches of one step
 //! sparse               sparse reads: the positions and the channels that select them
 //! nccl, peers, sums    sums over several GPUs, by NCCL or peer memory

@@ -1,8 +1,7 @@
-//! The communication of a model's ranks through NCCL: the few required calls, from `libnccl.so.2`. Short sums do not
-//! need NCCL (`peers.rs`).
+//! Communication of a model's ranks through NCCL (`libnccl.so.2`). Short sums do not need NCCL (`peers.rs`).
 //!
-//! The library is found like cublasLt. The binding in `cudarc` opens only names without a version, which wheels lack,
-//! so this file looks up the six functions.
+//! The library is found in the same way as cublasLt. The binding in `cudarc` opens only file names without a version,
+//! which wheels lack. Therefore this file looks up the six functions that it needs.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -97,13 +96,14 @@ impl Comm {
         Ok(version)
     }
 
-    /// Replaces `count` numbers in bf16 by their sums over all ranks, in the stream's order.
+    /// Replaces `count` numbers in bf16 with their sums over all ranks, in the stream's order.
     ///
     /// # Errors
     /// Errors of NCCL.
     ///
     /// # Safety
-    /// Until the sum is done the address is this rank's memory of that many numbers. All ranks submit the same sum.
+    /// Until the sum is done, `address` is valid for `count` numbers in this rank's memory. All ranks submit the same
+    /// sum.
     pub unsafe fn sum(&self, address: u64, count: usize, stream: u64) -> Result<(), GpuError> {
         let calls = calls()?;
         let at = address as usize as Raw;
@@ -114,7 +114,7 @@ impl Comm {
         check(calls, "ncclAllReduce", status)
     }
 
-    /// Replaces `count` numbers of 32 bits by those of the first rank, in the stream's order.
+    /// Replaces `count` numbers of 32 bits with those of the first rank, in the stream's order.
     ///
     /// # Errors
     /// Errors of NCCL.

@@ -1,7 +1,8 @@
-//! Memory of each rank's GPU that the other ranks' kernels write to, and sums through it (`ptx/src/sum_ranks.cu`).
+//! Sums over ranks in peer memory (`ptx/src/sum_ranks.cu`): each rank's kernels write into memory on the other ranks'
+//! GPUs.
 //!
-//! All of it is allocated before the first step, by `cuMemAlloc`, because other devices cannot access memory of pools.
-//! It is freed when the last rank has finished with it.
+//! All this memory is allocated before the first step, by `cuMemAlloc`, because other devices cannot access memory of
+//! pools. It is freed after all ranks have finished their work.
 //!
 //! `sums.rs` chooses between NCCL and this memory.
 
@@ -15,14 +16,15 @@ use super::device::Device;
 use super::error::{GpuError, driver};
 use super::kernels::{RANKS_MAX, SUM_BLOCKS, SumRanksParams};
 
-/// Maximum of bytes that a rank sends in a sum. With more bytes, sending all of them to every rank is slower than NCCL.
+/// Maximum number of bytes that a rank sends in a sum. For more bytes, sending all of them to every rank is slower than
+/// NCCL.
 const SENT_MAX: usize = 2 << 20;
 const UNIT_BYTES: usize = 16;
 const UNIT_NUMBERS: usize = UNIT_BYTES / 2;
 /// The value of an empty word (`ptx/src/sum_ranks.cu`).
 const EMPTY_BYTE: u8 = 0xff;
 
-/// A rank's inboxes, and the turns of its blocks.
+/// The memory on one rank's GPU: its inboxes, and the number of sums that each of its blocks has computed.
 #[derive(Debug)]
 struct Memory {
     gpu: Gpu,
@@ -69,16 +71,16 @@ fn finish(gpu: &Gpu) -> Result<(), GpuError> {
 #[derive(Debug)]
 pub struct Peers {
     rank: usize,
-    /// Most units of a sum.
+    /// Maximum number of 16-byte units of a sum.
     capacity: usize,
     memory: Arc<Vec<Memory>>,
 }
 
 impl Peers {
-    /// Enables access between the memories of these GPUs, and allocates the memory for the sums of a rank on each.
+    /// Lets these GPUs access each other's memory, and allocates the memory of one rank on each GPU.
     ///
     /// # Errors
-    /// [`GpuError::NoPeer`] if a GPU cannot access a peer; the driver's error.
+    /// [`GpuError::NoPeer`] if a GPU cannot access a peer; otherwise an error of the driver.
     ///
     /// # Panics
     /// If there is only one GPU, or more than [`RANKS_MAX`].
@@ -105,7 +107,7 @@ impl Peers {
         Ok((0..ranks).map(peer).collect())
     }
 
-    /// Returns the maximum of numbers of a sum.
+    /// Returns the maximum count of numbers in a sum.
     pub fn most(&self) -> usize {
         self.capacity * UNIT_NUMBERS
     }
@@ -115,7 +117,7 @@ impl Peers {
     /// loads the kernel.
     ///
     /// # Errors
-    /// The driver's.
+    /// The launch failed.
     ///
     /// # Panics
     /// If there are more numbers than [`Peers::most`], or if the count is not a multiple of 8.
@@ -161,7 +163,7 @@ impl Drop for Peers {
     }
 }
 
-/// Bytes of a rank's inboxes: two, with a part for each rank.
+/// Returns the bytes of a rank's two inboxes. Each has a part for every rank.
 fn inboxes_bytes(ranks: usize, capacity: usize) -> usize {
     2 * ranks * capacity * UNIT_BYTES
 }

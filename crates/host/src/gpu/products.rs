@@ -26,7 +26,7 @@ use crate::linear::Activation;
 pub use tuning::Choice;
 
 const WORKSPACE_BYTES: usize = 64 << 20;
-/// Most bytes of the next product's matrix that are prefetched: a few microseconds of memory bandwidth.
+/// Maximum number of bytes of the next product's matrix that are prefetched: a few microseconds of memory bandwidth.
 pub(super) const AHEAD_BYTES: usize = 16 << 20;
 /// The products of a model.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

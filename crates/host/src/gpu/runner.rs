@@ -35,9 +35,9 @@ pub use options::GpuOptions;
 use options::padded_step;
 pub use times::StepTime;
 
-/// Most tokens chosen in one step.
+/// Maximum number of tokens chosen in one step.
 const DRAWS_MAX: usize = 4096;
-/// Most rows of logits computed at a time for drafts.
+/// Maximum number of rows of logits computed at a time for drafts.
 const DRAFT_LOGITS_MAX: usize = 1024;
 
 /// A step in flight.
@@ -58,7 +58,7 @@ pub struct GpuRunner {
     images: Images,
     shapes: Shapes,
     options: GpuOptions,
-    /// Graphs by the steps that they serve, whether a draw filters tokens, and whether a draw has a shape.
+    /// Graphs. The key is that of the steps, whether a draw filters tokens, and whether a draw is shaped.
     graphs: HashMap<(GraphKey, bool, bool), CudaGraph>,
     draws: Vec<DeviceDraw>,
     /// Number of the last launched step.
@@ -181,8 +181,8 @@ impl GpuRunner {
         }
     }
 
-    /// Loads all kernels for steps, and chooses the implementations of products before the first step: for decode steps
-    /// of these numbers of streams, and for whole chunks with and without them.
+    /// Loads all kernels of steps, and chooses the implementations of products, so that no step has to. It chooses them
+    /// for decode steps of these numbers of streams, and for whole chunks with and without such streams.
     ///
     /// # Errors
     /// Heads that no kernel supports, or the driver's error.
@@ -246,7 +246,7 @@ impl GpuRunner {
         if draws > self.images.draws_max() {
             return Err(GpuError::Draws { draws, max: self.images.draws_max() });
         }
-        // The kernel that chooses a draw with a shape also filters it.
+        // The kernel for shaped draws also filters tokens.
         let filters = |draw: &Draw| draw.sampling.filters() && !draw.is_shaped();
         let filtered = work.draws.iter().any(filters);
         self.draws.clear();
@@ -304,7 +304,7 @@ impl GpuRunner {
             filtered,
             shapes: shaped.then(|| shapes.addresses()),
         };
-        // A graph's logits are copied after the whole graph.
+        // The logits of a graph are copied after the end of the graph.
         let keeps = self.kept.is_none() || draw_count <= rows;
         if decode && self.options.graphs && keeps && !forward.is_measuring() {
             // Only a graph waits for the pages of all layers; launches wait for those of their layer.

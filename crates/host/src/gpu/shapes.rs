@@ -6,8 +6,8 @@
 //! DeviceShape [draws_max] | Edit [edits_max]
 //! ```
 //!
-//! A step with such draws writes the image into a slot of pinned memory, as `image.rs` does for the tokens. Other steps
-//! send nothing.
+//! If some draw of a step has edits or min-p, the step writes the image into a slot of pinned memory, as `image.rs`
+//! does for the tokens. Other steps send nothing.
 
 use kvarena::backend::cuda::{DeviceBuffer, PinnedBuffer};
 
@@ -18,7 +18,7 @@ use super::kernels::{DeviceDraw, DeviceShape, LoadStepParams, SHAPED_VOCAB_MAX};
 use crate::runner::{Draw, Work};
 use crate::shaping::Edit;
 
-/// Maximum of edits of a step, unless one stream may have more: 4 MiB on the device, and in each slot.
+/// Maximum number of edits of a step, unless the vocabulary is larger. They take 4 MiB on the device and in each slot.
 const EDITS_MAX: usize = 1 << 18;
 
 /// The image and its slots.
@@ -42,7 +42,7 @@ impl Shapes {
         Ok(Self { image: device.zeros(bytes)?, slots, shapes: Vec::new(), draws_max, edits_max })
     }
 
-    /// Returns the most edits of a step; 0 if the vocabulary is too large for the kernel.
+    /// Returns the maximum number of edits of a step; 0 if the vocabulary is too large for the kernel.
     pub(super) fn edits_max(&self) -> usize {
         self.edits_max
     }

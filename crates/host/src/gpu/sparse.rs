@@ -1,9 +1,9 @@
 //! Sparse reads on a GPU: channels for a pool's labels, attention over the selected positions, and measurement of
 //! channels.
 //!
-//! Rows of one new token read a selection, which each layer rewrites at one address, so that graphs can contain it. A
-//! measuring pass copies q and K of each layer to the host, where [`Measured`] accumulates them. This is slow, and done
-//! once.
+//! Rows of one new token read a selection. All layers write their selections at the same address, so that graphs can
+//! contain it. A measuring pass copies q and K of each layer to the host, where [`Measured`] accumulates them. This
+//! pass is slow and runs once.
 
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 use kvarena::{
@@ -18,10 +18,10 @@ use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::sparse::channels::Measured;
 
-/// The positions that generating streams read.
+/// How generating streams select the positions that they read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reading {
-    /// Positions for each kv head.
+    /// Number of positions for each kv head.
     pub top: u32,
     /// The channels that select them, of a whole model or of a rank's heads.
     pub labels: LabelChannels,
@@ -31,7 +31,7 @@ impl Reading {
     /// Returns a rank's part of a whole model's channels.
     ///
     /// # Errors
-    /// Channels of another model.
+    /// The channels belong to another model.
     pub fn of_rank(&self, model: &ModelConfig, share: Share) -> Result<Self> {
         let pool = PoolConfig {
             layers: model.layers as u32,
@@ -135,7 +135,8 @@ impl Gauge {
     }
 }
 
-/// Returns the first channels of each head, for time measurements with random weights, where no channel matters more.
+/// Returns the first channels of each head, for measuring time with random weights. There no channel is more important
+/// than another.
 pub fn first_channels(model: &ModelConfig, count: u32) -> Result<LabelChannels> {
     let (layers, kv_heads) = (model.layers as u32, model.kv_heads as u32);
     let values = (0..layers * kv_heads).flat_map(|_| 0..count).collect();
@@ -143,8 +144,8 @@ pub fn first_channels(model: &ModelConfig, count: u32) -> Result<LabelChannels> 
         .map_err(|error| Error::request(format!("--sparse: {error}")))
 }
 
-/// Returns the part of `bytes` for K and V, without the labels of this many channels and their scores, if each of this
-/// many streams has the model's maximum length.
+/// Returns how many of `bytes` remain for K and V. The others are for labels of this many channels, and for the scores
+/// of this many streams of the model's maximum length.
 pub fn pool_bytes(model: &ModelConfig, (streams, channels): (u32, u32), bytes: u64) -> u64 {
     let ModelConfig { kv_heads, head_dim, max_len, .. } = *model;
     let scores = 4 * kv_heads as u64 * u64::from(streams) * max_len as u64;

@@ -1,4 +1,4 @@
-//! The computation of the small kernels on the CPU: the specification of `ptx/src/*.cu`. Sums in f32, rows in bf16.
+//! The specification of the small kernels (`ptx/src/*.cu`): the same computation on the CPU. Rows are bf16, sums f32.
 //!
 //! Other files specify `sample` and `sample_filter` (`sample.rs`), `sample_shaped` (also `shaping.rs`), and `fill`
 //! (`Random` of `source.rs`).
@@ -56,7 +56,7 @@ pub fn norm_add(x: &[bf16], y: &[bf16], weight: &[bf16], eps: f32) -> Vec<bf16> 
     narrow(&x.iter().zip(normed).map(|(x, y)| x.to_f32() + y).collect::<Vec<_>>())
 }
 
-/// Returns a token's experts, the best first, and their weights.
+/// Returns the experts of a token, the one with the largest weight first, and their weights.
 pub fn route(x: &[bf16], weight: &[bf16], bias: &[bf16], per_token: usize) -> Vec<Route> {
     let x = wide(x);
     let dot = |row: &[bf16]| row.iter().zip(&x).map(|(w, x)| w.to_f32() * x).sum::<f32>();
@@ -93,7 +93,7 @@ fn times(x: &[bf16], weight: &[bf16], bias: &[bf16]) -> Vec<f32> {
     y
 }
 
-/// Adds each rank's part to `x`, in the order of ranks.
+/// Sums the parts in the order of ranks, and adds the sum to `x`.
 pub fn sum_ranks(x: &[bf16], ranks: &[&[bf16]]) -> Vec<bf16> {
     let one = |i: usize| {
         let parts = ranks.iter().map(|part| part[i].to_f32());
@@ -106,8 +106,8 @@ fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
-/// Multiplies a row of x with a matrix that has as many rows as `y` (for gate and up twice as many), including the
-/// operations before and after.
+/// Multiplies a row of x with a matrix, which has as many rows as `y` has elements (twice as many for gate and up). If
+/// `norm` is given, x is normed before. `mode` selects the operation after the product.
 pub fn skinny(
     x: &[bf16],
     weight: &[bf16],

@@ -17,7 +17,7 @@ pub struct Limits {
     pub vocab: usize,
     /// Positions of the model.
     pub positions: usize,
-    /// Most tokens of one sequence in the pool.
+    /// Maximum number of tokens of one sequence in the pool.
     pub pool: usize,
     /// Pages of the pool.
     pub pages: u32,

@@ -46,9 +46,9 @@ const FAILURES_MAX: u32 = 4;
 /// Options of batching.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Policy {
-    /// Most prompt tokens computed in one step, over all prompts.
+    /// Maximum number of prompt tokens computed in one step, over all prompts.
     pub chunk: u32,
-    /// Most streams at a time.
+    /// Maximum number of streams at a time.
     pub concurrency: u32,
     /// The loop plans a step before it has the tokens of the previous step.
     pub overlap: bool,

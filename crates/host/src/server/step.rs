@@ -52,7 +52,8 @@ impl<R: Runner> Server<R> {
                 self.add_token(index, (draw, is_last), sink)?;
             }
         }
-        // A fork is a step after the step planned ahead, and completes with the step after that.
+        // A fork's copies are a step of their own. If a step was planned ahead, the fork follows it, so the fork is not
+        // complete now.
         let done = if ahead { flight.step } else { self.last_step };
         self.engine.complete(done).map_err(refused)?;
         self.spare.push(flight);
@@ -60,8 +61,8 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Creates another sample of a stream whose prompt is computed. Both share its pages. If pages are short, the
-    /// sample waits.
+    /// Creates another sample of a stream whose prompt is computed. Both share the prompt's pages. If there are too few
+    /// pages, the sample waits.
     fn fork(&mut self, parent: StreamKey, sample: u32) -> Result<StreamKey> {
         let Stream { request, request_key, submitted, seq, .. } = self.streams[parent];
         let mut stream = Stream::new((request_key, request), sample, submitted);
@@ -93,8 +94,8 @@ impl<R: Runner> Server<R> {
         Ok(key)
     }
 
-    /// Appends the token of a draw to a stream. The engine does not have the last token of a step: the stream ends or
-    /// appends it.
+    /// Appends the token of a draw to a stream. The engine knows all tokens of a step except the last. With the last
+    /// token the stream ends, or the token is appended to the sequence.
     fn add_token(
         &mut self,
         index: StreamKey,

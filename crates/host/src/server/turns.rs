@@ -1,5 +1,5 @@
-//! Fair turns: groups of requests share the running streams evenly, so that a group with many choices does not block
-//! another group.
+//! Fair turns: each group of requests gets an equal share of the running streams, so that a group with many choices
+//! does not block another group.
 
 use std::collections::HashMap;
 
@@ -60,8 +60,8 @@ impl<R: Runner> Server<R> {
         if most >= fewest + 2 { youngest() } else { None }
     }
 
-    /// Returns streams of the largest groups to the queue while turns are unfair. Their computed prefixes stay cached.
-    /// The caller must have no step in flight.
+    /// If turns are unfair, returns one stream of the largest group to the queue. Its computed prefix stays cached. The
+    /// caller must have no step in flight.
     pub(super) fn give_way(&mut self) -> Result<()> {
         if let Some(key) = self.gives_way() {
             let stream = &mut self.streams[key];
@@ -75,7 +75,7 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Returns the namespace of a stream's prefix. A request whose whole prompt must be computed has its own.
+    /// Returns the namespace of a stream's prefix. A request whose whole prompt must be computed has its own namespace.
     pub(super) fn namespace(&self, key: StreamKey) -> Namespace {
         let stream = &self.streams[key];
         let request = self.request(stream);

@@ -32,21 +32,21 @@ impl Sink for RecordedTokens<'_> {
     }
 }
 
-/// The difference from the recorded tokens.
+/// Counts of the recorded tokens and texts, and of those that changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Count {
-    /// Recorded tokens.
+    /// Number of recorded tokens.
     pub tokens: usize,
-    /// Recorded tokens that changed or are missing.
+    /// Number of recorded tokens that changed or are missing.
     pub changed_tokens: usize,
-    /// Recorded texts.
+    /// Number of recorded texts.
     pub texts: usize,
-    /// Recorded texts that changed.
+    /// Number of recorded texts that changed.
     pub changed_texts: usize,
 }
 
 impl Count {
-    /// Returns JSON; `None` if nothing was recorded.
+    /// Returns the counts as JSON; `null` if nothing was recorded.
     pub fn json(&self) -> Value {
         let Self { tokens, changed_tokens, texts, changed_texts } = *self;
         if texts == 0 {

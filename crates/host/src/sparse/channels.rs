@@ -1,8 +1,9 @@
 //! Chooses the channels of K that are labels, offline as in Double Sparsity (Yang et al. 2024, arXiv:2408.07092).
 //!
-//! A channel's importance is the mean absolute value of its contribution to a score, `|q * k|`, over all measured
-//! queries and keys. Here q is the sum of the kv head's queries, as in [`select`](kvarena::SparseBackend::select). The
-//! mean of all products is the product of the means of `|q|` and `|k|`.
+//! A channel's importance is the mean absolute value of its contribution to a score, `|q * k|`, over all pairs of a
+//! measured query and a measured key. Here q is the sum of the kv head's queries, as in
+//! [`select`](kvarena::SparseBackend::select). Over all pairs this mean is the product of the means of `|q|` and
+//! `|k|`.
 
 use std::path::Path;
 
@@ -19,8 +20,9 @@ pub struct Measured {
     layers: usize,
     kv_heads: usize,
     head_dim: usize,
-    /// `[layers, kv_heads, head_dim]`: sums of the absolute values of summed queries, and of keys.
+    /// `[layers, kv_heads, head_dim]`: sums of `|q|` over tokens.
     q: Vec<f64>,
+    /// `[layers, kv_heads, head_dim]`: sums of `|k|` over tokens.
     k: Vec<f64>,
 }
 

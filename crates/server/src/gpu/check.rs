@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! settings     how requests are served and sampled
-//! shaped       edits and min-p, from the device's own logits
-//! report       all checks, with a line for each
+//! shaped       checks of edits of logits and of min-p, with the device's own logits
+//! report       runs all checks and prints a line for each
 //! ```
 //!
-//! Rounding differs, so tokens may differ if two logits are close. The f32 reference therefore recomputes each stream
-//! of the device. The logit of each token must be within [`TOKEN_BOUND`] of the best one there, and the RMS difference
-//! of all logits within [`LOGITS_BOUND`]. Both are in standard deviations of the logits. A deliberate fault must fail
-//! this check.
+//! Rounding differs, so tokens may differ if two logits are close. The f32 reference therefore recomputes the logits of
+//! each stream of the device. In the reference, the logit of each token of the stream must be within [`TOKEN_BOUND`] of
+//! the best logit. The RMS difference of all logits must be within [`LOGITS_BOUND`]. Both bounds are in standard
+//! deviations of the logits. A deliberate fault must fail this check.
 //!
 //! If streams read a subset of positions, the reference selects its own subset. Rounding may exchange two positions of
 //! nearly equal scores, and their values differ greatly in models of random weights. The bounds are therefore wider
@@ -79,10 +79,11 @@ pub struct Case {
     /// Transport of sums.
     pub sums: Option<Transport>,
     prompts: Vec<Vec<u32>>,
-    /// Tokens of each prompt, from which accepted drafts are made.
+    /// The tokens that follow each prompt. Drafts are made from them, so that some drafts are accepted.
     foretold: Vec<Vec<u32>>,
-    /// Channels for labels, as the CPU measures them, and wrong ones.
+    /// Channels for labels, as the CPU measures them.
     labels: LabelChannels,
+    /// Wrong channels, for [`Fault::Labels`].
     wrong_labels: LabelChannels,
     /// The reference's logits of earlier streams, by the number of positions that they read.
     reference: HashMap<(Vec<u32>, Option<u32>), Vec<f32>>,
@@ -91,13 +92,13 @@ pub struct Case {
 /// The distance of a run from the reference, in standard deviations of the logits.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Distance {
-    /// The worst token.
+    /// Maximum distance of a token's logit from the best one.
     pub token: f64,
-    /// All logits.
+    /// RMS difference of all logits.
     pub logits: f64,
-    /// The logits of a token, at the median.
+    /// Median over tokens of the RMS difference of a token's logits.
     pub median: f64,
-    /// Generated tokens.
+    /// Number of generated tokens.
     pub tokens: usize,
     /// Whether streams read a subset of positions.
     pub few: bool,
@@ -315,12 +316,13 @@ impl Case {
                 (_, Some(_)) => 100,
                 _ => 512,
             },
-            // Memory for all streams: a waiting sample computes its first token together with the part of the prompt
-            // that its pages lack.
+            // With sparse reads all streams run at once: a sample that waited would compute its first token in a step
+            // together with the part of the prompt that its pages lack.
             concurrency: if setting.sparse.is_some() { 24 } else { 16 },
             overlap: setting.overlap,
             fail_every: setting.fail_every,
-            // The check compares draws with and without overlap, and steps of other rows differ in their last bits.
+            // The check compares sampled tokens with and without overlap. If streams waited, steps would have other
+            // rows, and logits would differ in their last bits.
             wait_for_leaders: false,
             drafts: setting.drafts,
         };
@@ -448,7 +450,7 @@ impl Case {
         Ok(())
     }
 
-    /// Checks that draws are the same with and without overlap and graphs; returns the number of tokens.
+    /// Checks that sampled tokens are the same with and without overlap and graphs. Returns the number of tokens.
     ///
     /// # Errors
     /// The run failed, or draws differ.
@@ -471,7 +473,7 @@ impl Case {
     }
 }
 
-/// Returns the 16 most important channels while the CPU computes the prompts.
+/// Returns the 16 most important channels of each head, measured while the CPU computes the prompts.
 fn labels(model: &Model, prompts: &[Vec<u32>]) -> Result<LabelChannels> {
     let mut measured = Measured::new(&model.config);
     for prompt in prompts {

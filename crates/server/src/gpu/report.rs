@@ -1,4 +1,4 @@
-//! The work of the device in a run, step by step.
+//! Times of the device and the host in a run, summed over its steps.
 
 use serde_json::{Value, json};
 
@@ -10,13 +10,13 @@ use kvarena_host::server::Server;
 /// A run's numbers.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Times {
-    /// Steps, and decode steps among them.
+    /// Number of all steps, and of decode steps.
     pub steps: [usize; 2],
-    /// Share of the time between steps' ends in which the device was idle.
+    /// Share of the time between the ends of steps in which the device was idle.
     pub idle: f64,
     /// Share of idle time in decode steps only.
     pub decode_idle: f64,
-    /// Microseconds a step in the engine's calls, and in launching the step.
+    /// Microseconds of each step in the engine's calls, and in launching the step.
     pub host_us: [f64; 2],
     /// The transport of sums over GPUs, if there are several.
     pub sums: Option<Transport>,
@@ -78,7 +78,7 @@ impl Times {
     }
 }
 
-/// Returns idle time divided by all time of these steps.
+/// Returns the idle time of these steps divided by their whole time.
 pub fn idle(times: &[StepTime]) -> f64 {
     let known = || times.iter().filter_map(|time| Some((time.idle_ms, time.period_ms?)));
     let idle: f64 = known().map(|(idle, _)| f64::from(idle)).sum();
@@ -86,7 +86,7 @@ pub fn idle(times: &[StepTime]) -> f64 {
     if whole > 0.0 { idle / whole } else { 0.0 }
 }
 
-/// Returns the median period of decode steps of this many streams, in milliseconds.
+/// Returns the median time between the ends of decode steps of `streams` streams, in milliseconds.
 pub fn median_ms(times: &[StepTime], streams: usize) -> Option<f32> {
     let wanted = times.iter().filter(|time| time.decode && time.tokens == streams);
     let mut periods: Vec<f32> = wanted.filter_map(|time| time.period_ms).collect();

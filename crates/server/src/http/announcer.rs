@@ -13,7 +13,8 @@ use kvarena_host::error::{Error, Result};
 
 /// Recipe of page hashes for routers.
 pub const HASHING: Hashing = Hashing::Dynamo;
-/// Maximum of pages whose events may wait for the end of a step; with more, all pages are published again.
+/// Maximum number of pages whose events may wait for the end of a step. If there are more, all cached pages are
+/// published again.
 pub const EVENT_PAGES_MAX: u32 = 1 << 16;
 /// Interval at which an idle engine checks whether a router requests all pages.
 pub const PAUSE: Duration = Duration::from_millis(50);

@@ -15,17 +15,18 @@ use super::prompt::{messages, prediction, prompts, token};
 use kvarena_host::request::Request;
 use kvarena_host::shaping::Shaping;
 
-/// Most stop strings.
+/// Maximum number of stop strings.
 const STOPS_MAX: usize = 16;
-/// Most bytes of a stop string.
+/// Maximum number of bytes of a stop string.
 const STOP_BYTES_MAX: usize = 1024;
-/// Most stop tokens of a request.
+/// Maximum number of stop tokens of a request.
 const STOP_TOKENS_MAX: usize = 128;
-/// Most characters of a cache salt, as in vLLM. The engine keeps a salt while a page of its namespace is cached.
+/// Maximum number of characters of a cache salt, as in vLLM. The engine keeps a salt while a page of its namespace is
+/// cached.
 const SALT_CHARS_MAX: usize = 1024;
-/// Most tokens with a bias.
+/// Maximum number of tokens with a bias.
 const BIASES_MAX: usize = 1024;
-/// Maximum of bad words, and of tokens of one bad word.
+/// Maximum number of bad words, and of tokens of one bad word.
 const BAD_WORDS_MAX: usize = 128;
 /// Most likely tokens that may be reported with each token.
 const TOP_MAX: u32 = 20;

@@ -68,8 +68,8 @@ impl Choice {
         Self { number, stops: StopMatcher::new(stops), stop_tokens, ..Self::default() }
     }
 
-    /// Returns the text and tokens of the prompt with their log-probabilities. The choice's text follows after this
-    /// many characters.
+    /// Returns the text and tokens of the prompt with their log-probabilities. The offsets of the choice's own tokens
+    /// then start after the prompt's text.
     pub fn echo(&mut self, text: &Text, prompt: &[u32], logprobs: &[Option<Logprob>]) -> Piece {
         let mut piece = Piece { choice: self.number, ..Piece::default() };
         for (i, &token) in prompt.iter().enumerate() {
@@ -111,8 +111,8 @@ impl Choice {
         (self.is_done() || !piece.text.is_empty()).then_some(piece)
     }
 
-    /// Processes the end, and returns the last chunk for its client; `None` if a stop string had ended the choice
-    /// before.
+    /// Processes the end, and returns the last chunk for the client; `None` if a stop string has already ended the
+    /// choice.
     pub fn done(&mut self, text: &Text, finish: Finish) -> Option<Piece> {
         if self.is_done() {
             return None;
@@ -167,7 +167,7 @@ mod test {
     }
 
     #[test]
-    fn the_end_gives_what_was_held_back() {
+    fn the_end_emits_held_back_text() {
         let text = Text::default();
         let mut choice = Choice::new(0, vec!["7 7 7".into()], vec![9]);
         assert_eq!(choice.token(&text, 7, logprob(-1.0)), None);

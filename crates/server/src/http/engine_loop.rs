@@ -16,7 +16,7 @@ use kvarena_host::stream::{Finish, Stream};
 /// Serves the jobs of the queue until the queue is closed and all jobs have ended.
 ///
 /// # Errors
-/// Errors of the run. Waiting clients have been informed.
+/// The run failed. In this case, each waiting client has received an [`Event::Failed`].
 pub fn serve<R: Runner>(
     server: &mut Server<R>,
     queue: &Queue<Job>,
@@ -36,11 +36,12 @@ pub fn serve<R: Runner>(
     outcome
 }
 
-/// The clients of the running jobs.
+/// The state of the engine's thread.
 #[derive(Default)]
 struct EngineLoop {
-    /// Running jobs by number of their request.
+    /// Running jobs by the number of their request.
     jobs: HashMap<usize, Job>,
+    /// Jobs from the queue that are not submitted yet.
     incoming: Vec<Job>,
     ended: Ended,
     /// Publishes cached pages to routers, if requested.
@@ -96,7 +97,7 @@ impl Sink for EngineLoop {
     fn token(&mut self, stream: &Stream, logits: &[f32]) {
         let Some(job) = self.jobs.get(&stream.request) else { return };
         let token = *stream.tokens.last().expect("the stream has a new token");
-        // If a step chose more tokens than the kept logits, the excess tokens have no log-probabilities.
+        // The logits are empty if the step kept none for this token. Then it has no log-probabilities.
         let known = job.logprobs.filter(|_| !logits.is_empty());
         let event = Event::Token {
             choice: job.first_choice + stream.sample,
@@ -169,9 +170,9 @@ pub fn audit<R: Runner>(server: &Server<R>) -> Result<String> {
     let Stats { free_pages, cached_pages, sequences, steps, protected_pages, .. } = stats;
     let held = [sequences, steps, protected_pages, stats.private_pages, stats.fenced_pages];
     if held != [0; 5] || free_pages + cached_pages != pages {
-        return Err(broken(format!("of {pages} pages some are in use:\n{stats}")));
+        return Err(broken(format!("some of the {pages} pages are in use:\n{stats}")));
     }
-    Ok(format!("verified: of {pages} pages {free_pages} are free and {cached_pages} are cached"))
+    Ok(format!("verified: {free_pages} of {pages} pages are free and {cached_pages} are cached"))
 }
 
 #[cfg(test)]
@@ -185,7 +186,7 @@ mod test {
         let found = logprob(&logits, 2, 3);
         assert!((f64::from(found.own) - (2.0 - sum)).abs() < 1e-6);
         let tokens: Vec<u32> = found.top.iter().map(|&(token, _)| token).collect();
-        assert_eq!(tokens, [1, 3, 2], "equals in the order of their numbers");
+        assert_eq!(tokens, [1, 3, 2], "tokens of equal logits are in the order of their ids");
         assert!((f64::from(found.top[0].1) - (3.0 - sum)).abs() < 1e-6);
         assert_eq!(logprob(&logits, 4, 0), Logprob { own: f32::NEG_INFINITY, top: Vec::new() });
     }

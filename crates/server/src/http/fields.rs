@@ -43,7 +43,7 @@ pub enum Neutral {
     Empty,
     /// The values of `Empty`, and this JSON value.
     Or(&'static str),
-    /// Only this JSON value: the API's default, which `false` or 0 changes.
+    /// Only this JSON value. It is the API's default; `false` or 0 would change the answer.
     Only(&'static str),
     /// The values of `Empty`, and a value whose `type` is `text`.
     Text,
@@ -296,7 +296,7 @@ mod test {
         assert!(!Neutral::Text.takes(&json!({ "type": "json_object" })));
     }
 
-    /// The lists of the README equal those of the table.
+    /// The lists of fields in the README equal those of the table.
     #[test]
     fn the_documentation_lists_the_same() {
         let readme = include_str!("../../README.md");

@@ -11,7 +11,8 @@ use super::api_error::{ApiError, refused};
 use super::options::Secret;
 use kvarena_host::error::{Error, Result};
 
-/// Bytes of keys that are compared; the server rejects longer keys at start-up.
+/// Maximum number of bytes of a key; the server rejects longer ones at start-up. This many bytes are compared for every
+/// request.
 pub const KEY_BYTES_MAX: usize = 512;
 
 /// Answers 401 unless the request has the key.
@@ -77,7 +78,7 @@ mod test {
         }
         assert!(
             !has(&format!("Bearer sesame{}", "\t".repeat(600))),
-            "the length of an uncompared key differs"
+            "a key with more bytes than are compared is wrong"
         );
         assert!(!has_key(&"sesame".into(), &HeaderMap::new()));
     }

@@ -9,7 +9,7 @@ use kvarena_host::text::Text;
 use super::api_error::{ApiError, Result};
 use super::body::Body;
 
-/// Most choices of one request, over all its prompts.
+/// Maximum number of choices of one request, over all its prompts.
 pub const CHOICES_MAX: usize = 128;
 
 /// The served model and its limits.
@@ -22,7 +22,7 @@ pub struct Host {
     pub limits: Limits,
     /// Defaults of requests.
     pub defaults: Defaults,
-    /// Maximum of choices of one prompt, so that a step can choose tokens for all prompts with this many choices.
+    /// Maximum number of choices of one prompt. A step can choose tokens for all prompts if each has this many choices.
     pub samples_max: u32,
     /// Whether log-probabilities are available.
     pub keeps_logits: bool,

@@ -14,7 +14,7 @@ use super::api_error::ApiError;
 
 /// Maximum bytes of a body that is read and parsed in parallel with any number of other bodies.
 const SHORT: usize = 64 << 10;
-/// Maximum of long bodies that are read at a time.
+/// Maximum number of long bodies that are read at a time.
 const BODIES: usize = 16;
 /// Bytes beyond the limit that the server reads and drops before it rejects a body, because most clients read no answer
 /// before they have sent the whole body.

@@ -21,9 +21,9 @@ pub struct Job {
     pub first_choice: u32,
     /// Number of most likely tokens reported with each token; `None` without log-probabilities.
     pub logprobs: Option<u32>,
-    /// Sender of the job's events. The channel has room for one event for each requested token.
+    /// Sender of the job's events. There is at most one for each token, so the channel needs no bound.
     pub events: UnboundedSender<Event>,
-    /// Choices that the client still reads.
+    /// Whether the client still reads each choice.
     pub readers: Arc<Readers>,
     /// Tokens of all prompts of the client's request, counted until its last job ends.
     pub _held: Arc<Held>,
@@ -74,7 +74,7 @@ pub struct Logprob {
     pub top: Vec<(u32, f32)>,
 }
 
-/// State of each choice: the client reads it, has enough of it, or is gone.
+/// State of each choice: the client reads it, needs no more of it, or has disconnected.
 #[derive(Debug)]
 pub struct Readers(Box<[AtomicU8]>);
 
@@ -98,7 +98,7 @@ impl Readers {
     }
 }
 
-/// The client's side: as long as it lives, the choices have a reader.
+/// The client's side of its jobs. Dropping it cancels the choices that the client still reads.
 #[derive(Debug)]
 pub struct JobHandle {
     events: UnboundedReceiver<Event>,

@@ -42,7 +42,7 @@ struct Snapshot {
 }
 
 impl Metrics {
-    /// Posts a server's counters, and the number of its streams by reason of their end.
+    /// Posts a server's counters, and the number of its ended streams by reason.
     pub fn post<R: Runner>(&self, server: &Server<R>, ended: Ended) {
         let (tally, clock) = server.tally();
         let mut snapshot = lock(&self.snapshot);
@@ -73,7 +73,7 @@ impl Metrics {
             writeln!(out, "generate_answers_total{{path=\"{path}\",status=\"{status}\"}} {count}")?;
         }
         let Snapshot { stats, tally, load, ended, parts, page_bytes } = &*lock(&self.snapshot);
-        head(out, "generate_streams_ended_total", "counter", "Streams that ended, by why.")?;
+        head(out, "generate_streams_ended_total", "counter", "Streams that ended, by reason.")?;
         let Ended { stopped, at_length, cancelled } = ended;
         for (why, count) in [("stop", stopped), ("length", at_length), ("cancelled", cancelled)] {
             writeln!(out, "generate_streams_ended_total{{why=\"{why}\"}} {count}")?;
@@ -87,9 +87,9 @@ impl Metrics {
             writeln!(out, "generate_host_bytes_total{{way=\"{way}\"}} {}", pages * page_bytes)?;
         }
         for (name, help, count) in [
-            ("load_waits", "Streams that a step left out while they loaded.", tally.load_waits),
+            ("load_waits", "Times a step left out a stream that loads pages.", tally.load_waits),
             ("prompt_tokens", "Tokens of all prompts.", tally.prompt_tokens),
-            ("cached_tokens", "Tokens of prompts that needed no computing.", tally.cached_tokens),
+            ("cached_tokens", "Tokens of prompts that were cached.", tally.cached_tokens),
             ("new_tokens", "Tokens generated.", tally.new_tokens),
             ("drafted_tokens", "Drafts that steps checked.", tally.drafted),
             ("accepted_tokens", "Accepted drafts.", tally.accepted),
@@ -109,9 +109,9 @@ impl Metrics {
             let (part, seconds) = (part.name(), spent.as_secs_f64());
             writeln!(out, "generate_busy_seconds_total{{part=\"{part}\"}} {seconds}")?;
         }
-        let help = "From the end of the step before, or from the start where nothing ran, to a step's end.";
+        let help = "Time from the end of the previous step to a step's end, or from its own start if no step ran.";
         tally.step_time.prometheus(out, "generate_step_seconds", help)?;
-        let help = "From when a request came to each stream's first token.";
+        let help = "Time from the arrival of a request to the first token of each of its streams.";
         tally.first_token.prometheus(out, "generate_first_token_seconds", help)?;
         let help = "Time that steps left a stream out because its pages were loading.";
         tally.load_time.prometheus(out, "generate_load_seconds", help)?;

@@ -1,7 +1,7 @@
 //! The server: OpenAI's HTTP API around the serving loop.
 //!
 //! ```text
-//! clients        tasks of a runtime of their own threads             the engine's thread (that of `main`)
+//! clients        tasks of a runtime with its own threads              the engine's thread (that of `main`)
 //!   HTTP  --->  routes: checked_request --- Job ---> queue (bounded) ---> engine_loop: Server::step, step after step
 //!         <---  answer: choice, stop  <--- Event for each token ------'
 //! ```
@@ -13,18 +13,18 @@
 //! checked_request        a request with all its checks
 //! prompt, tokens         prompts and messages as tokens; /tokenize
 //! api_error              errors of rejected requests
-//! queue, job             waiting requests; messages between the two sides
-//! engine_loop            the engine's side
+//! queue, job             waiting requests; messages between clients and engine
+//! engine_loop            the engine's thread
 //! stop, choice, answer   stop strings; a choice's text; the answer's JSON
 //! sse, routes            framing; paths
 //! metrics, journal       metrics; the request log
 //! announcer              cache events for routers
 //! ```
 //!
-//! A client that disconnects drops its `JobHandle`. The loop then ends its streams before the next step, and their pages
-//! return. The client's side converts tokens to text and searches for stop strings, so that steps do not wait for this
-//! work; a stream with a stop string therefore ends one or two steps later. SIGTERM closes the queue: the queued
-//! requests finish, the engine audits its state, and the program ends.
+//! A client that disconnects drops its `JobHandle`. The loop then ends the client's streams before the next step, which
+//! releases their pages. The clients' tasks convert tokens to text and search for stop strings, so that steps do not
+//! wait for this work. A stream with a stop string therefore ends one or two steps later. SIGTERM closes the queue: the
+//! queued requests finish, the engine audits its state, and the program ends.
 
 pub mod announcer;
 mod answer;
@@ -77,9 +77,9 @@ use options::Bounds;
 use queue::Queue;
 use routes::{App, crowded, router};
 
-/// Threads for clients, and the same number for encoding prompts.
+/// Number of threads for the clients' tasks. As many other threads encode prompts.
 const THREADS: usize = 4;
-/// Time for clients to read the ends of their answers after the last token has been generated.
+/// Time that clients have, after the last token has been generated, to read the rest of their answers.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Serves at `address` until SIGTERM or Ctrl-C, and then until all accepted requests have ended.

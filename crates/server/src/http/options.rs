@@ -15,31 +15,32 @@ use kvarena_host::error::{Error, Result};
 pub const DESCRIPTORS_LEFT: usize = 64;
 /// Connections beyond the limit that are open at a time, each for one answer.
 pub const SPARES: usize = 32;
-/// Maximum of connections if the number of descriptors is unlimited.
+/// Maximum number of connections if the number of descriptors is unlimited.
 const CONNECTIONS_USUAL: usize = 4096;
 
 /// Options of `--serve`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Options of --serve")]
 pub struct HttpOptions {
-    /// Most bytes of a request's body; a longer one gets 413.
+    /// Maximum number of bytes of a request's body; a request with a longer body gets 413.
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = from_one_to(1 << 30))]
     pub max_body: usize,
 
-    /// Most prompt tokens of all requests that wait or run; a request beyond that gets 429.
+    /// Maximum number of prompt tokens of all requests that wait or run; a request beyond that gets 429.
     #[arg(long, value_name = "TOKENS", default_value_t = 1 << 20, value_parser = from_one_to(1 << 40))]
     pub max_waiting_tokens: usize,
 
-    /// Most streams that wait to be admitted; one more request gets 429.
+    /// Maximum number of streams that wait to be admitted; one more request gets 429.
     #[arg(long, value_name = "STREAMS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     pub queue: u32,
 
-    /// Most choices of a prompt (`n`).
+    /// Maximum number of choices of a prompt (`n`).
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub max_n: u32,
 
-    /// Most connections [default: the limit of descriptors less 64, at most 4096]. Beyond that, the server closes the
-    /// connection that has been idle longest. If none is idle, monitors get answers and other clients get 503.
+    /// Maximum number of connections [default: the limit of descriptors less 64, at most 4096]. Beyond that, the server
+    /// closes the connection that has been idle longest. If none is idle, monitors get answers and other clients get
+    /// 503.
     #[arg(long, value_name = "CONNECTIONS", value_parser = from_one_to(1 << 20))]
     pub max_connections: Option<usize>,
 
@@ -125,7 +126,7 @@ pub struct Bounds {
     pub header: Duration,
     /// Time between requests, and time in which a client may read nothing of its answer.
     pub idle: Duration,
-    /// Maximum of connections, without the spare ones.
+    /// Maximum number of connections, without the spare ones.
     pub connections: usize,
 }
 

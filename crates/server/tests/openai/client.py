@@ -73,7 +73,7 @@ def test_chats(server):
     assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 3)
 
 
-def test_streams_say_the_same(server):
+def test_streams_have_the_same_text(server):
     ai = client(server)
     stream = ai.chat.completions.create(
         model=server.model, messages=question("fork"), temperature=0, stream=True, stream_options={"include_usage": True}
@@ -172,7 +172,7 @@ def test_logprobs(server):
 
 
 def test_echoes(server):
-    """The prompt's log-probabilities equal those of its tokens as answers, whatever is cached."""
+    """A token has the same log-probability in an echoed prompt as in an answer, whatever part of it is cached."""
     ai = client(server)
     prompt = "<user> what is a page?"
     made = ai.completions.create(model=server.model, prompt=prompt, temperature=0, max_tokens=6, logprobs=2)
@@ -227,7 +227,7 @@ def test_shaped_answers(server):
     assert ended(min_tokens=usual - 1) == usual and ended(min_tokens=usual + 5) > usual + 4
 
 
-def test_salts_part_the_cache(server):
+def test_salts_separate_the_cache(server):
     ai = client(server)
 
     def cached(salt):
@@ -404,7 +404,7 @@ def test_clients_that_go_away(server):
 
 
 def test_load_of_2000_requests(server):
-    """All kinds of requests at once, some disconnect: no page remains in use, and the audit at the end succeeds."""
+    """All kinds of requests run at once, and some clients disconnect. No page stays in use, and the audit succeeds."""
     count = 2000
 
     async def ask(ai, i):
@@ -464,7 +464,7 @@ def test_a_full_queue():
         until(lambda: at_rest(server))
 
 
-def test_sigterm_finishes_what_runs():
+def test_sigterm_finishes_accepted_requests():
     with Server(PROGRAM, "--concurrency", "2") as server:
         ai = client(server)
         make = lambda i: ai.completions.create(
@@ -524,7 +524,7 @@ def test_drafts_change_no_answer():
 
 
 def test_a_prediction_is_drafted_from():
-    """A prediction changes no answer, and its accepted tokens are counted; without drafts it has no effect."""
+    """A prediction changes no answer, and its accepted tokens are counted. Without `--draft` none are."""
     prediction = {"type": "content", "content": PAGE.replace("tokens", "words")}
     for arguments in [(), ("--draft", "6"), ("--draft", "9", "--draft-tree")]:
         with Server(PROGRAM, *arguments) as server:

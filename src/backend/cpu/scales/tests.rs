@@ -1,4 +1,4 @@
-//! Tests of stores of a quantised pool, bit by bit.
+//! Tests stores of a quantised pool: bytes and scales must equal the definition bit by bit.
 
 use half::{bf16, f16};
 
@@ -36,7 +36,7 @@ fn open(config: &PoolConfig, scales: Option<KvScales>) -> Result<Cpu, CpuError> 
     CpuOptions { scales, ..CpuOptions::with_threads(1) }.open(&layout, &table, 2)
 }
 
-/// Returns numbers of every size and all special values. Some heads have only 0, or no finite numbers.
+/// Returns numbers of every magnitude and all special values. Some heads have only zeros, or no finite numbers.
 fn numbers(rng: &mut Rng) -> Vec<f32> {
     let special = [0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 448.0, 1e-42, f32::MAX];
     let mut all = Vec::new();
@@ -56,7 +56,7 @@ fn numbers(rng: &mut Rng) -> Vec<f32> {
     all
 }
 
-/// Stores rows of K, and of V in reverse order, in both layers.
+/// Stores the same rows of K and V in both layers of a new sequence. Returns the tokens' slots.
 fn store(cpu: &mut Cpu, k: CpuRows<'_>, v: CpuRows<'_>) -> Vec<SlotId> {
     let table = TableShape::new(5, 1, 30, 30).expect("a small table");
     let mut planner = Planner::new(cpu.layout(), &table, 1);
@@ -71,7 +71,7 @@ fn store(cpu: &mut Cpu, k: CpuRows<'_>, v: CpuRows<'_>) -> Vec<SlotId> {
     (0..TOKENS).map(|i| slots.get(i).expect("a token's slot")).collect()
 }
 
-/// Compares the bytes of every row with `wanted`, for each layer and side.
+/// Compares the stored bytes, numbers and scales with those of `rows` by the definition, in both layers, for K and V.
 fn check(cpu: &Cpu, slots: &[SlotId], rows: [&[f32]; 2], given: Option<&KvScales>) {
     let names = [(PlaneName::K, PlaneName::KScales), (PlaneName::V, PlaneName::VScales)];
     for layer in [0, 1].map(LayerId::new) {
@@ -146,7 +146,7 @@ fn scales_that_are_not_for_the_pool_are_refused() {
     let static_pool = config(Layout::PageFirst, Scaling::Static);
     let refused = |config: &PoolConfig, layers, heads| {
         let Err(CpuError::Scales(error)) = open(config, Some(scales(layers, heads, 1))) else {
-            panic!("they were taken")
+            panic!("the pool accepted the scales")
         };
         assert_eq!(CpuError::Scales(error).to_string(), error.to_string());
         error
@@ -180,7 +180,7 @@ fn pages_move_only_between_pools_of_equal_scales() {
         let other =
             PoolConfig { layout: Layout::PageFirst, capacity: Capacity::Pages(7), ..config };
         let mut target = open(&other, scales.clone()).expect("a small pool");
-        source.copy_to_pool(&mut target, &copies).expect("the pages mean the same");
+        source.copy_to_pool(&mut target, &copies).expect("the fingerprints are equal");
         let moved: Vec<_> = slots
             .iter()
             .map(|&slot| {

@@ -1,4 +1,4 @@
-//! The key that decides which steps a captured graph serves.
+//! The key of a captured graph, which determines the steps that the graph serves.
 //!
 //! A step's kernels depend on its rows: whether spans are read once, whether a row has more new tokens than a decode
 //! kernel takes, and whether partial sums of latent rows must be joined. A captured graph contains the kernels of the
@@ -10,8 +10,9 @@ pub(in crate::backend::cuda) const KEY_VARIANTS: usize = 16;
 /// A key of captured graphs: steps with equal keys can replay each other's graphs.
 /// [`Cuda::stage`](crate::backend::cuda::Cuda::stage) returns a step's key.
 ///
-/// A key contains the numbers of tokens and rows, the width of slots, and the kernels of attention. Decode steps of one
-/// size have two keys, with and without shared spans; drafts add a few. A new variant of attention changes the key.
+/// A key contains the numbers of tokens and rows, the width of slots, and the kernels of attention. Decode steps with
+/// the same numbers have two keys, one with and one without shared spans. Steps with drafts have a few more. The key of
+/// a step changes if the backend prepares a new variant of attention.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GraphKey {
     pub(in crate::backend::cuda) tokens: usize,

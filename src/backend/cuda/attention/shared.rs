@@ -1,7 +1,7 @@
 //! Decode with shared spans: the kernel that reads spans once, and its memory for a variant of attention.
 //!
-//! A step uses this kernel only if its split accepts a span. Rows with several new tokens use a kernel whose tails have
-//! space for them ([`TAIL_ROWS`]).
+//! A step uses this kernel only if its split accepts a span. For rows with several new tokens there are kernels with
+//! larger tails ([`TAIL_ROWS`]).
 
 use super::split::{
     ITEM_ROWS, ITEMS_MAX, RowAssignment, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit,
@@ -21,7 +21,7 @@ use crate::backend::cuda::kernels::{Selection, Shared};
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::plan::BatchPlan;
 
-/// Maximum number of variants with this kernel; the image has space for so many.
+/// Maximum number of variants with this kernel, for which the image has space.
 pub(in crate::backend::cuda) const SHARED_VARIANTS_MAX: usize = 2;
 
 /// Maximum number of CTAs per multiprocessor, which registers limit.
@@ -141,7 +141,7 @@ impl SharedDecode {
         part as usize * (2 * grid.warps * grid.ctas + rows * shape.kv_heads) as usize
     }
 
-    /// Returns the rows that the kernel would take from the staged step.
+    /// Returns the rows of a step that the kernel would take; `None` if it takes no step like this.
     fn taken_of(&self, plan: &BatchPlan<'_>) -> Option<RowAssignment> {
         if plan.rows.len() > SharedSplit::rows_max(&self.shape) as usize {
             return None;
@@ -149,7 +149,7 @@ impl SharedDecode {
         self.shape.taken(&self.grid, plan.token_count(), plan.rows)
     }
 
-    /// Loads the kernel that a step with spans may use, because a capture cannot load kernels.
+    /// Loads the kernel that a step would use if it had spans. A capture, which may follow, cannot load kernels.
     pub(in crate::backend::cuda) fn load(
         &self,
         gpu: &Gpu,
@@ -160,8 +160,8 @@ impl SharedDecode {
         wide.map_or(Ok(()), |taken| gpu.load(self.kernels[taken.tails]).map(|_| ()))
     }
 
-    /// Splits a step into the image and returns the number of used bytes. `image` begins `image_at` bytes after the
-    /// splits. `last` is set if no data follows, so that unused bytes need not be sent.
+    /// Splits a step, writes the plan to `image` and returns the number of bytes to keep. `image` begins `image_at`
+    /// bytes after the start of all splits. If `last` is set, no data follows, so unused bytes are not counted.
     pub(in crate::backend::cuda) fn split(
         &mut self,
         plan: &BatchPlan<'_>,

@@ -68,8 +68,8 @@ impl Gpu {
     /// Opens device `ordinal`.
     ///
     /// # Errors
-    /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::DriverTooOld`], [`CudaError::DeviceTooOld`]. The
-    /// program can continue with the CPU backend.
+    /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::DriverTooOld`] or [`CudaError::DeviceTooOld`].
+    /// After each of them, the program can use the CPU backend instead.
     pub fn new(ordinal: u32) -> Result<Self, CudaError> {
         // cuInit returns 100 if the driver finds no device.
         let no_device = |error| match error {
@@ -132,7 +132,7 @@ impl Gpu {
     /// uses it.
     ///
     /// # Errors
-    /// The driver's.
+    /// The error of a call of the CUDA driver.
     pub fn free_memory(&self) -> Result<u64, CudaError> {
         self.bind()?;
         let _ = work::reclaim(self.context());
@@ -158,7 +158,7 @@ impl Gpu {
         self.shared.pdl
     }
 
-    /// Returns whether the device has memory pools, whose memory is freed without a wait.
+    /// Returns whether the device supports memory pools. Their memory is freed without a wait.
     pub(in crate::backend::cuda) fn has_pools(&self) -> bool {
         self.shared.pools
     }
@@ -171,7 +171,7 @@ impl Gpu {
     /// Makes the device's primary context current in this thread, for the host's own calls of the driver.
     ///
     /// # Errors
-    /// The driver's.
+    /// The error of a call of the CUDA driver.
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained while `self` lives.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.shared.context.raw()) })

@@ -75,7 +75,7 @@ impl Function {
     /// [waits](Function::waits) by itself. A context is bound ([`Gpu::bind`]).
     ///
     /// # Errors
-    /// The driver's.
+    /// The error of a call of the CUDA driver.
     ///
     /// # Safety
     /// The kernel takes one `P` by value. Shape and parameters meet its requirements, and the addresses are valid for
@@ -100,7 +100,6 @@ impl Function {
 
 /// Calls the driver with a grid, a block and dynamic shared memory.
 ///
-/// # Safety
 /// # Safety
 /// The function takes one struct by value. `params` points to that struct, whose addresses stay valid until the kernel
 /// is done.
@@ -168,8 +167,8 @@ impl Start {
         if capturing { Self::Pdl } else { self }
     }
 
-    /// Records the launch of such a kernel: later kernels start after it, so they see the plan. A captured launch does
-    /// not run.
+    /// Records the launch of such a kernel. Later kernels start after it, so they see the plan. A captured launch does
+    /// not count, because it does not run.
     pub fn launched(&mut self, capturing: bool) {
         if !capturing {
             *self = Self::Pdl;
@@ -177,7 +176,7 @@ impl Start {
     }
 }
 
-/// The parts that kernels take after their struct, according to their `extra` lists.
+/// Further parameters of kernels, which follow the struct. The `extra` list of a kernel names the ones that it takes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::backend::cuda) struct ExtraParams {
     pub scales: LayerScales,
@@ -186,7 +185,7 @@ pub(in crate::backend::cuda) struct ExtraParams {
     pub boxes: RowBoxes,
 }
 
-/// Maximum number of bytes of a kernel's parameters with all parts.
+/// Maximum number of bytes of a kernel's struct and further parameters.
 const PARAMS_MAX: usize = 512;
 
 impl ExtraParams {
@@ -199,7 +198,7 @@ impl ExtraParams {
         }
     }
 
-    /// Returns a kernel's parameters, followed by its parts in order.
+    /// Returns a kernel's struct, followed by its further parameters in the order of its `extra` list.
     fn behind<P: Pod>(&self, params: &P, kernel: &Kernel) -> [u64; PARAMS_MAX / 8] {
         let mut all = [0; PARAMS_MAX / 8];
         let (bytes, mut end): (&mut [u8], _) = (cast_slice_mut(&mut all), 0);
@@ -332,8 +331,8 @@ impl Gpu {
         let pdl = function.waits() && start == Start::Pdl && self.supports_pdl();
         let mut attributes = [LaunchAttribute::new(PROGRAMMATIC, [1, 0, 0])];
         let own = &mut attributes[..usize::from(pdl)];
-        // SAFETY: the function takes one struct by value, of the size in the table, which `ptx/build.py` compares with
-        // the PTX. The caller guarantees the addresses in it.
+        // SAFETY: the function takes one struct by value. `ptx/build.py` compares its size in the kernel table with the
+        // PTX. The caller guarantees the addresses in it.
         unsafe { submit(function, (grid, block, kernel.shared()), stream, own, params) }
     }
 }

@@ -75,7 +75,7 @@ impl DeviceBuffer {
     /// Overwrites the memory from byte `start` on, after all submitted work of the device, and waits for the copy.
     ///
     /// # Errors
-    /// The driver's.
+    /// The error of a call of the CUDA driver.
     ///
     /// # Panics
     /// If the items do not fit.
@@ -114,7 +114,7 @@ impl DeviceBuffer {
     /// Sets every byte.
     ///
     /// # Errors
-    /// The driver's.
+    /// The error of a call of the CUDA driver.
     pub fn fill(&mut self, byte: u8) -> Result<(), CudaError> {
         self.gpu.finish()?;
         // SAFETY: the range is this buffer.

@@ -192,7 +192,7 @@ impl CudaGraph {
     /// Submits the captured work again.
     ///
     /// # Errors
-    /// The driver's.
+    /// The error of a call of the CUDA driver.
     ///
     /// # Safety
     /// A graph contains only addresses. All memory of the captured calls (backends, rows, host pages) exists until the
@@ -227,7 +227,7 @@ impl CudaEvent {
     /// Creates an event, which counts as done until it is recorded. Only `timed` events measure time.
     ///
     /// # Errors
-    /// The driver's.
+    /// The error of a call of the CUDA driver.
     pub fn new(gpu: &Gpu, timed: bool) -> Result<Self, CudaError> {
         gpu.bind()?;
         let mut event = ptr::null_mut();
@@ -250,7 +250,7 @@ impl CudaEvent {
     /// Records the event at the end of the stream's submitted work.
     ///
     /// # Errors
-    /// The driver's.
+    /// The error of a call of the CUDA driver.
     pub fn record(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
         // SAFETY: event and stream live.
@@ -260,7 +260,7 @@ impl CudaEvent {
     /// Makes the stream wait for the event, without blocking the caller.
     ///
     /// # Errors
-    /// The driver's.
+    /// The error of a call of the CUDA driver.
     pub fn block(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
         // SAFETY: event and stream live.
@@ -295,7 +295,7 @@ impl CudaEvent {
     /// Returns the milliseconds from an earlier event to this one; both are timed and done.
     ///
     /// # Errors
-    /// The driver's.
+    /// The error of a call of the CUDA driver.
     pub fn elapsed_ms(&self, earlier: &Self) -> Result<f32, CudaError> {
         self.gpu.bind()?;
         let mut ms = 0.0;

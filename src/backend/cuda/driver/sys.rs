@@ -5,7 +5,7 @@
 //! modules of `cust` cannot return the log of a rejected PTX. Its contexts, streams and memory have one owner, but this
 //! backend shares them with other users of the device.
 //!
-//! Not here: the addresses of the functions (`forward.rs`), the meaning of the codes (`error.rs`).
+//! `forward.rs` finds the addresses of the functions; `error.rs` knows the meaning of the codes.
 #![allow(missing_docs, reason = "NVIDIA's documentation of the driver has them")]
 
 use std::ffi::{c_char, c_void};

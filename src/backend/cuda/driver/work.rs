@@ -1,10 +1,10 @@
-//! Tracks the work that may still use dropped memory: the work submitted to this crate's streams of its context before
-//! the drop.
+//! Frees dropped memory after the work that may still use it: all work that was submitted to this crate's streams of
+//! the same context before the drop.
 //!
 //! The process has one list, because two handles of a device share its context. The list contains the streams of all
-//! [`CudaStream`](crate::backend::cuda::CudaStream)s, and after the last one of a stream is dropped, an event at its
-//! end until that event is done. No thread waits while it holds the lock, because the work may depend on a kernel that
-//! another thread launches next.
+//! [`CudaStream`](crate::backend::cuda::CudaStream)s. When the last handle of a stream is dropped, the list instead
+//! contains an event at the stream's end, until the event is done. No thread waits while it holds the lock, because the
+//! work may depend on a kernel that another thread launches next.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +14,7 @@ use super::raw::{RawContext, RawStream, is_capturing, raw};
 use super::sys;
 use crate::backend::cuda::error::{CudaError, check};
 
+/// Memory that its owner has dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Dropped {
     /// Memory of the device's memory pool. The driver frees it without a wait.
@@ -41,7 +42,7 @@ impl Dropped {
 /// The end of the work submitted to a stream so far.
 #[derive(Debug)]
 struct Mark {
-    /// `None` if the stream was captured, so that only the whole context can be waited for.
+    /// An event at this end. `None` if the stream was being captured; then only a wait for the whole context suffices.
     event: Option<u64>,
     /// Whether the whole context has been waited for.
     passed: AtomicBool,
@@ -59,7 +60,7 @@ struct Late {
 struct Work {
     /// The stream of every live `CudaStream`, once for each handle.
     streams: Vec<(RawContext, RawStream)>,
-    /// Ends of streams without a handle.
+    /// The ends of streams whose last handle was dropped.
     ends: Vec<(RawContext, Arc<Mark>)>,
     /// Dropped memory in the order of the drops.
     late: Vec<Late>,
@@ -144,7 +145,8 @@ fn sweep(context: RawContext, of: impl Fn(Dropped) -> bool) {
     if !work.forget(context) {
         return;
     }
-    // Later marks are later in the same streams.
+    // Memory that was dropped later has marks that are later in the same streams. So the search ends at the first
+    // memory whose work is not done.
     let mut waits = false;
     let free = work.late.extract_if(.., |late| {
         let due = late.context == context && of(late.memory) && !waits;
@@ -181,7 +183,7 @@ impl Work {
         ends.chain(streams.into_iter().map(|stream| Arc::new(Mark::new(stream)))).collect()
     }
 
-    /// Marks the streams again that were captured. The context is bound.
+    /// Replaces the marks of memory that was dropped while a stream was captured. The context is bound.
     fn renew(&mut self, context: RawContext) {
         for i in 0..self.late.len() {
             let late = &self.late[i];
@@ -191,8 +193,8 @@ impl Work {
         }
     }
 
-    /// Removes the finished ends of a context's streams. Does nothing during a capture, in which the driver forbids
-    /// event queries.
+    /// Removes the finished ends of a context's streams. During a capture it does nothing and returns false, because
+    /// the driver then forbids event queries.
     fn forget(&mut self, context: RawContext) -> bool {
         let may = !self.is_captured(context);
         self.ends.retain(|(of, mark)| !may || *of != context || !mark.is_done());

@@ -1,9 +1,10 @@
-//! One kernel: its PTX, its launch, and the attention that it supports. `ptx/build.py` generates the list (`table.rs`).
+//! One kernel: its PTX, its launch, and the attention that it supports. `ptx/build.py` generates the list of all
+//! kernels (`table.rs`).
 
 use super::archive::Archive;
 use crate::layout::{Dtype, Scaling};
 
-/// One entry point of a PTX text, and its launch. Each has a row in `kernels.toml`.
+/// One entry point of a PTX text, and its launch. `kernels.toml` describes all entry points.
 #[derive(Debug)]
 pub struct Kernel {
     name: &'static str,
@@ -19,7 +20,8 @@ pub struct Kernel {
     serves: Option<Serves>,
 }
 
-/// A part that a kernel takes after its struct, in this order; each is a field of `ExtraParams`.
+/// A struct that a kernel takes after its parameter struct. Each is a field of `ExtraParams`. A kernel that takes
+/// several has them in this order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) enum Extra {
     LayerScales,
@@ -41,12 +43,14 @@ pub(in super::super) enum Step {
     Selected,
     /// All sequences over latent rows.
     Latent,
-    /// Joins the parts of the latent kernel's items.
+    /// The join of the partial sums of the latent kernel.
     LatentJoin,
-    /// All sequences, in f32.
+    /// All sequences, computed in f32.
     Check,
 }
 
+/// The contents of the pools that an attention kernel supports: any, numbers of the type of q, or fp8 with some kind of
+/// scales.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) enum Cache {
     Any,
@@ -80,8 +84,8 @@ pub(super) struct Serves {
 }
 
 impl Kernel {
-    /// Creates entry point `name` in the text of that name. A CTA has at most `threads` threads and `shared` bytes of
-    /// dynamic shared memory.
+    /// Describes the entry point `name` in a text of the same name. A CTA has at most `threads` threads and at most
+    /// `shared` bytes of dynamic shared memory.
     pub const fn new(
         name: &'static str,
         archive: &'static Archive,
@@ -103,19 +107,20 @@ impl Kernel {
         }
     }
 
-    /// Sets another name for its text.
+    /// Sets the name of the text, if it differs from the entry point's.
     pub const fn of(mut self, text: &'static str) -> Self {
         self.text = text;
         self
     }
 
-    /// Restricts it to compute capability 9.0.
+    /// Restricts the kernel to compute capability 9.0.
     pub const fn sm90a(mut self) -> Self {
         self.sm90a = true;
         self
     }
 
-    /// Declares that the kernel itself waits for earlier work, from compute capability 9.0 on.
+    /// Declares that the kernel itself waits for earlier work (programmatic dependent launch) on compute capability 9.0
+    /// and above.
     pub const fn pdl(mut self) -> Self {
         self.pdl = true;
         self
@@ -154,7 +159,7 @@ impl Kernel {
         self.name
     }
 
-    /// Returns the name of the kernel's text, which may have other entry points.
+    /// Returns the name of the kernel's text. The text may contain other entry points too.
     pub fn text(&self) -> &'static str {
         self.text
     }
@@ -164,7 +169,7 @@ impl Kernel {
         self.archive
     }
 
-    /// Returns the number of threads of a CTA: the maximum, or for a kernel of attention the exact number.
+    /// Returns the maximum number of threads in a CTA. Attention kernels have exactly this number.
     pub fn threads(&self) -> u32 {
         self.threads
     }
@@ -179,7 +184,7 @@ impl Kernel {
         self.sm90a
     }
 
-    /// Returns whether the kernel itself waits for earlier work on such a device.
+    /// Returns whether the kernel itself waits for earlier work on a device of this compute capability.
     pub fn waits(&self, capability: u32) -> bool {
         self.pdl && capability >= 90
     }
@@ -214,8 +219,8 @@ mod tests {
     use super::super::archive::find;
     use super::super::table::KERNELS;
 
-    /// Returns the bytes of shared memory of a CTA, including `dynamic` requested ones. Static arrays come in the order
-    /// of the text, then the dynamic array, each aligned.
+    /// Returns the bytes of shared memory of a CTA, of which `dynamic` are requested at the launch. The static arrays
+    /// come first, in the order of the text, then the dynamic array. Each is aligned.
     fn shared_bytes(ptx: &str, dynamic: u32) -> u32 {
         let aligned = |line: &str, declared: &str| -> Option<(u32, String)> {
             let (align, rest) = line.trim().strip_prefix(declared)?.split_once(' ')?;
@@ -236,9 +241,9 @@ mod tests {
         if dynamic > 0 { bytes.next_multiple_of(dynamic_align) + dynamic } else { bytes }
     }
 
-    /// The limits are those of the CUDA programming guide.
+    /// The limits are from the CUDA programming guide.
     #[test]
-    fn every_kernel_has_the_shared_memory_that_its_devices_have() {
+    fn every_kernel_fits_in_the_shared_memory_of_its_devices() {
         let (mut texts, mut most) = ((String::new(), ""), 0);
         for kernel in &KERNELS {
             let (name, archive) = (kernel.name(), kernel.archive());
@@ -264,6 +269,6 @@ mod tests {
             assert_eq!(devices, if kernel.is_sm90a() { 1 } else { 7 }, "{name}");
             most = most.max(bytes);
         }
-        assert!(most > 200 << 10, "kernels of Hopper were looked at");
+        assert!(most > 200 << 10, "only Hopper's kernels have so much, and some were checked");
     }
 }

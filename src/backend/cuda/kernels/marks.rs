@@ -12,7 +12,7 @@ const MARKS: [(&str, &str); 2] = [
     ("// pdl: launch dependents", "griddepcontrol.launch_dependents;"),
 ];
 
-/// Begin of the comment before a line for newer devices. The comment after that line ends the lines that it replaces
+/// Start of a comment that contains a line for newer devices. A line that ends with [`OLDER`] is only for older devices
 /// (`e4m3.cuh`).
 const NEWER: &str = "// sm_90: ";
 const OLDER: &str = "// sm_80";
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_of_pdl_waits() {
+    fn kernels_with_pdl_wait_before_they_read() {
         for (kernel, entry) in texts() {
             let name = kernel.name();
             let marks = entry.contains(MARKS[0].0) || entry.contains(MARKS[0].1);
@@ -68,8 +68,9 @@ mod tests {
                 continue;
             }
             let wait = if entry.contains(MARKS[0].0) { MARKS[0].0 } else { MARKS[0].1 };
-            // CTAs without work may wait earlier, so this is the last wait. If warps or CTAs have different roles, each
-            // role waits, and the text of one role precedes the wait of another.
+            // The text before the last wait must not read, because CTAs without work may wait earlier in the text. If
+            // warps or CTAs have different roles, each role waits, and the text of one role precedes the wait of
+            // another. Then only the text before the first wait is checked.
             let roles = entry.contains("setmaxnreg") || name.starts_with("attend_shared_");
             let split = if roles { entry.split_once(wait) } else { entry.rsplit_once(wait) };
             let (before, _) = split.expect("a kernel of PDL waits");

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! The driver compiles a text when one of its entry points is first needed. Each attention kernel has its own text, so
-//! a pool waits only for its own kernels. Their code is in `ptx/src`.
+//! a pool waits only for the kernels that it uses. The CUDA sources are in `ptx/src`.
 
 mod archive;
 mod kernel;

@@ -1,4 +1,4 @@
-//! The kernels of ptx/kernels.toml, of which ptx/build.py generates this file.
+//! The kernels of ptx/kernels.toml. ptx/build.py generates this file.
 
 use super::{Archive, Cache, Extra, Kernel, Step};
 use crate::layout::Dtype;
@@ -37,7 +37,7 @@ static MOVES: Archive = archive!("moves");
 static ROPE_STORE: Archive = archive!("rope_store");
 static SPARSE: Archive = archive!("sparse");
 
-/// All of them.
+/// All kernels, in the order of the table.
 #[rustfmt::skip]
 pub static KERNELS: [Kernel; 121] = [
     Kernel::new("attend_decode_bf16_d128_r16", &ATTEND_DECODE_D128, 128, 90_112).pdl().takes("AttendParams")

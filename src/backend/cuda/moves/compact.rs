@@ -1,7 +1,7 @@
-//! Moves slots of rows, in all planes and tracks of a group: one launch for each track, for planes of the same shape
-//! such as K and V.
+//! Moves slots of rows, in all planes and tracks of a group. For each track, one launch moves the slots in all planes
+//! of the same shape, such as K and V.
 //!
-//! Not here: the choice of slots (`system/accept.rs`).
+//! `system/accept.rs` chooses the slots.
 
 use std::ops::Range;
 
@@ -17,7 +17,8 @@ use crate::backend::cuda::store::pool::Pool;
 use crate::layout::{Plane, PlaneOrder, Strides};
 use crate::plan::Compaction;
 
-/// Planes that follow one another like a plane's layers, and have the same size and order.
+/// Consecutive planes of the same size and order. The distance of one plane's last layer to the next plane's first is
+/// that of a plane's layers, so the kernel treats all of them as the layers of one plane.
 #[derive(Clone, Copy)]
 struct Alike {
     plane: Plane,
@@ -25,7 +26,7 @@ struct Alike {
     layers: u32,
 }
 
-/// Moves slots that were checked, in the stream's order.
+/// Moves slots in the stream's order. The caller has checked the compactions.
 pub(in crate::backend::cuda) fn compact(
     gpu: &Gpu,
     (pool, tracks): (&Pool, Range<u32>),
@@ -60,7 +61,7 @@ fn compact_planes(
     stream: RawStream,
 ) -> Result<(), CudaError> {
     let head_bytes = u64::from(plane.elements) * u64::from(plane.dtype.size());
-    // In layout by slot, a token's heads form one run.
+    // In order by slot, a token's heads form one run of bytes.
     let (runs, run_bytes) = match plane.order {
         PlaneOrder::BySlot => (1, head_bytes * u64::from(plane.heads)),
         PlaneOrder::ByPage => (plane.heads, head_bytes),

@@ -1,7 +1,7 @@
 //! Copies of whole pages by a kernel: inside a pool, between pools of either layout, and between a pool and pinned host
 //! memory. One kernel copies between all layouts; its parameters contain the pages.
 //!
-//! Not here: copies by the copy engines (`transfer.rs`), the choice of pages.
+//! The callers choose the pages. `transfer.rs` copies by the copy engines.
 
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::Start;

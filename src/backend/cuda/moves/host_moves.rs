@@ -8,7 +8,7 @@
 //! waits for saves alone, and a layer's calls wait for the part that contains the layer. Graphs cannot wait, so
 //! `Cuda::stage` waits for all parts.
 //!
-//! Not here: the copies (`transfer.rs`), the memory (`region.rs`).
+//! `transfer.rs` makes the copies; `region.rs` owns the memory.
 
 use std::collections::VecDeque;
 
@@ -26,7 +26,7 @@ use crate::layout::PoolLayout;
 use crate::memory;
 use crate::plan::{PageMove, StepEnd};
 
-/// Most parts of a load.
+/// Maximum number of parts of a load.
 const PARTS_MAX: u64 = 4;
 /// Bytes of a load that comes in parts; smaller ones end soon.
 const PARTED_BYTES: u64 = 8 << 20;

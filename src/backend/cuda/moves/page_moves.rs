@@ -1,7 +1,6 @@
 //! Copies of whole pages between a backend's pool and host pages or another pool.
 //!
-//! Not here: the copies themselves (`copy.rs`, `transfer.rs`), their order (`host_moves.rs`), copies inside a pool
-//! (`calls.rs`).
+//! `copy.rs` and `transfer.rs` make the copies, `host_moves.rs` keeps their order, and `calls.rs` copies inside a pool.
 
 use super::copy::copy_on_device;
 use super::direction::Way;
@@ -51,7 +50,8 @@ impl Cuda {
         stream.mark()
     }
 
-    /// Returns the reason for which some host pages will never be ready, if there is one, for the host's log.
+    /// Returns the error because of which some host pages will never be ready, if there is one. It is for the host's
+    /// log.
     pub fn host_failure(&self) -> Option<&CudaError> {
         self.host.as_ref().and_then(HostMoves::failure)
     }
@@ -84,12 +84,12 @@ impl Cuda {
         }
     }
 
-    /// Makes the stream wait for the pages of steps, in all lanes, before a call that may use any of them.
+    /// Makes the stream wait for all loads of the pages of steps, before a call that may use any of these pages.
     pub(in crate::backend::cuda) fn before_pages(&mut self) -> Result<(), CudaError> {
         self.host.as_mut().map_or(Ok(()), |host| host.before_all(&self.stream))
     }
 
-    /// Makes the stream wait for the pages of steps in a layer, before a call of this layer.
+    /// Makes the stream wait until the pages of steps are loaded in this layer, before a call of the layer.
     pub(in crate::backend::cuda) fn before_layer(
         &mut self,
         layer: LayerId,

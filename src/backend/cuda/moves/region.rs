@@ -1,6 +1,6 @@
 //! The host pages of a backend: pinned memory that grows in the background, and leases on its pages.
 //!
-//! Not here: the moves (`host_moves.rs`), the memory (`driver/mapping.rs`).
+//! `host_moves.rs` moves the pages; `driver/mapping.rs` maps and pins the memory.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -13,8 +13,8 @@ use crate::backend::cuda::error::CudaError;
 use crate::id::HostPageId;
 use crate::layout::PoolLayout;
 
-/// Bytes that are pinned in one call, unless pages do not divide them. The driver's other calls wait for it: a step
-/// took up to 471 ms while pieces of 1 GiB were pinned (H100).
+/// Bytes that are pinned in one call, if pages divide them. Other calls of the driver wait for such a call: a step took
+/// up to 471 ms while pieces of 1 GiB were pinned (H100).
 const PIECE_BYTES: u64 = 128 << 20;
 /// Bytes of the smallest page of the system.
 const SYSTEM_PAGE: u64 = 4096;
@@ -23,11 +23,11 @@ const WRITER: u32 = u32::MAX;
 
 /// Host pages, each contiguous in the order `[plane, layer, piece]`.
 ///
-/// A thread pins them and, once the backend is dropped, unpins them: neither makes the host wait.
+/// A thread pins them, and unpins them after the backend is dropped, so the host waits for neither.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Region {
     pages: Arc<Pages>,
-    /// The thread goes when this is dropped.
+    /// The thread ends after this is dropped.
     _alive: Sender<()>,
 }
 
@@ -72,12 +72,12 @@ impl Region {
         self.pages.ready.load(Ordering::Acquire)
     }
 
-    /// Returns the reason for which pages will never be ready, if there is one.
+    /// Returns the error because of which some pages will never be ready, if there is one.
     pub fn failure(&self) -> Option<&CudaError> {
         self.pages.failure.get()
     }
 
-    /// The address of page 0, for the host and for devices; the other pages follow.
+    /// Returns the address of page 0, which is the same for the host and for devices. The other pages follow.
     pub fn address(&self) -> u64 {
         self.pages.memory.address()
     }
@@ -91,18 +91,18 @@ impl Region {
         }
     }
 
-    /// Leases a page, which no unfinished save writes, to a reader.
+    /// Leases a page to a reader. No unfinished save may write the page.
     pub fn lease(&self, page: HostPageId) -> CudaRead {
         assert!(page.raw() < self.ready(), "{page:?} is not ready");
         let lease = &self.pages.leases[page.index()];
-        // A reader beside the most would look like a writer.
+        // One more reader than this maximum would look like a writer.
         let more = |readers| (readers < WRITER - 1).then_some(readers + 1);
         let leased = lease.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
         assert!(leased.is_ok(), "B16: a writer has leased {page:?}");
         CudaRead { pages: Arc::clone(&self.pages), page }
     }
 
-    /// Leases a page, which no unfinished move uses, to a writer.
+    /// Leases a page to a writer. No unfinished move may use the page.
     pub fn lease_mut(&self, page: HostPageId) -> CudaWrite {
         assert!(page.raw() < self.ready(), "{page:?} is not ready");
         let lease = &self.pages.leases[page.index()];
@@ -112,14 +112,14 @@ impl Region {
     }
 }
 
-/// Returns the bytes to pin at a time: whole pages, and whole pages of the system.
+/// Returns the number of bytes to pin at a time, which is a multiple of the page's bytes and of the system's page size.
 fn piece_bytes(page_bytes: u64) -> u64 {
     let common = page_bytes * (SYSTEM_PAGE >> page_bytes.trailing_zeros().min(12));
     common * (PIECE_BYTES / common).max(1)
 }
 
 impl Pages {
-    /// Pins all pages, unless the backend is dropped, then waits for that.
+    /// Pins all pages, and then waits until the backend is dropped. Stops earlier if the backend is dropped earlier.
     fn pin(self: Arc<Self>, ends: &Receiver<()>) {
         let count = self.leases.len() as u32;
         while self.ready.load(Ordering::Relaxed) < count {

@@ -1,11 +1,12 @@
 //! Copies pages between a pool and pinned host memory, in the order of one stream.
 //!
-//! * The copy engines move contiguous pages, or parts of pages whose layers are contiguous in each plane. The driver
-//!   takes many of them in one call (CUDA 12.8 and newer), so no time is lost between them.
-//! * The kernel gathers (scatters) pages of many pieces in a chunk of device memory, which the copy engines move.
-//! * The kernel itself moves small pages; it can access pinned memory.
+//! * Copy engines move contiguous pages. They also move some layers of such pages, because the layers are contiguous in
+//!   each plane. The driver takes many copies in one call (CUDA 12.8 and newer), so no time is lost between them.
+//! * Pages of many pieces take two copies. To save them, a kernel gathers them in a chunk of device memory, and copy
+//!   engines move the chunk; to load them, the kernel scatters the chunk afterwards.
+//! * The kernel alone moves small pages, because it can access pinned memory.
 //!
-//! Not here: the order of streams (`host_moves.rs`).
+//! `host_moves.rs` orders the streams.
 
 use super::copy::copy_on_device;
 use super::direction::Way;
@@ -21,12 +22,12 @@ use crate::plan::{PageCopy, PageMove};
 /// The kernel moves pages of fewer bytes. On an H100 it saves and loads pages of 16 KiB at 47 GB/s; the copy engines
 /// move pages of 32, 64, 128 and 256 KiB at 23, 33, 41 and 47 GB/s, and leave the multiprocessors to other work.
 const BATCHED_BYTES: u64 = 128 << 10;
-/// The same where each page is a call of its own, which costs some microseconds.
+/// The same limit for drivers that take one copy in a call. Each call costs some microseconds.
 const SINGLE_BYTES: u64 = 256 << 10;
-/// Device memory for the chunk between many pieces and one.
+/// Maximum bytes of the chunk, in which pages of many pieces become contiguous.
 const CHUNK_BYTES: u64 = 32 << 20;
-/// Copies that the driver takes in one call. On an H100, both directions together copy pages of 2.25 MiB at 94 to 96
-/// GB/s with 32, at 89 to 92 with 128 and with one copy a call, and at 85 to 91 with 1,024.
+/// Maximum number of copies in one call of the driver. On an H100, both directions together copy pages of 2.25 MiB at
+/// 94 to 96 GB/s with 32 copies a call. With 1 or 128 they reach 89 to 92 GB/s, with 1,024 85 to 91.
 const CALL_RANGES: usize = 32;
 
 /// Copies of one direction.
@@ -36,8 +37,10 @@ pub(super) struct Transfer {
     batch: Option<BatchCopy>,
     /// Whether the copy engines move the pages.
     by_engines: bool,
-    /// Between pieces and contiguous pages, if the pool has pieces that the engines do not take.
+    /// Device memory in which the kernel gathers and scatters pages; `None` if the copy engines or the kernel move all
+    /// pages directly.
     chunk: Option<DeviceBuffer>,
+    /// The kernel's copies, kept for their memory.
     copies: Vec<PageCopy>,
 }
 
@@ -61,7 +64,7 @@ impl Transfer {
         self.by_engines
     }
 
-    /// Submits moves, which were checked, between a pool and host pages, or between the same part of both.
+    /// Submits moves between a pool and host pages, or between the same layers of both. The caller has checked them.
     pub fn submit(
         &mut self,
         gpu: &Gpu,
@@ -94,7 +97,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Copies between pages of the pool and of other memory by the kernel.
+    /// Copies pages by the kernel, between the pool and other memory.
     fn on_device(
         &mut self,
         gpu: &Gpu,
@@ -112,7 +115,8 @@ impl Transfer {
         copy_on_device(gpu, source, target, &self.copies, stream)
     }
 
-    /// Copies between pages on the device and host pages by the copy engines; pieces are contiguous in both.
+    /// Copies pages by the copy engines, between device memory and host pages. The pieces of each group are contiguous
+    /// in both.
     fn by_engines(
         &mut self,
         (device, host): (&Pages, &Pages),
@@ -141,7 +145,7 @@ impl Transfer {
     }
 }
 
-/// Bytes of the device and of pinned memory, one of which is copied to the other.
+/// A copy between device memory and pinned memory, in either direction.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     device: u64,
@@ -149,7 +153,7 @@ struct Range {
     bytes: u64,
 }
 
-/// The driver's `cuMemcpyBatchAsync`, which older drivers lack, and its arrays.
+/// The driver's `cuMemcpyBatchAsync`, which older drivers lack, and the arrays of its arguments.
 #[derive(Debug)]
 struct BatchCopy {
     function: BatchFunction,
@@ -158,7 +162,8 @@ struct BatchCopy {
     bytes: Vec<usize>,
 }
 
-/// Targets, sources and sizes, and their count; attributes, their begins, and their count; the index of a failed copy.
+/// The type of `cuMemcpyBatchAsync`. Arguments: targets, sources, sizes, the number of copies; attributes, the first
+/// copy of each, their number; the index of a failed copy; the stream.
 type BatchFunction = unsafe extern "C" fn(
     *mut u64,
     *mut u64,
@@ -177,10 +182,10 @@ type BatchFunction = unsafe extern "C" fn(
 struct BatchAttributes {
     /// 1: sources are read in the stream's order.
     source_order: i32,
-    /// Type and id of a place, for managed memory: none.
+    /// Type and id of a memory location, which only managed memory needs: 0.
     source_place: [i32; 2],
     target_place: [i32; 2],
-    /// 1: leave the multiprocessors to other work.
+    /// 1: prefer copies that leave the multiprocessors to other work.
     flags: u32,
 }
 
@@ -200,7 +205,7 @@ impl BatchCopy {
         Some(Self { function, targets, sources, bytes })
     }
 
-    /// Copies ranges, some in each call: the engine begins with the first ones while the host submits others.
+    /// Copies ranges in calls of [`CALL_RANGES`], so the engine copies the first ones while the host submits others.
     fn copy(
         &mut self,
         way: Way,

@@ -44,12 +44,12 @@ impl Tables {
         self.words.address()
     }
 
-    /// Returns the index of a track's words in the first chunk, which follows all directories.
+    /// Returns the index of a track's first word in the first chunk. All directories precede the chunks.
     pub(in crate::backend::cuda) fn chunk_base(&self, track: u32) -> u32 {
         self.shape.page_word(track, 0)
     }
 
-    /// Returns the pages in checked writes.
+    /// Returns the pages that checked writes store in the tables.
     pub(in crate::backend::cuda) fn pages<'a>(
         &self,
         writes: &'a [TableWrite],
@@ -70,8 +70,8 @@ impl Tables {
     }
 }
 
-/// Rejects rows that are too long for kernels, which add positions in 32 bits and divide them by the page size with
-/// [`magic`](crate::backend::cuda::kernels::params::magic).
+/// Rejects rows that are too long for kernels. Kernels add positions in 32 bits. They divide positions by the page size
+/// with [`magic`](crate::backend::cuda::kernels::params::magic), which is exact only for small positions.
 fn check_shape(shape: &TableShape, page_size: u32) -> Result<(), CudaError> {
     let exact = if page_size.is_power_of_two() { 1 } else { u64::from(page_size) };
     let (tokens, max) = (longest_row(shape, page_size), (1 << 32) / exact.max(2));

@@ -19,7 +19,7 @@ use crate::id::LayerId;
 use crate::layout::{Dtype, PoolLayout};
 
 const THREADS: u32 = 256;
-/// Number of elements of a thread of the fast kernels.
+/// Number of elements that a thread of the fast kernels stores.
 const UNIT: u32 = 16;
 
 /// Returns the kernels that steps may use, depending on the alignment of the host's rows.

@@ -1,7 +1,7 @@
 //! Labels on the device: their channels, their plane, and the scores of selections.
 //!
-//! Scores of all rows with lists share one buffer, in chunks of [`SCORE_TOKENS`] positions. Staging a plan sends each
-//! row's first chunk.
+//! Scores of all rows with lists share one buffer, in chunks of [`SCORE_TOKENS`] positions. When a plan is staged, the
+//! index of each row's first chunk is sent to the device.
 
 use super::pool::Pool;
 use crate::backend::Operand;
@@ -40,9 +40,9 @@ pub(in crate::backend::cuda) struct Labels {
     /// u32 `[key_chunks, kv_heads, SCORE_TOKENS]`.
     keys: DeviceBuffer,
     key_chunks: u32,
-    /// (key, position) of u32 `[lists with several CTAs, CANDIDATES]`, and u32 `[the same lists, 2]`, which are zero
-    /// between launches.
+    /// For lists with several CTAs: candidates, each a key and a position in u32, `[lists, CANDIDATES]`.
     gathered: DeviceBuffer,
+    /// For the same lists: u32 `[lists, 2]`, zero between launches.
     gather_counters: DeviceBuffer,
     /// Whether a selection has been launched. From then on, a plan that exceeds its memory is rejected when it is
     /// staged, since a graph may replay the selection.
@@ -54,7 +54,8 @@ fn chunks(row: &BatchRow, tree: bool) -> u32 {
     if row.extend_len == 1 && !tree { row.kv_len.div_ceil(SCORE_TOKENS) } else { 0 }
 }
 
-/// Writes the first chunk of each row, and returns the number of chunks. Trees are marked.
+/// Calls `put` with the index of each row's first chunk, and at the end with the number of chunks. Rows that are draft
+/// trees have the bit [`TREE_ROW`].
 pub(in crate::backend::cuda) fn starts(rows: &[BatchRow], mut put: impl FnMut(u32)) {
     let mut start = 0;
     for row in rows {
@@ -101,7 +102,7 @@ impl Labels {
         if rows == Dtype::F16 { SCORE_LABELS_F16 } else { SCORE_LABELS_BF16 }
     }
 
-    /// Returns the kernels of stores, and of selections.
+    /// Returns the kernels that stores use, and if `selects`, those that selections use.
     pub(in crate::backend::cuda) fn kernels(rows: Dtype, selects: bool) -> Vec<&'static Kernel> {
         match selects {
             true => vec![STORE_LABELS, Self::score(rows), SELECT_TOP],
@@ -207,7 +208,8 @@ impl Labels {
         // SAFETY: the caller guarantees the addresses; the kernel skips rows whose scores exceed the memory.
         unsafe { gpu.launch(score, grid, (score.threads(), 1), stream, &params, start) }?;
         let lists = image.row_count as u32 * kv_heads;
-        // A list has several CTAs only if two fit for each list, so all divided lists have scratch.
+        // Lists have several CTAs only if the device holds at least two for each list. `new` allocates scratch for the
+        // maximum number of such lists.
         let parts = (TOP_RESIDENT * gpu.multiprocessors() / lists).clamp(1, TOP_PARTS);
         let grid = (lists, parts);
         // SAFETY: the caller guarantees the addresses.

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! pool      memory of K and V, by layer
-//! rows      unchanged rows           -> pool
-//! fp8       rows as bytes of fp8     -> pool, with scales
-//! rope      rows rotated in place    -> pool, or the stores above
-//! labels    channels of K            -> the label plane; scores of a selection
+//! rows      stores rows unchanged
+//! fp8       quantises rows to fp8, and stores them with their scales
+//! rope      norms and rotates rows, then stores them as `rows` and `fp8` do
+//! labels    stores channels of K in the label plane; computes the scores of a selection
 //! ```
 //!
 //! `moves` copies whole pages.

@@ -1,7 +1,8 @@
-/* Columns for registers. PTX names thousands of registers, each written about once; few are live together. A register gets a column
- * from the first place where it is live to the last (linear scan), so that a warp's file stays in the processor's cache.
+/* Assignment of columns to registers. PTX has thousands of registers, most of which are written once, and few are live
+ * at the same time. A register has a column from the first instruction where it is live to the last (linear scan).
+ * This keeps a warp's register file so small that it stays in the processor's cache.
  *
- * Lanes of a warp may stand at different places, but each has cells of its own, and its own way through the kernel. */
+ * Lanes of a warp may be at different instructions. This is safe, because each lane has its own place in a column. */
 #include <algorithm>
 #include "program.h"
 
@@ -13,7 +14,7 @@ void insert(Bits& bits, u32 i) { bits[i / 64] |= 1ull << i % 64; }
 
 struct Block {
     u32 first, end, next[2], next_count;
-    Bits read, written, live_in, live_out;  // read: before they are written
+    Bits read, written, live_in, live_out;  // read: registers that the block reads before it writes them
 };
 
 std::vector<Block> find_blocks(const Draft& draft, const std::vector<Instruction>& code) {
@@ -95,7 +96,7 @@ u32 assign_columns(const Draft& draft, const std::vector<Instruction>& code, u32
     for (u32 i = 0; i < lives.size(); ++i) lives[i].index = i;
     std::sort(lives.begin(), lives.end(), [](const Live& a, const Live& b) { return a.first != b.first ? a.first < b.first : a.index < b.index; });
 
-    // Columns that are free, by their registers' width; those in use in a heap by where they are free again.
+    // `free`: the free columns, by width. `used`: a heap of the columns in use; the one that becomes free first is on top.
     columns.assign(draft.widths.size(), 0);
     std::vector<u32> free[9];
     std::vector<std::pair<u32, u32>> used;

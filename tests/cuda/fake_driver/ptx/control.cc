@@ -1,4 +1,4 @@
-/* Branches, barriers, and what the lanes of a warp tell each other. */
+/* Branches, barriers, and communication of the lanes of a warp. */
 #include "forms.h"
 
 namespace ptx {
@@ -37,7 +37,8 @@ Barrier& find_barrier(Warp& warp, const Instruction& in, u32 number, u32 expecte
         fail(warp, in, 0, "barrier %u is for %u threads here, for %u elsewhere", number, expected, barrier.expected);
     return barrier.expected = expected, barrier;
 }
-/* Barriers for all threads are for all warps that are left. */
+/* Opens the barrier if all expected threads have arrived. A barrier without a number of threads expects all warps of
+ * the CTA that have not ended. */
 void release(Warp& warp, const Instruction& in, Barrier& barrier) {
     const u32 expected = barrier.expected ? barrier.expected : warp.cta->warps_left * LANES;
     if (barrier.arrived > expected) fail(warp, in, 0, "%u threads came to a barrier for %u", barrier.arrived, expected);
@@ -84,7 +85,7 @@ template <bool EVERY> Outcome sync_reduce(Warp& warp, const Instruction& in) {
 
 // ---- the barrier of a cluster -----------------------------------------------------------------------------------------
 
-/* It is over when all lanes of the cluster that have not ended arrived. */
+/* Opens the cluster's barrier if all lanes that have not ended have arrived. */
 void release_cluster(Cluster& cluster) {
     u32 alive = 0;
     for (const Cta* cta : cluster.ctas)
@@ -92,7 +93,7 @@ void release_cluster(Cluster& cluster) {
     if (cluster.arrived < alive) return;
     cluster.arrived = 0, ++cluster.generation, cluster.passed = cluster.gathered;
 }
-/* Who arrives without `.release` leaves what it knew at its last fence, and no more. */
+/* Without `.release`, an arrival publishes only what the warp knew at its last fence. */
 template <bool RELEASES> Outcome arrive_cluster(Warp& warp, const Instruction& in) {
     Cluster& cluster = *warp.cta->cluster;
     active_lanes(warp, [&](u32 lane) {
@@ -102,7 +103,8 @@ template <bool RELEASES> Outcome arrive_cluster(Warp& warp, const Instruction& i
     if (Races& races = warp.cta->races; races.wanted) RELEASES ? races.leave(warp.index, cluster.gathered) : join(cluster.gathered, races.fenced[warp.index]);
     return release_cluster(cluster), Outcome::NEXT;
 }
-/* The mbarriers that the warp made: of all that it did a release, which is more than it is. */
+/* The instruction publishes only the warp's new mbarriers. The check of races is weaker here: it treats the instruction
+ * as a release of all of the warp's earlier accesses. */
 Outcome fence_mbarriers(Warp& warp, const Instruction&) {
     if (Races& races = warp.cta->races; races.wanted) races.leave(warp.index, races.fenced[warp.index]);
     return Outcome::NEXT;
@@ -123,7 +125,7 @@ Outcome wait_cluster(Warp& warp, const Instruction& in) {
 
 // ---- registers --------------------------------------------------------------------------------------------------------
 
-/* A warp takes no more than others of its CTA gave back, and waits for these. */
+/* A warp can only take registers that other warps of its CTA have given back; it waits until there are enough. */
 template <bool MORE> Outcome set_registers(Warp& warp, const Instruction& in) {
     const u32 wanted = in.number;
     if (MORE ? wanted < warp.registers : wanted > warp.registers) fail(warp, in, 0, "a lane has %u registers", warp.registers);

@@ -1,4 +1,4 @@
-/* All that the machine knows, by name. */
+/* The table of all instructions that the machine supports, by name. */
 #include "forms.h"
 #include <mutex>
 #include <unordered_map>
@@ -12,7 +12,7 @@ const Form* find_form(const std::string& opcode, u32 width) {
         for (Form& form : forms) map->try_emplace(form.opcode, form);
         return map;
     }();
-    // Several modules are parsed at a time, and loads and stores are added as they are met.
+    // Several threads may parse modules at the same time, and each may add forms of loads and stores to the table.
     static std::mutex mutex;
     std::lock_guard<std::mutex> lock(mutex);
     if (width == 0) {

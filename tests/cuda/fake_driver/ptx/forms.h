@@ -1,4 +1,5 @@
-/* Making forms: an opcode that does the same in each lane is a lambda, and the types that it takes say what its operands are. */
+/* Creates forms: opcodes with their operands and the function that runs them. If an opcode does the same in each lane, its form is
+   created from a lambda for one lane; the types of the lambda's arguments and result are the operands' sizes. */
 #pragma once
 #include <tuple>
 #include <utility>
@@ -8,15 +9,16 @@ namespace ptx {
 using Forms = std::vector<Form>;
 void add_arithmetic(Forms& forms);
 void add_conversions(Forms& forms);
-void add_control(Forms& forms);   // branches, barriers, what lanes tell each other
-void add_memory(Forms& forms);    // atomics, copies in flight
+void add_control(Forms& forms);   // branches, barriers, shuffles and votes
+void add_memory(Forms& forms);    // atomics, asynchronous copies
 void add_matrix(Forms& forms);
-/* Loads and stores, of registers so wide. */
+/* Creates the form of a load or a store of registers of `width` bytes. Returns false if it does not know the opcode as either. */
 bool load_or_store(const std::string& opcode, u32 width, Form& form);
 
+/* Returns the size of T in bytes, as forms describe operands. */
 template <class T> std::string token() { return std::to_string(sizeof(T)); }
 
-/* F of each lane's operands. */
+/* Writes F of a lane's operands to the lane's first operand, in each active lane. */
 template <class F, class R, class... A, size_t... I> Outcome do_lanes(Warp& warp, const Instruction& in, std::index_sequence<I...>) {
     const auto from = std::make_tuple(column<A>(warp, in.at[1 + I])...);
     each_lane(warp, column<R>(warp, in.at[0]), [&](u32 i) { return F{}(std::get<I>(from)[i]...); });
@@ -31,7 +33,7 @@ template <class F, class R, class... A> Form lanes_form(std::string opcode, R (*
 }
 template <class F> Form lanes(std::string opcode, F f) { return lanes_form<F>(std::move(opcode), +f); }
 
-/* A predicate of each lane's operands. */
+/* The same with a predicate as the first operand. */
 template <class F, class... A, size_t... I> Outcome do_compare(Warp& warp, const Instruction& in, std::index_sequence<I...>) {
     const auto from = std::make_tuple(column<A>(warp, in.at[1 + I])...);
     set_predicate(warp, in.at[0], which_lanes([&](u32 i) { return F{}(std::get<I>(from)[i]...); }));

@@ -1,8 +1,10 @@
-/* Who runs when: lanes of a warp, warps of a CTA, CTAs of a launch. One at a time, always in the same order.
+/* The order in which the lanes of a warp, the warps of a CTA and the CTAs of a launch run. Only one warp runs at a
+ * time, and the order is always the same.
  *
- * Lanes of a warp that stand at the same instruction are a group and run together. The group that stands first in the text runs,
- * so that lanes that parted meet again where their ways do. What must be done by several lanes together waits until all are there.
- * A warp runs until all its groups wait for something, or its slice of instructions is used up. */
+ * Lanes of a warp with the same next instruction form a group and run together. Of a warp's groups, the one whose
+ * instruction is first in the text runs, so diverged lanes meet again where their paths join. An instruction that
+ * several lanes must execute together waits until all of them have reached it. A warp runs until all its groups wait,
+ * or until it has used its slice of instructions. */
 #include "machine.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -42,7 +44,7 @@ void find_next(Warp& warp) {
     for (u32 i = 0; i < warp.other_count; ++i)
         if (warp.others[i].pc >= warp.pc) warp.next_pc = std::min(warp.next_pc, warp.others[i].pc);
 }
-/* Puts the group that runs among the others; with those that stand there already. */
+/* Stops the running group and adds it to the others. If a group has the same next instruction, the two become one. */
 void set_down(Warp& warp, bool blocked) {
     if (!warp.lanes) return;
     for (u32 i = 0; i < warp.other_count; ++i)
@@ -52,7 +54,7 @@ void set_down(Warp& warp, bool blocked) {
         }
     warp.others[warp.other_count++] = {warp.pc, warp.lanes, blocked}, warp.lanes = 0;
 }
-/* Takes up the first group that is not blocked and stands at `from` or after it. */
+/* Continues the unblocked group with the smallest `pc` that is at least `from`. Returns whether there is one. */
 bool take_up(Warp& warp, u32 from) {
     u32 best = ~0u;
     for (u32 i = 0; i < warp.other_count; ++i)
@@ -72,7 +74,7 @@ bool all_here(Warp& warp, const Instruction& in) {
     return !(wanted & ~warp.lanes);
 }
 
-/* Runs a warp for a slice; whether it did anything. */
+/* Runs a warp for a slice. Returns whether any instruction was executed. */
 bool run_slice(Warp& warp, u64 slice) {
     const Entry& entry = *warp.cta->launch->entry;
     const Instruction* const code = entry.code.data();
@@ -99,12 +101,12 @@ bool run_slice(Warp& warp, u64 slice) {
             did = true;
             if (warp.lanes && warp.other_count == 0) continue;
         }
-        if (!warp.lanes)  // they returned, and maybe others waited for them
+        if (!warp.lanes)  // all returned; other groups may have waited for them
             for (u32 i = 0; i < warp.other_count; ++i) warp.others[i].blocked = false;
         set_down(warp, outcome == Outcome::BLOCKED);
         if (!take_up(warp, 0)) return did;
     }
-    // Lanes that spin must not keep the others from what they spin for.
+    // The group may spin until another group of the warp does something, so the later groups get a turn.
     if (warp.other_count > 0) {
         const u32 after = warp.pc + 1;
         set_down(warp, false);
@@ -150,7 +152,7 @@ void start_warp(Cta& cta, u32 index) {
     const u32 left = threads - index * LANES;
     warp.lanes = warp.alive = left >= LANES ? ~0u : (1u << left) - 1;
     warp.pc = 0, warp.next_pc = ~0u, warp.other_count = 0, warp.index = index, warp.cta = &cta, warp.at_barrier = false;
-    // All that its launch bounds allow, which ptxas gives a kernel that moves registers.
+    // ptxas gives a kernel with setmaxnreg all registers that its launch bounds allow.
     warp.registers = std::min(65536 / (entry.threads_most * entry.resident_least) / 8 * 8, 255u);
     warp.copies.clear(), warp.products.clear(), warp.product_groups = 0;
     memset(warp.copy_groups, 0, sizeof warp.copy_groups), memset(warp.cluster_arrived, 0, sizeof warp.cluster_arrived);
@@ -176,7 +178,7 @@ bool run_cta(Cta& cta, u64 slice) {
         if (!warp.alive) --cta.warps_left, did = true;
     }
     if (cta.warps_left == 0 && did) end(cta);
-    // What the copy engine still brings would be written to whoever comes next.
+    // A copy that is made after the CTA's end would write to the shared memory of a later CTA.
     auto late = [&](const auto& copies) {
         if (cta.warps_left != 0 || copies.empty()) return;
         fail(*copies[0].asked, *copies[0].instruction, copies[0].lane, "CTA %u of the cluster ended while bytes were on their way to it", cta.rank);
@@ -205,14 +207,15 @@ Running::Running(const Launch& launch, u32 resident) : launch(launch), resident(
 }
 Running::~Running() = default;
 bool Running::go_on() {
-    // Instructions that a warp does before the next one's turn. A small number mixes the warps finely.
+    // Number of instructions that a warp executes before the next warp's turn. A small number interleaves the warps
+    // finely.
     static const u64 slice = setting("FAKE_DRIVER_SLICE", 4096), polls_most = 1 << 21;
-    // A CTA that has few turns needs 16 times as many rounds.
+    // With FAKE_DRIVER_ORDER, some CTAs run in only one of 16 rounds.
     static const u64 rounds_most = (orders ? 16ull << 30 : 1ull << 30) / slice;
     const u64 count = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
     while (started < count || !ctas.empty()) {
         if (polled && ++polls % 32 == 0) return false;
-        // CTAs that wait for others, or spin: the next one starts.
+        // If all CTAs wait, or have run for long, they may wait for a CTA that has not started: the next ones start.
         const u32 together = launch.entry->cluster;
         if (started < count && ctas.size() + together <= std::max(resident, together) && (ctas.empty() || !did || (rounds + polls) % 64 == 63)) {
             auto cluster = std::make_shared<Cluster>();
@@ -231,13 +234,13 @@ bool Running::go_on() {
         did = polled = false, ++turns;
         for (size_t i = 0; i < ctas.size(); ++i) {
             auto& cta = ctas[i];
-            // Of three CTAs one has few turns, another one in each launch.
+            // With FAKE_DRIVER_ORDER, every third CTA gets few turns, in each launch other ones.
             const bool waits = orders && (cta->index[0] + number) % 3 == 0 && turns % 16 != 0 && cta->warps_left > 0;
             did |= waits || run_cta(*cta, slice);
             for (const Warp& warp : cta->warps) polled |= warp.alive && warp.polled;
         }
         for (size_t i = 0; i < ctas.size();) {
-            bool left = false;  // a cluster's CTAs go together, so that who reaches for one that has ended is seen
+            bool left = false;  // a cluster's CTAs are freed together, so that an access to an ended one is detected
             for (const Cta* cta : ctas[i]->cluster->ctas) left |= cta->warps_left != 0;
             if (left) { ++i; continue; }
             spare.push_back(std::move(ctas[i])), ctas.erase(ctas.begin() + i), rounds = polls = 0;

@@ -1,10 +1,12 @@
-/* Products of matrices (mma, wgmma), and how their pieces move between shared memory and registers (ldmatrix, stmatrix, movmatrix).
+/* Products of matrices (mma, wgmma), and moves of their pieces between shared memory and registers (ldmatrix, stmatrix,
+ * movmatrix).
  *
- * A piece is 8 rows of 8 halves. In a register lane 4 r + c holds columns 2 c and 2 c + 1 of row r: so a register's column in the file
- * is the piece, row by row. Of a 16 by 8 result lane 4 r + c holds columns 2 c and 2 c + 1 of rows r and r + 8, in four registers.
+ * A piece is 8 rows of 8 halves. A register of lane 4 r + c contains columns 2 c and 2 c + 1 of row r of a piece.
+ * Therefore the register's column in the register file contains the piece row by row. A result has 16 rows and 8
+ * columns; lane 4 r + c has columns 2 c and 2 c + 1 of rows r and r + 8 in four registers.
  *
- * A product in flight (wgmma) is done when somebody waits for it: who overwrites what it reads before that is seen. Each warp of a
- * warpgroup makes its own 16 rows of the 64. */
+ * An asynchronous product (wgmma) is computed when its warp waits for it, so operands that are overwritten earlier
+ * change the result. Each warp of a warpgroup computes 16 of the 64 rows. */
 #include "forms.h"
 #include "numbers.h"
 
@@ -27,7 +29,7 @@ void multiply(const A& a, const B& b, C& c) {
         for (u32 i = 0; i < 4; ++i) c.at[row + i] = sums[i];
     }
 }
-/* Four pieces: rows 0 .. 8 and 8 .. 16 of the first 8 k, then of the others. */
+/* Reads A from four pieces: rows 0 .. 8 and 8 .. 16 for the first 8 k, then the same rows for the last 8 k. */
 template <bool BF16> void read_a(const u32* const pieces[4], A& a) {
     for (u32 piece = 0; piece < 4; ++piece) {
         u16 halves[64];
@@ -37,7 +39,7 @@ template <bool BF16> void read_a(const u32* const pieces[4], A& a) {
         for (u32 row = 0; row < 8; ++row) memcpy(&a.at[piece % 2 * 8 + row][piece / 2 * 8], numbers + row * 8, 32);
     }
 }
-/* Two pieces whose rows are columns: of the first 8 k, and the others. */
+/* Reads B from two pieces, for the first and the last 8 k. A row of a piece is a column of B. */
 template <bool BF16> void read_b(const u16* const pieces[2], B& b) {
     for (u32 piece = 0; piece < 2; ++piece) {
         float numbers[64];
@@ -119,25 +121,25 @@ Outcome move_matrix(Warp& warp, const Instruction& in) {
     return Outcome::NEXT;
 }
 
-// ---- products in flight -----------------------------------------------------------------------------------------------
+// ---- asynchronous products --------------------------------------------------------------------------------------------
 
-/* A matrix in shared memory, as 64 bits say it: where it begins, two distances between its parts, and how bits of the address are
-   mixed so that rows do not meet in the same banks. */
+/* A matrix in shared memory, decoded from a descriptor of 64 bits: its start, two distances between its parts, and the
+   swizzle, which spreads rows over the banks. */
 struct Matrix {
     u64 start, leading, stride;
-    u32 units, mixed;  // 16-byte units that lie together; bits of the row mixed into the unit
+    u32 units, mixed;  // adjacent 16-byte units of a row; mask of the row's bits that are mixed into the unit's number
     Matrix(Warp& warp, const Instruction& in, u64 bits) : start((bits & 0x3fff) << 4), leading((bits >> 16 & 0x3fff) << 4), stride((bits >> 32 & 0x3fff) << 4) {
         const u32 swizzle = bits >> 62;  // none, 128, 64, 32 bytes
         units = swizzle == 0 ? 1 : 16u >> swizzle, mixed = units - 1;
         if (bits >> 49 & 7) fail(warp, in, 0, "a matrix with a base offset, which the machine does not know");
     }
     u64 mix(u64 address) const { return address ^ (address >> 7 & mixed) << 4; }
-    /* Of 8 k's of row `row`: `eighth` counts them. */
+    /* Returns the address of values 8 `eighth` .. + 8 along k of row `row`. */
     u64 k_major(u32 row, u32 eighth) const {
         const u64 across = mixed == 0 ? eighth * leading : eighth * 16;
         return mix(start + row / 8 * stride + row % 8 * 16 * units + across);
     }
-    /* Of 8 rows, beginning with `row`, at k. */
+    /* Returns the address of the values of rows `row` .. + 8 at `k`. */
     u64 row_major(u32 row, u32 k) const {
         if (mixed == 0) return start + row / 8 * stride + k / 8 * leading + k % 8 * 16;
         const u32 unit = row / 8;
@@ -145,7 +147,7 @@ struct Matrix {
     }
 };
 
-/* Columns of B, or rows of A, at `at` .. + 8: 16 k each, as pieces whose rows they are. */
+/* Reads rows `at` .. + 8 of A, or these columns of B, for all 16 k. They become the rows of two pieces. */
 void read_pieces(Warp& warp, const Instruction& in, const Matrix& matrix, bool row_major, u32 at, u16 pieces[2][64]) {
     for (u32 eighth = 0; eighth < 2; ++eighth) {
         for (u32 i = 0; i < 8; ++i) {
@@ -155,7 +157,8 @@ void read_pieces(Warp& warp, const Instruction& in, const Matrix& matrix, bool r
         if (row_major) transpose(pieces[eighth]);
     }
 }
-/* Operands: N / 2 sums, then A (a matrix or four registers), B, whether to add; numbers: signs, then what is row major. */
+/* Operands: N / 2 sums, then A (a descriptor or four registers), B, and whether to add to the sums; then the numbers:
+ * signs, and which matrices are row major. */
 template <bool BF16, u32 N, bool REGISTERS> void multiply_now(Warp& warp, const AsyncProduct& product) {
     const Instruction& in = *product.instruction;
     A a;

@@ -1,7 +1,8 @@
-/* Loads and stores, atomics, copies in flight (cp.async), and barriers that count arrivals (mbarrier).
+/* Loads and stores, atomics, asynchronous copies (cp.async), and barriers that count arrivals (mbarrier).
  *
- * Each access is checked: that it is aligned, and lies in the CTA's shared memory, or in memory that the driver gave out. A copy in
- * flight is done when somebody waits for it, no sooner: who reads without waiting reads what was there before. */
+ * Each access is checked: it must be aligned, and lie in the CTA's shared memory or in memory that the driver has
+ * allocated. An asynchronous copy is made only when a lane waits for it. A lane that reads without waiting therefore
+ * reads the old contents. */
 #include <algorithm>
 #include "forms.h"
 
@@ -53,7 +54,8 @@ template <Space SPACE, bool WRITES> u8* memory_at(Warp& warp, const Instruction&
     } else return param_at(warp, in, lane, address, bytes);
 }
 
-/* The three words of an address: a column, whether it has 8 bytes a lane, an offset of 31 bits. */
+/* Reads the three words of an address operand: a column, whether the column has 8 bytes for each lane, and an offset
+ * of 31 bits. */
 struct Addresses {
     u64 of[LANES];
     Addresses(Warp& warp, const u32* at) {
@@ -70,7 +72,7 @@ struct Addresses {
 
 // ---- loads and stores -------------------------------------------------------------------------------------------------
 
-/* COUNT items of type T, each into a register of type R, which may be wider. */
+/* Loads COUNT items of type T, each into a register of type R, which may be wider than T. */
 template <Space SPACE, class T, class R, u32 COUNT> Outcome load(Warp& warp, const Instruction& in) {
     const Addresses addresses(warp, in.at + COUNT);
     active_lanes(warp, [&](u32 lane) {
@@ -94,7 +96,7 @@ template <Space SPACE, class T, class R> Handler access(bool loads, u32 count) {
     if (count == 2) return loads ? load<SPACE, T, R, 2> : store<SPACE, T, R, 2>;
     return loads ? load<SPACE, T, R, 4> : store<SPACE, T, R, 4>;
 }
-/* By an item's bytes and sign, and the register's bytes. */
+/* Returns the function for items of `bytes` bytes and registers of `width` bytes; null if there is none. */
 template <Space SPACE> Handler access_of(bool loads, u32 count, u32 bytes, bool is_signed, u32 width) {
     const u32 kind = bytes * 10 + width;
     if (is_signed && loads) {
@@ -143,12 +145,12 @@ template <class T, class F> void add_atomic(Forms& forms, const std::string& ope
     forms.push_back(atomic_form<Space::SHARED, T, false>("red.shared." + operation, f));
 }
 
-// ---- copies in flight -------------------------------------------------------------------------------------------------
+// ---- asynchronous copies ----------------------------------------------------------------------------------------------
 
 void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address, Clock* known);
 void arrive_at(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address, Clock* known);
 
-/* Does what was begun, of each lane in its order, where `wanted` says so of a lane's copy or arrival. */
+/* Makes those started copies and arrivals of a warp for which `wanted(copy, lane)` is true, oldest first. */
 template <class F> void settle(Warp& warp, F wanted) {
     for (AsyncCopy& copy : warp.copies)
         for (u32 rest = copy.lanes; rest; rest &= rest - 1) {
@@ -176,7 +178,7 @@ Outcome copy_async(Warp& warp, const Instruction& in) {
         const u32 size = sizes ? std::min(sizes[lane], bytes) : bytes;
         copy.to[lane] = static_cast<u32>(to.of[lane]), copy.from[lane] = from.of[lane], copy.size[lane] = size;
         shared_at(warp, in, lane, to.of[lane], bytes), touch(warp, in, lane, to.of[lane], bytes, true);
-        if (size > 0) global_at(warp, in, lane, from.of[lane], bytes);  // what it does not read must be aligned, too
+        if (size > 0) global_at(warp, in, lane, from.of[lane], bytes);  // the check covers bytes beyond `size`, too
     });
     if (early) settle_all(warp);
     return Outcome::NEXT;
@@ -185,7 +187,8 @@ Outcome commit_copies(Warp& warp, const Instruction&) {
     active_lanes(warp, [&](u32 lane) { ++warp.copy_groups[lane]; });
     return Outcome::NEXT;
 }
-/* What was copied is written by now, for who waits for this warp; an arrival that is due after it tells others of it by itself. */
+/* Records the write of a copy that the warp has waited for, so that warps which synchronise with this warp later may
+ * read it. A copy with a later arrival needs no record: the arrival orders the copy before those who wait for it. */
 void touch_copied(Warp& warp, const AsyncCopy& copy, u32 lane) {
     if (!warp.cta->races.wanted) return;
     for (const AsyncCopy* later = &copy; later <= &warp.copies.back(); ++later)
@@ -219,11 +222,12 @@ Outcome arrive_when_copied(Warp& warp, const Instruction& in) {
 }
 void settle_boxes(Cta& cta, u32 barrier);
 
-/* What is due at a barrier, of all warps and of the copy engine: done when somebody looks whether it is. */
+/* Makes all copies and arrivals that the barrier at `address` waits for, of all warps and of the copy engine. It is
+ * called when a lane tests the barrier. */
 void settle_for(Cta& cta, u32 address) {
     settle_boxes(cta, address);
     for (Warp& warp : cta.warps) {
-        u32 due[LANES] = {};  // of each lane's entries, how many up to the last arrival there
+        u32 due[LANES] = {};  // for each lane: the number of entries up to its last arrival at the barrier
         bool any = false;
         for (u32 i = 0; i < warp.copies.size(); ++i) {
             const AsyncCopy& copy = warp.copies[i];
@@ -241,7 +245,7 @@ void settle_for(Cta& cta, u32 address) {
 
 // ---- barriers that count arrivals ---------------------------------------------------------------------------------------
 
-/* As the machine keeps one in the 8 bytes that are its own. */
+/* An mbarrier, as this machine keeps it in the 8 bytes that PTX gives it. */
 struct Counter {
     u64 pending : 20, expected : 20, phase : 1, set_up : 3;
     i64 bytes : 20;
@@ -336,7 +340,8 @@ Outcome counter_arrive_cluster(Warp& warp, const Instruction& in) {
     return Outcome::NEXT;
 }
 
-/* What cuTensorMapEncodeTiled of this driver writes (driver.cc): three dimensions of two bytes, boxes of rows of 128 bytes, swizzled. */
+/* A tensor map, as this driver's cuTensorMapEncodeTiled (driver.cc) writes it: three dimensions, items of two bytes,
+ * and swizzled boxes with rows of 128 bytes. */
 struct Tensor {
     u64 mark, address, sizes[3], strides[2];
     u32 window[3];
@@ -370,7 +375,7 @@ void settle_boxes(Cta& cta, u32 barrier) {
     }
     std::erase_if(cta.pieces, [&](const PieceCopy& piece) { return piece.barrier == barrier; });
 }
-/* [to], [from], bytes, [barrier] */
+/* Operands: [to], [from], bytes, [barrier]. */
 Outcome copy_piece(Warp& warp, const Instruction& in) {
     const Addresses to(warp, in.at), from(warp, in.at + 3), barrier(warp, in.at + 7);
     const u32* bytes = column<u32>(warp, in.at[6]);
@@ -391,7 +396,7 @@ Outcome copy_piece(Warp& warp, const Instruction& in) {
     });
     return Outcome::NEXT;
 }
-/* [to], [tensor, {column, slot, page}], [barrier], mask of CTAs */
+/* Operands: [to], [tensor, {column, slot, page}], [barrier], mask of CTAs. */
 Outcome copy_box(Warp& warp, const Instruction& in) {
     const Addresses to(warp, in.at), map(warp, in.at + 3), barrier(warp, in.at + 9);
     const u32 *column0 = column<u32>(warp, in.at[6]), *slot = column<u32>(warp, in.at[7]), *page = column<u32>(warp, in.at[8]);
@@ -428,7 +433,7 @@ Outcome copy_box(Warp& warp, const Instruction& in) {
     return Outcome::NEXT;
 }
 
-/* Whether the phase of this parity is over. Lanes may ask at different barriers. */
+/* Returns the lanes whose barrier has finished the phase of the lane's parity. Lanes may name different barriers. */
 u32 lanes_past(Warp& warp, const Instruction& in) {
     const Addresses addresses(warp, in.at + 1);
     const u32* parity = column<u32>(warp, in.at[4]);
@@ -446,7 +451,7 @@ u32 lanes_past(Warp& warp, const Instruction& in) {
 Outcome counter_test(Warp& warp, const Instruction& in) {
     return set_predicate(warp, in.at[0], lanes_past(warp, in)), Outcome::NEXT;
 }
-/* A warp may be held here until the phase is over, and is. */
+/* try_wait may block until the phase ends. Here it blocks until the phase has ended for at least one lane. */
 Outcome counter_wait(Warp& warp, const Instruction& in) {
     const u32 past = lanes_past(warp, in);
     if (!past) return Outcome::BLOCKED;

@@ -1,4 +1,4 @@
-/* From the text of a PTX file to instructions. What is not known is an error that names it, with its line. */
+/* Parses the text of a PTX file into instructions. If the parser does not know a word, its error names the word and the line. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,10 +15,10 @@ using std::string_view;
 
 struct Wrong { string what; };
 
-/* An operand as it stands in the text. */
+/* An operand as it is written in the text. */
 struct Text {
     enum { NAME, NUMBER, LIST, ADDRESS } kind;
-    string_view name, second;  // second: behind a bar
+    string_view name, second;  // second: the name after `|`
     u64 number;
     std::vector<Text> list;
 };
@@ -27,24 +27,24 @@ struct Register { u32 index, width; };  // width 0: a predicate
 struct Scope {
     struct Many { Register first; u32 count; };
     std::map<string_view, Register> names;
-    std::map<string_view, Many> many;        // %r<100>
+    std::map<string_view, Many> many;        // declared as %r<100>
     std::map<string_view, u32> labels;
-    std::vector<std::pair<u32, string_view>> jumps;  // to labels that are still to come
+    std::vector<std::pair<u32, string_view>> jumps;  // branches whose labels are not looked up yet
 };
 
 struct Parser {
     const char* at;
     u32 line = 1;
-    std::map<string_view, u64> symbols;    // of the file, then of the entry
+    std::map<string_view, u64> symbols;    // variables of the file, and variables and parameters of the current entry
     u32 shared_end = SHARED_BASE;
-    std::vector<string_view> dynamic;      // names of the launch's shared memory
+    std::vector<string_view> dynamic;      // names of the dynamic shared memory
     u32 dynamic_align = 16;
-    // The entry that is read.
+    // The entry that is being parsed.
     Entry* entry = nullptr;
     Draft draft;
     std::vector<Scope> scopes;
-    std::map<std::pair<u32, u64>, u32> constants;  // columns of immediates
-    std::vector<u32> operand_starts;               // of instructions
+    std::map<std::pair<u32, u64>, u32> constants;  // the column of each immediate, by its width and bits
+    std::vector<u32> operand_starts;               // the first operand of each instruction
 
     [[noreturn]] void wrong(const string& what) const { throw Wrong{"line " + std::to_string(line) + ": " + what + "\n"}; }
 
@@ -82,7 +82,7 @@ struct Parser {
         if (end == at) wrong("a number is missing before '" + string(at, strnlen(at, 20)) + "'");
         at = end;
         if (*at == 'U') ++at;
-        if (*at == '.') at += 1 + strspn(at + 1, "0123456789");  // of a cache policy, which says nothing
+        if (*at == '.') at += 1 + strspn(at + 1, "0123456789");  // the fraction of a cache policy, which is ignored
         return value;
     }
     u64 read_bits(u32 digits) {
@@ -140,7 +140,7 @@ struct Parser {
             shared_end = (shared_end + align - 1) / align * align;
             symbols[name] = shared_end;
             shared_end += static_cast<u32>(bytes);
-        }  // constants of templates: no kernel reads them
+        }  // other variables are constants of templates, which no kernel reads
     }
 
     // ---- instructions -----------------------------------------------------------------------------------------------
@@ -189,7 +189,8 @@ struct Parser {
             if (name == names[i]) return Special(i);
         return Special::COUNT;
     }
-    /* A word of an instruction's operands; what it stands for is put in its place when the columns are known. */
+    /* Marks an operand that is not an index of a virtual register. place_operands replaces the indices by columns, and removes the
+       mark from the others. */
     static constexpr u32 CONSTANT = 1u << 31;
     void push_constant(u32 width, u64 bits) {
         if (width < 8) bits &= (1ull << width * 8) - 1;
@@ -255,7 +256,8 @@ struct Parser {
         entry->operands.push_back(CONSTANT | wide), entry->operands.push_back(CONSTANT | static_cast<u32>(text.number & 0x7fffffff));
         if (static_cast<i64>(text.number) != static_cast<i32>(text.number << 1) >> 1) wrong("an offset is too large");
     }
-    /* The opcode's name among the forms: with what its operands tell of it. */
+    /* Returns the opcode's name in the table of forms. For some opcodes the kinds of the operands are a part of it. `width` is the
+       width of the registers that a load or a store moves. */
     string full_name(string_view opcode, const std::vector<Text>& operands, u32& width) const {
         string name(opcode);
         width = 0;
@@ -401,7 +403,7 @@ struct Parser {
         place_operands();
         symbols = symbols_of_file, shared_end = shared_of_file;
     }
-    /* The kernel's own shared variables come before the launch's memory: all are placed before the body is read. */
+    /* Places all shared variables of the kernel before the body is parsed, because the dynamic shared memory follows them. */
     void declare_shared() {
         const char *const body = at, *const end = strstr(at, ".entry ");
         const u32 body_line = line;

@@ -1,8 +1,8 @@
-/* PTX as the machine runs it: each kernel a list of decoded instructions, whose operands are columns of a warp's register file.
+/* Decoded PTX. Each kernel is a list of instructions, whose operands are columns of a warp's register file.
  *
- * A column is a register of all 32 lanes side by side, so that most instructions are one loop that the compiler vectorises.
- * Immediates and special registers (%tid.x) are columns, too, filled when a warp starts: an operand is an offset, nothing else.
- * Predicates are masks of 32 bits, a word each, apart from the columns. */
+ * A column contains one register of all 32 lanes side by side, so most instructions are one loop that the compiler
+ * vectorises. Immediates and special registers (%tid.x) are columns, too, which are filled when a warp starts.
+ * Therefore an operand is always an offset. Each predicate is a mask of 32 bits; the masks are not in the columns. */
 #pragma once
 #include <stdint.h>
 #include <string>
@@ -20,25 +20,26 @@ using i64 = int64_t;
 struct Warp;
 struct Instruction;
 
-/* What became of an instruction: the lanes go on to the next one; went where they were sent; or could not do it yet, and ask again. */
+/* Result of an instruction: the lanes go on to the next one; the instruction has set where they go; or they could not
+ * execute it yet and must try again. */
 enum class Outcome { NEXT, JUMPED, BLOCKED };
 using Handler = Outcome (*)(Warp&, const Instruction&);
 
-/* Which lanes must stand at an instruction before it is done. */
+/* Which lanes must have reached an instruction before it is executed. */
 enum class Together : u8 { NONE, WARP, MEMBERS };
 
 struct Instruction {
     Handler run;
     const u32* at;       // operands: offsets of columns, indices of predicates, addresses of three words
-    u32 guard, flip;     // it is done by lanes in predicate `guard` ^ `flip`
-    u32 target;          // of a branch; the column of the member mask that it waits for
-    u32 number;          // the operand that is a number
-    u32 line;            // of the text
+    u32 guard, flip;     // lanes in the mask `predicates[guard] ^ flip` execute the instruction
+    u32 target;          // of a branch; with Together::MEMBERS, the column of the member mask
+    u32 number;          // the value of the operand that is a number
+    u32 line;            // line of the PTX text
     Together together;
-    bool polls;          // loads what another device may write (.sys): it may be asked again and again
+    bool polls;          // it loads memory that another device may write (.sys), perhaps in a loop
 };
 
-/* An opcode that the machine knows. `operands` has a word for each, in the text's order:
+/* An opcode that the machine knows. `operands` has one word for each operand, in the order of the text:
  *   4      a column of 4 bytes a lane that is read (2, 4 or 8)    =4  written   +4  read and written   =4*8  eight in braces
  *   p =p   a predicate                                           =4|p  a column, and maybe a predicate
  *   T      a tensor's box in brackets: an address, three columns      @      an address in brackets          #  a number, known at once          ##  a bit of it          m  lanes that take part
@@ -48,7 +49,7 @@ struct Form {
     Handler run;
     Together together = Together::NONE;
 };
-/* The form of an opcode. Of loads and stores the registers' width says the rest (0 where none is named). */
+/* Returns the form of an opcode. `width`: bytes of the registers of a load or store; 0 if it names no register. */
 const Form* find_form(const std::string& opcode, u32 width);
 
 enum class Special : u8 { TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, LANEID, WARPID, CLUSTER_RANK, CLUSTER_SIZE, COUNT };
@@ -58,39 +59,40 @@ struct Entry {
     std::string name;
     std::vector<Parameter> parameters;
     std::vector<Instruction> code;
-    std::vector<u32> operands;           // what `at` points into
-    std::vector<u8> constants;           // columns that every warp's file begins with
-    u32 specials[int(Special::COUNT)];   // their columns, or NO_COLUMN
+    std::vector<u32> operands;           // the `at` of all instructions point here
+    std::vector<u8> constants;           // the first columns of each warp's register file
+    u32 specials[int(Special::COUNT)];   // the column of each special register, or NO_COLUMN
     u32 file_bytes, predicates;
     u32 param_bytes, static_shared, dynamic_shared_at, local_bytes;
     u32 threads_most;                    // .maxntid
-    u32 resident_least;                  // CTAs of a multiprocessor: .minnctapersm
-    u32 cluster;                         // CTAs of a cluster, along x: .reqnctapercluster
-    std::vector<std::string> lines;      // of the text, for messages
-    mutable std::vector<u8> done;        // which instructions were ever done; counts, for statistics
+    u32 resident_least;                  // .minnctapersm: minimum number of CTAs on a multiprocessor
+    u32 cluster;                         // .reqnctapercluster: CTAs of a cluster, along x
+    std::vector<std::string> lines;      // lines of the PTX text, for messages
+    mutable std::vector<u8> done;        // which instructions were executed, for statistics
     mutable u64 launches = 0, instructions = 0;
 };
 constexpr u32 NO_COLUMN = ~0u, LANES = 32;
-constexpr u32 TRUE_PREDICATE = 0, FALSE_PREDICATE = 1;  // that are never written
-constexpr u32 SHARED_BASE = 1024;  // shared memory begins here, so that address 0 is a mistake
-constexpr u32 RANK_SHIFT = 24;     // of an address in a cluster: 1 + the CTA's rank stands there, 0: the own one
+constexpr u32 TRUE_PREDICATE = 0, FALSE_PREDICATE = 1;  // are never written
+constexpr u32 SHARED_BASE = 1024;  // shared memory starts here, so accesses of address 0 fail
+constexpr u32 RANK_SHIFT = 24;     // these upper bits of a shared address in a cluster are 1 + the CTA's rank; 0: the own CTA
 
 struct Module {
     std::vector<Entry> entries;
 };
-/* Decodes a file of PTX; gives what is wrong with it otherwise. */
+/* Decodes a PTX file. On failure, returns false and writes the reason to `error`. */
 bool parse(const char* text, Module& module, std::string& error);
 
 /* ---- between the parser and the columns ------------------------------------------------------------------------------- */
 
 struct Draft {
     struct Operand { u32 index; bool read, written, predicate; };  // a virtual register, or a predicate
-    struct Line { u32 first, count; bool branches, ends, waits; };  // waits: for wgmma
-    std::vector<u8> widths;     // of virtual registers
+    struct Line { u32 first, count; bool branches, ends, waits; };  // waits: it waits for wgmma
+    std::vector<u8> widths;     // bytes of each virtual register
     std::vector<Operand> operands;
     std::vector<Line> lines;
-    std::vector<u32> late;      // registers that work in flight reads and writes
+    std::vector<u32> late;      // registers that asynchronous products read and write
 };
-/* Gives each virtual register a column for as long as it is live (columns.cc). `columns` begin at `from`; returns where they end. */
+/* Assigns each virtual register a column while it is live (columns.cc). The columns start at `from`; returns their
+ * end. */
 u32 assign_columns(const Draft& draft, const std::vector<Instruction>& code, u32 from, std::vector<u32>& columns);
 }  // namespace ptx

@@ -10,7 +10,7 @@ void Races::start(const Cta& cta) {
     wanted = asked;
     if (!wanted) return;
     const size_t own = cta.warps.size(), count = own * cta.cluster->ctas.size();
-    assert(count < 1 << 6);  // a write's bits for its warp
+    assert(count < 1 << 6);  // a recorded write has 6 bits for the warp
     stride = cta.shared.size() / 4 + 1;
     first = static_cast<u32>(own) * cta.rank;
     warps.assign(own, Clock(count, 0)), fenced.assign(own, {});
@@ -28,7 +28,7 @@ void Races::take(u32 warp, const Clock& at) { join(warps[warp], at); }
 void Races::leave(u32 warp, Clock& at) {
     join(at, warps[warp]);
     const u32 time = ++warps[warp][first + warp];
-    assert(time < 1 << 22);  // a write's bits for its time
+    assert(time < 1 << 22);  // a recorded write has 22 bits for the time
 }
 
 void reach(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u32 barrier) {

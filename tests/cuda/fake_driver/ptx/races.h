@@ -1,10 +1,12 @@
-/* Finds what warps of a CTA, or of a cluster, do to shared memory in no order: one writes what another reads or writes, and nothing between them makes one
- * wait for the other. The machine runs warps in one order of many; this says whether another might give something else.
+/* Finds data races in shared memory, between the warps of a CTA or a cluster: one warp writes a word that another reads or writes, and
+ * no synchronisation orders the two accesses. The machine runs warps in one of many possible orders. With a race, another order could
+ * compute another result.
  *
- * Each warp counts its own time, and knows up to which time of the others it has waited (a vector clock). Who arrives at a barrier
- * leaves there what it knows; who passes takes it. Each word of memory remembers who wrote it and who read it, and when: whoever
- * comes next must know of that time. Warps may write different bytes of a word; the last of them is remembered. Lanes of one warp are
- * not told apart. All accesses to shared memory come here, so a word has few bytes of tables: they stay in the processor's cache. */
+ * Each warp has a vector clock: its own time, and for each other warp the latest time that is ordered before its own. A warp that arrives
+ * at a barrier merges its clock into the barrier's; a warp that passes the barrier merges the barrier's clock into its own. For each word
+ * the tables record which warp wrote it and which warps read it, and when. The next access must be ordered after these times. Warps may
+ * write different bytes of a word; only the last write is recorded. Lanes of one warp are not distinguished. All accesses to shared
+ * memory are checked, so the tables have few bytes for each word and stay in the processor's cache. */
 #pragma once
 #include <unordered_map>
 #include <vector>
@@ -12,37 +14,38 @@
 
 namespace ptx {
 struct Cta;
-using Clock = std::vector<u32>;  // a time of each warp
+using Clock = std::vector<u32>;  // a time for each warp
 
-/* Takes what another clock knows into the first. */
+/* Raises each time of `to` to that of `from`, if that is later. */
 void join(Clock& to, const Clock& from);
 
 struct Races {
     struct Write { u32 mask : 4, warp : 6, time : 22; };  // mask: the bytes of a word
     bool wanted = false;
-    u32 first = 0;                             // of this CTA's warps among those of its cluster, which clocks are of
-    std::vector<Clock> warps;
-    std::vector<Clock> fenced;                 // what each warp knew when it last made its mbarriers known to the cluster
+    u32 first = 0;                             // index of this CTA's first warp in clocks, which have all warps of the cluster
+    std::vector<Clock> warps;                  // the clock of each warp
+    std::vector<Clock> fenced;                 // each warp's clock at its last fence.mbarrier_init
     size_t stride = 0;                         // words of shared memory
-    std::vector<Write> writes;                 // [word]: the last
-    std::vector<u32> lines;                    // [word]: of the last write
-    std::vector<u32> reads;                    // [warp][word]: when the warp last read it
-    std::vector<u32> read_lines;               // [warp]: of the last read
-    std::unordered_map<u32, Clock> counters;   // mbarriers, by their address
-    std::unordered_map<u32, std::pair<u32, u32>> made;  // mbarriers: by which warp, and when
-    Clock reached;                             // when other CTAs' warps last did something here
-    Clock gathered[16], passed[16];            // barriers
+    std::vector<Write> writes;                 // [word]: the last write
+    std::vector<u32> lines;                    // [word]: the source line of the last write
+    std::vector<u32> reads;                    // [warp][word]: the warp's time at its last read
+    std::vector<u32> read_lines;               // [warp]: the source line of the last read
+    std::unordered_map<u32, Clock> counters;   // the clock of each mbarrier, by address
+    std::unordered_map<u32, std::pair<u32, u32>> made;  // which warp initialised each mbarrier, and at which of its times
+    Clock reached;                             // times at which warps of other CTAs last used mbarriers of this CTA
+    Clock gathered[16], passed[16];            // of each barrier: the merged clocks of arrivals, and the clock for warps that pass
 
     void start(const Cta& cta);
-    /* The warp leaves what it knows; its time goes on. */
+    /* Merges the warp's clock into `at`, and advances the warp's time. */
     void leave(u32 warp, Clock& at);
+    /* Merges `at` into the warp's clock. */
     void take(u32 warp, const Clock& at);
 };
-/* A warp arrives at an mbarrier of another CTA of the cluster, or has bytes brought to it: that must be there by then, and the CTA may not
- * end before. */
+/* Checks that a warp may arrive at an mbarrier of another CTA of the cluster, or have bytes copied to this CTA: the mbarrier must be
+ * initialised in an order before, and the CTA must not have ended. */
 void reach(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u32 barrier);
-/* The CTA ends: all that others did here came before. */
+/* Checks at the end of a CTA that all accesses of other CTAs to its memory are ordered before. */
 void end(Cta& cta);
-/* A warp reads or writes shared memory: its CTA's, or that of another one of the cluster. */
+/* Records a warp's read or write of shared memory, of its CTA or another CTA of the cluster, and reports a race. */
 void touch(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u64 address, u32 bytes, bool writes);
 }  // namespace ptx

@@ -1,4 +1,4 @@
-//! Qwen3 models of a given shape with random weights: candle's own, and the patched one over the same weights.
+//! Creates two Qwen3 models of a given shape with the same random weights: candle's, and the patched one.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -84,7 +84,7 @@ impl Shape {
         Ok((own::ModelForCausalLM::new(&serde_json::from_value(config)?, vb)?, ours))
     }
 
-    /// Returns an arena for so many tokens.
+    /// Returns an arena for `tokens` tokens.
     pub fn arena(&self, device: &Device, tokens: u32, step_tokens: u32) -> Outcome<KvArena> {
         let pool = PoolConfig {
             layers: self.layers as u32,
@@ -135,7 +135,7 @@ pub fn prefill(
     }
 }
 
-/// The likeliest tokens, on the host.
+/// Returns the most likely token of each row, in host memory.
 pub fn next_tokens(logits: Tensor) -> candle::Result<Vec<u32>> {
     logits.argmax(candle::D::Minus1)?.flatten_all()?.to_vec1()
 }

@@ -1,5 +1,6 @@
-//! Runs a file of prompts, one a line, after one system prompt: with a shared prefix in the arena,
-//! and with candle's own caches, one prompt after the other.
+//! Generates texts for the prompts of a file, one a line, which follow the same system prompt. It
+//! does so twice: in an arena, where the prompts share the prefix, and with candle's own caches,
+//! one prompt after the other.
 //!
 //!     cargo run --release -p kvarena-candle-models --bin batch -- --system TEXT --prompts FILE
 

@@ -21,10 +21,10 @@ struct Args {
     /// prints nonsense.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/tests/data/qwen3-tiny"))]
     model: PathBuf,
-    /// Maximum number of tokens of an answer.
+    /// Maximum number of tokens in an answer.
     #[arg(long, default_value_t = 64)]
     new_tokens: usize,
-    /// Maximum number of tokens of a step; a longer prompt takes several steps.
+    /// Maximum number of tokens in a step; a longer prompt takes several steps.
     #[arg(long, default_value_t = 512)]
     step_tokens: u32,
     /// Number of tokens that fit in the cache.
@@ -35,8 +35,9 @@ struct Args {
     gpu: bool,
 }
 
-/// Returns the texts of the model family's template: at the beginning of a chat, and before and after the user's words.
-fn around(family: Family) -> [&'static str; 3] {
+/// Returns three parts of the family's chat template: the beginning of a chat, the text before a user's message and the
+/// text after it.
+fn template(family: Family) -> [&'static str; 3] {
     match family {
         Family::Qwen3 => ["", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"],
         Family::Llama => [
@@ -59,38 +60,39 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pool = PoolConfig { page_size: 16, capacity, ..loaded.pool };
     let mut arena = KvArena::new(pool, &device)?;
     let limits = Limits { new_tokens: args.new_tokens, step_tokens: args.step_tokens, joins: 1 };
-    let [begin, before, after] = around(loaded.family);
-    let mut said = text.encode(begin).map_err(|error| error.to_string())?;
+    let [begin, before, after] = template(loaded.family);
+    let mut tokens = text.encode(begin).map_err(|error| error.to_string())?;
     prompt()?;
     for line in io::stdin().lock().lines() {
         let turn = format!("{before}{}{after}", line?);
-        said.extend(text.encode(&turn).map_err(|error| error.to_string())?);
-        let (mut answer, mut shown, total) = (Vec::new(), 0, said.len());
-        let mut drawn = false;
+        tokens.extend(text.encode(&turn).map_err(|error| error.to_string())?);
+        let (mut answer, mut shown, total) = (Vec::new(), 0, tokens.len());
+        let mut has_bar = false;
         let watch = |_, token: Option<u32>, left: u32| {
             let Some(token) = token else {
-                drawn = true;
+                has_bar = true;
                 return progress(total, total - left as usize);
             };
-            if answer.is_empty() && drawn {
+            if answer.is_empty() && has_bar {
                 progress(total, total);
                 eprintln!();
             }
             answer.push(token);
             let all = text.decode(&answer).unwrap_or_default();
-            // A later token may complete a character.
+            // An incomplete character is decoded as U+FFFD. It is printed once a later token completes it.
             if let (false, Some(new)) = (all.ends_with('\u{fffd}'), all.get(shown..)) {
                 print!("{new}");
                 shown = all.len();
                 let _ = io::stdout().flush();
             }
         };
-        let served = serve(&loaded.model, &mut arena, &[said.clone()], &loaded.end, limits, watch)?;
+        let prompts = [tokens.clone()];
+        let served = serve(&loaded.model, &mut arena, &prompts, &loaded.end, limits, watch)?;
         let (new, seconds) = (served.texts[0].len(), served.time.as_secs_f64());
         println!();
         let rate = new as f64 / seconds;
         println!("[{new} tokens, {rate:.1} tokens/s, {} of {} cached]", served.hit_tokens, total);
-        said.extend(&served.texts[0]);
+        tokens.extend(&served.texts[0]);
         prompt()?;
     }
     println!();

@@ -1,6 +1,6 @@
 //! The parts of a layer that only some families have: biases, norms of outputs, and mixtures of experts.
 //!
-//! Not here: the computation (`ptx/src/add.cu`, `ptx/src/experts.cu`).
+//! The kernels are in `ptx/src/add.cu` and `ptx/src/experts.cu`.
 
 use kvarena::backend::cuda::DeviceBuffer;
 

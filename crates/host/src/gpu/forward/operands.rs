@@ -7,11 +7,11 @@ use super::Forward;
 use crate::config::ModelConfig;
 
 impl Forward {
-    /// Chooses the implementations of all products for steps of this many tokens and draws, as `Products::plan` does.
-    /// Overwrites the activations.
+    /// Chooses the implementations of all products for steps of this many tokens and draws, with `Products::plan`.
+    /// `unhurried` lets it also measure products of many rows. Overwrites the activations.
     ///
     /// # Errors
-    /// cublasLt's or the driver's.
+    /// cublasLt or the driver failed.
     pub fn plan(
         &mut self,
         device: &Device,
@@ -19,7 +19,7 @@ impl Forward {
         unhurried: bool,
     ) -> Result<(), GpuError> {
         assert!(tokens <= padded_rows(self.limits.tokens) && draws <= self.limits.logits);
-        // Experts are no products.
+        // Kernels of their own compute experts, so a layer with experts has only two products.
         let ops: &[Op] = match self.mixture {
             Some(_) => &[Op::Qkv, Op::Out],
             None => &[Op::Qkv, Op::Out, Op::GateUp, Op::Down],
@@ -101,7 +101,8 @@ impl Forward {
         }
     }
 
-    /// Returns whether the output and down products of such a step are parts that the ranks add to x.
+    /// Returns whether, in steps of this many tokens, the output and down products of each rank are parts of a sum that
+    /// the ranks compute in peer memory and add to x.
     pub(super) fn are_parts(&self, tokens: usize) -> bool {
         padded_rows(tokens) <= self.part_rows
     }

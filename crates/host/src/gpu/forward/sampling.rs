@@ -1,4 +1,4 @@
-//! The end of a step: logits of the last rows, and the choice of tokens.
+//! The end of a step: computes logits of the rows that draw a token, and chooses the tokens.
 
 use kvarena::backend::cuda::DeviceBuffer;
 
@@ -8,11 +8,11 @@ use super::super::kernels::{SampleParams, ShapedParams};
 use super::super::products::Op;
 use super::{Forward, Parts, StepAddresses};
 
-/// Blocks over which sampling is spread.
+/// Number of blocks that sample the draws of a step together.
 const SAMPLE_BLOCKS: usize = 512;
 
 impl Forward {
-    /// Computes logits of the last rows, some at a time, and chooses tokens.
+    /// Computes logits of the rows that draw a token, as many at a time as the limits allow, and chooses tokens.
     pub(super) fn choose(
         &self,
         device: &Device,

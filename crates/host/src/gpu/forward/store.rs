@@ -8,7 +8,8 @@ use super::operands::qkv_width;
 use super::{Fault, Forward};
 
 impl Forward {
-    /// Returns the layer that stores a layer's K and V.
+    /// Returns the layer of the pool in which a layer's K and V are stored: the same layer, unless a test requests this
+    /// fault.
     fn stored_layer(&self, layer: usize) -> usize {
         match self.fault {
             Fault::Page => (layer + 1) % self.config.layers,
@@ -16,7 +17,7 @@ impl Forward {
         }
     }
 
-    /// Rotates Q and K of a layer where they are, and stores K and V in the pool.
+    /// Norms and rotates Q and K of a layer in place, and stores K and V in the pool.
     pub(super) fn rotate_and_store(
         &self,
         backend: &mut Cuda,

@@ -1,4 +1,4 @@
-//! The kernels of crates/host/ptx/kernels.toml, of which ptx/build.py generates this file.
+//! The kernels of crates/host/ptx/kernels.toml. ptx/build.py generates this file.
 
 use kvarena::backend::cuda::{Archive, Kernel};
 
@@ -12,7 +12,7 @@ static GEMM: Archive = archive!("gemm");
 static SKINNY: Archive = archive!("skinny");
 static SMALL: Archive = archive!("small");
 
-/// All of them.
+/// All kernels, in the order of the table.
 #[rustfmt::skip]
 pub static KERNELS: [Kernel; 28] = [
     Kernel::new("load_step", &SMALL, 256, 0).takes("LoadStepParams"),

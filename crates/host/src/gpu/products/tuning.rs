@@ -1,6 +1,6 @@
-//! The choice of products' implementations: candidates are measured alone, and then in sequence with their neighbours.
+//! Chooses the implementations of products. Candidates are measured alone, and then in sequence with their neighbours.
 //!
-//! Not here: the computation of a product (`products.rs`).
+//! `products.rs` computes a product.
 
 use std::mem::{discriminant, size_of};
 use std::ptr::from_ref;
@@ -15,24 +15,26 @@ use crate::gpu::gemm::GemmMethod;
 use crate::gpu::kernels::{ProductMode, SKINNY};
 use crate::linear::Activation;
 
-/// Algorithms requested from cublasLt for numbers of rows that are tuned.
+/// Number of algorithms requested from cublasLt for a product that is tuned.
 const ALGORITHMS: usize = 8;
-/// Most rows of the skinny kernels.
+/// Maximum number of rows of the skinny kernels.
 const SKINNY_ROWS: usize = 16;
-/// Maximum of tuned rows. With more rows the first algorithm of cublasLt is used, unless `unhurried`.
+/// Maximum number of rows of a product that is tuned. Products of more rows use the first algorithm of cublasLt, unless
+/// `unhurried`.
 const TUNED_ROWS: usize = 512;
-/// Number of layers whose weights a measurement reads, so that they exceed the cache; one layer suffices for more rows.
+/// Number of layers over which a product is measured, so that their weights exceed the cache. Products of more than
+/// [`TUNED_ROWS`] rows are measured over one layer.
 const TUNED_LAYERS: usize = 12;
-/// Rounds in which a product's candidates are measured: launches of each, of which the fastest counts, and the number
-/// of candidates of each kind that stay.
+/// Rounds in which a product's candidates are measured. A round launches each candidate a number of times, takes the
+/// fastest launch, and keeps a number of candidates of each kind.
 const ROUNDS: [(usize, usize); 2] = [(1, 6), (5, 2)];
-/// Launches of products in sequence.
+/// Number of launches when products are measured in sequence.
 const LAUNCHES: usize = 5;
 
-/// The method of choice.
+/// How implementations are chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Choice {
-    /// The fastest, measured.
+    /// The implementation that was measured as the fastest.
     #[default]
     Fastest,
     /// cublasLt's first proposal, which is the same in every run.
@@ -51,10 +53,10 @@ impl Product<'_> {
 }
 
 impl Products {
-    /// Chooses the implementations of products of this many rows that follow each other in every layer. First selects
-    /// the fastest few of each product alone. Of these, selects those that are fastest in sequence, because each
-    /// product begins while its predecessor ends. Overwrites their outputs. `unhurried`: the caller has time, so also
-    /// larger numbers of rows are tuned.
+    /// Chooses the implementations of products of this many rows that follow each other in every layer. It first
+    /// measures each product alone and keeps a few fast candidates. Then it measures the candidates in sequence,
+    /// because each product begins while its predecessor ends. Overwrites the products' outputs. If `unhurried`,
+    /// products of any number of rows are tuned.
     ///
     /// # Errors
     /// cublasLt has no algorithm, or a call failed.
@@ -91,7 +93,7 @@ impl Products {
             }
         }
         for (product, method) in row(&chosen) {
-            // A kernel is loaded at its first launch, which must not be in a capture.
+            // A first launch loads the kernel, which must not happen in a capture.
             // SAFETY: the caller passes operands for that many rows.
             unsafe {
                 self.run_way(device, product.op, product.widths, rows, method, product.operands[0])
@@ -114,7 +116,7 @@ impl Products {
             self.cublaslt_ways(op, widths, rows, if tune { ALGORITHMS } else { 1 })?;
         let own = match self.choice {
             Choice::First => Vec::new(),
-            // Kernels that fuse the activation have no other.
+            // The kernels that fuse the activation support only SiLU.
             _ if op == Op::GateUp && self.activation != Activation::Silu => Vec::new(),
             Choice::Fastest if !tune => Vec::new(),
             Choice::Fastest => {
@@ -130,7 +132,7 @@ impl Products {
         };
         match self.choice {
             Choice::Skinny | Choice::Gemm if !own.is_empty() => {
-                return Ok(vec![own[(op as usize + rows) % own.len()]]); // each now and then
+                return Ok(vec![own[(op as usize + rows) % own.len()]]); // different products use different ones
             }
             _ => methods.extend(own),
         }
@@ -157,7 +159,8 @@ impl Products {
         if methods.is_empty() { Err(GpuError::NoProduct { shape }) } else { Ok(methods) }
     }
 
-    /// Returns cublasLt's proposals for `y = x * weight^T`, all row-major; cublasLt treats columns as rows.
+    /// Returns cublasLt's proposals for `y = x * weight^T`. All matrices are row-major; for cublasLt, which is
+    /// column-major, they are the transposed ones.
     fn cublaslt_ways(
         &self,
         op: Op,
@@ -230,7 +233,8 @@ impl Products {
         Ok(proposed[..count as usize].iter().map(|found| plan(found.algo)).collect())
     }
 
-    /// Returns the milliseconds of products in sequence over some layers, as a graph: the minimum of a few runs.
+    /// Returns the time of products in sequence over some layers, in milliseconds. They run as a graph, and the fastest
+    /// of `launches` runs counts.
     fn measure(
         &self,
         device: &Device,
@@ -248,7 +252,7 @@ impl Products {
             }
             Ok::<_, GpuError>(())
         };
-        // First outside a capture, because kernels are loaded at their first launch.
+        // The first run is outside a capture, because it loads the kernels.
         all()?;
         device.stream.synchronize()?;
         let graph = device.stream.capture(all)?;

@@ -6,11 +6,11 @@ use super::super::sums::Transport;
 /// Options of a [`GpuRunner`](super::GpuRunner).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GpuOptions {
-    /// Most prompt tokens of a step.
+    /// Maximum number of prompt tokens of a step.
     pub chunk: u32,
-    /// Most streams at a time.
+    /// Maximum number of streams at a time.
     pub concurrency: u32,
-    /// Most drafts of a stream.
+    /// Maximum number of drafts of a stream.
     pub drafts: u32,
     /// Whether drafts may form trees.
     pub trees: bool,

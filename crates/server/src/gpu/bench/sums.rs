@@ -1,4 +1,4 @@
-//! Measures a single sum over ranks, by peer memory and by NCCL, in rows as wide as a model.
+//! Measures one sum over ranks, by peer memory and by NCCL. The rows have a model's width.
 
 use std::io::Write;
 use std::thread;
@@ -15,7 +15,7 @@ use kvarena_host::gpu::error::{GpuError, GpuResult};
 use kvarena_host::gpu::kernels::FillParams;
 use kvarena_host::gpu::sums::Link;
 
-/// Sums of a graph, and launches of the graph; the median is reported.
+/// Number of sums of a graph, and number of launches of the graph. The median over launches is reported.
 const SUMS: usize = 100;
 const LAUNCHES: usize = 9;
 
@@ -48,8 +48,9 @@ pub fn run(args: &Args, shape: Shape, batches: &[usize], out: &mut impl Write) -
     Ok(())
 }
 
-/// Returns a rank's microseconds a sum. A rank that fails ends the program, because the other ranks wait for it. It
-/// drops nothing before: `Peers` and the last handle of a GPU wait for work, which may wait for other ranks.
+/// Returns a rank's microseconds for each sum. A rank that fails ends the program, because the other ranks wait for it.
+/// It exits without dropping anything: drops of `Peers` and of the last handle of a GPU wait for work, which may wait
+/// for other ranks.
 fn rank_times(link: &Link, width: usize, batches: &[usize]) -> Vec<[Option<f32>; 2]> {
     let end = |error: GpuError| -> ! {
         let error = Error::from(error);

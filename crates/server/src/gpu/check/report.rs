@@ -18,7 +18,7 @@ use kvarena_host::sample::Sampling;
 /// Steps between failures, in settings with failures.
 const FAIL_EVERY: u64 = 5;
 
-/// The number of lines, and of failures.
+/// The output of the checks, and the number of failures.
 struct Report<'a, W> {
     out: &'a mut W,
     failures: usize,
@@ -93,7 +93,7 @@ impl<W: Write> Report<'_, W> {
 
     fn end(mut self) -> Result<()> {
         match self.failures {
-            0 => self.say("all equal the CPU's choices"),
+            0 => self.say("all choices equal the CPU's"),
             n => Err(Error::run(format!("{n} of the checks failed"))),
         }
     }
@@ -124,9 +124,9 @@ pub fn run(out: &mut impl Write) -> Result<()> {
     report.end()
 }
 
-/// Checks models that are divided among several GPUs: every ninth setting (each opens its GPUs), steps that fail, and
-/// draws. Also reports whether the tokens equal those of one GPU. The check does not require this, because sums over
-/// ranks round differently.
+/// Checks models that are divided among several GPUs: every ninth setting, steps that fail, and draws. Other settings
+/// are left out, because each opens its GPUs again. Also reports whether the tokens equal those of one GPU. The check
+/// does not require this, because sums over ranks round differently.
 ///
 /// # Errors
 /// The GPUs cannot serve, or a check failed.
@@ -137,7 +137,8 @@ pub fn run_ranks(ranks: usize, sums: Option<Transport>, out: &mut impl Write) ->
         let one = case.words(Setting::default())?;
         (case.ranks, case.sums) = (ranks, sums);
         let (name, same) = (case.name, case.words(Setting::default())? == one);
-        report.say(format_args!("{name}: on {ranks} GPUs the same words as on one: {same}"))?;
+        report
+            .say(format_args!("{name}: the tokens on {ranks} GPUs equal those on one: {same}"))?;
         for setting in settings().into_iter().step_by(9) {
             report.setting(&mut case, setting)?;
         }

@@ -1,5 +1,5 @@
-//! The names of the driver's functions that `cust_raw` declares: all that `cust` and this backend call.
-//! `.ci/package.sh` calls all functions of `cust_raw`, so a missing name fails to link.
+//! The names of the driver's functions that `cust_raw` declares. `cust` and this backend call no others.
+//! `.ci/package.sh` calls all functions of `cust_raw`, so it fails to link if a name is missing here.
 
 /// Passes all names to the macro `$then`.
 macro_rules! for_each_name {

@@ -61,9 +61,9 @@ pub struct RowBoxes {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StoreLatentFp8Params {
-    /// For one head, the first `head_dim` numbers of a row.
+    /// The store of the quantised part: one head, which is the first `head_dim` numbers of a row.
     pub store: StoreFp8Params,
-    /// The target of the other numbers.
+    /// Where the other numbers of a row are stored.
     pub rope: LayerRope,
 }
 

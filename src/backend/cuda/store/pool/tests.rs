@@ -1,4 +1,4 @@
-//! Tests of the groups of pieces against the byte ranges of the layout. They launch nothing.
+//! Compares the groups of pieces with the byte ranges of the layout. These tests launch nothing.
 
 use super::*;
 use crate::id::PageId;
@@ -35,7 +35,7 @@ fn joined(ranges: impl IntoIterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn k_and_v_are_one_group_and_what_differs_is_another() {
+fn k_and_v_are_one_group_and_a_plane_of_another_size_is_another() {
     for (layout, pages) in
         [Layout::LayerFirst, Layout::PageFirst].into_iter().flat_map(|l| [(l, 1), (l, 4)])
     {
@@ -54,7 +54,8 @@ fn k_and_v_are_one_group_and_what_differs_is_another() {
             let packed = layout == Layout::PageFirst || pages == 1;
             assert_eq!(all.is_packed(), packed, "{pool:?}");
             assert_eq!(all.planes(), pool.planes().len() as u32);
-            // Parts of the lanes are together the page, whose pieces are ordered by planes and lanes.
+            // The parts for lanes 0 and 1..3 together have all pieces of the page. In a page they are ordered by plane,
+            // then by lane.
             let parts = [0..1, 1..3].map(|lanes| ranges(&all.part(lanes), 1));
             let planes = parts[0].chunks(1).zip(parts[1].chunks(2));
             let joined: Vec<_> = planes.flat_map(|(one, two)| [one, two].concat()).collect();

@@ -71,7 +71,7 @@ fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
     (rows, spans)
 }
 
-/// Returns whether the kernel of `tails` takes a row, and then whether the row has own items.
+/// Returns whether a row has own items, or `None` if the kernel of `tails` does not take the row.
 fn takes(split: &SharedSplit, tails: usize, row: &BatchRow) -> Option<bool> {
     let (rows, most) = (row.extend_len * split.shape.group, 64.min(split.grid.rows));
     let has_items = rows > TAIL_ROWS[tails];
@@ -116,12 +116,12 @@ fn parts_of(split: &SharedSplit, span: &SpanParts, place: u32, head: u32) -> Vec
 
 fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
     let (heads, group) = (split.shape.kv_heads, split.shape.group);
-    // Each item's part for each of its members: its place, and the tokens that it covers.
+    // The part of each item for each of its members: where it is, and the tokens that it covers.
     let mut written = BTreeMap::new();
     let mut count = 0;
     let items = |cta| items_of(split, cta).map(move |item| (cta, item));
     for (cta, item) in (0..split.head.span_ctas).flat_map(items) {
-        assert!(item.piece < item.parts && u32::from(item.piece) <= cta, "K4: CTAs meet");
+        assert!(item.piece < item.parts && u32::from(item.piece) <= cta, "K4: pieces are in CTAs");
         let member_count = u32::from(item.member_count);
         assert!(item.kv_begin < item.kv_end && member_count * group <= split.grid.rows);
         let first = split.members[item.member_start as usize].batch_index as usize;
@@ -141,7 +141,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
         }
         count += 1;
     }
-    assert_eq!(count, split.items.len(), "each item is one CTA's");
+    assert_eq!(count, split.items.len(), "each item belongs to one CTA");
     let starts: Vec<u32> = written.keys().copied().collect();
     assert!(starts.windows(2).all(|two| two[0] + group <= two[1]), "K4: parts do not overlap");
 
@@ -178,7 +178,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
 
     for (index, (row, share)) in rows.iter().zip(&split.shares).enumerate() {
         let Some(has_items) = takes(split, width, row) else {
-            assert_eq!((share.extend_len, share.depth), (0, 0), "the extend kernel's");
+            assert_eq!((share.extend_len, share.depth), (0, 0), "the extend kernel takes the row");
             assert!(split.taken.goes_to_extend(row) || row.extend_len == 0);
             continue;
         };
@@ -198,7 +198,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
                 // The spans, deepest first, in the order of the join.
                 let (mut span, mut depth, mut seen) = (share.span, 0, BTreeSet::new());
                 while let Some(of) = split.spans.get(span as usize) {
-                    assert!(of.parent == NO_SPAN || of.parent < span, "parents stand first");
+                    assert!(of.parent == NO_SPAN || of.parent < span, "parents come first");
                     for at in parts_of(split, of, share.place + query, head) {
                         let (place, of_head, begin, end) =
                             written.remove(&at).expect("a part there");
@@ -234,7 +234,7 @@ fn straddled(split: &SharedSplit) -> usize {
 }
 
 #[test]
-fn every_token_once() {
+fn plans_cover_every_token_once() {
     let mut rng = Rng::new(3);
     let (mut accepted, mut deep, mut straddling, mut own) = (0, 0, 0, 0);
     for _ in 0..200 {
@@ -418,15 +418,19 @@ fn a_step_uses_a_kernel_that_takes_its_rows() {
     assert_eq!(tails(&[one, two, two]), Some((0, 0)));
     assert_eq!(tails(&[four, four]), Some((1, 0)));
     assert_eq!(tails(&[one, one, one, four]), Some((1, 0)));
-    assert_eq!(tails(&[one, two, chunk]), Some((0, 0)), "the chunk is left by both");
+    assert_eq!(tails(&[one, two, chunk]), Some((0, 0)), "neither kernel takes the chunk");
     assert_eq!(tails(&[one, eight, chunk]), Some((0, 1)));
     assert_eq!(tails(&[four, eight]), Some((1, 1)), "a row with its own items");
-    assert_eq!(tails(&[eight, eight, padding]), Some((0, 2)), "zeros are left");
-    assert_eq!(tails(&[one, one, tree]), Some((0, 0)), "the tree is left by both");
-    assert_eq!(tails(&[four, four, tree]), None, "a tree that a wide kernel takes");
+    assert_eq!(tails(&[eight, eight, padding]), Some((0, 2)), "no kernel takes padding");
+    assert_eq!(tails(&[one, one, tree]), Some((0, 0)), "neither kernel takes the tree");
+    assert_eq!(
+        tails(&[four, four, tree]),
+        None,
+        "only the decode kernel for wide rows takes the tree"
+    );
 }
 
-/// More new tokens are more products, but a row reads its tail once.
+/// A row with more new tokens needs more products, but still reads its tail once.
 #[test]
 fn products_are_counted_by_new_tokens() {
     let pages: Vec<PageId> = (0..512).map(PageId::new).collect();
@@ -499,7 +503,7 @@ fn tiles_are_dealt_in_equal_shares() {
         for cta in 0..split.head.span_ctas {
             let items = items_of(&split, cta).count() as u32;
             let most = split.head.work_tiles;
-            // Before the first item, and behind each.
+            // Extra tiles may precede the first item and follow each item.
             let without = (items + 1) * between;
             let least = if cta == last { 1 } else { most.saturating_sub(without).max(1) };
             assert!((least..=most).contains(&tiles(cta)), "{items} items");

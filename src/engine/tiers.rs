@@ -71,8 +71,8 @@ impl<B: Backend> Engine<B> {
         loaded
     }
 
-    /// Returns whether the device has not finished a load of a sequence's pages yet. The host may plan others
-    /// meanwhile: a plan of the sequence waits for the load on the device.
+    /// Returns whether the device is still loading pages of a sequence. On the device, a plan of the sequence waits for
+    /// the load, so the host may plan other sequences first.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownSequence`]; [`EngineError::Backend`].
@@ -120,12 +120,12 @@ impl<B: Backend> Engine<B> {
         if items.iter().any(waits) { self.load_items(items) } else { Ok(()) }
     }
 
-    /// Takes notice of host pages that the backend has made ready.
+    /// Reads from the backend how many host pages are ready, and makes them usable.
     pub(super) fn look_at_host(&mut self) {
         self.world.prefixes.set_host_ready(self.backend.host_pages());
     }
 
-    /// Gives the backend the saves of pages that a call has evicted, before others use those pages. A failure loses
+    /// Gives the backend the saves of pages that a call has evicted, before the pages are reused. A failure loses
     /// cached prefixes and nothing else.
     #[cold]
     #[inline(never)]
@@ -136,7 +136,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Ends a batch of saves. Only a failure releases pages, and a load may use the buffers.
+    /// Ends a batch of saves. A load may be using the world's buffers, so this uses a new one. Only a failure fills it.
     fn end_saves(&mut self, failed: bool) {
         let mut freed = Vec::new();
         self.world.prefixes.end_saves(failed, &mut freed);
@@ -146,16 +146,16 @@ impl<B: Backend> Engine<B> {
 
 /// Stores: puts and fetches.
 impl<B: Backend> Engine<B> {
-    /// Calls `sink` with cached pages that no store has, at most `max`, in the order in which they were published.
-    /// Those of running sequences are included. Returns their number. O(pages).
+    /// Calls `sink` with cached pages that no store has, including those of running sequences. Selects at most `max`
+    /// pages, in the order in which they were published. Returns the number of calls of `sink`. O(pages).
     ///
     /// Needs hashes of pages ([`EngineConfig::hashing`](crate::EngineConfig::hashing)) and host memory. A page that is
-    /// on the device alone is copied to one of [`stage_pages`](crate::PoolConfig::stage_pages), and comes once the copy
-    /// is done. The store reads the host page until [`put_done`](Engine::put_done).
+    /// on the device alone is copied to one of [`stage_pages`](crate::PoolConfig::stage_pages). A call after the end of
+    /// the copy passes it to `sink`. The store reads the host page until [`put_done`](Engine::put_done).
     ///
     /// # Errors
-    /// [`EngineError::Core`] with [`Error::StoreGroups`]; [`EngineError::Backend`]: pages that were to be copied come
-    /// again.
+    /// [`EngineError::Core`] with [`Error::StoreGroups`]; [`EngineError::Backend`]: a later call
+    /// selects the pages again that were to be copied.
     pub fn puts(
         &mut self,
         max: usize,
@@ -177,15 +177,18 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.prefixes.give_puts(moved.saved, sink))
     }
 
-    /// Ends a put; `ok`: the store has the page. If not, the page is put again later. Returns whether the put was open.
+    /// Ends a put. `ok` is set if the store has the page; otherwise the page is put again later. Returns whether the
+    /// put was open.
     /// O(open puts).
     pub fn put_done(&mut self, id: PutId, ok: bool) -> bool {
         self.world.prefixes.has_hosts() && self.world.prefixes.end_put(id, ok)
     }
 
-    /// Takes at most `most` host pages for the pages of a prompt behind those that are cached, for a store to write.
-    /// The cached ones stay cached meanwhile. Returns `None` if there is no page behind them, no host page for it, or
-    /// if promises need the cached ones. O(prompt + pages).
+    /// Takes at most `most` host pages, into which a store writes the pages of a prompt that follow its cached prefix.
+    /// The prefix stays cached until [`fetched`](Engine::fetched). O(prompt + pages).
+    ///
+    /// Returns `None` without host memory or hashes, if no whole page follows the prefix, if no host page can be taken,
+    /// if promises need the pages of the prefix, or if too many fetches are open.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::StoreGroups`] or [`Error::UnnamedNamespace`]; [`EngineError::Backend`].
@@ -224,7 +227,7 @@ impl<B: Backend> Engine<B> {
     /// Ends a fetch of which the store has written the first `count` pages: prompts match them from now on. Returns
     /// whether the fetch was open. O(pages).
     ///
-    /// After a [`reset`](Engine::reset) since the fetch, nothing is cached.
+    /// If [`reset`](Engine::reset) was called after [`fetch`](Engine::fetch), no fetched page is cached.
     pub fn fetched(&mut self, id: FetchId, count: u32) -> bool {
         if !self.world.prefixes.has_hosts() {
             return false;

@@ -14,7 +14,7 @@
 //! Pages are taken round robin, so a page that was just freed is taken last. The device has probably finished the last
 //! move of the page by then, and a fetch need not wait for it.
 //!
-//! `prefix/hosts.rs` knows which entry has which page. The bytes of the pages belong to the backend.
+//! `prefix/hosts.rs` stores which entry has which page. The bytes of the pages belong to the backend.
 
 use crate::bitmap::{Bitmap, Bits, WORD};
 use crate::id::{HostPageId, MoveId};
@@ -103,12 +103,12 @@ impl HostPool {
         }
     }
 
-    /// A put reads an entry's page from now on.
+    /// Records that a put reads an entry's page.
     pub fn begin_read(&mut self, page: HostPageId) {
         self.reading.insert(Bits::one(page.index()));
     }
 
-    /// The put is done.
+    /// Records that the put of a page has ended. A Leaving page becomes Free.
     pub fn end_read(&mut self, page: HostPageId) {
         self.reading.remove(Bits::one(page.index()));
         if !self.cached.contains(page.raw()) {
@@ -117,20 +117,20 @@ impl HostPool {
         }
     }
 
-    /// A page that was taken is a fetch's: Cached to Filling.
+    /// Gives a page that was just taken to a fetch: Cached to Filling.
     pub fn begin_fill(&mut self, page: HostPageId) {
         self.cached.remove(Bits::one(page.index()));
         self.filling.insert(Bits::one(page.index()));
     }
 
-    /// A fetched page is an entry's, or if it has not arrived free.
+    /// Ends the fetch of a page: Filling to Cached if it has arrived, otherwise to Free.
     pub fn end_fill(&mut self, page: HostPageId, arrived: bool) {
         self.filling.remove(Bits::one(page.index()));
         let pages = if arrived { &mut self.cached } else { &mut self.free };
         pages.insert(Bits::one(page.index()));
     }
 
-    /// Returns whether the moves of a page are done.
+    /// Returns whether the last save and the last load of a page are done.
     pub fn is_idle(&self, page: HostPageId, saved: MoveId, loaded: MoveId) -> bool {
         self.saves[page.index()] <= saved && self.loads[page.index()] <= loaded
     }

@@ -1,7 +1,7 @@
 //! When nodes and cells became idle, on one clock: eviction takes the older one first.
 //!
-//! The clock advances by one for each cell and each entry of a node. So the entries of a node have ages of their own,
-//! deepest first, and a split gives each part its range of them.
+//! The clock advances by one for each cell and each entry of a node. So each entry of a node has its own age, and the
+//! deepest entry has the lowest. A split divides the node's range of ages.
 //!
 //! Not here: the lists of idle nodes (`order.rs`) and cells (`cells.rs`), which are in this order.
 
@@ -36,12 +36,13 @@ impl Ages {
         first
     }
 
-    /// Stamps a node of so many entries that becomes idle.
+    /// Stamps a node of `entries` entries that becomes idle.
     pub fn enter(&mut self, node: NodeKey, entries: u32) {
         self.of_node[node] = self.next(entries);
     }
 
-    /// Marks a node in use, whose age has no other meaning. Returns whether it had another mark.
+    /// Stores a mark in the place of the age, which a node in use does not have. Returns whether the node had another
+    /// mark.
     pub fn mark(&mut self, node: NodeKey, mark: u64) -> bool {
         std::mem::replace(&mut self.of_node[node], mark) != mark
     }

@@ -1,7 +1,7 @@
-//! Moves of cells to host memory and back. A cell moves whole, in the order of eviction that it shares with the entries
-//! of nodes.
+//! Moves of cells to host memory and back. All pages of a cell move together. Cells and entries of nodes have one
+//! common order of eviction.
 //!
-//! The audit states for cells what it states for entries:
+//! The invariants of host memory (`hosts.rs`) mean for cells:
 //!
 //! * H1, H2. A cell has all of its pages on the device, or in host memory, or both. Its host pages are Cached.
 //! * H3. A used cell has no copy in host memory. Clean cells are counted with the clean entries.
@@ -58,7 +58,8 @@ impl PrefixTree {
         at.is_some().then_some(at)
     }
 
-    /// Moves a cursor back to an idle cell that has what it looks for, if it is younger.
+    /// Moves a cursor back to `cell` if the cursor is at a younger cell. The cell is idle and has what the cursor looks
+    /// for.
     fn seek_cell_from(&mut self, seek: Seek, cell: CellId) {
         let cells = self.cells_mut();
         let at = cells.cursors[seek as usize];
@@ -71,7 +72,7 @@ impl PrefixTree {
         &mut self.cells_mut().cells[cell.index()]
     }
 
-    /// Takes the device pages of an idle cell. A dirty one is saved; without host pages for it the cell is lost.
+    /// Takes the device pages of an idle cell. A dirty cell is saved first; it is removed if host pages are lacking.
     pub(super) fn offload_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
         let Cell { sides, entry, group, .. } = *self.cell_mut(cell);
         let tracks = self.cells_ref().tracks(cell);
@@ -98,7 +99,7 @@ impl PrefixTree {
     }
 
     /// Gives an idle dirty cell host pages, and adds the saves to the batch. Returns whether there are enough host
-    /// pages; if not, the cell may be gone, because its entry made room.
+    /// pages. If not, the cell may have been removed with its entry, which was dropped to free host pages.
     pub(super) fn save_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) -> bool {
         let (range, Cell { entry, group, .. }) =
             (self.cells_ref().range(cell), *self.cell_mut(cell));
@@ -126,7 +127,7 @@ impl PrefixTree {
         true
     }
 
-    /// Removes an idle cell for want of room.
+    /// Removes an idle cell because there is no memory for it, and counts its pages as lost.
     pub(super) fn lose_idle_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
         let tracks = self.cells_ref().tracks(cell);
         let on_device = self.cells_ref().is_on_device(cell);
@@ -149,14 +150,14 @@ impl PrefixTree {
         drop_copy(cells, hosts, cell);
     }
 
-    /// Makes the cells of a batch of saves dirty again, or drops those that are in host memory alone by it.
+    /// Undoes a failed batch of saves: cells that are still on the device are dirty again, others are removed.
     pub(super) fn fail_cell_saves(&mut self, freed: &mut Vec<PageId>) {
         let Some(cells) = &mut self.cells else { return };
         let mut saving = std::mem::take(&mut cells.saving);
         for cell in saving.drain(..) {
             let sides = self.cell_mut(cell).sides;
             if sides & SAVING == 0 {
-                continue; // It was dropped since, or came to be used.
+                continue; // The cell has been removed, or used again, since the save.
             }
             if sides & DEVICE > 0 {
                 self.drop_cell_copy(cell);
@@ -178,12 +179,12 @@ impl PrefixTree {
         cells.saving.clear();
     }
 
-    /// Counts the pages of cells in a lock's tails that are in host memory alone and that no lock has claimed for this
-    /// load, and claims them.
+    /// Claims the cells in a lock's tails that are in host memory alone, for a load. Returns the number of their pages,
+    /// without cells that another lock has claimed for this load.
     pub(super) fn claim_cells(&mut self, lock: &PrefixLock, pages: u32, load: u64) -> u32 {
         let mut count = 0;
         self.for_tails(lock, pages, |tree, cell| {
-            // The stamp of a used cell has no other meaning.
+            // A used cell has no age, so its stamp stores the load.
             if !tree.cells_ref().is_on_device(cell)
                 && std::mem::replace(&mut tree.cell_mut(cell).stamp, load) != load
             {
@@ -229,14 +230,14 @@ impl PrefixTree {
         });
     }
 
-    /// Gives a cell in host memory alone the pages of a sequence that has computed them.
+    /// Attaches pages that a sequence has computed to a cell that is in host memory alone.
     pub(crate) fn restore_cell(&mut self, cell: CellId, pages: impl Iterator<Item = PageId>) {
         let own = self.cells_mut().pages_mut(cell).iter_mut();
         own.zip(pages).for_each(|(own, page)| *own = page);
         self.cell_restored(cell);
     }
 
-    /// Makes a used cell, which was in host memory alone and has pages now, one of the device.
+    /// Records that a used cell, which was in host memory alone, is on the device. Its pages are already attached.
     fn cell_restored(&mut self, cell: CellId) {
         self.drop_cell_copy(cell);
         self.cell_mut(cell).sides = DEVICE;

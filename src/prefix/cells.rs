@@ -1,15 +1,15 @@
 //! Cells: the cached pages of the groups that do not keep everything, at entries of the tree's spans.
 //!
-//! A cell is the pages of one such group at one entry, one for each track. Sequences use cells by themselves, and
-//! independently of the locks on nodes: a window moves on while its prefix stays locked.
+//! A cell is the pages of one such group at one entry, one for each track. Sequences use each cell
+//! separately, and independently of the locks on nodes: a window moves on while its prefix stays locked.
 //!
 //! * G1. A cell stands at an entry of a live span, and the entry names it; its device pages are Cached. All other cells
 //!   are free.
-//! * G2. The users of a cell are the held places that name it, those that wait for a step, and sequences that wait for
-//!   its load. A used cell's node is locked.
-//! * G3. A cell without users is in the idle list, one whose users all wait in a deferred list, any other in none.
-//!   Stamps rise along the idle list.
-//! * G5. Deferred lists are in the order of their steps; the fence counts their pages as idle then.
+//! * G2. The users of a cell are the held places of sequences that name it, released places that wait for a step, and
+//!   sequences that wait for its load. A used cell's node is locked.
+//! * G3. A cell without users is in the idle list. A cell whose users all wait for a step is in the deferred list of
+//!   the last such step. Any other cell is in no list. Stamps rise along the idle list.
+//! * G5. Deferred lists are in the order of their steps. The fence counts the pages of a list as idle after its step.
 //!
 //! Cells and nodes are stamped by one counter as they become idle (`ages.rs`), so that eviction takes the older one
 //! first.
@@ -51,15 +51,15 @@ pub(super) struct Cell {
     younger: CellId,
 }
 
-/// The pages of the pool.
+/// The cell has pages of the pool.
 pub(super) const DEVICE: u16 = 1;
-/// The host pages.
+/// The cell has host pages.
 pub(super) const HOST: u16 = 2;
-/// Whether a save to the host pages waits for the backend.
+/// The backend has not yet been given the save to the host pages.
 pub(super) const SAVING: u16 = 4;
 
 impl Cell {
-    /// Returns where the pages are, as of a node with one entry.
+    /// Returns where the pages are, in the form of a node with one entry.
     pub fn residency(&self) -> Residency {
         let [device, host] = [DEVICE, HOST].map(|side| u32::from(self.sides & side > 0));
         Residency { device, host: 1 - host }
@@ -99,7 +99,7 @@ pub(super) struct Cells {
     pub idle: Ends,
     /// The oldest idle cell that may have what each [`Seek`] looks for. Only with host memory.
     pub cursors: [CellId; 3],
-    /// Cells of which a save waits for the backend.
+    /// Cells whose saves the backend has not yet been given.
     pub saving: Vec<CellId>,
     /// A list for each step that deferred cells wait for.
     pub deferred: VecDeque<(StepId, Ends)>,
@@ -344,7 +344,7 @@ impl Cells {
         self.deferred[index].1 = ends;
     }
 
-    /// Ends the wait of cells for `step` and those before it. Returns the pages that are idle now.
+    /// Makes the cells idle that are deferred until `step` or an earlier step. Returns the number of their pages.
     pub fn complete(&mut self, step: StepId, fence: &mut Fence, ages: &mut Ages) -> u32 {
         let mut pages = 0;
         while let Some(&(until, Ends { oldest, .. })) = self.deferred.front()

@@ -1,10 +1,10 @@
 //! Hashes of cached pages, for routers and other callers that identify prefixes by hashes. Only engines whose config
 //! sets `hashing` have them.
 //!
-//! A column stores the hash of each page by the number of its entry (`span.rs`). So a split moves no hash, and a trim
-//! drops those of its pages. A page is hashed when it is added; only prefixes of the present generation have hashes. A
-//! second child table finds nodes by the hash of their first page. Nodes of an old generation stay in it until they are
-//! despawned. No walk reaches them, since walks begin at prefixes of the present generation.
+//! A column stores the hash of each page by the number of its entry (`span.rs`). So a split moves no hash, and the hash
+//! of a freed entry is no longer read. A page is hashed when it is added; only prefixes of the present generation have
+//! hashes. A second child table finds nodes by the hash of their first page. Nodes of an old generation stay in it
+//! until they are despawned. No walk reaches them, since walks begin at prefixes of the present generation.
 //!
 //! * T9. Every page of the present generation has the hash of its prefix, and every node of it is found by the hash of
 //!   its first page.
@@ -150,14 +150,15 @@ impl PrefixTree {
         self.chain.as_mut().map_or(Ok(()), |chain| chain.names.forget(namespace))
     }
 
-    /// Counts one more sequence or first node of a namespace, if prefixes are hashed.
+    /// Counts one more user of a namespace's names: a sequence, a node at the start of a prefix or a fetch. Does
+    /// nothing without hashing.
     pub(crate) fn hold_names(&mut self, namespace: Namespace) {
         if let Some(chain) = &mut self.chain {
             chain.names.hold(namespace);
         }
     }
 
-    /// Counts one sequence or first node of a namespace less, if prefixes are hashed.
+    /// Removes one user of [`PrefixTree::hold_names`]. Does nothing without hashing.
     pub(crate) fn release_names(&mut self, namespace: Namespace) {
         if let Some(chain) = &mut self.chain {
             chain.names.release(namespace);
@@ -165,7 +166,7 @@ impl PrefixTree {
     }
 
     /// Returns the longest cached prefix of a chain of hashes, and calls `each` with its pages in order, run by run.
-    /// It is group 0's match: a prompt may match less where other groups lack pages that its next token reads.
+    /// The match considers group 0 alone. A prompt matches less if other groups lack pages that its next token reads.
     /// O(hashes matched).
     pub fn match_hashes(&self, chain: &[PageHash], mut each: impl FnMut(&[PageId])) -> PrefixMatch {
         let scope = self.present_scope(Namespace::default());
@@ -251,7 +252,8 @@ impl PrefixTree {
         }
     }
 
-    /// Unlists a node of which the last `count` pages are about to be removed, if these are all.
+    /// Removes a node from the table of hashes if its last `count` pages, which are about to be removed, are all that
+    /// it has.
     pub(super) fn remove_hashes(&mut self, node: NodeKey, count: u32) {
         let Some(chain) = &mut self.chain else { return };
         if count == self.link[node].span.pages() && chain.listed[node] > 0 {
@@ -260,7 +262,8 @@ impl PrefixTree {
         }
     }
 
-    /// Moves the hash of a node to `prefix`, its new parent, which took its first pages. Returns `prefix`.
+    /// Updates the table of hashes after a split: `prefix`, the new parent of `node`, takes over the node's hash with
+    /// its first pages, and `node` gets the hash of its new first page. Returns `prefix`.
     #[cold]
     #[inline(never)]
     pub(super) fn hash_split(&mut self, node: NodeKey, prefix: NodeKey) -> NodeKey {

@@ -56,7 +56,7 @@ impl PrefixTree {
         scopes
     }
 
-    /// Returns a page of the node, to point at.
+    /// Returns a page of the node, for the error.
     fn page(&self, node: NodeKey) -> Option<PageId> {
         self.node_pages(node).find_map(|(_, pages)| pages.first().copied())
     }
@@ -132,7 +132,7 @@ impl PrefixTree {
             let what = "T7: a node counts fenced locks that end here and deferred children";
             self.ensure(self.deferred[node].count == counted, what, node)?;
         }
-        // Those of vacant slots included: a node that comes has none.
+        // Includes vacant slots, because a new node must start with no deferred users.
         let held = self.deferred.values().filter(|held| **held != Deferred::default()).count();
         let wanted = deferred.values().filter(|count| **count > 0).count();
         if held != wanted || held != self.deferred_nodes as usize {

@@ -1,8 +1,8 @@
 //! Finds a node from its parent and its first page's tokens: one hash table for the whole tree.
 //!
-//! Open addressing with linear probing; a removal shifts its followers back, so there are no tombstones, and with at
-//! least twice as many entries as nodes it never grows and never stalls. Two nodes of one hash live side by side: the
-//! caller confirms every candidate.
+//! The table uses open addressing with linear probing. A removal shifts the following entries back, so there are no
+//! tombstones. There are at least twice as many entries as nodes, so the table never grows. Nodes with equal hashes are
+//! neighbours, and the caller confirms every candidate.
 //!
 //! Not here: the comparison of tokens, which the tree makes.
 
@@ -43,7 +43,7 @@ pub(super) struct ChildTable {
 }
 
 impl ChildTable {
-    /// Entries for each node of a full table, in bytes.
+    /// Bytes of the entries for each node of a full table.
     pub const BYTES_PER_NODE: u64 = 2 * size_of::<Entry>() as u64;
 
     /// Creates a table for at most `node_count` nodes. `hash_bits` below 32 is for tests: it forces collisions, the
@@ -51,7 +51,7 @@ impl ChildTable {
     pub fn new(node_count: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
         let entries = zeroed(Self::entry_count(node_count))?;
         if hash_bits < u32::BITS {
-            // What a test finds is there when it runs again.
+            // Fixed seeds make a failure reproducible.
             let hasher = RandomState::with_seeds(1, 2, 3, 4);
             return Ok(Self { entries, hasher, hash_mask: (1 << hash_bits) - 1 });
         }
@@ -137,7 +137,7 @@ impl ChildTable {
         self.entries[index] = Entry::new(hash, new);
     }
 
-    /// Removes a node. Inlined where it is used, however many tables there are.
+    /// Removes a node. Always inlined, although several tables use it.
     #[inline(always)]
     pub fn remove(&mut self, hash: u32, node: NodeKey) {
         let mut hole = self.index_of(hash, node);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn removal_leaves_every_other_node_where_it_is_found() {
-        // Keys of another table: what they name is not looked at.
+        // The table does not read the nodes, so keys of any slotmap do.
         let mut keys = slotmap::SlotMap::<NodeKey, ()>::with_key();
         let nodes: Vec<NodeKey> = (0..6).map(|_| keys.insert(())).collect();
         // Every way to give six nodes homes among three neighbours, across the end of the table's 16 entries.

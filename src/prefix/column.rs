@@ -1,5 +1,5 @@
-//! The slots of a slotmap's column, which are contiguous in the order of their indices; and columns of values that few
-//! nodes have.
+//! Columns of nodes: [`RareColumn`] for values that few nodes have, and addresses in the columns of a slotmap, whose
+//! slots are contiguous in the order of their indices.
 //!
 //! Not here: the contents of columns.
 
@@ -13,8 +13,8 @@ use crate::memory::{OutOfMemory, ask_for_huge_pages, prefetch, touch, zeroed};
 
 /// A column of values that few nodes have, all zeros at first. The reader of a value checks whether the node has one.
 ///
-/// A slotmap's secondary column would write all slots up to a node's the first time that one has a value: a stall that
-/// grows with the tree.
+/// A slotmap's secondary map is unsuitable: to store the first value of a node, it writes all slots up to the node's.
+/// This stall grows with the tree.
 pub(super) struct RareColumn<T> {
     slots: Vec<T>,
 }
@@ -22,7 +22,7 @@ pub(super) struct RareColumn<T> {
 impl<T: Zeroable + Default> RareColumn<T> {
     /// Creates a column for at most `node_count` nodes. Zeroed memory is not touched before it is used.
     pub fn new(node_count: u32) -> Result<Self, OutOfMemory> {
-        // A slotmap's first slot is no node's.
+        // No node uses the first slot of a slotmap.
         Ok(Self { slots: zeroed(u64::from(node_count) + 1)? })
     }
 
@@ -30,7 +30,7 @@ impl<T: Zeroable + Default> RareColumn<T> {
         touch(&mut self.slots);
     }
 
-    /// Returns all values, those of vacant slots too; for audits.
+    /// Returns all values, including those of vacant slots, for audits.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.slots.iter()
     }
@@ -59,12 +59,12 @@ pub(super) fn column_of<T>(first: &T, capacity: usize) {
     ask_for_huge_pages(std::ptr::from_ref(first).addr(), capacity * slot_size::<T>());
 }
 
-/// Prefetches a node's slot of a column, given another node's. A look-up would wait for the slot.
+/// Prefetches the slot of node `wanted` in a column, given the slot of `node`. A look-up would wait for the slot.
 pub(super) fn prefetch_slot<T>(slot: &T, node: NodeKey, wanted: NodeKey) {
     prefetch(slot_address(slot, node, wanted), size_of::<T>());
 }
 
-/// Returns the address of a node's slot of a column, given another node's.
+/// Returns the address of the slot of node `wanted` in a column, given the slot of `node`.
 fn slot_address<T>(slot: &T, node: NodeKey, wanted: NodeKey) -> usize {
     let apart = slot_index(wanted).wrapping_sub(slot_index(node)).wrapping_mul(slot_size::<T>());
     std::ptr::from_ref(slot).addr().wrapping_add(apart)
@@ -82,7 +82,7 @@ mod tests {
     use crate::prefix::{Link, PrefixTree};
 
     #[test]
-    fn a_slot_has_the_address_that_another_column_computes() {
+    fn a_slot_has_the_address_that_is_computed_from_another_slot() {
         // A wrong address is a useless prefetch, which no other test would detect.
         let mut tree = PrefixTree::new(100, 1, 32);
         let nodes: Vec<NodeKey> = (0..100)

@@ -1,10 +1,12 @@
-//! The only place where the pages of the tree change: `attach_pages` adds pages and `detach_pages` removes them. The
-//! followers of the tree's contents (events, chains of hashes, copies of pages elsewhere) are called from both.
+//! Changes of the tree's pages: `attach_pages` adds pages and `detach_pages` removes them. Both call the followers of
+//! the tree's contents: events, hashes, cells and host memory. With host memory, `detach_entries` (`hosts.rs`) also
+//! removes pages, and fetches add entries without device pages (`fetches.rs`).
 //!
-//! Both pass on the node, which of its pages change, and whether its prefix is of the present generation and so can
-//! match. The node's span has the tokens of the pages, from just after the addition until just before the removal. The
-//! path to the root gives the namespace and the position of the node in its prefix. A parent's pages are added before
-//! those of its children and removed after them. A split moves pages between nodes, so it adds and removes none.
+//! Followers receive the node, those of its pages that change, and whether its prefix is of the present generation and
+//! can match. They are called after an addition and before a removal, so the node's span contains the tokens of the
+//! pages. The path to the root gives the namespace and the position of the node in its prefix. A parent's pages are
+//! added before those of its children and removed after them. A split moves pages between nodes, so it adds and removes
+//! none.
 //!
 //! Not here: when pages are added and removed (`insert.rs`, `evict.rs`, `lock.rs`), where tokens are stored
 //! (`span.rs`).
@@ -45,11 +47,11 @@ impl PrefixTree {
         self.log_attached(lock, pages.len() as u32);
     }
 
-    /// Removes the last `count` pages of a node and appends them to `pages`, in an unspecified order. The caller then
-    /// despawns a node without pages. O(count).
+    /// Removes the last `count` pages of a node and appends them to `pages`, in an unspecified order. If no page
+    /// is left, the caller despawns the node. O(count).
     ///
-    /// `present`: whether the pages are of the present generation, so that they could match. Such pages were evictable:
-    /// pages in use stay.
+    /// `present`: whether the pages are of the present generation, so that they could match. Such pages are not in use,
+    /// so they count as evictable until this call.
     #[inline(always)]
     pub(super) fn detach_pages(
         &mut self,
@@ -84,8 +86,8 @@ impl PrefixTree {
         }
     }
 
-    /// Emits the event of removed pages by their hashes, then drops the hashes and cells. The pages of cells are
-    /// appended to `freed`.
+    /// Emits the event that pages are removed, which contains their hashes. Then drops the hashes and the cells of the
+    /// pages, and appends the pages of these cells to `freed`.
     #[cold]
     #[inline(never)]
     pub(super) fn on_detach(

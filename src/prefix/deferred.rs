@@ -13,7 +13,7 @@ use super::PrefixTree;
 /// How many of a node's users are deferred unlocks.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Zeroable)]
 pub(super) struct Deferred {
-    /// Fenced locks that end here, and children whose only users those are. 0: there are none, and no step.
+    /// Number of fenced locks that end here, and of children that have only deferred users. If 0, `step` is 0 too.
     pub count: u32,
     /// The last step that one of them waits for.
     pub step: StepId,
@@ -21,7 +21,7 @@ pub(super) struct Deferred {
 
 impl PrefixTree {
     /// Records that a lock at `node` waits in the fence until `step` is complete.
-    /// O(nodes that have only such users then).
+    /// O(nodes that become deferred).
     pub(crate) fn defer_unlock(&mut self, node: Option<NodeKey>, step: StepId, fence: &mut Fence) {
         let Some(node) = node else { return };
         self.branches += 1;
@@ -29,7 +29,7 @@ impl PrefixTree {
         self.begin_deferred(node, fence);
     }
 
-    /// Returns whether a node is locked by fenced locks only: it will be idle when their steps are complete.
+    /// Returns whether only fenced locks lock a node, so that it becomes idle when their steps are complete.
     pub(super) fn is_deferred(&self, node: NodeKey) -> bool {
         self.deferred_nodes > 0 && {
             let count = self.deferred[node].count;
@@ -80,7 +80,8 @@ impl PrefixTree {
         }
     }
 
-    /// Counts a node, and the parents whose last other user it was, if only deferred users are left.
+    /// If a node has only deferred users left, counts its pages in the fence. Then does the same for its parent, of
+    /// which the node is now a deferred user.
     pub(super) fn begin_deferred(&mut self, node: NodeKey, fence: &mut Fence) {
         let mut at = node;
         while self.is_deferred(at) {
@@ -92,7 +93,8 @@ impl PrefixTree {
         }
     }
 
-    /// Takes a node that is about to get a user, and its parents, out of the count if they were deferred.
+    /// Removes the pages of a node that is about to get a user, and of its parents, from the fence's counts if they
+    /// were deferred.
     pub(super) fn stop_deferred(&mut self, node: NodeKey, fence: &mut Fence) {
         let mut at = node;
         if !self.is_deferred(at) {
@@ -118,7 +120,7 @@ mod tests {
     use super::*;
     use crate::id::{Namespace, TokenId};
 
-    /// A tree and the fence that its locks pass.
+    /// A tree, and the fence in which its locks wait.
     struct Held {
         tree: PrefixTree,
         fence: Fence,
@@ -160,7 +162,7 @@ mod tests {
         let mut held = Held::new();
         let [first, second] = [held.lock(4), held.lock(4)];
         held.defer(first, 1);
-        assert_eq!(held.idle(), [0, 0, 0], "somebody stays");
+        assert_eq!(held.idle(), [0, 0, 0], "another lock stays");
         held.defer(second, 3);
         assert_eq!(held.idle(), [0, 0, 4]);
     }
@@ -172,7 +174,7 @@ mod tests {
         let [child, stays] = [held.lock(6), held.lock(6)];
         held.defer(child, 1);
         held.defer(parent, 2);
-        assert_eq!(held.idle(), [0, 0, 0], "somebody stays");
+        assert_eq!(held.idle(), [0, 0, 0], "another lock stays");
         // The child is deferred now, for a step before the one that its parent waits for.
         held.tree.unlock(stays, &mut held.fence, &mut Vec::new());
         assert_eq!(held.idle(), [2, 6, 6]);
@@ -186,7 +188,7 @@ mod tests {
         held.defer(parent, 1);
         held.defer(child, 2);
         assert_eq!(held.idle(), [0, 6, 6]);
-        // Whoever comes back keeps both.
+        // A new lock uses both nodes again.
         let again = held.lock(6);
         assert_eq!(held.idle(), [0, 0, 0]);
         held.tree.unlock(again, &mut held.fence, &mut Vec::new());

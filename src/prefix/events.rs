@@ -51,9 +51,9 @@ struct StoredPages {
 
 /// The events since the last drain.
 pub(super) struct EventBuffer {
-    /// Most pages of all records.
+    /// Maximum number of pages of all records.
     capacity: u32,
-    /// Pages of all records.
+    /// Number of pages of all records.
     pages: u32,
     records: Vec<Record>,
     hashes: Vec<u8>,
@@ -166,7 +166,7 @@ impl EventBuffer {
         !self.overflowed
     }
 
-    /// Records that a medium has pages after the page `parent`, which `step` computes.
+    /// Records that a medium has received pages, which follow the page `parent`. `step` computes them.
     fn push_stored(
         &mut self,
         (medium, step): (Medium, StepId),
@@ -249,7 +249,7 @@ impl EventBuffer {
 }
 
 impl PrefixTree {
-    /// Turns events on, for an empty tree with hashes. `capacity`: most pages of the buffer.
+    /// Turns events on, for an empty tree with hashes. `capacity` is the maximum number of pages in the buffer.
     pub(crate) fn keep_events(&mut self, capacity: u32) -> Result<(), OutOfMemory> {
         let (page_count, page_size) = (self.link.capacity() as u32, self.page_size);
         let width = self.chain.as_ref().expect("events need hashes").hashing.width();
@@ -269,7 +269,7 @@ impl PrefixTree {
         }
     }
 
-    /// Emits some pages of a node of the present generation, cached before, as stored in one more medium.
+    /// Emits that some cached pages of a node are now stored in one more medium. The node is of the present generation.
     #[cold]
     pub(super) fn emit_copied(&mut self, node: NodeKey, medium: Medium, places: Range<u32>) {
         if let Some(events) = &self.events {
@@ -302,7 +302,8 @@ impl PrefixTree {
         }
     }
 
-    /// Emits the last `count` pages of a node of the present generation as removed from all media, before they are.
+    /// Emits that the last `count` pages of a node are removed from all media. The caller then removes them. The node
+    /// is of the present generation.
     pub(super) fn emit_detached(&mut self, node: NodeKey, count: u32) {
         let end = self.link[node].span.pages();
         let host = self.hosts.as_ref().map_or(end, |hosts| hosts.residency[node].host);
@@ -310,7 +311,8 @@ impl PrefixTree {
         self.emit_removed(node, Medium::Device, end - count..self.device_pages(node, end));
     }
 
-    /// Emits some pages of a node of the present generation as removed from a medium, before they are.
+    /// Emits that some pages of a node are removed from a medium. The caller then removes them. The node is of the
+    /// present generation.
     pub(super) fn emit_removed(&mut self, node: NodeKey, medium: Medium, places: Range<u32>) {
         if places.is_empty() {
             return;
@@ -350,7 +352,7 @@ impl PrefixTree {
         }
     }
 
-    /// Makes the next drain emit `Cleared` and then the whole tree.
+    /// Makes the next drain emit `Cleared` and then all cached pages.
     pub(crate) fn restate_events(&mut self) {
         self.events.iter_mut().for_each(|events| events.overflow());
     }

@@ -27,9 +27,9 @@ impl PrefixTree {
         }
     }
 
-    /// Prefetches what the evictions after the next will read: all of it is cold, and each waits for the one before.
-    /// Two ahead, a leaf's page ids and its entry of the child table; three ahead its columns, which say where those
-    /// are.
+    /// Prefetches the data of the evictions after the next one. It is not in the CPU's caches, and the addresses depend
+    /// on each other. For the second node from now, prefetches its page ids and its entry of the child table; for the
+    /// third node, its columns, from which those addresses follow.
     pub(super) fn look_ahead(&self) {
         let Some(first) = self.order.next() else { return };
         let Some(second) = self.order.after(&self.usage, first) else { return };

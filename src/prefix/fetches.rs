@@ -1,4 +1,4 @@
-//! Fetches: host pages that a store writes, behind the cached pages of a prompt.
+//! Fetches: a store outside the engine writes host pages with the pages of a prompt that follow its cached prefix.
 //!
 //! * M2. Fetched pages match once all have arrived, up to the first failure.
 //!
@@ -16,7 +16,7 @@ use super::residency::{NO_HOST_PAGE, NO_PAGE, Residency};
 use super::walk::Cursor;
 use super::{Link, PrefixTree};
 
-/// Most fetches at a time.
+/// Maximum number of open fetches.
 const FETCHES_MAX: usize = 256;
 
 struct OpenFetch {
@@ -31,7 +31,7 @@ pub(super) struct Fetches {
     /// Pages that the open fetches write, in the order of the fetches, and their tokens.
     pub pages: Vec<HostPageId>,
     tokens: Vec<TokenId>,
-    /// As many entries without device pages as a fetch can have.
+    /// [`NO_PAGE`] for each page that a fetch can have: the device pages of new entries.
     no_pages: Vec<PageId>,
     last: u64,
     pub fetched: u64,
@@ -66,7 +66,8 @@ impl Fetches {
         self.open.iter().map(|fetch| &fetch.lock)
     }
 
-    /// Checks M2: what has not arrived is no entry's yet, and waits with its tokens. O(open fetches).
+    /// Checks a part of M2: the lists contain the pages of exactly the open fetches, and the tokens of these pages.
+    /// O(open fetches).
     pub fn check(&self, page_size: u32) -> Result<(), &'static str> {
         let pages = self.open.iter().map(|fetch| fetch.page_count).sum();
         let tokens = self.pages.len() * page_size as usize;
@@ -78,9 +79,11 @@ impl Fetches {
 }
 
 impl PrefixTree {
-    /// Locks the cached prefix of these tokens, and takes at most `most` host pages for the pages behind it. None if
-    /// there is no host page to be had, or no page behind, or if more than `available` cached pages were idle (W4).
-    /// `saved`, `loaded`: the moves that are done. O(prompt + pages).
+    /// Locks the cached prefix of these tokens, and takes at most `most` host pages for the whole pages after it.
+    /// `saved` and `loaded` are the last completed save and load. O(prompt + pages).
+    ///
+    /// Returns `None` without hashing, if too many fetches are open, if no whole page follows the prefix, if no host
+    /// page can be taken, or if the lock would use more than `available` idle pages (W4).
     pub(crate) fn begin_fetch(
         &mut self,
         namespace: Namespace,
@@ -129,7 +132,7 @@ impl PrefixTree {
         Some(Fetch::new(id, cached_pages, &fetches.pages[start..]))
     }
 
-    /// Ends a fetch of which the first `count` pages have arrived: they match from now on. Returns whether it was open.
+    /// Ends a fetch. Its first `count` pages have arrived and match from now on. Returns whether the fetch was open.
     /// O(pages of open fetches).
     pub(crate) fn end_fetch(
         &mut self,
@@ -165,8 +168,8 @@ impl PrefixTree {
         true
     }
 
-    /// Makes fetched pages entries behind a lock, but for those that have come in meanwhile. Returns how many those
-    /// are.
+    /// Inserts fetched pages after a lock's prefix, except the pages that the tree has received since the fetch began.
+    /// Returns the number of the excepted pages, which are the first ones.
     fn insert_fetched(
         &mut self,
         lock: &mut PrefixLock,

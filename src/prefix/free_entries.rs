@@ -1,16 +1,16 @@
-//! Which entries of the spans' slab are free, and which a span gets: a bitmap, and where to look in it next.
+//! The free entries of the spans' slab, as a bitmap, and the choice of the entries that a span gets.
 //!
-//! Contiguity is a matter of speed only: large spans follow one another, small ones too in words apart from them, and a
-//! span that grows moves on to a whole word of its own, or a gap of its own where no word is whole, so that sequences
-//! that grow side by side do not interleave. A large span that comes next takes the room behind the one before it, so
-//! that one goes on elsewhere when it grows: 16 bytes and one more comparison.
+//! Any free entries would do; contiguous ones are faster. Large spans follow one another. Small spans are packed into
+//! words of their own. A span that grows continues in a wholly free word, or in a gap if there is none, so that
+//! sequences that grow at the same time do not interleave. A large span begins right after the one before it. If the
+//! earlier span then grows, it needs another extent, which costs 16 bytes and one more comparison.
 //!
 //! Not here: the contents and the owner of an entry (`span.rs`).
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word_of_run};
 use crate::memory::OutOfMemory;
 
-/// Words that are looked at for a gap.
+/// Maximum number of words in which the search for a gap looks.
 const GAP_WORDS: usize = 8;
 
 /// The search stops at a gap of this many entries.
@@ -80,8 +80,8 @@ impl FreeEntries {
         (start, len)
     }
 
-    /// Returns a run of free entries between taken ones: the longest in a few words, or the first that does. The next
-    /// call looks further on, so that spans that grow side by side get gaps of their own.
+    /// Returns a run of free entries between taken ones: the first that is long enough, or else the longest in a few
+    /// words. The next call continues behind it, so that spans that grow at the same time get separate gaps.
     fn gap(&mut self, wanted: usize) -> (usize, usize) {
         let mut best = (0, 0);
         for _ in 0..GAP_WORDS {
@@ -105,9 +105,9 @@ impl FreeEntries {
         (tail >= wanted).then(|| (self.open + 1) * WORD - tail)
     }
 
-    /// Returns a run of at most `wanted` entries in the whole words from `word` on. A large span takes the free entries
-    /// on either side of them too: it begins right behind the one before it, and what one eviction freed is taken
-    /// whole.
+    /// Returns a run of at most `wanted` entries in the wholly free words from `word` on. A large span also takes the
+    /// free entries before and after these words. So it begins right after the span before it, and takes all entries
+    /// that one eviction has freed.
     fn whole_run(&self, word: usize, wanted: usize) -> (usize, usize) {
         if wanted < WORD {
             return (word * WORD, wanted);
@@ -123,7 +123,7 @@ impl FreeEntries {
         (word * WORD - before, wanted.min(before + count * WORD + after))
     }
 
-    /// Takes at most `wanted` entries from `start` on, as far as they are free; gives their number.
+    /// Takes at most `wanted` entries from `start` on, as long as they are free. Returns their number.
     #[inline]
     pub fn take_from(&mut self, start: usize, wanted: usize) -> usize {
         let mut len = 0;
@@ -154,9 +154,9 @@ impl FreeEntries {
         self.free.remove(bits);
     }
 
-    /// Gives entries back, which are taken again first.
+    /// Frees entries. The next search for entries begins at them.
     pub fn release(&mut self, start: usize, len: usize) {
-        // What was freed last is looked at first: in a full cache it is what the next span needs.
+        // In a full cache, the next span needs the entries that were freed last.
         self.cursor = start / WORD;
         for_each_word_of_run(start, len, |bits| {
             self.free.insert(bits);
@@ -166,15 +166,15 @@ impl FreeEntries {
         });
     }
 
-    /// Records a wholly free word. Not inlined: without a call, the loops of a trim keep all fields in registers, which
-    /// are 36 instructions more for each evicted leaf.
+    /// Records a wholly free word. Not inlined: otherwise the compiler keeps all fields in registers during the loops
+    /// of a trim, which costs 36 more instructions for each evicted leaf.
     #[inline(never)]
     fn add_whole(&mut self, word: usize) {
         self.whole.insert(Bits::one(word));
     }
 }
 
-/// Returns the longest run of ones in a word that has some: where it starts, and its length. Ties go to the lowest.
+/// Returns the start and the length of the longest run of ones in a word that is not 0. Of equal runs, the lowest.
 fn longest_run(word: u64) -> (usize, usize) {
     // Each round shortens every run by one; the last bits to stay are the ends of the longest runs.
     let (mut rest, mut len) = (word, 0);

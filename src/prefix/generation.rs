@@ -1,4 +1,5 @@
-//! Generations of prefixes: those of the present one match, and those of others are dropped with their last user.
+//! Generations of prefixes. Prompts match prefixes of the present generation. A prefix of another generation is dropped
+//! with its last user.
 
 use crate::id::{Namespace, PageId, PrefixLock, Scope};
 
@@ -17,8 +18,8 @@ impl PrefixTree {
         PrefixLock::new(None, Scope { namespace, generation })
     }
 
-    /// Drops every idle prefix, their pages to `pages`; prefixes in use match no more and go with their last user.
-    /// O(idle pages).
+    /// Drops all idle prefixes and appends their pages to `pages`. Prefixes in use no longer match, and are dropped
+    /// with their last user. O(idle pages).
     pub(crate) fn reset(&mut self, pages: &mut Vec<PageId>) {
         self.epoch += 1;
         self.generation = self.next_generation();

@@ -12,7 +12,8 @@
 //! * H3. A node in use has no clean entries. Clean entries of idle nodes are counted.
 //! * H4. No node older than a cursor has what the cursor looks for: device pages, host-only entries, dirty entries.
 //!
-//! So the oldest host-only entry is a leaf's last: all entries below it are older, and host-only.
+//! By H2, all entries below a host-only entry are host-only, and by T4 they are older. So the oldest host-only entry is
+//! the last entry of a leaf.
 //!
 //! Cells move by the same rules, each as an entry of its own (`cell_moves.rs`).
 //!
@@ -44,7 +45,7 @@ pub(crate) struct HostCounts {
     pub saved: u64,
     pub forced: u64,
     pub loaded: u64,
-    /// Host pages given up for others.
+    /// Host pages of entries and cells that were dropped so that other pages could use them.
     pub evicted: u64,
     /// Pages of entries and cells dropped from the tree to make room.
     pub lost: u64,
@@ -62,12 +63,13 @@ pub(super) struct Hosts {
     pub cursors: [Option<NodeKey>; 3],
     /// Clean entries of idle nodes, and pages of clean cells.
     pub clean: u32,
-    /// Saves that the backend has not been given yet. Those of entries that were dropped since have no device page.
+    /// Saves that the backend has not been given yet. A save is cancelled by setting its device page to [`NO_PAGE`].
     pub saves: Vec<PageMove>,
-    /// Saves before this one are cancelled.
+    /// All saves before this index are cancelled.
     pub live: usize,
-    /// The nodes of those saves, or of a load, and their numbers of entries; whether the entries are clean.
+    /// The nodes of those saves, or of a load, each with its number of entries that move.
     pub saving: Vec<(NodeKey, u32)>,
+    /// Whether the batch of saves was made ahead of evictions, so that its entries keep their device pages.
     pub ahead: bool,
     /// The last move that the backend was given.
     pub last_move: MoveId,
@@ -147,7 +149,7 @@ impl Hosts {
 }
 
 impl PrefixTree {
-    /// Keeps evicted pages in host memory from now on. For an empty tree that was made for all pages together.
+    /// Turns host memory on. The tree must be empty, and created for the device pages and the host pages together.
     pub(crate) fn keep_hosts(
         &mut self,
         page_count: u32,
@@ -159,7 +161,7 @@ impl PrefixTree {
         self.keep_ages(page_count + host_pages)
     }
 
-    /// Returns the bytes that host pages take beside a tree of all pages.
+    /// Returns the bytes that host memory adds to those of a tree for the device pages and the host pages together.
     pub(crate) fn host_bytes(
         page_count: u32,
         host_pages: u32,
@@ -234,7 +236,7 @@ impl PrefixTree {
         pages
     }
 
-    /// Counts pages that were added to a lock's node: they are on the device.
+    /// Records that the pages that were added to a lock's node are on the device.
     pub(super) fn attach_residency(&mut self, node: NodeKey, count: u32, is_present: bool) {
         let entries = self.link[node].span.pages();
         self.hosts_mut().residency[node] = Residency { device: entries, host: entries };
@@ -260,7 +262,7 @@ impl PrefixTree {
         self.hosts.iter().flat_map(|hosts| hosts.fetches.locks())
     }
 
-    /// Returns the pages put and fetched.
+    /// Returns the numbers of pages put and fetched.
     pub(crate) fn store_counts(&self) -> (u64, u64) {
         self.hosts.as_ref().map_or((0, 0), |hosts| (hosts.puts.done, hosts.fetches.fetched))
     }
@@ -294,8 +296,8 @@ impl PrefixTree {
         self.device_pages(node, entries)
     }
 
-    /// A node is about to leave the list of idle nodes: cursors move on, and its clean entries give their host pages
-    /// back if it comes to be used. Returns its device pages.
+    /// Prepares a node to leave the list of idle nodes: moves cursors on, and frees the host pages of its clean
+    /// entries. Returns the number of its device pages.
     #[cold]
     #[inline(never)]
     pub(super) fn leave_idle(&mut self, node: NodeKey) -> u32 {
@@ -334,7 +336,8 @@ impl PrefixTree {
         at
     }
 
-    /// Moves a cursor back to an idle node that has what it looks for, if it is younger.
+    /// Moves a cursor back to `node` if the cursor is at a younger node. `node` is idle and has what the cursor looks
+    /// for.
     pub(super) fn seek_from(&mut self, seek: Seek, node: NodeKey) {
         let ages = self.ages.as_ref().expect("there is host memory");
         let older =

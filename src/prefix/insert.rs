@@ -1,4 +1,4 @@
-//! Publishing: pages that a sequence has filled become matchable below the prefix it holds.
+//! Publishing: inserts pages that a sequence has computed below the prefix that it locks, so that prompts match them.
 
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
@@ -16,7 +16,7 @@ pub struct Inserted {
     pub duplicates: u32,
 }
 
-/// Returns how many of the first pages of a run are on the device. Outlined, since most trees have all there.
+/// Returns the number of leading pages of a run that are on the device. Outlined, since most trees have no host memory.
 #[cold]
 #[inline(never)]
 fn on_device(pages: &[PageId]) -> usize {
@@ -26,8 +26,8 @@ fn on_device(pages: &[PageId]) -> usize {
 impl PrefixTree {
     /// Publishes whole pages that follow the locked prefix, and moves the lock to their end.
     ///
-    /// Where the tree has a page already, `pages[i]` becomes the tree's, and the caller's own is appended to
-    /// `duplicates`. A leaf that only this lock uses grows in place. O(pages).
+    /// If the tree already has a page on the device, its page replaces the caller's in `pages`, and the caller's is
+    /// appended to `duplicates`. A leaf that only this lock uses grows in place. O(pages).
     ///
     /// # Panics
     /// If `tokens` are not exactly those of `pages`, or the tree has no room for them.
@@ -53,8 +53,8 @@ impl PrefixTree {
         Inserted { duplicates: known as u32 - own }
     }
 
-    /// Moves the lock along the pages that the tree has already. Returns their number, and how many of them were in
-    /// host memory alone and are the caller's own now: the last ones.
+    /// Moves the lock along the pages that the tree already has. Returns their number, and how many of the last ones
+    /// were in host memory alone: the tree has taken the caller's pages for these.
     fn walk_duplicates(
         &mut self,
         lock: &mut PrefixLock,
@@ -88,7 +88,7 @@ impl PrefixTree {
         (known, restored)
     }
 
-    /// Returns the node of a lock, if it is a leaf with a single user, who holds it by this lock: it grows in place.
+    /// Returns the node of a lock if it is a leaf and this lock is its only user. Such a node grows in place.
     pub(super) fn own_leaf(&self, lock: &PrefixLock) -> Option<NodeKey> {
         let node = lock.node()?;
         let Usage { lock_count, child_count, .. } = self.usage[node];

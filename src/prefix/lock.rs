@@ -1,4 +1,4 @@
-//! The right to use a prefix: counts of users.
+//! Locks and unlocks of prefixes: counts the users of each node.
 //!
 //! Not here: the split where a match ends inside a node (`split.rs`).
 
@@ -12,7 +12,8 @@ use super::{Link, ONLY_LIST, PrefixMatch, PrefixTree};
 pub struct Stale;
 
 impl PrefixTree {
-    /// Locks a match, and splits the node that it ends in. Uncounts nodes in the fence that would have become idle.
+    /// Locks a match, and splits the node that it ends in. The fence no longer counts the pages of nodes that were
+    /// deferred and have a new user.
     /// O(nodes that were idle).
     ///
     /// # Errors
@@ -28,7 +29,7 @@ impl PrefixTree {
         Ok(PrefixLock::new(node, found.scope))
     }
 
-    /// Returns whether the tree has changed since a match so that it may no longer hold.
+    /// Returns whether the tree has changed since a match in a way that may make the match invalid.
     pub(crate) fn is_stale(&self, found: &PrefixMatch) -> bool {
         found.epoch != self.epoch
     }
@@ -120,7 +121,7 @@ impl PrefixTree {
         }
     }
 
-    /// Returns the idle pages of a match, which locking it makes unevictable. O(idle nodes).
+    /// Returns the number of idle pages of a match, which a lock would make unevictable. O(idle nodes).
     pub(crate) fn idle_pages(&self, found: &PrefixMatch) -> u32 {
         let pages = self.idle_node_pages(found);
         pages + self.idle_tail_pages(found, None)
@@ -146,7 +147,7 @@ impl PrefixTree {
         })
     }
 
-    /// Returns the pages of a match from its end up to the first node that is none of those.
+    /// Returns the number of device pages of a match, from its end up to the first node for which `is_one` is false.
     fn pages_while(&self, found: &PrefixMatch, is_one: impl Fn(NodeKey) -> bool) -> u32 {
         let (mut at, mut pages) = (found.node, 0);
         let mut here = found.pages_in_node;

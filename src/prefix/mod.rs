@@ -8,10 +8,10 @@
 //!   [t t t t]   [t t t t|t t t t|t t t t]
 //! ```
 //!
-//! Columns, by access: `link` (a walk reads it), `usage` (locks and eviction read it), for few nodes `scope` (those
-//! without a parent) and `deferred` (those that fenced locks hold), and `passed` (`shared_spans`); spans and
-//! the child table beside them. Only `spawn`, `split` and `despawn` touch all of them. `attach_pages` adds pages, and
-//! `detach_pages` removes them (`contents`).
+//! The columns are divided by access. Walks read `link`; locks and eviction read `usage`. Few nodes have a value in
+//! `scope` (nodes without a parent) and `deferred` (nodes that fenced locks hold). `shared_spans` uses `passed`. Spans
+//! and the child table have their own stores. Only `spawn`, `split` and `despawn` touch all of these. `attach_pages`
+//! adds pages, and `detach_pages` removes them (`contents`).
 //!
 //! * T1. All columns hold the same nodes; nodes <= pages, since no node is empty.
 //! * T2. The child table finds exactly each node, under its parent (or scope) and its first page's tokens; siblings'
@@ -83,21 +83,21 @@ pub use shared_spans::SharedPrefixFinder;
 pub use walk::PrefixMatch;
 pub(crate) use walk::common_tokens;
 
-/// Read by every walk. With its version a slot of 32 bytes: half a cache line.
+/// The column that every walk reads. A slot, which includes a version, has 32 bytes: half a cache line.
 #[derive(Clone, Copy)]
 struct Link {
     parent: Option<NodeKey>,
     span: Span,
 }
 
-/// Read by locks and eviction. With its version a slot of 32 bytes: half a cache line.
+/// The column that locks and eviction read. A slot, which includes a version, has 32 bytes: half a cache line.
 #[derive(Clone, Copy)]
 struct Usage {
     neighbours: Neighbours,
     /// Locks that end here and locked children. 0: idle.
     lock_count: u32,
     child_count: u32,
-    /// Of parent (or scope) and first page, so that removal need not hash again.
+    /// Hash of the parent (or scope) and the first page. It is stored, so that a removal need not compute it again.
     hash: u32,
 }
 
@@ -117,22 +117,22 @@ pub struct PrefixTree {
     page_size: u32,
     link: SlotMap<NodeKey, Link>,
     usage: SecondaryMap<NodeKey, Usage>,
-    /// Of nodes without a parent.
+    /// The scopes of nodes without a parent.
     scope: RareColumn<Scope>,
-    /// Of nodes that fenced locks hold.
+    /// The deferred users of nodes that fenced locks hold.
     deferred: RareColumn<Deferred>,
-    /// Nodes that have one.
+    /// Number of nodes with deferred users.
     deferred_nodes: u32,
     /// Index of a node among those that a [`SharedPrefixFinder`] has passed, if it is one of them.
     passed: RareColumn<u32>,
     order: Order<1>,
-    /// When each idle node became idle, where something else than nodes is evicted in that order.
+    /// When each idle node became idle. Only with cells or host memory: other trees need only the list of idle nodes.
     ages: Option<Box<Ages>>,
     spans: SpanStore,
     children: ChildTable,
     /// Hashes of pages, if the config enables them.
     chain: Option<Chain>,
-    /// Cached pages of groups that do not keep everything, if there are any.
+    /// Cached pages of the groups that do not keep all tokens, if there are such groups.
     cells: Option<Box<Cells>>,
     /// Pages in host memory, if the config asks for them.
     hosts: Option<Box<Hosts>>,
@@ -148,7 +148,7 @@ pub struct PrefixTree {
     generation_count: u64,
     /// Pages added so far.
     published_pages: u64,
-    /// Pages that were in the tree already when they were inserted, so far.
+    /// Number of inserted pages so far that the tree already contained.
     duplicate_pages: u64,
     /// Counts what makes matches stale: split, trim, eviction, growth, reset.
     epoch: u64,
@@ -170,8 +170,8 @@ pub struct SizeInfo {
 }
 
 impl PrefixTree {
-    /// An empty tree of at most `page_count` pages. `hash_bits`: how much of the child table's hashes is used; fewer
-    /// than 32 only in tests, where hashes are the same in every process.
+    /// Creates an empty tree of at most `page_count` pages. The child table uses `hash_bits` bits of its hashes. Only
+    /// tests use fewer than 32; hashes are then the same in every process.
     ///
     /// # Panics
     /// If the system does not give the memory.
@@ -180,7 +180,7 @@ impl PrefixTree {
         tree.expect("the system has the memory")
     }
 
-    /// [`PrefixTree::new`], or the allocation that failed.
+    /// [`PrefixTree::new`] that returns an error if an allocation fails.
     pub(crate) fn try_new(
         page_count: u32,
         page_size: u32,
@@ -259,15 +259,15 @@ impl PrefixTree {
         self.page_size
     }
 
-    /// Touches all memory, so that no call pays for a page fault later. For an empty tree.
+    /// Touches the reserved memory, so that later calls cause no page faults. The tree must be empty.
     ///
     /// # Panics
-    /// If the system does not give the memory of a list of the nodes, 8 bytes each.
+    /// If the allocation of a temporary list of all nodes fails, which has 8 bytes for each node.
     pub fn prefault(&mut self) {
         self.try_prefault().expect("the system has the memory");
     }
 
-    /// [`PrefixTree::prefault`], or what the system refused.
+    /// [`PrefixTree::prefault`] that returns an error if the allocation fails.
     pub(crate) fn try_prefault(&mut self) -> Result<(), OutOfMemory> {
         self.spans.prefault();
         self.children.prefault();
@@ -316,19 +316,19 @@ impl PrefixTree {
         self.published_pages
     }
 
-    /// Pages that were not taken in so far, since the tree had their tokens already. O(1).
+    /// Returns the number of inserted pages so far that the tree already contained. O(1).
     pub fn duplicate_pages(&self) -> u64 {
         self.duplicate_pages
     }
 
-    /// Bytes in use for the live tree's nodes, child entries, entries of spans and extents: what a token costs is this
-    /// over the tree's tokens.
+    /// Returns the bytes in use for nodes, child entries, entries of spans and extents. Divided by the tree's tokens,
+    /// they are the bytes of a token.
     pub fn live_bytes(&self) -> u64 {
         let nodes = self.link.len() as u64;
         nodes * Self::BYTES_PER_NODE + self.spans.live_bytes()
     }
 
-    /// Makes a node. It is idle and in no list; the caller counts its pages.
+    /// Creates a node. It has no user and is in no list; the caller counts its pages.
     #[inline(always)]
     fn spawn(&mut self, link: Link, scope: Scope) -> NodeKey {
         let first = self.spans.first_page(&link.span);

@@ -1,4 +1,4 @@
-//! Moves of idle pages to host memory: the oldest device pages when memory is short, and ahead of that.
+//! Moves of idle pages to host memory: of the oldest device pages when memory is short, and saves ahead of evictions.
 //!
 //! A batch of saves is collected here; the engine gives it to the backend before the freed pages are used.
 //!
@@ -13,10 +13,10 @@ use super::cell_moves::Oldest;
 use super::residency::{NO_PAGE, Residency, Seek};
 
 impl PrefixTree {
-    /// [`PrefixTree::evict`] with host memory: takes exactly `count` idle device pages, oldest first. Dirty ones are
-    /// saved, as long as there are host pages for them: free ones, or those of the oldest host-only entries and cells.
-    /// Where there are groups, takes at least `count`, because cells move whole. Returns the pages of the tree's spans
-    /// among them. O(nodes and pages evicted).
+    /// [`PrefixTree::evict`] with host memory: takes exactly `count` idle device pages, oldest first. With groups, it
+    /// takes at least `count`, because cells move whole. Dirty pages are saved to free host pages, then to those of the
+    /// oldest host-only entries and cells, which are dropped. Returns the number of taken pages that are not of cells.
+    /// O(nodes and pages evicted).
     pub(crate) fn evict_to_host(&mut self, count: u32, freed: &mut Vec<PageId>) -> u32 {
         assert!(count <= self.evictable, "the caller checked what is evictable");
         let (mut of_spans, end) = (0, freed.len() + count as usize);
@@ -39,7 +39,7 @@ impl PrefixTree {
             self.hosts_mut().clean -= clean;
         }
         let mut taken = clean;
-        // Entries that make room in host memory free the device pages of their cells.
+        // The count may be reached early: an entry that is dropped for its host page frees the pages of its cells.
         while taken < count && freed.len() < end {
             taken += 1;
             if !self.offload_one(node, freed) {
@@ -64,8 +64,8 @@ impl PrefixTree {
         self.seek_from(Seek::HostOnly, node);
     }
 
-    /// Saves the last device page of an idle node, a dirty one, and frees it; without a host page for it the entry is
-    /// lost. Returns whether the node is still there.
+    /// Saves and frees the last device page of an idle node, which is dirty. If no host page can be taken, the entry is
+    /// dropped. Returns whether the node still exists.
     fn offload_one(&mut self, node: NodeKey, freed: &mut Vec<PageId>) -> bool {
         let Some(host_page) = self.take_host_page(freed) else {
             // No entry is in host memory alone, so this one is its node's last, and a leaf's.
@@ -78,7 +78,7 @@ impl PrefixTree {
         true
     }
 
-    /// Gives the last entry of a node without a host page one, and adds the save to the batch.
+    /// Gives a host page to the last dirty entry of a node, and adds the save to the batch.
     fn save(&mut self, node: NodeKey, host_page: HostPageId) {
         let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
         let id = hosts.next_move();
@@ -98,9 +98,9 @@ impl PrefixTree {
         self.emit_copied(node, Medium::Host, place..place + 1);
     }
 
-    /// Takes a host page: a free one, or one of the oldest entry or cell that is in host memory alone, which is lost. A
-    /// page that a put reads is not free by that, so the next one is lost too. Device pages of a lost entry's cells are
-    /// appended to `freed`.
+    /// Takes a free host page. If none is free, drops the oldest host-only entries or cells until one is: a page that a
+    /// put reads stays in use after its entry is dropped. Device pages of a dropped entry's cells are appended to
+    /// `freed`.
     pub(super) fn take_host_page(&mut self, freed: &mut Vec<PageId>) -> Option<HostPageId> {
         loop {
             let pool = &mut self.hosts_mut().pool;
@@ -117,7 +117,7 @@ impl PrefixTree {
         }
     }
 
-    /// Drops the last entry of an idle node. Returns whether the node is still there.
+    /// Drops the last entry of an idle node. Returns whether the node still exists.
     fn drop_last(&mut self, node: NodeKey, freed: &mut Vec<PageId>) -> bool {
         let last = self.spans.last_entry(&self.link[node].span);
         let hosts = self.hosts_mut();
@@ -127,7 +127,7 @@ impl PrefixTree {
         stays
     }
 
-    /// Drops the last `count` entries of an idle node for want of room, and counts their cells as lost.
+    /// Drops the last `count` entries of an idle node because memory is short, and counts their cells as lost.
     fn lose_entries(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
         let removed = |tree: &Self| tree.cells.as_ref().map_or([0; 2], |cells| cells.removed);
         let before = removed(self);
@@ -143,7 +143,8 @@ impl PrefixTree {
     }
 
     /// Saves the oldest dirty device pages until the `ahead` oldest device pages are clean, or host memory is full.
-    /// Device pages of cells whose entries make room are appended to `freed`. O(pages saved).
+    /// If an entry is dropped for its host page, the device pages of its cells are appended to `freed`.
+    /// O(pages saved).
     pub(crate) fn save_ahead(&mut self, ahead: u32, freed: &mut Vec<PageId>) {
         self.hosts_mut().ahead = true;
         while self.hosts_ref().clean < ahead
@@ -156,7 +157,7 @@ impl PrefixTree {
         }
     }
 
-    /// Saves a cell, or the last dirty page of a node. Returns the number of pages; none without host pages for them.
+    /// Saves a cell, or the last dirty page of a node. Returns the number of pages; `None` if host pages are lacking.
     fn save_oldest(&mut self, oldest: Oldest, freed: &mut Vec<PageId>) -> Option<u32> {
         match oldest {
             Oldest::Node(node) => {
@@ -170,7 +171,7 @@ impl PrefixTree {
         }
     }
 
-    /// Returns the saves that wait for the backend, and their number; none if all were cancelled.
+    /// Returns the saves that wait for the backend, and the number of their batch; `None` if there are none.
     pub(crate) fn saves(&mut self) -> Option<(MoveId, &[PageMove])> {
         let hosts = self.hosts.as_mut()?;
         if hosts.live > 0 {
@@ -186,9 +187,9 @@ impl PrefixTree {
         Some((hosts.last_move, &hosts.saves))
     }
 
-    /// Ends the batch of saves. If it failed, the pages that were saved as they were evicted are lost, with all entries
-    /// behind them; those that were saved ahead are dirty again. Device pages of cells that go with their entries are
-    /// appended to `freed`. O(1), after a failure O(idle nodes).
+    /// Ends the batch of saves. If it failed, entries that were saved ahead are dirty again. Entries that were saved by
+    /// an eviction are dropped with all entries after them. Device pages of the cells of dropped entries are appended
+    /// to `freed`. O(1), after a failure O(idle nodes).
     pub(crate) fn end_saves(&mut self, failed: bool, freed: &mut Vec<PageId>) {
         if failed {
             self.hosts_mut().counts.failed += self.hosts_ref().saves.len() as u64;
@@ -225,7 +226,7 @@ impl PrefixTree {
         let mut failed: Vec<NodeKey> = Vec::new();
         let mut youngest = None;
         for &(node, _) in &self.hosts_ref().saving {
-            // It may have been dropped since, for another's host page.
+            // The node may have been dropped since the save, so that another entry could use its host page.
             if self.link.contains_key(node) && !failed.contains(&node) {
                 failed.push(node);
                 youngest = Some(node);

@@ -1,11 +1,11 @@
-//! The order of eviction: doubly linked lists of the idle nodes, oldest first, inside their column. What is in a list
-//! is evicted before anything of the lists after it; today there is one.
+//! The order of eviction: doubly linked lists of the idle nodes, oldest first, inside their column. All nodes of a list
+//! are evicted before those of the next list. The tree uses one list.
 //!
-//! A node that enters goes to the young end of a list; the prefix that a split takes off a node becomes its younger
-//! neighbour, so that both keep their age.
+//! A new node goes to the young end of a list. If a node is split, its prefix becomes its younger neighbour, so both
+//! keep their age.
 //!
-//! Not here: when a node becomes idle, and which list it enters (`lock.rs`): one that keeps parents behind their
-//! children (T4), so that the first node is always a leaf.
+//! Not here: when a node becomes idle, and which list it enters (`lock.rs`). `lock.rs` keeps parents behind their
+//! children (T4), so the first node is always a leaf.
 
 use slotmap::SecondaryMap;
 
@@ -107,7 +107,7 @@ impl<const LISTS: usize> Order<LISTS> {
         self.lists[list..].iter().find_map(|list| list.oldest)
     }
 
-    /// Returns the list that a node ends or begins. It is in one of them, so the last need not be asked.
+    /// Returns the list for which `is` holds. It holds for one of the lists, so the last list need not be checked.
     fn list_where(&self, is: impl Fn(&Ends) -> bool) -> usize {
         (0..LISTS - 1).find(|&list| is(&self.lists[list])).unwrap_or(LISTS - 1)
     }
@@ -121,7 +121,7 @@ mod tests {
     use slotmap::SlotMap;
 
     impl Order<1> {
-        /// Makes one node another's younger neighbour, and not the other way round; for tests of the audit.
+        /// Makes `younger` the younger neighbour of `older`, without the link back; for tests of the audit.
         pub(in crate::prefix) fn bend(column: &mut Column, older: NodeKey, younger: NodeKey) {
             column[older].neighbours.younger = Some(younger);
         }
@@ -139,7 +139,7 @@ mod tests {
             let want: Vec<NodeKey> = self.naive.iter().flatten().copied().collect();
             assert_eq!(self.order.next(), want.first().copied());
             assert!(self.order.iter(&self.column).eq(want.iter().copied()));
-            // Backwards as well: what a walk forwards does not look at.
+            // A walk forwards does not read the links backwards.
             for pair in self.naive.iter().flat_map(|list| list.windows(2)) {
                 assert_eq!(self.column[pair[1]].neighbours.older, Some(pair[0]));
             }
@@ -151,7 +151,7 @@ mod tests {
             index(0).or_else(|| index(1))
         }
 
-        /// Does what a number stands for.
+        /// Makes the change that a random number selects.
         fn turn(&mut self, node: NodeKey, other: NodeKey, number: usize) {
             match (self.index(node), self.index(other)) {
                 (None, _) => {

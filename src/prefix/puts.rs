@@ -1,10 +1,12 @@
-//! Puts: cached pages that a store reads, in the order in which they were published.
+//! Puts: cached pages that a store outside the engine reads. They are selected in the order in which they were
+//! published.
 //!
-//! An entry is put once. A page that has a host page is read there, any other through a page of the stage. A page that
-//! leaves its entry meanwhile stays until the put is done.
+//! An entry is put once. If it has a host page, the store reads that page. Otherwise the device page is first copied to
+//! a page of the *stage*, a reserved part of host memory. If the entry is freed during the put, the page stays until
+//! the put is done.
 //!
 //! * M1. No writer touches a page that a put reads. A page that a fetch writes has no other user. Neither has an
-//!   unfinished device move.
+//!   unfinished save or load.
 //! * M3. `stored` is set only for an entry whose hash is the record's key.
 //!
 //! Not here: fetches (`fetches.rs`), the states of host pages (`host/`).
@@ -23,12 +25,12 @@ use super::PrefixTree;
 use super::residency::NO_HOST_PAGE;
 use super::span::SpanStore;
 
-/// Most puts at a time.
+/// Maximum number of open puts.
 const PUTS_MAX: usize = 1024;
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// An entry, as it was when its counter had this value.
+/// An entry and the number of times that it had been freed. The entry still has the same page if the number is equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Version {
     entry: u32,
@@ -44,21 +46,21 @@ struct OpenPut {
     /// The save to the page.
     save: MoveId,
     is_staged: bool,
-    /// Whether the store has it.
+    /// Whether the store has received the put.
     is_given: bool,
 }
 
-/// What stores have and get.
+/// The open puts, and the entries that stores have or will get.
 pub(super) struct Puts {
     /// Entries whose page a store has.
     stored: Bitmap,
     /// How often each entry was freed.
     versions: Vec<u32>,
-    /// The entry of the page before each entry's.
+    /// By entry, the entry of the page before it.
     before: Vec<u32>,
     /// Entries to put, in the order of publishing.
     queue: VecDeque<Version>,
-    /// By rising numbers.
+    /// The open puts, by rising ids.
     open: VecDeque<OpenPut>,
     last: u64,
     /// Free pages of the stage, once they are ready.
@@ -99,7 +101,7 @@ impl Puts {
         self.stage.extend((first..first + pages).rev().map(HostPageId::new));
     }
 
-    /// An entry was freed: a put of its page that is open tells nothing of what is there next.
+    /// Records that an entry was freed, so that an open put of its old page does not concern its next page.
     pub fn forget(&mut self, entry: u32) {
         self.versions[entry as usize] += 1;
         if self.stored.contains(entry) {
@@ -118,7 +120,7 @@ impl Puts {
         }
     }
 
-    /// Records the page before an entry's; `is_new`: it is to be put.
+    /// Records the entry before an entry. If `is_new`, queues the entry to be put.
     pub fn attach(&mut self, entry: u32, before: Option<u32>, is_new: bool) {
         self.before[entry as usize] = before.unwrap_or(NONE);
         if is_new {
@@ -137,7 +139,7 @@ impl Puts {
         self.versions[of.entry as usize] == of.count
     }
 
-    /// Forgets what waits: the pages are of a generation that is over.
+    /// Empties the queue, because its pages are of a generation that has ended.
     pub fn clear(&mut self) {
         self.queue.clear();
     }
@@ -218,7 +220,7 @@ impl PrefixTree {
         Some((hosts.last_move, &hosts.puts.staged))
     }
 
-    /// The saves to the stage failed: their puts are not made, and come again.
+    /// Cancels the puts whose saves to the stage have failed, and queues their entries again.
     pub(crate) fn fail_staged(&mut self) {
         let Some(hosts) = &mut self.hosts else { return };
         let puts = &mut hosts.puts;
@@ -240,7 +242,7 @@ impl PrefixTree {
                 continue;
             }
             let entry = put.of.entry;
-            // A page that has left its entry meanwhile has the same bytes still, but its tokens may be others'.
+            // If the entry has been freed, the put's bytes are still valid, but the entry may have other tokens.
             if hosts.puts.versions[entry as usize] != put.of.count {
                 continue;
             }
@@ -265,7 +267,7 @@ impl PrefixTree {
         }
     }
 
-    /// Ends a put; `ok`: the store has the page. Returns whether it was open.
+    /// Ends a put. `ok` is set if the store has the page. Returns whether the put was open.
     pub(crate) fn end_put(&mut self, id: PutId, ok: bool) -> bool {
         let Some(hosts) = &mut self.hosts else { return false };
         let (puts, pool) = (&mut hosts.puts, &mut hosts.pool);

@@ -33,7 +33,7 @@ pub(super) enum Seek {
 impl Seek {
     pub const ALL: [Self; 3] = [Self::DevicePages, Self::HostOnly, Self::Dirty];
 
-    /// Returns whether a node of so many entries has it.
+    /// Returns whether a node of `entries` entries has what the cursor looks for.
     pub fn finds(self, Residency { device, host }: Residency, entries: u32) -> bool {
         match self {
             Self::DevicePages => device > 0,

@@ -17,12 +17,13 @@ impl PrefixTree {
         self.ages.as_mut().expect("there is host memory").next(1)
     }
 
-    /// Counts the host-only entries of a lock's path of `pages` pages, and the host-only pages of the cells in its
-    /// tails, that no lock has claimed for this load, and claims them. O(nodes that have some, and tails).
+    /// Claims the host-only entries of a lock's path of `pages` pages, and the host-only cells in its tails, for a
+    /// load. Returns the number of their pages, without those that another lock has claimed for this load. O(nodes
+    /// with host-only entries, and tails).
     pub(crate) fn claim(&mut self, lock: &PrefixLock, pages: u32, load: u64) -> u32 {
         let (mut at, mut count) = (lock.node(), 0);
         while let Some((node, lacking)) = self.lacking(at) {
-            // The age of a node in use has no other meaning.
+            // A node in use has no age, so its place stores the mark of the load.
             if self.ages.as_mut().expect("there is host memory").mark(node, load) {
                 count += lacking;
             }
@@ -31,7 +32,7 @@ impl PrefixTree {
         count + self.claim_cells(lock, pages, load)
     }
 
-    /// Returns a node, and how many host-only entries it has, if it has some.
+    /// Returns a node and the number of its host-only entries, unless it has none.
     fn lacking(&self, node: Option<NodeKey>) -> Option<(NodeKey, u32)> {
         let node = node?;
         let entries = self.link[node].span.pages();
@@ -40,8 +41,8 @@ impl PrefixTree {
     }
 
     /// Assigns device pages to the host-only entries of a lock's path of `count` pages, the deepest first, then to the
-    /// cells in its tails, and appends the loads to `moves`. What has been assigned some is skipped. O(entries, and
-    /// tails).
+    /// cells in its tails, and appends the loads to `moves`. Entries and cells with assigned pages are skipped.
+    /// O(entries, and tails).
     pub(crate) fn assign(
         &mut self,
         lock: &PrefixLock,
@@ -65,9 +66,8 @@ impl PrefixTree {
         self.assign_cells(lock, count, pages, moves);
     }
 
-    /// Ends the load of a lock's path of `pages` pages: its entries, and the cells in its tails, have their device
-    /// pages, and their host pages are free. If the load failed, they are in host memory alone as before. O(entries and
-    /// tails).
+    /// Ends the load of a lock's path of `pages` pages, and of the cells in its tails. Frees their host pages, or takes
+    /// the assigned device pages from them again if the load failed. O(entries and tails).
     pub(crate) fn end_load(&mut self, lock: &PrefixLock, pages: u32, failed: bool) {
         self.end_cell_load(lock, pages, failed);
         let mut at = lock.node();
@@ -87,7 +87,8 @@ impl PrefixTree {
         self.emit_loaded(lock);
     }
 
-    /// Emits that entries have moved to the device: those of the restored nodes, of which the deepest comes first.
+    /// Emits that the entries of the restored nodes have moved to the device. The list of these nodes begins with the
+    /// deepest.
     fn emit_loaded(&mut self, lock: &PrefixLock) {
         let mut nodes = std::mem::take(&mut self.hosts_mut().saving);
         if lock.scope().generation == self.generation && self.events.is_some() {
@@ -108,7 +109,8 @@ impl PrefixTree {
         self.hosts_mut().saving = nodes;
     }
 
-    /// Makes the last `count` entries of a node in use, which were host-only, device pages.
+    /// Records that the last `count` entries of a node in use, which were host-only, are on the device. Their device
+    /// pages are already attached.
     fn restored(&mut self, node: NodeKey, count: u32) {
         let Self { hosts: Some(hosts), spans, link, protected, .. } = self else { return };
         let span = &link[node].span;
@@ -131,8 +133,8 @@ impl PrefixTree {
         id
     }
 
-    /// Gives a sequence's pages to the host-only entries of a lock's path. The last of `pages` is that of the last
-    /// entry. Returns how many entries took one. O(entries).
+    /// Attaches a sequence's pages to the host-only entries of a lock's path. The last of `pages` is for the last entry
+    /// of the path. Returns the number of these entries. O(entries).
     pub(super) fn restore_from(&mut self, lock: &PrefixLock, pages: &[PageId]) -> u32 {
         let (mut at, mut rest, mut count) = (lock.node(), pages, 0);
         while let Some((node, lacking)) = self.lacking(at) {

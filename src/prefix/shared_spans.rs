@@ -1,8 +1,8 @@
 //! Finds the spans of pages that several rows of a batch read ([`SharedSpans`]), from the nodes above the rows' locks.
 //!
 //! The walk of a row goes up from its lock to the first node that the walk of an earlier row has passed. The tree
-//! stores the index of each node in the list of passed nodes. An index is valid if the list has that node there, so
-//! that column of the tree is never cleared.
+//! stores the index of each node in the list of passed nodes. An index is valid only if the list has the same node at
+//! this index, so the column need not be cleared between batches.
 //!
 //! The spans stay valid until a lock or a branch of the tree changes, or until another batch is planned. A sequence
 //! that decodes and grows its own leaf changes neither.
@@ -15,7 +15,8 @@ use crate::plan::{SharedSpan, SharedSpans};
 
 use super::PrefixTree;
 
-/// Nodes for each row of a batch that its walks may pass together. A row whose walk would pass more shares nothing.
+/// The walks of a batch pass at most this number of nodes, times the number of rows. A row whose walk would exceed the
+/// limit shares nothing.
 const NODES_PER_ROW: u32 = 8;
 /// Stands for no node, no place and no span.
 const NONE: u32 = u32::MAX;
@@ -26,7 +27,7 @@ struct Passed {
     node: NodeKey,
     /// Index of its parent in the list, which is before its own.
     parent: u32,
-    /// Its range of pages, counted from the begin of the prefix.
+    /// Its range of pages, counted from the start of the prefix.
     begin: u32,
     end: u32,
     /// Rows with a lock at it or below it.
@@ -202,8 +203,8 @@ impl SharedPrefixFinder {
         }
     }
 
-    /// Makes a span of each run of nodes that the same rows pass, if there are several rows, and sets each node's place
-    /// among the members. Returns the number of members.
+    /// Creates a span for each run of nodes that the same rows pass, if these are two rows or more. Sets each node's
+    /// place among the members. Returns the number of members.
     fn lay_out(&mut self, page_size: u32) -> u32 {
         let mut member_count = 0;
         for i in 0..self.nodes.len() {

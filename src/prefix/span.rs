@@ -8,8 +8,8 @@
 //! span B   = run 4..6                                   or a list of them
 //! ```
 //!
-//! There are more entries than pages, and a span takes exactly one for each of its pages: entries cannot run out before
-//! pages do, whatever the nodes look like. The eighth that is spare keeps free entries easy to find in a full cache.
+//! A span takes exactly one entry for each of its pages, so entries cannot run out before pages do. There is an eighth
+//! more entries than pages, so that free entries are easy to find in a full cache.
 //!
 //! Not here: which node owns which span, which entries a span gets (`free_entries.rs`).
 
@@ -26,7 +26,7 @@ use super::free_entries::FreeEntries;
 /// No extent.
 const NONE: u32 = u32::MAX;
 
-/// Page ids that are asked for before a span is trimmed.
+/// Maximum number of page ids that are prefetched before a span is trimmed.
 const AHEAD: usize = 256;
 
 /// A further run of neighbouring entries.
@@ -40,10 +40,10 @@ struct Extent {
     prev: u32,
 }
 
-/// A node's pages: a run of entries, and a list of further extents where one run did not do. 20 bytes.
+/// A node's pages: a run of entries, and a list of further extents if one run was not enough. 20 bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Span {
-    /// The first run lies here and not in the list, so that most walks need not follow it.
+    /// The first run is stored here, so that most walks need not follow the list of extents.
     start: u32,
     len: u32,
     /// First and last further extent.
@@ -53,10 +53,10 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// No pages; no node's span is empty for long.
+    /// A span without pages. Only a node that is being created or removed has it.
     pub const EMPTY: Span = Span { start: 0, len: 0, more: NONE, last: NONE, pages: 0 };
 
-    /// Returns the pages of the span.
+    /// Returns the number of pages of the span.
     pub fn pages(&self) -> u32 {
         self.pages
     }
@@ -75,7 +75,7 @@ pub(super) struct SpanStore {
 }
 
 impl SpanStore {
-    /// Returns the entries for `page_count` pages.
+    /// Returns the number of entries for `page_count` pages.
     pub fn entry_count(page_count: u32) -> u32 {
         page_count.saturating_add(page_count / 8)
     }
@@ -112,7 +112,7 @@ impl SpanStore {
             + u64::from(self.extent_count) * size_of::<Extent>() as u64
     }
 
-    /// Returns the entries that spans have taken.
+    /// Returns the number of entries that spans have taken.
     pub fn taken_count(&self) -> u32 {
         self.pages.len() as u32 - self.free.free_count()
     }
@@ -203,7 +203,7 @@ impl SpanStore {
         index
     }
 
-    /// Cuts a span after `at` pages; returns the rest. Moves nothing. O(extents before the cut).
+    /// Cuts a span after `at` pages and returns the rest. No entry moves. O(extents before the cut).
     pub fn split(&mut self, span: &mut Span, at: u32) -> Span {
         assert!(0 < at && at < span.pages, "a split leaves pages on both sides");
         let rest_pages = span.pages - at;
@@ -249,8 +249,8 @@ impl SpanStore {
         self.vacant = index;
     }
 
-    /// Takes `count` entries off the end of a span and appends their pages to `out`, in no order to rely on. Without
-    /// `out` they have no device pages. O(count).
+    /// Takes `count` entries off the end of a span and appends their pages to `out`, in an unspecified order. `out` is
+    /// `None` if the entries have no device pages. O(count).
     pub fn trim(&mut self, span: &mut Span, count: u32, mut out: Option<&mut Vec<PageId>>) {
         span.pages -= count;
         let mut count = count as usize;
@@ -274,8 +274,8 @@ impl SpanStore {
         }
     }
 
-    /// Calls `each` with the entries at some places of a span and their pages, which it may rewrite, the last one
-    /// first. O(entries, and runs before them).
+    /// Calls `each` with each entry at some places of a span, the last one first. `each` may rewrite the entry's page.
+    /// O(entries, and runs before them).
     pub fn each_entry_back(
         &mut self,
         span: &Span,
@@ -293,8 +293,8 @@ impl SpanStore {
         }
     }
 
-    /// Prefetches what a trim of a whole span will read soon, if it is a single run: long ones are read ahead by the
-    /// processor.
+    /// Prefetches the data that a trim of the whole span will read, if the span is a single run. It prefetches only the
+    /// end of a long run; the processor's own prefetcher reads the rest ahead.
     #[inline(always)]
     pub fn prefetch(&self, span: &Span) {
         if span.last == NONE {
@@ -383,8 +383,8 @@ impl SpanStore {
         })
     }
 
-    /// Returns the run that has the last of a span's first `pages` pages: its extent, its first entry, and how many of
-    /// those pages are in it. O(runs before it).
+    /// Returns the run that contains the last of a span's first `pages` pages: its extent, its first entry, and how
+    /// many of the `pages` pages are in it. O(runs before it).
     pub fn run_of(&self, span: &Span, pages: u32) -> (u32, u32, u32) {
         let (mut index, mut rest) = (NONE, pages);
         if pages == span.pages && span.last != NONE {
@@ -401,7 +401,7 @@ impl SpanStore {
         }
     }
 
-    /// Returns the run before one of [`SpanStore::run_of`].
+    /// Returns the run before that of extent `index`, in the form of [`SpanStore::run_of`].
     pub fn run_before(&self, span: &Span, index: u32) -> Option<(u32, u32, u32)> {
         let extent = self.extents.get(index as usize)?;
         let (start, len) = self.run_at(span, extent.prev);
@@ -440,12 +440,12 @@ impl SpanStore {
         self.free.is_free(entry)
     }
 
-    /// Returns the extents in use, for audits.
+    /// Returns the number of extents in use, for audits.
     pub fn extent_count(&self) -> u32 {
         self.extent_count
     }
 
-    /// Returns the further extents of one span, for audits.
+    /// Returns the number of further extents of one span, for audits.
     pub fn extents_of(&self, span: &Span) -> u32 {
         self.runs(span).count() as u32 - 1
     }

@@ -6,8 +6,8 @@ use super::{Link, PrefixTree, Usage};
 
 impl PrefixTree {
     /// Returns the node that ends `pages` pages into `node`: `node` itself, or a new parent of it that takes those
-    /// pages. The old key stays with the suffix, so that locks on it and children below it stay valid. O(1) but for
-    /// long extents lists.
+    /// pages. The old key stays with the suffix, so that locks on it and children below it stay valid. O(1), and
+    /// O(extents before the split) for a node of many extents.
     pub(super) fn split(&mut self, node: NodeKey, pages: u32) -> NodeKey {
         let Link { parent, mut span } = self.link[node];
         if pages == span.pages() {
@@ -19,7 +19,7 @@ impl PrefixTree {
         let mut prefix_usage = Usage::new(usage.hash);
         prefix_usage.child_count = 1;
         prefix_usage.lock_count = u32::from(usage.lock_count > 0);
-        // A child's scope is its parents', which the hash of a child does not look at.
+        // Only nodes without a parent have a scope; the hash of a child does not include it.
         let scope = if parent.is_none() { self.scope[node] } else { Scope::default() };
         let prefix = self.insert_columns(Link { parent, span }, scope, prefix_usage);
         self.children.replace(usage.hash, node, prefix);

@@ -1,4 +1,4 @@
-//! Tails: the cells that a match needs behind the pages of the tree, found along its path.
+//! Tails: the cells at the end of a match that the next token reads, found along the path of the match.
 //!
 //! Not here: the cells themselves (`cells.rs`).
 
@@ -25,7 +25,7 @@ pub(crate) struct PathCursor {
 }
 
 impl PrefixTree {
-    /// Keeps cells from now on. For an empty tree of so many pages on the device and in host memory.
+    /// Turns cells on. The tree must be empty; `pages` are its numbers of device pages and host pages.
     pub(crate) fn keep_cells(
         &mut self,
         limits: Limits,
@@ -38,7 +38,7 @@ impl PrefixTree {
         self.keep_ages(nodes)
     }
 
-    /// Records from now on when nodes became idle. For an empty tree.
+    /// Turns on the record of when nodes become idle. The tree must be empty.
     pub(super) fn keep_ages(&mut self, nodes: u32) -> Result<(), OutOfMemory> {
         if self.ages.is_none() {
             self.ages = Some(Box::new(Ages::new(nodes)?));
@@ -46,13 +46,14 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Returns the bytes that cells take beside a tree, whose ages are counted with host memory if there is some.
+    /// Returns the bytes that cells add to those of a tree. With host memory, [`PrefixTree::host_bytes`] includes the
+    /// bytes of ages.
     pub(crate) fn cell_bytes(limits: &Limits, pages: [u32; 2], max_steps: u32) -> u64 {
         let ages = if pages[1] > 0 { 0 } else { Ages::bytes(pages[0]) };
         Cells::bytes(limits, pages, SpanStore::entry_count(pages[0] + pages[1]), max_steps) + ages
     }
 
-    /// Returns whether there are groups whose pages cells keep.
+    /// Returns whether there are groups whose cached pages are in cells.
     #[inline]
     pub(crate) fn has_cells(&self) -> bool {
         self.cells.is_some()
@@ -89,7 +90,8 @@ impl PrefixTree {
         self.cursor(lock.node(), in_node, pages)
     }
 
-    /// Returns the entry of a place on a path, no deeper than those before. O(runs on the way).
+    /// Returns the entry of a place on a path, and moves the walk there. Places must not be deeper than the one before.
+    /// O(runs on the way).
     pub(crate) fn entry_at(&self, at: &mut PathCursor, place: u32) -> u32 {
         while place < at.place {
             let mut node = at.node.expect("the path has the place");
@@ -113,7 +115,7 @@ impl PrefixTree {
     pub(super) fn hit(&self, scope: Scope, full: Cursor, pages: u32) -> PrefixMatch {
         let cells = self.cells_ref();
         let path = self.cursor(full.node, full.pages_in_node, pages);
-        // Places of each group from the second number up to the hit have cells.
+        // For each group, a walk and a place: all places from this one up to the hit have cells.
         let mut groups = [(path, pages); 3];
         let mut hit = pages;
         'shorter: loop {
@@ -162,7 +164,7 @@ impl PrefixTree {
         found
     }
 
-    /// Hands over the cells of the tails of a match that is a hit.
+    /// Calls `each` with the cells of the tails of a match.
     pub(crate) fn each_tail_cell(&self, found: &PrefixMatch, mut each: impl FnMut(CellId)) {
         let Some(cells) = &self.cells else { return };
         for held in cells.limits.held_groups(found.pages) {
@@ -173,13 +175,13 @@ impl PrefixTree {
         }
     }
 
-    /// Returns the idle pages of the tails of a hit; `step`: as of its completion.
+    /// Returns the number of idle pages in the tails of a match, now or as of the completion of `step`.
     #[inline]
     pub(super) fn idle_tail_pages(&self, found: &PrefixMatch, step: Option<StepId>) -> u32 {
         if self.has_cells() { self.idle_cell_pages(found, step) } else { 0 }
     }
 
-    /// [`PrefixTree::idle_tail_pages`] where there are groups.
+    /// [`PrefixTree::idle_tail_pages`] with groups.
     #[cold]
     #[inline(never)]
     fn idle_cell_pages(&self, found: &PrefixMatch, step: Option<StepId>) -> u32 {
@@ -220,7 +222,7 @@ impl PrefixTree {
         self.cells_ref().pages(cell)
     }
 
-    /// Makes a cell of these pages, with one user.
+    /// Creates a cell of these pages, with one user.
     pub(crate) fn create_cell(
         &mut self,
         group: u32,
@@ -289,7 +291,7 @@ impl PrefixTree {
         self.for_tails(lock, pages, |tree, cell| tree.lose_cell(cell, StepId::default(), fence));
     }
 
-    /// Drops the cells at the last `count` entries of a node, whose pages go.
+    /// Drops the cells at the last `count` entries of a node, which are about to be removed.
     pub(super) fn drop_cells(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
         let Self { cells, spans, link, evictable, hosts, .. } = self;
         let cells = cells.as_mut().expect("there are groups");
@@ -309,8 +311,8 @@ impl PrefixTree {
         }
     }
 
-    /// [`PrefixTree::evict`] where there are groups: takes at least `count` pages, idle cells among them, in the order
-    /// in which cells and nodes became idle. Returns the pages of the tree's spans among them.
+    /// [`PrefixTree::evict`] with groups: takes at least `count` pages of idle nodes and idle cells, in the order in
+    /// which these became idle. Returns the number of taken pages that are not of cells.
     pub(crate) fn evict_groups(&mut self, count: u32, freed: &mut Vec<PageId>) -> u32 {
         let (mut of_spans, end) = (0, freed.len() + count as usize);
         while freed.len() < end {
@@ -338,7 +340,8 @@ impl PrefixTree {
         of_spans
     }
 
-    /// Returns how many pages from the end of an idle node yield `lacking` pages, with their cells.
+    /// Returns the number of pages to take from the end of an idle node, so that they and their cells are `lacking`
+    /// pages.
     fn victims(&self, node: NodeKey, lacking: u32) -> u32 {
         let (cells, span) = (self.cells_ref(), &self.link[node].span);
         let (mut pages, mut yielded) = (0, 0);

@@ -1,4 +1,4 @@
-//! Down the tree along tokens: how far do they match, and which pages hold them. Changes nothing.
+//! Walks down the tree along tokens, which find the longest match and its pages. They change nothing.
 
 use crate::id::{Namespace, NodeKey, PageId, Scope, TokenId};
 
@@ -26,8 +26,8 @@ impl PrefixMatch {
         self.pages
     }
 
-    /// Returns the number of pages that match in group 0, which keeps everything. They are more than
-    /// [`PrefixMatch::pages`] where other groups lack pages that the next token reads.
+    /// Returns the number of pages that match in group 0, which keeps all tokens. This is more than
+    /// [`PrefixMatch::pages`] if other groups lack pages that the next token reads.
     pub fn full_pages(&self) -> u32 {
         self.full_pages
     }
@@ -79,14 +79,14 @@ pub(super) struct Descent {
 }
 
 impl PrefixTree {
-    /// Returns the longest cached prefix of `tokens`, in whole pages. Where there are groups of layers, the longest one
-    /// behind which all of them have what the next token reads. O(tokens matched).
+    /// Returns the longest cached prefix of `tokens`, in whole pages. With groups of layers, it is the longest prefix
+    /// at whose end every group has the pages that the next token reads. O(tokens matched).
     pub fn match_prefix(&self, namespace: Namespace, tokens: &[TokenId]) -> PrefixMatch {
         self.match_pages(namespace, tokens, |_| ())
     }
 
-    /// [`PrefixTree::match_prefix`] that also hands over the pages that match in group 0, in order, piece by piece. The
-    /// last [`PrefixMatch::host_pages`] of them are in host memory, and what is handed over for them means nothing.
+    /// [`PrefixTree::match_prefix`] that also calls `each` with the pages that match in group 0, in order, piece by
+    /// piece. The last [`PrefixMatch::host_pages`] of them are in host memory alone, so their page ids are invalid.
     #[inline]
     pub fn match_pages(
         &self,
@@ -166,8 +166,9 @@ impl PrefixTree {
         (cursor, pages)
     }
 
-    /// Returns where nodes end on the path of a match, deepest first, and last the start of its scope: the pages up to
-    /// there, and the last of them. A lock ends at one of these. O(nodes).
+    /// Returns the ends of the nodes on the path of a match, deepest first, and at last the start of the scope. Each is
+    /// given by the number of pages before it and the last of these pages. Nodes with host-only entries are left out.
+    /// O(nodes).
     pub(crate) fn ends(
         &self,
         found: &PrefixMatch,
@@ -192,8 +193,9 @@ impl PrefixTree {
         })
     }
 
-    /// Walks into the child of `parent` (or of the scope) whose first page begins `tokens`, as far as they match; the
-    /// pages on the way go to `each`. A child is confirmed by that same comparison: its first page is looked at once.
+    /// Walks into the child whose first page begins `tokens`, as far as they match, and calls `each` with the matched
+    /// pages. Without a `parent`, the children are the first nodes of the scope. One comparison both confirms the child
+    /// and measures the match, so its first page is read once.
     pub(super) fn descend(
         &self,
         parent: Option<NodeKey>,

@@ -16,7 +16,7 @@ const HOST_MARKS: usize = 4;
 /// Marks of a row, as numbers of published pages; 0 for none. At a mark, the row keeps its tails.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Marks {
-    /// Waiting marks: the end of the full match, the mark of an equal prompt, and the host's marks.
+    /// Waiting marks: the end of the full match, the last place where an equal prompt can match, and the host's marks.
     pub(super) waiting: [u32; 2 + HOST_MARKS],
     /// The last kept mark. The row's places below it have cells; later ones are private.
     pub(super) kept: u32,
@@ -107,13 +107,13 @@ pub(crate) struct RowMut<'a> {
 pub(crate) struct Lacking {
     /// Number of chunks of tokens.
     pub chunks: u32,
-    /// Number of page table words that a plan will then send.
+    /// Number of page table words that the next plan will send.
     pub table_writes: u32,
 }
 
 impl RowMut<'_> {
-    /// Keeps the tokens with these ascending indices after `start`, and drops all others from `start` on. The caller
-    /// shrinks the row. O(tokens kept).
+    /// Moves the kept tokens to the places from `start` on. `kept` contains their ascending offsets from `start`. The
+    /// caller then truncates the row. O(tokens kept).
     pub fn keep_tokens(&mut self, start: u32, kept: &[u32]) {
         let Self { sequence, stores: Stores { tokens, .. } } = self;
         for (to, &token) in (0..).zip(kept) {
@@ -174,7 +174,7 @@ impl RowMut<'_> {
         }
     }
 
-    /// Returns the number of promised pages among those of the next `places` places.
+    /// Returns the number of promised pages that the next `places` places would take.
     #[inline]
     pub fn promised_of(&self, places: u32) -> u32 {
         if self.sequence.promised == 0 { 0 } else { self.outstanding_of(places) }
@@ -190,7 +190,7 @@ impl RowMut<'_> {
         outstanding(page_len) - outstanding(page_len + places)
     }
 
-    /// Returns the chunks and writes for a row of `page_len` sent pages.
+    /// Returns the chunks and table writes that the row lacks to have `page_len` places, all of them sent.
     #[inline]
     pub fn lacking(&self, page_len: u32) -> Lacking {
         lacking(self.sequence, self.stores, page_len)
@@ -245,7 +245,7 @@ impl RowMut<'_> {
         write(stores.pages.write_one(sequence.tail, page));
     }
 
-    /// Returns the words that [`RowMut::append_place`] writes for places of `tracks` tracks.
+    /// Returns the number of words that [`RowMut::append_place`] writes for one place of a row with `tracks` tracks.
     #[inline]
     pub fn words_of_place(&self, tracks: usize) -> usize {
         tracks + usize::from(self.stores.pages.begins_chunk(self.sequence.page_len))
@@ -297,7 +297,8 @@ impl RowMut<'_> {
         sequence.dirty_from = page_len;
     }
 
-    /// Sets the number of published pages if there are groups. Pages that no later token reads become promised again.
+    /// Sets the number of published pages of a row with groups. Promised pages that no later token reads become
+    /// outstanding again.
     pub fn publish_to(&mut self, published: u32) {
         let Self { sequence, stores } = self;
         let Sequence { promised, page_len, published: before, .. } = **sequence;
@@ -385,8 +386,8 @@ impl RowMut<'_> {
         self.stores.pages.track_page_at(entry, track)
     }
 
-    /// Sets the first marks of an admitted or resumed row: the end of its full match, and the last mark of an equal
-    /// prompt.
+    /// Sets the first marks of an admitted, resumed or forked row: `full`, the end of its full match, and `last`, the
+    /// last place where an equal prompt can match.
     pub fn begin_marks(&mut self, full: u32, last: u32) {
         let Self { sequence, stores } = self;
         if let Some(marks) = stores.marks.get_mut(sequence.row.index()) {
@@ -469,7 +470,7 @@ impl RowMut<'_> {
         self.stores.pages.prefetch(self.sequence.tail + 1);
     }
 
-    /// Returns the row's last page of each track after the first one, of `tracks`.
+    /// Returns the row's last page in each track after the first one. The row has `tracks` tracks.
     #[inline]
     pub fn last_further_pages(&self, tracks: usize) -> impl Iterator<Item = PageId> {
         self.stores.pages.further_pages(self.sequence.tail, tracks)

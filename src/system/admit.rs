@@ -305,8 +305,8 @@ fn matchable(tokens: &[TokenId]) -> &[TokenId] {
     &tokens[..tokens.len() - 1]
 }
 
-/// Returns the pages that a sequence of `len` tokens lacks after its match, those that are to be loaded included, or
-/// those that become outstanding with its promise if they are more.
+/// Returns the number of pages that a sequence of `len` tokens lacks after its match, including the pages to load. If
+/// its promise makes more pages outstanding, returns the number of these.
 #[inline]
 fn pages_lacking(
     shape: &EngineShape,
@@ -429,8 +429,8 @@ fn lock(
     }
 }
 
-/// Writes the matched pages into the sequence's page table, and reserves the rest of its promise. If pages are to be
-/// loaded, the page table gets those before the first one; with groups, none.
+/// Writes the matched pages into the sequence's page table, and reserves the rest of its promise. If some pages must be
+/// loaded, the page table gets only the pages before the first of these; with groups, it gets no page.
 fn attach_prefix(
     shape: &EngineShape,
     sequences: &mut SequenceTable,

@@ -1,5 +1,5 @@
-//! Forks a sequence: children share its whole pages, in groups other than group 0 as cells. The partly filled last page
-//! of each track is copied.
+//! Forks a sequence. Children share its whole pages; those of groups other than group 0 become cells. The partly filled
+//! last page of each track is copied.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -49,7 +49,8 @@ pub struct Forked<'a> {
 /// Implements [`Engine::fork`](crate::Engine::fork): writes the children and their copies into the buffers, and returns
 /// the step of the copies. O(tokens) for each child.
 ///
-/// It first publishes the parent's whole computed pages. Without prefix reuse, only the children match them.
+/// It first publishes the parent's whole computed pages, even without prefix reuse. No prompt matches the pages then,
+/// but the children share them.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],

@@ -1,8 +1,9 @@
 //! Finds the leader of a prompt: a running sequence that will publish more of it than is cached.
 //!
-//! Candidates have the prompt's next page as their first unpublished page, after the same prefix, and agree with the
-//! prompt up to the end of its first page that is not cached. The candidate with the longest common prefix leads. Among
-//! equals, the one that reached the page first leads. The host decides whether the prompt waits.
+//! The first unpublished page of a candidate has the tokens of a page of the prompt, after the same prefix. A candidate
+//! agrees with the prompt up to the end of the prompt's first page that is not cached. Of the candidates, the
+//! one whose first unpublished page is the deepest leads. Among equals, the one that reached the page first leads. The
+//! host decides whether the prompt waits.
 
 use crate::id::{SeqKey, TokenId};
 use crate::plan::Leader;
@@ -49,8 +50,8 @@ access! {
 
 /// Implements [`Engine::is_leading`](crate::Engine::is_leading). O(1).
 ///
-/// The table stores only the number of cuts and the minimum length after one. A leader that was named between two cuts
-/// counts as stopped if the first cut went below its tokens, even if the second did not.
+/// A cut removes tokens of a sequence. The table stores only the number of cuts and the minimum length after a cut. So
+/// if a leader was named between two cuts, and only the first one went below its tokens, it still counts as stopped.
 pub(crate) fn is_leading(world: &IsLeading<'_>, leader: &Leader) -> bool {
     let IsLeading { prefixes, sequences } = *world;
     let Ok(sequence) = sequences.running(leader.seq) else { return false };

@@ -51,7 +51,7 @@ pub(crate) fn begin_load(
     PageBudget::new(pages, prefixes, sequences, fence).check(wanted, promised)?;
     let evicted = reclaim(pages, prefixes, wanted, &mut buffers.freed);
     counters.evicted_pages += u64::from(evicted);
-    // The buffer is reused.
+    // The evicted pages are in the pool; the buffer now receives the pages for the load.
     buffers.freed.clear();
     buffers.freed.resize(wanted as usize, Default::default());
     assert!(pages.alloc(&mut buffers.freed), "the pages were reclaimed");

@@ -10,8 +10,8 @@
 //! | [`leader`]: find the sequence that computes a prompt's tokens | | reads | reads | | |
 //! | [`page_budget`]: count the pages that a call may take | reads | reads | reads | | reads |
 //! | [`promise`]: set pages aside, or give them back | reads | reads | writes | | reads |
-//! | [`reclaim`]: evict no more pages than are lacking | writes | writes | | | |
-//! | [`load`]: take pages for what host memory has | writes | writes | writes | | reads |
+//! | [`reclaim`]: evict the missing pages | writes | writes | | | |
+//! | [`load`]: take pages to load from host memory | writes | writes | writes | | reads |
 //! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes | reads |
 //! | [`plan_drafts`]: check drafts, write their masks | | | writes | writes | |
 //! | [`find_spans`]: find pages that several rows read | | writes | reads | | |
@@ -19,7 +19,7 @@
 //! | [`append`]: add known tokens | | | writes | | |
 //! | [`accept`]: keep a branch of drafts | writes | | writes | writes | writes |
 //! | [`commit`]: advance `cached_len`, make whole pages matchable | writes | writes | writes | writes | writes |
-//! | [`publish`]: whole pages into the tree, duplicates out | writes | writes | writes | | writes |
+//! | [`publish`]: insert whole pages into the tree, release duplicates | writes | writes | writes | | writes |
 //! | [`tails`]: make cells of a row's pages, give held places back | | writes | | | writes |
 //! | [`mark`]: keep tails where prompts can match | writes | writes | writes | | writes |
 //! | [`complete`]: return pages and locks from the fence | writes | writes | | writes | writes |

@@ -52,7 +52,7 @@ pub(super) fn check_items(world: &Packed<'_>, items: &[Extend]) -> Result<usize,
     let (mut pages, mut tokens, mut before) = (0, 0, 0);
     for &Extend { seq, len } in items {
         let sequence = sequences.running(seq)?;
-        // Items rise within a batch, so an item that does not rise is repeated or out of order.
+        // The item numbers of a batch rise, so a number that does not rise is repeated or out of order.
         if sequence.last_item <= before || !is_planned(sequence, steps, len) {
             return Err(Error::NotPlanned { seq, len });
         }

@@ -7,7 +7,7 @@ use crate::plan::{BatchRow, Draft, Extend, MaskRow, check_len};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
 
-/// Checks the drafts of a checked batch; they are in its order.
+/// Checks the drafts of a checked batch, and that they are in its order.
 #[inline] // Most batches have none.
 pub(crate) fn check_drafts(
     sequences: &SequenceTable,

@@ -1,4 +1,4 @@
-//! Frees pages by eviction, exactly the missing ones.
+//! Evicts exactly the missing pages; with groups, it may evict a few more.
 
 use crate::id::PageId;
 use crate::page::PagePool;
@@ -7,7 +7,7 @@ use crate::prefix::PrefixTree;
 /// Evicts prefixes until `wanted` pages are free, and returns the number of evicted pages of group 0. O(pages evicted).
 ///
 /// # Panics
-/// If free and evictable pages together are fewer. The caller has checked this.
+/// If there are fewer than `wanted` free and evictable pages. The caller has checked this.
 pub fn reclaim(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,

@@ -17,7 +17,8 @@ pub struct Prompt {
     pub namespace: u8,
     /// The earlier prompt or finished sequence to share with, modulo the remembered ones.
     pub like: u8,
-    /// Odd: share all its tokens; even: share half this number of tokens, modulo its length.
+    /// Odd: share all tokens of `like`; even: share half as many tokens as this number, modulo the length of `like`
+    /// plus one.
     pub shared: u16,
     /// 0: no tokens; above 65,500: longer than allowed; else the number of tokens, modulo about five pages. With 65,500
     /// one token is [`TokenId::PENDING`](crate::TokenId::PENDING).
@@ -50,11 +51,13 @@ pub enum Op {
     Plan {
         /// The first sequence, modulo the live ones.
         first: u8,
-        /// Number of sequences from there on, modulo the live ones plus one.
+        /// This number modulo the live sequences is the number of further sequences.
         count: u8,
-        /// New tokens of the sequences, in turn: 0 none, 1 more than allowed, even the maximum, odd fewer.
+        /// New tokens of the sequences, in turn: 0 means none, 1 too many, other even values the maximum, and other
+        /// odd values at most the maximum.
         lens: [u8; 4],
-        /// 0 repeats a sequence, 1 adds a finished one, 2 keeps preempted ones; other values make a valid batch.
+        /// 0 repeats a sequence, 1 adds a finished one, 2 keeps preempted ones, and 3 leaves the batch empty. 0 and 2
+        /// keep sequences with waiting drafts. Other values drop preempted sequences and those with waiting drafts.
         twist: u8,
     },
     /// `append`
@@ -107,7 +110,7 @@ pub enum Op {
     Mark {
         /// The sequence; above 250 a finished one.
         pick: u8,
-        /// The length: half a page below the published tokens plus this many, modulo eight pages.
+        /// The length is the published tokens, plus this number modulo eight pages, minus half a page.
         more: u8,
     },
     /// `load`
@@ -129,12 +132,12 @@ pub enum Op {
     },
     /// `put_done`
     PutDone {
-        /// The open put, modulo those that there are.
+        /// The open put, modulo the number of open puts.
         pick: u8,
         /// Whether the store has the page.
         ok: bool,
     },
-    /// `fetch`, of which the store writes the pages that it has.
+    /// `fetch`; the store writes those of its pages that it contains.
     Fetch {
         /// The prompt.
         prompt: Prompt,
@@ -143,9 +146,9 @@ pub enum Op {
     },
     /// `fetched`
     Fetched {
-        /// The open fetch, modulo those that there are.
+        /// The open fetch, modulo the number of open fetches.
         pick: u8,
-        /// Even: all pages that the store has, odd: some of them.
+        /// Even: all pages that the store contains arrive; odd: a number of them, drawn from this value.
         count: u8,
     },
     /// `promise`
@@ -175,11 +178,11 @@ pub enum Op {
     Draft {
         /// The first sequence, modulo the live ones.
         first: u8,
-        /// Number of sequences from there on, modulo the live ones.
+        /// This number modulo the live sequences is the number of further sequences.
         count: u8,
         /// Seed of the drafts: their numbers, tokens and parents.
         seed: u8,
-        /// Below 8: a draft is invalid; below 32 sequences with waiting drafts are kept.
+        /// 0 to 4: a draft is invalid; 8 to 31: sequences with waiting drafts are kept.
         twist: u8,
     },
     /// `accept_batch`
@@ -224,7 +227,7 @@ pub struct SmallConfig {
     pub groups: u8,
     /// Number of host pages.
     pub host_pages: u32,
-    /// 0 for no hashes; else the recipe, modulo those that are compiled in.
+    /// 0 for no hashes; else the [`Hashing`], modulo those that are compiled in.
     pub hashing: u8,
     /// Capacity of the event buffer in pages, if pages are hashed; 0 for no events.
     pub event_pages: u8,
@@ -302,9 +305,9 @@ impl SmallConfig {
             max_sequence_len: self.sequence_len,
             max_tokens: self.tokens,
             max_steps: self.steps,
-            // Some batches have more.
+            // Some batches have more tokens.
             max_step_tokens: 2 * self.sequence_len,
-            // Plans sometimes exceed it.
+            // Some plans are further ahead.
             promise_ahead: 3 * self.page_size,
             prefault: true,
         }
@@ -332,9 +335,9 @@ pub(super) fn groups(setting: u8) -> Groups {
     let groups = Groups::new(reaches, layers).expect("each group has layers");
     let latent = KvShape::Latent { rank: 1, rope: 1 };
     let shaped = match setting {
-        // Several layers of a small shape fit the page of one.
+        // A page for one layer of group 0 holds several layers of a smaller shape.
         FIRST_SHAPED => groups.with_shape(1, KvShape::heads(1, 1), None),
-        // A layer of three heads makes pages longer; another type leaves bytes over.
+        // A layer of three heads makes pages longer. A layer of another type does not fill its page.
         9 => groups
             .with_shape(1, KvShape::heads(3, 2), None)
             .and_then(|groups| groups.with_shape(2, KvShape::heads(1, 3), KvDtype::F16)),
@@ -344,7 +347,7 @@ pub(super) fn groups(setting: u8) -> Groups {
     shaped.expect("the groups exist")
 }
 
-/// Settings of [`groups`] but for 0.
+/// Number of settings of [`groups`] with several groups: 1 to this number.
 pub(super) const SETTINGS: u8 = 10;
 
 /// The first setting of [`groups`] whose groups have shapes of their own.

@@ -21,27 +21,27 @@ pub enum PageOp {
     },
     /// `publish`
     Publish {
-        /// The private pages.
+        /// Chooses private pages.
         which: Which,
     },
     /// `free_private`
     FreePrivate {
-        /// The private pages.
+        /// Chooses private pages.
         which: Which,
     },
     /// `free_cached`
     FreeCached {
-        /// The cached pages.
+        /// Chooses cached pages.
         which: Which,
     },
     /// `fence_private`
     Fence {
-        /// The private pages.
+        /// Chooses private pages.
         which: Which,
         /// The step that they wait for, counted from the last complete one, modulo 4.
         after: u8,
     },
-    /// `Fence::complete`, and the returned pages.
+    /// `Fence::complete`; the pool receives the pages that the fence returns.
     Unfence {
         /// Number of steps that become complete, modulo 4.
         steps: u8,

@@ -56,7 +56,6 @@ impl EngineConfig {
     /// Returns the memory of an engine with this config.
     ///
     /// Each step in flight also needs a [`StepScratch`](crate::StepScratch) of up to [`EngineShape::plan_bytes`].
-    /// [`EngineShape::plan_bytes`] each.
     ///
     /// # Errors
     /// As [`EngineConfig::shape`].
@@ -154,8 +153,8 @@ impl EngineShape {
 /// Number of arrays of a plan, including the new pages. Each begins at a multiple of its alignment.
 const ARRAYS: u64 = 10;
 
-/// Returns the maximum number of locks in the fence. A plan's item releases at most one, and the step of a copy one
-/// more.
+/// Returns the maximum number of locks in the fence. The items of a step release at most one lock each, because a
+/// preempted sequence has no step until it is planned again. So do the parent and the children of a fork's step.
 pub(super) fn lock_count(shape: &EngineShape) -> u64 {
     u64::from(shape.max_steps) * (u64::from(shape.table.rows) + 1)
 }

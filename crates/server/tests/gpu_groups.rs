@@ -1,5 +1,5 @@
-//! Tests models some of whose layers read only a window. They run on a GPU or on the stand-in driver, with and without
-//! groups of layers, in every way of serving.
+//! Tests models in which some layers read only a window. The models run on a GPU or on the stand-in driver, with and
+//! without groups of layers. The settings vary the schedule, page size, overlap, graphs, drafts and ranks.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -23,7 +23,7 @@ type Check = fn(&mut Case, Setting);
 
 /// Checks that each stream has the tokens of the reference implementation.
 fn has_the_words(case: &mut Case, setting: Setting) {
-    let expected = case.expected().expect("golden words");
+    let expected = case.expected().expect("golden tokens");
     let words = case.words(setting).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
     for ((request, sample), words) in words {
         let name = case.name;
@@ -81,7 +81,7 @@ fn serve(device: &Rc<Device>, name: &'static str, check: Check) {
 }
 
 #[test]
-fn gpt_oss_generates_the_cpus_text() {
+fn gpt_oss_has_nearly_the_cpus_logits() {
     let Some(device) = device() else { return };
     serve(&device, "gpt-oss-tiny", is_close);
 }

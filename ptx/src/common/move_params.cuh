@@ -7,13 +7,13 @@ struct StoreCacheParams {
     u64 k;            // rows to store: [tokens, kv_heads, head_dim], k_stride bytes apart
     u64 v;            // the same, v_stride bytes apart
     u64 slots;        // i32 or i64 [tokens]; nothing is written for a negative slot
-    u64 k_pool;       // this layer's K: page p, slot s of it at k_pool + p * page_stride + s * slot_stride
+    u64 k_pool;       // this layer's K: slot s of page p is at k_pool + p * page_stride + s * slot_stride
     u64 v_pool;       // this layer's V, same strides
     u64 page_stride;  // bytes
     u32 k_stride;     // bytes
     u32 v_stride;     // bytes
     u32 tokens;
-    u32 page_size;    // slots of a page; 1 also if pages are contiguous
+    u32 page_size;    // slots of a page; 1 if the layer's pages are contiguous: page_stride is then that of a slot
     u64 page_magic;   // slot / page_size is the high half of slot * page_magic, unless page_size is 1
     u32 slot_stride;  // bytes
     u32 slot_bytes;   // 4 or 8
@@ -45,7 +45,7 @@ struct RopeStoreParams {
     u64 q_norm;       // [head_dim]; 0: no norm
     u64 k_norm;       // the same for k
     u64 frequencies;  // f32 [head_dim / 2]
-    u64 k_pool;       // this layer's K: page p, slot s of it at k_pool + p * page_stride + s * slot_stride; 0: nothing is stored
+    u64 k_pool;       // this layer's K: slot s of page p is at k_pool + p * page_stride + s * slot_stride; 0: nothing is stored
     u64 v_pool;       // this layer's V, same strides
     u64 page_stride;  // bytes
     u64 qkv_stride;   // bytes
@@ -78,8 +78,8 @@ KV_AT(RopeStoreParams, kv_heads, 100);
 KV_AT(RopeStoreParams, heads_each, 104);
 KV_AT(RopeStoreParams, eps, 108);
 
-// Parameters of store_cache_fp8*. Rows are [tokens, kv_heads, head_dim] of type `rows`; they become bytes, and scales if these
-// are by token.
+// Parameters of store_cache_fp8*. The rows to store are [tokens, kv_heads, head_dim] of type `rows`. The kernel quantises them
+// to bytes. If scales are by token, it also computes and stores the scales.
 #define ROWS_F32 0
 #define ROWS_F16 1
 #define ROWS_BF16 2
@@ -87,7 +87,7 @@ struct StoreFp8Params {
     u64 k;                  // rows to store, k_stride bytes apart
     u64 v;                  // the same, v_stride bytes apart
     u64 slots;              // i32 or i64 [tokens]; nothing is written for a negative slot
-    u64 k_pool;             // this layer's K: page p, slot s of it at k_pool + p * page_stride + s * slot_stride
+    u64 k_pool;             // this layer's K: slot s of page p is at k_pool + p * page_stride + s * slot_stride
     u64 v_pool;             // this layer's V, same strides
     u64 k_scales;           // as in LayerScales; written if scales are by token, otherwise read
     u64 v_scales;
@@ -131,7 +131,8 @@ KV_AT(StoreFp8Params, rows, 116);
 KV_AT(StoreFp8Params, by_token, 120);
 KV_AT(StoreFp8Params, reserved, 124);
 
-// Parameters of store_latent_fp8. Rows have only k: the first `store.head_dim` numbers become bytes, `rope.elements` more bf16.
+// Parameters of store_latent_fp8. Rows have only k. The kernel stores the first `store.head_dim` numbers of a row as bytes and
+// the next `rope.elements` numbers as bf16.
 struct StoreLatentFp8Params {
     StoreFp8Params store;
     LayerRope rope;
@@ -140,7 +141,7 @@ KV_SIZE(StoreLatentFp8Params, 152);
 KV_AT(StoreLatentFp8Params, store, 0);
 KV_AT(StoreLatentFp8Params, rope, 128);
 
-// The parameters contain the pages to copy (4,096 bytes at most), so nothing is uploaded.
+// The parameters contain the list of pages to copy, so nothing is uploaded. CUDA allows 4,096 bytes of parameters.
 #define COPY_PAGES_MAX 448
 struct PageCopy {
     u32 source;

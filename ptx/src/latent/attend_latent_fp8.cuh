@@ -1,4 +1,5 @@
-// Latent rows of fp8 for attend_latent.cuh: RANK bytes times the token's scale, and ROPE numbers of bf16 in their own plane.
+// Loads latent rows of fp8 for attend_latent.cuh. A row has RANK bytes, each to be multiplied by the token's scale, and ROPE
+// numbers of bf16 in a plane of their own.
 #pragma once
 #include "attend_latent.cuh"
 #include "e4m3.cuh"

@@ -1,5 +1,5 @@
-//! Cells in host memory by hand: the order in which cells and pages move, and each of H1 to H4, broken, is what the
-//! audit names.
+//! Tests the order in which cells and pages move to host memory. Breaks each of H1 to H4 by hand, and checks that the
+//! audit reports it.
 
 use crate::fence::Fence;
 use crate::id::{CellId, HostPageId, Namespace, PageId, PrefixLock, StepId, TokenId};
@@ -8,7 +8,7 @@ use crate::prefix::PrefixTree;
 use crate::prefix::cells::{DEVICE, HOST};
 use crate::prefix::residency::{NO_PAGE, Seek};
 
-/// A tree of pages of one token whose groups are one with a page and one with two pages at each place.
+/// A tree of pages of one token. At each place, the first group has one page and the second group two.
 struct Sound {
     tree: PrefixTree,
     fence: Fence,
@@ -44,7 +44,7 @@ impl Sound {
         (lock, cell)
     }
 
-    /// The cell becomes idle, then the page.
+    /// Makes the cell idle, then the page.
     fn release(&mut self, (lock, cell): (PrefixLock, CellId)) {
         self.tree.lose_cell(cell, StepId::default(), &mut self.fence);
         self.tree.unlock(lock, &mut self.fence, &mut Vec::new());
@@ -79,7 +79,7 @@ fn a_cell_moves_whole_and_counts_for_a_hit_on_either_side() {
     let mut sound = Sound::new(8);
     let first = sound.insert(0);
     sound.release(first);
-    // The cell is the oldest: one page more would be enough.
+    // The cell is the oldest, so both of its pages go, although one page is enough.
     assert_eq!(sound.evict(1), [1, 2]);
     assert_eq!(sound.hit(0), [1, 0, 2]);
     assert_eq!(sound.evict(1), [0]);
@@ -87,7 +87,7 @@ fn a_cell_moves_whole_and_counts_for_a_hit_on_either_side() {
     sound.flush(false);
     assert_eq!(sound.counts(), [3, 3, 0, 0, 0]);
 
-    // What is used comes back, and gives its host pages back.
+    // A used prefix is loaded, and its host pages become free.
     let Sound { tree, fence, .. } = &mut sound;
     let found = tree.match_prefix(Namespace::new(0), &[TokenId::new(0)]);
     let lock = tree.lock(&found, fence).expect("nothing changed");
@@ -171,7 +171,7 @@ fn failed_saves_lose_evicted_cells_and_keep_others() {
     assert_eq!(sound.counts(), [7, 3, 0, 5, 5]);
 }
 
-/// The audit's answer after `spoil`, which gets a used cell, a clean one and one in host memory alone.
+/// Returns the error of the audit after `spoil`, which receives a used cell, a clean one and one in host memory alone.
 fn broken<T>(spoil: impl FnOnce(&mut PrefixTree, [CellId; 3]) -> T) -> &'static str {
     let mut sound = Sound::new(8);
     let all = [0, 10, 20].map(|own| sound.insert(own));

@@ -1,4 +1,4 @@
-//! Cells by hand: their users and lists, and each of G1 to G3 and G5, broken, is what the audit names.
+//! Tests the users and lists of cells. Breaks each of G1 to G3 and G5 by hand, and checks that the audit reports it.
 
 use std::collections::HashMap;
 use std::iter::once;
@@ -59,7 +59,7 @@ impl Sound {
     }
 }
 
-/// The audit's answer after `spoil`, which gets the cells by place.
+/// Returns the error of the audit after `spoil`, which receives the cells by place.
 fn broken(spoil: impl FnOnce(&mut super::Cells, &[CellId])) -> &'static str {
     let mut sound = Sound::new();
     spoil(sound.tree.cells_mut(), &sound.cells);
@@ -136,7 +136,7 @@ fn a_cell_is_idle_once_its_last_user_is_done() {
     let mut sound = Sound::new();
     assert_eq!(sound.sizes(), (2, 3));
     let Sound { tree, fence, cells, .. } = &mut sound;
-    // One user more waits for a later step than the first: the last one counts.
+    // Two more users wait for earlier steps than the first user. The latest step decides.
     tree.gain_cell(cells[2], fence);
     tree.gain_cell(cells[2], fence);
     assert!(!tree.is_idle_cell_after(cells[2], LATER), "two use it");
@@ -144,7 +144,7 @@ fn a_cell_is_idle_once_its_last_user_is_done() {
     tree.lose_cell(cells[2], StepId::new(1), fence);
     assert!(!tree.is_idle_cell_after(cells[2], StepId::new(2)), "one of three waits for step 3");
     assert!(tree.is_idle_cell_after(cells[2], LATER));
-    // Who takes an idle cell takes it off the list.
+    // An idle cell that gets a user leaves the idle list.
     tree.gain_cell(cells[0], fence);
     sound.named.insert(sound.cells[0], 1);
     assert_eq!((sound.check(), sound.sizes()), (Ok(()), (1, 4)));

@@ -15,7 +15,7 @@ impl PrefixTree {
         chain.names.check(sequences.chain(namespaces))
     }
 
-    /// Checks T9, given the scope of each node: the first node that breaks it.
+    /// Checks T9, given the scope of each node. Returns the first node that breaks it as the error.
     pub(in crate::prefix) fn check_hashes(
         &self,
         scopes: &HashMap<NodeKey, Scope>,
@@ -43,7 +43,7 @@ impl PrefixTree {
                 return Err(node);
             }
         }
-        // Nobody else is in the table.
+        // The table has no other entries.
         let all = chain.listed.values().filter(|&&hash| hash > 0).count();
         if (all, chain.firsts.len()) == (listed, listed) {
             return Ok(());

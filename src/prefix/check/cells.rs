@@ -19,7 +19,7 @@ impl PrefixTree {
         cells.named().map(|(_, entry, cell)| (nodes.get(&entry).copied(), cell)).collect()
     }
 
-    /// Checks G1 to G3 and G5. `named`: held places that name each cell.
+    /// Checks G1 to G3 and G5. `named` contains, for each cell, the number of held places that name it.
     pub(crate) fn check_cells(
         &self,
         named: &HashMap<CellId, u32>,

@@ -29,7 +29,7 @@ impl PrefixTree {
             let parent = link.parent.is_none_or(|parent| {
                 hosts.residency[parent].device == self.link[parent].span.pages()
             });
-            let what = "H2: a node has device pages if its parent is entirely on the device";
+            let what = "H2: a node has device pages only if its parent is entirely on the device";
             self.ensure(device == 0 || parent, what, node)?;
             if self.usage[node].lock_count > 0 {
                 let what = "H3: a node in use has no clean entries";

@@ -1,4 +1,4 @@
-//! Each of T1 to T9, broken by hand, is what the audit names.
+//! Breaks each of T1 to T9 by hand, and checks that the audit reports it.
 
 use std::collections::HashMap;
 
@@ -61,7 +61,7 @@ impl Sound {
         let deferred = lock(&mut tree, &[0, 1, 2, 3]);
         let parent = lock(&mut tree, &[0, 1, 4, 5]);
         let child = lock(&mut tree, &[0, 1, 4, 5, 6, 7]);
-        // Grows where other spans lie behind it.
+        // The span grows, but the next entries belong to other spans, so it gets a second extent.
         let mut other = other;
         let page = &mut [PageId::new(9)];
         assert_eq!(
@@ -103,7 +103,7 @@ impl Sound {
     }
 }
 
-/// The audit's answer after `spoil`.
+/// Returns the error of the audit after `spoil`.
 fn broken<T>(spoil: impl FnOnce(&mut Sound) -> T) -> &'static str {
     let mut sound = Sound::new();
     spoil(&mut sound);
@@ -130,7 +130,7 @@ fn t1_columns_hold_the_same_nodes() {
 fn t2_the_child_table_finds_each_node() {
     let found = "T2: the child table finds each node";
     assert_eq!(broken(|s| s.rehash(s.child, s.tree.usage[s.child].hash ^ 1)), found);
-    // A parent that the table does not know it under.
+    // The table finds the node under another parent.
     assert_eq!(broken(|s| s.tree.link[s.child].parent = Some(s.trunk)), found);
     assert_eq!(broken(|s| s.tree.scope[s.other].generation = 7), found);
     // A sibling of the same first page.
@@ -198,7 +198,7 @@ fn t5_pages_are_counted() {
 
 #[test]
 fn t6_every_entry_is_one_spans_or_free() {
-    // The second page of one node becomes all of another, whose own entry nobody has then.
+    // The second entry of one node also becomes the span of a new node. No span has the new node's own entry then.
     let shared = |s: &mut Sound| {
         let mut first = s.tree.link[s.idle].span;
         let second = s.tree.spans.split(&mut first, 1);

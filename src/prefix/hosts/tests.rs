@@ -7,8 +7,8 @@ use crate::id::{HostPageId, MoveId, Namespace, NodeKey, PageId, PrefixLock, Toke
 use crate::prefix::PrefixTree;
 use crate::prefix::residency::{Residency, Seek};
 
-/// A tree of pages of one token: `used` is locked; of `idle`, which is older, the last page is in host memory alone and
-/// the one before is clean.
+/// A tree of pages of one token. `used` is locked. The last page of `idle` is in host memory alone, and the page before
+/// it is clean.
 struct Sound {
     tree: PrefixTree,
     used: NodeKey,

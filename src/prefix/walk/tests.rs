@@ -1,5 +1,5 @@
-//! Long texts that differ in one token, for each place of that token. The comparison finds the page of the token,
-//! whatever its blocks and the runs of entries. All tokens of a text are distinct, so two texts share exactly the
+//! Long texts that differ in one token, for each place of that token. The comparison must find the page of the token
+//! in any block and any run of entries. All tokens of a text are distinct, so two texts share exactly the
 //! tokens before the changed one.
 
 use super::common_pages;

@@ -40,7 +40,7 @@ pub(super) fn fill<'step, T: SlotNumber>(
     let [slots, others] = [size.tokens, further].map(|n| bump.alloc_slice_fill_copy(n, T::NONE));
     let tokens = bump.alloc_slice_fill_copy(size.tokens, TokenId::PENDING);
     let positions = bump.alloc_slice_fill_copy(size.tokens, 0);
-    // Not zeros: for the length of a batch, memset stores bytes one by one.
+    // Values that are not zero avoid memset, which stores bytes one by one for arrays as short as a batch.
     let unwritten = TableWrite { index: u32::MAX, value: 0 };
     let table_writes = bump.alloc_slice_fill_copy(needs.table_writes, unwritten);
     let unwritten = BatchRow { row: RowId::new(u32::MAX), ..BatchRow::zeroed() };
@@ -113,7 +113,7 @@ struct PlanWriter<'a, T> {
     page_size: u32,
     tracks: usize,
     step: StepId,
-    /// Number of tokens written: the next row's first.
+    /// Number of tokens written, which is the index of the next row's first token.
     qo_start: u32,
     new_pages: &'a [PageId],
     rows: &'a mut [BatchRow],
@@ -176,9 +176,9 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
         self.decode::<TRACKS>(sequences, steps, items)
     }
 
-    /// Writes rows up to the first that does more than decode: a decoding row computes one token and sends at most one
-    /// new page. Most rows of most steps decode, and take a third of the instructions. `TRACKS` is the number of tracks
-    /// if it is 1 or 2, else 0.
+    /// Writes decoding rows up to the first other row. A decoding row computes one token and sends at most one new
+    /// page. Most rows decode; this loop writes them in a third of the instructions of [`PlanWriter::extend`]. `TRACKS`
+    /// is the number of tracks if it is 1 or 2, else 0.
     fn decode<const TRACKS: usize>(
         &mut self,
         sequences: &mut SequenceTable,
@@ -201,7 +201,7 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
             }
             let room = row.sequence.room(page_size);
             record(row.sequence, item, self.step, steps);
-            // The further tracks' slots are found by index: chunks of a slice cost a division a row.
+            // The slots of further tracks are indexed directly. Chunks of a slice would cost a division for each row.
             let mut at = self.qo_start as usize + count;
             let (page, offset) = if room > 0 {
                 let offset = page_size - room;

@@ -9,7 +9,8 @@ use crate::layout::Dtype;
 use crate::plan::{BatchPlan, OwnedPlan, StepScratch};
 use crate::testkit::planner::{Item, shuffle};
 
-/// Number of kinds of attention from which on a run repeats earlier kinds or uses the layer's plain attention.
+/// Maximum number of random kinds of attention in a run. Later calls repeat earlier kinds, or use the layer's plain
+/// attention.
 const KINDS_MAX: usize = 7;
 
 impl<B: TestBackend> World<'_, B> {

@@ -13,8 +13,9 @@ pub struct Filter {
     in_groups: bool,
     /// Number of elements of a head in group 0 and in group 1.
     head_dims: Option<(u32, u32)>,
-    /// Query heads of a kv head, one of these, and maximum new tokens of a row. An empty list changes nothing.
+    /// Numbers of query heads of a kv head, of which a case draws one. An empty list keeps the random number.
     groups: &'static [u32],
+    /// Maximum numbers of new tokens of a row, of which a case draws one. An empty list keeps the random number.
     extends: &'static [Extends],
     /// Conditions that all must hold.
     conditions: &'static [fn(&Case) -> bool],
@@ -23,7 +24,7 @@ pub struct Filter {
 #[derive(Clone, Copy, Debug)]
 enum Extends {
     Tokens(u32),
-    /// As many tokens as have this number of query rows in a kv head, at least one.
+    /// The tokens that together have this number of query rows for a kv head, at least one token.
     QueryRows(u32),
 }
 use Extends::{QueryRows, Tokens};
@@ -59,15 +60,15 @@ impl Filter {
     pub const SPANS: Self =
         Self { conditions: &[is_16_bits, has_heads_for_spans, has_families], ..Self::ALL };
 
-    /// [`Filter::SPANS`] with groups of 9 to 16, which random cases seldom have.
+    /// [`Filter::SPANS`] with 9 to 16 query heads for a kv head, which random cases seldom have.
     pub const WIDE_SPANS: Self = Self {
         groups: &[9, 10, 11, 12, 13, 14, 15, 16],
         conditions: &[is_16_bits, has_heads_for_spans, has_families, |case| case.q_heads() <= 64],
         ..Self::ALL
     };
 
-    /// [`Filter::SPANS`] with rows of a few new tokens, as in the verification of drafts. Tails hold 8 or 16 query
-    /// rows; some rows exceed both.
+    /// [`Filter::SPANS`] with rows of a few new tokens, as in the verification of drafts. The tails of the
+    /// kernels (`backend/cuda/attention/split/shared.rs`) hold at most 8 or 16 query rows; some rows have more.
     pub const SHORT_SPANS: Self = Self {
         groups: &[1, 2, 3, 4, 5, 6, 7, 8],
         extends: &[QueryRows(8), QueryRows(16), QueryRows(16), Tokens(8), Tokens(u32::MAX)],

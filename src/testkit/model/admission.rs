@@ -1,4 +1,4 @@
-//! Admission: what a prompt is promised to find and to need, and how its sequence begins.
+//! Admission: the cost of a prompt, and the first state of its sequence.
 
 use std::collections::BTreeSet;
 
@@ -9,22 +9,22 @@ use crate::error::Error;
 use crate::id::{Namespace, PageId, Scope, SeqKey, StepId, TokenId};
 use crate::plan::Prompt;
 
-/// What an admission must answer.
+/// The expected result of `Engine::admission`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AdmissionWant {
-    /// Tokens that are cached.
+    /// Number of cached tokens of the prompt.
     pub cached_len: u32,
-    /// Pages of those that are in host memory.
+    /// Number of pages of these tokens that are in host memory alone.
     pub host_pages: u32,
-    /// Pages of those that nobody uses.
+    /// Number of pages of these tokens that are idle.
     pub idle_pages: u32,
-    /// Pages that the rest needs.
+    /// Number of pages that the other tokens need.
     pub lacking_pages: u32,
-    /// Pages that there are for it.
+    /// Number of pages that the prompt can take.
     pub available_pages: u32,
-    /// The step after which there are enough.
+    /// The step whose completion makes enough pages available.
     pub after: Option<StepId>,
-    /// Who leads, and the tokens that are cached then.
+    /// The leader, and the number of the prompt's tokens that are cached once the leader has computed them.
     pub leader: Option<(SeqKey, u32)>,
 }
 
@@ -42,7 +42,7 @@ impl Model {
         Scope { namespace, generation: self.generation }
     }
 
-    /// Whole pages that `Engine::match_prefix` finds.
+    /// Returns the number of whole pages that `Engine::match_prefix` finds.
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> u32 {
         let scope = self.next_scope(namespace);
         self.tree.hit(scope, self.findable(prompt)) as u32
@@ -66,7 +66,7 @@ impl Model {
         Ok(self.ask(scope, prompt, promise))
     }
 
-    /// `Engine::admit_batch`, with `keys` as in [`Model::admit`]. Answers with each one's leader.
+    /// `Engine::admit_batch`, with `keys` as in [`Model::admit`]. Returns the leader of each prompt.
     pub fn admit_batch(
         &mut self,
         keys: &[SeqKey],
@@ -110,7 +110,7 @@ impl Model {
         Ok(leaders)
     }
 
-    /// Idle pages of what prompts match, each counted once.
+    /// Returns the number of idle pages that the prompts match together.
     fn idle_of_all(&self, prompts: &[Prompt<'_>]) -> u32 {
         let mut locked = self.clone();
         let before = locked.tree.evictable();
@@ -125,7 +125,7 @@ impl Model {
         before - locked.tree.evictable()
     }
 
-    /// `Engine::admit`, where the engine has answered with `key`, if with a sequence at all.
+    /// `Engine::admit`. If the engine has admitted the prompt, `key` is the key that it has returned.
     pub fn admit(
         &mut self,
         key: SeqKey,
@@ -188,7 +188,7 @@ impl Model {
         if len > max { Err(Error::TooLong { len, max }) } else { Ok(()) }
     }
 
-    /// Every namespace has names, if the page hashes depend on names.
+    /// Checks a prompt. The replay names every namespace if the page hashes depend on names.
     fn check_prompt(
         &self,
         namespace: Namespace,
@@ -219,7 +219,8 @@ impl Model {
         self.check_chunks(count * tokens.div_ceil(self.chunk_tokens()))
     }
 
-    /// Pages of the hit that a sequence of these tokens uses: none where it would not fit an idle pool otherwise.
+    /// Returns the number of pages of the hit that a sequence of these tokens uses. In an idle pool, it is 0 if the
+    /// sequence fits only without its hit.
     pub(super) fn used_hit(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> usize {
         let pages = self.tree.hit(scope, self.findable(tokens));
         let fits = |pages| {
@@ -229,17 +230,17 @@ impl Model {
         if !fits(pages) && self.is_idle() && fits(0) { 0 } else { pages }
     }
 
-    /// Whether every page is there for anybody.
+    /// Returns whether all pages are available to any call.
     fn is_idle(&self) -> bool {
         self.tracks() > 1 && self.available() == self.shape.layout.page_count()
     }
 
-    /// What beginning with these tokens takes.
+    /// Returns the cost of a sequence of these tokens.
     pub(super) fn ask(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> AdmissionWant {
         self.ask_with(scope, tokens, promise, self.used_hit(scope, tokens, promise))
     }
 
-    /// Returns the cost of a sequence of these tokens that uses `pages` cached pages of them.
+    /// Returns the cost of a sequence of these tokens that uses `pages` pages of its hit.
     fn ask_with(
         &self,
         scope: Scope,
@@ -253,7 +254,7 @@ impl Model {
         let cells = self.tree.host_tail_pages(scope, tokens, pages);
         let promised = self.outstanding(promised, device, device, device)
             + if promised > 0 { cells } else { 0 };
-        // Pages that are locked are there for nobody else, and for no promise.
+        // The sequence locks these pages, so they are not available to it and back no promise.
         let room = |model: &Self| {
             let idle = model.tree.idle_on_path(scope, tokens, pages)
                 + model.tree.idle_in_tails(scope, tokens, pages);
@@ -274,7 +275,8 @@ impl Model {
         }
     }
 
-    /// A sequence without pages begins with what the tree has of its tokens. Returns how many those are.
+    /// Starts a sequence without pages on the first `pages` cached pages of its tokens. Returns the number of their
+    /// tokens.
     pub(super) fn begin_with(
         &mut self,
         key: SeqKey,

@@ -1,4 +1,4 @@
-//! Cells of the model: the pages of one limited group at one cached page, found by looking at all of them.
+//! Cells of the model: each has the pages of one limited group at one cached page. Searches look at all cells.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::id::{PageId, Scope, SeqKey, TokenId};
 use crate::layout::{PoolLayout, Reach};
 
 impl Tree {
-    /// Cells are kept for the groups of a pool from now on.
+    /// Turns cells on, for the limited groups of a pool.
     pub(in crate::testkit) fn keep_groups(&mut self, layout: &PoolLayout) {
         let mut start = 0;
         let of = |(group, reach)| {
@@ -33,12 +33,12 @@ impl Tree {
         (0..=next).find(sees).expect("a token reads itself") / self.page_size
     }
 
-    /// The places of a group behind a mark.
+    /// Returns the places of a group's tail at a mark: those before the mark that the next token reads.
     fn tail(&self, reach: Reach, mark: usize) -> Range<usize> {
         self.first_held(reach, mark)..mark
     }
 
-    /// Pages of the longest prefix of a text whose tails have all their cells.
+    /// Returns the number of pages of the longest prefix of a text whose tails have all their cells.
     pub(in crate::testkit) fn hit(&self, scope: Scope, tokens: &[TokenId]) -> usize {
         let has = |group, place| self.cells.contains_key(&self.key(group, scope, tokens, place));
         let complete = |pages: &usize| {
@@ -63,7 +63,7 @@ impl Tree {
         keys.collect()
     }
 
-    /// Idle pages among those cells.
+    /// Returns the number of idle pages in the cells of the tails of a prefix.
     pub(in crate::testkit) fn idle_in_tails(
         &self,
         scope: Scope,
@@ -90,7 +90,8 @@ impl Tree {
         cell.since = self.clock;
     }
 
-    /// Steps up to this one are complete: what waited for them is idle, in the order of steps and of coming.
+    /// Completes the steps up to this one. Cells that waited for them become idle, in the order of their steps. Cells
+    /// of one step become idle in the order in which they began to wait.
     pub(in crate::testkit) fn complete_cells(&mut self, step: u64) {
         let mut idle = Vec::new();
         for (key, cell) in &mut self.cells {
@@ -113,13 +114,13 @@ impl Tree {
         deferred.filter_map(|cell| cell.waits.iter().max().copied())
     }
 
-    /// The oldest idle cell on the device, and since when.
+    /// Returns the oldest idle cell on the device, and the time when it became idle.
     pub(super) fn oldest_cell(&self) -> Option<(u64, CellKey)> {
         let idle = self.cells.iter().filter(|(_, cell)| cell.is_idle() && !cell.pages.is_empty());
         idle.map(|(key, cell)| (cell.since, key.clone())).min()
     }
 
-    /// Drops the cells at a page that goes.
+    /// Drops the cells at a page that is removed. Returns their device pages.
     pub(super) fn drop_cells(&mut self, path: &Path) -> Vec<PageId> {
         let here: Vec<_> = self.cells.keys().filter(|key| key.1 == *path).cloned().collect();
         here.iter().flat_map(|key| self.remove_cell(key)).collect()
@@ -134,7 +135,7 @@ impl Tree {
         }
     }
 
-    /// Pages of the cells in a prefix's tails that are in host memory alone.
+    /// Returns the number of pages of those cells in a prefix's tails that are in host memory alone.
     pub(super) fn host_tail_pages(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
         let keys = self.tail_cells(scope, tokens, pages);
         keys.iter().map(|key| self.cells[key].host_only()).sum()
@@ -146,7 +147,7 @@ impl Tree {
 }
 
 impl Model {
-    /// A sequence uses the cells of the tails of its first `pages`, perhaps before it has their pages.
+    /// Makes a sequence a user of the cells in the tails of its first `pages` pages. These may still have to be loaded.
     pub(super) fn use_tails(&mut self, seq: SeqKey, pages: usize) {
         let sequence = &self.sequences[&seq];
         for key in self.tree.tail_cells(sequence.scope, &sequence.tokens, pages) {
@@ -154,7 +155,7 @@ impl Model {
         }
     }
 
-    /// Undoes [`Model::use_tails`], of each group from the last place on.
+    /// Undoes [`Model::use_tails`], group by group, beginning with the last place of each.
     pub(super) fn leave_tails(&mut self, seq: SeqKey, pages: usize) {
         let sequence = &self.sequences[&seq];
         let mut keys = self.tree.tail_cells(sequence.scope, &sequence.tokens, pages);
@@ -162,7 +163,8 @@ impl Model {
         keys.iter().for_each(|key| self.tree.lose_cell(key, 0, self.completed));
     }
 
-    /// A sequence without pages takes the pages of the cells in the tails of its first `pages`, which it uses.
+    /// Writes the pages of the cells in the tails of a sequence's first `pages` pages into its empty tables. The
+    /// sequence already is a user of these cells.
     pub(super) fn take_tails(&mut self, seq: SeqKey, pages: usize) {
         let limited = self.tree.limited.clone();
         let firsts: Vec<_> =
@@ -183,7 +185,8 @@ impl Model {
         }
     }
 
-    /// The private pages of a sequence's tails behind a mark become cells. Returns those that the tree has others for.
+    /// Makes cells of the private pages in a sequence's tails at a mark. Where the tree already has a cell with device
+    /// pages, the sequence takes its pages, and its own are returned.
     pub(super) fn keep_tails(&mut self, seq: SeqKey, mark: usize) -> Vec<PageId> {
         let mut duplicates = Vec::new();
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
@@ -221,7 +224,8 @@ impl Model {
         duplicates
     }
 
-    /// Takes a sequence's held pages of limited groups up to `end` of each: cells lose a user, private pages return.
+    /// Takes a sequence's held pages of each limited group up to the place `end`. Cells lose a user; private pages are
+    /// returned.
     pub(super) fn take_held(
         &mut self,
         seq: SeqKey,

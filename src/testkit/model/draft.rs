@@ -1,4 +1,4 @@
-//! Drafts: what each token sees, as the places that it sees, and the branches that may be kept of them.
+//! Drafts: the set of places that each token sees, and the branches that the host may accept.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ pub(super) type DraftToken = (BTreeSet<usize>, usize);
 const BITS: usize = 64;
 
 impl Model {
-    /// The step whose drafts of a sequence wait to be accepted.
+    /// Returns the step in which a sequence has drafts that wait for `accept`.
     pub fn waiting(&self, seq: SeqKey) -> Option<StepId> {
         let preemption_epoch = self.sequences.get(&seq)?.preemption_epoch;
         let waits = |step: &Step| {
@@ -25,7 +25,7 @@ impl Model {
         steps.find(|(_, step)| waits(step)).map(|(&id, _)| StepId::new(id))
     }
 
-    /// Whether no drafts of a sequence wait.
+    /// Checks that no drafts of a sequence wait.
     pub(super) fn check_accepted(&self, seq: SeqKey) -> Result<(), Error> {
         match self.waiting(seq) {
             Some(step) => Err(Error::NotAccepted { seq, step }),
@@ -33,7 +33,7 @@ impl Model {
         }
     }
 
-    /// Checks the drafts of a batch that is in order.
+    /// Checks the drafts of a valid batch.
     pub(super) fn check_drafts(&self, items: &[Extend], drafts: &[Draft<'_>]) -> Result<(), Error> {
         let mut next = 0;
         for draft in drafts {
@@ -53,7 +53,8 @@ impl Model {
         Ok(())
     }
 
-    /// Whether drafts of a sequence wait of which some do not see all before them, each at the next position.
+    /// Returns whether a sequence has waiting drafts that are not a chain. In a chain, each draft sees all tokens
+    /// before it and has the next position.
     pub fn has_tree(&self, seq: SeqKey) -> bool {
         let Some((_, start, tokens)) = self.drafts(seq) else { return false };
         let old = (start + tokens.len()).saturating_sub(BITS);
@@ -63,30 +64,30 @@ impl Model {
         })
     }
 
-    /// The places among a sequence's drafts that a token sees, itself the last.
+    /// Returns the indices of the drafts that a draft sees. The last one is its own.
     pub fn drafts_seen(&self, seq: SeqKey, token: usize) -> Vec<usize> {
         let Some((_, start, tokens)) = self.drafts(seq) else { return Vec::new() };
         tokens[token].0.iter().filter(|&&place| place >= start).map(|place| place - start).collect()
     }
 
-    /// Where a sequence's drafts that wait begin.
+    /// Returns the place of the first waiting draft of a sequence.
     pub fn draft_start(&self, seq: SeqKey) -> Option<usize> {
         self.drafts(seq).map(|drafts| drafts.1)
     }
 
-    /// A sequence's place among the items of a step that is not complete.
+    /// Returns the index of a sequence's item in a step that is not complete.
     pub fn place_in_step(&self, step: StepId, seq: SeqKey) -> Option<usize> {
         self.steps.get(&step.raw())?.items.iter().position(|item| item.seq == seq)
     }
 
-    /// The step, the start and the tokens of the drafts that wait.
+    /// Returns the step, the start and the tokens of a sequence's waiting drafts.
     fn drafts(&self, seq: SeqKey) -> Option<(StepId, usize, &[DraftToken])> {
         let step = self.waiting(seq)?;
         let item = self.steps[&step.raw()].items.iter().find(|item| item.seq == seq)?;
         Some((step, item.start, item.draft.as_deref()?))
     }
 
-    /// Tokens that may follow a branch of a sequence's drafts.
+    /// Returns the drafts that may follow a branch of a sequence's drafts.
     pub fn may_follow(&self, seq: SeqKey, branch: &[u32]) -> Vec<u32> {
         let Some((_, _, tokens)) = self.drafts(seq) else { return Vec::new() };
         let longer = |token: u32| [branch, &[token]].concat();
@@ -95,8 +96,8 @@ impl Model {
             .collect()
     }
 
-    /// The first place at which a branch is none: a token that saw something else than the text and the branch before
-    /// it, or at another position.
+    /// Returns the index of the first token that makes a branch invalid: the token saw other tokens than the text and
+    /// the branch before it, or has another position.
     fn no_branch(&self, seq: SeqKey, branch: &[u32]) -> Option<usize> {
         let (_, start, tokens) = self.drafts(seq)?;
         let mut seen: BTreeSet<usize> = (0..start).collect();
@@ -109,8 +110,8 @@ impl Model {
         })
     }
 
-    /// `Engine::accept_batch`. Answers with what is moved: for each sequence that has something to be moved the first
-    /// place, and which are kept from there on.
+    /// `Engine::accept_batch`. Returns the moves of kept tokens: for each sequence with moves, its first place, and a
+    /// mask of the kept places from there on.
     pub fn accept(
         &mut self,
         step: StepId,
@@ -200,7 +201,7 @@ fn check_tree(draft: &Draft<'_>, start: usize, len: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// What each token of a draft that is in order sees, and its position.
+/// Returns the tokens of a valid draft: the places that each one sees, and its position.
 pub(super) fn tokens_of(draft: &Draft<'_>, start: usize, len: usize) -> Vec<DraftToken> {
     let old = (start + len).saturating_sub(BITS);
     let token = |token: usize| match draft.masks.get(token) {

@@ -4,18 +4,22 @@ use std::collections::BTreeSet;
 
 use crate::id::{HostPageId, PageId};
 
-/// All pages of host memory, and what has happened to them.
+/// All pages of host memory, and the counters of their moves.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Hosts {
-    /// Whether each page is taken, and the one to look at next.
+    /// Whether each page is taken.
     pub(super) taken: Vec<bool>,
+    /// The page at which the next search begins.
     next: usize,
-    /// Pages that puts read, those of them that no entry has, and pages that fetches write.
+    /// Pages that puts read.
     pub(super) reading: BTreeSet<HostPageId>,
+    /// Pages of `reading` that no longer belong to an entry. They become free at the end of their put.
     pub(super) leaving: BTreeSet<HostPageId>,
+    /// Pages that fetches write.
     pub(super) filling: BTreeSet<HostPageId>,
-    /// Batches of moves that the backend was given, and the last one that saves to a page and that loads from it.
+    /// Number of batches of moves that the backend was given.
     pub moves: u64,
+    /// By page, the last batch that saves to it, and the last one that loads from it.
     pub(super) saved_by: Vec<u64>,
     pub(super) loaded_by: Vec<u64>,
     /// Saves that the backend has not been given.
@@ -31,25 +35,25 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Free pages.
+    /// Creates `count` free pages.
     pub fn new(count: u32) -> Self {
         let (taken, none) = (vec![false; count as usize], vec![0; count as usize]);
         Self { taken, saved_by: none.clone(), loaded_by: none, ..Self::default() }
     }
 
-    /// Whether there is host memory.
+    /// Returns whether there is host memory.
     pub fn exists(&self) -> bool {
         !self.taken.is_empty()
     }
 
-    /// Pages that entries have, and free pages.
+    /// Returns the numbers of pages that entries have, and of free pages.
     pub fn counts(&self) -> (u32, u32) {
         let taken = self.taken.iter().filter(|taken| **taken).count();
         let stores = self.leaving.len() + self.filling.len();
         ((taken - stores) as u32, (self.taken.len() - taken) as u32)
     }
 
-    /// The next free page in turn.
+    /// Takes the next free page in turn.
     pub fn take(&mut self) -> Option<HostPageId> {
         let count = self.taken.len();
         let page = (0..count).map(|i| (self.next + i) % count).find(|&page| !self.taken[page])?;
@@ -58,7 +62,7 @@ impl Hosts {
         Some(HostPageId::new(page as u32))
     }
 
-    /// A page is free again, once no put reads it; a save to it that waits is not made.
+    /// Frees a page, or marks it so that the end of its put frees it. A waiting save to the page is cancelled.
     pub fn free(&mut self, page: HostPageId) {
         assert!(self.taken[page.index()], "the model frees {page:?} twice");
         if self.reading.contains(&page) {

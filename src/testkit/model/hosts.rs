@@ -1,4 +1,4 @@
-//! Moves of the model between the device and host memory: pages are found by looking at all of them.
+//! Moves of the model between the device and host memory. Searches look at all pages.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use super::{Model, PageIs};
 use crate::error::Error;
 use crate::id::{HostPageId, PageId, Scope, SeqKey, TokenId};
 
-/// A page or a cell that no sequence uses, or that one waits for.
+/// A page or a cell: an idle one, or one that a sequence waits for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Idle {
     Page(Path),
@@ -17,8 +17,8 @@ enum Idle {
 }
 
 impl Tree {
-    /// A host page: a free one, or one of the page or the cell that is in host memory alone for the longest time. Pages
-    /// of the device that go with it come to `gone`.
+    /// Takes a free host page. If none is free, removes pages and cells that are in host memory alone, the longest idle
+    /// one first, until one is free. Device pages of removed cells are appended to `gone`.
     pub(super) fn take_host(&mut self, gone: &mut Vec<PageId>) -> Option<HostPageId> {
         loop {
             if let Some(page) = self.hosts.take() {
@@ -33,8 +33,8 @@ impl Tree {
         }
     }
 
-    /// The idle page or cell that is idle for the longest time, of those that `is_one` is told to be on the device and
-    /// in host memory.
+    /// Returns the page or cell that is idle for the longest time, of those for which `is_one` is true. The arguments
+    /// of `is_one` are whether it is on the device, and whether it is in host memory.
     fn oldest(&self, is_one: impl Fn(bool, bool) -> bool) -> Option<Idle> {
         let pages = self.pages.iter().filter(|(_, held)| {
             held.users == 0 && is_one(held.page.is_some(), held.host.is_some())
@@ -47,7 +47,7 @@ impl Tree {
         pages.chain(cells).min_by_key(|(since, _)| *since).map(|(_, idle)| idle)
     }
 
-    /// Removes a page and its cells for want of room.
+    /// Removes a page and its cells because memory is short.
     fn lose(&mut self, path: &Path, gone: &mut Vec<PageId>) {
         self.hosts.lost += u64::from(!self.pages[path].stored);
         gone.extend(self.remove(path));
@@ -55,7 +55,7 @@ impl Tree {
         here.iter().for_each(|key| self.lose_cell_at(key, gone));
     }
 
-    /// Removes a cell for want of room.
+    /// Removes a cell because memory is short.
     fn lose_cell_at(&mut self, key: &CellKey, gone: &mut Vec<PageId>) {
         let cell = &self.cells[key];
         self.hosts.lost += cell.pages.len().max(cell.host.len()) as u64;
@@ -63,7 +63,7 @@ impl Tree {
         gone.extend(self.remove_cell(key));
     }
 
-    /// Removes an idle cell from both tiers. Returns its pages on the device.
+    /// Removes an idle cell from the device and from host memory. Returns its device pages.
     pub(super) fn remove_cell(&mut self, key: &CellKey) -> Vec<PageId> {
         let cell = self.cells.remove(key).expect("just seen");
         assert!(cell.is_idle(), "a used cell goes");
@@ -71,7 +71,8 @@ impl Tree {
         cell.pages
     }
 
-    /// Saves an idle cell, if there are host pages for it and its page does not make room for them.
+    /// Saves an idle cell. Returns false if host pages are lacking, or if the cell was removed with its page, whose
+    /// host page was needed.
     fn save_cell(&mut self, key: &CellKey, gone: &mut Vec<PageId>) -> bool {
         let mut taken = Vec::new();
         for _ in 0..self.cells[key].pages.len() {
@@ -92,7 +93,7 @@ impl Tree {
         true
     }
 
-    /// The device pages of an idle cell go. It stays in host memory, if there is room.
+    /// Frees the device pages of an idle cell. It is saved first if it has no host pages, or removed if it cannot be.
     pub(super) fn evict_cell_to_host(&mut self, key: &CellKey, gone: &mut Vec<PageId>) {
         if self.cells[key].host.is_empty() {
             if !self.save_cell(key, gone) {
@@ -107,7 +108,7 @@ impl Tree {
         gone.append(&mut self.cells.get_mut(key).expect("just seen").pages);
     }
 
-    /// Saves an idle page, if there is a host page for it.
+    /// Saves an idle page. Returns false if no host page can be taken.
     fn save(&mut self, path: &Path, gone: &mut Vec<PageId>) -> bool {
         let Some(host) = self.take_host(gone) else { return false };
         let held = self.pages.get_mut(path).expect("it is cached");
@@ -118,7 +119,7 @@ impl Tree {
         true
     }
 
-    /// The device page of an idle page goes. It stays in host memory, if there is room.
+    /// Frees the device page of an idle page. It is saved first if it has no host page, or removed if it cannot be.
     pub(super) fn evict_to_host(&mut self, path: &Path, gone: &mut Vec<PageId>) {
         if self.pages[path].host.is_none() {
             if !self.save(path, gone) {
@@ -146,22 +147,22 @@ impl Tree {
         gone
     }
 
-    /// Removes a page from both tiers. Returns that of the device.
+    /// Removes a page from the device and from host memory. Returns its device page.
     pub(super) fn remove(&mut self, path: &Path) -> Option<PageId> {
         let held = self.pages.remove(path).expect("it was found");
         held.host.into_iter().for_each(|host| self.hosts.free(host));
         held.page
     }
 
-    /// Idle pages on the device that host memory has too.
+    /// Returns the number of idle pages that are on the device and in host memory.
     pub(super) fn clean(&self) -> u32 {
         let clean = self.pages.values().filter(|held| held.page.is_some() && held.host.is_some());
         let cells = self.cells.values().filter(|cell| !cell.host.is_empty());
         (clean.count() + cells.map(|cell| cell.pages.len()).sum::<usize>()) as u32
     }
 
-    /// Saves failed: pages that are in host memory alone by them go, with all behind them, and the others are on the
-    /// device alone again.
+    /// Undoes the waiting saves, which have failed. Pages that are still on the device are dirty again. Others are
+    /// removed with all pages after them.
     pub(super) fn fail_saves(&mut self) -> Vec<PageId> {
         let mut gone = Vec::new();
         let hosts: BTreeSet<_> = self.hosts.saves.iter().map(|save| save.1).collect();
@@ -197,17 +198,17 @@ impl Tree {
 }
 
 impl Model {
-    /// How many of the first `pages` of a path are on the device.
+    /// Returns how many of the first `pages` pages of a path are on the device.
     pub(super) fn on_device(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
         self.tree.matched(scope, &tokens[..pages * self.page_size()]).len()
     }
 
-    /// Tells which of the next saves and loads fail.
+    /// Sets which of the next saves and loads fail.
     pub fn expect_moves(&mut self, failures: Vec<bool>) {
         self.move_failures = failures.into();
     }
 
-    /// Whether the last plan or fork was refused because its load failed.
+    /// Returns whether the last plan or fork failed because its load failed.
     pub fn take_load_failed(&mut self) -> bool {
         std::mem::take(&mut self.load_failed)
     }
@@ -216,7 +217,7 @@ impl Model {
         self.move_failures.pop_front().unwrap_or(false)
     }
 
-    /// The backend is given the saves that wait. Returns whether it failed.
+    /// Gives the backend the waiting saves. Returns whether it fails.
     pub(super) fn flush_saves(&mut self) -> bool {
         let moves = !self.tree.hosts.saves.is_empty();
         self.tree.hosts.moves += u64::from(moves);
@@ -229,12 +230,12 @@ impl Model {
         failed
     }
 
-    /// Whether a sequence waits for pages in host memory.
+    /// Returns whether a sequence waits for pages in host memory.
     pub fn is_pending(&self, seq: SeqKey) -> bool {
         self.running(seq).is_ok_and(|sequence| sequence.pending > 0)
     }
 
-    /// `Engine::save_ahead`. Returns the pages saved, or nothing if the backend failed.
+    /// `Engine::save_ahead`. Returns the number of saved pages; `None` if the backend fails.
     pub fn save_ahead(&mut self, ahead: u32) -> Option<u32> {
         if self.tree.hosts.exists() {
             let gone = self.tree.save_ahead(ahead);
@@ -283,7 +284,8 @@ impl Model {
         Ok(loads.collect())
     }
 
-    /// What a sequence waits for, by page: the deepest pages first, then cells of each group from the last place on.
+    /// Returns the pages that a sequence waits for: first those of group 0, the deepest first, then those of cells,
+    /// group by group, beginning with the last place of each.
     fn lacking(&self, seq: SeqKey) -> Result<Vec<(Idle, usize)>, Error> {
         let sequence = self.running(seq)?;
         if sequence.pending == 0 {
@@ -302,7 +304,8 @@ impl Model {
         Ok(paths.map(|path| (Idle::Page(path), 0)).chain(cells).collect())
     }
 
-    /// Promised pages of a sequence that its loads may draw on: those it has fewer of once it is loaded.
+    /// Returns the number of promised pages that the load of a sequence consumes: the outstanding pages before the load
+    /// minus those after it.
     fn promised_to_load(&self, seq: SeqKey) -> usize {
         let sequence = &self.sequences[&seq];
         if sequence.pending == 0 {
@@ -313,17 +316,17 @@ impl Model {
         self.promised(seq).map_or(0, |promised| promised as usize) - after
     }
 
-    /// What a plan or a fork does first: loads what its sequences wait for.
+    /// Begins a plan or a fork: loads the pages that its sequences wait for.
     pub(super) fn load_first(&mut self, seqs: impl Iterator<Item = SeqKey>) -> Result<(), Error> {
         let waiting: Vec<_> = seqs.filter(|&seq| self.is_pending(seq)).collect();
         if !waiting.is_empty() {
             self.load_failed = !self.load(&waiting)?;
         }
-        // Any error will do: the replay asks for the reason.
+        // The replay reads `load_failed`, so the kind of error does not matter.
         if self.load_failed { Err(Error::EmptyBatch) } else { Ok(()) }
     }
 
-    /// The backend has made the loads, or failed.
+    /// Ends the loads, which the backend has made, or not if `failed` is set.
     fn end_load(&mut self, seqs: &[SeqKey], loads: &[(PageId, HostPageId)], failed: bool) {
         let pages: Vec<_> = loads.iter().map(|load| load.0).collect();
         self.pages.turn(

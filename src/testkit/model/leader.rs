@@ -1,4 +1,4 @@
-//! Who computes what a prompt needs, found by looking at every sequence.
+//! The leader of a prompt: the sequence that computes tokens of the prompt. The search looks at every sequence.
 
 use super::Model;
 use crate::id::{Scope, SeqKey, TokenId};
@@ -6,14 +6,14 @@ use crate::id::{Scope, SeqKey, TokenId};
 /// A sequence's first page that is not published, if all of its tokens and one more are known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Front {
-    /// The page's place in the sequence.
+    /// The index of the page in the sequence.
     at: usize,
-    /// When it came to be the front: smaller is earlier.
+    /// The time when it became the front: smaller is earlier.
     since: u64,
 }
 
 impl Model {
-    /// Looks whether a sequence still has its front, or another one. `begins`: whether it may have one that it had not.
+    /// Updates the front of a sequence. A sequence without a front gets one only if `begins` is set.
     pub(super) fn look_at_front(&mut self, seq: SeqKey, begins: bool) {
         let page_size = self.page_size();
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
@@ -28,8 +28,8 @@ impl Model {
         };
     }
 
-    /// The leader of a prompt, all but the last token of which are `tokens`, and how many of them it will have
-    /// computed.
+    /// Returns the leader of a prompt, and how many of the prompt's tokens it will have computed. `tokens` are all
+    /// tokens of the prompt but the last.
     pub(super) fn leader(&self, scope: Scope, tokens: &[TokenId]) -> Option<(SeqKey, u32)> {
         let page_size = self.page_size();
         let cached = self.tree.matched_len(scope, tokens);
@@ -43,7 +43,7 @@ impl Model {
         };
         page(tokens, cached)?;
         for at in (0..=cached).rev() {
-            // Of those with this front, behind what the prompt begins with too, and with that page, the first.
+            // Candidates have this front, and agree with the prompt in all pages up to the first that is not cached.
             let same = self.sequences.iter().filter(|(_, sequence)| {
                 let agrees = sequence.scope == scope && agrees(&sequence.tokens) > cached;
                 agrees && sequence.front.is_some_and(|front| front.at == at)
@@ -56,12 +56,12 @@ impl Model {
         None
     }
 
-    /// How often a sequence's text was cut.
+    /// Returns how often tokens of a sequence were removed.
     pub fn cut_count(&self, seq: SeqKey) -> usize {
         self.sequences[&seq].cuts.len()
     }
 
-    /// `Engine::is_leading` of a leader that was named after `cuts` cuts.
+    /// `Engine::is_leading` of a leader that was found after `cuts` removals of tokens.
     pub fn is_leading(&self, seq: SeqKey, cached_len: u32, cuts: usize) -> bool {
         let Ok(sequence) = self.running(seq) else { return false };
         let (len, page_size) = (cached_len as usize, self.page_size());

@@ -1,7 +1,7 @@
 //! The naive model of an engine: the result of every call, and the state after it.
 //!
-//! Written from the semantics (ARCHITECTURE.md and the documentation of `Engine`), not from the engine's code. It is
-//! slow on purpose: it searches where the engine has an index, and counts where the engine keeps counters.
+//! It is written from ARCHITECTURE.md and the documentation of `Engine`, not from the engine's code. It is slow on
+//! purpose: it searches where the engine has an index, and counts where the engine keeps counters.
 
 mod admission;
 mod cells;
@@ -33,12 +33,12 @@ use crate::stats::Stats;
 use leader::Front;
 use step::Step;
 
-/// What a fork must answer.
+/// The expected result of a fork.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForkWant {
     /// Source and target of the tail's copies.
     pub copies: Vec<(PageId, PageId)>,
-    /// Their step.
+    /// The step of the copies.
     pub step: Option<StepId>,
 }
 
@@ -48,33 +48,35 @@ struct Sequence {
     tokens: Vec<TokenId>,
     cached_len: usize,
     planned_len: usize,
-    /// Pages at the head of `table` that are the tree's, locked by this sequence.
+    /// Number of pages at the head of `table` that the tree owns and this sequence locks.
     published: usize,
-    /// Pages of its prefix behind those that `table` lacks: they are to be loaded.
+    /// Number of the next pages of its prefix, which must be loaded and which `table` lacks.
     pending: usize,
-    /// Those of them that were on the device, and pages of its tails' cells that were not, when it began to wait.
+    /// Number of pending pages that were on the device when it began to wait.
     on_device: usize,
+    /// Number of pages of its tails' cells that were in host memory alone when it began to wait.
     cell_pages: usize,
     /// The pages of group 0.
     table: Vec<PageId>,
-    /// Those of each further track, all of them its own from `held` on; the others are given up.
+    /// The pages of each further track. Pages before the place `held` are released; their entries have no meaning.
     others: Vec<Vec<PageId>>,
     /// The first place that it holds of each further track.
     held: Vec<usize>,
-    /// Of each limited group the held places whose pages are a cell's.
+    /// For each limited group, the held places whose pages belong to a cell.
     cells: Vec<BTreeSet<usize>>,
-    /// Pages behind which it keeps its tails, and those among them that the host asked for.
+    /// Numbers of pages at which it will keep its tails.
     marks: BTreeSet<usize>,
+    /// The marks that the host has added.
     asked: BTreeSet<usize>,
     /// The last mark whose tails it has kept.
     kept: usize,
-    /// Places that it is promised the pages of, those of `table` included.
+    /// Number of places for which pages are promised, including the places of `table`.
     promised: usize,
     preempted: bool,
     front: Option<Front>,
-    /// How many tokens were left each time that some were forgotten.
+    /// For each removal of tokens, the number of tokens that were left.
     cuts: Vec<usize>,
-    /// What is counted when one of its steps is committed.
+    /// The admission to count when the next of its steps is committed; `None` if it is counted.
     admission_kind: Option<AdmissionKind>,
     /// Counts preemptions: items planned in an earlier preemption_epoch are skipped.
     preemption_epoch: u32,
@@ -93,14 +95,14 @@ impl Sequence {
     }
 }
 
-/// How a sequence came to run, and with how many tokens cached.
+/// The way in which a sequence began to run, and the number of tokens that were cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AdmissionKind {
     Admitted { prompt_len: usize, hit_len: usize },
     Resumed { hit_len: usize },
 }
 
-/// What a sequence gave up.
+/// Pages or a lock that a sequence has released.
 #[derive(Clone, Debug)]
 enum Given {
     Pages(Vec<PageId>),
@@ -115,7 +117,7 @@ struct Lock {
     pages: usize,
 }
 
-/// An engine without the engineering.
+/// The model.
 #[derive(Clone, Debug)]
 pub struct Model {
     shape: EngineShape,
@@ -124,17 +126,17 @@ pub struct Model {
     sequences: BTreeMap<SeqKey, Sequence>,
     /// Steps that are not complete.
     steps: BTreeMap<u64, Step>,
-    /// What waits for steps, in the order it came: nothing returns before what came earlier.
+    /// Released pages and locks, each with the step that it waits for. They return in the order in which they came.
     fence: VecDeque<(u64, Given)>,
     last_step: u64,
     completed: u64,
-    /// The generation of the next prompt; with prefix reuse off each takes one of its own.
+    /// The generation of the next prompt. Without prefix reuse, each prompt has its own.
     generation: u64,
-    /// What has happened so far.
+    /// The event counters of the statistics. The model computes the other fields.
     counters: Stats,
-    /// Counts looks at fronts.
+    /// Number of calls of `look_at_front`, which is the time stamp of a new front.
     clock: u64,
-    /// Whether the backend failed at each save and load to come; those that are not listed succeed.
+    /// For each of the next saves and loads, whether the backend fails. Later ones succeed.
     move_failures: VecDeque<bool>,
     /// Whether the last plan or fork was refused because its load failed.
     load_failed: bool,
@@ -179,7 +181,7 @@ impl Model {
         self.shape.prefix == PrefixMode::Radix
     }
 
-    /// Page tables of a sequence.
+    /// Returns the number of page tables of a sequence.
     fn tracks(&self) -> usize {
         self.shape.table.tracks as usize
     }
@@ -205,9 +207,10 @@ impl Model {
         places + self.reaches().iter().map(|&(_, most)| places.min(most)).sum::<usize>()
     }
 
-    /// Returns the pages of a promise of `promised` places that a sequence with such tables has not drawn.
+    /// Returns the number of outstanding pages of a promise of `promised` places, for a sequence with such tables.
     ///
-    /// A cell counts as not drawn: given back, it may stay in use. Cells are those below `kept`.
+    /// Pages of cells count as outstanding: if the sequence gives a cell back, other sequences may still use it. The
+    /// places below `kept` have cells.
     fn outstanding(&self, promised: usize, len: usize, published: usize, kept: usize) -> usize {
         let others = self.reaches().into_iter().map(|(reach, most)| {
             let held = len - self.tree.first_held(reach, published).max(kept);
@@ -221,7 +224,7 @@ impl Model {
         self.shares() || self.tracks() > 1
     }
 
-    /// What a prompt may find in the tree: one token must be computed.
+    /// Returns the tokens of a prompt that may match. At least one token must be computed.
     fn findable<'a>(&self, tokens: &'a [TokenId]) -> &'a [TokenId] {
         match tokens.split_last() {
             Some((_, before)) if self.shares() => before,
@@ -306,7 +309,7 @@ impl Model {
         let sequence = self.sequence(seq)?;
         let outstanding =
             self.outstanding_of(sequence, sequence.promised, sequence.published, sequence.kept);
-        // Pages that are locked already are not outstanding; those of cells that are to be loaded are.
+        // Locked pages on the device are not outstanding. Pages of cells to load are outstanding.
         let waits = match sequence.promised {
             0 => 0,
             promised => sequence.cell_pages as i64 - sequence.on_device.min(promised) as i64,
@@ -314,7 +317,8 @@ impl Model {
         Ok((outstanding as i64 + waits) as u32)
     }
 
-    /// Returns the pages of a promise that a sequence has not drawn, if `published` pages were published and kept.
+    /// Returns the number of outstanding pages of a sequence if it had a promise of `promised` places, `published`
+    /// published pages and its last kept mark at `kept`.
     fn outstanding_of(
         &self,
         sequence: &Sequence,
@@ -325,12 +329,12 @@ impl Model {
         self.outstanding(promised, sequence.table.len(), published, kept)
     }
 
-    /// Pages that are promised and not drawn.
+    /// Returns the number of outstanding pages of all sequences.
     fn promised_pages(&self) -> u32 {
         self.sequences.keys().filter_map(|&seq| self.promised(seq).ok()).sum()
     }
 
-    /// Pages that are free or evictable, promised or not.
+    /// Returns the number of free and evictable pages, promised or not.
     fn there(&self) -> u32 {
         self.pages.count(PageIs::Free) + self.tree.evictable()
     }
@@ -340,15 +344,15 @@ impl Model {
         self.there().saturating_sub(self.promised_pages())
     }
 
-    /// The most pages that a call may take which draws on promises of `drawn` pages first: all that are there for
-    /// those, but for more only what leaves the other promises their pages.
+    /// Returns the maximum number of pages that a call may take if `drawn` of them are promised to it. Promised pages
+    /// may be any free or evictable pages. Others must leave enough pages for all outstanding promises.
     fn takes_at_most(&self, drawn: u32) -> u32 {
         let kept = |taken: u32| self.promised_pages() - drawn.min(taken);
         let may = |&taken: &u32| taken <= drawn || self.there() - taken >= kept(taken);
         (0..=self.there()).rev().find(may).expect("nothing may always be taken")
     }
 
-    /// `Engine::available_after`, found by doing it.
+    /// `Engine::available_after`: completes the step in a copy of the model.
     pub fn available_after(&self, step: StepId) -> u32 {
         let mut after = self.clone();
         after.open_fence(step.raw());
@@ -387,7 +391,7 @@ impl Model {
         }
     }
 
-    /// Counts a call that is refused for want of something, and passes its answer on.
+    /// Counts a call that fails because a resource is used up. Returns the result of the call.
     pub fn counted<T>(&mut self, answer: Result<T, Error>) -> Result<T, Error> {
         use Error::{OutOfPages, OutOfSequences, OutOfSteps, OutOfTokens};
         if let Err(
@@ -399,7 +403,7 @@ impl Model {
         answer
     }
 
-    /// The backend failed: the children that were made last do not count.
+    /// Uncounts the last `count` children of a fork, because the backend failed.
     pub fn forget_forks(&mut self, count: usize) {
         self.counters.forks -= count as u64;
     }
@@ -418,7 +422,8 @@ impl Model {
         Err(Error::OutOfPages { wanted: wanted as u64, available, after })
     }
 
-    /// The first step that brings something back after which all is well, found by doing it.
+    /// Returns the first step whose completion returns pages or locks and makes `is_well` true. It completes the steps
+    /// in a copy of the model.
     fn first_after(&self, is_well: impl Fn(&Self) -> bool) -> Option<StepId> {
         let mut after = self.clone();
         let steps = self.fence.iter().map(|waits| waits.0);
@@ -439,7 +444,7 @@ impl Model {
         self.pages.alloc(count)
     }
 
-    /// What a sequence releases returns at once if `last_step` is complete, else when it is.
+    /// Returns released pages or a lock at once if `last_step` is complete; otherwise adds them to the fence.
     fn give_up(&mut self, last_step: u64, given: Given) {
         if last_step <= self.completed {
             return self.give_back(given);

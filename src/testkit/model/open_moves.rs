@@ -1,4 +1,4 @@
-//! What stores read and write in the model: pages to be put, open puts and fetches, as plain records.
+//! Records of the pages that stores read and write in the model: pages to put, open puts and open fetches.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use crate::id::{HostPageId, Scope, TokenId};
 /// Scope (namespace, generation) and whole pages of tokens.
 pub type Path = (u64, u64, Vec<TokenId>);
 
-/// A page of the tree, and which of the pages with this path it is.
+/// A page of the tree. The version distinguishes it from earlier pages with the same path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Of {
     pub path: Path,
@@ -20,7 +20,7 @@ pub(super) struct Put {
     pub of: Of,
     /// The host page that the store reads; none for a page of the stage.
     pub host: Option<HostPageId>,
-    /// The save to it.
+    /// The last save to the page.
     pub save: u64,
     pub is_given: bool,
 }
@@ -29,13 +29,13 @@ pub(super) struct Put {
 pub(super) struct Fetch {
     pub number: u64,
     pub scope: Scope,
-    /// Up to the end of the last page.
+    /// All tokens of the prompt up to the end of the last fetched page.
     pub tokens: Vec<TokenId>,
     pub cached: usize,
     pub pages: Vec<HostPageId>,
 }
 
-/// What stores read and write.
+/// The pages that stores read and write.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Stores {
     pub queue: VecDeque<Of>,
@@ -44,8 +44,9 @@ pub struct Stores {
     pub stage_free: usize,
     pub fetches: Vec<Fetch>,
     pub last_fetch: u64,
-    /// Pages that stores have taken and given.
+    /// Number of pages that stores have read.
     pub done: u64,
+    /// Number of pages that stores have written and the tree has received.
     pub fetched: u64,
 }
 
@@ -54,7 +55,7 @@ impl Stores {
         Self { stage_free: stage_pages as usize, ..Self::default() }
     }
 
-    /// Forgets what waits: its generation is over.
+    /// Empties the queue, because its pages are of a generation that has ended.
     pub fn clear(&mut self) {
         self.queue.clear();
     }

@@ -1,15 +1,15 @@
-//! Who has each page: one state a page, found by looking.
+//! The state of each page. Searches look at all pages.
 
 use crate::id::PageId;
 
-/// What a page is.
+/// The state of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageIs {
-    /// Nobody's.
+    /// It has no owner.
     Free,
-    /// One sequence's.
+    /// It belongs to one sequence.
     Private,
-    /// The tree's.
+    /// It belongs to the tree.
     Cached,
     /// Released, but an unfinished step may still touch it.
     Fenced,
@@ -20,27 +20,27 @@ pub enum PageIs {
 pub struct Pages(Vec<PageIs>);
 
 impl Pages {
-    /// All free.
+    /// Creates `count` free pages.
     pub fn new(count: u32) -> Self {
         Self(vec![PageIs::Free; count as usize])
     }
 
-    /// The state of a page.
+    /// Returns the state of a page.
     pub fn state(&self, page: PageId) -> PageIs {
         self.0[page.index()]
     }
 
-    /// How many pages are in a state.
+    /// Returns the number of pages in a state.
     pub fn count(&self, state: PageIs) -> u32 {
         self.0.iter().filter(|&&is| is == state).count() as u32
     }
 
-    /// Pages of the pool.
+    /// Returns the number of pages of the pool.
     pub fn page_count(&self) -> u32 {
         self.0.len() as u32
     }
 
-    /// The `count` lowest free pages become private. The caller has checked that the pool has enough.
+    /// Makes the `count` lowest free pages private. The caller has checked that the pool has enough.
     pub fn alloc(&mut self, count: u32) -> Vec<PageId> {
         let free = (0..self.page_count()).map(PageId::new);
         let taken: Vec<_> =
@@ -50,7 +50,7 @@ impl Pages {
         taken
     }
 
-    /// Pages change their state.
+    /// Changes the state of pages.
     pub fn turn(&mut self, pages: &[PageId], from: PageIs, to: PageIs) {
         for page in pages {
             let state = &mut self.0[page.index()];

@@ -1,4 +1,4 @@
-//! What a sequence goes through after admission, but for its steps: extended, preempted, resumed, forked, finished.
+//! The calls about a sequence after its admission, except those of steps.
 
 use super::{AdmissionKind, ForkWant, Given, Lock, Model, PageIs, Sequence, Step};
 use crate::error::Error;
@@ -6,7 +6,7 @@ use crate::id::{Scope, SeqKey, StepId, TokenId};
 use crate::system::finish::Keep;
 
 impl Sequence {
-    /// Tokens from `len` on are about to be forgotten, if there are any.
+    /// Records that the tokens from `len` on are about to be removed, if there are any.
     pub(super) fn cut(&mut self, len: usize) {
         if len < self.tokens.len() {
             self.cuts.push(len);
@@ -35,18 +35,18 @@ impl Model {
         self.shape.table.chunk_pages as usize * self.page_size()
     }
 
-    /// Chunks of the page tables that a sequence has.
+    /// Returns the number of chunks of the page tables that a sequence has.
     fn chunks(&self, sequence: &Sequence) -> usize {
         let tokens = sequence.tokens.len().max(sequence.table.len() * self.page_size());
         tokens.div_ceil(self.chunk_tokens())
     }
 
-    /// Chunks that a sequence lacks to have `len` tokens.
+    /// Returns the number of chunks that a sequence lacks for `len` tokens.
     pub(super) fn chunks_lacking(&self, sequence: &Sequence, len: usize) -> usize {
         len.div_ceil(self.chunk_tokens()).saturating_sub(self.chunks(sequence))
     }
 
-    /// Whether `chunks` more fit.
+    /// Checks that `chunks` more chunks fit.
     pub(super) fn check_chunks(&self, chunks: usize) -> Result<(), Error> {
         let used: usize = self.sequences.values().map(|sequence| self.chunks(sequence)).sum();
         let free = self.shape.table.chunk_count as usize - used;
@@ -57,9 +57,10 @@ impl Model {
         Ok(())
     }
 
-    /// Publishes the whole pages below what is known and computed.
+    /// Publishes the whole pages of known, computed tokens.
     ///
-    /// A chunk at a time, which shows only in what becomes stale: the second piece grows the leaf of the first.
+    /// As in the engine, one call of `insert` publishes the pages of one chunk. The second call grows the leaf of the
+    /// first, which makes matches stale; nothing else depends on the division.
     pub(super) fn publish(&mut self, seq: SeqKey) {
         let page_size = self.page_size();
         let chunk_pages = self.shape.table.chunk_pages as usize;
@@ -97,7 +98,7 @@ impl Model {
         self.look_at_front(seq, false);
     }
 
-    /// A sequence releases its pages past the first `keep`, none of them published.
+    /// Releases the pages of a sequence after the first `keep`. None of them is published.
     pub(super) fn trim(&mut self, seq: SeqKey, keep: usize) {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         assert!(keep >= sequence.published, "the model trims what is published");
@@ -106,7 +107,7 @@ impl Model {
         self.give_up_pages(last_step, pages);
     }
 
-    /// A sequence releases all its pages and its lock.
+    /// Releases all pages and the lock of a sequence.
     fn let_go(&mut self, seq: SeqKey) {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         let end = sequence.table.len();
@@ -135,7 +136,7 @@ impl Model {
         self.give_up(last_step, Given::Lock(lock));
     }
 
-    /// Whether all promises can be kept if a sequence keeps its tails at a mark.
+    /// Returns whether W4 holds if a sequence keeps its tails at a mark.
     pub(super) fn keeps_promises(&self, seq: SeqKey, mark: usize) -> bool {
         let sequence = &self.sequences[&seq];
         let outstanding =
@@ -145,14 +146,14 @@ impl Model {
         promised <= (self.there() + self.pages.count(PageIs::Fenced)) as usize
     }
 
-    /// Keeps the tails behind what is published.
+    /// Keeps the tails at the end of the published pages.
     fn keep_now(&mut self, seq: SeqKey) {
         let Sequence { published, last_step, .. } = self.sequences[&seq];
         let duplicates = self.keep_tails(seq, published);
         self.give_up_pages(last_step, duplicates);
     }
 
-    /// Pages of the cells in the tails of a prefix.
+    /// Returns the number of device pages of the cells in the tails of a prefix.
     pub(super) fn tail_pages(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
         let keys = self.tree.tail_cells(scope, tokens, pages);
         keys.iter().map(|key| self.tree.cells[key].pages.len()).sum()
@@ -308,7 +309,7 @@ impl Model {
         let of_parent = |kept| self.outstanding_of(parent, parent.promised, pages, kept);
         let more = of_parent(pages) - of_parent(parent.kept);
         self.check_pages(keys.len() * (copied + outstanding) + more, 0)?;
-        // The copies' pages are taken first: publishing may put idle pages to use.
+        // The pages for the copies are taken first, because publishing may lock idle pages.
         let targets = self.take_pages(keys.len() * copied);
         self.publish(seq);
         self.keep_now(seq);
@@ -363,7 +364,7 @@ impl Model {
     }
 }
 
-/// Whether all tokens, which are to stand from `start` on, are tokens.
+/// Checks that no token is the placeholder. The first token has position `start`.
 pub(super) fn check_known(start: usize, tokens: &[TokenId]) -> Result<(), Error> {
     match tokens.iter().position(|token| *token == TokenId::PENDING) {
         Some(at) => Err(Error::PendingToken { position: (start + at) as u32 }),

@@ -1,4 +1,4 @@
-//! Steps: planned, committed or aborted, and gone once complete.
+//! Steps: planned, then committed or aborted, and removed when they are complete.
 
 use super::draft::{DraftToken, tokens_of};
 use super::{AdmissionKind, Model, PageIs};
@@ -13,9 +13,9 @@ pub(super) struct Item {
     preemption_epoch: u32,
     pub start: usize,
     pub end: usize,
-    /// A rollback has cut it, or nothing of its drafts was kept.
+    /// Whether a rollback has removed tokens of it, or all its drafts were rejected.
     pub cut: bool,
-    /// Its tokens, where they are drafts that wait to be accepted.
+    /// Its tokens, if they are drafts that wait for `accept`.
     pub draft: Option<Vec<DraftToken>>,
 }
 
@@ -28,19 +28,19 @@ impl Item {
 /// A step that is not complete.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
-    /// What it plans or has planned; nothing once aborted.
+    /// Its items; empty after an abort.
     pub(super) items: Vec<Item>,
-    /// Neither committed nor aborted.
+    /// Whether it is neither committed nor aborted.
     pub(super) open: bool,
 }
 
 impl Step {
-    /// A batch of page copies: nothing to commit.
+    /// Returns the step of a fork's copies, which needs no commit.
     pub(super) fn copy() -> Self {
         Self { items: Vec::new(), open: false }
     }
 
-    /// A rollback: a sequence's items end at `len`.
+    /// Records a rollback: the items of a sequence end at `len`.
     pub(super) fn cap(&mut self, seq: SeqKey, preemption_epoch: u32, len: usize) {
         for item in self
             .items
@@ -54,7 +54,7 @@ impl Step {
     }
 }
 
-/// One sequence of a plan, as it must be.
+/// The expected row of a sequence in a plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RowWant {
     /// The sequence.
@@ -67,14 +67,14 @@ pub struct RowWant {
     pub kv_len: u32,
     /// The page table of group 0.
     pub table: Vec<PageId>,
-    /// Those of further tracks.
+    /// The page tables of the further tracks.
     pub others: Vec<Vec<PageId>>,
-    /// The first place that is held of each of them.
+    /// The first held place of each further track.
     pub held: Vec<usize>,
 }
 
 impl RowWant {
-    /// All page tables, as far as they are held: the first place of each, and the pages from there on.
+    /// Returns the held part of each page table: its first place, and the pages from there on.
     pub fn tables(&self) -> impl Iterator<Item = (usize, &[PageId])> {
         let others = self.others.iter().zip(&self.held);
         let others = others.map(|(own, &first)| (first, &own[first..]));
@@ -82,7 +82,7 @@ impl RowWant {
     }
 }
 
-/// A plan, as it must be.
+/// The expected plan.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PlanWant {
     /// The step.
@@ -91,34 +91,34 @@ pub struct PlanWant {
     pub rows: Vec<RowWant>,
     /// The new tokens.
     pub tokens: Vec<TokenId>,
-    /// Their positions.
+    /// The positions of the new tokens.
     pub positions: Vec<u32>,
-    /// Their slots.
+    /// The slots of the new tokens.
     pub slots: Vec<i64>,
-    /// Their slots in each further track.
+    /// The slots of the new tokens in each further track.
     pub track_slots: Vec<Vec<i64>>,
-    /// Their masks, if any has one.
+    /// The masks of the new tokens, if one of them has a mask.
     pub masks: Vec<u64>,
 }
 
 impl Model {
-    /// Steps that are neither committed nor aborted, first to last.
+    /// Returns the steps that are neither committed nor aborted, first to last.
     pub fn open_steps(&self) -> Vec<StepId> {
         let open = self.steps.iter().filter(|(_, step)| step.open);
         open.map(|(&id, _)| StepId::new(id)).collect()
     }
 
-    /// Steps that are not complete, first to last.
+    /// Returns the steps that are not complete, first to last.
     pub fn unfinished_steps(&self) -> Vec<StepId> {
         self.steps.keys().map(|&id| StepId::new(id)).collect()
     }
 
-    /// The last step planned.
+    /// Returns the last planned step.
     pub fn last_step(&self) -> StepId {
         StepId::new(self.last_step)
     }
 
-    /// All steps up to this one are complete.
+    /// Returns the last complete step. All earlier steps are complete.
     pub fn completed(&self) -> StepId {
         StepId::new(self.completed)
     }
@@ -136,7 +136,7 @@ impl Model {
         self.last_step
     }
 
-    /// Most tokens that a plan may extend a sequence by.
+    /// Returns the maximum number of tokens of a sequence in the next plan.
     pub fn extend_max(&self, seq: SeqKey) -> Result<u32, Error> {
         let sequence = self.running(seq)?;
         let known = sequence.tokens.len().saturating_sub(sequence.planned_len) as u32;
@@ -170,14 +170,14 @@ impl Model {
         self.check_chunks(items.iter().map(lacking).sum())
     }
 
-    /// Places that a sequence lacks for `len` tokens more.
+    /// Returns the number of places that a sequence lacks for an item.
     fn pages_for(&self, item: &Extend) -> usize {
         let sequence = &self.sequences[&item.seq];
         let end = sequence.planned_len + item.len as usize;
         end.div_ceil(self.page_size()) - sequence.table.len()
     }
 
-    /// Pages of a batch that is in order which are promised to its sequences.
+    /// Returns how many of the pages that a valid batch takes are promised to its sequences.
     fn drawn_by(&self, items: &[Extend]) -> usize {
         let drawn = |item: &Extend| {
             let sequence = &self.sequences[&item.seq];
@@ -189,7 +189,7 @@ impl Model {
         items.iter().map(drawn).sum()
     }
 
-    /// Whether a batch that is in order takes promised pages only.
+    /// Returns whether a valid batch takes only promised pages.
     pub fn is_promised(&self, items: &[Extend]) -> bool {
         let needed: usize = items.iter().map(|item| self.pages_for(item)).sum();
         needed * self.tracks() == self.drawn_by(items)
@@ -249,7 +249,7 @@ impl Model {
         let (page_size, count) = (self.page_size(), self.pages_for(item));
         let sequence = self.sequences.get_mut(&item.seq).expect("checked");
         let (start, end) = (sequence.planned_len, sequence.planned_len + item.len as usize);
-        // One track's after another's.
+        // The pages of the first track come first, then those of each further track.
         sequence.table.extend(pages.by_ref().take(count));
         sequence.others.iter_mut().for_each(|own| own.extend(pages.by_ref().take(count)));
         sequence.planned_len = end;
@@ -282,12 +282,12 @@ impl Model {
         self.steps.get_mut(&step).expect("just made").items.push(item);
     }
 
-    /// Whether a page is nobody's.
+    /// Returns whether a page is free.
     pub fn is_free(&self, page: PageId) -> bool {
         self.page(page) == PageIs::Free
     }
 
-    /// The item's sequence, if it is still in the preemption_epoch that planned the item.
+    /// Returns whether the item's sequence exists, and was not preempted after the plan of the item.
     fn alive(&self, item: &Item) -> bool {
         let sequence = self.sequences.get(&item.seq);
         sequence.is_some_and(|sequence| {

@@ -8,18 +8,18 @@ use crate::backend::Moved;
 use crate::error::Error;
 use crate::id::{HostPageId, Namespace, Scope, TokenId};
 
-/// Most puts and fetches at a time.
+/// Maximum numbers of open puts and open fetches.
 const PUTS_MAX: usize = 1024;
 const FETCHES_MAX: usize = 256;
 
-/// A put that the store is given.
+/// The expected record of a put.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PutWant {
-    /// Counts puts.
+    /// Number of the put, counted from 1.
     pub number: u64,
     /// Namespace, generation and all tokens up to the page's end.
     pub path: Path,
-    /// The host page; none: one of the stage.
+    /// The host page; `None` for a page of the stage.
     pub host: Option<HostPageId>,
 }
 
@@ -28,7 +28,7 @@ impl Tree {
         self.pages.get(&of.path).is_some_and(|held| held.version == of.version)
     }
 
-    /// A page was published: it is to be put.
+    /// Queues a published page to be put.
     pub(super) fn queue_put(&mut self, path: Path) {
         let version = self.pages[&path].version;
         self.push_put(Of { path, version });
@@ -72,7 +72,7 @@ impl Tree {
         staged
     }
 
-    /// The copies to the stage failed: their puts come again.
+    /// Cancels the puts whose copies to the stage have failed, and queues their pages again.
     fn fail_staged(&mut self) {
         let last = self.hosts.moves;
         let failed = |put: &Put| put.host.is_none() && put.save == last;
@@ -83,7 +83,7 @@ impl Tree {
         self.stores.puts.retain(|put| !failed(put));
     }
 
-    /// The puts that the store is given now.
+    /// Gives the store the puts whose pages it can read, and returns them.
     fn give_puts(&mut self, saved: u64) -> Vec<PutWant> {
         let mut given = Vec::new();
         for at in 0..self.stores.puts.len() {
@@ -120,7 +120,8 @@ impl Tree {
         true
     }
 
-    /// Makes fetched pages entries behind the first `locked` pages of a path, and locks them.
+    /// Inserts fetched pages after the first `locked` pages of a path, and locks all pages up to their end. Returns how
+    /// many of them the tree already had.
     fn insert_fetched(
         &mut self,
         scope: Scope,
@@ -154,8 +155,8 @@ impl Tree {
 }
 
 impl Model {
-    /// `Engine::puts`, if it answered with puts: none where the backend failed. `saved`: the last save that the backend
-    /// reports as done, unless it failed to.
+    /// `Engine::puts`; `None` if the backend failed. `saved` is the last save that the backend reports as done; `None`
+    /// if the report failed.
     pub fn puts(&mut self, max: usize, saved: Option<u64>) -> Option<Vec<PutWant>> {
         if !self.tree.hosts.exists() {
             return Some(Vec::new());
@@ -171,7 +172,7 @@ impl Model {
         Some(self.tree.give_puts(saved?))
     }
 
-    /// Stores have no pages of cells.
+    /// Checks that there is one group, because stores have no pages of cells.
     pub fn check_groups(&self) -> Result<(), Error> {
         match self.shape.layout.groups().count() {
             1 => Ok(()),
@@ -184,8 +185,8 @@ impl Model {
         self.tree.end_put(number, ok)
     }
 
-    /// `Engine::fetch`: the cached pages, and the host pages to write. `moved`: what the backend reports as done, if it
-    /// did not fail; else the answer is nothing.
+    /// `Engine::fetch`: returns the number of cached pages, and the host pages to write. `moved` contains the moves
+    /// that the backend reports as done; `None` if the report failed, and then the result is `None` too.
     pub fn fetch(
         &mut self,
         namespace: Namespace,
@@ -209,7 +210,7 @@ impl Model {
         let (scope, tokens) = (self.next_scope(namespace), &prompt[..prompt.len() - 1]);
         let cached = self.tree.hit(scope, tokens);
         let wanted = (most as usize).min(tokens.len() / self.page_size() - cached);
-        // Pages that are locked back no promise.
+        // A locked page backs no promise.
         let idle = self.tree.idle_on_path(scope, tokens, cached);
         if wanted == 0 || idle > self.available() {
             return Ok(None);
@@ -258,12 +259,12 @@ impl Model {
 }
 
 impl Hosts {
-    /// A put reads a page.
+    /// Records that a put reads a page.
     fn begin_read(&mut self, page: HostPageId) {
         assert!(self.reading.insert(page), "a page is put once at a time");
     }
 
-    /// A put is done: its page is free if its entry has left it.
+    /// Records the end of a put. Its page becomes free if it no longer belongs to an entry.
     fn end_read(&mut self, page: HostPageId) {
         self.reading.remove(&page);
         if self.leaving.remove(&page) {
@@ -271,18 +272,18 @@ impl Hosts {
         }
     }
 
-    /// A fetch writes a page that was taken.
+    /// Records that a fetch writes a taken page.
     fn begin_fill(&mut self, page: HostPageId) {
         self.filling.insert(page);
     }
 
-    /// A fetch is done with a page.
+    /// Records the end of a fetch of a page, which becomes free if it has not arrived.
     fn end_fill(&mut self, page: HostPageId, arrived: bool) {
         self.filling.remove(&page);
         self.taken[page.index()] = arrived;
     }
 
-    /// Whether the moves of a page are done.
+    /// Returns whether the backend has done all moves of a page.
     fn is_idle(&self, page: HostPageId, moved: Moved) -> bool {
         self.saved_by[page.index()] <= moved.saved.raw()
             && self.loaded_by[page.index()] <= moved.loaded.raw()

@@ -1,7 +1,7 @@
-//! The prefix tree with one map entry a page: exact page-level LRU, nothing shared, nothing clever.
+//! The prefix tree as a map with an entry for each page, and LRU eviction of single pages.
 //!
-//! The key of a page is its scope and all tokens up to its end. Nodes matter in one respect only: which matches become
-//! stale. So each page stores whether a node begins at it.
+//! The key of a page is its scope and all tokens up to its end. The nodes of the engine's tree affect only which
+//! matches become stale. So each page stores whether a node begins at it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub(super) struct Held {
     pub host: Option<HostPageId>,
     /// Locks on it or below it.
     pub users: u32,
-    /// When its last user went away. Smaller is older; of no meaning while it has users.
+    /// The time when it lost its last user; smaller is older. It has no meaning while the page has users.
     pub idle_since: u64,
     /// Whether a node begins here.
     pub first_of_node: bool,
@@ -38,9 +38,9 @@ pub(in crate::testkit) struct CellHeld {
     pub pages: Vec<PageId>,
     pub host: Vec<HostPageId>,
     pub users: u32,
-    /// Steps that are not complete, of users that are gone.
+    /// Unfinished steps for which released uses wait.
     pub waits: Vec<u64>,
-    /// When it came to have no users, but for those that wait.
+    /// The time when it lost its last user that does not wait for a step.
     pub since: u64,
 }
 
@@ -49,20 +49,20 @@ impl CellHeld {
         self.users == 0 && self.waits.is_empty()
     }
 
-    /// Pages that are to be loaded before it is used.
+    /// Returns the number of pages that must be loaded before it is used.
     pub fn host_only(&self) -> usize {
         if self.pages.is_empty() { self.host.len() } else { 0 }
     }
 }
 
-/// What an insertion found and did.
+/// The result of an insertion.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Published {
-    /// The pages of the path from the lock's end on, whose-ever they were.
+    /// The pages of the path after the lock's end, whether the tree had them or the caller.
     pub table: Vec<PageId>,
-    /// The caller's pages that are the tree's now.
+    /// The caller's pages that now belong to the tree.
     pub taken: Vec<PageId>,
-    /// The caller's pages that the tree has others for.
+    /// The caller's pages for which the tree already had pages.
     pub duplicates: Vec<PageId>,
 }
 
@@ -70,26 +70,26 @@ pub struct Published {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tree {
     pub(super) page_size: usize,
-    /// What each limited group reads, and its tracks among those behind the first one.
+    /// The reach of each limited group, and its range among the further tracks.
     pub(in crate::testkit) limited: Vec<(Reach, Range<usize>)>,
     pub(super) pages: BTreeMap<Path, Held>,
     pub(super) hosts: Hosts,
     pub(super) stores: Stores,
-    /// Most pages that wait to be put.
+    /// Maximum number of pages that wait to be put.
     pub(super) put_queue_len: usize,
-    /// Pages that were added so far.
+    /// Number of pages added so far.
     pub(super) versions: u64,
     pub(in crate::testkit) cells: BTreeMap<CellKey, CellHeld>,
-    /// Pages and cells that were evicted so far.
+    /// Numbers of pages and cells evicted so far.
     pub(in crate::testkit) evicted: (u64, u64),
-    /// The generation whose idle pages are kept; of all others they go with the last user.
+    /// The generation whose idle pages are kept. Pages of other generations are removed with their last user.
     kept_generation: Option<u64>,
     pub(super) clock: u64,
     changes: u64,
 }
 
 impl Tree {
-    /// An empty tree that keeps what is idle in `kept_generation`, if in any.
+    /// Creates an empty tree. It keeps only idle pages of `kept_generation`; none if that is `None`.
     pub fn new(page_size: u32, kept_generation: Option<u64>) -> Self {
         let page_size = page_size as usize;
         let (pages, cells) = (BTreeMap::new(), BTreeMap::new());
@@ -110,7 +110,7 @@ impl Tree {
         }
     }
 
-    /// Evicted pages move to so many pages of host memory from now on, and stores get pages, of `puts` at a time.
+    /// Turns on host memory of `count` pages, and puts. At most `puts` pages wait to be put; 0 turns puts off.
     pub(super) fn keep_hosts(&mut self, count: u32, stage_pages: u32, puts: usize) {
         (self.hosts, self.stores) = (Hosts::new(count), Stores::new(stage_pages));
         self.put_queue_len = puts;
@@ -120,7 +120,7 @@ impl Tree {
         (scope.namespace.raw(), scope.generation, tokens[..pages * self.page_size].to_vec())
     }
 
-    /// The pages directly below a path.
+    /// Returns the paths of the pages directly below a path.
     fn children(&self, path: &Path) -> Vec<Path> {
         let len = path.2.len() + self.page_size;
         let below = self.pages.range(path.clone()..).map(|(below, _)| below);
@@ -130,21 +130,22 @@ impl Tree {
         below.filter(|below| below.2.len() == len).cloned().collect()
     }
 
-    /// Device pages that the longest cached prefix of `tokens` has: those behind them are in host memory.
+    /// Returns the device pages of the longest cached prefix of `tokens`. The later pages of the prefix are in host
+    /// memory alone.
     pub fn matched(&self, scope: Scope, tokens: &[TokenId]) -> Vec<PageId> {
         let pages = (1..=tokens.len() / self.page_size)
             .map_while(|pages| self.pages.get(&self.path(scope, tokens, pages)));
         pages.map_while(|held| held.page).collect()
     }
 
-    /// The length of the longest cached prefix of `tokens` in pages, wherever these are.
+    /// Returns the number of pages of the longest cached prefix of `tokens`, on the device or in host memory.
     pub fn matched_len(&self, scope: Scope, tokens: &[TokenId]) -> usize {
         let is_cached = |&pages: &usize| self.pages.contains_key(&self.path(scope, tokens, pages));
         (1..=tokens.len() / self.page_size).take_while(is_cached).count()
     }
 
-    /// Every page of the kept generation: its namespace, all tokens up to its end, and whether it is on the device and
-    /// in host memory.
+    /// Returns every page of the kept generation: its namespace, all tokens up to its end, and whether it is on the
+    /// device and in host memory.
     pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId], [bool; 2])> {
         let kept = |(path, _): &(&Path, &Held)| self.kept_generation == Some(path.1);
         self.pages.iter().filter(kept).map(|((namespace, _, tokens), held)| {
@@ -153,18 +154,18 @@ impl Tree {
         })
     }
 
-    /// How many of the first `pages` of a path are on the device and nobody's.
+    /// Returns how many of the first `pages` pages of a path are on the device and idle.
     pub fn idle_on_path(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> u32 {
         let path = (1..=pages).map(|pages| &self.pages[&self.path(scope, tokens, pages)]);
         path.filter(|held| held.users == 0 && held.page.is_some()).count() as u32
     }
 
-    /// Counts what makes earlier matches stale: splits, growth, and every page that goes.
+    /// Returns the number of changes that make earlier matches stale: splits, growth, and removals of pages.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// A node ends behind the first `pages` of a path.
+    /// Splits the node after the first `pages` pages of a path, unless a node ends there.
     pub(super) fn cut(&mut self, scope: Scope, tokens: &[TokenId], pages: usize) {
         if pages == 0 {
             return;
@@ -178,7 +179,7 @@ impl Tree {
         }
     }
 
-    /// Counts a user of pages `from..to` of a path.
+    /// Counts one more user of the pages `from..to` of a path.
     pub(super) fn count_up(&mut self, scope: Scope, tokens: &[TokenId], from: usize, to: usize) {
         for pages in from + 1..=to {
             let path = self.path(scope, tokens, pages);
@@ -194,14 +195,14 @@ impl Tree {
         }
     }
 
-    /// Locks the first `pages` of a path.
+    /// Locks the first `pages` pages of a path.
     pub fn lock(&mut self, scope: Scope, tokens: &[TokenId], pages: usize) {
         self.cut(scope, tokens, pages);
         self.count_up(scope, tokens, 0, pages);
     }
 
-    /// Releases a lock on the first `pages` of a path. Returns the pages that went with it, of a generation that is not
-    /// kept.
+    /// Releases a lock on the first `pages` pages of a path. Returns the pages that are removed because their
+    /// generation is not kept.
     pub fn unlock(&mut self, scope: Scope, tokens: &[TokenId], pages: usize) -> Vec<PageId> {
         let mut gone = Vec::new();
         for pages in (1..=pages).rev() {
@@ -214,7 +215,7 @@ impl Tree {
             self.clock += 1;
             held.idle_since = self.clock;
             if self.kept_generation != Some(scope.generation) {
-                // No match can have found it: that of a kept generation would be stale since the reset.
+                // No valid match contains it: the reset has made earlier matches stale.
                 gone.extend(self.remove(&path));
                 gone.extend(self.drop_cells(&path));
             }
@@ -222,7 +223,8 @@ impl Tree {
         gone
     }
 
-    /// Publishes `own` as the pages of a path behind its first `locked`, which the caller has locked, and locks them.
+    /// Publishes `own` as the pages of a path after its first `locked` pages, which the caller has locked, and locks
+    /// them.
     pub fn insert(
         &mut self,
         scope: Scope,
@@ -235,7 +237,7 @@ impl Tree {
         let (old, on_device) = (self.matched_len(scope, text), self.matched(scope, text).len());
         let grows = self.can_grow(scope, tokens, old, locked);
         self.cut(scope, tokens, old);
-        // What is in host memory alone takes the caller's page.
+        // Pages that are in host memory alone take the caller's pages.
         for pages in on_device + 1..=old {
             let path = self.path(scope, tokens, pages);
             let held = self.pages.get_mut(&path).expect("it was matched");
@@ -274,8 +276,8 @@ impl Tree {
         }
     }
 
-    /// Whether pages behind the first `old` become part of the node that ends there: it has no children, and its one
-    /// user is the caller, whose lock ends there once it has followed what is cached already.
+    /// Returns whether new pages after the first `old` pages become part of the node that ends there. The node must
+    /// have no children, and no user but the caller, whose lock has moved along the cached pages to its end.
     fn can_grow(&self, scope: Scope, tokens: &[TokenId], old: usize, locked: usize) -> bool {
         if old == 0 {
             return false;
@@ -285,7 +287,7 @@ impl Tree {
         others == 0 && self.children(&path).is_empty()
     }
 
-    /// Evicts at least `count` pages: the cell or the page that is idle for the longest time, until there are enough.
+    /// Evicts cells and pages, the longest idle one first, until these are at least `count` pages.
     pub fn evict(&mut self, count: u32) -> Vec<PageId> {
         let mut gone = Vec::new();
         while gone.len() < count as usize {
@@ -324,7 +326,7 @@ impl Tree {
         }
     }
 
-    /// Drops every idle page, and from now on keeps only what `kept_generation` has.
+    /// Drops every idle page. From now on, only idle pages of `kept_generation` are kept.
     pub fn reset(&mut self, kept_generation: Option<u64>) -> Vec<PageId> {
         self.changes += 1;
         self.kept_generation = kept_generation;
@@ -339,14 +341,14 @@ impl Tree {
         gone
     }
 
-    /// Pages that nobody uses.
+    /// Returns the number of idle device pages.
     pub fn evictable(&self) -> u32 {
         let idle = |held: &&Held| held.users == 0 && held.page.is_some();
         let pages = self.pages.values().filter(idle).count() as u32;
         pages + self.cell_pages(CellHeld::is_idle)
     }
 
-    /// Pages that somebody uses.
+    /// Returns the number of device pages in use.
     pub fn protected(&self) -> u32 {
         let used = |held: &&Held| held.users > 0 && held.page.is_some();
         let pages = self.pages.values().filter(used).count() as u32;

@@ -7,6 +7,7 @@ use std::ops::Range;
 mod attention;
 mod bench_work;
 mod config;
+mod defects;
 mod drafts;
 mod either;
 mod ended_steps;

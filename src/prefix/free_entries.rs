@@ -189,7 +189,18 @@ fn longest_run(word: u64) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::longest_run;
+    use super::{FreeEntries, longest_run};
+
+    #[test]
+    fn a_large_run_ends_before_the_next_taken_entry() {
+        let mut entries = FreeEntries::new(256).expect("it is small");
+        assert_eq!(entries.take_run(128, false), (0, 128));
+        entries.release(0, 64);
+        assert_eq!(entries.take_run(96, false), (0, 64));
+        entries.release(64, 8);
+        entries.release(0, 64);
+        assert_eq!(entries.take_run(96, false), (0, 72));
+    }
 
     #[test]
     fn the_longest_run_is_found() {

@@ -464,6 +464,20 @@ mod tests {
     }
 
     #[test]
+    fn live_bytes_are_those_of_taken_entries_and_extents() {
+        let mut store = SpanStore::new(64, 2).expect("it is small");
+        assert_eq!(store.live_bytes(), 0);
+        // The entry after the first span is taken, so its next page takes an extent.
+        let mut spans = [0, 1].map(|_| store.create(&[TokenId::new(7); 6], &[PageId::new(0); 3]));
+        let of_entries = 6 * (2 * 4 + 4);
+        assert_eq!(store.live_bytes(), of_entries);
+        store.grow(&mut spans[0], &[TokenId::new(7); 2], &[PageId::new(0)]);
+        let extent = size_of::<super::Extent>() as u64;
+        assert_eq!(store.live_bytes(), of_entries + 12 + extent * u64::from(store.extent_count()));
+        assert!(store.extent_count() > 0);
+    }
+
+    #[test]
     fn large_spans_follow_one_another() {
         let (count, len) = (10, 96);
         let mut store = SpanStore::new(count * len, 1).expect("it is small");

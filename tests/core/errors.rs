@@ -57,6 +57,10 @@ fn the_mark_of_an_unknown_token_is_no_token() {
         let refused = Error::PendingToken { position: position as u32 };
         assert_eq!(engine.admit(namespace, &prompt, 0), Err(refused));
     }
+    // The search must not count marks in pairs.
+    let mut prompt = good.clone();
+    (prompt[3], prompt[7]) = (TokenId::PENDING, TokenId::PENDING);
+    assert_eq!(engine.admit(namespace, &prompt, 0), Err(Error::PendingToken { position: 3 }));
     assert_eq!(engine.stats().sequences, 0);
     let seq = engine.admit(namespace, &good, 0).expect("there is room");
     let mut more = [TokenId::new(1); 50];

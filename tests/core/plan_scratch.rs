@@ -1,8 +1,8 @@
 //! The sizes of an engine bound its largest plan, and a scratch of these sizes never grows.
 
 use kvarena::{
-    BatchPlan, Capacity, Engine, EngineConfig, EngineShape, Extend, Groups, KvShape, Namespace,
-    Null, PoolConfig, Reach, SeqKey, StepScratch, TokenId,
+    BatchPlan, Capacity, DraftTree, Engine, EngineConfig, EngineShape, Extend, Groups, KvShape,
+    Namespace, Null, PoolConfig, Reach, SeqKey, StepScratch, TokenId,
 };
 
 fn engine(page_size: u32, pages: u32, max_sequences: u32, max_tokens: u64) -> Engine<Null> {
@@ -93,6 +93,57 @@ fn a_batch_of_prefills_fits_the_scratch() {
             .collect();
         plan(&mut engine, &items);
     }
+}
+
+/// Every token has a slot in each track.
+#[test]
+fn prefills_of_many_tracks_fit_the_scratch() {
+    let reaches = [Reach::All, Reach::Window(40), Reach::Window(100), Reach::Chunk(64)];
+    let pool = PoolConfig {
+        layers: 4,
+        groups: Groups::new(&reaches, &[0, 1, 2, 3]).expect("four groups"),
+        capacity: Capacity::Pages(4_000),
+        ..Default::default()
+    };
+    let (rows, len) = (4, 3_000);
+    let config = EngineConfig {
+        max_sequences: rows,
+        max_sequence_len: len,
+        max_step_tokens: rows * len,
+        prefault: false,
+        ..pool.into()
+    };
+    let mut engine = Engine::new(config, Null).expect("the config is right");
+    let items: Vec<_> = (0..rows)
+        .map(|own| {
+            let namespace = Namespace::new(own.into());
+            let seq = engine.admit(namespace, &prompt(len), 0).expect("there is room");
+            Extend { seq, len }
+        })
+        .collect();
+    plan(&mut engine, &items);
+}
+
+/// A draft tree gives every token of the batch a mask.
+#[test]
+fn prefills_beside_a_draft_tree_fit_the_scratch() {
+    let mut engine = engine(16, 13_000, 64, 40_000);
+    let mut tree = DraftTree::new();
+    tree.set(9, &[0, 0, 1]).expect("parents precede children");
+    let seq = engine.admit(Namespace::default(), &prompt(9), 0).expect("there is room");
+    plan(&mut engine, &[Extend { seq, len: 9 }]);
+    engine.append(seq, &prompt(3)).expect("there is room");
+    let mut items = vec![Extend { seq, len: 3 }];
+    for own in 1..=4 {
+        let len = 3_000;
+        let seq = engine.admit(Namespace::new(own), &prompt(len), 0).expect("there is room");
+        items.push(Extend { seq, len });
+    }
+    let mut scratch = scratch(engine.shape(), 5, 12_003);
+    let held = scratch.bytes();
+    let plan = engine.plan_drafts(&mut scratch, &items, &[tree.draft(seq)]).expect("room");
+    assert_eq!(plan.masks.len(), 12_003);
+    assert_eq!(scratch.bytes(), held, "the scratch has grown");
 }
 
 #[test]

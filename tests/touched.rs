@@ -8,8 +8,8 @@ use std::hash::{DefaultHasher, Hasher};
 use std::sync::Mutex;
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Namespace, Null, PoolConfig, SeqKey, StepId,
-    StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, Extend, Groups, Hashing, Namespace, Null, PoolConfig, Reach,
+    SeqKey, StepId, StepScratch, TokenId,
 };
 
 /// Minimum size of recorded blocks.
@@ -20,7 +20,7 @@ const SYSTEM_PAGE: usize = 4096;
 /// also detected.
 struct Knowing;
 
-static BLOCKS: Mutex<[(usize, usize); 64]> = Mutex::new([(0, 0); 64]);
+static BLOCKS: Mutex<[(usize, usize); 256]> = Mutex::new([(0, 0); 256]);
 
 fn know(old: (usize, usize), new: (usize, usize)) {
     let mut blocks = BLOCKS.lock().expect("no thread panics here");
@@ -114,8 +114,12 @@ impl Host {
     }
 }
 
+/// Held by each test, because another thread would touch memory too.
+static ALONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn the_first_rare_operation_touches_few_pages() {
+    let _alone = ALONE.lock();
     const NODES: u32 = 100_000;
     let capacity = Capacity::Pages(NODES + 100);
     let pool = PoolConfig { page_size: 1, capacity, ..Default::default() };
@@ -141,4 +145,35 @@ fn the_first_rare_operation_touches_few_pages() {
     assert!(leave < 2 * usual + 16, "the first lock that waits changes {leave} pages");
     host.engine.complete(step).expect("it is committed");
     host.engine.verify().expect("all invariants hold");
+}
+
+/// Returns the bytes of this process that memory backs.
+#[cfg(target_os = "linux")]
+fn resident() -> u64 {
+    let fields = std::fs::read_to_string("/proc/self/statm").expect("Linux has it");
+    let pages: u64 = fields.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("pages");
+    pages * SYSTEM_PAGE as u64
+}
+
+/// Memory that only the first use of a table would back costs a step its page faults.
+#[cfg(target_os = "linux")]
+#[test]
+fn prefaulted_tables_are_backed_by_memory() {
+    let _alone = ALONE.lock();
+    let plain = PoolConfig { capacity: Capacity::Pages(100_000), ..Default::default() };
+    let hosts = PoolConfig { host_pages: 100_000, stage_pages: 64, ..plain };
+    let windows = Groups::new(&[Reach::All, Reach::Window(64)], &[0, 1, 1, 1]);
+    let groups = PoolConfig { layers: 4, groups: windows.expect("two groups"), ..hosts };
+    // All engines live to the end, because the allocator keeps freed memory.
+    let mut engines = Vec::new();
+    for pool in [plain, hosts, groups] {
+        let hashing = Some(Hashing::Dynamo);
+        let config = EngineConfig { event_pages: 1000, hashing, ..EngineConfig::from(pool) };
+        let bytes = config.shape().expect("the config is right").bytes().host();
+        let before = resident();
+        engines.push(Engine::new(config, Null).expect("the config is right"));
+        let backed = resident() - before;
+        // Small tables share system pages and are not touched.
+        assert!(backed + bytes / 100 > bytes, "{backed} of {bytes} bytes");
+    }
 }

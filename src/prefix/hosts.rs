@@ -113,6 +113,7 @@ impl Hosts {
         self.residency.prefault();
         touch_reserved(&mut self.saves, PageMove::zeroed());
         touch_reserved(&mut self.saving, (NodeKey::default(), 0));
+        self.puts.prefault();
         self.fetches.prefault();
     }
 

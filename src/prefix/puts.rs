@@ -17,7 +17,7 @@ use crate::bitmap::{Bitmap, Bits};
 use crate::hash::PageHash;
 use crate::host::HostPool;
 use crate::id::{HostPageId, MoveId};
-use crate::memory::{OutOfMemory, reserved, reserved_queue, zeroed};
+use crate::memory::{OutOfMemory, reserved, reserved_queue, touch, touch_deque, zeroed};
 use crate::moves::{Put, PutId};
 use crate::plan::PageMove;
 
@@ -85,6 +85,12 @@ impl Puts {
             staged: reserved(stage_pages.into())?,
             done: 0,
         })
+    }
+
+    pub fn prefault(&mut self) {
+        touch(&mut self.versions);
+        touch(&mut self.before);
+        touch_deque(&mut self.queue, Version { entry: 0, count: 0 });
     }
 
     pub fn bytes(entries: u32, stage_pages: u32) -> u64 {

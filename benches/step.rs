@@ -1,5 +1,5 @@
 //! Measures a whole decode step: plan, commit, complete, and appending the next token of each sequence. Also measures
-//! the engine's work for moves to host memory and back; there an item is a moved page.
+//! the engine's work for moves to host memory and back, and to a store and back; there an item is a moved page.
 
 mod cases;
 
@@ -49,4 +49,21 @@ fn save_ahead(bencher: Bencher<'_, '_>, node_pages: u32) {
     };
     let bencher = bencher.counter(ItemsCount::new(MOVED)).with_inputs(prepare);
     bencher.bench_local_values(|()| tiers.borrow_mut().save_ahead());
+}
+
+/// Gives pages to a store: [`kvarena::Engine::puts`] and `put_done`.
+#[divan::bench(args = [1, 16, 64], sample_count = 50, sample_size = 1)]
+fn put(bencher: Bencher<'_, '_>, node_pages: u32) {
+    let mut tiers = Tiers::with_store(node_pages);
+    tiers.put();
+    bencher.counter(ItemsCount::new(MOVED)).bench_local(|| tiers.put());
+}
+
+/// Takes pages from a store: [`kvarena::Engine::fetch`] and `fetched`.
+#[divan::bench(args = [1, 16, 64], sample_count = 50, sample_size = 1)]
+fn fetch(bencher: Bencher<'_, '_>, node_pages: u32) {
+    let tiers = RefCell::new(Tiers::with_store(node_pages));
+    let prompts = || tiers.borrow_mut().new_prompts(node_pages);
+    let bencher = bencher.counter(ItemsCount::new(MOVED)).with_inputs(prompts);
+    bencher.bench_local_refs(|prompts| tiers.borrow_mut().fetch(prompts));
 }

@@ -2,7 +2,8 @@
 //! measured.
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Null, PoolConfig, SeqKey, StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, Extend, Hashing, Null, PoolConfig, PutId, SeqKey, StepScratch,
+    TokenId,
 };
 
 use super::NAMESPACE;
@@ -10,6 +11,8 @@ use super::NAMESPACE;
 const PAGE_SIZE: u32 = 16;
 /// Number of pages that a call moves in each direction.
 pub const MOVED: u32 = 1024;
+/// Pages that a store takes at a time.
+const PUTS: usize = 16;
 
 /// Two sets of prompts. The device has memory for one set, so loading a set evicts the other.
 pub struct Tiers {
@@ -17,11 +20,25 @@ pub struct Tiers {
     sets: [Vec<Vec<TokenId>>; 2],
     loading: Vec<SeqKey>,
     turn: usize,
+    puts: Vec<PutId>,
+    /// Number of prompts that were fetched or will be fetched next.
+    fetched: u32,
 }
 
 impl Tiers {
     /// Creates the case for prompts of `pages` whole pages. Each prompt is one node of the tree.
     pub fn new(pages: u32) -> Self {
+        Self::with_hashing(pages, None)
+    }
+
+    /// Creates the case with page hashes, which stores need, and with all pages in host memory.
+    pub fn with_store(pages: u32) -> Self {
+        let mut tiers = Self::with_hashing(pages, Some(Hashing::Dynamo));
+        tiers.save_ahead();
+        tiers
+    }
+
+    fn with_hashing(pages: u32, hashing: Option<Hashing>) -> Self {
         let prompts = MOVED / pages;
         let pool = PoolConfig {
             page_size: PAGE_SIZE,
@@ -30,14 +47,24 @@ impl Tiers {
             ..PoolConfig::default()
         };
         let tokens = u64::from(2 * (MOVED + prompts) * PAGE_SIZE);
-        let config =
-            EngineConfig { max_sequences: prompts, max_tokens: tokens, ..EngineConfig::from(pool) };
+        let config = EngineConfig {
+            max_sequences: prompts,
+            max_tokens: tokens,
+            hashing,
+            ..EngineConfig::from(pool)
+        };
         let engine = Engine::new(config, Null).expect("the config is valid");
         let len = pages * PAGE_SIZE + 1;
         let prompt = |own: u32| (0..len).map(|i| TokenId::new(own * len + i)).collect();
         let sets = [0, 1].map(|set| (0..prompts).map(|i| prompt(set * prompts + i)).collect());
-        let mut tiers =
-            Self { engine, sets, loading: Vec::with_capacity(prompts as usize), turn: 0 };
+        let mut tiers = Self {
+            engine,
+            sets,
+            loading: Vec::with_capacity(prompts as usize),
+            turn: 0,
+            puts: Vec::with_capacity(PUTS),
+            fetched: 0,
+        };
         for _ in 0..2 {
             tiers.admit();
             tiers.compute();
@@ -79,6 +106,35 @@ impl Tiers {
     /// Saves all pages of the device ahead of their eviction.
     pub fn save_ahead(&mut self) {
         assert_eq!(self.engine.save_ahead(MOVED), Ok(MOVED));
+    }
+
+    /// Gives pages to a store, which rejects all of them, so that they come again.
+    pub fn put(&mut self) {
+        for _ in 0..MOVED as usize / PUTS {
+            let count = self.engine.puts(PUTS, |put| self.puts.push(put.id));
+            assert_eq!(count, Ok(PUTS));
+            self.puts.drain(..).for_each(|id| assert!(self.engine.put_done(id, false)));
+        }
+    }
+
+    /// Returns prompts of `pages` whole pages that no call has returned before.
+    pub fn new_prompts(&mut self, pages: u32) -> Vec<Vec<TokenId>> {
+        let (prompts, len) = (MOVED / pages, pages * PAGE_SIZE + 1);
+        let first = 2 * prompts + self.fetched;
+        self.fetched += prompts;
+        let prompt = |own: u32| (0..len).map(|i| TokenId::new(own * len + i)).collect();
+        (first..first + prompts).map(prompt).collect()
+    }
+
+    /// Fetches prompts from a store that has all of their pages. To make room, other host pages are dropped.
+    pub fn fetch(&mut self, prompts: &[Vec<TokenId>]) {
+        for prompt in prompts {
+            let fetch =
+                self.engine.fetch(NAMESPACE, prompt, MOVED).expect("the backend moves nothing");
+            let fetch = fetch.expect("the prompt is new");
+            let (id, count) = (fetch.id, fetch.pages.len() as u32);
+            assert!(self.engine.fetched(id, count));
+        }
     }
 
     pub fn check(&mut self) {

@@ -118,17 +118,21 @@ impl Distance {
 /// The tokens of streams, and the logits from which they were chosen.
 #[derive(Default)]
 struct CollectedStreams {
+    /// Number of the first request.
+    first: usize,
     tokens: BTreeMap<(usize, u32), Vec<u32>>,
     logits: BTreeMap<(usize, u32), Vec<f32>>,
 }
 
 impl Sink for CollectedStreams {
     fn token(&mut self, stream: &Stream, logits: &[f32]) {
-        self.logits.entry((stream.request, stream.sample)).or_default().extend_from_slice(logits);
+        let key = (stream.request - self.first, stream.sample);
+        self.logits.entry(key).or_default().extend_from_slice(logits);
     }
 
     fn done(&mut self, stream: &Stream, _: bool) {
-        self.tokens.insert((stream.request, stream.sample), stream.tokens.clone());
+        let key = (stream.request - self.first, stream.sample);
+        self.tokens.insert(key, stream.tokens.clone());
     }
 }
 
@@ -228,11 +232,17 @@ impl Case {
         sampling: Sampling,
     ) -> Result<CollectedStreams> {
         wait_for_host_pages(server.engine_mut())?;
-        for request in self.requests(setting, sampling) {
-            server.submit(request)?;
-        }
+        let requests = self.requests(setting, sampling);
         let mut collected = CollectedStreams::default();
-        server.run(&mut collected)?;
+        // The second time, pages of the prompts are in host memory.
+        for round in 0..1 + usize::from(setting.host_pages) {
+            let first = round * requests.len();
+            collected = CollectedStreams { first, ..CollectedStreams::default() };
+            for request in &requests {
+                server.submit(request.clone())?;
+            }
+            server.run(&mut collected)?;
+        }
         server.engine().verify().map_err(|broken| Error::run(format!("broken: {broken}")))?;
         // Streams that yield to other requests are finished and admitted again, not preempted.
         let preempted = server.engine().stats().preemptions > 0;
@@ -467,9 +477,7 @@ impl Case {
                 _ => first = Some(tokens),
             }
         }
-        let tokens = first.unwrap_or_default();
-        // Equal samples would be greedy.
-        Ok(tokens.values().map(Vec::len).sum())
+        Ok(first.unwrap_or_default().values().map(Vec::len).sum())
     }
 }
 

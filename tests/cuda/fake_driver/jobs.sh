@@ -8,7 +8,7 @@ job() {
     log=$(mktemp)
     # The settings and the arguments are lists of words. The limit ends a job that hangs.
     # A name that no test has would pass.
-    if env $settings timeout -k 5 1200 cargo test --quiet $arguments >"$log" 2>&1 && grep -q 'ok. [1-9]' "$log"; then
+    if env $settings timeout -k 5 2400 cargo test --quiet $arguments >"$log" 2>&1 && grep -q 'ok. [1-9]' "$log"; then
         printf 'ok, %s s: %s\n' "$((SECONDS - start))" "$1"
         rm "$log"
     else

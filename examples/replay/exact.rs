@@ -191,22 +191,8 @@ fn crowding_preempts_and_a_large_pool_does_not() {
 fn tiers(requests: &[Request], line: &str) -> [Tiers; 2] {
     let args = args(line);
     let outcome = crate::serve(&args, requests, &ProgressBar::hidden()).expect("it serves");
-    let skipped = outcome.tally.skipped;
     let report = Report::new(outcome, String::new(), String::new(), None, String::new(), 1, 1);
-    let tiers = report.with_tiers(args.host_pages).tiers.expect("there is host memory");
-    let engine = Tiers {
-        skipped,
-        device_hit_tokens: tiers.device_hit_tokens,
-        host_hit_tokens: tiers.host_hit_tokens,
-        store_hit_tokens: tiers.store_hit_tokens,
-        saved_pages: tiers.saved_pages,
-        forced_pages: tiers.forced_pages,
-        loaded_pages: tiers.loaded_pages,
-        fetched_pages: tiers.fetched_pages,
-        host_evicted_pages: tiers.host_evicted_pages,
-        lost_pages: tiers.lost_pages,
-        put_pages: tiers.put_pages,
-    };
+    let engine = report.with_tiers(args.host_pages).tiers.expect("there is host memory").totals;
     let mut plain = tiers::Tiers::new(tiers::Setting {
         page_size: args.page_size as usize,
         device: args.pages.expect("the test names them") as usize,

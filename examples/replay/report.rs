@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use kvarena::Stats;
+use kvarena::{Stats, testkit::tiers};
 use serde::Serialize;
 
 use crate::core_time::percentile;
@@ -24,22 +24,12 @@ pub struct GroupFigures {
     pub evicted_cells: u64,
 }
 
-/// Figures of replays with host memory: tokens of hits, else pages.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+/// Figures of replays with host memory.
+#[derive(Debug, Serialize)]
 pub struct TierFigures {
     pub host_pages: u32,
-    pub device_hit_tokens: u64,
-    pub host_hit_tokens: u64,
-    pub store_hit_tokens: u64,
-    pub saved_pages: u64,
-    /// Of those, the ones that were saved when they were evicted.
-    pub forced_pages: u64,
-    pub loaded_pages: u64,
-    pub fetched_pages: u64,
-    pub host_evicted_pages: u64,
-    /// Pages dropped that the store does not have.
-    pub lost_pages: u64,
-    pub put_pages: u64,
+    #[serde(flatten)]
+    pub totals: tiers::Figures,
 }
 
 /// The figures of a run, or of several runs. The time of a step is its minimum over the runs. Times are core time,
@@ -67,7 +57,7 @@ pub struct Report {
     #[serde(flatten)]
     pub tiers: Option<TierFigures>,
     #[serde(skip)]
-    counted: TierFigures,
+    totals: tiers::Figures,
     pub preemptions: u64,
     /// Requests that waited for another request to compute their prefix, and the tokens that they thereby found.
     pub followers: u64,
@@ -110,22 +100,21 @@ fn saved(hit: u64, input: u64) -> String {
     )
 }
 
-impl TierFigures {
-    fn new(tally: &Tally, stats: &Stats) -> Self {
-        Self {
-            host_pages: 0,
-            device_hit_tokens: tally.hit_tokens - tally.host_hit_tokens,
-            // What the store had came through host memory.
-            host_hit_tokens: tally.host_hit_tokens.saturating_sub(tally.store_hit_tokens),
-            store_hit_tokens: tally.store_hit_tokens,
-            saved_pages: stats.saved_pages,
-            forced_pages: stats.forced_pages,
-            loaded_pages: stats.loaded_pages,
-            fetched_pages: stats.fetched_pages,
-            host_evicted_pages: stats.host_evicted_pages,
-            lost_pages: stats.lost_pages,
-            put_pages: tally.put_pages,
-        }
+/// Returns the totals of a run as the naive model counts them.
+fn totals(tally: &Tally, stats: &Stats) -> tiers::Figures {
+    tiers::Figures {
+        skipped: tally.skipped,
+        device_hit_tokens: tally.hit_tokens - tally.host_hit_tokens,
+        // Pages of the store reach the device through host memory.
+        host_hit_tokens: tally.host_hit_tokens.saturating_sub(tally.store_hit_tokens),
+        store_hit_tokens: tally.store_hit_tokens,
+        saved_pages: stats.saved_pages,
+        forced_pages: stats.forced_pages,
+        loaded_pages: stats.loaded_pages,
+        fetched_pages: stats.fetched_pages,
+        host_evicted_pages: stats.host_evicted_pages,
+        lost_pages: stats.lost_pages,
+        put_pages: tally.put_pages,
     }
 }
 
@@ -169,7 +158,7 @@ impl Report {
                 evicted_cells: stats.evicted_cells,
             }),
             tiers: None,
-            counted: TierFigures::new(&tally, &stats),
+            totals: totals(&tally, &stats),
             preemptions: tally.preemptions,
             followers: tally.followers,
             awaited_tokens: tally.awaited_tokens,
@@ -195,7 +184,7 @@ impl Report {
 
     /// Shows the figures of host memory of so many pages too.
     pub fn with_tiers(self, host_pages: u32) -> Self {
-        Self { tiers: Some(TierFigures { host_pages, ..self.counted }), ..self }
+        Self { tiers: Some(TierFigures { host_pages, totals: self.totals }), ..self }
     }
 
     /// Returns the table, a line for each figure.
@@ -254,11 +243,11 @@ impl Report {
             insert_after("  from the cache", ("  cached in group 0", full));
             insert_after("evicted pages", ("evicted cells", grouped(*evicted_cells)));
         }
-        if let Some(tiers) = &self.tiers {
+        if let Some(TierFigures { host_pages, totals: tiers }) = &self.tiers {
             let hits = |tokens: u64| {
                 format!("{} ({:.1} %)", grouped(tokens), percent(tokens, self.input_tokens))
             };
-            insert_after("pool", ("host memory", counted(tiers.host_pages.into(), "page")));
+            insert_after("pool", ("host memory", counted((*host_pages).into(), "page")));
             insert_after("  from the cache", ("    in the store", hits(tiers.store_hit_tokens)));
             insert_after("  from the cache", ("    in host memory", hits(tiers.host_hit_tokens)));
             insert_after("  from the cache", ("    on the device", hits(tiers.device_hit_tokens)));

@@ -24,8 +24,10 @@ pub struct Setting {
 
 /// The totals of a run. Hits are in tokens, moves in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Figures {
     /// Number of requests that do not fit the device even alone.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub skipped: u64,
     /// Tokens found on the device.
     pub device_hit_tokens: u64,

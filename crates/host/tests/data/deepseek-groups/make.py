@@ -8,19 +8,18 @@ Tokens are greedy tokens of transformers in float32, on weights rounded to bfloa
 reference that fills with 0 in place of minus infinity generates other tokens.
 """
 
-import json
+import sys
 from pathlib import Path
 
 import torch
-import transformers
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent))
+import tiny
+
 SEED = 6
-NEW_TOKENS = 20
-PROMPT_LENS = [7, 16, 31, 33, 48, 64, 100, 1]
-MIN_MARGIN = 0.02
 CONFIG = DeepseekV3Config(
     vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
     num_key_value_heads=2, q_lora_rank=24, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16,
@@ -33,29 +32,13 @@ CONFIG = DeepseekV3Config(
 def write_model():
     torch.manual_seed(SEED)
     model = DeepseekV3ForCausalLM(CONFIG)
+    tiny.draw_weights(model)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            norm = name.endswith("norm.weight")
-            weight.copy_(torch.randn_like(weight) * (0.1 if norm else 1.2 / weight.shape[-1] ** 0.5) + norm)
         for layer in model.model.layers[CONFIG.first_k_dense_replace:]:
             # Scores are below 1, so most corrected scores are negative.
             bias = layer.mlp.gate.e_score_correction_bias
             bias.copy_(-0.9 + 0.2 * torch.randn_like(bias))
-    model.to(torch.bfloat16).save_pretrained(FOLDER)
-    (FOLDER / "generation_config.json").unlink(missing_ok=True)
-
-
-def generate(model, prompt):
-    """Returns the new tokens, the smallest margin between the best two logits, and the first logits."""
-    tokens, margin, first = list(prompt), float("inf"), None
-    for _ in range(NEW_TOKENS):
-        with torch.no_grad():
-            logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-        first = logits if first is None else first
-        best = logits.topk(2).values
-        margin = min(margin, (best[0] - best[1]).item())
-        tokens.append(int(logits.argmax()))
-    return tokens[len(prompt):], margin, first
+    tiny.save(model, FOLDER)
 
 
 def zero_filled(run):
@@ -81,31 +64,11 @@ def zero_filled(run):
         DeepseekV3TopkRouter.forward = forward
 
 
-def main():
-    write_model()
-    model = DeepseekV3ForCausalLM.from_pretrained(FOLDER, dtype=torch.float32, attn_implementation="eager").eval()
-    numbers = torch.Generator().manual_seed(SEED)
-    draw = lambda count: torch.randint(CONFIG.vocab_size, (count,), generator=numbers).tolist()
-    # Long prompts share a prefix, so that servers reuse it.
-    front, cases = draw(20), []
-    for length in PROMPT_LENS:
-        while True:
-            prompt = front + draw(length - len(front)) if length > len(front) else draw(length)
-            tokens, margin, first = generate(model, prompt)
-            if margin >= MIN_MARGIN:
-                break
-        zero = zero_filled(lambda: generate(model, prompt)[0])
-        cases.append({
-            "prompt": prompt, "tokens": tokens, "min_margin": margin,
-            "first_logits_head": [round(x, 6) for x in first[:8].tolist()], "zero_fill_differs": zero != tokens,
-        })
-        print(length, round(margin, 4), zero != tokens)
-    golden = {
-        "framework": f"transformers {transformers.__version__}",
-        "dtype": "float32 arithmetic on bfloat16-rounded weights", "greedy": True, "new_tokens": NEW_TOKENS,
-        "cases": cases,
-    }
-    (FOLDER / "golden.json").write_text(json.dumps(golden) + "\n")
+def zero_fill_differs(model, case):
+    return {"zero_fill_differs": zero_filled(lambda: tiny.generate(model, case["prompt"])[0]) != case["tokens"]}
 
 
-main()
+write_model()
+tiny.write_golden(
+    FOLDER, DeepseekV3ForCausalLM, SEED, common_len=20, prompt_lens=[7, 16, 31, 33, 48, 64, 100, 1], min_margin=0.02, extra=zero_fill_differs,
+)

@@ -9,17 +9,17 @@ Greedy tokens of transformers in float32, on weights rounded to bfloat16. Weight
 """
 
 import json
+import sys
 from pathlib import Path
 
 import torch
-import transformers
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent))
+import tiny
+
 SEED = 4
-NEW_TOKENS = 20
-PROMPT_LENS = [7, 16, 31, 32, 33, 64, 100, 300, 1]
-MIN_MARGIN = 0.01
 CONFIG = Gemma4TextConfig(
     vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4,
     num_key_value_heads=4, head_dim=64, num_global_key_value_heads=1, global_head_dim=128, attention_k_eq_v=True,
@@ -44,8 +44,7 @@ def write_model():
                 weight.copy_(torch.randn_like(weight) * size / weight.shape[-1] ** 0.5)
         for layer in model.model.layers:
             layer.layer_scalar.copy_(0.8 + 0.4 * torch.rand_like(layer.layer_scalar))
-    model.to(torch.bfloat16).save_pretrained(FOLDER)
-    (FOLDER / "generation_config.json").unlink(missing_ok=True)
+    tiny.save(model, FOLDER)
     # The fields of published checkpoints, which transformers writes by layer.
     path = FOLDER / "config.json"
     config = json.loads(path.read_text())
@@ -54,43 +53,7 @@ def write_model():
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def generate(model, prompt):
-    """The new tokens, the smallest margin between the best two logits, and the first logits."""
-    tokens, margin, first = list(prompt), float("inf"), None
-    for _ in range(NEW_TOKENS):
-        with torch.no_grad():
-            logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-        first = logits if first is None else first
-        best = logits.topk(2).values
-        margin = min(margin, (best[0] - best[1]).item())
-        tokens.append(int(logits.argmax()))
-    return tokens[len(prompt):], margin, first
-
-
-def main():
-    write_model()
-    model = Gemma4ForCausalLM.from_pretrained(FOLDER, dtype=torch.float32, attn_implementation="eager").eval()
-    numbers = torch.Generator().manual_seed(SEED)
-    draw = lambda count: torch.randint(CONFIG.vocab_size, (count,), generator=numbers).tolist()
-    # Long prompts begin alike, so that servers reuse prefixes.
-    front, cases = draw(40), []
-    for length in PROMPT_LENS:
-        while True:
-            prompt = front + draw(length - len(front)) if length > len(front) else draw(length)
-            tokens, margin, first = generate(model, prompt)
-            if margin >= MIN_MARGIN:
-                break
-        cases.append({
-            "prompt": prompt, "tokens": tokens, "min_margin": margin,
-            "first_logits_head": [round(x, 6) for x in first[:8].tolist()],
-        })
-        print(length, round(margin, 4), tokens[:6])
-    golden = {
-        "framework": f"transformers {transformers.__version__}",
-        "dtype": "float32 arithmetic on bfloat16-rounded weights", "greedy": True, "new_tokens": NEW_TOKENS,
-        "cases": cases,
-    }
-    (FOLDER / "golden.json").write_text(json.dumps(golden) + "\n")
-
-
-main()
+write_model()
+tiny.write_golden(
+    FOLDER, Gemma4ForCausalLM, SEED, common_len=40, prompt_lens=[7, 16, 31, 32, 33, 64, 100, 300, 1], min_margin=0.01,
+)

@@ -7,18 +7,17 @@ of 32 tokens with rotary positions. The last layer reads all tokens without them
 Tokens are greedy tokens of transformers in float32, on random seeded weights rounded to bfloat16.
 """
 
-import json
+import sys
 from pathlib import Path
 
 import torch
-import transformers
 from transformers import Llama4ForCausalLM, Llama4TextConfig
 
 FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent))
+import tiny
+
 SEED = 4
-NEW_TOKENS = 20
-PROMPT_LENS = [7, 16, 31, 32, 33, 64, 100, 300, 1]
-MIN_MARGIN = 0.02
 CONFIG = Llama4TextConfig(
     vocab_size=512, hidden_size=128, intermediate_size=256, intermediate_size_mlp=256, num_hidden_layers=4,
     num_attention_heads=4, num_key_value_heads=2, head_dim=32, attention_chunk_size=32, moe_layers=[],
@@ -31,51 +30,11 @@ CONFIG = Llama4TextConfig(
 def write_model():
     torch.manual_seed(SEED)
     model = Llama4ForCausalLM(CONFIG)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            norm = name.endswith("norm.weight")
-            weight.copy_(torch.randn_like(weight) * (0.1 if norm else 1.2 / weight.shape[-1] ** 0.5) + norm)
-    model.to(torch.bfloat16).save_pretrained(FOLDER)
-    (FOLDER / "generation_config.json").unlink(missing_ok=True)
+    tiny.draw_weights(model)
+    tiny.save(model, FOLDER)
 
 
-def generate(model, prompt):
-    """Returns the new tokens, the smallest margin between the best two logits, and the first logits."""
-    tokens, margin, first = list(prompt), float("inf"), None
-    for _ in range(NEW_TOKENS):
-        with torch.no_grad():
-            logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-        first = logits if first is None else first
-        best = logits.topk(2).values
-        margin = min(margin, (best[0] - best[1]).item())
-        tokens.append(int(logits.argmax()))
-    return tokens[len(prompt):], margin, first
-
-
-def main():
-    write_model()
-    model = Llama4ForCausalLM.from_pretrained(FOLDER, dtype=torch.float32, attn_implementation="eager").eval()
-    numbers = torch.Generator().manual_seed(SEED)
-    draw = lambda count: torch.randint(CONFIG.vocab_size, (count,), generator=numbers).tolist()
-    # Long prompts share a prefix, so that servers reuse it.
-    front, cases = draw(40), []
-    for length in PROMPT_LENS:
-        while True:
-            prompt = front + draw(length - len(front)) if length > len(front) else draw(length)
-            tokens, margin, first = generate(model, prompt)
-            if margin >= MIN_MARGIN:
-                break
-        cases.append({
-            "prompt": prompt, "tokens": tokens, "min_margin": margin,
-            "first_logits_head": [round(x, 6) for x in first[:8].tolist()],
-        })
-        print(length, round(margin, 4))
-    golden = {
-        "framework": f"transformers {transformers.__version__}",
-        "dtype": "float32 arithmetic on bfloat16-rounded weights", "greedy": True, "new_tokens": NEW_TOKENS,
-        "cases": cases,
-    }
-    (FOLDER / "golden.json").write_text(json.dumps(golden) + "\n")
-
-
-main()
+write_model()
+tiny.write_golden(
+    FOLDER, Llama4ForCausalLM, SEED, common_len=40, prompt_lens=[7, 16, 31, 32, 33, 64, 100, 300, 1], min_margin=0.02,
+)

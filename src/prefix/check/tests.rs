@@ -241,6 +241,8 @@ fn t7_deferred_nodes_are_counted_by_step() {
     let step = StepId::new(3);
     assert_eq!(broken(|s| s.tree.deferred[s.idle] = Deferred { count: 1, step }), counts);
     assert_eq!(broken(|s| s.fenced.insert(s.trunk, 1)), counts);
+    let nodes = "T7: nodes that have fenced locks or deferred children are counted";
+    assert_eq!(broken(|s| s.tree.deferred_nodes += 1), nodes);
     let pages = "T7: the fence counts the pages of deferred nodes by step";
     assert_eq!(broken(|s| s.tree.deferred[s.deferred].step = StepId::new(2)), pages);
     assert_eq!(broken(|s| s.fence.add_idle(step, 1)), pages);

@@ -127,6 +127,9 @@ fn h2_every_entry_has_a_page() {
     assert_eq!(broken(set(|s| s.idle, 1, 2)), nowhere);
     assert_eq!(broken(set(|s| s.idle, 4, 1)), nowhere);
     assert_eq!(broken(set(|s| s.idle, 1, 1)), "H2: entries below `device` have device pages");
+    let below_host_page = |s: &mut Sound| s.tree.link[s.used].parent = Some(s.idle);
+    let whole = "H2: a node has device pages only if its parent is entirely on the device";
+    assert_eq!(broken(below_host_page), whole);
 }
 
 #[test]
@@ -155,4 +158,12 @@ fn h4_cursors_find_the_oldest() {
         };
         assert_eq!(broken(astray), what, "{seek:?}");
     }
+    let astray = |s: &mut Sound| {
+        s.tree.save_ahead(1, &mut Vec::new());
+        assert!(s.tree.saves().is_some());
+        s.tree.end_saves(false, &mut Vec::new());
+        assert_eq!(s.check(), Ok(()), "no idle node is dirty");
+        s.tree.hosts_mut().cursors[Seek::Dirty as usize] = Some(s.used);
+    };
+    assert_eq!(broken(astray), "H4: a cursor is at an idle node");
 }

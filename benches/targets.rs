@@ -165,7 +165,7 @@ fn inserts(table: &mut Table, page_size: u32) {
             insert.read_next(CALLS);
             samples.push(median_ns(1, CALLS, || insert.call()));
         }
-        // The contents of the caches are the same before both.
+        // The CPU caches have the same contents before both measurements.
         insert.restore();
         for _ in 0..ROUND / CALLS {
             floor.read_next(CALLS);
@@ -220,7 +220,7 @@ fn evictions(table: &mut Table, page_size: u32) {
                 samples.push(median_ns(1, SAMPLE, || evict.call()));
                 evict.empty_list();
             }
-            // The contents of the caches are the same before both.
+            // The CPU caches have the same contents before both measurements.
             evict.restore();
             for _ in 0..calls / SAMPLE {
                 floor_samples.push(median_ns(1, SAMPLE, || floor.call()));
@@ -242,7 +242,7 @@ fn plans(table: &mut Table, page_size: u32) {
         let one = plan_ns(&mut decode);
         table.row(&case, page_size, one, None, 10_000.0);
         for tracks in [2, 4].into_iter().filter(|_| kv_len == 4096) {
-            // A track adds at most 0.3 of a plan of one track.
+            // The goal: each further track adds at most 0.3 of the time of a plan with one track.
             let ns = plan_ns(&mut Decode::with_tracks(page_size, 256, kv_len, tracks));
             let target = one * (1.0 + 0.3 * f64::from(tracks - 1));
             table.row(&format!("{case}, {tracks} tracks"), page_size, ns, None, target);

@@ -89,8 +89,7 @@ impl Insert {
         known.push(inserted.duplicates);
     }
 
-    /// Checks and undoes the round. It reads the whole tree, so that the CPU caches contain only its
-    /// end.
+    /// Checks and undoes the round. It also reads the whole tree, so that the CPU caches contain only the tree's end.
     pub fn restore(&mut self) {
         let page_size = self.cache.tree.page_size();
         let (prompt, whole) =

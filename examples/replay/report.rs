@@ -24,7 +24,7 @@ pub struct GroupFigures {
     pub evicted_cells: u64,
 }
 
-/// Figures of replays with host memory: tokens of hits, else pages.
+/// Figures of replays with host memory.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct TierFigures {
     pub host_pages: u32,
@@ -32,12 +32,12 @@ pub struct TierFigures {
     pub host_hit_tokens: u64,
     pub store_hit_tokens: u64,
     pub saved_pages: u64,
-    /// Of those, the ones that were saved when they were evicted.
+    /// Pages of `saved_pages` that were saved when they were evicted.
     pub forced_pages: u64,
     pub loaded_pages: u64,
     pub fetched_pages: u64,
     pub host_evicted_pages: u64,
-    /// Pages dropped that the store does not have.
+    /// Pages that were dropped and that the store does not have.
     pub lost_pages: u64,
     pub put_pages: u64,
 }
@@ -69,8 +69,9 @@ pub struct Report {
     #[serde(skip)]
     counted: TierFigures,
     pub preemptions: u64,
-    /// Requests that waited for another request to compute their prefix, and the tokens that they thereby found.
+    /// Requests that waited for another request to compute their prefix.
     pub followers: u64,
+    /// Cached tokens of those requests that were not cached when they began to wait.
     pub awaited_tokens: u64,
     /// Bytes of K and V that decode reads if each sequence is read separately.
     pub decode_bytes_flat: u64,
@@ -115,7 +116,7 @@ impl TierFigures {
         Self {
             host_pages: 0,
             device_hit_tokens: tally.hit_tokens - tally.host_hit_tokens,
-            // What the store had came through host memory.
+            // Fetched pages also count as hits in host memory.
             host_hit_tokens: tally.host_hit_tokens.saturating_sub(tally.store_hit_tokens),
             store_hit_tokens: tally.store_hit_tokens,
             saved_pages: stats.saved_pages,
@@ -193,7 +194,7 @@ impl Report {
         }
     }
 
-    /// Shows the figures of host memory of so many pages too.
+    /// Adds the figures of host memory, which has `host_pages` pages.
     pub fn with_tiers(self, host_pages: u32) -> Self {
         Self { tiers: Some(TierFigures { host_pages, ..self.counted }), ..self }
     }
@@ -314,7 +315,10 @@ impl Report {
             return "unknown after one run: part of core time (--runs 2 separates it)".to_owned();
         }
         let machine = micros(self.machine_ns);
-        format!("{machine} more in each step's slowest of {} runs, not counted above", self.runs)
+        format!(
+            "{machine} more in the slowest of {} runs of each step, not counted above",
+            self.runs
+        )
     }
 
     /// Returns the slowest steps with their work, a line each, with the unit of each column at its head.

@@ -364,7 +364,8 @@ fn groups_are_read_as_they_were_written() {
     );
     assert_eq!(error.expect_err("one group"), "a shape is given for group 1 of 1 group");
     assert_eq!(read(r#"{"reaches": ["all"], "layers": []}"#), Ok(Groups::ONE));
-    let error = read(r#"{"reaches": ["all", {"chunk": 12}], "layers": [0, 1]}"#).expect_err("12");
+    let error = read(r#"{"reaches": ["all", {"chunk": 12}], "layers": [0, 1]}"#)
+        .expect_err("12 is no power of two");
     assert_eq!(error, "group 1 cannot read a chunk of 12");
 }
 

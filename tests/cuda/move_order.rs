@@ -183,7 +183,7 @@ fn the_calls_of_a_layer_come_after_its_part_of_a_load() {
     });
 }
 
-/// A step reads cached tokens of a layer before it stores any there; another one rotates and stores.
+/// A step reads cached tokens of a layer before it stores any in this layer. Another step rotates and stores.
 #[test]
 fn attention_and_rotation_come_after_a_part_of_a_load() {
     each_of_parts(|world| {

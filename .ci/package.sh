@@ -11,7 +11,7 @@ unset CUDA_LIBRARY_PATH CUDA_PATH CUDA_ROOT CUDA_TOOLKIT_ROOT_DIR LD_LIBRARY_PAT
 rm -rf "$work/crate" "$work/dependent"
 mkdir -p "$work/crate" "$work/dependent/src"
 
-# One warning is expected, because there is no repository yet, besides those about omitted benches, examples and tests.
+# Cargo warns about each omitted bench, example and test. One more warning is expected: there is no repository yet.
 warnings=$(cargo package --allow-dirty --no-verify 2>&1 | grep '^warning: ' | grep -v '^warning: ignoring \(benchmark\|example\|test\) ' || true)
 if [ "$warnings" != "warning: manifest has no documentation, homepage or repository" ]; then
     echo "cargo package warns: $warnings" >&2
@@ -22,7 +22,7 @@ at_most() { # name, bytes, limit
     [ "$2" -le "$3" ] || { echo "$1 is above $3 bytes" >&2; exit 1; }
 }
 at_most "the package" "$(stat -c %s "$CARGO_TARGET_DIR"/package/kvarena-*.crate)" 2600000
-# All packed files have the same fixed time of change, so cargo would mistake an earlier build for this one.
+# -m: the packed files have one fixed modification time, with which cargo would take an earlier build for this one.
 tar -xzmf "$CARGO_TARGET_DIR"/package/kvarena-*.crate -C "$work/crate" --strip-components 1
 if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.html -o -path './tests/*' \
     -o -path './benches/*' -o -path './fuzz/*' -o -name "*.safetensors" \)) | grep .; then
@@ -31,7 +31,8 @@ if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.ht
 fi
 (cd "$work/crate" && cargo test --quiet)
 
-# Its main takes the address of every function that cust_raw declares, and calls one with all registers in use.
+# Program `symbols` takes the address of every function that cust_raw declares. It calls one with all argument
+# registers in use.
 raw=$(cargo metadata --format-version 1 --features cuda | grep -o '"manifest_path":"[^"]*/cust_raw-[^"]*/Cargo.toml"' | head -1 | cut -d'"' -f4)
 names=$(sed -n 's/^    pub fn \(cu[A-Za-z0-9_]*\)(.*/\1/p' "$(dirname "$raw")/src/cuda.rs" | sort -u)
 cd "$work/dependent"
@@ -95,7 +96,7 @@ unsigned cuArrayDestroy(long a, long b, long c, long d, long e, long f, long g, 
   return a + 2*b + 3*c + 4*d + 5*e + 6*f + 7*g + 8*h + 9*i + 10*j + 11*k + 12*l + 13*m + 14*n + 15*o + 16*p;
 }
 C
-# A library that calls the driver, and the driver to which it is linked.
+# Program `neighbour` links a library that calls a driver of its own (own.c).
 cat >src/neighbour.rs <<'RUST'
 #[link(name = "neighbour")]
 unsafe extern "C" {

@@ -5,7 +5,7 @@
 //! cargo bench --bench bytes
 //! ```
 //!
-//! live      nodes, child entries, places and extents in use, by their sizes
+//! live      nodes, child entries, span entries and extents in use, by their sizes
 //! resident  memory that the process has touched for the tree and the pool, by /proc/self/statm, without prefault
 //! reserved  memory that the process has allocated for any contents: a node for each page
 //!
@@ -54,7 +54,7 @@ fn main() {
     }
 }
 
-/// Measures a line: fills a tree of `page_count` pages with sequences.
+/// Fills a tree of `page_count` pages with sequences, and prints a line of the table.
 fn report(
     name: &str,
     page_size: u32,

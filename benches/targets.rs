@@ -65,7 +65,7 @@ fn main() {
 }
 
 impl Table {
-    fn wants(&self, case: &str) -> bool {
+    fn selects(&self, case: &str) -> bool {
         self.only.as_ref().is_none_or(|only| case.contains(only.as_str()))
     }
 
@@ -120,7 +120,7 @@ fn pick(page_size: u32, one: f64, sixteen: f64) -> f64 {
 }
 
 fn hits(table: &mut Table, page_size: u32) {
-    if !["hit hot", "hit cold", "miss", "bytes a token"].iter().any(|case| table.wants(case)) {
+    if !["hit hot", "hit cold", "miss", "bytes a token"].iter().any(|case| table.selects(case)) {
         return;
     }
     let mut cache = full_cache(page_size, work::SEQUENCES, 0);
@@ -153,7 +153,7 @@ fn hits(table: &mut Table, page_size: u32) {
 fn inserts(table: &mut Table, page_size: u32) {
     const PLACES: usize = 20_000;
     const CALLS: usize = 20;
-    if !table.wants("insert") {
+    if !table.selects("insert") {
         return;
     }
     let mut insert = Insert::new(page_size, work::SEQUENCES);
@@ -165,7 +165,7 @@ fn inserts(table: &mut Table, page_size: u32) {
             insert.read_next(CALLS);
             samples.push(median_ns(1, CALLS, || insert.call()));
         }
-        // The contents of the caches are the same before both.
+        // The CPU caches have the same contents before both measurements.
         insert.restore();
         for _ in 0..ROUND / CALLS {
             floor.read_next(CALLS);
@@ -178,7 +178,7 @@ fn inserts(table: &mut Table, page_size: u32) {
 }
 
 fn cycles(table: &mut Table, page_size: u32) {
-    if !table.wants("cycle") {
+    if !table.selects("cycle") {
         return;
     }
     let mut cycle = Cycle::new(page_size, work::SEQUENCES);
@@ -206,7 +206,7 @@ fn evictions(table: &mut Table, page_size: u32) {
     };
     for &leaves in leaves {
         let case = format!("evict 256 of {leaves} leaves");
-        if !table.wants(&case) || !fits(page_size, leaves) {
+        if !table.selects(&case) || !fits(page_size, leaves) {
             continue;
         }
         let mut evict = Evict::new(page_size, leaves);
@@ -220,7 +220,7 @@ fn evictions(table: &mut Table, page_size: u32) {
                 samples.push(median_ns(1, SAMPLE, || evict.call()));
                 evict.empty_list();
             }
-            // The contents of the caches are the same before both.
+            // The CPU caches have the same contents before both measurements.
             evict.restore();
             for _ in 0..calls / SAMPLE {
                 floor_samples.push(median_ns(1, SAMPLE, || floor.call()));
@@ -235,14 +235,14 @@ fn evictions(table: &mut Table, page_size: u32) {
 fn plans(table: &mut Table, page_size: u32) {
     for kv_len in [4096, 65_536] {
         let case = format!("plan, 256 of {kv_len}");
-        if !table.wants(&case) || (page_size == 1 && kv_len > 4096) {
+        if !table.selects(&case) || (page_size == 1 && kv_len > 4096) {
             continue;
         }
         let mut decode = Decode::new(page_size, 256, kv_len);
         let one = plan_ns(&mut decode);
         table.row(&case, page_size, one, None, 10_000.0);
         for tracks in [2, 4].into_iter().filter(|_| kv_len == 4096) {
-            // A track adds at most 0.3 of a plan of one track.
+            // The goal: each further track adds at most 0.3 of the time of a plan with one track.
             let ns = plan_ns(&mut Decode::with_tracks(page_size, 256, kv_len, tracks));
             let target = one * (1.0 + 0.3 * f64::from(tracks - 1));
             table.row(&format!("{case}, {tracks} tracks"), page_size, ns, None, target);
@@ -270,7 +270,7 @@ fn plan_ns(decode: &mut Decode) -> f64 {
 }
 
 fn alloc_free(table: &mut Table) {
-    if table.wants("alloc and free, a page") {
+    if table.selects("alloc and free, a page") {
         let mut pages = AllocFree::new(1 << 20, 50);
         pages.check();
         let ns = median_ns(300, 100, || pages.call()) / COUNT as f64;
@@ -279,7 +279,7 @@ fn alloc_free(table: &mut Table) {
 }
 
 fn replay(table: &mut Table, page_size: u32) {
-    if !table.wants("replay") {
+    if !table.selects("replay") {
         return;
     }
     let exact = [

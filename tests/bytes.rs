@@ -147,7 +147,7 @@ fn check_names() {
     engine.verify().expect("all invariants hold");
 }
 
-/// K and V are reported too, with the scales that a pool of fp8 stores beside them.
+/// The config also reports K and V, and the scales that a pool of fp8 stores.
 fn check_pools() {
     for (dtype, scaling) in [
         (KvDtype::Bf16, Scaling::Static),

@@ -85,12 +85,14 @@ fn config(prefault: bool) -> EngineConfig {
 
 #[test]
 fn each_refusal_is_an_error() {
-    let followed = |plain: EngineConfig| EngineConfig {
+    let with_events = |plain: EngineConfig| EngineConfig {
         hashing: Hashing::ALL.last().copied(),
         event_pages: 1000,
         ..plain
     };
-    for config in [config(false), config(true), followed(config(false)), followed(config(true))] {
+    for config in
+        [config(false), config(true), with_events(config(false)), with_events(config(true))]
+    {
         let bytes = config.bytes().expect("the config is right").host();
         let mut refusals = 0;
         loop {

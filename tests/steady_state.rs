@@ -172,9 +172,9 @@ impl<B: Backend> Host<B> {
         self.prompt.extend((0..len).map(|i| TokenId::new(token(i) as u32 % 1000)));
         self.engine.match_prefix(Namespace::default(), &self.prompt);
         let promise = self.promise(mix(seed ^ 8));
-        let asked = self.engine.admission(Namespace::default(), &self.prompt, promise);
-        assert!(asked.is_err() || asked.is_ok_and(|asked| asked.cached_len < len as u32));
-        if asked.is_ok_and(|asked| asked.leader.is_some()) {
+        let cost = self.engine.admission(Namespace::default(), &self.prompt, promise);
+        assert!(cost.is_err() || cost.is_ok_and(|cost| cost.cached_len < len as u32));
+        if cost.is_ok_and(|cost| cost.leader.is_some()) {
             self.done.followers += 1;
         }
         if seed.is_multiple_of(5) {
@@ -317,7 +317,7 @@ impl<B: Backend> Host<B> {
         }
     }
 
-    /// Saves ahead, and lets a store take some pages and bring some of the last prompt's.
+    /// Saves ahead, puts some pages into a store, and fetches some pages of the last prompt.
     fn use_tiers(&mut self, seed: u64) {
         self.engine.save_ahead(seed as u32 % 8).expect("it cannot fail");
         if seed.is_multiple_of(3) {

@@ -175,7 +175,7 @@ fn no_files_import_one_another_in_a_circle() {
 #[test]
 fn unsafe_and_cust_stay_behind_the_seam() {
     for (path, text) in sources() {
-        // Two hints, for huge pages and for prefetches; their comments give the gain.
+        // memory.rs has two hints, for huge pages and for prefetches; their comments give the gain.
         let is_seam = |part| path.starts_with(root().join("src/backend").join(part));
         let behind = is_seam("cuda") || is_seam("cpu/simd") || path.ends_with("src/memory.rs");
         for line in code(&text) {
@@ -240,7 +240,7 @@ fn lines_beside_the_sources_are_no_wider() {
 }
 
 #[test]
-fn the_first_documents_fit_a_screen() {
+fn lines_of_the_main_documents_are_no_wider() {
     for name in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
         let text = fs::read_to_string(root().join(name)).expect("it is there");
         // Cells of a table cannot be wrapped.

@@ -1,5 +1,5 @@
-//! The memory that a call writes: a call that touches little never stalls, for any size of the tables, even if no
-//! memory was prefaulted.
+//! A call writes to few system pages, for any size of the tables, so it never stalls on page faults, even if no memory
+//! was prefaulted.
 
 #![allow(unsafe_code)] // An allocator that records the large blocks.
 
@@ -18,25 +18,25 @@ const SYSTEM_PAGE: usize = 4096;
 
 /// Records the live large blocks by address and size. Their memory begins as a pattern, so that writes of zeros are
 /// also detected.
-struct Knowing;
+struct Recording;
 
 static BLOCKS: Mutex<[(usize, usize); 256]> = Mutex::new([(0, 0); 256]);
 
-fn know(old: (usize, usize), new: (usize, usize)) {
+fn record(old: (usize, usize), new: (usize, usize)) {
     let mut blocks = BLOCKS.lock().expect("no thread panics here");
     *blocks.iter_mut().find(|block| **block == old).expect("there are few large blocks") = new;
 }
 
 // SAFETY: every call is forwarded to the system's allocator unchanged; the caller has not read a block that is filled
 // before it is returned.
-unsafe impl GlobalAlloc for Knowing {
+unsafe impl GlobalAlloc for Recording {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's contract is passed on.
         let at = unsafe { System.alloc(layout) };
         if !at.is_null() && layout.size() >= LARGE {
             // SAFETY: the block was just given out, with that many bytes.
             unsafe { at.write_bytes(0xa5, layout.size()) };
-            know((0, 0), (at.expose_provenance(), layout.size()));
+            record((0, 0), (at.expose_provenance(), layout.size()));
         }
         at
     }
@@ -45,14 +45,14 @@ unsafe impl GlobalAlloc for Knowing {
         // SAFETY: the caller's contract is passed on.
         let at = unsafe { System.alloc_zeroed(layout) };
         if !at.is_null() && layout.size() >= LARGE {
-            know((0, 0), (at.expose_provenance(), layout.size()));
+            record((0, 0), (at.expose_provenance(), layout.size()));
         }
         at
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         if layout.size() >= LARGE {
-            know((at.expose_provenance(), layout.size()), (0, 0));
+            record((at.expose_provenance(), layout.size()), (0, 0));
         }
         // SAFETY: the caller's contract is passed on.
         unsafe { System.dealloc(at, layout) }
@@ -60,7 +60,7 @@ unsafe impl GlobalAlloc for Knowing {
 }
 
 #[global_allocator]
-static ALLOCATOR: Knowing = Knowing;
+static ALLOCATOR: Recording = Recording;
 
 /// Returns a hash of each system page of the large blocks.
 fn contents() -> Vec<u64> {
@@ -150,7 +150,7 @@ fn resident() -> u64 {
     pages * SYSTEM_PAGE as u64
 }
 
-/// Memory that only the first use of a table would back costs a step its page faults.
+/// If memory backed a table only at its first use, a step would pay for the page faults.
 #[cfg(target_os = "linux")]
 fn prefaulted_tables_are_backed_by_memory() {
     let plain = PoolConfig { capacity: Capacity::Pages(100_000), ..Default::default() };
@@ -171,7 +171,7 @@ fn prefaulted_tables_are_backed_by_memory() {
     }
 }
 
-/// One test, because another thread would touch memory too. Prefaulted tables come first, so that their memory is new.
+/// One test, because another thread would also touch memory. Prefaulted tables come first, so that their memory is new.
 #[test]
 fn memory_is_backed_at_the_start_or_little_by_little() {
     #[cfg(target_os = "linux")]

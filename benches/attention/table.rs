@@ -70,7 +70,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Prints the cases whose name contains a text.
+/// Prints the cases whose names contain `only`. `peer` returns a run of another library, if it supports the case.
 pub fn print(only: &str, peer: impl Fn(&Case) -> Option<Box<dyn FnMut()>>) {
     let threads = thread::available_parallelism().map_or(1, |cores| cores.get());
     println!("{threads} threads, {}", std::env::consts::ARCH);

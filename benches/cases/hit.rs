@@ -76,7 +76,7 @@ pub struct HitFloor {
     /// Tokens of all sequences, concatenated.
     own: Vec<TokenId>,
     own_pages: Vec<PageId>,
-    /// Numbers of sequences, and their tokens.
+    /// Number and tokens of each queried sequence.
     queries: Vec<(usize, Vec<TokenId>)>,
     pages_per_prompt: usize,
     pages_per_own: usize,

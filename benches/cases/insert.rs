@@ -89,7 +89,7 @@ impl Insert {
         known.push(inserted.duplicates);
     }
 
-    /// Checks and undoes the round. It reads the whole tree, so that the caches contain only the end of it.
+    /// Checks and undoes the round. It also reads the whole tree, so that the CPU caches contain only the tree's end.
     pub fn restore(&mut self) {
         let page_size = self.cache.tree.page_size();
         let (prompt, whole) =
@@ -189,7 +189,7 @@ impl Cycle {
     /// Creates the case over a cache of `cached` sequences.
     pub fn new(page_size: u32, cached: usize) -> Self {
         let cache = full_cache(page_size, cached, 0);
-        // A sequence returns only after twice as many others, long after its eviction.
+        // A sequence recurs only after `2 * cached - 1` others, long after its eviction.
         let sequences = (0..2 * cached).map(work::new_sequence).collect();
         let mut cycle = Self { cache, sequences, next: 0 };
         // Replace the whole cache once, so that cycles have inserted the evicted sequences.

@@ -108,7 +108,7 @@ impl Tiers {
         assert_eq!(self.engine.save_ahead(MOVED), Ok(MOVED));
     }
 
-    /// Gives pages to a store, which rejects all of them, so that they come again.
+    /// Gives pages to a store, which rejects all of them, so that the next call puts the same pages.
     pub fn put(&mut self) {
         for _ in 0..MOVED as usize / PUTS {
             let count = self.engine.puts(PUTS, |put| self.puts.push(put.id));

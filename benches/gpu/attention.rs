@@ -19,7 +19,7 @@ const HEAD_DIM: u32 = 128;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Graph,
-    Row,
+    Launch,
 }
 
 /// A pool filled with noise, and rows for q and out. Calls use the layers in turn. All layers together have as many
@@ -48,7 +48,7 @@ impl<'a> Bench<'a> {
         Self::with_spans(gpu, noise, (shape, page_size, layout), (layers, slots), false)
     }
 
-    /// Creates the bench. `once` allows reading spans once; otherwise each row is read separately.
+    /// Creates the bench. `spans` allows reading spans once; otherwise each row is read separately.
     fn with_spans(
         gpu: &Gpu,
         noise: &'a Noise,
@@ -104,13 +104,13 @@ impl<'a> Bench<'a> {
         };
         let us = match how {
             How::Graph => timer.graph(sets, attend_set)?,
-            How::Row => timer.row(sets, attend_set)?,
+            How::Launch => timer.launches(sets, attend_set)?,
         };
         cuda.end(StepEnd::Complete(plan.step()));
         Ok((us, self.check(&batch, &attend, sets, set_bytes)?))
     }
 
-    /// A few (token, head) pairs of a few sequences against float64.
+    /// Compares a few (token, head) pairs of a few sequences with float64.
     fn check(
         &mut self,
         batch: &Batch,
@@ -196,7 +196,8 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
                 {
                     let rows: Vec<_> = lens.iter().map(|&len| (1, len)).collect();
                     let (us, ok) = bench.run(&rows, q_heads, How::Graph)?;
-                    let case = format!("{name} {q_heads}q/{kv_heads}kv {}", of(page_size, layout));
+                    let case =
+                        format!("{name} {q_heads}q/{kv_heads}kv {}", suffix(page_size, layout));
                     report.row("decode", &case, "kvarena", us, Rate::Bytes(bytes(lens)), ok);
                 }
             }
@@ -205,12 +206,12 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns rows that all share `shared` tokens, each with `own` of its own.
+/// Returns rows that all share `len` tokens, each with `own` further tokens.
 fn alike(rows: usize, len: u32, own: u32) -> Forest {
     Forest { spans: vec![(0..rows, len)], own: vec![own; rows] }
 }
 
-/// Cases that other engines' reads of shared prefixes are compared with.
+/// Returns the cases of shared prefixes that the FlashInfer baselines also measure.
 pub fn forests() -> [(&'static str, Forest); 4] {
     let mut tree = alike(64, 4_096, 256);
     tree.spans.extend((0..8).map(|group| (8 * group..8 * group + 8, 4_096)));
@@ -295,8 +296,8 @@ pub fn short_queries(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
             let shape = (8, *page_size, *layout);
             let mut bench = Bench::new(gpu, &noise, shape, (sets, 1 << 20))?;
             for new in [1_u32, 2, 4, 8, 16] {
-                let case = format!("b{batch} L4096 q{new} {}", of(*page_size, *layout));
-                for (kind, how) in [("kvarena", How::Row), ("kvarena in a graph", How::Graph)] {
+                let case = format!("b{batch} L4096 q{new} {}", suffix(*page_size, *layout));
+                for (kind, how) in [("kvarena", How::Launch), ("kvarena in a graph", How::Graph)] {
                     let lens = vec![(new, 4_096); batch as usize];
                     let (us, ok) = bench.run(&lens, 32, how)?;
                     report.row("shortq", &case, kind, us, Rate::Bytes(bytes), ok);
@@ -322,8 +323,8 @@ pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
                 let sets = ((256e6 / bytes).ceil() as u32).clamp(1, 8);
                 let mut bench = Bench::new(gpu, &noise, (8, page_size, layout), (sets, 1 << 20))?;
                 let lens = vec![(new, new + cached); b as usize];
-                let (us, ok) = bench.run(&lens, 32, How::Row)?;
-                let case = format!("B{b} q{new} prefix{cached} {}", of(page_size, layout));
+                let (us, ok) = bench.run(&lens, 32, How::Launch)?;
+                let case = format!("B{b} q{new} prefix{cached} {}", suffix(page_size, layout));
                 report.row("extend", &case, "kvarena", us, Rate::extend(b, new, cached), ok);
             }
         }
@@ -336,7 +337,7 @@ const LAYOUTS: [(u32, Layout); 3] =
     [(16, Layout::LayerFirst), (1, Layout::LayerFirst), (16, Layout::PageFirst)];
 
 /// Returns the suffix of a case for its layout.
-fn of(page_size: u32, layout: Layout) -> String {
+fn suffix(page_size: u32, layout: Layout) -> String {
     let layout = if layout == Layout::PageFirst { " PageFirst" } else { "" };
     format!("page{page_size}{layout}")
 }

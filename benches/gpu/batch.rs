@@ -176,7 +176,7 @@ impl Batch {
         }
     }
 
-    /// Replaces the batch's pages by random pages below `bound`. There must be at least as many.
+    /// Replaces the batch's pages by random pages below `bound`, which is at least the number of the batch's pages.
     pub fn move_below(&mut self, bound: u32, layout: &PoolLayout, rng: &mut Rng) {
         let size = layout.page_size();
         let mut free = distinct(rng, bound as usize, bound).into_iter();

@@ -82,7 +82,7 @@ impl Fp8Noise {
         value(all[(at % all.len() as u64) as usize])
     }
 
-    /// Returns the scale that is `bytes` bytes after the begin of its plane.
+    /// Returns the scale at byte `at` of its plane.
     pub fn scale(&self, at: u64) -> f32 {
         let all = &self.scales.0;
         all[(at / 4 % all.len() as u64) as usize]
@@ -150,7 +150,7 @@ impl<'a> Bench<'a> {
         Ok(Self { noise, scales, timer, cuda, q, out, layers, step: 0, rng: Rng::new(5) })
     }
 
-    /// Times one batch of new and all tokens. Returns also whether a few of its rows are correct.
+    /// Times one batch; `lens` has the new tokens and all tokens of each row. Returns also whether some rows are correct.
     fn run(&mut self, lens: &[(u32, u32)]) -> Outcome<(f64, bool)> {
         let forest = Forest::alone(lens.iter().map(|len| len.1));
         let new_lens: Vec<u32> = lens.iter().map(|len| len.0).collect();
@@ -184,8 +184,11 @@ impl<'a> Bench<'a> {
         };
         let decodes = new_lens.iter().all(|&new| new == 1);
         let sets = self.layers as usize;
-        let us =
-            if decodes { timer.graph(sets, attend_set)? } else { timer.row(sets, attend_set)? };
+        let us = if decodes {
+            timer.graph(sets, attend_set)?
+        } else {
+            timer.launches(sets, attend_set)?
+        };
         cuda.end(StepEnd::Complete(plan.step()));
         Ok((us, self.check(&batch, &attend, set_bytes)?))
     }

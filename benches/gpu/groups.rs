@@ -57,7 +57,8 @@ impl Model {
         Attend { window, ..Attend::new(self.q_heads, self.head_dim) }
     }
 
-    /// Returns one group, in which every layer keeps all tokens, and a group for the layers with a window.
+    /// Returns both variants: one group, in which every layer keeps all tokens, and two groups, one of them for the
+    /// layers with a window.
     fn ways(&self) -> Outcome<Vec<(&'static str, Groups)>> {
         let layers: Vec<u8> =
             (0..self.full + self.windowed).map(|layer| u8::from(layer >= self.full)).collect();

@@ -80,7 +80,8 @@ pub fn plan_cost(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
 
 const ROUNDS: u32 = 300;
 
-/// Returns the median of some decode steps; finishes the sequences and resets the cache at the end.
+/// Returns the median microseconds of `plan_batch` over [`ROUNDS`] decode steps. Finishes the sequences and resets the
+/// cache at the end.
 fn plan_times<B: Backend>(engine: &mut Engine<B>, shared: u32) -> Outcome<f64>
 where
     B::Error: Send + Sync,

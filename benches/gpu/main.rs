@@ -33,8 +33,8 @@ use kvarena::backend::cuda::Gpu;
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Outcome<()> {
-    let asked: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    let wanted = |section: &str| asked.is_empty() || asked.iter().any(|a| a == section);
+    let sections: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let wanted = |section: &str| sections.is_empty() || sections.iter().any(|a| a == section);
     let start = std::time::Instant::now();
     let gpu = match Gpu::new(0) {
         Ok(gpu) => gpu,
@@ -77,7 +77,7 @@ fn main() -> Outcome<()> {
     if wanted("spans-fp8-dims") {
         spans::run(&gpu, spans::Sizes::FEWER, (&spans::OTHER_HEADS, true), &mut report)?;
     }
-    if asked.iter().any(|a| a == "spans-small") {
+    if sections.iter().any(|a| a == "spans-small") {
         for heads in [&spans::HEADS_128, &spans::OTHER_HEADS] {
             for over_fp8 in [false, true] {
                 spans::run(&gpu, spans::Sizes::SMALL, (heads, over_fp8), &mut report)?;
@@ -113,7 +113,7 @@ fn main() -> Outcome<()> {
     if wanted("tiers") {
         tiers::run(&gpu, tiers::Sizes::FULL, &mut report)?;
     }
-    if asked.iter().any(|a| a == "tiers-small") {
+    if sections.iter().any(|a| a == "tiers-small") {
         tiers::run(&gpu, tiers::Sizes::SMALL, &mut report)?;
     }
     report.write()

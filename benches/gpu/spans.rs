@@ -2,9 +2,8 @@
 //!
 //! The model's constants are fitted to simple shapes and random forests. Each is timed with separate reads of each row,
 //! by the split's choice, and with every span read once; results are compared with the first. Prints the distance of
-//! the choice from the better of both, and of the model from the measured times. All times are written to
-//! `$OUT/spans-d128.csv`, or the name of the first head_dim; for pools of fp8 with static scales to
-//! `$OUT/spans-fp8-d128.csv`.
+//! the choice from the faster of the other two, and of the model from the measured times. All times are written to
+//! `$OUT/spans-dN.csv`, where N is the first head_dim; for pools of fp8 with static scales to `$OUT/spans-fp8-dN.csv`.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -26,7 +25,7 @@ use crate::timer::Timer;
 
 const PAGE: u32 = 16;
 const LAYERS: u32 = 8;
-/// Maximum tokens of the rows of a batch, with shared ones counted for each row: the limit of the page tables.
+/// Maximum tokens of the rows of a batch, with shared tokens counted for each row, so that the page tables have room.
 const SEEN_MAX: u64 = 4_300_000;
 
 /// Query heads, kv heads, head_dim.
@@ -103,7 +102,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Creates the bench, over fp8 if `fp8` has bytes.
+    /// Creates the bench, over pools of fp8 if `fp8` is given.
     fn new(
         gpu: &Gpu,
         (noise, fp8): (&Noise, Option<&Fp8Noise>),
@@ -184,7 +183,7 @@ impl Bench {
         let (q, out) = (&self.q, &mut self.out);
         out.fill(0xff)?;
         cuda.begin(&plan)?;
-        let us = self.timer.row(sets, |i| {
+        let us = self.timer.launches(sets, |i| {
             let at = (i * elements * 2) as u64;
             let (q, out) = (q.rows(at, None), out.rows_mut(at, None));
             cuda.attend(&plan, LayerId::new(i as u32), &attend, q, out, None)
@@ -344,7 +343,8 @@ fn fit(code: &SpanCosts, all: &[&Timed]) -> SpanCosts {
     costs(best)
 }
 
-/// Returns the mean and maximum distance of the model from the measured times, in percent, for flat steps and others.
+/// Returns the mean and maximum distance of the model from the measured times, in percent, for separate reads and for
+/// spans read once.
 fn distances(costs: &SpanCosts, all: &[&Timed]) -> String {
     let of = |which: usize| {
         let off: Vec<f64> =
@@ -359,7 +359,7 @@ fn distances(costs: &SpanCosts, all: &[&Timed]) -> String {
     format!("flat {}, once {}", of(0), of(1))
 }
 
-/// Prints the mean distance of a choice from the better of both, and its maximum relative to flat.
+/// Prints how much longer a choice takes: on average than the faster variant, and at worst than separate reads.
 fn verdict(what: &str, all: &[(String, Timed)], chosen: impl Fn(&Timed) -> f64) {
     let over: f64 = all.iter().map(|(_, timed)| chosen(timed) / timed.better()).sum();
     let worse = |timed: &Timed| chosen(timed) / timed.flat;
@@ -367,7 +367,7 @@ fn verdict(what: &str, all: &[(String, Timed)], chosen: impl Fn(&Timed) -> f64) 
     let (case, timed) = worst.expect("forests were timed");
     let (over, worst) = (100.0 * (over / all.len() as f64 - 1.0), 100.0 * (worse(timed) - 1.0));
     println!(
-        "  {what}: {over:+.2} % of the better of both on the mean, of flat at worst {worst:+.1} % ({case})"
+        "  {what}: {over:+.2} % over the faster variant on average, at worst {worst:+.1} % over flat ({case})"
     );
 }
 
@@ -390,7 +390,10 @@ fn summarize(code: &SpanCosts, shapes: &[(String, Timed)], forests: &[(String, T
     }
     let accepted = forests.iter().filter(|(_, timed)| timed.accepted).count();
     let better = forests.iter().filter(|(_, timed)| timed.once < timed.flat).count();
-    println!("  of {} forests {accepted} read spans once, {better} better did", forests.len());
+    println!(
+        "  of {} forests, {accepted} read spans once, {better} are faster that way",
+        forests.len()
+    );
     verdict("as chosen", forests, |timed| timed.chosen);
     verdict("always flat", forests, |timed| timed.flat);
     verdict("always once", forests, |timed| timed.once);
@@ -410,7 +413,7 @@ fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Time
         writeln!(csv, "{work_tiles},{unit_bytes},{tail_ctas},{own_bytes},{span_bytes},{row_bytes}");
 }
 
-/// Runs the section. Simple shapes are rows of the report, and so are the medians of the forests.
+/// Runs the section. The report lists the simple shapes; forests are only in the CSV file and in the printed summary.
 pub fn run(
     gpu: &Gpu,
     sizes: Sizes,

@@ -318,7 +318,7 @@ fn pinning(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let stream = CudaStream::new(gpu)?;
     let noise = Noise::new(gpu)?;
     let rows = noise.buffer(gpu, 1 << 20)?;
-    let ms = |time: Duration| time.as_secs_f64() * 1e6;
+    let us = |time: Duration| time.as_secs_f64() * 1e6;
     for dropped_early in [true, false] {
         let start = Instant::now();
         let mut cuda = open(gpu, &config, &stream)?;
@@ -326,7 +326,7 @@ fn pinning(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
             "tiers",
             "open with a large region",
             "kvarena",
-            ms(start.elapsed()),
+            us(start.elapsed()),
             Rate::None,
             true,
         );
@@ -351,14 +351,14 @@ fn pinning(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
         let pinned = u64::from(cuda.host_pages()) * page_bytes;
         let case = format!("{} MiB pinned, {steps} steps", pinned >> 20);
         let rate = Rate::Bytes(pinned as f64);
-        report.row("tiers", &case, "kvarena", ms(begun.elapsed()), rate, true);
-        report.row("tiers", "the longest step meanwhile", "kvarena", ms(worst), Rate::None, true);
+        report.row("tiers", &case, "kvarena", us(begun.elapsed()), rate, true);
+        report.row("tiers", "the longest step meanwhile", "kvarena", us(worst), Rate::None, true);
         if let Some(failure) = cuda.host_failure() {
             println!("       {failure}");
         }
         let start = Instant::now();
         drop(cuda);
-        report.row("tiers", "drop", "kvarena", ms(start.elapsed()), Rate::None, true);
+        report.row("tiers", "drop", "kvarena", us(start.elapsed()), Rate::None, true);
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Measures time on the device: graphs replayed between two events.
+//! Measures time on the device between two events: of replayed graphs, or of launched calls.
 
 use kvarena::backend::cuda::{CudaError, CudaEvent, CudaStream, Gpu};
 
@@ -29,7 +29,7 @@ impl Timer {
         Ok(f64::from(self.end.elapsed_ms(&self.start)?) * 1e3)
     }
 
-    /// Returns the median of a few times.
+    /// Returns the median microseconds of 7 runs of `work`, after one run that is not counted.
     pub fn median(&mut self, mut work: impl FnMut() -> Result<(), CudaError>) -> Outcome<f64> {
         self.once(&mut work)?;
         let mut times = (0..7).map(|_| self.once(&mut work)).collect::<Outcome<Vec<_>>>()?;
@@ -39,7 +39,7 @@ impl Timer {
 
     /// Returns the microseconds of one of several consecutive calls that use `sets` input sets in turn. The calls are
     /// not in a graph, because a capture adds work to a step. They must take the device longer than the host.
-    pub fn row(
+    pub fn launches(
         &mut self,
         sets: usize,
         mut launch: impl FnMut(usize) -> Result<(), CudaError>,

@@ -1,4 +1,4 @@
-//! Draws charts with two logarithmic axes, in two columns of one SVG file. SVG needs no fonts here.
+//! Draws charts with two logarithmic axes, in two columns of one SVG file. Writing SVG needs no fonts.
 
 use std::error::Error;
 use std::path::Path;

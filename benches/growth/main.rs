@@ -94,7 +94,7 @@ fn insert() -> Chart {
         })
     };
     Chart {
-        title: "insert: a cycle that finds nothing and evicts as much",
+        title: "insert: a cycle that matches nothing and evicts as many pages as it inserts",
         x: "tokens inserted",
         y: "ns",
         series: vec![one(1), one(16)],

@@ -73,7 +73,7 @@ struct Follower {
 }
 
 /// Result of an attempt to admit a request.
-enum Asked {
+enum Attempt {
     Admitted {
         seq: SeqKey,
         hit: u32,
@@ -97,7 +97,7 @@ struct Scheduler<'a> {
     followers: Vec<Follower>,
     /// The next request that has never run.
     next: usize,
-    /// The last prompt that was tried.
+    /// The last prompt that was tried: that of request `prompt_of`.
     prompt: Vec<TokenId>,
     prompt_of: Option<usize>,
     /// Spare pages when the next request was rejected. Until there are more, another attempt is useless.
@@ -214,14 +214,14 @@ impl<'a> Scheduler<'a> {
                 continue;
             }
             match self.try_admit(host, request)? {
-                Asked::Admitted { seq, hit, host_hit } => {
+                Attempt::Admitted { seq, hit, host_hit } => {
                     host.tally.followers += 1;
                     host.tally.awaited_tokens += u64::from(hit.saturating_sub(cached_len));
                     self.start(host, request, seq, [hit, host_hit]);
                     self.followers.remove(index);
                 }
-                Asked::Follow { leader, .. } => self.followers[index].leader = leader,
-                Asked::Refused => return Ok(()),
+                Attempt::Follow { leader, .. } => self.followers[index].leader = leader,
+                Attempt::Refused => return Ok(()),
             }
         }
         Ok(())
@@ -242,13 +242,13 @@ impl<'a> Scheduler<'a> {
             }
             let request = self.next;
             match self.try_admit(host, request)? {
-                Asked::Admitted { seq, hit, host_hit } => {
+                Attempt::Admitted { seq, hit, host_hit } => {
                     self.start(host, request, seq, [hit, host_hit]);
                 }
-                Asked::Follow { leader, cached_len } => {
+                Attempt::Follow { leader, cached_len } => {
                     self.followers.push(Follower { request, leader, cached_len });
                 }
-                Asked::Refused => {
+                Attempt::Refused => {
                     self.refused_at = Some(spare);
                     return Ok(());
                 }
@@ -274,7 +274,7 @@ impl<'a> Scheduler<'a> {
     }
 
     /// Admits a request if its pages are available and no running request computes its prefix.
-    fn try_admit(&mut self, host: &mut Host<'_>, request: usize) -> Result<Asked, ServeError> {
+    fn try_admit(&mut self, host: &mut Host<'_>, request: usize) -> Result<Attempt, ServeError> {
         if self.prompt_of != Some(request) {
             self.requests[request].write_prompt(&mut self.prompt);
             self.prompt_of = Some(request);
@@ -288,16 +288,16 @@ impl<'a> Scheduler<'a> {
             if let Some(leader) = admission.leader
                 && follow
             {
-                return Ok(Asked::Follow { leader, cached_len: admission.cached_len });
+                return Ok(Attempt::Follow { leader, cached_len: admission.cached_len });
             }
             // One page is left for each running request; a request alone may use all pages.
             let room = admission.available_pages as usize;
             if running > 0 && admission.lacking_pages as usize + running > room {
-                return Ok(Asked::Refused);
+                return Ok(Attempt::Refused);
             }
             let seq = engine.admit(NAMESPACE, prompt, promise)?;
             let host_hit = admission.host_pages * engine.shape().layout.page_size();
-            Ok(Asked::Admitted { seq, hit: engine.cached_len(seq)?, host_hit })
+            Ok(Attempt::Admitted { seq, hit: engine.cached_len(seq)?, host_hit })
         });
         result.map_err(refused(request))
     }

@@ -90,14 +90,14 @@ fn turn(conversation: &mut Conversation, arrival_ms: u64, rng: &mut Rng) -> Requ
     let document = rng.unit() < 0.04;
     let (median, max) = if document { (4000.0, 16_000) } else { (80.0, 2000) };
     conversation.len += rng.log_normal(median, 0.9, 4, max);
-    let asked = Piece { first: conversation.first, len: conversation.len };
+    let context = Piece { first: conversation.first, len: conversation.len };
     let long = rng.unit() < 0.08;
     let (median, max) = if long { (3000.0, 8000) } else { (200.0, 1500) };
     let answer = rng.log_normal(median, 0.7, 4, max);
-    let output = Piece { first: asked.first + u64::from(asked.len), len: answer };
+    let output = Piece { first: context.first + u64::from(context.len), len: answer };
     conversation.len += answer;
     conversation.turns_left -= 1;
-    Request { arrival_ms, prompt: vec![conversation.system, asked], output }
+    Request { arrival_ms, prompt: vec![conversation.system, context], output }
 }
 
 #[cfg(test)]

@@ -59,9 +59,9 @@ pub struct Tally {
     pub output_tokens: u64,
     /// Tokens of `input_tokens` that were cached when their request first started.
     pub hit_tokens: u64,
-    /// Of those, the tokens that were in host memory alone.
+    /// Tokens of `hit_tokens` that were in host memory alone.
     pub host_hit_tokens: u64,
-    /// Of those, the tokens that the store had.
+    /// Tokens that were fetched from the store. Hits of them also count in `host_hit_tokens`.
     pub store_hit_tokens: u64,
     /// Pages that the store took.
     pub put_pages: u64,
@@ -130,7 +130,7 @@ pub struct Sample {
     pub done: u64,
     pub input_tokens: u64,
     pub hit_tokens: u64,
-    /// Of those, the ones that were in host memory, and those that came there from the store.
+    /// See [`Tally`].
     pub host_hit_tokens: u64,
     pub store_hit_tokens: u64,
     pub preemptions: u64,
@@ -231,7 +231,7 @@ impl<'a> Host<'a> {
         self.progress.inc(1);
     }
 
-    /// Fetches what the store has of a prompt behind its cached pages. Returns the tokens.
+    /// Fetches the pages that follow a prompt's cached pages, as far as the store has them. Returns the fetched tokens.
     pub fn fetch(&mut self, prompt: &[TokenId]) -> Result<u32, EngineError<Infallible>> {
         let Self { engine, core, store: Some(store), .. } = self else { return Ok(0) };
         let pages = core.measure(|| store.fetch(engine, NAMESPACE, prompt))?;
@@ -240,7 +240,8 @@ impl<'a> Host<'a> {
         Ok(tokens)
     }
 
-    /// Saves the oldest pages ahead of their eviction, and puts new ones: a host does so while a step runs.
+    /// Saves the oldest pages ahead of their eviction, and puts new pages into the store. A server does both while a
+    /// step runs.
     pub fn save_ahead(&mut self) -> Result<(), EngineError<Infallible>> {
         let Self { engine, core, ahead, .. } = self;
         if *ahead > 0 {
@@ -326,7 +327,7 @@ pub fn refused(request: usize) -> impl Fn(Error) -> ServeError {
     move |error| ServeError::Engine { request, source: error.into() }
 }
 
-/// Returns the limits of a workload: as many rows as run at a time, and tokens for the longest of them.
+/// Returns the config for a workload: `running` rows, and tokens for the `running` longest requests.
 pub fn engine_config(
     pool: PoolConfig,
     prefix: kvarena::PrefixMode,

@@ -76,7 +76,7 @@ impl Oracle<'_> {
             let has = |group| (self.first(group, *mark)..*mark).all(|at| is_cached(group, at));
             (0..groups.len()).all(has)
         };
-        let hit = (0..=full).rev().find(is_hit).expect("nothing is a hit");
+        let hit = (0..=full).rev().find(is_hit).expect("the empty prefix is a hit");
         self.figures.hit_tokens += (hit * page_size) as u64;
         if groups.len() > 1 {
             self.figures.full_hit_tokens += (full * page_size) as u64;

@@ -59,8 +59,9 @@ pub struct Report {
     #[serde(skip)]
     totals: tiers::Figures,
     pub preemptions: u64,
-    /// Requests that waited for another request to compute their prefix, and the tokens that they thereby found.
+    /// Requests that waited for another request to compute their prefix.
     pub followers: u64,
+    /// Cached tokens of those requests that were not cached when they began to wait.
     pub awaited_tokens: u64,
     /// Bytes of K and V that decode reads if each sequence is read separately.
     pub decode_bytes_flat: u64,
@@ -105,7 +106,7 @@ fn totals(tally: &Tally, stats: &Stats) -> tiers::Figures {
     tiers::Figures {
         skipped: tally.skipped,
         device_hit_tokens: tally.hit_tokens - tally.host_hit_tokens,
-        // Pages of the store reach the device through host memory.
+        // Fetched pages also count as hits in host memory.
         host_hit_tokens: tally.host_hit_tokens.saturating_sub(tally.store_hit_tokens),
         store_hit_tokens: tally.store_hit_tokens,
         saved_pages: stats.saved_pages,
@@ -182,7 +183,7 @@ impl Report {
         }
     }
 
-    /// Shows the figures of host memory of so many pages too.
+    /// Adds the figures of host memory, which has `host_pages` pages.
     pub fn with_tiers(self, host_pages: u32) -> Self {
         Self { tiers: Some(TierFigures { host_pages, totals: self.totals }), ..self }
     }
@@ -303,7 +304,10 @@ impl Report {
             return "unknown after one run: part of core time (--runs 2 separates it)".to_owned();
         }
         let machine = micros(self.machine_ns);
-        format!("{machine} more in each step's slowest of {} runs, not counted above", self.runs)
+        format!(
+            "{machine} more in the slowest of {} runs of each step, not counted above",
+            self.runs
+        )
     }
 
     /// Returns the slowest steps with their work, a line each, with the unit of each column at its head.

@@ -58,12 +58,12 @@ fn write_piece(piece: Piece, tokens: &mut Vec<TokenId>) {
     tokens.extend((piece.first..piece.first + u64::from(piece.len)).map(token));
 }
 
-/// Returns token number `n` of the stream. Numbers below 2^32 - 1 give different tokens: an odd factor permutes 32-bit
-/// numbers.
+/// Returns token number `n` of the stream. An odd factor permutes 32-bit numbers, so numbers below 2^32 give different
+/// tokens, except for one pair.
 fn token(n: u64) -> TokenId {
     let folded = (n ^ (n >> 32)) as u32;
     let scattered = folded.wrapping_mul(0x9E37_79B1);
-    // PENDING is not a token, so the last number takes its place.
+    // PENDING is not a token: its number gets the largest token instead.
     TokenId::new(scattered.min(TokenId::PENDING.raw() - 1))
 }
 

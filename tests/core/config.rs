@@ -109,7 +109,7 @@ fn missing_fields_have_defaults_and_unknown_fields_are_named() {
         (r#"{"pool": {"shape": {"heads": {"kv_heads": 8}}}}"#, "missing field `head_dim`"),
         (r#"{"prefix": "lru"}"#, "unknown variant `lru`"),
     ] {
-        let error = read(text).expect_err("nothing like it").to_string();
+        let error = read(text).expect_err("the text is invalid").to_string();
         assert!(error.starts_with(named), "{text}: {error}");
     }
 }
@@ -160,7 +160,7 @@ fn models_of_the_supported_shape_are_read() {
     let rows = KvShape::Latent { rank: 512, rope: 64 };
     assert_eq!(with(latent), Ok(pool(36, rows, bf16)));
     assert_eq!(with(json!({"kv_lora_rank": 0})), Ok(pool(36, grouped, bf16)));
-    // A language model among other parts, whose dtype is a field beside it.
+    // The config of a language model inside another config, which contains the dtype.
     let mut text = qwen3();
     text["torch_dtype"] = Value::Null;
     let parts = json!({"text_config": text, "dtype": "float16", "vision_config": {"num_hidden_layers": 27}});
@@ -197,7 +197,7 @@ fn layers_that_read_a_window_or_a_chunk_are_in_groups() {
     let gemma =
         json!({"sliding_window_pattern": 6, "num_hidden_layers": 62, "sliding_window": 1024});
     assert_eq!(groups(gemma), Ok(every(62, 6, Reach::Window(1024))));
-    // Llama 4 Scout, which does not list its layers, and with a list.
+    // Llama 4 Scout, whose list of layers is empty, and a model with a list.
     let scout =
         json!({"num_hidden_layers": 48, "attention_chunk_size": 8192, "no_rope_layers": []});
     assert_eq!(groups(scout), Ok(every(48, 4, Reach::Chunk(8192))));
@@ -273,11 +273,11 @@ fn layers_that_read_everything_have_heads_of_their_own() {
     assert_eq!(gemma(30, 8, Some(2), json!({})), own(30, 8, 2));
     assert_eq!(gemma(60, 16, Some(4), json!({})), own(60, 16, 4));
     let layout = own(60, 16, 4).map(|config| config.layout().expect("a pool"));
-    let layout = layout.expect("as above");
+    let layout = layout.expect("Gemma 4 31B");
     // Ten layers of 4 heads of 512 have the bytes of 5 layers of 16 heads of 256.
     assert_eq!([layout.lanes_of(0), layout.lanes_of(1), layout.tracks_of(1)], [10, 5, 10]);
     assert_eq!([0, 1].map(|group| layout.unused_bytes(group)), [0, 0]);
-    // Global heads count where V is made of K's product only.
+    // The number of global heads applies only with attention_k_eq_v.
     assert_eq!(gemma(30, 8, Some(2), json!({"attention_k_eq_v": false})), own(30, 8, 8));
     assert_eq!(gemma(30, 8, None, json!({"attention_k_eq_v": null})), own(30, 8, 8));
     let plain = json!({"global_head_dim": 256, "attention_k_eq_v": false});
@@ -364,7 +364,8 @@ fn groups_are_read_as_they_were_written() {
     );
     assert_eq!(error.expect_err("one group"), "a shape is given for group 1 of 1 group");
     assert_eq!(read(r#"{"reaches": ["all"], "layers": []}"#), Ok(Groups::ONE));
-    let error = read(r#"{"reaches": ["all", {"chunk": 12}], "layers": [0, 1]}"#).expect_err("12");
+    let error = read(r#"{"reaches": ["all", {"chunk": 12}], "layers": [0, 1]}"#)
+        .expect_err("12 is no power of two");
     assert_eq!(error, "group 1 cannot read a chunk of 12");
 }
 

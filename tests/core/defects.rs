@@ -118,8 +118,8 @@ impl Defective {
         Call { plan, case: self.case.of_group(group), group }
     }
 
-    /// Returns all items, or with this defect all except the last. One item remains, because the contract makes its
-    /// invalid calls with one.
+    /// Returns all items, or all except the last one if the defect satisfies `is`. A single item remains, because the
+    /// contract's invalid calls have one.
     fn without_last<'a, T>(&self, is: fn(&Defect) -> bool, items: &'a [T]) -> &'a [T] {
         match items {
             [others @ .., _] if items.len() > 1 && self.defect.as_ref().is_some_and(is) => others,
@@ -128,7 +128,7 @@ impl Defective {
     }
 }
 
-/// Returns the same rows for a shorter time.
+/// Returns the same rows with a shorter lifetime.
 fn reborrow<'a>(rows: &'a mut CpuRowsMut<'_>) -> CpuRowsMut<'a> {
     let elements = match &mut rows.elements {
         ElementsMut::F32(x) => ElementsMut::F32(x),
@@ -450,7 +450,8 @@ fn last_of(call: &Call<'_>, holds: impl Fn(&BatchRow) -> bool) -> Option<usize> 
     Some((row.qo_start + row.extend_len - 1) as usize)
 }
 
-/// Returns the last token of a row for which `holds` is true, among those of the last span from `begin` on.
+/// Returns the last token of the last member for which `holds` is true, in the last span that begins at `begin` or
+/// later.
 fn last_member(call: &Call<'_>, begin: u32, holds: impl Fn(&BatchRow) -> bool) -> Option<usize> {
     let shared = call.plan.shared;
     let span = shared.spans.iter().rfind(|span| span.begin >= begin)?;

@@ -1,5 +1,5 @@
-//! Drafts from outside: every error by its value, with unchanged state, and the counters. `replay.rs` compares random
-//! programs of drafts with the model, and `trees.rs` tests what the tokens of a tree see.
+//! Drafts through the public API: every error, which leaves the state unchanged, and the counters. `replay.rs` compares
+//! random programs of drafts with the model. `trees.rs` tests attention within a tree.
 
 use kvarena::{
     Branch, Capacity, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, Keep,
@@ -16,7 +16,7 @@ struct Host {
 const COMPUTED: u32 = 5;
 
 impl Host {
-    /// Creates sequences; each has `more` known tokens beyond the computed ones.
+    /// Creates a sequence for each number of `known` tokens beyond the computed ones.
     fn new(known: &[u32]) -> Self {
         let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
         let config = EngineConfig { max_tokens: 1024, max_steps: 4, ..pool.into() };
@@ -88,7 +88,7 @@ fn set(parents: &[u32]) -> DraftTree {
 }
 
 #[test]
-fn a_tree_is_refused_as_it_was() {
+fn a_refused_tree_is_unchanged() {
     let mut tree = set(&[0, 0, 1]);
     let before = (tree.masks().to_vec(), tree.positions().to_vec());
     for (parents, error) in [
@@ -190,7 +190,7 @@ fn drafts_that_do_not_fit_take_nothing() {
     let mut host = Host::new(&[40, 60, 60, 60, 60]);
     let items: Vec<_> = (0..5).map(|i| (i, [40, 60, 60, 60, 60][i])).collect();
     let drafts: Vec<_> = host.seqs.iter().map(|&seq| Draft::chain(seq)).collect();
-    // Each sequence has 2 pages of 64: 3 tokens of room, so 37 and 57 tokens in pages of 4.
+    // Each sequence has 2 of the 64 pages, with room for 3 more tokens. Pages of 4 must hold the other 37 and 4 * 57.
     let error = Error::OutOfPages { wanted: 70, available: 54, after: None };
     host.refuses(error, |host| host.plan(&items, &drafts));
 }

@@ -1,5 +1,5 @@
-//! Guarantees to the host outside of the step: an engine moves between threads, and two equal prompts in one batch
-//! share one set of pages.
+//! Guarantees of the engine to the host: threads, shared pages, the order of steps, aborts, page table words and
+//! counters.
 
 use kvarena::{
     Capacity, Engine, EngineConfig, Error, Extend, Keep, Namespace, Null, PageId, PoolConfig,
@@ -391,7 +391,7 @@ fn a_prompt_that_computes_after_a_resume_is_a_prompt() {
     assert_eq!((stats.admissions, stats.preemptions, stats.resumes), (3, 6, 6));
 }
 
-/// Pages may reach a chunk that known tokens do not: that of a token that a step in flight samples.
+/// A page table may have pages in a chunk that no known token reaches: those of tokens that steps in flight sample.
 #[test]
 fn a_chunk_stays_while_pages_reach_it() {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(512), ..Default::default() };

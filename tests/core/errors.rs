@@ -47,7 +47,7 @@ fn an_engines_error_contains_its_cause() {
 }
 
 #[test]
-fn the_mark_of_an_unknown_token_is_no_token() {
+fn pending_tokens_are_refused() {
     let mut engine = engine();
     let namespace = Namespace::default();
     let good: Vec<TokenId> = (0..9).map(TokenId::new).collect();
@@ -57,7 +57,7 @@ fn the_mark_of_an_unknown_token_is_no_token() {
         let refused = Error::PendingToken { position: position as u32 };
         assert_eq!(engine.admit(namespace, &prompt, 0), Err(refused));
     }
-    // The search must not count marks in pairs.
+    // Two pending tokens must not cancel each other out.
     let mut prompt = good.clone();
     (prompt[3], prompt[7]) = (TokenId::PENDING, TokenId::PENDING);
     assert_eq!(engine.admit(namespace, &prompt, 0), Err(Error::PendingToken { position: 3 }));
@@ -84,33 +84,33 @@ fn errors_are_in_plain_words() {
     let mut scratch = StepScratch::new();
     let prompt = vec![TokenId::new(1); 4];
     let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
-    let said = |error: &dyn std::fmt::Display| error.to_string();
+    let shown = |error: &dyn std::fmt::Display| error.to_string();
     let long = engine.plan_batch(&mut scratch, &[Extend { seq, len: 9 }]).expect_err("4 tokens");
-    let end = said(&long);
+    let end = shown(&long);
     assert!(end.ends_with("cannot be extended by 9 tokens, only by 1 to 4"), "{end}");
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 4 }]).expect("there is room");
     let (rows, attend) = (vec![0.0; 4 * 64], Attend::new(1, 64));
     let (layer, mut out) = (LayerId::new(1), vec![0.0; 4 * 64]);
     let backend = engine.backend_mut();
     let past = backend.store_cache(&plan, layer, rows[..].into(), rows[..].into());
-    assert_eq!(said(&past.expect_err("one layer")), "there is no layer 1 of 1: the first is 0");
+    assert_eq!(shown(&past.expect_err("one layer")), "there is no layer 1 of 1: the first is 0");
     let past =
         backend.attend(&plan, layer, &attend, rows[..].into(), out[..].as_mut().into(), None);
-    assert_eq!(said(&past.expect_err("one layer")), "there is no layer 1 of 1: the first is 0");
+    assert_eq!(shown(&past.expect_err("one layer")), "there is no layer 1 of 1: the first is 0");
     let step = plan.step();
     engine.commit(step).expect("it is open");
-    assert_eq!(said(&engine.commit(step).expect_err("it was")), "step 1 is not open");
+    assert_eq!(shown(&engine.commit(step).expect_err("it is committed")), "step 1 is not open");
 
     let lacking = |wanted, available, after| Error::OutOfPages { wanted, available, after };
-    assert_eq!(said(&lacking(1, 0, None)), "1 page needed, 0 available");
+    assert_eq!(shown(&lacking(1, 0, None)), "1 page needed, 0 available");
     let after = Some(StepId::new(3));
     let text = "2 pages needed, 1 available, enough after step 3";
-    assert_eq!(said(&lacking(2, 1, after)), text);
-    assert_eq!(said(&Error::OutOfSteps { max: 1 }), "at most 1 step may be unfinished");
+    assert_eq!(shown(&lacking(2, 1, after)), text);
+    assert_eq!(shown(&Error::OutOfSteps { max: 1 }), "at most 1 step may be unfinished");
     let size = Error::PlanSize { rows: 1, tokens: 4, batch_rows: 2, batch_tokens: 1 };
     let text = "a batch of 2 rows and 1 token cannot be padded to 1 row and 4 tokens";
-    assert_eq!(said(&size), text);
-    assert_eq!(said(&ConfigError::OutOfMemory { bytes: 1 }), "the host has no memory for 1 byte");
+    assert_eq!(shown(&size), text);
+    assert_eq!(shown(&ConfigError::OutOfMemory { bytes: 1 }), "the host has no memory for 1 byte");
     for (error, text) in [
         (
             ConfigError::Reach { group: 0, reach: Reach::Window(8) },
@@ -130,7 +130,7 @@ fn errors_are_in_plain_words() {
             "groups of 1 layer do not fit a model of 2 layers",
         ),
     ] {
-        assert_eq!(said(&error), text);
+        assert_eq!(shown(&error), text);
     }
     let (layer, group, reach) = (LayerId::new(3), 1, Reach::Window(8));
     for (error, text) in [
@@ -154,6 +154,6 @@ fn errors_are_in_plain_words() {
         ),
         (PlanError::TrackSlots { slots: 1, wanted: 2 }, "1 slot of further tracks where 2 belong"),
     ] {
-        assert_eq!(said(&error), text);
+        assert_eq!(shown(&error), text);
     }
 }

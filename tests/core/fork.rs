@@ -1,4 +1,4 @@
-//! Forks share chunks of the page table: the words of a child's first plan, and their sufficiency.
+//! Forks share chunks of the page table. Tests that a child's first plan sends few words, and enough of them.
 
 use kvarena::{
     Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, Keep, KvShape, Namespace,
@@ -73,7 +73,7 @@ fn a_child_that_was_preempted_sends_its_whole_page_table() {
     assert_mirrored(&engine, child);
 }
 
-/// The rows' words were in two open plans: the first may hold although the second is aborted.
+/// Two open plans contain words of the parent. The later plan is aborted, so the child sends its words again.
 #[test]
 fn words_of_the_second_of_two_open_plans_are_sent_again() {
     let mut engine = Engine::new(config(1, 8000), CpuOptions::with_threads(1)).expect("it fits");
@@ -95,7 +95,7 @@ fn words_of_the_second_of_two_open_plans_are_sent_again() {
     engine.abort(third).expect("it is open");
     let len = engine.extend_max(child).expect("it lives");
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq: child, len }]).expect("room");
-    assert!(plan.table_writes.len() > 2999, "the parent's may never have arrived");
+    assert!(plan.table_writes.len() > 2999, "the backend may lack the parent's words");
     assert_mirrored(&engine, child);
     engine.verify().expect("all invariants hold");
 }
@@ -138,7 +138,7 @@ fn words_of_an_aborted_plan_are_sent_again() {
     engine.abort(step).expect("it is open");
     let items = [Extend { seq: child, len: 1 }];
     let plan = engine.plan_batch(&mut scratch, &items).expect("room");
-    assert!(plan.table_writes.len() > 2999, "the parent's may never have arrived");
+    assert!(plan.table_writes.len() > 2999, "the backend may lack the parent's words");
     assert_mirrored(&engine, child);
     assert_ne!(mirrored(&engine, child)[..2999], old[..2999]);
     engine.verify().expect("all invariants hold");

@@ -18,13 +18,13 @@ fn text(len: u32, cut: u32, own: u32) -> Vec<TokenId> {
     (0..len).map(|i| TokenId::new(if i < cut { i } else { 1000 * own + i })).collect()
 }
 
-fn ask(engine: &Engine<Null>, prompt: &[TokenId]) -> Admission {
+fn admission(engine: &Engine<Null>, prompt: &[TokenId]) -> Admission {
     engine.admission(Namespace::default(), prompt, 0).expect("it is a prompt")
 }
 
 /// Returns the sequence that leads a prompt, and the number of tokens that will then be cached.
 fn leader(engine: &Engine<Null>, prompt: &[TokenId]) -> Option<(SeqKey, u32)> {
-    ask(engine, prompt).leader.map(|leader| (leader.seq, leader.cached_len))
+    admission(engine, prompt).leader.map(|leader| (leader.seq, leader.cached_len))
 }
 
 fn admit(engine: &mut Engine<Null>, prompt: &[TokenId]) -> SeqKey {
@@ -49,7 +49,7 @@ fn a_sequence_that_computes_the_prompt_is_its_leader() {
     let prompt = text(30, 30, 0);
     assert_eq!(leader(&engine, &prompt), None);
     let first = admit(&mut engine, &prompt);
-    // All but the last token, in whole pages; of a longer prompt the known tokens of the first sequence.
+    // The prompt waits for its whole pages without its last token, and a longer prompt for those of the first sequence.
     assert_eq!(leader(&engine, &prompt), Some((first, 28)));
     assert_eq!(leader(&engine, &text(50, 50, 0)), Some((first, 28)));
     assert_eq!(leader(&engine, &text(50, 9, 1)), Some((first, 8)));
@@ -58,16 +58,19 @@ fn a_sequence_that_computes_the_prompt_is_its_leader() {
     assert_eq!(leader(&engine, &text(50, 3, 1)), None, "the first page differs");
     let elsewhere = engine.admission(Namespace::new(1), &prompt, 0).expect("it is a prompt");
     assert_eq!(elsewhere.leader, None);
-    let named = ask(&engine, &prompt).leader.expect("it is named");
+    let named = admission(&engine, &prompt).leader.expect("it is named");
     for done in [8, 16, 24] {
         compute(&mut engine, first, 8);
-        assert_eq!((ask(&engine, &prompt).cached_len, engine.is_leading(&named)), (done, true));
+        assert_eq!(
+            (admission(&engine, &prompt).cached_len, engine.is_leading(&named)),
+            (done, true)
+        );
         assert_eq!(leader(&engine, &prompt), Some((first, 28)));
         assert_eq!(leader(&engine, &prompt[..done as usize + 1]), None, "all of it is cached");
     }
     compute(&mut engine, first, 6);
     assert_eq!((leader(&engine, &prompt), engine.is_leading(&named)), (None, false));
-    assert_eq!(ask(&engine, &prompt).cached_len, 28);
+    assert_eq!(admission(&engine, &prompt).cached_len, 28);
     // A token that is appended singly leads no prompt; a next turn does.
     engine.append(first, &[TokenId::new(30)]).expect("room for tokens");
     engine.append(first, &[TokenId::new(31)]).expect("room for tokens");
@@ -76,18 +79,18 @@ fn a_sequence_that_computes_the_prompt_is_its_leader() {
     assert_eq!(leader(&engine, &text(50, 50, 0)), Some((first, 32)));
 }
 
-/// The tree may have more of a prompt than a sequence has published that still computes the prompt's beginning.
+/// A sequence may still compute the beginning of a prompt of which the tree already contains more.
 #[test]
 fn a_slower_sequence_leads_if_it_will_compute_more() {
     let mut engine = engine(64);
     let (short, long) = (text(17, 17, 0), text(40, 40, 0));
     let [quick, slow] = [admit(&mut engine, &short), admit(&mut engine, &long)];
     let in_flight = plan(&mut engine, slow, 40);
-    // The step of the fast sequence is committed after that of the slow one.
     assert_eq!(leader(&engine, &long), Some((quick, 16)), "the first sequence");
+    // Steps commit in order, so the slow sequence's step is aborted before the quick sequence computes.
     engine.abort(in_flight).expect("it is open");
     compute(&mut engine, quick, 17);
-    assert_eq!(ask(&engine, &long).cached_len, 16);
+    assert_eq!(admission(&engine, &long).cached_len, 16);
     assert_eq!(leader(&engine, &long), Some((slow, 36)));
     assert_eq!(leader(&engine, &text(40, 16, 1)), None, "the sequence has no more of the prompt");
     compute(&mut engine, slow, 40);
@@ -107,7 +110,7 @@ fn a_stopped_sequence_leads_no_prompt() {
     for stop in stops {
         let mut engine = engine(64);
         let first = admit(&mut engine, &prompt);
-        let named = ask(&engine, &prompt).leader.expect("it is named");
+        let named = admission(&engine, &prompt).leader.expect("it is named");
         assert!(engine.is_leading(&named));
         stop(&mut engine, first);
         engine.verify().expect("all invariants hold");
@@ -132,7 +135,7 @@ fn a_leader_rolled_back_below_its_match_stops_leading() {
     let mut engine = engine(64);
     let prompt = text(30, 30, 0);
     let first = admit(&mut engine, &prompt);
-    let named = ask(&engine, &prompt).leader.expect("it is named");
+    let named = admission(&engine, &prompt).leader.expect("it is named");
     assert_eq!(named.cached_len, 28);
     for len in [30, 29, 28] {
         engine.rollback(first, len).expect("nothing is published");
@@ -142,18 +145,18 @@ fn a_leader_rolled_back_below_its_match_stops_leading() {
     assert!(!engine.is_leading(&named));
     engine.append(first, &text(40, 27, 1)[27..]).expect("room for tokens");
     assert!(!engine.is_leading(&named), "it continues with another text");
-    let shorter = ask(&engine, &prompt).leader.expect("it is named");
+    let shorter = admission(&engine, &prompt).leader.expect("it is named");
     assert_eq!((shorter.seq, shorter.cached_len), (first, 24));
     engine.rollback(first, 24).expect("nothing is published");
     engine.append(first, &prompt[24..]).expect("room for tokens");
     assert_eq!([named, shorter].map(|leader| engine.is_leading(&leader)), [false, true]);
-    let anew = ask(&engine, &prompt).leader.expect("it is named again");
+    let anew = admission(&engine, &prompt).leader.expect("it is named again");
     assert!(engine.is_leading(&anew) && anew.cached_len == 28);
     // Another sequence in its row has a different text.
     engine.finish(first).expect("it is live");
     let second = admit(&mut engine, &prompt);
     assert_eq!([named, shorter, anew].map(|leader| engine.is_leading(&leader)), [false; 3]);
-    let named = ask(&engine, &prompt).leader.expect("it is named");
+    let named = admission(&engine, &prompt).leader.expect("it is named");
     assert!(named.seq == second && engine.is_leading(&named));
     engine.verify().expect("all invariants hold");
 }
@@ -169,7 +172,7 @@ fn a_sequence_that_accepts_another_branch_stops_leading() {
         compute(&mut engine, seq, 5);
         engine.append(seq, &text(13, 13, 0)[5..]).expect("room for tokens");
         let prompt = text(9, 9, 0);
-        let named = ask(&engine, &prompt).leader.expect("a sequence computes the prompt");
+        let named = admission(&engine, &prompt).leader.expect("a sequence computes the prompt");
         assert_eq!((named.seq, named.cached_len), (seq, 8));
         let mut tree = DraftTree::new();
         tree.set(5, &[0, 0, 1, 2, 3, 0, 5, 6]).expect("parents precede children");
@@ -190,7 +193,8 @@ fn a_sequence_that_accepts_another_branch_stops_leading() {
 fn a_sequence_with_another_text_neither_leads_nor_hides_a_leader() {
     let mut engine = engine(128);
     let prompt = text(40, 40, 0);
-    // Sequences that differ before the end of the cached part, for good and by one token.
+    // Two sequences differ from the prompt before the end of its cached part: one in all later tokens, one in a single
+    // token.
     let [mut early, mut once] = [text(40, 13, 1), prompt.clone()];
     early[39] = TokenId::new(7);
     once[13] = TokenId::new(999);
@@ -200,7 +204,7 @@ fn a_sequence_with_another_text_neither_leads_nor_hides_a_leader() {
     let third = admit(&mut engine, &prompt);
     let quick = admit(&mut engine, &text(17, 17, 0));
     compute(&mut engine, quick, 17);
-    assert_eq!(ask(&engine, &prompt).cached_len, 16);
+    assert_eq!(admission(&engine, &prompt).cached_len, 16);
     assert_eq!(leader(&engine, &prompt), Some((second, 36)));
     // One of the sequences has computed more, and differs later.
     compute(&mut engine, once, 4);
@@ -274,13 +278,13 @@ fn both_ways_of_admission_compute_a_prefix_once() {
             runs
         });
     };
-    let asking = || {
+    let one_by_one = || {
         let mut engine = engine(300);
         let (mut waiting, mut running) = (vec![None; 8], Vec::new());
         while !(waiting.is_empty() && running.is_empty()) {
             waiting.retain_mut(|leader: &mut Option<Leader>| {
                 if !leader.is_some_and(|leader| engine.is_leading(&leader)) {
-                    *leader = ask(&engine, &text).leader;
+                    *leader = admission(&engine, &text).leader;
                 }
                 if leader.is_none() {
                     running.push(admit(&mut engine, &text));
@@ -317,7 +321,7 @@ fn both_ways_of_admission_compute_a_prefix_once() {
         }
         engine.stats()
     };
-    for (stats, preempted) in [(asking(), 0), (in_a_batch(), 7)] {
+    for (stats, preempted) in [(one_by_one(), 0), (in_a_batch(), 7)] {
         assert!(stats.hit_rate() >= 0.82, "{stats}");
         assert_eq!((stats.prompts, stats.prompt_tokens), (8, 8 * 120));
         assert_eq!((stats.hit_tokens, stats.computed_tokens), (7 * 116, 120 + 7 * 4));
@@ -334,7 +338,7 @@ fn a_batch_counts_shared_pages_once() {
     compute(&mut engine, first, 24);
     engine.finish(first).expect("it is live");
     assert_eq!((engine.stats().free_pages, engine.stats().evictable_pages), (4, 6));
-    // Five idle pages; one more for each of the first two prompts, six and two for the third.
+    // The first two prompts match five idle pages and lack one each. The third matches six and lacks two.
     let longer = text(32, 24, 1);
     let namespace = Namespace::default();
     let prompts =
@@ -379,9 +383,9 @@ fn every_follower_is_admitted() {
                 if leader.as_ref().is_some_and(|leader| engine.is_leading(leader)) {
                     return true;
                 }
-                let asked = ask(&engine, &prompts[*i]);
-                *leader = asked.leader;
-                if leader.is_some() || !asked.fits() {
+                let cost = admission(&engine, &prompts[*i]);
+                *leader = cost.leader;
+                if leader.is_some() || !cost.fits() {
                     return true;
                 }
                 running.push(admit(&mut engine, &prompts[*i]));

@@ -57,7 +57,7 @@ fn others_are_planned_while_a_sequence_loads() {
     assert_eq!(engine.is_loading(loads), Ok(true));
     let other = engine.admit(Namespace::default(), &text(7)[..3], 0).expect("there is room");
     compute(&mut engine, &mut scratch, other);
-    // Each time the engine asks for finished moves, the backend finishes one batch.
+    // Each query of finished moves lets the backend finish one batch more.
     assert!((0..9).any(|_| engine.is_loading(loads) == Ok(false)), "the load ends");
     compute(&mut engine, &mut scratch, loads);
     assert_eq!(engine.is_loading(other), Ok(false), "it waits for no load");

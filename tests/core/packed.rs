@@ -79,11 +79,11 @@ fn a_tree_is_not_packed() {
         assert_eq!(packed(&engine, &items), want, "{parents:?}");
         engine.abort(step).expect("open");
     }
-    // A chain that is declared as a tree, and positions that are not those of a chain.
+    // A plain chain is packed. A chain's masks with other positions are not.
     let step = engine.plan_drafts(&mut scratch, &items, &[Draft::chain(seq)]).expect("room").step();
     assert_eq!(packed(&engine, &items), Ok(vec![0, 3]));
     engine.abort(step).expect("open");
-    tree.set(10, &[0, 0, 1]).expect("parents stand before");
+    tree.set(10, &[0, 0, 1]).expect("parents precede children");
     let draft = Draft { positions: &[10, 10, 11], ..tree.draft(seq) };
     let plan = engine.plan_drafts(&mut scratch, &items, &[draft]).expect("room");
     assert_eq!(packed(&engine, &items), Err(Error::PackedTree { seq }));
@@ -110,7 +110,7 @@ fn levels_list_what_is_shared_once() {
     let step = engine.plan_batch(&mut scratch[0], &items).expect("room").step();
     engine.commit(step).expect("open");
     engine.complete(step).expect("committed");
-    // Pages of 4 tokens: all three share the first page, and the last two one more.
+    // Pages of 4 tokens: texts 0, 2 and 3 share the first page, and texts 2 and 3 also the second.
     let texts = [text(4, 90..93), text(0, 50..53), text(9, 0..0), text(8, 70..72)];
     let seqs =
         texts.each_ref().map(|text| engine.admit(Namespace::default(), text, 0).expect("room"));

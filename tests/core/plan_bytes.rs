@@ -12,7 +12,7 @@ use kvarena::{
     StepScratch, TableShape, TableWrite, TokenId,
 };
 
-/// Words of the header: magic, step, rows, tokens, table writes, bytes of a slot, spans, members, masks.
+/// Bytes of the header. Its words: magic, step, rows, tokens, table writes, bytes of a slot, spans, members, masks.
 const HEADER: usize = 72;
 
 /// The arrays of a random plan. Its pages and rows need not exist.
@@ -86,7 +86,7 @@ impl Arrays {
     }
 }
 
-/// Returns masks: tokens of some rows see all earlier tokens and themselves; those of other rows have random masks.
+/// Returns masks: random ones for the rows that are trees, and 0 for the tokens of other rows.
 fn masks(rng: &mut Rng, rows: &[BatchRow]) -> Vec<u64> {
     let mut masks = Vec::new();
     for row in rows {

@@ -73,16 +73,20 @@ fn cached_pages_need_no_promise() {
     let first = admit(&mut engine, &text(0, 8), 8).expect("all are free");
     let step = plan(&mut engine, &[(first, 32)]).expect("they are promised");
     commit(&mut engine, step);
-    let asked = engine.admission(Namespace::default(), &text(0, 8), 9 * PAGE_SIZE).expect("a row");
-    assert_eq!((asked.cached_len, asked.idle_pages), (28, 0));
-    assert_eq!((asked.lacking_pages, asked.available_pages, asked.fits()), (2, 2, true));
+    let admission =
+        engine.admission(Namespace::default(), &text(0, 8), 9 * PAGE_SIZE).expect("a row");
+    assert_eq!((admission.cached_len, admission.idle_pages), (28, 0));
+    assert_eq!(
+        (admission.lacking_pages, admission.available_pages, admission.fits()),
+        (2, 2, true)
+    );
     let second = admit(&mut engine, &text(0, 8), 9).expect("seven pages are shared");
     assert_eq!((engine.promised(second), engine.available()), (Ok(2), 0));
     engine.verify().expect("all invariants hold");
 }
 
-/// Idle pages back promises: they can be evicted to keep them. A lock of an idle page takes it away from the promises,
-/// so it is refused if too few pages would remain.
+/// Idle pages back promises, because the engine can evict these pages. A locked page backs no promise, so a lock is
+/// refused if too few pages would remain.
 #[test]
 fn a_match_that_would_lock_what_backs_a_promise_is_refused() {
     let mut engine = engine(10);
@@ -95,9 +99,9 @@ fn a_match_that_would_lock_what_backs_a_promise_is_refused() {
     let promised = admit(&mut engine, &text(1, 1), 8).expect("free and evictable pages");
     assert_eq!(engine.available(), 2);
     let namespace = Namespace::default();
-    let asked = engine.admission(namespace, &text(0, 6), 0).expect("a row");
-    assert_eq!((asked.cached_len, asked.idle_pages), (20, 5));
-    assert_eq!((asked.lacking_pages, asked.available_pages, asked.after), (1, 0, None));
+    let admission = engine.admission(namespace, &text(0, 6), 0).expect("a row");
+    assert_eq!((admission.cached_len, admission.idle_pages), (20, 5));
+    assert_eq!((admission.lacking_pages, admission.available_pages, admission.after), (1, 0, None));
     assert_eq!(admit(&mut engine, &text(0, 6), 0), Err(out_of_pages(1, 0, None)));
     // A shorter match and its remaining page are still available.
     let short = admit(&mut engine, &text(0, 2), 0).expect("one idle page and a new one");
@@ -224,8 +228,11 @@ fn every_child_of_a_fork_is_promised_its_own() {
     engine.complete(step).expect("it is committed");
     // A whole page is shared and a tail is copied, so two of four pages are missing. Ten are free.
     let namespace = Namespace::default();
-    let asked = engine.admission(namespace, &text(1, 11), 0).expect("a row");
-    assert_eq!((asked.lacking_pages, asked.available_pages, asked.fits()), (11, 10, false));
+    let admission = engine.admission(namespace, &text(1, 11), 0).expect("a row");
+    assert_eq!(
+        (admission.lacking_pages, admission.available_pages, admission.fits()),
+        (11, 10, false)
+    );
     let refused = engine.fork(parent, 4, 4 * PAGE_SIZE).expect_err("each takes three");
     assert_eq!(refused, EngineError::Core(out_of_pages(12, 10, None)));
     assert_eq!(engine.stats().sequences, 1, "all or none");

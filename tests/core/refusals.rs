@@ -1,4 +1,4 @@
-//! The CPU backend rejects invalid calls by name and value, and writes nothing.
+//! The CPU backend rejects each invalid call with an error that names the value, and writes nothing.
 
 use super::small_cpu::{Arrays, all_bytes, config, longest_row, opened, pool};
 use kvarena::backend::{Backend, CpuError, CpuRows, CpuRowsMut, Operand};
@@ -153,9 +153,9 @@ fn invalid_sinks_are_refused() {
     cpu.store_cache(&plan, layer, rows, rows).expect("valid rows");
     let mut attend = |sinks: &[f32]| {
         let mut out = [7.0_f32; 240];
-        let asked = Queries { rows: CpuRows::from(&ones[..]), sinks: Some(sinks) };
+        let queries = Queries { rows: CpuRows::from(&ones[..]), sinks: Some(sinks) };
         let to = CpuRowsMut::from(&mut out[..]);
-        cpu.attend_queries(&plan, layer, &Attend::new(4, 12), asked, to, None)?;
+        cpu.attend_queries(&plan, layer, &Attend::new(4, 12), queries, to, None)?;
         Ok(out)
     };
     let (operand, wanted) = (Operand::Sinks, 4);
@@ -280,23 +280,23 @@ fn invalid_selections_are_refused() {
     let mut cpu = open(&labelled, Some(labels)).expect("the labels fit the pool");
     cpu.begin(&plan).expect("a valid plan");
     let max = longest_row();
-    let mut ask = |top, lists: &mut [u32]| {
+    let mut select_top = |top, lists: &mut [u32]| {
         let select = Select { top, ..select };
         cpu.select(&plan, layer, &select, CpuRows::from(&q[..]), lists)
     };
-    assert_eq!(ask(0, &mut []), refused(PlanError::Top { top: 0, max }));
+    assert_eq!(select_top(0, &mut []), refused(PlanError::Top { top: 0, max }));
     let top = max as u32 + 1;
-    assert_eq!(ask(top, &mut [0; 6]), refused(PlanError::Top { top, max }));
+    assert_eq!(select_top(top, &mut [0; 6]), refused(PlanError::Top { top, max }));
     let (operand, actual, wanted) = (Operand::Selection, 5, 6);
-    assert_eq!(ask(3, &mut [0; 5]), refused(PlanError::Length { operand, actual, wanted }));
-    assert_eq!(ask(3, &mut lists), Ok(()));
+    assert_eq!(select_top(3, &mut [0; 5]), refused(PlanError::Length { operand, actual, wanted }));
+    assert_eq!(select_top(3, &mut lists), Ok(()));
     assert_eq!(lists, [NO_POSITION; 6], "a row of five new tokens has none");
     let selection = Selection { positions: &lists[..4], top: 3 };
-    let asked = Queries { rows: CpuRows::from(&q[..]), sinks: None };
+    let queries = Queries { rows: CpuRows::from(&q[..]), sinks: None };
     let mut out = [7.0_f32; 240];
     let to = CpuRowsMut::from(&mut out[..]);
     let attend = Attend::new(4, 12);
-    let short = cpu.attend_selected(&plan, layer, &attend, selection, asked, to, None);
+    let short = cpu.attend_selected(&plan, layer, &attend, selection, queries, to, None);
     assert_eq!(short, refused(PlanError::Length { operand, actual: 4, wanted }));
 }
 

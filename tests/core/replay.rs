@@ -139,7 +139,6 @@ fn engine() {
     }
 }
 
-/// A planned unknown token may be the first of a chunk of the page tables, when all chunks are in use.
 #[test]
 fn host_memory() {
     let mut all = Summary::default();
@@ -225,6 +224,7 @@ fn stores() {
     }
 }
 
+/// A planned unknown token may be the first of a chunk of the page tables, when all chunks are in use.
 #[test]
 fn a_pending_token_finds_no_chunk() {
     let config = SmallConfig {

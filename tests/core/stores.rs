@@ -1,4 +1,4 @@
-//! Stores: pages that an engine puts and fetches, with their bytes, beside a map of what the store has.
+//! Stores: compares the pages that an engine puts and fetches, and their bytes, with a map of the store's pages.
 
 use std::collections::HashMap;
 

@@ -71,9 +71,11 @@ impl Host {
             let mut lse = vec![0.0; plan.token_count() * Q_HEADS as usize];
             let backend = self.engine.backend_mut();
             backend.store_cache(&plan, id, k[..].into(), v[..].into()).expect("a store");
-            let asked = Queries { rows: q[..].into(), sinks: Some(&sinks[..]) };
+            let queries = Queries { rows: q[..].into(), sinks: Some(&sinks[..]) };
             let (rows, sums) = (out[..].as_mut().into(), Some(&mut lse[..]));
-            backend.attend_queries(&plan, id, &self.attend, asked, rows, sums).expect("attention");
+            backend
+                .attend_queries(&plan, id, &self.attend, queries, rows, sums)
+                .expect("attention");
             let sums = lse.chunks_exact(Q_HEADS as usize);
             for ((bits, out), lse) in
                 bits.iter_mut().zip(out.chunks_exact(self.widths[3])).zip(sums)
@@ -164,7 +166,11 @@ fn check(pool: PoolConfig, seed: u64) {
             host.engine.commit(step).expect("it is open");
             bits
         };
-        assert!(next(0, &mut tree_host) == next(1, &mut branch_host), "behind: {}", what());
+        assert!(
+            next(0, &mut tree_host) == next(1, &mut branch_host),
+            "after the branch: {}",
+            what()
+        );
         tree_host.engine.verify().expect("all invariants hold");
     }
 }

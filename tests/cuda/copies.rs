@@ -100,7 +100,7 @@ fn fill_host(backend: &mut OnGpu, byte: u8) {
     pages.for_each(|page| backend.lease_mut(page).as_mut().fill(byte));
 }
 
-/// Moves by copies between the pool (sources) and the host (targets).
+/// Returns a move for each copy: between its source as a page of the pool and its target as a host page.
 fn moves(copies: &[PageCopy]) -> Vec<PageMove> {
     let host = |page: PageId| HostPageId::new(page.raw());
     copies.iter().map(|copy| PageMove { device: copy.source, host: host(copy.target) }).collect()
@@ -187,7 +187,7 @@ fn pages_move_inside_a_pool_and_between_pools() {
                     "{from:?} to {to:?} page {i}"
                 );
             }
-            // Inside a pool: the lower half of a random order to the upper.
+            // Copies inside a pool, from the first to the second half of its pages in a random order.
             let order = copies(&mut rng, PAGES as usize, PAGES, PAGES);
             let ids: Vec<_> = order.iter().map(|copy| copy.source).collect();
             let (low, high) = ids.split_at(ids.len() / 2);

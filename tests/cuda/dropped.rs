@@ -80,7 +80,7 @@ fn memory_is_freed_after_the_work_that_uses_it() {
     }
 }
 
-/// Work of another library. It is done on request, or some seconds later, so that a failing test ends.
+/// Work of another library. It ends on request, or after five seconds, so that a failing test ends.
 #[derive(Default)]
 struct Others {
     may: AtomicBool,
@@ -108,7 +108,7 @@ fn dropping_a_buffer_waits_for_no_other_stream() {
         assert_eq!(sys::cuStreamCreate(&mut stream, 1), sys::CUresult::CUDA_SUCCESS);
         assert_eq!(sys::cuLaunchHostFunc(stream, Some(work), data), sys::CUresult::CUDA_SUCCESS);
     }
-    // The rows, and what attention writes: used by work that was asked for.
+    // Drops the rows and the output of attention, which submitted work uses.
     drop(parts.drain(1..3));
     assert!(!others.done.load(Ordering::Acquire), "the drop waited for another library");
     others.may.store(true, Ordering::Release);
@@ -132,8 +132,8 @@ fn a_buffer_is_dropped_while_other_streams_work() {
         let data = (&raw const others).cast_mut().cast();
         peer.bind().expect("a device");
         // SAFETY: the device's context is current; the stream, the function and its data live until the wait.
-        let asked = unsafe { sys::cuLaunchHostFunc(stream.raw() as _, Some(work), data) };
-        assert_eq!(asked, sys::CUresult::CUDA_SUCCESS);
+        let launched = unsafe { sys::cuLaunchHostFunc(stream.raw() as _, Some(work), data) };
+        assert_eq!(launched, sys::CUresult::CUDA_SUCCESS);
         drop(buffer);
         let waited = others.done.load(Ordering::Acquire);
         others.may.store(true, Ordering::Release);
@@ -143,7 +143,7 @@ fn a_buffer_is_dropped_while_other_streams_work() {
     }
 }
 
-/// The device has memory for one of these at a time, and each is dropped while work is in flight.
+/// The device has memory for one large buffer at a time. Each is dropped while work is in flight.
 #[test]
 fn dropped_memory_is_free_at_the_next_allocation() {
     let Some(gpu) = gpu() else { return };

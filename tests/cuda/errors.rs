@@ -1,4 +1,4 @@
-//! Rejected calls, by name.
+//! Calls that the backend rejects, each with its error.
 
 use kvarena::backend::Operand;
 use kvarena::backend::cuda::{

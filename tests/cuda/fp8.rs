@@ -245,7 +245,7 @@ fn every_byte_is_read_as_it_is() {
                 .open(&shape.pool(), &shape.table(), 2)
                 .expect("a small pool");
             let sequence = drive.admit();
-            // Small scales of V would hide small errors.
+            // The scales are 1, because small scales of V would hide small errors.
             let items = [Item::Extend { sequence, len: 300 }];
             let width = 2 * head_dim as usize;
             let plan = drive.planner.plan(&items);
@@ -353,14 +353,14 @@ fn scales_by_token_may_differ_widely() {
     }
 }
 
-/// A scale of K at an end of f32's range: the smallest number, or the largest power of two. V's is 1 or [`LARGE`].
+/// A scale of K at an end of f32's range: the smallest number, or the largest power of two. V's is 1 or 2^[`LARGE`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     Smallest,
     Largest,
 }
 
-/// Sums of weighted V, as large as a row's number of tokens, fit f32.
+/// Exponent of V's large scale. Sums of weighted V over a row's tokens still fit f32.
 const LARGE: i32 = 100;
 
 /// Scales of K at both ends of f32's range, for rows and trees. Infinity times a scale that rounds to zero gives NaN.
@@ -395,8 +395,8 @@ fn scales_may_be_at_both_ends_of_f32() {
     }
 }
 
-/// Runs a step over scales at an end of f32's range. Every K acts as zero, or K, V and so the output equal those of the
-/// reference times powers of two.
+/// Runs a step over scales at an end of f32's range. With the smallest scale, every K acts as zero. With the largest,
+/// K, V and the output are those of the reference times powers of two.
 fn run_scaled(
     drive: &mut Drive,
     backend: &mut OnGpu,

@@ -209,7 +209,7 @@ fn graphs_of_short_queries_replay() {
 #[test]
 fn graphs_with_trees_replay() {
     let Some(gpu) = gpu() else { return };
-    // Rows of up to 8 tokens, like drafts; and of up to 64 and more, which are trees up to 64.
+    // Rows of up to 8 tokens, like drafts; and of up to 70 tokens, which are trees if they have at most 64.
     replay_trees(&gpu, shape(Layout::PageFirst, 16), (8, 40, 8), true);
     replay_trees(&gpu, shape(Layout::LayerFirst, 1), (5, 200, 70), true);
     let fp8 = Shape { fp8: Some(Scaling::ByToken), ..shape(Layout::PageFirst, 16) };

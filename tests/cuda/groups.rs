@@ -194,11 +194,11 @@ fn serve(host: &mut Host) -> Vec<u16> {
     let prompt = |seed: u32| (0..60 + seed).map(|i| token(seed, i)).collect::<Vec<_>>();
     let mut bits = Vec::new();
     let mut seqs: Vec<SeqKey> = Vec::new();
-    let engine = |host: &mut Host, seed| {
+    let admit = |host: &mut Host, seed| {
         host.engine.admit(Namespace::default(), &prompt(seed), 0).expect("there is room")
     };
     for seed in [1, 2] {
-        let seq = engine(host, seed);
+        let seq = admit(host, seed);
         for len in [19, 1, 3, 37 + seed] {
             bits.extend(host.step(&[Extend { seq, len }]));
         }
@@ -219,7 +219,7 @@ fn serve(host: &mut Host) -> Vec<u16> {
     for seq in seqs {
         host.engine.finish(seq).expect("it runs");
     }
-    let seq = engine(host, 1);
+    let seq = admit(host, 1);
     let len = host.engine.extend_max(seq).expect("it runs");
     let again = host.step(&[Extend { seq, len }]);
     // The cache serves all pages of the prompt except the last one, which contains the last token.

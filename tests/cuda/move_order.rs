@@ -85,7 +85,7 @@ impl World {
         self.cuda.load_pages(id, &of(device, host)).expect("pages of the pool");
     }
 
-    /// A step whose only token is the first one of a page, which the page tables name from now on.
+    /// Calls `call` with a plan whose only token is the first of `page`. The plan writes `page` into the page tables.
     fn with_plan(&mut self, step: u64, page: u32, call: impl FnOnce(&mut Self, &BatchPlan<'_>)) {
         let word = self.table.page_word(0, 0);
         let directory = TableWrite { index: self.table.directory_word(RowId::new(0), 0), value: 0 };
@@ -122,7 +122,7 @@ impl World {
         self.cuda.end(end);
     }
 
-    /// The bytes of K of a page's first two tokens in the last layer.
+    /// Returns the byte of which K consists, for each of a page's first two tokens in the last layer.
     fn tokens(&self, page: u32) -> [u8; 2] {
         self.tokens_of(page, self.cuda.layout().layers() - 1)
     }
@@ -139,7 +139,7 @@ impl World {
         })
     }
 
-    /// The same of the first layer in a host page, once all calls are done.
+    /// Returns the same for the first layer in a host page, after all calls are done.
     fn host_tokens(&mut self, page: u32) -> [u8; 2] {
         self.cuda.synchronize().expect("nothing failed");
         let lease = self.cuda.lease(HostPageId::new(page));
@@ -183,13 +183,16 @@ fn the_calls_of_a_layer_come_after_its_part_of_a_load() {
     });
 }
 
-/// A step reads cached tokens of a layer before it stores any there; another one rotates and stores.
+/// A step reads cached tokens of a layer before it stores any in this layer. Another step rotates and stores.
 #[test]
 fn attention_and_rotation_come_after_a_part_of_a_load() {
     each_of_parts(|world| {
         let gpu = world.cuda.gpu().clone();
         let attend = Attend::new(8, 128);
-        world.cuda.prepare(&Prepare { rope_store: true, ..Prepare::new(&[attend]) }).expect("it");
+        world
+            .cuda
+            .prepare(&Prepare { rope_store: true, ..Prepare::new(&[attend]) })
+            .expect("a served shape");
         let mut out = DeviceBuffer::new(&gpu, 2 * WIDTH as u64).expect("memory");
         let frequencies = DeviceBuffer::of(&gpu, &[0.0_f32; 64]).expect("memory");
         for (layer, step) in OF_PARTS.into_iter().zip((2..).step_by(2)) {
@@ -236,7 +239,7 @@ fn a_compaction_comes_after_a_load() {
     });
 }
 
-/// Graphs replay after a plan that was staged; a capture waits for nothing.
+/// A capture cannot wait for a load, so it fails until `stage` has waited for all parts.
 #[test]
 fn a_graph_comes_after_a_load() {
     each_of_parts(|world| {

@@ -1,4 +1,4 @@
-//! The backend in the form of tests: rows of host numbers in, numbers out.
+//! Implements the traits of the contract's tests for [`Cuda`]: they pass and read rows of numbers on the host.
 
 use std::convert::identity;
 use std::mem::size_of;
@@ -21,7 +21,7 @@ use kvarena::{
 #[derive(Clone, Debug)]
 pub struct OnGpuOptions(CudaOptions);
 
-/// Maximum number of pieces that are read or written by calls of their own.
+/// Maximum number of pieces that are read or written one by one. For more, the whole pool is read or written.
 const PIECES_MAX: usize = 64;
 
 /// A [`Cuda`] on a stream of its own.
@@ -29,7 +29,7 @@ const PIECES_MAX: usize = 64;
 pub struct OnGpu {
     pub cuda: Cuda,
     pub stream: CudaStream,
-    /// Whether nothing may be loaded from now on.
+    /// Whether `prepare` has loaded all kernels, so that no later call may load any.
     pub is_prepared: bool,
 }
 
@@ -37,7 +37,7 @@ impl Drop for OnGpu {
     fn drop(&mut self) {
         let late = if self.is_prepared { self.cuda.modules_after_prepare() } else { 0 };
         if !std::thread::panicking() {
-            assert_eq!(late, 0, "loaded after all others: {:?}", self.cuda.gpu().kernels());
+            assert_eq!(late, 0, "loaded after `prepare`: {:?}", self.cuda.gpu().kernels());
         }
     }
 }
@@ -99,7 +99,7 @@ impl OpenBackend for OnGpuOptions {
 }
 
 impl OnGpu {
-    /// The pieces of pages: their places in the pool, and in the pages one after another.
+    /// Returns the byte ranges of the pages' pieces: in the pool, and in the concatenated pages.
     fn pieces(&self, pages: &[PageId]) -> Vec<(Range<usize>, Range<usize>)> {
         let (layout, mut end) = (*self.cuda.layout(), 0);
         let mut places = Vec::new();
@@ -114,7 +114,7 @@ impl OnGpu {
         places
     }
 
-    /// The whole pool's bytes, if pages have many pieces.
+    /// Returns the whole pool's bytes, if the pages have many pieces.
     fn whole_pool(&self, pages: &[PageId]) -> Option<Vec<u8>> {
         let (layout, pool) = (self.cuda.layout(), self.cuda.pool());
         let many = pages.len() * layout.pieces_per_page() as usize > PIECES_MAX;

@@ -64,12 +64,12 @@ fn grow(backend: &mut OnGpu, drive: &mut Drive, buffers: &mut Buffers) -> Vec<us
 }
 
 /// Runs and checks a few steps. `draw` returns the items of a step and which of them are trees. With `graph`, steps run
-/// in graphs with space for `mean` tokens of each row.
+/// in graphs with space for `row_tokens` tokens of each row.
 fn decode(
     gpu: &Gpu,
     shape: Shape,
     graph: bool,
-    mean: usize,
+    row_tokens: usize,
     mut draw: impl FnMut(&[usize]) -> (Vec<Item>, Vec<bool>),
 ) {
     let mut drive = Drive::new(shape, 21);
@@ -93,13 +93,13 @@ fn decode(
         let plan = plan.plan();
         let more = ROWS - items.len();
         let least = plan.token_count() + more;
-        let tokens = if graph { least.max(mean * ROWS) } else { least };
+        let tokens = if graph { least.max(row_tokens * ROWS) } else { least };
         let plan = plan.padded(&mut scratch, ROWS, tokens);
         let inputs = drive.inputs(&items, &plan);
         buffers.fill(&inputs);
         let staged = backend.cuda.stage(&plan).expect("a valid plan");
         let is_once = backend.cuda.span_work().is_some();
-        // In a graph, lengths may differ so much that it is better if the decode kernel reads all spans.
+        // With a graph, lengths may differ so much that the split lets the decode kernel read all spans.
         assert!(is_once || graph, "a span is read once");
         once += usize::from(is_once);
         if graph {
@@ -118,7 +118,11 @@ fn decode(
         backend.end(StepEnd::Complete(plan.step()));
     }
     // Spans were read once in several steps. All steps of one size used the same graph.
-    assert!(once > 1 && (mean > 1 || graphs.len() <= 1), "{once} steps, {} graphs", graphs.len());
+    assert!(
+        once > 1 && (row_tokens > 1 || graphs.len() <= 1),
+        "{once} steps, {} graphs",
+        graphs.len()
+    );
 }
 
 #[test]
@@ -176,18 +180,18 @@ fn families_decode_over_fp8() {
     }
 }
 
-/// Runs steps whose rows have at most `mean` new tokens: as many as a tail or an item has space for. Graphs also get
-/// longer rows and trees of drafts, which the extend kernel serves. In the first step all rows have the maximum length.
-/// With groups of 3 query heads, an item of 42 members then ends between two tokens of a row.
-fn verify(gpu: &Gpu, shape: Shape, mean: u32) {
+/// Runs steps whose rows have at most `row_tokens` new tokens: as many as a tail or an item has space for. Graphs also
+/// get longer rows and trees of drafts, which the extend kernel serves. In the first step all rows have `row_tokens`
+/// tokens. With groups of 3 query heads, an item of 42 members then ends between two tokens of a row.
+fn verify(gpu: &Gpu, shape: Shape, row_tokens: u32) {
     for graph in [false, true] {
         let (mut rng, mut first) = (Rng::new(31), true);
-        decode(gpu, shape, graph, mean as usize, |some| {
+        decode(gpu, shape, graph, row_tokens as usize, |some| {
             let all = std::mem::take(&mut first);
             let mut item = |&sequence: &usize| {
-                let most = if graph && rng.one_in(8) { 18.max(mean) } else { mean };
+                let most = if graph && rng.one_in(8) { 18.max(row_tokens) } else { row_tokens };
                 let len = rng.within(1, most.into()) as u32;
-                Item::Extend { sequence, len: if all { mean } else { len } }
+                Item::Extend { sequence, len: if all { row_tokens } else { len } }
             };
             let items: Vec<_> = some.iter().map(&mut item).collect();
             let is_tree = items.iter().map(|_| graph && !all && rng.one_in(8)).collect();
@@ -199,7 +203,7 @@ fn verify(gpu: &Gpu, shape: Shape, mean: u32) {
 #[test]
 fn families_verify_drafts() {
     let Some(gpu) = gpu() else { return };
-    for (kv_heads, group, head_dim, dtype, mean) in [
+    for (kv_heads, group, head_dim, dtype, row_tokens) in [
         (2, 4, 128, Dtype::Bf16, 2_u32),
         (2, 4, 128, Dtype::F16, 4),
         (1, 8, 128, Dtype::F16, 2),
@@ -213,14 +217,14 @@ fn families_verify_drafts() {
         (2, 4, 64, Dtype::F16, 8),
         (1, 8, 256, Dtype::Bf16, 6),
     ] {
-        verify(&gpu, shape(kv_heads, group, head_dim, dtype), mean);
+        verify(&gpu, shape(kv_heads, group, head_dim, dtype), row_tokens);
     }
 }
 
 #[test]
 fn families_verify_drafts_over_fp8() {
     let Some(gpu) = gpu() else { return };
-    for (of, scaling, mean) in [
+    for (of, scaling, row_tokens) in [
         ((2, 4, 128, Dtype::Bf16), Scaling::ByToken, 2),
         ((2, 4, 128, Dtype::F16), Scaling::Static, 4),
         ((2, 3, 256, Dtype::F16), Scaling::ByToken, 5),
@@ -229,6 +233,6 @@ fn families_verify_drafts_over_fp8() {
         ((2, 4, 64, Dtype::F16), Scaling::ByToken, 8),
         ((1, 8, 256, Dtype::Bf16), Scaling::Static, 6),
     ] {
-        verify(&gpu, over_fp8(of, scaling, 16), mean);
+        verify(&gpu, over_fp8(of, scaling, 16), row_tokens);
     }
 }

@@ -90,9 +90,9 @@ struct Both {
     kind: Kind,
 }
 
-/// Arguments of a step of decode rows.
+/// Length and window of the lists of a step.
 #[derive(Clone, Copy)]
-struct Asked {
+struct ListArgs {
     top: u32,
     window: Option<u32>,
 }
@@ -142,15 +142,15 @@ impl Both {
     }
 
     /// Runs one step of one token for each sequence, and compares lists bit by bit and attention over them.
-    fn decode(&mut self, seqs: &[SeqKey], asked: Asked, rng: &mut Rng) {
+    fn decode(&mut self, seqs: &[SeqKey], args: ListArgs, rng: &mut Rng) {
         let items: Vec<Extend> = seqs.iter().map(|&seq| Extend { seq, len: 1 }).collect();
         let (rows, q_heads) = (seqs.len(), KV_HEADS * GROUP);
         let width = (KV_HEADS * HEAD_DIM) as usize;
         let q = queries(rng, rows * width * GROUP as usize, self.kind);
         let [k, v] = [0, 1].map(|_| numbers(rng, rows * width, Kind::Equal));
-        let select = Select { q_heads, top: asked.top, window: asked.window };
-        let attend = Attend { window: asked.window, ..Attend::new(q_heads, HEAD_DIM) };
-        let mut wanted = vec![7; rows * (KV_HEADS * asked.top) as usize];
+        let select = Select { q_heads, top: args.top, window: args.window };
+        let attend = Attend { window: args.window, ..Attend::new(q_heads, HEAD_DIM) };
+        let mut wanted = vec![7; rows * (KV_HEADS * args.top) as usize];
         let mut exact = vec![0.0_f32; q.len()];
         let [cpu, gpu] = &mut self.scratch;
         let plan = self.cpu.plan_batch(cpu, &items).expect("room");
@@ -158,7 +158,7 @@ impl Both {
         let backend = self.cpu.backend_mut();
         backend.store_cache(&plan, LAYER, k[..].into(), v[..].into()).expect("K and V");
         backend.select(&plan, LAYER, &select, q[..].into(), &mut wanted).expect("lists");
-        let selection = Selection { positions: &wanted[..], top: asked.top };
+        let selection = Selection { positions: &wanted[..], top: args.top };
         let queries = Queries { rows: q[..].into(), sinks: None };
         let out = exact[..].as_mut().into();
         backend
@@ -174,7 +174,7 @@ impl Both {
         backend.store_cache(&plan, LAYER, k.rows(0, None), v.rows(0, None)).expect("K and V");
         let to = lists.rows_mut(0, None);
         backend.select(&plan, LAYER, &select, q.rows(0, None), to).expect("lists");
-        let selection = Selection { positions: lists.rows(0, None), top: asked.top };
+        let selection = Selection { positions: lists.rows(0, None), top: args.top };
         let queries = Queries { rows: q.rows(0, None), sinks: None };
         let to = out.rows_mut(0, None);
         backend
@@ -182,9 +182,9 @@ impl Both {
             .expect("attention");
         backend.synchronize().expect("nothing failed");
         let got: Vec<u32> = lists.read(0, wanted.len()).expect("numbers");
-        let top = asked.top as usize;
+        let top = args.top as usize;
         for (i, (got, wanted)) in got.chunks(top).zip(wanted.chunks(top)).enumerate() {
-            assert_eq!(got, wanted, "list {i}, top {top}, window {:?}", asked.window);
+            assert_eq!(got, wanted, "list {i}, top {top}, window {:?}", args.window);
         }
         let got: Vec<bf16> = out.read(0, exact.len()).expect("numbers");
         for (i, (got, exact)) in got.iter().zip(&exact).enumerate() {
@@ -229,14 +229,14 @@ fn long_rows_are_selected_as_on_the_cpu() {
             (2601, Some(2000)),
             (3000, None),
         ] {
-            both.decode(&seqs, Asked { top, window }, &mut rng);
+            both.decode(&seqs, ListArgs { top, window }, &mut rng);
         }
-        both.decode(&seqs[1..2], Asked { top: 64, window: None }, &mut rng);
+        both.decode(&seqs[1..2], ListArgs { top: 64, window: None }, &mut rng);
     }
 }
 
-/// The best of more keys than one pass compares: a sample selects the candidates. If many scores are equal, there are
-/// too many candidates, and all keys are compared. Several CTAs gather long lists if there are few lists.
+/// Rows have more keys than one pass compares, so a sample of keys selects candidates. If many scores are equal, there
+/// are too many candidates, and all keys are compared. Several CTAs gather long lists if there are few lists.
 #[test]
 fn rows_of_many_keys_are_selected_as_on_the_cpu() {
     let Some(gpu) = gpu() else { return };
@@ -246,18 +246,18 @@ fn rows_of_many_keys_are_selected_as_on_the_cpu() {
         let mut rng = Rng::new(channels.into());
         let seqs = both.fill(&[6000, 4100, 20_000], &mut rng);
         for (top, window) in [(64, None), (1500, None), (2500, None), (64, Some(5000))] {
-            both.decode(&seqs[..2], Asked { top, window }, &mut rng);
+            both.decode(&seqs[..2], ListArgs { top, window }, &mut rng);
         }
         for (top, window) in [(64, None), (1500, None), (2500, None), (64, Some(8194))] {
-            both.decode(&seqs[2..], Asked { top, window }, &mut rng);
+            both.decode(&seqs[2..], ListArgs { top, window }, &mut rng);
         }
     }
     // More positions than one list pass takes.
     let mut both = Both::new(&gpu, (16, 16, 140_032), Kind::Fine);
     let mut rng = Rng::new(1);
     let seqs = both.fill(&[140_000], &mut rng);
-    both.decode(&seqs, Asked { top: 64, window: None }, &mut rng);
-    both.decode(&seqs, Asked { top: 3000, window: None }, &mut rng);
+    both.decode(&seqs, ListArgs { top: 64, window: None }, &mut rng);
+    both.decode(&seqs, ListArgs { top: 3000, window: None }, &mut rng);
 }
 
 /// Memory of one layer of a step of decode rows, at fixed addresses.
@@ -369,7 +369,7 @@ fn sparse_attention_without_a_kernel_is_refused() {
         assert_eq!(with(pool, Some(labels(4))), CudaError::Lists { dtype });
     }
 
-    // Memory for 2 chunks, and for one chunk of each of 256 rows.
+    // Memory for 2 chunks of 256 scores, and for one more chunk for each of 2 rows.
     let given = Some(labels(4));
     let options = CudaOptions {
         labels: given,

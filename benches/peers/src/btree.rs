@@ -7,7 +7,7 @@ use kvarena::TokenId;
 
 use crate::Cache;
 
-/// Key of no parent.
+/// Parent of first pages.
 const ROOT: u32 = u32::MAX;
 
 type Key = (u32, Box<[u32]>);

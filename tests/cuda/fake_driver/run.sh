@@ -13,10 +13,13 @@ unset KVARENA_SEEDS
 core="--features cuda,testkit"
 cargo test $core --test cuda --lib --no-run
 
-# All tests; the tests that need no Hopper, on the plain kernels of other devices, each with its shared memory; finely
-# mixed warps, with copies and products done at once; two orders of streams; the oldest supported driver; and unit tests
-# that need a driver. An old driver differs in what it loads and captures, so one seed is enough for it. Tests of many kv
-# heads take a minute and use the kernels of capability 80.
+# Jobs (driver.cc describes the variables):
+# * all tests, and unit tests that need a driver;
+# * the tests that need no Hopper, with the kernels and the shared memory of other devices;
+# * finely interleaved warps, with asynchronous copies and products that are done at once;
+# * two orders of streams;
+# * the oldest supported driver. It differs only in what it loads and captures, so one seed is enough.
+# Tests of many kv heads take a minute and use the kernels of capability 80.
 plain="contract:: padding:: both_ends_of_f32"
 few="$plain --skip many_kv_heads"
 tests/cuda/fake_driver/jobs.sh <<END

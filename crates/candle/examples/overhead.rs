@@ -89,7 +89,7 @@ fn main() -> Outcome {
         }
     }
     println!("{SEQUENCES} sequences, medians of {TURNS} steps, us");
-    println!("| | bridge | calls alone | difference |");
+    println!("| | bridge | direct calls | difference |");
     println!("|---|---|---|---|");
     let mut own = 0.0;
     for (name, ways) in ["step", "layer", "close"].into_iter().zip(times) {

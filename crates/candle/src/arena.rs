@@ -57,7 +57,7 @@ impl KvArena {
     ///
     /// # Errors
     /// The errors of [`Engine::plan_batch`], as [`Error::Engine`], and candle's errors of the
-    /// upload. Nothing changes then.
+    /// upload. An error leaves the sequences unchanged.
     pub fn step(&mut self, items: &[Extend]) -> Result<Step<'_>, Error> {
         let Self { engine, device, scratch, id } = self;
         let plan = engine.plan_batch(scratch, items)?;

@@ -65,7 +65,7 @@ impl fmt::Display for Error {
                 write!(f, "{operand} has strides {strides:?}: its rows are not contiguous")
             }
             Self::Dtype { operand, dtype } => {
-                write!(f, "{operand} has type {dtype:?}, which is not read")
+                write!(f, "{operand} has type {dtype:?}, which the backend does not read")
             }
         }
     }

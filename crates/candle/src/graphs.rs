@@ -26,7 +26,7 @@ pub struct Graphs<'m, M> {
     forward: Forward<M>,
     arena: u64,
     steps: HashMap<GraphKey, Captured>,
-    /// Not `Send`, because candle stores the uploads that graphs read in this thread's memory.
+    /// Makes the type not `Send`: candle keeps the uploads that graphs read in thread-local memory.
     this_thread: PhantomData<*const ()>,
 }
 

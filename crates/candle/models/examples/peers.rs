@@ -1,4 +1,5 @@
-//! Steps on the CPU beside candle's own model and cache: medians of paired ratios, in alternating order.
+//! Compares steps on the CPU with candle's own model and cache. Each ratio is the median of pairs of calls in
+//! alternating order.
 //!
 //!     RAYON_NUM_THREADS=2 cargo run --release -p kvarena-candle-models --example peers
 //!
@@ -41,7 +42,7 @@ fn main() -> Outcome {
     let unequal: Vec<usize> = (0..BATCH).map(|at| 256 + 32 * at).collect();
     decode("decode, 16 lengths of 256 to 736", "3", (&own, &ours), &unequal)?;
     prompt("12", (&own, &ours), 480)?;
-    // This ratio is the part of the last one that does not come from the cache. It has no goal.
+    // Without cached tokens, the ratio shows the gain that does not come from the cache. It has no goal.
     prompt("", (&own, &ours), 0)
 }
 
@@ -69,8 +70,8 @@ fn pairs(
     Ok(())
 }
 
-/// Measures decode steps of sequences of these lengths. candle's model takes them as one batch if
-/// they are equal, or else one by one.
+/// Measures decode steps of sequences of these lengths. candle's model computes
+/// sequences of equal length as one batch, and sequences of unequal length one by one.
 fn decode(
     name: &str,
     goal: &str,

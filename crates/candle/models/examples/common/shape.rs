@@ -56,7 +56,7 @@ impl SimpleBackend for Random {
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle::Result<Tensor> {
-        Err(candle::Error::msg(format!("{name}: random weights have the model's shape")))
+        Err(candle::Error::msg(format!("{name}: random weights need a shape")))
     }
 
     fn contains_tensor(&self, name: &str) -> bool {

@@ -18,7 +18,7 @@ const STEP_TOKENS: usize = 8192;
 const DECODES: usize = 15;
 const SIZES: &str = "1x512,1x4096,16x512,16x1024,16x2048,16x4096,64x512,64x1024,64x2048,64x4096";
 
-/// Prints a row for each `batch x context` of a list.
+/// Prints a row for each `batch x context` of a list. Without graphs, the graph columns are NaN.
 pub fn run(sizes: &str, graphs: bool) -> Outcome {
     let device = device()?;
     let (mut own, ours) = QWEN3.models(&device)?;
@@ -29,7 +29,6 @@ pub fn run(sizes: &str, graphs: bool) -> Outcome {
         "| batch x context | decode: candle | bridge | graph | candle / bridge | candle / graph |"
     );
     println!("|---|---|---|---|---|---|");
-    // Without graphs their column is NaN.
     let mut prefills = Vec::new();
     for size in if sizes.is_empty() { SIZES } else { sizes }.split(',') {
         let (batch, context) = size.split_once('x').ok_or("a size is batch x context")?;
@@ -118,7 +117,7 @@ impl Bench<'_> {
         Ok(times.map(median))
     }
 
-    /// Returns the milliseconds until the work of a call is done.
+    /// Returns the milliseconds until the device has finished the work of a call.
     fn time(&mut self, call: impl FnOnce(&mut Self) -> Outcome) -> Outcome<f64> {
         self.device.synchronize()?;
         let start = Instant::now();
@@ -143,7 +142,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Returns the milliseconds of a decode step of each, measured in alternation.
+    /// Returns the milliseconds of a decode step of candle's model, the bridge and the graph, measured in alternation.
     fn decode(
         &mut self,
         (own, ours): (&mut own::ModelForCausalLM, &paged::ModelForCausalLM),

@@ -163,7 +163,7 @@ mod test {
     use kvarena_host::sample::Sampling;
 
     #[test]
-    fn a_dropped_ticket_cancels_its_jobs() {
+    fn a_dropped_handle_cancels_its_jobs() {
         let sampling = Sampling::default();
         let defaults = Defaults { max_new_tokens: None, samples: 2, sampling, stop: Vec::new() };
         let requests = vec![defaults.request(vec![1]), defaults.request(vec![2])];

@@ -40,6 +40,7 @@ struct Captured {
 impl<'m, M> Graphs<'m, M> {
     /// Returns an empty set of graphs.
     ///
+    /// # Errors
     /// [`Error::EventTracking`] if the GPU tracks events, because a capture cannot wait for
     /// candle's events. Call `CudaDevice::disable_event_tracking` before creating any tensor.
     pub fn new(arena: &KvArena, model: &'m M, forward: Forward<M>) -> Result<Self, Error> {

@@ -15,7 +15,7 @@ use kvarena_host::stream::Finish;
 pub struct Job {
     /// The request.
     pub request: Request,
-    /// Time of arrival.
+    /// Time of the job's creation, when the server has read and checked the request.
     pub since: Instant,
     /// Number of the first choice within the client's request.
     pub first_choice: u32,

@@ -29,7 +29,7 @@ fn patched(name: &str, file: &str) -> String {
     diffy::apply(file, &patch).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Writes a file for `include!`, which allows no comments on the file itself.
+/// Writes a file for `include!`, which rejects inner doc comments (`//!`).
 fn write(name: &str, text: String) {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let text = text.replace("//!", "//");
@@ -41,7 +41,7 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns the folder of the crate that this workspace depends on.
+/// Returns the folder into which cargo has unpacked candle-transformers.
 fn candle_transformers() -> PathBuf {
     let cargo = env::var_os("CARGO").expect("cargo sets it");
     let arguments = ["metadata", "--format-version", "1", "--locked", "--all-features"];

@@ -35,10 +35,10 @@ impl KvArena {
     /// Allocates the pool on a device. On a GPU the arena uses candle's stream.
     ///
     /// # Errors
-    /// * [`Error::Engine`]: the config is invalid or does not fit in memory.
-    /// * [`Error::Device`]: the device is neither a CPU nor, with feature `cuda`, a GPU. It is also
-    ///   an error to pass a device of `Device::new_cuda`, because its stream differs in each
-    ///   thread. Use `Device::new_cuda_with_stream`.
+    /// * [`Error::Engine`]: the config is invalid or does not fit in memory, or the device is one of
+    ///   `Device::new_cuda`, whose stream differs in each thread. Use
+    ///   `Device::new_cuda_with_stream`.
+    /// * [`Error::Device`]: the device is neither a CPU nor, with feature `cuda`, a GPU.
     pub fn new(config: impl Into<EngineConfig>, device: &Device) -> Result<Self, Error> {
         let config = config.into();
         let options: Options = match device {
@@ -57,7 +57,7 @@ impl KvArena {
     ///
     /// # Errors
     /// The errors of [`Engine::plan_batch`], as [`Error::Engine`], and candle's errors of the
-    /// upload. Nothing changes then.
+    /// upload. An error leaves the sequences unchanged.
     pub fn step(&mut self, items: &[Extend]) -> Result<Step<'_>, Error> {
         let Self { engine, device, scratch, id } = self;
         let plan = engine.plan_batch(scratch, items)?;

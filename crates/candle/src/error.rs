@@ -25,7 +25,7 @@ pub enum Error {
     EventTracking,
     /// The step belongs to another arena than the graphs.
     OtherArena,
-    /// A tensor's shape is not `[rows, heads, dim]` of the step and the pool.
+    /// A tensor's shape is not `[rows, heads, dim]` of the step and the pool, or `[q_heads]` for sinks.
     Shape {
         /// The argument.
         operand: Operand,
@@ -65,7 +65,7 @@ impl fmt::Display for Error {
                 write!(f, "{operand} has strides {strides:?}: its rows are not contiguous")
             }
             Self::Dtype { operand, dtype } => {
-                write!(f, "{operand} has type {dtype:?}, which is not read")
+                write!(f, "{operand} has type {dtype:?}, which the backend does not read")
             }
         }
     }

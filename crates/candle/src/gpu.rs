@@ -77,7 +77,7 @@ fn run_of<T: CudaDType + candle_core::cuda_backend::cudarc::driver::DeviceRepr>(
     };
     let qkv = [rows(q_at, q.1), rows(k_at, k.1), rows(v_at, v.1)];
     let sinks = sinks_at.as_ref().map(|((at, _guard), from)| {
-        // SAFETY: as above.
+        // SAFETY: the stream also orders the launches before any reuse of the sinks' memory.
         Either::Right(unsafe {
             DeviceRows::from_raw(
                 at + 4 * *from as u64,
@@ -87,7 +87,7 @@ fn run_of<T: CudaDType + candle_core::cuda_backend::cudarc::driver::DeviceRepr>(
             )
         })
     });
-    // SAFETY: as above; nothing else accesses the result.
+    // SAFETY: the same holds for `out`, and nothing else accesses it.
     let to = unsafe { DeviceRowsMut::from_raw(to, dtype, len, None) };
     op.run(qkv.map(Either::Right), sinks, Either::Right(to))?;
     drop(written);

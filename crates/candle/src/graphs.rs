@@ -26,7 +26,7 @@ pub struct Graphs<'m, M> {
     forward: Forward<M>,
     arena: u64,
     steps: HashMap<GraphKey, Captured>,
-    /// Not `Send`, because candle stores the uploads that graphs read in this thread's memory.
+    /// Makes the type not `Send`: candle keeps the uploads that graphs read in thread-local memory.
     this_thread: PhantomData<*const ()>,
 }
 
@@ -40,6 +40,7 @@ struct Captured {
 impl<'m, M> Graphs<'m, M> {
     /// Returns an empty set of graphs.
     ///
+    /// # Errors
     /// [`Error::EventTracking`] if the GPU tracks events, because a capture cannot wait for
     /// candle's events. Call `CudaDevice::disable_event_tracking` before creating any tensor.
     pub fn new(arena: &KvArena, model: &'m M, forward: Forward<M>) -> Result<Self, Error> {

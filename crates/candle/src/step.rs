@@ -13,8 +13,8 @@ use kvarena::{Attend, BatchPlan, Engine, LayerId, StepId};
 use crate::attend::attend;
 use crate::{Error, Pool};
 
-/// The inputs of a model. Rows of tokens are packed in the order of the step's items, without
-/// padding.
+/// The inputs of a model. Rows of tokens are packed in the order of the step's items. The padding of
+/// [`KvArena::step_padded`](crate::KvArena::step_padded) follows them.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// New tokens, u32 `[rows]`.

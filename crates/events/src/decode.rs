@@ -274,8 +274,7 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Reads the items of an array. If the array's length is wrong, no more memory is reserved than the remaining bytes
-    /// allow.
+    /// Reads the items of an array. The length is untrusted, so this reserves at most one item for each remaining byte.
     fn list<T>(
         &mut self,
         wanted: &'static str,

@@ -110,7 +110,7 @@ impl Batch {
         }
     }
 
-    /// Writes the name of a medium: host memory's in SGLang's form with its hashes, else in vLLM's.
+    /// Writes the name of a medium. SGLang and vLLM name host memory differently; the hashing selects the name.
     fn medium(&mut self, medium: Medium) {
         let name = match (medium, self.hashing) {
             (Medium::Device, _) => "GPU",

@@ -74,7 +74,7 @@ pub struct Outcome {
     pub event_bytes: u64,
     /// Arrival of the last request, in seconds since the start of the trace.
     pub seconds: f64,
-    /// For some requests, the request's number and the share of prompt tokens up to it that were cached.
+    /// Points of a curve: a request's number, and the cached share of the prompt tokens up to that request.
     pub rates: Vec<(usize, f64)>,
     /// Pages in the router's index at the end.
     pub index_pages: usize,
@@ -182,8 +182,8 @@ fn choose(
         cached[engine as usize] = pages * config.host.page_size;
     }
     let cost = |engine: usize| {
-        let lacks = (prompt.len() as f64) - f64::from(cached[engine]);
-        if policy == Policy::Prefix { lacks } else { lacks + waiting(engine) }
+        let uncached = (prompt.len() as f64) - f64::from(cached[engine]);
+        if policy == Policy::Prefix { uncached } else { uncached + waiting(engine) }
     };
     let better = |a: &usize, b: &usize| cost(*a).total_cmp(&cost(*b)).then(turn(*a).cmp(&turn(*b)));
     (0..config.engines).min_by(better).expect("a fleet has engines")
@@ -202,8 +202,8 @@ pub struct Cost {
     pub pages: u64,
 }
 
-/// Measures the stages of publishing events, one after another: no stage, hashes, events, payloads. Each is the fastest
-/// of three runs that serve all requests.
+/// Measures the cost of publishing events: with no stage, with hashes, with events as well, and with payloads as well.
+/// Each is the fastest of three runs that serve all requests.
 pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
     const RUNS: usize = 3;
     let silent = HostConfig { hashing: None, ..host };

@@ -1,4 +1,4 @@
-//! A host of an engine without bytes. It serves one prompt at a time and encodes the engine's events.
+//! A host of an engine that stores no K and V. It serves one prompt at a time and encodes the engine's events.
 
 use std::convert::Infallible;
 

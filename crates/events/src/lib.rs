@@ -1,4 +1,4 @@
-//! Publishes the cache contents of an engine on the wire of vLLM and SGLang. The crate contains a publisher over
+//! Publishes the cache contents of an engine in the wire format of vLLM and SGLang. The crate contains a publisher over
 //! ZeroMQ, a subscriber that recovers lost messages, a router that indexes the events, and a simulated fleet.
 //!
 //! ```text

@@ -53,7 +53,7 @@ fn main() {
 }
 
 fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn Error>> {
-    // This runs first: the measurement would miss memory that the process has already used.
+    // This runs first, because memory that the process has freed would hide a part of the index's growth.
     let index_bytes = index_bytes_a_page(options.page_size, 16, 20_000);
     let most = options.requests.map_or(usize::MAX, NonZeroUsize::get);
     let requests = trace::read(path, most)?;

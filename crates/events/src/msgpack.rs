@@ -1,4 +1,5 @@
-//! Reads MessagePack value by value from untrusted bytes. An error contains its offset.
+//! Reads MessagePack value by value from untrusted bytes. After an error, [`Reader::at`] returns the offset of the
+//! value that failed.
 
 use std::fmt;
 
@@ -165,7 +166,7 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// [`Malformed`].
     pub fn skip(&mut self) -> Result<(), Malformed> {
-        // A false length ends the loop at the end of the bytes.
+        // If a length is too large, `value` fails at the end of the bytes, which ends the loop.
         let mut left: u64 = 1;
         while left > 0 {
             left -= 1;

@@ -28,7 +28,7 @@ pub struct PublisherConfig {
     pub replay_endpoint: String,
     /// The first frame of every message.
     pub topic: String,
-    /// Number of kept messages.
+    /// Maximum number of kept messages.
     pub keep: usize,
 }
 
@@ -68,7 +68,7 @@ impl Publisher {
         let replay_endpoint = router.bind(&config.replay_endpoint).await?.to_string();
         let (outgoing, incoming) = mpsc::unbounded_channel();
         let dump = Arc::new(AtomicBool::new(false));
-        let served = Served {
+        let served = PublisherTask {
             socket,
             router,
             topic: config.topic.into(),
@@ -109,7 +109,7 @@ impl Publisher {
 }
 
 /// State of the task.
-struct Served {
+struct PublisherTask {
     socket: PubSocket,
     router: RouterSocket,
     topic: Bytes,
@@ -119,7 +119,7 @@ struct Served {
     dump: Arc<AtomicBool>,
 }
 
-impl Served {
+impl PublisherTask {
     async fn run(mut self, mut incoming: mpsc::UnboundedReceiver<Outgoing>) -> ZmqResult<()> {
         loop {
             tokio::select! {

@@ -60,8 +60,8 @@ impl Router {
         self.apply(engine, payload)
     }
 
-    /// Applies a payload that the caller has checked. Only code of the published crate runs in this part of
-    /// [`Router::believe`].
+    /// Applies a payload that the caller has checked. This part of [`Router::believe`] runs only code of the published
+    /// crate.
     ///
     /// # Errors
     /// As [`Router::believe`].

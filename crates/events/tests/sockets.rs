@@ -61,7 +61,7 @@ impl Engine {
         self.host.say(0.0).expect("something is new").0
     }
 
-    fn say_all(&mut self) {
+    fn dump(&mut self) {
         self.host.engine.restate_events();
         self.publisher.send(self.host.say(0.0).expect("the cleared event").0);
     }
@@ -100,14 +100,14 @@ async fn until(
             }
         }
         if engine.publisher.dump_asked() {
-            engine.say_all();
+            engine.dump();
         }
     }
     odd
 }
 
 #[tokio::test]
-async fn a_prompt_goes_where_it_is_cached() {
+async fn the_router_finds_the_engine_that_caches_a_prompt() {
     let mut router = Router::new(4);
     let mut engines = Vec::new();
     for number in 0..2 {
@@ -135,7 +135,7 @@ async fn a_prompt_goes_where_it_is_cached() {
 }
 
 #[tokio::test]
-async fn what_is_lost_is_asked_for() {
+async fn lost_messages_are_replayed() {
     let mut router = Router::new(4);
     let mut engine = Engine::new(PublisherConfig::default()).await;
     let mut subscriber = engine.subscriber().await;
@@ -149,11 +149,11 @@ async fn what_is_lost_is_asked_for() {
     let next = engine.serve(&long);
     engine.publisher.send(next);
     let odd = until(&mut router, (0, &mut engine, &mut subscriber), &[&long], 15).await;
-    assert_eq!(odd, [], "the gap was filled in silence");
+    assert_eq!(odd, [], "the replay fills the gap");
 }
 
 #[tokio::test]
-async fn what_is_lost_for_good_is_said_anew() {
+async fn a_gap_too_large_to_replay_causes_a_dump() {
     let mut router = Router::new(4);
     let config = PublisherConfig { keep: 1, ..PublisherConfig::default() };
     let mut engine = Engine::new(config).await;
@@ -175,7 +175,7 @@ async fn what_is_lost_for_good_is_said_anew() {
 }
 
 #[tokio::test]
-async fn an_engine_that_begins_anew_is_believed_anew() {
+async fn a_restarted_engine_replaces_its_old_contents() {
     let mut router = Router::new(4);
     let mut engine = Engine::new(PublisherConfig::default()).await;
     let mut subscriber = engine.subscriber().await;
@@ -194,6 +194,10 @@ async fn an_engine_that_begins_anew_is_believed_anew() {
     engine.publisher.lose(lost);
     let odd = until(&mut router, (0, &mut engine, &mut subscriber), &[&text(1000)], 5).await;
     assert!(odd.contains(&Received::Restarted), "{odd:?}");
-    assert_eq!(router.overlap(&NamespaceNames::default(), &text(0)), [], "it is no more");
+    assert_eq!(
+        router.overlap(&NamespaceNames::default(), &text(0)),
+        [],
+        "the old engine's pages are gone"
+    );
     assert_eq!(router.pages(), 5);
 }

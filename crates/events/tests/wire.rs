@@ -183,7 +183,7 @@ fn the_published_parser_reads_what_is_written() {
 
 /// A page is saved, leaves the device and comes back.
 #[test]
-fn host_memory_has_the_name_of_each_wire() {
+fn host_memory_has_the_medium_name_of_each_engine() {
     for &hashing in Hashing::ALL {
         let host = if hashing == Hashing::SglangSha256 { "CPU_PINNED" } else { "CPU" };
         let (capacity, host_pages) = (Capacity::Pages(2), 4);
@@ -273,9 +273,8 @@ fn errors_contain_the_offset() {
         assert_eq!(what, Wrong::Malformed(Malformed::Short));
         assert!(at <= len);
     }
-    // A false length.
-    let lie = [0x93, 0x00, 0xdd, 0xff, 0xff, 0xff, 0xff];
-    assert_eq!(refused(&lie), (7, Wrong::Malformed(Malformed::Short)));
+    let false_length = [0x93, 0x00, 0xdd, 0xff, 0xff, 0xff, 0xff];
+    assert_eq!(refused(&false_length), (7, Wrong::Malformed(Malformed::Short)));
     let text = decode(&two).expect_err("it is wrong").to_string();
     assert_eq!(text, "byte 0: a payload of 2 items, not of time, events and rank");
 }

@@ -1,7 +1,7 @@
 """Trains the model of `glossary/` on `glossary.txt`: python3 train.py (needs jax and safetensors; minutes on a CPU).
 
-A Llama of two layers memorises the meaning of some words of this crate, in the form of its own chat template. It is a
-demonstration: the tests' models are in crates/host/tests/data.
+A Llama of two layers memorises definitions of some words of this crate, as conversations in its own chat template. It
+is a demonstration: the tests' models are in crates/host/tests/data.
 """
 import json
 import random
@@ -42,8 +42,8 @@ def ids(text):
 
 def dialogue():
     """Returns the tokens of a conversation, and a mask of those that the model generates."""
-    tokens, said = [vocab["<system>"], *ids(SYSTEM), vocab["<end>"]], []
-    said += [0] * len(tokens)
+    tokens, mask = [vocab["<system>"], *ids(SYSTEM), vocab["<end>"]], []
+    mask += [0] * len(tokens)
     while len(tokens) <= LENGTH:
         word, answer = random.choice(list(facts.items()))
         if random.random() < 0.1:
@@ -52,8 +52,8 @@ def dialogue():
         question = [vocab["<user>"], *question, vocab["<end>"], vocab["<assistant>"]]
         answer = [*ids(answer), vocab["<end>"]]
         tokens += question + answer
-        said += [0] * len(question) + [1] * len(answer)
-    return tokens[:LENGTH + 1], said[:LENGTH + 1]
+        mask += [0] * len(question) + [1] * len(answer)
+    return tokens[:LENGTH + 1], mask[:LENGTH + 1]
 
 
 def init(key):
@@ -103,15 +103,15 @@ def forward(weights, tokens):
     return norm(x, weights["model.norm.weight"]) @ weights["model.embed_tokens.weight"].T
 
 
-def loss(weights, tokens, said):
+def loss(weights, tokens, mask):
     logits = jax.nn.log_softmax(forward(weights, tokens[:, :-1]))
     right = jnp.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
-    return -jnp.sum(right * said[:, 1:]) / jnp.sum(said[:, 1:])
+    return -jnp.sum(right * mask[:, 1:]) / jnp.sum(mask[:, 1:])
 
 
 @partial(jax.jit, donate_argnums=(0, 1, 2))
-def adam(weights, m, v, t, tokens, said):
-    value, grad = jax.value_and_grad(loss)(weights, tokens, said)
+def adam(weights, m, v, t, tokens, mask):
+    value, grad = jax.value_and_grad(loss)(weights, tokens, mask)
     rate = 4e-3 * jnp.minimum(t / 200, 1) * (0.5 + 0.5 * jnp.cos(jnp.pi * t / STEPS))
     m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, grad)
     v = jax.tree.map(lambda v, g: 0.98 * v + 0.02 * g * g, v, grad)
@@ -123,8 +123,8 @@ random.seed(1)
 weights = init(jax.random.key(1))
 m, v = jax.tree.map(jnp.zeros_like, weights), jax.tree.map(jnp.zeros_like, weights)
 for t in range(1, STEPS + 1):
-    tokens, said = zip(*(dialogue() for _ in range(BATCH)))
-    weights, m, v, value = adam(weights, m, v, t, jnp.array(tokens), jnp.array(said))
+    tokens, mask = zip(*(dialogue() for _ in range(BATCH)))
+    weights, m, v, value = adam(weights, m, v, t, jnp.array(tokens), jnp.array(mask))
     if t % 100 == 0:
         print(t, float(value), flush=True)
 

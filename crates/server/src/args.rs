@@ -10,8 +10,8 @@ use crate::http::options::HttpOptions;
 use kvarena_host::draft::DRAFTS_MAX;
 use kvarena_host::sparse::Sparse;
 
-/// A small LLM host on kvarena. It serves Llama, Qwen3, DeepSeek V3, gpt-oss, Gemma 3 and Llama 4 models from
-/// safetensors with continuous batching.
+/// A small LLM host on kvarena. It serves Llama, Qwen3, DeepSeek V3, gpt-oss, Gemma 3, Gemma 4 and Llama 4 models
+/// from safetensors with continuous batching.
 ///
 /// Without arguments a small model explains words of kvarena. Exit codes: 0 done, 1 the run failed, 2 the command line
 /// or a request cannot be served, 3 the model cannot be used.
@@ -60,7 +60,7 @@ pub struct Args {
     #[arg(long)]
     pub logprobs: bool,
 
-    /// Print a line {"index": i, "tokens": [...], "cached_tokens": n} for each request.
+    /// Print a line {"index": i, "tokens": [...], "cached_tokens": n} for each sample.
     #[arg(long)]
     pub json: bool,
 
@@ -76,7 +76,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub n: u32,
 
-    /// 0: greedy [default: 0, but 1 for requests over HTTP].
+    /// Temperature of the draws; 0 is greedy [default: 0, but 1 for requests over HTTP].
     #[arg(long)]
     pub temperature: Option<f32>,
 
@@ -132,8 +132,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["scales", "check", "bench", "chat"])]
     pub calibrate: Option<PathBuf>,
 
-    /// Generating streams read only the K positions of their context that CHANNELS channels of K select [CHANNELS: 16].
-    /// The requests are served twice. The first pass reads all positions, to choose the channels and to count the
+    /// Generating streams read only K positions of their context, selected by CHANNELS channels of the keys [CHANNELS:
+    /// 16]. The requests are served twice. The first pass reads all positions, to choose the channels and to count the
     /// tokens that change. A --bench of random weights takes the first channels.
     #[arg(long, value_name = "K[,CHANNELS]", conflicts_with_all = ["calibrate", "check"])]
     pub sparse: Option<Sparse>,
@@ -160,7 +160,7 @@ pub struct Args {
     #[arg(long)]
     pub no_prefix: bool,
 
-    /// Layers with a window or a chunk keep only the K and V that it covers. Not with --sparse [default: on].
+    /// Layers with a window or a chunk keep only the K and V inside it. Not with --sparse [default: on].
     #[arg(long, num_args = 0..=1, default_missing_value = "on")]
     pub groups: Option<Switch>,
 
@@ -226,7 +226,7 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub common: u32,
 
-    /// Check in every setting that the tokens of a GPU equal those of the CPU.
+    /// Check in every setting that the tokens of a GPU equal those of the CPU, within rounding.
     #[arg(long, conflicts_with_all = ["chat", "prompt", "requests"])]
     pub check: bool,
 
@@ -280,7 +280,8 @@ pub enum Bench {
     Decode,
     /// 64 prompts.
     Prefill,
-    /// The first token behind --context cached tokens in host memory, with 1 new token and with an eighth as many.
+    /// The first token of a prompt whose --context cached tokens are in host memory, with 1 new token and with an
+    /// eighth of --context.
     Load,
     /// Sums over GPUs for the rows of --batch, without a model.
     Sums,

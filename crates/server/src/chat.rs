@@ -26,8 +26,8 @@ impl Interrupt {
         Self { asked: AtomicBool::new(false), waiting: AtomicBool::new(false) }
     }
 
-    /// Records a Ctrl-C. Returns whether the program must end: while it waits for a turn, or at a second Ctrl-C if the
-    /// first had no effect.
+    /// Records a Ctrl-C. Returns whether the program must end: while it waits for a turn, or at a second Ctrl-C before
+    /// the next turn.
     pub fn ask(&self) -> bool {
         self.asked.swap(true, Ordering::Relaxed) || self.waiting.load(Ordering::Relaxed)
     }
@@ -76,10 +76,10 @@ pub fn chat<R: Runner>(
         }
         let mut printer = Printer::new(&mut console.out, text, Form::Live, &interrupt.asked);
         server.run(&mut printer)?;
-        let (said, cached) = printer.take_last();
+        let (answer, cached) = printer.take_last();
         printer.finish()?;
         eprintln!("({} reused)", tokens_of(cached as usize, "prompt"));
-        messages.push(Message { role: "assistant".into(), content: text.decode(&said) });
+        messages.push(Message { role: "assistant".into(), content: text.decode(&answer) });
     }
     refusal
 }

@@ -24,7 +24,7 @@ pub const QUESTIONS: [&str; 8] = [
     "And what is reuse?",
 ];
 
-/// A question as a turn of a chat.
+/// Returns a question as a turn of a chat.
 ///
 /// # Errors
 /// The chat template rejects it.

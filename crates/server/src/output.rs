@@ -1,4 +1,5 @@
-//! The output of running streams: tokens as they arrive, or a line or a block for each request in order.
+//! The output of running streams: tokens as they arrive, or a line or a block for each stream, in the order of
+//! requests.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -70,7 +71,7 @@ impl<'a, W: Write> Printer<'a, W> {
         }
     }
 
-    /// Prints also the first `count` logits of each first token.
+    /// Also prints `count` logits of each first token, of the lowest token ids.
     pub fn with_first_logits(self, count: usize) -> Self {
         Self { first_logits: count, ..self }
     }

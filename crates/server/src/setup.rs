@@ -172,7 +172,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     pool.host_pages = host_pages(args, limits.layout.page_bytes(), off)?;
     let events = args.http.kv_events.is_some();
     if events && off {
-        return Err(Error::request("--kv-events needs --prefix on: nothing is cached without"));
+        return Err(Error::request("--kv-events needs --prefix on: without it, nothing is cached"));
     }
     let mut config = EngineConfig {
         prefix: if off { PrefixMode::None } else { PrefixMode::Radix },
@@ -195,14 +195,16 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
 /// Returns the number of host pages.
 ///
 /// # Errors
-/// No size, or a cache without prefixes.
+/// A size that is not positive or is less than a page, or `--prefix off`.
 fn host_pages(args: &Args, page_bytes: u64, prefix_off: bool) -> Result<u32> {
     let Some(gib) = args.host_cache else { return Ok(0) };
     if !(gib > 0.0 && gib.is_finite()) {
         return Err(Error::request(format!("--host-cache {gib} is not above 0")));
     }
     if prefix_off {
-        return Err(Error::request("--host-cache needs --prefix on: nothing is cached without"));
+        return Err(Error::request(
+            "--host-cache needs --prefix on: without it, nothing is cached",
+        ));
     }
     let pages = gib * (1_u64 << 30) as f64 / page_bytes as f64;
     if pages < 1.0 {
@@ -216,7 +218,7 @@ fn host_pages(args: &Args, page_bytes: u64, prefix_off: bool) -> Result<u32> {
 /// keep all tokens.
 ///
 /// # Errors
-/// Groups together with sparse reads, and requests that need layers of one shape from a model of several.
+/// `--groups on` with `--sparse`, or an option that needs layers of one shape for a model with layers of two shapes.
 fn groups(args: &Args, model: &ModelConfig) -> Result<Groups> {
     let off = args.groups == Some(Switch::Off);
     let needs_one = [
@@ -294,8 +296,8 @@ pub fn policy(args: &Args, model: &ModelConfig) -> Result<Policy> {
 /// Returns the drafting options of the command line.
 ///
 /// # Errors
-/// Drafts with overlap, which plans before the tokens that drafts follow; trees for a model with a window, which no
-/// backend supports.
+/// `--draft` with `--overlap on`, which plans before the previous token is known; `--draft-tree` for a model with a
+/// window or a chunk, which no backend supports.
 fn drafting(args: &Args, model: &ModelConfig) -> Result<Option<Drafting>> {
     let Some(tokens) = args.draft else { return Ok(None) };
     if args.overlap == Some(Switch::On) {
@@ -341,10 +343,10 @@ pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
 
 /// Returns whether the command line gives neither requests nor a model; the demo then runs.
 pub fn is_demo(args: &Args) -> bool {
-    let asked =
+    let has_requests =
         !args.prompt.is_empty() || args.requests.is_some() || args.random_requests.is_some();
-    let named = args.model.is_some() || args.random_model.is_some();
-    !asked && !named && !args.chat
+    let has_model = args.model.is_some() || args.random_model.is_some();
+    !has_requests && !has_model && !args.chat
 }
 
 /// Returns the requests of the command line, or the demo's questions if it names neither requests nor a model.

@@ -172,8 +172,7 @@ fn first_logits_are_printed_on_request() {
     }
 }
 
-/// Samples differ from each other and do not depend on batching; greedy samples have the golden tokens.
-/// Pages of a model with windows, in a pool for one request, come back from host memory with the same words.
+/// A model with windows generates the same tokens if its pool holds one request and its pages return from host memory.
 #[test]
 fn host_memory_keeps_the_pages_of_all_groups() {
     let prompt = |n: usize| (0..96).map(|i| (7 * n + i * i) % 500).collect::<Vec<_>>();
@@ -198,6 +197,7 @@ fn host_memory_keeps_the_pages_of_all_groups() {
     assert!(line.contains(" loaded") && !line.contains(" 0 loaded"), "{line}");
 }
 
+/// Samples differ from each other and do not depend on batching; greedy samples have the golden tokens.
 #[test]
 fn samples_share_the_prompt() {
     let case = &common::cases("qwen3-tiny")[5];

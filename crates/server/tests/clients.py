@@ -28,7 +28,7 @@ def by_litellm():
         litellm.completion(messages=LONG, **to)
     except litellm.ContextWindowExceededError:
         return said, streamed
-    raise AssertionError("litellm recognises no full context")
+    raise AssertionError("litellm does not recognise the error of a context that is too long")
 
 
 def by_langchain():

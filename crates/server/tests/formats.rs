@@ -22,9 +22,9 @@ use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
 
-/// Runs the golden prompts through a directory.
+/// Checks that the model of a directory generates the golden tokens.
 #[track_caller]
-fn says_the_golden_tokens(dir: &Dir, model: &str) {
+fn generates_the_golden_tokens(dir: &Dir, model: &str) {
     let cases = common::cases(model);
     let request = |case: &common::Case| {
         json!({ "prompt": case.prompt, "max_new_tokens": 20 }).to_string() + "\n"
@@ -40,8 +40,8 @@ fn says_the_golden_tokens(dir: &Dir, model: &str) {
     }
 }
 
-/// Writes some of a golden model's tensors in another element type. bf16 widens exactly; f16 stores these weights to 11
-/// bits, more than bf16 has.
+/// Writes some of a golden model's bf16 tensors in another element type. f32 stores them exactly; f16 has more
+/// significant bits than bf16 (11 instead of 8).
 fn write_tensors(dir: &Dir, file: &str, model: &str, dtype: Dtype, keep: impl Fn(&str) -> bool) {
     let bytes = fs::read(common::dir(model).join("model.safetensors")).expect("a model");
     let whole = SafeTensors::deserialize(&bytes).expect("tensors");
@@ -74,7 +74,7 @@ fn weights_in_f32_and_f16() {
         for dtype in [Dtype::F32, Dtype::F16] {
             let dir = Dir::copy_of(model);
             write_tensors(&dir, "model.safetensors", model, dtype, |_| true);
-            says_the_golden_tokens(&dir, model);
+            generates_the_golden_tokens(&dir, model);
         }
     }
 }
@@ -97,11 +97,11 @@ fn shards_with_an_index() {
             .collect();
         let index = json!({ "metadata": {}, "weight_map": map });
         dir.write("model.safetensors.index.json", index.to_string());
-        says_the_golden_tokens(&dir, model);
+        generates_the_golden_tokens(&dir, model);
     }
 }
 
-/// The config has `rope_theta` beside `rope_scaling`, `torch_dtype`, and no field with a default.
+/// The config has `rope_theta`, `rope_scaling` and `torch_dtype`, and omits every field that has a default.
 #[test]
 fn configs_of_the_old_style() {
     for model in common::MODELS {
@@ -115,7 +115,7 @@ fn configs_of_the_old_style() {
                 fields.remove(name);
             }
         });
-        says_the_golden_tokens(&dir, model);
+        generates_the_golden_tokens(&dir, model);
     }
 }
 

@@ -33,7 +33,7 @@ use kvarena_server::args::Shape;
 use kvarena_server::gpu::check::{self, Case, Schedule, Setting};
 use kvarena_server::setup;
 
-/// Tests use the GPU one at a time, because a capture must not contain another test's load.
+/// Tests use the GPU one at a time, because a graph capture must not contain another test's load of a kernel.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -53,12 +53,12 @@ fn the_gpu_generates_the_cpus_text() {
     assert_eq!(said.matches(": ok,").count(), 2 * check::settings().len());
     assert_eq!(said.matches(" found: ").count(), 8);
     let every_ninth = check::settings().into_iter().step_by(9).count();
-    assert_eq!(said.matches("changed draws are the CPU's").count(), 2 * every_ninth);
+    assert_eq!(said.matches("changed draws equal the CPU's").count(), 2 * every_ninth);
 }
 
-/// Tokens from edited logits are those that the specification chooses, with graphs, overlap, forks, drafts and failed
-/// steps. A step without such draws launches no kernel for them: this test runs itself, and the stand-in driver counts
-/// launches.
+/// Edited logits yield the tokens that the specification chooses, with graphs, overlap, forks, drafts and failed steps.
+/// A step without edits launches no kernel for edits: the test runs itself in a subprocess, and the stand-in driver
+/// counts the launches.
 #[test]
 fn changed_logits_are_the_cpus_and_cost_others_nothing() {
     const RUNS: &str = "GENERATE_TEST_SHAPED";
@@ -111,7 +111,7 @@ fn weights_at(device: &Device, address: u64, count: usize) -> Vec<u16> {
     bytemuck::cast_slice(memory.as_slice()).to_vec()
 }
 
-/// The ranks of a model have together the weights of one GPU.
+/// The weights of all ranks together equal those of one GPU.
 #[test]
 fn shares_make_a_whole() {
     let _turn = turn();
@@ -125,7 +125,7 @@ fn shares_make_a_whole() {
     for rank in 0..ranks {
         let part = random(Share { rank, ranks });
         for (own, all) in part.layers.iter().zip(&whole.layers) {
-            // Some rows of consecutive matrices.
+            // Compares the rank's rows of consecutive matrices.
             let rows = |own: u64, all: u64, heights: &[usize]| {
                 let (mut at, mut from) = (0, 0);
                 for height in heights {
@@ -138,7 +138,7 @@ fn shares_make_a_whole() {
             };
             rows(own.qkv, all.qkv, &[q_heads, kv_heads, kv_heads].map(|heads| heads * head_dim));
             rows(own.gate_up, all.gate_up, &[intermediate, intermediate]);
-            // Some columns of a matrix.
+            // Compares the rank's columns of a matrix.
             let cols = |own: u64, all: u64, width: usize| {
                 let all = weights_at(&device, all, hidden * width);
                 let own = weights_at(&device, own, hidden * width / ranks);
@@ -173,7 +173,7 @@ fn two_gpus_are_as_close_as_one() {
         let every_ninth = check::settings().into_iter().step_by(9).count();
         assert_eq!(said.matches(": ok,").count(), 2 * (every_ninth + 1), "{sums:?}: {said}");
         assert_eq!(said.matches("draws agree").count(), 2, "{sums:?}: {said}");
-        assert_eq!(said.matches("changed draws are").count(), 2, "{sums:?}: {said}");
+        assert_eq!(said.matches("changed draws equal").count(), 2, "{sums:?}: {said}");
     }
 }
 

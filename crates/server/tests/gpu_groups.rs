@@ -22,7 +22,7 @@ const EXPERTS_BOUND: f64 = 0.15;
 type Check = fn(&mut Case, Setting);
 
 /// Checks that each stream has the tokens of the reference implementation.
-fn has_the_words(case: &mut Case, setting: Setting) {
+fn has_golden_tokens(case: &mut Case, setting: Setting) {
     let expected = case.expected().expect("golden tokens");
     let words = case.words(setting).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
     for ((request, sample), words) in words {
@@ -45,7 +45,7 @@ fn is_close(case: &mut Case, setting: Setting) {
 }
 
 /// Checks that groups change no token.
-fn has_equal_words(case: &Case, setting: Setting) {
+fn has_equal_tokens(case: &Case, setting: Setting) {
     let [with, without] = [true, false].map(|groups| {
         let setting = Setting { groups, ..setting };
         case.words(setting).unwrap_or_else(|error| panic!("{}, {setting:?}: {error}", case.name))
@@ -69,8 +69,8 @@ fn serve(device: &Rc<Device>, name: &'static str, check: Check) {
         check(&mut case, setting);
         check(&mut case, Setting { groups: false, ..setting });
     }
-    has_equal_words(&case, plain);
-    has_equal_words(&case, Setting { fp8: true, ..plain });
+    has_equal_tokens(&case, plain);
+    has_equal_tokens(&case, Setting { fp8: true, ..plain });
     is_close(&mut case, Setting { drafts, overlap: false, ..plain });
     if Gpu::new(1).is_ok() {
         (case.ranks, case.sums) = (2, Some(Transport::Nccl));
@@ -89,5 +89,5 @@ fn gpt_oss_has_nearly_the_cpus_logits() {
 #[test]
 fn gemma_generates_the_references_text() {
     let Some(device) = device() else { return };
-    serve(&device, "gemma3-tiny", has_the_words);
+    serve(&device, "gemma3-tiny", has_golden_tokens);
 }

@@ -1,6 +1,6 @@
-//! Ranks that fail or panic, and pages that one of them cannot move, over the stand-ins for the driver and cublasLt,
-//! which fail on request. A run with a failing rank must print the reason and exit with its code. The caller of these
-//! tests ends a run that hangs (`fake_cublaslt/run.sh`).
+//! Tests ranks that fail or panic, and pages that one rank cannot move. The stand-ins for the driver and cublasLt fail
+//! on request. A run with a failing rank must print the reason and exit with its code. The caller of these tests ends a
+//! run that hangs (`fake_cublaslt/run.sh`).
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -79,7 +79,7 @@ fn a_rank_that_panics_ends_the_program() {
     }
 }
 
-/// The words of requests in a pool for one of them, and the line of the report about host memory.
+/// Serves requests in a pool that holds one of them. Returns their tokens, and the report's line about host memory.
 fn hosted(host_cache: Option<&str>, faults: &[(&str, &str)]) -> (String, String) {
     // Prompts of four pages, each of them twice.
     let prompt = |n: usize| (0..64).map(|i| (7 * n + i * i) % 512).collect::<Vec<_>>();
@@ -103,7 +103,8 @@ fn hosted(host_cache: Option<&str>, faults: &[(&str, &str)]) -> (String, String)
     (words.join("\n"), line.unwrap_or_default().to_owned())
 }
 
-/// Pages that each rank moves its part of do not change the words. If one rank cannot save its part, no rank has saved.
+/// Each rank moves its part of a page, and the tokens stay the same. If one rank cannot save its part, the page is not
+/// saved on any rank.
 #[test]
 fn a_page_that_one_rank_cannot_save_is_saved_on_none() {
     if !has_stand_in() {
@@ -113,7 +114,7 @@ fn a_page_that_one_rank_cannot_save_is_saved_on_none() {
     let (words, line) = hosted(Some("0.01"), &[]);
     assert_eq!(words, expected);
     assert!(line.contains(" loaded") && !line.contains(" 0 loaded"), "{line}");
-    // The kernel moves pages as small as these.
+    // The kernel `copy_pages` moves pages of this size.
     for rank in ["0", "1"] {
         let fault = format!("{rank}:copy_pages");
         let (words, line) = hosted(Some("0.01"), &[("FAKE_DRIVER_REFUSES", &fault)]);

@@ -1,5 +1,5 @@
-//! Sparse reads from outside, on a GPU or on the stand-in driver: output, reports, files of channels, and options that
-//! the program rejects before it opens a GPU. `generate --check` compares the tokens.
+//! Tests sparse reads by running the program, on a GPU or on the stand-in driver: output, reports, files of channels,
+//! and options that the program rejects before it opens a GPU. `generate --check` compares the tokens.
 #![cfg(feature = "cuda")]
 
 mod common;

@@ -16,7 +16,7 @@ use kvarena_host::gpu::nccl::Comm;
 use kvarena_host::gpu::peers::Peers;
 use kvarena_host::gpu::twin;
 
-/// Tests use the GPUs one at a time, because a capture must not contain another test's load.
+/// Tests use the GPUs one at a time, because a graph capture must not contain another test's load of a kernel.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -88,7 +88,7 @@ impl Sums {
             }
             Ok::<_, kvarena_host::gpu::GpuError>(())
         };
-        // SAFETY: as above.
+        // SAFETY: an empty sum accesses no memory, and all ranks submit it.
         unsafe { peers.add(&device, x.address(), parts.address(), 0) }.expect("loaded");
         device.stream.synchronize().expect("done");
         let graph = device.stream.capture(|| sums(&mut || {})).expect("captured");

@@ -160,7 +160,7 @@ fn tenants_share_no_page_and_no_hash() {
     });
 }
 
-/// Scored prompts are computed without the cache. Routers get their pages under hashes that no other request has.
+/// Scored prompts are computed without the cache. Routers receive these pages under hashes that no other request has.
 #[test]
 fn scored_prompts_have_hashes_of_their_own() {
     let server = Serving::start();

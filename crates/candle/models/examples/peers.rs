@@ -1,4 +1,5 @@
-//! Steps on the CPU beside candle's own model and cache: medians of paired ratios, in alternating order.
+//! Compares steps on the CPU with candle's own model and cache. Each ratio is the median of pairs of calls in
+//! alternating order.
 //!
 //!     RAYON_NUM_THREADS=2 cargo run --release -p kvarena-candle-models --example peers
 //!
@@ -13,7 +14,7 @@ use std::time::Instant;
 use candle::{DType, Device, Tensor};
 use kvarena::testkit::rng::Rng;
 use kvarena::{Extend, TokenId};
-use kvarena_candle_models::models::qwen3 as own;
+use kvarena_candle_models::models::qwen3 as unpatched;
 use kvarena_candle_models::paged::qwen3 as paged;
 use shape::{Outcome, Shape, median, next_tokens, prefill};
 
@@ -32,17 +33,22 @@ const PAIRS: usize = 15;
 const CHUNK: usize = 128;
 
 fn main() -> Outcome {
-    let (own, ours) = SHAPE.models(&Device::Cpu)?;
+    let (unpatched, ours) = SHAPE.models(&Device::Cpu)?;
     println!("| | candle, ms | bridge, ms | candle / bridge | goal |");
     println!("|---|---|---|---|---|");
     for (context, goal) in [(512, "1.2"), (2048, "1.6")] {
-        decode(&format!("decode, {BATCH} x {context}"), goal, (&own, &ours), &[context; BATCH])?;
+        decode(
+            &format!("decode, {BATCH} x {context}"),
+            goal,
+            (&unpatched, &ours),
+            &[context; BATCH],
+        )?;
     }
     let unequal: Vec<usize> = (0..BATCH).map(|at| 256 + 32 * at).collect();
-    decode("decode, 16 lengths of 256 to 736", "3", (&own, &ours), &unequal)?;
-    prompt("12", (&own, &ours), 480)?;
-    // This ratio is the part of the last one that does not come from the cache. It has no goal.
-    prompt("", (&own, &ours), 0)
+    decode("decode, 16 lengths of 256 to 736", "3", (&unpatched, &ours), &unequal)?;
+    prompt("12", (&unpatched, &ours), 480)?;
+    // Without cached tokens, the ratio shows the gain that does not come from the cache. It has no goal.
+    prompt("", (&unpatched, &ours), 0)
 }
 
 /// Runs pairs of calls in alternating order, and prints the median of the ratios.
@@ -69,12 +75,12 @@ fn pairs(
     Ok(())
 }
 
-/// Measures decode steps of sequences of these lengths. candle's model takes them as one batch if
-/// they are equal, or else one by one.
+/// Measures decode steps of sequences of these lengths. candle's model computes
+/// sequences of equal length as one batch, and sequences of unequal length one by one.
 fn decode(
     name: &str,
     goal: &str,
-    (own, ours): (&own::ModelForCausalLM, &paged::ModelForCausalLM),
+    (unpatched, ours): (&unpatched::ModelForCausalLM, &paged::ModelForCausalLM),
     lens: &[usize],
 ) -> Outcome {
     let prompts = SHAPE.prompts(lens, &mut Rng::new(1));
@@ -84,7 +90,7 @@ fn decode(
     };
     let mut theirs = Vec::new();
     for group in groups {
-        let (mut model, len) = (own.clone(), group[0].len());
+        let (mut model, len) = (unpatched.clone(), group[0].len());
         for from in (0..len).step_by(CHUNK) {
             let part: Vec<&[u32]> =
                 group.iter().map(|prompt| &prompt[from..len.min(from + CHUNK)]).collect();
@@ -97,14 +103,14 @@ fn decode(
     let mut arena = SHAPE.arena(&Device::Cpu, tokens as u32, (BATCH * CHUNK) as u32)?;
     let seqs = prefill(&mut arena, ours, &prompts, CHUNK)?;
     let items: Vec<Extend> = seqs.iter().map(|&seq| Extend { seq, len: 1 }).collect();
-    let own_step = |turn: usize| {
+    let candle_step = |turn: usize| {
         for (model, batch, len) in &mut theirs {
             let input = Tensor::from_vec(vec![turn as u32; *batch], (*batch, 1), &Device::Cpu)?;
             next_tokens(model.forward(&input, *len + turn)?)?;
         }
         Ok(())
     };
-    let our_step = |turn: usize| {
+    let bridge_step = |turn: usize| {
         for &seq in &seqs {
             arena.engine.append(seq, &[TokenId::new(turn as u32)])?;
         }
@@ -113,13 +119,13 @@ fn decode(
         let id = step.launched();
         Ok(arena.close(id)?)
     };
-    pairs(name, goal, own_step, our_step)
+    pairs(name, goal, candle_step, bridge_step)
 }
 
 /// Measures a prompt of 512 tokens, of which some are cached. candle's model computes all of them.
 fn prompt(
     goal: &str,
-    (own, ours): (&own::ModelForCausalLM, &paged::ModelForCausalLM),
+    (unpatched, ours): (&unpatched::ModelForCausalLM, &paged::ModelForCausalLM),
     cached: usize,
 ) -> Outcome {
     let mut prompts = SHAPE.prompts(&[512; PAIRS + 2], &mut Rng::new(2));
@@ -128,16 +134,16 @@ fn prompt(
     let mut arena = SHAPE.arena(&Device::Cpu, 4096, 512)?;
     let seq = prefill(&mut arena, ours, &prompts[..1], 512)?[0];
     arena.engine.finish(seq)?;
-    let mut theirs = own.clone();
-    let own_prefill = |turn: usize| {
+    let mut theirs = unpatched.clone();
+    let candle_prefill = |turn: usize| {
         theirs.clear_kv_cache();
         let input = Tensor::new(&prompts[turn + 1][..], &Device::Cpu)?.unsqueeze(0)?;
         next_tokens(theirs.forward(&input, 0)?)?;
         Ok(())
     };
-    let our_prefill = |turn: usize| {
+    let bridge_prefill = |turn: usize| {
         let seq = prefill(&mut arena, ours, &prompts[turn + 1..turn + 2], 512)?[0];
         Ok(arena.engine.finish(seq)?)
     };
-    pairs(&format!("prompt, {cached} of 512 tokens cached"), goal, own_prefill, our_prefill)
+    pairs(&format!("prompt, {cached} of 512 tokens cached"), goal, candle_prefill, bridge_prefill)
 }

@@ -82,7 +82,7 @@ impl Config {
         Ok(Self { family, values: config })
     }
 
-    /// Returns the config as the type that a model's file declares.
+    /// Deserializes the config as the config type of candle's model.
     ///
     /// # Errors
     /// [`ConfigError::Json`] for a missing key.
@@ -116,7 +116,7 @@ fn one_rope(config: &mut Map<String, Value>) -> Result<(), ConfigError> {
     }
 }
 
-/// Rejects scaled rotations, which candle's implementation would ignore.
+/// Rejects RoPE scaling, which candle's implementation would ignore.
 fn default_rope_only(config: &Map<String, Value>) -> Result<(), ConfigError> {
     match config.get("rope_scaling") {
         None | Some(Value::Null) => Ok(()),
@@ -124,7 +124,7 @@ fn default_rope_only(config: &Map<String, Value>) -> Result<(), ConfigError> {
     }
 }
 
-/// Moves the rotations of full and sliding layers to the two keys of transformers 4.
+/// Moves the RoPE bases of full and sliding layers to the two keys of transformers 4.
 fn two_ropes(config: &mut Map<String, Value>) -> Result<(), ConfigError> {
     if let Some(ropes) = config.remove("rope_parameters") {
         for (from, to) in

@@ -1,5 +1,5 @@
-//! The patched models produce the reference framework's tokens, for all chunks and joins, with and
-//! without cache hits.
+//! The patched models generate the reference framework's tokens, with several chunk sizes, with
+//! prompts that join a running batch, and with and without cache hits.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -123,10 +123,10 @@ fn both_forms_of_a_config_are_read() {
         });
         assert_eq!(theta(&text(name)), theta(&old));
         let without = edit(name, &|config| drop(config.remove("rope_parameters")));
-        let error = of(&without).expect_err("no base of rotations");
+        let error = of(&without).expect_err("rope_theta is missing");
         assert_eq!(error.to_string(), "the key rope_theta is missing");
         let without = edit(name, &|config| drop(config.remove("hidden_size")));
-        let error = of(&without).expect("read when a model takes it").of::<qwen3::Config>();
+        let error = of(&without).expect("parse does not check this key").of::<qwen3::Config>();
         assert!(error.expect_err("no size").to_string().contains("hidden_size"));
     }
     let old = edit("gemma3-tiny", &|config| {
@@ -149,9 +149,7 @@ fn both_forms_of_a_config_are_read() {
     let scaled = edit("qwen3-tiny", &|config| {
         config["rope_parameters"]["rope_type"] = "yarn".into();
     });
-    assert!(
-        of(&scaled).expect_err("candle's file ignores it").to_string().starts_with("rope_scaling")
-    );
+    assert!(of(&scaled).expect_err("candle ignores it").to_string().starts_with("rope_scaling"));
     let other =
         edit("qwen3-tiny", &|config| drop(config.insert("model_type".into(), "bert".into())));
     assert_eq!(
@@ -160,9 +158,9 @@ fn both_forms_of_a_config_are_read() {
     );
 }
 
-/// The lines that README and guide show are in the patch.
+/// The patch contains the lines that README and guide show.
 #[test]
-fn shown_lines_are_the_patchs() {
+fn the_patch_contains_documented_lines() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| fs::read_to_string(here.join(path)).expect("it is there");
     let patch = read("patches/qwen3.patch");
@@ -179,7 +177,7 @@ fn shown_lines_are_the_patchs() {
     }
 }
 
-/// A reader of candle's file has to read the patch too.
+/// Patches stay short, because a reader of candle's model has to read its patch as well.
 #[test]
 fn patches_add_at_most_60_lines() {
     for name in ["qwen3", "llama", "gemma3", "with_tracing"] {

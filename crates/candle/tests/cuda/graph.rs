@@ -1,4 +1,4 @@
-//! Steps as CUDA graphs: padded steps of sequences that join, grow and end, beside attention in float64.
+//! Compares replays of padded steps with attention in float64, while sequences join, grow and end.
 
 use std::cell::Cell;
 
@@ -20,7 +20,7 @@ const STEPS: usize = 24;
 /// A model without weights: its q, k and v are written before each step.
 struct Model {
     qkv: [Tensor; 3],
-    /// Forward passes that ran, of which all but the first are captures.
+    /// Forward passes that ran. Each graph takes two: a direct run and a capture.
     passes: Cell<usize>,
 }
 
@@ -39,7 +39,7 @@ impl Model {
     }
 }
 
-/// Attention of all layers, of which the last one's is the result.
+/// Computes attention of all layers and returns that of the last layer.
 const ATTEND: Forward<Model> = |model, step| {
     let [q, k, v] = &model.qkv;
     model.passes.set(model.passes.get() + 1);
@@ -47,10 +47,10 @@ const ATTEND: Forward<Model> = |model, step| {
     Ok(layers.last().expect("a layer")?)
 };
 
-/// The inputs of a step, which a graph reads in memory of its own.
+/// Copies the positions of a step; a graph reads them from its own input buffer.
 const INPUTS: Forward<()> = |(), step| step.inputs.positions.copy();
 
-/// Admits a prompt, and computes it in a step that is no graph.
+/// Admits a prompt, and computes it in a step without a graph.
 fn join(arena: &mut KvArena, rng: &mut Rng, device: &Device) -> Sequence {
     let len = 1 + rng.below(20) as u32;
     let prompt: Vec<TokenId> = (0..len).map(|_| TokenId::new(rng.below(1 << 30) as u32)).collect();

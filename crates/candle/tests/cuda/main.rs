@@ -1,5 +1,5 @@
 //! Tests of the GPU bridge: random programs, copies, the order of streams, graphs. Without a GPU
-//! these tests do nothing, unless `KVARENA_GPU_ERROR` is `None`.
+//! these tests do nothing; with `KVARENA_GPU_ERROR=None` they fail instead.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -26,10 +26,10 @@ fn device() -> Option<Device> {
     }
 }
 
-/// The same, which does not track tensors by events.
+/// Returns a device on which candle does not track tensors by events.
 fn untracked() -> Option<Device> {
     let device = device()?;
-    // SAFETY: no tensor exists; tests order what they use on other streams.
+    // SAFETY: no tensor exists, and each test orders its work on other streams.
     unsafe { device.as_cuda_device().expect("a GPU").disable_event_tracking() };
     Some(device)
 }
@@ -81,13 +81,13 @@ fn attend_makes_no_copy() {
 }
 
 #[test]
-fn the_stream_of_each_thread_is_rejected() {
+fn the_per_thread_default_stream_is_rejected() {
     if device().is_none() {
         return;
     }
     let each = Device::new_cuda(0).expect("a GPU");
     let config =
         kvarena::PoolConfig { capacity: kvarena::Capacity::Pages(4), ..Default::default() };
-    let error = KvArena::new(config, &each).err().expect("another stream in each thread");
+    let error = KvArena::new(config, &each).err().expect("its stream differs in each thread");
     assert!(matches!(error, Error::Engine(_)), "{error}");
 }

@@ -22,7 +22,7 @@ const ROWS: usize = 6;
 const WORDS: usize = ROWS * KV_HEADS * DIM;
 const MILLISECONDS: u32 = 200;
 
-/// One warp sleeps so many milliseconds, and then copies words.
+/// One warp sleeps for `naps` milliseconds, and then copies `words` words.
 const LATE_COPY: &str = "
 .version 8.0
 .target sm_80
@@ -97,7 +97,7 @@ fn floats(x: &Tensor) -> Vec<f32> {
     x.flatten_all().and_then(|x| x.to_vec1()).expect("numbers")
 }
 
-/// Loads all kernels, which waits for other streams, and returns the result that K gives.
+/// Loads all kernels, because loading one later would wait for other streams. Returns the attention over K.
 fn warm(arena: &mut KvArena, devices: [&Device; 2], [q, k, v]: [&Tensor; 3]) -> Vec<f32> {
     let wanted = floats(&attend(arena, [q, k, v]));
     let elsewhere = tensors(devices[0]).1;
@@ -108,7 +108,7 @@ fn warm(arena: &mut KvArena, devices: [&Device; 2], [q, k, v]: [&Tensor; 3]) -> 
     wanted
 }
 
-/// The arena's stream waits for K of another stream by an event. Without the event it reads what K was before.
+/// The arena's stream waits for K of another stream by an event. Without the event it reads NaN.
 #[test]
 fn k_of_a_second_stream_needs_an_event() {
     let (Some(device), Some(second)) = (untracked(), untracked()) else { return };
@@ -137,7 +137,7 @@ fn k_of_a_second_stream_needs_an_event() {
     }
 }
 
-/// candle records an event after a kernel that writes a tensor, for which `attend` waits.
+/// candle records an event after a kernel that writes a tensor, and `attend` waits for this event.
 #[test]
 fn candles_own_events_order_streams() {
     let (Some(device), Some(second)) = (device(), device()) else { return };
@@ -157,7 +157,7 @@ fn candles_own_events_order_streams() {
     assert_eq!(floats(&attend(&mut arena, [&q, &late, &v])), wanted);
 }
 
-/// The arena goes while its kernels wait behind a late one. The result stays.
+/// The test drops the arena while its kernels wait behind a late one. The result stays valid.
 #[test]
 fn results_outlive_an_arena_whose_kernels_wait() {
     let Some(device) = device() else { return };
@@ -170,7 +170,7 @@ fn results_outlive_an_arena_whose_kernels_wait() {
     assert_eq!(floats(&out), wanted);
 }
 
-/// All tensors and handles of candle's device go while kernels wait. The arena keeps the stream.
+/// The test drops all tensors and handles of candle's device while kernels wait. The arena keeps the stream alive.
 #[test]
 fn an_arena_outlives_tensors_and_device() {
     let Some(device) = device() else { return };

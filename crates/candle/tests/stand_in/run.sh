@@ -16,7 +16,7 @@ for library in cublasLt cuda cudart nvrtc; do
 done
 export CUDA_HOME=$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub} CUDA_COMPUTE_CAP=90 CUDARC_CUDA_VERSION=13000
 export NVCC=$PWD/.ci/empty-nvcc/nvcc LD_LIBRARY_PATH=$out/lib64:$PWD/target/fake-driver KVARENA_GPU_ERROR=None
-# Of two streams, the arena's runs first. If it lacks a wait for the other stream, results differ.
+# The driver runs the arena's stream before a second one. If the arena lacks a wait for that stream, results differ.
 export FAKE_DRIVER_STREAMS=1
 cd crates/candle
 # The tests run one after the other, because one of them counts the copies of the process.

@@ -30,8 +30,8 @@ use kvarena_host::server::{Server, Sink};
 /// Prompt and output tokens of the offline requests, in order.
 const OFFLINE: &str = include_str!("offline.json");
 const DECODE_STEPS: u32 = 128;
-/// Steps of the first pass, enough for all streams of the largest batch to run at once: each begins when its prompt is
-/// computed. If the prompts take more than half of these steps, the excess is added.
+/// Steps of the first pass. All streams of the largest batch must run at once, and a stream begins when its prompt is
+/// computed. If the prompts take more than half of these steps, `decode` adds the excess.
 const FIRST_STEPS: u32 = 64;
 const PREFILL_PROMPTS: usize = 64;
 
@@ -127,7 +127,7 @@ fn rows(
             print(prefill(server, &mut prompts, context)?)
         }
         Bench::Load => load::rows(server, &mut prompts, context)?.into_iter().try_for_each(print),
-        Bench::Sums => unreachable!("they need no server"),
+        Bench::Sums => unreachable!("sums need no server"),
     }
 }
 

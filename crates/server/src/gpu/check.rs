@@ -79,8 +79,8 @@ pub struct Case {
     /// Transport of sums.
     pub sums: Option<Transport>,
     prompts: Vec<Vec<u32>>,
-    /// The tokens that follow each prompt. Drafts are made from them, so that some drafts are accepted.
-    foretold: Vec<Vec<u32>>,
+    /// The tokens that follow each prompt. Drafts come from these tokens, so that some drafts are accepted.
+    continuations: Vec<Vec<u32>>,
     /// Channels for labels, as the CPU measures them.
     labels: LabelChannels,
     /// Wrong channels, for [`Fault::Labels`].
@@ -190,7 +190,7 @@ impl Case {
         let weights = Rc::new(source.weights(&device, &model.config, Share::WHOLE)?);
         let labels = labels(&model, &prompts)?;
         let wrong_labels = first_channels(&model.config, CHANNELS)?;
-        let (foretold, reference) = (Vec::new(), HashMap::new());
+        let (continuations, reference) = (Vec::new(), HashMap::new());
         let (ranks, sums) = (1, None);
         Ok(Self {
             name,
@@ -201,7 +201,7 @@ impl Case {
             ranks,
             sums,
             prompts,
-            foretold,
+            continuations,
             labels,
             wrong_labels,
             reference,
@@ -272,7 +272,7 @@ impl Case {
         let mut requests: Vec<_> =
             self.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
         for ((request, prompt), tokens) in
-            requests.iter_mut().zip(&self.prompts).zip(&self.foretold)
+            requests.iter_mut().zip(&self.prompts).zip(&self.continuations)
         {
             // Each prompt has two predictions with different mistakes, so that trees branch.
             for wrong in [5, 7] {
@@ -326,8 +326,8 @@ impl Case {
                 (_, Some(_)) => 100,
                 _ => 512,
             },
-            // With sparse reads all streams run at once: a sample that waited would compute its first token in a step
-            // together with the part of the prompt that its pages lack.
+            // With sparse reads all streams run at once. A sample that waited would find only whole pages in the cache,
+            // and would compute the rest of the prompt together with its first token.
             concurrency: if setting.sparse.is_some() { 24 } else { 16 },
             overlap: setting.overlap,
             fail_every: setting.fail_every,
@@ -392,7 +392,7 @@ impl Case {
     /// # Errors
     /// The run failed.
     pub fn distance(&mut self, setting: Setting) -> Result<Distance> {
-        self.foretell(setting)?;
+        self.record_continuations(setting)?;
         let collected = self.serve(setting, Sampling::default())?;
         let vocab = self.model.config.vocab;
         let mut distance = Distance::default();
@@ -452,10 +452,10 @@ impl Case {
         Ok(distance)
     }
 
-    /// Serves the prompts to record the tokens for accepted drafts, unless recorded.
-    fn foretell(&mut self, setting: Setting) -> Result<()> {
-        if setting.drafts.is_some() && self.foretold.is_empty() {
-            self.foretold = self.words(Setting::default())?.into_values().collect();
+    /// Records the tokens that follow the prompts if the setting has drafts, unless they are recorded.
+    fn record_continuations(&mut self, setting: Setting) -> Result<()> {
+        if setting.drafts.is_some() && self.continuations.is_empty() {
+            self.continuations = self.words(Setting::default())?.into_values().collect();
         }
         Ok(())
     }

@@ -1,8 +1,10 @@
 //! The host on a GPU, from the command line.
 //!
 //! ```text
-//! setup, report   from the command line to a server; the work of the device
-//! check, bench    the check of the tokens; measurements of speed
+//! setup    converts the command line to a server
+//! report   times of the device and the host
+//! check    compares the tokens with the CPU's
+//! bench    measures the speed
 //! ```
 
 #![allow(unsafe_code)] // The bench of sums launches on raw addresses.

@@ -24,7 +24,7 @@ use kvarena_host::server::{Policy, Server};
 use kvarena_host::sparse::{Sparse, channels};
 use kvarena_host::text::Text;
 
-/// The part of the memory left by weights and activations that is reserved for page tables, plans and graphs.
+/// Page tables, plans and graphs get one part in this many of the memory that weights and activations leave.
 const RESERVE: u64 = 16;
 
 /// Returns the server of the command line on one GPU, ready to serve.
@@ -129,8 +129,8 @@ pub(super) fn wait_for_host_pages<B: Backend>(engine: &mut Engine<B>) -> Result<
     Ok(())
 }
 
-/// Returns an engine's config for a GPU's `free` memory; its pool stores this many label channels. With sparse reads,
-/// an engine without channels has no more pages than one with channels.
+/// Returns an engine's config for `free` bytes of a GPU's memory. The pool stores `channels` label channels, if any.
+/// With `--sparse`, a pool without channels has no more pages than one with channels.
 fn engine_config(
     args: &Args,
     model: &ModelConfig,
@@ -166,7 +166,7 @@ fn check_sparse(args: &Args, model: &ModelConfig) -> Result<()> {
             return refuse("--sparse with --tp needs --labels");
         }
     }
-    // The largest possible pool; an option that it rejects is never valid.
+    // By default the pool holds one sequence of the model's maximum length. An option that it rejects is never valid.
     let pages = (model.max_len as u32).div_ceil(args.page_size.max(1));
     let args = Args { pages: Some(args.pages.unwrap_or(pages)), ..args.clone() };
     let config = setup::engine_config(&args, model, 0)?;

@@ -21,16 +21,16 @@ pub struct Answer {
     id: String,
     created: u64,
     choices: Vec<Choice>,
-    /// The choices that have had an event.
+    /// Whether each choice has sent a chunk. The first chunk of a chat contains the role.
     begun: Vec<bool>,
-    /// Whether each choice has begun.
+    /// Whether each choice has received an event. The first event returns the echo.
     has_echoed: Vec<bool>,
     /// First choice and number of cached tokens of each prompt.
     prompts: Vec<(u32, u32)>,
     /// Checked and accepted drafts of each choice.
     drafts: Vec<[u32; 2]>,
     /// Whether the request has a prediction, so that usage contains the counts of drafts.
-    is_foretold: bool,
+    has_prediction: bool,
     prompt_tokens: usize,
     include_usage: bool,
     logprobs: Option<u32>,
@@ -81,7 +81,7 @@ impl Answer {
             begun: vec![false; choices.len()],
             has_echoed: vec![false; choices.len()],
             drafts: vec![[0; 2]; choices.len()],
-            is_foretold: checked.requests.iter().any(|request| !request.prediction.is_empty()),
+            has_prediction: checked.requests.iter().any(|request| !request.prediction.is_empty()),
             choices,
             prompts,
             prompt_tokens: checked.requests.iter().map(|request| request.prompt.len()).sum(),
@@ -125,7 +125,7 @@ impl Answer {
         }
     }
 
-    /// Returns the prompt of a choice that has not begun, if its text begins with the prompt.
+    /// Returns the prompt as a chunk at the first event of a choice, if the answer begins with the prompt.
     fn echo(&mut self, choice: u32) -> Option<Piece> {
         let is_first = !std::mem::replace(&mut self.has_echoed[choice as usize], true);
         let prompt = self.prompts.partition_point(|&(first, _)| first <= choice) - 1;
@@ -234,7 +234,7 @@ impl Answer {
             "total_tokens": self.prompt_tokens + tokens as usize,
             "prompt_tokens_details": { "cached_tokens": cached },
         });
-        if self.is_foretold {
+        if self.has_prediction {
             let [drafted, accepted] = [0, 1].map(|i| self.drafts.iter().map(|d| d[i]).sum::<u32>());
             usage["completion_tokens_details"] = json!({
                 "accepted_prediction_tokens": accepted,
@@ -244,7 +244,7 @@ impl Answer {
         usage
     }
 
-    /// Returns the text of a token after this many characters: decoders omit the space of the first token.
+    /// Returns the text of a token at the character `offset`: decoders omit the leading space of the first token.
     fn name(&self, token: u32, offset: usize) -> Named {
         let text = match offset {
             0 => self.host.text.decode(&[token]),

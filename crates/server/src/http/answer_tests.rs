@@ -99,12 +99,12 @@ fn usage_counts_drafts_of_predicted_answers() {
     let mut plain = answer(Kind::Chat, None);
     let all = pieces(&mut plain);
     assert!(plain.whole(all)["usage"].get("completion_tokens_details").is_none());
-    let mut foretold = Answer { is_foretold: true, ..answer(Kind::Chat, None) };
-    let all = pieces(&mut foretold);
+    let mut predicted = Answer { has_prediction: true, ..answer(Kind::Chat, None) };
+    let all = pieces(&mut predicted);
     // The last tokens of the choices are 8, 7, 4 and 3.
     let details = json!({ "accepted_prediction_tokens": 22, "rejected_prediction_tokens": 20 });
-    assert_eq!(foretold.usage_chunk()["usage"]["completion_tokens_details"], details);
-    assert_eq!(foretold.whole(all)["usage"]["completion_tokens_details"], details);
+    assert_eq!(predicted.usage_chunk()["usage"]["completion_tokens_details"], details);
+    assert_eq!(predicted.whole(all)["usage"]["completion_tokens_details"], details);
 }
 
 #[test]
@@ -155,7 +155,11 @@ fn logprobs_in_both_forms() {
     let entry = |token: &str, logprob: f32| json!({ "token": token, "logprob": logprob, "bytes": token.as_bytes() });
     let mut first = entry("1", -0.5);
     first["top_logprobs"] = json!([entry("1", -0.5), entry("9", -1.0)]);
-    assert_eq!(logprobs, json!({ "content": [first], "refusal": null }), "none of the stop string");
+    assert_eq!(
+        logprobs,
+        json!({ "content": [first], "refusal": null }),
+        "the stop string has no log-probabilities"
+    );
 }
 
 #[test]

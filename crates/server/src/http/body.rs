@@ -92,7 +92,7 @@ impl<'a> Body<'a> {
         read(value).map(Some).ok_or_else(wrong)
     }
 
-    /// Returns a whole number; 1.0 counts as one.
+    /// Returns a whole number; 1.0 is valid.
     pub fn whole<T: TryFrom<i64>>(&self, name: &str) -> Result<Option<T>, ApiError> {
         let exact = |x: f64| (x.fract() == 0.0 && x.abs() < 2_f64.powi(53)).then_some(x as i64);
         let read = |value: &Value| {

@@ -30,7 +30,7 @@ const BIASES_MAX: usize = 1024;
 const BAD_WORDS_MAX: usize = 128;
 /// Most likely tokens that may be reported with each token.
 const TOP_MAX: u32 = 20;
-/// New tokens of a completion without a number, as in OpenAI's API. A chat continues to the model's end.
+/// Default number of new tokens of a completion, as in OpenAI's API. A chat continues to the model's maximum length.
 const COMPLETION_TOKENS: u32 = 16;
 
 /// A request that the server can serve.
@@ -132,9 +132,8 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
     sampling.top_k = match body.whole::<i64>("top_k")? {
         None => sampling.top_k,
         Some(-1) => 0,
-        Some(k) => u32::try_from(k).map_err(|_| {
-            ApiError::field("top_k", format!("top_k {k} is not -1 or more, or too many"))
-        })?,
+        Some(k) => u32::try_from(k)
+            .map_err(|_| ApiError::field("top_k", format!("top_k {k} is below -1 or too large")))?,
     };
     // OpenAI's seeds are signed; any mapping to unsigned numbers is valid.
     sampling.seed = body.whole::<i64>("seed")?.map_or(seed, |seed| seed as u64);
@@ -150,7 +149,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
                 format!("cache_salt has {len} characters but must have from 1 to {SALT_CHARS_MAX}");
             return Err(ApiError::field("cache_salt", message));
         }
-        // The loop uses half of the numbers.
+        // The serving loop uses the namespaces with the top bit for scored prompts; 0 is the default namespace.
         request.namespace = Namespace::new((host.salts.hash_one(salt) >> 1).max(1));
         request.salt = Some(salt.into());
     }

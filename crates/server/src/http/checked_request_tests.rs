@@ -64,7 +64,7 @@ fn missing_fields_have_openais_defaults() {
     assert_eq!(
         checked.requests[0].max_new_tokens,
         Some(48),
-        "a chat goes on to the end of the model"
+        "a chat continues to the model's maximum length"
     );
 }
 
@@ -103,14 +103,14 @@ fn a_prediction_is_a_text_or_parts_of_it() {
         let user = json!([{ "role": "user", "content": "1 2 3" }]);
         chat(json!({ "messages": user, "prediction": prediction }))
     };
-    let foretold = |content: Value| {
+    let predicted = |content: Value| {
         let checked = with(json!({ "type": "content", "content": content })).expect("served");
         assert_eq!(prompt_of(&checked.requests[0]), [1, 2, 3]);
         checked.requests[0].prediction.clone()
     };
-    assert_eq!(foretold(json!("4 5")), [4, 5]);
+    assert_eq!(predicted(json!("4 5")), [4, 5]);
     let parts = json!([{ "type": "text", "text": "4 " }, { "type": "text", "text": "6" }]);
-    assert_eq!(foretold(parts), [4, 6]);
+    assert_eq!(predicted(parts), [4, 6]);
     assert!(with(Value::Null).expect("served").requests[0].prediction.is_empty());
     let checked = complete(json!({
         "prompt": ["1", "2"], "prediction": { "type": "content", "content": "7" },
@@ -340,9 +340,9 @@ fn false_for_a_default_of_true_is_refused() {
     }
 }
 
-/// Clients that send a field with its default are served.
+/// The server accepts null for every field that has a default.
 #[test]
-fn neutral_values_are_served() {
+fn null_fields_are_served() {
     for field in FIELDS {
         let body = json!({ "prompt": "1", "messages": [{ "role": "user", "content": "1" }], field.name: null });
         let keep = |name: &str| {
@@ -434,7 +434,7 @@ fn echoes_need_no_new_token() {
 }
 
 #[test]
-fn messages_beside_tool_calls_need_no_content() {
+fn messages_with_tool_calls_need_no_content() {
     let call = json!({ "id": "1", "type": "function", "function": { "name": "f", "arguments": "{\"a\": 1}" } });
     let messages = json!([
         { "role": "user", "content": "1" },

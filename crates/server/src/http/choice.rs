@@ -156,13 +156,13 @@ mod test {
         // The end of the text may be the beginning of the stop string.
         let piece = choice.token(&text, 12, logprob(-2.0)).expect("the 1 is certain");
         assert_eq!((&piece.text[..], piece.tokens[0].token, piece.tokens[0].offset), ("1", 12, 2));
-        let piece = choice.token(&text, 8, logprob(-3.0)).expect("it was none");
+        let piece = choice.token(&text, 8, logprob(-3.0)).expect("no stop string");
         assert_eq!((&piece.text[..], piece.tokens[0].offset, piece.finish), ("2 8 ", 5, None));
         assert_eq!(choice.token(&text, 2, logprob(-4.0)), None);
         let piece = choice.token(&text, 77, logprob(-5.0)).expect("it stops");
         assert_eq!((&piece.text[..], &piece.tokens[..]), ("", &[][..]));
         assert_eq!((piece.finish, choice.tokens()), (Some(Finish::Stop), 5));
-        assert_eq!(choice.token(&text, 1, None), None, "what comes after it is not read");
+        assert_eq!(choice.token(&text, 1, None), None, "tokens after the stop string are ignored");
         assert_eq!((choice.done(&text, Finish::Cancelled), choice.tokens()), (None, 5));
     }
 

@@ -210,13 +210,13 @@ async fn connection(
     tokio::pin!(connection);
     let overdue = peer.overdue(bounds);
     tokio::pin!(overdue);
-    let mut asked = false;
+    let mut is_ending = false;
     loop {
         tokio::select! {
             _ = connection.as_mut() => return,
             () = &mut overdue => return,
-            _ = ends.wait_for(|&end| end), if !asked => {
-                asked = true;
+            _ = ends.wait_for(|&end| end), if !is_ending => {
+                is_ending = true;
                 connection.as_mut().graceful_shutdown();
             }
         }
@@ -255,7 +255,7 @@ impl Drop for AnswerBody {
     }
 }
 
-/// A stream that records the begin of a request, and whether its client takes bytes.
+/// A stream that records the start of a request, and whether its client takes bytes.
 struct WatchedStream {
     stream: TcpStream,
     peer: Arc<Peer>,

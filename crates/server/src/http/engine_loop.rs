@@ -97,7 +97,7 @@ impl Sink for EngineLoop {
     fn token(&mut self, stream: &Stream, logits: &[f32]) {
         let Some(job) = self.jobs.get(&stream.request) else { return };
         let token = *stream.tokens.last().expect("the stream has a new token");
-        // The logits are empty if the step kept none for this token. Then it has no log-probabilities.
+        // If the step kept no logits for this token, `logits` is empty and the event has no log-probability.
         let known = job.logprobs.filter(|_| !logits.is_empty());
         let event = Event::Token {
             choice: job.first_choice + stream.sample,
@@ -158,7 +158,7 @@ fn logprob(logits: &[f32], token: u32, top: usize) -> Logprob {
     Logprob { own: log(logits[token as usize]), top: best }
 }
 
-/// Audits an idle server: the state is consistent, and every page is free or cached. Prints a line.
+/// Audits an idle server: the state is consistent, and every page is free or cached. Returns a line for the output.
 ///
 /// # Errors
 /// The audit failed.

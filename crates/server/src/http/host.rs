@@ -22,7 +22,7 @@ pub struct Host {
     pub limits: Limits,
     /// Defaults of requests.
     pub defaults: Defaults,
-    /// Maximum number of choices of one prompt. A step can choose tokens for all prompts if each has this many choices.
+    /// Maximum number of choices of one prompt. With this many for each stream, one step can still choose all tokens.
     pub samples_max: u32,
     /// Whether log-probabilities are available.
     pub keeps_logits: bool,

@@ -15,7 +15,7 @@ use kvarena_host::stream::Finish;
 pub struct Job {
     /// The request.
     pub request: Request,
-    /// Time of arrival.
+    /// Time of the job's creation, when the server has read and checked the request.
     pub since: Instant,
     /// Number of the first choice within the client's request.
     pub first_choice: u32,
@@ -163,7 +163,7 @@ mod test {
     use kvarena_host::sample::Sampling;
 
     #[test]
-    fn a_dropped_ticket_cancels_its_jobs() {
+    fn a_dropped_handle_cancels_its_jobs() {
         let sampling = Sampling::default();
         let defaults = Defaults { max_new_tokens: None, samples: 2, sampling, stop: Vec::new() };
         let requests = vec![defaults.request(vec![1]), defaults.request(vec![2])];

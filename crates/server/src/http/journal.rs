@@ -35,7 +35,7 @@ pub struct Entry {
     pub cached_tokens: u32,
     /// Number of new tokens.
     pub new_tokens: u32,
-    /// `done`, `cancelled`, `failed`, or the code of an error.
+    /// `done`, `cancelled`, `failed`, the code of an error, or `refused` for an error without a code.
     pub outcome: &'static str,
     since: Instant,
     first: Option<Instant>,

@@ -94,7 +94,11 @@ impl Metrics {
             ("drafted_tokens", "Drafts that steps checked.", tally.drafted),
             ("accepted_tokens", "Accepted drafts.", tally.accepted),
             ("steps", "Steps committed.", tally.steps),
-            ("aborted_steps", "Steps that failed, or were planned after one.", tally.aborted_steps),
+            (
+                "aborted_steps",
+                "Failed steps, and steps planned after a failed one.",
+                tally.aborted_steps,
+            ),
         ] {
             head(out, &format!("generate_{name}_total"), "counter", help)?;
             writeln!(out, "generate_{name}_total {count}")?;

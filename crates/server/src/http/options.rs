@@ -10,8 +10,8 @@ use rustix::process::{Resource, getrlimit};
 
 use kvarena_host::error::{Error, Result};
 
-/// Descriptors that are reserved for other uses than connections; [`SPARES`] of them are for monitors beside full
-/// connections.
+/// Descriptors that are reserved for other uses than the connections within the limit. Monitors use [`SPARES`] of them
+/// when the other connections are busy.
 pub const DESCRIPTORS_LEFT: usize = 64;
 /// Connections beyond the limit that are open at a time, each for one answer.
 pub const SPARES: usize = 32;
@@ -57,7 +57,8 @@ pub struct HttpOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 75, value_parser = clap::value_parser!(u64).range(1..))]
     pub idle_timeout: u64,
 
-    /// Requests need this key (`Authorization: Bearer KEY`); monitors (`/health`, `/ping`, `/metrics`) need none.
+    /// Requests need this key (`Authorization: Bearer KEY`); monitors (`/health`, `/ping`, `/version`, `/metrics`) need
+    /// none.
     #[arg(long, value_name = "KEY", env = "GENERATE_API_KEY", hide_env_values = true)]
     pub api_key: Option<Secret>,
 
@@ -69,8 +70,8 @@ pub struct HttpOptions {
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Vec<String>,
 
-    /// Publishes the cached pages to routers at a ZeroMQ address such as tcp://127.0.0.1:5557, on the wire of vLLM and
-    /// SGLang.
+    /// Publishes the cached pages to routers at a ZeroMQ address such as tcp://127.0.0.1:5557, in the wire format of
+    /// vLLM and SGLang.
     #[arg(long, value_name = "ADDRESS")]
     pub kv_events: Option<String>,
 
@@ -147,7 +148,7 @@ impl HttpOptions {
         if connections > most || connections == 0 {
             return Err(Error::request(format!(
                 "--max-connections {connections} is not from 1 to {most}: the limit of descriptors is {descriptors}, and \
-                 {DESCRIPTORS_LEFT} are left to everything else"
+                 {DESCRIPTORS_LEFT} are reserved for other uses"
             )));
         }
         Ok(Bounds {

@@ -17,7 +17,7 @@ pub enum PushError {
 #[derive(Debug)]
 pub struct Queue<T> {
     state: Mutex<State<T>>,
-    came: Condvar,
+    changed: Condvar,
     max: usize,
 }
 
@@ -33,7 +33,7 @@ impl<T> Queue<T> {
     /// Creates a queue for `max` waiting jobs, including taken jobs that have not begun.
     pub fn new(max: usize) -> Self {
         let state = State { jobs: VecDeque::new(), waiting: 0, is_closed: false };
-        Self { state: Mutex::new(state), came: Condvar::new(), max }
+        Self { state: Mutex::new(state), changed: Condvar::new(), max }
     }
 
     /// Pushes all jobs of a request, or none. The limit counts requests: the queue accepts a request while it has room
@@ -50,7 +50,7 @@ impl<T> Queue<T> {
             return Err(PushError::Full);
         }
         state.jobs.extend(jobs);
-        self.came.notify_one();
+        self.changed.notify_one();
         Ok(())
     }
 
@@ -67,7 +67,7 @@ impl<T> Queue<T> {
         let mut state = self.lock();
         state.waiting = 0;
         let state = self
-            .came
+            .changed
             .wait_while(state, |state| state.jobs.is_empty() && !state.is_closed)
             .unwrap_or_else(PoisonError::into_inner);
         !state.jobs.is_empty()
@@ -78,14 +78,14 @@ impl<T> Queue<T> {
         let mut state = self.lock();
         state.waiting = 0;
         let is_idle = |state: &mut State<T>| state.jobs.is_empty() && !state.is_closed;
-        let waited = self.came.wait_timeout_while(state, time, is_idle);
+        let waited = self.changed.wait_timeout_while(state, time, is_idle);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Closes the queue; jobs in it stay.
     pub fn close(&self) {
         self.lock().is_closed = true;
-        self.came.notify_all();
+        self.changed.notify_all();
     }
 
     /// Returns whether the queue is closed.

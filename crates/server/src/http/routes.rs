@@ -141,7 +141,7 @@ async fn begin(
     Ok(ClientAnswer { answer, handle, is_over: false, stream: checked.stream, entry: None })
 }
 
-/// A client and its answer. A drop means that the client has disconnected, and cancels its request.
+/// A client and its answer. If the client disconnects, the drop cancels its request.
 struct ClientAnswer {
     answer: Answer,
     handle: JobHandle,

@@ -16,8 +16,8 @@ impl StopMatcher {
         Self { stops, held: String::new() }
     }
 
-    /// Returns the text that is certain after this chunk, and whether a stop string was found. The text then ends
-    /// before the stop string.
+    /// Returns the text that is certain after this chunk, and whether a stop string was found. If one was found, the
+    /// text ends before it.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
         let found = self.stops.iter().filter_map(|stop| {
@@ -75,12 +75,12 @@ mod test {
         assert_eq!(
             all(&["END"], &["E", "N"]),
             ("EN".into(), false),
-            "the text ends before it does"
+            "the text ends inside the stop string"
         );
         assert_eq!(
             all(&["aab"], &["aa", "ab"]),
             ("a".into(), true),
-            "it begins inside a beginning"
+            "a match may begin inside a failed match"
         );
         assert_eq!(all(&[], &["x", "y"]), ("xy".into(), false));
     }

@@ -24,7 +24,7 @@ def client(server, retries=0):
     return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=retries)
 
 
-def asking(server):
+def async_client(server):
     return openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
 
 
@@ -336,7 +336,7 @@ def test_bad_input(server):
 async def many(server, count, at_a_time, ask):
     """Returns the results of `ask(ai, i)` for each i, a limited number at a time."""
     slots = asyncio.Semaphore(at_a_time)
-    async with asking(server) as ai:
+    async with async_client(server) as ai:
 
         async def one(i):
             async with slots:
@@ -346,7 +346,7 @@ async def many(server, count, at_a_time, ask):
 
 
 def test_thirty_two_at_a_time(server):
-    """Answers do not depend on concurrent requests; half of them are streams."""
+    """Answers do not depend on concurrent requests; half of the answers are streamed."""
     alone = {
         word: client(server)
         .chat.completions.create(model=server.model, messages=question(word), temperature=0)

@@ -10,7 +10,7 @@ on a GPU includes a warm-up, and `--requests` on the CPU needs none.
 
     load.py target/release/generate                                                     # the shipped model, on the CPU
     load.py ./generate --list offline.json --at-a-time 256 --temperature 0.6 --bench \\
-        -- --backend cuda --random-model qwen3-0.6b --concurrency 256                   # as --bench offline, served
+        -- --backend cuda --random-model qwen3-0.6b --concurrency 256                   # as --bench offline, but over HTTP
 """
 
 import argparse
@@ -33,12 +33,12 @@ def options():
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--prompt-tokens", type=int, default=100)
     parser.add_argument("--new-tokens", type=int, default=50)
-    parser.add_argument("--list", help='JSON: [{"prompt_tokens": N, "output_tokens": N}, ..], instead of these three')
+    parser.add_argument("--list", help='JSON: [{"prompt_tokens": N, "output_tokens": N}, ..]; replaces the three above')
     parser.add_argument("--at-a-time", type=int, default=16, help="requests that are open at a time")
-    parser.add_argument("--processes", type=int, default=None, help="of clients [default: one for each 32 at a time]")
-    parser.add_argument("--vocab", type=int, default=200, help="prompts are of tokens below it")
+    parser.add_argument("--processes", type=int, default=None, help="client processes [default: one for 32 open requests]")
+    parser.add_argument("--vocab", type=int, default=200, help="prompts contain tokens below this number")
     parser.add_argument("--temperature", type=float, default=0.6)
-    parser.add_argument("--bench", action="store_true", help="offline is --bench offline (a GPU's)")
+    parser.add_argument("--bench", action="store_true", help="measure offline by `generate --bench offline`, on a GPU")
     parser.add_argument("--no-offline", action="store_true")
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     chosen = parser.parse_args(sys.argv[1:split])

@@ -12,7 +12,7 @@ use kvarena::{
     Capacity, EngineConfig, Extend, KvDtype, KvShape, Namespace, PoolConfig, SeqKey, TokenId,
 };
 use kvarena_candle::KvArena;
-use kvarena_candle_models::models::qwen3 as own;
+use kvarena_candle_models::models::qwen3 as unpatched;
 use kvarena_candle_models::paged::qwen3 as paged;
 use serde_json::json;
 
@@ -56,7 +56,7 @@ impl SimpleBackend for Random {
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle::Result<Tensor> {
-        Err(candle::Error::msg(format!("{name}: random weights have the model's shape")))
+        Err(candle::Error::msg(format!("{name}: random weights need a shape")))
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
@@ -69,7 +69,7 @@ impl Shape {
     pub fn models(
         &self,
         device: &Device,
-    ) -> Outcome<(own::ModelForCausalLM, paged::ModelForCausalLM)> {
+    ) -> Outcome<(unpatched::ModelForCausalLM, paged::ModelForCausalLM)> {
         let config = json!({
             "vocab_size": self.vocab, "hidden_size": self.hidden, "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers, "num_attention_heads": self.q_heads, "head_dim": self.head_dim,
@@ -81,7 +81,7 @@ impl Shape {
         let vb = VarBuilder::from_backend(weights, self.dtype, device.clone());
         let ours = serde_json::from_value(config.clone())?;
         let ours = paged::ModelForCausalLM::new(&ours, vb.clone())?;
-        Ok((own::ModelForCausalLM::new(&serde_json::from_value(config)?, vb)?, ours))
+        Ok((unpatched::ModelForCausalLM::new(&serde_json::from_value(config)?, vb)?, ours))
     }
 
     /// Returns an arena for `tokens` tokens.

@@ -24,22 +24,22 @@ pub fn run() -> Outcome {
     println!(
         "us, medians of {TURNS} decode steps of {BATCH} x {CONTEXT} by turns, {LAYERS} layers"
     );
-    println!("| candle's events | | bridge | calls alone | difference |");
+    println!("| candle's events | | bridge | direct calls | difference |");
     println!("|---|---|---|---|---|");
     for tracking in [true, false] {
         let device = if tracking { Device::new_cuda_with_stream(0)? } else { device()? };
         let mut cost = Cost::new(&device)?;
         let kind = if tracking { "tracked" } else { "not tracked" };
-        for (name, [bridge, alone]) in cost.host()? {
-            println!("| {kind} | {name} | {bridge:.1} | {alone:.1} | {:.1} |", bridge - alone);
+        for (name, [bridge, direct]) in cost.host()? {
+            println!("| {kind} | {name} | {bridge:.1} | {direct:.1} | {:.1} |", bridge - direct);
         }
-        println!("| {kind} | of a layer: candle's allocation | {:.1} | | |", cost.allocation()?);
-        let (bridge, alone) = (cost.idle(true)?, cost.idle(false)?);
+        println!("| {kind} | candle's allocation, part of layer | {:.1} | | |", cost.allocation()?);
+        let (bridge, direct) = (cost.device_times(true)?, cost.device_times(false)?);
         for (at, name) in
-            ["device, layer, launches ahead", "device, layer, as launched"].iter().enumerate()
+            ["device, layer, launches queued", "device, layer, device idle"].iter().enumerate()
         {
-            let (bridge, alone) = (bridge[at], alone[at]);
-            println!("| {kind} | {name} | {bridge:.1} | {alone:.1} | {:.1} |", bridge - alone);
+            let (bridge, direct) = (bridge[at], direct[at]);
+            println!("| {kind} | {name} | {bridge:.1} | {direct:.1} | {:.1} |", bridge - direct);
         }
     }
     Ok(())
@@ -100,7 +100,7 @@ impl Cost {
         for turn in 0..TURNS + 10 {
             for way in [turn % 2, 1 - turn % 2] {
                 self.append()?;
-                let now = if way == 0 { self.bridge()? } else { self.alone()? };
+                let now = if way == 0 { self.bridge()? } else { self.direct()? };
                 if turn >= 10 {
                     times.iter_mut().zip(now).for_each(|(times, now)| times[way].push(now));
                 }
@@ -127,7 +127,7 @@ impl Cost {
     }
 
     /// Does the same by direct calls of the engine and its backend.
-    fn alone(&mut self) -> Outcome<[f64; 3]> {
+    fn direct(&mut self) -> Outcome<[f64; 3]> {
         let [q, k, v] = [address(&self.qkv[0])?, address(&self.qkv[1])?, address(&self.qkv[2])?];
         let out = address(&self.out)?;
         let engine = &mut self.arena.engine;
@@ -136,7 +136,7 @@ impl Cost {
         let planned = Instant::now();
         for layer in 0..LAYERS {
             let layer = LayerId::new(layer as u32);
-            layer_alone(engine.backend_mut(), &plan, layer, &self.attend, ([q, k, v], out))?;
+            layer_direct(engine.backend_mut(), &plan, layer, &self.attend, ([q, k, v], out))?;
         }
         let launched = Instant::now();
         let id = plan.step();
@@ -162,9 +162,9 @@ impl Cost {
         Ok(median(times))
     }
 
-    /// Returns the device's microseconds of a layer: with all launches queued before the device
-    /// starts, and without.
-    fn idle(&mut self, bridge: bool) -> Outcome<[f64; 2]> {
+    /// Returns the device's microseconds of a layer, measured twice: with all launches queued behind
+    /// slow work, and on an idle device, which waits for each launch.
+    fn device_times(&mut self, bridge: bool) -> Outcome<[f64; 2]> {
         let (gpu, stream) = match self.arena.engine.backend() {
             Either::Right(cuda) => (cuda.gpu().clone(), cuda.stream().clone()),
             Either::Left(_) => return Err("no GPU".into()),
@@ -197,7 +197,7 @@ impl Cost {
                 events[0].record(&stream)?;
                 for layer in 0..LAYERS {
                     let id = LayerId::new(layer as u32);
-                    layer_alone(engine.backend_mut(), &plan, id, &self.attend, (raw, out))?;
+                    layer_direct(engine.backend_mut(), &plan, id, &self.attend, (raw, out))?;
                     events[layer + 1].record(&stream)?;
                 }
                 plan.step()
@@ -218,8 +218,8 @@ fn between(at: &[Instant; 4]) -> [f64; 3] {
     [us(at[0], at[1]), us(at[1], at[2]), at[3].elapsed().as_secs_f64() * 1e6]
 }
 
-/// Calls the backend's store and attention of a layer, with addresses of rows.
-fn layer_alone(
+/// Calls the backend's store and attention of a layer. Each argument is an address of contiguous rows.
+fn layer_direct(
     pool: &mut kvarena_candle::Pool,
     plan: &kvarena::BatchPlan<'_>,
     layer: LayerId,
@@ -231,7 +231,7 @@ fn layer_alone(
         unsafe { DeviceRows::from_raw(at, Dtype::Bf16, BATCH * heads * HEAD_DIM, None) }
     };
     let [q, k, v] = [rows(qkv[0], Q_HEADS), rows(qkv[1], KV_HEADS), rows(qkv[2], KV_HEADS)];
-    // SAFETY: as above; nothing else accesses the result.
+    // SAFETY: the result's tensor lives as long, and nothing else accesses it.
     let out =
         unsafe { DeviceRowsMut::from_raw(out, Dtype::Bf16, BATCH * Q_HEADS * HEAD_DIM, None) };
     pool.store_cache(plan, layer, Either::Right(k), Either::Right(v))?;

@@ -1,5 +1,5 @@
-//! Measurements and checks of the GPU bridge: tokens, steps beside candle's own cache, overhead,
-//! a step's time by operation.
+//! Measurements and checks of the GPU bridge: tokens, steps compared with candle's own cache,
+//! overhead, a step's time by operation.
 //!
 //!     cargo run --release -p kvarena-candle-models --features cuda --example gpu -- tokens replays cost parts graphs
 //!
@@ -54,7 +54,7 @@ fn main() -> Outcome {
     Ok(())
 }
 
-/// A device with a stream of its own, on which candle does not track tensors by events: one stream orders all work.
+/// Returns a device with its own stream. Its event tracking is off, because this stream orders all work.
 fn device() -> Outcome<Device> {
     let device = Device::new_cuda_with_stream(0)?;
     // SAFETY: no tensor exists, and all later ones stay on this stream.

@@ -1,5 +1,5 @@
-//! A step's time on the device by operation. Each is launched many times behind slow work, so that no launch is waited
-//! for.
+//! Measures a step's time on the device by operation. The program queues many launches of an operation behind slow
+//! work, so the device never waits for a launch.
 
 use candle::{DType, Device, Tensor};
 use candle_nn::ops::{rms_norm, silu};
@@ -46,7 +46,7 @@ pub fn run() -> Outcome {
     Ok(())
 }
 
-/// Sequences that have so many new tokens each, behind the context or from their first token on.
+/// Sequences with `len` new tokens each: one token after `CONTEXT` cached tokens, or the whole context.
 struct Parts {
     device: Device,
     len: usize,
@@ -70,7 +70,7 @@ impl Parts {
             items.push(Extend { seq, len: CONTEXT as u32 });
         }
         if len < CONTEXT {
-            // Times do not depend on what the cache holds.
+            // Times do not depend on the contents of the cache.
             let id = arena.step(&items)?.launched();
             for item in &mut items {
                 arena.engine.append(item.seq, &[TokenId::new(1)])?;
@@ -85,7 +85,7 @@ impl Parts {
         Tensor::randn(0f32, 0.02, dims, &self.device)?.to_dtype(DType::BF16)
     }
 
-    /// Microseconds of the operations, in the order of their names.
+    /// Returns the microseconds of each operation, in the order of `NAMES`.
     fn times(mut self) -> Outcome<Vec<f64>> {
         let (shape, rows) = (QWEN3, BATCH * self.len);
         let [heads, kv_heads] = [shape.q_heads, shape.kv_heads];
@@ -143,7 +143,7 @@ impl Parts {
     }
 }
 
-/// Microseconds of a call on the device.
+/// Returns the microseconds of a call on the device.
 fn time(
     (gpu, stream, device): (&Gpu, &CudaStream, &Device),
     call: impl Fn() -> candle::Result<Tensor>,

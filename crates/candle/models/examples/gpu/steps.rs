@@ -7,7 +7,7 @@ use candle::{D, Device, Tensor};
 use kvarena::testkit::rng::Rng;
 use kvarena::{Extend, SeqKey, TokenId};
 use kvarena_candle::{Graphs, KvArena, Step};
-use kvarena_candle_models::models::qwen3 as own;
+use kvarena_candle_models::models::qwen3 as unpatched;
 use kvarena_candle_models::paged::qwen3 as paged;
 
 use crate::shape::{Outcome, median, next_tokens, prefill};
@@ -18,10 +18,10 @@ const STEP_TOKENS: usize = 8192;
 const DECODES: usize = 15;
 const SIZES: &str = "1x512,1x4096,16x512,16x1024,16x2048,16x4096,64x512,64x1024,64x2048,64x4096";
 
-/// Prints a row for each `batch x context` of a list.
+/// Prints a row for each `batch x context` of a list. Without graphs, the graph columns are NaN.
 pub fn run(sizes: &str, graphs: bool) -> Outcome {
     let device = device()?;
-    let (mut own, ours) = QWEN3.models(&device)?;
+    let (mut unpatched, ours) = QWEN3.models(&device)?;
     println!(
         "Qwen3-0.6B's shape, bf16, random weights; ms, medians of {DECODES} decode steps by turns"
     );
@@ -29,7 +29,6 @@ pub fn run(sizes: &str, graphs: bool) -> Outcome {
         "| batch x context | decode: candle | bridge | graph | candle / bridge | candle / graph |"
     );
     println!("|---|---|---|---|---|---|");
-    // Without graphs their column is NaN.
     let mut prefills = Vec::new();
     for size in if sizes.is_empty() { SIZES } else { sizes }.split(',') {
         let (batch, context) = size.split_once('x').ok_or("a size is batch x context")?;
@@ -40,11 +39,11 @@ pub fn run(sizes: &str, graphs: bool) -> Outcome {
             graphs,
             rng: Rng::new(7),
         };
-        match bench.row(&mut own, &ours) {
+        match bench.row(&mut unpatched, &ours) {
             Ok(prefill) => prefills.push((size, prefill)),
             Err(error) => println!("| {size} | {} |", first_line(&error.to_string())),
         }
-        own.clear_kv_cache();
+        unpatched.clear_kv_cache();
     }
     println!(
         "\n| batch x context | prefill: candle | bridge | candle / bridge | all but 32 tokens cached |"
@@ -72,7 +71,7 @@ impl Bench<'_> {
     /// Prints the decode steps, and returns the times of prefills in ms.
     fn row(
         &mut self,
-        own: &mut own::ModelForCausalLM,
+        unpatched: &mut unpatched::ModelForCausalLM,
         ours: &paged::ModelForCausalLM,
     ) -> Outcome<[f64; 3]> {
         let (batch, context) = (self.batch, self.context);
@@ -87,7 +86,7 @@ impl Bench<'_> {
             for seq in seqs.drain(..) {
                 arena.engine.finish(seq)?;
             }
-            let theirs = self.time(|bench| bench.prefill_own(own, &prompts, chunk))?;
+            let theirs = self.time(|bench| bench.prefill_unpatched(unpatched, &prompts, chunk))?;
             let first = self.time(|_| {
                 seqs = prefill(&mut arena, ours, &prompts, chunk)?;
                 Ok(())
@@ -109,7 +108,7 @@ impl Bench<'_> {
                 times[2].push(cached);
             }
         }
-        let [theirs, bridge, graph] = self.decode((own, ours), &mut arena, &seqs)?;
+        let [theirs, bridge, graph] = self.decode((unpatched, ours), &mut arena, &seqs)?;
         println!(
             "| {batch}x{context} | {theirs:.2} | {bridge:.2} | {graph:.2} | {:.2} | {:.2} |",
             theirs / bridge,
@@ -118,7 +117,7 @@ impl Bench<'_> {
         Ok(times.map(median))
     }
 
-    /// Returns the milliseconds until the work of a call is done.
+    /// Returns the milliseconds until the device has finished the work of a call.
     fn time(&mut self, call: impl FnOnce(&mut Self) -> Outcome) -> Outcome<f64> {
         self.device.synchronize()?;
         let start = Instant::now();
@@ -127,26 +126,26 @@ impl Bench<'_> {
         Ok(start.elapsed().as_secs_f64() * 1e3)
     }
 
-    fn prefill_own(
+    fn prefill_unpatched(
         &mut self,
-        own: &mut own::ModelForCausalLM,
+        unpatched: &mut unpatched::ModelForCausalLM,
         prompts: &[Vec<u32>],
         chunk: usize,
     ) -> Outcome {
-        own.clear_kv_cache();
+        unpatched.clear_kv_cache();
         for from in (0..self.context).step_by(chunk) {
             let part = prompts.iter().flat_map(|prompt| &prompt[from..][..chunk]);
             let part: Vec<u32> = part.copied().collect();
             let part = Tensor::from_vec(part, (self.batch, chunk), self.device)?;
-            next_tokens(own.forward(&part, from)?)?;
+            next_tokens(unpatched.forward(&part, from)?)?;
         }
         Ok(())
     }
 
-    /// Returns the milliseconds of a decode step of each, measured in alternation.
+    /// Returns the milliseconds of a decode step of candle's model, the bridge and the graph, measured in alternation.
     fn decode(
         &mut self,
-        (own, ours): (&mut own::ModelForCausalLM, &paged::ModelForCausalLM),
+        (unpatched, ours): (&mut unpatched::ModelForCausalLM, &paged::ModelForCausalLM),
         arena: &mut KvArena,
         seqs: &[SeqKey],
     ) -> Outcome<[f64; 3]> {
@@ -166,7 +165,7 @@ impl Bench<'_> {
                     if way == 0 {
                         let input = vec![token; bench.batch];
                         let input = Tensor::from_vec(input, (bench.batch, 1), bench.device)?;
-                        next_tokens(own.forward(&input, offset)?)?;
+                        next_tokens(unpatched.forward(&input, offset)?)?;
                         return Ok(());
                     }
                     let mut step = arena.step_padded(&items, items.len())?;

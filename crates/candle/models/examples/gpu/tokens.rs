@@ -54,7 +54,7 @@ fn is_equal(name: &str, prompt: &[u32], wanted: &[u32], text: &[u32]) -> Outcome
     let logits = logits(&reference, &[prompt, &wanted[..at]].concat())?;
     let [own, other] = [token, ours].map(|token| logits[token as usize]);
     println!(
-        "  token {at}: {ours} for {token}; the reference's margin is {:.4} of {own:.3}",
+        "  token {at}: {ours} instead of {token}; the reference's logit of {token} is {own:.3}, larger by {:.4}",
         own - other
     );
     Ok(false)

@@ -1,6 +1,6 @@
-//! Generates texts for the prompts of a file, one a line, which follow the same system prompt. It
-//! does so twice: in an arena, where the prompts share the prefix, and with candle's own caches,
-//! one prompt after the other.
+//! Generates a text for each line of a file; all prompts begin with the same system prompt. The
+//! program generates the texts twice: in an arena, where the prompts share the prefix, and with
+//! candle's own caches, one prompt after the other.
 //!
 //!     cargo run --release -p kvarena-candle-models --bin batch -- --system TEXT --prompts FILE
 

@@ -23,7 +23,7 @@ fn new_tokens(context: u32) -> [u32; 2] {
     [1, context / 8]
 }
 
-/// Returns the command line with a pool for one prompt, and host memory for both prompts several times.
+/// Returns the arguments with a pool that holds one prompt, and host memory of three times its size.
 pub fn args(args: &Args, page_bytes: u64) -> Args {
     let [_, most] = new_tokens(args.context);
     let tokens = args.context + most + 2 * args.page_size;
@@ -41,7 +41,7 @@ struct Bench<'s, R: OnGpu> {
 }
 
 impl<R: OnGpu> Bench<'_, R> {
-    /// Serves one request, and returns its milliseconds and its pages that were loaded.
+    /// Serves one request. Returns its milliseconds and the number of loaded pages.
     fn serve(&mut self, request: Request) -> Result<(f64, u64)> {
         let loaded = self.server.engine().stats().loaded_pages;
         let start = Instant::now();
@@ -67,7 +67,7 @@ impl<R: OnGpu> Bench<'_, R> {
     }
 
     /// Returns the cached tokens and some new ones.
-    fn behind(&mut self, new: usize) -> Request {
+    fn cached_and(&mut self, new: usize) -> Request {
         let mut request = self.prompts.request(new, 1, 0.0);
         request.prompt.splice(0..0, self.cached.prompt.iter().copied());
         request
@@ -75,7 +75,7 @@ impl<R: OnGpu> Bench<'_, R> {
 
     /// Returns the milliseconds of loading the cached tokens alone.
     fn load(&mut self) -> Result<f64> {
-        let prompt: &[TokenId] = &self.behind(1).prompt;
+        let prompt: &[TokenId] = &self.cached_and(1).prompt;
         let engine = self.server.engine_mut();
         let failed = |error: &dyn std::error::Error| Error::run(error.to_string());
         let start = Instant::now();
@@ -114,17 +114,17 @@ pub fn rows(
         let [mut first, mut load, mut compute, mut uncached] = [const { Vec::new() }; 4];
         for round in 0..=ROUNDS {
             bench.server.engine_mut().reset();
-            let request = bench.behind(new);
+            let request = bench.cached_and(new);
             let without = bench.serve(request)?.0;
             bench.evict()?;
             let alone = bench.load()?;
-            let request = bench.behind(new);
+            let request = bench.cached_and(new);
             let on_device = bench.serve(request)?;
             bench.evict()?;
-            let request = bench.behind(new);
+            let request = bench.cached_and(new);
             let in_host = bench.serve(request)?;
             let loaded = [on_device.1, in_host.1];
-            // The filler may leave a page of the pool.
+            // The filler may leave one of the prompt's pages in the pool.
             if loaded[0] > 0 || loaded[1] + 1 < pages {
                 return Err(Error::run(format!("{loaded:?} pages were loaded, not [0, {pages}]")));
             }

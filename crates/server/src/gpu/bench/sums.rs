@@ -89,7 +89,7 @@ fn row_times(
         // SAFETY: both have that many numbers, and all ranks submit the same sums.
         sum_us(device, || unsafe { peers.add(device, x, y, count) })
     });
-    // SAFETY: as above.
+    // SAFETY: x has that many numbers, and all ranks submit the same sums.
     let nccl = sum_us(device, || unsafe { link.sum(device, x, count) })?;
     Ok([peer.transpose()?, Some(nccl)])
 }

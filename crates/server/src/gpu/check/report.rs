@@ -68,9 +68,8 @@ impl<W: Write> Report<'_, W> {
     fn shaped(&mut self, case: &mut Case, setting: Setting) -> Result<()> {
         let name = case.name;
         match case.shaped_draws(setting) {
-            Ok(tokens) if tokens > 0 => {
-                self.say(format_args!("{name}: {tokens} changed draws are the CPU's, {setting:?}"))
-            }
+            Ok(tokens) if tokens > 0 => self
+                .say(format_args!("{name}: {tokens} changed draws equal the CPU's, {setting:?}")),
             Ok(_) => Err(Error::run(format!("{setting:?}: no draw is changed"))),
             Err(error) => {
                 self.failures += 1;

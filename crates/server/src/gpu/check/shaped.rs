@@ -40,7 +40,7 @@ impl Case {
     /// # Errors
     /// The run failed, or a token differs.
     pub fn shaped_draws(&mut self, setting: Setting) -> Result<usize> {
-        self.foretell(setting)?;
+        self.record_continuations(setting)?;
         let setting = Setting { shaped: true, ..setting };
         let with_min_p = Sampling { temperature: 0.8, min_p: 0.02, seed: 5, ..Sampling::default() };
         let samplings = [

@@ -50,7 +50,7 @@ impl Case {
         Self { layout: self.layout.of_group(group), ..*self }
     }
 
-    /// Returns the case with the shape of each group.
+    /// Returns one case for each group, with the shape of the group.
     pub fn groups(&self) -> impl Iterator<Item = Self> + use<'_> {
         (0..self.layout.groups().count()).map(|group| self.of_group(group))
     }

@@ -10,7 +10,7 @@ use crate::id::StepId;
 /// Magic number and version of the byte form.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvplan03");
 
-/// First words of the byte form; the arrays follow in this order, each padded to 8 bytes.
+/// First words of the byte form. The arrays follow in the order of [`OwnedPlan::copy_from`], each padded to 8 bytes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Header {

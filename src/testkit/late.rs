@@ -1,8 +1,8 @@
 //! A backend that moves pages as late as the contract allows, to check that the engine relies on no earlier effect.
 //!
 //! Until a move takes effect, its target is full of NaN. A move takes effect before a call that needs it: a plan whose
-//! table writes contain its page, a copy, another move of its pages, or `synchronize`. [`Backend::moved`] reads the
-//! watermark and then finishes the oldest batch, so that polling makes progress.
+//! table writes contain its page, a copy of its page, another move to one of its pages, or `synchronize`.
+//! [`Backend::moved`] reads the watermark and then finishes the oldest batch, so that polling makes progress.
 
 use std::cell::RefCell;
 

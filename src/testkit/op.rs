@@ -40,7 +40,8 @@ pub enum Op {
     Admit(Prompt),
     /// `admit_batch`
     AdmitBatch {
-        /// The first prompt; the other prompts share its head and are slightly longer or shorter.
+        /// The first prompt. The others begin with its tokens and are up to a page longer; the fourth is in the other
+        /// namespace.
         prompt: Prompt,
         /// Number of prompts, modulo 5.
         count: u8,

@@ -1,6 +1,6 @@
 //! Seeded workloads. A workload draws a weight for each kind of op, and then ops with these weights.
 //!
-//! Weights differ by seed, so some seeds exhaust the pool, some never complete a step, and some only fork.
+//! Weights differ by seed, so some seeds exhaust the pool, and some never match, abort, preempt, fork or roll back.
 
 use super::op::{Op, Prompt, SETTINGS, SmallConfig};
 use super::rng::{Rng, mix};
@@ -19,7 +19,7 @@ pub struct Workload {
     promising: u64,
     /// One in so many picks is deliberately invalid.
     wrong: u64,
-    /// Whether every second prompt repeats an earlier text.
+    /// Whether about half of the prompts share all tokens of an earlier text.
     repeats: bool,
 }
 

@@ -331,7 +331,7 @@ pub struct HostRows {
 impl HostRows {
     /// Returns `rows` rows of random numbers, packed or strided.
     pub(super) fn random(rng: &mut Rng, dtype: Dtype, rows: usize, width: usize) -> Self {
-        // Kernels may require strides of 16 bytes.
+        // Kernels may require strides that are multiples of 16 bytes.
         let stride = width.next_multiple_of(8) + 8 * rng.pick(&[0, 0, 1, 5]);
         let stride = if rng.one_in(2) { width } else { stride };
         let size = rng.pick(&[0.3, 1.0, 3.0]);

@@ -57,7 +57,7 @@ struct Server<'a, B: TestBackend> {
 }
 
 /// Serves texts with an engine for each seed. `options` returns the options for a shape with one group of layers or
-/// several. `observe` receives the backend after each step's attention.
+/// several. `observe` receives the backend after the attention of each layer of a step.
 ///
 /// # Panics
 /// At the first wrong output; the message contains the seed, the shape and the place.

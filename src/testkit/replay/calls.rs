@@ -127,7 +127,7 @@ impl<B: Inspect> Host<B> {
         let (namespace, first) = self.prompt(spec);
         let promise = self.promise(spec.promise, first.len());
         let max = self.engine.shape().max_sequence_len as usize;
-        // The texts are longer than the first by half a page, a page and nothing; the last is in the other namespace.
+        // Texts 1 to 3 are longer than text 0 by half a page, a page and nothing. Text 3 is in the other namespace.
         let texts: Vec<Vec<_>> = (0..usize::from(count))
             .map(|i| {
                 let more = (i % 3) * self.page_size() / 2;

@@ -19,7 +19,7 @@ pub enum Medium {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// Pages became matchable, or a medium has them that did not.
+    /// Pages became matchable, or were copied to another medium.
     Stored(Stored<'a>),
     /// A medium no longer has pages, the deepest page first. The hashes are those of the `Stored` event. A page that
     /// moves is stored in one medium before it is removed from the other.

@@ -38,7 +38,7 @@
 //!         let step = plan.step();
 //!         engine.append(seq, &[TokenId::new(7)])?; // what the model sampled
 //!         engine.commit(step)?; // cached_len advances, whole pages may be shared from now on
-//!         engine.complete(step)?; // the backend is done with it: what waited for it returns
+//!         engine.complete(step)?; // the backend is done: pages and locks that waited for the step return
 //!     }
 //!     engine.finish(seq)?; // the prefix stays for the next request
 //! }

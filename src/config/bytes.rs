@@ -50,13 +50,13 @@ pub enum ShapeBytesError {
 impl fmt::Display for ShapeBytesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Magic => write!(f, "the bytes do not begin with the mark of this version"),
+            Self::Magic => write!(f, "the bytes do not begin with this version's magic number"),
             Self::Length { actual } => {
                 write!(f, "{actual} bytes are not the {} of an engine's shape", EngineShape::BYTES)
             }
             Self::Field { name, value } => write!(f, "{name} cannot be {value}"),
             Self::Config(_) => write!(f, "no engine has this shape"),
-            Self::Mixed => write!(f, "the numbers do not belong to one shape of an engine"),
+            Self::Mixed => write!(f, "no engine has this combination of numbers"),
         }
     }
 }
@@ -126,16 +126,16 @@ impl EngineShape {
     /// | 20 | hashing (0 none, 1 Dynamo, 2 nano-vllm, 3 MinivLLM, 4 and 5 vLLM without and with a seed, 6 SGLang) |
     /// | 21 to 24 | the seed: a byte of its length, then its bytes and zeros |
     /// | 25 | `promise_ahead` |
-    /// | 26 | groups of layers, and 2^32 times the layers in groups: 0 layers if there is one group |
-    /// | 27 to 29 | for each group but group 0: its size, and 2^32 times 1 for a window, 2 for a chunk; or 0 |
+    /// | 26 | number of groups + 2^32 * number of layers in groups; the latter is 0 if there is one group |
+    /// | 27 to 29 | for each group but group 0: its size + 2^32 * (1 for a window, 2 for a chunk); 0 if it is missing |
     /// | 30 to 37 | bit 0 of the group number of each of 256 layers, then bit 1 |
     /// | 38, 39 | `host_pages`, `stage_pages` |
     /// | 40 | `max_step_tokens` |
     /// | 41 to 46 | for each group but group 0: its shape in two words |
     ///
-    /// A group with the pool's shape has two words of 0. Otherwise the first word is 1 + 2 * dtype + 8 * (word 2 of
-    /// that shape), and the second contains words 3 and 4 in 32 bits each. Heads are those of one rank. The bytes are
-    /// equal for all ranks.
+    /// A group with the pool's shape has two words of 0. Otherwise the first word is
+    /// `1 + 2 * dtype + 8 * (0 for heads, 1 for latent rows)`. The second word contains the two sizes, in 32 bits each
+    /// and in the order of words 3 and 4. Heads are those of one rank. The bytes are equal for all ranks.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let Self { layout, table, .. } = self;
         let (shape, sizes) = sizes_of(layout.shape());

@@ -80,8 +80,8 @@ pub struct EngineConfig {
     /// for plans. Default: 16,384.
     pub max_step_tokens: u32,
     /// Number of tokens that plans of a promised sequence may be ahead of its published tokens, for models with groups
-    /// of layers. [`Engine::admit`](crate::Engine::admit) reserves pages for this lead. A plan that is further ahead
-    /// also takes available pages. Default: 512.
+    /// of layers. [`Engine::admit`](crate::Engine::admit) reserves pages for these tokens. A plan that is further ahead
+    /// also takes pages that are not promised. Default: 512.
     pub promise_ahead: u32,
     /// Whether [`Engine::new`](crate::Engine::new) touches the reserved host memory of the tables, so that no step pays
     /// for a page fault. Touching memory that the machine cannot back ends the process, so it should happen at the
@@ -142,11 +142,11 @@ pub struct EngineShape {
 
 impl EngineShape {
     /// Returns the maximum number of pages that a sequence of `tokens` tokens has in all groups of layers, if its plans
-    /// stay within `promise_ahead`. In a smaller pool it may lack pages even if it runs alone.
+    /// stay within `promise_ahead`. In a smaller pool the sequence may lack pages even if it runs alone.
     ///
     /// With groups of limited reach, a prompt with a promise and a hit also holds the cached pages that its hit reads
-    /// in those groups, until its window has moved past them. If an idle pool has `most_pages` but not these pages, the
-    /// prompt is admitted without its hit.
+    /// in those groups, until its window has moved past them. If an idle pool has too few pages for `most_pages` and
+    /// these together, `admit` ignores the hit.
     ///
     /// ```
     /// # use kvarena::{Capacity, EngineConfig, Groups, PoolConfig, Reach};

@@ -91,11 +91,11 @@ pub enum ConfigError {
         /// Layers in groups.
         grouped: u32,
     },
-    /// Group 0, which has the pool's shape, or a group that does not exist is given its own shape.
+    /// The config has a shape for group 0, which always has the pool's shape, or for a group that does not exist.
     GroupShape {
         /// The group.
         group: u32,
-        /// The groups.
+        /// Number of groups.
         groups: u32,
     },
     /// Groups with their own shapes require the layout `PageFirst`.

@@ -213,7 +213,7 @@ pub enum Error {
     /// The tokens to accept are not a branch: the first is not a root, or another does not follow its predecessor.
     ///
     /// A root is at the first new position and sees itself and all tokens before the drafts. A token follows another if
-    /// it is at the next position and sees exactly itself and what the other sees.
+    /// it is at the next position and sees exactly itself and the tokens that the other sees.
     NotABranch {
         /// The key.
         seq: SeqKey,
@@ -227,7 +227,7 @@ pub enum Error {
         /// The key.
         seq: SeqKey,
     },
-    /// The plan does not have the items to pack.
+    /// The plan's number of sequences, without padding, differs from the number of items to pack.
     PackedRows {
         /// The items.
         items: usize,
@@ -259,7 +259,7 @@ pub enum Error {
         /// The shortest that is allowed.
         min: u32,
     },
-    /// The sequence has the maximum number of waiting marks of the host.
+    /// The host has added the maximum number of marks that the sequence has not reached.
     OutOfMarks {
         /// Maximum number of waiting marks.
         max: u32,

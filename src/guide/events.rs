@@ -80,4 +80,4 @@
 //! keys. The engine itself compares tokens.
 //!
 //! `crates/events` in the repository sends events in the formats of vLLM and SGLang, replays lost ones, and feeds the
-//! router of NVIDIA Dynamo. Another host chooses the wire format of its events itself.
+//! router of NVIDIA Dynamo. A host without that crate chooses its own wire format.

@@ -46,5 +46,5 @@
 //! host passes and receives: bf16 by default, or f16 or f32. The store produces the CPU's bytes and scales, bit for
 //! bit. Attention has the rounding error of the rows' type, relative to the decoded values.
 //!
-//! With scales by token, prefill first rounds each decoded number to the rows' type. A backend reads shared spans once
-//! if that is cheaper, as for 16-bit pools. It then rounds V by token in the same way.
+//! With scales by token, the prefill kernels round each number of V, times its scale, to the rows' type. They apply the
+//! scales of K to the logits instead. The same holds for shared spans, which `Cuda` reads once if that is cheaper.

@@ -33,7 +33,7 @@
 //!     }
 //!     // Wait for the older step only, then append its sampled token.
 //!     let step = in_flight.pop_front().expect("two are in flight");
-//!     let token = sampled.next().expect("it stops before");
+//!     let token = sampled.next().expect("the last sample ends the loop");
 //!     engine.append(seq, &[token])?;
 //!     engine.commit(step)?;
 //!     engine.complete(step)?;

@@ -1,13 +1,13 @@
-"""Reads plans in their byte form from a file of any number of them; prints each as a line of JSON."""
+"""Reads a file of plans in their byte form, and prints each plan as a line of JSON."""
 import json
 import struct
 import sys
 
 
 def read_plan(data, start):
-    """The plan at `start`, and where the next one starts."""
+    """Returns the plan at `start`, and the start of the next plan."""
     magic, step, rows, tokens, writes, slots, spans, members, masks = struct.unpack_from("<8s8Q", data, start)
-    slot_bytes, tracks = slots % 2**32, slots // 2**32  # further tracks: 0 where layers are in one group
+    slot_bytes, tracks = slots % 2**32, slots // 2**32  # tracks except the first: 0 if there is one group of layers
     assert magic == b"kvplan03" and slot_bytes in (4, 8), "not a plan of this version"
     at = start + 72
 

@@ -175,8 +175,9 @@
 //! promise, so the host passes it to `resume` again.
 //!
 //! Before a resume, [`admission`](crate::Engine::admission) of the sequence's tokens names a leader as it does for a
-//! prompt. If the leader is cancelled, one follower computes and the others wait for it. `admission` also checks for a
-//! row and tokens of one more sequence. If it returns `OutOfSequences` or `OutOfTokens`, resume without it.
+//! prompt. If the leader is cancelled, one follower computes and the others wait for it. `admission` also checks that
+//! the tables have space for one more sequence, which a resume does not need. If it returns `OutOfSequences` or
+//! `OutOfTokens`, the host resumes without an admission.
 //!
 //! ```
 //! use kvarena::*;
@@ -228,7 +229,7 @@
 //!     }
 //! }
 //! let stats = engine.stats();
-//! assert_eq!((stats.prompts, stats.hit_tokens), (7, 6 * 28)); // as above, without the cancelled prompt
+//! assert_eq!((stats.prompts, stats.hit_tokens), (7, 6 * 28)); // the cancelled prompt does not count
 //! assert_eq!(stats.computed_tokens, 30 + 6 * 2);
 //! # Ok(())
 //! # }

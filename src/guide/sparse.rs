@@ -39,16 +39,17 @@
 //! assert_eq!(positions, [2, 4]); // the best position and the row's own
 //!
 //! let selection = Selection { positions: &positions[..], top: 2 };
-//! let asked = Queries { rows: q[..].into(), sinks: None };
+//! let queries = Queries { rows: q[..].into(), sinks: None };
 //! let attend = Attend::new(1, 4);
 //! let backend = engine.backend_mut();
-//! backend.attend_selected(&plan, layer, &attend, selection, asked, out[..].as_mut().into(), None)?;
+//! backend.attend_selected(&plan, layer, &attend, selection, queries, out[..].as_mut().into(), None)?;
 //! assert!(out[3] > 8.0);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! On a GPU, position lists are in device memory of the backend or the host. `CudaOptions::labels` takes the channels.
+//! On a GPU, position lists are in device memory, which the backend or the host allocates. `CudaOptions::labels` takes
+//! the channels.
 //! `Prepare::lists` allocates memory before a capture. Kernels exist for pools of bf16 and f16, with up to 16
 //! query heads for each kv head.
 //!

@@ -41,7 +41,7 @@
 //!         output.push(sampled);
 //!     }
 //!     engine.commit(step)?; // the tokens have K and V: cached_len advances, whole pages are shared
-//!     engine.complete(step)?; // the device is done: the fence returns what waited for this step
+//!     engine.complete(step)?; // the device is done: the fence returns pages and locks that waited for this step
 //! }
 //! assert_eq!(engine.cached_len(seq)?, 14); // the last sampled token was not computed
 //! engine.finish(seq)?; // whole pages stay in the cache until eviction

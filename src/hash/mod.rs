@@ -87,14 +87,14 @@ impl fmt::Debug for PageHash {
 /// A recipe of hashes.
 #[cfg_attr(
     not(any(feature = "xxhash", feature = "sha256")),
-    expect(dead_code, reason = "there are none")
+    expect(dead_code, reason = "no recipe is compiled in")
 )]
 trait Recipe {
     /// Bytes of a hash.
     const WIDTH: usize;
 
     /// Returns the names that the recipe hashes; the others are `None`.
-    fn entering(names: NamespaceNames) -> NamespaceNames;
+    fn hashed_names(names: NamespaceNames) -> NamespaceNames;
 
     /// Returns the hash of the recipe's parameter and of the names. It is the same for all pages.
     fn seed(hashing: Hashing, names: &NamespaceNames) -> PageHash;
@@ -148,10 +148,10 @@ macro_rules! recipes {
             }
 
             /// Returns the names that the recipe hashes; the others are `None`.
-            fn entering(self, names: NamespaceNames) -> NamespaceNames {
+            fn hashed_names(self, names: NamespaceNames) -> NamespaceNames {
                 let _ = &names;
                 match self {
-                    $(#[cfg(feature = $feature)] Self::$name { .. } => <$recipe>::entering(names),)*
+                    $(#[cfg(feature = $feature)] Self::$name { .. } => <$recipe>::hashed_names(names),)*
                 }
             }
 
@@ -248,7 +248,7 @@ impl Hashing {
     pub fn uses_names(self) -> bool {
         let some = || Some("some".to_owned());
         let names = NamespaceNames { lora: some(), lora_path: some(), salt: some() };
-        self.entering(names) != NamespaceNames::default()
+        self.hashed_names(names) != NamespaceNames::default()
     }
 
     /// Returns the hashes of a text's whole pages, in order. O(tokens).

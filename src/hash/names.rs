@@ -32,21 +32,21 @@ pub struct NamespaceNames {
 #[derive(Clone, Debug)]
 #[cfg_attr(
     not(any(feature = "xxhash", feature = "sha256")),
-    expect(dead_code, reason = "there are none")
+    expect(dead_code, reason = "no recipe is compiled in")
 )]
 pub(crate) struct Named {
     /// The names from the host.
     pub names: Arc<NamespaceNames>,
     /// The names that the recipe hashes.
-    pub entering: NamespaceNames,
+    pub hashed_names: NamespaceNames,
     pub seed: PageHash,
 }
 
 impl Named {
     pub fn new(hashing: Hashing, names: NamespaceNames) -> Self {
-        let entering = hashing.entering(names.clone());
-        let seed = hashing.seed(&entering);
-        Self { names: Arc::new(names), entering, seed }
+        let hashed_names = hashing.hashed_names(names.clone());
+        let seed = hashing.seed(&hashed_names);
+        Self { names: Arc::new(names), hashed_names, seed }
     }
 }
 
@@ -100,10 +100,10 @@ impl Names {
             return Ok(());
         }
         let named = Named::new(self.hashing, names);
-        if let Some(&by) = self.owners.get(&named.entering) {
+        if let Some(&by) = self.owners.get(&named.hashed_names) {
             return Err(Error::NamesTaken { namespace, by });
         }
-        self.owners.insert(named.entering.clone(), namespace);
+        self.owners.insert(named.hashed_names.clone(), namespace);
         self.named.insert(namespace, Entry { named, users: 0, is_forgotten: false });
         Ok(())
     }
@@ -139,7 +139,7 @@ impl Names {
     fn drop_unused(&mut self, namespace: Namespace) {
         let entry = &self.named[&namespace];
         if entry.users == 0 && entry.is_forgotten {
-            self.owners.remove(&entry.named.entering);
+            self.owners.remove(&entry.named.hashed_names);
             self.named.remove(&namespace);
         }
     }

@@ -18,7 +18,7 @@ const VLLM_SEED: &str = "vllm-none-hash";
 impl Recipe for VllmCbor {
     const WIDTH: usize = 32;
 
-    fn entering(names: NamespaceNames) -> NamespaceNames {
+    fn hashed_names(names: NamespaceNames) -> NamespaceNames {
         // An empty salt counts as none, and so does a path without an adapter.
         let lora_path = names.lora.is_some().then(|| names.lora_path.unwrap_or_default());
         let salt = names.salt.filter(|salt| !salt.is_empty());
@@ -35,7 +35,7 @@ impl Recipe for VllmCbor {
     }
 
     fn page(named: &Named, before: Option<PageHash>, tokens: &[TokenId]) -> PageHash {
-        let NamespaceNames { lora, lora_path, salt } = &named.entering;
+        let NamespaceNames { lora, lora_path, salt } = &named.hashed_names;
         let salt = salt.as_ref().filter(|_| before.is_none());
         let mut cbor = Cbor::default();
         cbor.head(ARRAY, 3);
@@ -69,7 +69,7 @@ pub(super) struct Sglang;
 impl Recipe for Sglang {
     const WIDTH: usize = 32;
 
-    fn entering(names: NamespaceNames) -> NamespaceNames {
+    fn hashed_names(names: NamespaceNames) -> NamespaceNames {
         NamespaceNames { lora_path: None, ..names }
     }
 
@@ -87,9 +87,9 @@ impl Recipe for Sglang {
     }
 
     fn page(named: &Named, before: Option<PageHash>, tokens: &[TokenId]) -> PageHash {
-        const { assert!(cfg!(target_endian = "little"), "hashes are of bytes, lowest first") };
+        const { assert!(cfg!(target_endian = "little"), "hashes cover little-endian numbers") };
         let mut hasher = Sha256::new();
-        let seed = (named.entering != NamespaceNames::default()).then_some(named.seed);
+        let seed = (named.hashed_names != NamespaceNames::default()).then_some(named.seed);
         if let Some(before) = before.or(seed) {
             hasher.update(before.bytes(32));
         }

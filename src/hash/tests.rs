@@ -1,4 +1,4 @@
-//! Test vectors from the code of the engines whose recipes these are, and the rules of names.
+//! Test vectors from the engines' own code, and the rules of names.
 //!
 //! Twelve tokens, pages of four, four sets of names. Computed on 2026-11-22 by functions of the published packages:
 //! vLLM 0.33.0 from PyPI (`generate_block_hash_extra_keys`, `hash_block_tokens`, `sha256_cbor`); SGLang 0.5.23 from
@@ -38,7 +38,7 @@ fn digests(hashing: Hashing, lora: &str, salt: &str) -> (Vec<String>, Vec<u64>) 
 }
 
 #[test]
-fn dynamos_hashes_are_those_of_its_crate() {
+fn dynamos_hashes_equal_those_of_its_crate() {
     let of = |lora, salt| numbers(Hashing::Dynamo, lora, salt);
     assert_eq!(of("", ""), [0x57b8_9ffc_89f0_7407, 0x8be6_d071_428c_cbd1, 0x9149_da6b_972b_b3be]);
     assert_eq!(
@@ -56,7 +56,7 @@ fn dynamos_hashes_are_those_of_its_crate() {
 }
 
 #[test]
-fn hashes_of_the_small_engines_are_theirs() {
+fn hashes_of_nano_vllm_and_minivllm_equal_theirs() {
     let nano = [0xfcb5_bd7f_125c_8ada, 0x0513_cd91_853b_78d7, 0x2c23_689d_138e_2b71];
     assert_eq!(numbers(Hashing::NanoVllm, "", ""), nano);
     let mini = [0x5f68_09d6_8b77_eb8e, 0x1a02_75e7_692e_26b0, 0x76ed_660e_6269_bdbc];

@@ -14,13 +14,13 @@ use crate::id::TokenId;
 /// Seed of both of Dynamo's hashes.
 const DYNAMO_SEED: u64 = 1337;
 
-/// XXH3-64 of the page's tokens, then of the previous hash and that hash.
+/// XXH3-64 of the page's tokens, then XXH3-64 of the previous page's hash followed by this one.
 pub(super) struct Dynamo;
 
 impl Recipe for Dynamo {
     const WIDTH: usize = 8;
 
-    fn entering(names: NamespaceNames) -> NamespaceNames {
+    fn hashed_names(names: NamespaceNames) -> NamespaceNames {
         // An empty name counts as none.
         let filled = |name: Option<String>| name.filter(|name| !name.is_empty());
         NamespaceNames { lora: filled(names.lora), salt: filled(names.salt), lora_path: None }
@@ -60,7 +60,7 @@ pub(super) struct XxHash64<const WIDE: bool>;
 impl<const WIDE: bool> Recipe for XxHash64<WIDE> {
     const WIDTH: usize = 8;
 
-    fn entering(_: NamespaceNames) -> NamespaceNames {
+    fn hashed_names(_: NamespaceNames) -> NamespaceNames {
         NamespaceNames::default()
     }
 
@@ -69,7 +69,7 @@ impl<const WIDE: bool> Recipe for XxHash64<WIDE> {
     }
 
     fn page(_: &Named, before: Option<PageHash>, tokens: &[TokenId]) -> PageHash {
-        let mut hasher = behind(before);
+        let mut hasher = hasher_after(before);
         if WIDE {
             update_wide(&mut hasher, tokens);
         } else {
@@ -84,7 +84,7 @@ impl<const WIDE: bool> Recipe for XxHash64<WIDE> {
 }
 
 /// Returns an xxHash64 with seed 0 that has hashed the previous hash, if any.
-fn behind(before: Option<PageHash>) -> Xxh64 {
+fn hasher_after(before: Option<PageHash>) -> Xxh64 {
     let mut hasher = Xxh64::new(0);
     if let Some(before) = before {
         hasher.update(before.bytes(8));
@@ -105,6 +105,6 @@ fn update_wide(hasher: &mut Xxh64, tokens: &[TokenId]) {
 
 /// Returns the tokens as little-endian bytes, their form in memory on every supported machine.
 fn little_endian(tokens: &[TokenId]) -> &[u8] {
-    const { assert!(cfg!(target_endian = "little"), "hashes are of bytes, lowest first") };
+    const { assert!(cfg!(target_endian = "little"), "hashes cover little-endian numbers") };
     bytemuck::cast_slice(tokens)
 }

@@ -61,8 +61,8 @@ pub struct PoolConfig {
     pub page_size: u32,
     /// Size of the pool. Default: 1,024 pages.
     pub capacity: Capacity,
-    /// Number of pages of host memory to which evicted pages move, those of all groups. With 0, evicted pages are lost.
-    /// A cell needs as many host pages as its group has tracks. Default: 0.
+    /// Number of pages of host memory to which evicted pages of all groups move. With 0, evicted pages are lost. A cell
+    /// needs as many host pages as its group has tracks. Default: 0.
     pub host_pages: u32,
     /// Number of additional pages of host memory, through which a store reads pages of the pool. Default: 0.
     pub stage_pages: u32,
@@ -123,8 +123,7 @@ impl PoolConfig {
         Ok(self.local_shape()?.kv_heads())
     }
 
-    /// Returns the model's first kv head on this rank. [`PoolConfig::local_kv_heads`] heads from there on are on the
-    /// rank.
+    /// Returns the model's first kv head on this rank. The rank has [`PoolConfig::local_kv_heads`] consecutive heads.
     ///
     /// # Errors
     /// As [`PoolConfig::local_kv_heads`].
@@ -308,7 +307,7 @@ impl PoolConfig {
     }
 }
 
-/// Returns groups with the shapes of this rank, for those that differ from group 0.
+/// Returns the groups. Those whose format differs from group 0 have their shape on this rank; the others have none.
 fn own_shapes(mut groups: Groups, formats: &[Format; GROUPS_MAX]) -> Groups {
     for (shape, format) in groups.shapes.iter_mut().zip(&formats[1..]) {
         let Format { shape: own, dtype, .. } = *format;

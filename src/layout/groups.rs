@@ -274,7 +274,8 @@ impl Groups {
         words
     }
 
-    /// Returns the groups of such words. It ignores some invalid bits, so the caller compares the result's words.
+    /// Inverts [`Groups::to_words`]. It ignores some invalid bits, so the caller compares the words of the result with
+    /// `words`.
     pub(crate) fn from_words(words: [u64; Self::WORDS]) -> Option<Self> {
         let (count, layers) = (words[0] as u32 as usize, (words[0] >> 32) as usize);
         if count > GROUPS_MAX || layers > GROUPED_LAYERS_MAX {

@@ -1,9 +1,9 @@
 //! `PoolConfig` from the `config.json` of a Hugging Face model.
 //!
-//! The layout of each token in every layer decides, not the model's name. Layers store as many heads of K as of V, of
-//! one length, or latent rows; they read all tokens, a window or a chunk. Layers that read all tokens may have other
-//! heads. An error names a field that describes another layout, or a missing field whose default depends on the model's
-//! class.
+//! The fields of the file decide which models are supported, not the model's name. A layer stores either as many heads
+//! of K as of V, of one length, or latent rows. It reads all tokens, a window or a chunk. Layers that read all tokens
+//! may have other heads. An error names a field that describes another layout, or a missing field whose default depends
+//! on the model's class.
 
 use std::fmt;
 
@@ -107,11 +107,12 @@ impl PoolConfig {
     /// model with a `kv_lora_rank` stores latent rows, and the host sets the scale of their attention
     /// ([`KvShape::Latent`]).
     ///
-    /// Layers are in groups if some read all tokens and others a window or a chunk. The fields are `layer_types`,
-    /// `sliding_window_pattern` or `no_rope_layers`, and `sliding_window` or `attention_chunk_size` for the sizes. If
-    /// all layers read one window, the pool keeps all tokens of all layers. Layers that read all tokens may have other
-    /// heads (`global_head_dim`, and `num_global_key_value_heads` with `attention_k_eq_v`). These are then the pool's
-    /// shape, and the other groups have [their own](Groups::with_shape).
+    /// Layers are in groups if some read all tokens and others a window or a chunk. The fields `layer_types`,
+    /// `sliding_window_pattern` or `no_rope_layers` contain the kind of each layer; `sliding_window` and
+    /// `attention_chunk_size` contain the sizes. If all layers read one window, the pool keeps all tokens of all
+    /// layers. Layers that read all tokens may have other heads (`global_head_dim`, and `num_global_key_value_heads`
+    /// with `attention_k_eq_v`). These are then the pool's shape, and the other groups have
+    /// [their own](Groups::with_shape).
     ///
     /// ```
     /// # use kvarena::*;

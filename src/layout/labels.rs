@@ -247,8 +247,8 @@ impl fmt::Display for LabelError {
                 write!(f, "labels of {} for a pool of {}", size(given), size(pool))
             }
             Self::Missing { channels } => {
-                let channels = Count(channels.into(), "label");
-                write!(f, "the pool keeps {channels} of a head, and none are named")
+                let channels = Count(channels.into(), "label channel");
+                write!(f, "the pool has {channels} for each head, but no channels are given")
             }
             Self::NoLabels => write!(f, "the pool keeps no labels"),
             Self::Config(error) => error.fmt(f),

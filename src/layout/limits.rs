@@ -1,8 +1,8 @@
-//! The places that a sequence keeps in the groups of limited reach, and their maximum number.
+//! The places that a sequence keeps in the groups of limited reach, and their maximum number. A place is an index in a
+//! page table.
 //!
 //! With `m` published pages, a sequence computes tokens from position `m * page_size` on, and no rollback goes below
-//! it. In each group it therefore keeps the places from the first that this token reads, up to the end of its page
-//! tables.
+//! it. In each group the sequence therefore keeps the pages that the token at this position reads, and all later ones.
 
 use super::groups::{GROUPS_MAX, Reach};
 use super::pool::PoolLayout;

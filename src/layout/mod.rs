@@ -10,12 +10,12 @@
 //! PageFirst   [P, plane, L, piece]   a page is one contiguous range: all planes of all lanes
 //! ```
 //!
-//! L are the *lanes* of a page: all layers of the model, or with [`Groups`] the layers of group 0. A group with its own
-//! shape has its own planes, and as many lanes as fit a page.
+//! P are the pages. L are the *lanes* of a page: all layers of the model, or with [`Groups`] the layers of group 0. A
+//! group with its own shape has its own planes, and as many lanes as fit a page.
 //!
-//! A model with heads has planes K and V with pieces of `[S, H, D]`. Scales that are computed at the store have their
-//! own planes, with pieces of `[H, S]`. Labels for sparse reads have a plane with pieces of `[S, H, channels]`. All
-//! positions are in bytes, and all arithmetic is checked.
+//! A model with H heads of D elements has planes K and V with pieces of `[S, H, D]`, for the S slots of a page. Scales
+//! that are computed at the store have their own planes, with pieces of `[H, S]`. Labels for sparse reads have a plane
+//! with pieces of `[S, H, channels]`. All offsets are in bytes, and all arithmetic is checked.
 
 mod config;
 mod dtype;

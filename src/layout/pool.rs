@@ -307,7 +307,7 @@ impl PoolLayout {
         SlotId::new(u64::from(page.raw()) * u64::from(self.page_size) + u64::from(offset))
     }
 
-    /// Returns the page and the offset in it of a slot.
+    /// Returns the page of a slot, and the slot's offset in the page.
     pub fn page_of(&self, slot: SlotId) -> (PageId, u32) {
         let size = u64::from(self.page_size);
         debug_assert!(slot.raw() < self.slot_count());
@@ -346,8 +346,8 @@ impl PoolLayout {
         }
     }
 
-    /// Returns the byte range of one contiguous piece of a page. Pieces are ordered by plane, then by lane, so that a
-    /// page's pieces in order have the order `[plane, L, piece]` in every layout. O(planes).
+    /// Returns the byte range of one contiguous piece of a page. Pieces are ordered by plane, then by lane, so in every
+    /// layout their concatenation has the order `[plane, L, piece]`. O(planes).
     pub fn piece(&self, page: PageId, piece: u32) -> Range<u64> {
         debug_assert!(piece < self.pieces_per_page() && page.raw() < self.page_count);
         match self.layout {

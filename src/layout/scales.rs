@@ -215,7 +215,7 @@ impl fmt::Display for ScaleError {
                     "scales of {layers} and {heads} for a pool of {pool_layers} and {pool_heads}"
                 )
             }
-            Self::NotStatic => write!(f, "the pool has no scales that are given"),
+            Self::NotStatic => write!(f, "the pool takes no static scales"),
             Self::Config(error) => error.fmt(f),
         }
     }

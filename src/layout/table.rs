@@ -39,7 +39,7 @@ impl TableShape {
     /// Returns the shape for `rows` sequences of at most `len_max` tokens each, and `tokens` tokens together.
     ///
     /// # Errors
-    /// [`ConfigError::Overflow`] if the index of a word does not fit 32 bits; [`ConfigError::Zero`] for an empty page.
+    /// [`ConfigError::Overflow`] if the number of words exceeds 32 bits; [`ConfigError::Zero`] if `page_size` is 0.
     pub fn new(page_size: u32, rows: u32, len_max: u32, tokens: u64) -> Result<Self, ConfigError> {
         Self::in_chunks(CHUNK_TOKENS, page_size, rows, len_max, tokens)
     }
@@ -117,12 +117,12 @@ impl TableShape {
         self.chunk_count.saturating_sub(1) * self.tracks + 1
     }
 
-    /// Returns the index of the word with the chunk of a row's page.
+    /// Returns the index of the directory word for a page of a row.
     pub const fn directory_word(&self, row: RowId, page_index: u32) -> u32 {
         row.raw() * self.chunks_per_row + (page_index >> self.chunk_pages.trailing_zeros())
     }
 
-    /// Returns the index of the word with a page, given its block.
+    /// Returns the index of the word that contains a page, given the page's block.
     pub const fn page_word(&self, block: u32, page_index: u32) -> u32 {
         let in_chunk = page_index & (self.chunk_pages - 1);
         self.rows * self.chunks_per_row + block * self.chunk_pages + in_chunk

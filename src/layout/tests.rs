@@ -109,11 +109,11 @@ fn every_head_has_the_offset_of_its_place_in_the_physical_order() {
 }
 
 #[test]
-fn pieces_tile_the_pool_and_are_each_page_in_one_order() {
+fn pieces_tile_the_pool_and_order_every_page_alike() {
     for (pool, _) in pools() {
         let mut owner = vec![None; pool.total_bytes() as usize];
         for page in (0..pool.page_count()).map(PageId::new) {
-            // The place in the pool of each byte of a page that was read from it.
+            // The offset in the pool of each byte of a page that was read from it.
             let page_bytes: Vec<u64> =
                 (0..pool.pieces_per_page()).flat_map(|piece| pool.piece(page, piece)).collect();
             assert_eq!(page_bytes.len() as u64, pool.page_bytes(), "{pool:?}");
@@ -121,14 +121,14 @@ fn pieces_tile_the_pool_and_are_each_page_in_one_order() {
                 assert_eq!(owner[byte as usize].replace(page), None, "{pool:?} {page:?} {byte}");
             }
             for plane in pool.planes() {
-                let [there, here] = [pool.strides(plane.name), pool.page_strides(plane.name)]
+                let [pooled, read] = [pool.strides(plane.name), pool.page_strides(plane.name)]
                     .map(|strides| strides.expect("the pool has it"));
                 for layer in (0..pool.layers()).map(LayerId::new) {
                     for (slot, head) in rows_of(plane, pool.page_size()) {
                         let in_pool =
-                            there.row(layer.raw(), page, slot) + there.head * u64::from(head);
-                        let in_page = here.row(layer.raw(), PageId::new(0), slot)
-                            + here.head * u64::from(head);
+                            pooled.row(layer.raw(), page, slot) + pooled.head * u64::from(head);
+                        let in_page = read.row(layer.raw(), PageId::new(0), slot)
+                            + read.head * u64::from(head);
                         assert_eq!(page_bytes[in_page as usize], in_pool, "{pool:?} {plane:?}");
                     }
                 }
@@ -139,7 +139,7 @@ fn pieces_tile_the_pool_and_are_each_page_in_one_order() {
 }
 
 #[test]
-fn rows_are_of_planes_by_slot_that_the_pool_has() {
+fn only_planes_by_slot_have_rows() {
     for (pool, _) in pools() {
         for name in [PlaneName::K, PlaneName::V, PlaneName::Spare] {
             let plane = pool.planes().iter().find(|plane| plane.name == name);
@@ -167,7 +167,7 @@ fn padding_counts_in_a_page_and_not_in_a_token() {
     assert_eq!(config.bytes_per_token(), Ok(5 * 2 * 2 * 3 * 4));
 }
 
-/// Returns scales that encode their place: layer in thousands, head in hundreds, and 1 for V.
+/// Returns scales that encode their place: the layer in thousands, the head in hundreds, and 1 for K or 2 for V.
 fn place_scales(layers: u32, kv_heads: u32) -> KvScales {
     let place = |i: u32| (1000 * (i / 2 / kv_heads) + 100 * (i / 2 % kv_heads) + 1 + i % 2) as f32;
     let values = (0..2 * layers * kv_heads).map(place).collect();
@@ -239,7 +239,7 @@ fn equal_formats_have_equal_fingerprints() {
     };
     let layout = |pool: PoolConfig| pool.layout().expect("a valid pool");
     let plain = layout(pool).page_fingerprint(None, None);
-    // The number itself is part of what is stored elsewhere, so it never changes.
+    // Hosts may keep this number with stored pages, so it must never change.
     assert_eq!(plain, 0x51a4_c355_2b17_72e6);
     let ones = KvScales::new(2, 3, vec![1.0; 12]).expect("they are above 0");
     let like = PoolConfig { layout: Layout::LayerFirst, capacity: Capacity::Pages(3), ..pool };
@@ -360,7 +360,7 @@ fn layers_of_groups_have_places_of_their_own() {
         let groups = Groups::new(&all[..count], &of).expect("each has a layer");
         let config = PoolConfig { layers, groups, page_size: 2, ..PoolConfig::default() };
         let layout = config.layout().expect("a small pool");
-        // Counted plainly: layer after layer takes the next place of its group.
+        // The expected places: each layer takes the next place of its group.
         let sizes: Vec<u32> = (0..count as u8)
             .map(|group| of.iter().filter(|of| **of == group).count() as u32)
             .collect();

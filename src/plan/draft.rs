@@ -205,7 +205,7 @@ impl MaskRow {
     }
 }
 
-/// Checks the masks of a plan whose rows are checked.
+/// Checks the masks of a plan. The caller has checked the plan's rows.
 ///
 /// # Errors
 /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
@@ -239,11 +239,11 @@ mod tests {
     #[test]
     fn a_tree_is_made_from_its_parents() {
         let mut tree = DraftTree::new();
-        tree.set(2, &[0, 0, 0, 1, 3]).expect("parents stand before");
+        tree.set(2, &[0, 0, 0, 1, 3]).expect("parents precede children");
         assert_eq!(tree.masks(), [0b11_10000, 0b11_11000, 0b11_10100, 0b11_11010, 0b11_11011]);
         assert_eq!(tree.positions(), [2, 3, 3, 4, 5]);
         // Two roots without earlier tokens.
-        tree.set(0, &[0, 1, 1]).expect("parents stand before");
+        tree.set(0, &[0, 1, 1]).expect("parents precede children");
         assert_eq!((tree.masks(), tree.positions()), (&[4, 2, 3][..], &[0, 0, 1][..]));
         // The maximum number of tokens: each its own root, and one chain.
         let own: Vec<u32> = (0..64).collect();

@@ -315,8 +315,8 @@ pub struct PackedPlan<'step> {
     pub kv_last_page_len: &'step [i32],
 }
 
-/// A batch in the format of FlashInfer's `MultiLevelCascadeAttentionWrapper`. Each level lists pages that several rows
-/// share once.
+/// A batch in the format of FlashInfer's `MultiLevelCascadeAttentionWrapper`. A level lists a page only once for all
+/// rows that share it.
 ///
 /// A level attends all new tokens of the batch to some of their pages. Merging the results of all levels by log-sum-exp
 /// gives attention to all pages. An entry of a level is a run of consecutive rows, with the pages that all of them

@@ -10,7 +10,7 @@ use crate::id::StepId;
 /// Magic number and version of the byte form.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvplan03");
 
-/// First words of the byte form; the arrays follow in this order, each padded to 8 bytes.
+/// First words of the byte form. The arrays follow in the order of [`OwnedPlan::copy_from`], each padded to 8 bytes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Header {
@@ -55,9 +55,10 @@ pub enum PlanBytesError {
         /// The header's number.
         slot_bytes: u64,
     },
-    /// The sequences' query rows are not consecutive, or do not add up to the tokens.
+    /// The sequences' query rows are not consecutive or do not add up to the tokens, or a sequence has fewer tokens
+    /// than query rows.
     Rows {
-        /// The first sequence with wrong query rows.
+        /// The first wrong sequence; the number of sequences if the sum is wrong.
         row: usize,
     },
     /// A shared span is not nested correctly, lists no row or a row twice, or covers tokens of this step.
@@ -86,7 +87,7 @@ pub enum PlanBytesError {
 impl fmt::Display for PlanBytesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Magic => write!(f, "the bytes do not begin with the mark of this version"),
+            Self::Magic => write!(f, "the bytes do not begin with this version's magic number"),
             Self::Length { actual } => write!(f, "{actual} bytes do not match the header"),
             Self::SlotBytes { slot_bytes } => {
                 write!(f, "slots of {slot_bytes} bytes are neither 4 nor 8")
@@ -127,14 +128,15 @@ impl OwnedPlan {
             SlotMapping::I32(_) => 4,
             SlotMapping::I64(_) => 8,
         };
-        let further = plan.track_slots.len().checked_div(plan.token_count()).unwrap_or(0) as u64;
+        let more_tracks =
+            plan.track_slots.len().checked_div(plan.token_count()).unwrap_or(0) as u64;
         let header = Header {
             magic: MAGIC,
             step: plan.step.raw(),
             rows: plan.rows.len() as u64,
             tokens: plan.token_count() as u64,
             table_writes: plan.table_writes.len() as u64,
-            slots: slot_bytes | further << 32,
+            slots: slot_bytes | more_tracks << 32,
             spans: plan.shared.spans.len() as u64,
             members: plan.shared.members.len() as u64,
             masks: plan.masks.len() as u64,

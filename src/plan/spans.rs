@@ -74,19 +74,19 @@ impl SpanCheck {
         let SharedSpans { spans, members } = *shared;
         self.check_members(members, rows.len()).map_err(|()| spans.len())?;
         self.around.clear();
-        let mut queries = Queries { members, rows, reached: 0, off: spans.len() };
+        let mut queries = Queries { members, rows, reached: 0, first_wrong: spans.len() };
         for (i, span) in spans.iter().enumerate() {
             self.leave(span.member_start as usize, &mut queries);
             if !self.is_nested(span, queries.reached, members.len()) {
-                queries.off = queries.off.min(i);
+                queries.first_wrong = queries.first_wrong.min(i);
                 break;
             }
             queries.check(&self.around, span.member_start as usize);
             self.around.push((i, *span));
         }
         self.leave(usize::MAX, &mut queries);
-        let is_right = queries.off == spans.len() && queries.reached == members.len();
-        if is_right { Ok(()) } else { Err(queries.off) }
+        let is_right = queries.first_wrong == spans.len() && queries.reached == members.len();
+        if is_right { Ok(()) } else { Err(queries.first_wrong) }
     }
 
     /// Leaves the spans whose members end at or before `start`, innermost first.
@@ -136,7 +136,7 @@ struct Queries<'a> {
     /// Number of members that were checked.
     reached: usize,
     /// The first span that ends after the first query of a member.
-    off: usize,
+    first_wrong: usize,
 }
 
 impl Queries<'_> {
@@ -151,7 +151,7 @@ impl Queries<'_> {
         let first = own.iter().map(first_query).fold(u32::MAX, u32::min);
         if first < innermost.end {
             let outermost = around.partition_point(|(_, span)| span.end <= first);
-            self.off = self.off.min(around[outermost].0);
+            self.first_wrong = self.first_wrong.min(around[outermost].0);
         }
         self.reached = end;
     }

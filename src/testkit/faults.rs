@@ -15,12 +15,12 @@ use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove};
 pub enum Fault {
     /// The call fails without effect.
     Before,
-    /// The call fails after its effect. The caller may rely on neither.
+    /// The call fails after its effect. The caller may rely neither on the effect nor on its absence.
     After,
 }
 
 /// Forwards to a backend, but some calls of `begin`, `copy_pages`, `compact`, `save_pages`, `load_pages` and `moved`
-/// fail. As options, it opens a backend that fails.
+/// fail. Around a backend's options, it opens such a backend.
 #[derive(Clone, Debug)]
 pub struct Failing<B> {
     inner: B,
@@ -74,8 +74,8 @@ pub enum Failed<E> {
 impl<E> fmt::Display for Failed<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OnPurpose => write!(f, "the call was told to fail"),
-            Self::Inner(_) => write!(f, "the backend failed by itself"),
+            Self::OnPurpose => write!(f, "the test made the call fail"),
+            Self::Inner(_) => write!(f, "the inner backend failed"),
         }
     }
 }

@@ -65,7 +65,7 @@ impl Index {
         self.ensure(whole, || format!("{} tokens of {} pages", tokens.len(), hashes.len()));
         for (hash, tokens) in hashes.iter().zip(tokens.chunks(self.page_size)) {
             if let Some(parent) = parent {
-                // What is on the device follows pages on the device.
+                // A page on the device follows pages on the device.
                 let known = self.pages.get(&parent).is_some_and(|known| {
                     known.namespace == namespace && (medium == Medium::Host || known.media[at])
                 });
@@ -106,8 +106,8 @@ impl Index {
         }
     }
 
-    /// Compares the index with the cached pages: each as its namespace, all tokens up to its end and the media that
-    /// have it, prefixes first.
+    /// Compares the index with the cached pages, prefixes first. An item of `cached` has a page's namespace, all tokens
+    /// up to its end, and whether the device and host memory have it.
     ///
     /// # Errors
     /// The first inconsistent event, or the difference.

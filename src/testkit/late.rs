@@ -1,8 +1,8 @@
 //! A backend that moves pages as late as the contract allows, to check that the engine relies on no earlier effect.
 //!
 //! Until a move takes effect, its target is full of NaN. A move takes effect before a call that needs it: a plan whose
-//! table writes contain its page, a copy, another move of its pages, or `synchronize`. [`Backend::moved`] reads the
-//! watermark and then finishes the oldest batch, so that polling makes progress.
+//! table writes contain its page, a copy of its page, another move to one of its pages, or `synchronize`.
+//! [`Backend::moved`] reads the watermark and then finishes the oldest batch, so that polling makes progress.
 
 use std::cell::RefCell;
 
@@ -30,7 +30,7 @@ pub struct Late {
     /// Moves without effect so far, in the order of the calls.
     waiting: Vec<Waiting>,
     last: Moved,
-    /// Last answer of `moved`.
+    /// Last result of `moved`.
     reported: Moved,
     /// Last move number of the inner backend.
     inner_id: u64,
@@ -96,7 +96,7 @@ impl Late {
         done.expect("the move was checked");
     }
 
-    /// Returns the last moves up to which all have taken effect.
+    /// Returns the numbers of the last save and load up to which all saves and loads have taken effect.
     fn done(&self) -> Moved {
         let done = |way, last: MoveId| {
             let first = self.waiting.iter().find(|one| one.way == way);
@@ -248,7 +248,7 @@ impl Backend for Late {
         self.check(id, moves)?;
         let garbage = vec![0xff; self.layout.page_bytes() as usize];
         for of in moves {
-            drop(self.inner.get_mut().lease(of.host)); // No writer has it.
+            drop(self.inner.get_mut().lease(of.host)); // Panics if a writer has leased the page.
             self.settle_pages(&[of.device]);
             self.inner.get_mut().write_page(of.device, &garbage)?;
         }

@@ -40,7 +40,8 @@ pub enum Op {
     Admit(Prompt),
     /// `admit_batch`
     AdmitBatch {
-        /// The first prompt; the other prompts share its head and are slightly longer or shorter.
+        /// The first prompt. The others begin with its tokens and are up to a page longer; the fourth is in the other
+        /// namespace.
         prompt: Prompt,
         /// Number of prompts, modulo 5.
         count: u8,
@@ -137,7 +138,7 @@ pub enum Op {
         /// Whether the store has the page.
         ok: bool,
     },
-    /// `fetch`; the store writes those of its pages that it contains.
+    /// `fetch`; the store writes those of the fetch's pages that it contains.
     Fetch {
         /// The prompt.
         prompt: Prompt,
@@ -305,9 +306,9 @@ impl SmallConfig {
             max_sequence_len: self.sequence_len,
             max_tokens: self.tokens,
             max_steps: self.steps,
-            // Some batches have more tokens.
+            // So low that some batches exceed it.
             max_step_tokens: 2 * self.sequence_len,
-            // Some plans are further ahead.
+            // So low that some plans are further ahead.
             promise_ahead: 3 * self.page_size,
             prefault: true,
         }

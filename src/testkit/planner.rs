@@ -1,7 +1,7 @@
 //! A naive planner: sequences with random pages, to drive a backend without an engine.
 //!
 //! It has no prefixes and no fence, and shares pages only on `fork`. It allocates pages, chunks and rows in random
-//! order, so that a backend cannot predict a place in a plan.
+//! order, so that a backend cannot rely on an order.
 
 use super::rng::Rng;
 use super::spans::Spans;
@@ -42,7 +42,7 @@ impl Planned {
         self.pages.iter().copied().chain(self.further.iter().flatten().flatten().copied())
     }
 
-    /// Returns its pages in all tracks at places whose tokens it has completely.
+    /// Returns the pages of all tracks that are full of tokens.
     pub fn whole_pages(&self, page_size: u32) -> impl Iterator<Item = PageId> + use<'_> {
         let whole = (self.len / page_size) as usize;
         let further = self.further.iter().flat_map(move |pages| &pages[..whole]);
@@ -227,8 +227,8 @@ impl Planner {
         Some((child, copies))
     }
 
-    /// Keeps the tokens of a sequence from place `first` on whose bit in `keep` is set, and releases the pages after
-    /// them.
+    /// Drops the tokens of a sequence from position `first` on whose bit in `keep` is not set, and releases the pages
+    /// that are then empty.
     ///
     /// # Panics
     /// If the sequence is finished.
@@ -301,7 +301,7 @@ impl Planner {
             };
             let (row, kv_len) = match sequence {
                 Some(sequence) => (sequence.row, sequence.len),
-                // A backend must not read this row, which does not exist.
+                // This row does not exist, so a backend must not read it.
                 None => (RowId::new(u32::MAX), 0),
             };
             tables.push(sequence.map_or(Vec::new(), |sequence| sequence.pages.clone()));

@@ -92,7 +92,7 @@ pub enum PrefixOp {
     },
     /// `reset`
     Reset,
-    /// Makes and uses the cells that the next token behind a lock reads, where the groups have any.
+    /// Uses the cells of the tails at the end of a lock's pages, and makes missing ones.
     Keep {
         /// The lock, modulo the held ones.
         pick: u8,
@@ -101,7 +101,7 @@ pub enum PrefixOp {
     GiveBack {
         /// The lock, modulo the held ones.
         pick: u8,
-        /// 0, modulo 3: they are lost now; else with the step of [`PrefixOp::DeferUnlock`].
+        /// A multiple of 3: now; else once a step is complete, which is chosen as in [`PrefixOp::DeferUnlock`].
         later: u8,
     },
 }
@@ -214,7 +214,7 @@ struct Held {
     scope: Scope,
     tokens: Vec<TokenId>,
     cells: Cells,
-    /// The step that the last of its cells was lost with.
+    /// The last step for which cells wait that the lock has given back.
     last_step: StepId,
 }
 
@@ -352,7 +352,7 @@ impl Both {
             agree("match_hashes", &hashed, &want)?;
             if !want.is_empty() {
                 let full = self.tree.match_full(scope.namespace, &tokens);
-                agree("what match_hashes found", &by_hashes, &full)?;
+                agree("the match of match_hashes", &by_hashes, &full)?;
             }
         }
         tokens.truncate(hit * self.config.page_size as usize);
@@ -465,7 +465,7 @@ impl Both {
         Ok(())
     }
 
-    /// Returns the step that what is given up now waits for: the last announced one, or one more.
+    /// Returns the step for which a release waits: the last announced step, or the one after it.
     fn announce(&mut self, later: u8) -> StepId {
         let step = (self.announced + u64::from(later % 2)).max(self.completed + 1);
         self.announced = step.min(self.completed + MAX_STEPS);

@@ -39,11 +39,12 @@ impl KeyStore {
         let matchable = &prompt[..prompt.len().saturating_sub(1)];
         let keys = hashing.chain(&NamespaceNames::default(), matchable, page_size);
         let cached = engine.match_prefix(namespace, prompt).pages() as usize;
-        let here = keys[cached..].iter().take_while(|key| self.keys.contains(*key)).count() as u32;
-        if here == 0 {
+        let stored =
+            keys[cached..].iter().take_while(|key| self.keys.contains(*key)).count() as u32;
+        if stored == 0 {
             return Ok(0);
         }
-        let fetch = engine.fetch(namespace, prompt, here)?;
+        let fetch = engine.fetch(namespace, prompt, stored)?;
         let Some((id, count)) = fetch.map(|fetch| (fetch.id, fetch.pages.len() as u32)) else {
             return Ok(0);
         };

@@ -1,7 +1,7 @@
-//! Host memory and a store behind a cache, for one request at a time: the rules of a sequential replay as plain maps.
+//! A model, in plain maps, of a cache with host memory and a store. It serves one request at a time.
 //!
-//! A number identifies a page by its prefix. Recency is a counter. Sets contain the idle pages on the device and those
-//! only in host memory, in the order of their last use.
+//! A number identifies a page by its prefix. A counter is the clock. Two sets contain the idle pages on the device and
+//! those in host memory alone, in the order of their last use.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -51,7 +51,7 @@ pub struct Figures {
     pub put_pages: u64,
 }
 
-/// The place of a page, and the end of its last request.
+/// The media that have a page, and the time when its last request ended.
 #[derive(Clone, Copy, Default)]
 struct Held {
     device: bool,

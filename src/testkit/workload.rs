@@ -1,6 +1,6 @@
-//! Seeded workloads: weights of the ops, then ops.
+//! Seeded workloads. A workload draws a weight for each kind of op, and then ops with these weights.
 //!
-//! Weights differ by seed, so some seeds exhaust the pool, some never complete a step, and some only fork.
+//! Weights differ by seed, so some seeds exhaust the pool, and some never match, abort, preempt, fork or roll back.
 
 use super::op::{Op, Prompt, SETTINGS, SmallConfig};
 use super::rng::{Rng, mix};
@@ -19,7 +19,7 @@ pub struct Workload {
     promising: u64,
     /// One in so many picks is deliberately invalid.
     wrong: u64,
-    /// Whether every second prompt repeats an earlier text.
+    /// Whether about half of the prompts share all tokens of an earlier text.
     repeats: bool,
 }
 
@@ -28,7 +28,7 @@ impl Workload {
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let mut config = draw_config(&mut rng);
-        draw_followers(&mut Rng::new(mix(seed)), &mut config);
+        draw_separately(&mut Rng::new(mix(seed)), &mut config);
         // Calls of a running server are common in every workload, the others in some.
         let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0, 3, 0, 0, 0, 0, 0];
         let drawn = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
@@ -73,7 +73,7 @@ impl Workload {
         workload
     }
 
-    /// A workload with host memory and groups of layers, of all settings in turn.
+    /// Creates a workload with host memory and groups of layers. Consecutive seeds take all settings in turn.
     pub fn with_host_groups(seed: u64) -> Self {
         let mut workload = Self::with_hosts(seed);
         let mut rng = Rng::new(mix(seed ^ 7));
@@ -88,7 +88,7 @@ impl Workload {
         workload
     }
 
-    /// A workload with host memory for a few pages, and a store that puts and fetches.
+    /// Creates a workload with host memory for a few pages, and with puts and fetches of a store.
     pub fn with_stores(seed: u64) -> Self {
         let mut workload = Self::with_hosts(seed);
         let Self { config, weights, .. } = &mut workload;
@@ -239,9 +239,9 @@ impl Workload {
     }
 }
 
-/// Draws hashes, events, groups of layers and host memory with a separate generator, so that the ops of a seed do not
-/// depend on them.
-fn draw_followers(rng: &mut Rng, config: &mut SmallConfig) {
+/// Draws hashes, events, groups of layers and host memory with a separate generator, so that the other draws of a seed
+/// do not depend on them.
+fn draw_separately(rng: &mut Rng, config: &mut SmallConfig) {
     config.hashing = rng.below(6) as u8;
     config.event_pages = rng.pick(&[0, 1, 4, 12, 200]);
     config.drain_every = rng.pick(&[1, 1, 2, 8]);

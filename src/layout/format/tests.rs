@@ -114,7 +114,7 @@ fn a_page_holds_all_lanes_of_a_group_without_overlap() {
                 }
             }
             tracks_before += tracks;
-            // A page has the same bytes for every group, and each of its lanes has separate ones.
+            // Every group's view covers all bytes of the page, and its lanes do not overlap.
             let view = pool.of_group(group);
             let mut owner = vec![false; pool.total_bytes() as usize];
             for page in (0..pool.page_count()).map(PageId::new) {
@@ -140,7 +140,7 @@ fn a_page_holds_all_lanes_of_a_group_without_overlap() {
     assert!(left_over > 100);
 }
 
-/// Returns two groups of three layers; the last two layers have their own shape.
+/// Returns a pool with two groups of layers: layer 0, and layers 1 and 2 with the given shape.
 fn two(shape: KvShape, dtype: KvDtype) -> PoolConfig {
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1, 1]).expect("it is right");
     PoolConfig {
@@ -211,7 +211,7 @@ fn a_rank_has_its_heads_of_every_group() {
     assert_eq!([0, 1].map(|group| layout.of_group(group).kv_heads()), [1, 2]);
     assert_eq!((layout.groups().shape(1).map(|own| own.shape)), Some(KvShape::heads(2, 32)));
     assert_eq!(layout.most_kv_heads(), 2);
-    // A scale encodes its layer in thousands and its head in ones.
+    // A scale encodes its layer in thousands and its head, counted from 1, in ones.
     let scale = |i: u32| (1000 * (i / 16) + i % 16 / 2 + 1) as f32;
     let model = KvScales::new(3, 8, (0..3 * 8 * 2).map(scale).collect()).expect("above 0");
     let local = model.local(&pool).expect("they are the model's");
@@ -226,7 +226,7 @@ fn a_rank_has_its_heads_of_every_group() {
 }
 
 #[test]
-fn the_fingerprint_is_of_every_groups_shape() {
+fn the_fingerprint_covers_the_shape_of_every_group() {
     let of =
         |config: PoolConfig| config.layout().expect("a small pool").page_fingerprint(None, None);
     let mut all = vec![

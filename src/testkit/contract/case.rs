@@ -50,7 +50,7 @@ impl Case {
         Self { layout: self.layout.of_group(group), ..*self }
     }
 
-    /// Returns the case with the shape of each group.
+    /// Returns one case for each group, with the shape of the group.
     pub fn groups(&self) -> impl Iterator<Item = Self> + use<'_> {
         (0..self.layout.groups().count()).map(|group| self.of_group(group))
     }
@@ -331,7 +331,7 @@ pub struct HostRows {
 impl HostRows {
     /// Returns `rows` rows of random numbers, packed or strided.
     pub(super) fn random(rng: &mut Rng, dtype: Dtype, rows: usize, width: usize) -> Self {
-        // Kernels may require strides of 16 bytes.
+        // Kernels may require strides that are multiples of 16 bytes.
         let stride = width.next_multiple_of(8) + 8 * rng.pick(&[0, 0, 1, 5]);
         let stride = if rng.one_in(2) { width } else { stride };
         let size = rng.pick(&[0.3, 1.0, 3.0]);

@@ -54,9 +54,9 @@ impl<B: TestBackend> World<'_, B> {
             }
         }
         let history = &self.history;
-        let asked = (&call.attend, &call.q, call.sinks.as_ref(), call.layer);
+        let inputs = (&call.attend, &call.q, call.sinks.as_ref(), call.layer);
         let exacts = parallel::map(&compared, |&(i, token, head)| {
-            exact_of(&case, history, step, asked, (i, token, head))
+            exact_of(&case, history, step, inputs, (i, token, head))
         });
         for (&(i, token, head), exact) in compared.iter().zip(&exacts) {
             let at = (plan.rows[i].qo_start + token) as usize;
@@ -154,7 +154,7 @@ pub(super) fn compare_row(
     let weights = if q_rows == Dtype::F16 { step } else { 0.0 };
     let sums = exact.out.iter().zip(&exact.mass).zip(&exact.faint);
     for (&got, ((&wanted, &mass), &faint)) in got.iter().zip(sums) {
-        // The error of a number of V below 2^-14 is that of 2^-14. The weights of all numbers add up to 1.
+        // Rounding a number of V below 2^-14 has the absolute error of 2^-14. The weights of all numbers add up to 1.
         let of_values = values * (mass + 2_f64.powi(-14));
         let rounded = rounding * wanted.abs() * 1.01 + step + weights * faint + of_values;
         let error = (f64::from(got) - wanted).abs() - rounded;

@@ -22,7 +22,7 @@ impl<B: TestBackend> World<'_, B> {
         let mut items: Vec<Item> = live.into_iter().filter_map(|seq| self.item(seq)).collect();
         if items.is_empty() || self.rng.one_in(4) {
             let at = self.rng.below(items.len() as u64 + 1) as usize;
-            // The wider the rows are, the fewer tokens of padding.
+            // Wide rows get fewer padding tokens.
             let max_tokens = ((1 << 20) / self.case.q_width() as u64).max(1);
             let most = self.rng.pick(&[3, 3, 100, 300]).min(max_tokens);
             items.insert(at, Item::Padding { len: self.rng.within(1, most) as u32 });
@@ -106,8 +106,9 @@ impl<B: TestBackend> World<'_, B> {
         let soft_cap = self.rng.one_in(3).then_some(soft_cap);
         // A backend may keep memory for each kind and support few kinds.
         let kind = (window, chunk, scale > 0.0);
-        let has_room = self.kinds.len() < KINDS_MAX || self.kinds.contains(&kind);
-        let (scale, window) = if has_room { (scale, window) } else { (plain.scale, plain.window) };
+        let is_allowed = self.kinds.len() < KINDS_MAX || self.kinds.contains(&kind);
+        let (scale, window) =
+            if is_allowed { (scale, window) } else { (plain.scale, plain.window) };
         self.kinds.insert((window, chunk, scale > 0.0));
         Attend { scale, window, soft_cap, ..plain }
     }

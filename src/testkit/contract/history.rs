@@ -42,7 +42,7 @@ impl History {
     }
 }
 
-/// Does so for `rows`, which has `tokens` rows of equal length.
+/// Applies [`History::keep`] to `rows`, which has `tokens` rows of equal length.
 fn keep_rows<T: Clone>(rows: &mut Vec<T>, tokens: usize, first: usize, keep: u64) {
     let row = rows.len() / tokens;
     let kept = (0..tokens - first).filter(|bit| keep >> bit & 1 == 1);

@@ -15,9 +15,11 @@ const READY: Duration = Duration::from_secs(20);
 pub(super) struct HostShadow<B: TestBackend> {
     /// The bytes of each page, if they are defined.
     pub pages: Vec<Option<Vec<u8>>>,
+    /// The numbers of the last save and the last load.
     pub last: Moved,
+    /// The last watermark of the backend.
     pub seen: Moved,
-    /// The last save and the last move of each page.
+    /// For each page, the last save to it, and the last save or load that uses it.
     pub busy: Vec<Moved>,
     /// Read leases, with their expected bytes.
     pub reads: BTreeMap<u32, (B::Read, Vec<u8>)>,
@@ -36,6 +38,7 @@ impl<B: TestBackend> HostShadow<B> {
         Self { pages, last, seen, busy, reads: BTreeMap::new() }
     }
 
+    /// Returns the number of the next save or load.
     pub fn next(&self) -> MoveId {
         MoveId::new(self.last.saved.max(self.last.loaded).raw() + 1)
     }

@@ -1,9 +1,9 @@
 //! The contract of [`Backend`](crate::Backend), checked for any implementation: B1 to B8 and B11 to B18 over random
 //! shapes and batches; B9 and B10 in `sparse`, B19 in `rotated`.
 //!
-//! A run uses one pool for a few rounds. A round admits, forks and finishes sequences, and begins several plans. It
-//! runs the plans layer by layer, at random also through bytes, on another thread or padded, ends them, and checks that
-//! the backend rejects ended plans (B8). Then it compares:
+//! A run uses one pool for a few rounds. A round admits, forks and finishes sequences, and begins several plans. Some
+//! plans are padded, or decoded from bytes. The round runs the plans layer by layer, sometimes on another thread. It
+//! ends them, and checks that the backend rejects ended plans (B8). Then it compares:
 //!
 //! * every byte of the pool with a shadow, after stores and copies (B3, B5, B7). All pages are first filled with NaN,
 //!   so stray writes change the shadow's bytes and stray reads change outputs. Some pools have an additional plane;

@@ -27,7 +27,7 @@ impl<B: TestBackend> World<'_, B> {
             }
         }
         if self.rng.one_in(4) {
-            self.refuses_moves();
+            self.check_invalid_moves();
         }
         self.watch();
     }
@@ -82,7 +82,7 @@ impl<B: TestBackend> World<'_, B> {
         self.host.last.loaded = id;
     }
 
-    /// Writes pages that no plan contains, through leases and loads. Returns whether it did.
+    /// Writes pages that no plan contains, through leases and loads, in half of the calls. Returns whether it did.
     pub fn load_shadow(&mut self, pages: &[PageId]) -> bool {
         if self.host.pages.is_empty() || self.rng.one_in(2) {
             return false;
@@ -118,7 +118,7 @@ impl<B: TestBackend> World<'_, B> {
         self.host.pages[host.index()] = Some(bytes);
     }
 
-    /// Reads some host pages through leases, which continue while pages move.
+    /// Ends some leases and begins others, and checks their bytes. Leases continue while pages move.
     pub fn lease_some(&mut self) {
         self.host.reads.retain(|_, (lease, bytes)| {
             assert!((*lease).as_ref() == bytes.as_slice(), "a leased page has changed");
@@ -158,8 +158,9 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// Checks that pages that do not exist and numbers that do not rise are rejected, and that nothing moves.
-    fn refuses_moves(&mut self) {
+    /// Checks that the backend rejects moves of pages that do not exist, and numbers that do not rise. Later
+    /// comparisons check that nothing moved.
+    fn check_invalid_moves(&mut self) {
         let (pages, hosts) = (self.case.layout.page_count(), self.host.pages.len() as u32);
         let of =
             |device, host| PageMove { device: PageId::new(device), host: HostPageId::new(host) };

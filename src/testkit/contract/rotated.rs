@@ -1,7 +1,7 @@
 //! B19: rows of q, k and v that are rotated and stored in one call.
 //!
-//! The q and k that the call wrote are compared with norm and rotation in float64. The pool is compared with a shadow,
-//! which contains that k and the given v. At the end, the test stores the step's own K and V again.
+//! The test compares the q and k that the call wrote with norm and rotation in float64. It compares the pool with a
+//! shadow, which contains the written k and the given v. Then it stores the step's own K and V again.
 
 use std::ops::Range;
 
@@ -40,7 +40,7 @@ struct Given {
 }
 
 impl Given {
-    /// Returns the expected head of a token, and for each element the sum of absolute terms.
+    /// Returns the expected elements of a token's head, each with the sum of its terms' absolute values.
     fn exact(&self, token: usize, head: usize, dim: usize, position: u32) -> Vec<(f64, f64)> {
         let norm = &self.norms[usize::from(head >= self.q_heads)];
         let numbers = &self.qkv.row(token)[head * dim..(head + 1) * dim];
@@ -79,9 +79,10 @@ impl<B: TestBackend> World<'_, B> {
         let location = format!("seed {} {:?}", self.seed, self.case);
         let (unit, first_v) = (rounding(self.case.kv_rows), (given.q_heads + kv_heads) * dim);
         for (token, row) in got.chunks_exact(given.qkv.stride).enumerate() {
-            let is =
+            let is_same =
                 |at: usize| row[at].to_bits() == given.qkv.values[token * row.len() + at].to_bits();
-            assert!((first_v..given.qkv.width).all(is), "{location}: token {token}: v has changed");
+            let v_is_same = (first_v..given.qkv.width).all(is_same);
+            assert!(v_is_same, "{location}: token {token}: v has changed");
             let between = &row[given.qkv.width..];
             assert!(between.iter().all(|x| x.is_nan()), "{location}: written between rows");
             for head in 0..given.q_heads + kv_heads {

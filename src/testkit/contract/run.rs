@@ -133,8 +133,8 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// Compacts some sequences to a random subset of their last tokens, if plans have contained all page table words.
-    /// Also checks that the backend rejects invalid compactions.
+    /// Compacts some sequences to a random subset of their last tokens, if no table writes wait for a plan. Also checks
+    /// that the backend rejects invalid compactions.
     fn compact(&mut self) {
         let (mut compactions, mut past_rows) = (Vec::new(), Compaction::default());
         for sequence in self.planner.live() {
@@ -353,9 +353,9 @@ impl<B: TestBackend> World<'_, B> {
             self.check_invalid_calls(&plan, (id, &attend), [&k, &v, &q_rows], &mut out);
         }
         let sums = lse.as_mut().map(B::lse);
-        let asked = Queries { rows: B::rows(&q_rows), sinks: sinks_at.as_ref().map(B::sinks) };
+        let queries = Queries { rows: B::rows(&q_rows), sinks: sinks_at.as_ref().map(B::sinks) };
         self.backend
-            .attend_queries(&plan, id, &attend, asked, B::rows_mut(&mut out), sums)
+            .attend_queries(&plan, id, &attend, queries, B::rows_mut(&mut out), sums)
             .expect("valid attention");
         if let Some(also) = self.also {
             also(self, &steps[step], layer, &attend, (&q, sinks.as_ref()));

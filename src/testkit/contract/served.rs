@@ -1,4 +1,5 @@
-//! An engine that serves texts with common prefixes over the backend. Every output is compared with float64.
+//! An engine that serves texts with common prefixes over the backend. The check compares a sample of the outputs of
+//! every call with attention in float64.
 //!
 //! K and V of a token depend on the whole text up to it, as in a model. A shared page is therefore right only if the
 //! tokens are equal, and a span that the backend reads once must equal what each row would have read.
@@ -56,7 +57,7 @@ struct Server<'a, B: TestBackend> {
 }
 
 /// Serves texts with an engine for each seed. `options` returns the options for a shape with one group of layers or
-/// several. `observe` receives the backend after each step's attention.
+/// several. `observe` receives the backend after the attention of each layer of a step.
 ///
 /// # Panics
 /// At the first wrong output; the message contains the seed, the shape and the place.
@@ -169,7 +170,7 @@ impl<B: TestBackend> Server<'_, B> {
         }
     }
 
-    /// Admits, forks, cuts, preempts, resumes and finishes texts at random.
+    /// Admits, forks, rolls back, preempts, resumes and finishes texts at random.
     fn change_texts(&mut self) {
         if self.rng.one_in(5) {
             self.finish_one();
@@ -213,11 +214,11 @@ impl<B: TestBackend> Server<'_, B> {
     fn complete(&mut self) {
         self.engine.backend_mut().synchronize().expect("nothing failed");
         for step in self.open.drain(..) {
-            self.engine.complete(step).expect("it is committed, and its turn");
+            self.engine.complete(step).expect("it is committed, and no earlier step is open");
         }
     }
 
-    /// Admits a text with a common prefix, or with the present tokens of another one.
+    /// Admits a text that begins with a common prefix, or with the tokens of another text.
     fn admit(&mut self) {
         let mut tokens = match self.any() {
             Some(i) if self.rng.one_in(3) => self.texts[i].tokens.clone(),
@@ -312,9 +313,9 @@ impl<B: TestBackend> Server<'_, B> {
             let mut out = backend.output(&poison);
             let mut lse = backend.sums(tokens * attend.q_heads as usize);
             backend.store_cache(plan, id, B::rows(&k), B::rows(&v)).expect("a valid store");
-            let asked = Queries { rows: B::rows(&q_rows), sinks: None };
+            let queries = Queries { rows: B::rows(&q_rows), sinks: None };
             let (to, sums) = (B::rows_mut(&mut out), Some(B::lse(&mut lse)));
-            backend.attend_queries(plan, id, &attend, asked, to, sums).expect("valid attention");
+            backend.attend_queries(plan, id, &attend, queries, to, sums).expect("valid attention");
             backend.synchronize().expect("nothing failed");
             observe(backend);
             let got = (backend.read_output(&out), backend.read_sums(&lse));

@@ -50,7 +50,7 @@ where
     O: OpenBackend<Backend: SparseTestBackend>,
 {
     let also: ExtraCheck<O::Backend> =
-        |world, step, layer, attend, asked| world.check_sparse(step, layer, attend, asked);
+        |world, step, layer, attend, inputs| world.check_sparse(step, layer, attend, inputs);
     check_seeds(filter, options, seeds, Some(also))
 }
 
@@ -60,12 +60,12 @@ impl<B: SparseTestBackend> World<'_, B> {
         let (plan, id) = (step.plan.plan(), LayerId::new(layer as u32));
         let top = self.top();
         let lists = plan.rows.len() * self.case.layout.kv_heads() as usize;
-        let queries = self.backend.input(q);
+        let q_rows = self.backend.input(q);
         let mut chosen = self.backend.lists(&vec![7; lists * top as usize]);
         let select = Select { q_heads: attend.q_heads, top, window: attend.window };
-        self.refuses_selections(step, &select, &queries);
+        self.check_invalid_selections(step, &select, &q_rows);
         let to = B::positions_mut(&mut chosen);
-        let selected = self.backend.select(&plan, id, &select, B::rows(&queries), to);
+        let selected = self.backend.select(&plan, id, &select, B::rows(&q_rows), to);
         if self.case.layout.place(id).group > 0 {
             // Only layers that read all tokens have lists.
             assert!(selected.is_err(), "seed {}: a list was made for {id:?}", self.seed);
@@ -88,9 +88,9 @@ impl<B: SparseTestBackend> World<'_, B> {
         let selection = Selection { positions: B::positions(&chosen), top };
         let (to, sums) = (B::rows_mut(&mut out), Some(B::lse(&mut lse)));
         let sinks_at = sinks.map(|sinks| self.backend.input(sinks));
-        let asked = Queries { rows: B::rows(&queries), sinks: sinks_at.as_ref().map(B::sinks) };
+        let queries = Queries { rows: B::rows(&q_rows), sinks: sinks_at.as_ref().map(B::sinks) };
         self.backend
-            .attend_selected(&plan, id, attend, selection, asked, to, sums)
+            .attend_selected(&plan, id, attend, selection, queries, to, sums)
             .expect("valid attention");
         self.backend.synchronize().expect("nothing failed");
         let (out, lse) = (self.backend.read_output(&out), self.backend.read_sums(&lse));
@@ -103,8 +103,8 @@ impl<B: SparseTestBackend> World<'_, B> {
         tops[mix(self.seed) as usize % tops.len()].min(self.case.max_len)
     }
 
-    /// Checks that invalid selections are rejected.
-    fn refuses_selections(&mut self, step: &Step, select: &Select, queries: &B::Input) {
+    /// Checks that the backend rejects invalid selections.
+    fn check_invalid_selections(&mut self, step: &Step, select: &Select, queries: &B::Input) {
         let (plan, layer) = (step.plan.plan(), LayerId::new(0));
         let past = self.case.table.chunks_per_row * self.case.table.chunk_pages;
         let past = past * self.case.layout.page_size() + 1;
@@ -148,6 +148,7 @@ impl<B: SparseTestBackend> World<'_, B> {
         all
     }
 
+    /// Returns the expected list of a row and a kv head: its own position, and those with the largest scores.
     fn best(
         &self,
         history: &History,
@@ -156,7 +157,7 @@ impl<B: SparseTestBackend> World<'_, B> {
         select: &Select,
         kv_len: u32,
     ) -> Vec<u32> {
-        let channels = self.given.labels.as_ref().expect("the pool keeps labels");
+        let channels = self.given.labels.as_ref().expect("the pool has labels");
         let channels = channels.get(LayerId::new(layer as u32), kv_head as u32);
         let (head_dim, group) = (self.case.layout.head_dim() as usize, self.case.group as usize);
         let heads = kv_head * group..(kv_head + 1) * group;

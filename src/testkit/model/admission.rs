@@ -63,7 +63,7 @@ impl Model {
         self.check_prompt(namespace, prompt, promise)?;
         self.check_rows(1, prompt.len())?;
         let scope = self.next_scope(namespace);
-        Ok(self.ask(scope, prompt, promise))
+        Ok(self.estimate(scope, prompt, promise))
     }
 
     /// `Engine::admit_batch`, with `keys` as in [`Model::admit`]. Returns the leader of each prompt.
@@ -87,7 +87,7 @@ impl Model {
         let mut hits: Vec<_> = prompts.iter().map(hit).collect();
         let lacking = |(prompt, &pages): (&Prompt<'_>, &usize)| {
             let scope = self.next_scope(prompt.namespace);
-            u64::from(self.ask_with(scope, prompt.tokens, prompt.promise, pages).lacking_pages)
+            u64::from(self.estimate_with(scope, prompt.tokens, prompt.promise, pages).lacking_pages)
         };
         let wanted: u64 = prompts.iter().zip(&hits).map(lacking).sum();
         let room =
@@ -136,7 +136,7 @@ impl Model {
         self.check_prompt(namespace, prompt, promise)?;
         self.check_rows(1, prompt.len())?;
         let scope = self.next_scope(namespace);
-        self.ask(scope, prompt, promise).check()?;
+        self.estimate(scope, prompt, promise).check()?;
         let pages = self.used_hit(scope, prompt, promise);
         self.admit_with(key, scope, prompt, promise, pages);
         Ok(())
@@ -165,7 +165,7 @@ impl Model {
             held: vec![0; self.tracks() - 1],
             cells: Vec::new(),
             marks: BTreeSet::new(),
-            asked: BTreeSet::new(),
+            host_marks: BTreeSet::new(),
             kept: 0,
             promised: 0,
             preempted: false,
@@ -203,8 +203,8 @@ impl Model {
             return Err(Error::TooLong { len, max });
         }
         self.check_promise(promise)?;
-        let deaf = self.shape.hashing.is_some_and(|hashing| !hashing.uses_names());
-        if deaf && namespace != Namespace::default() {
+        let ignores_names = self.shape.hashing.is_some_and(|hashing| !hashing.uses_names());
+        if ignores_names && namespace != Namespace::default() {
             return Err(Error::UnnamedNamespace { namespace });
         }
         check_known(0, prompt)
@@ -224,24 +224,24 @@ impl Model {
     pub(super) fn used_hit(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> usize {
         let pages = self.tree.hit(scope, self.findable(tokens));
         let fits = |pages| {
-            let want = self.ask_with(scope, tokens, promise, pages);
+            let want = self.estimate_with(scope, tokens, promise, pages);
             want.lacking_pages <= want.available_pages
         };
         if !fits(pages) && self.is_idle() && fits(0) { 0 } else { pages }
     }
 
-    /// Returns whether all pages are available to any call.
+    /// Returns whether there are several groups and all pages are available to any call.
     fn is_idle(&self) -> bool {
         self.tracks() > 1 && self.available() == self.shape.layout.page_count()
     }
 
     /// Returns the cost of a sequence of these tokens.
-    pub(super) fn ask(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> AdmissionWant {
-        self.ask_with(scope, tokens, promise, self.used_hit(scope, tokens, promise))
+    pub(super) fn estimate(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> AdmissionWant {
+        self.estimate_with(scope, tokens, promise, self.used_hit(scope, tokens, promise))
     }
 
     /// Returns the cost of a sequence of these tokens that uses `pages` pages of its hit.
-    fn ask_with(
+    fn estimate_with(
         &self,
         scope: Scope,
         tokens: &[TokenId],
@@ -321,7 +321,7 @@ impl Model {
         if !self.shares() {
             self.generation += 1;
         }
-        self.look_at_front(key, true);
+        self.update_front(key, true);
         len
     }
 }

@@ -49,7 +49,7 @@ impl Tree {
         (0..=full).rev().find(complete).expect("nothing can always be matched")
     }
 
-    /// The keys of all cells in the tails of a prefix.
+    /// Returns the keys of all cells in the tails of a prefix.
     pub(in crate::testkit) fn tail_cells(
         &self,
         scope: Scope,
@@ -126,7 +126,7 @@ impl Tree {
         here.iter().flat_map(|key| self.remove_cell(key)).collect()
     }
 
-    /// Counts one more user of a cell. A used cell on the device has no copy.
+    /// Counts one more user of a cell. A used cell on the device has no host pages.
     pub(in crate::testkit) fn gain_cell(&mut self, key: &CellKey) {
         let cell = self.cells.get_mut(key).expect("it is cached");
         cell.users += 1;
@@ -185,8 +185,8 @@ impl Model {
         }
     }
 
-    /// Makes cells of the private pages in a sequence's tails at a mark. Where the tree already has a cell with device
-    /// pages, the sequence takes its pages, and its own are returned.
+    /// Makes cells of the private pages in a sequence's tails at a mark. If the tree already has a cell with device
+    /// pages, the sequence switches to the cell's pages. Returns the sequence's duplicate pages.
     pub(super) fn keep_tails(&mut self, seq: SeqKey, mark: usize) -> Vec<PageId> {
         let mut duplicates = Vec::new();
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
@@ -224,8 +224,8 @@ impl Model {
         duplicates
     }
 
-    /// Takes a sequence's held pages of each limited group up to the place `end`. Cells lose a user; private pages are
-    /// returned.
+    /// Takes a sequence's held pages of each limited group up to the place `end`. Their cells lose a user. Returns the
+    /// private pages.
     pub(super) fn take_held(
         &mut self,
         seq: SeqKey,

@@ -92,13 +92,13 @@ impl Model {
         let Some((_, _, tokens)) = self.drafts(seq) else { return Vec::new() };
         let longer = |token: u32| [branch, &[token]].concat();
         (0..tokens.len() as u32)
-            .filter(|&token| self.no_branch(seq, &longer(token)).is_none())
+            .filter(|&token| self.first_invalid(seq, &longer(token)).is_none())
             .collect()
     }
 
-    /// Returns the index of the first token that makes a branch invalid: the token saw other tokens than the text and
+    /// Returns the index of the first token that makes a branch invalid: the token sees other tokens than the text and
     /// the branch before it, or has another position.
-    fn no_branch(&self, seq: SeqKey, branch: &[u32]) -> Option<usize> {
+    fn first_invalid(&self, seq: SeqKey, branch: &[u32]) -> Option<usize> {
         let (_, start, tokens) = self.drafts(seq)?;
         let mut seen: BTreeSet<usize> = (0..start).collect();
         let kv_len = start + tokens.len();
@@ -131,7 +131,7 @@ impl Model {
                 return Err(Error::RepeatedSequence { seq });
             }
             before = place;
-            if let Some(place) = self.no_branch(seq, tokens) {
+            if let Some(place) = self.first_invalid(seq, tokens) {
                 return Err(Error::NotABranch { seq, place, token: tokens[place] });
             }
             let start = self.drafts(seq).map_or(0, |drafts| drafts.1) as u32;
@@ -152,7 +152,7 @@ impl Model {
         let page_size = self.page_size();
         let sampled = u64::from(self.may_follow(seq, &[]).len() == 1);
         let step = self.steps.get_mut(&step.raw()).expect("it is open");
-        let item = step.items.iter_mut().find(|item| item.seq == seq).expect("it waits there");
+        let item = step.items.iter_mut().find(|item| item.seq == seq).expect("its drafts wait");
         let start = item.start;
         self.counters.drafts += 1;
         self.counters.draft_tokens += (item.end - start) as u64 - sampled;
@@ -171,7 +171,7 @@ impl Model {
         let had_front = sequence.front.take().is_some();
         let pages = sequence.planned_len.div_ceil(page_size);
         self.trim(seq, pages);
-        self.look_at_front(seq, had_front);
+        self.update_front(seq, had_front);
     }
 }
 

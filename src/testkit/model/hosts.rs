@@ -66,13 +66,12 @@ impl Tree {
     /// Removes an idle cell from the device and from host memory. Returns its device pages.
     pub(super) fn remove_cell(&mut self, key: &CellKey) -> Vec<PageId> {
         let cell = self.cells.remove(key).expect("just seen");
-        assert!(cell.is_idle(), "a used cell goes");
+        assert!(cell.is_idle(), "the model removes a used cell");
         cell.host.into_iter().for_each(|host| self.hosts.free(host));
         cell.pages
     }
 
-    /// Saves an idle cell. Returns false if host pages are lacking, or if the cell was removed with its page, whose
-    /// host page was needed.
+    /// Saves an idle cell. Returns false if host pages are lacking, or if taking one has removed the cell.
     fn save_cell(&mut self, key: &CellKey, gone: &mut Vec<PageId>) -> bool {
         let mut taken = Vec::new();
         for _ in 0..self.cells[key].pages.len() {
@@ -93,7 +92,7 @@ impl Tree {
         true
     }
 
-    /// Frees the device pages of an idle cell. It is saved first if it has no host pages, or removed if it cannot be.
+    /// Frees the device pages of an idle cell. A cell without host pages is saved first, or removed if the save fails.
     pub(super) fn evict_cell_to_host(&mut self, key: &CellKey, gone: &mut Vec<PageId>) {
         if self.cells[key].host.is_empty() {
             if !self.save_cell(key, gone) {
@@ -119,7 +118,7 @@ impl Tree {
         true
     }
 
-    /// Frees the device page of an idle page. It is saved first if it has no host page, or removed if it cannot be.
+    /// Frees the device page of an idle page. A page without a host page is saved first, or removed if the save fails.
     pub(super) fn evict_to_host(&mut self, path: &Path, gone: &mut Vec<PageId>) {
         if self.pages[path].host.is_none() {
             if !self.save(path, gone) {
@@ -180,7 +179,7 @@ impl Tree {
                 (below.0, below.1) == (path.0, path.1) && below.2.starts_with(&path.2)
             });
             for below in below.cloned().collect::<Vec<_>>() {
-                assert_eq!(self.pages[&below].page, None, "what is below is in host memory");
+                assert_eq!(self.pages[&below].page, None, "pages below are in host memory alone");
                 self.hosts.lost += u64::from(self.pages[&below].stored);
                 self.lose(&below, &mut gone);
             }
@@ -326,7 +325,7 @@ impl Model {
         if self.load_failed { Err(Error::EmptyBatch) } else { Ok(()) }
     }
 
-    /// Ends the loads, which the backend has made, or not if `failed` is set.
+    /// Ends loads: their pages are on the device, or still in host memory if `failed` is set.
     fn end_load(&mut self, seqs: &[SeqKey], loads: &[(PageId, HostPageId)], failed: bool) {
         let pages: Vec<_> = loads.iter().map(|load| load.0).collect();
         self.pages.turn(
@@ -372,7 +371,7 @@ impl Model {
             sequence.table = self.tree.matched(sequence.scope, tokens);
             let published = sequence.published;
             self.take_tails(seq, published);
-            self.look_at_front(seq, true);
+            self.update_front(seq, true);
         }
     }
 }

@@ -14,7 +14,7 @@ pub(super) struct Front {
 
 impl Model {
     /// Updates the front of a sequence. A sequence without a front gets one only if `begins` is set.
-    pub(super) fn look_at_front(&mut self, seq: SeqKey, begins: bool) {
+    pub(super) fn update_front(&mut self, seq: SeqKey, begins: bool) {
         let page_size = self.page_size();
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
         let at = sequence.published;

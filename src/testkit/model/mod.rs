@@ -67,7 +67,7 @@ struct Sequence {
     /// Numbers of pages at which it will keep its tails.
     marks: BTreeSet<usize>,
     /// The marks that the host has added.
-    asked: BTreeSet<usize>,
+    host_marks: BTreeSet<usize>,
     /// The last mark whose tails it has kept.
     kept: usize,
     /// Number of places for which pages are promised, including the places of `table`.
@@ -104,7 +104,7 @@ enum AdmissionKind {
 
 /// Pages or a lock that a sequence has released.
 #[derive(Clone, Debug)]
-enum Given {
+enum Released {
     Pages(Vec<PageId>),
     Lock(Lock),
 }
@@ -127,14 +127,14 @@ pub struct Model {
     /// Steps that are not complete.
     steps: BTreeMap<u64, Step>,
     /// Released pages and locks, each with the step that it waits for. They return in the order in which they came.
-    fence: VecDeque<(u64, Given)>,
+    fence: VecDeque<(u64, Released)>,
     last_step: u64,
     completed: u64,
     /// The generation of the next prompt. Without prefix reuse, each prompt has its own.
     generation: u64,
     /// The event counters of the statistics. The model computes the other fields.
     counters: Stats,
-    /// Number of calls of `look_at_front`, which is the time stamp of a new front.
+    /// Number of calls of `update_front`, which is the time stamp of a new front.
     clock: u64,
     /// For each of the next saves and loads, whether the backend fails. Later ones succeed.
     move_failures: VecDeque<bool>,
@@ -207,7 +207,8 @@ impl Model {
         places + self.reaches().iter().map(|&(_, most)| places.min(most)).sum::<usize>()
     }
 
-    /// Returns the number of outstanding pages of a promise of `promised` places, for a sequence with such tables.
+    /// Returns the number of outstanding pages of a promise of `promised` places, for a sequence whose page tables have
+    /// `len` places.
     ///
     /// Pages of cells count as outstanding: if the sequence gives a cell back, other sequences may still use it. The
     /// places below `kept` have cells.
@@ -335,21 +336,21 @@ impl Model {
     }
 
     /// Returns the number of free and evictable pages, promised or not.
-    fn there(&self) -> u32 {
+    fn reclaimable(&self) -> u32 {
         self.pages.count(PageIs::Free) + self.tree.evictable()
     }
 
     /// `Engine::available`
     pub fn available(&self) -> u32 {
-        self.there().saturating_sub(self.promised_pages())
+        self.reclaimable().saturating_sub(self.promised_pages())
     }
 
     /// Returns the maximum number of pages that a call may take if `drawn` of them are promised to it. Promised pages
     /// may be any free or evictable pages. Others must leave enough pages for all outstanding promises.
     fn takes_at_most(&self, drawn: u32) -> u32 {
         let kept = |taken: u32| self.promised_pages() - drawn.min(taken);
-        let may = |&taken: &u32| taken <= drawn || self.there() - taken >= kept(taken);
-        (0..=self.there()).rev().find(may).expect("nothing may always be taken")
+        let may = |&taken: &u32| taken <= drawn || self.reclaimable() - taken >= kept(taken);
+        (0..=self.reclaimable()).rev().find(may).expect("nothing may always be taken")
     }
 
     /// `Engine::available_after`: completes the step in a copy of the model.
@@ -392,15 +393,15 @@ impl Model {
     }
 
     /// Counts a call that fails because a resource is used up. Returns the result of the call.
-    pub fn counted<T>(&mut self, answer: Result<T, Error>) -> Result<T, Error> {
+    pub fn counted<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         use Error::{OutOfPages, OutOfSequences, OutOfSteps, OutOfTokens};
         if let Err(
             OutOfPages { .. } | OutOfSequences { .. } | OutOfTokens { .. } | OutOfSteps { .. },
-        ) = answer
+        ) = result
         {
             self.counters.refusals += 1;
         }
-        answer
+        result
     }
 
     /// Uncounts the last `count` children of a fork, because the backend failed.
@@ -444,26 +445,26 @@ impl Model {
         self.pages.alloc(count)
     }
 
-    /// Returns released pages or a lock at once if `last_step` is complete; otherwise adds them to the fence.
-    fn give_up(&mut self, last_step: u64, given: Given) {
+    /// Gives released pages or a lock back at once if `last_step` is complete; otherwise adds them to the fence.
+    fn give_up(&mut self, last_step: u64, released: Released) {
         if last_step <= self.completed {
-            return self.give_back(given);
+            return self.give_back(released);
         }
         let behind = self.fence.back().map_or(0, |waits| waits.0);
-        self.fence.push_back((last_step.max(behind), given));
+        self.fence.push_back((last_step.max(behind), released));
     }
 
     fn give_up_pages(&mut self, last_step: u64, pages: Vec<PageId>) {
         if !pages.is_empty() {
             self.pages.turn(&pages, PageIs::Private, PageIs::Fenced);
-            self.give_up(last_step, Given::Pages(pages));
+            self.give_up(last_step, Released::Pages(pages));
         }
     }
 
-    fn give_back(&mut self, given: Given) {
-        match given {
-            Given::Pages(pages) => self.pages.turn(&pages, PageIs::Fenced, PageIs::Free),
-            Given::Lock(Lock { scope, tokens, pages }) => {
+    fn give_back(&mut self, released: Released) {
+        match released {
+            Released::Pages(pages) => self.pages.turn(&pages, PageIs::Fenced, PageIs::Free),
+            Released::Lock(Lock { scope, tokens, pages }) => {
                 let gone = self.tree.unlock(scope, &tokens, pages);
                 self.pages.turn(&gone, PageIs::Cached, PageIs::Free);
             }
@@ -473,8 +474,8 @@ impl Model {
     fn open_fence(&mut self, step: u64) {
         self.tree.complete_cells(step);
         while self.fence.front().is_some_and(|waits| waits.0 <= step) {
-            let (_, given) = self.fence.pop_front().expect("the front was seen");
-            self.give_back(given);
+            let (_, released) = self.fence.pop_front().expect("the front was seen");
+            self.give_back(released);
         }
     }
 }

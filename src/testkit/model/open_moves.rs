@@ -9,7 +9,7 @@ pub type Path = (u64, u64, Vec<TokenId>);
 
 /// A page of the tree. The version distinguishes it from earlier pages with the same path.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Of {
+pub(super) struct PageVersion {
     pub path: Path,
     pub version: u64,
 }
@@ -17,7 +17,7 @@ pub(super) struct Of {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Put {
     pub number: u64,
-    pub of: Of,
+    pub of: PageVersion,
     /// The host page that the store reads; none for a page of the stage.
     pub host: Option<HostPageId>,
     /// The last save to the page.
@@ -38,7 +38,7 @@ pub(super) struct Fetch {
 /// The pages that stores read and write.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Stores {
-    pub queue: VecDeque<Of>,
+    pub queue: VecDeque<PageVersion>,
     pub puts: Vec<Put>,
     pub last_put: u64,
     pub stage_free: usize,

@@ -1,6 +1,6 @@
 //! The calls about a sequence after its admission, except those of steps.
 
-use super::{AdmissionKind, ForkWant, Given, Lock, Model, PageIs, Sequence, Step};
+use super::{AdmissionKind, ForkWant, Lock, Model, PageIs, Released, Sequence, Step};
 use crate::error::Error;
 use crate::id::{Scope, SeqKey, StepId, TokenId};
 use crate::system::finish::Keep;
@@ -27,7 +27,7 @@ impl Model {
         self.check_chunks(self.chunks_lacking(sequence, len as usize))?;
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.tokens.extend_from_slice(tokens);
-        self.look_at_front(seq, tokens.len() != 1);
+        self.update_front(seq, tokens.len() != 1);
         Ok(())
     }
 
@@ -90,18 +90,18 @@ impl Model {
             }
             let sequence = self.sequences.get_mut(&seq).expect("it lives");
             sequence.marks.remove(&mark);
-            sequence.asked.remove(&mark);
+            sequence.host_marks.remove(&mark);
         }
         self.sequences.get_mut(&seq).expect("it lives").published = end;
         duplicates.extend(self.take_held(seq, |model, reach| model.tree.first_held(reach, end)));
         self.give_up_pages(last_step, duplicates);
-        self.look_at_front(seq, false);
+        self.update_front(seq, false);
     }
 
     /// Releases the pages of a sequence after the first `keep`. None of them is published.
     pub(super) fn trim(&mut self, seq: SeqKey, keep: usize) {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
-        assert!(keep >= sequence.published, "the model trims what is published");
+        assert!(keep >= sequence.published, "the model trims published pages");
         let pages = sequence.split_off(keep);
         let last_step = sequence.last_step;
         self.give_up_pages(last_step, pages);
@@ -121,7 +121,7 @@ impl Model {
         sequence.others.iter_mut().for_each(Vec::clear);
         sequence.held.fill(0);
         sequence.marks.clear();
-        sequence.asked.clear();
+        sequence.host_marks.clear();
         sequence.kept = 0;
         (sequence.on_device, sequence.cell_pages) = (0, 0);
         sequence.table.clear();
@@ -133,7 +133,7 @@ impl Model {
         };
         let last_step = sequence.last_step;
         self.give_up_pages(last_step, pages);
-        self.give_up(last_step, Given::Lock(lock));
+        self.give_up(last_step, Released::Lock(lock));
     }
 
     /// Returns whether W4 holds if a sequence keeps its tails at a mark.
@@ -143,7 +143,7 @@ impl Model {
             |kept| self.outstanding_of(sequence, sequence.promised, sequence.published, kept);
         let more = outstanding(sequence.kept.max(mark)) - outstanding(sequence.kept);
         let promised = self.promised_pages() as usize + more;
-        promised <= (self.there() + self.pages.count(PageIs::Fenced)) as usize
+        promised <= (self.reclaimable() + self.pages.count(PageIs::Fenced)) as usize
     }
 
     /// Keeps the tails at the end of the published pages.
@@ -190,7 +190,7 @@ impl Model {
         sequence.cached_len = 0;
         sequence.planned_len = 0;
         self.counters.preemptions += 1;
-        self.look_at_front(seq, false);
+        self.update_front(seq, false);
         Ok(())
     }
 
@@ -201,9 +201,9 @@ impl Model {
             return Err(Error::NotPreempted { seq });
         }
         self.check_promise(promise)?;
-        // It begins anew: in the present generation, or with prefix reuse off in one of its own.
+        // The sequence begins anew: in the present generation, or without prefix reuse in its own generation.
         let scope = self.next_scope(sequence.scope.namespace);
-        self.ask(scope, &sequence.tokens, promise).check()?;
+        self.estimate(scope, &sequence.tokens, promise).check()?;
         let pages = self.used_hit(scope, &sequence.tokens, promise);
         let hit_len = self.begin_with(seq, scope, promise, pages);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
@@ -238,11 +238,11 @@ impl Model {
         if sequence.marks.contains(&mark) {
             return Ok(());
         }
-        if sequence.asked.len() == 4 {
+        if sequence.host_marks.len() == 4 {
             return Err(Error::OutOfMarks { max: 4 });
         }
         sequence.marks.insert(mark);
-        sequence.asked.insert(mark);
+        sequence.host_marks.insert(mark);
         Ok(())
     }
 
@@ -282,7 +282,7 @@ impl Model {
         }
         self.trim(seq, keep);
         self.counters.rollbacks += 1;
-        self.look_at_front(seq, false);
+        self.update_front(seq, false);
         Ok(())
     }
 
@@ -333,7 +333,7 @@ impl Model {
                 self.tree.gain_cell(&key);
             }
             child.marks.clear();
-            child.asked.clear();
+            child.host_marks.clear();
             child.promised = promised;
             child.preemption_epoch = 0;
             child.admission_kind = None;
@@ -342,7 +342,7 @@ impl Model {
             child.last_step = step.unwrap_or(0);
             self.tree.lock(child.scope, &child.tokens, pages);
             self.sequences.insert(key, child);
-            self.look_at_front(key, true);
+            self.update_front(key, true);
         }
         self.counters.forks += keys.len() as u64;
         let others = parent.others.iter().flat_map(|own| &own[pages..pages + tail]);

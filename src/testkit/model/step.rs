@@ -13,7 +13,7 @@ pub(super) struct Item {
     preemption_epoch: u32,
     pub start: usize,
     pub end: usize,
-    /// Whether a rollback has removed tokens of it, or all its drafts were rejected.
+    /// Whether a rollback has removed some of its tokens, or all its drafts were rejected.
     pub cut: bool,
     /// Its tokens, if they are drafts that wait for `accept`.
     pub draft: Option<Vec<DraftToken>>,
@@ -61,9 +61,9 @@ pub struct RowWant {
     pub seq: SeqKey,
     /// First of its query rows.
     pub qo_start: u32,
-    /// New tokens.
+    /// Number of new tokens.
     pub extend_len: u32,
-    /// All tokens.
+    /// Number of all tokens, including the new ones.
     pub kv_len: u32,
     /// The page table of group 0.
     pub table: Vec<PageId>,
@@ -171,7 +171,7 @@ impl Model {
     }
 
     /// Returns the number of places that a sequence lacks for an item.
-    fn pages_for(&self, item: &Extend) -> usize {
+    fn places_for(&self, item: &Extend) -> usize {
         let sequence = &self.sequences[&item.seq];
         let end = sequence.planned_len + item.len as usize;
         end.div_ceil(self.page_size()) - sequence.table.len()
@@ -184,14 +184,14 @@ impl Model {
             let (len, published) = (sequence.table.len(), sequence.published);
             let outstanding =
                 |len| self.outstanding(sequence.promised, len, published, sequence.kept);
-            outstanding(len) - outstanding(len + self.pages_for(item))
+            outstanding(len) - outstanding(len + self.places_for(item))
         };
         items.iter().map(drawn).sum()
     }
 
     /// Returns whether a valid batch takes only promised pages.
     pub fn is_promised(&self, items: &[Extend]) -> bool {
-        let needed: usize = items.iter().map(|item| self.pages_for(item)).sum();
+        let needed: usize = items.iter().map(|item| self.places_for(item)).sum();
         needed * self.tracks() == self.drawn_by(items)
     }
 
@@ -219,7 +219,7 @@ impl Model {
         }
         self.check_room(items)?;
         self.check_drafts(items, drafts)?;
-        let places: usize = items.iter().map(|item| self.pages_for(item)).sum();
+        let places: usize = items.iter().map(|item| self.places_for(item)).sum();
         let needed = places * self.tracks();
         self.check_pages(needed, self.drawn_by(items))?;
         let mut pages = self.take_pages(needed).into_iter();
@@ -228,7 +228,7 @@ impl Model {
         let track_slots = vec![Vec::new(); self.tracks() - 1];
         let mut plan = PlanWant { step: StepId::new(step), track_slots, ..PlanWant::default() };
         for item in items {
-            let count = self.pages_for(item) * self.tracks();
+            let count = self.places_for(item) * self.tracks();
             let draft = drafts.iter().find(|draft| draft.seq == item.seq);
             self.plan_item(step, item, draft, pages.by_ref().take(count), &mut plan);
         }
@@ -246,7 +246,7 @@ impl Model {
         mut pages: impl Iterator<Item = PageId>,
         plan: &mut PlanWant,
     ) {
-        let (page_size, count) = (self.page_size(), self.pages_for(item));
+        let (page_size, count) = (self.page_size(), self.places_for(item));
         let sequence = self.sequences.get_mut(&item.seq).expect("checked");
         let (start, end) = (sequence.planned_len, sequence.planned_len + item.len as usize);
         // The pages of the first track come first, then those of each further track.

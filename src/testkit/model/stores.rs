@@ -2,7 +2,7 @@
 
 use super::Model;
 use super::host_pages::Hosts;
-use super::open_moves::{Fetch, Of, Path, Put};
+use super::open_moves::{Fetch, PageVersion, Path, Put};
 use super::tree::{Held, Tree};
 use crate::backend::Moved;
 use crate::error::Error;
@@ -24,17 +24,17 @@ pub struct PutWant {
 }
 
 impl Tree {
-    fn is_present(&self, of: &Of) -> bool {
+    fn is_present(&self, of: &PageVersion) -> bool {
         self.pages.get(&of.path).is_some_and(|held| held.version == of.version)
     }
 
     /// Queues a published page to be put.
     pub(super) fn queue_put(&mut self, path: Path) {
         let version = self.pages[&path].version;
-        self.push_put(Of { path, version });
+        self.push_put(PageVersion { path, version });
     }
 
-    fn push_put(&mut self, of: Of) {
+    fn push_put(&mut self, of: PageVersion) {
         if self.stores.queue.len() == self.put_queue_len {
             self.stores.queue.pop_front();
         }
@@ -195,8 +195,8 @@ impl Model {
         moved: Option<Moved>,
     ) -> Result<Option<(u32, Vec<HostPageId>)>, Error> {
         self.check_groups()?;
-        let deaf = self.shape.hashing.is_some_and(|hashing| !hashing.uses_names());
-        if deaf && namespace != Namespace::default() {
+        let ignores_names = self.shape.hashing.is_some_and(|hashing| !hashing.uses_names());
+        if ignores_names && namespace != Namespace::default() {
             return Err(Error::UnnamedNamespace { namespace });
         }
         if !self.tree.hosts.exists() || prompt.is_empty() || prompt.contains(&TokenId::PENDING) {

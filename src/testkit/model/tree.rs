@@ -29,7 +29,7 @@ pub(super) struct Held {
     pub version: u64,
 }
 
-/// A limited group, and the path of the page that its cell stands at.
+/// The index of a limited group, and the path of the page that has the cell.
 pub(in crate::testkit) type CellKey = (usize, Path);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,9 +38,9 @@ pub(in crate::testkit) struct CellHeld {
     pub pages: Vec<PageId>,
     pub host: Vec<HostPageId>,
     pub users: u32,
-    /// Unfinished steps for which released uses wait.
+    /// Unfinished steps of former users. The cell becomes idle when all of them are complete.
     pub waits: Vec<u64>,
-    /// The time when it lost its last user that does not wait for a step.
+    /// The time when it became idle. Until then, the time when it last lost a user.
     pub since: u64,
 }
 
@@ -49,7 +49,7 @@ impl CellHeld {
         self.users == 0 && self.waits.is_empty()
     }
 
-    /// Returns the number of pages that must be loaded before it is used.
+    /// Returns the number of pages that are in host memory alone.
     pub fn host_only(&self) -> usize {
         if self.pages.is_empty() { self.host.len() } else { 0 }
     }
@@ -58,7 +58,7 @@ impl CellHeld {
 /// The result of an insertion.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Published {
-    /// The pages of the path after the lock's end, whether the tree had them or the caller.
+    /// The pages of the path after the locked ones: the tree's page if it already had one, else the caller's.
     pub table: Vec<PageId>,
     /// The caller's pages that now belong to the tree.
     pub taken: Vec<PageId>,
@@ -183,9 +183,9 @@ impl Tree {
     pub(super) fn count_up(&mut self, scope: Scope, tokens: &[TokenId], from: usize, to: usize) {
         for pages in from + 1..=to {
             let path = self.path(scope, tokens, pages);
-            let held = self.pages.get_mut(&path).expect("what is locked is cached");
+            let held = self.pages.get_mut(&path).expect("a locked page is cached");
             held.users += 1;
-            // A page in use has no copy.
+            // A device page in use has no copy in host memory.
             if held.users == 1
                 && held.page.is_some()
                 && let Some(host) = held.host.take()
@@ -207,7 +207,7 @@ impl Tree {
         let mut gone = Vec::new();
         for pages in (1..=pages).rev() {
             let path = self.path(scope, tokens, pages);
-            let held = self.pages.get_mut(&path).expect("what is locked is cached");
+            let held = self.pages.get_mut(&path).expect("a locked page is cached");
             held.users -= 1;
             if held.users > 0 {
                 continue;
@@ -237,12 +237,12 @@ impl Tree {
         let (old, on_device) = (self.matched_len(scope, text), self.matched(scope, text).len());
         let grows = self.can_grow(scope, tokens, old, locked);
         self.cut(scope, tokens, old);
-        // Pages that are in host memory alone take the caller's pages.
+        // Entries in host memory alone take the caller's device pages.
         for pages in on_device + 1..=old {
             let path = self.path(scope, tokens, pages);
             let held = self.pages.get_mut(&path).expect("it was matched");
             held.page = Some(own[pages - 1 - locked]);
-            let host = held.host.take().expect("every page is somewhere");
+            let host = held.host.take().expect("the entry has a host page");
             self.hosts.free(host);
         }
         for pages in old + 1..=end {
@@ -287,7 +287,7 @@ impl Tree {
         others == 0 && self.children(&path).is_empty()
     }
 
-    /// Evicts cells and pages, the longest idle one first, until these are at least `count` pages.
+    /// Evicts cells and pages, the longest idle one first, until at least `count` device pages are free. Returns them.
     pub fn evict(&mut self, count: u32) -> Vec<PageId> {
         let mut gone = Vec::new();
         while gone.len() < count as usize {

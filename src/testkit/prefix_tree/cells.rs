@@ -1,4 +1,5 @@
-//! Cells of both sides: a lock keeps the tails behind its pages, uses those of others, and gives them back.
+//! Cells of the tree and of the model. A lock uses the cells of the tails at the end of its pages, makes missing ones,
+//! and gives them back.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -8,7 +9,7 @@ use crate::id::{CellId, StepId};
 use crate::testkit::model::{CellHeld, CellKey};
 use crate::testkit::replay::agree;
 
-/// The cells that a lock uses, by the model's names of them.
+/// The cells that a lock uses, by their keys in the model.
 pub(super) type Cells = BTreeMap<CellKey, CellId>;
 
 impl Both {
@@ -18,11 +19,12 @@ impl Both {
         self.model.gain_cell(key);
     }
 
-    /// Returns the cells of the tails of a match that is not stale. Its lock may split the node where it ends.
+    /// Returns the cells of the tails of a match that is not stale. The caller calls this before it locks the match,
+    /// because the lock may split a node.
     pub(super) fn tail_cells(&self, kept: &Kept) -> Result<Cells, String> {
         let Kept { found, scope, tokens, .. } = kept;
         let mut keys = self.model.tail_cells(*scope, tokens, found.pages() as usize);
-        // The tree hands over the cells of a group from the last one on.
+        // The tree visits the cells of a group from last to first.
         keys.sort_by_key(|(group, path)| (*group, Reverse(path.2.len())));
         let mut cells = Vec::new();
         self.tree.each_tail_cell(found, |cell| cells.push(cell));
@@ -34,8 +36,7 @@ impl Both {
         Ok(keys.into_iter().zip(cells).collect())
     }
 
-    /// A lock keeps the tails behind its pages: it uses the cells that exist, and makes the others as far as pages are
-    /// free.
+    /// Uses the cells of the tails at the end of a lock's pages, and makes missing ones while pages are free.
     pub(super) fn keep(&mut self, index: usize) -> Result<(), String> {
         let Held { scope, ref tokens, .. } = self.held[index];
         let pages = tokens.len() / self.config.page_size as usize;
@@ -67,7 +68,7 @@ impl Both {
         Ok(())
     }
 
-    /// A lock gives back the cells that it uses, once `step` is complete.
+    /// Gives back the cells that a lock uses. They wait for `step`.
     pub(super) fn give_back(&mut self, index: usize, step: StepId) {
         let held = &mut self.held[index];
         held.last_step = held.last_step.max(step);

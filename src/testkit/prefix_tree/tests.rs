@@ -9,7 +9,8 @@ struct Follower {
     all: HashMap<PageId, CachedPage>,
     /// Pages that can match.
     present: HashMap<PageId, CachedPage>,
-    given: [usize; 2],
+    /// Number of detached pages of old generations, and of the present one.
+    detached: [usize; 2],
 }
 
 impl Follower {
@@ -27,7 +28,7 @@ impl Follower {
             }
             return;
         }
-        self.given[usize::from(present)] += pages.len();
+        self.detached[usize::from(present)] += pages.len();
         for (page, cached) in pages.into_iter().rev() {
             assert_eq!(self.all.remove(&page), Some(cached), "the attached page is detached");
             assert_eq!(self.present.remove(&page).is_some(), present);
@@ -38,8 +39,8 @@ impl Follower {
 }
 
 #[test]
-fn attached_minus_detached_pages_equal_the_trees() {
-    let mut given = [0; 2];
+fn the_log_reproduces_the_pages_of_the_tree() {
+    let mut detached = [0; 2];
     for seed in 0..60 {
         let (config, ops) = prefix_ops(seed, 250);
         let mut both = Both::new(config);
@@ -57,7 +58,7 @@ fn attached_minus_detached_pages_equal_the_trees() {
             present.retain(|_, cached| cached.scope.generation == both.generation);
             assert_eq!(follower.present, present, "seed {seed}, {op:?}");
         }
-        (0..2).for_each(|i| given[i] += follower.given[i]);
+        (0..2).for_each(|i| detached[i] += follower.detached[i]);
     }
-    assert!(given.iter().all(|&pages| pages > 1000), "old and present ones: {given:?}");
+    assert!(detached.iter().all(|&pages| pages > 1000), "old and present pages: {detached:?}");
 }

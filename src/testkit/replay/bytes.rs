@@ -106,31 +106,31 @@ impl Inspect for Cpu {
     }
 }
 
-/// Returns a mark for each token: `marks[i]` depends on the scope and on tokens `0..=i`.
-pub(super) fn marks(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
-    let mut mark = mix(mix(scope.namespace.raw()) ^ scope.generation);
+/// Returns the seed of each token's K and V: seed `i` depends on the scope and on tokens `0..=i`.
+pub(super) fn seeds(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
+    let mut seed = mix(mix(scope.namespace.raw()) ^ scope.generation);
     let step = |token: &TokenId| {
-        mark = mix(mark.wrapping_mul(31) ^ u64::from(token.raw() + 1));
-        mark
+        seed = mix(seed.wrapping_mul(31) ^ u64::from(token.raw() + 1));
+        seed
     };
     tokens.iter().map(step).collect()
 }
 
 /// Returns a token's values in one plane, `[heads, elements]`, which the pool represents exactly. In a quantised pool,
-/// the bytes and the scales depend on the mark.
-pub(super) fn numbers(layout: &PoolLayout, mark: u64, plane: usize, layer: LayerId) -> Vec<f32> {
+/// the bytes and the scales depend on the seed.
+pub(super) fn numbers(layout: &PoolLayout, seed: u64, plane: usize, layer: LayerId) -> Vec<f32> {
     let of = &layout.planes()[plane];
     // Layer and plane have bits of their own, because layers of other groups may have other numbers of planes.
     let row = u64::from(layer.raw()) << 40 | (plane as u64) << 32;
     let count = u64::from(of.heads * of.elements);
-    let drawn = (0..count).map(|i| (mix(mark ^ mix(row | i)) & 0xff) as u8);
+    let drawn = (0..count).map(|i| (mix(seed ^ mix(row | i)) & 0xff) as u8);
     let source = match of.name {
         PlaneName::KScales if layout.is_latent() => PlaneName::Latent,
         PlaneName::KScales => PlaneName::K,
         PlaneName::VScales => PlaneName::V,
         name => name,
     };
-    let scale = |head| scale(layout, mark ^ mix(row_of(layout, source, layer)), head);
+    let scale = |head| scale(layout, seed ^ mix(row_of(layout, source, layer)), head);
     if source != of.name {
         return (0..of.heads).map(scale).collect();
     }
@@ -142,7 +142,8 @@ pub(super) fn numbers(layout: &PoolLayout, mark: u64, plane: usize, layer: Layer
     heads.flat_map(|(head, bytes)| head_of(layout, of, bytes, scale(head))).collect()
 }
 
-/// Returns the numbers of one head. The first is the maximum, from which the store computes the scale.
+/// Returns the numbers of one head. With scales by token, the first has the largest magnitude, from which the store
+/// computes the scale.
 fn head_of(layout: &PoolLayout, of: &Plane, bytes: &[u8], scale: f32) -> Vec<f32> {
     debug_assert_eq!(bytes.len(), of.elements as usize);
     const LARGEST: u8 = 0x7e;
@@ -155,9 +156,9 @@ fn head_of(layout: &PoolLayout, of: &Plane, bytes: &[u8], scale: f32) -> Vec<f32
 }
 
 /// Returns a head's scale. It is a power of two, so that products with it are exact.
-fn scale(layout: &PoolLayout, mark: u64, head: u32) -> f32 {
+fn scale(layout: &PoolLayout, seed: u64, head: u32) -> f32 {
     match layout.scaling() {
-        Some(Scaling::ByToken) => 2_f32.powi((mix(mark ^ u64::from(head)) % 16) as i32 - 8),
+        Some(Scaling::ByToken) => 2_f32.powi((mix(seed ^ u64::from(head)) % 16) as i32 - 8),
         _ => 1.0,
     }
 }

@@ -75,7 +75,7 @@ impl<B: Inspect> Host<B> {
         self.listen().and_then(|()| self.compare())?;
         let stats = self.engine.stats();
         let left = [stats.private_pages, stats.fenced_pages, stats.protected_pages];
-        agree("what is left in use", &left, &[0; 3])?;
+        agree("pages left in use", &left, &[0; 3])?;
         agree("sequences and steps left", &[stats.sequences, stats.steps], &[0; 2])
     }
 
@@ -86,9 +86,9 @@ impl<B: Inspect> Host<B> {
         let got = self.engine.admit(namespace, &prompt, promise);
         let want = self.model.admit(got.unwrap_or_default(), namespace, &prompt, promise);
         let want = self.model.counted(want);
-        self.answer("admit", &got.map(|_| ()), &want)?;
+        self.check_result("admit", &got.map(|_| ()), &want)?;
         if let Ok(seq) = got {
-            self.took_in(seq, prompt.clone())?;
+            self.add_live(seq, prompt.clone())?;
         }
         self.remember(prompt);
         Ok(())
@@ -127,7 +127,7 @@ impl<B: Inspect> Host<B> {
         let (namespace, first) = self.prompt(spec);
         let promise = self.promise(spec.promise, first.len());
         let max = self.engine.shape().max_sequence_len as usize;
-        // Every second text has another end or another namespace.
+        // Texts 1 to 3 are longer than text 0 by half a page, a page and nothing. Text 3 is in the other namespace.
         let texts: Vec<Vec<_>> = (0..usize::from(count))
             .map(|i| {
                 let more = (i % 3) * self.page_size() / 2;
@@ -158,10 +158,10 @@ impl<B: Inspect> Host<B> {
         });
         let want = self.model.admit_batch(&keys, &prompts);
         let want = self.model.counted(want);
-        self.answer("admit_batch", &got, &want)?;
+        self.check_result("admit_batch", &got, &want)?;
         if got.is_ok() {
             for (key, text) in keys.into_iter().zip(&texts) {
-                self.took_in(key, text.clone())?;
+                self.add_live(key, text.clone())?;
             }
         }
         texts.into_iter().for_each(|text| self.remember(text));
@@ -216,7 +216,7 @@ impl<B: Inspect> Host<B> {
     ) -> Result<(), String> {
         match (got, want) {
             (Ok(plan), Ok(want)) => {
-                self.answer("plan_batch", &Ok(plan.plan().step), &Ok(want.step))?;
+                self.check_result("plan_batch", &Ok(plan.plan().step), &Ok(want.step))?;
                 self.planned(items, &plan, &want)
             }
             (Err(None), Ok(want)) if self.engine.backend().failures() > failures => {
@@ -230,7 +230,7 @@ impl<B: Inspect> Host<B> {
                     self.summary.count("plan_batch promised, but later".to_owned());
                     agree("promised pages come back", &after.is_some(), &true)?;
                 }
-                self.answer("plan_batch", &Err(got), &want.map(|want| want.step))
+                self.check_result("plan_batch", &Err(got), &want.map(|want| want.step))
             }
             (got, want) => {
                 let got = got.map(|plan| plan.plan().step);
@@ -309,13 +309,13 @@ impl<B: Inspect> Host<B> {
 
     fn store(&mut self, plan: &BatchPlan<'_>, want: &PlanWant) -> Result<(), String> {
         let layout = self.engine.shape().layout;
-        let mut marks = Vec::new();
+        let mut seeds = Vec::new();
         for row in &want.rows {
             let scope = self.model.scope(row.seq).map_err(|error| error.to_string())?;
             let text = &self.texts[&row.seq][..row.kv_len as usize];
             let start = (row.kv_len - row.extend_len) as usize;
             if self.model.waiting(row.seq).is_none() {
-                marks.extend_from_slice(&bytes::marks(scope, text)[start..]);
+                seeds.extend_from_slice(&bytes::seeds(scope, text)[start..]);
                 continue;
             }
             // K and V of a draft depend on its own branch.
@@ -323,7 +323,7 @@ impl<B: Inspect> Host<B> {
                 let seen = self.model.drafts_seen(row.seq, token);
                 let branch = seen.into_iter().map(|at| text[start + at]);
                 let text: Vec<_> = text[..start].iter().copied().chain(branch).collect();
-                marks.extend(bytes::marks(scope, &text).last());
+                seeds.extend(bytes::seeds(scope, &text).last());
             }
         }
         for layer in (0..layout.layers()).map(LayerId::new) {
@@ -333,11 +333,11 @@ impl<B: Inspect> Host<B> {
             let [k, v] = rows.map(|names| -> Vec<f32> {
                 let stored = |&plane: &usize| names.contains(&layout.planes()[plane].name);
                 let planes = (0..layout.planes().len()).filter(stored);
-                let row = |&mark: &u64| {
+                let row = |&seed: &u64| {
                     let planes = planes.clone();
-                    planes.flat_map(move |plane| bytes::numbers(&layout, mark, plane, layer))
+                    planes.flat_map(move |plane| bytes::numbers(&layout, seed, plane, layer))
                 };
-                marks.iter().flat_map(row).collect()
+                seeds.iter().flat_map(row).collect()
             });
             let stored = self.engine.backend_mut().store(plan, layer, &k, &v);
             stored.map_err(|error| error.to_string())?;
@@ -367,7 +367,7 @@ impl<B: Inspect> Host<B> {
         }
         let got = self.engine.append(seq, &tokens);
         let want = self.model.append(seq, &tokens);
-        self.answer("append", &got, &want)?;
+        self.check_result("append", &got, &want)?;
         if want.is_ok() {
             let text = self.texts.entry(seq).or_default();
             let old = text.len() - known;
@@ -381,7 +381,7 @@ impl<B: Inspect> Host<B> {
         let step = turn.unwrap_or(self.any_step(pick));
         let got = self.engine.commit(step);
         let want = self.model.commit(step);
-        self.answer("commit", &got, &want)
+        self.check_result("commit", &got, &want)
     }
 
     fn complete(&mut self, pick: u8) -> Result<(), String> {
@@ -395,7 +395,7 @@ impl<B: Inspect> Host<B> {
         let got = self.engine.complete(step);
         let want = self.model.complete(step);
         self.touched.retain(|&step, _| step > self.model.completed());
-        self.answer("complete", &got, &want)
+        self.check_result("complete", &got, &want)
     }
 
     fn abort(&mut self, pick: u8) -> Result<(), String> {
@@ -407,7 +407,7 @@ impl<B: Inspect> Host<B> {
         for seq in self.live.clone() {
             self.cut_text(seq);
         }
-        self.answer("abort", &got, &want)
+        self.check_result("abort", &got, &want)
     }
 
     fn finish(&mut self, pick: u8, keep: Keep) -> Result<(), String> {
@@ -417,7 +417,7 @@ impl<B: Inspect> Host<B> {
             Keep::Drop => self.engine.finish_with(seq, keep),
         };
         let want = self.model.finish(seq, keep);
-        self.answer("finish", &got, &want)?;
+        self.check_result("finish", &got, &want)?;
         if want.is_ok() {
             self.live.retain(|&live| live != seq);
             self.gone.push(seq);
@@ -432,7 +432,7 @@ impl<B: Inspect> Host<B> {
         let got = self.engine.preempt(seq, keep);
         let want = self.model.preempt(seq, keep);
         self.cut_text(seq);
-        self.answer("preempt", &got, &want)
+        self.check_result("preempt", &got, &want)
     }
 
     fn resume(&mut self, pick: u8, promise: Promise) -> Result<(), String> {
@@ -444,7 +444,7 @@ impl<B: Inspect> Host<B> {
         let got = self.engine.resume(seq, promise);
         let want = self.model.resume(seq, promise);
         let want = self.model.counted(want);
-        self.answer("resume", &got, &want)
+        self.check_result("resume", &got, &want)
     }
 
     fn promise_more(&mut self, pick: u8, promise: Promise) -> Result<(), String> {
@@ -453,7 +453,7 @@ impl<B: Inspect> Host<B> {
         let got = self.engine.promise(seq, promise);
         let want = self.model.promise(seq, promise);
         let want = self.model.counted(want);
-        self.answer("promise", &got, &want)
+        self.check_result("promise", &got, &want)
     }
 
     fn mark(&mut self, pick: u8, more: u8) -> Result<(), String> {
@@ -463,7 +463,7 @@ impl<B: Inspect> Host<B> {
         let len = (self.model.published_len(seq) + more).saturating_sub(page_size.div_ceil(2));
         let got = self.engine.mark(seq, len);
         let want = self.model.mark(seq, len);
-        self.answer("mark", &got, &want)
+        self.check_result("mark", &got, &want)
     }
 
     fn load(&mut self, first: u8, count: u8) -> Result<(), String> {
@@ -480,7 +480,7 @@ impl<B: Inspect> Host<B> {
         if want == Ok(false) {
             self.summary.count("load Backend".to_owned());
         }
-        self.answer("load", &got, &want)
+        self.check_result("load", &got, &want)
     }
 
     fn save_ahead(&mut self, pages: u8) -> Result<(), String> {
@@ -491,7 +491,7 @@ impl<B: Inspect> Host<B> {
         if want.is_none() {
             self.summary.count("save_ahead Backend".to_owned());
         }
-        self.answer("save_ahead", &Ok(got), &Ok(want))
+        self.check_result("save_ahead", &Ok(got), &Ok(want))
     }
 
     /// Returns the number of known tokens of a sequence; 0 if it is finished.
@@ -521,7 +521,7 @@ impl<B: Inspect> Host<B> {
         self.model.expect_moves(moves);
         let want = self.model.fork(&keys, seq, promise);
         let want = self.model.counted(want);
-        self.answer("fork", &got, &want)?;
+        self.check_result("fork", &got, &want)?;
         if let Ok(ForkWant { copies, step }) = got {
             if let Some(step) = step {
                 let targets: Vec<_> = copies.iter().map(|copy| copy.1).collect();
@@ -532,7 +532,7 @@ impl<B: Inspect> Host<B> {
             let text =
                 self.texts.get(&seq).map_or(Vec::new(), |text| text[..self.known(seq)].to_vec());
             for key in keys {
-                self.took_in(key, text.clone())?;
+                self.add_live(key, text.clone())?;
             }
         }
         Ok(())
@@ -575,7 +575,7 @@ impl<B: Inspect> Host<B> {
         if want.is_ok() {
             self.texts.entry(seq).or_default().truncate(len as usize);
         }
-        self.answer("rollback", &got, &want)
+        self.check_result("rollback", &got, &want)
     }
 }
 

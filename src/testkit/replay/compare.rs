@@ -26,7 +26,7 @@ impl<B: Inspect> Host<B> {
             agree("is_leading", &got, &self.model.is_leading(seq, leader.cached_len, *cuts))?;
             if got {
                 let tokens = self.model.tokens(seq).map(|tokens| &tokens[..text.len()]);
-                agree("what a leader was named for", &tokens, &Ok(&text[..]))?;
+                agree("the tokens of a leader", &tokens, &Ok(&text[..]))?;
             }
         }
         self.compare_touched()?;
@@ -70,8 +70,8 @@ impl<B: Inspect> Host<B> {
             Ok::<_, String>(at.and_then(|at| table.get(at).copied()))
         };
         let cached_len = self.model.cached_len(seq).map_err(|error| error.to_string())? as usize;
-        let marks = bytes::marks(scope, &self.texts[&seq][..cached_len]);
-        for (position, &mark) in marks.iter().enumerate() {
+        let seeds = bytes::seeds(scope, &self.texts[&seq][..cached_len]);
+        for (position, &seed) in seeds.iter().enumerate() {
             let (page, offset) =
                 (position as u32 / layout.page_size(), position as u32 % layout.page_size());
             for layer in (0..layout.layers()).map(LayerId::new) {
@@ -83,7 +83,7 @@ impl<B: Inspect> Host<B> {
                     let Some(got) = self.engine.backend().load(name, layer, slot) else {
                         return Ok(());
                     };
-                    if got != bytes::numbers(&layout, mark, i, layer) {
+                    if got != bytes::numbers(&layout, seed, i, layer) {
                         return Err(format!(
                             "{name:?} of {layer:?} at position {position}, {slot:?}, is another token's"
                         ));
@@ -94,7 +94,7 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    /// Checks that no page that an unfinished step may access is free.
+    /// Checks that no unfinished step may access a free page.
     fn compare_touched(&self) -> Result<(), String> {
         for (step, pages) in &self.touched {
             if let Some(page) = pages.iter().find(|&&page| self.model.is_free(page)) {

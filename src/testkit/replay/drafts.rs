@@ -52,13 +52,13 @@ impl<B: Inspect> Host<B> {
                 _ => {}
             }
         }
-        let (off, far) = (vec![1_u64 << 63; 70], vec![u32::MAX; 70]);
+        let (wrong_masks, far_positions) = (vec![1_u64 << 63; 70], vec![u32::MAX; 70]);
         if let Some(draft) = drafts.last_mut() {
             let len = draft.masks.len();
             match twist {
-                0 => draft.masks = &off[..len],
-                1 => draft.positions = &far[..len],
-                2 => draft.masks = &off[..len + 1],
+                0 => draft.masks = &wrong_masks[..len],
+                1 => draft.positions = &far_positions[..len],
+                2 => draft.masks = &wrong_masks[..len + 1],
                 3 => draft.seq = SeqKey::default(),
                 4 => drafts.reverse(),
                 _ => {}
@@ -147,7 +147,7 @@ impl<B: Inspect> Host<B> {
             let all = moved.iter();
             all.map(|&(seq, first, keep)| Compaction { row: row(seq), first, keep }).collect()
         });
-        self.answer("accept", &got, &moved.map_err(|error| *error))?;
+        self.check_result("accept", &got, &moved.map_err(|error| *error))?;
         if want.is_ok() {
             for ((seq, tokens), start) in seqs.iter().zip(&branches).zip(starts) {
                 let text = self.texts.get_mut(seq).expect("it lives");

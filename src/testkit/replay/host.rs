@@ -32,7 +32,7 @@ pub(super) fn names(namespace: Namespace) -> NamespaceNames {
 type Bytes = Option<Vec<u8>>;
 
 /// A put that the store reads.
-pub(super) struct Given {
+pub(super) struct OpenPut {
     pub id: PutId,
     pub number: u64,
     pub key: (u64, PageHash),
@@ -47,11 +47,11 @@ pub(super) struct OpenFetch {
     pub arrived: usize,
 }
 
-/// What the store has, by generation and hash, and what it is at.
+/// The store: its pages by generation and hash, and its open puts and fetches.
 #[derive(Default)]
 pub(super) struct Store {
     pub pages: BTreeMap<(u64, PageHash), Bytes>,
-    pub puts: Vec<Given>,
+    pub puts: Vec<OpenPut>,
     pub fetches: Vec<OpenFetch>,
     pub fetch_count: u64,
     pub generation: u64,
@@ -72,7 +72,8 @@ pub(super) struct Host<B> {
     pub(super) scratch: StepScratch,
     /// Pages in the rows of each unfinished step.
     pub(super) touched: BTreeMap<StepId, BTreeSet<PageId>>,
-    /// Recent leaders, each with the number of its text's cuts and the tokens for which it was named.
+    /// Recent leaders, each with the number of removals of its tokens when it was named, and the prompt's tokens that
+    /// are cached once it has computed them.
     pub(super) leaders: VecDeque<(Leader, usize, Vec<TokenId>)>,
     pub(super) store: Store,
     /// An index from events alone, and the number of ops between drains.
@@ -139,7 +140,7 @@ impl<B: Inspect> Host<B> {
     }
 
     /// Compares the results of a call, and counts the result.
-    pub(super) fn answer<T: PartialEq + fmt::Debug>(
+    pub(super) fn check_result<T: PartialEq + fmt::Debug>(
         &mut self,
         call: &str,
         got: &Result<T, Error>,
@@ -175,10 +176,10 @@ impl<B: Inspect> Host<B> {
         }
     }
 
-    /// Returns any planned step, the step before the first, or the next step.
+    /// Returns the next step or one of the seven before it. Step 0 is never planned.
     pub(super) fn any_step(&self, pick: u8) -> StepId {
         let count = self.model.last_step().raw() + 2;
-        // Old steps are many and alike, so mostly the last few are picked.
+        // Older steps are alike, so they are never picked.
         let back = u64::from(pick) % count.min(8);
         StepId::new(count - 1 - back)
     }
@@ -241,9 +242,9 @@ impl<B: Inspect> Host<B> {
         }
     }
 
-    pub(super) fn took_in(&mut self, seq: SeqKey, text: Vec<TokenId>) -> Result<(), String> {
+    pub(super) fn add_live(&mut self, seq: SeqKey, text: Vec<TokenId>) -> Result<(), String> {
         if self.live.contains(&seq) || self.gone.contains(&seq) {
-            return Err(format!("the key {seq:?} is given out twice"));
+            return Err(format!("the engine returned the key {seq:?} twice"));
         }
         self.live.push(seq);
         self.texts.insert(seq, text);

@@ -3,7 +3,7 @@
 
 use super::agree;
 use super::bytes::Inspect;
-use super::host::{Given, Host, OpenFetch, names};
+use super::host::{Host, OpenFetch, OpenPut, names};
 use crate::error::EngineError;
 use crate::hash::PageHash;
 use crate::id::{HostPageId, Namespace, TokenId};
@@ -32,7 +32,7 @@ impl<B: Inspect> Host<B> {
                 Err(EngineError::Core(error)) => Err(error),
                 _ => Ok(()),
             };
-            return self.answer("puts", &got, &Err(error));
+            return self.check_result("puts", &got, &Err(error));
         }
         let moved_failed = answer.is_err() && moves.last() != Some(&true);
         let saved = (!moved_failed).then(|| self.engine.backend_mut().last_moved().saved.raw());
@@ -46,7 +46,7 @@ impl<B: Inspect> Host<B> {
             self.compare_put(&got, &want)?;
             let bytes = self.engine.backend_mut().read_host(got.page);
             let (key, number) = ((want.path.1, got.key), want.number);
-            self.store.puts.push(Given { id: got.id, number, key, page: got.page, bytes });
+            self.store.puts.push(OpenPut { id: got.id, number, key, page: got.page, bytes });
             Ok(())
         })
     }
@@ -70,7 +70,7 @@ impl<B: Inspect> Host<B> {
             return Ok(());
         }
         let at = usize::from(pick) % self.store.puts.len();
-        let Given { id, number, key, page, bytes } = self.store.puts.remove(at);
+        let OpenPut { id, number, key, page, bytes } = self.store.puts.remove(at);
         let now = self.engine.backend_mut().read_host(page);
         agree("the bytes that a put reads", &now, &bytes)?;
         let got = [(); 2].map(|()| self.engine.put_done(id, ok));
@@ -97,7 +97,7 @@ impl<B: Inspect> Host<B> {
         let moved = moved.map(|()| self.engine.backend_mut().last_moved());
         let want = self.model.fetch(namespace, &prompt, most, moved);
         let pages = got.clone().map(|got| got.map(|(_, cached, pages)| (cached, pages)));
-        self.answer("fetch", &pages, &want)?;
+        self.check_result("fetch", &pages, &want)?;
         let Ok(Some((id, cached, pages))) = got else { return Ok(()) };
         self.summary.count("fetch of pages".to_owned());
         let shape = self.engine.shape();

@@ -66,7 +66,8 @@ pub struct Leader {
     /// Number of the prompt's first tokens that are cached once the sequence has committed them; greater than
     /// [`Admission::cached_len`].
     pub cached_len: u32,
-    /// Value of the sequence's count of cuts when the engine named it as the leader. A later cut changes the count.
+    /// Number of times that the sequence had dropped known tokens when the engine named it as the leader. A later drop
+    /// changes the number.
     pub(crate) cuts: u32,
 }
 

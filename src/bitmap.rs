@@ -147,7 +147,7 @@ impl Bitmap {
     /// Removes the `out.len()` lowest members and writes them in ascending order.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the set has fewer members.
     pub fn take_lowest(&mut self, mut out: &mut [u32]) {
         while !out.is_empty() {
             let index = self.lowest_word().expect("the caller checked the count");
@@ -160,7 +160,7 @@ impl Bitmap {
     }
 }
 
-/// Returns `len` bits of one value; the rest of the last word is 0.
+/// Returns `len` bits, all equal to `set`. The rest of the last word is 0.
 fn bits(len: usize, set: bool) -> Result<Vec<u64>, OutOfMemory> {
     let mut words = filled(len.div_ceil(WORD) as u64, if set { u64::MAX } else { 0 })?;
     words.view_bits_mut::<Lsb0>()[len..].fill(false);
@@ -307,7 +307,7 @@ mod tests {
                 let mut part: Vec<u32> = part.filter(|n| !list.contains(n)).collect();
                 match draw(6) {
                     0 => part.reverse(),
-                    // The last numbers look like the end of a run.
+                    // The last number fits the run, although earlier ones are out of order.
                     1 if part.len() > 4 => part[1..4].reverse(),
                     _ => {}
                 }

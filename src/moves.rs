@@ -18,7 +18,7 @@ pub struct FetchId(pub(crate) u64);
 pub struct Put<'a> {
     /// Identifies the put until it is done.
     pub id: PutId,
-    /// Hash of the page, which is the record's key.
+    /// Hash of the page: its key in the store.
     pub key: PageHash,
     /// Hash of the page before it; `None` for the first page of a prefix.
     pub parent: Option<PageHash>,

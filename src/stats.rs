@@ -1,4 +1,4 @@
-//! The counters and levels of an engine: [`Stats`]. `system/` and `engine/` count.
+//! The counters and levels of an engine: [`Stats`]. `system/` and `engine/` update the counters.
 
 use std::fmt;
 use std::ops::Sub;
@@ -49,9 +49,9 @@ stats! {
     counters {
         /// Admitted prompts with at least one committed step. A preempted and resumed prompt counts once.
         prompts,
-        /// Tokens of those prompts.
+        /// Tokens of the prompts that `prompts` counts.
         prompt_tokens,
-        /// Tokens of those prompts that were cached, counted when a prompt's first step is committed.
+        /// Tokens of `prompt_tokens` that were cached, counted when a prompt's first step is committed.
         hit_tokens,
         /// Tokens of resumed sequences that were still cached, counted at the first commit after the resume.
         resume_hit_tokens,
@@ -75,15 +75,15 @@ stats! {
         rollbacks,
         /// Verified drafts, which are drafts passed to `accept`.
         drafts,
-        /// Guessed tokens of those drafts. The root of a draft is no guess if it is the last sampled token.
+        /// Guessed tokens of verified drafts. The root of a draft is no guess if it is the last sampled token.
         draft_tokens,
-        /// Guessed tokens that were kept.
+        /// Guessed tokens that `accept` kept.
         accepted_tokens,
         /// Pages that became matchable.
         published_pages,
         /// Computed pages released because the tree already contained the same tokens.
         duplicate_pages,
-        /// Pages evicted from the tree.
+        /// Pages of group 0 evicted from the device.
         evicted_pages,
         /// Cells evicted: cached pages of one group of layers other than group 0.
         evicted_cells,
@@ -101,7 +101,7 @@ stats! {
         put_pages,
         /// Pages dropped from host memory to make room.
         host_evicted_pages,
-        /// Cached pages evicted from the last tier that had them, and not known to be in a store.
+        /// Cached pages dropped from the last tier that had them, unless a store has them; 0 without host memory.
         lost_pages,
         /// Pages whose copy to host memory failed.
         failed_saves,
@@ -144,10 +144,10 @@ struct Number {
 }
 
 impl Stats {
-    /// Returns `answer`, and counts it if it is a rejection for lack of resources.
-    pub(crate) fn count_refusal<T>(&mut self, answer: Result<T, Error>) -> Result<T, Error> {
-        self.refusals += u64::from(answer.as_ref().is_err_and(Error::is_shortage));
-        answer
+    /// Returns `result`, and counts it if it is a rejection for lack of resources.
+    pub(crate) fn count_refusal<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+        self.refusals += u64::from(result.as_ref().is_err_and(Error::is_shortage));
+        result
     }
 
     /// Returns the fraction of prompt tokens that were cached, from 0 to 1; 0 without prompts.

@@ -27,13 +27,14 @@ pub struct StepItem {
     pub preemption_epoch: u32,
     /// The sequence's `planned_len` before the step.
     pub start: u32,
-    /// The sequence's `planned_len` after the step; later rollbacks reduce it.
+    /// The sequence's `planned_len` after the step; `accept` and later rollbacks reduce it.
     pub end: u32,
     /// The sequence's `dirty_from` before the step.
     pub dirty_from: u32,
     /// Number of the sequence's previous item; 0 if there is none.
     pub previous: u64,
-    /// Whether a later rollback has cut the item. Its sample is then not the sequence's next token.
+    /// Whether a later rollback has cut the item, or `accept` has kept none of its drafts. The step's sample is then
+    /// not the sequence's next token.
     pub cut: bool,
 }
 
@@ -66,7 +67,7 @@ impl StepLog {
     /// Creates a log for at most `max` unfinished steps of at most `batch` sequences each.
     ///
     /// # Panics
-    /// If the system has no memory for the log.
+    /// If the system lacks the memory.
     pub fn new(max: u32, batch: u32) -> Self {
         Self::try_new(max, batch).expect("the system has the memory")
     }
@@ -312,7 +313,7 @@ impl StepLog {
             return Err("L1: every item belongs to a step");
         }
         if self.first_open != self.find_open(0) {
-            return Err("L2: the first open plan is known");
+            return Err("L2: the log stores the first open plan");
         }
         Ok(())
     }
@@ -359,8 +360,8 @@ mod tests {
     }
 
     #[test]
-    fn l2_the_first_open_plan_is_known() {
-        let known = "L2: the first open plan is known";
+    fn l2_the_log_stores_the_first_open_plan() {
+        let known = "L2: the log stores the first open plan";
         assert_eq!(broken(|log| log.first_open = None), known);
         assert_eq!(broken(|log| log.steps[1].open = false), known);
     }

@@ -50,8 +50,8 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// [`Error::NamespaceNamed`] if the namespace already has other names. [`Error::NamesTaken`] if another namespace
-    /// has names with the same effect on hashes; some hash recipes ignore all names.
-    /// [`EngineConfig::hashing`](crate::EngineConfig::hashing); some recipes use none of them.
+    /// has names with the same effect on hashes. Some recipes of
+    /// [`EngineConfig::hashing`](crate::EngineConfig::hashing) ignore all names.
     pub fn name_namespace(
         &mut self,
         namespace: Namespace,

@@ -32,8 +32,8 @@ impl<B: Backend> Engine<B> {
     ///
     /// With [`prefault`](crate::EngineConfig::prefault) the call also touches all host memory of the tables, so that no
     /// step pays for a page fault. If the operating system over-commits memory, touching memory that the machine cannot
-    /// back ends the process. The call first reserves the memory in one piece, for which most systems return an error
-    /// instead. [`Cpu`](crate::Cpu) touches its pool as pages are first written.
+    /// back ends the process. The call therefore first allocates and frees the total in one piece: most systems reject
+    /// a piece larger than all their memory. [`Cpu`](crate::Cpu) touches its pool as pages are first written.
     ///
     /// # Errors
     /// [`EngineError::Config`] for an invalid config, with

@@ -18,7 +18,7 @@ impl<B: Backend> Engine<B> {
         self.sequence(seq).map(|sequence| sequence.cached_len)
     }
 
-    /// Returns `cached_len` plus the tokens that unfinished plans will add.
+    /// Returns `cached_len` plus the tokens of plans that are neither committed nor aborted.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].

@@ -44,9 +44,9 @@ impl<B: Backend> Engine<B> {
     ///
     /// The first [`cached_len`](Engine::cached_len) tokens need no computing.
     ///
-    /// `promise` is a number of tokens, prompt and output together. The engine reserves pages for those that are not
-    /// cached. The last sampled token needs no K and V. With 0, plans take available pages, and the host may have to
-    /// preempt other sequences.
+    /// `promise` is a number of tokens, prompt and output together. It need not include the last sampled token, which
+    /// needs no K and V. The engine reserves pages for the promised tokens that are not cached. With 0, plans take
+    /// available pages, and the host may have to preempt other sequences.
     ///
     /// [`available`](Engine::available) excludes promised pages, so no other sequence takes them. Plans of the sequence
     /// take promised pages first, then available ones. Pages that an abort or a rollback releases are promised again. A
@@ -88,9 +88,9 @@ impl<B: Backend> Engine<B> {
 
     /// Returns whether a leader will still publish the tokens for which it was named. O(1).
     ///
-    /// False once its sequence has dropped one of these tokens, whatever is appended later. Also false, too early, for
-    /// a sequence that was cut below these tokens before it was named and above them later;
-    /// [`admission`](Engine::admission) then names it again.
+    /// Returns false once the leader's sequence has dropped one of these tokens, whatever the host appends later. May
+    /// return false too early: if the sequence had dropped such tokens before it was named, a later drop of other
+    /// tokens also ends its lead. [`admission`](Engine::admission) then names it again.
     pub fn is_leading(&self, leader: &Leader) -> bool {
         is_leading(&IsLeading::of(&self.world), leader)
     }
@@ -109,7 +109,8 @@ impl<B: Backend> Engine<B> {
 
     /// Appends tokens to a sequence: sampled tokens, drafts, or the next turn of a conversation. O(tokens).
     ///
-    /// Legal after the plan that reserved their places, before or after its commit.
+    /// The host may call it before or after the plan that reads the tokens, and before or after the commit of the step
+    /// that sampled them.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfTokens`].
@@ -159,8 +160,8 @@ impl<B: Backend> Engine<B> {
 
     /// Cuts a sequence to its first `len` tokens, for rejected drafts or an edited turn. O(pages released).
     ///
-    /// Unfinished steps of the sequence then count only up to `len`. Roll drafts back before the commit that would
-    /// publish them, and append before the next plan.
+    /// A later commit of an unfinished step counts only the sequence's tokens before `len`. Roll drafts back before the
+    /// commit that would publish them, and append before the next plan.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::NotAccepted`]. [`Error::RollbackLen`] for 0, for less than is published, or
@@ -172,12 +173,15 @@ impl<B: Backend> Engine<B> {
     /// Adds a place where prompts can match: the end of the whole pages among a running sequence's first `len` tokens.
     /// O(pages kept).
     ///
-    /// With [groups of layers](crate::Groups), a prompt matches only at places where the cache keeps what the next
-    /// token reads in every group. The engine keeps it at the end of a sequence's prompt, where the prompt diverges
-    /// from a cached one, and at the end of the sequence. The host marks other places: the end of a system prompt, or
-    /// the [`cached_len`](Leader::cached_len) of a [leader](Admission::leader). A mark takes effect when exactly these
-    /// pages are published. At most 4 marks wait, and a preemption drops them. A mark keeps nothing while promises need
-    /// the pages. Without groups of layers, and in [`PrefixMode::None`](crate::PrefixMode::None), marks have no effect.
+    /// With [groups of layers](crate::Groups), a prompt matches only at places where the cache has the pages that the
+    /// next token reads in every group. The engine keeps these pages at the end of a sequence's prompt, where the
+    /// prompt diverges from a cached one, and at the end of the sequence. The host marks other places: the end of a
+    /// system prompt, or the [`cached_len`](Leader::cached_len) of a [leader](Admission::leader).
+    ///
+    /// A mark takes effect at the commit that publishes the last page before it; a mark at the end of the published
+    /// pages takes effect at once. At most 4 marks wait, and a preemption drops them. A mark keeps nothing while
+    /// promises need the pages. Without groups of layers, and in [`PrefixMode::None`](crate::PrefixMode::None), marks
+    /// have no effect.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the published tokens,

@@ -145,7 +145,8 @@ impl<B: Backend> Engine<B> {
     /// Returns the arrays of [`packed`](Engine::packed) for group 0 as the levels of FlashInfer's cascade, which lists
     /// shared pages once. O(items + pages).
     ///
-    /// `plan` is a plan of this engine, padded or not. `items` are all its items, none partly accepted since.
+    /// `plan` is a plan of this engine, padded or not. `items` are all its items; [`accept`](Engine::accept) has
+    /// shortened none of them.
     ///
     /// # Errors
     /// As [`packed`](Engine::packed). [`Error::PackedRows`] or [`Error::NotPlanned`] if the plan is not of these items.
@@ -208,8 +209,8 @@ impl<B: Backend> Engine<B> {
 
     /// Commits a step: advances `cached_len` and makes whole pages matchable. O(batch and pages published).
     ///
-    /// By then, the tokens of the step have K and V, or the backend's stream will write them before any later work.
-    /// Skips sequences that were finished or preempted since the plan.
+    /// The host calls it when the tokens of the step have K and V, or when the backend's stream will write these before
+    /// any later work. Skips sequences that were finished or preempted since the plan.
     ///
     /// # Errors
     /// [`Error::UnknownStep`] for a step that is not open. [`Error::StepOrder`] if an earlier step is open.

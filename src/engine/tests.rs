@@ -1,5 +1,5 @@
-//! `verify` names what is broken: invariants of the world and of its tables, broken by hand. What a table finds by
-//! itself is tested beside it.
+//! Breaks invariants of the world and of its tables by hand, and checks that `verify` names them. The tests of a table
+//! are in its module.
 
 use super::Engine;
 use crate::backend::Null;
@@ -11,10 +11,10 @@ use crate::sequence::Sequence;
 use crate::system::finish::Keep;
 use crate::world::{Broken, Owner, World};
 
-/// A sound engine of pages of four tokens, to be broken.
+/// An engine with four tokens a page, whose invariants all hold before a test breaks one.
 struct Sound {
     engine: Engine<Null>,
-    /// Ten tokens: two pages are the tree's, one is its own.
+    /// Ten tokens: the tree owns two of its pages, and the sequence owns one.
     long: SeqKey,
     /// Begins like `long`, and shares its first page.
     other: SeqKey,
@@ -59,7 +59,7 @@ impl Sound {
     }
 }
 
-/// The audit's answer after `spoil`.
+/// Returns the error of the audit after `spoil`.
 fn verify<T>(spoil: impl FnOnce(&mut Sound) -> T) -> Broken {
     let mut sound = Sound::new();
     spoil(&mut sound);
@@ -90,7 +90,7 @@ fn tables_are_audited() {
     assert_eq!(broken(lost), counted);
 }
 
-/// W3 shows in T3, whose counts are those of the locks that sequences and the fence hold.
+/// The audit of T3 covers W3: it compares `lock_count` with the locks that sequences and the fence hold.
 #[test]
 fn w3_a_lock_that_is_counted_is_held() {
     let counts = "T3: lock_count counts locks that end here and locked children";
@@ -114,8 +114,8 @@ fn s1_lengths_rise_and_pages_hold_them() {
 }
 
 #[test]
-fn s2_what_is_published_is_computed() {
-    let computed = "S2: what is published is computed";
+fn s2_published_pages_are_computed() {
+    let computed = "S2: published pages are computed";
     assert_eq!(broken(|s| s.sequence(s.long).cached_len = 7), computed);
     assert_eq!(broken(|s| s.sequence(s.long).token_len = 7), computed);
 }
@@ -136,7 +136,7 @@ fn s4_unsent_pages_are_within_the_page_table() {
 
 #[test]
 fn s5_chunks_in_use_belong_to_rows() {
-    let chunks = "S5: every chunk in use belongs to rows, as many as it counts";
+    let chunks = "S5: a chunk's user count is the number of rows that use it";
     assert_eq!(broken(|s| s.sequence(s.long).break_s5()), chunks);
     assert_eq!(broken(|s| s.world().sequences.break_s5_of_pages()), chunks);
 }
@@ -150,7 +150,7 @@ fn s6_a_row_stores_its_last_token_and_page() {
 
 #[test]
 fn s7_promises_are_counted() {
-    let counted = "S7: promised pages are the sum of what sequences are promised";
+    let counted = "S7: the total of outstanding pages is the sum over all sequences";
     assert_eq!(broken(|s| s.sequence(s.long).promised = 4), counted);
     let nothing = "S3: a preempted sequence is promised nothing";
     let preempted = |s: &mut Sound| {
@@ -162,7 +162,7 @@ fn s7_promises_are_counted() {
 
 #[test]
 fn s8_fronts_are_found() {
-    let found = "S8: sequences are found by their fronts, running ones only";
+    let found = "S8: each sequence in the index runs and is found by its front";
     let gone = |s: &mut Sound| {
         let long = s.long;
         s.engine.append(long, &[TokenId::new(7); 4]).expect("there is room");
@@ -187,7 +187,7 @@ fn w4_promises_are_backed() {
 }
 
 #[test]
-fn w1_a_page_has_one_owner_and_its_state_says_which() {
+fn w1_a_page_has_one_owner_and_its_state_matches() {
     let two = verify(|s| {
         let (long, tail) = (s.long, s.tail(s.other));
         let sequences = &mut s.world().sequences;
@@ -240,7 +240,8 @@ fn a_fenced_page_has_no_owner_until_its_step_is_complete() {
     assert_eq!(sound.engine.verify(), Ok(()));
 }
 
-/// A sound engine of two groups, to be broken: a sequence whose prompt's tail is kept, and the entry of its window.
+/// Returns an engine with two groups, a sequence whose prompt's tail is kept, and the places of its window. All
+/// invariants hold.
 fn grouped() -> (Engine<Null>, SeqKey, HeldGroup) {
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1]).expect("two groups");
     let capacity = Capacity::Pages(40);
@@ -300,7 +301,7 @@ fn g6_waiting_marks_are_ahead() {
     assert_eq!(broken.invariant, "G6: waiting marks are above the published pages");
 }
 
-/// An engine of which a sequence of eight tokens waits for pages in host memory.
+/// Returns an engine, and a sequence of 13 tokens that waits for pages in host memory.
 fn waiting() -> (Engine<Null>, SeqKey) {
     let capacity = Capacity::Pages(4);
     let pool = PoolConfig { page_size: 4, capacity, host_pages: 8, ..Default::default() };
@@ -321,7 +322,7 @@ fn waiting() -> (Engine<Null>, SeqKey) {
     (engine, seq)
 }
 
-/// An engine of which a sequence waits for a cell in host memory. All pages of group 0 are on the device.
+/// Returns an engine, and a sequence that waits for a cell in host memory. All pages of group 0 are on the device.
 fn waiting_for_a_cell() -> (Engine<Null>, SeqKey) {
     let groups = Groups::new(&[Reach::All, Reach::Window(2)], &[0, 1]).expect("two groups");
     let capacity = Capacity::Pages(8);
@@ -339,7 +340,7 @@ fn waiting_for_a_cell() -> (Engine<Null>, SeqKey) {
     engine.commit(step).expect("it is open");
     engine.complete(step).expect("it is committed");
     engine.finish(seq).expect("it is live");
-    // The oldest cells move.
+    // The plan of this sequence evicts the oldest cells to host memory.
     let seq = admit(&mut engine, &texts[1]);
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 3 }]);
     let step = plan.expect("there is room").step();
@@ -374,12 +375,12 @@ fn h5_a_sequence_that_waits_uses_its_cells() {
     let World { prefixes, sequences, fence, .. } = &mut engine.world;
     let lock = sequences.get(seq).expect("it is live").lock.as_ref().expect("it runs");
     prefixes.lose_tails(lock, 2, fence);
-    let users = "G2: users are the places that name a cell, and those that wait";
+    let users = "G2: users = places that name the cell + waiting users";
     assert_eq!(engine.verify().expect_err("the audit finds it").invariant, users);
 }
 
 #[test]
-fn h5_a_page_table_lacks_what_is_not_loaded() {
+fn h5_a_page_table_lacks_pending_pages() {
     let (mut engine, seq) = waiting();
     let mut row = engine.world.sequences.row_mut(seq).expect("it is live");
     let pending = row.pending();

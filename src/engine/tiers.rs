@@ -55,7 +55,8 @@ impl<B: Backend> Engine<B> {
         loaded.map_err(EngineError::Backend)
     }
 
-    /// Loads what the sequences of a plan wait for. Those that cannot run are left to the plan's own check.
+    /// Loads the pages that the sequences of a plan wait for. Skips sequences that are not running: the check of the
+    /// plan rejects them.
     #[cold]
     pub(super) fn load_items(&mut self, items: &[Extend]) -> Result<(), EngineError<B::Error>> {
         let mut waiting = std::mem::take(&mut self.world.buffers.waiting);
@@ -89,8 +90,8 @@ impl<B: Backend> Engine<B> {
     /// Saves the oldest evictable pages until the `pages` oldest ones have copies in host memory, so that evicting them
     /// costs nothing. Returns the number of pages saved. O(pages saved).
     ///
-    /// The host calls it after it has launched a step. Copies take host pages, so keep `pages` below a thirtieth of
-    /// them.
+    /// The host calls it after it has launched a step. Each copy takes a host page, so keep `pages` below a thirtieth
+    /// of the host pages.
     ///
     /// # Errors
     /// [`EngineError::Backend`] if the save failed: the pages have no copies then.
@@ -110,7 +111,7 @@ impl<B: Backend> Engine<B> {
         saved.map(|()| count).map_err(EngineError::Backend)
     }
 
-    /// Prepares a call that takes pages for these sequences: those that wait are loaded.
+    /// Prepares a call that takes pages for these sequences: loads the pages that they wait for.
     #[cold]
     #[inline(never)]
     pub(super) fn prepare(&mut self, items: &[Extend]) -> Result<(), EngineError<B::Error>> {
@@ -136,7 +137,8 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Ends a batch of saves. A load may be using the world's buffers, so this uses a new one. Only a failure fills it.
+    /// Ends a batch of saves. It uses a new buffer, because a load may be using the world's buffers. Only a failed
+    /// batch fills the new buffer.
     fn end_saves(&mut self, failed: bool) {
         let mut freed = Vec::new();
         self.world.prefixes.end_saves(failed, &mut freed);
@@ -154,8 +156,8 @@ impl<B: Backend> Engine<B> {
     /// the copy passes it to `sink`. The store reads the host page until [`put_done`](Engine::put_done).
     ///
     /// # Errors
-    /// [`EngineError::Core`] with [`Error::StoreGroups`]; [`EngineError::Backend`]: a later call
-    /// selects the pages again that were to be copied.
+    /// [`EngineError::Core`] with [`Error::StoreGroups`]. [`EngineError::Backend`] if the copy failed: a later call
+    /// selects the same pages again.
     pub fn puts(
         &mut self,
         max: usize,
@@ -178,8 +180,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Ends a put. `ok` is set if the store has the page; otherwise the page is put again later. Returns whether the
-    /// put was open.
-    /// O(open puts).
+    /// put was open. O(open puts).
     pub fn put_done(&mut self, id: PutId, ok: bool) -> bool {
         self.world.prefixes.has_hosts() && self.world.prefixes.end_put(id, ok)
     }
@@ -216,7 +217,7 @@ impl<B: Backend> Engine<B> {
         Ok(prefixes.begin_fetch(namespace, tokens, most, available, moved, fence))
     }
 
-    /// Checks that stores can hold the model's pages: records have no pages of cells.
+    /// Checks that the model has one group of layers. Puts and fetches do not include cells, which other groups need.
     fn check_groups(&self) -> Result<(), Error> {
         match self.world.shape.layout.groups().count() {
             1 => Ok(()),

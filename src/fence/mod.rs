@@ -9,7 +9,7 @@
 //! * F1. The steps of marks rise, and none is complete.
 //! * F2. Marks count the waiting pages. Each of these is in the pool's state Fenced, and in the fence once.
 //! * F3. Locks wait in the order of arrival, each for a step that has a mark.
-//! * F4. A mark's idle pages belong to nodes of the tree that become idle when its locks are released (T7).
+//! * F4. A mark's idle pages belong to nodes and cells of the tree that become idle when its step is complete (T7, G5).
 //!
 //! `system/` determines which step a page waits for.
 
@@ -207,7 +207,7 @@ impl Fence {
             return Err("F2: marks count the pages that wait");
         }
         if !self.locks.iter().is_sorted_by_key(|(step, _)| *step) {
-            return Err("F3: locks wait in the order they came");
+            return Err("F3: locks wait in the order of arrival");
         }
         let marked = |step| self.marks.binary_search_by_key(step, |mark| mark.step).is_ok();
         if !self.locks.iter().all(|(step, _)| marked(step)) {

@@ -58,7 +58,7 @@ fn f2_pages_are_counted() {
 
 #[test]
 fn f3_locks_wait_in_order_for_marked_steps() {
-    let order = "F3: locks wait in the order they came";
+    let order = "F3: locks wait in the order of arrival";
     assert_eq!(broken(|fence| fence.locks.push_front((step(3), lock()))), order);
     let marked = "F3: a step that a lock waits for has a mark";
     assert_eq!(broken(|fence| fence.locks[0].0 = step(1)), marked);

@@ -1,20 +1,22 @@
 //! [`HostPool`]: the state of every page of host memory that evicted pages move to.
 //!
 //! ```text
-//!          take                     arrive
-//!   Free ---------> Cached <------------------- Filling      Filling: a fetch writes it
-//!    ^ ^               |  drop, while a put reads it  ^
-//!    | |    drop       v                              |
-//!    | +----------- Leaving        Free --------------+      Leaving: a put reads it, no entry has it
-//!    +--- drop ---- Cached
+//! Free    -> Cached     take
+//! Cached  -> Free       drop_page, if no put reads the page
+//! Cached  -> Leaving    drop_page, while a put reads the page
+//! Leaving -> Free       end_read
+//! Cached  -> Filling    begin_fill: a fetch writes the page
+//! Filling -> Cached     end_fill, if the page has arrived
+//! Filling -> Free       end_fill, otherwise
 //! ```
 //!
-//! * H1. A host page is in one state. Each Cached page belongs to one entry of the prefix tree.
+//! * H1. A host page is in one state. Each Cached page belongs to one entry or one cell of the prefix tree.
 //!
-//! Pages are taken round robin, so a page that was just freed is taken last. The device has probably finished the last
-//! move of the page by then, and a fetch need not wait for it.
+//! Pages are taken round robin, so a page that was just freed is rarely the next. When it is taken, the device has
+//! probably finished the last move of the page, which a fetch requires.
 //!
-//! `prefix/hosts.rs` stores which entry has which page. The bytes of the pages belong to the backend.
+//! `prefix/hosts.rs` stores the page of each entry, and `prefix/cells.rs` those of each cell. The bytes of the pages
+//! belong to the backend.
 
 use crate::bitmap::{Bitmap, Bits, WORD};
 use crate::id::{HostPageId, MoveId};
@@ -82,7 +84,7 @@ impl HostPool {
         self.cached.count()
     }
 
-    /// Takes a free page for an entry: Free to Cached.
+    /// Takes a free page for an entry or a cell: Free to Cached.
     #[inline]
     pub fn take(&mut self) -> Option<HostPageId> {
         let page = self.free.next(self.next as usize)?;
@@ -92,7 +94,7 @@ impl HostPool {
         Some(HostPageId::new(page as u32))
     }
 
-    /// Gives an entry's page back: Cached to Free, or to Leaving while a put reads it.
+    /// Gives the page of an entry or a cell back: Cached to Free, or to Leaving while a put reads it.
     #[inline]
     pub fn drop_page(&mut self, page: HostPageId) {
         self.cached.remove(Bits::one(page.index()));
@@ -160,7 +162,7 @@ impl HostPool {
         self.reading.contains(page.raw())
     }
 
-    /// Returns whether a page is an entry's, for audits.
+    /// Returns whether a page belongs to an entry or a cell, for audits.
     pub fn is_cached(&self, page: HostPageId) -> bool {
         self.cached.contains(page.raw())
     }

@@ -3,10 +3,10 @@
 //! ```text
 //!          alloc                publish
 //!   Free ---------> Private ------------> Cached
-//!    ^                 |  fence              |
-//!    |                 v                     |
-//!    +<-- unfence -- Fenced                  |
-//!    +<-------------- free (either) ---------+
+//!    ^ ^  free_private | | fence_private     |
+//!    | +---------------+ v                   | free_cached
+//!    +--- unfence --- Fenced                 |
+//!    +---------------------------------------+
 //! ```
 //!
 //! * P1. A page is in exactly one state: free + private + cached + fenced = page_count.

@@ -1,7 +1,8 @@
 //! When nodes and cells became idle, on one clock: eviction takes the older one first.
 //!
 //! The clock advances by one for each cell and each entry of a node. So each entry of a node has its own age, and the
-//! deepest entry has the lowest. A split divides the node's range of ages.
+//! deepest entry has the lowest. A split divides the node's range of ages. The number of a load is also a value of the
+//! clock, so that it differs from every age.
 //!
 //! Not here: the lists of idle nodes (`order.rs`) and cells (`cells.rs`), which are in this order.
 
@@ -41,10 +42,10 @@ impl Ages {
         self.of_node[node] = self.next(entries);
     }
 
-    /// Stores a mark in the place of the age, which a node in use does not have. Returns whether the node had another
-    /// mark.
-    pub fn mark(&mut self, node: NodeKey, mark: u64) -> bool {
-        std::mem::replace(&mut self.of_node[node], mark) != mark
+    /// Stores the number of a load for a node in use, in place of the age, which only idle nodes have. Returns whether
+    /// another number was stored.
+    pub fn set_load(&mut self, node: NodeKey, load: u64) -> bool {
+        std::mem::replace(&mut self.of_node[node], load) != load
     }
 
     /// Stamps the prefix that was split off an idle node, which keeps `rest` entries. Outlined, since most trees have

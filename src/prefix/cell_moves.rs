@@ -1,7 +1,7 @@
 //! Moves of cells to host memory and back. All pages of a cell move together. Cells and entries of nodes have one
 //! common order of eviction.
 //!
-//! The invariants of host memory (`hosts.rs`) mean for cells:
+//! For cells, the invariants of host memory (`hosts.rs`) are:
 //!
 //! * H1, H2. A cell has all of its pages on the device, or in host memory, or both. Its host pages are Cached.
 //! * H3. A used cell has no copy in host memory. Clean cells are counted with the clean entries.
@@ -17,7 +17,7 @@ use super::cells::{Cell, Cells, DEVICE, HOST, SAVING};
 use super::hosts::Hosts;
 use super::residency::{NO_PAGE, Seek};
 
-/// The oldest thing that a cursor looks for.
+/// The oldest idle node or cell that a cursor finds.
 #[derive(Clone, Copy)]
 pub(super) enum Oldest {
     Node(NodeKey),

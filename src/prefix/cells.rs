@@ -1,10 +1,10 @@
-//! Cells: the cached pages of the groups that do not keep everything, at entries of the tree's spans.
+//! Cells: the cached pages of the groups of limited reach, at entries of the tree's spans.
 //!
-//! A cell is the pages of one such group at one entry, one for each track. Sequences use each cell
-//! separately, and independently of the locks on nodes: a window moves on while its prefix stays locked.
+//! A cell is the pages of one such group at one entry, one for each track. Sequences use each cell separately, and
+//! independently of the locks on nodes: a window moves on while its prefix stays locked.
 //!
-//! * G1. A cell stands at an entry of a live span, and the entry names it; its device pages are Cached. All other cells
-//!   are free.
+//! * G1. A cell belongs to an entry of a live span, and the entry names it; its device pages are Cached. All other
+//!   cells are free.
 //! * G2. The users of a cell are the held places of sequences that name it, released places that wait for a step, and
 //!   sequences that wait for its load. A used cell's node is locked.
 //! * G3. A cell without users is in the idle list. A cell whose users all wait for a step is in the deferred list of
@@ -41,7 +41,7 @@ pub(super) struct Cell {
     /// The last step that one of the waiting users waits for.
     pub until: StepId,
     pub users: u32,
-    /// Of `users`, those that only wait for a step.
+    /// Number of `users` that only wait for a step.
     pub waiting: u32,
     pub entry: u32,
     pub group: u16,
@@ -55,7 +55,7 @@ pub(super) struct Cell {
 pub(super) const DEVICE: u16 = 1;
 /// The cell has host pages.
 pub(super) const HOST: u16 = 2;
-/// The backend has not yet been given the save to the host pages.
+/// The engine has not yet passed the save to the host pages to the backend.
 pub(super) const SAVING: u16 = 4;
 
 impl Cell {
@@ -66,7 +66,7 @@ impl Cell {
     }
 }
 
-/// A list of cells.
+/// The ends of a list of cells.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Ends {
     pub oldest: CellId,
@@ -80,9 +80,9 @@ struct Group {
     /// The number of the first cell, and the index of its first page.
     base: u32,
     page_base: usize,
-    /// Cells that were used so far.
+    /// Number of cells that have been used.
     fresh: u32,
-    /// The list of free cells, by `younger`.
+    /// The first free cell; `younger` links the free cells.
     free: CellId,
 }
 
@@ -99,7 +99,7 @@ pub(super) struct Cells {
     pub idle: Ends,
     /// The oldest idle cell that may have what each [`Seek`] looks for. Only with host memory.
     pub cursors: [CellId; 3],
-    /// Cells whose saves the backend has not yet been given.
+    /// Cells whose saves the engine has not yet passed to the backend.
     pub saving: Vec<CellId>,
     /// A list for each step that deferred cells wait for.
     pub deferred: VecDeque<(StepId, Ends)>,
@@ -185,7 +185,7 @@ impl Cells {
         &self.pages[self.range(cell)]
     }
 
-    /// [`Cells::pages`], to change.
+    /// [`Cells::pages`], mutable.
     pub fn pages_mut(&mut self, cell: CellId) -> &mut [PageId] {
         let range = self.range(cell);
         &mut self.pages[range]
@@ -282,7 +282,7 @@ impl Cells {
         users == 0
     }
 
-    /// Removes users whose step is complete from the counts of a cell that others use.
+    /// Removes the waiting users from a cell's counts, if the last step that they wait for is complete.
     fn forget_waiting(&mut self, cell: CellId, fence: &Fence) {
         let cell = &mut self.cells[cell.index()];
         if cell.waiting > 0 && fence.is_complete(cell.until) {
@@ -291,7 +291,7 @@ impl Cells {
         }
     }
 
-    /// Counts one user less, once `last_step` is complete. Returns whether the cell is idle now.
+    /// Removes a user now, or when `last_step` is complete. Returns whether the cell is idle now.
     pub fn lose(
         &mut self,
         cell: CellId,
@@ -302,7 +302,7 @@ impl Cells {
         self.forget_waiting(cell, fence);
         let now = fence.is_complete(last_step);
         let of = &mut self.cells[cell.index()];
-        assert!(of.users > of.waiting, "G2: a user is counted until it goes");
+        assert!(of.users > of.waiting, "G2: a user is counted until it is removed");
         if now {
             of.users -= 1;
         } else {

@@ -6,8 +6,8 @@
 //! hashes. A second child table finds nodes by the hash of their first page. Nodes of an old generation stay in it
 //! until they are despawned. No walk reaches them, since walks begin at prefixes of the present generation.
 //!
-//! * T9. Every page of the present generation has the hash of its prefix, and every node of it is found by the hash of
-//!   its first page.
+//! * T9. Every page of the present generation has the hash of its prefix. The hash of a node's first page finds the
+//!   node.
 //!
 //! Not here: how a hash is computed (`hash/`), events (`events.rs`).
 

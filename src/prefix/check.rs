@@ -30,7 +30,8 @@ impl PrefixTree {
         let scopes = self.scopes();
         self.check_list(&scopes)?;
         self.check_spans()?;
-        let broken = "T9: every page that can match has its hash, and its node is found by it";
+        let broken =
+            "T9: each matchable page has its hash; the hash of a node's first page finds the node";
         self.check_hashes(&scopes).map_err(|node| (broken, self.page(node)))
     }
 
@@ -112,7 +113,7 @@ impl PrefixTree {
         }
         match users.len() {
             0 => Ok(()),
-            _ => Err(("T3: a locked node exists", None)),
+            _ => Err(("T3: the node of each lock exists", None)),
         }
     }
 

@@ -166,7 +166,7 @@ impl ChildTable {
         }
     }
 
-    /// Returns the nodes in the table, for audits. O(entries).
+    /// Returns the number of nodes in the table, for audits. O(entries).
     pub fn len(&self) -> usize {
         self.entries.iter().filter(|entry| entry.node().is_some()).count()
     }
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_random_but_in_tests() {
+    fn keys_are_random_except_in_tests() {
         // Two of eight tables agree by chance once in 150 million runs.
         let mut hashes: Vec<u32> = (0..8).map(|_| hash(&small(1, 32))).collect();
         hashes.sort_unstable();

@@ -72,7 +72,7 @@ impl PrefixTree {
             let idle = usage.lock_count == 0;
             self.remove_deferred(node);
             if !idle {
-                return; // Both counts fell: whether the node is deferred stays as it was.
+                return; // Both counts fell by 1, so `is_deferred` returns the same as before.
             }
             fence.remove_idle(step, self.device_pages(node, self.link[node].span.pages()));
             at = self.link[node].parent;

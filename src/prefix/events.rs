@@ -64,7 +64,7 @@ pub(super) struct EventBuffer {
     overflowed: bool,
     /// The step that computes the pages being published.
     step: StepId,
-    /// The latest of those steps.
+    /// The latest such step.
     last_step: StepId,
     /// By node, the state of the last walk over the whole tree.
     walked: RareColumn<Walked>,
@@ -89,11 +89,11 @@ impl Drop for Drain<'_> {
     }
 }
 
-/// What a walk over the whole tree stores in a node, to find its way back down.
+/// The record of a node during a walk over the whole tree, by which the walk finds the way back down.
 #[derive(Clone, Copy, Default, Zeroable)]
 #[repr(C)]
 struct Walked {
-    /// The child that it came up from; 0: none.
+    /// The child from which the walk came up; 0: none.
     below: u64,
     /// Namespace of the node's prefix.
     namespace: u64,
@@ -369,7 +369,7 @@ impl PrefixTree {
             sink(Event::Cleared);
             tree.walk_present(events, &mut sink);
         } else {
-            let chain = tree.chain.as_ref().expect("events name hashes");
+            let chain = tree.chain.as_ref().expect("events need hashes");
             events.drain(chain.hashing, tree.page_size as usize, &mut sink);
         }
         drain.is_done = true;
@@ -405,7 +405,7 @@ impl PrefixTree {
                 let below = walked[at].below;
                 walked[at] = Walked { below, ..above };
                 if above.mark % 2 == 1 {
-                    self.state(at, Namespace::new(above.namespace), step, sink);
+                    self.emit_node(at, Namespace::new(above.namespace), step, sink);
                 }
                 match below {
                     0 => break,
@@ -416,14 +416,14 @@ impl PrefixTree {
     }
 
     /// Calls the sink with one node's pages, run by run.
-    fn state(
+    fn emit_node(
         &self,
         node: NodeKey,
         namespace: Namespace,
         step: StepId,
         sink: &mut impl FnMut(Event<'_>),
     ) {
-        let chain = self.chain.as_ref().expect("events name hashes");
+        let chain = self.chain.as_ref().expect("events need hashes");
         let names = chain.names_of(namespace);
         let link = &self.link[node];
         let mut parent =

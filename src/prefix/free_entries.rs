@@ -1,9 +1,9 @@
 //! The free entries of the spans' slab, as a bitmap, and the choice of the entries that a span gets.
 //!
-//! Any free entries would do; contiguous ones are faster. Large spans follow one another. Small spans are packed into
-//! words of their own. A span that grows continues in a wholly free word, or in a gap if there is none, so that
-//! sequences that grow at the same time do not interleave. A large span begins right after the one before it. If the
-//! earlier span then grows, it needs another extent, which costs 16 bytes and one more comparison.
+//! Any free entries would do; contiguous ones are faster. Small spans are packed into words of their own. A span that
+//! grows continues in a wholly free word, or else in a gap. So sequences that grow at the same time do not interleave.
+//! A large span begins right after the one before it. If the earlier span then grows, it needs another extent, which
+//! costs 16 bytes and one more comparison.
 //!
 //! Not here: the contents and the owner of an entry (`span.rs`).
 
@@ -58,7 +58,8 @@ impl FreeEntries {
         self.free.prefetch(entry / WORD);
     }
 
-    /// Takes a run of at most `wanted` neighbouring free entries.
+    /// Takes a run of at most `wanted` neighbouring free entries. `pack` is set for a small span, which shares a word
+    /// with other small spans.
     #[inline]
     pub fn take_run(&mut self, wanted: usize, pack: bool) -> (usize, usize) {
         if pack && let Some(start) = self.open_entry(wanted) {

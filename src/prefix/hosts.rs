@@ -7,13 +7,13 @@
 //!                       dirty   clean   host-only
 //! ```
 //!
-//! * H1. A host page is in one state (`host/`); Cached pages belong to entries.
+//! * H1. A host page is in one state (`host/`); Cached pages belong to entries and cells.
 //! * H2. Every entry has a page. A node has device pages only if its parent is entirely on the device.
 //! * H3. A node in use has no clean entries. Clean entries of idle nodes are counted.
 //! * H4. No node older than a cursor has what the cursor looks for: device pages, host-only entries, dirty entries.
 //!
-//! By H2, all entries below a host-only entry are host-only, and by T4 they are older. So the oldest host-only entry is
-//! the last entry of a leaf.
+//! By H2, all entries deeper than a host-only entry are host-only, and by T4 they are older. So the oldest host-only
+//! entry is the last entry of a leaf.
 //!
 //! Cells move by the same rules, each as an entry of its own (`cell_moves.rs`).
 //!
@@ -41,8 +41,9 @@ use super::walk::Cursor;
 /// Counters of pages and of moves, over the whole run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct HostCounts {
-    /// Pages saved, and those of them that were saved as they were evicted.
+    /// Pages saved.
     pub saved: u64,
+    /// Number of `saved` pages that were saved at their eviction, because no earlier save had copied them.
     pub forced: u64,
     pub loaded: u64,
     /// Host pages of entries and cells that were dropped so that other pages could use them.
@@ -63,7 +64,7 @@ pub(super) struct Hosts {
     pub cursors: [Option<NodeKey>; 3],
     /// Clean entries of idle nodes, and pages of clean cells.
     pub clean: u32,
-    /// Saves that the backend has not been given yet. A save is cancelled by setting its device page to [`NO_PAGE`].
+    /// Saves that the engine has not yet passed to the backend. A cancelled save has the device page [`NO_PAGE`].
     pub saves: Vec<PageMove>,
     /// All saves before this index are cancelled.
     pub live: usize,
@@ -71,11 +72,11 @@ pub(super) struct Hosts {
     pub saving: Vec<(NodeKey, u32)>,
     /// Whether the batch of saves was made ahead of evictions, so that its entries keep their device pages.
     pub ahead: bool,
-    /// The last move that the backend was given.
+    /// The last batch of saves or loads for the backend.
     pub last_move: MoveId,
     pub puts: Puts,
     pub fetches: Fetches,
-    /// The number of the first page of the stage, behind the host pages.
+    /// Number of host pages; the pages of the stage follow them.
     host_pages: u32,
     stage_pages: u32,
     pub counts: HostCounts,
@@ -128,7 +129,7 @@ impl Hosts {
         self.free_host_page(page);
     }
 
-    /// Gives the host page of an entry or a cell back. A save to it that waits is cancelled.
+    /// Gives the host page of an entry or a cell back. Cancels the save to the page, if the save waits for the backend.
     pub fn free_host_page(&mut self, page: HostPageId) {
         self.pool.drop_page(page);
         if !self.saves.is_empty() && self.pool.last_save(page) == self.next_move() {
@@ -208,7 +209,7 @@ impl PrefixTree {
         self.hosts.as_ref().map_or(HostCounts::default(), |hosts| hosts.counts)
     }
 
-    /// Returns the host pages in use, and those that are free.
+    /// Returns the numbers of Cached and of free host pages.
     pub(crate) fn host_page_counts(&self) -> (u32, u32) {
         let pool = self.hosts.as_ref().map(|hosts| &hosts.pool);
         pool.map_or((0, 0), |pool| (pool.cached_count(), pool.free_count()))

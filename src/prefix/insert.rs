@@ -30,7 +30,7 @@ impl PrefixTree {
     /// appended to `duplicates`. A leaf that only this lock uses grows in place. O(pages).
     ///
     /// # Panics
-    /// If `tokens` are not exactly those of `pages`, or the tree has no room for them.
+    /// If there are not `page_size` tokens for each page, or the tree has no room for them.
     pub fn insert(
         &mut self,
         lock: &mut PrefixLock,

@@ -133,7 +133,7 @@ impl PrefixTree {
         pages + self.idle_tail_pages(found, Some(step))
     }
 
-    /// Returns the idle pages of a match in nodes.
+    /// Returns the number of idle pages of a match, without the pages of cells.
     #[inline]
     pub(crate) fn idle_node_pages(&self, found: &PrefixMatch) -> u32 {
         self.pages_while(found, |node| self.usage[node].lock_count == 0)

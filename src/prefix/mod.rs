@@ -132,25 +132,25 @@ pub struct PrefixTree {
     children: ChildTable,
     /// Hashes of pages, if the config enables them.
     chain: Option<Chain>,
-    /// Cached pages of the groups that do not keep all tokens, if there are such groups.
+    /// Cached pages of the groups of limited reach, if there are such groups.
     cells: Option<Box<Cells>>,
-    /// Pages in host memory, if the config asks for them.
+    /// Pages in host memory, if the config enables them.
     hosts: Option<Box<Hosts>>,
     /// The events, if pages are hashed and the config enables events.
     events: Option<EventBuffer>,
-    /// Pages of idle nodes.
+    /// Device pages of idle nodes and idle cells.
     evictable: u32,
-    /// Pages of locked nodes.
+    /// Device pages of locked nodes and used cells.
     protected: u32,
     /// The generation whose prefixes match.
     generation: u64,
-    /// Generations given out so far.
+    /// Number of generations so far.
     generation_count: u64,
     /// Pages added so far.
     published_pages: u64,
     /// Number of inserted pages so far that the tree already contained.
     duplicate_pages: u64,
-    /// Counts what makes matches stale: split, trim, eviction, growth, reset.
+    /// Counts the changes that make matches stale: splits, trims, evictions, loads, growth, resets.
     epoch: u64,
     /// Counts changes of locks and of parents and children.
     branches: u64,
@@ -158,14 +158,14 @@ pub struct PrefixTree {
     log: Option<Vec<contents::log::LogEntry>>,
 }
 
-/// Pages of a tree by use.
+/// Numbers of a tree's pages by use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SizeInfo {
-    /// Pages of idle nodes.
+    /// Device pages of idle nodes and idle cells.
     pub evictable: u32,
-    /// Pages of locked nodes.
+    /// Device pages of locked nodes and used cells.
     pub protected: u32,
-    /// Both.
+    /// Sum of both.
     pub total: u32,
 }
 
@@ -174,7 +174,7 @@ impl PrefixTree {
     /// tests use fewer than 32; hashes are then the same in every process.
     ///
     /// # Panics
-    /// If the system does not give the memory.
+    /// If the system lacks the memory.
     pub fn new(page_count: u32, page_size: u32, hash_bits: u32) -> Self {
         let tree = Self::try_new(page_count, page_size, hash_bits);
         tree.expect("the system has the memory")
@@ -219,7 +219,7 @@ impl PrefixTree {
         })
     }
 
-    /// Bytes that a tree reserves; they are touched as nodes and pages come.
+    /// Returns the bytes that a tree reserves. It touches them as nodes and pages are added.
     pub(crate) fn bytes(page_count: u32, page_size: u32) -> u64 {
         u64::from(page_count) * Self::COLUMN_BYTES
             + ChildTable::bytes(page_count)
@@ -279,7 +279,7 @@ impl PrefixTree {
         self.scope.prefault();
         self.deferred.prefault();
         self.passed.prefault();
-        // Filled and emptied in reverse, so that keys come in rising order again.
+        // The nodes are removed in reverse order, so that the arena later returns keys in ascending order.
         let link = Link { parent: None, span: Span::EMPTY };
         let capacity = self.link.capacity();
         let mut nodes = reserved(capacity as u64)?;
@@ -287,7 +287,7 @@ impl PrefixTree {
             let node = self.link.insert(link);
             self.usage.insert(node, Usage::new(0));
             if nodes.is_empty() {
-                // The columns begin here: before the rest of them is touched, ask for huge pages.
+                // The columns begin here. Request huge pages before the loop touches the rest.
                 column_of(&self.link[node], capacity);
                 column_of(&self.usage[node], capacity);
             }
@@ -300,18 +300,18 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Nodes.
+    /// Returns the number of nodes.
     pub fn node_count(&self) -> usize {
         self.link.len()
     }
 
-    /// Pages by use. O(1).
+    /// Returns the numbers of pages by use. O(1).
     pub fn size_info(&self) -> SizeInfo {
         let (evictable, protected) = (self.evictable, self.protected);
         SizeInfo { evictable, protected, total: evictable + protected }
     }
 
-    /// Pages that became matchable so far. O(1).
+    /// Returns the number of pages that became matchable so far. O(1).
     pub fn published_pages(&self) -> u64 {
         self.published_pages
     }
@@ -376,7 +376,7 @@ impl PrefixTree {
         }
     }
 
-    /// A node's pages, in order, piece by piece.
+    /// Returns a node's tokens and pages, run by run.
     fn node_pages(&self, node: NodeKey) -> impl Iterator<Item = (&[TokenId], &[PageId])> {
         self.spans.pieces(&self.link[node].span)
     }

@@ -29,7 +29,8 @@ impl PrefixTree {
         of_spans
     }
 
-    /// Takes device pages off an idle node until `end` pages are freed, or all that it has. Returns their number.
+    /// Frees device pages of an idle node until `freed` contains `end` pages or the node has none left. Returns their
+    /// number.
     fn offload(&mut self, node: NodeKey, end: usize, freed: &mut Vec<PageId>) -> u32 {
         let Residency { device, host } = self.hosts_ref().residency[node];
         let count = device.min((end - freed.len()) as u32);
@@ -68,7 +69,7 @@ impl PrefixTree {
     /// dropped. Returns whether the node still exists.
     fn offload_one(&mut self, node: NodeKey, freed: &mut Vec<PageId>) -> bool {
         let Some(host_page) = self.take_host_page(freed) else {
-            // No entry is in host memory alone, so this one is its node's last, and a leaf's.
+            // No entry is host-only, so this entry is the last one of its node, and the node is a leaf.
             return self.drop_last(node, freed);
         };
         self.save(node, host_page);
@@ -98,9 +99,9 @@ impl PrefixTree {
         self.emit_copied(node, Medium::Host, place..place + 1);
     }
 
-    /// Takes a free host page. If none is free, drops the oldest host-only entries or cells until one is: a page that a
-    /// put reads stays in use after its entry is dropped. Device pages of a dropped entry's cells are appended to
-    /// `freed`.
+    /// Takes a free host page. If none is free, drops the oldest host-only entries or cells until one is free. One drop
+    /// may not suffice, because a page that a put reads stays in use. Device pages of a dropped entry's cells are
+    /// appended to `freed`.
     pub(super) fn take_host_page(&mut self, freed: &mut Vec<PageId>) -> Option<HostPageId> {
         loop {
             let pool = &mut self.hosts_mut().pool;

@@ -5,9 +5,9 @@
 //! a page of the *stage*, a reserved part of host memory. If the entry is freed during the put, the page stays until
 //! the put is done.
 //!
-//! * M1. No writer touches a page that a put reads. A page that a fetch writes has no other user. Neither has an
+//! * M1. No writer touches a page that a put reads. A page that a fetch writes has no other user. Neither page has an
 //!   unfinished save or load.
-//! * M3. `stored` is set only for an entry whose hash is the record's key.
+//! * M3. `stored` is set only for an entry whose hash is the key of the page in the store.
 //!
 //! Not here: fetches (`fetches.rs`), the states of host pages (`host/`).
 
@@ -30,7 +30,7 @@ const PUTS_MAX: usize = 1024;
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// An entry and the number of times that it had been freed. The entry still has the same page if the number is equal.
+/// An entry and the number of times that it had been freed. While the number is current, the entry has the same page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Version {
     entry: u32,
@@ -216,7 +216,7 @@ impl PrefixTree {
         }
     }
 
-    /// Returns the saves to the stage that the backend has to make, with their number.
+    /// Returns the saves to the stage that the backend has to make, and the number of their batch.
     pub(crate) fn staged(&mut self) -> Option<(MoveId, &[PageMove])> {
         let hosts = self.hosts.as_mut()?;
         if hosts.puts.staged.is_empty() {
@@ -239,7 +239,8 @@ impl PrefixTree {
         puts.staged.clear();
     }
 
-    /// Gives the store the puts whose pages it can read: all saves up to `saved` are done.
+    /// Calls `sink` with the puts whose pages the store can read. All saves up to `saved` are done. Returns the number
+    /// of calls.
     pub(crate) fn give_puts(&mut self, saved: MoveId, mut sink: impl FnMut(Put<'_>)) -> usize {
         let Self { hosts: Some(hosts), spans, chain: Some(chain), .. } = self else { return 0 };
         let mut given = 0;

@@ -22,7 +22,7 @@ pub(super) struct Residency {
     pub host: u32,
 }
 
-/// What a cursor looks for.
+/// The kind of entries or cells that a cursor looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Seek {
     DevicePages,

@@ -1,6 +1,6 @@
 //! The way back from host memory: entries in use get device pages, by a load or from a sequence that computed them.
 //!
-//! A sequence whose lock's path has host-only entries waits: its page table lacks them until it is loaded.
+//! A sequence whose lock's path has host-only entries waits: its page table lacks their pages until they are loaded.
 //!
 //! Not here: which pages they get (`system/load.rs`), moves to host memory (`offload.rs`).
 
@@ -12,7 +12,7 @@ use super::PrefixTree;
 use super::residency::{NO_PAGE, Residency};
 
 impl PrefixTree {
-    /// Begins a load: returns its mark.
+    /// Begins a load. Returns the number by which [`PrefixTree::claim`] identifies it.
     pub(crate) fn begin_load(&mut self) -> u64 {
         self.ages.as_mut().expect("there is host memory").next(1)
     }
@@ -23,8 +23,7 @@ impl PrefixTree {
     pub(crate) fn claim(&mut self, lock: &PrefixLock, pages: u32, load: u64) -> u32 {
         let (mut at, mut count) = (lock.node(), 0);
         while let Some((node, lacking)) = self.lacking(at) {
-            // A node in use has no age, so its place stores the mark of the load.
-            if self.ages.as_mut().expect("there is host memory").mark(node, load) {
+            if self.ages.as_mut().expect("there is host memory").set_load(node, load) {
                 count += lacking;
             }
             at = self.link[node].parent;
@@ -41,8 +40,8 @@ impl PrefixTree {
     }
 
     /// Assigns device pages to the host-only entries of a lock's path of `count` pages, the deepest first, then to the
-    /// cells in its tails, and appends the loads to `moves`. Entries and cells with assigned pages are skipped.
-    /// O(entries, and tails).
+    /// cells in its tails. Appends the loads to `moves`. Skips entries and cells with assigned pages. O(entries, and
+    /// tails).
     pub(crate) fn assign(
         &mut self,
         lock: &PrefixLock,

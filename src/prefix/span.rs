@@ -8,8 +8,8 @@
 //! span B   = run 4..6                                   or a list of them
 //! ```
 //!
-//! A span takes exactly one entry for each of its pages, so entries cannot run out before pages do. There is an eighth
-//! more entries than pages, so that free entries are easy to find in a full cache.
+//! A span takes exactly one entry for each of its pages, so entries cannot run out before pages do. The store has an
+//! eighth more entries than pages, so that free entries are easy to find in a full cache.
 //!
 //! Not here: which node owns which span, which entries a span gets (`free_entries.rs`).
 
@@ -120,7 +120,7 @@ impl SpanStore {
     /// Returns a new span of these pages. O(pages).
     ///
     /// # Panics
-    /// If there are more pages than free entries, or none.
+    /// If `pages` is empty, or has more pages than entries are free.
     pub fn create(&mut self, tokens: &[TokenId], pages: &[PageId]) -> Span {
         assert!(!pages.is_empty(), "T1: no span is empty");
         let mut span = Span::EMPTY;
@@ -145,7 +145,7 @@ impl SpanStore {
         }
     }
 
-    /// Adds extents for all of `pages`; small spans are packed behind one another.
+    /// Adds extents for all of `pages`. `pack` is set for a small span, which shares a word of entries with others.
     fn push(&mut self, span: &mut Span, tokens: &[TokenId], pages: &[PageId], pack: bool) {
         let (mut tokens, mut pages) = (tokens, pages);
         while !pages.is_empty() {

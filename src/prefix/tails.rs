@@ -90,8 +90,8 @@ impl PrefixTree {
         self.cursor(lock.node(), in_node, pages)
     }
 
-    /// Returns the entry of a place on a path, and moves the walk there. Places must not be deeper than the one before.
-    /// O(runs on the way).
+    /// Returns the entry of a place on a path, and moves the walk there. A call's place must not be deeper than that of
+    /// the previous call. O(runs on the way).
     pub(crate) fn entry_at(&self, at: &mut PathCursor, place: u32) -> u32 {
         while place < at.place {
             let mut node = at.node.expect("the path has the place");
@@ -246,7 +246,7 @@ impl PrefixTree {
         self.protected += pages;
     }
 
-    /// Counts one user of a cell less, once `last_step` is complete.
+    /// Removes a user of a cell now, or when `last_step` is complete.
     pub(crate) fn lose_cell(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence) {
         let Self { cells: Some(cells), ages: Some(ages), .. } = self else { return };
         let is_idle = cells.lose(cell, last_step, fence, ages);
@@ -255,7 +255,7 @@ impl PrefixTree {
         self.protected -= pages;
     }
 
-    /// Makes the cells idle whose users waited for `step` or an earlier one.
+    /// Makes cells idle if all their users waited for `step` or an earlier step.
     pub(crate) fn complete_cells(&mut self, step: StepId, fence: &mut Fence) {
         let Self { cells: Some(cells), ages: Some(ages), .. } = self else { return };
         let pages = cells.complete(step, fence, ages);
@@ -263,8 +263,8 @@ impl PrefixTree {
         self.protected -= pages;
     }
 
-    /// Calls `each` for the cells of the tails behind the first `pages` pages of a lock's path. Groups
-    /// come in order, and places from the last one back. O(tails).
+    /// Calls `each` for the cells of the tails at the end of the first `pages` pages of a lock's path. Groups come in
+    /// order, and places from the last one back. O(tails).
     pub(super) fn for_tails(
         &mut self,
         lock: &PrefixLock,
@@ -281,7 +281,7 @@ impl PrefixTree {
         }
     }
 
-    /// Makes a sequence that waits for its prefix a user of the cells of its tails.
+    /// Adds a user to the cells of a lock's tails: a sequence that waits for its prefix.
     pub(crate) fn gain_tails(&mut self, lock: &PrefixLock, pages: u32, fence: &mut Fence) {
         self.for_tails(lock, pages, |tree, cell| tree.gain_cell(cell, fence));
     }
@@ -340,8 +340,8 @@ impl PrefixTree {
         of_spans
     }
 
-    /// Returns the number of pages to take from the end of an idle node, so that they and their cells are `lacking`
-    /// pages.
+    /// Returns the number of pages to take from the end of an idle node, so that they and their cells free at least
+    /// `lacking` pages; all pages of the node if they do not suffice.
     fn victims(&self, node: NodeKey, lacking: u32) -> u32 {
         let (cells, span) = (self.cells_ref(), &self.link[node].span);
         let (mut pages, mut yielded) = (0, 0);

@@ -11,7 +11,7 @@ pub struct PrefixMatch {
     pub(super) scope: Scope,
     /// The node where the match ends.
     pub(super) node: Option<NodeKey>,
-    /// How many of that node's pages match; at least 1.
+    /// Number of that node's pages that match: at least 1, or 0 without a node.
     pub(super) pages_in_node: u32,
     pub(super) pages: u32,
     pub(super) full_pages: u32,
@@ -47,12 +47,12 @@ impl PrefixMatch {
         self.pages - self.host_pages
     }
 
-    /// Returns the same match without its pages: nothing that is cached is used.
+    /// Returns the same match without its pages, so that the sequence uses no cached page.
     pub(crate) fn without_hit(self) -> Self {
         Self { node: None, pages_in_node: 0, pages: 0, host_pages: 0, host_cell_pages: 0, ..self }
     }
 
-    /// Returns the namespace and generation it was made in.
+    /// Returns the namespace and generation of the match.
     pub fn scope(&self) -> Scope {
         self.scope
     }
@@ -85,8 +85,8 @@ impl PrefixTree {
         self.match_pages(namespace, tokens, |_| ())
     }
 
-    /// [`PrefixTree::match_prefix`] that also calls `each` with the pages that match in group 0, in order, piece by
-    /// piece. The last [`PrefixMatch::host_pages`] of them are in host memory alone, so their page ids are invalid.
+    /// [`PrefixTree::match_prefix`] that also calls `each` with the pages that match in group 0, in order, run by
+    /// run. The last [`PrefixMatch::host_pages`] of them are in host memory alone, so their page ids are invalid.
     #[inline]
     pub fn match_pages(
         &self,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! tokens     0 ......... cached_len ..... planned_len ... token_len      (planned_len may pass token_len: see below)
-//!            |  have K and V  | in unfinished plans | known, waiting |
+//!            |  have K and V  |    in open plans    | known, waiting |
 //! pages      [p p p p p p p p|p p p p p p p p p p p]
 //!             0 .. published    .. page_len = ceil(planned_len / page_size)
 //!             in the tree, under the lock | private
@@ -10,8 +10,8 @@
 //!
 //! * S1. cached_len <= planned_len. page_len = ceil(planned_len / page_size), minus pending pages.
 //! * S2. The first `published` pages of group 0 belong to the tree, on the path of the lock. Later pages are private to
-//!   the row, and so are the pages of other tracks at places without a cell. In those tracks a row has no pages that no
-//!   later token reads: `Limits` returns the first place that it keeps.
+//!   the row, and so are the pages of other tracks at places without a cell. In those tracks a row keeps only the pages
+//!   that later tokens read: `Limits` returns the first place that the row keeps.
 //! * S3. A preempted sequence has only tokens.
 //! * S4. Plans have sent the pages before `dirty_from` to the backends, and no later ones. The first `inherited` pages
 //!   are whole chunks of the page table that a parent's plans have sent permanently.
@@ -130,8 +130,7 @@ impl SequenceTable {
         self.stores.waits.get(sequence.row.index()).map_or(MoveId::default(), |waits| waits.load)
     }
 
-    /// Returns the number of pages after the published ones that a sequence waits for. They were in host memory at its
-    /// admission.
+    /// Returns the number of pages after the published ones that a sequence's page table lacks until they are loaded.
     pub(crate) fn pending(&self, sequence: &Sequence) -> u32 {
         self.stores.pending(sequence)
     }
@@ -163,7 +162,7 @@ impl SequenceTable {
         self.stores.pages.prefault();
     }
 
-    /// Returns the bytes that a table reserves. It touches them as tokens arrive.
+    /// Returns the bytes that a table reserves. The table touches them as tokens arrive.
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
         let row = size_of::<Sequence>() + 4 + size_of::<RowId>() + size_of::<Cuts>();
         u64::from(shape.rows) * row as u64

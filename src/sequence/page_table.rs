@@ -96,7 +96,8 @@ impl PageTable {
         self.shape.tracks
     }
 
-    /// Adds the chunks for `to` pages to a row of `from` pages. Chunks suffice for the tokens of all rows.
+    /// Adds the chunks for `to` pages to a row of `from` pages. The pool has enough chunks, because the caller has
+    /// reserved as many chunks for the tokens of these pages.
     pub fn reserve(&mut self, row: RowId, from: u32, to: u32) {
         for chunk in self.chunks_for(from)..self.chunks_for(to) {
             let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
@@ -188,7 +189,7 @@ impl PageTable {
         }
     }
 
-    /// Returns the pages of the tracks after the first one, of `tracks`, at the same place as an entry of track 0.
+    /// Returns the pages of tracks `1..tracks` at the same place as an entry of track 0.
     #[inline]
     pub fn further_pages(&self, entry: u32, tracks: usize) -> impl Iterator<Item = PageId> {
         let mut at = self.directory_len + entry as usize;
@@ -228,8 +229,8 @@ impl PageTable {
         TableWrite { index, value: self.words[index as usize] }
     }
 
-    /// Returns the words of pages `start..end`: the directory words of chunks that begin there, and for each track the
-    /// words of its pages from `own` on.
+    /// Calls `write` with the words of pages `start..end`: the directory words of chunks that begin there, and the
+    /// words of each track's pages. `own` returns the first page to write of a track.
     pub fn writes(
         &self,
         row: RowId,

@@ -17,8 +17,7 @@ impl SequenceTable {
         self.stores.tokens.token(sequence.row, position)
     }
 
-    /// Returns a row's pages of a track from place `start` on, or from the first place that the row has there, in
-    /// order.
+    /// Returns a row's pages of a track in order, from place `start` on, without places that the track does not keep.
     pub(crate) fn track_pages(
         &self,
         sequence: &Sequence,

@@ -25,12 +25,13 @@ impl AdmissionKind {
     }
 }
 
-/// Cuts of a sequence's tokens. They are in a table of their own, because [`Sequence`] has no spare bytes.
+/// Cuts of a sequence: calls that dropped known tokens. They are in a separate table, because [`Sequence`] has no spare
+/// bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cuts {
     /// Number of cuts.
     pub count: u32,
-    /// Minimum length after a cut.
+    /// Minimum number of tokens after a cut.
     pub shortest: u32,
 }
 
@@ -52,9 +53,10 @@ pub struct Sequence {
     pub token_len: u32,
     /// Number of tokens with K and V: those of committed steps.
     pub cached_len: u32,
-    /// `cached_len` plus the tokens of unfinished plans.
+    /// `cached_len` plus the tokens of open plans, which are neither committed nor aborted.
     pub planned_len: u32,
-    /// Number of places in the page tables, each with a page in every track.
+    /// Number of places in the page tables. Track 0 has a page at each place; other tracks only at places that they
+    /// keep.
     pub page_len: u32,
     /// Number of pages of group 0 that belong to the tree.
     pub published: u32,
@@ -78,8 +80,8 @@ pub struct Sequence {
     pub last_step: StepId,
     /// Number of the last plan item in the step log; 0 for none.
     pub last_item: u64,
-    /// Number of the last plan with the sequence, by which a repeated sequence is found; `u64::MAX` while drafts wait
-    /// for `accept`.
+    /// Number of the last plan with the sequence; `u64::MAX` while drafts wait for `accept`. A plan uses it to find a
+    /// repeated sequence.
     pub last_plan: u64,
     pub namespace: Namespace,
     /// Lock on the prefix; none while preempted.

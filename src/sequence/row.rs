@@ -322,8 +322,8 @@ impl RowMut<'_> {
         }
     }
 
-    /// Adds the loaded pages of a row that waited for them. They consume promised pages first. Returns the number of
-    /// pages of group 0 that were in host memory at the admission.
+    /// Adds the loaded pages of a row that waited for them, and subtracts the promised pages that the load has
+    /// consumed. Returns the number of pages of group 0 that were in host memory at the admission.
     pub fn complete_pending(&mut self, pages: &[PageId]) -> u32 {
         let before = self.outstanding();
         self.append_published(pages);
@@ -339,7 +339,7 @@ impl RowMut<'_> {
     }
 
     /// Makes a row wait for pages: the first `on_device` of them are on the device. `cell_pages` is the number of pages
-    /// of its tails' cells that are not.
+    /// of its tails' cells that are in host memory alone.
     pub fn begin_pending(&mut self, pages: u32, on_device: u32, cell_pages: u32) {
         let waits = &mut self.stores.waits[self.sequence.row.index()];
         (waits.pages, waits.on_device, waits.cell_pages) = (pages, on_device, cell_pages);
@@ -463,8 +463,8 @@ impl RowMut<'_> {
         (self.stores.tokens.pages(row, start, pages.len()), pages)
     }
 
-    /// Prefetches the word that [`RowMut::append_sent`] will write, unless it is the first of a chunk. Otherwise stores
-    /// that miss the caches wait for each other.
+    /// Prefetches the word that [`RowMut::append_sent`] will write, unless it is the first of a chunk. Without the
+    /// prefetch, writes that miss the CPU's caches wait for each other.
     #[inline]
     pub fn prefetch_next_page(&self) {
         self.stores.pages.prefetch(self.sequence.tail + 1);

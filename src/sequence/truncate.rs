@@ -51,8 +51,7 @@ impl SequenceTable {
         self.shrink(seq);
     }
 
-    /// Records a cut. The caller calls it before it drops the tokens from `len` on; without such tokens nothing is
-    /// recorded.
+    /// Records a cut of the tokens from `len` on, if there are such tokens. The caller then drops the tokens.
     pub(crate) fn cut(&mut self, seq: SeqKey, len: u32) {
         let sequence = &self.rows[seq];
         if len < sequence.token_len {

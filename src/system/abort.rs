@@ -55,7 +55,7 @@ fn undo(world: &mut Abort<'_>, number: u64) {
         return;
     }
     if sequence.is_drafted() {
-        sequence.end_draft(); // No later plan exists while drafts wait, so they are of this item.
+        sequence.end_draft(); // No later plan exists while drafts wait, so the drafts belong to this item.
     }
     sequence.planned_len = sequence.planned_len.min(item.start);
     // The words of the aborted plan must be sent again.

@@ -1,7 +1,7 @@
 //! Accepts a branch of a sequence's verified drafts, and drops the other drafts.
 //!
-//! The drafts of other branches separate K and V of the branch. A slot belongs to a place in the sequence, so backends
-//! make K and V of the branch contiguous before the commit.
+//! Drafts of other branches may lie between the tokens of the branch. A token's slot follows from its place in the
+//! sequence, so backends move K and V of the branch together before the commit.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -70,7 +70,7 @@ pub(crate) fn check_branches(
     Ok(())
 }
 
-/// Accepts checked branches, whose slots have moved. O(drafts, and pages released).
+/// Accepts checked branches, whose K and V the backend has moved. O(drafts, and pages released).
 pub(crate) fn accept(world: Accept<'_>, step: StepId, branches: &[Branch<'_>]) {
     let Accept { shape, pages, sequences, steps, fence, counters, buffers } = world;
     let page_size = shape.layout.page_size();

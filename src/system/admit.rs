@@ -197,7 +197,7 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
     Ok(())
 }
 
-/// Returns whether prompts without their hits fit an idle pool together.
+/// Returns whether the pool is idle and the prompts, without their hits, fit together.
 #[cold]
 fn fit_without_hits(
     shape: &EngineShape,
@@ -211,8 +211,8 @@ fn fit_without_hits(
     !limits.is_none() && budget.is_idle(shape) && lacking.sum::<u64>() <= budget.unpromised()
 }
 
-/// Returns the pages that prompts lack together, and the idle pages of their matches, each counted once. `idle_pages`
-/// is the number of idle pages at the end of each match.
+/// Returns the number of pages that prompts lack together, and of idle pages in their matches, each counted once.
+/// `idle_pages` returns the number of idle pages at the end of a match, and `idle_cell` whether a cell is idle.
 fn estimate_all(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -378,8 +378,8 @@ fn cost(
     other.unwrap_or(cost)
 }
 
-/// Returns the cost of a sequence of `len` tokens without its hit, if the pool is idle and only the tails of the hit do
-/// not fit. While sequences run, the prompt waits instead.
+/// Returns the cost of a sequence of `len` tokens without its hit; `None` unless the pool is idle and the sequence
+/// fits. While sequences run, the prompt waits instead.
 #[cold]
 #[inline(never)]
 fn cost_without_hit(
@@ -459,8 +459,8 @@ fn attach_prefix(
     sequences.promise(seq, promise.div_ceil(shape.layout.page_size()));
 }
 
-/// Makes a sequence a user of the cells in its prefix's tails, and sets its marks. A sequence that waits names no cell
-/// before they are loaded. O(tails).
+/// Makes a sequence a user of the cells in its prefix's tails, and sets its marks. A sequence that waits for a load
+/// names no cell until the load. O(tails).
 fn attach_tails(
     prefixes: &mut PrefixTree,
     sequences: &mut SequenceTable,

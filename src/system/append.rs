@@ -67,7 +67,7 @@ fn check_len(shape: &EngineShape, sequence: &Sequence, tokens: &[TokenId]) -> Re
     if len > max { Err(Error::TooLong { len, max }) } else { Ok(len as u32) }
 }
 
-/// Checks that no token is the placeholder. The first one is at position `start`; there are fewer than 2^31.
+/// Checks that no token is the placeholder. The first of `tokens` is at position `start`; there are fewer than 2^31.
 ///
 /// # Errors
 /// [`Error::PendingToken`].

@@ -64,7 +64,7 @@ fn commit_items(
         }
         row.sequence.cached_len = row.sequence.cached_len.max(item.end);
         if row.sequence.admission_kind != AdmissionKind::COUNTED {
-            count_entry(row.sequence, item.start, counters);
+            count_admission(row.sequence, item.start, counters);
         }
         counters.computed_tokens += u64::from(item.end - item.start);
         if let Some(publisher) = &mut publisher {
@@ -89,7 +89,7 @@ fn check_accepted(sequences: &SequenceTable, steps: &StepLog, step: StepId) -> R
 
 /// Counts a prompt or a resumed sequence at its first commit. `start` is the length of its hit.
 #[cold]
-fn count_entry(sequence: &mut Sequence, start: u32, counters: &mut Stats) {
+fn count_admission(sequence: &mut Sequence, start: u32, counters: &mut Stats) {
     let kind = std::mem::replace(&mut sequence.admission_kind, AdmissionKind::COUNTED);
     let mut prompt_hit = 0;
     if kind != AdmissionKind::RESUMED {

@@ -81,7 +81,7 @@ fn release(world: &mut Finish<'_>, seq: SeqKey, keep: Keep) {
     buffers.freed.clear();
     sequences.truncate_pages(seq, published, &mut buffers.freed);
     if pending > 0 {
-        // It is in no plan, so nothing waits for a step.
+        // No step reads the cells: a sequence with pending pages is in no plan.
         prefixes.lose_tails(&lock, published + pending, fence);
     } else if prefixes.has_cells() {
         let mut row = sequences.row_mut(seq).expect("just seen");

@@ -51,7 +51,7 @@ access! {
 /// Implements [`Engine::is_leading`](crate::Engine::is_leading). O(1).
 ///
 /// A cut removes tokens of a sequence. The table stores only the number of cuts and the minimum length after a cut. So
-/// if a leader was named between two cuts, and only the first one went below its tokens, it still counts as stopped.
+/// if a leader was named between two cuts, and only the first one removed its tokens, this function returns false.
 pub(crate) fn is_leading(world: &IsLeading<'_>, leader: &Leader) -> bool {
     let IsLeading { prefixes, sequences } = *world;
     let Ok(sequence) = sequences.running(leader.seq) else { return false };

@@ -92,7 +92,7 @@ pub(super) const fn last_page_len(sequence: &Sequence, page_size: u32) -> u32 {
     (sequence.planned_len - 1) % page_size + 1
 }
 
-/// Packed arrays that are filled entry by entry. Their sums are below the limits.
+/// Packed arrays that are filled entry by entry. The caller has checked that their sums fit `i32`.
 pub(super) struct Packer<'step> {
     qo_indptr: &'step mut [i32],
     kv_indptr: &'step mut [i32],

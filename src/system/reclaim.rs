@@ -14,16 +14,16 @@ pub fn reclaim(
     wanted: u64,
     freed: &mut Vec<PageId>,
 ) -> u32 {
-    let short = wanted.saturating_sub(pages.free_count().into());
+    let missing = wanted.saturating_sub(pages.free_count().into());
     freed.clear();
-    let short = u32::try_from(short).expect("no more than there are");
+    let missing = u32::try_from(missing).expect("the pool has fewer than 2^32 pages");
     let evicted = if prefixes.has_hosts() {
-        prefixes.evict_to_host(short, freed)
+        prefixes.evict_to_host(missing, freed)
     } else if prefixes.has_cells() {
-        prefixes.evict_groups(short, freed)
+        prefixes.evict_groups(missing, freed)
     } else {
-        prefixes.evict(short, freed);
-        short
+        prefixes.evict(missing, freed);
+        missing
     };
     pages.free_cached(freed);
     evicted

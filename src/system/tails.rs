@@ -52,7 +52,7 @@ pub(crate) fn keep_tails(
     }
 }
 
-/// Gives a row the cells of the tails at its published pages; it is a user of them already. O(tails).
+/// Writes the cells of the tails at a row's published pages into its places. The row already uses the cells. O(tails).
 pub(crate) fn name_tails(row: &mut RowMut<'_>, prefixes: &PrefixTree) {
     let (limits, pages) = (*row.limits(), row.sequence.published);
     for held in limits.held_groups(pages) {

@@ -29,14 +29,14 @@ impl World {
         let fenced = self.count_locks(|holder| holder == LockHolder::Fence);
         self.prefixes.check(&all, &fenced, &self.fence).map_err(broken)?;
         self.prefixes.check_hosts().map_err(broken)?;
-        // The audits of cells follow the paths of sequences.
+        // The audits of cells follow the paths of sequences, so these are checked first.
         self.check_sequences().map_err(broken)?;
         self.prefixes.check_cells(&self.count_cells(), &self.fence).map_err(broken)?;
         self.check_tails().map_err(|invariant| broken((invariant, None)))?;
         let fetches = self.prefixes.fetch_locks().map(|lock| lock.scope().namespace);
         let namespaces = self.sequences.iter().map(|(_, s)| s.namespace).chain(fetches);
         if !self.prefixes.counts_names(namespaces) {
-            return Err(broken(("T11: names stay while they have users, which are counted", None)));
+            return Err(broken(("T11: names stay while they have users; users are counted", None)));
         }
         self.check_drafts().map_err(|invariant| broken((invariant, None)))?;
         self.check_promises().map_err(|invariant| broken((invariant, None)))?;
@@ -76,10 +76,7 @@ impl World {
             let listed = pending == 0 || s.page_len == 0 || self.sequences.limits().is_none();
             ensure(listed, "H5: with groups, a sequence that waits lists no page")?;
             let published = self.sequences.prefix_pages(s) * page_size;
-            ensure(
-                published <= s.cached_len.min(s.token_len),
-                "S2: what is published is computed",
-            )?;
+            ensure(published <= s.cached_len.min(s.token_len), "S2: published pages are computed")?;
             ensure(s.dirty_from <= s.page_len, "S4: dirty_from lies within the pages")?;
             ensure(s.inherited <= s.published, "S4: inherited pages are published")?;
             match &s.lock {
@@ -99,10 +96,10 @@ impl World {
             ensure(known, "S6: a row stores the entry of its last page and its last token")?;
         }
         if !self.sequences.counts_chunks() {
-            return Err(("S5: every chunk in use belongs to rows, as many as it counts", None));
+            return Err(("S5: a chunk's user count is the number of rows that use it", None));
         }
         if !self.sequences.finds_fronts() {
-            return Err(("S8: sequences are found by their fronts, running ones only", None));
+            return Err(("S8: each sequence in the index runs and is found by its front", None));
         }
         Ok(())
     }
@@ -121,7 +118,7 @@ impl World {
         self.prefixes.tail_cells(lock, self.sequences.prefix_pages(s))
     }
 
-    /// Counts the sequences' places that have each cell, and those that wait for it.
+    /// Counts, for each cell, the held places that name it and the sequences that wait for its load.
     fn count_cells(&self) -> HashMap<CellId, u32> {
         let mut counts = HashMap::new();
         for (_, s) in self.sequences.iter() {
@@ -188,7 +185,7 @@ impl World {
 
     fn check_promises(&self) -> Result<(), &'static str> {
         if !self.sequences.counts_promises() {
-            return Err("S7: promised pages are the sum of what sequences are promised");
+            return Err("S7: the total of outstanding pages is the sum over all sequences");
         }
         let fenced = self.pages.fenced_count();
         if self.sequences.promised() <= self.reclaimable() + fenced {

@@ -29,7 +29,8 @@ pub struct EngineBytes {
     pub prefixes: u64,
     /// Tables of pages in host memory.
     pub hosts: u64,
-    /// Hashes of cached pages. Names of namespaces are extra: they are allocated when they are given.
+    /// Hashes of cached pages. Does not include names of namespaces, which
+    /// [`name_namespace`](crate::Engine::name_namespace) allocates.
     pub hashes: u64,
     /// The event buffer.
     pub events: u64,
@@ -154,7 +155,8 @@ impl EngineShape {
 const ARRAYS: u64 = 10;
 
 /// Returns the maximum number of locks in the fence. The items of a step release at most one lock each, because a
-/// preempted sequence has no step until it is planned again. So do the parent and the children of a fork's step.
+/// preempted sequence has no step until it is planned again. The parent and the children of a fork also release at most
+/// one lock each.
 pub(super) fn lock_count(shape: &EngineShape) -> u64 {
     u64::from(shape.max_steps) * (u64::from(shape.table.rows) + 1)
 }

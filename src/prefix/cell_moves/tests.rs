@@ -167,7 +167,7 @@ fn failed_saves_lose_evicted_cells_and_keep_others() {
     assert_eq!(sound.evict(3), [0, 11, 12]);
     sound.flush(true);
     assert_eq!([sound.hit(0), sound.hit(10)], [[0; 3]; 2]);
-    assert_eq!(sound.freed, [], "what was on the device stays");
+    assert_eq!(sound.freed, [], "no page on the device is freed");
     assert_eq!(sound.counts(), [7, 3, 0, 5, 5]);
 }
 
@@ -197,7 +197,7 @@ fn h1_a_host_page_belongs_to_one_cell() {
     };
     assert_eq!(broken(shared), "H1: a host page belongs to one cell");
     let lost = |tree: &mut PrefixTree, _| tree.hosts_mut().pool.take();
-    assert_eq!(broken(lost), "H1: Cached host pages belong to entries");
+    assert_eq!(broken(lost), "H1: Cached host pages belong to entries and cells");
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn h3_clean_cells_are_idle_and_counted() {
 fn h4_cursors_find_the_oldest_cell() {
     for seek in Seek::ALL {
         let past = |tree: &mut PrefixTree, cells: [CellId; 3]| {
-            // Nothing is dirty, until the clean cell is.
+            // No idle cell is dirty, so the test makes the clean one dirty.
             if seek == Seek::Dirty {
                 tree.drop_cell_copy(cells[1]);
             }

@@ -68,7 +68,7 @@ fn broken(spoil: impl FnOnce(&mut super::Cells, &[CellId])) -> &'static str {
 
 #[test]
 fn g1_entries_name_their_cells() {
-    let stands = "G1: an entry names the cell that stands at it";
+    let stands = "G1: a cell belongs to the entry that names it";
     assert_eq!(broken(|all, cells| all.cells[cells[3].index()].entry += 1), stands);
     assert_eq!(broken(|all, cells| all.cells[cells[3].index()].group = 1), stands);
     let unnamed = |all: &mut super::Cells, cells: &[CellId]| {
@@ -83,12 +83,12 @@ fn g1_entries_name_their_cells() {
         all.of_entry.swap(entry as usize, free);
         all.cells[cells[0].index()].entry = free as u32;
     };
-    assert_eq!(broken(elsewhere), "G1: a cell's entry is a live span's");
+    assert_eq!(broken(elsewhere), "G1: a cell's entry belongs to a live span");
 }
 
 #[test]
 fn g2_users_are_counted_and_their_nodes_locked() {
-    let users = "G2: users are the places that name a cell, and those that wait";
+    let users = "G2: users = places that name the cell + waiting users";
     assert_eq!(broken(|all, cells| all.cells[cells[3].index()].users = 2), users);
     assert_eq!(broken(|all, cells| all.cells[cells[2].index()].waiting = 0), users);
     let mut sound = Sound::new();

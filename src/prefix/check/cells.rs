@@ -1,4 +1,4 @@
-//! The audit of cells: G1 to G3 and G5, and H1 to H4 where they move to host memory.
+//! The audit of cells: G1 to G3 and G5, and H1 to H4 for the cells of a tree with host memory.
 
 use std::collections::{HashMap, HashSet};
 
@@ -47,12 +47,9 @@ impl PrefixTree {
         for (group, entry, cell) in cells.named() {
             let of = cells.cells[cell.index()];
             let stands = (u32::from(of.group), of.entry) == (group, entry);
-            ensure(stands, "G1: an entry names the cell that stands at it")?;
+            ensure(stands, "G1: a cell belongs to the entry that names it")?;
             let users = named.get(&cell).copied().unwrap_or(0) + of.waiting;
-            ensure(
-                of.users == users,
-                "G2: users are the places that name a cell, and those that wait",
-            )?;
+            ensure(of.users == users, "G2: users = places that name the cell + waiting users")?;
             let waits = of.users > 0 && of.users == of.waiting;
             let listed = idle.remove(&cell) == (of.users == 0) && deferred.remove(&cell) == waits;
             ensure(listed, "G3: a cell is in the list of its state")?;
@@ -62,7 +59,7 @@ impl PrefixTree {
         ensure(count, "G1: cells are counted")?;
         for (node, cell) in self.cells_by_node() {
             let Some(node) = node else {
-                return Err(("G1: a cell's entry is a live span's", None));
+                return Err(("G1: a cell's entry belongs to a live span", None));
             };
             let locked = cells.is_idle(cell) || self.usage[node].lock_count > 0;
             self.ensure(locked, "G2: a used cell's node is locked", node)?;
@@ -106,7 +103,7 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Returns the cells in the tails behind the first `pages` pages of a lock's path.
+    /// Returns the cells in the tails at the end of the first `pages` pages of a lock's path.
     pub(crate) fn tail_cells(&self, lock: &PrefixLock, pages: u32) -> Vec<CellId> {
         let Some(cells) = &self.cells else { return Vec::new() };
         let of = |held: HeldGroup| {

@@ -49,7 +49,7 @@ impl PrefixTree {
         hosts.puts.check(&hosts.pool, &self.spans, key_of).map_err(what)?;
         let count = pages.len() - hosts.fetches.pages.len();
         if count as u32 != hosts.pool.cached_count() {
-            return Err(("H1: Cached host pages belong to entries", None));
+            return Err(("H1: Cached host pages belong to entries and cells", None));
         }
         if clean != hosts.clean {
             return Err(("H3: clean entries of idle nodes are counted", None));

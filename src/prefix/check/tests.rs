@@ -11,10 +11,10 @@ use crate::prefix::{Link, ONLY_LIST, Order, PrefixTree, Usage};
 
 const NAMESPACE: Namespace = Namespace::new(0);
 
-/// A sound tree, of one token a page, to be broken.
+/// A tree with one token a page, whose invariants all hold before a test breaks one.
 ///
 /// ```text
-///   trunk [0 1] locked, by `deferred` through its child and by `held` ----- deferred [2 3] locked, by a fenced lock
+///   trunk [0 1] locked, by the lock `held` and its child ----- deferred [2 3] locked, by a fenced lock
 ///        |
 ///   idle parent [4 5] ------ idle child [6 7]
 ///
@@ -36,7 +36,7 @@ fn tokens(numbers: &[u32]) -> Vec<TokenId> {
     numbers.iter().copied().map(TokenId::new).collect()
 }
 
-/// A lock on the text of these tokens, page `n` for token `n`.
+/// Inserts a text and returns a lock on it. Page `n` is that of token `n`.
 fn lock(tree: &mut PrefixTree, text: &[u32]) -> PrefixLock {
     let found = tree.match_prefix(NAMESPACE, &tokens(text));
     let mut lock =
@@ -130,7 +130,7 @@ fn t1_columns_hold_the_same_nodes() {
 fn t2_the_child_table_finds_each_node() {
     let found = "T2: the child table finds each node";
     assert_eq!(broken(|s| s.rehash(s.child, s.tree.usage[s.child].hash ^ 1)), found);
-    // The table finds the node under another parent.
+    // The table lists the node under its former parent.
     assert_eq!(broken(|s| s.tree.link[s.child].parent = Some(s.trunk)), found);
     assert_eq!(broken(|s| s.tree.scope[s.other].generation = 7), found);
     // A sibling of the same first page.
@@ -166,7 +166,7 @@ fn t3_lock_count_counts_locks_and_locked_children() {
         s.tree.link.remove(gone);
         s.locks.insert(gone, 1);
     };
-    assert_eq!(broken(nowhere), "T3: a locked node exists");
+    assert_eq!(broken(nowhere), "T3: the node of each lock exists");
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn t5_pages_are_counted() {
 }
 
 #[test]
-fn t6_every_entry_is_one_spans_or_free() {
+fn t6_every_entry_belongs_to_one_span_or_is_free() {
     // The second entry of one node also becomes the span of a new node. No span has the new node's own entry then.
     let shared = |s: &mut Sound| {
         let mut first = s.tree.link[s.idle].span;
@@ -257,7 +257,8 @@ fn t8_idle_nodes_are_of_the_present_generation() {
 #[test]
 #[cfg(any(feature = "sha256", feature = "xxhash"))]
 fn t9_pages_have_the_hashes_of_their_prefixes() {
-    let found = "T9: every page that can match has its hash, and its node is found by it";
+    let found =
+        "T9: each matchable page has its hash; the hash of a node's first page finds the node";
     let chain = |s: &mut Sound| s.tree.chain.take().expect("it keeps hashes");
     for node in [|s: &Sound| s.trunk, |s: &Sound| s.child, |s: &Sound| s.other] {
         let spoil = |s: &mut Sound| {

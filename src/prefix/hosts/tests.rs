@@ -1,4 +1,5 @@
-//! The audit of host memory finds what is broken by hand. Its pages have hashes, which need one of two features.
+//! Breaks each of H1 to H4 and M1 to M3 by hand, and checks that the audit reports it. The pages have hashes, which
+//! need the feature `sha256` or `xxhash`.
 #![cfg(any(feature = "sha256", feature = "xxhash"))]
 
 use crate::fence::Fence;
@@ -90,7 +91,7 @@ fn m2_fetched_pages_wait_with_their_tokens() {
 }
 
 #[test]
-fn m3_what_a_store_has_is_what_the_entry_has() {
+fn m3_stored_entries_have_pages_and_keep_their_hashes() {
     let free = |s: &mut Sound| {
         let entry = (0..20).find(|&entry| s.tree.spans.is_free(entry)).expect("most are free");
         s.tree.hosts_mut().puts.set_stored(entry);
@@ -110,7 +111,7 @@ fn h1_a_host_page_belongs_to_one_entry() {
     let shared = |s: &mut Sound| s.tree.hosts_mut().of_entry.fill(HostPageId::new(0));
     assert_eq!(broken(shared), belongs);
     let lost = |s: &mut Sound| s.tree.hosts_mut().pool.take();
-    assert_eq!(broken(lost), "H1: Cached host pages belong to entries");
+    assert_eq!(broken(lost), "H1: Cached host pages belong to entries and cells");
     let freed = |s: &mut Sound| s.tree.hosts_mut().pool.drop_page(HostPageId::new(0));
     assert_eq!(broken(freed), belongs);
 }

@@ -244,7 +244,7 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
     }
 }
 
-/// Returns the slots of a row in a track, from position `start` on.
+/// Writes the slots of a row in a track, from position `start` on.
 fn write_slots<T: SlotNumber>(
     row: &RowMut<'_>,
     track: u32,
@@ -256,7 +256,7 @@ fn write_slots<T: SlotNumber>(
     for page in row.page_pieces(track, start / page_size, row.sequence.page_len).flatten() {
         let count = slots.len().min((page_size - offset) as usize);
         let slot = slot_at(*page, page_size, offset);
-        let out = slots.split_off_mut(..count).expect("no more than there are");
+        let out = slots.split_off_mut(..count).expect("`count` is at most the length");
         (slot..).zip(out).for_each(|(slot, out)| *out = T::from_slot(slot));
         offset = 0;
     }

@@ -295,7 +295,7 @@ fn default_head_dim(
 
 /// Returns the window of each layer. Qwen3 may slide a window over some layers: those in `layer_types`, or all from
 /// `max_window_layers` on. Unless `layer_types` differs, gpt-oss slides a window over every other layer, from the first
-/// on, and Gemma 3 over all layers but every sixth.
+/// on, and Gemma 3 and 4 over all layers but, by default, every sixth.
 fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<u32>>> {
     let may = match family {
         Family::Llama | Family::DeepseekV3 | Family::Llama4 => false,

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 /// Maximum number of rows that are computed as direct dot products.
 const FEW_ROWS: usize = 16;
-/// Minimum number of matrix rows of a task. A task has more short rows, because waking a core takes time.
+/// Minimum number of matrix rows of a task. A task has more rows if they are short, because waking a core takes time.
 const DOT_ROWS: usize = 64;
 /// Minimum number of multiplications of a task.
 const DOT_NUMBERS: usize = 1 << 15;

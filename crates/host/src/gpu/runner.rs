@@ -171,7 +171,7 @@ impl GpuRunner {
     /// Opens the backend for this runner's steps, on its stream.
     pub fn backend(&self) -> CudaOptions {
         let (rows, _) = self.options.decode_max();
-        // Each stream counts its shared pages, so streams together may see more tokens than the pool has.
+        // Each stream counts its shared pages, so the sum over all streams may exceed the pool's tokens.
         let seen = u64::from(self.options.concurrency) * self.forward.config.max_len as u64;
         CudaOptions {
             labels: self.reading.as_ref().map(|reading| reading.labels.clone()),

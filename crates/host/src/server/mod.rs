@@ -142,7 +142,7 @@ struct ActiveRequest {
     request: Request,
     /// Tokens of the prompt, sorted and without duplicates, if the request has a repetition penalty.
     prompt_tokens: Vec<u32>,
-    /// Group that takes turns as one.
+    /// Group of the request. The groups take turns (`turns.rs`).
     group: u64,
     /// Number of streams that have not ended.
     open: u32,

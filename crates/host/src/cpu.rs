@@ -55,7 +55,8 @@ impl<'m> CpuRunner<'m> {
         self.measured.as_ref()
     }
 
-    /// From now on, generating streams read only the positions that labels select. The backend's pool must store labels.
+    /// From now on, generating streams read only the positions that labels select. The backend's pool must store
+    /// labels.
     pub fn read_sparsely(self, reader: Reader) -> Self {
         Self { reader: Some(reader), ..self }
     }

@@ -4,9 +4,10 @@
 //! cargo run --release --manifest-path crates/Cargo.toml -p kvarena-host --example recall
 //! ```
 //!
-//! A few channels of a head carry most of its products, and some of them have the same number for every token. Tokens
-//! form runs of one topic, and a query matches the tokens of one or two topics. The prompt determines the channels;
-//! recall is measured on the queries after it. `generate --sparse K,CHANNELS --recall` measures a model.
+//! A few channels of a head contribute most to its dot products, and in some channels K has a mean far from 0. Tokens
+//! form runs of one topic, and the query heads of a kv head match the tokens of one or two topics. The prompt
+//! determines the label channels; the program measures recall on the queries after the prompt. `generate --sparse
+//! K,CHANNELS --recall` measures a model.
 
 use std::error::Error;
 
@@ -25,7 +26,7 @@ const HEAD_DIM: usize = 128;
 const PROMPT: usize = 4096;
 const QUERIES: usize = 32;
 const TOPICS: u64 = 64;
-/// Deviation of the noise, relative to a topic's vector of deviation 1.
+/// Standard deviation of the noise; the elements of a topic's vector have 1.
 const NOISE: f32 = 0.7;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -34,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "a prompt of {PROMPT} tokens, heads of {HEAD_DIM}, {GROUP} query heads a kv head, {QUERIES} queries"
     );
     println!(
-        "channels   K: mean and least recall, the share of all weight that they hold, and the best would"
+        "channels   K: mean and least recall, the share of all weight on the lists and on the best lists"
     );
     for channels in [8, 16, 32, 64, 128] {
         let labels = data.measured().best(channels)?;
@@ -62,11 +63,11 @@ impl Data {
             if random.below(16) == 0 {
                 topic = random.below(TOPICS);
             }
-            let asked = [random.below(TOPICS), random.below(TOPICS)];
+            let queried = [random.below(TOPICS), random.below(TOPICS)];
             for head in &heads {
                 k.extend(head.key(topic, &mut random));
-                for of in 0..GROUP {
-                    q.extend(head.query(asked[of % 2], &mut random));
+                for i in 0..GROUP {
+                    q.extend(head.query(queried[i % 2], &mut random));
                 }
             }
         }
@@ -110,8 +111,8 @@ impl Data {
             engine.backend_mut().store_cache(&plan, layer, k.into(), k.into())?;
             if len == 1 {
                 let q = &self.q[GROUP * rows.start..GROUP * rows.end];
-                let asked = (&plan, layer);
-                reader.attend(engine.backend_mut(), asked, &attend, (q, None), &mut out)?;
+                let call = (&plan, layer);
+                reader.attend(engine.backend_mut(), call, &attend, (q, None), &mut out)?;
             }
             let step = plan.step();
             engine.commit(step)?;
@@ -124,7 +125,7 @@ impl Data {
 
 /// Distribution of a kv head's channels.
 struct Head {
-    /// Deviation of each channel of q and of k: `1 / sqrt(r)` for the channel of rank r.
+    /// Factor of each channel of q and of k: `4 / sqrt(r)` for the channel of rank r.
     widths: Vec<f32>,
     /// Mean of each channel of every key; few channels differ from 0.
     means: Vec<f32>,
@@ -166,7 +167,7 @@ impl Random {
         splitmix(&mut self.state) % end
     }
 
-    /// Returns a number of mean 0 and deviation 1: a sum of twelve uniform numbers.
+    /// Returns a number of mean 0 and standard deviation 1: a sum of twelve uniform numbers.
     fn normal(&mut self) -> f32 {
         let unit = |state: &mut u64| (splitmix(state) >> 40) as f32 / (1 << 24) as f32;
         (0..12).map(|_| unit(&mut self.state)).sum::<f32>() - 6.0

@@ -13,9 +13,9 @@ use serde_json::Value;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).ok_or("usage: render FOLDER")?;
-    let asked: Value = serde_json::from_reader(stdin())?;
-    let messages = asked["messages"].as_array().ok_or("messages is not a list")?;
-    let arguments = asked["arguments"].as_object().ok_or("arguments is not an object")?;
+    let request: Value = serde_json::from_reader(stdin())?;
+    let messages = request["messages"].as_array().ok_or("messages is not a list")?;
+    let arguments = request["arguments"].as_object().ok_or("arguments is not an object")?;
     let template = Template::read(Path::new(&folder))?.ok_or("no chat template")?;
     stdout().write_all(template.render(messages, arguments)?.as_bytes())?;
     Ok(())

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the archives of the host's kernels from kernels.toml and src/, with the arguments of the core's ptx/build.py."""
+"""Builds the archives of the host's kernels from kernels.toml and src/. Arguments: those of the core's ptx/build.py."""
 import pathlib, sys
 
 HERE = pathlib.Path(__file__).resolve().parent

@@ -29,10 +29,10 @@ impl<R: Runner<Backend = Cpu>> Calibrating<R> {
         Self { inner, largest }
     }
 
-    /// Returns the measurement as scales; 1 if all values were 0.
+    /// Returns the measured scales. A scale is 1 if all its values were 0.
     ///
     /// # Errors
-    /// K or V that are not finite.
+    /// A measured value is not finite.
     pub fn scales(&self) -> Result<KvScales> {
         let config = self.inner.config();
         let scale = |&largest: &f32| match largest {
@@ -44,7 +44,7 @@ impl<R: Runner<Backend = Cpu>> Calibrating<R> {
             .map_err(|error| Error::run(error.to_string()))
     }
 
-    fn look(&mut self, backend: &Cpu, plan: &BatchPlan<'_>) -> Result<()> {
+    fn measure(&mut self, backend: &Cpu, plan: &BatchPlan<'_>) -> Result<()> {
         let (layers, head_dim) = (self.inner.config().layers, self.inner.config().head_dim);
         let kv_heads = self.inner.config().kv_heads;
         for layer in 0..layers {
@@ -86,7 +86,7 @@ impl<R: Runner<Backend = Cpu>> Runner for Calibrating<R> {
         clock: &mut Clock,
     ) -> Result<()> {
         self.inner.collect(backend, work, fail, tokens, clock)?;
-        self.look(backend, &work.plan.plan())
+        self.measure(backend, &work.plan.plan())
     }
 
     fn settle(&mut self, backend: &mut Cpu) -> Result<()> {
@@ -147,18 +147,17 @@ impl<'a> Table<'a> {
         Error::request(format!("{}: {why}", self.path.display()))
     }
 
-    /// Returns the size `name`.
+    /// Returns the whole number in the field `name`.
     pub(crate) fn number(&self, name: &str) -> Result<u32> {
         let number = self.file[name].as_u64().and_then(|number| u32::try_from(number).ok());
-        number.ok_or_else(|| self.refused(format!("no number of {name}")))
+        number.ok_or_else(|| self.refused(format!("{name} is missing or not a whole number")))
     }
 
     /// Returns the list `values`, each element converted by `convert`.
     pub(crate) fn values<T>(&self, convert: impl Fn(&Value) -> Option<T>) -> Result<Vec<T>> {
         let values = self.file["values"].as_array().map_or(&[][..], Vec::as_slice);
         let convert = |value| {
-            convert(value)
-                .ok_or_else(|| self.refused(format!("{value} cannot be among the values")))
+            convert(value).ok_or_else(|| self.refused(format!("{value} is not a valid value")))
         };
         values.iter().map(convert).collect()
     }

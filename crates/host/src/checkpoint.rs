@@ -80,7 +80,7 @@ impl Checkpoint {
         if tensor.shape != shape {
             let (file, actual) = (tensor.file, tensor.shape);
             return Err(Error::model(format!(
-                "{dir}/{file}: tensor {name} has shape {actual:?}, but config.json asks for {shape:?}"
+                "{dir}/{file}: tensor {name} has shape {actual:?}, but config.json implies {shape:?}"
             )));
         }
         let file = tensor.file;
@@ -134,7 +134,9 @@ pub fn shards(dir: &Path) -> Result<BTreeMap<String, Vec<String>>> {
     let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, file) in map {
         let Some(file) = file.as_str().filter(|file| is_plain_name(file)) else {
-            return Err(index.wrong(&format!("weight_map: {tensor} stands in no plain file name")));
+            return Err(
+                index.wrong(&format!("weight_map: the file of {tensor} has no plain file name"))
+            );
         };
         names.entry(file.to_owned()).or_default().push(tensor.clone());
     }

@@ -43,7 +43,7 @@ pub struct ModelConfig {
     pub k_is_v: bool,
     /// Number of elements of one head of attention's output.
     pub value_dim: usize,
-    /// Factor of the logits.
+    /// Factor of attention's logits.
     pub scale: f32,
     /// Latent attention, where the family has it.
     pub latent: Option<LatentConfig>,
@@ -59,7 +59,7 @@ pub struct ModelConfig {
     pub window_rope: Option<Rope>,
     /// Factor by which rows of the embedding are multiplied.
     pub embedding_scale: f32,
-    /// Soft cap of the logits of tokens, if there is one.
+    /// Soft cap of the output logits, if there is one.
     pub logit_cap: Option<f32>,
     /// The activation of MLPs.
     pub activation: Activation,
@@ -293,9 +293,9 @@ fn default_head_dim(
     Ok((hidden / q_heads).max(1))
 }
 
-/// Qwen3 may slide a window over some layers: those in `layer_types`, or all from `max_window_layers` on. Unless
-/// `layer_types` differs, gpt-oss slides a window over every other layer, from the first on, and Gemma 3 over all
-/// layers but every sixth.
+/// Returns the window of each layer. Qwen3 may slide a window over some layers: those in `layer_types`, or all from
+/// `max_window_layers` on. Unless `layer_types` differs, gpt-oss slides a window over every other layer, from the first
+/// on, and Gemma 3 and 4 over all layers but, by default, every sixth.
 fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<u32>>> {
     let may = match family {
         Family::Llama | Family::DeepseekV3 | Family::Llama4 => false,

@@ -73,7 +73,7 @@ impl<'a> Contiguous<'a> {
     }
 }
 
-/// Returns the logits after each token of a stream from number `from` on, `[len - from, vocab]`.
+/// Returns the logits after each token of a stream from index `from` on, `[len - from, vocab]`.
 pub fn logits(model: &Model, stream: &[u32], from: usize) -> Vec<f32> {
     let mut attention = Contiguous::new(&model.config);
     let (mut work, mut clock) = (Workspace::default(), Clock::default());
@@ -94,7 +94,7 @@ pub fn measure(model: &Model, stream: &[u32], measured: &mut Measured) {
     let Ok(()) = model.forward(pass, &mut attention, &mut work, &mut clock);
 }
 
-/// Returns greedy tokens, and the logits of the first.
+/// Returns `count` greedy tokens, and the logits of the first one. A pass computes at most `chunk` tokens.
 pub fn greedy(model: &Model, prompt: &[u32], count: usize, chunk: usize) -> (Vec<u32>, Vec<f32>) {
     let mut attention = Contiguous::new(&model.config);
     let (mut work, mut clock) = (Workspace::default(), Clock::default());

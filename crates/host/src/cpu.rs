@@ -55,7 +55,8 @@ impl<'m> CpuRunner<'m> {
         self.measured.as_ref()
     }
 
-    /// Reads the positions that labels find from now on; the backend's pool stores the labels.
+    /// From now on, generating streams read only the positions that labels select. The backend's pool must store
+    /// labels.
     pub fn read_sparsely(self, reader: Reader) -> Self {
         Self { reader: Some(reader), ..self }
     }

@@ -43,7 +43,7 @@ pub struct ExpertsConfig {
     pub intermediate: usize,
     /// Width of the shared expert; 0 without one.
     pub shared: usize,
-    /// The method of choice.
+    /// The rule that chooses and weights a token's experts.
     pub routing: Routing,
 }
 
@@ -51,7 +51,7 @@ impl ExpertsConfig {
     /// Returns the experts of a model whose family has some.
     ///
     /// # Errors
-    /// A field that is missing, contradicts another one, or requests an unsupported method.
+    /// A field is missing, contradicts another one, or requests an unsupported method.
     pub fn parse(fields: &Fields<'_>, family: Family) -> Result<Option<Self>> {
         let config = match family {
             Family::Llama | Family::Qwen3 | Family::Gemma3 | Family::Gemma4 | Family::Llama4 => {
@@ -99,7 +99,7 @@ impl ExpertsConfig {
         let per_group = count / groups;
         if !count.is_multiple_of(groups) || kept > groups || per_group < 2 {
             let what =
-                format!("{count} experts do not make {groups} groups, of which {kept} are kept");
+                format!("{count} experts cannot form {groups} groups, of which {kept} are kept");
             return Err(fields.wrong(&what));
         }
         let per_token = fields.size("num_experts_per_tok")?;
@@ -161,7 +161,7 @@ pub struct ExpertsWork {
 }
 
 impl Experts {
-    /// Builds a layer from the tensors of `NAME`, its `mlp`.
+    /// Builds a layer's experts. `name` is the name of the layer's `mlp` in the checkpoint.
     ///
     /// # Errors
     /// A tensor is missing or has another shape.
@@ -250,7 +250,7 @@ impl Experts {
         })
     }
 
-    /// Returns one token's experts and their weights.
+    /// Appends one token's experts and their weights to `chosen`.
     fn choose(&self, logits: &[f32], chosen: &mut Vec<(usize, f32)>) {
         let first = chosen.len();
         let take = self.config.per_token;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
-/// A larger size shows that the config is damaged. Only byte counts of real models exceed it.
+/// Maximum of a size. A larger one shows that the config is damaged; in real models only byte counts are larger.
 const SIZE_MAX: usize = 1 << 24;
 
 /// Reads a JSON file.
@@ -27,7 +27,7 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|e| Error::model(format!("cannot read {}: {e}", path.display())))
 }
 
-/// Typed look-ups in a JSON object. Null counts as absent, as in the reference framework.
+/// Typed look-ups in a JSON object. Null counts as absent, as in Transformers.
 pub struct Fields<'a> {
     path: &'a Path,
     map: &'a Map<String, Value>,

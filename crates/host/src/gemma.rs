@@ -1,4 +1,4 @@
-//! What the configs of Gemma 3 and Gemma 4 have and those of other families lack.
+//! Config fields that only Gemma 3 and Gemma 4 have.
 
 use crate::error::Result;
 use crate::family::Family;
@@ -16,9 +16,9 @@ pub struct WindowHeads {
 /// Rejects options that change the forward pass and are not implemented.
 ///
 /// # Errors
-/// Names the option.
+/// An unsupported option is set.
 pub fn check(fields: &Fields<'_>, family: Family) -> Result<()> {
-    let missing: &[&str] = match family {
+    let unsupported: &[&str] = match family {
         Family::Gemma4 => &[
             "enable_moe_block",
             "hidden_size_per_layer_input",
@@ -28,7 +28,7 @@ pub fn check(fields: &Fields<'_>, family: Family) -> Result<()> {
         ],
         _ => &["attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"],
     };
-    for name in missing {
+    for name in unsupported {
         let is_set = |value: &&serde_json::Value| {
             !matches!(value.as_u64(), Some(0)) && value.as_bool() != Some(false)
         };
@@ -39,8 +39,8 @@ pub fn check(fields: &Fields<'_>, family: Family) -> Result<()> {
     Ok(())
 }
 
-/// Returns the heads of Gemma 4's layers that read everything, the elements of one, and whether V is made of K's
-/// product; `windows` are the heads of the others.
+/// Returns the kv heads of Gemma 4's layers without a window, the elements of a head, and whether these layers compute
+/// V from the product for K. `windows` contains the kv heads of the other layers, and the elements of a head.
 ///
 /// # Errors
 /// A field is not valid.
@@ -56,7 +56,7 @@ pub fn full_heads(fields: &Fields<'_>, windows: (usize, usize)) -> Result<(usize
 /// Returns the soft cap of Gemma 4's logits.
 ///
 /// # Errors
-/// A cap that is not above 0.
+/// The cap is not above 0.
 pub fn logit_cap(fields: &Fields<'_>, family: Family) -> Result<Option<f32>> {
     let name = "final_logit_softcapping";
     if family != Family::Gemma4 || fields.get(name).is_none() {

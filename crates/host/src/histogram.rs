@@ -146,7 +146,7 @@ mod test {
             times.add(Duration::from_micros(i * 37));
         }
         for part in [0.01, 0.5, 0.9, 0.99] {
-            // The number of times before it equals the part.
+            // `part` of the times are shorter than the exact quantile.
             let (quantile, exact) = (times.quantile(part), (part * 1000.0 + 1.0) * 37e-6);
             assert!((quantile / exact - 1.0).abs() < 0.06, "{part}: {quantile} is not {exact}");
         }

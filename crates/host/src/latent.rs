@@ -94,7 +94,7 @@ pub struct LatentWork {
 }
 
 impl Latent {
-    /// Builds a layer from the tensors of `NAME`, its `self_attn`.
+    /// Builds a layer's projections. `name` is the name of the layer's `self_attn` in the checkpoint.
     ///
     /// # Errors
     /// A tensor is missing or has another shape.

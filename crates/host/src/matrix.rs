@@ -14,8 +14,9 @@ use rayon::prelude::*;
 
 /// Maximum number of rows that are computed as direct dot products.
 const FEW_ROWS: usize = 16;
-/// Fewest matrix rows of a task; more if a row is short, because waking a core takes time.
+/// Minimum number of matrix rows of a task. A task has more rows if they are short, because waking a core takes time.
 const DOT_ROWS: usize = 64;
+/// Minimum number of multiplications of a task.
 const DOT_NUMBERS: usize = 1 << 15;
 /// Bounds of the rows of a panel. Each core gets one panel within these bounds, because each panel packs all of x.
 const PANEL_ROWS: RangeInclusive<usize> = 64..=1024;

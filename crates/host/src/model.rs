@@ -63,7 +63,7 @@ pub trait Attention {
 
 /// The projections from x to q, k and v.
 enum Projections {
-    /// Without a projection to V, V is made of K's product.
+    /// If `v` is `None`, V is computed from the product for K.
     Heads {
         q: Linear,
         k: Linear,
@@ -74,7 +74,7 @@ enum Projections {
     Latent(Latent),
 }
 
-/// The layers after attention.
+/// The part of a layer after attention.
 enum Rest {
     Mlp(Mlp),
     Experts(Experts),

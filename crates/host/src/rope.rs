@@ -29,8 +29,8 @@ impl Rope {
         Self::of(fields, parameters, (old_theta, fields.object("rope_scaling")?), head_dim)
     }
 
-    /// Reads the two ropes of Gemma 3 and 4: of layers that read all tokens, and of layers with a window, with the
-    /// elements of their heads. In the old style only the first one is scaled.
+    /// Reads the two ropes of Gemma 3 and 4: of layers that read all tokens, and of layers with a window. The tuple
+    /// contains the elements of their heads. In the old style only the first one is scaled.
     ///
     /// # Errors
     /// As [`Rope::parse`].
@@ -77,7 +77,7 @@ impl Rope {
         let mut frequencies: Vec<f64> =
             (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
         if is_proportional {
-            // The other pairs do not turn.
+            // The pairs after the rotary part do not rotate.
             let turning = (rotary_part * head_dim as f64 / 2.0) as usize;
             frequencies.iter_mut().skip(turning).for_each(|f| *f = 0.0);
         }

@@ -71,8 +71,8 @@ pub trait Runner {
     fn launch(&mut self, backend: &mut Self::Backend, work: &Work, clock: &mut Clock)
     -> Result<()>;
 
-    /// Waits for the oldest launched step that was not collected, and returns its chosen tokens. With `fail`, the step
-    /// fails halfway.
+    /// Waits for the oldest launched step that was not collected, and writes its chosen tokens to `tokens`. If `fail`
+    /// is set, the call returns an injected failure.
     ///
     /// # Errors
     /// The step failed; the caller aborts it and all later steps.
@@ -91,13 +91,13 @@ pub trait Runner {
     /// The run failed.
     fn settle(&mut self, backend: &mut Self::Backend) -> Result<()>;
 
-    /// Returns the maximum of tokens that a step can choose. The loop launches no larger step.
+    /// Returns the maximum number of tokens that a step can choose. The loop launches no larger step.
     fn draws_max(&self) -> usize {
         usize::MAX
     }
 
-    /// Returns the maximum of edits of a step. The loop launches no larger step and rejects requests that may need
-    /// more. At 0 it rejects all requests with a shaping or with `min_p`.
+    /// Returns the maximum number of edits of a step. The loop launches no larger step and rejects requests that may
+    /// need more. At 0 it rejects all requests with a shaping or with `min_p`.
     fn edits_max(&self) -> usize {
         0
     }

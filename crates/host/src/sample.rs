@@ -103,7 +103,7 @@ pub fn gumbel(key: u64, token: u32) -> f32 {
     h ^= (key >> 32) as u32;
     h = (h ^ (h >> 13)).wrapping_mul(0xC2B2_AE35);
     h ^= h >> 16;
-    let unit = h as f32 * 2_f32.powi(-32) + 2_f32.powi(-33); // above 0; 1 gives minus infinity
+    let unit = h as f32 * 2_f32.powi(-32) + 2_f32.powi(-33); // above 0; may round to 1: minus infinity
     -(-(-unit).ln_1p()).ln()
 }
 
@@ -155,16 +155,16 @@ mod test {
         assert!(with(0.999).contains(&0) && !with(0.999).contains(&4));
     }
 
-    /// At temperature 1, logits 3, 3, 2 and 1: the token of 2 is 0.37 times as likely as the best, the token of 1 0.14
-    /// times.
+    /// The temperature is 1, the logits are 3, 3, 2 and 1. Relative to the best tokens, the token of logit 2 has a
+    /// probability of 0.37, and the token of logit 1 has 0.14.
     #[test]
-    fn min_p_keeps_what_is_likely_enough_beside_the_best() {
+    fn min_p_is_relative_to_the_most_likely_token() {
         let with = |min_p| draws(Sampling { min_p, ..plain(7) });
         assert!(with(0.4).iter().all(|t| [1, 3].contains(t)));
         assert!(with(0.36).contains(&2) && !with(0.36).contains(&0));
         assert!(with(0.13).contains(&0));
         let hot = draws(Sampling { min_p: 0.4, temperature: 2.0, ..plain(7) });
-        assert!(hot.contains(&2), "probabilities are those after the temperature");
+        assert!(hot.contains(&2), "min_p applies after the temperature");
         let both = draws(Sampling { min_p: 0.36, top_p: 0.5, ..plain(7) });
         assert!(both.iter().all(|t| [1, 3].contains(t)));
     }

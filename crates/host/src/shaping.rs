@@ -211,8 +211,8 @@ impl PreparedShaping {
         &self.rules
     }
 
-    /// Returns the maximum of edits of a draw with `known` distinct tokens in prompt and answer, and `stops` stop
-    /// tokens.
+    /// Returns the maximum number of edits of a draw with `known` distinct tokens in prompt and answer, and `stops`
+    /// stop tokens.
     pub fn edits_max(&self, known: usize, stops: usize, vocab: usize) -> usize {
         if self.rules.allowed.is_some() {
             return self.edits.len();

@@ -108,7 +108,7 @@ impl Tally {
             line(
                 &mut text,
                 format_args!(
-                    "drafts: {} of {} accepted, {each:.2} of a stream in a step that checked some",
+                    "drafts: {} of {} accepted, {each:.2} per stream and step with drafts",
                     self.accepted, self.drafted
                 ),
             );

@@ -65,7 +65,7 @@ impl Template {
     }
 }
 
-/// Returns the model's special tokens by name, as `transformers` collects them: texts of the tokenizer's config named
+/// Returns the model's special tokens by name, as `transformers` collects them: strings of the tokenizer's config named
 /// `.._token`, and the names in `extra_special_tokens`. The older `special_tokens_map.json` has precedence over a
 /// config without `added_tokens_decoder`, and is ignored otherwise.
 fn special_tokens(config: &Value, map: &Value) -> Map<String, Value> {
@@ -118,7 +118,7 @@ fn environment(source: String) -> Rendering<Environment<'static>> {
         use ValueKind::{Iterable, Map, Seq, String, Undefined};
         matches!(value.kind(), Iterable | Map | Seq | String | Undefined)
     });
-    // Texts and dictionaries of Python have a length and items.
+    // As in Python's Jinja, strings and dictionaries are sequences.
     environment.add_test("sequence", |value: &Jinja| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
     });
@@ -128,7 +128,7 @@ fn environment(source: String) -> Rendering<Environment<'static>> {
     Ok(environment)
 }
 
-/// Calls a method of Python's texts that `pycompat` lacks.
+/// Calls a method of Python's `str` that `pycompat` lacks.
 fn string_method(value: &Jinja, name: &str, arguments: &[Jinja]) -> Option<Rendering<Jinja>> {
     let (text, argument) = (value.as_str()?, arguments.first()?.as_str()?);
     let result = match (name, &arguments[1..]) {
@@ -319,7 +319,7 @@ mod test {
     }
 
     #[test]
-    fn dates_and_blocks_of_training_are_known() {
+    fn dates_and_generation_blocks_are_rendered() {
         let source = "{{ bos_token }}{{ strftime_now('%Y-%m-%d') }}{% for m in messages %}\n\
                       {%- generation -%} {{ m.content }} {%- endgeneration %}|\n{% generation %}\nx\n{% endgeneration %}\n{% endfor %}";
         let text = render(source, json!([{ "role": "user", "content": "hi" }]), json!({}));

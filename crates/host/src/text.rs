@@ -74,7 +74,8 @@ impl Text {
         Self { tokenizer: Some(tokenizer), template, longest, letter }
     }
 
-    /// Returns the maximum bytes of a token's text. Without a tokenizer, this text is an id with its separator.
+    /// Returns the maximum number of bytes of a token's text. Without a tokenizer, this text is an id with its
+    /// separator.
     pub fn longest_token(&self) -> usize {
         if self.has_tokenizer() { self.longest } else { 16 }
     }
@@ -172,7 +173,7 @@ pub struct Decoder {
     /// words are correct.
     context: usize,
     /// Number of emitted tokens.
-    given: usize,
+    emitted: usize,
 }
 
 impl Decoder {
@@ -182,13 +183,13 @@ impl Decoder {
         if !text.has_tokenizer() {
             return format!("{token} ");
         }
-        let before = text.decode(&self.tokens[self.context..self.given]);
+        let before = text.decode(&self.tokens[self.context..self.emitted]);
         let now = text.decode(&self.tokens[self.context..]);
-        let is_held = self.tokens.len() - self.given < HELD_MAX;
+        let is_held = self.tokens.len() - self.emitted < HELD_MAX;
         if is_held && (now.ends_with('\u{FFFD}') || now.len() <= before.len()) {
             return String::new();
         }
-        self.give(text, &before, &now)
+        self.emit(text, &before, &now)
     }
 
     /// Returns the held-back text at the end of the tokens, with replacement characters for invalid bytes.
@@ -196,14 +197,14 @@ impl Decoder {
         if !text.has_tokenizer() {
             return String::new();
         }
-        let before = text.decode(&self.tokens[self.context..self.given]);
+        let before = text.decode(&self.tokens[self.context..self.emitted]);
         let now = text.decode(&self.tokens[self.context..]);
-        self.give(text, &before, &now)
+        self.emit(text, &before, &now)
     }
 
-    fn give(&mut self, text: &Text, before: &str, now: &str) -> String {
-        self.context = self.given;
-        self.given = self.tokens.len();
+    fn emit(&mut self, text: &Text, before: &str, now: &str) -> String {
+        self.context = self.emitted;
+        self.emitted = self.tokens.len();
         let new = now.strip_prefix(before).map(str::to_owned);
         // Invalid bytes may also damage the context.
         new.unwrap_or_else(|| text.decode(&self.tokens[self.context..]))

@@ -1,8 +1,9 @@
 //! Drafts: streams generate the same tokens with and without drafts.
 //!
-//! A step with drafts multiplies other numbers of rows, whose sums round differently in their last bits. Tokens may
-//! therefore differ if two logits are that close, as they may with other batches. No golden token is that close, for
-//! any element type of the pool. Attention itself gives the same bits (`tests/core/trees.rs` of the core).
+//! A step with drafts has another number of rows, so its matrix products sum in another order and may differ in their
+//! last bits. Tokens may therefore differ if two logits are nearly equal, as they may with other batches. No golden
+//! token has such logits, for any element type of the pool. Attention itself gives the same bits (`tests/core/trees.rs`
+//! of the core).
 
 mod common;
 
@@ -142,7 +143,7 @@ fn rounded_pools_generate_equal_texts_with_drafts() {
     }
 }
 
-/// The draw of a draft's position checks the draft, so draws with a temperature and samples do not change.
+/// A draft is accepted only if it equals the drawn token, so draws with a temperature and samples do not change.
 #[test]
 fn samples_and_draws_are_the_same_with_drafts() {
     let (model, mut requests) = read("qwen3-tiny");
@@ -173,17 +174,17 @@ fn samples_and_draws_are_the_same_with_drafts() {
 #[test]
 fn streams_end_where_they_do_without_drafts() {
     let (model, plain) = read("qwen3-tiny");
-    let said = serve(&model, &plain, Setting::default()).collected.tokens;
+    let answers = serve(&model, &plain, Setting::default()).collected.tokens;
     for n in 0..20 {
         let ends: [fn(&mut Request, u32, &[u32]); 3] = [
-            |request, n, said| request.stop = vec![said[n as usize]],
+            |request, n, answer| request.stop = vec![answer[n as usize]],
             |request, n, _| request.cancel_after = Some(n + 1),
             |request, n, _| request.max_new_tokens = Some(n),
         ];
         for (i, end) in ends.into_iter().enumerate() {
             let mut requests = plain.clone();
             for (number, request) in requests.iter_mut().enumerate() {
-                end(request, n, &said[&(number, 0)]);
+                end(request, n, &answers[&(number, 0)]);
             }
             let run = |drafts| serve(&model, &requests, Setting { drafts, ..Setting::default() });
             let plain = run(None);
@@ -196,7 +197,7 @@ fn streams_end_where_they_do_without_drafts() {
 
 /// A failed step is aborted with its drafts.
 #[test]
-fn failed_steps_change_nothing_of_drafts() {
+fn failed_steps_change_no_token_with_drafts() {
     for name in common::MODELS {
         let (model, requests) = read(name);
         for schedule in SCHEDULES {
@@ -231,8 +232,8 @@ fn a_resumed_stream_has_no_drafts_before_its_last_token() {
         assert!(plain.tally.preemptions > 0, "chunks of {chunk}");
         for (number, request) in short.iter_mut().enumerate() {
             let prompt = request.prompt.iter().map(|token| token.raw());
-            let said = plain.collected.tokens[&(number, 0)].iter().copied();
-            request.prediction = prompt.chain(said).collect();
+            let answer = plain.collected.tokens[&(number, 0)].iter().copied();
+            request.prediction = prompt.chain(answer).collect();
         }
         for rule in [chain(4), tree(9)] {
             let ran = serve(&model, &short, Setting { drafts: Some(rule), ..setting });
@@ -248,7 +249,7 @@ fn a_resumed_stream_has_no_drafts_before_its_last_token() {
 
 /// If pages are short, the loop drops drafts before it preempts a stream.
 #[test]
-fn nobody_is_preempted_for_drafts() {
+fn no_stream_is_preempted_for_drafts() {
     let (model, requests) = read("qwen3-tiny");
     let one = &requests[..1];
     let run = |drafts| {

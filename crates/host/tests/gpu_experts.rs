@@ -143,9 +143,9 @@ fn experts_of_each_token() {
                 let weight = &down[expert * width * hidden..][..width * hidden];
                 let none = vec![bf16::ZERO; hidden];
                 let bias = &down_bias[expert * hidden..][..hidden];
-                let said = twin::expert_down(row, weight, if has_bias { bias } else { &none });
+                let output = twin::expert_down(row, weight, if has_bias { bias } else { &none });
                 let out = &mut expected[number / per_token * hidden..][..hidden];
-                out.iter_mut().zip(said).for_each(|(out, said)| *out += route.weight * said);
+                out.iter_mut().zip(output).for_each(|(out, y)| *out += route.weight * y);
             }
             close(&read(&d_y, tokens * hidden), &twin::narrow(&expected), "experts_down");
         }

@@ -37,15 +37,15 @@ fn run(
 
 /// Returns the requests of a second turn. Each prompt is the first prompt, its answer and some more tokens.
 fn second_turns(requests: &[Request], collected: &CollectedStreams) -> Vec<Request> {
-    let turn = |(request, said): (&Request, &Vec<u32>)| {
+    let turn = |(request, answer): (&Request, &Vec<u32>)| {
         let mut request = request.clone();
-        request.prompt.extend(said.iter().copied().chain(3..14).map(TokenId::new));
+        request.prompt.extend(answer.iter().copied().chain(3..14).map(TokenId::new));
         request
     };
-    requests.iter().zip(words(collected)).map(turn).collect()
+    requests.iter().zip(tokens_of(collected)).map(turn).collect()
 }
 
-fn words(collected: &CollectedStreams) -> Vec<&Vec<u32>> {
+fn tokens_of(collected: &CollectedStreams) -> Vec<&Vec<u32>> {
     collected.tokens.values().collect()
 }
 
@@ -67,10 +67,10 @@ fn rounds(name: &str, overlap: bool) {
             let mut server = server(runner, &[largest], setting, Scaling::Static, None);
             assert_eq!(*server.engine().shape().layout.groups() == Groups::ONE, !groups);
             let collected = run(&mut server, &first, setting);
-            assert_eq!(words(&collected), expected, "{name}, {setting:?}");
+            assert_eq!(tokens_of(&collected), expected, "{name}, {setting:?}");
 
             let collected = run(&mut server, &first, setting);
-            assert_eq!(words(&collected), expected, "{name}, {setting:?}, again");
+            assert_eq!(tokens_of(&collected), expected, "{name}, {setting:?}, again");
             let hits: Vec<_> = first
                 .iter()
                 .map(|request| (request.prompt.len() as u32 - 1) / page_size * page_size)
@@ -83,7 +83,7 @@ fn rounds(name: &str, overlap: bool) {
             }
             let collected = run(&mut server, &turns, setting);
             assert_eq!(
-                words(&collected),
+                tokens_of(&collected),
                 second.iter().collect::<Vec<_>>(),
                 "{name}, {setting:?}, turn"
             );
@@ -199,7 +199,7 @@ fn preempted_streams_generate_the_same_tokens() {
             let runner = CpuRunner::new(&model);
             let mut server = server(runner, &requests, setting, Scaling::Static, None);
             let collected = run(&mut server, &requests, setting);
-            assert_eq!(words(&collected), expected, "{name}, {setting:?}");
+            assert_eq!(tokens_of(&collected), expected, "{name}, {setting:?}");
             assert!(server.tally().0.preemptions > 0, "{name}, {setting:?}");
         }
     }
@@ -219,7 +219,7 @@ fn equal_prompts_are_computed_once() {
             let runner = CpuRunner::new(&model);
             let mut server = server(runner, &requests, setting, Scaling::Static, None);
             let collected = run(&mut server, &requests, setting);
-            assert_eq!(words(&collected), [&longest.tokens; 4], "{name}, {setting:?}");
+            assert_eq!(tokens_of(&collected), [&longest.tokens; 4], "{name}, {setting:?}");
             let hits = 3 * (longest.prompt.len() as u64 - 1);
             assert_eq!(server.engine().stats().hit_tokens, hits, "{name}, {setting:?}");
         }

@@ -57,7 +57,7 @@ impl Runner for LateRunner<'_> {
     }
 }
 
-fn words(collected: &CollectedStreams) -> Vec<&Vec<u32>> {
+fn tokens_of(collected: &CollectedStreams) -> Vec<&Vec<u32>> {
     collected.tokens.values().collect()
 }
 
@@ -80,20 +80,20 @@ fn rounds<R: Runner>(
     expected: &[&Vec<u32>],
 ) -> (Vec<Vec<u32>>, u64) {
     let collected = run(server, first);
-    assert_eq!(words(&collected), expected);
+    assert_eq!(tokens_of(&collected), expected);
     let collected = run(server, first);
-    assert_eq!(words(&collected), expected, "again");
-    let turn = |(request, said): (&Request, &Vec<u32>)| {
+    assert_eq!(tokens_of(&collected), expected, "again");
+    let turn = |(request, answer): (&Request, &Vec<u32>)| {
         let mut request = request.clone();
-        request.prompt.extend(said.iter().copied().chain(3..9).map(TokenId::new));
+        request.prompt.extend(answer.iter().copied().chain(3..9).map(TokenId::new));
         request
     };
-    let turns: Vec<_> = first.iter().zip(words(&collected)).map(turn).collect();
+    let turns: Vec<_> = first.iter().zip(tokens_of(&collected)).map(turn).collect();
     let collected = run(server, &turns);
     (collected.tokens.values().cloned().collect(), server.engine().stats().loaded_pages)
 }
 
-fn same_words(name: &str) {
+fn same_tokens(name: &str) {
     let model = Model::read(&common::dir(name)).expect("the golden model loads");
     let cases = common::cases(name);
     let first = requests(&cases);
@@ -116,15 +116,15 @@ fn same_words(name: &str) {
             let setting = Setting { host_pages, ..plain };
             let runner = CpuRunner::new(&model);
             let mut with = server(runner, &largest, setting, Scaling::Static, None);
-            let (words, loaded) = rounds(&mut with, &first, &expected);
-            assert_eq!(words, second, "{name}, {setting:?}");
+            let (tokens, loaded) = rounds(&mut with, &first, &expected);
+            assert_eq!(tokens, second, "{name}, {setting:?}");
             assert!(loaded > 0, "{name}, {setting:?}: no page was loaded");
 
             let runner = LateRunner(CpuRunner::new(&model));
             let options = LateOptions(CpuOptions::with_threads(1));
             let mut late = server_on(runner, &largest, setting, Scaling::Static, options);
-            let (words, late_loaded) = rounds(&mut late, &first, &expected);
-            assert_eq!(words, second, "{name}, {setting:?}, late");
+            let (tokens, late_loaded) = rounds(&mut late, &first, &expected);
+            assert_eq!(tokens, second, "{name}, {setting:?}, late");
             assert!(late_loaded > 0, "{name}, {setting:?}: no page was loaded late");
         }
     }
@@ -132,15 +132,15 @@ fn same_words(name: &str) {
 
 #[test]
 fn qwen3_generates_equal_texts_with_host_pages() {
-    same_words("qwen3-tiny");
+    same_tokens("qwen3-tiny");
 }
 
 #[test]
 fn gpt_oss_generates_equal_texts_with_host_pages_and_groups() {
-    same_words("gpt-oss-tiny");
+    same_tokens("gpt-oss-tiny");
 }
 
 #[test]
 fn gemma3_generates_equal_texts_with_host_pages_and_groups() {
-    same_words("gemma3-tiny");
+    same_tokens("gemma3-tiny");
 }

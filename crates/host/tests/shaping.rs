@@ -51,7 +51,7 @@ fn shaped() -> Vec<Request> {
 }
 
 #[test]
-fn settings_change_no_shaped_word() {
+fn settings_change_no_token_of_shaped_requests() {
     let (model, requests) = (model(), shaped());
     let plain = serve(&model, &requests, Setting::default()).collected.tokens;
     let stopped = |tokens: &[u32]| tokens.iter().position(|token| [7, 14, 228].contains(token));
@@ -133,7 +133,8 @@ fn request(prompt: Vec<u32>, new_tokens: u32) -> Request {
         .request(prompt)
 }
 
-/// The logits of a prompt's token follow the prompt up to the token, also in chunks and if the cache has all of it.
+/// The logits of a prompt's position equal the first logits after the prompt up to that position. This also holds with
+/// chunks, and if the cache contains the whole prompt.
 #[test]
 fn prompts_are_scored_whole() {
     let model = model();
@@ -231,8 +232,8 @@ fn streams_take_turns_with_edits() {
         }
         let mut order = Order::default();
         while server.step(&mut order).expect("it serves") {
-            let said = |i| order.0.iter().filter(|&&request| request == i).count();
-            let counts: Vec<usize> = (0..5).map(said).collect();
+            let tokens_of = |i| order.0.iter().filter(|&&request| request == i).count();
+            let counts: Vec<usize> = (0..5).map(tokens_of).collect();
             let (least, most) = (counts.iter().min(), counts.iter().max());
             let apart = most.expect("five") - least.expect("five");
             assert!(apart <= 2, "overlap {overlap}, fail_every {fail_every:?}: {counts:?}");
@@ -247,8 +248,7 @@ fn streams_take_turns_with_edits() {
     }
 }
 
-/// A prompt is computed beside streams that use all edits of a step. It needs no edits until its last token is
-/// computed.
+/// Steps whose edits are all in use still compute a prompt, which needs no edits before its last token.
 #[test]
 fn prompts_need_no_edits() {
     let model = model();
@@ -280,7 +280,7 @@ impl Sink for Order {
     }
 }
 
-/// A request with many samples fills all rows; the loop serves another request beside it, not after it.
+/// A request with many samples fills all rows; the loop serves another request before the first one ends.
 #[test]
 fn groups_take_turns() {
     let model = model();
@@ -310,7 +310,7 @@ fn groups_take_turns() {
     }
 }
 
-/// Prompts of one group take turns as one: a new request is served beside three of them.
+/// The prompts of one group share its turns, so a new request runs before all prompts of the group have ended.
 #[test]
 fn prompts_of_a_group_share_a_turn() {
     let model = model();
@@ -343,8 +343,8 @@ fn tokens_past_the_vocabulary_are_refused() {
     ] {
         let mut server = server(&model, 64, 4, false);
         let shaping = Some(shaping.prepare());
-        let asked = Request { shaping, ..request(vec![1, 2], 3) };
-        let error = server.submit(asked).expect_err("the request is rejected").to_string();
+        let invalid = Request { shaping, ..request(vec![1, 2], 3) };
+        let error = server.submit(invalid).expect_err("the request is rejected").to_string();
         assert!(error.contains(&format!("token {past} is past the model's vocabulary")), "{error}");
     }
 }
@@ -354,27 +354,27 @@ fn tokens_past_the_vocabulary_are_refused() {
 fn stop_tokens_past_the_vocabulary_are_left_out() {
     let model = model();
     let past = model.config.vocab as u32;
-    let say = |request| {
+    let generate = |request| {
         let mut server = server(&model, 64, 4, false);
         server.submit(request).expect("the request is accepted");
         let mut collected = CollectedStreams::default();
         server.run(&mut collected).expect("it serves");
         collected.tokens.remove(&(0, 0)).expect("the stream has tokens")
     };
-    let plain = say(request(vec![1, 2], 5));
+    let plain = generate(request(vec![1, 2], 5));
     let shaping = Some(Shaping { min_tokens: 2, ..Shaping::default() }.prepare());
     for stop in [vec![past], vec![u32::MAX, past, plain[0]]] {
-        let said = say(Request { shaping: shaping.clone(), stop, ..request(vec![1, 2], 5) });
-        let forbidden = said.iter().take(2).any(|token| *token == plain[0]);
-        assert!(said == plain || (!forbidden && said.len() >= 2), "{said:?}, {plain:?}");
+        let tokens = generate(Request { shaping: shaping.clone(), stop, ..request(vec![1, 2], 5) });
+        let forbidden = tokens.iter().take(2).any(|token| *token == plain[0]);
+        assert!(tokens == plain || (!forbidden && tokens.len() >= 2), "{tokens:?}, {plain:?}");
     }
 }
 
-/// Large quotients of scores lose the noise of draws, and overflow in the end.
+/// At a tiny temperature, the quotients of logits are so large that a draw's noise has no effect, or they overflow.
 #[test]
-fn temperatures_near_0_draw_as_those_of_a_hundredth() {
+fn temperatures_below_0_01_draw_as_0_01() {
     let model = model();
-    let say = |temperature| {
+    let generate = |temperature| {
         let mut server = server(&model, 64, 4, false);
         let sampling = Sampling { temperature, seed: 3, ..Sampling::default() };
         server.submit(Request { sampling, ..request((1..20).collect(), 20) }).expect("it fits");
@@ -382,9 +382,9 @@ fn temperatures_near_0_draw_as_those_of_a_hundredth() {
         server.run(&mut collected).expect("it serves");
         collected.tokens.remove(&(0, 0)).expect("the stream has tokens")
     };
-    let expected = say(0.01);
+    let expected = generate(0.01);
     for temperature in [0.0099, 1e-5, 1e-6, 1e-30, f32::from_bits(1)] {
-        assert_eq!(say(temperature), expected, "{temperature}");
+        assert_eq!(generate(temperature), expected, "{temperature}");
     }
-    assert_ne!(say(2.0), expected);
+    assert_ne!(generate(2.0), expected);
 }

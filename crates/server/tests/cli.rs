@@ -278,7 +278,7 @@ fn a_correct_prediction_saves_steps() {
     // The prompt's step gives the first of 20 tokens, and each check up to 7.
     let said = run(&["--draft", "6"]);
     assert!(said.contains(" 4 steps of"), "{said}");
-    let drafts = "drafts: 16 of 16 accepted, 5.33 of a stream in a step that checked some\n";
+    let drafts = "drafts: 16 of 16 accepted, 5.33 per stream and step with drafts\n";
     assert!(said.contains(drafts), "{said}");
     assert!(run(&["--draft", "6", "--draft-tree"]).contains(" accepted"));
 }

@@ -1,4 +1,4 @@
-// Functions of all kernels here: conversions of bf16, and sums. A bf16 is the upper half of an f32.
+// Functions that all kernels of this folder share: conversions of bf16, and sums. A bf16 is the upper half of an f32.
 #pragma once
 #include "params.cuh"
 #include "../../../../ptx/src/common/pdl.cuh"

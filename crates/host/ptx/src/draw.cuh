@@ -2,7 +2,7 @@
 #pragma once
 #include "common.cuh"
 
-// Returns an integer above 0 for a number. The order of the integers is that of the numbers.
+// Maps a number, except a NaN, to an unsigned integer above 0. The integers have the order of the numbers.
 DEVICE u32 ordered(u16 logit) { return logit & 0x8000 ? static_cast<u16>(~logit) : logit | 0x8000u; }
 DEVICE u32 ordered(float score) {
     const u32 bits = __float_as_uint(score);
@@ -16,7 +16,7 @@ DEVICE float uniform(u64 key, u32 token) {
     h ^= static_cast<u32>(key >> 32);
     h = (h ^ (h >> 13)) * 0xC2B2AE35u;
     h ^= h >> 16;
-    return static_cast<float>(h) * 0x1p-32f + 0x1p-33f;  // 1 gives minus infinity
+    return static_cast<float>(h) * 0x1p-32f + 0x1p-33f;  // may round to 1, for which `gumbel` returns minus infinity
 }
 DEVICE float gumbel(float unit) { return -__logf(-log1pf(-unit)); }
 

@@ -2,9 +2,9 @@
 // experts_up: computes gate and up of each token's experts, and the activation of gpt-oss: gate * sigmoid(1.702 gate) * (up + 1),
 // after both are clamped.
 // experts_down: computes the weighted sum of the outputs of each token's experts.
-// Twin:    src/gpu/twin.rs route, experts_up, experts_down     (the specification)
+// Twin:    src/gpu/twin.rs route, expert_up, expert_down       (the specification)
 // Params:  RouteParams, 48 bytes; ExpertsParams, 56 bytes
-// Shapes:  see params.cuh; a matrix has a row for each number of its input, so that neighbouring threads read neighbouring columns
+// Shapes:  see params.cuh; the experts' matrices are [ins, outs], so that neighbouring threads read neighbouring columns
 // Grid:    route: x = tokens, block 128; experts_up: x = tokens * per_token, y = ceil(outs / 128), block 128;
 //          experts_down: x = tokens, y = ceil(outs / 256), block 128
 // Needs:   hidden and outs even; experts <= ROUTED_MAX, per_token <= experts

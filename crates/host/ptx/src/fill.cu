@@ -1,8 +1,8 @@
 // fill: the SplitMix64 sequence as bf16 numbers, uniform around offset.
 // fold: multiplies each row of a matrix with a norm's weights.
-// Twin:    src/model.rs Random                 (the specification of fill)
+// Twin:    src/source.rs Random                (the specification of fill)
 // Params:  FillParams, FoldParams, 32 bytes
-// Grid:    any, block 256; each thread strides over the rest
+// Grid:    any, block 256 (a grid-stride loop)
 // Build:   build.py
 #include "common.cuh"
 

@@ -17,10 +17,10 @@
 // Twin:    src/gpu/twin.rs skinny                  (the specification)
 // Params:  GemmParams, 320 bytes
 // Shapes:  see params.cuh
-// Grid:    x = split * ceil(outs / OUTS), silu: of OUTS / 2; y = ceil(tokens / TOKENS); block 160, with norm 224; clusters of `split`
-//          along x, 1 to 8; dynamic shared memory: see GemmParams
+// Grid:    x = split * ceil(outs / OUTS), for silu split * ceil(outs / (OUTS / 2)); y = ceil(tokens / TOKENS); block 160, with
+//          norm 224; clusters of `split` CTAs along x, 1 to 8; dynamic shared memory: see GemmParams
 // Needs:   compute capability 9.0; ins % 8 == 0, outs % 8 == 0; split <= pieces of 64 columns; 2 <= stages <= 24, or
-//          as many as a CTA has pieces
+//          1 if no CTA has more than one piece
 // Build:   build.py
 #include "common.cuh"
 #include "hopper.cuh"
@@ -35,10 +35,10 @@ DEVICE float squares_of(const uint4& x) {
 
 template <u32 TOKENS, u32 TILES> struct Gemm {
     static constexpr u32 OUTS = 64 * TILES, STAGES_MAX = 24;
-    static constexpr u32 WEIGHT = 128 * OUTS, STAGE = WEIGHT + 128 * TOKENS;  // bytes of a piece of the matrix; with that of x
-    static constexpr u32 PITCH = OUTS + 4;                                   // of sums [TOKENS, PITCH], without bank conflicts
-    static constexpr u32 SHARERS = 64 / TOKENS;                              // threads that share a row of x's squares
-    enum { MULTIPLIERS = 128, PRODUCERS = 32, SQUARERS = 64 };               // threads, in this order
+    static constexpr u32 WEIGHT = 128 * OUTS, STAGE = WEIGHT + 128 * TOKENS;  // bytes of a piece of the matrix; of that and a piece of x
+    static constexpr u32 PITCH = OUTS + 4;                                   // of sums [TOKENS, PITCH] in shared memory; avoids bank conflicts
+    static constexpr u32 SHARERS = 64 / TOKENS;                              // threads that sum the squares of one row of x
+    enum { MULTIPLIERS = 128, PRODUCERS = 32, SQUARERS = 64 };               // numbers of threads, in the order of threadIdx.x
 
     struct Shared {
         u64 full[STAGES_MAX], empty[STAGES_MAX];

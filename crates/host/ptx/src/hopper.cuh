@@ -1,4 +1,4 @@
-// Instructions of compute capability 9.0: products of warpgroups from shared memory, mbarriers, the copy engine, clusters.
+// Instructions of compute capability 9.0: products of warpgroups from shared memory, mbarriers, the TMA, clusters.
 #pragma once
 #include "params.cuh"
 
@@ -6,7 +6,7 @@ DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generi
 
 // ---- products of a warpgroup ------------------------------------------------------------------------------------------
 
-// Returns the descriptor of a matrix at `at`, a multiple of 1,024. Its rows have 64 columns (128 bytes), swizzled by the copy engine.
+// Returns the descriptor of a matrix at `at`, a multiple of 1,024. Its rows have 64 columns (128 bytes), swizzled by the TMA.
 DEVICE u64 matrix_descriptor(u32 at) { return static_cast<u64>(at >> 4 & 0x3fff) | static_cast<u64>(1024 >> 4) << 32 | 1ull << 62; }
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -47,12 +47,12 @@ DEVICE void barrier_wait(u32 at, u32 parity) {
     asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }" ::"r"(at), "r"(parity)
                  : "memory");
 }
-// Makes newly initialised barriers visible to the copy engine and to other CTAs.
+// Makes newly initialised barriers visible to the TMA and to other CTAs.
 DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 // Waits at barrier `id` for `count` threads of the block.
 DEVICE void named_sync(u32 id, u32 count) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory"); }
 
-// ---- the copy engine --------------------------------------------------------------------------------------------------
+// ---- the Tensor Memory Accelerator (TMA) ------------------------------------------------------------------------------
 
 DEVICE void fetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 // Copies the box at this column and row to shared memory. The barrier counts its bytes.
@@ -82,7 +82,7 @@ DEVICE u32 cluster_size() {
 }
 // Waits for all threads of all CTAs of the cluster. Their earlier writes are visible afterwards.
 DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory"); }
-// Returns the address in the shared memory of CTA `rank` that corresponds to `at` in this CTA's.
+// Returns the address in CTA `rank`'s shared memory that corresponds to `at` in this CTA's.
 DEVICE u32 of_rank(u32 at, u32 rank) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));

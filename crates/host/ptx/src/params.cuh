@@ -1,4 +1,4 @@
-// What the host's kernels are given, each by value. The same structs stand in src/gpu/kernels.rs, with the same sizes.
+// Parameters of the host's kernels, passed by value. src/gpu/kernels.rs contains the same structs with the same sizes.
 #pragma once
 #define DEVICE static __device__ __forceinline__
 
@@ -9,18 +9,18 @@ typedef unsigned long long u64;
 
 #define GEN_SIZE(T, bytes) static_assert(sizeof(T) == bytes, #T);
 
-// One token to sample. Greedy where inverse_temperature is 0; top_k 0 and top_p 1 keep all tokens.
+// One token to sample. Greedy if inverse_temperature is 0; top_k 0 and top_p 1 keep all tokens.
 struct Draw {
-    u32 row;  // of the step's tokens: the one whose logits are drawn from
+    u32 row;  // index of the step's token whose logits the kernel samples
     float inverse_temperature;
     float top_p;
     u32 top_k;
-    u64 key;    // of the noise: seed, sample and place of the token, mixed
-    u64 shape;  // 0: none; else its Shape's index, plus 1
+    u64 key;    // key of the noise: a hash of seed, sample and the new token's index
+    u64 shape;  // index of its Shape, plus 1; 0: no Shape
 };
 GEN_SIZE(Draw, 32)
 
-// Two pieces, in units of 16 bytes: `first` from the start, `second` from unit `second_at`.
+// Two ranges, in units of 16 bytes: `first` units from the start, and `second` units from unit `second_at`.
 struct LoadStepParams {
     u64 source, target;
     u32 first, second_at, second, reserved;
@@ -64,7 +64,7 @@ struct NormAddParams {
 };
 GEN_SIZE(NormAddParams, 32)
 
-// The most experts of a layer.
+// Maximum number of experts of a layer.
 #define ROUTED_MAX 256
 
 // An expert of a token.
@@ -90,7 +90,7 @@ struct ExpertsParams {
     u64 routes;  // Route [tokens, per_token]
     u64 y;       // experts_up: bf16 [tokens, per_token, outs]; experts_down: bf16 [tokens, outs]
     u32 ins, outs, per_token;
-    u32 add;  // experts_down: whether y is added to
+    u32 add;  // experts_down: whether to add to y
 };
 GEN_SIZE(ExpertsParams, 56)
 
@@ -103,28 +103,28 @@ GEN_SIZE(SiluMulParams, 24)
 struct SampleParams {
     u64 logits;      // bf16 [rows, vocab]
     u64 draws;       // Draw [rows]
-    u64 thresholds;  // u32 [rows]: the least ordered logit that is kept; 0: none is filtered
+    u64 thresholds;  // u32 [rows]: the least `ordered` logit to keep, or 0 to keep all; 0: no row has a threshold
     u64 best;        // u64 [rows]; zero between launches
     u64 counters;    // u32 [rows]; zero between launches
     u64 sampled;     // u32 [rows]
     u64 host;        // address of the address of u32 [draws] in pinned host memory
     u32 vocab;
-    u32 first;  // the row's number among the draws is `first` more
+    u32 first;  // index of row 0 among the step's draws
 };
 GEN_SIZE(SampleParams, 64)
 
-// The largest vocabulary that sample_shaped serves.
+// The largest vocabulary that sample_shaped supports.
 #define SHAPED_VOCAB_MAX 327680
 
-// What changes the logits of a draw, and which of them min-p keeps.
+// The edits of a draw's logits, and its min-p.
 struct Shape {
-    u32 start, count;  // of its edits
-    u32 only;          // whether tokens without an edit are left out
-    float depth;       // the least logit that is kept is so far below the greatest; infinity: all are
+    u32 start, count;  // range of its edits
+    u32 only;          // whether to exclude tokens without an edit
+    float depth;       // min-p keeps the logits from the greatest minus `depth` on; infinity: all
 };
 GEN_SIZE(Shape, 16)
 
-// Of src/shaping.rs: `before` is added to a logit, `repetition` divides or multiplies it, `after` is added.
+// An Edit of src/shaping.rs: adds `before` to a logit, divides or multiplies it by `repetition`, and adds `after`.
 struct Edit {
     u32 token;
     float before, repetition, after;
@@ -139,22 +139,22 @@ struct ShapedParams {
     u64 sampled;  // u32 [rows]
     u64 host;     // address of the address of u32 [draws] in pinned host memory
     u32 vocab;
-    u32 first;  // the row's number among the draws is `first` more
+    u32 first;  // index of row 0 among the step's draws
 };
 GEN_SIZE(ShapedParams, 56)
 
-// Most blocks of sum_ranks, and most ranks.
+// Maximum numbers of blocks of sum_ranks, and of ranks.
 #define SUM_BLOCKS 64
 #define RANKS_MAX 8
 
 struct SumRanksParams {
     u64 x;                   // bf16 [units, 8]
-    u64 y;                   // bf16 [units, 8]: this rank's part of what is added
-    u64 inboxes[RANKS_MAX];  // of each rank, bf16 [2, ranks, capacity, 8], as this one's GPU reaches it
-    u64 turns;               // u32 [SUM_BLOCKS]: how many sums each block has made
+    u64 y;                   // bf16 [units, 8]: this rank's summand
+    u64 inboxes[RANKS_MAX];  // of all ranks, each bf16 [2, ranks, capacity, 8], in the address space of this rank
+    u64 turns;               // u32 [SUM_BLOCKS]: number of sums that each block has computed
     u64 reserved;
     u32 units;     // of 16 bytes
-    u32 capacity;  // most units
+    u32 capacity;  // maximum of `units`
     u32 rank, ranks;
 };
 GEN_SIZE(SumRanksParams, 112)
@@ -174,37 +174,37 @@ struct FoldParams {
 };
 GEN_SIZE(FoldParams, 32)
 
-// What a product does with its sums.
+// Operation on the sums of a product: y = sum, y += sum, y = silu(gate) * up.
 #define PRODUCT_SET 0
 #define PRODUCT_ADD 1
 #define PRODUCT_SILU 2
 
 struct SkinnyParams {
-    u64 weight;  // bf16 [outs, ins]; silu: [2, outs, ins], of gate and up
+    u64 weight;  // bf16 [outs, ins]; for silu [2, outs, ins]: gate, then up
     u64 x;       // bf16 [.., ins]
     u64 y;       // bf16 [tokens, outs]
-    u64 norm;    // bf16 [ins]: x is normed with this weight first; 0: it is not
+    u64 norm;    // bf16 [ins]: weight of the RMSNorm before the product; 0: no norm
     u64 draws;   // Draw [tokens]: row i is x's row draws[i].row; 0: row i
-    u64 next;    // what the product after this one reads first
+    u64 next;    // first data that the next product reads, to prefetch
     u32 outs, ins, tokens, mode;
     float eps;
     u32 next_lines;  // of 128 bytes
 };
 GEN_SIZE(SkinnyParams, 72)
 
-// What the copy engine knows of a matrix; the driver makes it.
+// A CUtensorMap: the driver's description of a matrix for the TMA.
 struct alignas(64) TensorMap {
     u64 words[16];
 };
 
 struct GemmParams {
-    TensorMap weight;  // bf16 [outs / 8, 1 or (silu) 2, 8, ins], boxes of as many rows as a CTA takes, by 64
-    TensorMap x;       // bf16 [tokens, ins], boxes of as many rows as a CTA takes, by 64
+    TensorMap weight;  // bf16 [outs / 8, 1 or (silu) 2, 8, ins], boxes of a CTA's rows by 64 columns
+    TensorMap x;       // bf16 [tokens, ins], boxes of a CTA's rows by 64 columns
     u64 y;             // bf16 [tokens, outs]
     u32 outs, ins, tokens, mode;
-    u32 norm;  // whether x is to be normed (with no weight)
+    u32 norm;  // whether to norm x, without a weight
     float eps;
-    u32 stages;  // of the ring in dynamic shared memory: there is room for it, for f32 [TOKENS, OUTS + 4], and 1,024 bytes
+    u32 stages;  // of the ring; dynamic shared memory: the larger of ring and f32 [TOKENS, OUTS + 4], plus 1,024 bytes
     u32 reserved[7];
 };
 GEN_SIZE(GemmParams, 320)

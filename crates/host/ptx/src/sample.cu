@@ -62,9 +62,9 @@ extern "C" __global__ void __launch_bounds__(256) sample(const __grid_constant__
     *reinterpret_cast<volatile u32*>(host + p.first + row) = token;
 }
 
-// Sorts one row's logits into 256 bins, and counts them, or sums their masses if MASS. If `high`, all logits are sorted by the upper
-// half of their order; otherwise those whose upper half is `bin`, by the lower half. Logits below `least` are left out. Masses are
-// whole numbers, so that sums do not depend on the order of threads.
+// Computes a histogram of one row's logits: their number in each bin, or if MASS the sum of their unnormalised probabilities.
+// If `high`, the bin is the upper byte of `ordered(logit)`. Otherwise only logits with the upper byte `bin` count, and the bin is
+// the lower byte. Logits below `least` do not count. Masses are integers, so sums do not depend on the order of threads.
 template <bool MASS> DEVICE void histogram(const SampleParams& p, u64 (&bins)[256], u32 row, bool high, u32 bin, u32 least, float top, float scale) {
     if (threadIdx.x < 256) bins[threadIdx.x] = 0;
     __syncthreads();

@@ -1,7 +1,7 @@
 // sample_shaped: chooses the tokens of the rows that have a shape (edits or min-p), and replaces those that `sample` chose.
 // Twin:    src/shaping.rs, src/sample.rs       (the specification)
 // Params:  ShapedParams, 56 bytes              (params.cuh, src/gpu/kernels.rs)
-// Shapes:  see params.cuh; edited logits are f32, which bf16 would round, and are compared by their bits (`ordered`)
+// Shapes:  see params.cuh; edited logits are f32, because bf16 would round them; `ordered` compares them
 // Grid:    x = rows, block 1,024
 // Needs:   vocab <= SHAPED_VOCAB_MAX; tokens of edits below vocab, at most one edit of a token in a shape
 // Build:   build.py
@@ -15,7 +15,7 @@ struct Row {
     u32 vocab;
 };
 
-// Without fused operations, so that results round as in the specification.
+// Uses no fused operations, so that results round as in the specification.
 DEVICE float apply(const Edit& edit, float logit) {
     logit = __fadd_rn(logit, edit.before);
     const float scaled = logit > 0 ? __fdiv_rn(logit, edit.repetition) : __fmul_rn(logit, edit.repetition);
@@ -35,9 +35,9 @@ template <class F> DEVICE void each(const Row& row, F f) {
     }
 }
 
-// Returns the lowest order (`ordered`) of a token that is kept. Among the tokens from order `least` on, the greatest are kept:
-// `wanted` tokens, or with MASS as many as have the share `top_p` of the mass. Masses are integers, so their sums do not depend
-// on the order of additions.
+// Returns the lowest `ordered` logit to keep. Of the logits from `least` on, the filter keeps the greatest: `wanted` logits, or
+// with MASS those that have the share `top_p` of the mass, which is the sum of unnormalised probabilities. Masses are integers,
+// so their sums do not depend on the order of additions.
 template <bool MASS> DEVICE u32 select(const Row& row, u64 (&bins)[256], u64 (&words)[2], u32 least, u64 wanted, float top, float scale, float top_p) {
     u32 high = 0;
     for (u32 shift = 24;; shift -= 8) {

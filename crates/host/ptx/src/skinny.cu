@@ -8,8 +8,8 @@
 // until the end: each loads the 16 numbers of a row that it multiplies itself. The order of columns in a product does not matter,
 // as long as x and the matrix have the same order, so a thread's 16 numbers are contiguous in memory.
 //
-// No kernel writes the matrix, so AHEAD rounds of it are loaded before the previous kernel has ended. This kernel also prefetches
-// into the L2 cache what the next product reads first. So memory is busy between products too.
+// No kernel writes the matrix, so each block loads AHEAD rounds of it before the previous kernel has ended. It also prefetches the
+// start of the next product's data into the L2 cache. Thus the memory is also busy between products.
 //
 // Twin:    src/gpu/twin.rs skinny              (the specification)
 // Params:  SkinnyParams, 72 bytes

@@ -71,7 +71,7 @@ impl Drafts {
         }
     }
 
-    /// Returns the child of number `of` that guesses `token`.
+    /// Returns the number of the child of token number `of` that guesses `token`.
     fn child(&self, of: u32, token: u32) -> Option<u32> {
         let behind = self.tokens.iter().zip(&self.parents).zip(0_u32..).skip(of as usize + 1);
         let mut fits = behind.filter(|&((&t, &parent), _)| (t, parent) == (token, of));

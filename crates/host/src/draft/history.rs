@@ -1,11 +1,11 @@
 //! A growing text, with a search for earlier occurrences of its end.
 //!
 //! ```text
-//!   the page is full .. the page is          the last two or more tokens occurred before: the longest match first,
+//!   the page is full .. the page is          the last tokens occurred before: the longest match first,
 //!       ------- ----        -------          of equal ones the latest
 //! ```
 //!
-//! If that match overlaps the end of the text, the continuation runs into itself, as in a text that repeats.
+//! If the continuation reaches the end of the text, it starts again after the match, as in a text that repeats.
 
 use std::collections::HashMap;
 
@@ -46,7 +46,7 @@ impl History {
         }
     }
 
-    /// Guesses the continuation: at most `rule.tokens` drafts, each at most `depth` after the last token. In a tree,
+    /// Guesses the continuation: at most `rule.tokens` drafts, at most `depth` of them in a path. In a tree,
     /// the best continuation gets half of the drafts, the next one half of the rest, and so on; the best one gets the
     /// remainder. O(places compared, and drafts squared).
     pub fn guess(&self, rule: Drafting, depth: usize, out: &mut Drafts) {
@@ -84,7 +84,7 @@ impl History {
         there.zip(here).take(STRETCH_MAX).take_while(|(there, here)| there == here).count()
     }
 
-    /// Returns the tokens after a place, without end.
+    /// Returns the tokens after a place, repeated without end.
     fn behind(&self, place: usize) -> impl Iterator<Item = u32> {
         self.tokens[place + 1..].iter().copied().cycle()
     }
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_stretch_is_followed_and_of_equals_the_latest() {
+    fn the_longest_match_wins_and_of_equal_ones_the_latest() {
         // 2 occurred three times before: twice after 1, the last time followed by 6.
         let text = [1, 2, 5, 9, 1, 2, 6, 8, 4, 2, 7, 1, 2];
         assert_eq!(chain(&text, 1), [6]);

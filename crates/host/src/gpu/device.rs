@@ -44,13 +44,13 @@ impl Device {
         Ok(device)
     }
 
-    /// Checks that the current context is the primary one, which `kvarena` binds: the calls of `cudarc` use it.
+    /// Checks that `kvarena` has made a context current, because the calls of `cudarc` use the current context.
     fn check_context(&self) -> Result<(), GpuError> {
         self.gpu.free_memory()?;
         let mut current = std::ptr::null_mut();
         // SAFETY: `current` is valid memory for one handle.
         driver("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
-        assert!(!current.cast_const().eq(&null()), "kvarena has bound the primary context");
+        assert!(!current.cast_const().eq(&null()), "kvarena has made a context current");
         Ok(())
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Files {
 
 struct Tensor {
     map: usize,
-    /// Bytes of the map.
+    /// Offset in the map, in bytes.
     start: usize,
     len: usize,
     shape: Vec<usize>,
@@ -78,7 +78,7 @@ impl Files {
         if tensor.shape != shape {
             let actual = &tensor.shape;
             return Err(Error::model(format!(
-                "{dir}: tensor {name} has shape {actual:?}, but config.json asks for {shape:?}"
+                "{dir}: tensor {name} has shape {actual:?}, but config.json implies {shape:?}"
             )));
         }
         let bytes = &self.maps[tensor.map][tensor.start..][..tensor.len];

@@ -68,7 +68,7 @@ impl Parts {
 pub struct Limits {
     /// Maximum number of tokens in a step.
     pub tokens: usize,
-    /// Maximum number of rows of logits that are computed at a time.
+    /// Maximum number of rows of logits that a step computes at a time.
     pub logits: usize,
     /// Maximum number of tokens that are chosen in a step.
     pub draws: usize,
@@ -83,8 +83,8 @@ pub struct Forward {
     /// Connection to the other ranks, if there are any.
     link: Option<Link>,
     /// Maximum number of rows for which the ranks sum their output and down products in peer memory and add the sum to
-    /// x. With more rows, the first rank adds its product to its x, the other ranks replace their x by theirs, and the
-    /// ranks sum x.
+    /// x. With more rows, the first rank adds its product to x, each other rank overwrites x with its product, and the
+    /// ranks then sum x.
     part_rows: usize,
     /// Whether this rank chooses tokens. Only the first rank does, because ranks may round differently.
     leads: bool,
@@ -125,7 +125,7 @@ pub struct StepAddresses {
     pub tokens: u64,
     /// `DeviceDraw`s.
     pub draws: u64,
-    /// The address of a word that contains the address for the chosen tokens in host memory.
+    /// Address of a word that contains the host address to which the kernels write the chosen tokens.
     pub answers: u64,
     /// Number of draws, including padding.
     pub draw_count: usize,
@@ -304,14 +304,14 @@ impl Forward {
     fn attend(&self, layer: usize) -> Attend {
         let ModelConfig { q_heads, head_dim, scale, .. } = self.config;
         let window = self.config.windows[layer];
-        // The rope scales q and k by its amplitude. Rotation does not, so the scale contains it twice.
+        // The rope scales q and k by its amplitude. The rotation kernel does not, so the scale contains its square.
         let scale = scale * self.config.rope.amplitude * self.config.rope.amplitude;
         Attend { window, scale, ..Attend::new(q_heads as u32, head_dim as u32) }
     }
 
-    /// Submits a step. Its plan is staged, and its products are planned. If the step has more draws than rows of
-    /// logits, the draws are computed in parts. After each part, `each` is called with the part's first draw and its
-    /// number of draws.
+    /// Submits a step. The caller has staged its plan and planned its products. If the step has more draws than rows of
+    /// logits, the function computes the draws in parts. After each part it calls `each` with the part's first draw and
+    /// the number of draws.
     ///
     /// # Errors
     /// The driver, cublasLt or the backend failed.
@@ -332,7 +332,7 @@ impl Forward {
             if parts.products {
                 let mut operands = self.operands(Op::Qkv, index, tokens);
                 if index == 0 {
-                    // The kernel of the embedding has normed x.
+                    // The embedding kernel has normed x.
                     (operands.x, operands.norm) = (operands.normed, 0);
                 }
                 self.product(device, Op::Qkv, tokens, operands)?;

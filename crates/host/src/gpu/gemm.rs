@@ -53,7 +53,7 @@ pub struct Gemm {
     pub tokens: usize,
     /// The operation on the sums.
     pub mode: ProductMode,
-    /// Norms x first, without a weight; this is added to the mean square.
+    /// Epsilon of the RMSNorm of x before the product, which has no weight; `None`: no norm.
     pub norm: Option<f32>,
 }
 
@@ -75,7 +75,7 @@ impl GemmMethod {
                 for budget in BUDGETS {
                     let stages = ((budget - SLACK) / kernel.stage()).min(most);
                     let method = Self { kernel: index, split, stages };
-                    // A piece is released when the next one has arrived.
+                    // The kernel releases a piece after the next one has arrived, so several pieces need two stages.
                     let runs = stages >= 2 || stages == most;
                     if runs && method.shared() <= budget && !methods.contains(&method) {
                         methods.push(method);
@@ -169,7 +169,7 @@ fn matrices(mode: ProductMode) -> usize {
     if mode == ProductMode::Silu { 2 } else { 1 }
 }
 
-/// bf16 numbers in device memory, innermost dimension first; the copy engine copies boxes, with zeros past the ends.
+/// A bf16 tensor in device memory, innermost dimension first. The TMA copies boxes of it, with zeros past its ends.
 struct Tensor<const DIMS: usize, const STRIDES: usize> {
     address: u64,
     dims: [u64; DIMS],

@@ -1,10 +1,12 @@
 //! Upload of a step's tokens and draws to the device, and download of the chosen tokens.
 //!
-//! The device has one image, at fixed addresses, so that graphs can contain them:
+//! The device has one image, at fixed addresses, so that graphs can contain these addresses:
 //!
 //! ```text
 //! address of this step's answers, padded to 64 bytes | DeviceDraw [draws_max] | i32 tokens [tokens_max]
 //! ```
+//!
+//! The answers are the step's chosen tokens, in pinned memory.
 //!
 //! Each step writes the image into a slot of pinned memory. A kernel copies it in the stream's order, after the
 //! previous step has read its own image. A slot, its answers and its events are reused `SLOTS` steps later. At most
@@ -35,7 +37,7 @@ pub(super) struct Images {
 struct Slot {
     image: PinnedBuffer,
     answers: PinnedBuffer,
-    /// Events before its plan was sent, and after its last kernel.
+    /// Events recorded before the step's plan is sent, and after its last kernel.
     begun: CudaEvent,
     done: CudaEvent,
 }
@@ -62,7 +64,7 @@ impl Images {
         Ok(Self { image: device.zeros(bytes)?, slots, tokens_at, tokens_max, draws_max })
     }
 
-    /// Returns the maximum of draws of a step.
+    /// Returns the maximum number of draws of a step.
     pub(super) fn draws_max(&self) -> usize {
         self.draws_max
     }
@@ -99,7 +101,7 @@ impl Images {
         assert!(draws.len() <= draw_count && draw_count <= self.draws_max);
         let tokens_at = self.tokens_at;
         let slot = &mut self.slots[slot_of(number)];
-        assert!(slot.done.is_done()?, "a slot serves again when its step is done");
+        assert!(slot.done.is_done()?, "the previous step of the slot is done");
         let answers = slot.answers.as_slice().as_ptr() as u64;
         let bytes = slot.image.as_mut_slice();
         bytes[..8].copy_from_slice(&answers.to_le_bytes());
@@ -110,7 +112,7 @@ impl Images {
         own.copy_from_slice(bytemuck::cast_slice(inputs));
         padding[..4 * (tokens - inputs.len())].fill(0);
         let source = slot.image.as_slice().as_ptr() as u64;
-        // Draws of padding need not be copied.
+        // The kernel does not copy the draws from `draw_count` on.
         let first = ((DRAWS_AT + draw_count * size_of::<DeviceDraw>()) / 16) as u32;
         let second = (4 * tokens).div_ceil(16) as u32;
         let (target, second_at) = (self.image.address(), (tokens_at / 16) as u32);

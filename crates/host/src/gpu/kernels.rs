@@ -1,6 +1,6 @@
-//! The kernels of `ptx/`, their parameters (the structs of `ptx/src/params.cuh`), and their launches.
+//! The kernels of `ptx/src`, their parameters (the structs of `ptx/src/params.cuh`), and their launches.
 //!
-//! The kernels are in `ptx/src`; `twin.rs` computes the same in Rust.
+//! `twin.rs` computes the same in Rust.
 
 pub(super) mod table;
 
@@ -87,7 +87,7 @@ params! {
     }
 }
 
-/// A tensor map of a matrix, for the copy engine.
+/// A tensor map of a matrix, for the TMA.
 #[derive(Clone, Copy, Default, PartialEq, Debug, Pod, Zeroable)]
 #[repr(C, align(64))]
 #[allow(missing_docs)] // documented in ptx/src/params.cuh
@@ -176,7 +176,7 @@ impl<P: Pod> Kernel<P> {
         // SAFETY: the function takes one `P`; the caller guarantees the rest.
         let launched = unsafe { self.function.launch(stream, launch, params) };
         launched.map_err(|error| match error {
-            // The run failed, and not the opening of the GPU.
+            // The message of `GpuError::Cuda` is that no GPU can be used, but only this launch failed.
             CudaError::Driver { call, code } => GpuError::Driver { call, code },
             other => other.into(),
         })
@@ -198,7 +198,7 @@ const fn gemm(entry: &'static Entry, tokens: usize, outs: usize) -> GemmKernel {
     GemmKernel { entry, tokens, outs }
 }
 
-/// All kernels of products.
+/// All kernels of `ptx/src/gemm_sm90a.cu`.
 pub const GEMMS: [GemmKernel; 6] = [
     gemm(table::GEMM_16_64, 16, 64),
     gemm(table::GEMM_16_128, 16, 128),
@@ -210,7 +210,7 @@ pub const GEMMS: [GemmKernel; 6] = [
 
 /// All kernels.
 #[derive(Debug)]
-#[allow(missing_docs)] // by the names in ptx/
+#[allow(missing_docs)] // each field has the name of its kernel in ptx/
 pub struct Kernels {
     pub load_step: Kernel<LoadStepParams>,
     pub embed: Kernel<EmbedParams>,

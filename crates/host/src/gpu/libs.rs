@@ -29,8 +29,7 @@ pub(super) fn load_nccl() -> Result<Library, String> {
 }
 
 fn load(names: &[&str]) -> Result<Library, String> {
-    let mut why =
-        format!("{} is in none of the folders; {FOLDERS} may name one", names.join(" or "));
+    let mut why = format!("cannot find {}; {FOLDERS} can list more folders", names.join(" or "));
     let folders = folders();
     for name in names {
         let found = folders.iter().map(|folder| folder.join(name)).filter(|path| path.exists());

@@ -1,7 +1,7 @@
 //! Communication of a model's ranks through NCCL (`libnccl.so.2`). Short sums do not need NCCL (`peers.rs`).
 //!
 //! The library is found in the same way as cublasLt. The binding in `cudarc` opens only file names without a version,
-//! which wheels lack. Therefore this file looks up the six functions that it needs.
+//! which wheels lack. Therefore this file looks up the five functions that it needs.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -29,7 +29,7 @@ struct Calls {
 fn calls() -> Result<&'static Calls, GpuError> {
     static CALLS: OnceLock<Result<Calls, String>> = OnceLock::new();
     let calls = CALLS.get_or_init(|| {
-        // The library stays loaded, because these are its functions.
+        // The library stays loaded, because `Calls` contains its functions.
         let library = Box::leak(Box::new(load_nccl()?));
         let missing = |error: libloading::Error| error.to_string();
         // SAFETY: these are the functions' types in NCCL's header, which are stable in NCCL 2.

@@ -1,8 +1,8 @@
 //! Sums over ranks in peer memory (`ptx/src/sum_ranks.cu`): each rank's kernels write into memory on the other ranks'
 //! GPUs.
 //!
-//! All this memory is allocated before the first step, by `cuMemAlloc`, because other devices cannot access memory of
-//! pools. It is freed after all ranks have finished their work.
+//! `Peers::connect` allocates all this memory by `cuMemAlloc` before the first step, because peer access does not cover
+//! CUDA's memory pools. The last rank frees it after all ranks have finished their work.
 //!
 //! `sums.rs` chooses between NCCL and this memory.
 
@@ -107,7 +107,7 @@ impl Peers {
         Ok((0..ranks).map(peer).collect())
     }
 
-    /// Returns the maximum count of numbers in a sum.
+    /// Returns the maximum number of elements of a sum.
     pub fn most(&self) -> usize {
         self.capacity * UNIT_NUMBERS
     }

@@ -4,7 +4,7 @@
 //! dozen.
 //!
 //! An implementation is chosen at the first use of a number of rows, and kept. Numbers of rows are rounded up to a few
-//! sizes. Rows past the step's contain results of earlier steps, and their products are not read.
+//! sizes. Rows past the step's last row contain results of earlier steps, and no kernel reads their products.
 //!
 //! `products/tuning.rs` chooses the implementation.
 
@@ -39,7 +39,7 @@ pub enum Op {
     GateUp,
     /// The MLP's output, added to x.
     Down,
-    /// Norm of the rows that draws name, then logits.
+    /// Norm of the rows that draws select, then logits.
     Logits,
 }
 
@@ -54,7 +54,7 @@ pub struct Operands {
     pub y: u64,
     /// The norm's weight; 0: x is already normed, or needs no norm.
     pub norm: u64,
-    /// The draws that name rows of x; 0: all rows.
+    /// The draws that select rows of x; 0: all rows.
     pub draws: u64,
     /// Scratch for normed rows.
     pub normed: u64,
@@ -113,8 +113,8 @@ pub struct Products {
     eps: f32,
     activation: Activation,
     choice: Choice,
-    /// Minimum of rows for which the output and down products are added to their target; with fewer rows they replace
-    /// it. At most one of several ranks adds, so the sum of the ranks equals the result of one GPU.
+    /// Minimum number of rows for which the output and down products are added to their target; with fewer rows they
+    /// replace it. At most one of several ranks adds, so the sum of the ranks equals the result of one GPU.
     adds_from: usize,
 }
 
@@ -136,7 +136,7 @@ impl Products {
     /// Returns products without implementations.
     ///
     /// # Errors
-    /// cublasLt's, or no memory.
+    /// cublasLt failed, or memory is short.
     pub fn new(
         device: &Device,
         config: &ModelConfig,
@@ -172,7 +172,7 @@ impl Products {
     /// Submits a planned product.
     ///
     /// # Errors
-    /// The driver's or cublasLt's.
+    /// The driver or cublasLt failed.
     ///
     /// # Panics
     /// If the product was not planned.
@@ -189,12 +189,12 @@ impl Products {
     ) -> Result<(), GpuError> {
         let method = self.methods[&(op, padded_rows(tokens))];
         // SAFETY: the caller guarantees the operands.
-        unsafe { self.run_way(device, op, widths, tokens, method, operands) }
+        unsafe { self.run_method(device, op, widths, tokens, method, operands) }
     }
 
     /// # Safety
     /// As [`Products::run`].
-    unsafe fn run_way(
+    unsafe fn run_method(
         &self,
         device: &Device,
         op: Op,
@@ -248,7 +248,7 @@ impl Products {
                 // SAFETY: the implementation was found to fit; the caller guarantees the operands.
                 return unsafe { method.launch(device, &gemm) };
             }
-            Method::Skinny(_) => unreachable!("done above"),
+            Method::Skinny(_) => unreachable!("returned above"),
         };
         if op == Op::GateUp {
             y = gate_up;

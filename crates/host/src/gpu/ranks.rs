@@ -7,12 +7,12 @@
 //! GPUs            a sum over all ranks after attention's output and after the MLP; rank 0 chooses the tokens
 //! ```
 //!
-//! One engine plans for all ranks: pages and slots are equal on every rank, so the others need no page tables. They
-//! receive each plan, the ends of steps and the copies of forks, in the engine's order (the core's guide, `ranks`).
+//! One engine plans for all ranks: pages and slots are equal on every rank, so the others need no engine. They receive
+//! each plan, the ends of steps and the copies of forks, in the engine's order (the core's guide, `ranks`).
 //! Each rank's own thread launches the sums in its own stream, also in graphs; `peers.rs` and NCCL synchronise them.
 //!
-//! If a rank fails or panics, the others would wait for its sum forever. It therefore prints the cause and ends the
-//! program (`or_end`): unwinding would drop values that wait for the other ranks.
+//! If a rank fails or panics, the others would wait for its sum forever. The rank therefore prints the cause and ends
+//! the program (`or_end`): unwinding would drop values that wait for the other ranks.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,7 +31,7 @@ use kvarena::{
 
 use super::device::Device;
 use super::error::{GpuError, GpuResult};
-use super::runner::{GpuOptions, GpuRunner, OnGpu, asked_to};
+use super::runner::{GpuOptions, GpuRunner, OnGpu, injected_failure};
 use super::shape::check_shape;
 use super::sparse::Reading;
 use super::sums::Link;
@@ -52,7 +52,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Makes a share of the weights on a device.
+    /// Loads or generates a share of the weights on a device.
     ///
     /// # Errors
     /// As [`Weights::read`] and [`Weights::random`].
@@ -66,7 +66,7 @@ impl Source {
 
 /// Messages from rank 0 to the others.
 enum Message {
-    /// Open the pool, for streams that read these positions; the whole model's channels.
+    /// Open the pool. The `Reading`, if any, contains the whole model's channels.
     Open(Option<Reading>, Box<PoolLayout>, TableShape, StepBounds, Sender<Result<()>>),
     /// Choose the implementations for steps of this many streams.
     Warm(Vec<usize>),
@@ -148,22 +148,23 @@ impl OtherRanks {
         let progress: Vec<_> = links.iter().map(|_| Arc::new(Progress::default())).collect();
         for (link, progress) in links.into_iter().zip(&progress) {
             let (sender, messages) = channel();
-            let (tell, told) = channel();
+            let (ready_sender, ready_receiver) = channel();
             let options = GpuOptions { keep_logits: false, keep_times: false, ..options };
             let seed = Seed { config: config.clone(), source: source.clone(), options, link };
             let progress = Arc::clone(progress);
-            threads.push(thread::spawn(move || follow(seed, &messages, &tell, &progress)));
+            threads
+                .push(thread::spawn(move || run_rank(seed, &messages, &ready_sender, &progress)));
             senders.push(sender);
-            ready.push(told);
+            ready.push(ready_receiver);
         }
         let mut free = u64::MAX;
-        for told in ready {
-            free = free.min(told.recv().map_err(|_| lost())??);
+        for receiver in ready {
+            free = free.min(receiver.recv().map_err(|_| lost())??);
         }
         Ok(Self { senders, threads, progress, free })
     }
 
-    fn tell(&self, message: impl Fn() -> Message) {
+    fn send(&self, message: impl Fn() -> Message) {
         for sender in &self.senders {
             // A rank that has failed has ended the program.
             let _ = sender.send(message());
@@ -171,9 +172,9 @@ impl OtherRanks {
     }
 
     /// Sends a message to all, and waits for their replies.
-    fn ask<T>(&self, message: impl Fn(Sender<T>) -> Message) -> Result<Vec<T>> {
+    fn request<T>(&self, message: impl Fn(Sender<T>) -> Message) -> Result<Vec<T>> {
         let (sender, answers) = channel();
-        self.tell(|| message(sender.clone()));
+        self.send(|| message(sender.clone()));
         drop(sender);
         self.senders.iter().map(|_| answers.recv().map_err(|_| lost())).collect()
     }
@@ -196,7 +197,7 @@ fn or_end<T>(rank: usize, part: impl FnOnce() -> Result<T>) -> T {
             error.fault as c_int
         }
         Err(_) => {
-            eprintln!("generate: rank {rank} panicked, as said above");
+            eprintln!("generate: rank {rank} panicked; the message is above");
             PANICKED
         }
     };
@@ -208,7 +209,7 @@ fn lost() -> Error {
 }
 
 /// A rank's thread: repeats the work of rank 0 on its own GPU.
-fn follow(
+fn run_rank(
     seed: Seed,
     messages: &Receiver<Message>,
     ready: &Sender<Result<u64>>,
@@ -237,14 +238,14 @@ fn follow(
     let mut backend = None;
     for message in messages {
         or_end(rank, || {
-            obey(&mut runner, &mut backend, (&model, share), message)?;
+            handle(&mut runner, &mut backend, (&model, share), message)?;
             backend.as_mut().map_or(Ok(()), |backend| progress.publish(backend))
         });
     }
     let _ = runner.device().stream.synchronize();
 }
 
-fn obey(
+fn handle(
     runner: &mut GpuRunner,
     backend: &mut Option<Cuda>,
     (model, share): (&ModelConfig, Share),
@@ -268,7 +269,7 @@ fn obey(
             runner.launch(backend, &work, &mut clock)?;
         }
         Message::Collect => {
-            // Rank 0 chooses its tokens.
+            // Only rank 0 chooses tokens, so the collected ones are not used.
             let (work, mut tokens) = (Work::default(), Vec::new());
             runner.collect(pool(backend)?, &work, false, &mut tokens, &mut clock)?;
         }
@@ -297,7 +298,7 @@ fn begin_moves(backend: &mut Cuda, direction: Direction, id: MoveId, moves: &[Pa
 
 /// Returns the pool of a rank that has opened it.
 fn pool(backend: &mut Option<Cuda>) -> Result<&mut Cuda> {
-    backend.as_mut().ok_or_else(|| Error::run("the pool comes first"))
+    backend.as_mut().ok_or_else(|| Error::run("the pool is not open"))
 }
 
 /// Opens the pools of all ranks as one backend.
@@ -319,7 +320,7 @@ impl Ranks {
     /// Moves each rank's part of pages. The moves of all ranks fail if one rank's do.
     fn move_pages(&mut self, direction: Direction, id: MoveId, moves: &[PageMove]) -> Moving {
         let (begun, answers) = channel();
-        self.others.tell(|| Message::Move(direction, id, moves.to_vec(), begun.clone()));
+        self.others.send(|| Message::Move(direction, id, moves.to_vec(), begun.clone()));
         drop(begun);
         let own = begin_moves(&mut self.own, direction, id, moves);
         answers.iter().fold(own, Moving::and)
@@ -350,12 +351,12 @@ impl Backend for Ranks {
     type Lse<'a> = ();
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> std::result::Result<(), CudaError> {
-        // The others begin the step with its launch, which follows.
+        // The other ranks begin the step when they receive `Message::Launch`.
         self.own.begin(plan)
     }
 
     fn end(&mut self, end: StepEnd) {
-        self.others.tell(|| Message::End(end));
+        self.others.send(|| Message::End(end));
         self.own.end(end);
     }
 
@@ -392,16 +393,16 @@ impl Backend for Ranks {
     }
 
     fn copy_pages(&mut self, copies: &[PageCopy]) -> std::result::Result<(), CudaError> {
-        self.others.tell(|| Message::Copy(copies.to_vec()));
+        self.others.send(|| Message::Copy(copies.to_vec()));
         self.own.copy_pages(copies)
     }
 
     fn compact(&mut self, compactions: &[Compaction]) -> std::result::Result<(), CudaError> {
-        self.others.tell(|| Message::Compact(compactions.to_vec()));
+        self.others.send(|| Message::Compact(compactions.to_vec()));
         self.own.compact(compactions)
     }
 
-    /// Returns the least of all ranks' pages.
+    /// Returns the minimum of all ranks' host pages.
     fn host_pages(&self) -> u32 {
         let others = self.others.progress.iter();
         let others = others.map(|progress| progress.host_pages.load(Ordering::Acquire));
@@ -416,9 +417,9 @@ impl Backend for Ranks {
         self.move_pages(Direction::Load, id, moves)
     }
 
-    /// Returns the least of all ranks' progress, of the others as of their last message.
+    /// Returns the minimum of all ranks' progress. The other ranks' progress is that of their last message.
     fn moved(&mut self) -> std::result::Result<Moved, CudaError> {
-        self.others.tell(|| Message::Moved);
+        self.others.send(|| Message::Moved);
         let least = |all: Moved, rank: &Arc<Progress>| Moved {
             saved: all.saved.min(MoveId::new(rank.saved.load(Ordering::Acquire))),
             loaded: all.loaded.min(MoveId::new(rank.loaded.load(Ordering::Acquire))),
@@ -476,7 +477,7 @@ impl RanksRunner {
     /// Returns the minimum of the GPUs' free memory, in bytes.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn free_memory(&self) -> GpuResult<u64> {
         Ok(self.own.device().gpu.free_memory()?.min(self.others.free))
     }
@@ -495,12 +496,12 @@ impl RanksRunner {
         let (layout, table, bounds) = (*own.layout(), *table, *bounds);
         let reading = || self.reading.clone();
         let open = |answer| Message::Open(reading(), Box::new(layout), table, bounds, answer);
-        let opened = self.others.ask(open)?;
+        let opened = self.others.request(open)?;
         opened.into_iter().collect::<Result<()>>()?;
-        self.others.tell(|| Message::Warm(streams.to_vec()));
+        self.others.send(|| Message::Warm(streams.to_vec()));
         or_end(0, || Ok(self.own.warm(own, streams)?));
         // The other ranks may take longer to choose.
-        self.others.ask(Message::Settle).map(|_| ())
+        self.others.request(Message::Settle).map(|_| ())
     }
 }
 
@@ -550,7 +551,7 @@ impl Runner for RanksRunner {
     }
 
     fn launch(&mut self, backend: &mut Ranks, work: &Work, clock: &mut Clock) -> Result<()> {
-        self.others.tell(|| Message::Launch(copy(work)));
+        self.others.send(|| Message::Launch(copy(work)));
         or_end(0, || self.own.launch(&mut backend.own, work, clock));
         Ok(())
     }
@@ -563,14 +564,14 @@ impl Runner for RanksRunner {
         tokens: &mut Vec<u32>,
         clock: &mut Clock,
     ) -> Result<()> {
-        self.others.tell(|| Message::Collect);
+        self.others.send(|| Message::Collect);
         or_end(0, || self.own.collect(&mut backend.own, work, false, tokens, clock));
-        asked_to(fail)
+        injected_failure(fail)
     }
 
     fn settle(&mut self, backend: &mut Ranks) -> Result<()> {
         or_end(0, || self.own.settle(&mut backend.own));
-        self.others.ask(Message::Settle).map(|_| ())
+        self.others.request(Message::Settle).map(|_| ())
     }
 
     fn draws_max(&self) -> usize {

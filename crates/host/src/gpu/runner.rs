@@ -58,12 +58,13 @@ pub struct GpuRunner {
     images: Images,
     shapes: Shapes,
     options: GpuOptions,
-    /// Graphs. The key is that of the steps, whether a draw filters tokens, and whether a draw is shaped.
+    /// Graphs. The key contains the staged plan's key, whether a draw filters tokens, and whether a draw is shaped.
     graphs: HashMap<(GraphKey, bool, bool), CudaGraph>,
     draws: Vec<DeviceDraw>,
     /// Number of the last launched step.
     number: u64,
     launched: VecDeque<LaunchedStep>,
+    /// Whether the next step has no predecessor from which its times are measured.
     fresh: bool,
     /// The positions that generating streams read on this rank, if they do not read all.
     reading: Option<Reading>,
@@ -76,7 +77,7 @@ pub struct GpuRunner {
 }
 
 impl GpuRunner {
-    /// Allocates memory for steps of this size.
+    /// Creates a runner, with memory for the steps that the options allow.
     ///
     /// # Errors
     /// A shape that no kernel supports, or too little memory.
@@ -144,8 +145,8 @@ impl GpuRunner {
         Ok(())
     }
 
-    /// Measures the importance of each channel of K in backends opened from now on. Each step then waits for every
-    /// layer.
+    /// Measures the importance of each channel of K in backends opened from now on. In each step, the
+    /// host then waits for every layer.
     ///
     /// # Errors
     /// The driver's error, if memory is short.
@@ -170,7 +171,7 @@ impl GpuRunner {
     /// Opens the backend for this runner's steps, on its stream.
     pub fn backend(&self) -> CudaOptions {
         let (rows, _) = self.options.decode_max();
-        // Each stream counts its shared pages, so streams together may see more tokens than the pool has.
+        // Each stream counts its shared pages, so the sum over all streams may exceed the pool's tokens.
         let seen = u64::from(self.options.concurrency) * self.forward.config.max_len as u64;
         CudaOptions {
             labels: self.reading.as_ref().map(|reading| reading.labels.clone()),
@@ -252,7 +253,7 @@ impl GpuRunner {
         self.draws.clear();
         self.draws.extend(work.draws.iter().map(device_draw));
         let shaped = self.forward.leads() && self.shapes.list(work, &mut self.draws)?;
-        // A row has one token of each stream and its drafts, and the step has memory for as many draws.
+        // A decode step has at most one draw for each token, and is padded to one for each.
         let most = plan.token_count();
         let decode =
             longest.is_some_and(|longest| longest <= self.options.width()) && draws <= most;
@@ -307,7 +308,7 @@ impl GpuRunner {
         // The logits of a graph are copied after the end of the graph.
         let keeps = self.kept.is_none() || draw_count <= rows;
         if decode && self.options.graphs && keeps && !forward.is_measuring() {
-            // Only a graph waits for the pages of all layers; launches wait for those of their layer.
+            // `stage` waits for the loaded pages of all layers. Separate launches wait only for those of their layer.
             let key = (backend.stage(plan)?.graph, filtered, shaped);
             if let Entry::Vacant(entry) = self.graphs.entry(key) {
                 let body =
@@ -378,7 +379,7 @@ impl OnGpu for GpuRunner {
 }
 
 /// Fails if the step was requested to fail.
-pub(super) fn asked_to(fail: bool) -> Result<()> {
+pub(super) fn injected_failure(fail: bool) -> Result<()> {
     if fail { Err(Error::run("injected failure")) } else { Ok(()) }
 }
 
@@ -426,7 +427,7 @@ impl Runner for GpuRunner {
         clock: &mut Clock,
     ) -> Result<()> {
         self.finish(tokens, clock)?;
-        asked_to(fail)
+        injected_failure(fail)
     }
 
     fn settle(&mut self, _: &mut Cuda) -> Result<()> {

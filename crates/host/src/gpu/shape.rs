@@ -13,7 +13,7 @@ const HIDDEN_MAX: usize = 8192;
 /// Rejects models that the kernels do not support.
 ///
 /// # Errors
-/// Names the property.
+/// The kernels do not support a property, which the error names.
 pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
     let missing = |what| Err(GpuError::Missing { what });
     match config.family {
@@ -46,10 +46,10 @@ pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
     Ok(())
 }
 
-/// Rejects pools that have neither the activations' type nor fp8.
+/// Rejects pools of other types than bf16, which is the activations' type, and fp8.
 ///
 /// # Errors
-/// Names the type.
+/// The pool has another type.
 pub fn check_dtype(dtype: KvDtype) -> Result<(), GpuError> {
     match dtype {
         KvDtype::Bf16 | KvDtype::Fp8E4M3 => Ok(()),

@@ -1,5 +1,5 @@
-//! The connections of a model's ranks. Short sums use shared memory if the GPUs can access each other's; all else uses
-//! NCCL.
+//! The connections of a model's ranks. Short sums use peer memory if the GPUs can access each other's memory; all else
+//! uses NCCL.
 
 use super::device::Device;
 use super::error::GpuError;

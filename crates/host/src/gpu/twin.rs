@@ -107,7 +107,7 @@ fn silu(x: f32) -> f32 {
 }
 
 /// Multiplies a row of x with a matrix, which has as many rows as `y` has elements (twice as many for gate and up). If
-/// `norm` is given, x is normed before. `mode` selects the operation after the product.
+/// `norm` is given, x is normed first. `mode` selects the operation after the product.
 pub fn skinny(
     x: &[bf16],
     weight: &[bf16],

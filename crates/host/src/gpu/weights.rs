@@ -174,7 +174,7 @@ struct NamedTensor {
     view: [usize; 2],
     cut: Cut,
     at: u64,
-    /// Summand of each element.
+    /// Number that is added to each element.
     offset: f32,
 }
 
@@ -452,7 +452,7 @@ fn part(
     Ok(device.stream.synchronize()?)
 }
 
-/// Converts a layer's sinks to f32, and returns their place.
+/// Converts a layer's sinks to f32, and returns their offset.
 fn widen_sinks(memory: &mut DeviceBuffer, from: u64, to: u64, heads: usize) -> GpuResult<u64> {
     let sinks: Vec<bf16> = memory.read(from, heads)?;
     let wide: Vec<f32> = sinks.into_iter().map(bf16::to_f32).collect();

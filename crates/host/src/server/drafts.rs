@@ -1,14 +1,15 @@
 //! Drafts of streams: proposed before a step is planned, checked by the step, and kept if accepted.
 //!
-//! The draw of a draft's position checks the draft, so the tokens equal those without drafts, greedy or not. A step may
-//! generate several tokens of a stream, within the stream's limit.
+//! The step draws a token after each draft's parent, and accepts the draft if it equals that token. The tokens
+//! therefore equal those without drafts, greedy or not. A step may generate several tokens of a stream, within the
+//! stream's limit.
 //!
 //! Drafts are tokens of a stream's sequence only while a step checks them. If the pool has too few pages for a step
 //! with drafts, the loop plans the step without them before it preempts a stream.
 
 use kvarena::{Branch, TokenId};
 
-use super::{InflightStep, Server, failed, later, refused};
+use super::{InflightStep, Server, failed, ignore_shortage, refused};
 use crate::draft::Drafting;
 use crate::error::Result;
 use crate::runner::Runner;
@@ -23,8 +24,8 @@ impl<R: Runner> Server<R> {
             let generated = stream.tokens.len();
             let known = request.prompt.len() + generated;
             let planned = self.engine.planned_len(extend.seq).map_err(refused)?;
-            // Prompts come first, and so do tokens that a resumed stream computes again. Edits of a draft's draw would
-            // depend on the preceding drafts.
+            // A stream gets no drafts while it computes its prompt, or its earlier tokens after a resume. Nor does a
+            // shaped stream, because the edits of a draw after a draft would depend on that draft.
             if generated == 0 || planned as usize + 1 != known || request.shaping.is_some() {
                 continue;
             }
@@ -44,7 +45,7 @@ impl<R: Runner> Server<R> {
                 self.engine.append(extend.seq, TokenId::from_raw(drafter.drafts.guesses()));
             if let Err(error) = appended {
                 drafter.drafts.clear();
-                later(error)?;
+                ignore_shortage(error)?;
             }
             if !drafter.drafts.is_chain() {
                 drafter.tree.set(planned, drafter.drafts.parents()).map_err(refused)?;
@@ -54,7 +55,7 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Removes the drafts of streams that no step checks. Returns whether there were any.
+    /// Removes drafts that no step checks from these streams. Returns whether there were any.
     pub(super) fn withdraw(&mut self, streams: &[StreamKey]) -> Result<bool> {
         let mut some = false;
         for &key in streams {

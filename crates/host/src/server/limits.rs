@@ -6,8 +6,8 @@ use crate::request::Request;
 
 /// New tokens of a request that sets no number.
 const USUAL_NEW_TOKENS: u32 = 128;
-/// Minimum temperature above 0, as in vLLM; lower ones are raised to it, because large quotients lose the noise of
-/// draws.
+/// Minimum temperature above 0, as in vLLM. [`Limits::check`] raises lower ones to it, because a draw's noise is too
+/// small next to the large quotients of a lower temperature.
 const TEMPERATURE_MIN: f32 = 0.01;
 
 /// The sizes that limit requests.
@@ -25,7 +25,7 @@ pub struct Limits {
     pub page_size: u32,
 }
 
-/// Returns the most tokens of a sequence that runs alone in the pool. O(log of the tokens).
+/// Returns the maximum number of tokens of a sequence that runs alone in the pool. O(log of the tokens).
 pub fn longest(shape: &EngineShape) -> u32 {
     let (mut fits, mut above) = (0, shape.max_sequence_len + 1);
     while above - fits > 1 {
@@ -39,8 +39,8 @@ pub fn longest(shape: &EngineShape) -> u32 {
 }
 
 impl Limits {
-    /// Returns the maximum of new tokens after a prompt of this length. The last new token is never an input, so it
-    /// needs no K and V.
+    /// Returns the maximum number of new tokens after a prompt of this length. The last new token is never an input, so
+    /// it needs no K and V.
     pub fn room(&self, prompt: usize) -> usize {
         (self.positions.min(self.pool) + 1).saturating_sub(prompt)
     }

@@ -10,9 +10,9 @@
 //! ```
 //!
 //! With overlap, the next step is planned and launched before a step is collected. The next step's inputs refer to
-//! tokens of the step by their index there. The loop therefore sees a stop token one step late and drops the stream's
-//! token of the next step. A failed step is aborted together with the next step, and both are planned again; streams
-//! change only in `accept`. When pages run out, the youngest stream is preempted.
+//! the uncollected tokens by their draw's index. The loop therefore reads a stop token one step late and drops the
+//! stream's token of the next step. A failed step is aborted together with the next step, and both are planned again;
+//! streams change only in `accept`. When pages run out, the youngest stream is preempted.
 //!
 //! `runner.rs` computes steps.
 
@@ -54,8 +54,8 @@ pub struct Policy {
     pub overlap: bool,
     /// Every n-th step fails, to test the retry.
     pub fail_every: Option<u64>,
-    /// A stream waits for a running stream that computes its prompt. The length of the wait depends on `overlap`; so do
-    /// the rows of later steps and the last bits of products on a GPU.
+    /// A stream waits for a running stream that computes its prompt. The length of the wait depends on `overlap`. The
+    /// rows of later steps, and the last bits of products on a GPU, depend on the length of the wait.
     pub wait_for_leaders: bool,
     /// A step checks drafts together with each stream's next token. Not with `overlap`, which plans before that token
     /// exists.
@@ -63,15 +63,15 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Returns the maximum of tokens that steps are planned past a stream's published tokens, in pages of `page_size`
-    /// tokens: [`EngineConfig::promise_ahead`](kvarena::EngineConfig) of a pool with groups of layers.
+    /// Returns the maximum number of tokens by which plans are ahead of a stream's published tokens. This is
+    /// [`EngineConfig::promise_ahead`](kvarena::EngineConfig) for a pool with groups of layers and this page size.
     pub fn promise_ahead(&self, page_size: u32) -> u32 {
         let drafts = self.drafts.map_or(0, |drafts| drafts.tokens);
         let step = self.chunk.max(drafts + 1);
         step.saturating_mul(1 + u32::from(self.overlap)).saturating_add(page_size - 1)
     }
 
-    /// Returns the most tokens of a step: [`EngineConfig::max_step_tokens`](kvarena::EngineConfig).
+    /// Returns the maximum number of tokens of a step: [`EngineConfig::max_step_tokens`](kvarena::EngineConfig).
     pub fn step_tokens(&self) -> u32 {
         /// Rows and tokens are padded to multiples of 256 at most.
         const PADDING: u32 = 512;
@@ -142,7 +142,7 @@ struct ActiveRequest {
     request: Request,
     /// Tokens of the prompt, sorted and without duplicates, if the request has a repetition penalty.
     prompt_tokens: Vec<u32>,
-    /// Group that takes turns as one.
+    /// Group of the request. The groups take turns (`turns.rs`).
     group: u64,
     /// Number of streams that have not ended.
     open: u32,
@@ -256,7 +256,7 @@ impl<R: Runner> Server<R> {
         self.runner
     }
 
-    /// Sets the maximum of running streams.
+    /// Sets the maximum number of running streams.
     pub fn set_concurrency(&mut self, streams: u32) {
         self.policy.concurrency = streams;
     }
@@ -374,7 +374,7 @@ impl<R: Runner> Server<R> {
             None => self.plan(None)?,
         };
         let Some(flight) = planned else { return self.check_idle().map(|()| false) };
-        // A stream yields its turn only between two steps.
+        // `give_way` needs a moment without a step in flight, so no step is planned ahead.
         let ahead = self.policy.overlap && !self.is_unfair();
         self.ahead = if ahead { self.plan(Some(&flight))? } else { None };
         self.clock.lap(Part::Engine);
@@ -434,7 +434,7 @@ fn prompt_tokens(request: &Request) -> Vec<u32> {
 }
 
 /// Ignores a shortage of pages, rows, steps or tokens: the call may succeed after other streams have ended.
-fn later(error: kvarena::Error) -> Result<()> {
+fn ignore_shortage(error: kvarena::Error) -> Result<()> {
     use kvarena::Error::{OutOfPages, OutOfSequences, OutOfSteps, OutOfTokens};
     match error {
         OutOfPages { .. } | OutOfSequences { .. } | OutOfSteps { .. } | OutOfTokens { .. } => {

@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use kvarena::{Draft, EngineError, Extend, Keep, Namespace, NamespaceNames, TokenId};
 
-use super::{ActiveRequest, InflightStep, PendingSample, Score, Server, failed, later, refused};
+use super::{
+    ActiveRequest, InflightStep, PendingSample, Score, Server, failed, ignore_shortage, refused,
+};
 use crate::clock::Part;
 use crate::error::Result;
 use crate::request::Request;
@@ -13,7 +15,7 @@ use crate::sample::Sampling;
 use crate::shaping::{Edits, History, PreparedShaping};
 use crate::stream::{Stream, StreamKey};
 
-/// The part of host memory that copies of device pages may take.
+/// Copies of device pages may take 1 / `AHEAD_PART` of the host pages.
 const AHEAD_PART: u32 = 32;
 
 /// The treatment of streams whose pages are still loading.
@@ -34,7 +36,7 @@ impl<R: Runner> Server<R> {
             let index = if let Some(&index) = self.preempted.front() {
                 let seq = self.streams[index].seq.expect("a preempted stream has a sequence");
                 if let Err(error) = self.engine.resume(seq, 0) {
-                    return later(error);
+                    return ignore_shortage(error);
                 }
                 self.preempted.pop_front();
                 index
@@ -111,7 +113,7 @@ impl<R: Runner> Server<R> {
         let seq = match admitted {
             Ok(Some(seq)) => seq,
             Ok(None) => return Ok(false),
-            Err(error) => return later(error).map(|()| false),
+            Err(error) => return ignore_shortage(error).map(|()| false),
         };
         stream.seq = Some(seq);
         self.ages += 1;
@@ -126,8 +128,8 @@ impl<R: Runner> Server<R> {
         Ok(true)
     }
 
-    /// Plans a step and launches it. `before` is the step in flight, if any; the loop then preempts no stream. It drops
-    /// drafts before it preempts a stream.
+    /// Plans a step and launches it. `before` is the step in flight, if any. With a step in flight, the function
+    /// preempts no stream. It drops drafts before it preempts a stream.
     pub(super) fn plan(&mut self, before: Option<&InflightStep>) -> Result<Option<InflightStep>> {
         let ahead = before.is_some();
         if !ahead {
@@ -210,7 +212,8 @@ impl<R: Runner> Server<R> {
                 let mut samples = before.iter().flat_map(|before| &before.pending);
                 let pending =
                     samples.find(|pending| (pending.stream, pending.sample) == (index, sample));
-                work.inputs[last] = -1 - pending.expect("the previous step has it").draw as i32;
+                work.inputs[last] =
+                    -1 - pending.expect("the previous step draws the token").draw as i32;
             }
             let seq = stream.seq.expect("a planned stream has a sequence");
             if request.scores_prompt && sample == 0 {
@@ -335,7 +338,7 @@ impl<R: Runner> Server<R> {
         }
     }
 
-    /// Returns the most edits of a stream's next draw.
+    /// Returns the maximum number of edits of a stream's next draw.
     fn edits_of(&self, stream: &Stream) -> usize {
         let ActiveRequest { request, prompt_tokens, .. } = &self.requests[stream.request_key];
         let known = prompt_tokens.len() + stream.counts.distinct();
@@ -360,8 +363,8 @@ fn is_last_token(stream: &Stream, left: u32) -> bool {
     left == 1 && !stream.tokens.is_empty()
 }
 
-/// Returns the names of a request's namespace; `None` for the default one. No client can name the adapter of a
-/// namespace with a scored prompt, so routers match no request with the namespace's pages.
+/// Returns the names of a request's namespace; `None` for the default one. The namespace of a scored prompt gets the
+/// name of an adapter that no client can request, so routers match no request with its pages.
 fn names_of(request: &Request, namespace: Namespace) -> Option<NamespaceNames> {
     if request.scores_prompt {
         let lora = Some(format!("scored prompt {:x}", namespace.raw()));

@@ -2,7 +2,7 @@
 
 use kvarena::{EngineError, TokenId};
 
-use super::{InflightStep, Server, Sink, failed, later, refused};
+use super::{InflightStep, Server, Sink, failed, ignore_shortage, refused};
 use crate::clock::Part;
 use crate::error::Result;
 use crate::runner::Runner;
@@ -80,7 +80,7 @@ impl<R: Runner> Server<R> {
                     stream.age = self.ages;
                     self.tally.forks += 1;
                 }
-                Err(EngineError::Core(error)) => later(error)?,
+                Err(EngineError::Core(error)) => ignore_shortage(error)?,
                 Err(error) => return Err(failed(error)),
             }
         }
@@ -94,8 +94,8 @@ impl<R: Runner> Server<R> {
         Ok(key)
     }
 
-    /// Appends the token of a draw to a stream. The engine knows all tokens of a step except the last. With the last
-    /// token the stream ends, or the token is appended to the sequence.
+    /// Appends the token of a draw to a stream. The sequence already contains all tokens of a step except the last one.
+    /// The last token ends the stream, or the function appends it to the sequence.
     fn add_token(
         &mut self,
         index: StreamKey,

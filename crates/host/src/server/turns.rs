@@ -60,8 +60,8 @@ impl<R: Runner> Server<R> {
         if most >= fewest + 2 { youngest() } else { None }
     }
 
-    /// If turns are unfair, returns one stream of the largest group to the queue. Its computed prefix stays cached. The
-    /// caller must have no step in flight.
+    /// If turns are unfair, moves one stream of the largest group back to the queue. Its computed prefix stays cached.
+    /// The caller must have no step in flight.
     pub(super) fn give_way(&mut self) -> Result<()> {
         if let Some(key) = self.gives_way() {
             let stream = &mut self.streams[key];

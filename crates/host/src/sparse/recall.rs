@@ -32,7 +32,7 @@ impl Recall {
         self.sums.map(|sum| sum / self.lists as f64)
     }
 
-    /// Returns JSON; `None` if no list was measured.
+    /// Returns JSON; `null` if no list was measured.
     pub fn json(&self) -> Value {
         if self.lists == 0 {
             return Value::Null;
@@ -131,7 +131,7 @@ impl fmt::Display for Recall {
         }
         let [mean, held, best] = self.means();
         write!(f, "recall of {} lists: {mean:.4}, least {:.4}; ", self.lists, self.least)?;
-        write!(f, "they hold {held:.4} of attention's weight, the best would {best:.4}")
+        write!(f, "they hold {held:.4} of attention's weight, the best lists {best:.4}")
     }
 }
 

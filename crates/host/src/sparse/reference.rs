@@ -14,8 +14,9 @@ use crate::runner::{Draw, Runner, Work};
 use crate::sample::Sampling;
 use crate::shaping::Edits;
 
-/// Returns the logits after each token of a stream from number `from` on, `[len - from, vocab]`. Runs on the CPU over a
-/// pool of bf16. One step reads all positions up to that token, and each later token reads `top` positions.
+/// Returns the logits after each token of a stream from index `from` on, `[len - from, vocab]`. Runs on the CPU over a
+/// pool of bf16. The first step computes the tokens up to `from` and reads all positions. Each later token reads `top`
+/// positions.
 ///
 /// # Errors
 /// Channels of another model, or an invalid stream.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests the GPU part of crates/host without a GPU: all but its own kernels run over a driver, a cublasLt and an NCCL on
-# the CPU (tests/cuda/fake_driver, library.cc, nccl.cc). Needs .ci/cuda-stub.sh and the library of
-# tests/cuda/fake_driver/run.sh.
+# Tests the GPU part of crates/host without a GPU, over a driver, a cublasLt and an NCCL on the CPU
+# (tests/cuda/fake_driver, library.cc, nccl.cc). library.cc also replaces most kernels of crates/host. Needs
+# .ci/cuda-stub.sh and the library of tests/cuda/fake_driver/run.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../../../.."
 driver=$PWD/target/fake-driver lt=$PWD/target/fake-cublaslt nccl=$PWD/target/fake-nccl
@@ -12,7 +12,7 @@ mkdir -p "$lt" "$nccl"
 "${CXX:-c++}" -std=c++17 -O3 -fPIC -shared -Wall -Werror -o "$nccl/libnccl.so.2" crates/host/tests/fake_cublaslt/nccl.cc
 export CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 cd crates
-# All packages in one command: a part of them has other features of dependencies, which cargo would rebuild.
+# One command builds all packages. Separate commands would select other features of dependencies and rebuild these.
 all="--release --features kvarena-host/cuda,kvarena-server/cuda"
 export LD_LIBRARY_PATH=$driver:$lt:$nccl
 cargo test $all --test 'gpu*' --no-run

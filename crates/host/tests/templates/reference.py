@@ -144,8 +144,8 @@ def compare(folder, render):
             (pathlib.Path(model) / "tokenizer_config.json").write_text(json.dumps(SPECIAL))
             for name, (messages, arguments) in CONVERSATIONS.items():
                 expected = reference(path.read_text(encoding="utf-8"), messages, arguments, SPECIAL)
-                asked = json.dumps({"messages": messages, "arguments": arguments})
-                ran = subprocess.run([render, model], input=asked.encode(), capture_output=True)
+                request = json.dumps({"messages": messages, "arguments": arguments})
+                ran = subprocess.run([render, model], input=request.encode(), capture_output=True)
                 text = ran.stdout.decode() if ran.returncode == 0 else None
                 is_same = text == expected
                 counts[0 if not is_same else 1 if expected is not None else 2] += 1

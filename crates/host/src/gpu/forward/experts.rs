@@ -26,7 +26,7 @@ pub(super) struct Mixture {
 }
 
 impl Mixture {
-    /// Returns the elements of bf16 that it allocates for each token.
+    /// Returns the number of bf16 elements that a mixture allocates for each token.
     pub(super) fn width(config: &ModelConfig) -> usize {
         let each = |experts: &ExpertsConfig| {
             config.hidden + experts.per_token * (experts.intermediate + size_of::<Route>() / 2)
@@ -69,7 +69,7 @@ impl Forward {
         unsafe { device.kernels.add_bias.launch(device.raw(), grid, 128, &params) }
     }
 
-    /// Adds an output, normed, to x, if the model norms outputs.
+    /// Norms the output and adds it to x, if the model norms outputs.
     pub(super) fn add_output(
         &self,
         device: &Device,
@@ -85,7 +85,7 @@ impl Forward {
         unsafe { device.kernels.norm_add.launch(device.raw(), (tokens as u32, 1), block, &params) }
     }
 
-    /// Adds the output of a layer's experts to x, or writes this rank's part of it where its MLP's would be.
+    /// Computes the output of a layer's experts. Adds it to x or writes it to this rank's summand, as `Op::Down` does.
     pub(super) fn mix(&self, device: &Device, index: usize, tokens: usize) -> Result<(), GpuError> {
         let Mixture { config, normed, routes, activated } =
             self.mixture.as_ref().expect("the model has experts");
@@ -126,7 +126,7 @@ impl Forward {
         let down = ExpertsParams {
             x: activated.address(),
             weight: weights.down,
-            // Ranks add up.
+            // The ranks sum their outputs, so only one adds the bias.
             bias: if self.leads { weights.down_bias } else { 0 },
             y: target.address(),
             ins: intermediate as u32,
@@ -138,7 +138,8 @@ impl Forward {
         let tiles = |outs: usize, each: usize| outs.div_ceil(each) as u32;
         let block = (hidden / 8).next_multiple_of(32) as u32;
         let of_up = (tokens * per_token as u32, tiles(intermediate, 128));
-        // SAFETY: the widths were checked in `new`; all buffers have memory for the step, and all weights those widths.
+        // SAFETY: the widths were checked in `new`; all buffers have memory for the step, and all weights have these
+        // widths.
         unsafe {
             kernels.rms_norm.launch(stream, (tokens, 1), block, &norm)?;
             kernels.route.launch(stream, (tokens, 1), 128, &route)?;

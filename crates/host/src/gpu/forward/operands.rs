@@ -8,7 +8,7 @@ use crate::config::ModelConfig;
 
 impl Forward {
     /// Chooses the implementations of all products for steps of this many tokens and draws, with `Products::plan`.
-    /// `unhurried` lets it also measure products of many rows. Overwrites the activations.
+    /// If `unhurried`, it also measures products of many rows. Overwrites the activations.
     ///
     /// # Errors
     /// cublasLt or the driver failed.
@@ -19,7 +19,7 @@ impl Forward {
         unhurried: bool,
     ) -> Result<(), GpuError> {
         assert!(tokens <= padded_rows(self.limits.tokens) && draws <= self.limits.logits);
-        // Kernels of their own compute experts, so a layer with experts has only two products.
+        // Separate kernels compute experts, so a layer with experts has only two products.
         let ops: &[Op] = match self.mixture {
             Some(_) => &[Op::Qkv, Op::Out],
             None => &[Op::Qkv, Op::Out, Op::GateUp, Op::Down],
@@ -80,7 +80,7 @@ impl Forward {
             },
         };
         let Widths { outs, ins } = self.widths(after);
-        // Layers with experts have no next product.
+        // In a layer with experts, no product follows `Op::Out`.
         let bytes = if next == 0 { 0 } else { (2 * outs * ins).min(AHEAD_BYTES) };
         let next = (next, bytes);
         let (x, y) = (x.address(), y.address());

@@ -8,7 +8,7 @@ use super::super::kernels::{SampleParams, ShapedParams};
 use super::super::products::Op;
 use super::{Forward, Parts, StepAddresses};
 
-/// Number of blocks that sample the draws of a step together.
+/// Number of blocks of a launch of `sample`, divided among its draws.
 const SAMPLE_BLOCKS: usize = 512;
 
 impl Forward {

@@ -8,8 +8,7 @@ use super::operands::qkv_width;
 use super::{Fault, Forward};
 
 impl Forward {
-    /// Returns the layer of the pool in which a layer's K and V are stored: the same layer, unless a test requests this
-    /// fault.
+    /// Returns the layer of the pool that stores a layer's K and V: the same layer, except for [`Fault::Page`].
     fn stored_layer(&self, layer: usize) -> usize {
         match self.fault {
             Fault::Page => (layer + 1) % self.config.layers,

@@ -20,13 +20,13 @@ const ALGORITHMS: usize = 8;
 /// Maximum number of rows of the skinny kernels.
 const SKINNY_ROWS: usize = 16;
 /// Maximum number of rows of a product that is tuned. Products of more rows use the first algorithm of cublasLt, unless
-/// `unhurried`.
+/// the caller of [`Products::plan`] is `unhurried`.
 const TUNED_ROWS: usize = 512;
 /// Number of layers over which a product is measured, so that their weights exceed the cache. Products of more than
 /// [`TUNED_ROWS`] rows are measured over one layer.
 const TUNED_LAYERS: usize = 12;
-/// Rounds in which a product's candidates are measured. A round launches each candidate a number of times, takes the
-/// fastest launch, and keeps a number of candidates of each kind.
+/// Rounds that measure a product's candidates: launches of each candidate, of which the fastest counts, and number of
+/// candidates that the round keeps of each kind.
 const ROUNDS: [(usize, usize); 2] = [(1, 6), (5, 2)];
 /// Number of launches when products are measured in sequence.
 const LAUNCHES: usize = 5;
@@ -55,7 +55,7 @@ impl Product<'_> {
 impl Products {
     /// Chooses the implementations of products of this many rows that follow each other in every layer. It first
     /// measures each product alone and keeps a few fast candidates. Then it measures the candidates in sequence,
-    /// because each product begins while its predecessor ends. Overwrites the products' outputs. If `unhurried`,
+    /// because a product starts before its predecessor has ended. Overwrites the products' outputs. If `unhurried`,
     /// products of any number of rows are tuned.
     ///
     /// # Errors
@@ -74,11 +74,11 @@ impl Products {
             lists.push(self.shortlist(device, rows, product, tune)?);
         }
         let mut chosen: Vec<Method> = lists.iter().map(|list| list[0]).collect();
-        let row = |methods: &[Method]| {
+        let sequence = |methods: &[Method]| {
             products.iter().copied().zip(methods.iter().copied()).collect::<Vec<_>>()
         };
         if products.len() > 1 && lists.iter().any(|list| list.len() > 1) {
-            let mut least = self.measure(device, rows, &row(&chosen), LAUNCHES)?;
+            let mut least = self.measure(device, rows, &sequence(&chosen), LAUNCHES)?;
             for (i, &method) in lists
                 .iter()
                 .enumerate()
@@ -86,17 +86,24 @@ impl Products {
             {
                 let mut other = chosen.clone();
                 other[i] = method;
-                let time = self.measure(device, rows, &row(&other), LAUNCHES)?;
+                let time = self.measure(device, rows, &sequence(&other), LAUNCHES)?;
                 if time < least {
                     (least, chosen) = (time, other);
                 }
             }
         }
-        for (product, method) in row(&chosen) {
+        for (product, method) in sequence(&chosen) {
             // A first launch loads the kernel, which must not happen in a capture.
             // SAFETY: the caller passes operands for that many rows.
             unsafe {
-                self.run_way(device, product.op, product.widths, rows, method, product.operands[0])
+                self.run_method(
+                    device,
+                    product.op,
+                    product.widths,
+                    rows,
+                    method,
+                    product.operands[0],
+                )
             }?;
             self.methods.insert((product.op, rows), method);
         }
@@ -113,7 +120,7 @@ impl Products {
     ) -> Result<Vec<Method>, GpuError> {
         let Product { op, widths, .. } = product;
         let mut methods =
-            self.cublaslt_ways(op, widths, rows, if tune { ALGORITHMS } else { 1 })?;
+            self.cublaslt_methods(op, widths, rows, if tune { ALGORITHMS } else { 1 })?;
         let own = match self.choice {
             Choice::First => Vec::new(),
             // The kernels that fuse the activation support only SiLU.
@@ -159,9 +166,9 @@ impl Products {
         if methods.is_empty() { Err(GpuError::NoProduct { shape }) } else { Ok(methods) }
     }
 
-    /// Returns cublasLt's proposals for `y = x * weight^T`. All matrices are row-major; for cublasLt, which is
-    /// column-major, they are the transposed ones.
-    fn cublaslt_ways(
+    /// Returns cublasLt's proposals for `y = x * weight^T`. All matrices are row-major. cublasLt is column-major, so
+    /// its matrices are the transposes of these.
+    fn cublaslt_methods(
         &self,
         op: Op,
         Widths { outs, ins }: Widths,
@@ -239,15 +246,15 @@ impl Products {
         &self,
         device: &Device,
         rows: usize,
-        row: &[(Product<'_>, Method)],
+        sequence: &[(Product<'_>, Method)],
         launches: usize,
     ) -> Result<f32, GpuError> {
         let all = || {
-            // One call for each layer. Logits have only one matrix, which exceeds the cache in any large model.
-            for layer in 0..row[0].0.layers(rows) {
-                for &(Product { op, widths, operands }, method) in row {
+            // Logits have only one matrix, which exceeds the cache in any large model.
+            for layer in 0..sequence[0].0.layers(rows) {
+                for &(Product { op, widths, operands }, method) in sequence {
                     // SAFETY: the caller of `plan` passes operands for that many rows.
-                    unsafe { self.run_way(device, op, widths, rows, method, operands[layer]) }?;
+                    unsafe { self.run_method(device, op, widths, rows, method, operands[layer]) }?;
                 }
             }
             Ok::<_, GpuError>(())

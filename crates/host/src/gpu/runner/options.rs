@@ -22,17 +22,17 @@ pub struct GpuOptions {
     pub sums: Option<Transport>,
     /// Copy logits to the host, for checks and for log-probabilities.
     pub keep_logits: bool,
-    /// Record the times of steps on the device. Not for unbounded runs.
+    /// Record the times of steps on the device. The record grows with every step.
     pub keep_times: bool,
 }
 
 impl GpuOptions {
-    /// Returns the maximum of tokens of a stream in a decode step.
+    /// Returns the maximum number of tokens of a stream in a decode step.
     pub(super) fn width(&self) -> usize {
         1 + self.drafts as usize
     }
 
-    /// Returns the maximum of tokens for each row of a decode step, including padding.
+    /// Returns the maximum number of tokens of a row of a decode step, including padding.
     pub(super) fn decode_tokens(&self) -> u32 {
         let sizes = (1..=self.concurrency as usize).flat_map(|streams| {
             (streams..=streams * self.width()).map(move |tokens| padded_step(streams, tokens))
@@ -40,7 +40,7 @@ impl GpuOptions {
         sizes.map(|(rows, tokens)| tokens.div_ceil(rows) as u32).max().unwrap_or(1)
     }
 
-    /// Rows and tokens of the largest padded decode step.
+    /// Returns the rows and tokens of the largest padded decode step.
     pub(super) fn decode_max(&self) -> (usize, usize) {
         let streams = self.concurrency as usize;
         padded_step(streams, streams * self.width())

@@ -16,7 +16,7 @@ pub struct StepTime {
     pub decode: bool,
     /// Milliseconds from the end of the previous step to this step's end; none for the first step of a run.
     pub period_ms: Option<f32>,
-    /// The part of them in which the device was idle.
+    /// Milliseconds of this period in which the device was idle.
     pub idle_ms: f32,
 }
 

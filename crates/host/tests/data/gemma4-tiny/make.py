@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes this folder's model and golden.json: a Gemma 4 text model without experts and without embeddings of layers. Every
-other layer reads a window of 32 tokens and has 4 heads of 64 of K and V; the others read everything and have 1 head of
-128, whose V is made of K's product.
+"""Writes this folder's model and golden.json: a Gemma 4 text model without experts and per-layer embeddings. Every
+other layer reads a window of 32 tokens and has 4 kv heads of 64 elements. The other layers read all tokens and have 1
+kv head of 128 elements; they compute V from the product for K.
 
     pip install torch transformers==5.17.0 && python3 crates/host/tests/data/gemma4-tiny/make.py
 
-Greedy tokens of transformers in float32, on weights rounded to bfloat16. Weights are random, from a seed.
+Tokens are greedy tokens of transformers in float32, on random seeded weights rounded to bfloat16.
 """
 
 import json
@@ -35,17 +35,17 @@ def write_model():
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):
-                # Logits are not divided by the length of heads.
+                # Gemma 4 does not divide attention's logits by sqrt(head_dim), so these norms must be smaller.
                 around = 0.5 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
                 weight.copy_(around + 0.1 * torch.randn_like(weight))
             else:
-                # Of a small embedding, or each token would be the most likely one behind itself.
+                # The embedding is tied. If it were larger, each token would be its own most likely successor.
                 size = 0.5 if "embed_tokens" in name else 1.2
                 weight.copy_(torch.randn_like(weight) * size / weight.shape[-1] ** 0.5)
         for layer in model.model.layers:
             layer.layer_scalar.copy_(0.8 + 0.4 * torch.rand_like(layer.layer_scalar))
     tiny.save(model, FOLDER)
-    # The fields of published checkpoints, which transformers writes by layer.
+    # Published checkpoints have these two fields in place of per_layer_config, which transformers writes.
     path = FOLDER / "config.json"
     config = json.loads(path.read_text())
     del config["per_layer_config"]

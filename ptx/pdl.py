@@ -1,4 +1,4 @@
-"""PTX with the instructions of pdl.cuh and e4m3.cuh in place of their marks, as src/backend/cuda/kernels/marks.rs makes it."""
+"""Replaces the marks of pdl.cuh and e4m3.cuh in PTX by instructions, as src/backend/cuda/kernels/marks.rs does."""
 INSTRUCTIONS = {"// pdl: wait": "griddepcontrol.wait;", "// pdl: launch dependents": "griddepcontrol.launch_dependents;"}
 NEWER, OLDER = "// sm_90: ", "// sm_80"
 

@@ -165,7 +165,7 @@ pub(super) fn table_writes(
         return Ok(());
     }
     let &TableWrite { index, value } =
-        writes.iter().find(|write| off(write) != 0).expect("one is off");
+        writes.iter().find(|write| off(write) != 0).expect("a write is wrong");
     Err(match index >= words {
         true => PlanError::TableIndex { index, words: table.words() },
         false => PlanError::TableValue { index, value, count: count(index) },

@@ -78,7 +78,7 @@ impl Backend for Null {
         Ok(())
     }
 
-    /// Larger than any pool's number of host pages.
+    /// Returns a number above any pool's number of host pages.
     fn host_pages(&self) -> u32 {
         u32::MAX
     }

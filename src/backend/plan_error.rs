@@ -324,10 +324,7 @@ impl fmt::Display for PlanError {
             }
             Self::Reach { layer, group, reach, window, chunk } => {
                 let layer = layer.raw();
-                write!(
-                    f,
-                    "layer {layer} of group {group} reads {reach}, and was attended to through "
-                )?;
+                write!(f, "layer {layer} of group {group} reads {reach}, but its attention has ")?;
                 match (window, chunk) {
                     (Some(window), Some(chunk)) => {
                         write!(f, "a window of {window} and chunks of {chunk}")
@@ -340,7 +337,7 @@ impl fmt::Display for PlanError {
             Self::SparseGroup { layer, group } => {
                 write!(
                     f,
-                    "a sparse read of layer {}, whose group {group} lacks tokens",
+                    "a sparse read of layer {}, whose group {group} does not keep all tokens",
                     layer.raw()
                 )
             }
@@ -363,7 +360,7 @@ impl fmt::Display for PlanError {
                 missing(f, "page table word", index.into(), words as u64)
             }
             Self::TableValue { index, value, count } => {
-                write!(f, "page table word {index} cannot be {value}: there are {count}")
+                write!(f, "page table word {index} is {value}, which is not below {count}")
             }
             Self::Page { page, page_count } => {
                 missing(f, "page", page.raw().into(), page_count.into())
@@ -384,7 +381,7 @@ impl fmt::Display for PlanError {
             Self::Scale { scale } => write!(f, "scale {scale} is not finite"),
             Self::Rope { shape } => write!(f, "{shape:?} has no heads of pairs to rotate"),
             Self::LatentScale { scale } => {
-                write!(f, "scale {scale} is by the length of latent rows, not of heads")
+                write!(f, "scale {scale} is that of latent rows, not of the heads they compress")
             }
             Self::SoftCap { soft_cap } => {
                 write!(f, "soft cap {soft_cap} is not above 0 and finite")
@@ -395,9 +392,9 @@ impl fmt::Display for PlanError {
             Self::Top { top, max } => {
                 write!(f, "lists of {}, not 1 to {max}", Count(top.into(), "position"))
             }
-            Self::NoLabels => write!(f, "the pool keeps no labels to select by"),
+            Self::NoLabels => write!(f, "the pool has no labels to select by"),
             Self::Length { operand, actual, wanted } => {
-                write!(f, "{operand} has {actual} elements where the plan asks for {wanted}")
+                write!(f, "{operand} has {actual} elements where the plan needs {wanted}")
             }
             Self::Stride { operand, stride, width } => {
                 write!(f, "{operand} has stride {stride} for rows of {width} elements")

@@ -136,21 +136,21 @@ fn errors_are_in_plain_words() {
     for (error, text) in [
         (
             PlanError::Reach { layer, group, reach, window: None, chunk: None },
-            "layer 3 of group 1 reads a window of 8, and was attended to through no window",
+            "layer 3 of group 1 reads a window of 8, but its attention has no window",
         ),
         (
             PlanError::Reach { layer, group, reach, window: Some(9), chunk: None },
-            "layer 3 of group 1 reads a window of 8, and was attended to through a window of 9",
+            "layer 3 of group 1 reads a window of 8, but its attention has a window of 9",
         ),
         (
             PlanError::Reach { layer, group, reach, window: None, chunk: Some(8) },
-            "layer 3 of group 1 reads a window of 8, and was attended to through chunks of 8",
+            "layer 3 of group 1 reads a window of 8, but its attention has chunks of 8",
         ),
         (PlanError::TreeChunk { chunk: 8 }, "chunks of 8 for a plan with trees of drafts"),
         (PlanError::ChunkSize { chunk: 9 }, "chunks of 9, which is no power of two"),
         (
             PlanError::SparseGroup { layer, group },
-            "a sparse read of layer 3, whose group 1 lacks tokens",
+            "a sparse read of layer 3, whose group 1 does not keep all tokens",
         ),
         (PlanError::TrackSlots { slots: 1, wanted: 2 }, "1 slot of further tracks where 2 belong"),
     ] {

@@ -1,4 +1,4 @@
-// Shared by attention over fp8: numbers of E4M3 as factors of tensor-core products, and their rows of q.
+// Shared by attention kernels over fp8: E4M3 numbers and rows of q as operands of tensor-core products.
 #pragma once
 #include "attend.cuh"
 #include "e4m3.cuh"
@@ -69,8 +69,8 @@ DEVICE u32 to_f16(bf16, u32 two, float up) { return pack(f16(), __uint_as_float(
 // exceed by 2^8. Times 2^6 (-LIFT) they stay below 2^15, within f16, which also holds weights 2^-30 times as large.
 #define LIFT -6.f
 // With scales by token, a weight is multiplied by the scale of its V. Weights are then also relative to a power of two near the
-// maximum scale so far; its logarithm and LIFT are the lift. Each lane has one or more of a warp's scales. Scales below 2^-80
-// count as 2^-80, so that sums of weights stay in f32.
+// maximum scale so far. The lift is the sum of this power's logarithm and LIFT. Each lane has one or more of a warp's scales.
+// Scales below 2^-80 count as 2^-80, so that sums of weights stay in f32.
 DEVICE float lift_of(float scale) {
     const u32 power = __reduce_max_sync(~0u, __float_as_uint(scale)) >> 23;
     return static_cast<float>(static_cast<int>(max(power, 47u)) - 127) + LIFT;

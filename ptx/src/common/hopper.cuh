@@ -77,8 +77,9 @@ DEVICE u32 cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// Arrives at the barrier at the same place in CTA `rank` of the cluster, from a thread that has read what others will
-// overwrite. It does not publish the thread's writes: `.release.cluster` would also wait for its accesses to global memory.
+// Arrives at the barrier at the same place in CTA `rank` of the cluster. The calling thread has read memory that another thread
+// may then overwrite. The arrival does not publish the thread's writes: `.release.cluster` would also wait for its accesses to
+// global memory.
 DEVICE void barrier_arrive_of(u32 at, u32 rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }"
                  ::"r"(at), "r"(rank) : "memory");

@@ -13,7 +13,7 @@ struct StoreCacheParams {
     u32 k_stride;     // bytes
     u32 v_stride;     // bytes
     u32 tokens;
-    u32 page_size;    // slots of a page; 1 if the layer's pages are contiguous: page_stride is then that of a slot
+    u32 page_size;    // slots of a page; 1 if the layer's pages are contiguous: page_stride is then the stride of a slot
     u64 page_magic;   // slot / page_size is the high half of slot * page_magic, unless page_size is 1
     u32 slot_stride;  // bytes
     u32 slot_bytes;   // 4 or 8

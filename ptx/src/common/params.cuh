@@ -53,8 +53,8 @@ struct AttendParams {
     u64 batch_rows;     // BatchRow[batch]
     u64 plan;           // u32: the planner's words for this kernel (src/backend/cuda/attention/split/), 16-byte aligned
     u64 partial;        // f32 scratch for split sums, 16-byte aligned
-    u64 counters;       // u32, zero before the first launch; each launch leaves them zero. attend_latent_* of 16 bits and their join:
-                        // f32 [slots, rows, 2]: the reference of each row of a part, and the sum of its weights
+    u64 counters;       // u32, zero before the first launch; each launch leaves them zero. attend_latent_* except *_f32, and their join:
+                        // f32 [slots, rows, 2]: for each row of a part, the logit to which its weights are relative, and their sum
     u64 page_magic;     // ceil(2^32 / page_size): position / page_size == position * page_magic >> 32
     u64 chunk_magic;    // ceil(2^32 / chunk_pages)
     u32 page_size;      // tokens of a page, 1..=PAGE_TOKENS_MAX
@@ -157,8 +157,8 @@ KV_AT(AttendLatentFp8Params, attend, 0);
 KV_AT(AttendLatentFp8Params, scales, 208);
 KV_AT(AttendLatentFp8Params, rope, 240);
 
-// Attention over latent rows of 16 bits: attend_latent_*_sm90a. `rows` is the tensor map of the layer's rows by
-// cuTensorMapEncodeTiled: [pages, slots, 576] in boxes of [1, box_rows, 64], swizzled by 128 bytes.
+// Attention over latent rows of 16 bits: attend_latent_*_sm90a. `rows` is the tensor map of the layer's rows, which
+// cuTensorMapEncodeTiled writes: [pages, slots, 576] in boxes of [1, box_rows, 64], swizzled by 128 bytes.
 struct alignas(64) TensorMap {
     u64 words[16];
 };
@@ -250,7 +250,7 @@ KV_AT(ExtendWork, part, 28);
 
 // The plan: SharedHead, then DecodeWork[ceil(decode_warps / stripes)].
 struct SharedHead {
-    u32 decode_warps;   // TAIL_WARPS of each other CTA, or as many as its kernel has
+    u32 decode_warps;   // warps that work on tails: TAIL_WARPS, TAIL_WARPS_ANY or TAIL_WARPS_256 of each CTA without span items
     u32 work_units;     // as in DecodeWork
     u32 span_ctas;
     u32 work_tiles;     // tiles of a CTA
@@ -291,15 +291,15 @@ KV_AT(RowShare, extend_len, 28);
 // SPAN_ROWS of the spans' sums. If one CTA has the whole sum, it is at row 2 * span_ctas * SPAN_ROWS + head * head_rows + the
 // query rows of earlier query tiles.
 #define SPAN_ROWS 128
-// The index of no span.
+// Marks the absence of a span.
 #define NO_SPAN 0xffffffffu
-// The same for head_dim 256.
+// SPAN_ROWS for head_dim 256.
 #define SPAN_ROWS_256 64
 // Maximum number of (row, kv head)s of a step, and of a stripe.
 #define LISTED_SUMS 4096
 #define LISTED_TAILS 512
+// Warps of a CTA that work on tails: in the kernels of Hopper; in those for any device, up to head_dim 128; and for head_dim 256.
 #define TAIL_WARPS 8
-// The same for the kernels for any device, and for head_dim 256.
 #define TAIL_WARPS_ANY 4
 #define TAIL_WARPS_256 2
 struct SpanParts {
@@ -321,9 +321,10 @@ KV_AT(SpanParts, parent, 16);
 KV_AT(SpanParts, row_at, 20);
 KV_AT(SpanParts, stride, 24);
 
-// A barrier of the CTAs with parts of one query tile's sum, which then each join some of its rows. It belongs to the first CTA.
+// A barrier of the CTAs that write parts of one query tile's sum. After it, each of these CTAs joins some of the tile's members.
+// The barrier has the index of the first of these CTAs.
 struct SpanMeeting {
-    u64 state;  // number of parts that have arrived; from bit 16 on, by piece, the CTAs that no longer wait for the others
+    u64 state;  // number of parts that have arrived; bit 16 + piece: the CTA of this piece no longer waits for the others
     u32 left;   // number of CTAs that no longer poll
     u32 reserved;
 };
@@ -341,7 +342,7 @@ struct SpanItem {
     u16 next;          // index of the CTA's next item; 0: there is none
     u16 piece;         // index among the items of the query tile: CTA c's item belongs to the CTAs from c - piece on
     u16 member_count;
-    u16 behind;        // for a row's own tokens, the number of tokens from kv_end on plus 1, at most 65535; 0: members see all tokens
+    u16 behind;        // for a row's own tokens, 1 + the row's tokens from kv_end on, at most 65535; 0: members see all tokens
     u32 kv_begin;
     u32 kv_end;
     u32 part;          // first row of its sums among the spans' sums
@@ -439,7 +440,7 @@ KV_AT(StoreLabelsParams, channel_count, 88);
 KV_AT(StoreLabelsParams, slot_bytes, 92);
 
 // Parameters of score_labels_*, select_top and resolve_selection. A batch row has lists if it has one query row and is not a
-// tree. Its scores begin at key chunk starts[b]. The keys of head h are at keys + ((starts[b] * kv_heads + h * (starts[b + 1] -
+// tree. Its scores begin at key chunk starts[b]. The keys of head h begin at index (starts[b] * kv_heads + h * (starts[b + 1] -
 // starts[b])) * SCORE_TOKENS, one for each position; they have the order of the scores.
 struct SelectParams {
     AttendParams attend;  // q, tables, batch and window are used; k: this layer's labels, with their strides
@@ -502,9 +503,8 @@ KV_AT(AttendSelectedParams, lists, 208);
 // ---- latent rows: attend_latent_* ----------------------------------------------------------------------------------------
 //
 // latent_plan.cuh describes the plan: its items are ExtendWork of up to 16, 32 or 64 packed query rows, with `part` as in the
-// extend plan. The plan of the join: number of records, maximum rows and maximum parts of one, rows between the slots of parts,
-// then
-
+// extend plan. The plan of the join: number of records, maximum rows of a record, maximum parts of a record, rows between the
+// slots of two parts, then the records:
 struct LatentJoin {
     u32 qo_start;
     u32 q_begin;

@@ -6,7 +6,7 @@
 #pragma once
 
 // Waits until all earlier work is done and its writes are visible. Every CTA must call it. Before the call, a CTA may only read
-// the plan and the page tables; if these may have changed, the host launches the kernel in order (launch.rs). A prefetch into
+// the plan and the page tables; if these may have changed, the host launches the kernel without PDL (launch.rs). A prefetch into
 // the L2 cache may also precede the call, because all writes go through that cache.
 static __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900

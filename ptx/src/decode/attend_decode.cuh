@@ -2,8 +2,8 @@
 //
 // In each stripe of heads the units of all sequences are numbered consecutively (see DecodeWork), and each CTA has an equal
 // work chunk of them. Within a chunk, the tokens of one (sequence, kv head) are a segment. Warps take the segment's tiles of 16
-// tokens in turn. Each warp fills its own ring in shared memory, across segments, so that the memory never waits for the end of
-// a sequence. At the end of a segment, warp 0 joins the warps' sums while the others continue; at the end of the work chunk all
+// tokens in turn. Each warp fills its own ring in shared memory, across segments, so that loads do not pause at the end of a
+// sequence. At the end of a segment, warp 0 joins the warps' sums while the others continue; at the end of the work chunk all
 // warps join them. If several CTAs share a (sequence, head), each writes its part to `partial` and signals it at the end of its
 // chunk (the first part of a long chunk at once). The last CTA to arrive joins the parts at the end of its chunk.
 // decode_cursor.cuh walks through a chunk; decode_parts.cuh writes results and parts.
@@ -38,8 +38,8 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? ROWS * ROW : 16];  // the segment's query rows, swizzled
     };
 
-    // A tile whose copy is not issued yet. `rest` is of this lane's token: its slot in the page; VALID if it exists; SOME if
-    // the tile exists; from bit 16 on the tile's head.
+    // A tile whose copy is not issued yet, for this lane's token. `rest` has the token's slot in its page, VALID if the token
+    // exists, SOME if the tile exists, and from bit 16 on the tile's head.
     struct Tile {
         u32 rest, directory, in_chunk;
     };

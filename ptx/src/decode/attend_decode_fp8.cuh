@@ -32,8 +32,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory
 
     struct Shared {
-        // The maxima to which a warp's sums are relative, and the sums of its weights: of all warps but the first, and at the end
-        // of the work chunk of all warps.
+        // For each warp but the first (for every warp at the end of the work chunk): the maxima to which its sums are relative,
+        // and the sums of its weights.
         float4 tops[WARPS > 1 ? WARPS - 1 : 1][NT][4], last_tops[WARPS][NT][4];
         typename Parts::Pendings pending;
         alignas(16) u64 offsets[WARPS][TOKENS]; // of each warp's next tile to copy
@@ -43,8 +43,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         float q_scales[ROWS];                   // factors by which query rows were divided
     };
 
-    // A tile whose copy is not issued yet, as this lane's token. `rest` has the token's slot in its page, VALID if the token exists,
-    // SOME if the tile exists, and from bit 16 on the tile's head.
+    // A tile whose copy is not issued yet, for this lane's token. `rest` has the token's slot in its page, VALID if the token
+    // exists, SOME if the tile exists, and from bit 16 on the tile's head.
     struct Tile {
         u32 rest, directory, in_chunk;
     };
@@ -110,8 +110,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         return page;
     }
 
-    // Of every PER rows, a lane copies the same piece of two neighbouring rows. The distances of a lane's rows are constants, and one
-    // load from the warp's list gives the offsets of two rows.
+    // A lane copies one piece of two neighbouring rows in every PER rows. The distances of a lane's rows are constants, and one load
+    // from the warp's list gives the offsets of two rows.
     static constexpr int PER = 2 * TOKENS_PER_COPY;
     __device__ __forceinline__ void copy_tile(u32 rest, u32 page, u32 slot) {
         if (rest & SOME) {
@@ -148,7 +148,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         }
     }
 
-    // Stores the offset of a token of the warp's next tile in its list. Each lane has looked up one token.
+    // Stores the offset of a token of the warp's next tile in the warp's list. Each lane has looked up one token.
     __device__ __forceinline__ void put_offset(u32 token, u64 offset) const {
         asm volatile("st.shared.u64 [%0], %1;" ::"r"(offsets + token * 8), "l"(offset) : "memory");
     }

@@ -1,6 +1,6 @@
 // Decode attention for up to 64 query rows, for Hopper: the work chunks of attend_decode.cuh, with warpgroup matrix products.
 //
-// Half of a CTA are producers. They gather a segment's Q and then its tiles of K and V with cp.async into a ring, in the
+// Half of a CTA's threads are producers. They gather a segment's Q and then its tiles of K and V with cp.async into a ring, in the
 // 128-byte swizzled layout of wgmma, and continue across segments. The other half, a warpgroup, computes products and the
 // softmax tile by tile. A multiprocessor runs two CTAs, so the softmax of one overlaps with the products of the other.
 // Instructions and products still matter: they take nearly as long as the loads of a tile. decode_cursor.cuh walks through a
@@ -253,7 +253,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         }
     }
 
-    // Writes this CTA's part of them.
+    // Writes this CTA's part of a segment's sums.
     __device__ __forceinline__ void write_part(const Target& target, const float (&o)[16][4], const float (&top)[2], const float (&sum)[2]) const {
         const u32 slot = 2 * blockIdx.x + (blockIdx.x == target.first_cta);
 #pragma unroll
@@ -430,7 +430,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
 
     // ---- parts --------------------------------------------------------------------------------------------------------
 
-    // Signals that all parts of this CTA are written, and joins the segments whose last part this was.
+    // Signals that all parts of this CTA are written, and joins the segments of which this CTA's part arrived last.
     __device__ __forceinline__ void join_pending() {
         named_sync(MEET, CONSUMERS);
         if (threadIdx.x < 2) {

@@ -10,7 +10,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
     static constexpr int ROW = D * 2;  // bytes
     static constexpr int ROWS = 8 * NT;
     enum { Q_REGISTERS = 256 };  // D * NT up to which query fragments fit the registers
-    static constexpr u32 LONG_WORK = 256;  // units; in shorter work, a microsecond at the ends costs more than one in the middle
+    static constexpr u32 LONG_WORK = 256;  // units; in shorter work chunks, latency at both ends matters more than throughput
     static constexpr int FRAGMENTS = NT * (D / 16);  // fragments of a warp's output sum, 16 bytes in each lane
 
     // A segment of which this CTA has only a part.
@@ -105,7 +105,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         if (lane < 4 && m == 0) reinterpret_cast<float4*>(part_tops(slot))[n * 4 + lane] = make_float4(top[0], sum[0], top[1], sum[1]);
     }
 
-    // Warp 0: ends a segment that is not the work chunk's last. A part of it is then the last of its parts.
+    // Warp 0: ends a segment that is not the work chunk's last. If the segment has several parts, this CTA has the last one.
     __device__ __forceinline__ void finish(const Cursor& c, u32 rows, const float (&o)[NT][D / 16][4], const float (&top)[NT][2],
                                            const float (&sum)[NT][2], Pendings& pendings) {
         Pending& pending = pendings[0];
@@ -154,7 +154,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
             pending[blockIdx.x == to.first_cta] = {to.parts, false, to.first_cta, c.qo_start, rows, head_of(c)};
     }
 
-    // All warps: signals that all parts of this CTA are written, and joins the segments whose last part this was.
+    // All warps: signals that all parts of this CTA are written, and joins the segments of which this CTA's part arrived last.
     __device__ __forceinline__ void join_pending(const Pending (&pending)[2]) {
         __syncthreads();
         bool last = false;
@@ -274,7 +274,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         store_u32(to, low);
         store_u32(to + 16, high);
     }
-    // A list may be empty; the sum is then that of the sink. `sees` is false for padding.
+    // If a list is empty, the log-sum-exp is the sink. `sees` is false for padding.
     __device__ __forceinline__ void write_lse(u32 n, u32 qo_start, u32 rows, u32 head, const Ended& ended, bool sees = true) {
         if (p.lse == 0 || lane >= 4) return;
         if constexpr (is_listed(T())) {
@@ -301,8 +301,8 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
 };
 
 // Ends a segment in a decode kernel: joins the sums of its WARPS warps and writes them to their target. Returns whether the
-// work chunk continues. RING_BYTES: bytes of a warp's tiles, which are free at the end of the chunk; `again`: the others' sums
-// have been read before.
+// work chunk continues. RING_BYTES: bytes of a warp's tiles, which are free at the end of the chunk. `again`: this is not the
+// CTA's first segment, so the other warps first wait until warp 0 has read their previous sums.
 template <int WARPS, int RING_BYTES, class Kernel, int NT, int DIMS>
 DEVICE bool end_segment(Kernel& k, const typename Kernel::Cursor& c, u32 rows, bool again, float (&o)[NT][DIMS][4], float (&top)[NT][2],
                         float (&sum)[NT][2]) {

@@ -199,7 +199,7 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
         u64 head_offset;     // of the item's head within a slot
         uint2 masks[64];       // of the queries of a draft tree
         u8 queries[BM];      // the query of each row in a draft tree; rows past the last one repeat its query
-        u32 tree;            // kv_len of a draft tree; 0 if the item's queries are none
+        u32 tree;            // kv_len of a draft tree; 0 if the queries are not a draft tree
         u32 kv_end;          // of the item
         uint4 spans[WARPS];  // of each warp's rows: first and last position, first query's position, first packed row
         u32 row;             // of the item's sequence

@@ -6,9 +6,9 @@
 // meanwhile, also across the ends of items. The consumers alternate in issuing, so that the softmax of one overlaps with the
 // products of the other.
 //
-// Over fp8 the producers load bytes into registers, one tile of K or V ahead, and write them to the rings as numbers. K is f16,
-// which represents all its numbers, so Q is f16 too (fp8.cuh), and V as well. V with scales by token is multiplied by them and
-// has the type of Q, because f16 does not represent all such products.
+// Over fp8 the producers load bytes into registers, one tile of K or V ahead, and write them to the rings as numbers. Products
+// with K and V are in f16, which represents all numbers of fp8, so Q is converted to f16 (fp8.cuh). With scales by token, V is
+// multiplied by its scales and has the type of the rows of q, because f16 does not represent all such products.
 //
 // ptxas determines half of the speed. NOTES.md, "Extend", lists what to check in the machine code.
 #pragma once
@@ -16,7 +16,7 @@
 #include "fp8.cuh"
 #include "hopper.cuh"
 
-// Items of sequences: neighbouring query rows; results unless the item is a part.
+// Items of single sequences: their query rows are neighbours. An item writes results, unless it is a part.
 struct SequenceItems {
     static constexpr bool SPANS = false;
     struct Lasts {};
@@ -80,7 +80,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         Shared& shared;
         u32 memory, thread, warp, lane;
 
-        // The same thread; over fp8 its number is read again, because there are no registers for derived values.
+        // Returns this thread's producer. Over fp8 the thread's number is read again, because no registers keep derived values.
         __device__ __forceinline__ Producer again() const {
             if constexpr (!FP8) return *this;
             u32 thread;
@@ -162,7 +162,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         u32 bytes[4][2][4];  // of each quarter of a tile of K or V
         auto publish = [&](u32 tile) {
             const Producer again = producer.again();
-            // Looks up its slot again, because no register keeps it.
+            // Looks up the token's slot again, because no register keeps it.
             const u32 slot = look_up(p, 0, min(work.kv_begin + tile * BN + again.row(), work.kv_end - 1)).slot;
             again.publish(tile % 2, page * p.page_stride + slot * p.slot_stride + head * p.head_stride);
             if constexpr (BY_TOKEN) {
@@ -220,12 +220,12 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         const Producer producer{p, shared, memory, thread, thread / 32, thread % 32};
         const u32 all = Items::count(p);
         u32 item = blockIdx.x, filled = 0;  // number of tiles of K
-        u32 listed = 0;                     // for spans the item's index, whose number is its head
+        u32 listed = 0;                     // for spans: the item's index; `item` is then its kv head
         if constexpr (Items::SPANS) listed = Items::cta(p), item = Items::head(p, listed);
         u32 page = 0, slot = 0;
         auto ask = [&](u32 turn) {
-            // Every CTA with an item draws tickets until it gets none, so items(p) tickets are drawn, and the counter wraps to
-            // 0.
+            // A CTA draws one ticket for each item that it computes. A launch therefore draws items(p) tickets, and the counter
+            // wraps to 0.
             if constexpr (!Items::SPANS)
                 if (thread == 0) shared.ticket[turn % 2] = atomicInc(Items::tickets(p), all - 1);
         };
@@ -301,7 +301,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 if (filled > before) copy_v(filled - 1);
                 ++filled;
             }
-            // Looks for the next item while the last V must wait.
+            // If the last V must wait for its place in the ring, the look-ups of the next item come first.
             const bool at_once = __all_sync(~0u, shared.v.is_empty(filled - 1));
             if (at_once) copy_v(filled - 1);
             answer(turn);
@@ -321,7 +321,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
     // Returns the place of 16 bytes of a row in a tile.
     static __device__ __forceinline__ u32 place(u32 row, u32 piece) { return piece / 8 * HALF + row * 128 + (piece % 8 ^ row % 8) * 16; }
 
-    // Writes the result of an item that is no part through its place of Q, so that whole rows are written.
+    // Writes the result of an uncut item. It goes through the shared memory of the item's Q, so that stores cover whole rows.
     static __device__ __forceinline__ void write(const AttendParams& p, const ExtendWork& work, u32 head, u32 tile, float factor,
                                                  const float (&o)[16][4], const float (&top)[2], const float (&sum)[2]) {
         const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = p.group, rows = work.extend_len * group;
@@ -417,7 +417,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             if constexpr (FP8) widen_queries();
             return true;
         };
-        // Products of tile n, counted over all items: with Q, or of its weights with V.
+        // Products of tile n, counted over all items: Q with K, and weights with V.
         auto scores = [&](u32 n) {
             const u64 k = k_matrix + (n % 2 * TILE >> 4);
 #pragma unroll
@@ -542,7 +542,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             } else if ((work.part & 255) == 1) {
                 write(p, work, head, tiles_at + Q + turn % 2 * TILE, FP8 ? 1.f : factor, o[0], top[0], sum[0]);
             } else {
-                // Over fp8 the place of Q is used, which all have read by then.
+                // Over fp8 the factors go to the memory of the item's Q, which all threads have read.
                 u8* const factors = memory + (FP8 ? Q + turn % 2 * TILE : FACTORS);
                 End::part(p, reinterpret_cast<float*>(factors), shared.last, work, head, FP8 ? 1.f : factor, o, top, sum);
             }
@@ -627,7 +627,7 @@ template <class T, Scales SCALES = Scales::NONE> DEVICE void attend_extend_hoppe
     using E = ExtendHopper<T, SCALES>;
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ typename E::Shared shared;
-    const ExtendWork first = load_work(p, blockIdx.x);  // there is space for one, and it arrives together with their number
+    const ExtendWork first = load_work(p, blockIdx.x);  // may be past the last item; its load overlaps with that of items(p)
     if (blockIdx.x >= items(p)) return;
     if (threadIdx.x == 0) {
         // Each producer thread arrives, and one arrival is for the item's record; one lane of each consumer warp arrives.

@@ -1,7 +1,7 @@
 // Attention over latent rows by queries of f32: exact, not fast.
 //
 // A warp takes one query and HEADS of its heads, which read the same rows, one token after another. A lane has numbers 2 i and
-// 2 i + 1 of a row for i = lane, lane + 32, ...; the first RANK numbers are also V. Cached loads the numbers of a row:
+// 2 i + 1 of a row for i = lane, lane + 32, ...; the first RANK numbers are also V. `Cached` loads the numbers of a row:
 // load(parameters, look-up, lane, numbers).
 #pragma once
 #include "attend.cuh"

@@ -19,8 +19,8 @@ template <class T> struct LatentBytes {
     // Returns the number of arrivals for half of a tile's columns: all threads arrive for each 32 rows, so twice in a single CTA.
     static __device__ __forceinline__ u32 fillers(u32 ctas) { return E::GROUP * 2 / ctas; }
 
-    // What a lane holds of its warp's MINE rows: of every second row, 16 bytes in half of V's columns; of every fourth row, 16 bytes
-    // of the rotary part; the scale of row lane % 8.
+    // A lane's share of its warp's MINE rows: of every second row, 16 bytes in half of V's columns; of every fourth row, 16 bytes of
+    // the rotary part; the scale of row lane % 8.
     struct Bytes {
         uint4 half[MINE / 2], rope[MINE / 4];
         float scale;
@@ -29,7 +29,7 @@ template <class T> struct LatentBytes {
     static __device__ __forceinline__ u64 rope_at(const LayerRope& rope, u32 page, u32 slot) {
         return rope.at + page * rope.page_stride + slot * static_cast<u64>(rope.slot_stride);
     }
-    // Prefetches an eighth of the lane's row.
+    // Prefetches half of the V columns of the lane's row; the lower 16 lanes also prefetch the rotary part.
     static __device__ __forceinline__ void ask(const AttendLatentFp8Params& all, const Found& tile, u32 lane) {
         if (tile.left == 0) return;
         const u64 from = all.attend.k + Few::offset(all.attend, tile) + lane / 16 * 256;
@@ -85,8 +85,8 @@ template <class T> struct LatentBytes {
         for (u32 i = 0; i < MINE / 4; ++i) Few::store((at ^ i * 64) + i * 512, Few::rope_of(bytes.rope[i]));
     }
 
-    // Copies the rows that this warp has written to the other CTA, and signals its barrier: half of the columns, and the rotary part
-    // if `with_rope`.
+    // Copies rows from this CTA's shared memory, where this warp has written them, to the other CTA, and signals that CTA's barrier.
+    // Copies half of the columns, and the rotary part if `with_rope`.
     static __device__ __forceinline__ void share(u32 blocks, u32 rope, bool with_rope, u32 full, u32 lane) {
         __syncwarp();
         if (lane >= E::HALF + with_rope) return;

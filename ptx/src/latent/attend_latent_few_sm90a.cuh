@@ -1,8 +1,8 @@
 // Attention over latent rows for Hopper, in steps whose sequences have at most ROWS query rows each (16 or 32). Such steps are
 // memory-bound.
 //
-// Products are transposed: tokens are the 64 rows of a matrix product, and query rows are its columns. So few products are wasted
-// on missing query rows, q and the weights take little shared memory, and the output fits the registers of one warpgroup. This
+// Products are transposed: tokens are the 64 rows of a matrix product, and query rows are its columns. This wastes few products on
+// missing query rows. q and the weights take little shared memory, and the output fits the registers of one warpgroup. This
 // warpgroup computes the scores, the weights and the products with V. K and V are the same tile. The other warpgroups copy latent
 // rows into a ring of three places, so that two tiles are always in flight.
 //

@@ -80,8 +80,8 @@ template <class T> struct LatentHopper {
         u64 weighed[2];               // for each warpgroup's tile: its weights and `top` are ready
         float top[BM];                // the maxima to which the weights are relative
         float sum[2][2][BM];          // [item % 2][warpgroup]: sums of the weights of the warpgroup's tiles
-        // `fillers` threads arrive when half of a tile is copied, and a warpgroup's threads when their weights are written. To
-        // release something, one lane of each warp arrives: for a place, in all `ctas` for which the place is written.
+        // `fillers` threads arrive when half of a tile is copied, and a warpgroup's threads when their weights are written. One
+        // lane of each warp arrives to release q or a place. For a place, it arrives in all `ctas` CTAs that write the place.
         __device__ __forceinline__ void init(u32 ctas, u32 fillers) {
             for (u32 i = 0; i < 4; ++i) barrier_init(shared_address(full[0] + i), fillers), barrier_init(shared_address(empty[0] + i), ctas * WARPS);
             barrier_init(shared_address(&q_full), GROUP), barrier_init(shared_address(&q_empty), 2 * WARPS);

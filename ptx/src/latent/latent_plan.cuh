@@ -5,8 +5,8 @@
 #pragma once
 #include "attend.cuh"
 
-// On Hopper, the number of rows between the slots of two parts. The maximum number of rows of an item outside pairs. A part of a
-// pair's item has two slots of this many rows.
+// On Hopper, a slot of a part has this number of rows, which is also the maximum number of rows of an item outside pairs. A part of
+// a pair's item has two slots.
 #define LATENT_ROWS 64
 #define LATENT_PAIR_ROWS 128
 

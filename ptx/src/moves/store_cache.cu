@@ -67,7 +67,7 @@ template <class Way, int UNITS, class Unit> DEVICE void store_rows(const StoreCa
     }
 }
 
-// Bypasses the caches, with four units for each thread.
+// Marks its bytes for early eviction from the caches. A thread loads four units of K and four of V before it stores them.
 extern "C" __global__ void __launch_bounds__(512) store_cache_streaming(const __grid_constant__ StoreCacheParams params) {
     wait_for_previous();
     const u32 token = blockIdx.x * blockDim.y + threadIdx.y;

@@ -1,5 +1,5 @@
-// store_cache_fp8, store_cache_fp8_any: store row i of k and v in slot slots[i] of one layer as bytes of E4M3; a negative slot
-// writes nothing. With scales by token, each head's scale is computed and stored.
+// store_cache_fp8, store_cache_fp8_any: store row i of k and v in slot slots[i] of one layer as bytes of E4M3. A row with a
+// negative slot is not stored. With scales by token, the kernels compute and store the scale of each head.
 // Twin:    src/backend/cpu store_cache         (the specification: src/backend/cpu/scales.rs, bit for bit)
 // Params:  StoreFp8Params (src/common, src/backend/cuda/kernels/params.rs)
 // Shapes:  k, v [tokens, kv_heads, head_dim], rows k_stride and v_stride apart; slots i32 [tokens], any: or i64
@@ -26,7 +26,7 @@ DEVICE void unpack(bool half, const u32 (&words)[8], float (&x)[16]) {
         x[2 * i + 1] = half ? high_half(words[i]) : __uint_as_float(words[i] & 0xffff0000);
     }
 }
-// `abreast` neighbouring lanes have a head.
+// Returns the maximum over a head, of which `abreast` neighbouring lanes have the numbers.
 template <class Max> DEVICE float most_of_head(float most, u32 abreast, Max max) {
     const u32 lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
     const u32 head = ((1u << abreast) - 1) << lane / abreast * abreast;

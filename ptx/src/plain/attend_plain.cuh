@@ -1,4 +1,4 @@
-// Attention with rows of f32 over paged K and V, one warp for each query row and head; for checks, not for speed. Cached
+// Attention with rows of f32 over paged K and V, one warp for each query row and head; for checks, not for speed. `Cached`
 // describes an element of the pool: BYTES, load(address), and scales(kv head, page, slot) of K and V.
 #pragma once
 #include "attend.cuh"

@@ -1,8 +1,8 @@
-// select_top: selects, for each row with lists and each kv head, the `top` positions with the greatest scores, ascending:
-// always the own position, and the later of equal ones. Lists of other rows become empty.
+// select_top: selects, for each row with lists and each kv head, the `top` positions with the greatest scores, ascending. The
+// row's own position is always selected; of equal scores the later position wins. Lists of other rows become empty.
 // Twin:    src/backend/cpu/labels.rs list      (the specification)
 // Params:  SelectParams (src/common, src/backend/cuda/kernels/params.rs); q, tables, labels, listed, counts unused
-// Shapes:  keys as starts says; positions u32 [batch, kv_heads, top]
+// Shapes:  keys: see SelectParams; positions u32 [batch, kv_heads, top]
 // Grid:    x = batch * kv_heads, y = maximum number of CTAs of a long list
 // Needs:   keys of every position that such a row sees, except its own; a row past key_chunks selects only its own position
 // Build:   ptx/build.py
@@ -27,7 +27,7 @@
 struct Shared {
     union {
         uint4 histogram[256][COLUMNS / 4];
-        u32 marks[2][SPAN / 32];  // positions above the least key, and equal to it
+        u32 marks[2][SPAN / 32];  // positions whose keys are above the least key, and equal to it
     };
     u32 keys[CANDIDATES], positions[CANDIDATES];
     u32 sums[256], found[3], candidates, warp_sums[2][WARPS];
@@ -99,7 +99,7 @@ template <int DIGITS, class Keys> DEVICE Least find_least(const Keys& keys, u32 
     return {known, equal - wanted};
 }
 
-// Returns a key that probably slightly more than `wanted` of the keys first..end reach, from a sample of four neighbours at
+// Estimates from a sample a key that slightly more than `wanted` of the keys first..end reach. The sample has four neighbours at
 // each of THREADS places. Neighbours may be alike, so the margin is four and a half standard deviations of independent samples.
 DEVICE u32 guess(u64 keys, u32 first, u32 end, u32 wanted, Shared& s) {
     const u32 from = (first + 3) & ~3u, fours = (end - from) / 4;

@@ -88,12 +88,12 @@ impl fmt::Display for CpuError {
                 write!(f, "the host has no memory for {}", Count(*bytes, "byte"))
             }
             Self::Piece { piece, pieces } => {
-                write!(f, "piece {piece} is not among {pieces} of a page")
+                write!(f, "there is no piece {piece} in a page of {pieces} pieces")
             }
             Self::Scales(error) => error.fmt(f),
             Self::Labels(error) => error.fmt(f),
             Self::PageFingerprint { source, target } => {
-                write!(f, "pages of fingerprint {source:016x} are not those of {target:016x}")
+                write!(f, "pages of fingerprint {source:016x} do not fit those of {target:016x}")
             }
             Self::Plane { plane } => write!(f, "the pool has no rows of {plane:?} by slot"),
             Self::Path { path } => {
@@ -104,7 +104,7 @@ impl fmt::Display for CpuError {
                 write!(f, "{PATH_VARIABLE} is {name:?}, which is none of {names}")
             }
             Self::PageBytes { actual, wanted } => {
-                write!(f, "a buffer of {actual} bytes for a page of {wanted}")
+                write!(f, "a buffer of {actual} bytes does not fit a page of {wanted}")
             }
         }
     }

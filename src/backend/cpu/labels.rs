@@ -25,7 +25,7 @@ impl Labels {
     pub fn new(layout: &PoolLayout, channels: Option<LabelChannels>) -> Self {
         let plane = layout.planes().iter().find(|plane| plane.name == PlaneName::Labels);
         Self(plane.zip(channels).map(|(plane, channels)| {
-            let strides = layout.strides(PlaneName::Labels).expect("the pool has it");
+            let strides = layout.strides(PlaneName::Labels).expect("the pool has labels");
             Plane { channels, strides, dtype: plane.dtype }
         }))
     }

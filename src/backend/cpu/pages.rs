@@ -95,8 +95,8 @@ impl Cpu {
     /// differ.
     ///
     /// # Errors
-    /// [`CpuError::Plan`] for pages that do not exist, [`CpuError::PageFingerprint`] for another pool. Nothing was
-    /// copied.
+    /// [`CpuError::Plan`] for pages that do not exist, [`CpuError::PageFingerprint`] for a pool with another
+    /// fingerprint. After an error, nothing was copied.
     pub fn copy_to_pool(&self, target: &mut Cpu, copies: &[PageCopy]) -> Result<(), CpuError> {
         let fingerprints = (self.page_fingerprint(), target.page_fingerprint());
         if let (source, target) = fingerprints
@@ -116,7 +116,7 @@ impl Cpu {
     /// Returns the bytes of one contiguous [piece](PoolLayout::piece) of a page.
     ///
     /// # Errors
-    /// [`CpuError::Plan`] for a page that does not exist, [`CpuError::Piece`] for such a piece.
+    /// [`CpuError::Plan`] for a page that does not exist, [`CpuError::Piece`] for a piece that does not exist.
     pub fn page_piece(&self, page: PageId, piece: u32) -> Result<&[u8], CpuError> {
         check::page(page, self.layout.page_count())?;
         let pieces = self.layout.pieces_per_page();
@@ -126,8 +126,8 @@ impl Cpu {
         Ok(&self.pool.bytes()[bytes_of(&self.layout, page, piece)])
     }
 
-    /// Copies a page to a buffer, `page_bytes` in the order `[plane, layer, piece]` in every layout.
-    /// [`Cpu::write_page`] of a pool with an equal [fingerprint](Cpu::page_fingerprint) reads it.
+    /// Copies a page to a buffer of `page_bytes` bytes, in the order `[plane, layer, piece]` in every layout.
+    /// [`Cpu::write_page`] of a pool with an equal [fingerprint](Cpu::page_fingerprint) reads the buffer.
     ///
     /// # Errors
     /// [`CpuError::Plan`] for a page that does not exist, [`CpuError::PageBytes`] for a buffer of another size.

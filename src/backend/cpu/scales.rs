@@ -44,7 +44,7 @@ impl Scales {
             (Some(Scaling::ByToken), _) => {
                 // If K and V share numbers, they share scales.
                 let v = if layout.is_latent() { PlaneName::KScales } else { PlaneName::VScales };
-                let strides = |name| layout.strides(name).expect("they are made");
+                let strides = |name| layout.strides(name).expect("the pool has planes of scales");
                 Self::ByToken([PlaneName::KScales, v].map(strides))
             }
             (Some(_), Some(given)) => Self::Static(given),

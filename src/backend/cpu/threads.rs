@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_call_does_not_wait_for_all_of_another_engines() {
+    fn a_short_call_does_not_wait_for_all_steps_of_another_engine() {
         use std::sync::atomic::AtomicBool;
         use std::time::Duration;
         let is_done = AtomicBool::new(false);

@@ -26,7 +26,8 @@ impl Backend for Cuda {
     type Sinks<'a> = DeviceRows<'a>;
     type Lse<'a> = DeviceRowsMut<'a>;
 
-    /// Waits only if the host is more than twice `max_steps` steps ahead of the device.
+    /// Waits only if all `2 * max_steps + 2` upload slots contain data that the device has not read. A step uses one
+    /// slot; extend plans, draft trees and many table writes use further slots.
     ///
     /// # Errors
     /// [`CudaError::Plan`] for an invalid plan, also for one with trees if a window was [prepared](Cuda::prepare).
@@ -37,7 +38,7 @@ impl Backend for Cuda {
         check::may_begin(&self.steps, step)?;
         self.limited.as_ref().map_or(Ok(()), |attend| check::window(plan, attend))?;
         let stream = self.stream.raw();
-        // A replay would read the plan from a slot that may already hold another plan.
+        // A replay would read the plan from an upload slot that may already contain another plan.
         if raw::is_capturing(stream)? {
             return Err(CudaError::NotStaged { step });
         }
@@ -277,7 +278,7 @@ impl Cuda {
                 }
             };
         }
-        // `params` could be made, so the layer exists.
+        // `attend_params` has checked the layer.
         let scales = pool.scales(layer);
         let Some(index) = index else {
             // SAFETY: the rows were checked above; the plan was checked when it was staged.

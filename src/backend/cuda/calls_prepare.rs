@@ -20,8 +20,9 @@ impl Cuda {
     /// Captures require this preparation. Without it, a step that needs a new kernel waits for the driver's compiler;
     /// [`Cuda::modules_after_prepare`] counts such modules. Later calls add to earlier ones.
     ///
-    /// The host prepares the attention of all its layers. If some have a window or chunks, `begin` then rejects plans
-    /// with draft trees ([`PlanError::TreeWindow`](crate::PlanError)) early, not the first such layer.
+    /// The host prepares the attention of all its layers. If some layers have a window or chunks, `begin` then rejects
+    /// plans with draft trees ([`PlanError::TreeWindow`](crate::PlanError)). Without preparation, the attention of the
+    /// first such layer rejects them.
     ///
     /// # Errors
     /// [`CudaError::NotPrepared`] while the stream is captured. Errors of an [`Attend`] without a kernel, and of lists

@@ -66,7 +66,7 @@ impl SparseBackend for Cuda {
         let params = AttendParams { q: q.extent.address, q_stride, ..params };
         let capturing = raw::is_capturing(stream)?;
         let start = self.stage.start.first(capturing);
-        let labels = self.labels.as_ref().expect("the pool keeps labels");
+        let labels = self.labels.as_ref().expect("the pool has labels");
         let (of, list) = ((layer, params), (positions.extent.address, select.top));
         // SAFETY: q and the lists were checked above, the plan when it was staged.
         unsafe { labels.select(&self.gpu, self.pools.of(0), &image, of, list, (start, stream)) }?;

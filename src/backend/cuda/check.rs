@@ -116,7 +116,7 @@ pub(super) fn check_pool(top: u32, layout: &PoolLayout, longest_row: u64) -> Res
     sparse::check_top(top, longest_row)?;
     let dtype = layout.dtype();
     let served = !layout.is_latent() && !dtype.is_quantised() && dtype.size() == 2;
-    // The slot number that marks an empty place.
+    // In a list, slot number `u32::MAX` marks an empty place, so no slot may have it.
     let counted = layout.slot_count() < u64::from(u32::MAX);
     if served && counted { Ok(()) } else { Err(CudaError::Lists { dtype }) }
 }
@@ -131,7 +131,7 @@ pub(super) fn check_attend(
     served(attend, pool.layout(), pool.rows(), longest_row)
 }
 
-/// Does the same check from a pool's layout and rows.
+/// Performs [`check_attend`] for a pool's layout and type of rows.
 fn served(
     attend: &Attend,
     layout: &PoolLayout,

@@ -89,7 +89,7 @@ pub enum CudaError {
         /// Tokens of a page table chunk.
         tokens: u32,
     },
-    /// Chunked attention is for a layer whose group has other chunks or none, or over latent rows.
+    /// No group of the pool reads chunks of this size, or the pool has latent rows, which have no kernel for chunks.
     Chunk {
         /// The size of the chunks.
         chunk: u32,
@@ -193,7 +193,8 @@ pub enum CudaError {
         /// Maximum for this page size.
         max: u64,
     },
-    /// A kv head has more than 16 query heads, or a 16-bit pool has more than 65,535 kv heads.
+    /// A kv head has more than 16 query heads (latent rows: 128), or a pool with 16-bit rows has more than 65,535 kv
+    /// heads.
     Heads {
         /// Number of query heads.
         q_heads: u32,
@@ -207,7 +208,8 @@ pub enum CudaError {
         /// The stride in bytes.
         bytes: u64,
     },
-    /// No attention kernel supports the head_dim; kernels support 64, 128 and 256.
+    /// No kernel supports the head_dim. Kernels for 16-bit rows support 64, 128 and 256; attention with f32 rows
+    /// supports multiples of 32 up to 256.
     HeadDim {
         /// The pool's head_dim.
         head_dim: u32,
@@ -225,7 +227,7 @@ pub enum CudaError {
     /// During a capture, a call needed a kernel that is not loaded, a variant of attention without memory, or a save or
     /// load. [`prepare`](super::Cuda::prepare) loads kernels.
     NotPrepared,
-    /// Attention has more variants (query heads and windows) than one step is split for.
+    /// Attention has more variants (query heads, windows, chunks and list lengths) than one step can have.
     Variants {
         /// Maximum number of variants.
         max: usize,
@@ -289,7 +291,7 @@ impl fmt::Display for CudaError {
                 write!(f, "chunks of {chunk} tokens do not begin at multiples of {tokens} tokens")
             }
             Self::Chunk { chunk } => {
-                write!(f, "chunks of {chunk} tokens in a layer whose group does not read them")
+                write!(f, "no group of the pool has a kernel for chunks of {chunk} tokens")
             }
             Self::Labels(error) => error.fmt(f),
             Self::Lists { dtype } => {
@@ -302,7 +304,7 @@ impl fmt::Display for CudaError {
                 let [actual, wanted] = [actual, wanted].map(ElementName);
                 write!(f, "{operand} has elements of type {actual} where {wanted} is expected")
             }
-            Self::PerThreadStream => write!(f, "stream 2 is another stream in each thread"),
+            Self::PerThreadStream => write!(f, "stream 2 is a different stream in each thread"),
             Self::PoolShape { shape } => write!(f, "there are no kernels for pools of {shape:?}"),
             Self::Scales(error) => error.fmt(f),
             Self::RowsDtype { rows, pool } => {
@@ -310,7 +312,7 @@ impl fmt::Display for CudaError {
             }
             Self::PageShape => write!(f, "the two pools' pages differ in shape"),
             Self::PageFingerprint { source, target } => {
-                write!(f, "pages of fingerprint {source:#x} have another meaning than {target:#x}")
+                write!(f, "pages of fingerprint {source:#x} do not fit those of {target:#x}")
             }
             Self::PageBytes { bytes, max } => {
                 write!(f, "pages of {bytes} bytes are above the {max} that a copy counts")
@@ -318,7 +320,7 @@ impl fmt::Display for CudaError {
             Self::OtherDevice { ordinal } => {
                 write!(f, "a pool, rows or a stream are on another device, {ordinal}")
             }
-            Self::PageInUse { page } => write!(f, "a move of page {page} is not done"),
+            Self::PageInUse { page } => write!(f, "a save or load of page {page} is not done"),
             Self::NotPinned { page, ready } => {
                 write!(f, "host page {} is not among the {ready} that are pinned", page.raw())
             }
@@ -339,7 +341,9 @@ impl fmt::Display for CudaError {
                 write!(f, "{q_heads} query heads cannot share {kv_heads} kv heads")
             }
             Self::ZeroScale => write!(f, "no attention kernel takes a scale of 0"),
-            Self::RowStride { bytes } => write!(f, "rows of K or V are {bytes} bytes apart"),
+            Self::RowStride { bytes } => {
+                write!(f, "a stride of {bytes} bytes is above the limit for rows of K and V")
+            }
             Self::HeadDim { head_dim } => {
                 write!(f, "there is no attention kernel for head_dim {head_dim}")
             }

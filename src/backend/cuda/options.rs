@@ -116,7 +116,8 @@ impl OpenBackend for CudaOptions {
             rows => rows,
         };
         let limits = StepLimits { tokens, rows, all_spans };
-        // A step takes one or two slots for each variant of attention.
+        // A step takes one upload slot, and one more for each variant of attention with an extend plan. If the ring is
+        // full, the host waits.
         let uploads = 2 * steps as usize + 2;
         let capability = self.selected_capability.unwrap_or(gpu.capability());
         let memory = Arc::new(DeviceBuffer::lasting(&gpu, layout.total_bytes())?);

@@ -91,7 +91,7 @@ fn check(cpu: &Cpu, slots: &[SlotId], rows: [&[f32]; 2], given: Option<&KvScales
                         assert!(*x == exact || x.is_nan() && exact.is_nan(), "{x} {exact}");
                     }
                     if given.is_none() {
-                        let made = cpu.read_slot(scales_name, layer, slot).expect("it is made");
+                        let made = cpu.read_slot(scales_name, layer, slot).expect("token scales");
                         assert_eq!(made[head].to_bits(), scale.to_bits(), "{source:?}");
                     }
                 }
@@ -130,7 +130,7 @@ fn missing_scales_equal_scales_of_one() {
     let mut rng = Rng::new(2);
     let [k, v] = [(); 2].map(|()| numbers(&mut rng));
     let config = config(Layout::PageFirst, Scaling::Static);
-    let ones = KvScales::new(2, HEADS as u32, vec![1.0; 4 * HEADS]).expect("they are above 0");
+    let ones = KvScales::new(2, HEADS as u32, vec![1.0; 4 * HEADS]).expect("positive scales");
     let mut none = open(&config, None).expect("a small pool");
     let mut one = open(&config, Some(ones.clone())).expect("a small pool");
     let slots = store(&mut none, (&k[..]).into(), (&v[..]).into());

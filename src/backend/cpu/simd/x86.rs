@@ -69,7 +69,8 @@ impl Lanes for V4 {
         cast(self.avx512f._mm512_cvtph_ps(load(numbers)))
     }
 
-    // Two look-ups convert 64 numbers to bf16, so placed that their 32-bit halves are vectors in order.
+    // Two look-ups convert 64 numbers to bf16, in two registers. In each, the low halves of the 32-bit words are one
+    // vector, and the high halves are the next vector.
     #[inline(always)]
     fn e4m3<const N: usize>(self, numbers: &[E4m3]) -> [Self::f32s; N] {
         let avx = self.avx512bw;
@@ -176,8 +177,8 @@ const fn e4m3_bytes(byte: usize) -> [u8; 128] {
     bytes
 }
 
-/// The number for each byte before the look-up. It compensates for two later steps: 16 bytes become 8 words from each
-/// half, and the place of a word in its 32 bits decides its vector.
+/// The index of the number for each byte before the look-ups. The order compensates for two later steps: unpacking
+/// makes 8 words from each half of 16 bytes, and the half of 32 bits that a word occupies decides its vector.
 static E4M3_ORDER: [u8; 64] = {
     let mut order = [0; 64];
     let mut at = 0;

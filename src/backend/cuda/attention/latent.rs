@@ -50,7 +50,7 @@ fn ctas(gpu: &Gpu) -> u32 {
     (gpu.multiprocessors() & !1).max(2)
 }
 
-/// One variant of attention over latent rows of 16 bits.
+/// One variant of attention over latent rows of 16 bits or fp8.
 #[derive(Debug)]
 struct Variant {
     /// Number of query heads, and window (0 for none).
@@ -61,9 +61,9 @@ struct Variant {
     cut: u32,
     /// The plan on the device.
     plan: DeviceBuffer,
-    /// Partial sums `[slots, rows, 512]`, then the reference and the sum of weights of each row `[slots, rows, 2]`, for
-    /// the maximum rows of an item.
+    /// Partial sums `[slots, rows, 512]`, for the maximum rows of an item.
     partial: DeviceBuffer,
+    /// For each row, the maximum logit to which its weights are relative, and their sum: `[slots, rows, 2]`.
     tops: DeviceBuffer,
 }
 

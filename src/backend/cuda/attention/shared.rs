@@ -66,7 +66,7 @@ pub(in crate::backend::cuda) struct SharedDecode {
     /// Bytes from the image's splits to its plan.
     image_at: usize,
     offsets: Offsets,
-    /// Partial sums of tails, then of spans; then the references of the sums.
+    /// Partial sums of tails, then of spans; then for each row the maximum logit and the sum of its weights.
     partial: DeviceBuffer,
     /// A barrier for each CTA, then a counter for each (row, kv head).
     counters: DeviceBuffer,
@@ -109,7 +109,7 @@ impl SharedDecode {
         }
         let rows = SharedSplit::rows_max(&shape) as usize;
         let heads = rows * shape.kv_heads as usize;
-        let counters = DeviceBuffer::lasting(gpu, (Self::meeting_bytes(&grid) + 4 * heads) as u64)?;
+        let counters = DeviceBuffer::lasting(gpu, (Self::barrier_bytes(&grid) + 4 * heads) as u64)?;
         // SAFETY: the range is the buffer allocated above.
         let result = unsafe {
             sys::cuMemsetD32Async(counters.address(), 0, counters.bytes() as usize / 4, raw(stream))
@@ -131,7 +131,7 @@ impl SharedDecode {
     }
 
     /// Returns the bytes of the barriers of all CTAs.
-    fn meeting_bytes(grid: &SharedGrid) -> usize {
+    fn barrier_bytes(grid: &SharedGrid) -> usize {
         grid.ctas as usize * size_of::<SpanMeeting>()
     }
 
@@ -141,7 +141,7 @@ impl SharedDecode {
         part as usize * (2 * grid.warps * grid.ctas + rows * shape.kv_heads) as usize
     }
 
-    /// Returns the rows of a step that the kernel would take; `None` if it takes no step like this.
+    /// Returns the rows that the kernel would take from a step; `None` if it does not take the step.
     fn taken_of(&self, plan: &BatchPlan<'_>) -> Option<RowAssignment> {
         if plan.rows.len() > SharedSplit::rows_max(&self.shape) as usize {
             return None;
@@ -219,7 +219,7 @@ impl SharedDecode {
         let row_bytes = 4 * u64::from(self.shape.head_dim);
         attend.plan = at;
         attend.partial = self.partial.address();
-        attend.counters = self.counters.address() + Self::meeting_bytes(&self.grid) as u64;
+        attend.counters = self.counters.address() + Self::barrier_bytes(&self.grid) as u64;
         attend.stripes = self.shape.decode_stripes(self.shape.narrowest());
         let span_partial = attend.partial + own * row_bytes;
         let tops = span_partial + all * row_bytes;
@@ -234,7 +234,7 @@ impl SharedDecode {
             span_partial,
             span_tops: tops + own * 8,
         };
-        let taken = self.taken.expect("the staged step goes through it");
+        let taken = self.taken.expect("the staged step reads a span once");
         let (kernel, ctas) = (self.kernels[taken.tails], self.grid.ctas);
         let extra = ExtraParams { scales, ..ExtraParams::default() };
         // SAFETY: the caller guarantees the rows; plan, sums and counters belong to this variant and grid.

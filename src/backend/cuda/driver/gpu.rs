@@ -18,8 +18,8 @@ const PDL_WANTED: i32 = 12_030;
 
 /// A cheap handle to a device and its retained primary context. Any thread may use it.
 ///
-/// Every call leaves this context current in the calling thread. A host that uses another device there must set it
-/// again (`cudaSetDevice`). Dropping the last handle waits for the device.
+/// Every call leaves this context current in the calling thread. A host that uses another device in the same thread
+/// must select that device again (`cudaSetDevice`). Dropping the last handle waits for the device.
 #[derive(Clone, Debug)]
 pub struct Gpu {
     shared: Arc<Shared>,

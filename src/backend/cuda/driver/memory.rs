@@ -10,7 +10,7 @@ use crate::backend::cuda::error::{CudaError, check, check_alloc};
 use crate::layout::Dtype;
 
 /// Device memory. Dropping it frees the memory after all work that was submitted to this crate's streams of its device.
-/// A host that uses the address on other streams or devices waits for them first.
+/// A host that uses the address on other streams or devices must wait for them before the drop.
 ///
 /// Memory for the host comes from the device's memory pool, if there is one, so that a drop does not wait: a pending
 /// kernel may depend on a kernel that this thread launches next. To free other memory, the driver waits for all work of
@@ -286,7 +286,7 @@ impl Extent {
 
 /// Pinned host memory: the device copies from and to it without staging, and kernels access it. Dropping it waits for
 /// the work that was submitted to this crate's streams of its device; the driver waits for all work of the context. A
-/// host that uses the memory on other devices waits for them first.
+/// host that uses the memory on other devices must wait for them before the drop.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     gpu: Gpu,

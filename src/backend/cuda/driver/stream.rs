@@ -33,9 +33,9 @@ struct Handle {
 
 #[derive(Debug)]
 enum Owner {
-    Us,
+    ThisCrate,
     /// The driver: the default stream lives as long as its context.
-    Nobody,
+    Driver,
     /// The host; the value keeps the stream alive.
     Host(#[expect(dead_code, reason = "held for its drop")] Arc<dyn Any + Send + Sync>),
 }
@@ -51,12 +51,12 @@ impl CudaStream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `stream` is valid memory for one handle; a context is bound.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-        Ok(Self::with(gpu, stream as usize as u64, Owner::Us))
+        Ok(Self::with(gpu, stream as usize as u64, Owner::ThisCrate))
     }
 
     /// Returns the device's default stream.
     pub fn default_of(gpu: &Gpu) -> Self {
-        Self::with(gpu, 0, Owner::Nobody)
+        Self::with(gpu, 0, Owner::Driver)
     }
 
     /// Wraps the host's own stream. `owner` keeps the stream alive until the last clone of this value is dropped.
@@ -80,7 +80,7 @@ impl CudaStream {
     }
 
     fn with(gpu: &Gpu, stream: RawStream, owner: Owner) -> Self {
-        work::enter(gpu.context(), stream);
+        work::add_stream(gpu.context(), stream);
         Self { shared: Arc::new(Handle { gpu: gpu.clone(), stream, owner }) }
     }
 
@@ -140,8 +140,8 @@ impl CudaStream {
 impl Drop for Handle {
     fn drop(&mut self) {
         let bound = self.gpu.bind().is_ok();
-        work::leave(self.gpu.context(), self.stream);
-        if matches!(self.owner, Owner::Us) && bound {
+        work::remove_stream(self.gpu.context(), self.stream);
+        if matches!(self.owner, Owner::ThisCrate) && bound {
             // SAFETY: created by cuStreamCreate, destroyed once; its work still runs to the end.
             unsafe { sys::cuStreamDestroy_v2(raw(self.stream)) };
         }

@@ -5,7 +5,7 @@
 //! modules of `cust` cannot return the log of a rejected PTX. Its contexts, streams and memory have one owner, but this
 //! backend shares them with other users of the device.
 //!
-//! `forward.rs` finds the addresses of the functions; `error.rs` knows the meaning of the codes.
+//! `forward.rs` finds the addresses of the functions; `error.rs` interprets the codes.
 #![allow(missing_docs, reason = "NVIDIA's documentation of the driver has them")]
 
 use std::ffi::{c_char, c_void};

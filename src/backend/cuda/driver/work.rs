@@ -50,7 +50,7 @@ struct Mark {
 
 /// Memory that is freed when its marks are done.
 #[derive(Debug)]
-struct Late {
+struct Waiting {
     context: RawContext,
     memory: Dropped,
     marks: Vec<Arc<Mark>>,
@@ -63,11 +63,11 @@ struct Work {
     /// The ends of streams whose last handle was dropped.
     ends: Vec<(RawContext, Arc<Mark>)>,
     /// Dropped memory in the order of the drops.
-    late: Vec<Late>,
+    waiting: Vec<Waiting>,
 }
 
 static WORK: Mutex<Work> =
-    Mutex::new(Work { streams: Vec::new(), ends: Vec::new(), late: Vec::new() });
+    Mutex::new(Work { streams: Vec::new(), ends: Vec::new(), waiting: Vec::new() });
 
 fn work() -> MutexGuard<'static, Work> {
     // A panic leaves no partial change of the lists.
@@ -75,14 +75,14 @@ fn work() -> MutexGuard<'static, Work> {
 }
 
 /// Registers a stream to which work may be submitted.
-pub(in crate::backend::cuda) fn enter(context: RawContext, stream: RawStream) {
+pub(in crate::backend::cuda) fn add_stream(context: RawContext, stream: RawStream) {
     work().streams.push((context, stream));
 }
 
 /// Removes one handle of a stream that still exists. The context is bound.
-pub(in crate::backend::cuda) fn leave(context: RawContext, stream: RawStream) {
+pub(in crate::backend::cuda) fn remove_stream(context: RawContext, stream: RawStream) {
     let (mut work, entry) = (work(), (context, stream));
-    let at = work.streams.iter().position(|known| *known == entry).expect("it has entered");
+    let at = work.streams.iter().position(|known| *known == entry).expect("a known stream");
     work.streams.swap_remove(at);
     if work.streams.contains(&entry) {
         return;
@@ -96,7 +96,7 @@ pub(in crate::backend::cuda) fn leave(context: RawContext, stream: RawStream) {
 pub(super) fn free(context: RawContext, memory: Dropped) {
     let mut work = work();
     let marks = work.marks(context);
-    work.late.push(Late { context, memory, marks });
+    work.waiting.push(Waiting { context, memory, marks });
     drop(work);
     match memory {
         Dropped::Pool(_) => sweep(context, |memory| matches!(memory, Dropped::Pool(_))),
@@ -107,12 +107,12 @@ pub(super) fn free(context: RawContext, memory: Dropped) {
     }
 }
 
-/// Waits for the work that may use dropped memory of the bound context, and frees that memory. Returns whether there
-/// was any.
+/// Waits for the work that may use dropped memory of the bound context, and frees that memory. Returns whether the
+/// context had dropped memory.
 pub(super) fn reclaim(context: RawContext) -> Result<bool, CudaError> {
     let mut work = work();
     work.renew(context);
-    let marks: Vec<_> = work.late_of(context).map(|late| late.marks.clone()).collect();
+    let marks: Vec<_> = work.waiting_of(context).map(|memory| memory.marks.clone()).collect();
     let captured = work.is_captured(context);
     drop(work);
     // A wait for the context would invalidate the capture.
@@ -129,8 +129,8 @@ pub(super) fn end(context: RawContext) {
     let marks = {
         let work = work();
         let ends = work.ends.iter().filter(|(of, _)| *of == context).map(|(_, mark)| mark);
-        let late = work.late_of(context).flat_map(|late| &late.marks);
-        ends.chain(late).cloned().collect::<Vec<_>>()
+        let waiting = work.waiting_of(context).flat_map(|memory| &memory.marks);
+        ends.chain(waiting).cloned().collect::<Vec<_>>()
     };
     // The wait fails only if the context is broken.
     let _ = bind(context).and_then(|()| synchronize());
@@ -148,20 +148,20 @@ fn sweep(context: RawContext, of: impl Fn(Dropped) -> bool) {
     // Memory that was dropped later has marks that are later in the same streams. So the search ends at the first
     // memory whose work is not done.
     let mut waits = false;
-    let free = work.late.extract_if(.., |late| {
-        let due = late.context == context && of(late.memory) && !waits;
-        let done = due && late.marks.iter().all(|mark| mark.is_done());
+    let free = work.waiting.extract_if(.., |waiting| {
+        let due = waiting.context == context && of(waiting.memory) && !waits;
+        let done = due && waiting.marks.iter().all(|mark| mark.is_done());
         waits |= due && !done;
         done
     });
-    let free: Vec<_> = free.map(|late| late.memory).collect();
+    let free: Vec<_> = free.map(|waiting| waiting.memory).collect();
     drop(work);
     free.into_iter().for_each(Dropped::free);
 }
 
 impl Work {
-    fn late_of(&self, context: RawContext) -> impl Iterator<Item = &Late> {
-        self.late.iter().filter(move |late| late.context == context)
+    fn waiting_of(&self, context: RawContext) -> impl Iterator<Item = &Waiting> {
+        self.waiting.iter().filter(move |waiting| waiting.context == context)
     }
 
     /// Returns the live streams of a context, with repetitions.
@@ -185,10 +185,10 @@ impl Work {
 
     /// Replaces the marks of memory that was dropped while a stream was captured. The context is bound.
     fn renew(&mut self, context: RawContext) {
-        for i in 0..self.late.len() {
-            let late = &self.late[i];
-            if late.context == context && late.marks.iter().any(|mark| mark.is_lost()) {
-                self.late[i].marks = self.marks(context);
+        for i in 0..self.waiting.len() {
+            let waiting = &self.waiting[i];
+            if waiting.context == context && waiting.marks.iter().any(|mark| mark.is_lost()) {
+                self.waiting[i].marks = self.marks(context);
             }
         }
     }

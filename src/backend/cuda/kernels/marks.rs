@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scripts_know_the_same_marks() {
+    fn the_script_has_the_same_marks() {
         let script = include_str!("../../../../ptx/pdl.py");
         for (mark, instruction) in MARKS {
             assert!(script.contains(&format!("\"{mark}\": \"{instruction}\"")), "{mark}");

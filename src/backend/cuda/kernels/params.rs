@@ -65,8 +65,8 @@ pub struct AttendParams {
     /// Device address of f32 scratch for partial sums, 16-byte aligned.
     pub partial: u64,
     /// Device address of u32 counters: zero before the first launch; each launch leaves them zero. For
-    /// `attend_latent_*` of 16 bits and their join: f32 `[slots, rows, 2]`, the reference of each row of a part and the
-    /// sum of its weights.
+    /// `attend_latent_*` except `*_f32`, and for their join: f32 `[slots, rows, 2]`, for each row of a part the logit
+    /// to which its weights are relative, and their sum.
     pub counters: u64,
     /// `ceil(2^32 / page_size)`: see [`magic`].
     pub page_magic: u64,
@@ -183,25 +183,27 @@ pub struct ExtendWork {
 
 /// Query rows of an item of `attend_shared_*`.
 pub const SPAN_ROWS: u32 = 128;
-/// The index for no span.
+/// Marks the absence of a span.
 pub const NO_SPAN: u32 = u32::MAX;
 /// Query rows of an item for head_dim 256.
 pub const SPAN_ROWS_256: u32 = 64;
 /// Maximum number of (row, kv head)s of a step of `attend_shared_*`.
 pub const LISTED_SUMS: u32 = 4096;
-/// Maximum number of them in a stripe.
+/// Maximum number of (row, kv head)s in a stripe.
 pub const LISTED_TAILS: u32 = 512;
 /// Number of warps of a CTA of `attend_shared_*` that work on tails.
 pub const TAIL_WARPS: u32 = 8;
-/// The same in the kernels for any device, and for head_dim 256.
+/// The same in the kernels for any device, up to head_dim 128.
 pub const TAIL_WARPS_ANY: u32 = 4;
+/// The same for head_dim 256.
 pub const TAIL_WARPS_256: u32 = 2;
 
 /// The first words of the plan of `attend_shared_*`; `DecodeWork`s follow. See `ptx/src/common/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SharedHead {
-    /// Number of warps that work on tails: [`TAIL_WARPS`] of each CTA that does not work on spans.
+    /// Number of warps that work on tails: [`TAIL_WARPS`], [`TAIL_WARPS_ANY`] or [`TAIL_WARPS_256`] of each CTA that
+    /// does not work on spans.
     pub decode_warps: u32,
     /// See [`DecodeWork`].
     pub work_units: u32,
@@ -261,11 +263,11 @@ pub struct SpanParts {
     pub reserved: u32,
 }
 
-/// A barrier of the CTAs with parts of one query tile's sum: see `ptx/src/common/params.cuh`.
+/// A barrier of the CTAs that write parts of one query tile's sum: see `ptx/src/common/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct SpanMeeting {
-    /// Number of parts that have arrived; from bit 16 on, number of CTAs that no longer wait.
+    /// Number of parts that have arrived. Bit `16 + piece` is set if the CTA of this piece no longer waits.
     pub state: u64,
     /// Number of CTAs that no longer poll.
     pub left: u32,
@@ -291,8 +293,8 @@ pub struct SpanItem {
     pub piece: u16,
     /// Number of members of the query tile.
     pub member_count: u16,
-    /// For a row's own tokens, the number of tokens from `kv_end` on plus 1, at most 65,535; 0 if members see all
-    /// tokens.
+    /// For a row's own tokens, 1 + the number of the row's tokens from `kv_end` on, at most 65,535; 0 if members see
+    /// all tokens.
     pub behind: u16,
     /// First position to read.
     pub kv_begin: u32,

@@ -1,8 +1,8 @@
-//! Selects the attention kernels for a pool and a device. Only this file looks at the compute capability.
+//! Selects the attention kernels for a pool and a device. Only this file selects by compute capability.
 //!
 //! Each step of attention uses the kernel in the table that matches the pool's contents, the type of rows and the
-//! head_dim. If two match, the kernel for this device only is used. The table's columns `step` and `cache` select the
-//! family.
+//! head_dim. If two kernels match, the one that runs only on this compute capability is used. The table's columns
+//! `step` and `cache` select the family.
 
 use super::kernel::{Kernel, Step};
 use super::table::KERNELS;
@@ -42,8 +42,8 @@ impl Selection {
         Self { capability, scaling: layout.scaling(), rows, head_dim: layout.head_dim() }
     }
 
-    /// Returns the kernel of a step for this number of query rows, if that matters. With `own`, kernels for this device
-    /// only are allowed.
+    /// Returns the kernel of a step. `query_rows` is 0 for steps with one kernel for all numbers of query rows. With
+    /// `own`, kernels that run only on this compute capability are allowed.
     fn find(&self, step: Step, query_rows: u32, own: bool) -> Option<&'static Kernel> {
         let serves = |kernel: &&Kernel| {
             kernel.attention().is_some_and(|serves| {
@@ -95,7 +95,7 @@ impl Selection {
 
     /// Returns the kernels over latent rows.
     pub fn latent(&self) -> Latent {
-        let main = self.find(Step::Latent, 0, true).expect("every dtype has one");
+        let main = self.find(Step::Latent, 0, true).expect("every dtype has a latent kernel");
         let items = if main.is_sm90a() { LatentItems::Hopper } else { LatentItems::Tiles };
         match self.find(Step::LatentJoin, 0, true) {
             Some(join) => Latent::Split([main, join], items),
@@ -105,7 +105,7 @@ impl Selection {
 
     /// Returns the kernel over f32 rows.
     pub fn check(&self) -> &'static Kernel {
-        self.find(Step::Check, 0, true).expect("there is one over each pool")
+        self.find(Step::Check, 0, true).expect("every pool has a check kernel")
     }
 }
 
@@ -295,12 +295,12 @@ mod tests {
 
     /// With `KVARENA_WRITE` in the environment, the test writes the lines.
     #[test]
-    fn the_readme_has_what_each_capability_gets() {
+    fn the_readme_lists_the_kernels_of_each_capability() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/ptx/README.md");
         let readme = std::fs::read_to_string(path).expect("the README");
         let (begin, end) = ("<!-- selection -->\n", "<!-- end of selection -->\n");
-        let (before, rest) = readme.split_once(begin).expect("where they begin");
-        let (lines, after) = rest.split_once(end).expect("where they end");
+        let (before, rest) = readme.split_once(begin).expect("the mark of the begin");
+        let (lines, after) = rest.split_once(end).expect("the mark of the end");
         if std::env::var_os("KVARENA_WRITE").is_some() {
             let text = format!("{before}{begin}{}{end}{after}", table());
             return std::fs::write(path, text).expect("the README can be written");

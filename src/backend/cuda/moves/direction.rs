@@ -117,7 +117,7 @@ impl Direction {
         }
         match self.in_flight.iter().find(|(later, _)| *later >= part) {
             Some((_, event)) => event.block(stream),
-            // It failed, and the call that failed has waited for it.
+            // The part has no event, because its submission failed. The failed call has waited for the device.
             None => Ok(()),
         }
     }

@@ -1,8 +1,9 @@
 //! The order of saves and loads among the work of a backend.
 //!
 //! Each direction has a stream. A save waits for all earlier work of the backend's stream; a load waits for the work of
-//! steps that have ended. A page records its last moves. Work that uses it afterwards waits for these and no others:
-//! a step for the pages that its table writes name, `copy_pages` for its pages, the other direction for its own.
+//! steps that have ended. Each page has a record of its last moves. Later work waits only for the last moves of the
+//! pages that it uses: a step for the pages that its table writes name, `copy_pages` and moves of the other direction
+//! for the pages that they copy.
 //!
 //! A large load copies the first layers of all its pages, then the next ones: a few parts, each with an event. `begin`
 //! waits for saves alone, and a layer's calls wait for the part that contains the layer. Graphs cannot wait, so
@@ -28,9 +29,9 @@ use crate::plan::{PageMove, StepEnd};
 
 /// Maximum number of parts of a load.
 const PARTS_MAX: u64 = 4;
-/// Bytes of a load that comes in parts; smaller ones end soon.
+/// Minimum bytes of a load that is submitted in parts; smaller loads end soon.
 const PARTED_BYTES: u64 = 8 << 20;
-/// Bytes of a plane of a page in a part, at least. On an H100, blocks of 288 KiB load at 54.8 GB/s, whole pages of
+/// Minimum bytes of one plane of a page in a part. On an H100, blocks of 288 KiB load at 54.8 GB/s, whole pages of
 /// 2,304 KiB at 55.0.
 const PART_BYTES: u64 = 192 << 10;
 
@@ -43,27 +44,27 @@ pub(in crate::backend::cuda) struct HostMoves {
     pages: Pages,
     save: (Direction, Transfer),
     load: (Direction, Transfer),
-    /// Parts of a large load. Each has as many lanes, or one less.
+    /// Number of parts of a large load. Their numbers of lanes differ by at most one.
     parts: u32,
     /// The last move of each direction.
     last: Moved,
     /// The last moves of each page of the pool, and of each host page.
     of_device: Vec<Moved>,
     of_host: Vec<Moved>,
-    /// The end of the backend's stream at a move.
+    /// The end of the backend's stream when the last move was submitted.
     fork: CudaEvent,
     /// Open steps, and the end of the backend's stream when each began.
     begins: VecDeque<(StepId, CudaEvent)>,
     spare: Vec<CudaEvent>,
-    /// The last step that had begun when a call was made that did not belong to the last step.
+    /// The last step that had begun at the time of the last call that did not belong to that step.
     outside: StepId,
-    /// The last load of which a step that has begun uses pages.
+    /// The last load that wrote a page of a begun step.
     needed: MoveId,
-    /// The part of a load for which the backend's stream waits or has waited, and with it for all earlier ones.
+    /// The last part of a load for which the backend's stream waits or has waited. This wait covers all earlier parts.
     awaited: Part,
 }
 
-/// Pages that a call uses next, by the last moves of all of them.
+/// Returns the last save and the last load among the moves of several pages.
 fn latest(moves: impl Iterator<Item = Moved>) -> Moved {
     moves.fold(Moved::default(), |all, of| Moved {
         saved: all.saved.max(of.saved),
@@ -202,12 +203,12 @@ impl HostMoves {
         latest(moves.iter().flat_map(both))
     }
 
-    /// Returns the reason for which some pages will never be ready.
+    /// Returns the error because of which some pages will never be ready, if there is one.
     pub fn failure(&self) -> Option<&CudaError> {
         self.region.failure()
     }
 
-    /// Returns the pages that are ready.
+    /// Returns the number of pages that are ready.
     pub fn ready(&self) -> u32 {
         self.region.ready()
     }
@@ -245,13 +246,13 @@ impl HostMoves {
         Ok(())
     }
 
-    /// Makes the backend's stream wait for a lane of the pages that steps use.
+    /// Makes the backend's stream wait until a lane of all pages that steps use is loaded.
     pub fn before_lane(&mut self, lane: u32, stream: &CudaStream) -> Result<(), CudaError> {
         let part = lane * self.parts / self.pages.lanes;
         self.wait(Part::of(self.needed, part, self.parts), stream)
     }
 
-    /// Makes the backend's stream wait for all lanes of the pages that steps use.
+    /// Makes the backend's stream wait until all lanes of all pages that steps use are loaded.
     pub fn before_all(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         self.wait(Part::last(self.needed), stream)
     }
@@ -308,7 +309,7 @@ impl HostMoves {
         self.outside = last;
     }
 
-    /// Ends steps; `last` has begun last.
+    /// Ends steps; `last` is the last step that has begun.
     pub fn end(&mut self, end: StepEnd, last: StepId) {
         let spare = match end {
             StepEnd::Complete(step) => {
@@ -316,7 +317,7 @@ impl HostMoves {
                 self.begins.drain(..ended)
             }
             StepEnd::Abort(step) => {
-                // Its calls come after the begin of steps that are still open.
+                // Calls of the aborted steps were submitted after the begin of steps that stay open.
                 self.outside = last;
                 let open = self.begins.iter().take_while(|(begun, _)| *begun < step).count();
                 self.begins.drain(open..)

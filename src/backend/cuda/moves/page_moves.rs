@@ -84,12 +84,12 @@ impl Cuda {
         }
     }
 
-    /// Makes the stream wait for all loads of the pages of steps, before a call that may use any of these pages.
+    /// Makes the stream wait until all pages that steps use are loaded, before a call that may use any of these pages.
     pub(in crate::backend::cuda) fn before_pages(&mut self) -> Result<(), CudaError> {
         self.host.as_mut().map_or(Ok(()), |host| host.before_all(&self.stream))
     }
 
-    /// Makes the stream wait until the pages of steps are loaded in this layer, before a call of the layer.
+    /// Makes the stream wait until this layer of all pages that steps use is loaded, before a call of the layer.
     pub(in crate::backend::cuda) fn before_layer(
         &mut self,
         layer: LayerId,
@@ -99,7 +99,7 @@ impl Cuda {
         check::layer(layer, layout)?;
         match layout.has_one_shape() {
             true => host.before_lane(layout.place(layer).lane, &self.stream),
-            // Lanes differ by group, and loads come whole.
+            // Lanes differ by group, so loads are not split into parts.
             false => host.before_all(&self.stream),
         }
     }
@@ -107,7 +107,7 @@ impl Cuda {
     fn leasing(&mut self, page: HostPageId) -> &mut HostMoves {
         let pages = self.pools.of(0).layout().host_region_pages();
         assert!(page.raw() < pages, "{}", PlanError::HostPage { page, pages });
-        self.host.as_mut().expect("a pool with host pages has them")
+        self.host.as_mut().expect("a pool with host pages has their memory")
     }
 }
 

@@ -1,4 +1,4 @@
-//! The staged plan from the view of launches: the limits of steps, and the device addresses.
+//! The data of the staged plan that launches need: the limits of steps, and the device addresses.
 
 /// The limits of all steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -327,10 +327,10 @@ impl Stage {
         }
         check::plan(plan, &self.layout, tables.shape())?;
         check::spans(&mut self.spans, plan)?;
-        // A row has these units more than its tokens need: the extra units, and at most one by rounding.
+        // A row takes more units than its tokens need: the extra units, and at most one unit by rounding.
         let is_quantised = self.layout.views().any(|layout| layout.dtype().is_quantised());
-        let beside = (decode_extra(is_quantised) + 1) * DECODE_UNIT;
-        let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(beside)).sum();
+        let overhead = (decode_extra(is_quantised) + 1) * DECODE_UNIT;
+        let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(overhead)).sum();
         let max = most_seen(self.layout.most_kv_heads());
         if seen <= max { Ok(()) } else { Err(CudaError::StepSees { tokens: seen, max }) }
     }

@@ -48,7 +48,7 @@ pub(in crate::backend::cuda) fn store(
     stream: RawStream,
 ) -> Result<(), CudaError> {
     let (layout, tokens, dtype) = (pool.layout(), image.token_count, pool.rows());
-    // The quantised part of latent rows.
+    // For latent rows, these describe the quantised part.
     let (kv_heads, head_dim) = (layout.kv_heads(), layout.value_dim());
     let [width, v_width] = layout.store_widths();
     let k_stride = store_stride(Operand::K, &k, tokens, width, dtype)?;
@@ -109,7 +109,7 @@ pub(in crate::backend::cuda) fn store(
     } else {
         // A warp for each head.
         let warps = u64::from(params.tokens) * u64::from(kv_heads);
-        let grid = u32::try_from(warps.div_ceil(8)).expect("a step of fewer tokens");
+        let grid = u32::try_from(warps.div_ceil(8)).expect("a grid of 32 bits");
         (STORE_CACHE_FP8_ANY, grid, (THREADS, 1))
     };
     // SAFETY: slots are in the pool (checked when staged), rows are long enough (checked above), scales belong to the

@@ -89,7 +89,7 @@ impl Labels {
             gathered: DeviceBuffer::lasting(gpu, 8 * u64::from(CANDIDATES) * divided)?,
             gather_counters,
             channel_count: given.channels(),
-            strides: layout.strides(PlaneName::Labels).expect("the pool keeps labels"),
+            strides: layout.strides(PlaneName::Labels).expect("the pool has labels"),
             pool: pool.memory().address(),
             keys: DeviceBuffer::lasting(gpu, u64::from(key_chunks).saturating_mul(chunk_bytes))?,
             key_chunks,
@@ -170,6 +170,7 @@ impl Labels {
     }
 
     /// Fills lists `[rows, kv_heads, top]` at `positions`; `attend` has q, tables and rows of the staged plan.
+    ///
     /// # Safety
     /// The addresses have q for every token of the staged step, and space for all lists.
     pub(in crate::backend::cuda) unsafe fn select(

@@ -74,7 +74,7 @@ impl Pool {
         self.fingerprint
     }
 
-    /// Returns the scales of a layer of the pool; `None` if its numbers have no scales.
+    /// Returns the scales of a layer of the pool; zeros if the pool is not quantised.
     pub(in crate::backend::cuda) fn scales(&self, layer: LayerId) -> LayerScales {
         self.scales.of(layer, self.layout.place(layer).lane)
     }
@@ -208,7 +208,8 @@ impl Pages {
         self.groups().iter().map(|group| group.count / self.lanes).sum()
     }
 
-    /// Adds pieces. In both layouts, pieces of equal size in the next plane follow at the distance of the layers.
+    /// Adds the pieces of the next plane. In both layouts, if they have the size of the last pieces, they follow them
+    /// at the same stride.
     fn push(&mut self, pieces: Pieces) {
         match self.groups[..self.group_count].last_mut() {
             Some(last) if last.piece_bytes == pieces.piece_bytes => last.count += pieces.count,

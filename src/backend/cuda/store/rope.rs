@@ -98,7 +98,7 @@ pub(in crate::backend::cuda) fn rotate<'a>(
         eps: of.eps,
     };
     let warps = tokens * heads.div_ceil(heads_each);
-    let grid = u32::try_from(warps.div_ceil(4)).expect("a step of fewer tokens");
+    let grid = u32::try_from(warps.div_ceil(4)).expect("a grid of 32 bits");
     // SAFETY: slots are in the pool (checked when staged); rows, weights and frequencies are long enough (checked
     // above).
     unsafe { gpu.launch(kernel, (grid, 1), (kernel.threads(), 1), stream, &params, Start::Pdl) }?;

@@ -12,8 +12,8 @@ use core::mem::size_of;
 
 /// Number of tokens of a decode unit.
 pub const DECODE_UNIT: u32 = 16;
-/// Extra units without tokens at the end of a sequence's head. They represent its fixed cost; their CTA writes a
-/// padding row's zeros.
+/// Extra units without tokens at the end of a sequence's head. They represent the fixed cost of the head. For a padding
+/// row, which has no other units, their CTA writes the zeros.
 pub const DECODE_EXTRA: u32 = 6;
 /// Extra units for a pool of fp8, whose units take half the time.
 pub const DECODE_EXTRA_FP8: u32 = 12;

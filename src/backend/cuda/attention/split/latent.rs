@@ -418,13 +418,13 @@ mod tests {
     }
 
     #[test]
-    fn pairs_have_both_halves_of_what_they_read() {
+    fn a_pair_has_both_tiles_of_a_sequence() {
         let mut split = dealt(LatentItems::Hopper, 128).in_pairs(true);
         assert_eq!(split.plan(&batch(&vec![(1, 2048); 128])), 0);
         let (lists, _) = read(&split);
         assert!(lists[..64].iter().all(|works| works.len() == 2 && works[0].q_begin == 0));
         assert!(lists[64..].iter().all(Vec::is_empty));
-        // With one or three tiles of rows, a CTA of each pair or of every second pair would have no rows.
+        // If a sequence had one or three tiles, one CTA of each pair, or of every second pair, would have no rows.
         for (heads, rows) in [(64, LATENT_ROWS), (96, 128), (128, 128), (40, 128)] {
             let mut split = dealt(LatentItems::Hopper, heads).in_pairs(true);
             split.plan(&batch(&[(1 + u32::from(heads == 40), 2048); 9]));

@@ -57,7 +57,7 @@ pub struct SplitShape {
 }
 
 impl SplitShape {
-    /// Returns whether the extend kernel has rows of a plan, whose trees are not marked.
+    /// Returns whether the extend kernel has rows of a plan. The plan's trees are not yet marked ([`TREE_ROW`]).
     pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
         let width = self.width(plan.token_count(), plan.rows.len());
         let decoded = if self.top > 0 { DecodeFilter::new(1, false) } else { self.decoded(width) };

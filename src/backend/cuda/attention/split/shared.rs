@@ -9,8 +9,9 @@
 //! all tiles, head by head, so a CTA has partial sums of at most two query tiles.
 //!
 //! The new tokens of a row are consecutive members, because a span ends before the first of them and each sees all of
-//! it. A row with more query rows than fit a tail, up to 64, has *own items* over its own tokens. These are cut like a
-//! span with this row as its only member, below its other spans. The extend kernel takes longer rows and draft trees.
+//! it. A row with more query rows than fit a tail, up to 64, has *own items* over its own tokens. These tokens are cut
+//! like one more span, below the row's other spans, with this row as the only member. The extend kernel takes longer
+//! rows and draft trees.
 //!
 //! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; partial sums do not overlap.
 //!
@@ -38,7 +39,7 @@ pub const SPANS_MAX: u32 = 64;
 const SPAN_TOKENS: u32 = 128;
 /// Maximum number of items of a step.
 pub const ITEMS_MAX: u32 = 4096;
-/// Number of lengths of the CTAs' shares that are tried.
+/// Number of share lengths that [`SharedSplit::deal`] tries.
 const SHARES_TRIED: u32 = 16;
 /// Maximum number of query rows of all query tiles of a step.
 pub const PARTIAL_ROWS: u32 = 1 << 16;
@@ -193,8 +194,8 @@ impl SharedSplit {
         members.div_ceil(self.tile_members())
     }
 
-    /// Writes the begin of each row's tail and its units of one kv head. Returns the number of tokens that rows read
-    /// separately.
+    /// Writes the first unit of each row's tail in a stripe, and its number of units of one kv head. Returns the number
+    /// of tokens that all rows would read without shared reads.
     fn measure_tails(&mut self, rows: &[BatchRow]) -> f64 {
         let heads = self.shape.kv_heads / self.stripes();
         let (mut units, mut row_tokens) = (0, 0_u64);
@@ -324,9 +325,9 @@ impl SharedSplit {
         (span.end - span.begin).div_ceil(SPAN_TOKENS)
     }
 
-    /// Returns the distance in tiles of query tiles of `tiles` tiles, if each CTA has `per`. If few extra tiles fill
-    /// whole CTAs, they are added, so that no CTA has two items. Otherwise the extra tiles represent the fixed cost of
-    /// an item.
+    /// Returns the distance, in tiles, between query tiles of `tiles` tiles, if each CTA has `per` tiles. If few extra
+    /// tiles fill whole CTAs, they are added, so that no CTA has two items. Otherwise the extra tiles represent the
+    /// fixed cost of an item.
     fn stride(&self, tiles: u32, per: u32) -> u32 {
         let up = tiles.next_multiple_of(per);
         up.min(tiles + self.grid.item_tiles)

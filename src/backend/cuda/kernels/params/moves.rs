@@ -27,7 +27,7 @@ pub struct StoreCacheParams {
     pub v_stride: u32,
     /// Number of rows.
     pub tokens: u32,
-    /// Slots of a page; 1 if the layer's pages are contiguous: `page_stride` is then that of a slot.
+    /// Slots of a page; 1 if the layer's pages are contiguous: `page_stride` is then the stride of a slot.
     pub page_size: u32,
     /// [`wide_magic`](super::wide_magic) of `page_size`.
     pub page_magic: u64,

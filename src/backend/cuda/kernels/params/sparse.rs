@@ -75,7 +75,7 @@ pub struct SelectParams {
     /// Device address of (key, position) of u32 `[batch * kv_heads, CANDIDATES]`, for lists that several CTAs of
     /// `select_top` share.
     pub gathered: u64,
-    /// Device address of u32 `[batch * kv_heads, 2]`, 0 before and after.
+    /// Device address of u32 `[batch * kv_heads, 2]`, zero between launches.
     pub gather_counters: u64,
     /// Number of labels of a head.
     pub channel_count: u32,
@@ -87,8 +87,8 @@ pub struct SelectParams {
     pub key_chunks: u32,
 }
 
-/// Lists of slots from `resolve_selection`. `attend_selected_*` takes it after [`AttendParams`]; its tokens and the
-/// lengths of its `batch_rows` are entries of lists, without a window.
+/// Lists of slots from `resolve_selection`. `attend_selected_*` takes it after [`AttendParams`]. For this kernel, the
+/// tokens of a row are the entries of its lists, `kv_len` in `batch_rows` counts entries, and the window is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Lists {

@@ -25,7 +25,7 @@ pub struct RowAssignment {
 }
 
 impl RowAssignment {
-    /// Returns the rows of the kernel of `tails`.
+    /// Returns the rows that the kernel `tails`, an index of [`TAIL_ROWS`], takes.
     pub fn new(shape: &SplitShape, grid: &SharedGrid, tails: usize) -> Self {
         let longest = ITEM_ROWS.min(grid.rows) / shape.group;
         Self { tails, with_tails: shape.decoded(tails), longest }
@@ -135,7 +135,7 @@ impl SplitShape {
     ) -> Option<RowAssignment> {
         let (narrowest, widest) = (self.narrowest(), TAIL_ROWS.len() - 1);
         if tokens <= rows.len() {
-            // Without tokens of other rows, own items have no memory.
+            // The plan has space for own items only if the step has more tokens than rows.
             return Some(RowAssignment { longest: 0, ..RowAssignment::new(self, grid, narrowest) });
         }
         // Tails of fewer query rows are faster.

@@ -201,7 +201,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
                     assert!(of.parent == NO_SPAN || of.parent < span, "parents come first");
                     for at in parts_of(split, of, share.place + query, head) {
                         let (place, of_head, begin, end) =
-                            written.remove(&at).expect("a part there");
+                            written.remove(&at).expect("a part at this place");
                         assert_eq!((place, of_head), (share.place + query, head));
                         let member = split.members[place as usize];
                         let wanted = (row.qo_start + query, index as u32);
@@ -401,7 +401,8 @@ fn hopper() -> SplitShape {
     SplitShape { decode_ctas: [264, 0, 264], ..plain }
 }
 
-/// A step uses the kernel with the largest tails, unless it does not take a row that the decode kernel takes.
+/// A step uses the narrow tails unless a row needs the wide ones. If only the decode kernel takes a row, the step uses
+/// no kernel with shared spans.
 #[test]
 fn a_step_uses_a_kernel_that_takes_its_rows() {
     let tails = |lens: &[(u32, u32, bool)]| {

@@ -61,7 +61,7 @@ const SYSTEM_PAGE: usize = 4096;
 
 /// Writes to every system page of a vector of zeros, so that memory backs it.
 pub(crate) fn touch<T: Default>(items: &mut [T]) {
-    ask_for_huge_pages(items.as_ptr().addr(), size_of_val(items));
+    advise_huge_pages(items.as_ptr().addr(), size_of_val(items));
     let step = (SYSTEM_PAGE / size_of::<T>()).max(1);
     for item in items.iter_mut().step_by(step) {
         *black_box(item) = T::default();
@@ -70,7 +70,7 @@ pub(crate) fn touch<T: Default>(items: &mut [T]) {
 
 /// Touches all reserved memory of an empty vector.
 pub(crate) fn touch_reserved<T: Clone>(items: &mut Vec<T>, filler: T) {
-    ask_for_huge_pages(items.as_ptr().addr(), items.capacity() * size_of::<T>());
+    advise_huge_pages(items.as_ptr().addr(), items.capacity() * size_of::<T>());
     items.resize(items.capacity(), filler);
     items.clear();
 }
@@ -84,7 +84,7 @@ pub(crate) fn touch_deque<T: Copy>(items: &mut VecDeque<T>, filler: T) {
 /// Asks the system to back a range of addresses with huge pages. A hint, without effect where there are none.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
-pub fn ask_for_huge_pages(address: usize, bytes: usize) {
+pub fn advise_huge_pages(address: usize, bytes: usize) {
     let start = address.next_multiple_of(SYSTEM_PAGE);
     let Some(bytes) = (address + bytes).checked_sub(start) else { return };
     let (start, bytes) =
@@ -96,7 +96,7 @@ pub fn ask_for_huge_pages(address: usize, bytes: usize) {
 
 /// Does nothing: the system has no such hint.
 #[cfg(not(target_os = "linux"))]
-pub fn ask_for_huge_pages(_: usize, _: usize) {}
+pub fn advise_huge_pages(_: usize, _: usize) {}
 
 /// Bytes that a processor fetches at a time.
 const LINE: usize = 64;

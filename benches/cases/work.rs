@@ -12,7 +12,7 @@
 //! | replay | 8-turn chats of 200 users; each turn continues the previous one |
 
 use kvarena::TokenId;
-use kvarena::testkit::ask_for_huge_pages;
+use kvarena::testkit::advise_huge_pages;
 
 /// Number of shared prompts.
 pub const PROMPTS: usize = 32;
@@ -114,7 +114,7 @@ fn shuffled(count: usize, salt: u64) -> Vec<u32> {
 /// memory accesses of a case.
 pub fn slab<T: Clone + Default>(len: usize) -> Vec<T> {
     let mut slab: Vec<T> = Vec::with_capacity(len);
-    ask_for_huge_pages(slab.as_ptr().addr(), len * size_of::<T>());
+    advise_huge_pages(slab.as_ptr().addr(), len * size_of::<T>());
     slab.resize(len, T::default());
     slab
 }

@@ -9,7 +9,7 @@ use bytemuck::Zeroable;
 use slotmap::Key;
 
 use crate::id::NodeKey;
-use crate::memory::{OutOfMemory, ask_for_huge_pages, prefetch, touch, zeroed};
+use crate::memory::{OutOfMemory, advise_huge_pages, prefetch, touch, zeroed};
 
 /// A column of values that few nodes have, all zeros at first. The reader of a value checks whether the node has one.
 ///
@@ -56,7 +56,7 @@ fn slot_index(node: NodeKey) -> usize {
 
 /// Requests huge pages for a column, given its first slot.
 pub(super) fn column_of<T>(first: &T, capacity: usize) {
-    ask_for_huge_pages(std::ptr::from_ref(first).addr(), capacity * slot_size::<T>());
+    advise_huge_pages(std::ptr::from_ref(first).addr(), capacity * slot_size::<T>());
 }
 
 /// Prefetches the slot of node `wanted` in a column, given the slot of `node`. A look-up would wait for the slot.

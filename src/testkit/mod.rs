@@ -28,7 +28,7 @@ pub mod store;
 pub mod tiers;
 pub mod workload;
 
-pub use crate::memory::ask_for_huge_pages;
+pub use crate::memory::advise_huge_pages;
 pub use faults::Failing;
 pub use model::Model;
 pub use op::{Op, SmallConfig};

@@ -62,7 +62,7 @@ DEVICE bool barrier_is_over(u32 at, u32 parity) {
     asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(is) : "r"(at), "r"(parity) : "memory");
     return is != 0;
 }
-// Arrives; the phase also waits for `bytes` bytes from the copy engine.
+// Arrives; the phase also waits for `bytes` bytes from the TMA.
 DEVICE void barrier_arrive_expecting(u32 at, u32 bytes) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(at), "r"(bytes) : "memory");
 }
@@ -84,7 +84,7 @@ DEVICE void barrier_arrive_of(u32 at, u32 rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }"
                  ::"r"(at), "r"(rank) : "memory");
 }
-// Makes initialised barriers visible to the other CTAs and to the copy engine.
+// Makes initialised barriers visible to the other CTAs and to the TMA.
 DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 // Waits for all threads of the cluster. It orders only the initialisation of barriers (`barriers_made`), neither other writes
 // nor arrivals at the barriers of other CTAs.

@@ -34,7 +34,7 @@ DEVICE u32 load_acquired(const u32* at) {
 
 // All rows, including draft trees.
 struct TreeRows : WholeRows {};
-DEVICE constexpr bool knows_trees(TreeRows) { return true; }
+DEVICE constexpr bool supports_trees(TreeRows) { return true; }
 
 // head_dim 128; tiles of 64 query rows and 64 tokens.
 template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {

@@ -23,7 +23,7 @@ DEVICE DecodeWork load_work(u64 at) {
 }
 
 // Returns whether draft trees have units. A type `Rows` may overload this function.
-template <class Rows> DEVICE constexpr bool knows_trees(Rows) { return false; }
+template <class Rows> DEVICE constexpr bool supports_trees(Rows) { return false; }
 
 // A unit: its sequence, head, and index within the head. `Rows` determines where a sequence's units begin.
 template <class Rows> struct DecodeCursor {
@@ -62,7 +62,7 @@ template <class Rows> struct DecodeCursor {
                 ++index;
                 const uint4 r = load_uint4(p.batch_rows + 16ull * index);
                 row = r.x, qo_start = r.y, extend_len = r.z, kv_len = r.w;
-            } while (extend_len == 0 || extend_len * p.group > ROWS || (!knows_trees(Rows()) && row >= TREE_ROW));
+            } while (extend_len == 0 || extend_len * p.group > ROWS || (!supports_trees(Rows()) && row >= TREE_ROW));
             measure(p);
         }
         open();

@@ -3,7 +3,7 @@
 // of T. The additional rounding to T is much finer than the rounding to fp8.
 //
 // The warpgroup copies 32 rows at a time, 8 with each warp. A warp prefetches its rows into the L2 cache one tile ahead; its
-// registers hold half of their columns. In a pair, each CTA widens one half of a tile's rows, and the copy engine copies this half
+// registers hold half of their columns. In a pair, each CTA widens one half of a tile's rows, and the TMA copies this half
 // to the other CTA. So each byte is read and widened once for all 128 query rows. A single CTA widens both halves, one after the
 // other.
 #pragma once

@@ -11,7 +11,7 @@
 // this half.
 //
 // If the plan's items have 128 query rows, the two CTAs of a cluster share one item (a pair): each has 64 of its query rows, and
-// both process the same tiles. Each CTA requests half of the rows of a tile from the copy engine. The engine writes them to both
+// both process the same tiles. Each CTA requests half of the rows of a tile from the TMA. The TMA writes them to both
 // CTAs, so that the L2 cache reads a row once. A place is free when both CTAs have released it. If a tile is not full, each CTA
 // gathers its rows itself, because a box would contain rows that were never stored.
 //
@@ -201,7 +201,7 @@ template <class T> struct LatentHopper {
     }
 
     // Waits until half of both places is empty again, after `n` tiles. A CTA of a pair must not end earlier: the other CTA
-    // still arrives at its barriers, and the copy engine still writes its memory.
+    // still arrives at its barriers, and the TMA still writes its memory.
     static __device__ __forceinline__ void wait_emptied(Shared& shared, u32 n, u32 half) {
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) barrier_wait(shared_address(&shared.empty[(n + i) % 2][half]), (n + i) / 2 % 2 ^ 1);

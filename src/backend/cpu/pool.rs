@@ -56,7 +56,7 @@ impl Pool {
             .map_err(|_| CpuError::OutOfMemory { bytes })?;
         let start = (memory.as_ptr().addr() / size_of::<Unit>()).wrapping_neg() % LINE_UNITS;
         // Cached pages are read in random order, so with small system pages each read would miss the TLB.
-        memory::ask_for_huge_pages(memory.as_ptr().addr(), size_of_val(&*memory));
+        memory::advise_huge_pages(memory.as_ptr().addr(), size_of_val(&*memory));
         Ok(Self { memory, start, bytes: bytes as usize })
     }
 

@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
 use crate::backend::cuda::kernels::params::{AttendParams, magic};
 use crate::backend::cuda::moves::compact::compact;
 use crate::backend::cuda::moves::copy::copy_on_device;
-use crate::backend::cuda::moves::direction::Way;
+use crate::backend::cuda::moves::direction::Direction;
 use crate::backend::cuda::moves::host_moves::HostMoves;
 use crate::backend::cuda::plan::image::Image;
 use crate::backend::{Attend, Backend, Moved, Queries, Rope, Selection, check};
@@ -170,13 +170,13 @@ impl Backend for Cuda {
     /// [`CudaError::NotPinned`], or the error of pinning. Also fails while the stream is captured, and with the errors
     /// of [`copy_pages`](Backend::copy_pages).
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CudaError> {
-        self.move_pages(Way::Save, id, moves)
+        self.move_pages(Direction::Save, id, moves)
     }
 
     /// # Errors
     /// As [`save_pages`](Backend::save_pages).
     fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CudaError> {
-        self.move_pages(Way::Load, id, moves)
+        self.move_pages(Direction::Load, id, moves)
     }
 
     /// # Errors

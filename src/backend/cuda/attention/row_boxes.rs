@@ -1,4 +1,4 @@
-//! Tensor maps of layers of latent rows, through which the copy engine (TMA) loads boxes of rows.
+//! Tensor maps of layers of latent rows, through which the TMA loads boxes of rows.
 
 use std::ffi::c_void;
 use std::ptr::{from_mut, null_mut};
@@ -43,13 +43,7 @@ const PROMOTION_128B: u32 = 2;
 fn encode() -> Result<Encode, CudaError> {
     static FOUND: OnceLock<Option<Encode>> = OnceLock::new();
     let find = || {
-        let mut found: *mut c_void = null_mut();
-        let name = c"cuTensorMapEncodeTiled".as_ptr();
-        // SAFETY: the name ends with a zero, and `found` is a valid place for a pointer.
-        let result = unsafe { sys::cuGetProcAddress(name, from_mut(&mut found), 12_000, 0) };
-        if result != 0 || found.is_null() {
-            return None;
-        }
+        let found = sys::find_function(c"cuTensorMapEncodeTiled", 12_000)?;
         // SAFETY: the driver documents this signature of cuTensorMapEncodeTiled since CUDA 12.0.
         Some(unsafe { std::mem::transmute::<*mut c_void, Encode>(found) })
     };

@@ -137,14 +137,7 @@ type LaunchEx = unsafe extern "C" fn(
 fn launch_ex() -> Result<LaunchEx, CudaError> {
     static FOUND: OnceLock<Option<LaunchEx>> = OnceLock::new();
     let find = || {
-        let mut found: *mut c_void = null_mut();
-        // SAFETY: the name ends with a zero, and `found` is a valid place for a pointer.
-        let result = unsafe {
-            sys::cuGetProcAddress(c"cuLaunchKernelEx".as_ptr(), from_mut(&mut found), 11_080, 0)
-        };
-        if result != 0 || found.is_null() {
-            return None;
-        }
+        let found = sys::find_function(c"cuLaunchKernelEx", 11_080)?;
         // SAFETY: the driver documents this signature of cuLaunchKernelEx since CUDA 11.8.
         Some(unsafe { std::mem::transmute::<*mut c_void, LaunchEx>(found) })
     };

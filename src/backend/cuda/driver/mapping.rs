@@ -10,7 +10,7 @@ use std::{fs, thread};
 use super::gpu::Gpu;
 use super::sys;
 use crate::backend::cuda::error::{CudaError, check};
-use crate::memory::ask_for_huge_pages;
+use crate::memory::advise_huge_pages;
 
 const SYSTEM_PAGE: usize = 4096;
 /// Number of threads that touch a piece.
@@ -49,7 +49,7 @@ impl Mapping {
         if start == libc::MAP_FAILED {
             return Err(out);
         }
-        ask_for_huge_pages(start.addr(), len);
+        advise_huge_pages(start.addr(), len);
         let piece = (piece as usize).next_multiple_of(SYSTEM_PAGE);
         let pinned = AtomicUsize::new(0);
         Ok(Self { gpu: gpu.clone(), start: start.cast(), bytes: len, piece, pinned })

@@ -8,7 +8,8 @@
 //! `forward.rs` finds the addresses of the functions; `error.rs` interprets the codes.
 #![allow(missing_docs, reason = "NVIDIA's documentation of the driver has them")]
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::null_mut;
 
 pub use cust::sys::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
@@ -109,4 +110,12 @@ unsafe extern "C" {
     pub fn cuGraphDestroy(graph: CUgraph) -> u32;
     pub fn cuGraphExecDestroy(exec: CUgraphExec) -> u32;
     pub fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> u32;
+}
+
+/// Returns the address of a function that is not declared above, as of a CUDA version; `None` if the driver is older.
+pub fn find_function(name: &CStr, version: i32) -> Option<*mut c_void> {
+    let mut found = null_mut();
+    // SAFETY: the name ends with a zero, and `found` is a valid place for a pointer.
+    let result = unsafe { cuGetProcAddress(name.as_ptr(), &mut found, version, 0) };
+    (result == 0 && !found.is_null()).then_some(found)
 }

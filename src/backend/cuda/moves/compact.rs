@@ -20,7 +20,7 @@ use crate::plan::Compaction;
 /// Consecutive planes of the same size and order. The distance of one plane's last layer to the next plane's first is
 /// that of a plane's layers, so the kernel treats all of them as the layers of one plane.
 #[derive(Clone, Copy)]
-struct Alike {
+struct PlaneRun {
     plane: Plane,
     strides: Strides,
     layers: u32,
@@ -39,15 +39,15 @@ pub(in crate::backend::cuda) fn compact(
     let mut next = planes.next();
     while let Some(&plane) = next {
         let strides = layout.strides(plane.name).expect("the plane is the pool's");
-        let mut alike = Alike { plane, strides, layers: layout.lanes() };
+        let mut run = PlaneRun { plane, strides, layers: layout.lanes() };
         next = planes.next();
         while let Some(other) = next
             && (Plane { name: plane.name, ..*other }) == plane
         {
-            alike.layers += layout.lanes();
+            run.layers += layout.lanes();
             next = planes.next();
         }
-        compact_planes(gpu, (pool, tracks.clone()), tables, alike, compactions, stream)?;
+        compact_planes(gpu, (pool, tracks.clone()), tables, run, compactions, stream)?;
     }
     Ok(())
 }
@@ -56,7 +56,7 @@ fn compact_planes(
     gpu: &Gpu,
     (pool, tracks): (&Pool, Range<u32>),
     tables: &Tables,
-    Alike { plane, strides, layers }: Alike,
+    PlaneRun { plane, strides, layers }: PlaneRun,
     compactions: &[Compaction],
     stream: RawStream,
 ) -> Result<(), CudaError> {

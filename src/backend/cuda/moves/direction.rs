@@ -14,12 +14,12 @@ const EVENTS_MAX: usize = 64;
 
 /// The direction of moves between device and host pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::backend::cuda) enum Way {
+pub(in crate::backend::cuda) enum Direction {
     Save,
     Load,
 }
 
-impl Way {
+impl Direction {
     /// Returns the other direction.
     pub(super) fn other(self) -> Self {
         match self {
@@ -58,7 +58,7 @@ impl Part {
 
 /// Moves of one direction, which take effect in order.
 #[derive(Debug)]
-pub(super) struct Direction {
+pub(super) struct MoveQueue {
     pub stream: CudaStream,
     /// Events at the ends of parts in flight, oldest first.
     in_flight: VecDeque<(Part, CudaEvent)>,
@@ -67,7 +67,7 @@ pub(super) struct Direction {
     done: (Part, MoveId),
 }
 
-impl Direction {
+impl MoveQueue {
     pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         let (in_flight, spare) =
             (VecDeque::with_capacity(EVENTS_MAX), Vec::with_capacity(EVENTS_MAX));

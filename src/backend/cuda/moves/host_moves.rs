@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 
-use super::direction::{Direction, Part, Way};
+use super::direction::{Direction, MoveQueue, Part};
 use super::region::{CudaRead, CudaWrite, Region};
 use super::transfer::Transfer;
 use crate::backend::cuda::driver::gpu::Gpu;
@@ -42,8 +42,8 @@ pub(in crate::backend::cuda) struct HostMoves {
     region: Region,
     /// The region's pages, as the pool's kernels address them.
     pages: Pages,
-    save: (Direction, Transfer),
-    load: (Direction, Transfer),
+    save: (MoveQueue, Transfer),
+    load: (MoveQueue, Transfer),
     /// Number of parts of a large load. Their numbers of lanes differ by at most one.
     parts: u32,
     /// The last move of each direction.
@@ -84,7 +84,7 @@ impl HostMoves {
             memory::filled(count.into(), Moved::default())
                 .map_err(|error| CudaError::OutOfMemory { bytes: error.bytes })
         };
-        let load = Transfer::new(gpu, Way::Load, pool)?;
+        let load = Transfer::new(gpu, Direction::Load, pool)?;
         let parts = match load.is_by_engines() {
             true => pool.page_bytes() / (u64::from(pool.planes()) * PART_BYTES),
             false => 1,
@@ -94,8 +94,8 @@ impl HostMoves {
             parts: parts.clamp(1, PARTS_MAX.min(pool.lanes.into())) as u32,
             pages: Pages::packed(region.address(), pool, layout.host_region_pages()),
             region,
-            save: (Direction::new(gpu)?, Transfer::new(gpu, Way::Save, pool)?),
-            load: (Direction::new(gpu)?, load),
+            save: (MoveQueue::new(gpu)?, Transfer::new(gpu, Direction::Save, pool)?),
+            load: (MoveQueue::new(gpu)?, load),
             last: Moved::default(),
             of_device: columns(layout.page_count())?,
             of_host: columns(layout.host_region_pages())?,
@@ -112,20 +112,20 @@ impl HostMoves {
     /// have ended.
     pub fn move_pages(
         &mut self,
-        way: Way,
+        direction: Direction,
         (pool, layout): (&Pages, &PoolLayout),
         id: MoveId,
         moves: &[PageMove],
         stream: &CudaStream,
     ) -> Result<(), CudaError> {
-        self.check(way, id, moves, layout)?;
-        let (own, other) = match way {
-            Way::Save => (&self.save.0.stream, &self.load.0),
-            Way::Load => (&self.load.0.stream, &self.save.0),
+        self.check(direction, id, moves, layout)?;
+        let (own, other) = match direction {
+            Direction::Save => (&self.save.0.stream, &self.load.0),
+            Direction::Load => (&self.load.0.stream, &self.save.0),
         };
         match self.begins.front() {
             // All other work was submitted before the first open step.
-            Some((first, begin)) if way == Way::Load && *first > self.outside => {
+            Some((first, begin)) if direction == Direction::Load && *first > self.outside => {
                 begin.block(own)?
             }
             _ => {
@@ -134,14 +134,14 @@ impl HostMoves {
             }
         }
         // The other direction may still use the pages.
-        let last = *way.other().of(&mut self.latest_of(moves));
+        let last = *direction.other().of(&mut self.latest_of(moves));
         other.block(Part::last(last), own)?;
         for PageMove { device, host } in moves {
-            *way.of(&mut self.of_device[device.index()]) = id;
-            *way.of(&mut self.of_host[host.index()]) = id;
+            *direction.of(&mut self.of_device[device.index()]) = id;
+            *direction.of(&mut self.of_host[host.index()]) = id;
         }
-        *way.of(&mut self.last) = id;
-        let done = self.submit(way, pool, id, moves);
+        *direction.of(&mut self.last) = id;
+        let done = self.submit(direction, pool, id, moves);
         if done.is_err() {
             // A part of the move may have been submitted.
             let _ = self.gpu.finish();
@@ -152,18 +152,18 @@ impl HostMoves {
     /// Submits a move on its direction's stream, a large load in parts.
     fn submit(
         &mut self,
-        way: Way,
+        direction: Direction,
         pool: &Pages,
         id: MoveId,
         moves: &[PageMove],
     ) -> Result<(), CudaError> {
-        let (direction, transfer) = match way {
-            Way::Save => &mut self.save,
-            Way::Load => &mut self.load,
+        let (direction, transfer) = match direction {
+            Direction::Save => &mut self.save,
+            Direction::Load => &mut self.load,
         };
         let stream = direction.stream.raw();
         let is_small = pool.page_bytes() * (moves.len() as u64) < PARTED_BYTES;
-        if way == Way::Save || self.parts == 1 || is_small {
+        if direction == Direction::Save || self.parts == 1 || is_small {
             transfer.submit(&self.gpu, pool, &self.pages, moves, stream)?;
             return direction.record(Part::last(id));
         }
@@ -180,7 +180,7 @@ impl HostMoves {
     /// Checks a call, before it has any effect.
     fn check(
         &mut self,
-        way: Way,
+        direction: Direction,
         id: MoveId,
         moves: &[PageMove],
         layout: &PoolLayout,
@@ -192,7 +192,10 @@ impl HostMoves {
                 let failed = self.region.failure().cloned();
                 return Err(failed.unwrap_or(CudaError::NotPinned { page: host, ready }));
             }
-            assert!(self.region.is_free(host, way == Way::Load), "B16: {host:?} is leased");
+            assert!(
+                self.region.is_free(host, direction == Direction::Load),
+                "B16: {host:?} is leased"
+            );
         }
         self.moved().map(|_| ())
     }

@@ -3,7 +3,7 @@
 //! `copy.rs` and `transfer.rs` make the copies, `host_moves.rs` keeps their order, and `calls.rs` copies inside a pool.
 
 use super::copy::copy_on_device;
-use super::direction::Way;
+use super::direction::Direction;
 use super::host_moves::HostMoves;
 use super::region::{CudaRead, CudaWrite};
 use crate::backend::cuda::driver::raw::is_capturing;
@@ -58,7 +58,7 @@ impl Cuda {
 
     pub(in crate::backend::cuda) fn move_pages(
         &mut self,
-        way: Way,
+        direction: Direction,
         id: MoveId,
         moves: &[PageMove],
     ) -> Result<(), CudaError> {
@@ -72,7 +72,7 @@ impl Cuda {
         if is_capturing(self.stream.raw())? {
             return Err(CudaError::NotPrepared);
         }
-        host.move_pages(way, (pool, layout), id, moves, &self.stream)
+        host.move_pages(direction, (pool, layout), id, moves, &self.stream)
     }
 
     pub(in crate::backend::cuda) fn last_moved(&mut self) -> Result<Moved, CudaError> {

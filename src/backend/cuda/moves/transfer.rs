@@ -9,7 +9,7 @@
 //! `host_moves.rs` orders the streams.
 
 use super::copy::copy_on_device;
-use super::direction::Way;
+use super::direction::Direction;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::{RawStream, raw};
@@ -33,7 +33,7 @@ const CALL_RANGES: usize = 32;
 /// Copies of one direction.
 #[derive(Debug)]
 pub(super) struct Transfer {
-    way: Way,
+    direction: Direction,
     batch: Option<BatchCopy>,
     /// Whether the copy engines move the pages.
     by_engines: bool,
@@ -45,7 +45,7 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    pub fn new(gpu: &Gpu, way: Way, pool: &Pages) -> Result<Self, CudaError> {
+    pub fn new(gpu: &Gpu, direction: Direction, pool: &Pages) -> Result<Self, CudaError> {
         let batch = BatchCopy::find();
         let least = if batch.is_some() { BATCHED_BYTES } else { SINGLE_BYTES };
         let by_engines = pool.page_bytes() >= least;
@@ -56,7 +56,7 @@ impl Transfer {
             }
             false => None,
         };
-        Ok(Self { way, batch, by_engines, chunk, copies: Vec::new() })
+        Ok(Self { direction, batch, by_engines, chunk, copies: Vec::new() })
     }
 
     /// Returns whether the copy engines move the pages.
@@ -86,11 +86,11 @@ impl Transfer {
         for moves in moves.chunks(most as usize) {
             let ends = || moves.iter().zip(0..).map(|(of, at)| (of.device, PageId::new(at)));
             let pairs = moves.iter().zip(0..).map(|(of, at)| (at, of.host.raw()));
-            if self.way == Way::Save {
+            if self.direction == Direction::Save {
                 self.on_device(gpu, (pool, &chunk), ends(), stream)?;
             }
             self.by_engines((&chunk, host), pairs, stream)?;
-            if self.way == Way::Load {
+            if self.direction == Direction::Load {
                 self.on_device(gpu, (pool, &chunk), ends(), stream)?;
             }
         }
@@ -106,12 +106,13 @@ impl Transfer {
         stream: RawStream,
     ) -> Result<(), CudaError> {
         self.copies.clear();
-        let way = self.way;
-        self.copies.extend(ends.map(|(of_pool, of_other)| match way {
-            Way::Save => PageCopy { source: of_pool, target: of_other },
-            Way::Load => PageCopy { source: of_other, target: of_pool },
+        let direction = self.direction;
+        self.copies.extend(ends.map(|(of_pool, of_other)| match direction {
+            Direction::Save => PageCopy { source: of_pool, target: of_other },
+            Direction::Load => PageCopy { source: of_other, target: of_pool },
         }));
-        let (source, target) = if way == Way::Save { (pool, other) } else { (other, pool) };
+        let (source, target) =
+            if direction == Direction::Save { (pool, other) } else { (other, pool) };
         copy_on_device(gpu, source, target, &self.copies, stream)
     }
 
@@ -123,7 +124,7 @@ impl Transfer {
         pairs: impl Iterator<Item = (u32, u32)>,
         stream: RawStream,
     ) -> Result<(), CudaError> {
-        let way = self.way;
+        let direction = self.direction;
         // Whole pages are one range each.
         let whole = device.is_packed() && host.is_packed();
         let count = if whole { 1 } else { host.groups().len() };
@@ -139,8 +140,8 @@ impl Transfer {
             })
         });
         match &mut self.batch {
-            Some(batch) => batch.copy(way, ranges, stream),
-            None => ranges.try_for_each(|range| copy(way, range, stream)),
+            Some(batch) => batch.copy(direction, ranges, stream),
+            None => ranges.try_for_each(|range| copy(direction, range, stream)),
         }
     }
 }
@@ -191,13 +192,7 @@ struct BatchAttributes {
 
 impl BatchCopy {
     fn find() -> Option<Self> {
-        let mut found = std::ptr::null_mut();
-        // SAFETY: the name is a C string, `found` is valid memory for one pointer.
-        let result =
-            unsafe { sys::cuGetProcAddress(c"cuMemcpyBatchAsync".as_ptr(), &mut found, 12_080, 0) };
-        if result != 0 || found.is_null() {
-            return None;
-        }
+        let found = sys::find_function(c"cuMemcpyBatchAsync", 12_080)?;
         // SAFETY: the driver documents this signature for the name at this version.
         let function =
             unsafe { std::mem::transmute::<*mut std::ffi::c_void, BatchFunction>(found) };
@@ -208,15 +203,15 @@ impl BatchCopy {
     /// Copies ranges in calls of [`CALL_RANGES`], so the engine copies the first ones while the host submits others.
     fn copy(
         &mut self,
-        way: Way,
+        direction: Direction,
         mut ranges: impl Iterator<Item = Range>,
         stream: RawStream,
     ) -> Result<(), CudaError> {
         loop {
             let Self { targets, sources, bytes, .. } = self;
-            let (devices, pinned) = match way {
-                Way::Save => (&mut *sources, &mut *targets),
-                Way::Load => (&mut *targets, &mut *sources),
+            let (devices, pinned) = match direction {
+                Direction::Save => (&mut *sources, &mut *targets),
+                Direction::Load => (&mut *targets, &mut *sources),
             };
             devices.clear();
             pinned.clear();
@@ -260,14 +255,14 @@ impl BatchCopy {
 }
 
 /// Copies one range by a copy engine.
-fn copy(way: Way, range: Range, stream: RawStream) -> Result<(), CudaError> {
+fn copy(direction: Direction, range: Range, stream: RawStream) -> Result<(), CudaError> {
     let Range { device, pinned, bytes } = range;
     let (bytes, pinned) = (bytes as usize, pinned as usize as *mut _);
     // SAFETY: the pinned range is in a checked page of the region, the other one in a page of the pool or of a chunk.
     let result = unsafe {
-        match way {
-            Way::Save => sys::cuMemcpyDtoHAsync_v2(pinned, device, bytes, raw(stream)),
-            Way::Load => sys::cuMemcpyHtoDAsync_v2(device, pinned, bytes, raw(stream)),
+        match direction {
+            Direction::Save => sys::cuMemcpyDtoHAsync_v2(pinned, device, bytes, raw(stream)),
+            Direction::Load => sys::cuMemcpyHtoDAsync_v2(device, pinned, bytes, raw(stream)),
         }
     };
     check("cuMemcpyAsync", result)

@@ -37,7 +37,7 @@ pub struct LayerRope {
     pub elements: u32,
 }
 
-/// A tensor map of `cuTensorMapEncodeTiled`: a tensor in device memory, for the copy engine.
+/// A tensor map of `cuTensorMapEncodeTiled`: a tensor in device memory, for the TMA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C, align(64))]
 pub struct TensorMap {
@@ -45,7 +45,7 @@ pub struct TensorMap {
     pub words: [u64; 16],
 }
 
-/// Latent rows of one layer for the copy engine. `attend_latent_DTYPE_sm90a` takes it after [`AttendParams`].
+/// Latent rows of one layer for the TMA. `attend_latent_DTYPE_sm90a` takes it after [`AttendParams`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct RowBoxes {

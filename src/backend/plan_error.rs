@@ -348,30 +348,34 @@ impl fmt::Display for PlanError {
                 write!(f, "chunks of {chunk} for a plan with trees of drafts")
             }
             Self::ChunkSize { chunk } => write!(f, "chunks of {chunk}, which is no power of two"),
-            Self::Row { row, rows } => missing(f, "page table row", row.raw().into(), rows.into()),
+            Self::Row { row, rows } => {
+                out_of_range(f, "page table row", row.raw().into(), rows.into())
+            }
             Self::KvLen { row, kv_len, min, max } => {
                 write!(f, "kv_len {kv_len} of row {} is outside {min} to {max}", row.raw())
             }
             Self::Place { row, place, max } => {
                 write!(f, "place {place} of row {} is past its {max} slots", row.raw())
             }
-            Self::Slot { slot, slot_count } => missing(f, "slot", slot.raw(), slot_count),
+            Self::Slot { slot, slot_count } => out_of_range(f, "slot", slot.raw(), slot_count),
             Self::TableIndex { index, words } => {
-                missing(f, "page table word", index.into(), words as u64)
+                out_of_range(f, "page table word", index.into(), words as u64)
             }
             Self::TableValue { index, value, count } => {
                 write!(f, "page table word {index} is {value}, which is not below {count}")
             }
             Self::Page { page, page_count } => {
-                missing(f, "page", page.raw().into(), page_count.into())
+                out_of_range(f, "page", page.raw().into(), page_count.into())
             }
             Self::HostPage { page, pages } => {
-                missing(f, "host page", page.raw().into(), pages.into())
+                out_of_range(f, "host page", page.raw().into(), pages.into())
             }
             Self::MoveOrder { id, last } => {
                 write!(f, "move {} does not follow move {}", id.raw(), last.raw())
             }
-            Self::Layer { layer, layers } => missing(f, "layer", layer.raw().into(), layers.into()),
+            Self::Layer { layer, layers } => {
+                out_of_range(f, "layer", layer.raw().into(), layers.into())
+            }
             Self::Heads { q_heads, kv_heads } => {
                 let (q, kv) =
                     (Count(q_heads.into(), "query head"), Count(kv_heads.into(), "kv head"));
@@ -405,7 +409,7 @@ impl fmt::Display for PlanError {
 
 impl std::error::Error for PlanError {}
 
-/// Writes that `index` is not below `count`, the number of `what`.
-fn missing(f: &mut fmt::Formatter<'_>, what: &str, index: u64, count: u64) -> fmt::Result {
-    write!(f, "there is no {what} {index} of {count}: the first is 0")
+/// Reports an index that is not below the count.
+fn out_of_range(f: &mut fmt::Formatter<'_>, what: &str, index: u64, count: u64) -> fmt::Result {
+    write!(f, "{what} {index} is out of range: the count is {count}")
 }

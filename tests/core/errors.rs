@@ -93,10 +93,10 @@ fn errors_are_in_plain_words() {
     let (layer, mut out) = (LayerId::new(1), vec![0.0; 4 * 64]);
     let backend = engine.backend_mut();
     let past = backend.store_cache(&plan, layer, rows[..].into(), rows[..].into());
-    assert_eq!(shown(&past.expect_err("one layer")), "there is no layer 1 of 1: the first is 0");
+    assert_eq!(shown(&past.expect_err("one layer")), "layer 1 is out of range: the count is 1");
     let past =
         backend.attend(&plan, layer, &attend, rows[..].into(), out[..].as_mut().into(), None);
-    assert_eq!(shown(&past.expect_err("one layer")), "there is no layer 1 of 1: the first is 0");
+    assert_eq!(shown(&past.expect_err("one layer")), "layer 1 is out of range: the count is 1");
     let step = plan.step();
     engine.commit(step).expect("it is open");
     assert_eq!(shown(&engine.commit(step).expect_err("it is committed")), "step 1 is not open");

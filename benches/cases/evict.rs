@@ -61,8 +61,8 @@ impl Evict {
         evict
     }
 
-    /// Evicts a part of the tree without measuring it, because the first accesses to memory that was not touched for a
-    /// while wait for the system.
+    /// Evicts a part of the tree without measuring it. If memory was not touched for a while, the first accesses wait
+    /// for the operating system.
     pub fn warm_up(&mut self) {
         (0..self.leaves / 50).for_each(|_| self.call());
         self.restore();

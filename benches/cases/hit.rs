@@ -51,7 +51,7 @@ impl Hit {
         found.pages()
     }
 
-    /// Checks that every sequence is found whole, and that its pages are distinct and equal each time.
+    /// Checks up to 200 calls: each sequence is found whole, and its pages are distinct.
     pub fn check(&mut self) {
         let pages = whole_pages(work::SEQUENCE_LEN, self.cache.tree.page_size());
         for _ in 0..2 * self.queries.len().min(100) {
@@ -68,12 +68,12 @@ impl Hit {
     }
 }
 
-/// Comparison and copy of the bytes of a hit, from arrays as large as the tree's and in the same order. Prompts are
-/// separate from the other tokens.
+/// The lower bound of a hit: compares the same tokens and copies the same number of page ids. The arrays are as large
+/// as the tree's, and the order of accesses is the same. Prompts are separate from the other tokens.
 pub struct HitFloor {
     prompts: Vec<TokenId>,
     prompt_pages: Vec<PageId>,
-    /// Tokens of all sequences, concatenated.
+    /// Tokens of all sequences after their prompts, concatenated.
     own: Vec<TokenId>,
     own_pages: Vec<PageId>,
     /// Number and tokens of each queried sequence.

@@ -19,7 +19,7 @@ pub struct Workload {
     promising: u64,
     /// One in so many picks is deliberately invalid.
     wrong: u64,
-    /// Whether about half of the prompts share all tokens of an earlier text.
+    /// Whether about three quarters of the prompts share all tokens of an earlier text; otherwise about half do.
     repeats: bool,
 }
 
@@ -29,7 +29,7 @@ impl Workload {
         let mut rng = Rng::new(seed);
         let mut config = draw_config(&mut rng);
         draw_separately(&mut Rng::new(mix(seed)), &mut config);
-        // Calls of a running server are common in every workload, the others in some.
+        // Every workload often makes the calls that a running server makes. Only some workloads make the other calls.
         let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0, 3, 0, 0, 0, 0, 0];
         let drawn = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
         let mut weights = [0; KINDS];
@@ -53,8 +53,8 @@ impl Workload {
         Self { config, rng, weights, greedy, promising, wrong, repeats: false }
     }
 
-    /// Creates the workload of a seed for host memory: the pool is so small that most pages are evicted, and prompts
-    /// return.
+    /// Creates the workload of a seed for host memory. The pool is so small that most pages are evicted, and later
+    /// prompts match the evicted pages.
     pub fn with_hosts(seed: u64) -> Self {
         let mut workload = Self::new(seed);
         let mut rng = Rng::new(mix(!seed));

@@ -1,13 +1,14 @@
-// Decode attention over pages of fp8: attend_decode.cuh with tiles of TOKENS, 16 or 32, of E4M3 bytes.
+// Decode attention over pages of fp8 (E4M3). It follows attend_decode.cuh, but a tile has TOKENS (16 or 32) tokens.
 //
 // ldmatrix gives a lane four bytes of a row instead of two numbers. The dims of K and Q in a product are therefore permuted. In
 // each 16 dims, dims 4 * i and 4 * i + 1 are at places 2 * i and 2 * i + 1, and dims 4 * i + 2 and 4 * i + 3 are eight places
-// later. Transposed V has two tokens of two dims in a register, so rows i and i + 8 of an output fragment are dims 2 * i and
-// 2 * i + 1.
+// later. A register of transposed V contains two dims of each of two tokens. Rows i and i + 8 of an output fragment are
+// therefore dims 2 * i and 2 * i + 1.
 //
-// K and V are multiplied as f16, which represents their numbers, so Q and the weights are also f16. A power of two scales each
-// row of bf16 to the finest range of f16, and weights to the range of f16 (fp8.cuh). A head's scales are applied to logits and
-// outputs, a token's scales to its logit and its weight.
+// The products take K and V as f16, which represents every E4M3 number exactly. Q and the weights are therefore also
+// f16. A power of two scales each bf16 row of Q close to the maximum of f16. Another one scales the weights into the
+// range of f16 (fp8.cuh). A head's scales are applied to logits and outputs, a token's scales to its logit and its
+// weight.
 #pragma once
 #include "pdl.cuh"
 #include "decode_parts.cuh"
@@ -27,13 +28,14 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     static constexpr int TOKENS_PER_COPY = 32 / CHUNKS;
     static constexpr bool Q_SHARED = D * NT > 256; // whether query fragments do not fit the registers
 
-    static constexpr int SUM = FRAGMENTS * 512;    // bytes of a warp's output sum, for which its tiles have space
+    static constexpr int SUM = FRAGMENTS * 512;    // bytes of a warp's output sum; the last overwrites its tiles
     static_assert(SUM <= STAGES * SLOT);
     static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory
 
     struct Shared {
-        // For each warp but the first (for every warp at the end of the work chunk): the maxima to which its sums are relative,
-        // and the sums of its weights.
+        // `tops` has an entry for each warp but the first. `last_tops`, for the end of the work chunk, has one for each
+        // warp. For each query row, an entry contains the maximum to which the warp's sums are relative, and the sum of
+        // its weights.
         float4 tops[WARPS > 1 ? WARPS - 1 : 1][NT][4], last_tops[WARPS][NT][4];
         typename Parts::Pendings pending;
         alignas(16) u64 offsets[WARPS][TOKENS]; // of each warp's next tile to copy
@@ -69,8 +71,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
           sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[Parts::thread() / 32])),
           scales(shared_address(shared.scales[Parts::thread() / 32])), offsets(shared_address(shared.offsets[Parts::thread() / 32])) {}
 
-    // Returns x. If a warp works alone, the compiler cannot see that the result is x. Otherwise it would keep values derived from x
-    // from segment to segment, for which there are no registers.
+    // Returns x. If a warp works alone, this hides from the compiler that the result is x. The compiler would otherwise
+    // keep values derived from x across segments, and there are too few registers for them.
     static __device__ __forceinline__ u32 anew(u32 x) {
         if constexpr (WARPS == 1) asm volatile("" : "+r"(x));
         return x;
@@ -125,7 +127,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
             __syncwarp();
             const u32 at = ring + slot * SLOT + first * D;
             const u32 to[2] = {at + (piece ^ swizzle(first)) * 16, at + D + (piece ^ swizzle(first + 1)) * 16};
-            constexpr int COUNT = TOKENS / PER, BATCH = COUNT < 4 ? COUNT : WARPS == 1 ? 2 : 4;  // loads of the list before copies
+            // COUNT: pairs of rows of a lane. BATCH: pairs whose offsets the lane loads before it copies these pairs.
+            constexpr int COUNT = TOKENS / PER, BATCH = COUNT < 4 ? COUNT : WARPS == 1 ? 2 : 4;
 #pragma unroll 1
             for (int begin = 0; begin < COUNT; begin += BATCH) {
                 u64 offset[BATCH][2];
@@ -297,7 +300,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
             float o[NT][D / 16][4];
             float top[NT][2], sum[NT][2];  // for two query rows: maxima to which weights are relative, sums of this thread's weights
             const bool by_token = fp8.scales.by_token;
-            float lift = by_token ? MINUS_INF : anew(LIFT);  // logarithm of the factor that brings weights into the range of f16
+            // Logarithm of the divisor that brings weights into the range of f16.
+            float lift = by_token ? MINUS_INF : anew(LIFT);
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
                 top[n][0] = top[n][1] = MINUS_INF, sum[n][0] = sum[n][1] = 0.f;
@@ -376,7 +380,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                                 if (token > query || token >= end || (p.window != 0 && token + p.window <= query)) s[block][n][i] = MINUS_INF;
                             }
                 }
-                // Weights are relative to an earlier maximum logit. The maximum is raised only when a weight would exceed 2^8.
+                // Weights are relative to an earlier maximum logit. The warp raises the maximum only when a weight
+                // would exceed 2^8, or when the lift grows.
                 bool grew = false;
                 float most[NT][2];
 #pragma unroll

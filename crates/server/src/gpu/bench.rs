@@ -1,10 +1,11 @@
 //! Speed measurements: the rows of `generate --bench`.
 //!
-//! The workload is that of a published engine's benchmark, so the numbers are comparable: prompts of random tokens
-//! below 10,000, stop tokens ignored; offline at temperature 0.6, prefill greedy, decode greedy by default. A decode
-//! row's `ms` is the median of 128 steps after prompts of 1,024 (`--context`), as in that benchmark. `ms_at_context` is
-//! the median of the first nine. With `--sparse` a row contains the number of positions that streams read. Times of a
-//! step's parts are null over several ranks: one rank's parts would wait forever for the other ranks' sums.
+//! The workload is that of a published engine's benchmark, so the numbers are comparable. Prompts are random tokens
+//! below 10,000, and requests ignore stop tokens. `offline` samples at temperature 0.6, `prefill` is greedy, and
+//! `decode` is greedy by default. A decode row's `ms` is the median of 128 steps after prompts of 1,024 (`--context`),
+//! as in that benchmark. `ms_at_context` is the median of the first nine. With `--sparse` a row contains the number of
+//! positions that streams read. With several ranks, the times of a step's parts are null. One rank alone would run this
+//! measurement, and its sums would wait forever for the other ranks.
 
 mod load;
 mod sums;
@@ -175,7 +176,7 @@ fn warm(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, temperature: f32
     Ok(())
 }
 
-/// Returns the host's times by part, in microseconds since the run began.
+/// Returns the host's time in each part, in microseconds, summed over all runs of the server.
 fn host_us(server: &Server<impl OnGpu>) -> [f64; 3] {
     let (_, clock) = server.tally();
     [Part::Engine, Part::Launch, Part::Wait].map(|part| clock.spent(part).as_secs_f64() * 1e6)

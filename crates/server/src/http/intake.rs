@@ -1,4 +1,5 @@
-//! Limits of requests: bytes while bodies are read, parsed and encoded, and tokens until requests end.
+//! Limits of requests. Bytes of a body count until the server has parsed and encoded it, and tokens of a request count
+//! until it ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +15,7 @@ use super::api_error::ApiError;
 
 /// Maximum bytes of a body that is read and parsed in parallel with any number of other bodies.
 const SHORT: usize = 64 << 10;
-/// Maximum number of long bodies that are read at a time.
+/// Budget for the bytes of bodies beyond [`SHORT`], in bodies of the maximum length.
 const BODIES: usize = 16;
 /// Bytes beyond the limit that the server reads and drops before it rejects a body, because most clients read no answer
 /// before they have sent the whole body.
@@ -25,7 +26,7 @@ const DROPPED_MAX: usize = 64 << 20;
 pub struct Intake {
     body_max: usize,
     body_time: Duration,
-    /// Bytes of long bodies that are being read or wait for the parser.
+    /// Bytes beyond [`SHORT`] of bodies that are being read, wait for the parser or are being parsed.
     reading: Arc<Semaphore>,
     /// Bytes of long bodies that are being parsed; JSON values take several times the bytes of their text.
     parsing: Arc<Semaphore>,
@@ -43,7 +44,8 @@ pub struct Read {
 }
 
 impl Intake {
-    /// Creates budgets for bodies of `body_max` bytes within `body_time`, and for `held_max` tokens.
+    /// Creates the budgets. A body has at most `body_max` bytes and arrives within `body_time`; all requests together
+    /// have at most `held_max` tokens.
     pub fn new(body_max: usize, body_time: Duration, held_max: usize) -> Self {
         let budget = |bytes: usize| Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS)));
         Self {
@@ -103,7 +105,7 @@ impl Intake {
         Ok(Read { bytes, _reading: reading })
     }
 
-    /// Runs `parse` over a body on a blocking thread; long bodies take turns.
+    /// Runs `parse` over a body on a blocking thread. A long body first waits for its share of the parsing budget.
     ///
     /// # Errors
     /// The error of `parse`, or its panic.
@@ -133,7 +135,7 @@ impl Intake {
         let most = self.held_max;
         if tokens > most {
             let what =
-                format!("{tokens} prompt tokens, of at most {most} of all requests together");
+                format!("{tokens} prompt tokens; all requests together may have at most {most}");
             return Err(ApiError::field("prompt", what));
         }
         let fits = |held: usize| held.checked_add(tokens).filter(|&held| held <= most);
@@ -184,7 +186,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn bodies_end_at_the_bound() {
+    async fn bodies_over_the_limit_are_rejected() {
         let intake = intake();
         assert_eq!(
             read(&intake, vec![60_000, 40_000]).await.expect("just fits").bytes.len(),

@@ -1,10 +1,11 @@
 //! Copies pages between a pool and pinned host memory, in the order of one stream.
 //!
-//! * Copy engines move contiguous pages. They also move some layers of such pages, because the layers are contiguous in
-//!   each plane. The driver takes many copies in one call (CUDA 12.8 and newer), so no time is lost between them.
+//! * Copy engines move contiguous pages. A part of a load copies only some layers of each page. Copy engines move these
+//!   parts too, because adjacent layers are contiguous in each plane of such a page. The driver takes many copies in
+//!   one call (CUDA 12.8 and newer), so no time is lost between them.
 //! * Pages of many pieces take two copies. To save them, a kernel gathers them in a chunk of device memory, and copy
 //!   engines move the chunk; to load them, the kernel scatters the chunk afterwards.
-//! * The kernel alone moves small pages, because it can access pinned memory.
+//! * The kernel alone moves small pages. It reads and writes pinned memory directly.
 //!
 //! `host_moves.rs` orders the streams.
 
@@ -24,10 +25,11 @@ use crate::plan::{PageCopy, PageMove};
 const BATCHED_BYTES: u64 = 128 << 10;
 /// The same limit for drivers that take one copy in a call. Each call costs some microseconds.
 const SINGLE_BYTES: u64 = 256 << 10;
-/// Maximum bytes of the chunk, in which pages of many pieces become contiguous.
+/// Maximum bytes of the chunk, in which pages of many pieces become contiguous. A larger page gets a chunk of its size.
 const CHUNK_BYTES: u64 = 32 << 20;
 /// Maximum number of copies in one call of the driver. On an H100, both directions together copy pages of 2.25 MiB at
-/// 94 to 96 GB/s with 32 copies a call. With 1 or 128 they reach 89 to 92 GB/s, with 1,024 85 to 91.
+/// 94 to 96 GB/s with 32 copies a call. With 1 or 128 copies a call they reach 89 to 92 GB/s; with 1,024 copies they
+/// reach 85 to 91 GB/s.
 const CALL_RANGES: usize = 32;
 
 /// Copies of one direction.
@@ -40,7 +42,7 @@ pub(super) struct Transfer {
     /// Device memory in which the kernel gathers and scatters pages; `None` if the copy engines or the kernel move all
     /// pages directly.
     chunk: Option<DeviceBuffer>,
-    /// The kernel's copies, kept for their memory.
+    /// The copies of the kernel's last launch. Each launch reuses this allocation.
     copies: Vec<PageCopy>,
 }
 
@@ -64,7 +66,8 @@ impl Transfer {
         self.by_engines
     }
 
-    /// Submits moves between a pool and host pages, or between the same layers of both. The caller has checked them.
+    /// Submits moves between the pool and host memory. `pool` and `host` describe whole pages, or the same layers of
+    /// them. The caller has checked the moves.
     pub fn submit(
         &mut self,
         gpu: &Gpu,
@@ -163,8 +166,9 @@ struct BatchCopy {
     bytes: Vec<usize>,
 }
 
-/// The type of `cuMemcpyBatchAsync`. Arguments: targets, sources, sizes, the number of copies; attributes, the first
-/// copy of each, their number; the index of a failed copy; the stream.
+/// The type of `cuMemcpyBatchAsync`. Arguments: targets, sources, sizes and the number of copies; the attributes, the
+/// index of the first copy that uses each attribute, and the number of attributes; the index of a failed copy; the
+/// stream.
 type BatchFunction = unsafe extern "C" fn(
     *mut u64,
     *mut u64,

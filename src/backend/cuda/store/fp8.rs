@@ -1,4 +1,5 @@
-//! Launches of store_cache into quantised pools, which convert rows to bytes and compute scales by token.
+//! Launches the kernels that store K and V in quantised pools. The kernels convert rows to bytes. With scales by token,
+//! they also compute the scales.
 
 use super::pool::Pool;
 use crate::backend::Operand;
@@ -22,7 +23,8 @@ const THREADS: u32 = 256;
 /// Number of elements that a thread of the fast kernels stores.
 const UNIT: u32 = 16;
 
-/// Returns the kernels that steps may use, depending on the alignment of the host's rows.
+/// Returns all kernels that a store may use. A store selects one by the alignment of the host's rows and the bytes of a
+/// slot.
 pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, rows: Dtype) -> Vec<&'static Kernel> {
     if layout.is_latent() {
         return vec![STORE_LATENT_FP8];

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates an empty libcuda under target/cuda-stub, with which feature `cuda` builds on any machine, as in the README:
+# Creates an empty libcuda under target/cuda-stub. Feature `cuda` then builds without a CUDA toolkit (see README):
 #
 #   .ci/cuda-stub.sh && export CUDA_LIBRARY_PATH=$PWD/target/cuda-stub
 set -euo pipefail

@@ -1,5 +1,5 @@
-//! Bookkeeping bytes of a full prefix tree and of its pages' states: computed from the structures' sizes, and measured
-//! by the system.
+//! Bookkeeping bytes of a full prefix tree and of its page pool. The bench computes the bytes from the sizes of the
+//! structures, and also measures the memory of the process.
 //!
 //! ```text
 //! cargo bench --bench bytes
@@ -7,10 +7,12 @@
 //!
 //! live      nodes, child entries, span entries and extents in use, by their sizes
 //! resident  memory that the process has touched for the tree and the pool, by /proc/self/statm, without prefault
-//! reserved  memory that the process has allocated for any contents: a node for each page
+//! reserved  memory that the process has allocated for the worst case: a node for each page
 //!
-//! The tree contains 10,000 sequences of 2,048 tokens (512 of 32 shared prompts), or leaves of 256 tokens, and all
-//! pages of the pool except a few that match by chance. On systems other than Linux the measured columns are 0.
+//! The tree contains 10,000 sequences with 1,536 own tokens, or 100,000 with 256. Each begins with one of 32 shared
+//! prompts of 512 tokens. Column `nodes of` contains the number of own tokens. The tree fills the pool except a few
+//! pages, because some sequences continue their prompt with equal pages by chance. On systems other than Linux the
+//! measured columns are 0.
 
 mod cases;
 

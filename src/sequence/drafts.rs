@@ -31,13 +31,14 @@ impl SequenceTable {
         sequence.is_drafted() && !self.stores.branches.is_chain(sequence.row, len)
     }
 
-    /// Returns whether exactly one of a sequence's `len` drafts is a root. One root is the last sampled token; several
-    /// roots are guesses of that token. O(`len`).
+    /// Returns whether exactly one of a sequence's `len` drafts is a root. A single root is the last sampled token;
+    /// several roots are guesses of that token. O(`len`).
     pub(crate) fn has_one_root(&self, sequence: &Sequence, len: u32) -> bool {
         self.stores.branches.has_one_root(sequence.row, len)
     }
 
-    /// Returns the index of the first of `tokens` that does not follow its predecessor, if any.
+    /// Returns the first index in `tokens` at which a draft is not a child of the draft before it, if any. The draft at
+    /// index 0 must be a root.
     pub(crate) fn first_invalid(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
         self.stores.branches.first_invalid(sequence.row, tokens)
     }

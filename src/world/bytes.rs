@@ -27,7 +27,7 @@ pub struct EngineBytes {
     pub pages: u64,
     /// The prefix tree.
     pub prefixes: u64,
-    /// Tables of pages in host memory.
+    /// States of the host pages, and records of their saves, loads, puts and fetches.
     pub hosts: u64,
     /// Hashes of cached pages. Does not include names of namespaces, which
     /// [`name_namespace`](crate::Engine::name_namespace) allocates.
@@ -116,9 +116,10 @@ impl EngineShape {
 
     /// Returns the bytes of the largest plan of at most `rows` sequences and `tokens` new tokens. O(1).
     ///
-    /// No such plan grows a [`StepScratch::with_capacity`](crate::StepScratch::with_capacity) of this size. Most bytes
-    /// are page table words, 8 bytes each: the first plan of a prompt of 100,000 tokens at page_size 1 takes 800 kB.
-    /// [`Engine::plan_batch`](crate::Engine::plan_batch) lists the plans that send many words.
+    /// A scratch that [`StepScratch::with_capacity`](crate::StepScratch::with_capacity) creates with this size does not
+    /// grow for such a plan. A page table word takes 8 bytes: the words of the first plan of a prompt of 100,000 tokens
+    /// at page_size 1 take 800 kB. The documentation of [`Engine::plan_batch`](crate::Engine::plan_batch) lists the
+    /// plans that send many words.
     ///
     /// ```
     /// # use kvarena::*;
@@ -154,20 +155,20 @@ impl EngineShape {
 /// Number of arrays of a plan, including the new pages. Each begins at a multiple of its alignment.
 const ARRAYS: u64 = 10;
 
-/// Returns the maximum number of locks in the fence. The items of a step release at most one lock each, because a
-/// preempted sequence has no step until it is planned again. The parent and the children of a fork also release at most
-/// one lock each.
+/// Returns the maximum number of locks in the fence. Each item of an unfinished step releases at most one lock into the
+/// fence: a resumed sequence belongs to no step until it is planned again. The parent and the children of a fork also
+/// release at most one lock each.
 pub(super) fn lock_count(shape: &EngineShape) -> u64 {
     u64::from(shape.max_steps) * (u64::from(shape.table.rows) + 1)
 }
 
-/// Returns the maximum number of pages of a sequence in all tracks, with one spare place.
+/// Returns the maximum number of pages of a sequence in all tracks, with one spare place in each track.
 pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
     let row_pages = shape.max_sequence_len.div_ceil(shape.layout.page_size());
     (u64::from(row_pages) + 1) * u64::from(shape.table.tracks)
 }
 
-/// Returns the number of host pages in use: none without shared prefixes.
+/// Returns the number of host pages that the engine can use: 0 if sequences do not share prefixes.
 pub(super) fn host_pages(shape: &EngineShape) -> u32 {
     if shape.shares_prefixes() { shape.layout.host_pages() } else { 0 }
 }

@@ -46,7 +46,7 @@ fn equal_prompts_in_one_batch_end_with_one_set_of_pages() {
 }
 
 #[test]
-fn a_longer_prefix_is_shared_before_its_prefill_is_done() {
+fn committed_pages_are_shared_before_the_prefill_is_done() {
     let mut engine = engine(PrefixMode::Radix);
     let mut scratch = StepScratch::new();
     let first = engine.admit(Namespace::default(), &prompt(40), 0).expect("room");
@@ -105,7 +105,7 @@ fn extend_max_is_the_limit_of_a_plan() {
 }
 
 #[test]
-fn a_step_that_a_rollback_has_cut_samples_no_next_token() {
+fn a_step_shortened_by_a_rollback_samples_no_next_token() {
     let mut engine = engine(PrefixMode::Radix);
     let mut scratch = StepScratch::new();
     let seq = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
@@ -115,7 +115,7 @@ fn a_step_that_a_rollback_has_cut_samples_no_next_token() {
     engine.append(seq, &prompt(1)).expect("room");
     assert_eq!(engine.extend_max(seq), Ok(1));
     engine.plan_batch(&mut scratch, &[Extend { seq, len: 1 }]).expect("room");
-    assert_eq!(engine.extend_max(seq), Ok(1), "the step after it is whole");
+    assert_eq!(engine.extend_max(seq), Ok(1), "the rollback did not shorten the second step");
     engine.abort(cut).expect("it is open");
     assert_eq!(engine.extend_max(seq), Ok(10), "no step is left");
     engine.verify().expect("all invariants hold");
@@ -165,14 +165,14 @@ fn steps_commit_in_the_order_they_were_planned() {
 }
 
 #[test]
-fn a_resumed_sequence_waits_for_no_step_before_its_preemption() {
+fn a_resumed_sequence_does_not_wait_for_steps_before_its_preemption() {
     let mut engine = engine(PrefixMode::Radix);
     let [other, seq] =
         [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(9), 0).expect("room"));
     let cached = plan(&mut engine, other, 8);
     plan(&mut engine, seq, 8);
     engine.commit(cached).expect("it is its turn");
-    // The step is unfinished; with a shorter prompt it would have sampled the ninth token.
+    // The unfinished step of `seq` ends after 8 tokens. If the prompt had 8 tokens, the step would sample the ninth.
     engine.preempt(seq, Keep::Publish).expect("it runs");
     engine.resume(seq, 0).expect("room");
     assert_eq!(engine.cached_len(seq), Ok(8));
@@ -181,7 +181,7 @@ fn a_resumed_sequence_waits_for_no_step_before_its_preemption() {
     // No step since the preemption reads the prefix, so nothing waits when it is released.
     engine.complete(cached).expect("it is committed");
     engine.finish(other).expect("it is live");
-    assert_eq!(engine.stats().evictable_pages, 0, "the other holds it");
+    assert_eq!(engine.stats().evictable_pages, 0, "`seq` still locks the prefix");
     engine.finish(seq).expect("it is live");
     assert_eq!(engine.stats().evictable_pages, 2);
     engine.verify().expect("all invariants hold");
@@ -298,14 +298,14 @@ fn a_sequence_is_no_longer_than_the_pool() {
     plan(&mut engine, seq, 12);
     assert_eq!(engine.extend_max(seq), Ok(0), "no place for the next token");
     assert_eq!(engine.append(seq, &prompt(1)), Err(Error::TooLong { len: 13, max: 12 }));
-    // The limit holds for any size of the pool.
+    // In a larger pool, a sequence has at most 2^30 tokens.
     let pool = PoolConfig { page_size: 1024, capacity: Capacity::Pages(1 << 21), ..pool };
     let config = EngineConfig { max_sequence_len: u32::MAX, ..EngineConfig::from(pool) };
     assert_eq!(config.shape().expect("the config is right").max_sequence_len, 1 << 30);
 }
 
 #[test]
-fn hits_count_once_a_step_is_committed() {
+fn a_hit_is_counted_when_the_first_step_is_committed() {
     let mut engine = engine(PrefixMode::Radix);
     let first = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
     let step = plan(&mut engine, first, 10);
@@ -345,12 +345,12 @@ fn hits_count_once_a_step_is_committed() {
     assert_eq!(since.refusals, 0);
     assert!(engine.admit(Namespace::new(1), &prompt(64 * 4), 0).is_err());
     assert!(engine.admit(Namespace::new(1), &[], 0).is_err());
-    assert_eq!((engine.stats() - before).refusals, 1, "an empty prompt lacks nothing");
+    assert_eq!((engine.stats() - before).refusals, 1, "an empty prompt is not a shortage");
 }
 
 /// A prompt that is preempted before its first commit is counted when a step of it is committed.
 #[test]
-fn a_prompt_that_computes_after_a_resume_is_a_prompt() {
+fn a_prompt_first_computed_after_a_resume_counts_as_a_prompt() {
     let mut engine = engine(PrefixMode::Radix);
     let commit = |engine: &mut Engine<Null>, seq, len| {
         let step = plan(engine, seq, len);
@@ -363,7 +363,7 @@ fn a_prompt_that_computes_after_a_resume_is_a_prompt() {
         engine.preempt(seq, Keep::Drop).expect("it runs");
         engine.resume(seq, 0).expect("room");
     }
-    // By now the sequence has more tokens than its prompt, and so has the cache.
+    // `longer` gets 14 tokens, 5 more than its prompt. `first` then caches 12 of them.
     engine.append(longer, &prompt(10)[9..]).expect("room");
     engine.append(longer, &prompt(14)[10..]).expect("room");
     engine.preempt(longer, Keep::Drop).expect("it runs");
@@ -382,7 +382,7 @@ fn a_prompt_that_computes_after_a_resume_is_a_prompt() {
     let stats = engine.stats();
     assert_eq!((stats.prompts, stats.prompt_tokens, stats.hit_tokens), (3, 29, 17));
     assert_eq!(stats.resume_hit_tokens, 3);
-    // After its first commit, a resume counts as a resume.
+    // After a sequence's first commit, the hit of a resume counts as a resume hit.
     engine.preempt(second, Keep::Publish).expect("it runs");
     engine.resume(second, 0).expect("room");
     commit(&mut engine, second, 2);
@@ -391,7 +391,8 @@ fn a_prompt_that_computes_after_a_resume_is_a_prompt() {
     assert_eq!((stats.admissions, stats.preemptions, stats.resumes), (3, 6, 6));
 }
 
-/// A page table may have pages in a chunk that no known token reaches: those of tokens that steps in flight sample.
+/// Steps in flight may plan tokens that are not yet known. The pages of these tokens may lie in a chunk that no known
+/// token reaches.
 #[test]
 fn a_chunk_stays_while_pages_reach_it() {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(512), ..Default::default() };
@@ -411,7 +412,7 @@ fn a_chunk_stays_while_pages_reach_it() {
         engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room").step()
     };
     plan(&mut engine, chunk);
-    // Five unknown tokens: two pages of the second chunk, of which the last is released again.
+    // The five unknown tokens take two pages of the second chunk. The first abort below releases the last page.
     let steps: Vec<_> = (0..5).map(|_| plan(&mut engine, 1)).collect();
     // Returns whether another sequence may have two chunks.
     let two = |engine: &Engine<Null>| {
@@ -430,8 +431,8 @@ fn a_chunk_stays_while_pages_reach_it() {
     assert_eq!(two(&engine), Ok(()));
 }
 
-/// Rows that shared a prefix are resumed without it. Between the plans, locks were only released, or the same number of
-/// other locks was added.
+/// Rows that shared a prefix are resumed without it. Between the plans, both rows release their locks, and a fork adds
+/// 0 to 4 locks of another prefix.
 #[test]
 fn spans_cover_only_pages_that_rows_hold_now() {
     for others in 0..5 {

@@ -1,4 +1,4 @@
-//! Plots outcomes of one trace as SVG: the cached share over time, the busiest engine's load and the waits.
+//! Plots outcomes of one trace as SVG: the cached share by request number, the busiest engine's load and the waits.
 
 use std::fmt::Write;
 
@@ -35,7 +35,7 @@ fn draw_curves(svg: &mut String, outcomes: &[Outcome]) -> std::fmt::Result {
     let most = all.clone().map(|point| point.1).fold(0.1, f64::max);
     let last = all.map(|point| point.0).max().unwrap_or(1).max(1) as f64;
     let (width, height) = (CURVES, BOTTOM - TOP);
-    text(svg, LEFT, TOP - 15.0, "start", "prompt tokens that were cached, up to each request")?;
+    text(svg, LEFT, TOP - 15.0, "start", "cumulative share of prompt tokens that were cached")?;
     for step in 0..=4 {
         let (share, y) = (most * f64::from(step) / 4.0, BOTTOM - height * f64::from(step) / 4.0);
         let end = LEFT + width;
@@ -70,7 +70,7 @@ fn draw_curves(svg: &mut String, outcomes: &[Outcome]) -> std::fmt::Result {
     Ok(())
 }
 
-/// Draws two groups of bars: the busiest engine's load over the mean, and the mean wait.
+/// Draws two groups of bars: the busiest engine's load divided by the mean load, and the mean wait.
 fn draw_bars(svg: &mut String, outcomes: &[Outcome]) -> std::fmt::Result {
     type Of = fn(&Outcome) -> f64;
     let groups: [(&str, &str, Of); 2] =

@@ -18,15 +18,16 @@ pub enum Family {
     GptOss,
     /// `Gemma3ForCausalLM`: windows with their own rope, and norms of outputs.
     Gemma3,
-    /// `Gemma4ForCausalLM`: as Gemma 3, and the layers without a window have other heads. Only the text model without
-    /// experts.
+    /// `Gemma4ForCausalLM`: as Gemma 3, and the layers without a window have other heads. The host implements only the
+    /// text model, and no experts.
     Gemma4,
-    /// `Llama4ForCausalLM`: chunks with rotary positions, and layers without them. Only the text model without experts.
+    /// `Llama4ForCausalLM`: layers with rotary positions read chunks; the other layers read all tokens. The host
+    /// implements only the text model, and no experts.
     Llama4,
 }
 
 impl Family {
-    /// Returns whether the family normalises heads of q and k.
+    /// Returns whether the family has weights that normalise the heads of q and k. Llama 4 normalises without weights.
     pub fn norms_heads(self) -> bool {
         matches!(self, Self::Qwen3 | Self::Gemma3 | Self::Gemma4)
     }

@@ -2,7 +2,8 @@
 //! every call with attention in float64.
 //!
 //! K and V of a token depend on the whole text up to it, as in a model. A shared page is therefore right only if the
-//! tokens are equal, and a span that the backend reads once must equal what each row would have read.
+//! texts up to its end are equal. If the backend reads a shared span once for several rows, the outputs of each row
+//! must still be right.
 
 use std::ops::Range;
 
@@ -25,7 +26,8 @@ use crate::testkit::rng::{Rng, mix};
 /// Approximate number of compared query rows of a call.
 const ROWS_COMPARED: u64 = 64;
 
-/// K and V of one layer: the numbers in the pool, and the rows for stores.
+/// K and V of one layer. `rows` contains the inputs of `store_cache`; `history` contains these values with the pool's
+/// rounding.
 #[derive(Clone, Default)]
 struct Layer {
     history: History,
@@ -56,8 +58,9 @@ struct Server<'a, B: TestBackend> {
     report: &'a mut Report,
 }
 
-/// Serves texts with an engine for each seed. `options` returns the options for a shape with one group of layers or
-/// several. `observe` receives the backend after the attention of each layer of a step.
+/// Serves texts with an engine for each seed. If `in_groups` is true, the pool has several groups of layers. `options`
+/// returns the backend's options for a shape. `observe` receives the backend after the attention of each layer of a
+/// step.
 ///
 /// # Panics
 /// At the first wrong output; the message contains the seed, the shape and the place.
@@ -91,7 +94,7 @@ where
     report
 }
 
-/// Returns a shape that kernels support, with space for some of the texts.
+/// Returns a random shape, and a config whose pool may be too small for all texts.
 fn draw(rng: &mut Rng, in_groups: bool) -> (Case, EngineConfig) {
     let rows = rng.pick(&[Dtype::F16, Dtype::Bf16]);
     let is_fp8 = rng.one_in(3);
@@ -170,7 +173,7 @@ impl<B: TestBackend> Server<'_, B> {
         }
     }
 
-    /// Admits, forks, rolls back, preempts, resumes and finishes texts at random.
+    /// Finishes, admits, forks, preempts and rolls back texts at random. Then resumes each preempted text, if possible.
     fn change_texts(&mut self) {
         if self.rng.one_in(5) {
             self.finish_one();
@@ -198,7 +201,7 @@ impl<B: TestBackend> Server<'_, B> {
         }
     }
 
-    /// Returns a random text, if there is one.
+    /// Returns the index of a random text, if there is one.
     fn any(&mut self) -> Option<usize> {
         let count = self.texts.len() as u64;
         (count > 0).then(|| self.rng.below(count) as usize)
@@ -242,7 +245,7 @@ impl<B: TestBackend> Server<'_, B> {
         self.open.extend(forked.step);
     }
 
-    /// Appends tokens to texts without tokens to compute, and draws a batch.
+    /// Returns a random batch. If all known tokens of a text are planned, first appends new tokens to the text.
     fn items(&mut self) -> Vec<Extend> {
         let mut items = Vec::new();
         let new_tokens = self.rng.pick(&[1, 1, 1, 4, 9]);

@@ -105,7 +105,7 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
     let running = if args.sequential { 1 } else { args.concurrency };
     let step_tokens = args.step_tokens.unwrap_or(if args.sequential { u32::MAX } else { 8192 });
     let config = EngineConfig {
-        // A step's tokens, and before them those of a page that is not full, so it is not published yet.
+        // A plan is ahead of the published tokens by its own tokens and by those of a page that is not full yet.
         promise_ahead: step_tokens.saturating_add(args.page_size.saturating_sub(1)),
         max_step_tokens: step_tokens,
         ..host::engine_config(pool(args), args.prefix_mode(), requests, running)
@@ -123,8 +123,8 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
     Ok(host.outcome())
 }
 
-/// Returns the config of the pool: K and V of Qwen3-8B in bf16, 147,456 bytes a token. Only `--bytes` depends on this
-/// size. With groups a page has one layer.
+/// Returns the config of the pool: K and V of Qwen3-8B in bf16, 147,456 bytes a token. `--bytes` and the
+/// reported decode reads depend on this size. With `--groups`, a page contains K and V of one layer.
 fn pool(args: &Args) -> PoolConfig {
     PoolConfig {
         layers: args.groups.as_ref().map_or(36, |groups| groups.layers),
@@ -152,7 +152,7 @@ fn with_causes(error: &dyn Error) -> String {
     let mut cause = error.source();
     while let Some(inner) = cause {
         let next = inner.to_string();
-        // A cause that ends the message already is not repeated.
+        // Skip a cause if the message already ends with its text.
         if !text.ends_with(&next) {
             text = format!("{text}: {next}");
         }

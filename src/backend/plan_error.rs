@@ -110,7 +110,7 @@ pub enum PlanError {
         /// Its mask, or 0 without one.
         mask: u64,
     },
-    /// The tracks after the first do not have one slot for each track and token.
+    /// The number of slots of the tracks after the first is wrong. Each of these tracks needs one slot for each token.
     TrackSlots {
         /// Slots given.
         slots: usize,
@@ -170,7 +170,7 @@ pub enum PlanError {
         /// Maximum length.
         max: u64,
     },
-    /// A slot to keep does not fit in a page table row.
+    /// A compaction keeps a slot whose place is past the end of the page table row.
     Place {
         /// The row.
         row: RowId,
@@ -383,7 +383,7 @@ impl fmt::Display for PlanError {
             }
             Self::EmptyWindow => write!(f, "a sliding window of 0 tokens"),
             Self::Scale { scale } => write!(f, "scale {scale} is not finite"),
-            Self::Rope { shape } => write!(f, "{shape:?} has no heads of pairs to rotate"),
+            Self::Rope { shape } => write!(f, "{shape:?} has no heads of even size to rotate"),
             Self::LatentScale { scale } => {
                 write!(f, "scale {scale} is that of latent rows, not of the heads they compress")
             }

@@ -47,4 +47,5 @@
 //! bit. Attention has the rounding error of the rows' type, relative to the decoded values.
 //!
 //! With scales by token, the prefill kernels round each number of V, times its scale, to the rows' type. They apply the
-//! scales of K to the logits instead. The same holds for shared spans, which `Cuda` reads once if that is cheaper.
+//! scales of K to the logits instead. The kernel that reads shared spans once does the same. `Cuda` uses
+//! it where it is cheaper.

@@ -1,5 +1,6 @@
 //! Tests sparse reads by running the program, on a GPU or on the stand-in driver: output, reports, files of channels,
-//! and options that the program rejects before it opens a GPU. `generate --check` compares the tokens.
+//! and options that the program rejects before it opens a GPU. `generate --check` compares the GPU's tokens with
+//! the CPU's.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -50,7 +51,8 @@ fn channels(path: &str) -> (Value, Vec<u64>) {
     (json!([file["layers"], file["kv_heads"], file["channels"]]), values)
 }
 
-/// The program serves requests twice and reports the changed tokens: none up to K tokens, some above.
+/// The program serves requests twice and counts the tokens that change: none if every context has at most K tokens,
+/// else some.
 #[test]
 fn channels_are_measured_and_changes_counted() {
     let _turn = turn();
@@ -82,7 +84,7 @@ fn channels_are_measured_and_changes_counted() {
             "tokens": 160, "changed_tokens": 0, "texts": 8, "changed_texts": 0
         })
     );
-    // Samples, and pages for at most two streams.
+    // Two samples for each request, and a pool whose pages do not suffice for all streams at once.
     let small = ["--sparse", "24", "--labels", own, "--pages", "20", "--n", "2"];
     assert_eq!(cuda(&small).0.len(), 16);
     // Each of two ranks uses the channels of its head; sums over ranks round differently.
@@ -98,7 +100,8 @@ fn channels_are_measured_and_changes_counted() {
     assert_eq!((ran.code, ran.out.split_whitespace().count()), (Some(0), 3), "{}", ran.err);
 }
 
-/// A bench uses the first channels, and reports the number of positions that streams read.
+/// Without `--labels`, a bench uses the first channels of each head. Its row reports K, the number of positions that a
+/// stream reads.
 #[test]
 fn a_bench_reads_sparsely() {
     let _turn = turn();

@@ -13,9 +13,10 @@
 //! Finally the output is `o / l`, and the log-sum-exp is `m + ln l`. A sink is an additional logit without a value. A
 //! query reads only visible V. Segments are joined in order by the same rule.
 //!
-//! Tiles and segments start at multiples of their sizes. On one path, the bits of a row's result therefore depend only
-//! on the row and its visible K and V, not on the batch, the chunks of a prefill, the pool or the threads. A token of a
-//! tree gets the same bits as the last token of its branch alone.
+//! Positions are split into tiles and segments at multiples of their sizes. On one path, the bits of a row's result
+//! therefore depend only on the row and its visible K and V, not on the batch, the chunks of a prefill, the pool or the
+//! threads. A token of a draft tree gets the same bits as the last token of a plain sequence with the same visible
+//! tokens.
 //!
 //! `attention/load.rs` loads tiles, and `attention/softmax.rs` folds them.
 
@@ -92,7 +93,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Returns the number of bytes in use.
+    /// Returns the number of allocated bytes.
     pub fn bytes(&self) -> usize {
         [&self.q, &self.k, &self.v, &self.part].map(Vec::capacity).iter().sum::<usize>()
             * size_of::<Line>()
@@ -153,7 +154,7 @@ impl Scratch {
         let tiles = seen.start / TILE as u32..seen.end.div_ceil(TILE as u32);
         let mut tiles = tiles.map(|tile| {
             let start = tile * TILE as u32;
-            // The last tile of 2^32 positions ends beyond 2^32.
+            // The end of the last tile, 2^32, does not fit in u32.
             start.max(seen.start)..seen.end.min(start.saturating_add(TILE as u32))
         });
         let in_place = computes_in_place(job, unit);

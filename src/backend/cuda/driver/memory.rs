@@ -12,9 +12,10 @@ use crate::layout::Dtype;
 /// Device memory. Dropping it frees the memory after all work that was submitted to this crate's streams of its device.
 /// A host that uses the address on other streams or devices must wait for them before the drop.
 ///
-/// Memory for the host comes from the device's memory pool, if there is one, so that a drop does not wait: a pending
-/// kernel may depend on a kernel that this thread launches next. To free other memory, the driver waits for all work of
-/// the context (300 ms of another stream's work, measured; 0.1 ms with the pool).
+/// [`new`](Self::new) allocates from the device's memory pool, if there is one, so that a drop does not wait. A wait
+/// could deadlock, because a pending kernel may depend on a kernel that this thread launches next. To free other
+/// memory, the driver waits for all work of the context (300 ms of another stream's work, measured; 0.1 ms with the
+/// pool).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     gpu: Gpu,
@@ -43,7 +44,7 @@ impl DeviceBuffer {
         let from = if pooled { from_pool } else { from_device };
         let from = |bytes| if bytes > 0 { from(bytes) } else { Ok(0) };
         let address = match from(bytes) {
-            // Dropped memory may still be in use; free it and try again.
+            // Dropped memory may still wait for work. `reclaim` waits for that work and frees the memory.
             Err(CudaError::OutOfMemory { .. }) if work::reclaim(gpu.context()) == Ok(true) => {
                 from(bytes)?
             }
@@ -124,14 +125,14 @@ impl DeviceBuffer {
     }
 
     /// Returns the memory from byte `start` on as rows to read, at a distance of `stride` elements (`None` if packed).
-    /// The call determines their type.
+    /// The call that takes the rows determines their type.
     pub fn rows(&self, start: u64, stride: Option<usize>) -> DeviceRows<'_> {
         let device = Some(self.gpu.ordinal());
         DeviceRows { extent: self.extent(start, stride), device, owner: PhantomData }
     }
 
     /// Returns the memory from byte `start` on as rows to write, at a distance of `stride` elements (`None` if packed).
-    /// The call determines their type.
+    /// The call that takes the rows determines their type.
     pub fn rows_mut(&mut self, start: u64, stride: Option<usize>) -> DeviceRowsMut<'_> {
         let device = Some(self.gpu.ordinal());
         DeviceRowsMut { extent: self.extent(start, stride), device, owner: PhantomData }
@@ -195,18 +196,18 @@ pub(in crate::backend::cuda) struct Extent {
     pub element: Element,
 }
 
-/// Rows of q, k or v, sinks, or lists in device memory, from [`DeviceBuffer::rows`] or from the host's own address.
+/// Rows of q, k or v, sinks, or lists in device memory, from [`DeviceBuffer::rows`] or at a raw address.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRows<'a> {
     pub(in crate::backend::cuda) extent: Extent,
-    /// The buffer's device; `None` for the host's own addresses.
+    /// The buffer's device; `None` for a raw address.
     pub(in crate::backend::cuda) device: Option<u32>,
     owner: PhantomData<&'a [u8]>,
 }
 
 impl DeviceRows<'_> {
-    /// Describes `len` elements of type `dtype` at the host's own device address as rows, at a distance of `stride`
-    /// elements (`None` if packed). A call that expects another type or more elements rejects them.
+    /// Describes `len` elements of type `dtype` at a raw device address as rows, at a distance of `stride` elements
+    /// (`None` if packed). A call that expects another type or more elements rejects them.
     ///
     /// # Safety
     /// Until the work that reads them is done, the device can read these elements, and no work outside the stream's
@@ -219,7 +220,7 @@ impl DeviceRows<'_> {
         }
     }
 
-    /// Describes `len` positions (u32) at the host's own device address as the lists of a selection.
+    /// Describes `len` positions (u32) at a raw device address as the lists of a selection.
     ///
     /// # Safety
     /// As for [`from_raw`](DeviceRows::from_raw).
@@ -232,14 +233,14 @@ impl DeviceRows<'_> {
 #[derive(Debug)]
 pub struct DeviceRowsMut<'a> {
     pub(in crate::backend::cuda) extent: Extent,
-    /// The buffer's device; `None` for the host's own addresses.
+    /// The buffer's device; `None` for a raw address.
     pub(in crate::backend::cuda) device: Option<u32>,
     owner: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> DeviceRowsMut<'a> {
-    /// Returns the columns from byte `start` of each row on, at a distance of `stride` elements, for reads in the
-    /// stream's order.
+    /// Returns these rows without the first `start` bytes of each, for reads in the stream's order. `stride` is the
+    /// distance of rows in elements.
     pub(in crate::backend::cuda) fn part(&self, start: u64, stride: u64) -> DeviceRows<'a> {
         let Extent { address, bytes, element, .. } = self.extent;
         let (address, bytes) = (address.saturating_add(start), bytes.saturating_sub(start));
@@ -249,8 +250,8 @@ impl<'a> DeviceRowsMut<'a> {
 }
 
 impl DeviceRowsMut<'_> {
-    /// Describes `len` elements of type `dtype` at the host's own device address as rows, at a distance of `stride`
-    /// elements (`None` if packed). A call that expects another type or more elements rejects them.
+    /// Describes `len` elements of type `dtype` at a raw device address as rows, at a distance of `stride` elements
+    /// (`None` if packed). A call that expects another type or more elements rejects them.
     ///
     /// # Safety
     /// Until the work that writes them is done, the device can write these elements, and no work outside the stream's
@@ -263,7 +264,7 @@ impl DeviceRowsMut<'_> {
         }
     }
 
-    /// Describes space for `len` positions (u32) at the host's own device address as the lists of a selection.
+    /// Describes space for `len` positions (u32) at a raw device address as the lists of a selection.
     ///
     /// # Safety
     /// As for [`from_raw`](DeviceRowsMut::from_raw).
@@ -285,8 +286,8 @@ impl Extent {
 }
 
 /// Pinned host memory: the device copies from and to it without staging, and kernels access it. Dropping it waits for
-/// the work that was submitted to this crate's streams of its device; the driver waits for all work of the context. A
-/// host that uses the memory on other devices must wait for them before the drop.
+/// the work that was submitted to this crate's streams of its device. To free the memory, the driver then waits for all
+/// work of the context. A host that uses the memory on other devices must wait for them before the drop.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     gpu: Gpu,
@@ -299,7 +300,7 @@ pub struct PinnedBuffer {
 unsafe impl Send for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// Allocates `bytes` bytes of pinned host memory, zeroed.
+    /// Allocates `bytes` bytes of pinned host memory, at least 1, zeroed.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`].

@@ -112,7 +112,8 @@ unsafe extern "C" {
     pub fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> u32;
 }
 
-/// Returns the address of a function that is not declared above, as of a CUDA version; `None` if the driver is older.
+/// Looks up a driver function that is not declared above, with its signature in CUDA `version` (12,080 is 12.8).
+/// Returns `None` if the driver does not have it.
 pub fn find_function(name: &CStr, version: i32) -> Option<*mut c_void> {
     let mut found = null_mut();
     // SAFETY: the name ends with a zero, and `found` is a valid place for a pointer.

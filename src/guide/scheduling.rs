@@ -114,17 +114,18 @@
 //! # }
 //! ```
 //!
-//! A third policy promises the likely length and takes the rest on demand. The engine rejects a plan of promised pages
-//! only until the step in `after` of [`Error::OutOfPages`](crate::Error::OutOfPages) is complete. Beyond its promise,
-//! a sequence takes pages that no other sequence has reserved.
+//! A third policy promises the likely length and takes the rest on demand. The engine rejects a plan that takes only
+//! promised pages if some of them still wait in the fence. `after` of [`Error::OutOfPages`](crate::Error::OutOfPages)
+//! names a step; the host completes this step and retries the plan. Beyond its promise, a sequence takes pages that no
+//! other sequence has reserved.
 //!
 //! # Leaders: one computation for equal prompts
 //!
-//! Prompts with an equal start that the cache lacks would each compute the same tokens. An
+//! Without leaders, prompts that share an uncached prefix would each compute this prefix. An
 //! [`Admission`](crate::Admission) names the leader: the running sequence that computes these tokens already. The host
 //! waits while [`is_leading`](crate::Engine::is_leading) returns true, and then requests another admission. That
-//! admission counts the pages that the leader published, even if the leader was cancelled or preempted. If pages are
-//! missing, the prompt may become a leader itself.
+//! admission counts the pages that the leader published, even if the leader was cancelled or preempted. If it names no
+//! new leader, the host admits the prompt. The prompt computes the rest, and may lead other prompts.
 //!
 //! ```
 //! use kvarena::*;
@@ -171,8 +172,8 @@
 //!
 //! [`admit_batch`](crate::Engine::admit_batch) admits such prompts together and names leaders within the batch. The
 //! host preempts each follower before its first plan. The follower has computed nothing, and keeps its row and its
-//! tokens. [`Stats`](crate::Stats) counts it as one prompt when it computes after its resume. A preemption cancels the
-//! promise, so the host passes it to `resume` again.
+//! tokens. [`Stats`](crate::Stats) counts the follower once, as a prompt, at its first commit after the resume. A
+//! preemption cancels the promise, so the host passes it to `resume` again.
 //!
 //! Before a resume, [`admission`](crate::Engine::admission) of the sequence's tokens names a leader as it does for a
 //! prompt. If the leader is cancelled, one follower computes and the others wait for it. `admission` also checks that

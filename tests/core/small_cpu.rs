@@ -8,7 +8,7 @@ use kvarena::{
     TokenId,
 };
 
-/// Two layers of two heads of 12 x f16, pages of 3.
+/// Returns the config of a pool: two layers, each with two kv heads of 12 f16 elements; 3 tokens a page.
 pub fn config() -> PoolConfig {
     PoolConfig {
         layers: 2,
@@ -20,13 +20,13 @@ pub fn config() -> PoolConfig {
     }
 }
 
-/// Returns the layout of that pool, and page tables for two sequences of up to 30 tokens.
+/// Returns the layout of that pool, and the shape of page tables for two sequences of up to 30 tokens.
 pub fn pool() -> (PoolLayout, TableShape) {
     let table = TableShape::new(3, 2, 30, 60).expect("a small table");
     (config().layout().expect("a valid pool"), table)
 }
 
-/// Returns the maximum tokens of a row of those tables, in whole chunks.
+/// Returns the number of tokens that fit in all chunks of one row of those page tables.
 pub fn longest_row() -> u64 {
     let (layout, table) = pool();
     u64::from(table.chunks_per_row * table.chunk_pages * layout.page_size())

@@ -1,8 +1,8 @@
 // Conversions of fp8 E4M3. Widening is exact; narrowing is the same as in src/backend/cpu/e4m3.rs, bit for bit.
 //
-// In PTX of ISA 8.0, the instructions for it need compute capability 9.0. PTX for capability 8.0 contains both ways: lines
-// with the instructions are comments that start with `// sm_90: `, and lines without them end with `// sm_80`.
-// src/backend/cuda/kernels/marks.rs selects one of the two.
+// In PTX ISA 8.0, the conversion instructions of E4M3 need compute capability 9.0. PTX for capability 8.0 contains two
+// versions of each conversion. One uses the instructions; its lines are comments that start with `// sm_90: `. The
+// other does not use them; its lines end with `// sm_80`. src/backend/cuda/kernels/marks.rs selects one of the two.
 #pragma once
 #include "params.cuh"
 
@@ -16,8 +16,8 @@ DEVICE void widen(u32 bytes, u32& low, u32& high) {
 #if __CUDA_ARCH__ >= 900
     asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b; }" : "=r"(low), "=r"(high) : "r"(bytes));
 #else
-    // Sign, exponent and mantissa are shifted to their places in f16, which yields 2^-8 of the number. `z` is infinite only for
-    // the byte that would be 480, which is NaN.
+    // Sign, exponent and mantissa are shifted to their places in f16, which yields 2^-8 of the number. E4M3 encodes NaN
+    // as the bits of 480. Only these bits make `z` infinite, so that `z * 0 + m` is NaN.
     asm("{ .reg .b16 a, b; .reg .b32 m, s, z, c, d, e;\n"
         "// sm_90: mov.b32 {a, b}, %2;\n"
         "// sm_90: cvt.rn.f16x2.e4m3x2 %0, a;\n"
@@ -48,7 +48,7 @@ DEVICE u32 narrow_one(float x) {
     if (size > 0x7f800000) return 0x7f;
     const u32 most = min(size, 0x43e00000u);  // 448
     const u32 normal = ((most + 0x7ffff + (most >> 20 & 1)) >> 20) - (120 << 3);
-    // Numbers below 2^-6 become multiples of 2^-9. This is the last place of 2^14 in f32, so the sum with 2^14 rounds them.
+    // Numbers below 2^-6 become multiples of 2^-9. From 2^14 on, f32 numbers are 2^-9 apart, so adding 2^14 rounds.
     const u32 subnormal = __float_as_uint(__fadd_rn(__uint_as_float(most), 16384.f)) - 0x46800000;
     return sign | (most < 0x3c800000 ? subnormal : normal);
 }

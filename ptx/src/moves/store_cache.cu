@@ -2,10 +2,11 @@
 // negative slot is not stored.
 // Twin:    src/backend/cpu store_cache         (the specification)
 // Params:  StoreCacheParams (src/common, src/backend/cuda/kernels/params.rs)
-// Shapes:  k, v [tokens, kv_heads, head_dim], rows k_stride and v_stride apart; slots i32 [tokens], any: or i64
+// Shapes:  k, v [tokens, kv_heads, head_dim], rows k_stride and v_stride apart; slots [tokens]: i32; any: i32 or i64
 // Grid:    block (x, y): x threads share a token's rows, y tokens a block; grid x = ceil(tokens / y)
-// Needs:   store_cache: 16-byte units, x = units of a row; streaming: 16-byte units; any: unit_bytes 16, 4 or 2. Units
-//          divide addresses, strides and rows; slots distinct and below the pool's slot count
+// Needs:   store_cache: 16-byte units, x = units of a row; streaming: 16-byte units; any: unit_bytes 16, 4 or 2.
+//          Addresses, strides and row sizes are multiples of a unit. Slots that are not negative are distinct and
+//          below the pool's slot count
 // Build:   ptx/build.py
 #include "pdl.cuh"
 #include "move.cuh"
@@ -67,7 +68,8 @@ template <class Way, int UNITS, class Unit> DEVICE void store_rows(const StoreCa
     }
 }
 
-// Marks its bytes for early eviction from the caches. A thread loads four units of K and four of V before it stores them.
+// Loads and stores with the hint `.cs`, so L1 and L2 evict these bytes first.
+// A thread loads four units of K and four of V before it stores them.
 extern "C" __global__ void __launch_bounds__(512) store_cache_streaming(const __grid_constant__ StoreCacheParams params) {
     wait_for_previous();
     const u32 token = blockIdx.x * blockDim.y + threadIdx.y;

@@ -19,7 +19,8 @@ impl PrefixTree {
         cells.named().map(|(_, entry, cell)| (nodes.get(&entry).copied(), cell)).collect()
     }
 
-    /// Checks G1 to G3 and G5. `named` contains, for each cell, the number of held places that name it.
+    /// Checks G1 to G3 and G5. `named` contains, for each cell, the number of held places that name it and of sequences
+    /// that wait for its load.
     pub(crate) fn check_cells(
         &self,
         named: &HashMap<CellId, u32>,
@@ -67,7 +68,7 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Checks H1 to H3 for cells. Host pages of cells are added to `pages`. Returns the clean pages of idle cells.
+    /// Checks H1 to H4 for cells. Host pages of cells are added to `pages`. Returns the clean pages of idle cells.
     pub(super) fn check_host_cells(&self, pages: &mut HashSet<HostPageId>) -> Result<u32, Broken> {
         let (Some(cells), Some(hosts)) = (&self.cells, &self.hosts) else { return Ok(0) };
         let mut clean = 0;
@@ -103,7 +104,7 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Returns the cells in the tails at the end of the first `pages` pages of a lock's path.
+    /// Returns all cells in the tails of a prefix. The prefix is the first `pages` pages of the lock's path.
     pub(crate) fn tail_cells(&self, lock: &PrefixLock, pages: u32) -> Vec<CellId> {
         let Some(cells) = &self.cells else { return Vec::new() };
         let of = |held: HeldGroup| {

@@ -47,7 +47,7 @@ const ATTEND: Forward<Model> = |model, step| {
     Ok(layers.last().expect("a layer")?)
 };
 
-/// Copies the positions of a step; a graph reads them from its own input buffer.
+/// Returns a copy of a step's positions. In a graph, `step.inputs` is the graph's input buffer.
 const INPUTS: Forward<()> = |(), step| step.inputs.positions.copy();
 
 /// Admits a prompt, and computes it in a step without a graph.

@@ -72,7 +72,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// Forwards the events of streams, and counts the changed tokens.
+/// Forwards the tokens and ends of streams, and counts the changed tokens.
 pub struct Change<'a, S> {
     sink: &'a mut S,
     before: &'a RecordedTokens<'a>,

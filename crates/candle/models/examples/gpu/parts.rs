@@ -32,7 +32,10 @@ pub fn run() -> Outcome {
     let device = device()?;
     let (decode, prefill) = (Parts::new(&device, 1)?, Parts::new(&device, CONTEXT)?);
     let (decode, prefill) = (decode.times()?, prefill.times()?);
-    println!("{BATCH} x {CONTEXT}, us on the device; operations of one layer of {}", QWEN3.layers);
+    println!(
+        "{BATCH} sequences of {CONTEXT} tokens; device time of one of {} layers, in us",
+        QWEN3.layers
+    );
     println!("| | decode | prefill |");
     println!("|---|---|---|");
     for (name, (decode, prefill)) in NAMES.iter().zip(decode.iter().zip(&prefill)) {
@@ -70,7 +73,7 @@ impl Parts {
             items.push(Extend { seq, len: CONTEXT as u32 });
         }
         if len < CONTEXT {
-            // Times do not depend on the contents of the cache.
+            // This step runs no layer, because the times do not depend on the values of K and V.
             let id = arena.step(&items)?.launched();
             for item in &mut items {
                 arena.engine.append(item.seq, &[TokenId::new(1)])?;

@@ -3,8 +3,8 @@
 //!
 //!     cargo run --release -p kvarena-candle --example overhead
 //!
-//! Both run in alternating turns; the program prints medians. The pool is small and contexts are
-//! short, so attention itself takes little time.
+//! Both run in alternating turns; the program prints medians. Heads are small and contexts are short,
+//! so attention itself takes little time.
 
 use std::error::Error;
 use std::time::Instant;

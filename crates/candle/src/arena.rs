@@ -35,8 +35,8 @@ impl KvArena {
     /// Allocates the pool on a device. On a GPU the arena uses candle's stream.
     ///
     /// # Errors
-    /// * [`Error::Engine`]: the config is invalid or does not fit in memory, or the device is one of
-    ///   `Device::new_cuda`, whose stream differs in each thread. Use
+    /// * [`Error::Engine`]: the config is invalid or does not fit in memory, the driver fails, or the
+    ///   device is one of `Device::new_cuda`, whose stream differs in each thread. Use
     ///   `Device::new_cuda_with_stream`.
     /// * [`Error::Device`]: the device is neither a CPU nor, with feature `cuda`, a GPU.
     pub fn new(config: impl Into<EngineConfig>, device: &Device) -> Result<Self, Error> {
@@ -69,8 +69,8 @@ impl KvArena {
     /// rows of the items.
     ///
     /// # Errors
-    /// The errors of [`step`](KvArena::step). Also an error: fewer rows than items, or an item of
-    /// several tokens.
+    /// The errors of [`step`](KvArena::step). Fewer rows than items, or an item of several tokens, is also
+    /// an [`Error::Engine`].
     pub fn step_padded(&mut self, items: &[Extend], rows: usize) -> Result<Step<'_>, Error> {
         let Self { engine, device, scratch, id } = self;
         let plan = engine.plan_padded(scratch, items, &[], PlanSize { rows, tokens: rows })?;
@@ -91,7 +91,7 @@ impl KvArena {
     /// finished the step, because the stream orders all work on the pool.
     ///
     /// # Errors
-    /// [`Error::Engine`] if an earlier step is still open.
+    /// [`Error::Engine`] if an earlier step is still open, or the step is not open.
     pub fn close(&mut self, step: StepId) -> Result<(), Error> {
         self.engine.commit(step).map_err(kvarena::EngineError::from)?;
         Ok(self.engine.complete(step).map_err(kvarena::EngineError::from)?)

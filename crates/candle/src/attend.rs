@@ -1,7 +1,7 @@
 //! Attention as one of candle's custom operations: it stores K and V, then computes attention of
 //! the queries.
 //!
-//! The operation borrows the tensors' memory. It allocates the result and copies nothing.
+//! The operation borrows the tensors' memory. It allocates only the result, and no temporary copies.
 
 use std::cell::{Cell, RefCell};
 
@@ -38,7 +38,7 @@ pub(crate) fn attend(
     q.apply_op3_no_bwd(k, v, &op).map_err(|error| op.failed.take().unwrap_or(error.into()))
 }
 
-/// Checks that a tensor has the wanted shape and contiguous rows.
+/// Checks that a tensor is on the pool's device and has the wanted shape and contiguous rows.
 fn check_rows(pool: &Pool, operand: Operand, x: &Tensor, wanted: [usize; 3]) -> Result<(), Error> {
     check_device(pool, x)?;
     check_dims(operand, x, &wanted)?;

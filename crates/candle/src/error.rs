@@ -12,7 +12,7 @@ use crate::Pool;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The engine or its backend rejected the call.
+    /// The engine or its backend rejected the call, or the backend failed.
     Engine(EngineError<<Pool as Backend>::Error>),
     /// A call of candle failed.
     Candle(candle_core::Error),
@@ -41,7 +41,7 @@ pub enum Error {
         /// Its strides, in elements.
         strides: Vec<usize>,
     },
-    /// The backend does not read the tensor's type.
+    /// The backend does not read the tensor's type, or the types of q, k and v differ on a GPU.
     Dtype {
         /// The argument.
         operand: Operand,

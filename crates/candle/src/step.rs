@@ -21,7 +21,8 @@ pub struct Inputs {
     pub tokens: Tensor,
     /// Positions of the new tokens, u32 `[rows]`.
     pub positions: Tensor,
-    /// The row of each item's last token, u32 `[items]`. Its logits give the next token.
+    /// The row of each item's last token, u32 `[items]`, then each padding row. Its logits give the next
+    /// token.
     pub last_rows: Tensor,
     /// One tensor that contains the other three.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "graphs overwrite it"))]
@@ -126,16 +127,16 @@ impl<'a> Step<'a> {
         &self.plan
     }
 
-    /// Stores a layer's K and V of the new tokens. Returns the attention of their queries over all
-    /// tokens of their sequences, `[rows, q_heads, head_dim]`, with the dtype of q.
+    /// Stores a layer's K and V of the new tokens. Returns each token's attention over its sequence up to
+    /// itself, `[rows, q_heads, head_dim]`, with the dtype of q.
     ///
     /// q is `[rows, q_heads, head_dim]`, k and v are `[rows, kv_heads, head_dim]`. A row is
     /// contiguous, and may be part of a longer row, such as that of a fused projection. On the CPU
-    /// each tensor is f32, f16 or bf16; on a GPU each has the pool's type.
+    /// each tensor is f32, f16 or bf16; on a GPU each has the pool's type (bf16 for a quantised pool).
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Strides`], [`Error::Dtype`], [`Error::Device`]. [`Error::Engine`]
-    /// if the layer does not exist, the window is not the layer's, or the device fails.
+    /// if the layer does not exist, the window is not the layer's, rows overlap, or the device fails.
     pub fn attend(
         &self,
         layer: usize,

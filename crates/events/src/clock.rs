@@ -7,7 +7,7 @@ pub fn seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Adds the duration of a call to `spent`, in seconds.
+/// Adds the duration of a call to `spent`, in seconds. Returns the result of the call.
 pub fn timed<T>(spent: &mut f64, call: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let answer = call();

@@ -1,6 +1,6 @@
 //! Decodes a message's payload: events of vLLM and SGLang, as maps or, from engines before June 2026, as arrays.
 //!
-//! The decoder checks the whole payload before it returns an event. An error contains the offset of the invalid byte.
+//! The decoder checks the whole payload before it returns an event. An error contains the offset of the invalid value.
 //! `msgpack.rs` reads MessagePack; `subscriber.rs` orders the messages.
 
 use std::fmt;
@@ -56,7 +56,7 @@ pub struct Message {
 /// Error in a payload, with its offset.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WireError {
-    /// Offset of the first invalid byte.
+    /// Offset of the invalid value, of the event that lacks a field, or of the first trailing byte.
     pub at: usize,
     /// Kind of error.
     pub what: Wrong,
@@ -68,7 +68,7 @@ pub struct WireError {
 pub enum Wrong {
     /// The bytes are not MessagePack.
     Malformed(Malformed),
-    /// The payload is not an array of three: time, events, rank.
+    /// The payload is an array, but not of three items: time, events, rank.
     Envelope {
         /// Items of the array.
         len: usize,
@@ -143,7 +143,7 @@ impl std::error::Error for WireError {}
 
 type Read<T> = Result<T, WireError>;
 
-/// Decodes a payload, or returns the first error.
+/// Decodes a payload.
 ///
 /// # Errors
 /// [`WireError`]: the first error.
@@ -189,7 +189,7 @@ struct Fields {
     medium: Option<String>,
 }
 
-/// Order of the fields of an event in array form.
+/// Order of the fields of a stored event in array form, after its type.
 const POSITIONS: [&str; 7] = [
     "block_hashes",
     "parent_block_hash",
@@ -248,7 +248,7 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Reads a number of 32 bits.
+    /// Reads a number that is not negative and has at most 32 bits.
     fn small(&mut self, field: &'static str) -> Read<u32> {
         let at = self.reader.at();
         match self.value()? {

@@ -66,7 +66,7 @@ pub struct Outcome {
     pub hit_tokens: u64,
     /// Prompt tokens that each engine computed.
     pub computed: Vec<u64>,
-    /// Seconds that each request waited in its engine's queue.
+    /// Seconds that each served request waited in its engine's queue.
     pub waits: Vec<f64>,
     /// Events that all engines published.
     pub events: u64,
@@ -110,7 +110,7 @@ const POINTS: usize = 200;
 /// Serves a trace with a fleet under one policy.
 ///
 /// # Panics
-/// If an engine's config is invalid, or the router rejects an engine's payload.
+/// If the fleet has no engines, an engine's config is invalid, a prompt is empty, or the router rejects a payload.
 pub fn run(config: &FleetConfig, policy: Policy, requests: &[Request]) -> Outcome {
     let host = || Host::new(config.host).expect("the engine's config is right");
     let mut hosts: Vec<Host> = (0..config.engines).map(|_| host()).collect();
@@ -204,6 +204,9 @@ pub struct Cost {
 
 /// Measures the cost of publishing events: with no stage, with hashes, with events as well, and with payloads as well.
 /// Each is the fastest of three runs that serve all requests.
+///
+/// # Panics
+/// If the engine's config is invalid, or a prompt is empty.
 pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
     const RUNS: usize = 3;
     let silent = HostConfig { hashing: None, ..host };

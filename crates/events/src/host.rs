@@ -58,7 +58,10 @@ impl Host {
         Ok(Self { engine, scratch: StepScratch::new(), batch })
     }
 
-    /// Serves a prompt and its answer to the end. Returns the cached tokens, or none if the prompt cannot fit.
+    /// Serves a prompt and its answer to the end. Returns the number of cached tokens, or none if both do not fit.
+    ///
+    /// # Panics
+    /// If the prompt is empty.
     pub fn serve(
         &mut self,
         namespace: Namespace,

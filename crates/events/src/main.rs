@@ -23,7 +23,7 @@ struct Options {
     /// Trace in Mooncake's JSON-lines format
     #[arg(long, value_name = "FILE", requires = "fleet")]
     trace: Option<PathBuf>,
-    /// Draws the results of each policy
+    /// SVG file in which the program draws the results of each policy
     #[arg(long, value_name = "FILE.svg", requires = "fleet")]
     plot: Option<PathBuf>,
     /// Maximum number of requests to take from the trace [default: all]

@@ -81,7 +81,7 @@ impl Publisher {
         Ok(Self { endpoint, replay_endpoint, outgoing, dump, task })
     }
 
-    /// Sends a payload to all subscribers.
+    /// Queues a payload, which the task sends to all subscribers. Does nothing after the task has ended.
     pub fn send(&self, payload: Vec<u8>) {
         self.push(Outgoing::Send(payload.into()));
     }

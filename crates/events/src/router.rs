@@ -1,7 +1,7 @@
 //! A router that uses the published crate `dynamo-kv-router`: the crate's parser reads payloads, and the crate's index
 //! finds prefixes.
 //!
-//! `decode.rs` checks each payload before the parser, so an invalid payload changes nothing.
+//! [`Router::believe`] checks each payload by `decode.rs` before the parser, so an invalid payload changes nothing.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ use crate::decode::{WireError, decode};
 pub enum RouterError {
     /// The payload is invalid.
     Wire(WireError),
-    /// The published parser rejects a payload that `decode` accepts.
+    /// The published parser rejects a payload, or drops one of its events.
     Parser(String),
     /// The index rejects an event.
     Index(String),
@@ -40,7 +40,7 @@ pub struct Router {
     tree: RadixTree,
     normalizer: ZmqEventNormalizer,
     page_size: u32,
-    /// Number of events that were passed to the index.
+    /// Number of events that the parser has read.
     pub events: u64,
 }
 
@@ -54,7 +54,8 @@ impl Router {
     /// Checks and applies an engine's payload.
     ///
     /// # Errors
-    /// [`RouterError::Wire`] leaves the index unchanged.
+    /// [`RouterError::Wire`] leaves the index unchanged. After [`RouterError::Parser`] or [`RouterError::Index`], the
+    /// events before the rejected one stay applied.
     pub fn believe(&mut self, engine: u64, payload: &[u8]) -> Result<(), RouterError> {
         decode(payload).map_err(RouterError::Wire)?;
         self.apply(engine, payload)
@@ -64,7 +65,7 @@ impl Router {
     /// crate.
     ///
     /// # Errors
-    /// As [`Router::believe`].
+    /// As [`Router::believe`], without [`RouterError::Wire`].
     pub fn apply(&mut self, engine: u64, payload: &[u8]) -> Result<(), RouterError> {
         let batch = decode_event_batch(payload);
         let batch = batch.map_err(|error| RouterError::Parser(error.to_string()))?;

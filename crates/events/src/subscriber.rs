@@ -71,7 +71,8 @@ pub struct Subscriber {
 }
 
 impl Subscriber {
-    /// Connects to an engine's publisher. The first items are the messages that the publisher has kept.
+    /// Connects to an engine's publisher. The first items are the messages sent so far, if the publisher still keeps
+    /// them all. Otherwise the first item is [`Received::Lost`], at the next message.
     ///
     /// # Errors
     /// Errors of ZeroMQ, and of a malformed reply.
@@ -87,7 +88,8 @@ impl Subscriber {
         Ok(subscriber)
     }
 
-    /// Waits for the next item. Cancelling the call loses no item.
+    /// Waits for the next item. If a call is cancelled while it handles a gap or a restart, the next message shows the
+    /// gap or the restart again.
     ///
     /// # Errors
     /// [`ReceiveError`].
@@ -100,7 +102,7 @@ impl Subscriber {
         Ok(self.ready.pop_front().expect("the loop ends with an item"))
     }
 
-    /// Queues a message, and first recovers what precedes it.
+    /// Queues a message. Before it, queues the messages of a gap, or the report of a restart.
     async fn take(&mut self, number: u64, payload: Bytes) -> Result<(), ReceiveError> {
         if number > self.next {
             self.catch_up(number).await?;

@@ -85,7 +85,7 @@ pub fn read(path: &Path, most: usize) -> Result<Vec<Request>, TraceError> {
 }
 
 fn token(block: u64, offset: usize) -> TokenId {
-    // Mixes the bits as splitmix64 does, so that neighbouring positions have unrelated tokens.
+    // The first steps of splitmix64 mix the bits, so that neighbouring positions have unrelated tokens.
     let mut x = (block * BLOCK as u64 + offset as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     TokenId::new(((x ^ x >> 27) % VOCABULARY) as u32)

@@ -80,7 +80,8 @@ impl Engine {
     }
 }
 
-/// Receives until the router has `pages` pages of each prompt. On a request the engine publishes its whole cache again.
+/// Receives until the router has `pages` pages of each prompt, and returns all items but payloads. On a request the
+/// engine publishes its whole cache again.
 async fn until(
     router: &mut Router,
     (number, engine, subscriber): (u64, &mut Engine, &mut Subscriber),

@@ -113,7 +113,8 @@ fn events_of_older_engines_are_read() {
     assert_eq!(decode(&removed).expect("the payload is valid").events, [want]);
 }
 
-/// Returns the payload of a reset and of a salted prompt, with the given hashing.
+/// Returns the payload of a reset and of one prompt, with the given hashing. The prompt's namespace has names if the
+/// hashing uses them.
 fn payload_of(hashing: Hashing) -> (Vec<u8>, NamespaceNames) {
     let config = HostConfig { page_size: 4, pages: 8, hashing: Some(hashing), event_pages: 64 };
     let mut host = Host::new(config).expect("the config is right");
@@ -251,7 +252,7 @@ fn errors_contain_the_offset() {
     let digest: Vec<u8> = (0..32).collect();
     let message = decode(&hash(&digest)).expect("a digest is a hash");
     assert_eq!(message.events, [WireEvent::Stored(four_tokens(0x1819_1a1b_1c1d_1e1f))]);
-    // The number of tokens is not a multiple of the page size.
+    // The four tokens do not fill one page exactly.
     let size = good.windows(10).position(|name| name == b"block_size").expect("it is there") + 10;
     let tokens = good.windows(9).position(|name| name == b"token_ids").expect("it is there") + 9;
     for page_size in [3, 5, 0] {

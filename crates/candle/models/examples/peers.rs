@@ -1,10 +1,10 @@
 //! Compares steps on the CPU with candle's own model and cache. Each ratio is the median of pairs of calls in
 //! alternating order.
 //!
-//!     RAYON_NUM_THREADS=2 cargo run --release -p kvarena-candle-models --example peers
+//!     RAYON_NUM_THREADS=2 taskset -c 0,1 cargo run --release -p kvarena-candle-models --example peers
 //!
 //! The model has 8 layers, hidden size 512, 8 query and 2 KV heads of 64, in f32. Both use two
-//! threads.
+//! threads: `RAYON_NUM_THREADS` sets candle's, and the bridge uses every core of the process.
 
 #[path = "common/shape.rs"]
 mod shape;

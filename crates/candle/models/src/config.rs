@@ -57,7 +57,8 @@ impl Config {
     /// Reads a config.
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the key.
+    /// [`ConfigError::Json`] if the text is not a JSON object. [`ConfigError::Missing`] and
+    /// [`ConfigError::Unsupported`] name the key.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut config: Map<String, Value> = serde_json::from_str(text)?;
         let kind = config.get("model_type").and_then(Value::as_str).map(str::to_owned);
@@ -85,13 +86,13 @@ impl Config {
     /// Deserializes the config as the config type of candle's model.
     ///
     /// # Errors
-    /// [`ConfigError::Json`] for a missing key.
+    /// [`ConfigError::Json`] for a missing key or a wrong type.
     pub fn of<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         Ok(serde_json::from_value(Value::Object(self.values.clone()))?)
     }
 }
 
-/// Returns the tokens that end a text: one, several or none.
+/// Returns the tokens of `eos_token_id` in the text of a `config.json`: one, several or none.
 pub fn end_tokens(text: &str) -> Vec<u32> {
     let number = |value: &Value| value.as_u64().map(|token| token as u32);
     let config: Value = serde_json::from_str(text).unwrap_or_default();

@@ -32,7 +32,8 @@ impl Contiguous {
         })
     }
 
-    /// Returns the likeliest new tokens after a prompt, on the model's device.
+    /// Returns the likeliest tokens after a prompt: `new` tokens, or fewer if one is in `end`. `device` is the
+    /// model's.
     ///
     /// # Errors
     /// candle's errors.
@@ -79,6 +80,9 @@ impl Contiguous {
     ///
     /// # Errors
     /// candle's errors.
+    ///
+    /// # Panics
+    /// If a Llama's cache was never cleared.
     pub fn logits(&mut self, input: &Tensor, offset: usize) -> candle::Result<Tensor> {
         let logits = match self {
             Self::Qwen3(model) => model.forward(input, offset),

@@ -121,7 +121,7 @@ pub struct Loaded {
 /// Loads a folder in Hugging Face's form: `config.json` of transformers 4 or 5, and `*.safetensors`.
 ///
 /// # Errors
-/// A file is missing, the config lacks a key or describes another model, or candle rejects the weights.
+/// A file cannot be read, the config lacks a key or is not supported, or candle rejects the weights.
 pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Loaded, LoadError> {
     let (config, text) = read_config(folder)?;
     let vb = weights(folder, dtype, device)?;

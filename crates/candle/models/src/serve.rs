@@ -26,8 +26,9 @@ pub struct Limits {
 pub struct Served {
     /// The new tokens of each prompt.
     pub texts: Vec<Vec<u32>>,
-    /// Number of tokens of all prompts, and how many of them were cached.
+    /// Number of tokens of all prompts.
     pub prompt_tokens: usize,
+    /// Number of prompt tokens that were cached.
     pub hit_tokens: usize,
     /// Time of all steps.
     pub time: Duration,
@@ -43,7 +44,7 @@ struct Running {
 /// calls `watch` with `None` and the number of uncomputed prompt tokens.
 ///
 /// # Errors
-/// Errors of the engine and of candle. Also an error: a prompt that alone does not fit in the pool.
+/// Errors of the engine and of candle. A prompt that does not fit in an empty pool is also an error.
 pub fn serve(
     model: &Model,
     arena: &mut KvArena,
@@ -84,7 +85,7 @@ pub fn serve(
     Ok(served)
 }
 
-/// Admits prompts while their tokens and all their new tokens fit.
+/// Admits at most `limits.joins` prompts, as long as each prompt fits with all its new tokens.
 fn admit(
     arena: &mut KvArena,
     prompts: &[Vec<u32>],
@@ -125,13 +126,13 @@ fn items(arena: &KvArena, running: &[Running], step_tokens: u32) -> Result<Vec<E
     Ok(items)
 }
 
-/// Returns the known tokens of a sequence that no step has computed.
+/// Returns the number of known tokens of a sequence that no step has planned.
 fn left(arena: &KvArena, seq: SeqKey) -> Result<u32, Error> {
     let (engine, failed) = (&arena.engine, kvarena::EngineError::from);
     Ok(engine.token_count(seq).map_err(failed)? - engine.planned_len(seq).map_err(failed)?)
 }
 
-/// Finishes texts that are complete or have an end token.
+/// Finishes sequences whose text has all new tokens or an end token.
 fn finish(
     arena: &mut KvArena,
     end: &[u32],

@@ -1,5 +1,5 @@
-//! Converts text to tokens by a model's `tokenizer.json`. The tiny models have none; their tokens
-//! are bytes.
+//! Converts text to tokens and back by a model's `tokenizer.json`. The tiny models have none; their
+//! tokens are bytes.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ impl Text {
         }
     }
 
-    /// Returns the text of tokens. Tokens of a tiny model that are no printable bytes become dots.
+    /// Returns the text of tokens. Without a tokenizer, a token other than a visible ASCII character becomes a dot.
     ///
     /// # Errors
     /// The tokenizer's errors.

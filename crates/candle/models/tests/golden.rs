@@ -102,7 +102,7 @@ fn logits_equal_those_over_candles_own_cache() {
     }
 }
 
-/// Config files of transformers 4 and 5 produce the same tokens; the error names a missing key.
+/// Configs of transformers 4 and 5 give the same RoPE bases and window pattern; errors name the key.
 #[test]
 fn both_forms_of_a_config_are_read() {
     let text = |name: &str| fs::read_to_string(folder(name).join("config.json")).expect("a config");

@@ -228,7 +228,7 @@ impl Calls<'_> {
         }
     }
 
-    /// Makes one wrong call, which must fail and change nothing.
+    /// Makes one wrong call, which must fail and change nothing. Makes none if the drawn kind does not apply.
     fn wrong(&mut self, step: &Step<'_>, layer: usize, numbers: &[f32]) {
         let rows = numbers.len() / (ALL_HEADS * DIM);
         let side = self.rng.below(3) as usize;

@@ -140,7 +140,7 @@ pub fn next_tokens(logits: Tensor) -> candle::Result<Vec<u32>> {
     logits.argmax(candle::D::Minus1)?.flatten_all()?.to_vec1()
 }
 
-/// Returns the median.
+/// Returns the median, or NaN for no times.
 pub fn median(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2).copied().unwrap_or(f64::NAN)

@@ -1,5 +1,5 @@
-//! The bridge's overhead: steps through the bridge and by direct calls of the engine and the
-//! backend, in alternation.
+//! The bridge's overhead on a GPU: decode steps through the bridge, and by direct calls of the engine
+//! and the backend. The host's times are measured in alternation, the device's one after the other.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ const HEAD_DIM: usize = QWEN3.head_dim;
 
 pub fn run() -> Outcome {
     println!(
-        "us, medians of {TURNS} decode steps of {BATCH} x {CONTEXT} by turns, {LAYERS} layers"
+        "us, medians over decode steps of {BATCH} sequences of {CONTEXT} tokens, {LAYERS} layers"
     );
     println!("| candle's events | | bridge | direct calls | difference |");
     println!("|---|---|---|---|---|");
@@ -126,7 +126,7 @@ impl Cost {
         Ok(between(&[start, planned, launched, closing]))
     }
 
-    /// Does the same by direct calls of the engine and its backend.
+    /// Runs a step by direct calls of the engine and its backend. Returns the same times.
     fn direct(&mut self) -> Outcome<[f64; 3]> {
         let [q, k, v] = [address(&self.qkv[0])?, address(&self.qkv[1])?, address(&self.qkv[2])?];
         let out = address(&self.out)?;
@@ -231,7 +231,7 @@ fn layer_direct(
         unsafe { DeviceRows::from_raw(at, Dtype::Bf16, BATCH * heads * HEAD_DIM, None) }
     };
     let [q, k, v] = [rows(qkv[0], Q_HEADS), rows(qkv[1], KV_HEADS), rows(qkv[2], KV_HEADS)];
-    // SAFETY: the result's tensor lives as long, and nothing else accesses it.
+    // SAFETY: the result's tensor also lives until then, and nothing else accesses it.
     let out =
         unsafe { DeviceRowsMut::from_raw(out, Dtype::Bf16, BATCH * Q_HEADS * HEAD_DIM, None) };
     pool.store_cache(plan, layer, Either::Right(k), Either::Right(v))?;

@@ -45,8 +45,9 @@ pub fn run(generate: Generate) -> Outcome {
     Ok(())
 }
 
-/// Returns whether a text equals the reference's. If not, prints the reference's margin at the
-/// first difference.
+/// Returns whether a text equals the reference's, up to the end of the shorter one. If not, prints how
+/// much larger the logit of the reference's token is at the first difference, by the same model in f32
+/// on the CPU.
 fn is_equal(name: &str, prompt: &[u32], wanted: &[u32], text: &[u32]) -> Outcome<bool> {
     let at = text.iter().zip(wanted).take_while(|(ours, wanted)| ours == wanted).count();
     let (Some(&ours), Some(&token)) = (text.get(at), wanted.get(at)) else { return Ok(true) };
@@ -54,13 +55,13 @@ fn is_equal(name: &str, prompt: &[u32], wanted: &[u32], text: &[u32]) -> Outcome
     let logits = logits(&reference, &[prompt, &wanted[..at]].concat())?;
     let [own, other] = [token, ours].map(|token| logits[token as usize]);
     println!(
-        "  token {at}: {ours} instead of {token}; the reference's logit of {token} is {own:.3}, larger by {:.4}",
+        "  token {at}: {ours} instead of {token}; on the CPU the logit of {token} is {own:.3}, larger by {:.4}",
         own - other
     );
     Ok(false)
 }
 
-/// Generates texts with joins and chunked prompts, then generates the same prompts again.
+/// Serves the prompts twice, with joins and chunks. The second run hits the cache.
 pub fn by_steps(
     loaded: &Loaded,
     arena: &mut KvArena,
@@ -96,7 +97,7 @@ fn golden(name: &str) -> Outcome<[Texts; 2]> {
     Ok(pairs)
 }
 
-/// Returns the reference's logits after these tokens.
+/// Returns a model's logits after these tokens, computed on the CPU.
 fn logits(model: &Loaded, tokens: &[u32]) -> Outcome<Vec<f32>> {
     let pool = PoolConfig { capacity: Capacity::Pages(256), ..model.pool };
     let mut arena = KvArena::new(pool, &Device::Cpu)?;

@@ -1,5 +1,5 @@
-//! A chat in the terminal. The conversation is a cached prefix, so each turn computes only new
-//! tokens.
+//! A chat in the terminal. The whole pages of the conversation are a cached prefix, so a turn computes
+//! its new tokens and at most one page of earlier ones.
 //!
 //!     cargo run --release -p kvarena-candle-models -- --model FOLDER
 

@@ -14,7 +14,7 @@ use kvarena_host::sparse::Sparse;
 /// from safetensors with continuous batching.
 ///
 /// Without arguments a small model explains words of kvarena. Exit codes: 0 done, 1 the run failed, 2 the command line
-/// or a request cannot be served, 3 the model cannot be used.
+/// or a request cannot be served, 3 the model or the GPU cannot be used.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "generate", version)]
 pub struct Args {
@@ -88,7 +88,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1.0)]
     pub top_p: f32,
 
-    /// Seed of the draws.
+    /// Seed of the draws, and of random weights and requests.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 
@@ -104,11 +104,11 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 16)]
     pub page_size: u32,
 
-    /// Pages of the pool [default: enough for every stream at full length, at most 1 GiB].
+    /// Pages of the pool [default: enough for every stream at full length, at most 1 GiB, or on a GPU its free memory].
     #[arg(long)]
     pub pages: Option<u32>,
 
-    /// Host memory in GiB for evicted pages, of each GPU.
+    /// Host memory in GiB for evicted pages; with --tp, for the pages of each GPU.
     #[arg(long, value_name = "GIB", conflicts_with_all = ["calibrate", "bench"])]
     pub host_cache: Option<f64>,
 
@@ -138,8 +138,8 @@ pub struct Args {
     #[arg(long, value_name = "K[,CHANNELS]", conflicts_with_all = ["calibrate", "check"])]
     pub sparse: Option<Sparse>,
 
-    /// With --sparse: the channels, a file of --save-labels; the requests are then served once. Several GPUs, --chat
-    /// and --serve require it.
+    /// With --sparse: the channels, a file of --save-labels; without --recall the requests are then served once.
+    /// Several GPUs, --chat and --serve require it.
     #[arg(long, value_name = "FILE", requires = "sparse")]
     pub labels: Option<PathBuf>,
 
@@ -210,11 +210,11 @@ pub struct Args {
     #[arg(long, value_name = "WAY")]
     pub sums: Option<SumsName>,
 
-    /// Measure a random model on a GPU: {"part", "model", "batch", "context", "ms" or "tokens_s", ..} a row.
+    /// Measure a random model, or sums over GPUs. Each part prints rows such as {"part", "model", "batch", "ms", ..}.
     #[arg(long, value_name = "PART", conflicts_with_all = ["chat", "prompt", "model", "check"])]
     pub bench: Option<Bench>,
 
-    /// Batch sizes of --bench decode.
+    /// Batch sizes of --bench decode, and numbers of rows of --bench sums.
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = at_least_one())]
     pub batch: Vec<u32>,
 
@@ -387,7 +387,7 @@ pub enum Switch {
 /// Backends.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BackendName {
-    /// Host memory.
+    /// The CPU.
     Cpu,
     /// A GPU; needs a build with `--features cuda`.
     Cuda,

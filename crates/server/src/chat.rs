@@ -47,7 +47,7 @@ pub struct Console<I, O> {
 /// Chats until the input ends. Reports a turn that it cannot serve, and omits it from the conversation.
 ///
 /// # Errors
-/// The run failed, or the last turn could not be served.
+/// The run failed. Otherwise, after the end of the input, the error of the last turn that could not be served.
 pub fn chat<R: Runner>(
     server: &mut Server<R>,
     text: &Text,

@@ -36,7 +36,7 @@ pub fn request(question: &str, defaults: &Defaults, text: &Text) -> Result<Reque
 /// Runs the first question, then all other questions at once, and prints the answers with their cached tokens.
 ///
 /// # Errors
-/// The run failed.
+/// The run failed, or a question cannot be served.
 pub fn show<R: Runner>(
     server: &mut Server<R>,
     text: &Text,

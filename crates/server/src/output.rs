@@ -71,7 +71,7 @@ impl<'a, W: Write> Printer<'a, W> {
         }
     }
 
-    /// Also prints `count` logits of each first token, of the lowest token ids.
+    /// Also prints at most `count` logits of each first token, those of the lowest token ids.
     pub fn with_first_logits(self, count: usize) -> Self {
         Self { first_logits: count, ..self }
     }
@@ -81,10 +81,10 @@ impl<'a, W: Write> Printer<'a, W> {
         std::mem::take(&mut self.last)
     }
 
-    /// Returns an error if a write failed.
+    /// Flushes the output.
     ///
     /// # Errors
-    /// A write failed.
+    /// The flush or an earlier write failed.
     pub fn finish(mut self) -> Result<()> {
         let flushed = self.out.flush();
         let failure = self.failure.or(flushed.err());

@@ -22,7 +22,7 @@ use kvarena_host::server::Policy;
 use kvarena_host::source::Random;
 use kvarena_host::text::Text;
 
-/// Maximum number of bytes of K and V if the command line gives no number of pages.
+/// Maximum number of bytes of K and V on the CPU, if the command line gives no number of pages.
 pub const POOL_BYTES: u64 = 1 << 30;
 
 /// Maximum number of unfinished steps; a fork waits if no step is available.
@@ -140,10 +140,10 @@ fn json_of(shape: Shape) -> Value {
 }
 
 /// Returns the engine's config from the command line. The pool has at most `pool_bytes` bytes, unless the command line
-/// gives the number of pages.
+/// gives the number of pages or one page is larger.
 ///
 /// # Errors
-/// A size that the engine does not support.
+/// A size that the engine does not support, or options that exclude each other.
 pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Result<EngineConfig> {
     let dtype = if args.calibrate.is_some() { KvDtype::F32 } else { args.kv_dtype.into() };
     let mut pool = PoolConfig {
@@ -315,7 +315,7 @@ fn drafting(args: &Args, model: &ModelConfig) -> Result<Option<Drafting>> {
     Ok(Some(Drafting { tokens, tree: args.draft_tree }))
 }
 
-/// Returns the prompt tokens of a step.
+/// Returns the maximum number of prompt tokens of a step.
 pub fn chunk(args: &Args) -> u32 {
     args.chunk.unwrap_or(if args.backend == BackendName::Cuda { 8192 } else { 512 })
 }
@@ -341,7 +341,7 @@ pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
     }
 }
 
-/// Returns whether the command line gives neither requests nor a model; the demo then runs.
+/// Returns whether the command line gives no requests, no model and no `--chat`; the demo then runs.
 pub fn is_demo(args: &Args) -> bool {
     let has_requests =
         !args.prompt.is_empty() || args.requests.is_some() || args.random_requests.is_some();
@@ -352,7 +352,7 @@ pub fn is_demo(args: &Args) -> bool {
 /// Returns the requests of the command line, or the demo's questions if it names neither requests nor a model.
 ///
 /// # Errors
-/// A file cannot be read, a line or a prompt is not a request, or there are no requests.
+/// A file cannot be read, a line or a prompt is not a request, or the command line names no requests.
 pub fn requests(args: &Args, model: &ModelConfig, text: &Text) -> Result<Vec<Request>> {
     let defaults = defaults(args, model);
     let mut requests = Vec::new();

@@ -1,4 +1,4 @@
-//! Rejected input: the message names the wrong value, the exit code tells whether the request or the model is at fault,
+//! Rejected input: the message names the wrong value, the exit code is 2 for a request or an option and 3 for a model,
 //! and the program does not panic.
 
 mod common;

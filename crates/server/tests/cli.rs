@@ -126,7 +126,7 @@ fn requests_and_answers_are_json_lines() {
     }
 }
 
-/// One run writes static scales, another reads them, and its tokens differ from those with scales of 1.
+/// One run writes static scales, another reads them. Its logits differ from those with scales of 1 and by token.
 #[test]
 fn scales_are_measured_and_given() {
     let files = Dir::new();

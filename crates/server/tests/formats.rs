@@ -101,7 +101,7 @@ fn shards_with_an_index() {
     }
 }
 
-/// The config has `rope_theta`, `rope_scaling` and `torch_dtype`, and omits every field that has a default.
+/// The config has `rope_theta`, `rope_scaling` and `torch_dtype`, and omits some fields that have defaults.
 #[test]
 fn configs_of_the_old_style() {
     for model in common::MODELS {

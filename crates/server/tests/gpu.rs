@@ -1,5 +1,5 @@
-//! The model on a GPU, or on the stand-in driver: kernels equal their specification, tokens equal the CPU's, and errors
-//! name the reason why a GPU cannot serve.
+//! The model on a GPU, or on the stand-in driver: tokens equal the CPU's within rounding, the ranks' weights make a
+//! whole, and errors name the reason why a GPU cannot serve.
 #![cfg(feature = "cuda")]
 
 mod common;

@@ -22,8 +22,8 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the number of a GPU for each rank. If there is only one GPU, all ranks share it. Returns `None` if there are
-/// several, but fewer than ranks.
+/// Returns the number of a GPU for each rank. If there is only one GPU, all ranks share it. Returns `None` if there is
+/// no GPU, or if there are several, but fewer than ranks.
 fn gpus(ranks: usize) -> Option<Vec<u32>> {
     device()?;
     let numbers: Vec<u32> = (0..ranks as u32).collect();

@@ -3,9 +3,9 @@
 
     hostile.py PROGRAM [NAME ..]        NAME: cases to play; the default is all
 
-Each row has a measurement, its bound, and whether the bound holds. The exit code is 1 if a row misses its bound. Rows in
-ms compare two times, which other work on the machine changes: they count only with STRICT=1. The script sets the
-server's time limits to a few seconds where the server has flags for them. Needs only Python's standard library.
+Each row has a measurement, its bound, and whether the bound holds. The exit code is 1 if a row misses its bound. Rows
+in ms depend on other work on the machine, so they count only with STRICT=1. The script sets the server's time limits to
+a few seconds where the server has flags for them. Needs only Python's standard library.
 """
 
 import json
@@ -210,7 +210,7 @@ def slow(server, what, limit, send):
 
 
 def slow_clients(server):
-    """50 clients of each kind that begin a request and stop."""
+    """50 clients of each kind: slow headers, slow bodies, no request, and no second request."""
     yield from slow(server, "headers", HEADER, lambda c: c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-"))
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
     yield from slow(server, "bodies", BODY, lambda c: c.sendall(head))

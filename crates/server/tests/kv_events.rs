@@ -1,4 +1,5 @@
-//! `--kv-events`: a router that connects late receives the server's cached pages.
+//! `--kv-events`: a router that connects late receives the server's cached pages, and tenants share neither pages nor
+//! hashes.
 
 mod common;
 
@@ -180,7 +181,7 @@ fn scored_prompts_have_hashes_of_their_own() {
     });
 }
 
-/// Each request has its own salt, and the pool has few pages.
+/// Each salt has two requests, and the pool has few pages.
 #[test]
 fn salts_are_forgotten_with_their_last_page() {
     const PAGES: u32 = 12;

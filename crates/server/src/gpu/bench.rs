@@ -161,7 +161,7 @@ fn submit(server: &mut Server<impl OnGpu>, requests: Vec<Request>) -> Result<()>
     requests.into_iter().try_for_each(|request| server.submit(request).map(|_| ()))
 }
 
-/// Captures the graphs of all sizes.
+/// Captures the graphs of steps of up to 256 streams.
 fn warm(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, temperature: f32) -> Result<()> {
     let mut before = 0;
     for streams in 1..=256 {

@@ -85,7 +85,7 @@ pub struct Case {
     labels: LabelChannels,
     /// Wrong channels, for [`Fault::Labels`].
     wrong_labels: LabelChannels,
-    /// The reference's logits of earlier streams, by the number of positions that they read.
+    /// The reference's logits of earlier streams, by their tokens and the number of positions that they read.
     reference: HashMap<(Vec<u32>, Option<u32>), Vec<f32>>,
 }
 
@@ -147,7 +147,7 @@ impl Case {
         Self::new("qwen3-tiny", device, model, Source::Files(dir.clone()), prompts(dir)?)
     }
 
-    /// Returns a seeded Llama with heads of 64, with the prompts of the golden model.
+    /// Returns a seeded Llama with heads of 64, with the golden prompts of llama-tiny.
     ///
     /// # Errors
     /// See [`Case::golden`].

@@ -73,7 +73,7 @@ impl Loaded {
     /// Creates a server whose generating streams read these positions, or all.
     ///
     /// # Errors
-    /// The pool cannot be created.
+    /// An option that the engine does not support, or the pool cannot be created.
     pub fn server(
         &self,
         args: &Args,
@@ -166,7 +166,8 @@ fn check_sparse(args: &Args, model: &ModelConfig) -> Result<()> {
             return refuse("--sparse with --tp needs --labels");
         }
     }
-    // By default the pool holds one sequence of the model's maximum length. An option that it rejects is never valid.
+    // Without --pages, this pool holds one sequence of the model's maximum length. An option that does not fit this
+    // pool fits none.
     let pages = (model.max_len as u32).div_ceil(args.page_size.max(1));
     let args = Args { pages: Some(args.pages.unwrap_or(pages)), ..args.clone() };
     let config = setup::engine_config(&args, model, 0)?;
@@ -174,7 +175,7 @@ fn check_sparse(args: &Args, model: &ModelConfig) -> Result<()> {
     reading(&args, model).map(|_| ())
 }
 
-/// Returns the channels of a head from the command line.
+/// Returns the number of label channels of a head, from the command line or the file of `--labels`.
 fn channel_count(args: &Args, sparse: Sparse) -> Result<u32> {
     let given = args.labels.as_deref().map(channels::read).transpose()?;
     sparse.channels(given.map(|labels| labels.channels()))

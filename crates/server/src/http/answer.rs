@@ -23,7 +23,7 @@ pub struct Answer {
     choices: Vec<Choice>,
     /// Whether each choice has sent a chunk. The first chunk of a chat contains the role.
     begun: Vec<bool>,
-    /// Whether each choice has received an event. The first event returns the echo.
+    /// Whether each choice has received a token or its end. The chunk of the first of them contains the echo.
     has_echoed: Vec<bool>,
     /// First choice and number of cached tokens of each prompt.
     prompts: Vec<(u32, u32)>,
@@ -34,7 +34,7 @@ pub struct Answer {
     prompt_tokens: usize,
     include_usage: bool,
     logprobs: Option<u32>,
-    /// Texts of the prompts if the answer begins with them, and the log-probabilities of their tokens.
+    /// Prompts, if the answer begins with them, and the log-probabilities of their tokens.
     echoes: Vec<Echo>,
     hides_new: bool,
 }
@@ -52,7 +52,7 @@ struct Named {
 }
 
 impl Answer {
-    /// Creates an answer to `checked`, with number `number`.
+    /// Creates an answer to `checked`; its id ends in `number`.
     pub fn new(host: Arc<Host>, checked: &CheckedRequest, number: &str) -> Self {
         let prefix = if checked.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -40,12 +40,12 @@ fn answer(kind: Kind, logprobs: Option<u32>) -> Answer {
 
 fn token(choice: u32, token: u32) -> Event {
     let logprob = Logprob { own: -0.5, top: vec![(token, -0.5), (9, -1.0)] };
-    // Counts grow with each token; the last counts apply.
+    // The counts of a choice's last token apply.
     let drafts = [5 + token, token];
     Event::Token { choice, token, cached: 2, drafts, logprob: Some(logprob) }
 }
 
-/// Returns the events of two prompts with two choices each. Each pair of choices ends for all reasons.
+/// Returns the events of two prompts with two choices each. Of each pair, one choice stops and one reaches its length.
 fn events() -> Vec<Event> {
     let done = |choice, finish| Event::Done { choice, finish };
     vec![

@@ -24,7 +24,7 @@ pub struct ApiError {
     pub code: Option<&'static str>,
 }
 
-/// Returns the answer to a rejected request; a busy server adds `Retry-After`.
+/// Returns the answer to a rejected request; a status of 429 or 503 adds `Retry-After`.
 pub(super) fn refused(error: &ApiError) -> Response {
     let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let body = ([(header::CONTENT_TYPE, "application/json")], error.json().to_string());
@@ -109,7 +109,7 @@ impl ApiError {
 
     /// Returns the error for a full queue.
     pub fn full(waiting: usize) -> Self {
-        let message = format!("{waiting} requests wait already; try again later");
+        let message = format!("{waiting} streams wait already; try again later");
         Self { code: Some("queue_full"), ..Self::new(429, "rate_limit_error", message) }
     }
 

@@ -11,7 +11,7 @@ use super::fields::{Field, Kind, Use};
 /// Maximum number of bytes of a field other than the texts.
 const FIELD_BYTES_MAX: usize = 1 << 20;
 
-/// A request's JSON; only served fields are read.
+/// A request's JSON, reduced to the served fields.
 #[derive(Debug)]
 pub struct RequestBody<'a> {
     fields: Map<String, Value>,
@@ -23,7 +23,7 @@ impl<'a> RequestBody<'a> {
     /// Reads a request, and checks each field's name by the table.
     ///
     /// # Errors
-    /// The body is not a JSON object, a field is not in the table, or a field is unsupported.
+    /// The body is not a JSON object, or a field is not in the table, unsupported or too long.
     pub fn read(bytes: &'a [u8], kind: Kind) -> Result<Self, ApiError> {
         let raw: BTreeMap<String, &RawValue> = serde_json::from_slice(bytes)
             .map_err(|e| ApiError::bad(format!("the body is not valid JSON, or no object: {e}")))?;

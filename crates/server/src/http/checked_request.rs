@@ -17,7 +17,7 @@ use kvarena_host::shaping::Shaping;
 
 /// Maximum number of stop strings.
 const STOPS_MAX: usize = 16;
-/// Maximum number of bytes of a stop string.
+/// Maximum number of bytes of a stop string or a bad word.
 const STOP_BYTES_MAX: usize = 1024;
 /// Maximum number of stop tokens of a request.
 const STOP_TOKENS_MAX: usize = 128;
@@ -100,7 +100,7 @@ impl CheckedRequest {
     }
 }
 
-/// Reads all of a request except its prompt.
+/// Returns the parameters that all prompts of a request share, as a request without a prompt.
 fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Request> {
     let mut request = host.defaults.request(Vec::new());
     let newest = match kind {

@@ -321,7 +321,7 @@ fn fields_that_change_the_answer_are_refused_by_name() {
     }
 }
 
-/// Defaults that are true, so that false would change the prompt or the answer.
+/// The value opposite to a default, such as false for a default of true, would change the prompt or the answer.
 #[test]
 fn false_for_a_default_of_true_is_refused() {
     let plain = |name: &str| json!({ "prompt": "1", name: false });

@@ -5,7 +5,7 @@ use super::stop::StopMatcher;
 use kvarena_host::stream::Finish;
 use kvarena_host::text::{Decoder, Text};
 
-/// A generated token with its log-probability.
+/// A token of a choice or of its echoed prompt, with its log-probability.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GeneratedToken {
     /// The token.
@@ -84,7 +84,7 @@ impl Choice {
         piece
     }
 
-    /// Returns the generated tokens.
+    /// Returns the number of generated tokens, including the stop token.
     pub fn tokens(&self) -> u32 {
         self.tokens
     }

@@ -2,7 +2,7 @@
 //!
 //! A connection waits for a request's headers, is busy with a request until its answer is written, or is idle. Beyond
 //! the limit, the server closes the connection that has waited longest. If all are busy, a few spare connections serve
-//! only monitors.
+//! only `/health` and `/ping`.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -118,7 +118,8 @@ struct Table {
 }
 
 impl Table {
-    /// Adds a connection and returns its number, its peer, and whether it is a spare one. `None` beyond the limit.
+    /// Adds a connection and returns its number, its peer, and whether it is a spare one. Returns `None` if all
+    /// connections, including the spare ones, are busy.
     fn enter(&mut self, most: usize) -> Option<(u64, Arc<Peer>, bool)> {
         let spares = self.peers.values().filter(|(_, is_spare)| *is_spare).count();
         let is_spare = if self.peers.len() - spares < most || self.evict(false) {
@@ -134,7 +135,8 @@ impl Table {
         Some((number, peer, is_spare))
     }
 
-    /// Closes the connection that has waited longest; returns false if all are busy. O(connections).
+    /// Closes the connection that has waited longest, among the spare ones or among the others. Returns false if all
+    /// of them are busy. O(connections).
     fn evict(&mut self, spare: bool) -> bool {
         let waiting = self
             .peers

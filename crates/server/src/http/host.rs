@@ -9,7 +9,8 @@ use kvarena_host::text::Text;
 use super::api_error::{ApiError, Result};
 use super::body::Body;
 
-/// Maximum number of choices of one request, over all its prompts.
+/// Maximum number of prompts of one request, and of its choices over all prompts unless [`Host::samples_max`] is
+/// larger.
 pub const CHOICES_MAX: usize = 128;
 
 /// The served model and its limits.

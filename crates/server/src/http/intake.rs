@@ -127,7 +127,7 @@ impl Intake {
         parsing.await.map_err(|e| ApiError::failed(e.to_string()))?
     }
 
-    /// Counts the tokens of a request until the result is dropped.
+    /// Counts the tokens of a request's prompts and predictions until the result is dropped.
     ///
     /// # Errors
     /// The request has more tokens than all requests together may have (400), or than the budget has left (429).

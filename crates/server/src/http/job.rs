@@ -21,11 +21,12 @@ pub struct Job {
     pub first_choice: u32,
     /// Number of most likely tokens reported with each token; `None` without log-probabilities.
     pub logprobs: Option<u32>,
-    /// Sender of the job's events. There is at most one for each token, so the channel needs no bound.
+    /// Sender of the job's events. There is at most one for each token of prompt and answer and for each end, so the
+    /// channel needs no bound.
     pub events: UnboundedSender<Event>,
     /// Whether the client still reads each choice.
     pub readers: Arc<Readers>,
-    /// Tokens of all prompts of the client's request, counted until its last job ends.
+    /// Tokens of all prompts and predictions of the client's request, counted until its last job ends.
     pub _held: Arc<Held>,
 }
 
@@ -65,7 +66,7 @@ pub enum Event {
     Failed(String),
 }
 
-/// Log-probability of a token in the model's distribution, before temperature, top-k and top-p.
+/// Log-probability of a token in the model's distribution, before edits of logits, temperature, top-k and top-p.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Logprob {
     /// Natural logarithm of the probability.

@@ -1,4 +1,4 @@
-//! The request log: a line for each ended request, by `tracing`.
+//! The request log: a line for each ended request for a completion or a chat, by `tracing`.
 
 use std::time::Instant;
 
@@ -57,7 +57,7 @@ impl Entry {
         }
     }
 
-    /// Records a token.
+    /// Records the time of the first token.
     pub fn token(&mut self) {
         self.first.get_or_insert_with(Instant::now);
     }

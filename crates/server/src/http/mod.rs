@@ -11,7 +11,7 @@
 //! intake, guard          limits of requests; the API key and origins
 //! fields, body, host     the table of fields; typed look-ups; the served model and its limits
 //! checked_request        a request with all its checks
-//! prompt, tokens         prompts and messages as tokens; /tokenize
+//! prompt, tokens         prompts and messages as tokens; /tokenize and /detokenize
 //! api_error              errors of rejected requests
 //! queue, job             waiting requests; messages between clients and engine
 //! engine_loop            the engine's thread
@@ -85,7 +85,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Serves at `address` until SIGTERM or Ctrl-C, and then until all accepted requests have ended.
 ///
 /// # Errors
-/// The address cannot be bound, the run failed, or the audit at the end found pages in use.
+/// The address cannot be bound, an option is invalid, the run failed, or the audit at the end failed.
 pub fn run<R: Runner>(
     args: &Args,
     address: &str,
@@ -184,7 +184,7 @@ fn app(args: &Args, host: Host) -> Arc<App> {
 }
 
 /// Answers clients until the engine's thread has stopped (`is_over`), and then completes the answers. After the first
-/// signal the server rejects requests, and `/health` reports it.
+/// signal the server rejects requests, and `/health` reports it. A second signal ends the program.
 async fn listen(
     listener: TcpListener,
     routers: (Router, Router),

@@ -13,9 +13,9 @@ use kvarena_host::error::{Error, Result};
 /// Descriptors that are reserved for other uses than the connections within the limit. Monitors use [`SPARES`] of them
 /// when the other connections are busy.
 pub const DESCRIPTORS_LEFT: usize = 64;
-/// Connections beyond the limit that are open at a time, each for one answer.
+/// Maximum number of connections beyond the limit, each for one answer.
 pub const SPARES: usize = 32;
-/// Maximum number of connections if the number of descriptors is unlimited.
+/// Default maximum number of connections, if the limit of descriptors allows as many.
 const CONNECTIONS_USUAL: usize = 4096;
 
 /// Options of `--serve`.
@@ -26,7 +26,7 @@ pub struct HttpOptions {
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = from_one_to(1 << 30))]
     pub max_body: usize,
 
-    /// Maximum number of prompt tokens of all requests that wait or run; a request beyond that gets 429.
+    /// Maximum number of prompt and prediction tokens of all requests that wait or run; a request beyond that gets 429.
     #[arg(long, value_name = "TOKENS", default_value_t = 1 << 20, value_parser = from_one_to(1 << 40))]
     pub max_waiting_tokens: usize,
 
@@ -39,8 +39,8 @@ pub struct HttpOptions {
     pub max_n: u32,
 
     /// Maximum number of connections [default: the limit of descriptors less 64, at most 4096]. Beyond that, the server
-    /// closes the connection that has been idle longest. If none is idle, monitors get answers and other clients get
-    /// 503.
+    /// closes the connection that has waited longest for a request. If none waits, `/health` and `/ping` get answers
+    /// and other requests get 503.
     #[arg(long, value_name = "CONNECTIONS", value_parser = from_one_to(1 << 20))]
     pub max_connections: Option<usize>,
 
@@ -66,7 +66,8 @@ pub struct HttpOptions {
     #[arg(long, value_name = "FILE", conflicts_with = "api_key")]
     pub api_key_file: Option<PathBuf>,
 
-    /// An origin whose pages may send requests (repeatable; `*`: any); without it browsers block all pages.
+    /// An origin whose pages may send requests (repeatable; `*`: any). By default browsers block pages of other
+    /// origins.
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Vec<String>,
 
@@ -79,7 +80,7 @@ pub struct HttpOptions {
     #[arg(long, value_name = "ADDRESS", requires = "kv_events")]
     pub kv_events_replay: Option<String>,
 
-    /// Writes a line for each request to standard error: number, tokens, cached tokens, times, outcome.
+    /// Writes a line for each completion or chat to standard error: number, tokens, cached tokens, times, outcome.
     #[arg(long, value_name = "FORM", num_args = 0..=1, default_missing_value = "text")]
     pub log: Option<LogForm>,
 }
@@ -135,7 +136,7 @@ impl HttpOptions {
     /// Returns the limits of connections that the number of descriptors allows.
     ///
     /// # Errors
-    /// `--max-connections` exceeds the number of descriptors.
+    /// `--max-connections` exceeds the descriptors that are not reserved, or all descriptors are reserved.
     pub fn bounds(&self) -> Result<Bounds> {
         let limit = getrlimit(Resource::Nofile).current;
         let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));

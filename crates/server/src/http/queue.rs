@@ -36,8 +36,8 @@ impl<T> Queue<T> {
         Self { state: Mutex::new(state), changed: Condvar::new(), max }
     }
 
-    /// Pushes all jobs of a request, or none. The limit counts requests: the queue accepts a request while it has room
-    /// for one of its jobs.
+    /// Pushes all jobs of a request, or none. The queue accepts a whole request while it has room for one more job, so
+    /// the jobs of the last request may exceed the limit.
     ///
     /// # Errors
     /// The queue is full or closed.

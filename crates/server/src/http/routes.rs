@@ -32,7 +32,7 @@ use kvarena_host::sample::splitmix;
 
 /// The state that all handlers share.
 pub struct App {
-    /// The model.
+    /// The served model, and the limits and defaults of requests.
     pub host: Arc<Host>,
     /// The queue to the engine's thread.
     pub queue: Arc<Queue<Job>>,
@@ -76,7 +76,7 @@ pub fn router(app: Arc<App>, key: Option<Secret>, cors: CorsLayer) -> Router {
         .with_state(app)
 }
 
-/// Returns the routes of a spare connection.
+/// Returns the routes of a spare connection: `/health` and `/ping`; other paths get 503.
 pub fn crowded(app: Arc<App>) -> Router {
     monitors().fallback(|| async { refused(&ApiError::no_connection()) }).with_state(app)
 }

@@ -10,7 +10,10 @@ pub struct StopMatcher {
 }
 
 impl StopMatcher {
-    /// Creates a matcher of these strings, none of which is empty.
+    /// Creates a matcher of these strings.
+    ///
+    /// # Panics
+    /// If a string is empty.
     pub fn new(stops: Vec<String>) -> Self {
         assert!(stops.iter().all(|stop| !stop.is_empty()), "an empty string would match anywhere");
         Self { stops, held: String::new() }

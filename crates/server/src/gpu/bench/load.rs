@@ -1,7 +1,7 @@
 //! Measures the first token of a prompt whose cached pages are in host memory.
 //!
-//! A filler as long as the pool evicts the prompt's pages to host memory. Before each measurement all pages of the pool
-//! have copies in host memory, so a load waits for no save. Times are medians of [`ROUNDS`].
+//! A filler that needs nearly the whole pool evicts the prompt's pages to host memory. Before each measurement all
+//! pages of the pool have copies in host memory, so a load waits for no save. Times are medians of [`ROUNDS`].
 
 use std::time::Instant;
 
@@ -32,7 +32,7 @@ pub fn args(args: &Args, page_bytes: u64) -> Args {
     Args { pages: Some(pages), host_cache: Some(gib), concurrency: 1, ..args.clone() }
 }
 
-/// The prompt's cached tokens, and a prompt as long as the pool.
+/// The prompt's cached tokens, and a prompt that needs nearly the whole pool.
 struct Bench<'s, R: OnGpu> {
     server: &'s mut Server<R>,
     prompts: &'s mut Prompts,

@@ -95,7 +95,7 @@ fn row_times(
 }
 
 fn sum_us(device: &Device, sum: impl Fn() -> GpuResult<()>) -> GpuResult<f32> {
-    // First uses initialise libraries and kernels, which must not be in a capture.
+    // The first sum initialises libraries and loads kernels. A capture must contain neither.
     sum()?;
     device.stream.synchronize()?;
     let graph = device.stream.capture(|| (0..SUMS).try_for_each(|_| sum()))?;

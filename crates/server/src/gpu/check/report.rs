@@ -123,9 +123,9 @@ pub fn run(out: &mut impl Write) -> Result<()> {
     report.end()
 }
 
-/// Checks models that are divided among several GPUs: every ninth setting, steps that fail, and draws. Other settings
-/// are left out, because each opens its GPUs again. Also reports whether the tokens equal those of one GPU. The check
-/// does not require this, because sums over ranks round differently.
+/// Checks models that are divided among several GPUs: every ninth setting, steps that fail, and draws with and without
+/// edits. Other settings are left out, because each opens its GPUs again. Also reports whether the tokens equal those
+/// of one GPU. The check does not require this, because sums over ranks round differently.
 ///
 /// # Errors
 /// The GPUs cannot serve, or a check failed.

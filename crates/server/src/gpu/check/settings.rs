@@ -86,7 +86,8 @@ impl Default for Setting {
     }
 }
 
-/// Returns every combination; each kind of product is used in some of them.
+/// Returns every combination of page size, layout, graphs, overlap and schedule, then settings with drafts, sparse
+/// reads and host pages. Each choice of products but the default is used in some of them.
 pub fn settings() -> Vec<Setting> {
     let mut settings = Vec::new();
     for (page_size, layout) in

@@ -34,11 +34,11 @@ pub(super) fn shape(requests: &mut [Request]) {
 }
 
 impl Case {
-    /// Checks that the device and the reference choose the same tokens from the device's logits: greedily, and with
-    /// min-p alone, with top-k and with top-p. Returns the number of tokens with edited logits or min-p.
+    /// Checks that the device and the reference choose the same tokens from the device's logits: greedily, with min-p
+    /// alone, with min-p and top-k, and with min-p and top-p. Returns the number of tokens with edited logits or min-p.
     ///
     /// # Errors
-    /// The run failed, or a token differs.
+    /// The run failed, or a token differs and its score is not within `SCORE_BOUND`.
     pub fn shaped_draws(&mut self, setting: Setting) -> Result<usize> {
         self.record_continuations(setting)?;
         let setting = Setting { shaped: true, ..setting };

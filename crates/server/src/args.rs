@@ -133,8 +133,8 @@ pub struct Args {
     pub calibrate: Option<PathBuf>,
 
     /// Generating streams read only K positions of their context, selected by CHANNELS channels of the keys [CHANNELS:
-    /// 16]. The requests are served twice. The first pass reads all positions, to choose the channels and to count the
-    /// tokens that change. A --bench of random weights takes the first channels.
+    /// 16]. Without --labels the requests are served twice. The first pass reads all positions, to choose the channels
+    /// and to count the tokens that change. A --bench of random weights takes the first channels.
     #[arg(long, value_name = "K[,CHANNELS]", conflicts_with_all = ["calibrate", "check"])]
     pub sparse: Option<Sparse>,
 
@@ -210,7 +210,7 @@ pub struct Args {
     #[arg(long, value_name = "WAY")]
     pub sums: Option<SumsName>,
 
-    /// Measure a random model, or sums over GPUs. Each part prints rows such as {"part", "model", "batch", "ms", ..}.
+    /// Measure a random model on a GPU, or sums over GPUs. The rows are such as {"part", "model", "batch", "ms", ..}.
     #[arg(long, value_name = "PART", conflicts_with_all = ["chat", "prompt", "model", "check"])]
     pub bench: Option<Bench>,
 

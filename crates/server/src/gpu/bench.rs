@@ -64,7 +64,7 @@ impl Prompts {
 /// Measures a part and prints one row in each line.
 ///
 /// # Errors
-/// No usable GPU, or a failed run.
+/// No usable GPU, an option that cannot be served, or a failed run.
 pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
     let shape = args.random_model.unwrap_or(Shape::Qwen3_0_6B);
     let batches: Vec<usize> = args.batch.iter().map(|&n| n as usize).collect();
@@ -176,7 +176,7 @@ fn warm(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, temperature: f32
     Ok(())
 }
 
-/// Returns the host's time in each part, in microseconds, summed over all runs of the server.
+/// Returns the host's microseconds in the engine, in launches and in waits, summed over all runs of the server.
 fn host_us(server: &Server<impl OnGpu>) -> [f64; 3] {
     let (_, clock) = server.tally();
     [Part::Engine, Part::Launch, Part::Wait].map(|part| clock.spent(part).as_secs_f64() * 1e6)

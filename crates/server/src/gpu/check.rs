@@ -3,7 +3,7 @@
 //! ```text
 //! settings     how requests are served and sampled
 //! shaped       checks of edits of logits and of min-p, with the device's own logits
-//! report       runs all checks and prints a line for each
+//! report       runs all checks and prints their outcomes
 //! ```
 //!
 //! Rounding differs, so tokens may differ if two logits are close. The f32 reference therefore recomputes the logits of
@@ -100,7 +100,7 @@ pub struct Distance {
     pub median: f64,
     /// Number of generated tokens.
     pub tokens: usize,
-    /// Whether streams read a subset of positions.
+    /// Whether some stream read a subset of positions.
     pub few: bool,
 }
 

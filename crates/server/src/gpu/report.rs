@@ -14,7 +14,7 @@ pub struct Times {
     pub steps: [usize; 2],
     /// Share of the time between the ends of steps in which the device was idle.
     pub idle: f64,
-    /// Share of idle time in decode steps only.
+    /// The same share, over decode steps only.
     pub decode_idle: f64,
     /// Microseconds of each step in the engine's calls, and in launching the step.
     pub host_us: [f64; 2],

@@ -58,7 +58,7 @@ impl CheckedRequest {
     /// Reads a request. `seed` is the default seed of its draws.
     ///
     /// # Errors
-    /// Any invalid field.
+    /// The body or a field is invalid.
     pub fn parse(host: &Host, kind: Kind, bytes: &[u8], seed: u64) -> Result<Self> {
         let sent = RequestBody::read(bytes, kind)?;
         let body = sent.body();

@@ -7,15 +7,16 @@ use super::api_error::{ApiError, Result};
 use super::body::{Body, brief, brief_json};
 use super::host::{CHOICES_MAX, Host};
 
-/// Returns the tokens of a text. Rejects a text with more bytes than the model's positions can hold, before it encodes
-/// the text.
+/// Returns the tokens of a text. Before it encodes the text, it rejects more bytes than the maximum number of tokens
+/// times the bytes of the longest token.
 fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>> {
     let room = host.limits.room(0);
     let most = host.text.longest_token().saturating_mul(room);
     if text.len() > most {
         let what = format!(
-            "a text of {} bytes has more than {room} tokens, but {}",
+            "a text of {} bytes is longer than {room} tokens of {} bytes, and {}",
             text.len(),
+            host.text.longest_token(),
             host.limits.least()
         );
         return Err(ApiError::too_long(name, what, host.limits.room(0).saturating_sub(1)));

@@ -1,4 +1,4 @@
-//! All checks of `generate --check`, with a line for each.
+//! All checks of `generate --check`, with a line for each setting, fault and sampling.
 
 use std::io::Write;
 use std::rc::Rc;
@@ -92,7 +92,7 @@ impl<W: Write> Report<'_, W> {
 
     fn end(mut self) -> Result<()> {
         match self.failures {
-            0 => self.say("all choices equal the CPU's"),
+            0 => self.say("all checks passed"),
             n => Err(Error::run(format!("{n} of the checks failed"))),
         }
     }

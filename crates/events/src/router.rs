@@ -1,7 +1,8 @@
 //! A router that uses the published crate `dynamo-kv-router`: the crate's parser reads payloads, and the crate's index
 //! finds prefixes.
 //!
-//! [`Router::believe`] checks each payload by `decode.rs` before the parser, so an invalid payload changes nothing.
+//! `decode.rs` checks each payload before the parser, so an invalid payload changes nothing. [`Router::apply`] omits
+//! this check.
 
 use std::fmt;
 
@@ -65,7 +66,7 @@ impl Router {
     /// crate.
     ///
     /// # Errors
-    /// As [`Router::believe`], without [`RouterError::Wire`].
+    /// [`RouterError::Parser`] or [`RouterError::Index`].
     pub fn apply(&mut self, engine: u64, payload: &[u8]) -> Result<(), RouterError> {
         let batch = decode_event_batch(payload);
         let batch = batch.map_err(|error| RouterError::Parser(error.to_string()))?;

@@ -1,7 +1,7 @@
 //! Measures the first token of a prompt whose cached pages are in host memory.
 //!
-//! A filler that needs nearly the whole pool evicts the prompt's pages to host memory. Before each measurement all
-//! pages of the pool have copies in host memory, so a load waits for no save. Times are medians of [`ROUNDS`].
+//! A filler that needs nearly the whole pool evicts the prompt's pages to host memory. Before each load, all pages
+//! of the pool have copies in host memory, so the load waits for no save. Times are medians of [`ROUNDS`].
 
 use std::time::Instant;
 

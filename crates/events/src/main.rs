@@ -32,7 +32,7 @@ struct Options {
     /// Number of tokens in a page
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     page_size: u32,
-    /// Number of pages of each engine [default: enough for 400,000 tokens]
+    /// Number of pages of each engine [default: as many as fit 400,000 tokens]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pages: Option<u32>,
     /// Number of tokens that each engine computes in a second

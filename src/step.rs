@@ -151,7 +151,7 @@ impl StepLog {
         number
     }
 
-    /// Records that the last item of the newest step has drafts, which wait for [`StepLog::accept`].
+    /// Records that one more item of the newest step has drafts, which wait for [`StepLog::accept`].
     pub(crate) fn add_draft(&mut self) {
         self.steps.back_mut().expect("a step was begun").drafts += 1;
     }

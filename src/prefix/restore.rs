@@ -86,8 +86,8 @@ impl PrefixTree {
         self.emit_loaded(lock);
     }
 
-    /// Emits that the entries of the restored nodes have moved to the device. The list of these nodes begins with the
-    /// deepest.
+    /// Emits that the entries of the restored nodes have moved to the device, and clears the list of these nodes. The
+    /// list begins with the deepest node.
     fn emit_loaded(&mut self, lock: &PrefixLock) {
         let mut nodes = std::mem::take(&mut self.hosts_mut().saving);
         if lock.scope().generation == self.generation && self.events.is_some() {

@@ -19,7 +19,7 @@
 //! * S6. A row stores the entry of its last page and its last token, so that decoding looks up neither.
 //! * S7. The total of outstanding pages is the sum over all sequences.
 //!
-//! planned_len exceeds token_len by one token for each unfinished step that samples the token of the next step.
+//! planned_len exceeds token_len by the planned tokens that the host has not appended yet.
 //!
 //! A sequence whose last planned tokens are drafts waits for `accept` (`branches.rs`). Until then it is neither planned
 //! nor committed:
@@ -156,7 +156,7 @@ impl SequenceTable {
         &self.stores.limits
     }
 
-    /// Touches the memory of tokens and page tables, so that no later call pays for a page fault.
+    /// Touches the memory of tokens and page tables, so that later calls cause no page faults there.
     pub fn prefault(&mut self) {
         self.stores.tokens.prefault();
         self.stores.pages.prefault();

@@ -1,5 +1,5 @@
-//! The lengths and flags of one sequence: [`Sequence`]. `mod.rs` states the invariants (S1 to S7); `row.rs` adds tokens
-//! and pages.
+//! The lengths and flags of one sequence: [`Sequence`]. `mod.rs` states the invariants (S1 to S7, S9); `row.rs` adds
+//! tokens and pages.
 
 use crate::id::{Namespace, PrefixLock, RowId, Scope, StepId, TokenId};
 
@@ -19,7 +19,7 @@ impl AdmissionKind {
         Self(prompt_len)
     }
 
-    /// Returns the tokens of the prompt.
+    /// Returns the number of tokens of the prompt.
     pub fn prompt_len(self) -> u32 {
         self.0
     }
@@ -51,7 +51,7 @@ pub struct Sequence {
     pub row: RowId,
     /// Number of known tokens.
     pub token_len: u32,
-    /// Number of tokens with K and V: those of committed steps.
+    /// Number of tokens with K and V: those of the matched prefix and of committed steps.
     pub cached_len: u32,
     /// `cached_len` plus the tokens of open plans, which are neither committed nor aborted.
     pub planned_len: u32,

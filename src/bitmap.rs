@@ -6,8 +6,8 @@
 //! lowest   no summary word below this one has a bit
 //! ```
 //!
-//! Each operation changes whole words, so a run of neighbours costs one operation a word. `page` stores free pages, and
-//! `prefix/free_entries.rs` free entries of spans.
+//! Each operation changes whole words, so a run of neighbours costs one operation a word. `page` and
+//! `host` store the states of pages in such sets, and `prefix/free_entries.rs` the free entries of spans.
 
 use bitvec::prelude::Lsb0;
 use bitvec::view::BitView;

@@ -282,8 +282,8 @@ impl PrefixTree {
         residency[node] = Residency { device: device - first.device, host: host - first.host };
     }
 
-    /// Stamps a node that becomes idle, and sets each cursor that finds no older node to it. Returns the number of its
-    /// device pages.
+    /// Stamps a node that becomes idle. Cursors that are at no node move to it if it has what they look for. Returns
+    /// the number of its device pages.
     #[cold]
     #[inline(never)]
     pub(super) fn stamp_idle(&mut self, node: NodeKey, entries: u32) -> u32 {

@@ -1,4 +1,4 @@
-//! Locks and unlocks of prefixes: counts the users of each node.
+//! Locks and unlocks prefixes, and counts the users of each node.
 //!
 //! Not here: the split where a match ends inside a node (`split.rs`).
 

@@ -123,7 +123,7 @@ impl PrefixTree {
         self.epoch += 1;
     }
 
-    /// Numbers a batch of loads, and records that it uses their host pages.
+    /// Numbers a batch of loads, and records that the batch reads the host pages of these loads.
     pub(crate) fn begin_move(&mut self, moves: &[PageMove]) -> MoveId {
         let hosts = self.hosts_mut();
         hosts.last_move = hosts.next_move();

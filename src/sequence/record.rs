@@ -11,7 +11,7 @@ pub(crate) struct AdmissionKind(u32);
 impl AdmissionKind {
     /// The admission is counted, or the sequence is a fork.
     pub const COUNTED: Self = Self(0);
-    /// The sequence was resumed after a commit had counted its prompt.
+    /// The sequence was resumed when its kind was [`AdmissionKind::COUNTED`].
     pub const RESUMED: Self = Self(u32::MAX);
 
     /// Describes an admission with a prompt of `prompt_len` tokens.
@@ -60,7 +60,7 @@ pub struct Sequence {
     pub page_len: u32,
     /// Number of pages of group 0 that belong to the tree.
     pub published: u32,
-    /// First page that no plan has sent to the backends.
+    /// First page that the next plan must send to the backends.
     pub dirty_from: u32,
     /// Number of pages whose chunks the row shares with its parent.
     pub inherited: u32,

@@ -53,7 +53,7 @@ pub struct World {
 
 /// Buffers of the systems. Each system clears a buffer before it fills it.
 pub(crate) struct Buffers {
-    /// Released pages.
+    /// Released pages; also the pages of a load, and the idle pages in the matches of a batch of prompts.
     pub freed: Vec<PageId>,
     /// Pages of a match or of a sequence, or new pages of the tree.
     pub pages: Vec<PageId>,

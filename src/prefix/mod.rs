@@ -259,7 +259,8 @@ impl PrefixTree {
         self.page_size
     }
 
-    /// Touches the reserved memory, so that later calls cause no page faults. The tree must be empty.
+    /// Touches the memory of nodes, spans, hashes, cells, host pages and events, so that later calls cause hardly any
+    /// page faults. The tree must be empty.
     ///
     /// # Panics
     /// If the allocation of a temporary list of all nodes fails, which has 8 bytes for each node.

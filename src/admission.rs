@@ -22,8 +22,8 @@ pub struct Prompt<'a> {
 pub struct Admission {
     /// Number of the prompt's first tokens that already have K and V: whole pages.
     pub cached_len: u32,
-    /// Number of cached pages, of all groups of layers, that are in host memory. They are loaded before the prompt's
-    /// first plan.
+    /// Number of cached pages, of all groups of layers, that are in host memory alone. They are loaded before the
+    /// prompt's first plan.
     pub host_pages: u32,
     /// Number of cached pages that no sequence uses now. Admission makes them unevictable.
     pub idle_pages: u32,
@@ -66,8 +66,7 @@ pub struct Leader {
     /// Number of the prompt's first tokens that are cached once the sequence has committed them; greater than
     /// [`Admission::cached_len`].
     pub cached_len: u32,
-    /// Number of times that the sequence had dropped known tokens when the engine named it as the leader. A later drop
-    /// changes the number.
+    /// The sequence's number of cuts, which drop known tokens, when the engine named it as the leader.
     pub(crate) cuts: u32,
 }
 

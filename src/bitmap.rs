@@ -6,8 +6,8 @@
 //! lowest   no summary word below this one has a bit
 //! ```
 //!
-//! Each operation changes whole words, so a run of neighbours costs one operation a word. `page` stores free pages, and
-//! `prefix/free_entries.rs` free entries of spans.
+//! Each operation changes whole words, so a run of neighbours costs one operation a word. `page` and
+//! `host` store the states of pages in such sets, and `prefix/free_entries.rs` the free entries of spans.
 
 use bitvec::prelude::Lsb0;
 use bitvec::view::BitView;
@@ -78,7 +78,7 @@ impl Bitmap {
     /// Adds members.
     ///
     /// # Panics
-    /// If one of them is a member already.
+    /// If one of them is a member already, or their word is past the limit.
     #[inline]
     pub fn insert(&mut self, bits: Bits) {
         let Bits { word: index, mask, count } = bits;
@@ -93,7 +93,7 @@ impl Bitmap {
     /// Removes members.
     ///
     /// # Panics
-    /// If one of them is not a member.
+    /// If one of them is not a member, or their word is past the limit.
     #[inline]
     pub fn remove(&mut self, bits: Bits) {
         let Bits { word: index, mask, count } = bits;
@@ -130,7 +130,7 @@ impl Bitmap {
     }
 
     /// Returns the first word with a member from word `start` on, or else from the beginning. O(words / 64) at worst,
-    /// O(1) if there are many members.
+    /// O(1) if a member is near `start`.
     pub fn next_word(&self, start: usize) -> Option<usize> {
         let summary = &self.nonzero;
         let first = start / WORD;

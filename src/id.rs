@@ -1,6 +1,7 @@
 //! Identifiers: indices as newtypes, keys of the arenas, and locks on prefixes.
 //!
-//! Indices have no arithmetic, so only [`PoolLayout::slot`](crate::PoolLayout::slot) computes a slot from a page.
+//! Indices have no arithmetic. Code that computes one index from another, such as
+//! [`PoolLayout::slot`](crate::PoolLayout::slot), uses their raw numbers.
 //!
 //! Other modules contain the tables that the indices point into.
 
@@ -167,7 +168,7 @@ pub struct PrefixLock {
 }
 
 impl PrefixLock {
-    /// Creates a lock. Only the prefix tree calls it, which `tests/tidy.rs` checks.
+    /// Creates a lock. Only the prefix tree and tests call it, which `tests/tidy.rs` checks.
     pub(crate) fn new(node: Option<NodeKey>, scope: Scope) -> Self {
         Self { node, scope }
     }

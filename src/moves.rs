@@ -1,5 +1,5 @@
 //! Pages that stores read and write: [`Put`] and [`Fetch`], as plain records. `prefix/puts.rs` and `prefix/fetches.rs`
-//! select the pages; `backend/host_memory.rs` leases their bytes.
+//! select the pages; `backend/host_memory.rs` defines the leases of their bytes.
 
 use crate::hash::PageHash;
 use crate::id::{HostPageId, TokenId};

@@ -1,4 +1,5 @@
-//! The counters and levels of an engine: [`Stats`]. `system/` and `engine/` update the counters.
+//! The counters and levels of an engine: [`Stats`]. `system/` and `engine/` update some counters; `Engine::stats` reads
+//! the others and the levels from the tables.
 
 use std::fmt;
 use std::ops::Sub;
@@ -55,13 +56,13 @@ stats! {
         hit_tokens,
         /// Tokens of resumed sequences that were still cached, counted at the first commit after the resume.
         resume_hit_tokens,
-        /// Tokens that admitted and resumed sequences must compute, because only group 0 had them cached.
+        /// Tokens that group 0 had cached, but that admitted and resumed sequences must compute again.
         lost_hit_tokens,
         /// Tokens whose K and V committed steps computed, of sequences that still ran at the commit.
         computed_tokens,
         /// Prompts admitted.
         admissions,
-        /// Calls rejected for lack of pages, rows, tokens or steps.
+        /// Calls other than appends that were rejected for lack of pages, rows, tokens or steps.
         refusals,
         /// Sequences preempted.
         preemptions,
@@ -79,7 +80,7 @@ stats! {
         draft_tokens,
         /// Guessed tokens that `accept` kept.
         accepted_tokens,
-        /// Pages that became matchable.
+        /// Computed pages that sequences added to the prefix tree.
         published_pages,
         /// Computed pages released because the tree already contained the same tokens.
         duplicate_pages,
@@ -89,7 +90,7 @@ stats! {
         evicted_cells,
         /// Tokens of matches that were in host memory alone and were loaded.
         host_hit_tokens,
-        /// Pages copied to host memory.
+        /// Pages saved to host memory, including failed saves.
         saved_pages,
         /// Pages that were copied to host memory at their eviction, because no earlier save had copied them.
         forced_pages,
@@ -117,9 +118,9 @@ stats! {
         fenced_pages,
         /// Pages promised to sequences and not yet taken.
         promised_pages,
-        /// Pages of the tree that no sequence uses.
+        /// Pages of the tree that no sequence or fetch uses.
         evictable_pages,
-        /// Pages of the tree that sequences use.
+        /// Pages of the tree that sequences or fetches use.
         protected_pages,
         /// Cells in the tree: cached pages of one group of layers other than group 0.
         cells,

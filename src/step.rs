@@ -25,7 +25,7 @@ pub struct StepItem {
     pub seq: SeqKey,
     /// Epoch of the sequence when the item was planned.
     pub preemption_epoch: u32,
-    /// The sequence's `planned_len` before the step.
+    /// The sequence's `planned_len` before the step; later rollbacks reduce it.
     pub start: u32,
     /// The sequence's `planned_len` after the step; `accept` and later rollbacks reduce it.
     pub end: u32,
@@ -151,7 +151,7 @@ impl StepLog {
         number
     }
 
-    /// Records that the last item of the newest step has drafts, which wait for [`StepLog::accept`].
+    /// Records that one more item of the newest step has drafts, which wait for [`StepLog::accept`].
     pub(crate) fn add_draft(&mut self) {
         self.steps.back_mut().expect("a step was begun").drafts += 1;
     }

@@ -33,7 +33,8 @@ impl<B: Backend> Engine<B> {
         self.match_hashed_pages(chain, |_| ())
     }
 
-    /// [`Engine::match_hashes`] that also passes the matched pages to `each`, in order, in slices. O(hashes matched).
+    /// [`Engine::match_hashes`] that also passes the matched pages on the device to `each`, in order, in slices.
+    /// O(hashes matched).
     pub fn match_hashed_pages(
         &self,
         chain: &[PageHash],
@@ -64,9 +65,9 @@ impl<B: Backend> Engine<B> {
     ///
     /// A host that salts each request calls it to bound the table of names. From then on [`admit`](Engine::admit)
     /// rejects prompts of the namespace ([`Error::UnnamedNamespace`]); its sequences continue. The names leave the
-    /// table when the namespace has no sequence and no cached page. Until then no other namespace can take the names,
-    /// and [`name_namespace`](Engine::name_namespace) with the same names undoes the call. The call does nothing if
-    /// pages are not hashed, or for the default namespace.
+    /// table when the namespace has no sequence, no cached page and no open fetch. Until then no other namespace can
+    /// take the names, and [`name_namespace`](Engine::name_namespace) with the same names undoes the call. The call
+    /// does nothing if pages are not hashed, or for the default namespace.
     ///
     /// # Errors
     /// [`Error::UnnamedNamespace`] if the namespace has no names or is already forgotten.
@@ -77,8 +78,8 @@ impl<B: Backend> Engine<B> {
     /// Passes the changes of the cached prefixes since the last drain to `sink`, in order. O(pages of the events);
     /// after an overflow O(tree).
     ///
-    /// Events report pages stored (parents first), pages removed, or the whole cache cleared. Publishing a page that is
-    /// already cached emits nothing. If more pages changed than
+    /// Events report pages stored (parents first), pages removed, or the whole cache cleared. Publishing a page that
+    /// the device already caches emits nothing. If more pages changed than
     /// [`EngineConfig::event_pages`](crate::EngineConfig::event_pages), the buffer has overflowed: the sink then
     /// receives [`Event::Cleared`] and all cached pages. An index built from events alone is therefore correct after
     /// every drain. Events cover the present generation only. If the sink panics, the next drain restates the whole

@@ -15,8 +15,8 @@ use crate::error::EngineError;
 use crate::stats::Stats;
 use crate::world::{Broken, World};
 
-/// The KV-cache core of one scheduler: selects the tokens to compute, the places of their K and V, and the pages that
-/// sequences share.
+/// The KV-cache core of one scheduler: records the tokens that have K and V, assigns pages to new tokens, and shares
+/// the pages of equal prefixes.
 ///
 /// An engine is `Send`; one thread at a time calls it. An error leaves the state unchanged, unless a method documents
 /// otherwise.
@@ -30,10 +30,11 @@ pub struct Engine<B> {
 impl<B: Backend> Engine<B> {
     /// Creates an engine and allocates all its memory, on the host and in the backend. `config` may be a `PoolConfig`.
     ///
-    /// With [`prefault`](crate::EngineConfig::prefault) the call also touches all host memory of the tables, so that no
-    /// step pays for a page fault. If the operating system over-commits memory, touching memory that the machine cannot
-    /// back ends the process. The call therefore first allocates and frees the total in one piece: most systems reject
-    /// a piece larger than all their memory. [`Cpu`](crate::Cpu) touches its pool as pages are first written.
+    /// With [`prefault`](crate::EngineConfig::prefault) the call also touches the host memory of the large tables, so
+    /// that steps cause hardly any page faults. If the operating system over-commits memory, touching memory that the
+    /// machine cannot back ends the process. The call therefore first allocates and frees the total in one piece: most
+    /// systems reject a piece larger than all their memory. [`Cpu`](crate::Cpu) touches its pool as pages are first
+    /// written.
     ///
     /// # Errors
     /// [`EngineError::Config`] for an invalid config, with
@@ -126,10 +127,10 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Checks every numbered invariant, for tests and debugging. O(whole state).
+    /// Checks the numbered invariants of all tables, for tests and debugging. O(whole state).
     ///
     /// # Errors
-    /// The first broken invariant, with a page that shows it and that page's owner.
+    /// The first broken invariant. If a page shows it, also this page and its owner.
     pub fn verify(&self) -> Result<(), Broken> {
         self.world.verify()
     }

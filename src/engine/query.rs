@@ -29,7 +29,8 @@ impl<B: Backend> Engine<B> {
     /// Returns the maximum number of tokens that the next plan can give a sequence.
     ///
     /// These are the known tokens that no plan covers. If there are none, it is 1 while an unfinished step will sample
-    /// the sequence's next token, and otherwise 0: call `append`, `accept` or `resume` first.
+    /// the sequence's next token, and the sequence is not at its maximum length. Otherwise it is 0: call `append`,
+    /// `accept` or `resume` first.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -79,7 +80,7 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.pages(self.sequence(seq)?))
     }
 
-    /// Returns the pages of a sequence in one track, in order.
+    /// Returns the pages that a sequence keeps in one track, in order.
     ///
     /// [`PoolLayout::place`](crate::PoolLayout::place) returns the track of a layer. Track 0 is the [page
     /// table](Engine::page_table) of group 0.

@@ -128,9 +128,10 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`],
     /// [`Error::TooLong`] (the promise), [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`] or
-    /// [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`] if the copies failed: there are no
-    /// children, and their pages return when the newest step, that of the copies, is complete. The parent's computed
-    /// pages stay published.
+    /// [`Error::OutOfPages`]: nothing has changed, but pages that the parent waited for stay loaded.
+    /// [`EngineError::Backend`] if this load failed: there is no new step. [`EngineError::Backend`] if the copies
+    /// failed: there are no children, and their pages return when the newest step, that of the copies, is complete. The
+    /// parent's computed pages stay published.
     pub fn fork(
         &mut self,
         seq: SeqKey,
@@ -158,7 +159,8 @@ impl<B: Backend> Engine<B> {
         Ok(Forked { children, copies, step })
     }
 
-    /// Cuts a sequence to its first `len` tokens, for rejected drafts or an edited turn. O(pages released).
+    /// Cuts a sequence to its first `len` tokens, for rejected drafts or an edited turn. O(pages released and
+    /// unfinished steps).
     ///
     /// A later commit of an unfinished step counts only the sequence's tokens before `len`. Roll drafts back before the
     /// commit that would publish them, and append before the next plan.

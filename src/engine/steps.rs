@@ -22,12 +22,13 @@ impl<B: Backend> Engine<B> {
     /// Plans a step: takes the pages that the new tokens need, writes the plan into `scratch` and passes it to the
     /// backend. O(batch, new tokens, and page table words sent).
     ///
-    /// Evicts exactly the missing pages. A plan sends the page table words of new pages, so its cost does not grow with
-    /// the context. Three cases send more:
+    /// Evicts exactly the missing pages; with groups of layers, it may evict a few more. A plan sends the page table
+    /// words of new pages, so its cost does not grow with the context. Three cases send more:
     ///
-    /// * The first plan of a sequence after `admit` or `resume` sends its whole page table.
-    /// * If a commit found that another sequence had published the same pages, the next plan sends these pages and all
-    ///   later ones of the sequence.
+    /// * The first plan of a sequence after `admit`, `resume` or `fork` sends its whole page table, except pages in
+    ///   chunks that a fork's child shares with its parent.
+    /// * If the sequence switched to equal pages that another sequence had published, the next plan sends these pages
+    ///   and all later ones of the sequence.
     /// * Words of an aborted plan are sent again.
     ///
     /// [`EngineShape::plan_bytes`](crate::EngineShape::plan_bytes) is the upper bound. If all new pages of a batch are
@@ -36,8 +37,10 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`EngineError::Core`] with [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::UnknownSequence`],
     /// [`Error::Preempted`], [`Error::RepeatedSequence`], [`Error::NotAccepted`], [`Error::ExtendLen`],
-    /// [`Error::StepTokens`], [`Error::OutOfTokens`] or [`Error::OutOfPages`]: nothing has changed.
-    /// [`EngineError::Backend`]: the step is aborted. Its number stays in use, and evicted pages stay evicted.
+    /// [`Error::StepTokens`], [`Error::OutOfTokens`] or [`Error::OutOfPages`]: nothing has changed, but pages that the
+    /// sequences waited for stay [loaded](Engine::load). [`EngineError::Backend`] if this load failed: there is no new
+    /// step. [`EngineError::Backend`] if the backend rejected the plan: the step is aborted. Its number stays in use,
+    /// and evicted pages stay evicted.
     pub fn plan_batch<'step>(
         &mut self,
         scratch: &'step mut StepScratch,
@@ -170,8 +173,8 @@ impl<B: Backend> Engine<B> {
     /// backend makes K and V of the branch contiguous, in the order of its stream. So call `accept` after all other
     /// work of the step and before the commit.
     ///
-    /// If the branch was not contiguous, returns the moves. The host passes them to [`Backend::compact`] of other ranks
-    /// before the next plan.
+    /// Returns the moves of K and V; none if the branch is the item's first drafts. The host passes them to
+    /// [`Backend::compact`] of other ranks before the next plan.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownStep`], [`Error::UnknownSequence`], [`Error::Preempted`],
@@ -240,7 +243,7 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Undoes a planned step and all steps planned after it. O(items undone).
+    /// Undoes a planned step and all steps planned after it. O(items undone and pages released).
     ///
     /// Lengths return to their earlier values, pages wait in the fence until a `complete`, and nothing is published.
     /// The backend rejects the plans from now on. Appended tokens stay.
@@ -255,9 +258,10 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Returns the newest step, planned or aborted; 0 if there is none.
+    /// Returns the newest step, whatever its state; 0 if there is none.
     ///
-    /// After [`EngineError::Backend`] it is the failed step. The host completes it like any other.
+    /// If the backend rejected a plan or the copies of a fork, it is the failed step. The host completes it like any
+    /// other.
     pub fn newest_step(&self) -> StepId {
         self.world.steps.newest()
     }

@@ -90,7 +90,7 @@ fn tables_are_audited() {
     assert_eq!(broken(lost), counted);
 }
 
-/// The audit of T3 covers W3: it compares `lock_count` with the locks that sequences and the fence hold.
+/// The audit of T3 covers W3: it compares `lock_count` with the locks that sequences, fetches and the fence hold.
 #[test]
 fn w3_a_lock_that_is_counted_is_held() {
     let counts = "T3: lock_count counts locks that end here and locked children";
@@ -231,7 +231,7 @@ fn w2_published_pages_are_the_locks_path() {
 }
 
 #[test]
-fn a_fenced_page_has_no_owner_until_its_step_is_complete() {
+fn a_fenced_page_is_free_once_its_step_is_complete() {
     let mut sound = Sound::new();
     let (page, step) = sound.world().fence.pages().next().expect("the child's page");
     assert_eq!(sound.engine.world.pages.state(page), PageState::Fenced);

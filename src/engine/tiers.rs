@@ -28,7 +28,7 @@ impl<B: Backend> Engine<B> {
         self.load_each(seqs.iter().copied())
     }
 
-    /// [`Engine::load`] of sequences in any iterator.
+    /// [`Engine::load`] of the sequences of an iterator.
     pub(super) fn load_each(
         &mut self,
         seqs: impl Iterator<Item = SeqKey> + Clone,
@@ -88,7 +88,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Saves the oldest evictable pages until the `pages` oldest ones have copies in host memory, so that evicting them
-    /// costs nothing. Returns the number of pages saved. O(pages saved).
+    /// needs no copy. Returns the number of pages saved. O(pages saved).
     ///
     /// The host calls it after it has launched a step. Each copy takes a host page, so keep `pages` below a thirtieth
     /// of the host pages.
@@ -188,8 +188,9 @@ impl<B: Backend> Engine<B> {
     /// Takes at most `most` host pages, into which a store writes the pages of a prompt that follow its cached prefix.
     /// The prefix stays cached until [`fetched`](Engine::fetched). O(prompt + pages).
     ///
-    /// Returns `None` without host memory or hashes, if no whole page follows the prefix, if no host page can be taken,
-    /// if promises need the pages of the prefix, or if too many fetches are open.
+    /// Returns `None` without host memory or hashes, for a prompt that contains [`TokenId::PENDING`], if no whole page
+    /// without the last token follows the prefix, if no host page can be taken, if promises need the pages of the
+    /// prefix, or if 256 fetches are open.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::StoreGroups`] or [`Error::UnnamedNamespace`]; [`EngineError::Backend`].

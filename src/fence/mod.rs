@@ -63,7 +63,8 @@ impl Fence {
         })
     }
 
-    /// Touches all memory, so that no call pays for a page fault later. For an empty fence.
+    /// Touches the memory of the queue of pages, so that later calls cause no page faults there. The fence must be
+    /// empty.
     pub fn prefault(&mut self) {
         touch_deque(&mut self.pages, PageId::default());
     }
@@ -76,7 +77,8 @@ impl Fence {
     }
 
     /// Returns the step that a page or lock must wait for if `last_step` may access it; `None` if that step is
-    /// complete. The result never falls, so pages and locks return in the order of arrival.
+    /// complete. The result is never below the step of an earlier arrival, so pages and locks return in the order of
+    /// arrival.
     pub fn until(&self, last_step: StepId) -> Option<StepId> {
         (last_step > self.completed).then_some(self.newest.max(last_step))
     }
@@ -99,7 +101,8 @@ impl Fence {
         self.locks.push_back((until, lock));
     }
 
-    /// Returns the mark of an unfinished step, and adds a missing one. O(1) for the newest step.
+    /// Returns the mark of an unfinished step, and adds it if it is missing. O(1) for a step after all marks, else
+    /// O(marks).
     fn mark(&mut self, step: StepId) -> &mut Mark {
         let mut index = self.marks.len();
         if self.marks.back().is_some_and(|last| last.step >= step) {
@@ -111,7 +114,8 @@ impl Fence {
         &mut self.marks[index]
     }
 
-    /// Counts pages of the tree that will become idle when the step is complete. O(log unfinished steps).
+    /// Counts pages of the tree that will become idle when the step is complete. O(log unfinished steps) if the step
+    /// has a mark.
     pub fn add_idle(&mut self, step: StepId, pages: u32) {
         self.mark(step).idle_pages += pages;
     }

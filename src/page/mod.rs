@@ -12,7 +12,7 @@
 //! * P1. A page is in exactly one state: free + private + cached + fenced = page_count.
 //!
 //! The pool asserts the state that a page leaves, so a double free panics. Pages have no use counts: only the prefix
-//! tree shares pages, and it counts users by node.
+//! tree shares pages, and it counts the users of nodes and cells.
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word};
 use crate::id::PageId;
@@ -26,7 +26,7 @@ pub enum PageState {
     Free,
     /// One sequence owns the page.
     Private,
-    /// One node of the tree owns the page.
+    /// One node or cell of the tree owns the page.
     Cached,
     /// The page is released, but an unfinished step may still access it.
     Fenced,
@@ -130,7 +130,7 @@ impl PagePool {
         });
     }
 
-    /// Moves pages from Private to Free, if no step accesses them.
+    /// Moves pages from Private to Free. The caller ensures that no unfinished step accesses them.
     pub fn free_private(&mut self, pages: &[PageId]) {
         let Self { free, cached, fenced, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {
@@ -157,7 +157,7 @@ impl PagePool {
         });
     }
 
-    /// Moves pages from Fenced to Free. No step accesses them any more.
+    /// Moves pages from Fenced to Free. The caller ensures that no unfinished step accesses them.
     pub fn unfence(&mut self, pages: &[PageId]) {
         let Self { free, fenced, .. } = self;
         for_each_word(PageId::as_raw(pages), |bits| {

@@ -4,7 +4,7 @@
 //! For cells, the invariants of host memory (`hosts.rs`) are:
 //!
 //! * H1, H2. A cell has all of its pages on the device, or in host memory, or both. Its host pages are Cached.
-//! * H3. A used cell has no copy in host memory. Clean cells are counted with the clean entries.
+//! * H3. A used cell is not clean, but it may be in host memory alone. Clean cells are counted with the clean entries.
 //! * H4. No idle cell older than a cursor has what the cursor looks for.
 //!
 //! Not here: entries (`offload.rs`, `restore.rs`), which cells a sequence uses (`tails.rs`).
@@ -98,8 +98,8 @@ impl PrefixTree {
         self.seek_cell_from(Seek::HostOnly, cell);
     }
 
-    /// Gives an idle dirty cell host pages, and adds the saves to the batch. Returns whether there are enough host
-    /// pages. If not, the cell may have been removed with its entry, which was dropped to free host pages.
+    /// Gives an idle dirty cell host pages, and adds the saves to the batch. Returns false if host pages are lacking,
+    /// or if the cell was removed with its entry, which was dropped to free a host page.
     pub(super) fn save_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) -> bool {
         let (range, Cell { entry, group, .. }) =
             (self.cells_ref().range(cell), *self.cell_mut(cell));
@@ -127,7 +127,7 @@ impl PrefixTree {
         true
     }
 
-    /// Removes an idle cell because there is no memory for it, and counts its pages as lost.
+    /// Removes an idle cell, and counts its pages as lost.
     pub(super) fn lose_idle_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
         let tracks = self.cells_ref().tracks(cell);
         let on_device = self.cells_ref().is_on_device(cell);

@@ -33,7 +33,7 @@ use crate::memory::{OutOfMemory, reserved, reserved_queue, touch, touch_reserved
 use super::ages::Ages;
 use super::residency::{Residency, Seek};
 
-/// One cell. All zeros: it was never used.
+/// One cell. A cell that was never used is all zeros.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Cell {
@@ -73,12 +73,13 @@ pub(super) struct Ends {
     pub youngest: CellId,
 }
 
-/// The cells of one group: their numbers follow one another.
+/// The cells of one group. Their numbers are consecutive.
 #[derive(Clone, Copy, Default)]
 struct Group {
     tracks: u32,
-    /// The number of the first cell, and the index of its first page.
+    /// Number of the first cell.
     base: u32,
+    /// Index of the first page of the first cell.
     page_base: usize,
     /// Number of cells that have been used.
     fresh: u32,
@@ -103,10 +104,10 @@ pub(super) struct Cells {
     pub saving: Vec<CellId>,
     /// A list for each step that deferred cells wait for.
     pub deferred: VecDeque<(StepId, Ends)>,
-    /// Cells in use or cached.
+    /// Number of cells that an entry names.
     pub count: u32,
     pub evicted: u64,
-    /// Pages of removed cells, and removed cells that were on the device.
+    /// Number of pages of removed cells, and number of removed cells that were on the device.
     pub removed: [u64; 2],
 }
 
@@ -204,12 +205,12 @@ impl Cells {
         self.cells[cell.index()].sides & DEVICE > 0
     }
 
-    /// Returns the pages that a cell has on the device.
+    /// Returns the number of pages that a cell has on the device.
     pub fn device_tracks(&self, cell: CellId) -> u32 {
         if self.is_on_device(cell) { self.tracks(cell) } else { 0 }
     }
 
-    /// Returns the tracks of a cell's group.
+    /// Returns the number of tracks of a cell's group.
     pub fn tracks(&self, cell: CellId) -> u32 {
         self.groups[usize::from(self.cells[cell.index()].group)].tracks
     }
@@ -240,7 +241,7 @@ impl Cells {
         cell
     }
 
-    /// Frees a cell without users and without host pages; its pages are appended to `freed`.
+    /// Frees a cell without users and without host pages; its device pages are appended to `freed`.
     pub fn remove(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
         let Cell { users, entry, group, .. } = self.cells[cell.index()];
         assert!(users == 0, "G2: a used cell's node is locked");
@@ -404,7 +405,7 @@ impl Cells {
         }
     }
 
-    /// Returns the next cell of the list that contains a cell.
+    /// Returns the next younger cell in the list that contains a cell; [`CellId::NONE`] after the last.
     pub fn younger(&self, cell: CellId) -> CellId {
         self.cells[cell.index()].younger
     }
@@ -416,7 +417,7 @@ impl Cells {
         std::iter::successors(some(ends.oldest), next)
     }
 
-    /// Returns every cell that an entry names, for audits.
+    /// Returns every cell that an entry names, after its group and its entry; for audits.
     pub fn named(&self) -> impl Iterator<Item = (u32, u32, CellId)> + '_ {
         let named = self.of_entry.iter().enumerate().filter(|(_, cell)| cell.is_some());
         named.map(|(at, &cell)| {

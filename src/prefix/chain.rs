@@ -2,9 +2,9 @@
 //! sets `hashing` have them.
 //!
 //! A column stores the hash of each page by the number of its entry (`span.rs`). So a split moves no hash, and the hash
-//! of a freed entry is no longer read. A page is hashed when it is added; only prefixes of the present generation have
-//! hashes. A second child table finds nodes by the hash of their first page. Nodes of an old generation stay in it
-//! until they are despawned. No walk reaches them, since walks begin at prefixes of the present generation.
+//! of a freed entry is no longer read. A page is hashed when it is added, if its prefix is of the present generation. A
+//! second child table finds nodes by the hash of their first page. Nodes of an old generation stay in it until they are
+//! despawned. No walk reaches them, since walks begin at prefixes of the present generation.
 //!
 //! * T9. Every page of the present generation has the hash of its prefix. The hash of a node's first page finds the
 //!   node.
@@ -165,7 +165,8 @@ impl PrefixTree {
         }
     }
 
-    /// Returns the longest cached prefix of a chain of hashes, and calls `each` with its pages in order, run by run.
+    /// Returns the longest cached prefix of a chain of hashes, and calls `each` with its device pages in order, run by
+    /// run.
     /// The match considers group 0 alone. A prompt matches less if other groups lack pages that its next token reads.
     /// O(hashes matched).
     pub fn match_hashes(&self, chain: &[PageHash], mut each: impl FnMut(&[PageId])) -> PrefixMatch {
@@ -252,8 +253,8 @@ impl PrefixTree {
         }
     }
 
-    /// Removes a node from the table of hashes if its last `count` pages, which are about to be removed, are all that
-    /// it has.
+    /// Removes a node from the table of hashes if all its pages are about to be removed. `count` is the number of its
+    /// last pages that are about to be removed.
     pub(super) fn remove_hashes(&mut self, node: NodeKey, count: u32) {
         let Some(chain) = &mut self.chain else { return };
         if count == self.link[node].span.pages() && chain.listed[node] > 0 {

@@ -1,4 +1,5 @@
-//! The audit of the tree: every numbered invariant over every node. O(tree), never in a step.
+//! The audit of the tree: T1 to T9 over every node. `cells` and `hosts` check the invariants of cells and host memory.
+//! Each audit is O(tree), so no step calls it.
 
 mod cells;
 mod hosts;
@@ -207,7 +208,7 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Returns every page of the tree with its node, for the audit of all tables.
+    /// Returns every device page of the tree with its node, for the audit of all tables.
     pub(crate) fn pages(&self) -> impl Iterator<Item = (NodeKey, PageId)> + '_ {
         let of_spans = self.link.keys().flat_map(move |node| {
             self.node_pages(node).flat_map(move |(_, pages)| pages.iter().map(move |&p| (node, p)))

@@ -1,8 +1,8 @@
 //! Finds a node from its parent and its first page's tokens: one hash table for the whole tree.
 //!
 //! The table uses open addressing with linear probing. A removal shifts the following entries back, so there are no
-//! tombstones. There are at least twice as many entries as nodes, so the table never grows. Nodes with equal hashes are
-//! neighbours, and the caller confirms every candidate.
+//! tombstones. There are at least twice as many entries as nodes, so the table never grows. Several nodes may have
+//! the same hash, so the caller confirms every candidate.
 //!
 //! Not here: the comparison of tokens, which the tree makes.
 
@@ -43,7 +43,7 @@ pub(super) struct ChildTable {
 }
 
 impl ChildTable {
-    /// Bytes of the entries for each node of a full table.
+    /// Bytes of the entries for each node, without those that rounding up to a power of two adds.
     pub const BYTES_PER_NODE: u64 = 2 * size_of::<Entry>() as u64;
 
     /// Creates a table for at most `node_count` nodes. `hash_bits` below 32 is for tests: it forces collisions, the
@@ -115,7 +115,7 @@ impl ChildTable {
         None
     }
 
-    /// Prefetches the entry of a node that will be removed soon.
+    /// Prefetches the first entry of the search for a node that will be removed soon.
     pub fn prefetch(&self, hash: u32) {
         let home = self.home(hash);
         prefetch_items(&self.entries[home..=home]);

@@ -1,6 +1,6 @@
 //! Changes of the tree's pages: `attach_pages` adds pages and `detach_pages` removes them. Both call the followers of
-//! the tree's contents: events, hashes, cells and host memory. With host memory, `detach_entries` (`hosts.rs`) also
-//! removes pages, and fetches add entries without device pages (`fetches.rs`).
+//! the tree's contents: hashes and events, an addition also host memory, and a removal also cells. With host memory,
+//! `detach_entries` (`hosts.rs`) also removes pages, and fetches add entries without device pages (`fetches.rs`).
 //!
 //! Followers receive the node, those of its pages that change, and whether its prefix is of the present generation and
 //! can match. They are called after an addition and before a removal, so the node's span contains the tokens of the
@@ -17,8 +17,8 @@ use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 use super::{Link, PrefixTree};
 
 impl PrefixTree {
-    /// Adds pages after a lock's prefix, and moves the lock to their end. They go to `leaf`, the lock's own node, if
-    /// there is one, else to a new node. O(pages).
+    /// Adds pages after a lock's prefix, and moves the lock to their end. They go to `leaf`, the lock's own node, or to
+    /// a new node if `leaf` is `None`. O(pages).
     ///
     /// # Panics
     /// If the tree is full.
@@ -47,8 +47,8 @@ impl PrefixTree {
         self.log_attached(lock, pages.len() as u32);
     }
 
-    /// Removes the last `count` pages of a node and appends them to `pages`, in an unspecified order. If no page
-    /// is left, the caller despawns the node. O(count).
+    /// Removes the last `count` pages of a node and their cells. Appends these pages and the cells' device pages to
+    /// `pages`, in an unspecified order. If no page is left, the caller despawns the node. O(count).
     ///
     /// `present`: whether the pages are of the present generation, so that they could match. Such pages are not in use,
     /// so they count as evictable until this call.
@@ -72,7 +72,8 @@ impl PrefixTree {
         self.spans.trim(&mut self.link[node].span, count, Some(pages));
     }
 
-    /// Hashes added pages, then emits their event. Outlined, so that a tree without followers pays one comparison.
+    /// Records that added pages are on the device, hashes the pages, then emits their event. Outlined, so that a tree
+    /// without followers pays one comparison.
     #[cold]
     #[inline(never)]
     fn on_attach(&mut self, lock: &PrefixLock, count: u32) {
@@ -86,8 +87,8 @@ impl PrefixTree {
         }
     }
 
-    /// Emits the event that pages are removed, which contains their hashes. Then drops the hashes and the cells of the
-    /// pages, and appends the pages of these cells to `freed`.
+    /// Emits the event that pages are removed, if they could match; it contains their hashes. Then drops the hashes and
+    /// the cells of the pages, and appends the device pages of these cells to `freed`.
     #[cold]
     #[inline(never)]
     pub(super) fn on_detach(

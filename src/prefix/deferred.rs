@@ -1,5 +1,5 @@
 //! Deferred unlocks: locks that are released while an unfinished step may still read their pages. The fence counts the
-//! pages of nodes that become idle with them, so a scheduler can see which pages will return.
+//! pages of nodes that become idle with them, so a scheduler can see how many pages will return.
 //!
 //! Not here: the queue of those locks (`fence/`).
 
@@ -80,8 +80,8 @@ impl PrefixTree {
         }
     }
 
-    /// If a node has only deferred users left, counts its pages in the fence. Then does the same for its parent, of
-    /// which the node is now a deferred user.
+    /// If a node has only deferred users left, counts its pages in the fence. The node is then a deferred user of its
+    /// parent, which is checked next.
     pub(super) fn begin_deferred(&mut self, node: NodeKey, fence: &mut Fence) {
         let mut at = node;
         while self.is_deferred(at) {
@@ -93,8 +93,8 @@ impl PrefixTree {
         }
     }
 
-    /// Removes the pages of a node that is about to get a user, and of its parents, from the fence's counts if they
-    /// were deferred.
+    /// Removes the pages of a node that is about to get a user, and of its ancestors, from the fence's counts if these
+    /// nodes were deferred.
     pub(super) fn stop_deferred(&mut self, node: NodeKey, fence: &mut Fence) {
         let mut at = node;
         if !self.is_deferred(at) {

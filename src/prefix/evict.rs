@@ -6,8 +6,9 @@ use super::PrefixTree;
 use super::column::prefetch_slot;
 
 impl PrefixTree {
-    /// Takes exactly `count` idle pages out of the tree, oldest first and deepest first within a path; the last leaf
-    /// is trimmed, not dropped. They are appended to `pages`. O(nodes and pages evicted), whatever the tree's size.
+    /// Takes exactly `count` idle pages out of a tree without cells and host memory, oldest first and deepest first
+    /// within a path. Trims the last leaf if it has more pages than are needed. Appends the evicted pages to `pages`.
+    /// O(nodes and pages evicted).
     ///
     /// # Panics
     /// If fewer pages are evictable.

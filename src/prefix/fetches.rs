@@ -132,7 +132,8 @@ impl PrefixTree {
         Some(Fetch::new(id, cached_pages, &fetches.pages[start..]))
     }
 
-    /// Ends a fetch. Its first `count` pages have arrived and match from now on. Returns whether the fetch was open.
+    /// Ends a fetch. Its first `count` pages have arrived; they match from now on, unless the tree was reset since the
+    /// fetch began. Returns whether the fetch was open.
     /// O(pages of open fetches).
     pub(crate) fn end_fetch(
         &mut self,

@@ -1,7 +1,8 @@
 //! The free entries of the spans' slab, as a bitmap, and the choice of the entries that a span gets.
 //!
 //! Any free entries would do; contiguous ones are faster. Small spans are packed into words of their own. A span that
-//! grows continues in a wholly free word, or else in a gap. So sequences that grow at the same time do not interleave.
+//! grows takes the free entries after its end, then those of a wholly free word, or else a gap. So sequences that grow
+//! at the same time do not interleave.
 //! A large span begins right after the one before it. If the earlier span then grows, it needs another extent, which
 //! costs 16 bytes and one more comparison.
 //!
@@ -13,7 +14,7 @@ use crate::memory::OutOfMemory;
 /// Maximum number of words in which the search for a gap looks.
 const GAP_WORDS: usize = 8;
 
-/// The search stops at a gap of this many entries.
+/// Minimum number of entries of a gap that ends the search early.
 const GAP_GOOD: usize = 16;
 
 /// Free entries.
@@ -58,8 +59,8 @@ impl FreeEntries {
         self.free.prefetch(entry / WORD);
     }
 
-    /// Takes a run of at most `wanted` neighbouring free entries. `pack` is set for a small span, which shares a word
-    /// with other small spans.
+    /// Takes a run of at most `wanted` neighbouring free entries, and returns its start and its length. `pack` is set
+    /// for a small span, which shares a word with other small spans.
     #[inline]
     pub fn take_run(&mut self, wanted: usize, pack: bool) -> (usize, usize) {
         if pack && let Some(start) = self.open_entry(wanted) {
@@ -81,8 +82,9 @@ impl FreeEntries {
         (start, len)
     }
 
-    /// Returns a run of free entries between taken ones: the first that is long enough, or else the longest in a few
-    /// words. The next call continues behind it, so that spans that grow at the same time get separate gaps.
+    /// Returns a run of free entries between taken ones: the first of at least `wanted` and [`GAP_GOOD`] entries, or
+    /// else the longest in a few words. The next call continues behind it, so that spans that grow at the same time get
+    /// separate gaps.
     fn gap(&mut self, wanted: usize) -> (usize, usize) {
         let mut best = (0, 0);
         for _ in 0..GAP_WORDS {
@@ -124,7 +126,8 @@ impl FreeEntries {
         (word * WORD - before, wanted.min(before + count * WORD + after))
     }
 
-    /// Takes at most `wanted` entries from `start` on, as long as they are free. Returns their number.
+    /// Takes at most `wanted` entries from `start` on, as long as they are free. Enters a new word only if the whole
+    /// word is free. Returns the number of taken entries.
     #[inline]
     pub fn take_from(&mut self, start: usize, wanted: usize) -> usize {
         let mut len = 0;

@@ -41,14 +41,15 @@ use super::walk::Cursor;
 /// Counters of pages and of moves, over the whole run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct HostCounts {
-    /// Pages saved.
+    /// Pages selected for saves, including cancelled and failed saves.
     pub saved: u64,
     /// Number of `saved` pages that were saved at their eviction, because no earlier save had copied them.
     pub forced: u64,
     pub loaded: u64,
     /// Host pages of entries and cells that were dropped so that other pages could use them.
     pub evicted: u64,
-    /// Pages of entries and cells dropped from the tree to make room.
+    /// Pages of entries and cells dropped from the tree to make room or after a failed save. An entry that was dropped
+    /// to make room is not counted if a store has its page.
     pub lost: u64,
     /// Pages whose save failed.
     pub failed: u64,
@@ -195,7 +196,7 @@ impl PrefixTree {
         self.hosts.as_mut().expect("there is host memory")
     }
 
-    /// Makes the host pages below `ready` usable.
+    /// Makes the host pages below `ready` usable, and the stage once all its pages are ready.
     pub(crate) fn set_host_ready(&mut self, ready: u32) {
         let hosts = self.hosts_mut();
         hosts.pool.set_ready(ready);
@@ -215,7 +216,7 @@ impl PrefixTree {
         pool.map_or((0, 0), |pool| (pool.cached_count(), pool.free_count()))
     }
 
-    /// Returns the clean entries of idle nodes, and the pages of clean cells.
+    /// Returns the number of clean entries of idle nodes, and of pages of clean cells, in total.
     pub(crate) fn clean_pages(&self) -> u32 {
         self.hosts.as_ref().map_or(0, |hosts| hosts.clean)
     }
@@ -238,7 +239,8 @@ impl PrefixTree {
         pages
     }
 
-    /// Records that the pages that were added to a lock's node are on the device.
+    /// Records that the `count` pages that were just added to a node are on the device, and queues them to be put.
+    /// With cells, no page is put.
     pub(super) fn attach_residency(&mut self, node: NodeKey, count: u32, is_present: bool) {
         let entries = self.link[node].span.pages();
         self.hosts_mut().residency[node] = Residency { device: entries, host: entries };
@@ -280,7 +282,8 @@ impl PrefixTree {
         residency[node] = Residency { device: device - first.device, host: host - first.host };
     }
 
-    /// Stamps a node that becomes idle. Returns its device pages.
+    /// Stamps a node that becomes idle. Cursors that are at no node move to it if it has what they look for. Returns
+    /// the number of its device pages.
     #[cold]
     #[inline(never)]
     pub(super) fn stamp_idle(&mut self, node: NodeKey, entries: u32) -> u32 {
@@ -323,7 +326,7 @@ impl PrefixTree {
         device
     }
 
-    /// Returns the oldest node that has what a cursor looks for.
+    /// Returns the oldest node that has what a cursor looks for, and moves the cursor there.
     pub(super) fn seek(&mut self, seek: Seek) -> Option<NodeKey> {
         let hosts = self.hosts_mut();
         let mut at = hosts.cursors[seek as usize];
@@ -358,7 +361,8 @@ impl PrefixTree {
         self.despawn(node);
     }
 
-    /// Removes the last `count` entries of a node, wherever their pages are. Device pages are appended to `pages`.
+    /// Removes the last `count` entries of a node and their cells, wherever their pages are. Device pages are appended
+    /// to `pages`.
     #[cold]
     #[inline(never)]
     pub(super) fn detach_entries(

@@ -11,8 +11,8 @@ use super::{PrefixTree, Usage};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct Inserted {
-    /// Number of leading pages that the tree already contained: the caller's pages are duplicates. The tree now owns
-    /// the other pages.
+    /// Number of leading pages that the tree already contained on the device: the caller's pages are duplicates. The
+    /// tree now owns the other pages.
     pub duplicates: u32,
 }
 
@@ -27,7 +27,8 @@ impl PrefixTree {
     /// Publishes whole pages that follow the locked prefix, and moves the lock to their end.
     ///
     /// If the tree already has a page on the device, its page replaces the caller's in `pages`, and the caller's is
-    /// appended to `duplicates`. A leaf that only this lock uses grows in place. O(pages).
+    /// appended to `duplicates`. If the tree has a page in host memory alone, it takes the caller's page. A leaf that
+    /// only this lock uses grows in place. O(pages).
     ///
     /// # Panics
     /// If there are not `page_size` tokens for each page, or the tree has no room for them.

@@ -1,4 +1,4 @@
-//! Locks and unlocks of prefixes: counts the users of each node.
+//! Locks and unlocks prefixes, and counts the users of each node.
 //!
 //! Not here: the split where a match ends inside a node (`split.rs`).
 
@@ -12,12 +12,12 @@ use super::{Link, ONLY_LIST, PrefixMatch, PrefixTree};
 pub struct Stale;
 
 impl PrefixTree {
-    /// Locks a match, and splits the node that it ends in. The fence no longer counts the pages of nodes that were
-    /// deferred and have a new user.
-    /// O(nodes that were idle).
+    /// Locks a match, and splits its last node if the match ends inside it. The fence no longer counts the pages of
+    /// nodes that were deferred and have a new user. O(nodes that were idle or deferred).
     ///
     /// # Errors
-    /// [`Stale`] if a node was split, trimmed, evicted or has grown since the match.
+    /// [`Stale`] if, since the match, a node was split, trimmed, evicted or loaded, a node has grown, a cell was
+    /// evicted or loaded, or the tree was reset.
     pub fn lock(&mut self, found: &PrefixMatch, fence: &mut Fence) -> Result<PrefixLock, Stale> {
         if self.is_stale(found) {
             return Err(Stale);
@@ -43,7 +43,8 @@ impl PrefixTree {
     }
 
     /// Releases a lock. Nodes that become idle join the young end of the eviction order, deepest first. Nodes that can
-    /// no longer match are dropped at once, and their pages appended to `freed`. O(nodes that become idle).
+    /// no longer match are dropped at once, and their pages appended to `freed`. O(nodes that become idle or
+    /// deferred, and pages dropped).
     ///
     /// # Panics
     /// If the lock is not of this tree.
@@ -121,7 +122,7 @@ impl PrefixTree {
         }
     }
 
-    /// Returns the number of idle pages of a match, which a lock would make unevictable. O(idle nodes).
+    /// Returns the number of idle pages of a match, which a lock would make unevictable. O(idle nodes, and tails).
     pub(crate) fn idle_pages(&self, found: &PrefixMatch) -> u32 {
         let pages = self.idle_node_pages(found);
         pages + self.idle_tail_pages(found, None)

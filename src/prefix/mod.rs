@@ -10,18 +10,18 @@
 //!
 //! The columns are divided by access. Walks read `link`; locks and eviction read `usage`. Few nodes have a value in
 //! `scope` (nodes without a parent) and `deferred` (nodes that fenced locks hold). `shared_spans` uses `passed`. Spans
-//! and the child table have their own stores. Only `spawn`, `split` and `despawn` touch all of these. `attach_pages`
-//! adds pages, and `detach_pages` removes them (`contents`).
+//! and the child table have their own stores. Only `spawn`, `split` and `despawn` add and remove nodes.
+//! `attach_pages` adds pages, and `detach_pages` removes them (`contents`).
 //!
 //! * T1. All columns hold the same nodes; nodes <= pages, since no node is empty.
-//! * T2. The child table finds exactly each node, under its parent (or scope) and its first page's tokens; siblings'
-//!   first pages differ. A hash never stands for equality.
+//! * T2. The child table contains each node once, under its parent (or scope) and its first page's tokens; siblings'
+//!   first pages differ. A lookup compares tokens, because equal hashes do not imply equal pages.
 //! * T3. `lock_count` of a node = locks that end at it + its children that are locked. So a locked node's parent is
 //!   locked, and only a change between idle and locked goes up the path.
 //! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children: the old
 //!   end is always a leaf.
 //! * T5. evictable + protected = total = device pages of all nodes and cells; evictable = those of idle ones.
-//! * T6. Every entry of a span is taken in the span store, by that span alone; the rest are free.
+//! * T6. Every entry of the span store belongs to one span or is free.
 //! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is
 //!   deferred: it will be idle soon. The fence counts the pages of such nodes by the step that they wait for.
 //! * T8. Idle nodes are all of the present generation: a prefix that can no longer match goes with its last user.
@@ -146,9 +146,9 @@ pub struct PrefixTree {
     generation: u64,
     /// Number of generations so far.
     generation_count: u64,
-    /// Pages added so far.
+    /// Number of computed pages that sequences added so far; fetched pages are not included.
     published_pages: u64,
-    /// Number of inserted pages so far that the tree already contained.
+    /// Number of inserted pages so far that the tree already contained on the device.
     duplicate_pages: u64,
     /// Counts the changes that make matches stale: splits, trims, evictions, loads, growth, resets.
     epoch: u64,
@@ -254,12 +254,13 @@ impl PrefixTree {
     /// Bytes of one node: its columns and its child entry.
     pub const BYTES_PER_NODE: u64 = Self::COLUMN_BYTES + ChildTable::BYTES_PER_NODE;
 
-    /// Tokens of one page.
+    /// Returns the number of tokens of a page.
     pub fn page_size(&self) -> u32 {
         self.page_size
     }
 
-    /// Touches the reserved memory, so that later calls cause no page faults. The tree must be empty.
+    /// Touches the memory of nodes, spans, hashes, cells, host pages and events, so that later calls cause hardly any
+    /// page faults. The tree must be empty.
     ///
     /// # Panics
     /// If the allocation of a temporary list of all nodes fails, which has 8 bytes for each node.
@@ -311,12 +312,12 @@ impl PrefixTree {
         SizeInfo { evictable, protected, total: evictable + protected }
     }
 
-    /// Returns the number of pages that became matchable so far. O(1).
+    /// Returns the number of computed pages that sequences added so far. O(1).
     pub fn published_pages(&self) -> u64 {
         self.published_pages
     }
 
-    /// Returns the number of inserted pages so far that the tree already contained. O(1).
+    /// Returns the number of inserted pages so far that the tree already contained on the device. O(1).
     pub fn duplicate_pages(&self) -> u64 {
         self.duplicate_pages
     }
@@ -381,7 +382,7 @@ impl PrefixTree {
         self.spans.pieces(&self.link[node].span)
     }
 
-    /// Pages of the prefix that a lock holds, in order; for audits. O(pages).
+    /// Returns the pages of the prefix that a lock holds, in order; for audits. O(pages).
     pub(crate) fn path(&self, lock: &PrefixLock) -> Vec<PageId> {
         let mut nodes = Vec::new();
         let mut at = lock.node();

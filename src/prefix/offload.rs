@@ -118,7 +118,8 @@ impl PrefixTree {
         }
     }
 
-    /// Drops the last entry of an idle node. Returns whether the node still exists.
+    /// Drops the last entry of an idle node, and counts it as lost unless a store has its page. Returns whether the
+    /// node still exists.
     fn drop_last(&mut self, node: NodeKey, freed: &mut Vec<PageId>) -> bool {
         let last = self.spans.last_entry(&self.link[node].span);
         let hosts = self.hosts_mut();
@@ -128,7 +129,7 @@ impl PrefixTree {
         stays
     }
 
-    /// Drops the last `count` entries of an idle node because memory is short, and counts their cells as lost.
+    /// Drops the last `count` entries of an idle node, and counts the pages of their cells as lost.
     fn lose_entries(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
         let removed = |tree: &Self| tree.cells.as_ref().map_or([0; 2], |cells| cells.removed);
         let before = removed(self);
@@ -143,8 +144,8 @@ impl PrefixTree {
         }
     }
 
-    /// Saves the oldest dirty device pages until the `ahead` oldest device pages are clean, or host memory is full.
-    /// If an entry is dropped for its host page, the device pages of its cells are appended to `freed`.
+    /// Saves the oldest dirty device pages until the `ahead` oldest device pages are clean, or no host page can be
+    /// taken. If an entry is dropped for its host page, the device pages of its cells are appended to `freed`.
     /// O(pages saved).
     pub(crate) fn save_ahead(&mut self, ahead: u32, freed: &mut Vec<PageId>) {
         self.hosts_mut().ahead = true;
@@ -190,7 +191,7 @@ impl PrefixTree {
 
     /// Ends the batch of saves. If it failed, entries that were saved ahead are dirty again. Entries that were saved by
     /// an eviction are dropped with all entries after them. Device pages of the cells of dropped entries are appended
-    /// to `freed`. O(1), after a failure O(idle nodes).
+    /// to `freed`. O(cells saved), after a failure O(idle nodes, times the nodes of the batch).
     pub(crate) fn end_saves(&mut self, failed: bool, freed: &mut Vec<PageId>) {
         if failed {
             self.hosts_mut().counts.failed += self.hosts_ref().saves.len() as u64;

@@ -1,9 +1,9 @@
 //! Puts: cached pages that a store outside the engine reads. They are selected in the order in which they were
 //! published.
 //!
-//! An entry is put once. If it has a host page, the store reads that page. Otherwise the device page is first copied to
-//! a page of the *stage*, a reserved part of host memory. If the entry is freed during the put, the page stays until
-//! the put is done.
+//! An entry whose page a store has is not put again. If an entry has a host page, the store reads that page. Otherwise
+//! the device page is first copied to a page of the *stage*, a reserved part of host memory. If the entry is freed
+//! during the put, the page stays until the put is done.
 //!
 //! * M1. No writer touches a page that a put reads. A page that a fetch writes has no other user. Neither page has an
 //!   unfinished save or load.
@@ -58,7 +58,7 @@ pub(super) struct Puts {
     versions: Vec<u32>,
     /// By entry, the entry of the page before it.
     before: Vec<u32>,
-    /// Entries to put, in the order of publishing.
+    /// Entries to put, in the order of publishing. Entries whose put failed are queued again.
     queue: VecDeque<Version>,
     /// The open puts, by rising ids.
     open: VecDeque<OpenPut>,

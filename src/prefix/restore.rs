@@ -86,8 +86,8 @@ impl PrefixTree {
         self.emit_loaded(lock);
     }
 
-    /// Emits that the entries of the restored nodes have moved to the device. The list of these nodes begins with the
-    /// deepest.
+    /// Emits that the entries of the restored nodes have moved to the device, and clears the list of these nodes. The
+    /// list begins with the deepest node.
     fn emit_loaded(&mut self, lock: &PrefixLock) {
         let mut nodes = std::mem::take(&mut self.hosts_mut().saving);
         if lock.scope().generation == self.generation && self.events.is_some() {
@@ -123,7 +123,7 @@ impl PrefixTree {
         self.epoch += 1;
     }
 
-    /// Numbers a batch of loads, and records that it uses their host pages.
+    /// Numbers a batch of loads, and records that the batch reads the host pages of these loads.
     pub(crate) fn begin_move(&mut self, moves: &[PageMove]) -> MoveId {
         let hosts = self.hosts_mut();
         hosts.last_move = hosts.next_move();

@@ -112,7 +112,7 @@ impl SharedPrefixFinder {
     }
 
     /// Finds the spans of a batch. Each of `rows` is a sequence, its lock and the number of its published pages.
-    /// O(rows + passed nodes), of which there are at most 8 a row.
+    /// O(rows + passed nodes), of which there are at most 8 a row, plus the sort of the spans.
     pub(crate) fn find<'a>(
         &mut self,
         tree: &mut PrefixTree,

@@ -1,4 +1,4 @@
-//! The store of nodes' tokens and page ids: runs of entries in one slab, without waste and without moving.
+//! The store of nodes' tokens and page ids: runs of entries in one slab. Entries never move.
 //!
 //! ```text
 //! entry     0    1    2    3    4    5    6    7        one entry a cached page:
@@ -275,7 +275,7 @@ impl SpanStore {
     }
 
     /// Calls `each` with each entry at some places of a span, the last one first. `each` may rewrite the entry's page.
-    /// O(entries, and runs before them).
+    /// O(entries, and for each of their runs the runs before it).
     pub fn each_entry_back(
         &mut self,
         span: &Span,

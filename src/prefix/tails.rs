@@ -19,8 +19,9 @@ use super::{PrefixMatch, PrefixTree};
 pub(crate) struct PathCursor {
     node: Option<NodeKey>,
     extent: u32,
-    /// The entry of the run's first page, and the place of that page in the prefix.
+    /// Entry of the run's first page.
     entry: u32,
+    /// Place of that page in the prefix.
     place: u32,
 }
 
@@ -59,7 +60,7 @@ impl PrefixTree {
         self.cells.is_some()
     }
 
-    /// Returns the cells that are cached now, and those that were evicted so far.
+    /// Returns the number of cells in the tree, and of cells evicted so far.
     pub(crate) fn cell_counts(&self) -> (u32, u64) {
         self.cells.as_ref().map_or((0, 0), |cells| (cells.count, cells.evicted))
     }
@@ -106,8 +107,8 @@ impl PrefixTree {
         at.entry + (place - at.place)
     }
 
-    /// Returns the match at or before the end of a walk that matches `pages` pages in group 0: the longest prefix whose
-    /// tails have all their cells. O(places that lack one, and tails).
+    /// Returns the longest prefix of a walk whose tails have all their cells. The walk matches `pages` pages in group
+    /// 0. O(places that lack a cell, and tails).
     ///
     /// Outlined, so that a match pays one comparison where there is one group.
     #[cold]

@@ -1,4 +1,4 @@
-//! Walks down the tree along tokens, which find the longest match and its pages. They change nothing.
+//! Walks down the tree along tokens, to find the longest match and its pages. A walk changes nothing.
 
 use crate::id::{Namespace, NodeKey, PageId, Scope, TokenId};
 
@@ -85,8 +85,8 @@ impl PrefixTree {
         self.match_pages(namespace, tokens, |_| ())
     }
 
-    /// [`PrefixTree::match_prefix`] that also calls `each` with the pages that match in group 0, in order, run by
-    /// run. The last [`PrefixMatch::host_pages`] of them are in host memory alone, so their page ids are invalid.
+    /// [`PrefixTree::match_prefix`] that also calls `each` with the pages that match in group 0, in order, run by run:
+    /// [`PrefixMatch::full_pages`] in total. Pages in host memory alone come last, and their page ids are invalid.
     #[inline]
     pub fn match_pages(
         &self,
@@ -114,7 +114,7 @@ impl PrefixTree {
         }
     }
 
-    /// Returns the longest prefix of `tokens` in group 0. O(tokens matched).
+    /// Returns the longest prefix of `tokens` in group 0. Does not count its pages in host memory. O(tokens matched).
     pub(crate) fn match_full(&self, namespace: Namespace, tokens: &[TokenId]) -> PrefixMatch {
         let scope = self.present_scope(namespace);
         let (Cursor { node, pages_in_node }, pages) = self.walk_from(Cursor::START, scope, tokens);
@@ -142,8 +142,8 @@ impl PrefixTree {
         self.walk(start, scope, tokens, |_| ())
     }
 
-    /// Walks down from the end of a node as far as `tokens` match, in pages. Returns where that is, and how many pages
-    /// match.
+    /// Walks down from the end of a node as far as whole pages of `tokens` match. Returns the end of the match and its
+    /// number of pages.
     #[inline(always)]
     pub(super) fn walk(
         &self,
@@ -167,8 +167,8 @@ impl PrefixTree {
     }
 
     /// Returns the ends of the nodes on the path of a match, deepest first, and at last the start of the scope. Each is
-    /// given by the number of pages before it and the last of these pages. Nodes with host-only entries are left out.
-    /// O(nodes).
+    /// given by the number of pages before it and the last of these pages. Leaves out a node that the match ends
+    /// inside, and nodes with host-only entries. O(nodes).
     pub(crate) fn ends(
         &self,
         found: &PrefixMatch,
@@ -245,13 +245,13 @@ fn same(a: &[TokenId], b: &[TokenId]) -> bool {
     TokenId::as_raw(a) == TokenId::as_raw(b)
 }
 
-/// Returns the whole pages of the common prefix of two runs of tokens.
+/// Returns the number of whole pages of the common prefix of two runs of tokens.
 #[inline(never)] // Inlined, it keeps the comparison of whole runs from being inlined: 36 instructions a hit.
 fn common_pages(a: &[TokenId], b: &[TokenId], page_size: usize) -> usize {
     common_tokens(a, b) / page_size
 }
 
-/// Returns the tokens that two runs have in common from the start: finds the block where they part, then the token.
+/// Returns the length of the common prefix of two runs. Finds the block where the runs differ, then the token.
 pub(crate) fn common_tokens(a: &[TokenId], b: &[TokenId]) -> usize {
     const BLOCK: usize = 64;
     let len = a.len().min(b.len());

@@ -37,8 +37,8 @@ impl SequenceTable {
         self.stores.branches.has_one_root(sequence.row, len)
     }
 
-    /// Returns the first index in `tokens` at which a draft is not a child of the draft before it, if any. The draft at
-    /// index 0 must be a root.
+    /// Returns the first index in `tokens` at which a draft is not a child of the draft before it, if any. The first of
+    /// `tokens` must be a root.
     pub(crate) fn first_invalid(&self, sequence: &Sequence, tokens: &[u32]) -> Option<usize> {
         self.stores.branches.first_invalid(sequence.row, tokens)
     }

@@ -13,13 +13,13 @@
 //!   the row, and so are the pages of other tracks at places without a cell. In those tracks a row keeps only the pages
 //!   that later tokens read: `Limits` returns the first place that the row keeps.
 //! * S3. A preempted sequence has only tokens.
-//! * S4. Plans have sent the pages before `dirty_from` to the backends, and no later ones. The first `inherited` pages
-//!   are whole chunks of the page table that a parent's plans have sent permanently.
+//! * S4. Plans have sent the pages before `dirty_from` to the backends. The next plan must send all later ones. The
+//!   first `inherited` pages are whole chunks of the page table that a parent's plans have sent permanently.
 //! * S5. The user count of a chunk is the number of rows that contain it.
 //! * S6. A row stores the entry of its last page and its last token, so that decoding looks up neither.
 //! * S7. The total of outstanding pages is the sum over all sequences.
 //!
-//! planned_len exceeds token_len by one token for each unfinished step that samples the token of the next step.
+//! planned_len exceeds token_len by the planned tokens that the host has not appended yet.
 //!
 //! A sequence whose last planned tokens are drafts waits for `accept` (`branches.rs`). Until then it is neither planned
 //! nor committed:
@@ -156,7 +156,7 @@ impl SequenceTable {
         &self.stores.limits
     }
 
-    /// Touches the memory of tokens and page tables, so that no later call pays for a page fault.
+    /// Touches the memory of tokens and page tables, so that later calls cause no page faults there.
     pub fn prefault(&mut self) {
         self.stores.tokens.prefault();
         self.stores.pages.prefault();
@@ -319,8 +319,9 @@ impl SequenceTable {
         child
     }
 
-    /// Shares the whole chunks among a parent's first `pages` pages with a child that has no pages. These pages are
-    /// published, so no abort can revoke the words that were sent. Returns the number of shared pages. O(chunks).
+    /// Shares the whole chunks among a parent's first `pages` pages with a child that has no pages. The caller includes
+    /// only published pages whose words were sent by plans that can no longer be aborted. Returns the number of shared
+    /// pages. O(chunks).
     pub(crate) fn inherit(&mut self, parent: SeqKey, child: SeqKey, pages: u32) -> u32 {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];

@@ -1,8 +1,8 @@
 //! The page tables of all sequences: the words that backends mirror ([`TableShape`]), a directory and chunks of pages.
 //!
 //! The *entry* of a page is the index of its word after the directory. The pages of other tracks at the same place
-//! follow at distances of `chunk_pages` entries. Chunks count their users: rows with a common prefix share chunks whose
-//! pages are all published. Shared chunks are never rewritten.
+//! follow at distances of `chunk_pages` entries. Chunks count their users: a fork's child shares chunks of its parent
+//! whose pages are all published. Words of shared chunks are never rewritten.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! The lengths and flags of one sequence: [`Sequence`]. `mod.rs` states the invariants (S1 to S7); `row.rs` adds tokens
-//! and pages.
+//! The lengths and flags of one sequence: [`Sequence`]. `mod.rs` states the invariants (S1 to S7, S9); `row.rs` adds
+//! tokens and pages.
 
 use crate::id::{Namespace, PrefixLock, RowId, Scope, StepId, TokenId};
 
@@ -11,7 +11,7 @@ pub(crate) struct AdmissionKind(u32);
 impl AdmissionKind {
     /// The admission is counted, or the sequence is a fork.
     pub const COUNTED: Self = Self(0);
-    /// The sequence was resumed after a commit had counted its prompt.
+    /// The sequence was resumed when its kind was [`AdmissionKind::COUNTED`].
     pub const RESUMED: Self = Self(u32::MAX);
 
     /// Describes an admission with a prompt of `prompt_len` tokens.
@@ -19,7 +19,7 @@ impl AdmissionKind {
         Self(prompt_len)
     }
 
-    /// Returns the tokens of the prompt.
+    /// Returns the number of tokens of the prompt.
     pub fn prompt_len(self) -> u32 {
         self.0
     }
@@ -51,7 +51,7 @@ pub struct Sequence {
     pub row: RowId,
     /// Number of known tokens.
     pub token_len: u32,
-    /// Number of tokens with K and V: those of committed steps.
+    /// Number of tokens with K and V: those of the matched prefix and of committed steps.
     pub cached_len: u32,
     /// `cached_len` plus the tokens of open plans, which are neither committed nor aborted.
     pub planned_len: u32,
@@ -60,7 +60,7 @@ pub struct Sequence {
     pub page_len: u32,
     /// Number of pages of group 0 that belong to the tree.
     pub published: u32,
-    /// First page that no plan has sent to the backends.
+    /// First page that the next plan must send to the backends.
     pub dirty_from: u32,
     /// Number of pages whose chunks the row shares with its parent.
     pub inherited: u32,

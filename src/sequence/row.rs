@@ -18,7 +18,7 @@ const HOST_MARKS: usize = 4;
 pub(super) struct Marks {
     /// Waiting marks: the end of the full match, the last place where an equal prompt can match, and the host's marks.
     pub(super) waiting: [u32; 2 + HOST_MARKS],
-    /// The last kept mark. The row's places below it have cells; later ones are private.
+    /// The last kept mark. The places below it that the row keeps have cells; later ones are private.
     pub(super) kept: u32,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Stores {
 }
 
 impl Stores {
-    /// Returns the last kept mark of a row. Its places below have cells.
+    /// Returns the last kept mark of a row. The places below it that the row keeps have cells.
     pub(super) fn kept(&self, sequence: &Sequence) -> u32 {
         self.marks.get(sequence.row.index()).map_or(0, |marks| marks.kept)
     }
@@ -401,6 +401,9 @@ impl RowMut<'_> {
     }
 
     /// Adds a mark above the published pages.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMarks`].
     pub fn add_mark(&mut self, mark: u32) -> Result<(), Error> {
         let marks = &mut self.stores.marks[self.sequence.row.index()];
         if marks.waiting.contains(&mark) {

@@ -18,7 +18,7 @@ impl SequenceTable {
             pieces.for_each(|piece| out.extend_from_slice(piece));
         }
         self.stores.pages.shrink(sequence.row, sequence.page_len, page_len);
-        // Released pages become promised again.
+        // Promised pages that the sequence drops become outstanding again.
         let kept = self.stores.kept(sequence);
         let Stores { limits, promised, .. } = &mut self.stores;
         let outstanding =

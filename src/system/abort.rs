@@ -1,4 +1,4 @@
-//! Undoes plans: lengths return, pages go through the fence, and nothing is published.
+//! Undoes plans: lengths return to their earlier values, pages go through the fence, and nothing is published.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -25,7 +25,7 @@ access! {
     }
 }
 
-/// Implements [`Engine::abort`](crate::Engine::abort). O(items undone).
+/// Implements [`Engine::abort`](crate::Engine::abort). O(items undone and pages released).
 ///
 /// Appended tokens stay, drafts too. The host rolls them back if the aborted steps sampled them.
 ///

@@ -197,7 +197,7 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
     Ok(())
 }
 
-/// Returns whether the pool is idle and the prompts, without their hits, fit together.
+/// Returns whether there are groups, the pool is idle, and the prompts fit together without their hits.
 #[cold]
 fn fit_without_hits(
     shape: &EngineShape,
@@ -271,7 +271,7 @@ fn check_prompt(
     Ok(())
 }
 
-/// Checks the tokens of a prompt that are not cached. Cached tokens were checked when they were first admitted.
+/// Checks the tokens of a prompt that are not cached. Cached tokens were checked when they were admitted or appended.
 #[inline]
 fn check_rest(
     shape: &EngineShape,
@@ -282,8 +282,8 @@ fn check_rest(
     check_known(cached, &prompt[cached as usize..])
 }
 
-/// Returns the prefix that a sequence of these tokens can use: whole pages of all but the last token. At least one
-/// token must be computed to sample the next.
+/// Returns the prefix that a sequence of these tokens can use, and writes its device pages into `pages`. It consists of
+/// whole pages without the last token, because at least one token must be computed to sample the next.
 fn find(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -378,8 +378,8 @@ fn cost(
     other.unwrap_or(cost)
 }
 
-/// Returns the cost of a sequence of `len` tokens without its hit; `None` unless the pool is idle and the sequence
-/// fits. While sequences run, the prompt waits instead.
+/// Returns the cost of a sequence of `len` tokens without its hit; `None` unless there are groups, the pool is idle and
+/// the sequence fits. While sequences run, the prompt waits instead.
 #[cold]
 #[inline(never)]
 fn cost_without_hit(

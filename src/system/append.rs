@@ -30,7 +30,7 @@ pub(crate) fn append(world: Append<'_>, seq: SeqKey, tokens: &[TokenId]) -> Resu
     }
 }
 
-/// Appends checked tokens.
+/// Appends tokens that contain no placeholder, if they fit.
 #[inline(never)]
 fn push(
     shape: &EngineShape,
@@ -67,7 +67,7 @@ fn check_len(shape: &EngineShape, sequence: &Sequence, tokens: &[TokenId]) -> Re
     if len > max { Err(Error::TooLong { len, max }) } else { Ok(len as u32) }
 }
 
-/// Checks that no token is the placeholder. The first of `tokens` is at position `start`; there are fewer than 2^31.
+/// Checks that no token is the placeholder. The first of `tokens` is at position `start`. All positions are below 2^30.
 ///
 /// # Errors
 /// [`Error::PendingToken`].

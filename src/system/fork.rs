@@ -49,8 +49,8 @@ pub struct Forked<'a> {
 /// Implements [`Engine::fork`](crate::Engine::fork): writes the children and their copies into the buffers, and returns
 /// the step of the copies. O(tokens) for each child.
 ///
-/// It first publishes the parent's whole computed pages, even without prefix reuse. No prompt matches the pages then,
-/// but the children share them.
+/// It first publishes the parent's whole computed pages. Without prefix reuse no prompt matches these pages, but the
+/// children share them.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],

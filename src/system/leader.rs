@@ -1,9 +1,9 @@
 //! Finds the leader of a prompt: a running sequence that will publish more of it than is cached.
 //!
-//! The first unpublished page of a candidate has the tokens of a page of the prompt, after the same prefix. A candidate
-//! agrees with the prompt up to the end of the prompt's first page that is not cached. Of the candidates, the
-//! one whose first unpublished page is the deepest leads. Among equals, the one that reached the page first leads. The
-//! host decides whether the prompt waits.
+//! The first unpublished page of a candidate has the tokens of a page of the prompt, after the same prefix. Its tokens
+//! also equal the prompt's up to the end of the prompt's first page that is not cached. Of the candidates, the one
+//! whose first unpublished page is the deepest leads. Among equals, the one that reached the page first leads. The host
+//! decides whether the prompt waits.
 
 use crate::id::{SeqKey, TokenId};
 use crate::plan::Leader;
@@ -14,9 +14,9 @@ use crate::world::World;
 
 /// Returns the leader of a prompt whose cached prefix is `found`, if there is one.
 ///
-/// Published prefixes end where nodes do (W2), so each node of the match costs one look-up, and each candidate a
-/// comparison of one page. A candidate with different earlier tokens costs one more comparison. O(nodes of the match,
-/// candidates, and one comparison of the prompt).
+/// Published prefixes end where nodes do (W2), so each node of the match costs one look-up. For each candidate, the
+/// function compares its first unpublished page and the prompt's first uncached page; if these are equal, also the
+/// pages between. O(nodes of the match, and tokens compared).
 pub(crate) fn leader(
     prefixes: &PrefixTree,
     sequences: &SequenceTable,
@@ -50,8 +50,8 @@ access! {
 
 /// Implements [`Engine::is_leading`](crate::Engine::is_leading). O(1).
 ///
-/// A cut removes tokens of a sequence. The table stores only the number of cuts and the minimum length after a cut. So
-/// if a leader was named between two cuts, and only the first one removed its tokens, this function returns false.
+/// A cut removes tokens of a sequence. The table stores only the number of cuts and the minimum length after a cut. If
+/// a sequence was cut below `cached_len` before it was named, any later cut therefore ends its lead.
 pub(crate) fn is_leading(world: &IsLeading<'_>, leader: &Leader) -> bool {
     let IsLeading { prefixes, sequences } = *world;
     let Ok(sequence) = sequences.running(leader.seq) else { return false };

@@ -25,8 +25,8 @@ access! {
 
 /// Implements [`Engine::mark`](crate::Engine::mark). O(tails).
 ///
-/// A mark at the end of the published pages takes effect now. Any other mark takes effect at the commit that publishes
-/// the last of its pages.
+/// A mark at the end of the published pages takes effect now, unless promises need the pages. Any other mark takes
+/// effect at the commit that publishes the last of its pages.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the published tokens,

@@ -2,7 +2,8 @@
 //!
 //! A system that the engine calls takes an access list: a struct with `&` of each table that it reads and `&mut` of
 //! each that it writes. Its constructor `of` borrows them from a [`World`](crate::world::World). Systems that other
-//! systems call take the tables as arguments. `tests/tidy.rs` compares both with this table, in the order of a step:
+//! systems call take the tables as arguments. This table lists all systems in the order of a step; `tests/tidy.rs`
+//! compares it with their access lists and arguments:
 //!
 //! | system | pages | prefixes | sequences | steps | fence |
 //! |---|---|---|---|---|---|

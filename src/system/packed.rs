@@ -46,7 +46,7 @@ pub(crate) fn packed<'step>(
 }
 
 /// Rejects items that are not the last plans of their sequences, or cannot be packed. Returns the number of their
-/// pages.
+/// pages of group 0.
 pub(super) fn check_items(world: &Packed<'_>, items: &[Extend]) -> Result<usize, Error> {
     let Packed { shape, sequences, steps } = *world;
     let (mut pages, mut tokens, mut before) = (0, 0, 0);

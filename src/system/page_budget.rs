@@ -1,11 +1,11 @@
 //! The page budget of a call: free and evictable pages, minus outstanding pages of promises to other sequences.
 //!
-//! This upholds W4: outstanding <= free + evictable + fenced. Three kinds of call reduce the right side or raise the
-//! left side. Each may use at most free + evictable - outstanding pages:
+//! This upholds W4: outstanding <= free + evictable + fenced. These calls reduce the right side or raise the left side.
+//! Each may use at most free + evictable - outstanding pages:
 //!
-//! * An admission locks idle pages, or promises pages.
-//! * [`promise`](crate::system::promise) promises pages.
-//! * A plan or a fork takes pages that are not promised.
+//! * An admission, a resume or a fetch locks idle pages.
+//! * An admission, a resume, a fork or [`promise`](crate::system::promise) promises pages.
+//! * A plan, a load or a fork takes pages that are not promised.
 //!
 //! ARCHITECTURE.md shows the effect of the other calls. Therefore a plan of promised pages fails only while some of
 //! them are in the fence, and the step in the error returns enough of them.
@@ -51,7 +51,7 @@ impl<'a> PageBudget<'a> {
         self.available(0, 0)
     }
 
-    /// Returns whether no sequence uses a page or has a promise, and no page is in the fence.
+    /// Returns whether all pages are free or evictable, and none is promised.
     pub fn is_idle(&self, shape: &EngineShape) -> bool {
         self.unpromised() == u64::from(shape.layout.page_count())
     }

@@ -54,7 +54,8 @@ fn check_tree(draft: &Draft<'_>, start: u32, len: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// Marks the drafts as waiting for `accept`, and writes their positions, and masks if one is a tree.
+/// Marks the drafts as waiting for `accept`, and writes the positions of trees. Returns the masks of all tokens; none
+/// if no draft is a tree.
 pub(crate) fn begin_drafts<'step>(
     sequences: &mut SequenceTable,
     steps: &mut StepLog,

@@ -65,8 +65,8 @@ pub(crate) struct Publisher<'a> {
 
 impl Publisher<'_> {
     /// [`publish`] without the change of page states: pages that now belong to the tree are appended to
-    /// `buffers.pages`. The caller then changes the states of several sequences' pages together. Most commits of a
-    /// decoding sequence publish no page.
+    /// `buffers.pages`. The caller then changes the states of several sequences' pages together. Inlined, because
+    /// most commits of a decoding sequence publish no page.
     #[inline]
     pub fn insert(&mut self, row: RowMut<'_>) {
         if computed(&row) >= (row.sequence.published + 1) * self.prefixes.page_size() {

@@ -1,4 +1,4 @@
-//! The audit of all tables: every numbered invariant, and the owner of every page.
+//! The audit of all tables: the numbered invariants, and the owner of every page.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,10 +11,10 @@ use crate::sequence::Sequence;
 use super::World;
 
 impl World {
-    /// Checks every numbered invariant of every table, for tests and debugging. O(whole state).
+    /// Checks the numbered invariants of all tables, for tests and debugging; L2 only in part. O(whole state).
     ///
     /// # Errors
-    /// The broken invariant, with a page that shows it and that page's owner.
+    /// The first broken invariant. If a page shows it, also this page and its owner.
     pub fn verify(&self) -> Result<(), Broken> {
         let broken = |(invariant, page)| Broken {
             invariant,
@@ -29,7 +29,7 @@ impl World {
         let fenced = self.count_locks(|holder| holder == LockHolder::Fence);
         self.prefixes.check(&all, &fenced, &self.fence).map_err(broken)?;
         self.prefixes.check_hosts().map_err(broken)?;
-        // The audits of cells follow the paths of sequences, so these are checked first.
+        // The audits of cells follow the paths of sequences, so the sequences are checked first.
         self.check_sequences().map_err(broken)?;
         self.prefixes.check_cells(&self.count_cells(), &self.fence).map_err(broken)?;
         self.check_tails().map_err(|invariant| broken((invariant, None)))?;
@@ -221,7 +221,7 @@ impl World {
         Err(("W1: a page that is not free has an owner", lost))
     }
 
-    /// Returns every page that is not free, with its owner.
+    /// Returns each page that has an owner, with this owner.
     fn owners(&self) -> impl Iterator<Item = (PageId, Owner)> + '_ {
         let private = self.sequences.iter().flat_map(move |(seq, s)| {
             let first = self.sequences.track_pages(s, 0, s.published);
@@ -260,7 +260,7 @@ enum LockHolder {
 pub enum Owner {
     /// A sequence.
     Sequence(SeqKey),
-    /// A node of the prefix tree.
+    /// A node of the prefix tree. It also owns the pages of the cells at its entries.
     Node(NodeKey),
     /// The fence, until this step is complete.
     Fence(StepId),

@@ -36,7 +36,7 @@ pub struct EngineBytes {
     pub events: u64,
     /// Tokens and page tables of sequences.
     pub sequences: u64,
-    /// Unfinished steps, the fence, and the systems' buffers.
+    /// Unfinished steps, the fence, the search for shared spans, and the systems' buffers.
     pub steps: u64,
 }
 

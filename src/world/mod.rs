@@ -1,7 +1,7 @@
 //! All tables together; `bytes` computes their size, and `audit` checks them. `system/` changes them.
 //!
-//! * W1. Every page has exactly one owner, or none, and its state matches: a sequence (Private), a tree node (Cached),
-//!   the fence (Fenced), none (Free).
+//! * W1. Every page has exactly one owner, or none, and its state matches: a sequence (Private), a tree node or one of
+//!   its cells (Cached), the fence (Fenced), none (Free).
 //! * W2. A sequence's published pages, followed by its pending ones, are the path of its lock.
 //! * W3. Every lock that the tree counts is held by a sequence, a fetch or the fence. T3 is audited with these locks.
 //! * W4. Outstanding pages of promises <= free + evictable + fenced pages: ARCHITECTURE.md proves it.
@@ -53,7 +53,7 @@ pub struct World {
 
 /// Buffers of the systems. Each system clears a buffer before it fills it.
 pub(crate) struct Buffers {
-    /// Released pages.
+    /// Released pages; also the pages of a load, and the idle pages in the matches of a batch of prompts.
     pub freed: Vec<PageId>,
     /// Pages of a match or of a sequence, or new pages of the tree.
     pub pages: Vec<PageId>,

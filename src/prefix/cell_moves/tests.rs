@@ -31,7 +31,7 @@ impl Sound {
         Self { tree, fence: Fence::new(0, 4, 1), freed: Vec::new() }
     }
 
-    /// Inserts a prompt of one page, and a used cell of two pages behind it.
+    /// Inserts a prompt of one page, and a used cell of two pages at the same entry.
     fn insert(&mut self, own: u32) -> (PrefixLock, CellId) {
         let Self { tree, fence, .. } = self;
         let found = tree.match_prefix(Namespace::new(0), &[]);

@@ -1,4 +1,4 @@
-//! The audit of hashes: T9 over every node. O(tree).
+//! The audit of hashes and names: T9 over every node, and T11. O(tree).
 
 use std::collections::HashMap;
 
@@ -15,7 +15,8 @@ impl PrefixTree {
         chain.names.check(sequences.chain(namespaces))
     }
 
-    /// Checks T9, given the scope of each node. Returns the first node that breaks it as the error.
+    /// Checks T9, given the scope of each node. The error is a node that breaks it, or any node if the table has wrong
+    /// entries.
     pub(in crate::prefix) fn check_hashes(
         &self,
         scopes: &HashMap<NodeKey, Scope>,

@@ -68,7 +68,8 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Checks H1 to H4 for cells. Host pages of cells are added to `pages`. Returns the clean pages of idle cells.
+    /// Checks H1 to H4 for cells. Host pages of cells are added to `pages`. Returns the number of
+    /// clean pages of idle cells.
     pub(super) fn check_host_cells(&self, pages: &mut HashSet<HostPageId>) -> Result<u32, Broken> {
         let (Some(cells), Some(hosts)) = (&self.cells, &self.hosts) else { return Ok(0) };
         let mut clean = 0;
@@ -115,7 +116,7 @@ impl PrefixTree {
         cells.limits.held_groups(pages).flat_map(of).collect()
     }
 
-    /// Returns the evictable and the protected pages of cells.
+    /// Returns the numbers of evictable and of protected pages of cells.
     pub(super) fn cell_sizes(&self) -> (u32, u32) {
         let Some(cells) = &self.cells else { return (0, 0) };
         cells.named().fold((0, 0), |(idle, used), (_, _, cell)| match cells.is_idle(cell) {
@@ -124,7 +125,7 @@ impl PrefixTree {
         })
     }
 
-    /// Adds the pages of deferred cells by step.
+    /// Adds the number of pages of deferred cells, by step.
     pub(super) fn add_deferred_cells(&self, pages: &mut HashMap<StepId, u32>) {
         let Some(cells) = &self.cells else { return };
         for &(step, ends) in &cells.deferred {

@@ -17,7 +17,7 @@ pub(crate) struct LogEntry {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct CachedPage {
     pub scope: Scope,
-    /// Pages before it.
+    /// Number of pages before it.
     pub position: u32,
     pub tokens: Vec<TokenId>,
     /// The page before it.

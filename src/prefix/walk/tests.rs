@@ -32,7 +32,8 @@ fn page_ids(start: u32, count: u32) -> Vec<PageId> {
     (start..start + count).map(PageId::new).collect()
 }
 
-/// Returns the pages of a text of about 400 tokens, which is several blocks of the comparison.
+/// Returns the number of pages of a text of several blocks of the comparison: about 400 tokens, or 6 pages if they
+/// contain more.
 fn page_count(page_size: u32) -> u32 {
     (397 / page_size).max(6)
 }

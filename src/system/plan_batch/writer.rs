@@ -176,9 +176,9 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
         self.decode::<TRACKS>(sequences, steps, items)
     }
 
-    /// Writes decoding rows up to the first other row. A decoding row computes one token and sends at most one new
-    /// page. Most rows decode; this loop writes them in a third of the instructions of [`PlanWriter::extend`]. `TRACKS`
-    /// is the number of tracks if it is 1 or 2, else 0.
+    /// Writes decoding rows up to the first other row. A decoding row computes one token and takes at most one new
+    /// place. Most rows decode; this loop writes them in a third of the instructions of [`PlanWriter::extend`].
+    /// `TRACKS` is the number of tracks if it is 1 or 2, else 0.
     fn decode<const TRACKS: usize>(
         &mut self,
         sequences: &mut SequenceTable,

@@ -118,22 +118,24 @@ impl PrefixTree {
         }
     }
 
-    /// Drops the last entry of an idle node, and counts it as lost unless a store has its page. Returns whether the
-    /// node still exists.
+    /// Drops the last entry of an idle node. Returns whether the node still exists.
     fn drop_last(&mut self, node: NodeKey, freed: &mut Vec<PageId>) -> bool {
-        let last = self.spans.last_entry(&self.link[node].span);
-        let hosts = self.hosts_mut();
-        hosts.counts.lost += u64::from(!hosts.puts.is_stored(last));
         let stays = self.link[node].span.pages() > 1;
         self.lose_entries(node, 1, freed);
         stays
     }
 
-    /// Drops the last `count` entries of an idle node, and counts the pages of their cells as lost.
+    /// Drops the last `count` entries of an idle node. Counts the pages that no store has, and those of cells, as lost.
     fn lose_entries(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
+        let entries = self.link[node].span.pages();
+        let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
+        let (lost, puts) = (&mut hosts.counts.lost, &hosts.puts);
+        spans.each_entry_back(&link[node].span, entries - count..entries, |entry, _| {
+            *lost += u64::from(!puts.is_stored(entry));
+        });
         let removed = |tree: &Self| tree.cells.as_ref().map_or([0; 2], |cells| cells.removed);
         let before = removed(self);
-        match count == self.link[node].span.pages() {
+        match count == entries {
             true => self.drop_entries(node, true, freed),
             false => self.detach_entries(node, count, true, freed),
         }
@@ -245,14 +247,12 @@ impl PrefixTree {
         }
         for node in below.into_iter().rev() {
             let entries = self.link[node].span.pages();
-            self.hosts_mut().counts.lost += u64::from(entries);
             self.lose_entries(node, entries, freed);
         }
         for node in failed {
             let Some(link) = self.link.get(node) else { continue };
             let entries = link.span.pages();
             let device = self.device_pages(node, entries);
-            self.hosts_mut().counts.lost += u64::from(entries - device);
             if device < entries {
                 self.lose_entries(node, entries - device, freed);
             }

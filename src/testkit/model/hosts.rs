@@ -180,7 +180,6 @@ impl Tree {
             });
             for below in below.cloned().collect::<Vec<_>>() {
                 assert_eq!(self.pages[&below].page, None, "pages below are in host memory alone");
-                self.hosts.lost += u64::from(self.pages[&below].stored);
                 self.lose(&below, &mut gone);
             }
         }

@@ -1,6 +1,6 @@
 // sample_filter: computes for each row the least logit that top-k and top-p keep.
 // sample: chooses each row's token, the one with the greatest logit * inverse_temperature + Gumbel noise. If inverse_temperature
-// is 0, it is the one with the greatest logit.
+// is 0, it chooses the token with the greatest logit.
 // Twin:    src/sample.rs                       (the specification)
 // Params:  SampleParams, 64 bytes
 // Shapes:  see params.cuh; logits are compared as integers of the same order (`ordered`)
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(256) sample(const __grid_constant__
             float score = wide(logit);
             if (draw.inverse_temperature > 0) {
                 score *= draw.inverse_temperature;
-                // The noise is at most -log(unit). Most tokens lose even with this bound, which takes no logarithm to check. The
+                // The noise is at most -log(unit). Most tokens lose even with this bound, and checking that needs no logarithm. The
                 // factor is a margin for rounding.
                 const float unit = uniform(draw.key, token);
                 if (unit > __expf(score - top) * 1.001f) continue;

@@ -12,6 +12,9 @@ impl Forward {
     ///
     /// # Errors
     /// cublasLt or the driver failed.
+    ///
+    /// # Panics
+    /// If there are more tokens or draws than the limits allow.
     pub fn plan(
         &mut self,
         device: &Device,

@@ -35,8 +35,8 @@ pub struct ModelConfig {
     /// Number of kv heads, a divisor of `q_heads`; 1 for latent rows. For Gemma 4 this is the number in layers that
     /// read all tokens.
     pub kv_heads: usize,
-    /// Number of elements of one head of q and k in attention. For latent rows it is the length of a row. For Gemma 4 it
-    /// is the number in layers that read all tokens.
+    /// Number of elements of one head of q and k in attention. For latent rows it is the length of a row. For Gemma 4
+    /// it is the number in layers that read all tokens.
     pub head_dim: usize,
     /// For Gemma 4, the heads of layers with a window.
     pub window_heads: Option<WindowHeads>,

@@ -66,8 +66,8 @@ impl History {
         }
     }
 
-    /// Returns up to [`PLACES_MAX`] earlier places of the last token, the latest first. With each place comes the length
-    /// of its match with the end.
+    /// Returns up to [`PLACES_MAX`] earlier places of the last token, the latest first, each with the length of its
+    /// match with the end.
     fn places(&self) -> Vec<(usize, usize)> {
         let last = self.tokens.len() - 1;
         let before = |&place: &usize| {

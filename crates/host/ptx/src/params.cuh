@@ -124,8 +124,8 @@ struct Shape {
 };
 GEN_SIZE(Shape, 16)
 
-// An Edit of src/shaping.rs: adds `before` to a logit, divides a positive sum by `repetition` or multiplies another one by it, and
-// adds `after`.
+// An Edit of src/shaping.rs: adds `before` to a logit, divides a positive sum by `repetition` or multiplies another one by it,
+// and adds `after`.
 struct Edit {
     u32 token;
     float before, repetition, after;

@@ -22,7 +22,8 @@ DEVICE float apply(const Edit& edit, float logit) {
     return __fadd_rn(scaled, edit.after);
 }
 
-// Calls `f` with each allowed token and its edited logit. Skips NaN and passes -0 as 0. The threads of the block share the tokens.
+// Calls `f` with each allowed token and its edited logit. Skips NaN and passes -0 as 0. The threads of the block share the
+// tokens.
 template <class F> DEVICE void each(const Row& row, F f) {
     const auto call = [&](u32 token, float logit) {
         if (logit == logit) f(token, logit == 0 ? 0.0f : logit);

@@ -17,9 +17,10 @@ use crate::source::Source;
 pub enum Routing {
     /// DeepSeek V3.
     Grouped {
-        /// Groups of consecutive experts.
+        /// Number of groups of consecutive experts.
         groups: usize,
-        /// Groups from which experts are chosen. A group's score is the sum of its two best experts' corrected scores.
+        /// Number of groups from which experts are chosen. A group's score is the sum of the corrected scores of its
+        /// two best experts.
         kept: usize,
         /// Whether the weights are divided by their sum before scaling.
         normalised: bool,
@@ -37,7 +38,7 @@ pub struct ExpertsConfig {
     pub first_layer: usize,
     /// Number of experts of a layer, without the shared one.
     pub count: usize,
-    /// Experts of one token.
+    /// Number of experts of one token, without the shared one.
     pub per_token: usize,
     /// Width of one expert.
     pub intermediate: usize,

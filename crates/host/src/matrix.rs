@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-/// Maximum number of rows that are computed as direct dot products.
+/// Maximum number of rows of x that are multiplied by direct dot products.
 const FEW_ROWS: usize = 16;
 /// Minimum number of matrix rows of a task. A task has more rows if they are short, because waking a core takes time.
 const DOT_ROWS: usize = 64;

@@ -77,7 +77,7 @@ pub struct Limits {
 /// A model's weights, products and activations on the device.
 #[derive(Debug)]
 pub struct Forward {
-    /// Shape of the model.
+    /// Shape of the model, or of the rank's share of it.
     pub config: ModelConfig,
     weights: Rc<Weights>,
     /// Connection to the other ranks, if there are any.

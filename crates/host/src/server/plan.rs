@@ -128,8 +128,9 @@ impl<R: Runner> Server<R> {
         Ok(true)
     }
 
-    /// Plans a step and launches it. Returns `None` if no stream can take part. `before` is the step in flight, if any;
-    /// with such a step, the function preempts no stream. It drops drafts before it preempts a stream.
+    /// Plans a step and launches it. `before` is the step in flight, if any. With it, the function preempts no stream.
+    /// Without it, the function drops drafts before it preempts a stream. Returns `None` if no stream can take part, or
+    /// if pages are short while a step is in flight.
     pub(super) fn plan(&mut self, before: Option<&InflightStep>) -> Result<Option<InflightStep>> {
         let ahead = before.is_some();
         if !ahead {

@@ -230,7 +230,8 @@ impl Forward {
         self.logits.address()
     }
 
-    /// From now on, rows of one new token read only `top` positions. A step has at most `rows` such rows.
+    /// From now on, rows of one new token read only `top` positions for each kv head. A step has at most `rows` such
+    /// rows.
     ///
     /// # Errors
     /// The driver's error, if memory is short.

@@ -192,7 +192,7 @@ pub struct Server<R: Runner> {
     scratch: StepScratch,
     extends: Vec<Extend>,
     tokens: Vec<u32>,
-    /// The accepted drafts of each stream of the step in `accept`.
+    /// The accepted branch of each pending sample of the step in `accept`.
     branches: Branches,
     clock: Clock,
     tally: Tally,

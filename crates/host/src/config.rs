@@ -1,6 +1,7 @@
 //! `config.json` of a Hugging Face model directory: the model's family and shape.
 //!
-//! Parsing rejects models that the forward pass on the CPU does not support; `gpu/shape.rs` checks those of a GPU.
+//! Parsing rejects models that the forward pass on the CPU does not support. `gpu/shape.rs` checks the limits of the
+//! GPU's kernels.
 
 use std::path::Path;
 

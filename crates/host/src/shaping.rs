@@ -222,8 +222,8 @@ impl PreparedShaping {
         (self.edits.len() + self.long_words + penalised + stops).min(vocab)
     }
 
-    /// Appends the edits of a draw by token, each token once; `changes` is scratch. O(e log e) for e edits, and O(tokens
-    /// of the bad words).
+    /// Appends the edits of a draw by token, each token once; `changes` is scratch. O(e log e) for e edits, and
+    /// O(tokens of the bad words).
     pub fn edits(
         &self,
         history: History<'_>,

@@ -26,7 +26,7 @@ pub struct Tally {
     pub cancelled: u64,
     /// Prompt tokens of first samples that were cached at the first admission.
     pub cached_tokens: u64,
-    /// Streams that a step left out because their pages were loading, counted in each step.
+    /// Streams that a plan left out because their pages were loading, counted in each attempt to plan a step.
     pub load_waits: u64,
     /// Time from the first step that left a stream out while its pages were loading to the first step with it.
     pub load_time: Histogram,

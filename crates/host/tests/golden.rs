@@ -270,8 +270,8 @@ fn fp8_changes_logits_no_more_than_its_rounding() {
         for (scaling, scales) in [(Scaling::Static, Some(measured)), (Scaling::ByToken, None)] {
             let fp8 = |schedule| run(KvDtype::Fp8E4M3, schedule, scaling, &scales);
             let ran = fp8(Schedule::AllAtOnce);
-            // Attention does not depend on chunks. Products of up to 16 rows sum in another order than larger ones, so
-            // a number near the middle of two fp8 values may round to the other one and change the text.
+            // Attention does not depend on chunks. But products of up to 16 rows sum in another order than larger ones.
+            // A number near the middle of two fp8 values may then round to the other value and change the text.
             for schedule in SCHEDULES {
                 let collected = fp8(schedule).collected.tokens;
                 let other =

@@ -1,4 +1,4 @@
-//! Models with groups of layers: groups do not change the tokens, no step reads a page that was given back, and prompts
+//! Models with groups of layers. Groups do not change the tokens, and no step reads a page that was given back. Prompts
 //! hit the pages of an equal prompt or of an earlier turn.
 
 mod common;

@@ -78,8 +78,8 @@ impl Drafts {
     }
 
     /// Appends the accepted branch to `out`: the root, then its child that equals the token sampled at the root, and so
-    /// on, until no child matches or a token ends the text. `sampled` has a token for the root and for each guess. The
-    /// token sampled at the end of the branch is new.
+    /// on. The branch ends where no child matches or a token ends the text. `sampled` has a token for the root and for
+    /// each guess. The token sampled at the end of the branch is new.
     pub fn branch(&self, sampled: &[u32], ends: impl Fn(u32) -> bool, out: &mut Vec<u32>) {
         let mut next = Some(0);
         while let Some(number) = next {

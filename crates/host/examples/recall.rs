@@ -127,7 +127,7 @@ impl Data {
 struct Head {
     /// Factor of each channel of q and of k: `4 / sqrt(r)` for the channel of rank r.
     widths: Vec<f32>,
-    /// Mean of each channel of every key; few channels differ from 0.
+    /// Mean of each channel of a key; 0 for most channels.
     means: Vec<f32>,
     /// `[topics, head_dim]`
     topics: Vec<f32>,
@@ -167,7 +167,7 @@ impl Random {
         splitmix(&mut self.state) % end
     }
 
-    /// Returns a number of mean 0 and standard deviation 1: a sum of twelve uniform numbers.
+    /// Returns a number of mean 0 and standard deviation 1: the sum of twelve uniform numbers, minus 6.
     fn normal(&mut self) -> f32 {
         let unit = |state: &mut u64| (splitmix(state) >> 40) as f32 / (1 << 24) as f32;
         (0..12).map(|_| unit(&mut self.state)).sum::<f32>() - 6.0

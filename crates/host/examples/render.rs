@@ -1,7 +1,7 @@
 //! Renders a model's chat template, for `tests/templates/reference.py`.
 //!
 //! ```sh
-//! render FOLDER < '{"messages": [..], "arguments": {..}}' > TEXT
+//! echo '{"messages": [..], "arguments": {..}}' | render FOLDER > TEXT
 //! ```
 
 use std::error::Error;

@@ -1,6 +1,6 @@
 //! Static scales of an fp8 pool: measured over prompts, written to a file, and read from it.
 //!
-//! A scale is the largest absolute value of K or V of a head in a layer, divided by 448, the largest value of fp8.
+//! A scale is the largest absolute value of K or V of a head in a layer, divided by 448, the largest value of e4m3.
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,7 @@ impl<R: Runner<Backend = Cpu>> Calibrating<R> {
     /// Returns the measured scales. A scale is 1 if all its values were 0.
     ///
     /// # Errors
-    /// A measured value is not finite.
+    /// A measured value is infinite. The measurement ignores NaN.
     pub fn scales(&self) -> Result<KvScales> {
         let config = self.inner.config();
         let scale = |&largest: &f32| match largest {
@@ -115,7 +115,7 @@ pub fn write(path: &Path, scales: &KvScales) -> Result<()> {
 /// Reads scales from a file of [`write()`].
 ///
 /// # Errors
-/// The file cannot be read or contains no scales.
+/// The file cannot be read or contains no valid scales.
 pub fn read(path: &Path) -> Result<KvScales> {
     let table = Table::read(path)?;
     // A value that is not a number becomes NaN, which is rejected as a scale.

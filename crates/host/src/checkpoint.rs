@@ -26,7 +26,7 @@ pub struct Checkpoint {
 struct Tensor {
     file: String,
     shape: Vec<usize>,
-    /// Error if the element type is unsupported. It matters only if the model needs the tensor.
+    /// The elements, or their type if it is unsupported. Reading such a tensor fails only if the model needs it.
     numbers: std::result::Result<Numbers, Dtype>,
 }
 
@@ -34,7 +34,7 @@ impl Checkpoint {
     /// Reads all tensors.
     ///
     /// # Errors
-    /// A file is missing, truncated or damaged, or an index names a tensor that its shard lacks.
+    /// A file is missing, truncated or damaged; an index is invalid, or names a tensor that its shard lacks.
     pub fn read(dir: &Path) -> Result<Self> {
         let mut checkpoint = Self { dir: dir.into(), tensors: BTreeMap::new() };
         for (file, tensors) in shards(dir)? {
@@ -50,7 +50,7 @@ impl Checkpoint {
     /// Removes and returns a matrix `[rows, cols]`.
     ///
     /// # Errors
-    /// The tensor is missing or has another shape.
+    /// The tensor is missing, or has another shape or an unsupported element type.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         Ok(Matrix::new(rows, cols, self.take(name, &[rows, cols])?))
     }
@@ -58,7 +58,7 @@ impl Checkpoint {
     /// Removes one tensor and returns it as `count` matrices `[rows, cols]`, one below the other.
     ///
     /// # Errors
-    /// The tensor is missing or has another shape.
+    /// See [`Checkpoint::matrix`].
     pub fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
         Ok(Matrix::new(count * rows, cols, self.take(name, &[count, rows, cols])?))
     }
@@ -66,7 +66,7 @@ impl Checkpoint {
     /// Removes and returns a vector `[len]`, in f32.
     ///
     /// # Errors
-    /// The tensor is missing or has another shape.
+    /// See [`Checkpoint::matrix`].
     pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
         Ok(self.take(name, &[len])?.to_f32())
     }
@@ -113,10 +113,10 @@ impl Checkpoint {
     }
 }
 
-/// Returns the files of a directory, with the tensors that an index assigns to them.
+/// Returns the files of a model, each with the tensors that the index assigns to it. A whole model has no index.
 ///
 /// # Errors
-/// The directory has neither a whole model nor an index, or the index is invalid.
+/// The directory has neither a whole model nor an index, or the index is unreadable or invalid.
 pub fn shards(dir: &Path) -> Result<BTreeMap<String, Vec<String>>> {
     if dir.join(WHOLE).exists() {
         return Ok(BTreeMap::from([(WHOLE.to_owned(), Vec::new())]));
@@ -148,7 +148,7 @@ pub fn lost_tensor(dir: &Path, file: &str, tensor: &str) -> Error {
     Error::model(format!("{}: {file} holds no tensor {tensor}", dir.join(INDEX).display()))
 }
 
-/// Returns whether a shard's name stays inside the directory.
+/// Returns whether a shard's name is a file name without a folder, so that it stays inside the directory.
 fn is_plain_name(file: &str) -> bool {
     let mut parts = Path::new(file).components();
     matches!(parts.next(), Some(std::path::Component::Normal(_))) && parts.next().is_none()

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// A part of a step's work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
-    /// The engine's calls: admit, plan, append, commit, complete, finish.
+    /// The serving loop with the engine's calls: admit, plan, append, commit, complete, finish.
     Engine,
     /// Matrix products of the layers.
     Products,

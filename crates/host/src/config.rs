@@ -1,6 +1,7 @@
 //! `config.json` of a Hugging Face model directory: the model's family and shape.
 //!
-//! This file checks all assumptions of the forward pass, once.
+//! Parsing rejects models that the forward pass on the CPU does not support. `gpu/shape.rs` checks the limits of the
+//! GPU's kernels.
 
 use std::path::Path;
 
@@ -35,13 +36,14 @@ pub struct ModelConfig {
     /// Number of kv heads, a divisor of `q_heads`; 1 for latent rows. For Gemma 4 this is the number in layers that
     /// read all tokens.
     pub kv_heads: usize,
-    /// Number of elements of one head of q and k in attention. For latent rows it is the length of a row.
+    /// Number of elements of one head of q and k in attention. For latent rows it is the length of a row. For Gemma 4
+    /// it is the number in layers that read all tokens.
     pub head_dim: usize,
-    /// The heads of layers with a window, if they differ.
+    /// For Gemma 4, the heads of layers with a window.
     pub window_heads: Option<WindowHeads>,
     /// Whether layers that read all tokens compute V from the product for K.
     pub k_is_v: bool,
-    /// Number of elements of one head of attention's output.
+    /// Number of elements of one head of attention's output. For Gemma 4 see `head_dim`.
     pub value_dim: usize,
     /// Factor of attention's logits.
     pub scale: f32,
@@ -49,7 +51,7 @@ pub struct ModelConfig {
     pub latent: Option<LatentConfig>,
     /// Mixtures of experts, where the family has them.
     pub experts: Option<ExpertsConfig>,
-    /// Epsilon of every RMSNorm.
+    /// Epsilon of the RMSNorms, except for those inside latent attention.
     pub norm_eps: f32,
     /// The model's maximum length in positions.
     pub max_len: usize,
@@ -73,7 +75,7 @@ pub struct ModelConfig {
     pub windows: Vec<Option<u32>>,
     /// For each layer the size of its chunks, if it reads chunks.
     pub chunks: Vec<Option<u32>>,
-    /// Llama 4's positions, where the family has them.
+    /// How Llama 4 encodes positions; `None` for other families.
     pub nope: Option<NopeConfig>,
     /// Tokens that end a generation.
     pub eos: Vec<u32>,
@@ -83,8 +85,8 @@ impl ModelConfig {
     /// Reads `config.json`, and the stop tokens of `generation_config.json` if there is one.
     ///
     /// # Errors
-    /// The file cannot be read or parsed; the architecture, activation or rope type is not implemented; or a field is
-    /// missing or contradicts another one.
+    /// A file cannot be read or parsed; the model needs a property that is not implemented; or a field is missing,
+    /// invalid or contradicts another one.
     pub fn read(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         let mut config = Self::parse(&path, &read_json(&path)?)?;
@@ -218,7 +220,8 @@ impl ModelConfig {
 }
 
 impl ModelConfig {
-    /// Returns the shape of the K and V that each token stores in each layer.
+    /// Returns the shape of the K and V that each token stores in a layer. [`ModelConfig::groups`] contains the other
+    /// shape of Gemma 4's layers with a window.
     pub fn kv_shape(&self) -> KvShape {
         match self.latent {
             Some(latent) => KvShape::Latent { rank: latent.rank as u32, rope: latent.rope as u32 },
@@ -293,9 +296,9 @@ fn default_head_dim(
     Ok((hidden / q_heads).max(1))
 }
 
-/// Returns the window of each layer. Qwen3 may slide a window over some layers: those in `layer_types`, or all from
-/// `max_window_layers` on. Unless `layer_types` differs, gpt-oss slides a window over every other layer, from the first
-/// on, and Gemma 3 and 4 over all layers but, by default, every sixth.
+/// Returns the window of each layer. `layer_types` names the layers with a window. Without it, Qwen3's windows begin
+/// with layer `max_window_layers`, if the model uses windows. In gpt-oss, the first layer and every second one after it
+/// have a window. In Gemma 3 and 4, every `sliding_window_pattern`-th layer has none, by default every sixth.
 fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<u32>>> {
     let may = match family {
         Family::Llama | Family::DeepseekV3 | Family::Llama4 => false,

@@ -1,4 +1,4 @@
-//! Steps on the CPU: the model in f32, K and V in host memory.
+//! Steps on the CPU: activations in f32, K and V in host memory.
 
 use kvarena::backend::CpuError;
 use kvarena::{Attend, Backend, BatchPlan, Cpu, LayerId, Queries};
@@ -55,13 +55,13 @@ impl<'m> CpuRunner<'m> {
         self.measured.as_ref()
     }
 
-    /// From now on, generating streams read only the positions that labels select. The backend's pool must store
+    /// From now on, rows of one new token read only the positions that labels select. The backend's pool must store
     /// labels.
     pub fn read_sparsely(self, reader: Reader) -> Self {
         Self { reader: Some(reader), ..self }
     }
 
-    /// Returns the reader of the positions that labels find.
+    /// Returns the reader of selected positions, if there is one.
     pub fn reader(&self) -> Option<&Reader> {
         self.reader.as_ref()
     }
@@ -72,7 +72,7 @@ impl<'m> CpuRunner<'m> {
         self
     }
 
-    /// Returns the recorded experts of the tokens, if requested.
+    /// Returns the recorded experts of the tokens; empty if they were not requested.
     pub fn routes(&self) -> &[Routed] {
         self.work.routes.as_deref().unwrap_or_default()
     }
@@ -86,7 +86,7 @@ impl Runner for CpuRunner<'_> {
     }
 
     fn launch(&mut self, _: &mut Cpu, _: &Work, _: &mut Clock) -> Result<()> {
-        Ok(()) // This thread computes the step in `collect`.
+        Ok(()) // `collect` computes the step.
     }
 
     fn collect(
@@ -159,7 +159,7 @@ impl Runner for CpuRunner<'_> {
     }
 }
 
-/// The reason for which a step's computation ended early.
+/// The error that ended a step's computation early.
 #[derive(Debug)]
 enum StepError {
     Backend(CpuError),

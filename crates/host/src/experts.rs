@@ -1,8 +1,8 @@
 //! Mixtures of experts: the choice of a token's experts, and the sum of their outputs.
 //!
-//! DeepSeek V3: sigmoid scores. A correction bias affects the choice from the best groups but not the weights, and all
-//! tokens also use a shared expert. gpt-oss: the softmax of the chosen logits. Sums are in the order of ascending
-//! experts.
+//! DeepSeek V3 scores experts by sigmoids. A correction bias affects the choice of groups and experts, but not the
+//! weights. All tokens also use the shared expert, if there is one. gpt-oss weights the chosen experts by the softmax
+//! of their logits. Sums are in the order of ascending experts, after the shared one.
 
 use crate::error::Result;
 use crate::family::Family;
@@ -12,14 +12,15 @@ use crate::matrix::Matrix;
 use crate::ops::SWIGLU_LIMIT as LIMIT;
 use crate::source::Source;
 
-/// The conversion of scores to weights.
+/// The rule that chooses a token's experts and computes their weights.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Routing {
     /// DeepSeek V3.
     Grouped {
-        /// Groups of consecutive experts.
+        /// Number of groups of consecutive experts.
         groups: usize,
-        /// Groups from which experts are chosen. A group's score is the sum of its two best experts' scores.
+        /// Number of groups from which experts are chosen. A group's score is the sum of the corrected scores of its
+        /// two best experts.
         kept: usize,
         /// Whether the weights are divided by their sum before scaling.
         normalised: bool,
@@ -35,9 +36,9 @@ pub enum Routing {
 pub struct ExpertsConfig {
     /// The first layer with experts.
     pub first_layer: usize,
-    /// Experts.
+    /// Number of experts of a layer, without the shared one.
     pub count: usize,
-    /// Experts of one token.
+    /// Number of experts of one token, without the shared one.
     pub per_token: usize,
     /// Width of one expert.
     pub intermediate: usize,
@@ -48,10 +49,10 @@ pub struct ExpertsConfig {
 }
 
 impl ExpertsConfig {
-    /// Returns the experts of a model whose family has some.
+    /// Returns the experts of a model; `None` if the host implements no experts for its family.
     ///
     /// # Errors
-    /// A field is missing, contradicts another one, or requests an unsupported method.
+    /// A field is missing, invalid, contradicts another one, or requests an unsupported method.
     pub fn parse(fields: &Fields<'_>, family: Family) -> Result<Option<Self>> {
         let config = match family {
             Family::Llama | Family::Qwen3 | Family::Gemma3 | Family::Gemma4 | Family::Llama4 => {
@@ -164,7 +165,7 @@ impl Experts {
     /// Builds a layer's experts. `name` is the name of the layer's `mlp` in the checkpoint.
     ///
     /// # Errors
-    /// A tensor is missing or has another shape.
+    /// The errors of [`Source`].
     pub fn build(
         source: &mut impl Source,
         name: &str,
@@ -191,7 +192,7 @@ impl Experts {
         Ok(Self { config, router, correction: Some(correction), list, shared })
     }
 
-    /// Returns the projections of all experts.
+    /// Returns the projections of all experts and of the router.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let mlps = self.list.iter().chain(&self.shared);
         mlps.flat_map(Mlp::linears).chain([&self.router])
@@ -241,7 +242,7 @@ impl Experts {
         }
     }
 
-    /// Returns the experts of the last call's tokens, ascending.
+    /// Returns the experts of each token of the last [`Experts::apply`] with `work`, ascending.
     pub fn routes<'a>(&self, work: &'a ExpertsWork) -> impl Iterator<Item = Vec<usize>> + 'a {
         work.chosen.chunks_exact(self.config.per_token).map(|chosen| {
             let mut experts: Vec<_> = chosen.iter().map(|one| one.0).collect();
@@ -292,7 +293,8 @@ fn best(numbers: &[f32], count: usize) -> Vec<usize> {
     places
 }
 
-/// Builds gpt-oss's experts. The checkpoint stores all experts in one transposed tensor; rows of gate and up alternate.
+/// Builds gpt-oss's experts. The checkpoint stores all experts in two tensors of transposed matrices; the columns of
+/// gate and up alternate.
 fn packed_experts(
     source: &mut impl Source,
     name: &str,

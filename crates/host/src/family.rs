@@ -48,7 +48,7 @@ impl Family {
     /// Returns the family that `architectures` names, or else `model_type`.
     ///
     /// # Errors
-    /// Both are missing, or the family is not implemented.
+    /// Both are missing, `model_type` is not a text, or the family is not implemented.
     pub fn parse(fields: &Fields<'_>) -> Result<Self> {
         let named =
             fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);

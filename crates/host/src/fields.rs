@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
-/// Maximum of a size. A larger one shows that the config is damaged; in real models only byte counts are larger.
+/// Maximum of a size. Real models have no larger sizes, so a larger one shows that the config is damaged.
 const SIZE_MAX: usize = 1 << 24;
 
 /// Reads a JSON file.

@@ -53,10 +53,10 @@ pub fn full_heads(fields: &Fields<'_>, windows: (usize, usize)) -> Result<(usize
     Ok((kv_heads, fields.size_or("global_head_dim", 512)?, k_is_v))
 }
 
-/// Returns the soft cap of Gemma 4's logits.
+/// Returns the soft cap of Gemma 4's logits, if it has one.
 ///
 /// # Errors
-/// The cap is not above 0.
+/// The cap is not a number above 0.
 pub fn logit_cap(fields: &Fields<'_>, family: Family) -> Result<Option<f32>> {
     let name = "final_logit_softcapping";
     if family != Family::Gemma4 || fields.get(name).is_none() {

@@ -1,12 +1,12 @@
-//! Histograms of times. Buckets divide each power of two into 16, so a quantile is accurate to 6 % for any number of
-//! times, in 5 KB.
+//! Histograms of times up to 36 minutes. Buckets divide each power of two into 16, so a quantile is accurate to 6 % for
+//! any number of times, in 5 KB.
 
 use std::fmt::{self, Write};
 use std::time::Duration;
 
 /// Buckets for each power of two.
 const PARTS: u64 = 16;
-/// Number of powers of two of a nanosecond, up to half an hour. Longer times count in the last bucket.
+/// Number of powers of two of a nanosecond, up to 36 minutes. Longer times count in the last bucket.
 const POWERS: u64 = 41;
 /// Upper bounds of the buckets in Prometheus's format, in microseconds.
 const BOUNDS: [u64; 17] = [
@@ -33,7 +33,7 @@ const BOUNDS: [u64; 17] = [
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Histogram {
     counts: Vec<u64>,
-    /// Number of times in each interval of [`BOUNDS`], which contains its upper bound.
+    /// Number of times in each interval that ends at a bound of [`BOUNDS`], including the bound.
     bounded: [u64; BOUNDS.len()],
     count: u64,
     sum: Duration,
@@ -92,8 +92,8 @@ impl Histogram {
         self.greatest.as_secs_f64()
     }
 
-    /// Returns the quantile `part` of all times in seconds (0.5: the median), as the middle of its bucket. Returns 0
-    /// without times.
+    /// Returns the quantile `part` of all times in seconds (0.5: the median): the middle of its bucket, but at most the
+    /// longest time. Returns 0 without times.
     pub fn quantile(&self, part: f64) -> f64 {
         let wanted = ((part * self.count as f64) as u64).min(self.count.saturating_sub(1));
         let mut before = 0;
@@ -105,7 +105,7 @@ impl Histogram {
         reached.map_or(0.0, middle).min(self.greatest())
     }
 
-    /// Writes the histogram in Prometheus's text format: cumulative counts, in seconds.
+    /// Writes the histogram in Prometheus's text format: cumulative counts, with bounds in seconds.
     ///
     /// # Errors
     /// Errors of the writer.

@@ -97,7 +97,7 @@ impl Latent {
     /// Builds a layer's projections. `name` is the name of the layer's `self_attn` in the checkpoint.
     ///
     /// # Errors
-    /// A tensor is missing or has another shape.
+    /// The errors of [`Source`].
     pub fn build(
         source: &mut impl Source,
         name: &str,

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! error, clock, histogram           errors; times of a run
-//! fields, family, config, rope      a model's config.json, and typed look-ups in it
+//! fields, family                    typed look-ups in a model's config.json; its family
+//! config, gemma, rope               its shape; fields of Gemma; rotary embedding
 //! source, checkpoint                a model's tensors, from files or random
 //! matrix, ops, linear               matrix products, element-wise operations, projections
 //! latent, nope, experts, model      the forward pass; the caller stores K and V and computes attention

@@ -17,7 +17,7 @@ impl Linear {
     /// Builds a projection from `NAME.weight`, `[rows, cols]`, and `NAME.bias` if `bias` is set.
     ///
     /// # Errors
-    /// A tensor is missing or has another shape.
+    /// The errors of [`Source`].
     pub fn build(
         source: &mut impl Source,
         name: &str,
@@ -74,10 +74,10 @@ pub struct MlpWork {
 }
 
 impl Mlp {
-    /// Builds an MLP from `NAME.gate_proj`, `NAME.up_proj` and `NAME.down_proj`.
+    /// Builds an MLP with SiLU from `NAME.gate_proj`, `NAME.up_proj` and `NAME.down_proj`.
     ///
     /// # Errors
-    /// A tensor is missing or has another shape.
+    /// The errors of [`Source`].
     pub fn build(
         source: &mut impl Source,
         name: &str,
@@ -95,7 +95,7 @@ impl Mlp {
         })
     }
 
-    /// Computes the input of `down`, in `work.gate`.
+    /// Replaces gate in `work` by the activation of gate and up, which is the input of `down`.
     pub fn activate(&self, work: &mut MlpWork) {
         let width = self.gate.weight.rows();
         match self.activation {
@@ -119,7 +119,7 @@ impl Mlp {
     }
 }
 
-/// Sets a buffer's length; the caller overwrites the contents.
+/// Sets a buffer's length. New elements are 0; the others keep their values.
 pub fn resize(buffer: &mut Vec<f32>, len: usize) {
     buffer.resize(len, 0.0);
 }

@@ -12,13 +12,14 @@ use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-/// Maximum number of rows that are computed as direct dot products.
+/// Maximum number of rows of x that are multiplied by direct dot products.
 const FEW_ROWS: usize = 16;
 /// Minimum number of matrix rows of a task. A task has more rows if they are short, because waking a core takes time.
 const DOT_ROWS: usize = 64;
 /// Minimum number of multiplications of a task.
 const DOT_NUMBERS: usize = 1 << 15;
-/// Bounds of the rows of a panel. Each core gets one panel within these bounds, because each panel packs all of x.
+/// Bounds of the rows of a panel. Within these bounds there is one panel for each core, because each panel packs all of
+/// x.
 const PANEL_ROWS: RangeInclusive<usize> = 64..=1024;
 /// Matrix rows, and rows of x, whose products are computed together.
 const TILE: usize = 4;
@@ -72,7 +73,7 @@ impl Numbers {
         wide
     }
 
-    /// Inlines [`Numbers::widen`] into a function that is compiled for the chosen vector instructions.
+    /// Does the same as [`Numbers::widen`], inlined into a caller that is compiled for the chosen vector instructions.
     #[inline(always)]
     fn widen_here(&self, start: usize, wide: &mut [f32]) {
         match self {
@@ -162,7 +163,7 @@ impl Matrix {
 
     /// Computes `out[t] = matrix * x[t]` for each row of x: `x` is `[tokens, cols]`, `out` is `[tokens, rows]`.
     ///
-    /// `turned` is scratch that grows to the size of `out`. The function uses all cores.
+    /// `turned` is scratch that grows to the size of `out` if there are several rows. The function uses all cores.
     ///
     /// # Panics
     /// If the lengths do not match.

@@ -26,11 +26,11 @@ pub struct AttentionInputs<'a> {
     pub window: Option<u32>,
     /// Chunk.
     pub chunk: Option<u32>,
-    /// `[tokens, q_heads, head_dim]`
+    /// `[tokens, q_heads, head_dim]`, with the sizes of [`ModelConfig::heads_of`] here and below.
     pub q: &'a [f32],
     /// `[tokens, kv_heads, head_dim]`
     pub k: &'a [f32],
-    /// `[tokens, kv_heads, value_dim]`; empty if rows are latent, because K contains V.
+    /// `[tokens, kv_heads, head_dim]`; empty if rows are latent, because K contains V.
     pub v: &'a [f32],
     /// `[q_heads]`
     pub sinks: Option<&'a [f32]>,
@@ -49,7 +49,7 @@ pub trait Attention {
     /// The error of attention.
     type Error;
 
-    /// Writes `out`, `[tokens, q_heads, value_dim]`.
+    /// Stores K and V, and writes `out`: `[tokens, q_heads, head_dim]`, or `[tokens, q_heads, rank]` of latent rows.
     ///
     /// # Errors
     /// The implementation's error, which ends the pass.
@@ -89,7 +89,7 @@ struct Layer {
     rest: Rest,
     /// Gemma norms the outputs of attention and of the MLP.
     output_norms: Option<[Vec<f32>; 2]>,
-    /// Gemma 4's factor of the layer's result.
+    /// Gemma 4's factor of the layer's result; 1 for other families.
     factor: f32,
 }
 
@@ -100,7 +100,7 @@ pub struct Model {
     embedding: Matrix,
     layers: Vec<Layer>,
     norm: Vec<f32>,
-    /// `None` uses the transposed embedding.
+    /// `None`: the embedding.
     output: Option<Matrix>,
 }
 
@@ -149,7 +149,7 @@ impl Model {
     /// Builds the model of `config` from the tensors of `source`.
     ///
     /// # Errors
-    /// A tensor is missing or has another shape.
+    /// The errors of `source`.
     pub fn build(config: ModelConfig, source: &mut impl Source) -> Result<Self> {
         let (vocab, hidden) = (config.vocab, config.hidden);
         let layer = |i| Layer::build(&config, source, i);

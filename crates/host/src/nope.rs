@@ -1,5 +1,5 @@
-//! How Llama 4 encodes positions. Layers that read chunks rotate q and k, and then norm each head. The other layers
-//! read all tokens and do not rotate; they scale each query by a factor that grows with its position.
+//! The positions of Llama 4. Layers that read chunks rotate q and k, and then may norm each head. The other layers read
+//! all tokens and do not rotate; they may scale each query by a factor that grows with its position.
 
 use serde_json::Value;
 
@@ -33,7 +33,8 @@ impl NopeConfig {
     /// Reads `no_rope_layers` or `no_rope_layer_interval`, and the fields that belong to them.
     ///
     /// # Errors
-    /// Layers with experts, a chunk that is not a power of two, or lists that contradict each other.
+    /// Layers with experts, a chunk that is not a power of two, lists that contradict each other, or a field that is
+    /// missing or invalid.
     pub fn parse(fields: &Fields<'_>) -> Result<Self> {
         let layers = fields.size("num_hidden_layers")?;
         if !fields.get("moe_layers").and_then(Value::as_array).is_some_and(Vec::is_empty) {
@@ -72,7 +73,7 @@ impl NopeConfig {
         })
     }
 
-    /// Returns the chunks that each layer reads.
+    /// Returns for each layer the size of its chunks, if it reads chunks.
     pub fn chunks(&self) -> Vec<Option<u32>> {
         self.rotated.iter().map(|&rotated| rotated.then_some(self.chunk)).collect()
     }
@@ -105,7 +106,7 @@ impl NopeConfig {
     }
 }
 
-/// Returns a list; empty if absent.
+/// Returns a list; empty if the field is absent or not a list.
 fn list<'a>(fields: &Fields<'a>, name: &str) -> &'a [Value] {
     fields.get(name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }

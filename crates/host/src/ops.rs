@@ -1,5 +1,5 @@
-//! The transformer's operations other than matrix products and attention. Each operation divides its rows among the
-//! cores.
+//! The transformer's operations other than matrix products and attention. Norms, rotations and activations divide their
+//! rows among the cores.
 
 use rayon::prelude::*;
 
@@ -38,7 +38,7 @@ fn rms_scale(x: &[f32], eps: f32) -> f32 {
     1.0 / (mean + eps).sqrt()
 }
 
-/// Cosines and sines of a step's positions, `[tokens, head_dim / 2]` each.
+/// Cosines and sines of a step's positions times the rope's amplitude, `[tokens, head_dim / 2]` each.
 #[derive(Default)]
 pub struct Angles {
     cos: Vec<f32>,
@@ -97,7 +97,7 @@ pub fn norm_heads(x: &mut [f32], head_dim: usize, eps: f32) {
 }
 
 /// Rotates the last `rope` elements of each head. `x` is `[tokens, heads, head]`, with sizes `(heads, head)`. If
-/// `interleaved`, pairs are adjacent and keep their order.
+/// `interleaved`, the elements of a pair are adjacent; otherwise they are `rope / 2` elements apart.
 pub fn rotate_ends(
     x: &mut [f32],
     (heads, head): (usize, usize),
@@ -125,8 +125,7 @@ pub fn rotate_ends(
 /// Clamping limit of gpt-oss.
 pub const SWIGLU_LIMIT: f32 = 7.0;
 
-/// Computes `gate = gate * sigmoid(1.702 gate) * (up + 1)`. Before that, gate is clamped from above, and up from both
-/// sides.
+/// Clamps gate from above and up from both sides, and then computes `gate = gate * sigmoid(1.702 gate) * (up + 1)`.
 pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], width: usize) {
     for_rows(gate, width, |i, gate| {
         let up = &up[i * width..(i + 1) * width];

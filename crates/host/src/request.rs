@@ -1,4 +1,4 @@
-//! Requests, from the command line or a file of JSON lines.
+//! Requests, and a reader of requests from a file of JSON lines.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -75,7 +75,8 @@ impl Defaults {
     }
 }
 
-/// Reads a file of JSON lines, one request each. Skips empty lines and ignores unknown fields.
+/// Reads a file of JSON lines, one request each, or standard input for `-`. Skips blank lines and ignores unknown
+/// fields.
 ///
 /// # Errors
 /// The file cannot be read, or a line is not a request; the message names the line.

@@ -1,20 +1,21 @@
 //! Rotary position embedding: converts the config's two styles to one table of frequencies.
 //!
-//! Types `default`, `linear`, `llama3`, `proportional` and `yarn`. `ops.rs` applies the rotation.
+//! The implemented types are `default`, `linear`, `llama3`, `proportional` and `yarn`. `ops.rs` applies the rotation.
 
 use std::f64::consts::TAU;
 
 use crate::error::{Error, Result};
 use crate::fields::Fields;
 
-/// Frequencies of a head's rotating pairs: pair `i` is elements `i` and `i + head_dim / 2`.
+/// Frequencies of a head's rotating pairs: pair `i` is elements `i` and `i + head_dim / 2`, or adjacent elements in
+/// [`rotate_ends`](crate::ops::rotate_ends) with `interleaved`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rope {
     /// Radians per position, `[head_dim / 2]`.
     pub frequencies: Vec<f32>,
     /// Factor of the rotated numbers.
     pub amplitude: f32,
-    /// DeepSeek's factor of the logits, in addition to the heads' scale.
+    /// DeepSeek's factor of the logits, in addition to the heads' scale. Other families ignore it.
     pub logit_factor: f32,
 }
 
@@ -30,7 +31,7 @@ impl Rope {
     }
 
     /// Reads the two ropes of Gemma 3 and 4: of layers that read all tokens, and of layers with a window. The tuple
-    /// contains the elements of their heads. In the old style only the first one is scaled.
+    /// contains the elements of their heads. In the old style, `rope_scaling` applies only to the first rope.
     ///
     /// # Errors
     /// As [`Rope::parse`].

@@ -33,7 +33,7 @@ impl Draw {
 /// A planned step.
 #[derive(Default)]
 pub struct Work {
-    /// Sequences, positions and slots, followed by padding.
+    /// The plan, including padding.
     pub plan: OwnedPlan,
     /// Input tokens. The value -1 - i stands for the token that draw i of the previous step chooses.
     pub inputs: Vec<i32>,
@@ -67,7 +67,7 @@ pub trait Runner {
     /// Starts a step that the backend has begun. May return before the step is done.
     ///
     /// # Errors
-    /// The step failed; the caller aborts it and all later steps.
+    /// The step cannot be started, which ends the run.
     fn launch(&mut self, backend: &mut Self::Backend, work: &Work, clock: &mut Clock)
     -> Result<()>;
 
@@ -91,13 +91,13 @@ pub trait Runner {
     /// The run failed.
     fn settle(&mut self, backend: &mut Self::Backend) -> Result<()>;
 
-    /// Returns the maximum number of tokens that a step can choose. The loop launches no larger step.
+    /// Returns the maximum number of draws of a step. [`Runner::launch`] may reject a larger step.
     fn draws_max(&self) -> usize {
         usize::MAX
     }
 
-    /// Returns the maximum number of edits of a step. The loop launches no larger step and rejects requests that may
-    /// need more. At 0 it rejects all requests with a shaping or with `min_p`.
+    /// Returns the maximum number of edits of a step. The loop launches no larger step, and rejects requests of which
+    /// one draw may need more. At 0 it rejects all requests with a shaping or with `min_p`.
     fn edits_max(&self) -> usize {
         0
     }

@@ -1,8 +1,8 @@
 //! The choice of a token from logits: greedy, or a seeded draw with temperature, min-p, top-k and top-p.
 //!
-//! A draw takes the maximum of `logit / temperature + noise`. The noise (Gumbel's) of a token is a hash of seed,
-//! sample, index and token. A draw therefore does not depend on earlier draws, and a GPU may draw in any order. This
-//! file is the specification of `ptx/src/sample.cu`.
+//! A draw takes the token with the maximum of `logit / temperature + noise`. The noise is Gumbel's, from a hash of
+//! seed, sample, index and token. A draw therefore does not depend on the noise of earlier draws, and a GPU may draw in
+//! any order. This file is the specification of `ptx/src/sample.cu`.
 
 /// Sampling parameters.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -12,8 +12,8 @@ pub struct Sampling {
     /// The draw considers this many of the most likely tokens, and those that tie with the last of them. 0 considers
     /// all.
     pub top_k: u32,
-    /// The draw considers the most likely tokens that together reach this probability, and those that tie with the last
-    /// of them.
+    /// The draw considers the fewest most likely tokens that together reach this probability, and those that tie with
+    /// the last of them.
     pub top_p: f32,
     /// The draw considers tokens with at least this share of the most likely token's probability. Applied before
     /// `top_k` and `top_p`.
@@ -29,7 +29,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Returns whether the draw excludes some tokens.
+    /// Returns whether the draw may exclude tokens.
     pub fn filters(&self) -> bool {
         self.temperature > 0.0 && (self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0)
     }

@@ -81,7 +81,7 @@ impl Edit {
         Self { token, before: 0.0, repetition: 1.0, after: 0.0 }
     }
 
-    /// Returns an edit that forbids a token, also after joins with other edits.
+    /// Returns an edit that forbids a token, even if other edits are joined to it.
     fn forbid(token: u32) -> Self {
         Self { after: f32::NEG_INFINITY, ..Self::none(token) }
     }
@@ -116,7 +116,7 @@ impl Shaping {
         biased.chain(allowed.chain(self.bad_words.iter().flatten()).copied())
     }
 
-    /// Returns whether edits depend on the tokens of the answer by a penalty.
+    /// Returns whether there is a penalty, so that edits depend on the tokens of the answer.
     pub fn penalises(&self) -> bool {
         (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
     }
@@ -211,8 +211,8 @@ impl PreparedShaping {
         &self.rules
     }
 
-    /// Returns the maximum number of edits of a draw with `known` distinct tokens in prompt and answer, and `stops`
-    /// stop tokens.
+    /// Returns an upper bound of the edits of a draw with at most `known` distinct tokens in prompt and answer, and
+    /// `stops` stop tokens.
     pub fn edits_max(&self, known: usize, stops: usize, vocab: usize) -> usize {
         if self.rules.allowed.is_some() {
             return self.edits.len();
@@ -222,8 +222,8 @@ impl PreparedShaping {
         (self.edits.len() + self.long_words + penalised + stops).min(vocab)
     }
 
-    /// Appends the edits of a draw by token, each token once; `changes` is scratch. O(edits), and O(n log n) if the
-    /// request penalises n tokens and forbids some.
+    /// Appends the edits of a draw by token, each token once; `changes` is scratch. O(e log e) for e edits, and
+    /// O(tokens of the bad words).
     pub fn edits(
         &self,
         history: History<'_>,
@@ -272,7 +272,7 @@ impl PreparedShaping {
     }
 }
 
-/// Appends edits joined with changes, both sorted by token. `only` drops changes of tokens without an edit.
+/// Appends edits joined with changes to `out`. Both are sorted by token. `only` drops changes of tokens without edits.
 fn merge(mut edits: &[Edit], changes: &[Edit], only: bool, out: &mut Vec<Edit>) {
     for change in changes {
         let (before, rest) = edits.split_at(edits.partition_point(|e| e.token < change.token));
@@ -292,7 +292,7 @@ fn merge(mut edits: &[Edit], changes: &[Edit], only: bool, out: &mut Vec<Edit>) 
     out.extend_from_slice(edits);
 }
 
-/// Applies a draw's edits to its logits. O(edits), and O(vocabulary) if `only` is set.
+/// Writes a draw's edited logits to `out`. O(vocabulary).
 pub fn apply(edits: &[Edit], only: bool, logits: &[f32], out: &mut Vec<f32>) {
     out.clear();
     match only {

@@ -12,19 +12,19 @@ pub trait Source {
     /// Returns a matrix `[rows, cols]`.
     ///
     /// # Errors
-    /// The tensor is missing or has another shape.
+    /// The tensor is missing, or has another shape or an unsupported element type.
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix>;
 
-    /// Returns the weight of a norm, or a bias.
+    /// Returns a vector `[len]`, such as the weight of a norm or a bias.
     ///
     /// # Errors
-    /// The tensor is missing or has another shape.
+    /// See [`Source::matrix`].
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>>;
 
     /// Returns `count` matrices `[rows, cols]` of one tensor, stacked by rows.
     ///
     /// # Errors
-    /// The tensor is missing or has another shape.
+    /// See [`Source::matrix`].
     fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
         self.matrix(name, count * rows, cols)
     }

@@ -22,7 +22,7 @@ pub enum Finish {
     Stop,
     /// The limit of new tokens.
     Length,
-    /// The client disconnected.
+    /// The client disconnected, or the stream has reached `cancel_after`.
     Cancelled,
 }
 
@@ -35,7 +35,7 @@ pub struct Stream {
     pub sample: u32,
     /// New tokens, including the stop token.
     pub tokens: Vec<u32>,
-    /// Prompt tokens that were cached at the first admission.
+    /// Prompt tokens that were cached at the first admission; for a fork, the tokens that it shares.
     pub cached_tokens: u32,
     /// Number of checked drafts.
     pub drafted: u32,
@@ -51,7 +51,7 @@ pub struct Stream {
     pub(crate) leader: Option<Leader>,
     /// When a step first left the stream out while its pages were loading.
     pub(crate) loading: Option<Instant>,
-    /// Order of the first admission: the youngest stream is preempted first.
+    /// Order of the last admission, not counting resumes. The loop preempts the stream with the greatest age.
     pub(crate) age: u64,
     /// Whether the stream has been admitted before.
     pub(crate) admitted: bool,
@@ -59,7 +59,7 @@ pub struct Stream {
     pub(crate) drafter: Drafter,
     /// Counts of the new tokens, if the request penalises them.
     pub(crate) counts: Counts,
-    /// Number of prompt tokens whose logits were reported, if requested; the first token has none.
+    /// Index of the prompt token whose logits are reported next, if requested; the first token has none.
     pub(crate) scored: u32,
 }
 

@@ -18,15 +18,15 @@ pub struct Tally {
     pub steps: u64,
     /// Steps that failed or were planned after one that failed.
     pub aborted_steps: u64,
-    /// Streams preempted because pages ran out.
+    /// Streams preempted because pages ran out, or because they gave way to another group.
     pub preemptions: u64,
     /// Samples that share their parent's pages.
     pub forks: u64,
-    /// Streams whose client disconnected.
+    /// Streams that were [cancelled](crate::stream::Finish::Cancelled).
     pub cancelled: u64,
-    /// Prompt tokens that were cached at the first admission.
+    /// Prompt tokens of first samples that were cached at the first admission.
     pub cached_tokens: u64,
-    /// Streams that a step left out because their pages were loading, counted in each step.
+    /// Streams that a plan left out because their pages were loading, counted in each attempt to plan a step.
     pub load_waits: u64,
     /// Time from the first step that left a stream out while its pages were loading to the first step with it.
     pub load_time: Histogram,
@@ -38,7 +38,7 @@ pub struct Tally {
     pub checks: u64,
     /// Wall-clock time of serving.
     pub seconds: f64,
-    /// Time from the end of the previous step, or from the start if none ran, to a step's end.
+    /// Time from the end of the previous step, or from the start of a step after an idle time, to a step's end.
     pub step_time: Histogram,
     /// Time from the arrival of a request to each stream's first token.
     pub first_token: Histogram,

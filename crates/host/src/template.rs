@@ -25,7 +25,7 @@ impl Template {
     /// Reads the template of `chat_template.jinja` or `tokenizer_config.json`, if there is one.
     ///
     /// # Errors
-    /// An existing file is damaged.
+    /// An existing file cannot be read or is damaged.
     pub fn read(dir: &Path) -> Result<Option<Self>> {
         let config_path = dir.join("tokenizer_config.json");
         let config = if config_path.exists() { read_json(&config_path)? } else { Value::Null };
@@ -48,7 +48,7 @@ impl Template {
     }
 
     /// Returns the prompt for the assistant's next turn. `arguments` are further variables of the template. They
-    /// override the special tokens, but not `messages`.
+    /// override all others except `messages`.
     ///
     /// # Errors
     /// The template rejects the messages.
@@ -128,7 +128,7 @@ fn environment(source: String) -> Rendering<Environment<'static>> {
     Ok(environment)
 }
 
-/// Calls a method of Python's `str` that `pycompat` lacks.
+/// Calls a method of Python's `str` that `pycompat` lacks; returns `None` for other methods.
 fn string_method(value: &Jinja, name: &str, arguments: &[Jinja]) -> Option<Rendering<Jinja>> {
     let (text, argument) = (value.as_str()?, arguments.first()?.as_str()?);
     let result = match (name, &arguments[1..]) {
@@ -197,7 +197,7 @@ struct JsonForm {
     indent: Option<usize>,
     between: String,
     colon: String,
-    /// Whether characters beyond ASCII are escaped.
+    /// Whether characters beyond ASCII, and DEL, are escaped.
     ascii: bool,
     /// Whether keys are sorted.
     sorted: bool,
@@ -279,8 +279,8 @@ impl JsonForm {
     }
 }
 
-/// Returns a number as Python writes it: the fewest digits that are exact, with an exponent from 1e16 on and below
-/// 1e-4.
+/// Returns a number as Python's `json.dumps` writes it: the fewest digits that are exact, with an exponent from 1e16 on
+/// and below 1e-4.
 fn python_float(number: f64) -> String {
     if !number.is_finite() {
         let sign = if number < 0.0 { "-" } else { "" };

@@ -27,7 +27,7 @@ pub struct Message {
 pub struct Text {
     tokenizer: Option<Tokenizer>,
     template: Option<Template>,
-    /// Bytes of the longest token.
+    /// Length of the longest entry of the vocabulary, in bytes.
     longest: usize,
     /// A token whose text is one letter. Decoders drop spaces at the start of a text, but not after this token.
     letter: Option<u32>,
@@ -43,7 +43,8 @@ pub struct Rendered {
 }
 
 impl Text {
-    /// Reads `tokenizer.json`, and the chat template of `chat_template.jinja` or `tokenizer_config.json`.
+    /// Reads `tokenizer.json`, and the chat template of `chat_template.jinja` or `tokenizer_config.json`. Without
+    /// `tokenizer.json` it reads nothing.
     ///
     /// # Errors
     /// An existing file is damaged, or the tokenizer has tokens beyond the model's vocabulary.
@@ -74,7 +75,7 @@ impl Text {
         Self { tokenizer: Some(tokenizer), template, longest, letter }
     }
 
-    /// Returns the maximum number of bytes of a token's text. Without a tokenizer, this text is an id with its
+    /// Returns an upper bound of the bytes of a token's text. Without a tokenizer, this text is an id with its
     /// separator.
     pub fn longest_token(&self) -> usize {
         if self.has_tokenizer() { self.longest } else { 16 }
@@ -93,8 +94,8 @@ impl Text {
         self.tokenizer.is_some()
     }
 
-    /// Returns the tokens of a text. Without a tokenizer, the text is a list of token ids, separated by spaces or
-    /// commas.
+    /// Returns the tokens of a text. Without a tokenizer, the text is a list of token ids, separated by spaces, tabs,
+    /// commas or brackets.
     ///
     /// # Errors
     /// The text cannot be encoded.
@@ -126,7 +127,7 @@ impl Text {
     /// template it is the concatenated messages.
     ///
     /// # Errors
-    /// The template rejects the messages.
+    /// The template rejects the messages, or the prompt cannot be encoded.
     pub fn chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let message = |m: &Message| json!({ "role": m.role, "content": m.content });
         let messages: Vec<Value> = messages.iter().map(message).collect();
@@ -161,8 +162,8 @@ fn parse_ids(text: &str) -> Result<Vec<u32>> {
     words.map(id).collect()
 }
 
-/// After this number of tokens without a complete character, the decoder emits them as they are. A character has at
-/// most four bytes, so no later token can complete it.
+/// Number of held-back tokens at which the decoder emits them as they are. A character has at most four bytes, so no
+/// later token can complete it.
 const HELD_MAX: usize = 8;
 
 /// Converts tokens to text as they arrive, and holds back incomplete characters.

@@ -143,7 +143,8 @@ fn rounded_pools_generate_equal_texts_with_drafts() {
     }
 }
 
-/// A draft is accepted only if it equals the drawn token, so draws with a temperature and samples do not change.
+/// The loop accepts a draft only if it equals the drawn token. Draws with a temperature, and forked samples, therefore
+/// do not change.
 #[test]
 fn samples_and_draws_are_the_same_with_drafts() {
     let (model, mut requests) = read("qwen3-tiny");
@@ -218,7 +219,7 @@ fn failed_steps_change_no_token_with_drafts() {
 #[test]
 fn a_resumed_stream_has_no_drafts_before_its_last_token() {
     let (model, requests) = read("qwen3-tiny");
-    // The prompts are so short that all streams have new tokens when the pool is full.
+    // The prompts are short, so that all streams have new tokens when the pool is full.
     let words = &requests.last().expect("prompts").prompt;
     let short = [3, 2, 2, 1].into_iter().zip(words.chunks(8));
     let mut short: Vec<Request> = short

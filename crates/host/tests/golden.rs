@@ -1,6 +1,7 @@
-//! Tests that models generate their golden tokens over pages, in every element type, page size and layout, with and
-//! without prefix reuse. Prompts run one at a time, all at once or in chunks, in a pool that is too small, with failed
-//! steps, and with steps planned ahead.
+//! Tests that models generate their golden tokens over pages of f32, some also of f16 and bf16, in several page sizes
+//! and layouts, with and without prefix reuse. Prompts run one at a time, all at once or in chunks, in a pool that is
+//! too small, with failed steps, and with steps planned ahead. fp8 may change tokens, so one test bounds its change of
+//! logits.
 
 mod common;
 
@@ -269,8 +270,8 @@ fn fp8_changes_logits_no_more_than_its_rounding() {
         for (scaling, scales) in [(Scaling::Static, Some(measured)), (Scaling::ByToken, None)] {
             let fp8 = |schedule| run(KvDtype::Fp8E4M3, schedule, scaling, &scales);
             let ran = fp8(Schedule::AllAtOnce);
-            // Attention does not depend on chunks. Products of up to 16 rows sum in another order than larger ones, so
-            // a number near the middle of two fp8 values may round to the other one and change the text.
+            // Attention does not depend on chunks. But products of up to 16 rows sum in another order than larger ones.
+            // A number near the middle of two fp8 values may then round to the other value and change the text.
             for schedule in SCHEDULES {
                 let collected = fp8(schedule).collected.tokens;
                 let other =

@@ -1,4 +1,5 @@
-//! Compares each small kernel with its specification, if there is a GPU. `gpu_products.rs` tests the products.
+//! Compares small kernels with their specification, if there is a GPU. `gpu_experts.rs` tests experts, biases and norms
+//! of outputs; `gpu_products.rs` tests products.
 #![cfg(feature = "cuda")]
 
 mod common;

@@ -1,5 +1,5 @@
-//! Models with groups of layers: groups do not change the tokens, no kernel reads a page that was given back, and
-//! prompts hit the pages of an equal prompt or of an earlier turn.
+//! Models with groups of layers. Groups do not change the tokens, and no step reads a page that was given back. Prompts
+//! hit the pages of an equal prompt or of an earlier turn.
 
 mod common;
 
@@ -16,7 +16,7 @@ use kvarena_host::server::Server;
 /// New tokens of each request.
 const NEW: usize = 20;
 
-/// Serves requests, and fills every free page with NaN after each step.
+/// Serves requests. After each step, verifies the engine and fills every free page with NaN.
 fn run(
     server: &mut Server<CpuRunner<'_>>,
     requests: &[Request],

@@ -1,4 +1,5 @@
-//! Edits of logits, and turns of groups: overlap, drafts and failed steps do not change the tokens.
+//! Edits of logits, logits of prompts, turns of groups, and limits of sampling parameters. Overlap, drafts and failed
+//! steps do not change the tokens.
 
 mod common;
 
@@ -370,7 +371,8 @@ fn stop_tokens_past_the_vocabulary_are_left_out() {
     }
 }
 
-/// At a tiny temperature, the quotients of logits are so large that a draw's noise has no effect, or they overflow.
+/// The loop raises lower temperatures to 0.01. At a tiny temperature, the quotients of logits would be so large that a
+/// draw's noise has no effect, or they would overflow.
 #[test]
 fn temperatures_below_0_01_draw_as_0_01() {
     let model = model();

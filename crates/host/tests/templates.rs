@@ -9,7 +9,7 @@ use common::files::Dir;
 use kvarena_host::template::Template;
 use serde_json::{Value, json};
 
-/// Renders a template from its text, or returns none if it rejects the messages.
+/// Renders a template from its text; returns `None` if the template is invalid or rejects the messages.
 fn render(dir: &Dir, source: &str, talk: &Value) -> Option<String> {
     dir.write("chat_template.jinja", source);
     let special = json!({ "bos_token": "<s>", "eos_token": "</s>" });

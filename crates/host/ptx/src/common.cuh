@@ -1,4 +1,4 @@
-// Functions that all kernels of this folder share: conversions of bf16, and sums. A bf16 is the upper half of an f32.
+// Functions that kernels of this folder share: conversions of bf16, sums, RMSNorm. A bf16 is the upper half of an f32.
 #pragma once
 #include "params.cuh"
 #include "../../../../ptx/src/common/pdl.cuh"
@@ -47,7 +47,7 @@ DEVICE float block_sum(float x) {
     return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? sums[threadIdx.x % 32] : 0.0f);
 }
 
-// Writes the RMSNorm of a row to `out`. Each thread has eight elements of the row, or zeros beyond its end.
+// Writes the RMSNorm of a row to `out`. Each thread passes eight elements of the row, or zeros beyond the row's end.
 DEVICE void norm_row(const float (&x)[8], u64 weight, u64 out, u32 hidden, float eps) {
     const u32 at = 8 * threadIdx.x;
     float sum = 0;

@@ -1,6 +1,6 @@
 // route: chooses the experts of each token by the best logits, and computes their weights: the softmax of these logits.
-// experts_up: computes gate and up of each token's experts, and the activation of gpt-oss: gate * sigmoid(1.702 gate) * (up + 1),
-// after both are clamped.
+// experts_up: computes gate and up of each token's experts, clamps both and applies the activation of gpt-oss:
+// gate * sigmoid(1.702 gate) * (up + 1).
 // experts_down: computes the weighted sum of the outputs of each token's experts.
 // Twin:    src/gpu/twin.rs route, expert_up, expert_down       (the specification)
 // Params:  RouteParams, 48 bytes; ExpertsParams, 56 bytes

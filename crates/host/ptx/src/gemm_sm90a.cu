@@ -1,18 +1,18 @@
-// gemm_TOKENS_OUTS: the product of a few dozen rows of x with a matrix, for Hopper. It includes the norm before the product and
+// gemm_TOKENS_OUTS: the product of up to 256 rows of x with a matrix, for Hopper. It includes the norm before the product and
 // the operation after it.
 //
 // One instruction multiplies 64 rows of the matrix with TOKENS rows of x, so a few rows of x suffice to use the matrix units. A
-// CTA computes OUTS rows of the matrix and TOKENS rows of x. One thread starts copies of pieces of 64 columns of both to a ring
-// in shared memory, and a warpgroup multiplies them there. The copies of the matrix start before the previous kernel has ended,
-// because no kernel writes the matrix. Thus the memory is also busy between products.
+// CTA multiplies OUTS rows of the matrix with TOKENS rows of x. One thread starts copies of pieces of 64 columns of both to a
+// ring in shared memory, and a warpgroup multiplies them there. The copies of the matrix start before the previous kernel has
+// ended, because no kernel of a step writes the matrix. Thus the memory is also busy between products.
 //
 // A cluster of up to eight CTAs shares the columns of a tile, so narrow products have work for the whole device. The CTAs add
 // their sums through shared memory, always in the same order. Each CTA finishes a part: y = sum, y += sum, or
 // y = silu(gate) * up. In the last case, the rows of a CTA's matrix are eight of gate, eight of up, and so on.
 //
-// RMSNorm before a product is linear except for one factor for each row, which is applied to the sums at the end. The weights of
-// the norm are already part of the matrix (src/gpu/weights.rs). Two more warps compute the factor's sums of squares while x is in
-// shared memory.
+// RMSNorm before a product is linear except for one factor for each row. The kernel multiplies the sums by this factor at the
+// end. The matrix already contains the weights of the norm (src/gpu/weights.rs). Two more warps sum the squares of each row for
+// the factor, while x is in shared memory.
 //
 // Twin:    src/gpu/twin.rs skinny                  (the specification)
 // Params:  GemmParams, 320 bytes

@@ -6,7 +6,7 @@ DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generi
 
 // ---- products of a warpgroup ------------------------------------------------------------------------------------------
 
-// Returns the descriptor of a matrix at `at`, a multiple of 1,024. Its rows have 64 columns (128 bytes), swizzled by the TMA.
+// Returns the descriptor of a matrix at `at`, a multiple of 1,024. The rows have 64 columns (128 bytes), swizzled by the TMA.
 DEVICE u64 matrix_descriptor(u32 at) { return static_cast<u64>(at >> 4 & 0x3fff) | static_cast<u64>(1024 >> 4) << 32 | 1ull << 62; }
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -61,7 +61,7 @@ DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, u32 column, u32 
                  "r"(barrier), "r"(column), "r"(row)
                  : "memory");
 }
-// The same for a map of [rows / 8, matrices, 8, columns]; `eight` is the index of the box's first eight rows.
+// The same for a map of [rows / 8, matrices, 8, columns]; `eight` is the index of the box's first group of eight rows.
 DEVICE void copy_box_of_eights(u32 to, const TensorMap& map, u32 barrier, u32 column, u32 eight) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %4, %5}], [%2];" ::"r"(to), "l"(&map),
                  "r"(barrier), "r"(column), "r"(0), "r"(eight)

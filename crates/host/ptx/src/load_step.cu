@@ -1,4 +1,4 @@
-// load_step: copies a step's tokens and draws from pinned host memory.
+// load_step: copies two ranges of a step's data from pinned host memory: draws and tokens, or shapes and edits.
 // Twin:    a copy
 // Params:  LoadStepParams, 32 bytes            (params.cuh, src/gpu/kernels.rs)
 // Shapes:  source, target: units of 16 bytes

@@ -64,7 +64,7 @@ struct NormAddParams {
 };
 GEN_SIZE(NormAddParams, 32)
 
-// Maximum number of experts of a layer.
+// Maximum number of experts that `route` supports.
 #define ROUTED_MAX 256
 
 // An expert of a token.
@@ -124,7 +124,8 @@ struct Shape {
 };
 GEN_SIZE(Shape, 16)
 
-// An Edit of src/shaping.rs: adds `before` to a logit, divides or multiplies it by `repetition`, and adds `after`.
+// An Edit of src/shaping.rs: adds `before` to a logit, divides a positive sum by `repetition` or multiplies another one by it,
+// and adds `after`.
 struct Edit {
     u32 token;
     float before, repetition, after;
@@ -151,7 +152,7 @@ struct SumRanksParams {
     u64 x;                   // bf16 [units, 8]
     u64 y;                   // bf16 [units, 8]: this rank's summand
     u64 inboxes[RANKS_MAX];  // of all ranks, each bf16 [2, ranks, capacity, 8], in the address space of this rank
-    u64 turns;               // u32 [SUM_BLOCKS]: number of sums that each block has computed
+    u64 turns;               // u32 [SUM_BLOCKS]: for each block, the number of sums in which it had units
     u64 reserved;
     u32 units;     // of 16 bytes
     u32 capacity;  // maximum of `units`
@@ -185,7 +186,7 @@ struct SkinnyParams {
     u64 y;       // bf16 [tokens, outs]
     u64 norm;    // bf16 [ins]: weight of the RMSNorm before the product; 0: no norm
     u64 draws;   // Draw [tokens]: row i is x's row draws[i].row; 0: row i
-    u64 next;    // first data that the next product reads, to prefetch
+    u64 next;    // start of the next product's matrix, to prefetch
     u32 outs, ins, tokens, mode;
     float eps;
     u32 next_lines;  // of 128 bytes

@@ -1,6 +1,6 @@
 // sample_filter: computes for each row the least logit that top-k and top-p keep.
-// sample: chooses each row's token, the one with the greatest logit * inverse_temperature + Gumbel noise. If inverse_temperature
-// is 0, it is the one with the greatest logit.
+// sample: chooses each row's token, the one with the greatest logit * inverse_temperature + Gumbel noise. If
+// inverse_temperature is 0, it chooses the token with the greatest logit.
 // Twin:    src/sample.rs                       (the specification)
 // Params:  SampleParams, 64 bytes
 // Shapes:  see params.cuh; logits are compared as integers of the same order (`ordered`)
@@ -28,8 +28,8 @@ extern "C" __global__ void __launch_bounds__(256) sample(const __grid_constant__
             float score = wide(logit);
             if (draw.inverse_temperature > 0) {
                 score *= draw.inverse_temperature;
-                // The noise is at most -log(unit). Most tokens lose even with this bound, which takes no logarithm to check. The
-                // factor is a margin for rounding.
+                // The noise is at most -log(unit). Most tokens lose even with this bound, and checking that needs no logarithm.
+                // The factor is a margin for rounding.
                 const float unit = uniform(draw.key, token);
                 if (unit > __expf(score - top) * 1.001f) continue;
                 score += gumbel(unit);
@@ -63,8 +63,8 @@ extern "C" __global__ void __launch_bounds__(256) sample(const __grid_constant__
 }
 
 // Computes a histogram of one row's logits: their number in each bin, or if MASS the sum of their unnormalised probabilities.
-// If `high`, the bin is the upper byte of `ordered(logit)`. Otherwise only logits with the upper byte `bin` count, and the bin is
-// the lower byte. Logits below `least` do not count. Masses are integers, so sums do not depend on the order of threads.
+// If `high`, the bin is the upper byte of `ordered(logit)`. Otherwise only logits with the upper byte `bin` count, and the bin
+// is the lower byte. Logits below `least` do not count. Masses are integers, so sums do not depend on the order of threads.
 template <bool MASS> DEVICE void histogram(const SampleParams& p, u64 (&bins)[256], u32 row, bool high, u32 bin, u32 least, float top, float scale) {
     if (threadIdx.x < 256) bins[threadIdx.x] = 0;
     __syncthreads();

@@ -22,7 +22,8 @@ DEVICE float apply(const Edit& edit, float logit) {
     return __fadd_rn(scaled, edit.after);
 }
 
-// Calls `f` with each allowed token and its logit, which is neither NaN nor -0. Each thread has some of the tokens.
+// Calls `f` with each allowed token and its edited logit. Skips NaN and passes -0 as 0. The threads of the block share the
+// tokens.
 template <class F> DEVICE void each(const Row& row, F f) {
     const auto call = [&](u32 token, float logit) {
         if (logit == logit) f(token, logit == 0 ? 0.0f : logit);
@@ -35,9 +36,9 @@ template <class F> DEVICE void each(const Row& row, F f) {
     }
 }
 
-// Returns the lowest `ordered` logit to keep. Of the logits from `least` on, the filter keeps the greatest: `wanted` logits, or
-// with MASS those that have the share `top_p` of the mass, which is the sum of unnormalised probabilities. Masses are integers,
-// so their sums do not depend on the order of additions.
+// Returns the lowest `ordered` logit to keep. Logits below `least` do not count. Without MASS, the filter keeps the `wanted`
+// greatest logits. With MASS, it keeps the greatest logits whose mass reaches the share `top_p` of all mass. A mass is an
+// unnormalised probability as an integer, so sums do not depend on the order of additions.
 template <bool MASS> DEVICE u32 select(const Row& row, u64 (&bins)[256], u64 (&words)[2], u32 least, u64 wanted, float top, float scale, float top_p) {
     u32 high = 0;
     for (u32 shift = 24;; shift -= 8) {
@@ -81,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(1024) sample_shaped(const __grid_co
     const float infinity = __int_as_float(0x7f800000);
     if (threadIdx.x == 0) {
         greatest = ordered(-infinity);
-        // If no token is allowed, this is token 0.
+        // Token 0 remains if no allowed token has a logit above minus infinity.
         best = static_cast<u64>(ordered(-infinity)) << 32 | 0xffffffffu;
     }
     for (u32 i = threadIdx.x; i < (p.vocab + 31) / 32; i += 1024) edited[i] = 0;

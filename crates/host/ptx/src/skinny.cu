@@ -1,15 +1,15 @@
 // skinny_TILES_AHEAD: multiplies up to 16 rows of x with a matrix, and fuses the operations before and after the product.
 //
-// Before the product: an optional RMSNorm. Except for one factor a row it is linear. The factor is known only when the whole row
-// has been read, so it multiplies the sums at the end. After the product: y = sum, y += sum, or y = silu(gate) * up, where the rows
-// of gate and up are in one matrix.
+// Before the product: an optional RMSNorm, which is linear except for one factor for each row. The factor is known only after
+// the whole row has been read, so the kernel multiplies the sums by it at the end. After the product: y = sum, y += sum, or
+// y = silu(gate) * up, where the rows of gate and up are in one matrix.
 //
 // A block computes 8 * TILES rows of the matrix. In each round each of its 8 warps multiplies 64 columns. Threads share nothing
-// until the end: each loads the 16 numbers of a row that it multiplies itself. The order of columns in a product does not matter,
-// as long as x and the matrix have the same order, so a thread's 16 numbers are contiguous in memory.
+// until the end: each thread loads only numbers that it multiplies itself, 16 of a row in each round. The order of columns in a
+// product does not matter, as long as x and the matrix have the same order, so these 16 numbers are contiguous in memory.
 //
-// No kernel writes the matrix, so each block loads AHEAD rounds of it before the previous kernel has ended. It also prefetches the
-// start of the next product's data into the L2 cache. Thus the memory is also busy between products.
+// No kernel of a step writes the matrix, so each block loads AHEAD rounds of it before the previous kernel has ended. The
+// blocks also prefetch the start of the next product's matrix into the L2 cache. Thus the memory is also busy between products.
 //
 // Twin:    src/gpu/twin.rs skinny              (the specification)
 // Params:  SkinnyParams, 72 bytes

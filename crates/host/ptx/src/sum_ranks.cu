@@ -2,24 +2,24 @@
 // Twin:    src/gpu/twin.rs sum_ranks           (the specification)
 // Params:  SumRanksParams, 112 bytes
 // Shapes:  see params.cuh
-// Grid:    x = ceil(units / 512), at most SUM_BLOCKS; block 512. The same on every rank.
+// Grid:    x = ceil(units / 512), at least 1 and at most SUM_BLOCKS; block 512. The same on every rank.
 // Needs:   units <= capacity; inboxes and turns as src/gpu/peers.rs makes them; every rank launches the same sums in one order
 // Build:   build.py
 //
-// Each rank writes its y to an inbox on every other rank's GPU, and waits for the others' y in its own inbox. A word of an inbox
-// is EMPTY until it is written; its reader sets it to EMPTY again. Thus each word shows whether it has arrived, words may arrive
-// in any order, and the kernel needs neither barriers nor flags.
+// Each rank writes its y to an inbox on every other rank's GPU, and waits for the others' y in its own inbox. A word of an
+// inbox is EMPTY until it is written; its reader sets it to EMPTY again. Thus each word shows whether it has arrived, words may
+// arrive in any order, and the kernel needs neither barriers nor flags.
 //
 // Each rank has two inboxes, which it uses in turn. Two are enough: a block writes to the inbox of two turns ago only after it
-// has received the words of the last turn from every rank. A rank sends these words only after its kernel of two turns ago is
-// done, which has read and emptied all words of that inbox. Blocks exchange words only with blocks of the same number. Each
-// block counts its own turns, because short sums have fewer blocks.
+// has received the words of the last turn from every rank. A rank sends these words only after its kernel of two turns ago has
+// ended, and that kernel has read and emptied all words of the older inbox. Blocks exchange words only with blocks of the same
+// number. Each block counts its own turns, because short sums have fewer blocks.
 //
 // The kernel waits for no later work of its own GPU: the next kernel is set up only when all blocks of this one run.
 #include "common.cuh"
 
-// EMPTY is a pair of bf16 NaNs that no kernel here produces, because they round NaN to 0x7fff. An input pair that equals EMPTY is
-// sent as A_NAN.
+// EMPTY is a pair of bf16 NaNs. No kernel here produces it, because the kernels round NaN to 0x7fff. The kernel sends A_NAN for
+// an input pair that equals EMPTY.
 #define EMPTY 0xffffffffu
 #define A_NAN 0x7fff7fffu
 

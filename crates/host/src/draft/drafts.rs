@@ -47,8 +47,7 @@ impl Drafts {
         self.parents.iter().zip(0_u32..).all(|(&parent, number)| parent == number.saturating_sub(1))
     }
 
-    /// Removes the last guesses, so that `guesses` remain. Parents precede children, so each remaining guess has its
-    /// parent.
+    /// Keeps the first `guesses` guesses. Parents precede children, so each remaining guess has its parent.
     pub fn truncate(&mut self, guesses: usize) {
         self.tokens.truncate(guesses + 1);
         self.parents.truncate(guesses + 1);
@@ -78,9 +77,9 @@ impl Drafts {
         fits.next().map(|(_, number)| number)
     }
 
-    /// Returns the accepted branch: the root, then its child that equals the token sampled at the root, and so on,
-    /// until no child matches or a token ends the text. `sampled` has a token for each draft. The token sampled at the
-    /// last draft of the branch is new.
+    /// Appends the accepted branch to `out`: the root, then its child that equals the token sampled at the root, and so
+    /// on. The branch ends where no child matches or a token ends the text. `sampled` has a token for the root and for
+    /// each guess. The token sampled at the end of the branch is new.
     pub fn branch(&self, sampled: &[u32], ends: impl Fn(u32) -> bool, out: &mut Vec<u32>) {
         let mut next = Some(0);
         while let Some(number) = next {

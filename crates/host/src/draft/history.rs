@@ -20,7 +20,7 @@ const PLACES_MAX: usize = 64;
 #[derive(Clone, Debug, Default)]
 pub struct History {
     tokens: Vec<u32>,
-    /// Previous place of each token; its own place if there is none.
+    /// For each place, the previous place of the same token; the place itself if there is none.
     before: Vec<u32>,
     /// The last place of each token.
     last: HashMap<u32, u32>,
@@ -46,9 +46,9 @@ impl History {
         }
     }
 
-    /// Guesses the continuation: at most `rule.tokens` drafts, at most `depth` of them in a path. In a tree,
-    /// the best continuation gets half of the drafts, the next one half of the rest, and so on; the best one gets the
-    /// remainder. O(places compared, and drafts squared).
+    /// Writes guesses of the continuation to `out`: at most `rule.tokens` drafts, at most `depth` of them in a path. In
+    /// a tree, the best continuation gets half of the drafts, the next one half of the rest, and so on; the best one
+    /// gets the remainder. O(places compared x drafts squared).
     pub fn guess(&self, rule: Drafting, depth: usize, out: &mut Drafts) {
         out.clear();
         let Some(&root) = self.tokens.last() else { return };
@@ -66,7 +66,8 @@ impl History {
         }
     }
 
-    /// Returns the earlier places of the last token, the latest first, with the length of their match with the end.
+    /// Returns up to [`PLACES_MAX`] earlier places of the last token, the latest first, each with the length of its
+    /// match with the end.
     fn places(&self) -> Vec<(usize, usize)> {
         let last = self.tokens.len() - 1;
         let before = |&place: &usize| {
@@ -77,7 +78,7 @@ impl History {
         places.take(PLACES_MAX).map(|place| (self.stretch(place), place)).collect()
     }
 
-    /// Returns the length of the match between a place and the end.
+    /// Returns the length of the match between a place and the end, at most [`STRETCH_MAX`].
     fn stretch(&self, place: usize) -> usize {
         let ends = [&self.tokens[..=place], &self.tokens[..]].map(|text| text.iter().rev());
         let [there, here] = ends;
@@ -123,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_longest_match_wins_and_of_equal_ones_the_latest() {
-        // 2 occurred three times before: twice after 1, the last time followed by 6.
+        // 2 occurred three times before. Two of them follow 1; 6 follows the later one of these two.
         let text = [1, 2, 5, 9, 1, 2, 6, 8, 4, 2, 7, 1, 2];
         assert_eq!(chain(&text, 1), [6]);
         assert_eq!(chain(&text, 3), [6, 8, 4]);

@@ -5,7 +5,7 @@
 //! drafts      a tree of guesses, and its accepted branch
 //! ```
 //!
-//! `server/drafts.rs` checks drafts.
+//! `server/drafts.rs` adds drafts to steps and keeps the accepted ones.
 
 mod drafts;
 mod history;

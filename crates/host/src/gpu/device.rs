@@ -32,7 +32,7 @@ impl Device {
     /// Opens a GPU and makes its context current in this thread.
     ///
     /// # Errors
-    /// No driver, no such device, no cublasLt, or kernels that the driver rejects.
+    /// No driver, no such device, a driver or device that is too old, no cublasLt, or kernels that the driver rejects.
     pub fn open_number(number: u32) -> Result<Self, GpuError> {
         let gpu = Gpu::new(number)?;
         gpu.bind()?;
@@ -59,7 +59,7 @@ impl Device {
         self.stream.raw()
     }
 
-    /// Allocates zeroed memory.
+    /// Allocates zeroed memory of at least `bytes` bytes.
     ///
     /// # Errors
     /// Errors of the driver.

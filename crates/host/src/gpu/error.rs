@@ -66,7 +66,7 @@ pub enum GpuError {
         /// `[m, n, k]` of the product of x `[m, k]` and w `[k, n]`.
         shape: [usize; 3],
     },
-    /// Weights and activations need more memory than is free.
+    /// Weights or activations need more memory than is free.
     Memory {
         /// Bytes needed.
         wanted: u64,

@@ -1,4 +1,5 @@
-//! The mapped tensors of a model directory; the device receives copies directly from the files.
+//! The mapped tensors of a model directory. The driver copies bf16 tensors from the mapping to the device; other types
+//! are first rounded to bf16 in host memory.
 //!
 //! `checkpoint.rs` reads tensors into host memory.
 

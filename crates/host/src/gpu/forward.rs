@@ -4,8 +4,8 @@
 //! embed | for each layer: qkv, rotate and store, attend, out, gate and up, down | logits, sample
 //! ```
 //!
-//! `forward/` contains the operands of each product, experts and norms of outputs, rotation and store, and the choice
-//! of tokens. `products.rs` computes products, `image.rs` uploads tokens, and `runner.rs` orders steps.
+//! `forward/` contains the operands of each product; biases, experts and norms of outputs; rotation and store; and the
+//! choice of tokens. `products.rs` computes products, `image.rs` uploads tokens, and `runner.rs` orders steps.
 
 mod experts;
 mod operands;
@@ -31,7 +31,7 @@ use crate::sparse::channels::Measured;
 use experts::Mixture;
 use operands::qkv_width;
 
-/// A deliberate fault, to verify that the check finds it.
+/// A deliberate fault, to verify that `generate --check` finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fault {
     /// No fault.
@@ -52,7 +52,7 @@ pub enum Fault {
 pub struct Parts {
     /// Attention.
     pub attention: bool,
-    /// Products, with the work that their kernels include.
+    /// Products, with norms, activations, biases, experts and sums over ranks.
     pub products: bool,
     /// Embedding, rotation and store, sampling.
     pub small: bool,
@@ -77,14 +77,14 @@ pub struct Limits {
 /// A model's weights, products and activations on the device.
 #[derive(Debug)]
 pub struct Forward {
-    /// Shape of the model.
+    /// Shape of the model, or of the rank's share of it.
     pub config: ModelConfig,
     weights: Rc<Weights>,
     /// Connection to the other ranks, if there are any.
     link: Option<Link>,
     /// Maximum number of rows for which the ranks sum their output and down products in peer memory and add the sum to
     /// x. With more rows, the first rank adds its product to x, each other rank overwrites x with its product, and the
-    /// ranks then sum x.
+    /// ranks then sum x. If outputs are normed it is 0, and the ranks sum `output`.
     part_rows: usize,
     /// Whether this rank chooses tokens. Only the first rank does, because ranks may round differently.
     leads: bool,
@@ -129,7 +129,7 @@ pub struct StepAddresses {
     pub answers: u64,
     /// Number of draws, including padding.
     pub draw_count: usize,
-    /// Whether a draw filters tokens.
+    /// Whether top-k or top-p of a draw without a shape excludes tokens.
     pub filtered: bool,
     /// The `DeviceShape`s and `Edit`s, if a draw has a shape.
     pub shapes: Option<[u64; 2]>,
@@ -139,7 +139,7 @@ impl Forward {
     /// Allocates activations for steps up to `limits`, of a whole model or of a rank's share.
     ///
     /// # Errors
-    /// The kernels do not support the shape, or there is too little memory.
+    /// The kernels do not support the shape, there is too little memory, or cublasLt failed.
     pub fn new(
         device: &Device,
         config: ModelConfig,
@@ -220,7 +220,7 @@ impl Forward {
         &self.products
     }
 
-    /// Returns the rows of logits that are computed at a time.
+    /// Returns the maximum number of rows of logits that a step computes at a time.
     pub fn logits_rows(&self) -> usize {
         self.limits.logits
     }
@@ -230,7 +230,8 @@ impl Forward {
         self.logits.address()
     }
 
-    /// From now on, rows of one new token read only `top` positions. A step has at most `rows` such rows.
+    /// From now on, rows of one new token read only `top` positions for each kv head. A step has at most `rows` such
+    /// rows.
     ///
     /// # Errors
     /// The driver's error, if memory is short.
@@ -244,7 +245,7 @@ impl Forward {
         Ok(())
     }
 
-    /// Measures the importance of each channel of K from now on, in steps that are not replayed by a graph.
+    /// Measures the importance of each channel of K from now on. The caller must not capture steps as graphs meanwhile.
     ///
     /// # Errors
     /// The driver's error, if memory is short.
@@ -309,9 +310,9 @@ impl Forward {
         Attend { window, scale, ..Attend::new(q_heads as u32, head_dim as u32) }
     }
 
-    /// Submits a step. The caller has staged its plan and planned its products. If the step has more draws than rows of
-    /// logits, the function computes the draws in parts. After each part it calls `each` with the part's first draw and
-    /// the number of draws.
+    /// Submits a step that the backend has begun and whose products are planned. The rank that chooses tokens computes
+    /// at most [`Forward::logits_rows`] draws at a time. After each part it calls `each` with the part's first draw and
+    /// the number of its draws.
     ///
     /// # Errors
     /// The driver, cublasLt or the backend failed.
@@ -373,7 +374,7 @@ impl Forward {
         self.share(device, step.draw_count)
     }
 
-    /// Sums x over the ranks, so that it equals the x of a single GPU.
+    /// Sums x, or the output to norm, over the ranks. Except for rounding, the sum is that of a single GPU.
     fn sum_up(&self, device: &Device, tokens: usize) -> Result<(), GpuError> {
         let Some(link) = &self.link else { return Ok(()) };
         let x = self.output.as_ref().unwrap_or(&self.x).address();

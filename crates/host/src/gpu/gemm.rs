@@ -1,6 +1,6 @@
 //! The products of `ptx/src/gemm_sm90a.cu`: the kernels, their possible splits, and their launch.
 //!
-//! `products.rs` chooses a split.
+//! `products/tuning.rs` chooses a split.
 
 use std::ffi::c_void;
 
@@ -10,9 +10,9 @@ use super::device::Device;
 use super::error::{GpuError, driver};
 use super::kernels::{GEMMS, GemmKernel, GemmParams, Launch, ProductMode, TensorMap};
 
-/// Maximum dynamic shared memory of a CTA: the device's maximum minus the static part of the kernels.
+/// Maximum dynamic shared memory of a CTA. The device allows 227 KiB together with the kernels' static shared memory.
 pub(super) const SHARED_MAX: usize = 224 << 10;
-/// Shared memory of a ring if a multiprocessor runs three, two or one CTAs.
+/// Maximum dynamic shared memory of a CTA if a multiprocessor runs three, two or one CTAs.
 const BUDGETS: [usize; 3] = [72 << 10, 110 << 10, SHARED_MAX];
 const STAGES_MAX: usize = 24;
 /// Columns of a piece.
@@ -21,8 +21,9 @@ const PIECE: usize = 64;
 const SLACK: usize = 1024;
 /// Maximum number of rows of x; more rows would read the matrix too often.
 const ROWS_MAX: usize = 256;
-/// Threads of a CTA, and the additional threads of a CTA that normalises x.
+/// Threads of a CTA that does not norm x.
 const THREADS: u32 = 160;
+/// Additional threads of a CTA that norms x.
 const SQUARERS: u32 = 64;
 
 /// A split of the work.
@@ -30,9 +31,9 @@ const SQUARERS: u32 = 64;
 pub struct GemmMethod {
     /// Index in [`GEMMS`].
     pub kernel: usize,
-    /// CTAs that share the columns.
+    /// Number of CTAs that share the columns of a tile.
     pub split: usize,
-    /// Pieces in flight.
+    /// Number of pieces in the ring.
     pub stages: usize,
 }
 
@@ -86,8 +87,8 @@ impl GemmMethod {
         methods
     }
 
-    /// Returns whether a split can be fast: it occupies most of the device, and splits the matrix no more than that
-    /// requires.
+    /// Returns whether a split can be fast: it has enough CTAs to occupy most of the device, and if it splits the
+    /// columns, not too many CTAs.
     pub fn is_sensible(self, mode: ProductMode, outs: usize) -> bool {
         let ctas = self.ctas(mode, outs);
         ctas >= 60 && (self.split == 1 || ctas <= 800)

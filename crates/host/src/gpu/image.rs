@@ -18,7 +18,7 @@ use super::device::Device;
 use super::error::GpuError;
 use super::kernels::{DeviceDraw, LoadStepParams};
 
-/// Steps with separate slots.
+/// Number of slots.
 pub(super) const SLOTS: usize = 4;
 const DRAWS_AT: usize = 64;
 
@@ -84,12 +84,12 @@ impl Images {
         self.image.address()
     }
 
-    /// Records the begin of step `number`, before its plan is sent.
+    /// Records the start of step `number`, before its plan is sent.
     pub(super) fn begin(&mut self, device: &Device, number: u64) -> Result<(), GpuError> {
         Ok(self.slots[slot_of(number)].begun.record(&device.stream)?)
     }
 
-    /// Sends step `number`'s tokens and draws, padded to `draw_count`.
+    /// Sends step `number`'s tokens, padded to `tokens`, and its draws, padded to `draw_count`.
     pub(super) fn send(
         &mut self,
         device: &Device,
@@ -135,8 +135,8 @@ impl Images {
         Ok(&bytemuck::cast_slice(slot.answers.as_slice())[..count])
     }
 
-    /// Returns the milliseconds from the end of the previous step to the begin and to the end of step `number`, which
-    /// is done.
+    /// Returns the milliseconds from the end of the previous step to the start, and to the end, of step `number`. Both
+    /// steps are done.
     pub(super) fn times(&self, number: u64) -> Result<[f32; 2], GpuError> {
         let (before, slot) = (&self.slots[slot_of(number - 1)], &self.slots[slot_of(number)]);
         Ok([slot.begun.elapsed_ms(&before.done)?, slot.done.elapsed_ms(&before.done)?])

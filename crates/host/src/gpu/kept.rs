@@ -17,7 +17,7 @@ pub struct KeptLogits {
 }
 
 impl KeptLogits {
-    /// Allocates memory for this many draws of each step in flight, of `vocab` logits each.
+    /// Allocates memory for this many draws of each of `SLOTS` steps, of `vocab` logits each.
     ///
     /// # Errors
     /// The driver's error, if memory is short.
@@ -26,7 +26,8 @@ impl KeptLogits {
         Ok(Self { memory, draws, vocab })
     }
 
-    /// Copies the logits of some of a step's draws; they can be read when the step is done.
+    /// Copies the logits of some of a step's draws, as far as there is memory for them. They can be read when the step
+    /// is done.
     ///
     /// # Errors
     /// Errors of the driver.

@@ -95,7 +95,7 @@ pub struct TensorMap {
     pub words: [u64; 16],
 }
 
-/// The skinny kernels, and the number of tiles (eight columns of y) that a block of each computes.
+/// The skinny kernels, and the number of tiles (eight rows of the matrix) that a block of each computes.
 pub const SKINNY: [(&Entry, usize); 6] = [
     (table::SKINNY_1_2, 1),
     (table::SKINNY_1_4, 1),
@@ -235,7 +235,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Loads all kernels.
+    /// Loads all kernels that the device supports.
     pub(super) fn load(gpu: &Gpu) -> Result<Self, GpuError> {
         let runs = |kernel: &&Entry| kernel.runs_on(gpu.capability());
         gpu.load_all(&table::KERNELS.iter().filter(runs).collect::<Vec<_>>())?;

@@ -1,5 +1,5 @@
-//! Finds cublasLt and NCCL in the folders of toolkits and Python's wheels, and loads them by path. When `cudarc` later
-//! opens cublasLt by name, the dynamic linker returns the loaded library.
+//! Finds cublasLt and NCCL in the folders of toolkits and Python's wheels, and loads them by path, or else by name.
+//! When `cudarc` later opens cublasLt by name, the dynamic linker returns the loaded library.
 
 use std::path::{Path, PathBuf};
 
@@ -69,7 +69,8 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Returns the folders `python3.*/site-packages/nvidia/*/lib` below `lib`, in which Python's wheels install libraries.
+/// Returns the folders `*/site-packages/nvidia/*/lib` and `*/dist-packages/nvidia/*/lib` below `lib`. Python's wheels
+/// install libraries there.
 fn wheels(lib: &Path) -> Vec<PathBuf> {
     let children = |folder: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();

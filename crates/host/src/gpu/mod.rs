@@ -6,7 +6,7 @@
 //! device, kernels      the GPU and its stream; the kernels of ptx/ and their parameters
 //! files, weights       weights in device memory: read from safetensors, or random from a seed
 //! products             matrix products by cublasLt or a kernel of ptx/, chosen by measurement
-//! gemm                 Hopper's kernel for products of a few dozen rows: how it splits the work
+//! gemm                 Hopper's kernels for products of up to 256 rows: how they split the work
 //! image, kept          upload of a step's tokens and sampling parameters, download of the sampled tokens; kept logits
 //! shapes               upload of the requests' changes to logits, and of min-p
 //! shape, forward       checks of models; the launches of one step
@@ -17,7 +17,7 @@
 //! twin                 the kernels' specification, on the CPU
 //! ```
 //!
-//! All work is submitted to one stream, so it runs in the order of submission.
+//! Each GPU's launches go to one stream, so they run in the order of submission.
 #![allow(unsafe_code)]
 
 pub mod device;

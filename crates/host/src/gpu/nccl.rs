@@ -87,7 +87,7 @@ impl Comm {
     /// Returns the library's version as a number: 22703 is 2.27.3.
     ///
     /// # Errors
-    /// NCCL is missing.
+    /// NCCL is missing or fails.
     pub fn version() -> Result<i32, GpuError> {
         let calls = calls()?;
         let mut version = 0;

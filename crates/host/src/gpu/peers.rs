@@ -21,10 +21,10 @@ use super::kernels::{RANKS_MAX, SUM_BLOCKS, SumRanksParams};
 const SENT_MAX: usize = 2 << 20;
 const UNIT_BYTES: usize = 16;
 const UNIT_NUMBERS: usize = UNIT_BYTES / 2;
-/// The value of an empty word (`ptx/src/sum_ranks.cu`).
+/// Each byte of an empty word (`EMPTY` of `ptx/src/sum_ranks.cu`).
 const EMPTY_BYTE: u8 = 0xff;
 
-/// The memory on one rank's GPU: its inboxes, and the number of sums that each of its blocks has computed.
+/// The memory on one rank's GPU: its inboxes, and for each block the number of sums in which it had units.
 #[derive(Debug)]
 struct Memory {
     gpu: Gpu,

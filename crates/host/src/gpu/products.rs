@@ -1,10 +1,10 @@
-//! Matrix products with the operations before and after them. Each product uses the implementation that was measured to
-//! be fastest for its number of rows. This is cublasLt with one of its proposed algorithms, or a kernel that fuses
-//! norm, addition and activation: `ptx/src/skinny.cu` for a few rows, on Hopper `ptx/src/gemm_sm90a.cu` for a few
-//! dozen.
+//! Matrix products with the operations before and after them. An implementation is cublasLt with one of its proposed
+//! algorithms, or a kernel that fuses norm, addition and activation: `ptx/src/skinny.cu` for up to 16 rows, on Hopper
+//! `ptx/src/gemm_sm90a.cu` for up to 256. A product of up to 512 rows uses the implementation that was measured as the
+//! fastest for its number of rows. Products of more rows use cublasLt's first proposal, unless they are also measured.
 //!
 //! An implementation is chosen at the first use of a number of rows, and kept. Numbers of rows are rounded up to a few
-//! sizes. Rows past the step's last row contain results of earlier steps, and no kernel reads their products.
+//! sizes. Rows past the step's last row contain results of earlier steps. Their products change no row of the step.
 //!
 //! `products/tuning.rs` chooses the implementation.
 
@@ -33,11 +33,11 @@ pub(super) const AHEAD_BYTES: usize = 16 << 20;
 pub enum Op {
     /// Norm, then q, k and v.
     Qkv,
-    /// Attention's output, added to x.
+    /// The projection of attention's output, added to its target if [`Products::adds`].
     Out,
-    /// Norm, then gate and up, then silu(gate) * up.
+    /// Norm, then gate and up, then the activation.
     GateUp,
-    /// The MLP's output, added to x.
+    /// The MLP's output; see [`Op::Out`].
     Down,
     /// Norm of the rows that draws select, then logits.
     Logits,
@@ -60,7 +60,7 @@ pub struct Operands {
     pub normed: u64,
     /// Scratch for gate and up.
     pub gate_up: u64,
-    /// Address and bytes of the next product's first reads.
+    /// Address of the next product's matrix, and the number of its bytes to prefetch.
     pub next: (u64, usize),
 }
 
@@ -73,7 +73,7 @@ pub struct Widths {
     pub ins: usize,
 }
 
-/// A product in each layer.
+/// A product and its operands in each layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {
     /// The operation.
@@ -118,7 +118,7 @@ pub struct Products {
     adds_from: usize,
 }
 
-/// Returns the rows of a product for this many tokens.
+/// Returns the number of rows to which products of this many tokens are padded.
 pub fn padded_rows(tokens: usize) -> usize {
     const SIZES: [usize; 21] =
         [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512];
@@ -149,7 +149,7 @@ impl Products {
         Ok(Self { handle, workspace, methods: HashMap::new(), eps, activation, choice, adds_from })
     }
 
-    /// Returns whether a product of this many rows has an implementation.
+    /// Returns whether an implementation was chosen for a product of this many tokens.
     pub fn is_planned(&self, op: Op, tokens: usize) -> bool {
         self.methods.contains_key(&(op, padded_rows(tokens)))
     }

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! One engine plans for all ranks: pages and slots are equal on every rank, so the others need no engine. They receive
-//! each plan, the ends of steps and the copies of forks, in the engine's order (the core's guide, `ranks`).
+//! each plan, the ends of steps, and the copies, compactions and moves of pages, in the engine's order (the core's
+//! guide, `ranks`).
 //! Each rank's own thread launches the sums in its own stream, also in graphs; `peers.rs` and NCCL synchronise them.
 //!
 //! If a rank fails or panics, the others would wait for its sum forever. The rank therefore prints the cause and ends
@@ -68,11 +69,11 @@ impl Source {
 enum Message {
     /// Open the pool. The `Reading`, if any, contains the whole model's channels.
     Open(Option<Reading>, Box<PoolLayout>, TableShape, StepBounds, Sender<Result<()>>),
-    /// Choose the implementations for steps of this many streams.
+    /// Choose the implementations for steps of these numbers of streams.
     Warm(Vec<usize>),
     /// Launch a planned step.
     Launch(Work),
-    /// Rank 0 has collected a step.
+    /// Wait for the oldest launched step, which rank 0 collects.
     Collect,
     /// Wait for all launched steps, and forget them.
     Settle(Sender<()>),
@@ -98,7 +99,7 @@ enum Direction {
 /// Whether a rank began its part of a batch of moves.
 type Moving = std::result::Result<(), CudaError>;
 
-/// The progress of a rank's moves and of its host memory, which rank 0 reads at any time.
+/// The progress of a rank's moves, and the number of its host pages. Rank 0 reads both at any time.
 #[derive(Default)]
 struct Progress {
     host_pages: AtomicU32,
@@ -121,11 +122,11 @@ pub struct OtherRanks {
     senders: Vec<Sender<Message>>,
     threads: Vec<JoinHandle<()>>,
     progress: Vec<Arc<Progress>>,
-    /// The minimum of the other GPUs' free memory, in bytes.
+    /// The minimum of the other GPUs' free memory after they have loaded their weights, in bytes.
     pub free: u64,
 }
 
-/// A rank's part of the model, which its thread creates.
+/// The inputs from which a rank's thread creates its part of the model.
 struct Seed {
     config: ModelConfig,
     source: Source,
@@ -187,8 +188,9 @@ unsafe extern "C" {
 /// The exit code of a program that panics.
 const PANICKED: c_int = 101;
 
-/// Runs a rank's part of the ranks' common work. If it fails or panics, prints the cause and ends the program with the
-/// error's exit code. Exit handlers do not run, because those of a driver may wait for the other ranks' kernels.
+/// Runs a rank's part of the ranks' common work. If the part fails or panics, prints the cause and ends the program.
+/// The exit code is that of the error, or [`PANICKED`]. Exit handlers do not run, because those of a driver may wait
+/// for the other ranks' kernels.
 fn or_end<T>(rank: usize, part: impl FnOnce() -> Result<T>) -> T {
     let code = match catch_unwind(AssertUnwindSafe(part)) {
         Ok(Ok(done)) => return done,
@@ -301,7 +303,7 @@ fn pool(backend: &mut Option<Cuda>) -> Result<&mut Cuda> {
     backend.as_mut().ok_or_else(|| Error::run("the pool is not open"))
 }
 
-/// Opens the pools of all ranks as one backend.
+/// The options of the backend over all ranks. They open the pool of rank 0; [`RanksRunner::warm`] opens the others.
 pub struct RanksOptions {
     own: CudaOptions,
     others: Rc<OtherRanks>,
@@ -317,7 +319,7 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Moves each rank's part of pages. The moves of all ranks fail if one rank's do.
+    /// Moves each rank's part of pages. Returns an error if a rank cannot begin its moves.
     fn move_pages(&mut self, direction: Direction, id: MoveId, moves: &[PageMove]) -> Moving {
         let (begun, answers) = channel();
         self.others.send(|| Message::Move(direction, id, moves.to_vec(), begun.clone()));
@@ -474,7 +476,7 @@ impl RanksRunner {
         Ok(())
     }
 
-    /// Returns the minimum of the GPUs' free memory, in bytes.
+    /// Returns the minimum of the GPUs' free memory, in bytes: of rank 0 now, of the others after they loaded weights.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -482,7 +484,7 @@ impl RanksRunner {
         Ok(self.own.device().gpu.free_memory()?.min(self.others.free))
     }
 
-    /// Opens the pools of all ranks.
+    /// Returns the options of the backend over all ranks.
     pub fn backend(&self) -> RanksOptions {
         RanksOptions { own: self.own.backend(), others: Rc::clone(&self.others) }
     }
@@ -528,7 +530,7 @@ impl OnGpu for RanksRunner {
     }
 }
 
-/// A copy of a step's work, for a rank that chooses no tokens.
+/// Returns a copy of a step's work without edits, for a rank that chooses no tokens.
 fn copy(work: &Work) -> Work {
     let mut plan = OwnedPlan::new();
     plan.copy_from(&work.plan.plan());

@@ -35,7 +35,7 @@ pub use options::GpuOptions;
 use options::padded_step;
 pub use times::StepTime;
 
-/// Maximum number of tokens chosen in one step.
+/// Maximum number of tokens chosen in one step, unless a padded decode step has more tokens.
 const DRAWS_MAX: usize = 4096;
 /// Maximum number of rows of logits computed at a time for drafts.
 const DRAFT_LOGITS_MAX: usize = 1024;
@@ -47,7 +47,7 @@ struct LaunchedStep {
     tokens: usize,
     decode: bool,
     draws: usize,
-    /// Whether the previous step was launched immediately before this one.
+    /// Whether the times of this step are measured from the end of the previous one.
     follows: bool,
 }
 
@@ -80,7 +80,7 @@ impl GpuRunner {
     /// Creates a runner, with memory for the steps that the options allow.
     ///
     /// # Errors
-    /// A shape that no kernel supports, or too little memory.
+    /// A shape that no kernel supports, too little memory, or an error of cublasLt.
     pub fn new(
         device: Rc<Device>,
         config: ModelConfig,
@@ -161,14 +161,15 @@ impl GpuRunner {
         self.forward.take_measured()
     }
 
-    /// Drops the graphs, which contain addresses of the last backend. The caller opens another backend.
+    /// Drops the graphs, which contain addresses of the last backend, and the recorded times. The caller opens another
+    /// backend.
     fn forget(&mut self) {
         self.graphs.clear();
         self.times.clear();
         self.fresh = true;
     }
 
-    /// Opens the backend for this runner's steps, on its stream.
+    /// Returns the options of a backend for this runner's steps, on its stream.
     pub fn backend(&self) -> CudaOptions {
         let (rows, _) = self.options.decode_max();
         // Each stream counts its shared pages, so the sum over all streams may exceed the pool's tokens.
@@ -182,8 +183,9 @@ impl GpuRunner {
         }
     }
 
-    /// Loads all kernels of steps, and chooses the implementations of products, so that no step has to. It chooses them
-    /// for decode steps of these numbers of streams, and for whole chunks with and without such streams.
+    /// Loads all kernels of steps, and chooses the implementations of products. It chooses them for decode steps of
+    /// these numbers of streams, and for whole chunks alone and with the largest of these numbers. Steps of other sizes
+    /// choose theirs when they are launched.
     ///
     /// # Errors
     /// Heads that no kernel supports, or the driver's error.
@@ -222,7 +224,7 @@ impl GpuRunner {
         &self.forward
     }
 
-    /// Returns the model, to inject faults; drops the graphs.
+    /// Drops the graphs and returns the model, to inject faults.
     pub fn forward_mut(&mut self) -> &mut Forward {
         self.graphs.clear();
         &mut self.forward

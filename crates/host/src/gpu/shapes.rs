@@ -56,7 +56,7 @@ impl Shapes {
     /// Assigns a shape to each draw that needs a shape. Returns whether a draw has a shape.
     ///
     /// # Errors
-    /// The draws have more edits than a step may have.
+    /// The draws have more edits than a step may have, or the vocabulary is too large for edits and min-p.
     pub(super) fn list(&mut self, work: &Work, draws: &mut [DeviceDraw]) -> Result<bool, GpuError> {
         self.shapes.clear();
         for (draw, device) in work.draws.iter().zip(draws) {

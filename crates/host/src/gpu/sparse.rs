@@ -2,8 +2,8 @@
 //! channels.
 //!
 //! Rows of one new token read a selection. All layers write their selections at the same address, so that graphs can
-//! contain it. A measuring pass copies q and K of each layer to the host, where [`Measured`] accumulates them. This
-//! pass is slow and runs once.
+//! contain it. A measuring pass copies q, K and V of each layer to the host, where [`Measured`] accumulates q and K.
+//! This pass is slow and runs once.
 
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 use kvarena::{
@@ -18,7 +18,7 @@ use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::sparse::channels::Measured;
 
-/// How generating streams select the positions that they read.
+/// The selection of the positions that generating streams read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reading {
     /// Number of positions for each kv head.
@@ -135,8 +135,8 @@ impl Gauge {
     }
 }
 
-/// Returns the first channels of each head, for measuring time with random weights. There no channel is more important
-/// than another.
+/// Returns the first channels of each head, to measure times with random weights. With these, no channel is more
+/// important than another.
 pub fn first_channels(model: &ModelConfig, count: u32) -> Result<LabelChannels> {
     let (layers, kv_heads) = (model.layers as u32, model.kv_heads as u32);
     let values = (0..layers * kv_heads).flat_map(|_| 0..count).collect();

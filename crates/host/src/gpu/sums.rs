@@ -1,5 +1,5 @@
-//! The connections of a model's ranks. Short sums use peer memory if the GPUs can access each other's memory; all else
-//! uses NCCL.
+//! The connections of a model's ranks. Short sums use peer memory if the GPUs can access each other's memory and the
+//! caller does not request NCCL. All else uses NCCL.
 
 use super::device::Device;
 use super::error::GpuError;
@@ -11,7 +11,7 @@ use super::peers::Peers;
 pub enum Transport {
     /// A kernel that writes to the other GPUs' memory for short sums, and NCCL for the rest.
     Peer,
-    /// NCCL.
+    /// NCCL for all sums.
     Nccl,
 }
 

@@ -1,7 +1,7 @@
 //! The specification of the small kernels (`ptx/src/*.cu`): the same computation on the CPU. Rows are bf16, sums f32.
 //!
-//! Other files specify `sample` and `sample_filter` (`sample.rs`), `sample_shaped` (also `shaping.rs`), and `fill`
-//! (`Random` of `source.rs`).
+//! Other files specify `sample` and `sample_filter` (`sample.rs`), `sample_shaped` (`shaping.rs` and `sample.rs`), and
+//! `fill` (`Random` of `source.rs`).
 
 use half::bf16;
 

@@ -1,7 +1,8 @@
-//! A model's weights in device memory, all in bf16: q, k and v of a layer in one matrix, gate and up in another.
+//! A model's weights in device memory, in bf16 except for sinks and frequencies: q, k and v of a layer in one matrix,
+//! gate and up in another.
 //!
-//! One allocation contains everything; each tensor first gets its offset and is then filled. The weights of a layer's
-//! norms are folded into the matrices that read the normed rows, and are replaced by ones.
+//! One allocation contains everything; each tensor first gets its offset and is then filled. The weights of the norms
+//! before `qkv` and `gate_up` are folded into these matrices and are replaced by ones.
 
 use std::path::Path;
 use std::ptr::{null, null_mut};
@@ -165,7 +166,7 @@ enum Cut {
     Cols,
 }
 
-/// A tensor and its address.
+/// A tensor and its offset in the allocation.
 struct NamedTensor {
     name: String,
     /// Shape of the whole tensor.
@@ -189,7 +190,7 @@ struct Offsets {
     list: Vec<NamedTensor>,
     end: u64,
     ranks: usize,
-    /// Gemma's checkpoints store the difference of a norm's weight from 1.
+    /// Gemma 3's checkpoints store the difference of a norm's weight from 1.
     is_gemma: bool,
 }
 
@@ -343,8 +344,8 @@ impl Weights {
     ) -> Result<Self> {
         let config = &share.of(whole)?;
         let (vocab, hidden) = (config.vocab, config.hidden);
-        // An address of 0 means that there is no tensor.
         let is_gemma = config.family == Family::Gemma3;
+        // The first offset is not 0, because 0 means that there is no tensor.
         let mut offsets = Offsets { list: Vec::new(), end: ALIGN, ranks: share.ranks, is_gemma };
         let mut layers: Vec<LayerWeights> =
             (0..config.layers).map(|i| offsets.layer(whole, i)).collect();

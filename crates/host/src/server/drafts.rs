@@ -1,8 +1,8 @@
 //! Drafts of streams: proposed before a step is planned, checked by the step, and kept if accepted.
 //!
-//! The step draws a token after each draft's parent, and accepts the draft if it equals that token. The tokens
-//! therefore equal those without drafts, greedy or not. A step may generate several tokens of a stream, within the
-//! stream's limit.
+//! The step draws a token after each draft and after the token before the drafts. The loop accepts a draft if it equals
+//! the token drawn after its parent. The tokens therefore equal those without drafts, greedy or not. A step may
+//! generate several tokens of a stream, within the stream's limit.
 //!
 //! Drafts are tokens of a stream's sequence only while a step checks them. If the pool has too few pages for a step
 //! with drafts, the loop plans the step without them before it preempts a stream.
@@ -24,14 +24,14 @@ impl<R: Runner> Server<R> {
             let generated = stream.tokens.len();
             let known = request.prompt.len() + generated;
             let planned = self.engine.planned_len(extend.seq).map_err(refused)?;
-            // A stream gets no drafts while it computes its prompt, or its earlier tokens after a resume. Nor does a
-            // shaped stream, because the edits of a draw after a draft would depend on that draft.
+            // A stream gets no drafts before its first new token, or while it computes its earlier tokens after a
+            // resume. Nor does a shaped stream, because the edits of a draw after a draft would depend on that draft.
             if generated == 0 || planned as usize + 1 != known || request.shaping.is_some() {
                 continue;
             }
             let cancel = request.cancel_after.unwrap_or(u32::MAX);
             let most = request.max_new_tokens.unwrap_or(0).min(cancel) as usize;
-            // The step generates one more token than it has drafts.
+            // The step may generate one token more than it has drafts.
             let depth = most.saturating_sub(generated + 1);
             let room = self.engine.shape().max_sequence_len as usize - known;
             let drafter = &mut stream.drafter;
@@ -73,8 +73,8 @@ impl<R: Runner> Server<R> {
         Ok(some)
     }
 
-    /// Keeps the accepted drafts of a step, before its commit; `branches` then contains the draws of each stream's
-    /// tokens.
+    /// Keeps the accepted drafts of a step, before its commit. `branches` then contains the accepted branch of each
+    /// pending sample.
     pub(super) fn keep(&mut self, flight: &InflightStep) -> Result<()> {
         let Self { engine, streams, requests, tokens, tally, branches, .. } = self;
         branches.clear();
@@ -118,11 +118,11 @@ impl<R: Runner> Server<R> {
     }
 }
 
-/// The accepted drafts of each stream of a step: their numbers, the root first.
+/// The accepted branch of each pending sample of a step: numbers of tokens, the root (0) first.
 #[derive(Default)]
 pub(super) struct Branches {
     numbers: Vec<u32>,
-    /// End of each stream's numbers.
+    /// End of each branch in `numbers`.
     ends: Vec<usize>,
 }
 
@@ -132,7 +132,7 @@ impl Branches {
         self.ends.clear();
     }
 
-    /// Returns the accepted branch of a stream.
+    /// Returns the accepted branch of pending sample `index`.
     pub fn of(&self, index: usize) -> &[u32] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.numbers[start..self.ends[index]]

@@ -45,12 +45,12 @@ impl Limits {
         (self.positions.min(self.pool) + 1).saturating_sub(prompt)
     }
 
-    /// Returns the request with its final number of new tokens if it can be served. Removes stop tokens beyond the
-    /// vocabulary, because they never occur.
+    /// Returns the request with its final number of new tokens if it can be served. Raises a too low temperature, and
+    /// removes stop tokens beyond the vocabulary, because they never occur.
     ///
     /// # Errors
-    /// An empty prompt, a token beyond the vocabulary, more tokens than the model has positions or the pool has slots,
-    /// or invalid sampling parameters.
+    /// An empty prompt, a token beyond the vocabulary, no samples, invalid sampling parameters, or more tokens than the
+    /// model has positions or the pool has slots.
     pub fn check(&self, mut request: Request) -> Result<Request, String> {
         if request.prompt.is_empty() {
             return Err("the prompt has no tokens".into());
@@ -92,7 +92,7 @@ impl Limits {
         Ok(request)
     }
 
-    /// Returns the size that a long request exceeds first.
+    /// Describes the size that a long request exceeds first.
     pub fn least(&self) -> String {
         let Self { positions, pool, pages, page_size, .. } = *self;
         match pool < positions {

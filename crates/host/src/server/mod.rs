@@ -9,12 +9,13 @@
 //!          finished streams
 //! ```
 //!
-//! With overlap, the next step is planned and launched before a step is collected. The next step's inputs refer to
+//! With overlap, the loop plans and launches the next step before it collects a step. The next step's inputs refer to
 //! the uncollected tokens by their draw's index. The loop therefore reads a stop token one step late and drops the
-//! stream's token of the next step. A failed step is aborted together with the next step, and both are planned again;
-//! streams change only in `accept`. When pages run out, the youngest stream is preempted.
+//! stream's token of the next step. If a step fails, the loop aborts it and the next step, and plans both again. This
+//! is possible because streams receive tokens only in `accept`. When pages run out, the loop preempts the youngest
+//! stream.
 //!
-//! `runner.rs` computes steps.
+//! A [`Runner`] computes steps.
 
 mod drafts;
 mod limits;
@@ -54,7 +55,7 @@ pub struct Policy {
     pub overlap: bool,
     /// Every n-th step fails, to test the retry.
     pub fail_every: Option<u64>,
-    /// A stream waits for a running stream that computes its prompt. The length of the wait depends on `overlap`. The
+    /// A stream waits while a running stream computes the same prompt. The length of the wait depends on `overlap`. The
     /// rows of later steps, and the last bits of products on a GPU, depend on the length of the wait.
     pub wait_for_leaders: bool,
     /// A step checks drafts together with each stream's next token. Not with `overlap`, which plans before that token
@@ -71,9 +72,10 @@ impl Policy {
         step.saturating_mul(1 + u32::from(self.overlap)).saturating_add(page_size - 1)
     }
 
-    /// Returns the maximum number of tokens of a step: [`EngineConfig::max_step_tokens`](kvarena::EngineConfig).
+    /// Returns an upper bound of the tokens of a step, including padding. This is
+    /// [`EngineConfig::max_step_tokens`](kvarena::EngineConfig).
     pub fn step_tokens(&self) -> u32 {
-        /// Rows and tokens are padded to multiples of 256 at most.
+        /// Padding adds at most 256 rows of one token, and then rounds the tokens up by fewer than 256.
         const PADDING: u32 = 512;
         let drafts = self.drafts.map_or(0, |drafts| drafts.tokens);
         let decode = self.concurrency.saturating_mul(drafts.saturating_add(1));
@@ -90,7 +92,7 @@ pub trait Sink {
     /// requested. The calls are in order and precede the stream's first token.
     fn prompt(&mut self, _stream: &Stream, _position: u32, _logits: &[f32]) {}
 
-    /// A stream ended and will be removed; `last` marks the last stream of its request.
+    /// A stream has ended; `last` marks the last stream of its request.
     fn done(&mut self, _stream: &Stream, _last: bool) {}
 
     /// Returns a reason to end the stream now, if any: its client has disconnected or needs no more tokens. The loop
@@ -107,7 +109,7 @@ struct InflightStep {
     step: StepId,
     /// Stream of each row of the plan.
     streams: Vec<StreamKey>,
-    /// Stream of each draw of the work, in order.
+    /// Samples that receive tokens, in the order of their draws.
     pending: Vec<PendingSample>,
     /// Draws that only provide logits.
     scores: Vec<Score>,
@@ -167,7 +169,7 @@ pub struct Server<R: Runner> {
     /// Requests and streams that have not ended. Ended ones are removed, so a server may run indefinitely.
     requests: SlotMap<RequestKey, ActiveRequest>,
     streams: SlotMap<StreamKey, Stream>,
-    /// Streams without a sequence, in the order of arrival.
+    /// Streams without a sequence. Within a group, the loop admits the first one that does not wait for a leader.
     waiting: VecDeque<StreamKey>,
     /// Streams that take part in steps, oldest first.
     running: Vec<StreamKey>,
@@ -190,7 +192,7 @@ pub struct Server<R: Runner> {
     scratch: StepScratch,
     extends: Vec<Extend>,
     tokens: Vec<u32>,
-    /// The accepted drafts of each stream of the step in `accept`.
+    /// The accepted branch of each pending sample of the step in `accept`.
     branches: Branches,
     clock: Clock,
     tally: Tally,
@@ -198,6 +200,9 @@ pub struct Server<R: Runner> {
 
 impl<R: Runner> Server<R> {
     /// Creates a server without requests.
+    ///
+    /// # Panics
+    /// If the policy has both drafts and overlap.
     pub fn new(runner: R, engine: Engine<R::Backend>, policy: Policy) -> Self {
         assert!(!policy.overlap || policy.drafts.is_none(), "drafts exclude overlap");
         Self {
@@ -287,7 +292,7 @@ impl<R: Runner> Server<R> {
     /// Accepts a request and returns its number, the count of earlier requests.
     ///
     /// # Errors
-    /// [`Limits::check`] rejects the request.
+    /// [`Limits::check`] rejects the request, or the runner does not support its edits of logits or min-p.
     pub fn submit(&mut self, request: Request) -> Result<usize> {
         self.submit_since(request, Instant::now())
     }
@@ -315,7 +320,7 @@ impl<R: Runner> Server<R> {
         Ok(number)
     }
 
-    /// Returns the request if the runner supports its edits of logits.
+    /// Returns the request if its edits of logits are valid, and the runner supports them and min-p.
     fn check_edits(&self, request: Request) -> std::result::Result<Request, String> {
         let (vocab, room) = (self.runner.config().vocab, self.runner.edits_max());
         if request.sampling.min_p > 0.0 && room == 0 {
@@ -342,7 +347,6 @@ impl<R: Runner> Server<R> {
         }
     }
 
-    /// Returns the request of a stream.
     fn request(&self, stream: &Stream) -> &Request {
         &self.requests[stream.request_key].request
     }
@@ -359,7 +363,8 @@ impl<R: Runner> Server<R> {
     /// Serves one step; returns false if no stream is left. Requests may be submitted between any two steps.
     ///
     /// # Errors
-    /// Steps keep failing, or the engine rejects a valid call.
+    /// Steps keep failing, the runner cannot start a step, no waiting stream fits the pool, or the engine rejects a
+    /// valid call.
     pub fn step(&mut self, sink: &mut impl Sink) -> Result<bool> {
         let begun = match self.step_ended.take() {
             Some(ended) => ended,
@@ -422,7 +427,7 @@ impl<R: Runner> Server<R> {
     }
 }
 
-/// Returns tokens of a prompt, sorted and without duplicates, if they are penalised.
+/// Returns tokens of a prompt, sorted and without duplicates; no tokens without a repetition penalty.
 fn prompt_tokens(request: &Request) -> Vec<u32> {
     let mut tokens = Vec::new();
     if request.shaping.as_ref().is_some_and(|shaping| shaping.rules().repetition != 1.0) {
@@ -444,7 +449,7 @@ fn ignore_shortage(error: kvarena::Error) -> Result<()> {
     }
 }
 
-/// The error for a call that the engine rejects although the loop considers it valid.
+/// Returns the error for a call that the engine rejects although it should be valid.
 fn refused(error: kvarena::Error) -> Error {
     Error::run(format!("the engine refused: {error}"))
 }

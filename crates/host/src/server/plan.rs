@@ -15,7 +15,7 @@ use crate::sample::Sampling;
 use crate::shaping::{Edits, History, PreparedShaping};
 use crate::stream::{Stream, StreamKey};
 
-/// Copies of device pages may take 1 / `AHEAD_PART` of the host pages.
+/// Copies that are saved ahead of an eviction may take 1 / `AHEAD_PART` of the host pages.
 const AHEAD_PART: u32 = 32;
 
 /// The treatment of streams whose pages are still loading.
@@ -128,8 +128,9 @@ impl<R: Runner> Server<R> {
         Ok(true)
     }
 
-    /// Plans a step and launches it. `before` is the step in flight, if any. With a step in flight, the function
-    /// preempts no stream. It drops drafts before it preempts a stream.
+    /// Plans a step and launches it. `before` is the step in flight, if any. With it, the function preempts no stream.
+    /// Without it, the function drops drafts before it preempts a stream. Returns `None` if no stream can take part, or
+    /// if pages are short while a step is in flight.
     pub(super) fn plan(&mut self, before: Option<&InflightStep>) -> Result<Option<InflightStep>> {
         let ahead = before.is_some();
         if !ahead {
@@ -267,8 +268,8 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Chooses the tokens of each running stream for the next step, oldest first. Streams take turns for a step's
-    /// capacity of edits.
+    /// Chooses the tokens of each running stream for the next step, from the stream of age `edits_turn` on, then the
+    /// older ones. Streams therefore take turns for a step's capacity of edits.
     fn select(&mut self, ahead: bool, flight: &mut InflightStep, loading: Loading) -> Result<()> {
         let mut budget = self.policy.chunk;
         let mut edits = self.runner.edits_max();
@@ -295,7 +296,7 @@ impl<R: Runner> Server<R> {
             if len == 0 {
                 continue;
             }
-            // A stream that does not reach its last token in this step has no draw.
+            // A stream that does not reach its last token in this step needs no edits.
             let needed = if planned + len < known { 0 } else { self.edits_of(stream) };
             match edits.checked_sub(needed) {
                 Some(left) => edits = left,
@@ -314,7 +315,7 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Returns the tokens of a stream for the next step, with at most `budget` tokens of its prompt.
+    /// Returns the number of a stream's tokens for the next step, with at most `budget` tokens of its prompt.
     fn next_len(
         &self,
         stream: &Stream,
@@ -358,7 +359,7 @@ impl<R: Runner> Server<R> {
     }
 }
 
-/// Returns whether the `left` uncomputed tokens are just the stream's last new one.
+/// Returns whether the `left` uncomputed tokens are only the stream's last new token.
 fn is_last_token(stream: &Stream, left: u32) -> bool {
     left == 1 && !stream.tokens.is_empty()
 }

@@ -1,4 +1,4 @@
-//! Collects a launched step and updates its streams.
+//! Collects a launched step and updates its streams; ends streams.
 
 use kvarena::{EngineError, TokenId};
 
@@ -62,7 +62,7 @@ impl<R: Runner> Server<R> {
     }
 
     /// Creates another sample of a stream whose prompt is computed. Both share the prompt's pages. If there are too few
-    /// pages, the sample waits.
+    /// pages or rows, the sample waits.
     fn fork(&mut self, parent: StreamKey, sample: u32) -> Result<StreamKey> {
         let Stream { request, request_key, submitted, seq, .. } = self.streams[parent];
         let mut stream = Stream::new((request_key, request), sample, submitted);
@@ -130,7 +130,7 @@ impl<R: Runner> Server<R> {
         self.end(index, finish, sink)
     }
 
-    /// Ends the streams whose clients have disconnected or need no more tokens.
+    /// Ends the streams that request no token, have reached `cancel_after`, or that the sink ends.
     pub(super) fn cancel(&mut self, sink: &mut impl Sink) -> Result<()> {
         let live =
             [&self.running[..], self.preempted.make_contiguous(), self.waiting.make_contiguous()];

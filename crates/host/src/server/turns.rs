@@ -28,7 +28,7 @@ impl<R: Runner> Server<R> {
     }
 
     /// Returns the stream to admit next, and its index among the waiting ones: the first of the group with the fewest
-    /// running streams. Returns `None` if all follow a leader. O(waiting + running).
+    /// running streams. Returns `None` if no stream waits or all follow a leader. O(waiting + running).
     pub(super) fn next_waiting(&self) -> Option<(usize, StreamKey)> {
         if self.waiting.is_empty() {
             return None;
@@ -40,8 +40,8 @@ impl<R: Runner> Server<R> {
             .min_by_key(|&(entry, key)| (shares.get(&self.group(key)).copied().unwrap_or(0), entry))
     }
 
-    /// Returns whether all rows are in use and the next stream's group has at least two running streams fewer than
-    /// another group.
+    /// Returns whether all rows are in use, no stream is preempted, and the next stream's group has at least two
+    /// running streams fewer than another group.
     pub(super) fn is_unfair(&self) -> bool {
         self.gives_way().is_some()
     }

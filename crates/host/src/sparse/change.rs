@@ -35,18 +35,18 @@ impl Sink for RecordedTokens<'_> {
 /// Counts of the recorded tokens and texts, and of those that changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Count {
-    /// Number of recorded tokens.
+    /// Number of recorded tokens of the compared texts.
     pub tokens: usize,
     /// Number of recorded tokens that changed or are missing.
     pub changed_tokens: usize,
-    /// Number of recorded texts.
+    /// Number of recorded texts that have been compared.
     pub texts: usize,
     /// Number of recorded texts that changed.
     pub changed_texts: usize,
 }
 
 impl Count {
-    /// Returns the counts as JSON; `null` if nothing was recorded.
+    /// Returns the counts as JSON; `null` if no text was compared.
     pub fn json(&self) -> Value {
         let Self { tokens, changed_tokens, texts, changed_texts } = *self;
         if texts == 0 {

@@ -54,7 +54,8 @@ impl Measured {
         }
     }
 
-    /// Returns the `count` most important channels of each head. Among equal channels the lower one comes first.
+    /// Returns the `count` most important channels of each head, ascending. Of equally important channels, it chooses
+    /// the lower one.
     ///
     /// # Errors
     /// A measured number is not finite.
@@ -94,7 +95,7 @@ pub fn write(path: &Path, labels: &LabelChannels) -> Result<()> {
 /// Reads channels from a file of [`write()`].
 ///
 /// # Errors
-/// The file cannot be read or contains no channels.
+/// The file cannot be read or contains no valid channels.
 pub fn read(path: &Path) -> Result<LabelChannels> {
     let table = Table::read(path)?;
     let values = table.values(|value| u32::try_from(value.as_u64()?).ok())?;

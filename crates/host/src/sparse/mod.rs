@@ -20,10 +20,10 @@ use kvarena::{EngineConfig, PoolConfig, TableShape};
 
 use crate::error::{Error, Result};
 
-/// Channels of a head if the command line gives no number.
+/// Label channels of a head if neither the command line nor a file gives a number.
 const CHANNELS: u32 = 16;
 
-/// `K[,CHANNELS]`: the number of positions that a stream reads, and of label channels.
+/// `K[,CHANNELS]`: the number of positions that each kv head reads, and the number of its label channels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sparse {
     /// Positions for each kv head, at least 1.
@@ -66,7 +66,7 @@ impl Sparse {
     /// Returns the engine's config with a pool that stores `channels` channels, and the shape of its page tables.
     ///
     /// # Errors
-    /// The pool cannot store the channels, or a sequence may have fewer positions than `top`.
+    /// The pool cannot store the channels, or `top` exceeds the maximum length of a sequence.
     pub fn engine(
         &self,
         config: &EngineConfig,

@@ -14,7 +14,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Returns a reader of `top` positions; with `recall`, it also measures their share of attention's weight.
+    /// Returns a reader of `top` positions for each kv head. With `recall`, it also measures their share of attention's
+    /// weight.
     pub fn new(top: u32, recall: Option<Recall>) -> Self {
         Self { top, positions: Vec::new(), recall }
     }

@@ -27,7 +27,8 @@ impl Recall {
         Self { table, lists: 0, sums: [0.0; 3], least: 1.0 }
     }
 
-    /// Returns means over the lists: recall, the lists' share of all weight, and the best positions' share.
+    /// Returns means over the lists: recall, the lists' share of all weight, and the best positions' share. Without
+    /// lists, they are NaN.
     pub fn means(&self) -> [f64; 3] {
         self.sums.map(|sum| sum / self.lists as f64)
     }
@@ -41,7 +42,8 @@ impl Recall {
         json!({"lists": self.lists, "mean": mean, "least": self.least, "held": held, "best": best})
     }
 
-    /// Measures lists `[rows, kv_heads, top]` for q, `[tokens, q_heads, head_dim]`. O(context) for each list.
+    /// Measures lists `[rows, kv_heads, top]` for q, `[tokens, q_heads, head_dim]`. O(n log n) for each list over n
+    /// positions.
     ///
     /// # Errors
     /// A layer or a slot does not exist.

@@ -1,4 +1,4 @@
-//! A tokenizer of single bytes, for tests of text, templates and streaming: characters take several tokens.
+//! A tokenizer of single bytes, for tests of text and streaming: characters beyond ASCII take several tokens.
 
 use serde_json::{Value, json};
 

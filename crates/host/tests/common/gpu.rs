@@ -8,7 +8,7 @@ use kvarena_host::gpu::GpuError;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::sample::splitmix;
 
-/// Opens the GPU, or prints the reason why there is none.
+/// Opens the first GPU. Without a usable GPU, prints the reason and returns `None`.
 pub fn device() -> Option<Rc<Device>> {
     match Device::open() {
         Ok(device) => Some(Rc::new(device)),
@@ -28,7 +28,7 @@ pub fn device() -> Option<Rc<Device>> {
     }
 }
 
-/// Random numbers around 0 with a given magnitude.
+/// A generator of random numbers.
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -50,7 +50,7 @@ pub fn read<T: bytemuck::Pod>(buffer: &DeviceBuffer, len: usize) -> Vec<T> {
     buffer.read(0, len).expect("a copy")
 }
 
-/// Checks that numbers are within two bf16 roundings of the expected ones, plus a share of the largest number.
+/// Checks that numbers differ from the expected ones by at most 1/64 of them plus 1/512 of the largest.
 pub fn close(actual: &[bf16], expected: &[bf16], what: &str) {
     assert_eq!(actual.len(), expected.len(), "{what}");
     let largest = expected.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// The golden models with heads of K and V and one MLP a layer.
+/// Golden models with heads of K and V, one MLP a layer, and layers that read all tokens.
 pub const MODELS: [&str; 2] = ["qwen3-tiny", "llama-tiny"];
 
 /// Golden models with experts: latent rows, and sinks.

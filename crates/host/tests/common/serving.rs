@@ -18,7 +18,7 @@ use kvarena_host::tally::Tally;
 
 use super::Case;
 
-/// Order and size in which prompts are served.
+/// Number of streams at a time, chunks of prompts, and size of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Schedule {
     OneByOne,
@@ -43,7 +43,7 @@ pub struct Setting {
     pub overlap: bool,
     pub fail_every: Option<u64>,
     pub drafts: Option<Drafting>,
-    /// Whether layers with a window keep only its tokens.
+    /// Whether layers with a window or a chunk keep only its tokens.
     pub groups: bool,
     /// Pages of host memory.
     pub host_pages: u32,
@@ -67,7 +67,7 @@ impl Default for Setting {
     }
 }
 
-/// Records the tokens of streams.
+/// Records the tokens of streams, their cached tokens, and the first logits of each request.
 #[derive(Default)]
 pub struct CollectedStreams {
     pub tokens: BTreeMap<(usize, u32), Vec<u32>>,
@@ -102,7 +102,7 @@ pub fn requests(cases: &[Case]) -> Vec<Request> {
     cases.iter().map(|case| defaults.request(case.prompt.clone())).collect()
 }
 
-/// Serves on the CPU with one thread, because the tests run in parallel.
+/// Serves on the CPU. The backend has one thread, because the tests run in parallel.
 pub fn serve(model: &Model, requests: &[Request], setting: Setting) -> Ran {
     serve_by(CpuRunner::new(model), requests, setting, Scaling::Static, None).0
 }

@@ -1,4 +1,4 @@
-"""What the make.py of the tiny models share: random weights, greedy tokens of transformers, golden.json."""
+"""Shared code of the tiny models' make.py: random weights, greedy tokens of transformers, golden.json."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ NEW_TOKENS = 20
 
 
 def draw_weights(model):
-    """Draws matrices of unit gain and norms near 1."""
+    """Draws matrices of gain 1.2 and norms near 1."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             norm = name.endswith("norm.weight")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the GPU part of crates/host without a GPU, over a driver, a cublasLt and an NCCL on the CPU
+# Tests the GPU code of crates/host and crates/server without a GPU, over a driver, a cublasLt and an NCCL on the CPU
 # (tests/cuda/fake_driver, library.cc, nccl.cc). library.cc also replaces most kernels of crates/host. Needs
 # .ci/cuda-stub.sh and the library of tests/cuda/fake_driver/run.sh.
 set -euo pipefail

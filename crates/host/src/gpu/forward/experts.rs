@@ -1,6 +1,6 @@
 //! The parts of a layer that only some families have: biases, norms of outputs, and mixtures of experts.
 //!
-//! The kernels are in `ptx/src/add.cu` and `ptx/src/experts.cu`.
+//! The kernels are in `add.cu`, `experts.cu` and `norm.cu` of `ptx/src`.
 
 use kvarena::backend::cuda::DeviceBuffer;
 
@@ -85,7 +85,8 @@ impl Forward {
         unsafe { device.kernels.norm_add.launch(device.raw(), (tokens as u32, 1), block, &params) }
     }
 
-    /// Computes the output of a layer's experts. Adds it to x or writes it to this rank's summand, as `Op::Down` does.
+    /// Computes the output of a layer's experts from x. Adds it to x or overwrites x or this rank's summand, as
+    /// `Op::Down` does.
     pub(super) fn mix(&self, device: &Device, index: usize, tokens: usize) -> Result<(), GpuError> {
         let Mixture { config, normed, routes, activated } =
             self.mixture.as_ref().expect("the model has experts");

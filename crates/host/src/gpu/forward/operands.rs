@@ -12,6 +12,9 @@ impl Forward {
     ///
     /// # Errors
     /// cublasLt or the driver failed.
+    ///
+    /// # Panics
+    /// If there are more tokens or draws than the limits allow.
     pub fn plan(
         &mut self,
         device: &Device,
@@ -101,8 +104,8 @@ impl Forward {
         }
     }
 
-    /// Returns whether, in steps of this many tokens, the output and down products of each rank are parts of a sum that
-    /// the ranks compute in peer memory and add to x.
+    /// Returns whether the ranks sum their output and down products in peer memory, in steps of this many tokens. Then
+    /// each rank's product is a part of the sum, which the ranks add to x.
     pub(super) fn are_parts(&self, tokens: usize) -> bool {
         padded_rows(tokens) <= self.part_rows
     }

@@ -22,11 +22,11 @@ const SKINNY_ROWS: usize = 16;
 /// Maximum number of rows of a product that is tuned. Products of more rows use the first algorithm of cublasLt, unless
 /// the caller of [`Products::plan`] is `unhurried`.
 const TUNED_ROWS: usize = 512;
-/// Number of layers over which a product is measured, so that their weights exceed the cache. Products of more than
-/// [`TUNED_ROWS`] rows are measured over one layer.
+/// Maximum number of layers over which a product is measured, so that their weights exceed the cache. Products of more
+/// than [`TUNED_ROWS`] rows are measured over one layer.
 const TUNED_LAYERS: usize = 12;
-/// Rounds that measure a product's candidates: launches of each candidate, of which the fastest counts, and number of
-/// candidates that the round keeps of each kind.
+/// Rounds that measure a product's candidates: the number of launches of each candidate, and the number of candidates
+/// of each kind that the round keeps. The fastest launch of a candidate counts.
 const ROUNDS: [(usize, usize); 2] = [(1, 6), (5, 2)];
 /// Number of launches when products are measured in sequence.
 const LAUNCHES: usize = 5;
@@ -46,17 +46,17 @@ pub enum Choice {
 }
 
 impl Product<'_> {
-    /// Returns the layers that a measurement reads.
+    /// Returns the number of layers that a measurement reads.
     fn layers(&self, rows: usize) -> usize {
         self.operands.len().min(if rows > TUNED_ROWS { 1 } else { TUNED_LAYERS })
     }
 }
 
 impl Products {
-    /// Chooses the implementations of products of this many rows that follow each other in every layer. It first
-    /// measures each product alone and keeps a few fast candidates. Then it measures the candidates in sequence,
-    /// because a product starts before its predecessor has ended. Overwrites the products' outputs. If `unhurried`,
-    /// products of any number of rows are tuned.
+    /// Chooses the implementations of products of this many rows that follow each other in every layer. To tune
+    /// products, it first measures each alone and keeps a few fast candidates. Then it measures the candidates in
+    /// sequence, because a product starts before its predecessor has ended. [`Choice::Fastest`] tunes products of up to
+    /// 512 rows, or if `unhurried` of any number of rows. Overwrites the products' outputs.
     ///
     /// # Errors
     /// cublasLt has no algorithm, or a call failed.

@@ -32,7 +32,8 @@ impl GpuOptions {
         1 + self.drafts as usize
     }
 
-    /// Returns the maximum number of tokens of a row of a decode step, including padding.
+    /// Returns the maximum over all decode steps of the padded tokens divided by the padded rows, rounded up. This is
+    /// [`Prepare::decode_tokens`](kvarena::backend::cuda::Prepare).
     pub(super) fn decode_tokens(&self) -> u32 {
         let sizes = (1..=self.concurrency as usize).flat_map(|streams| {
             (streams..=streams * self.width()).map(move |tokens| padded_step(streams, tokens))

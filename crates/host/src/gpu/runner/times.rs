@@ -21,13 +21,13 @@ pub struct StepTime {
 }
 
 impl GpuRunner {
-    /// Requests the measurement of the parts of the next decode step of this many streams; [`GpuRunner::take_parts`]
-    /// returns the result. The measurement overwrites that step's results.
+    /// Requests the measurement of the parts of the next decode step of this many streams without drafts.
+    /// [`GpuRunner::take_parts`] returns the result. The measurement overwrites that step's results.
     pub fn measure_parts(&mut self, streams: usize) {
         (self.measured, self.parts) = (Some(streams), None);
     }
 
-    /// Returns the milliseconds of a decode step: whole, attention, products, the rest.
+    /// Returns the median milliseconds of a decode step, if they were measured: whole, attention, products, the rest.
     pub fn take_parts(&mut self) -> Option<[f32; 4]> {
         self.parts.take()
     }

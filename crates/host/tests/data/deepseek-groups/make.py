@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes this folder's model and golden.json: a DeepSeek V3 whose corrected scores are negative in the kept groups. A
-router that fills the scores of dropped groups with 0 then chooses experts of dropped groups.
+"""Writes this folder's model and golden.json: a DeepSeek V3 with mostly negative corrected scores, also in the kept
+groups. A router that fills the scores of dropped groups with 0 then chooses experts of dropped groups.
 
     pip install torch transformers==5.17.0 && python3 crates/host/tests/data/deepseek-groups/make.py
 
@@ -35,7 +35,7 @@ def write_model():
     tiny.draw_weights(model)
     with torch.no_grad():
         for layer in model.model.layers[CONFIG.first_k_dense_replace:]:
-            # Scores are below 1, so most corrected scores are negative.
+            # Scores are around 0.5, so most corrected scores are negative.
             bias = layer.mlp.gate.e_score_correction_bias
             bias.copy_(-0.9 + 0.2 * torch.randn_like(bias))
     tiny.save(model, FOLDER)

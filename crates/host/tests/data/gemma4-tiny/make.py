@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes this folder's model and golden.json: a Gemma 4 text model without experts and per-layer embeddings. Every
+"""Writes this folder's model and golden.json: a Gemma 4 text model without experts or per-layer embeddings. Every
 other layer reads a window of 32 tokens and has 4 kv heads of 64 elements. The other layers read all tokens and have 1
 kv head of 128 elements; they compute V from the product for K.
 

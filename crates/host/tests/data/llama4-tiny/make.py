@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes this folder's model and golden.json: a Llama 4 text model without experts. Three of its four layers read chunks
-of 32 tokens with rotary positions. The last layer reads all tokens without them and scales its queries by position.
+of 32 tokens with rotary positions. The last layer reads all tokens without rotary positions and scales its queries by
+position.
 
     pip install torch transformers==5.17.0 && python3 crates/host/tests/data/llama4-tiny/make.py
 

@@ -50,7 +50,7 @@ impl Lead {
         Self { engine, prompt, first: seqs[0], page_size }
     }
 
-    /// Returns the cost of admitting the prompt, and its leader.
+    /// Computes the cost of admitting the prompt, and checks its leader.
     pub fn admission(&self) {
         let admission =
             self.engine.admission(NAMESPACE, &self.prompt, 0).expect("the prompt is valid");

@@ -29,7 +29,7 @@ use cases::work;
 use kvarena::TokenId;
 use serde::Serialize;
 
-/// A cache of prefixes that owns pages.
+/// A cache of prefixes that owns pages, or an index of prefixes.
 pub trait Cache {
     /// Name in the table.
     fn name(&self) -> &'static str;
@@ -40,7 +40,7 @@ pub trait Cache {
     /// Runs a cycle: match, lock, take pages (evicting), insert, unlock. Returns the number of matched pages.
     fn cycle(&mut self, tokens: &[TokenId]) -> usize;
 
-    /// Returns whether `cycle` does all of that, or only publishes.
+    /// Returns whether this is a cache. The cycle of an index only publishes.
     fn owns_pages(&self) -> bool {
         true
     }

@@ -138,8 +138,8 @@ pub struct Sample {
 }
 
 impl Outcome {
-    /// Keeps the minimum time of each step. A replay is exact, so `again`, a run of the same requests, has the same
-    /// steps; the longer time of a step contains noise.
+    /// Keeps the minimum and the maximum time of each step. A replay is exact, so `again`, a run of the same requests,
+    /// has the same steps.
     pub fn keep_least(&mut self, again: &Outcome) {
         assert_eq!(self.steps.len(), again.steps.len(), "a replay is exact");
         for (step, again) in self.steps.iter_mut().zip(&again.steps) {

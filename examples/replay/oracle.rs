@@ -125,7 +125,7 @@ impl Oracle<'_> {
         }
     }
 
-    /// Returns the maximum number of pages that a request has, over all groups.
+    /// Returns the maximum number of pages that a request has, summed over the groups.
     fn most_pages(&self, tokens: usize) -> usize {
         let Setting { page_size, step_tokens, ref groups, .. } = *self.setting;
         let all = tokens.div_ceil(page_size);

@@ -19,9 +19,9 @@ const TABLE: usize = 512;
 thread_local! {
     /// Bytes of the largest block that this thread may allocate.
     static ROOM: Cell<usize> = const { Cell::new(usize::MAX) };
-    /// Blocks of the size of tables to allocate before one fails.
+    /// Number of blocks of at least [`TABLE`] bytes that are allocated before one fails.
     static BLOCKS: Cell<u64> = const { Cell::new(u64::MAX) };
-    /// Bytes of such blocks that are allocated.
+    /// Bytes of the live blocks of at least [`TABLE`] bytes.
     static LIVE: Cell<usize> = const { Cell::new(0) };
 }
 

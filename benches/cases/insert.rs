@@ -180,7 +180,7 @@ impl InsertFloor {
     }
 }
 
-/// Requests in a full cache, one at a time, whose last 1,536 tokens are new.
+/// Runs requests in a full cache, one at a time. The last 1,536 tokens of each request are new.
 pub struct Cycle {
     cache: Cache,
     sequences: Vec<Vec<TokenId>>,

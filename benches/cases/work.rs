@@ -76,8 +76,8 @@ pub fn miss(s: usize) -> Vec<TokenId> {
     tokens
 }
 
-/// Returns the number of the `i`th sequence that is matched. All sequences are matched; successive ones have distant
-/// numbers.
+/// Returns the number of the sequence that call `i` matches. [`SEQUENCES`] calls match all sequences; successive calls
+/// match sequences of distant numbers.
 pub fn hit_order(i: usize) -> usize {
     i * 7919 % SEQUENCES
 }

@@ -2,8 +2,8 @@
 //!
 //! Shapes and method are those of the FlashInfer baselines: calls captured in a graph that is replayed (extend and
 //! spans: consecutive calls), the median over replays, random data, random pages, and layers in turn, so that the L2
-//! cache does not serve them. Only section plan includes planning. Prints a table and writes JSON rows to
-//! `$OUT/kvarena.json`.
+//! cache does not serve them. Only sections plan and first include planning. Prints a table and writes
+//! JSON rows to `$OUT/kvarena.json`.
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!

@@ -3,8 +3,8 @@
 //! The model's constants are fitted to simple shapes and random forests. Each forest is timed with separate reads of
 //! each row, by the split's choice, and with every span read once; results are compared with the first. Prints the
 //! distance of the choice from the faster of the other two, and of the model from the measured times. All times are
-//! written to
-//! `$OUT/spans-dN.csv`, where N is the first head_dim; for pools of fp8 with static scales to `$OUT/spans-fp8-dN.csv`.
+//! written to `$OUT/spans-dN.csv`, where N is the first head_dim; for pools of fp8 with static scales to
+//! `$OUT/spans-fp8-dN.csv`.
 
 use std::fmt::Write;
 use std::ops::Range;

@@ -20,7 +20,7 @@ const Q_HEADS: u32 = 32;
 const PAGE_SIZE: u32 = 16;
 /// Number of layers. Calls use them in turn, and each is far larger than the L2 cache, which thus serves no call.
 const LAYERS: u32 = 4;
-/// Positions of a list.
+/// Number of positions in a list.
 const TOP: u32 = 1024;
 
 struct Bench<'a> {

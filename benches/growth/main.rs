@@ -51,7 +51,7 @@ fn own_sequence(number: usize, len: usize) -> Vec<TokenId> {
     (0..len).map(token).collect()
 }
 
-/// Sequences in each tree of `hit` and `insert`.
+/// Number of sequences of `hit` and `insert`.
 const SEQUENCES: usize = 16;
 
 fn hit() -> Chart {

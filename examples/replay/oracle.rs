@@ -1,7 +1,7 @@
 //! Serves one request at a time without an engine, as an oracle for tests. Pages are entries of maps, recency is a
 //! counter, and an eviction searches all pages. The engine must reach the same figures.
 //!
-//! Group 0 is treated like the other groups: it has one track, and its tail at a mark is the whole prefix.
+//! Group 0 is represented like the other groups: it has one track, and its tail at a mark is the whole prefix.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

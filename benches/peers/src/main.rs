@@ -8,8 +8,9 @@
 //! cargo run --release -- --sequences 10000     the trees of benches/targets.rs (needs memory for the peers)
 //! ```
 //!
-//! Every cache gets the same tokens in the same order and must give the same answers. Cases that a cache does not
-//! support are omitted: an index without pages cannot cycle, a free list cannot match.
+//! Every cache gets the same tokens in the same order and must match the same pages; in a replay, hit rates may differ
+//! slightly. Cases that a cache does not support are omitted: an index without pages cannot cycle, a free list cannot
+//! match.
 
 #[path = "../../cases/mod.rs"]
 #[allow(unused)]

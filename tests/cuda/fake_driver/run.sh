@@ -15,7 +15,7 @@ cargo test $core --test cuda --lib --no-run
 
 # Jobs (driver.cc describes the variables):
 # * all tests, and unit tests that need a driver;
-# * the tests that need no Hopper, with the kernels and the shared memory of other devices;
+# * tests of the contract, of padding and of scales, with the kernels and the shared memory of other devices;
 # * finely interleaved warps, with asynchronous copies and products that are done at once;
 # * two orders of streams;
 # * slow pinning of host memory, and pinning that fails;

@@ -25,7 +25,7 @@ use kvarena::page::PagePool;
 use kvarena::prefix::PrefixTree;
 
 fn main() {
-    // `cargo test --benches` and `--list` run no case here.
+    // With `--test` or `--list`, the bench runs no case.
     if std::env::args().any(|arg| arg == "--test" || arg == "--list") {
         return;
     }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Counts the instructions of one call of each case with callgrind, and writes benches/instructions.txt, so that a review
-# shows changes of cost. Counts vary by about 1 %, because hash tables have random seeds.
+# shows changes of cost. Given cases, it only prints their counts. Counts vary by about 1 %, because hash tables have
+# random seeds.
 # Usage: benches/instructions.sh [CASE...]      Needs: valgrind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,8 +13,8 @@ table() {
     printf '# instructions of one call, by callgrind: case, page_size, instructions\n'
     for case in $cases; do
         for page_size in 1 16; do
-            # Cases that would take too long are left out: a large tree that is touched completely before it is
-            # measured, and a second page size for cases that measure pages alone.
+            # Left out: a large tree, which takes too long to touch before it is measured, and a second page size for
+            # cases that ignore the page size.
             case "$case $page_size" in "evict_100000 1" | "alloc_free 16" | nested_*" 16") continue ;; esac
             calls=200; case $case in evict_1000) calls=100 ;; plan* | step) calls=64 ;; nested_*) calls=4 ;; replay) calls=16000 ;; esac
             valgrind --tool=callgrind --callgrind-out-file="${CALLGRIND_OUT:-/dev/null}" --toggle-collect='*measured*' \

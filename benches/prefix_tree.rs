@@ -1,4 +1,4 @@
-//! The prefix tree: hit, miss, insert, the cycle of a request, evict, and the floor of the same bytes for each.
+//! The prefix tree: hit, miss, insert, the cycle of a request and evict, and the lower bounds of hit and insert.
 
 mod cases;
 
@@ -17,7 +17,7 @@ fn main() {
     divan::main();
 }
 
-/// Calls in a sample of the cases that change the tree.
+/// Calls in a sample of insert and evict.
 const SAMPLE: u32 = 100;
 
 #[divan::bench(consts = [64, 2000], args = [1, 16])]

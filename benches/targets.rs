@@ -1,4 +1,4 @@
-//! All cases in one table: median, floor of the same bytes in the same run, their ratio, and the goal.
+//! The main cases in one table: median, lower bound (floor) in the same run, their ratio, and the goal.
 //!
 //! ```text
 //! cargo bench --bench targets                    the table
@@ -8,7 +8,7 @@
 //!
 //! Times are of one thread, medians over runs of many calls. Other work on the machine makes them larger. The floor of
 //! a hit, an insert and a replayed request is the comparison and copy of their bytes. The floor of an eviction reads a
-//! leaf's columns and copies its page ids, from slabs as large as the tree's.
+//! leaf's columns and child entry, and copies its page ids, from slabs as large as the tree's.
 
 mod cases;
 
@@ -45,7 +45,7 @@ struct Table {
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --benches` and `--list` run no case here.
+    // With `--test` or `--list`, the bench runs no case.
     if args.iter().any(|arg| arg == "--test" || arg == "--list") {
         return;
     }
@@ -198,7 +198,7 @@ fn cycles(table: &mut Table, page_size: u32) {
 }
 
 fn evictions(table: &mut Table, page_size: u32) {
-    // A million leaves of 256 pages would take 16 GB of tables.
+    // A million leaves of 256 pages take 16 GB of tables. `fits` skips them on a machine with less memory.
     let leaves: &[usize] = if page_size == 1 {
         &[1000, 10_000, 100_000, 250_000, 1_000_000]
     } else {

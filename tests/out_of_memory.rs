@@ -1,5 +1,5 @@
-//! An engine without enough memory is an error that names the bytes, for any table that the system rejects and any
-//! numbers in the config; never an abort.
+//! Without enough memory, opening an engine returns an error that names the bytes and never aborts: for any table that
+//! the system rejects, and for any numbers in the config.
 
 #![allow(unsafe_code)] // An allocator that fails.
 
@@ -17,11 +17,11 @@ use kvarena::{
 const TABLE: usize = 512;
 
 thread_local! {
-    /// Bytes that this thread may still allocate; larger blocks fail.
+    /// Bytes of the largest block that this thread may allocate.
     static ROOM: Cell<usize> = const { Cell::new(usize::MAX) };
-    /// Blocks of the size of tables to allocate before one fails.
+    /// Number of blocks of at least [`TABLE`] bytes that are allocated before one fails.
     static BLOCKS: Cell<u64> = const { Cell::new(u64::MAX) };
-    /// Bytes of such blocks that are allocated.
+    /// Bytes of the live blocks of at least [`TABLE`] bytes.
     static LIVE: Cell<usize> = const { Cell::new(0) };
 }
 

@@ -95,7 +95,7 @@ struct Host<B> {
     done: Done,
 }
 
-/// Counts of each kind of event; each must occur.
+/// Counts of each kind of event. `check` requires most kinds to occur.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     prefills: u64,
@@ -136,7 +136,8 @@ impl<B: Backend> Host<B> {
         u64::from(self.engine.shape().layout.page_size())
     }
 
-    /// Runs one round of a server: admits some sequences, plans, stores, commits late, completes later, finishes some.
+    /// Runs one round of a server: admits some sequences, plans, stores, commits and completes an earlier step,
+    /// finishes some sequences.
     fn round(&mut self, seed: u64, store: &mut impl FnMut(&mut B, &kvarena::BatchPlan<'_>)) {
         self.admit(seed);
         self.disturb(mix(seed ^ 1));
@@ -201,7 +202,7 @@ impl<B: Backend> Host<B> {
         if seed & 3 < 2 { 0 } else { (self.page_size() * (mix(seed) % 10)) as u32 }
     }
 
-    /// Sometimes forks, rolls back, preempts and aborts.
+    /// Sometimes forks, rolls back, preempts, aborts or changes a promise.
     fn disturb(&mut self, seed: u64) {
         let Some(&seq) = self.live.get(mix(seed) as usize % self.live.len().max(1)) else { return };
         match seed % 8 {
@@ -289,7 +290,7 @@ impl<B: Backend> Host<B> {
         }
     }
 
-    /// Plans drafts for one sequence without waiting drafts, and accepts a branch of them.
+    /// Plans drafts for one sequence whose tokens are all planned, and accepts a branch of them.
     fn draft(&mut self, seed: u64, store: &mut impl FnMut(&mut B, &kvarena::BatchPlan<'_>)) {
         let Some(&seq) = self.live.get(mix(seed) as usize % self.live.len().max(1)) else { return };
         let start = self.engine.planned_len(seq).expect("it is live");

@@ -1,10 +1,11 @@
-//! The repository's rules that no compiler checks: imports, places of `unsafe` and `cust`, sizes, numbers.
+//! The repository's rules that no compiler checks: imports, places of `unsafe` and `cust`, sizes of files, and tables
+//! that must equal the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Modules in the order of dependency. A module uses only modules of lower rank.
+/// Modules and their ranks. A module uses only modules of lower rank; those of rank 0 may use one another.
 const RANKS: [(&str, u32); 26] = [
     ("id", 0),
     ("error", 0),

@@ -1,5 +1,5 @@
-//! A call writes to few system pages, for any size of the tables, so it never stalls on page faults, even if no memory
-//! was prefaulted.
+//! A call writes to few system pages, for any size of the tables. It therefore waits for few page faults, even if no
+//! memory was prefaulted.
 
 #![allow(unsafe_code)] // An allocator that records the large blocks.
 
@@ -16,8 +16,8 @@ use kvarena::{
 const LARGE: usize = 512 << 10;
 const SYSTEM_PAGE: usize = 4096;
 
-/// Records the live large blocks by address and size. Their memory begins as a pattern, so that writes of zeros are
-/// also detected.
+/// Records the live large blocks by address and size. Blocks that need no zeros begin as a pattern, so that writes of
+/// zeros are also detected.
 struct Recording;
 
 static BLOCKS: Mutex<[(usize, usize); 256]> = Mutex::new([(0, 0); 256]);

@@ -29,7 +29,7 @@ fn main() {
     }
 }
 
-/// A batch of `batch` sequences with `prefix` tokens each, extended by `len`.
+/// A step that extends a batch of sequences with equal prefix lengths.
 struct Setup {
     cpu: Cpu,
     plan: OwnedPlan,
@@ -110,7 +110,7 @@ fn decode(bencher: Bencher<'_, '_>, (threads, batch, kv_len, page_size): (usize,
     setup.attend(bencher, positions * KV_BYTES, positions * FLOPS);
 }
 
-/// Floor of a decode: the same number of bytes, read once in order.
+/// Lower bound of a decode: the same number of bytes, read once in order.
 #[divan::bench(args = [512, 8192])]
 fn read(bencher: Bencher<'_, '_>, positions: usize) {
     let words = vec![1_u64; positions * KV_BYTES / 8];
@@ -129,7 +129,7 @@ fn extend(bencher: Bencher<'_, '_>, (threads, len, prefix): (usize, u32, u32)) {
     setup.attend(bencher, (prefix + len) as usize * KV_BYTES, pairs * FLOPS);
 }
 
-/// Tokens in one layer of the pool.
+/// Stores `tokens` tokens in one layer of the pool.
 #[divan::bench(args = [1, 512, 4096])]
 fn store_cache(bencher: Bencher<'_, '_>, tokens: u32) {
     let mut setup = Setup::new(1, Layout::LayerFirst, 16, 1, 0, tokens);

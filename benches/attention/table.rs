@@ -1,8 +1,8 @@
 //! Times of attention on each path, and of a plain read of the same bytes by all cores. The runs alternate.
 //!
 //! `min` and `median` are times of one call. `read` is the share of the plain read's speed that a call reaches, and
-//! `peer` is the time of the peer in `benches/peers` divided by that of the call. Both are medians over turns. An
-//! extend is compute-bound.
+//! `peer` is the time of the peer in `benches/peers` divided by that of the call. Both are medians over turns. `GB/s`
+//! and `Gflop/s` are rates of the fastest call.
 
 use std::hint::black_box;
 use std::thread;
@@ -16,8 +16,9 @@ use kvarena::{
     PoolConfig, Scaling, StepEnd, TableShape,
 };
 
-/// Maximum number of turns of a case, and maximum time of all its turns.
+/// Maximum number of turns of a case.
 const TURNS: usize = 60;
+/// A case that has taken this long starts no further turn after its fifth.
 const TIME: Duration = Duration::from_secs(3);
 
 /// A call of attention.

@@ -1,4 +1,4 @@
-//! Replays 16,000 requests of 8-turn chats through a cache of 200,000 tokens. The cache keeps prompts and answers, and
+//! Replays the requests of 8-turn chats through a cache of 200,000 tokens. The cache keeps prompts and answers, and
 //! evicts the least recently used pages exactly.
 //!
 //! At most 32 requests are in flight. A user's last request is finished before the next one starts. The oldest request
@@ -29,7 +29,7 @@ impl Served {
     }
 }
 
-/// Serves all requests with a fresh cache.
+/// Serves all requests. `cache` is new: see [`cache()`].
 pub fn serve(chats: &Chats, cache: &mut Cache) -> Served {
     let page_size = u64::from(cache.tree.page_size());
     let mut served = Served { hits: Vec::with_capacity(chats.requests.len()), ..Served::default() };
@@ -78,8 +78,8 @@ fn finish_oldest(
 }
 
 /// The lower bound: only the reads and writes that each request needs. Cached tokens are compared with a buffer as
-/// large as the cache. The other tokens are copied to the buffer with their page ids. The same number of ids is copied
-/// from it, like the ids of evicted pages. There are no look-ups, no eviction order and no page states.
+/// large as the cache. The other tokens are copied to the buffer with their page ids. As many ids are copied from the
+/// buffer, like the ids of evicted pages. There are no look-ups, no eviction order and no page states.
 pub struct ServeFloor {
     page_size: usize,
     tokens: Vec<TokenId>,

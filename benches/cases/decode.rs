@@ -16,7 +16,7 @@ pub struct Decode {
     items: Vec<Extend>,
     kv_len: u32,
     grown: u32,
-    /// Number of appended tokens, so that no round repeats the tokens of an earlier one, which are still cached.
+    /// The last appended token. It rises, so that no round repeats the cached tokens of an earlier round.
     appended: u32,
 }
 
@@ -55,7 +55,7 @@ impl Decode {
         decode
     }
 
-    /// Admits sequences with distinct tokens, computed up to the last token.
+    /// Admits sequences with distinct prompts, computes the prompts and appends one token to each sequence.
     fn admit_all(&mut self, batch: u32) {
         for s in 0..batch {
             let prompt: Vec<TokenId> =

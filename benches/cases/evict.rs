@@ -10,7 +10,7 @@ use super::{Cache, whole_pages};
 /// Number of calls in a sample. The evicted pages of a sample fill one list, which is reused as a host reuses its list.
 pub const SAMPLE: usize = 100;
 
-/// Maximum number of pages of a tree whose memory is prefaulted, as in an engine. At page_size 1 this takes about 200
+/// Maximum number of pages of a tree whose memory is prefaulted, as in an engine. At page_size 1 this takes 160 to 180
 /// bytes a page.
 const TOUCHED_MAX: u32 = 1 << 26;
 
@@ -108,8 +108,8 @@ impl Evict {
 }
 
 /// The lower bound: only the memory accesses that an eviction needs, in slabs as large as the tree's. For each leaf, in
-/// the order of ages, it reads half a cache line in each of two columns, the leaf's entry in a child table, and its
-/// page ids. It writes only the copied ids.
+/// the order of ages, it reads a word in each of two columns, a word in a child table, and the leaf's page ids. It
+/// writes only the copied ids.
 pub struct EvictFloor {
     columns: [Vec<[u32; 8]>; 2],
     table: Vec<[u32; 3]>,

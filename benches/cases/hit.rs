@@ -31,7 +31,7 @@ pub struct Hit {
 }
 
 impl Hit {
-    /// Creates the case. `cache` contains the first `sequences` sequences.
+    /// Creates the case. `cache` contains the first `sequences` sequences; `rotation` is the number of queries.
     pub fn new(cache: Cache, sequences: usize, rotation: usize) -> Self {
         let queries = (0..rotation).map(|i| work::sequence(work::hit_order(i) % sequences));
         let queries = queries.collect();

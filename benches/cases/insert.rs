@@ -9,7 +9,7 @@ use kvarena::{PageId, PrefixLock, TokenId};
 use super::hit::full_cache;
 use super::{Cache, NAMESPACE, whole_pages};
 
-/// Sequences that a round inserts; the cache has room for this number in addition to the cached ones.
+/// Number of sequences that a round inserts.
 pub const ROUND: usize = 500;
 
 /// Inserts new sequences, a round at a time. They are evicted between rounds, so every insert after the first round
@@ -20,19 +20,19 @@ pub struct Insert {
     cached: usize,
     sequences: Vec<Vec<TokenId>>,
     pages: Vec<Vec<PageId>>,
-    /// The pages before the inserts, which replace duplicates by the tree's pages.
+    /// Copy of `pages` from before the inserts, because inserts replace duplicates by the tree's pages.
     taken: Vec<Vec<PageId>>,
     locks: Vec<PrefixLock>,
     /// Duplicates of one call, which the engine would release after each call.
     duplicates: Vec<PageId>,
-    /// Number of pages of each inserted sequence that were cached: the prompt, and one more page by chance.
+    /// Number of pages of each inserted sequence that were cached: the prompt, and sometimes one more page by chance.
     known: Vec<u32>,
 }
 
 impl Insert {
     /// Creates the case over a tree of the first `cached` sequences.
     pub fn new(page_size: u32, cached: usize) -> Self {
-        // The cached tokens also need pages: an insert passes the pages of all its tokens.
+        // An insert passes pages for all its tokens, including cached ones; spare pages for twice a round suffice.
         let cache = full_cache(page_size, cached, 2 * ROUND);
         let sequences = (0..ROUND).map(work::new_sequence).collect();
         let mut insert = Self {
@@ -66,7 +66,8 @@ impl Insert {
         ROUND - self.locks.len()
     }
 
-    /// Reads the tokens and pages of the next `count` sequences, because a served request's tokens and pages are new.
+    /// Reads the tokens and pages of the next `count` sequences into the CPU caches, where those of a served request
+    /// are.
     pub fn read_next(&self, count: usize) {
         let done = self.locks.len();
         let next = self.sequences.iter().skip(done).take(count);
@@ -89,7 +90,7 @@ impl Insert {
         known.push(inserted.duplicates);
     }
 
-    /// Checks and undoes the round. It also reads the whole tree, so that the CPU caches contain only the tree's end.
+    /// Checks and undoes the round. Also reads all cached sequences, which replaces the round's data in the CPU caches.
     pub fn restore(&mut self) {
         let page_size = self.cache.tree.page_size();
         let (prompt, whole) =
@@ -126,7 +127,8 @@ impl Insert {
     }
 }
 
-/// Comparison of 2 KiB and copy of 6 KiB of tokens and their pages, into distant places of large slabs.
+/// The lower bound of an insert: compares 2 KiB of tokens, and copies 6 KiB of tokens and their page ids to distant
+/// places of large slabs.
 pub struct InsertFloor {
     prompts: Vec<TokenId>,
     tokens: Vec<TokenId>,
@@ -178,7 +180,7 @@ impl InsertFloor {
     }
 }
 
-/// Requests in a full cache, one at a time, whose last 1,536 tokens are new.
+/// Runs requests in a full cache, one at a time. The last 1,536 tokens of each request are new.
 pub struct Cycle {
     cache: Cache,
     sequences: Vec<Vec<TokenId>>,
@@ -192,7 +194,7 @@ impl Cycle {
         // A sequence recurs only after `2 * cached - 1` others, long after its eviction.
         let sequences = (0..2 * cached).map(work::new_sequence).collect();
         let mut cycle = Self { cache, sequences, next: 0 };
-        // Replace the whole cache once, so that cycles have inserted the evicted sequences.
+        // Replaces the whole cache once, so that a measured cycle evicts a sequence that a cycle inserted.
         for _ in 0..cached {
             cycle.call();
         }

@@ -8,7 +8,7 @@ use super::NAMESPACE;
 
 /// Pages of the prompt that are cached.
 const PAGES: u32 = 6000;
-/// Sequences with the same prompt, whose fronts are one page.
+/// Number of sequences that compute the prompt. All have the same page as their front.
 const FRONTS: u32 = 64;
 
 pub struct Lead {
@@ -19,8 +19,8 @@ pub struct Lead {
 }
 
 impl Lead {
-    /// Creates the case. With `behind`, the sequences arrived before the prompt was cached, so their front is its first
-    /// page; otherwise it is the first uncached page.
+    /// Creates the case. With `behind`, the sequences arrive before the prompt is cached, so their front is the
+    /// prompt's first page. Otherwise their front is the first uncached page.
     pub fn new(page_size: u32, behind: bool) -> Self {
         let len = (PAGES + 2) * page_size + 1;
         let pool =
@@ -50,7 +50,7 @@ impl Lead {
         Self { engine, prompt, first: seqs[0], page_size }
     }
 
-    /// Returns the cost of admitting the prompt, and its leader.
+    /// Computes the cost of admitting the prompt, and checks its leader.
     pub fn admission(&self) {
         let admission =
             self.engine.admission(NAMESPACE, &self.prompt, 0).expect("the prompt is valid");

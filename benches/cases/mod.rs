@@ -1,5 +1,5 @@
-//! The measured cases: the call of each, and its floor. `work` has the inputs. The divan benches, the table
-//! (`targets.rs`) and the package of peers use them.
+//! The measured cases: the call of each, and the lower bound (floor) of some. `work` has the inputs. The package of
+//! peers and all benches except `attention` and `gpu` use them.
 #![allow(dead_code, missing_docs)]
 
 pub mod chats;
@@ -25,7 +25,7 @@ pub const NAMESPACE: Namespace = Namespace::new(0);
 /// Maximum pages of a sequence.
 const SEQUENCE_PAGES: usize = 1 << 18;
 
-/// A prefix tree and a page pool like an engine's, with the buffers that keep a call free of allocations.
+/// A prefix tree and a page pool like an engine's, with the buffers that keep a cycle free of allocations.
 pub struct Cache {
     pub tree: PrefixTree,
     pub pool: PagePool,
@@ -99,8 +99,8 @@ impl Cache {
         self.pool.free_cached(&self.freed);
     }
 
-    /// Matches and locks a prompt, and takes all pages that `full_len` tokens need. Changes nothing if they are not
-    /// available.
+    /// Matches and locks a prompt, and takes all pages that `full_len` tokens need. If they are not available, returns
+    /// `None`, and the match becomes the youngest prefix.
     pub fn start(&mut self, prompt: &[TokenId], full_len: usize) -> Option<Started> {
         let found = self.tree.match_prefix(NAMESPACE, prompt);
         let lock = self.tree.lock(&found, &mut self.fence).expect("the match is fresh");
@@ -116,7 +116,7 @@ impl Cache {
         Some(Started { lock, matched_pages: found.pages(), own })
     }
 
-    /// Inserts the pages that `start` computed, frees duplicates and the tail, and unlocks.
+    /// Inserts the whole pages that `start` took, frees duplicates and the last, partial page, and unlocks.
     pub fn finish(&mut self, started: Started, tokens: &[TokenId]) {
         let Started { mut lock, matched_pages, mut own } = started;
         let size = self.page_size();

@@ -1,4 +1,4 @@
-//! Rows with nested prefixes, each one page longer than the next: as many nested spans as rows.
+//! Rows with nested prefixes, each one page longer than the next: one nested span fewer than rows.
 
 use kvarena::{
     BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, KvShape,
@@ -72,7 +72,7 @@ impl Nested {
         plan.step()
     }
 
-    /// Plans a step and packs the plan; the packing is measured.
+    /// Plans a step, packs the plan within `measured`, and ends the step.
     pub fn levels(&mut self, measured: &mut dyn FnMut(&mut dyn FnMut())) {
         let Self { engine, scratch, levels, items } = self;
         let plan = engine.plan_batch(scratch, items).expect("there is room");
@@ -119,7 +119,7 @@ pub fn hostile_bytes(rows: u32) -> Vec<u8> {
     OwnedPlan::from(&plan).as_bytes().to_vec()
 }
 
-/// Decodes those bytes and expects an error.
+/// Decodes [`hostile_bytes`] and expects an error.
 pub fn read_hostile(bytes: &[u8], rows: u32) {
     let refused = OwnedPlan::from_bytes(bytes).expect_err("a span extends past a query");
     assert_eq!(refused, PlanBytesError::Span { span: rows as usize / 2 });

@@ -5,8 +5,8 @@
 //! | case | input |
 //! |---|---|
 //! | hit | 10,000 cached sequences of 2,048 tokens: one of 32 prompts of 512, then 1,536 own; 15,376,384 cached |
-//! | miss | 256 sequences whose first token is unique |
-//! | insert, cycle | 2,000 new sequences: 512 shared tokens and 1,536 new ones |
+//! | miss | 256 sequences that begin with token 7, which no cached sequence contains |
+//! | insert, cycle | new sequences: 512 shared tokens and 1,536 new ones |
 //! | evict | leaves of 256 tokens below the 32 prompts, touched in a shuffled order |
 //! | alloc | all pages in use except a shuffled half |
 //! | replay | 8-turn chats of 200 users; each turn continues the previous one |
@@ -22,7 +22,7 @@ pub const PROMPT_LEN: usize = 512;
 pub const SEQUENCE_LEN: usize = 2048;
 /// Number of cached sequences.
 pub const SEQUENCES: usize = 10_000;
-/// Number of uncached sequences: half for inserts, half for cycles.
+/// Number of new sequences of the other caches' measurements: half for inserts, half for cycles.
 pub const NEW_SEQUENCES: usize = 2000;
 /// Number of sequences that match no page.
 pub const MISSES: usize = 256;
@@ -76,8 +76,8 @@ pub fn miss(s: usize) -> Vec<TokenId> {
     tokens
 }
 
-/// Returns the number of the `i`th sequence that is matched. All sequences are matched; successive ones have distant
-/// numbers.
+/// Returns the number of the sequence that call `i` matches. [`SEQUENCES`] calls match all sequences; successive calls
+/// match sequences of distant numbers.
 pub fn hit_order(i: usize) -> usize {
     i * 7919 % SEQUENCES
 }
@@ -99,7 +99,7 @@ pub fn touch_order(leaves: usize) -> Vec<u32> {
     order
 }
 
-/// Returns a shuffled order of pages. After all pages are taken, the first half of this order is freed.
+/// Returns a shuffled order of pages. After all pages are taken, a first part of this order is freed.
 pub fn free_order(pages: usize) -> Vec<u32> {
     shuffled(pages, 1 << 51)
 }
@@ -143,14 +143,14 @@ pub struct ChatRequest {
 
 const USERS: usize = 200;
 const TURNS: usize = 8;
-/// Maximum number of running requests. A user sends a request only if none of the last `IN_FLIGHT` requests is the
+/// Maximum number of running requests. A user sends a request only if none of the last `IN_FLIGHT - 1` requests is the
 /// user's.
 const IN_FLIGHT: usize = 32;
 
 struct Conversation {
     start: u32,
     len: u32,
-    /// Maximum lengths of questions and answers.
+    /// Tokens of each question and its answer.
     turns: Vec<(u32, u32)>,
     turn: usize,
 }

@@ -11,12 +11,12 @@ use kvarena::{
 
 use crate::Outcome;
 
-/// Returns the pool of the bench's shape: bf16, head_dim 128.
+/// Returns a pool of bf16 with head_dim 128.
 pub fn pool(layers: u32, kv_heads: u32, page_size: u32, slots: u32, layout: Layout) -> PoolLayout {
     pool_of(KvShape::heads(kv_heads, 128), layers, page_size, slots, layout)
 }
 
-/// Returns a pool of another shape.
+/// Returns a pool of bf16 of the given shape.
 pub fn pool_of(
     shape: KvShape,
     layers: u32,
@@ -36,7 +36,7 @@ pub fn pool_of(
     config.layout().expect("a valid pool")
 }
 
-/// Returns page tables for 256 sequences, 5,000,000 tokens.
+/// Returns the shape of page tables for 256 sequences of up to 131,072 tokens, and 5,000,000 tokens in all.
 pub fn table(page_size: u32) -> TableShape {
     TableShape::new(page_size, 256, 131_072, 5_000_000).expect("a valid table")
 }

@@ -2,7 +2,8 @@
 """Compares two JSON files of benchmark rows: compare.py kvarena.json flashinfer.json
 
 Rows are {section, case, impl, us, gbs | tflops, ok}, as `cargo bench --features cuda --bench gpu` and the FlashInfer
-baselines write them. Prints each case beside every kernel of the baselines, and its time over that of the best baseline.
+baselines write them. Compares the rows that are ok, in cases that both files have. Prints each row beside every kernel
+of the baselines, and its time divided by that of the fastest baseline.
 """
 import collections, json, re, sys
 

@@ -67,7 +67,7 @@ pub struct Fp8Noise {
 impl Fp8Noise {
     pub fn new(gpu: &Gpu) -> Outcome<Self> {
         let mut rng = Rng::new(43);
-        // Magnitudes up to 12, with both signs.
+        // Magnitudes up to 11, with both signs.
         let bytes: Vec<u8> =
             (0..24_000_008).map(|_| rng.below(0x54) as u8 | (rng.below(2) as u8) << 7).collect();
         let scales: Vec<f32> =
@@ -76,7 +76,7 @@ impl Fp8Noise {
         Ok(Self { bytes: (bytes, on_gpu.0), scales: (scales, on_gpu.1) })
     }
 
-    /// Returns the value of a byte of the pool.
+    /// Returns the value of byte `at` of the pool.
     pub fn number(&self, at: u64) -> f64 {
         let all = &self.bytes.0;
         value(all[(at % all.len() as u64) as usize])
@@ -150,7 +150,8 @@ impl<'a> Bench<'a> {
         Ok(Self { noise, scales, timer, cuda, q, out, layers, step: 0, rng: Rng::new(5) })
     }
 
-    /// Times one batch; `lens` has the new tokens and all tokens of each row. Returns also whether some rows are correct.
+    /// Times one batch; `lens` has the new tokens and all tokens of each row. Returns also whether some rows are
+    /// correct.
     fn run(&mut self, lens: &[(u32, u32)]) -> Outcome<(f64, bool)> {
         let forest = Forest::alone(lens.iter().map(|len| len.1));
         let new_lens: Vec<u32> = lens.iter().map(|len| len.0).collect();

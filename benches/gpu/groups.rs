@@ -12,7 +12,7 @@ use crate::batch::Noise;
 use crate::report::{Rate, Report};
 use crate::timer::Timer;
 
-/// Turns of both variants.
+/// Number of turns; each measures both variants.
 const TURNS: usize = 5;
 const PAGE_SIZE: u32 = 16;
 

@@ -104,7 +104,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Compares a few (token, head) pairs of a few sequences in the last layer with float64.
+    /// Compares one (token, head) pair of each of three sequences in the last layer with float64.
     fn check(&mut self, batch: &Batch, attend: &Attend) -> Outcome<bool> {
         let layout = *self.cuda.layout();
         let mut distance = Distance::default();
@@ -150,7 +150,7 @@ pub fn mla(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     run_cases(gpu, &[64, 1], None, report)
 }
 
-/// Measures the kernels that other devices select, with pages of 64 tokens.
+/// Measures the kernels that devices of compute capability 8.0 select, with pages of 64 tokens.
 pub fn mla_general(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     run_cases(gpu, &[64], Some(80), report)
 }

@@ -1,15 +1,16 @@
 //! Measures the CUDA backend, and the ceilings of this machine.
 //!
-//! Shapes and method are those of the FlashInfer baselines: calls captured in a graph that is replayed (extend:
-//! consecutive calls), the median over replays, random data, random pages, and layers in turn, so that the L2 cache
-//! does not serve them. Planning is not included. Prints a table and writes JSON rows to `$OUT/kvarena.json`.
+//! Shapes and method are those of the FlashInfer baselines: calls captured in a graph that is replayed (extend and
+//! spans: consecutive calls), the median over replays, random data, random pages, and layers in turn, so that the L2
+//! cache does not serve them. Only sections plan and first include planning. Prints a table and writes
+//! JSON rows to `$OUT/kvarena.json`.
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
 //! Sections: ceil, store, copy, decode, shared, sharedq, spans, spans-dims, spans-fp8, spans-fp8-dims, shortq, extend,
 //! fp8 (and its parts fp8-decode, fp8-extend, fp8-store, fp8-shared), groups, mla, mla-general, sparse, plan, tiers,
-//! first. spans-small and tiers-small run `spans` and `tiers` in small forms on the tests' driver
-//! (`tests/cuda/fake_driver`).
+//! first; all of them by default. spans-small and tiers-small run `spans` and `tiers` in small forms on the tests'
+//! driver (`tests/cuda/fake_driver`).
 #![allow(unsafe_code)]
 
 mod attention;
@@ -29,7 +30,7 @@ mod timer;
 
 use kvarena::backend::cuda::Gpu;
 
-/// A result of the backend. An error ends the program.
+/// A result of the bench. An error ends the program.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Outcome<()> {

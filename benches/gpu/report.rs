@@ -48,7 +48,7 @@ impl Distance {
     }
 }
 
-/// Printed rows.
+/// The rows printed so far.
 #[derive(Debug, Default)]
 pub struct Report {
     rows: Vec<String>,

@@ -1,9 +1,10 @@
-//! Checks that spans are read once if that is cheaper, and measures the accuracy of the cost model.
+//! Measures how well the split chooses between separate reads and spans read once, and the accuracy of its cost model.
 //!
-//! The model's constants are fitted to simple shapes and random forests. Each is timed with separate reads of each row,
-//! by the split's choice, and with every span read once; results are compared with the first. Prints the distance of
-//! the choice from the faster of the other two, and of the model from the measured times. All times are written to
-//! `$OUT/spans-dN.csv`, where N is the first head_dim; for pools of fp8 with static scales to `$OUT/spans-fp8-dN.csv`.
+//! The model's constants are fitted to simple shapes and random forests. Each forest is timed with separate reads of
+//! each row, by the split's choice, and with every span read once; results are compared with the first. Prints the
+//! distance of the choice from the faster of the other two, and of the model from the measured times. All times are
+//! written to `$OUT/spans-dN.csv`, where N is the first head_dim; for pools of fp8 with static scales to
+//! `$OUT/spans-fp8-dN.csv`.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -343,8 +344,8 @@ fn fit(code: &SpanCosts, all: &[&Timed]) -> SpanCosts {
     costs(best)
 }
 
-/// Returns the mean and maximum distance of the model from the measured times, in percent, for separate reads and for
-/// spans read once.
+/// Returns the mean, the bias and the maximum distance of the model from the measured times, in percent, for separate
+/// reads and for spans read once.
 fn distances(costs: &SpanCosts, all: &[&Timed]) -> String {
     let of = |which: usize| {
         let off: Vec<f64> =
@@ -413,7 +414,8 @@ fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Time
         writeln!(csv, "{work_tiles},{unit_bytes},{tail_ctas},{own_bytes},{span_bytes},{row_bytes}");
 }
 
-/// Runs the section. The report lists the simple shapes; forests are only in the CSV file and in the printed summary.
+/// Runs the section. The report lists the simple shapes, and random forests with differing results. All forests are in
+/// the CSV file and in the printed summary.
 pub fn run(
     gpu: &Gpu,
     sizes: Sizes,

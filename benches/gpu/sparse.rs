@@ -18,9 +18,9 @@ const HEAD_DIM: u32 = 128;
 const KV_HEADS: u32 = 8;
 const Q_HEADS: u32 = 32;
 const PAGE_SIZE: u32 = 16;
-/// Number of layers. Calls use them in turn, and each is far larger than the L2 cache, so it serves no call.
+/// Number of layers. Calls use them in turn, and each is far larger than the L2 cache, which thus serves no call.
 const LAYERS: u32 = 4;
-/// Positions of a list.
+/// Number of positions in a list.
 const TOP: u32 = 1024;
 
 struct Bench<'a> {

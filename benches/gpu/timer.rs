@@ -64,7 +64,8 @@ impl Timer {
         })? / calls as f64)
     }
 
-    /// Returns the number of calls that take 10 ms, or the configured time, after a warm-up.
+    /// Returns the number of calls that take `together` microseconds, after a warm-up: a multiple of `sets`, at most
+    /// 2,000 before it is rounded up.
     fn calls(
         &mut self,
         sets: usize,

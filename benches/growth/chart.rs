@@ -1,4 +1,5 @@
-//! Draws charts with two logarithmic axes, in two columns of one SVG file. Writing SVG needs no fonts.
+//! Draws charts with two logarithmic axes, in two columns of one file. The format is SVG, because
+//! writing SVG needs no fonts.
 
 use std::error::Error;
 use std::path::Path;

@@ -1,5 +1,5 @@
 //! Growth of cost with size. `cargo bench --bench growth -- FILE.svg` measures and draws six charts, and prints their
-//! points; without a file it only prints. Costs that must not grow are flat: eviction from a larger tree, allocation
+//! points; without a file it draws nothing. Costs that must not grow are flat: eviction from a larger tree, allocation
 //! from a larger pool, plans for longer contexts.
 
 #[path = "../cases/mod.rs"]
@@ -51,7 +51,7 @@ fn own_sequence(number: usize, len: usize) -> Vec<TokenId> {
     (0..len).map(token).collect()
 }
 
-/// Sequences in each tree of `hit` and `insert`.
+/// Number of sequences of `hit` and `insert`.
 const SEQUENCES: usize = 16;
 
 fn hit() -> Chart {

@@ -26,7 +26,7 @@ pub struct Args {
     /// Number of requests to generate [default: 8000], or the most to read from the trace [default: all]
     #[arg(long, value_name = "N")]
     pub requests: Option<NonZeroUsize>,
-    /// Seed of the generated chats
+    /// Seed of the generated requests
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Pages of the pool

@@ -1,17 +1,17 @@
 //! Continuous batching: many requests run at a time, and each step computes a few tokens of each.
 //!
 //! A step, in order:
-//! 1. Admit: preempted requests first, then new ones in the order of arrival, while pages are available and the step
-//!    has tokens left for them. Each request is promised the pages of its prompt. If a running request is computing the
-//!    prefix of a prompt, the prompt waits for it as its leader, and later requests may overtake. When the leader is
-//!    done or preempted, the scheduler tries the prompt again.
+//! 1. Admit: preempted requests first, then waiting ones, then new ones in the order of arrival, while pages are
+//!    available and the step has tokens left for them. Each request is promised the pages of its prompt. If a running
+//!    request is computing the prefix of a prompt, the prompt waits for it as its leader, and later requests may
+//!    overtake. When the leader is done or preempted, the scheduler tries the prompt again.
 //! 2. Batch: one token of every decoding request, then chunks of prompts until the step's tokens are used up.
 //! 3. Plan: if pages run out, the youngest running request is preempted, and the batch is built again.
 //! 4. Commit and complete (there is no GPU to wait for), append the sampled tokens, finish requests that are done.
 //!
-//! Requests run in the order of arrival: a preempted request is younger than all running ones, and returns before any
-//! new one. The oldest request can always continue, because a request that does not fit the pool alone is never
-//! admitted. A prompt waits only for running requests. So all requests end.
+//! Requests keep the order of their first admission: a preempted request is younger than all running ones, and returns
+//! before any new one. The oldest request can always continue, because a request that does not fit the pool alone is
+//! never admitted. A prompt waits only for running requests. So all requests end.
 
 use kvarena::{EngineError, Error, Extend, Keep, Leader, SeqKey, TokenId};
 
@@ -21,9 +21,9 @@ use crate::request::Request;
 /// Limits of concurrency.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Running requests, at least 1.
+    /// Maximum number of running requests, at least 1.
     pub running: usize,
-    /// Tokens computed in a step, at least 1.
+    /// Maximum number of tokens computed in a step, at least 1.
     pub step_tokens: u32,
     /// Whether prompts wait for a running request that computes their prefix.
     pub follow: bool,
@@ -103,7 +103,7 @@ struct Scheduler<'a> {
     /// Spare pages when the next request was rejected. Until there are more, another attempt is useless.
     refused_at: Option<i64>,
     batch: Vec<Extend>,
-    /// Running request of each item of the batch.
+    /// Index in `running` of each item's request.
     batch_of: Vec<usize>,
     sampled: Vec<(SeqKey, TokenId)>,
     finished: Vec<SeqKey>,
@@ -138,7 +138,7 @@ impl<'a> Scheduler<'a> {
         self.admit_followers(host)?;
         self.admit(host)?;
         if self.running.is_empty() {
-            // All remaining requests are skipped.
+            // `admit` skipped all remaining requests.
             return Ok(());
         }
         let before = host.engine.stats();
@@ -171,7 +171,7 @@ impl<'a> Scheduler<'a> {
         i64::from(host.engine.available()) - self.running.len() as i64
     }
 
-    /// Returns whether the step could compute a token of one more request.
+    /// Returns whether one more request may run, and the step has a token left for it.
     fn has_room(&self) -> bool {
         let left: u64 = self.running.iter().map(|running| u64::from(running.left())).sum();
         self.running.len() < self.limits.running && left < u64::from(self.limits.step_tokens)

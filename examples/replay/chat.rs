@@ -11,7 +11,7 @@ use crate::rng::{Rng, Zipf};
 const ASSISTANTS: usize = 32;
 /// Number of open conversations.
 const OPEN: usize = 104;
-/// Minimum number of requests between two turns of a conversation, because a user reads before the next question.
+/// Minimum distance, in requests, of two turns of a conversation, because a user reads before the next question.
 const THINK: usize = 90;
 /// Maximum number of turns of a conversation.
 const TURNS_MAX: u32 = 12;
@@ -39,7 +39,7 @@ struct Conversation {
     first: u64,
     len: u32,
     turns_left: u32,
-    /// First request that may be the next turn.
+    /// Index of the first request that may be the next turn.
     ready_at: usize,
 }
 

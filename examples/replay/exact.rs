@@ -1,4 +1,5 @@
-//! Tests that the figures of a sequential replay equal the oracle's exactly.
+//! Tests that the figures of a sequential replay equal the oracle's exactly, and that a batched replay serves all
+//! requests.
 
 use indicatif::ProgressBar;
 use kvarena::Reach;

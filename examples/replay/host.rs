@@ -53,7 +53,7 @@ pub struct Tally {
     pub requests: u64,
     /// Requests that cannot fit the pool even alone.
     pub skipped: u64,
-    /// Prompt tokens of the served requests.
+    /// Prompt tokens of the requests that have started.
     pub input_tokens: u64,
     /// Number of sampled tokens.
     pub output_tokens: u64,
@@ -78,9 +78,9 @@ pub struct Tally {
     pub peak_pages: u32,
     /// Maximum number of requests running at a time.
     pub peak_running: usize,
-    /// Tokens whose K and V decode reads if each sequence is read separately.
+    /// Tokens that decode reads from the cache if each sequence is read separately.
     pub decode_tokens_flat: u64,
-    /// Tokens whose K and V decode reads if shared spans are read once.
+    /// Tokens that decode reads from the cache if shared spans are read once.
     pub decode_tokens_shared: u64,
 }
 
@@ -138,8 +138,8 @@ pub struct Sample {
 }
 
 impl Outcome {
-    /// Keeps the minimum time of each step. A replay is exact, so `again`, a run of the same requests, has the same
-    /// steps; the longer time of a step contains noise.
+    /// Keeps the minimum and the maximum time of each step. A replay is exact, so `again`, a run of the same requests,
+    /// has the same steps.
     pub fn keep_least(&mut self, again: &Outcome) {
         assert_eq!(self.steps.len(), again.steps.len(), "a replay is exact");
         for (step, again) in self.steps.iter_mut().zip(&again.steps) {
@@ -162,7 +162,7 @@ pub struct Host<'a> {
     /// Work of each earlier step.
     pub steps: Vec<StepWork>,
     pub samples: Vec<Sample>,
-    /// Pages that are saved ahead of their eviction.
+    /// Maximum number of pages that a step saves ahead of their eviction.
     ahead: u32,
     /// The store behind host memory.
     pub store: Option<KeyStore>,
@@ -317,7 +317,7 @@ impl<'a> Host<'a> {
     }
 }
 
-/// Returns the pages that sequences use.
+/// Returns the number of pages that sequences use.
 pub fn pages_in_use(stats: &Stats) -> u32 {
     stats.private_pages + stats.protected_pages
 }

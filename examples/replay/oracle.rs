@@ -1,7 +1,7 @@
 //! Serves one request at a time without an engine, as an oracle for tests. Pages are entries of maps, recency is a
 //! counter, and an eviction searches all pages. The engine must reach the same figures.
 //!
-//! Group 0 is treated like the other groups: it has one track, and its tail at a mark is the whole prefix.
+//! Group 0 is represented like the other groups: it has one track, and its tail at a mark is the whole prefix.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -125,7 +125,7 @@ impl Oracle<'_> {
         }
     }
 
-    /// Returns the maximum number of pages that a request has, over all groups.
+    /// Returns the maximum number of pages that a request has, summed over the groups.
     fn most_pages(&self, tokens: usize) -> usize {
         let Setting { page_size, step_tokens, ref groups, .. } = *self.setting;
         let all = tokens.div_ceil(page_size);

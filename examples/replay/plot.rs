@@ -142,7 +142,7 @@ fn tier_hits(sample: &Sample) -> [u64; TIERS.len()] {
     [hit_tokens - host_hit_tokens, hit_tokens - host_hit_tokens + host, hit_tokens]
 }
 
-/// Returns how many tiers had hits, the device included.
+/// Returns the number of tiers down to the lowest that had hits, at least 1: the device.
 fn used_tiers(samples: &[Sample]) -> usize {
     let Some(last) = samples.last() else { return 1 };
     let [device, host, all] = tier_hits(last);

@@ -32,13 +32,13 @@ pub struct TierFigures {
     pub totals: tiers::Figures,
 }
 
-/// The figures of a run, or of several runs. The time of a step is its minimum over the runs. Times are core time,
-/// inside engine calls only, in nanoseconds.
+/// The figures of a run, or of several runs. The time of a step is its minimum over the runs. Times are in nanoseconds.
+/// All except `wall_ns` are core time, which passes inside engine calls.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub workload: String,
     pub prefix: String,
-    /// `sequential`, or the number of requests that run at a time.
+    /// `sequential`, or the maximum number of requests that run at a time.
     pub schedule: String,
     pub pages: u32,
     pub page_size: u32,
@@ -86,7 +86,7 @@ pub struct Report {
     pub machine_ns: u64,
     #[serde(skip)]
     pub slowest: Vec<StepWork>,
-    /// Wall-clock time of the whole run, including host and workload.
+    /// Wall-clock time of all runs, including the host's work.
     pub wall_ns: u64,
 }
 
@@ -188,7 +188,7 @@ impl Report {
         Self { tiers: Some(TierFigures { host_pages, totals: self.totals }), ..self }
     }
 
-    /// Returns the table, a line for each figure.
+    /// Returns the table, a line for each figure, and the list of the slowest steps.
     pub fn table(&self) -> String {
         let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
         let mut rows = vec![

@@ -1,4 +1,4 @@
-//! Pseudo-random numbers that are equal on every machine: splitmix64, and the distributions of the chats.
+//! Pseudo-random numbers of a seed: splitmix64, and the distributions of the chats.
 
 pub struct Rng(u64);
 

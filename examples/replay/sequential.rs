@@ -1,4 +1,4 @@
-//! Serves one request at a time, without a scheduler: every figure is a function of the workload and the pool.
+//! Serves one request at a time, without a scheduler: every count is a function of the workload and the pool.
 //!
 //! The sampled tokens are known beforehand, so a request is appended whole and computed in as few steps as
 //! `step_tokens` allows (one if unset). Decoding token by token would take longer without changing a count.

@@ -37,11 +37,11 @@ pub enum TraceError {
     Read { file: PathBuf, line: usize, source: io::Error },
     /// A line is not a JSON object with the four fields.
     Json { file: PathBuf, line: usize, source: serde_json::Error },
-    /// The line does not have one hash id for each block of the prompt.
+    /// The line does not have one hash id for each block of the prompt, or for each whole block if `--block` is given.
     HashIds { file: PathBuf, line: usize, input_length: u32, expected: usize, actual: usize },
     /// The prompt has no tokens.
     EmptyPrompt { file: PathBuf, line: usize },
-    /// The sum of the lengths does not fit 32 bits.
+    /// The sum of the lengths is 2^32 - 1 or more.
     TooLong { file: PathBuf, line: usize, len: u64 },
     /// The trace has no requests.
     Empty { file: PathBuf },
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(requests.len(), 2);
         assert_eq!(requests[0].prompt, prompt);
         assert_eq!(requests[0].arrival_ms, 3);
-        // The same prompt, with its own tokens for the rest.
+        // The same prompt, with an answer of its own.
         assert_eq!(requests[1].prompt, prompt);
         assert_eq!(requests[1].output.first, requests[0].output.first + 2);
     }

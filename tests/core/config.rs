@@ -172,7 +172,7 @@ fn models_of_the_supported_shape_are_read() {
     }
 }
 
-/// Returns `n` layers: every `interval`th is in group 0, the others in group 1.
+/// Returns the groups of `n` layers: every `interval`th layer is in group 0, the others are in group 1.
 fn every(n: u32, interval: u32, reach: Reach) -> Groups {
     let layers: Vec<u8> = (1..=n).map(|layer| u8::from(layer % interval != 0)).collect();
     Groups::new(&[Reach::All, reach], &layers).expect("both have layers")

@@ -1,7 +1,7 @@
 //! The contract of backends reports each wrong call, and each [`Filter`] draws the cases that show wrong kernels.
 //!
 //! A [`Defective`] backend makes one mistake, for example in one number of one token. The contract must report it
-//! within the seeds that tests of the GPU run, and must accept the same seed without the mistake.
+//! within the seeds that tests of the backends run, and must accept the same seed without the mistake.
 
 use std::any::Any;
 use std::convert::identity;
@@ -50,7 +50,7 @@ enum Defect {
     Sinks,
     /// Attention ignores the masks of draft trees.
     Masks,
-    /// The last word of the page tables does not change.
+    /// The last changed word of a plan is not written to the page tables.
     Begin,
     /// Steps do not end.
     End,
@@ -485,7 +485,8 @@ const TAIL_OF_16: Wrong = |call| {
     last_member(call, 0, |row| row.extend_len > 1 && (9..=16).contains(&query_rows(call, row)))
 };
 
-/// Each filter with mistakes of the kernels that it is for, and the number of seeds in the tests of the GPU.
+/// Each filter with mistakes of the kernels that it is for, and the number of seeds in the tests of the GPU; for
+/// [`Filter::HEADS`], in those of the CPU.
 #[test]
 fn each_filter_draws_cases_that_show_its_defects() {
     use Check::{Cases, Rotated, Sparse};
@@ -533,7 +534,8 @@ fn each_filter_draws_cases_that_show_its_defects() {
     }
 }
 
-/// A mistake in each call, and in each input and output of attention.
+/// A mistake in each call except `rope_store`, which the test above covers, and in sinks, masks and outputs of
+/// attention.
 #[test]
 fn each_call_has_a_defect_that_the_contract_reports() {
     let all = Check::Cases(Filter::ALL);

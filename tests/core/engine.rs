@@ -178,7 +178,7 @@ fn a_resumed_sequence_does_not_wait_for_steps_before_its_preemption() {
     assert_eq!(engine.cached_len(seq), Ok(8));
     engine.rollback(seq, 8).expect("nothing past it is published");
     assert_eq!(engine.extend_max(seq), Ok(0), "no step since the preemption samples a token");
-    // No step since the preemption reads the prefix, so nothing waits when it is released.
+    // No step since the preemption reads the prefix, so its release waits for no step.
     engine.complete(cached).expect("it is committed");
     engine.finish(other).expect("it is live");
     assert_eq!(engine.stats().evictable_pages, 0, "`seq` still locks the prefix");
@@ -377,7 +377,7 @@ fn a_prompt_first_computed_after_a_resume_counts_as_a_prompt() {
     let stats = engine.stats();
     assert_eq!((stats.prompts, stats.prompt_tokens, stats.hit_tokens), (2, 20, 8));
     assert_eq!(stats.resume_hit_tokens, 0);
-    // Of the 12 cached tokens that it finds, 9 belong to its prompt.
+    // Of the 12 cached tokens that `longer` finds, 9 belong to its prompt.
     commit(&mut engine, longer, 2);
     let stats = engine.stats();
     assert_eq!((stats.prompts, stats.prompt_tokens, stats.hit_tokens), (3, 29, 17));

@@ -89,7 +89,7 @@ fn a_page_is_stored_once_and_consecutive_pages_share_an_event() {
     let hashes = chain(&long);
     let first = host.compute(NAMESPACE, &long[..5]);
     assert_eq!(host.drain(), [stored(None, &hashes[..2], 1)]);
-    // An equal prompt is a duplicate, then a hit: neither emits an event.
+    // An equal prompt is a hit, which emits no event.
     let again = host.compute(NAMESPACE, &long[..5]);
     assert_eq!(host.drain(), []);
     // The continuation of `first` takes three steps, of which two publish a page. Drained together they are one event,
@@ -329,7 +329,7 @@ fn names_are_forgotten_when_unused() {
         host.engine.finish(seq).expect("alive");
     }
     still_taken(&mut host);
-    // With the last cached page its names are removed. Waiting events still have them.
+    // The names of a namespace are removed with its last cached page. Waiting events still have them.
     host.compute(NAMESPACE, &text(100..115));
     host.engine.verify().expect("all invariants hold");
     assert_eq!(host.engine.name_namespace(blue, salt("red")), Ok(()));

@@ -47,7 +47,7 @@ fn any_one_call_fails() {
     assert!(failed > 500, "only {failed} calls failed");
 }
 
-/// Many calls fail, and the bytes of the other calls remain those of their owners.
+/// Many calls fail, and each page still contains the bytes of its owner.
 #[test]
 fn every_third_call_fails() {
     let (mut plans, mut forks, mut loads, mut saves) = (0, 0, 0, 0);

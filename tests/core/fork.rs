@@ -113,7 +113,7 @@ fn grandchildren_share_what_their_parents_inherited() {
     let mut scratch = StepScratch::new();
     let items = [Extend { seq: grandchild, len: 1 }];
     let plan = engine.plan_batch(&mut scratch, &items).expect("room");
-    assert_eq!(plan.table_writes.len(), 4 + 1 + 2, "4 chunks of 512, one with the copied tail");
+    assert_eq!(plan.table_writes.len(), 4 + 1 + 2, "one of 5 chunks has the copied tail");
     assert_mirrored(&engine, grandchild);
     engine.verify().expect("all invariants hold");
 }

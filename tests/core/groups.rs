@@ -244,7 +244,7 @@ fn null(all: usize, others: usize, reach: Reach, pages: u32) -> Engine<Null> {
     Engine::new(pool, Null).expect("a small pool")
 }
 
-/// Computes all tokens of a sequence in steps of 512; returns false if pages run out.
+/// Computes all tokens of a sequence in steps of at most 512; returns false if pages run out.
 fn compute(engine: &mut Engine<Null>, seq: SeqKey) -> bool {
     let mut scratch = StepScratch::new();
     loop {
@@ -295,8 +295,8 @@ fn a_sequence_holds_the_pages_that_later_tokens_read() {
 
 #[test]
 fn more_sequences_run_before_one_is_out_of_pages() {
-    // Each sequence has a distinct prompt of 64 tokens and is decoded to 8,192 tokens. Either all of them are promised,
-    // or none. Both pools, of one group and of two, have the same number of bytes.
+    // Each sequence has a distinct prompt of 64 tokens and is decoded to 8,192 tokens. Either all its tokens are
+    // promised, or none. Both pools, of one group and of two, have the same number of bytes.
     let run = |mut engine: Engine<Null>, promise: u32| {
         let mut seqs = Vec::new();
         for seed in 0.. {

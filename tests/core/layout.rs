@@ -11,7 +11,7 @@ use kvarena::{
 const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
 const PLANES: [PlaneName; 2] = [PlaneName::K, PlaneName::V];
 
-/// Returns small pools of every kind.
+/// Returns small pools of heads in every layout and dtype.
 fn small_pools() -> Vec<PoolLayout> {
     let mut rng = Rng::new(1);
     let mut pools = Vec::new();
@@ -310,7 +310,7 @@ fn latent_rows_are_one_plane_that_every_rank_holds() {
         assert_eq!(row, Some(start..start + 1152));
         assert_eq!((pool.strides(PlaneName::K), pool.strides(PlaneName::V)), (None, None));
     }
-    // The elements that form V belong to the meaning of a page.
+    // The fingerprint covers which elements form V.
     let of = |shape| PoolConfig { shape, ..config }.layout().expect("a valid pool");
     let fingerprint = |shape| of(shape).page_fingerprint(None, None);
     assert_ne!(fingerprint(latent(512, 64)), fingerprint(latent(448, 128)));
@@ -491,7 +491,8 @@ fn page_tables_have_a_word_for_every_page_of_every_row() {
         assert_eq!(seen.len(), table.words());
         assert_eq!(seen.last().map(|&word| word as usize), Some(table.words() - 1));
 
-        // Rows that share the tokens in the worst case still find chunks, and every page is found again.
+        // The rows divide the tokens such that they need the most chunks. All get chunks, and every page is found
+        // again.
         let mut words = vec![u32::MAX; table.words()];
         let chunk_tokens = table.chunk_pages * page_size;
         let mut chunks = (0..table.chunk_count).rev();

@@ -188,7 +188,7 @@ fn a_sequence_that_accepts_another_branch_stops_leading() {
     }
 }
 
-/// Several sequences compute the same page next, and one has another text after it.
+/// Several sequences compute the same page next, and two have another text after it.
 #[test]
 fn a_sequence_with_another_text_neither_leads_nor_hides_a_leader() {
     let mut engine = engine(128);
@@ -356,7 +356,7 @@ fn a_batch_counts_shared_pages_once() {
 }
 
 /// A host lets followers wait, and leaders are cancelled, preempted and fail at random: all requests are served. A
-/// follower waits only in rounds in which another request progresses, so the rounds are counted.
+/// follower waits only in rounds in which another request progresses, so the number of rounds is limited.
 #[test]
 fn every_follower_is_admitted() {
     for seed in 0..60_u64 {

@@ -95,7 +95,7 @@ fn a_tree_is_not_packed() {
     assert_eq!(levels, Err(Error::NotPlanned { seq, len: 1 }), "the plan is of all drafts");
 }
 
-/// Two branches of one conversation, and a sequence without shared pages: the contents of the levels, and a plan of
+/// Three branches of one conversation, and a sequence without shared pages: the contents of the levels, and a plan of
 /// other items.
 #[test]
 fn levels_list_what_is_shared_once() {

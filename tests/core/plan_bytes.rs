@@ -12,7 +12,8 @@ use kvarena::{
     StepScratch, TableShape, TableWrite, TokenId,
 };
 
-/// Bytes of the header. Its words: magic, step, rows, tokens, table writes, bytes of a slot, spans, members, masks.
+/// Bytes of the header. Its words: magic, step, rows, tokens, table writes, bytes of a slot with the number of further
+/// tracks above them, spans, members, masks.
 const HEADER: usize = 72;
 
 /// The arrays of a random plan. Its pages and rows need not exist.
@@ -203,7 +204,7 @@ fn wrong_headers_are_refused() {
     assert_eq!(with_members(&[1, 2]), Err(PlanBytesError::Span { span: 1 }));
     assert_eq!(with_members(&[1]), Err(PlanBytesError::Span { span: 0 }));
 
-    // Rows of 2 tokens of 3, and of 66 of 70; a padding row.
+    // A row with 2 new of 3 tokens, a row with 66 new of 70, and a padding row.
     let rows = [row(0, 2, 3), row(2, 66, 70), row(68, 1, 0)];
     let with_masks = |masks: &[u64]| {
         let plan = BatchPlan {

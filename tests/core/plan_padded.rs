@@ -39,7 +39,7 @@ impl Twins {
         first
     }
 
-    /// Admits and finishes some sequences, and appends tokens to others.
+    /// Admits sequences, sometimes finishes one, and appends tokens to the others.
     fn change(&mut self) {
         while self.seqs.len() < 6 {
             let len = self.rng.within(1, 9) as u32;

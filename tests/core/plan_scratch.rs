@@ -21,7 +21,7 @@ fn scratch(shape: &EngineShape, rows: u32, tokens: u32) -> StepScratch {
     StepScratch::with_capacity(shape.plan_bytes(rows, tokens) as usize)
 }
 
-/// Returns the bytes of a plan's arrays.
+/// Returns the bytes of a plan's rows, tokens, positions, 32-bit slots and table writes.
 fn bytes(plan: &BatchPlan<'_>) -> u64 {
     (size_of_val(plan.rows) + 12 * plan.token_count() + size_of_val(plan.table_writes)) as u64
 }

@@ -164,7 +164,7 @@ fn pages_returned_by_abort_and_rollback_are_promised_again() {
     assert_eq!(engine.stats().fenced_pages, 3);
     let other = admit(&mut engine, &text(1, 1), 0);
     assert_eq!(other, Err(out_of_pages(1, 0, Some(second))), "the free pages are promised");
-    // Two pages are free and may be taken at once; the third is in the fence.
+    // Two of three pages are free and may be taken at once; the third is in the fence.
     let refused = plan(&mut engine, &[(seq, 12)]);
     assert_eq!(refused, Err(out_of_pages(3, 2, Some(second))));
     engine.rollback(seq, 5).expect("nothing is published");

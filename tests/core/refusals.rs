@@ -249,7 +249,7 @@ fn slots_that_a_row_does_not_have_are_not_moved() {
     assert_eq!(cpu.compact(&[keep(past, 0, 1)]), refused(PlanError::Row { row: past, rows: 2 }));
     let place = |place| refused(PlanError::Place { row, place, max });
     assert_eq!(cpu.compact(&[keep(row, last, 0b11)]), place(max));
-    // The first of two tokens is valid.
+    // The first of two compactions is valid.
     assert_eq!(cpu.compact(&[keep(row, 0, 0b10), keep(row, last, 0b100)]), place(max + 1));
     assert_eq!(cpu.compact(&[keep(row, last, 1)]), Ok(()), "nothing moves");
 }

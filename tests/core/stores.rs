@@ -92,7 +92,8 @@ impl Host {
         }
     }
 
-    /// Fetches pages of a prompt, of which the store writes the first `count`. Returns the fetch and its pages.
+    /// Fetches pages of a prompt, of which the store writes the first `count`. Returns the fetch and the
+    /// number of its pages.
     fn fetch(
         &mut self,
         store: &HashMap<PageHash, Vec<u8>>,

@@ -61,7 +61,7 @@ fn hard_rows(
     let mut values = Vec::new();
     for _ in 0..TOKENS {
         for head in 0..width / head_dim {
-            // All numbers of one head in four are equally hard; some heads are zeros, or contain special numbers.
+            // Of eight heads, about one contains zeros and one special numbers. The others are hard to round.
             let kind = rng.below(8);
             let largest = round(
                 dtype,
@@ -225,8 +225,8 @@ fn shape(scaling: Scaling, dtype: Dtype, head_dim: u32, group: u32) -> Shape {
     }
 }
 
-/// Attention over rows of fp8 with every byte that is a number, including subnormal ones; then over a NaN in V, and in
-/// K.
+/// Attention over rows of fp8 with every byte of a number below 2 in magnitude, including subnormal ones; then over a
+/// NaN in V, and in K.
 #[test]
 fn every_byte_is_read_as_it_is() {
     let Some(gpu) = gpu() else { return };

@@ -169,7 +169,7 @@ fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64
         });
         // SAFETY: backend and buffers live until the end, and a padded plan was just staged.
         unsafe { graph.launch(&backend.stream) }.expect("a replay");
-        // The replay launches all layers.
+        // The replay has launched all layers, so the step may end.
         backend.end(StepEnd::Complete(plan.step()));
         let ended = backend.cuda.stage(&plan);
         assert_eq!(ended, Err(CudaError::Plan(PlanError::Ended { step: plan.step() })));

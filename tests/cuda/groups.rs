@@ -1,5 +1,5 @@
-//! Groups of layers: attention has the same bits with and without groups, also in graphs. No call reads released pages,
-//! because the tests fill free pages with NaN.
+//! Groups of layers: attention has the same bits with and without groups, also in graphs. The tests fill free pages
+//! with NaN, which shows that no call reads released pages.
 
 use std::collections::HashMap;
 
@@ -30,7 +30,7 @@ struct Model {
     reaches: &'static [Reach],
     layers: [u8; LAYERS],
     fp8: bool,
-    /// The heads and the dtype of group 1, if they are not the pool's.
+    /// The number of kv heads, the head_dim and the dtype of group 1, if they are not the pool's.
     own: Option<(u32, u32, KvDtype)>,
 }
 
@@ -98,7 +98,8 @@ impl Host {
         Self { model, engine, rows, uses_graphs, graphs: HashMap::new(), replays: 0 }
     }
 
-    /// Runs one step, from a graph if each sequence has one new token. Returns the bits of attention.
+    /// Runs one step, from a graph if the host uses graphs and each sequence has one new token. Returns the bits of
+    /// attention.
     fn step(&mut self, items: &[Extend]) -> Vec<u16> {
         let (mut scratch, mut padded) = (StepScratch::new(), StepScratch::new());
         let plan = self.engine.plan_batch(&mut scratch, items).expect("there is room");

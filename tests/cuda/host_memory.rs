@@ -70,7 +70,8 @@ fn leased_pages_are_not_moved() {
     assert!(readers.iter().all(|lease| lease.as_ref().iter().all(|&byte| byte == 7)));
 }
 
-/// A lease panics while a move uses the page. It succeeds if the device has already finished the move.
+/// While a load reads a page, `lease_mut` panics; while a save writes it, `lease` panics too. Both succeed if the
+/// device has already finished the move.
 #[test]
 fn moving_pages_are_not_leased() {
     let Some(gpu) = gpu() else { return };

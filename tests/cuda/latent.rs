@@ -67,7 +67,8 @@ fn attend(heads: usize) -> Attend {
     Attend::latent(heads as u32, 192_f32.sqrt().recip())
 }
 
-/// Compares replayed with launched steps. Each step has `tokens` tokens in [`ROWS`] rows, the last of which is padding.
+/// Compares replayed with launched steps. Each step has `tokens` tokens in [`ROWS`] rows; at least the last row is
+/// padding.
 fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usize) {
     let scaling = if dtype.is_quantised() { Scaling::ByToken } else { Scaling::Static };
     let (page_size, capacity) = (7, Capacity::Pages(80));

@@ -9,7 +9,8 @@ use crate::drive::{Drive, Shape};
 use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 
-/// Stores sequences that end near a page's end, extends them, and decodes two tokens of each. Checks all outputs.
+/// Stores sequences that end near a page's end, extends them, and decodes two tokens of each. Checks some outputs
+/// of each step after the first.
 fn run(gpu: &Gpu, shape: Shape, window: Option<u32>) {
     let mut drive = Drive::new(shape, u64::from(shape.page_size));
     let mut backend = OnGpuOptions::of_rows(gpu, shape.dtype)

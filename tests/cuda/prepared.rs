@@ -70,7 +70,7 @@ fn nothing_is_loaded_after_prepare() {
     println!("{}", check_sparse_backend(&Filter::LABELS, with_lists, few));
 }
 
-/// Opens a backend over a pool of two kv heads.
+/// Opens a backend over a small pool. If `labels` is above 0, the pool must have two kv heads.
 fn open(gpu: &Gpu, dtype: KvDtype, shape: KvShape, labels: u32) -> Cuda {
     let config = PoolConfig {
         layers: 1,
@@ -94,7 +94,7 @@ fn open(gpu: &Gpu, dtype: KvDtype, shape: KvShape, labels: u32) -> Cuda {
         .expect("a small pool")
 }
 
-/// Returns the names of the loaded kernels, except those that load and store in every step.
+/// Returns the names of the loaded kernels without `attend_` and `bf16_`, except those that load the plan and store.
 fn loaded(dtype: KvDtype, shape: KvShape, work: &Prepare<'_>) -> Vec<String> {
     let gpu = device(0).expect("the device exists");
     let labels = if work.lists.is_empty() { 0 } else { 2 };

@@ -1,5 +1,5 @@
 //! One engine's plans drive two ranks in two threads, each with half the heads, on separate devices if there are two.
-//! Their combined outputs equal the output of one device.
+//! Their combined outputs equal the output of one device up to rounding.
 
 use std::sync::mpsc;
 use std::thread;

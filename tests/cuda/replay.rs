@@ -19,7 +19,7 @@ use kvarena::{
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 use crate::{gpu, seeds};
 
-/// A backend that is checked after every call.
+/// A backend whose page tables and pool the replay reads after every op.
 struct Watched {
     gpu: OnGpu,
     words: Vec<u32>,
@@ -160,7 +160,7 @@ impl Inspect for Watched {
     }
 }
 
-/// Returns the value of a slot of a plane of fp8, or of its scales; static scales are 1.
+/// Returns the numbers of a slot in a plane of fp8, or the slot's scales; static scales are 1.
 fn quantised(
     layout: &PoolLayout,
     bytes: &[u8],

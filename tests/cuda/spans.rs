@@ -13,7 +13,7 @@ use crate::gpu;
 use crate::graph::Buffers;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 
-/// Rows of a decode step: sequences, and one row of padding.
+/// Rows of a decode step: sequences, and at least one row of padding.
 const ROWS: usize = 13;
 
 fn shape(kv_heads: u32, group: u32, head_dim: u32, dtype: Dtype) -> Shape {

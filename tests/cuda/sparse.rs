@@ -1,4 +1,5 @@
-//! Difficult cases of sparse reads: rows of many chunks of scores, scores that are equal or NaN, graphs.
+//! Difficult cases of sparse reads: rows of many chunks of scores, scores that are equal or NaN, graphs, and rejected
+//! calls.
 
 use half::bf16;
 use kvarena::backend::cuda::{

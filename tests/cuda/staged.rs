@@ -89,7 +89,7 @@ fn an_altered_plan_uses_the_staged_values() {
     ];
     for plan in &altered {
         let rows = q.rows(0, None);
-        // The call may fail or use the staged plan. The stand-in driver detects a stray write, like memcheck on a GPU.
+        // The call may fail or use the staged plan. The tests' driver detects a stray write, like memcheck on a GPU.
         let _ = cuda.store_cache(plan, layer, rows, rows);
         let _ = cuda.attend(plan, layer, &attend, q.rows(0, None), buffer.rows_mut(0, None), None);
         cuda.synchronize().expect("nothing failed");

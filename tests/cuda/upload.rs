@@ -72,7 +72,7 @@ fn table_writes_of_any_number_arrive() {
     let mut cuda = open(&gpu, &table);
     let mut rng = Rng::new(1);
     let mut words = vec![0; table.words()];
-    // Many more writes than a slot of the ring holds, one, and some.
+    // First many more writes than a slot of the ring holds, then one, then some.
     for (step, every) in [(1, 1), (2, words.len()), (3, 1_000)] {
         let writes: Vec<_> = (0..words.len() as u32)
             .step_by(every)
@@ -97,7 +97,7 @@ fn table_writes_of_any_number_arrive() {
 fn streams_are_kept_until_their_uploads_are_read() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, &TableShape::new(16, 2, 128, 256).expect("a small table"));
-    // Each stream is the backend's for one step.
+    // The backend uses each stream for one step.
     for step in 1..=20 {
         let stream = CudaStream::new(&gpu).expect("a stream");
         let mut before = CudaEvent::new(&gpu, false).expect("an event");

@@ -8,8 +8,9 @@
 //! cargo run --release -- --sequences 10000     the trees of benches/targets.rs (needs memory for the peers)
 //! ```
 //!
-//! Every cache gets the same tokens in the same order and must give the same answers. Cases that a cache does not
-//! support are omitted: an index without pages cannot cycle, a free list cannot match.
+//! Every cache gets the same tokens in the same order and must match the same pages; in a replay, hit rates may differ
+//! slightly. Cases that a cache does not support are omitted: an index without pages cannot cycle, a free list cannot
+//! match.
 
 #[path = "../../cases/mod.rs"]
 #[allow(unused)]
@@ -29,7 +30,7 @@ use cases::work;
 use kvarena::TokenId;
 use serde::Serialize;
 
-/// A cache of prefixes that owns pages.
+/// A cache of prefixes that owns pages, or an index of prefixes.
 pub trait Cache {
     /// Name in the table.
     fn name(&self) -> &'static str;
@@ -40,7 +41,7 @@ pub trait Cache {
     /// Runs a cycle: match, lock, take pages (evicting), insert, unlock. Returns the number of matched pages.
     fn cycle(&mut self, tokens: &[TokenId]) -> usize;
 
-    /// Returns whether `cycle` does all of that, or only publishes.
+    /// Returns whether this is a cache. The cycle of an index only publishes.
     fn owns_pages(&self) -> bool {
         true
     }

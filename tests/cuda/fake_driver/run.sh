@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../../.."
 out=target/fake-driver
 tests/cuda/fake_driver/build.sh
 export LD_LIBRARY_PATH=$PWD/$out CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
-# Without this setting a machine without a GPU skips all tests.
+# If the driver is not found, all tests are skipped. With KVARENA_GPU_ERROR, one test then fails.
 export KVARENA_GPU_ERROR=None KVARENA_REPEATS=3
 seeds=${KVARENA_SEEDS:-0..6}
 unset KVARENA_SEEDS
@@ -15,9 +15,10 @@ cargo test $core --test cuda --lib --no-run
 
 # Jobs (driver.cc describes the variables):
 # * all tests, and unit tests that need a driver;
-# * the tests that need no Hopper, with the kernels and the shared memory of other devices;
+# * tests of the contract, of padding and of scales, with the kernels and the shared memory of other devices;
 # * finely interleaved warps, with asynchronous copies and products that are done at once;
 # * two orders of streams;
+# * slow pinning of host memory, and pinning that fails;
 # * the oldest supported driver. It differs only in what it loads and captures, so one seed is enough.
 # Tests of many kv heads take a minute and use the kernels of capability 80.
 plain="contract:: padding:: both_ends_of_f32"

@@ -61,7 +61,7 @@ impl Rows {
     }
 }
 
-/// Returns candle's attention in the case's type or in f32.
+/// Returns candle's attention in the case's type or in f32, whichever is faster. `None` for fp8 and latent rows.
 fn fastest(case: &Case) -> Option<impl FnMut() + use<>> {
     let wide = Rows::new::<f32>(case, DType::F32);
     let narrow = match case.dtype {

@@ -28,7 +28,8 @@ impl Lanes for V3 {
         cast(widen_f16(self, load(numbers)))
     }
 
-    // A number becomes an f16 with the same exponent and mantissa: 2^-8 of its value, or 480 for NaN.
+    // A number becomes an f16 with the same bits of exponent and mantissa, which is 2^-8 of its value. After the
+    // multiplication, NaN is 480.
     #[inline(always)]
     fn e4m3<const N: usize>(self, numbers: &[E4m3]) -> [Self::f32s; N] {
         let nan = self.splat_f32s(480.0);

@@ -170,7 +170,7 @@ impl DecodeSplit {
             let begin = i as u32 * per;
             *work = [0; DECODE_WORDS];
             work[0] = per;
-            // The remaining CTAs, too few for a chunk in each stripe, get empty chunks.
+            // Chunks after the last unit are empty. The last chunk always is, if it has no CTA in some stripe.
             if begin < total {
                 while self.ends[index] * heads <= begin {
                     index += 1;

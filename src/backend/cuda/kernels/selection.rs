@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_of_attention_has_one_entry() {
+    fn a_text_of_attention_has_one_entry() {
         let mut texts = (String::new(), "");
         for kernel in KERNELS.iter().filter(|kernel| kernel.attention().is_some()) {
             if texts.1 != kernel.archive().name() {

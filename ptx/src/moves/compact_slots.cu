@@ -1,9 +1,9 @@
 // compact_slots: makes the kept slots of each row contiguous, in all layers of one plane, or of several planes of equal shape.
 // Twin:    src/backend/cpu compact             (the specification)
-// Params:  CompactSlotsParams (src/common, src/backend/cuda/kernels/params.rs)
+// Params:  CompactSlotsParams (src/common, src/backend/cuda/kernels/params/moves.rs)
 // Shapes:  layer l, page p, slot s, run r of a slot at pool + l * layer_stride + p * page_stride + s * slot_stride + r * run_stride
 // Grid:    x = ceil(layers * runs * run_units / 256), y = compactions (at most COMPACTIONS_MAX)
-// Needs:   unit_bytes divides addresses, strides and runs; rows distinct, and places within them (checked on the host)
+// Needs:   unit_bytes divides addresses, strides and runs; rows distinct; places within the rows (checked on the host)
 // Build:   ptx/build.py
 #include "move.cuh"
 

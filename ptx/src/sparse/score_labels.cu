@@ -2,7 +2,7 @@
 // each position that the row's new token sees, except its own.
 // DTYPE:   bf16 or f16; each has its own text and entry point
 // Twin:    src/backend/cpu/labels.rs score, order (the specification, bit by bit)
-// Params:  SelectParams (src/common, src/backend/cuda/kernels/params.rs); positions, listed, counts, gathered unused
+// Params:  SelectParams (src/common, src/backend/cuda/kernels/params/sparse.rs); positions, listed, counts, gathered unused
 // Shapes:  q [tokens, q_heads, head_dim]; channels u32 [kv_heads, channel_count]; labels as K, channel_count wide; keys: see SelectParams
 // Grid:    x = kv_heads or more (warps share positions and heads)
 // Needs:   q 2-byte aligned; channel_count up to 256; labels 2-byte aligned. Rows past key_chunks are skipped

@@ -1,7 +1,7 @@
 // select_top: selects, for each row with lists and each kv head, the `top` positions with the greatest scores, ascending. The
 // row's own position is always selected; of equal scores the later position wins. Lists of other rows become empty.
 // Twin:    src/backend/cpu/labels.rs list      (the specification)
-// Params:  SelectParams (src/common, src/backend/cuda/kernels/params.rs); q, tables, labels, listed, counts unused
+// Params:  SelectParams (src/common, src/backend/cuda/kernels/params/sparse.rs); q, tables, labels, listed, counts unused
 // Shapes:  keys: see SelectParams; positions u32 [batch, kv_heads, top]
 // Grid:    x = batch * kv_heads, y = maximum number of CTAs of a long list
 // Needs:   keys of every position that such a row sees, except its own; a row past key_chunks selects only its own position

@@ -40,8 +40,8 @@ KV_AT(BatchRow, kv_len, 12);
 // Parameters of attend_decode_*, attend_extend_*, attend_f32, attend_latent_* and attend_latent_join_*. The structs of other
 // kernels (over fp8, shared spans, sparse reads) begin with it.
 struct AttendParams {
-    u64 q;              // [tokens, q_heads, head_dim], rows q_stride apart, 16-byte aligned
-    u64 out;            // [tokens, q_heads, head_dim], rows out_stride apart, 16-byte aligned
+    u64 q;              // [tokens, q_heads, head_dim], rows q_stride apart, 16-byte aligned (f32: 4-byte)
+    u64 out;            // [tokens, q_heads, head_dim] (over latent rows [.., 512]), rows out_stride apart, aligned like q
     u64 lse;            // f32 [tokens, q_heads], natural logarithm; 0: none
     u64 k;              // this layer's K: page p, slot s, head h at k + p * page_stride + s * slot_stride + h * head_stride
     u64 v;              // this layer's V, same strides

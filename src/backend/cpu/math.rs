@@ -177,7 +177,7 @@ pub(super) fn join((softmax, out): (&mut Softmax, &mut [f32]), later: (Softmax, 
 
 /// Below this, `exp` returns 0. Its result here is close to the smallest normal f32.
 pub(super) const EXP_LOW: f32 = -87.0;
-/// Adding 1.5 * 2^23 rounds to a whole number, which is then in the low bits.
+/// Adding 1.5 * 2^23 rounds a number to a whole one. The low bits of the sum are then the whole number.
 pub(super) const EXP_ROUND: f32 = 12_582_912.0;
 /// ln 2 in two parts; the first is short enough that its product with n is exact.
 pub(super) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];

@@ -35,9 +35,10 @@ const _: () =
 #[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct AttendParams {
-    /// Device address of `[tokens, q_heads, head_dim]`, rows `q_stride` apart, 16-byte aligned.
+    /// Device address of `[tokens, q_heads, head_dim]`, rows `q_stride` apart, 16-byte aligned (f32: 4-byte).
     pub q: u64,
-    /// Device address of the output, same shape, rows `out_stride` apart, 16-byte aligned.
+    /// Device address of the output, same shape (over latent rows `[.., 512]`), rows `out_stride` apart, aligned like
+    /// q.
     pub out: u64,
     /// Device address of f32 `[tokens, q_heads]` for the log-sum-exp, natural logarithm; 0: none.
     pub lse: u64,

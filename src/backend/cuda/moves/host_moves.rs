@@ -56,7 +56,7 @@ pub(in crate::backend::cuda) struct HostMoves {
     /// Open steps, and the end of the backend's stream when each began.
     begins: VecDeque<(StepId, CudaEvent)>,
     spare: Vec<CudaEvent>,
-    /// The last step that had begun at the time of the last call that did not belong to that step.
+    /// The newest step at the time of the last call that belonged to an older step or to none.
     outside: StepId,
     /// The last load that wrote a page of a begun step.
     needed: MoveId,

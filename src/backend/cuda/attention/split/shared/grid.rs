@@ -20,7 +20,7 @@ pub struct RowAssignment {
     pub tails: usize,
     /// Filter of the rows that have a tail.
     with_tails: DecodeFilter,
-    /// Maximum number of new tokens of a row with own items, which are in one query tile.
+    /// Maximum number of new tokens of a row with own items. They are in one query tile.
     longest: u32,
 }
 

@@ -288,9 +288,9 @@ KV_AT(RowShare, units, 20);
 KV_AT(RowShare, qo_start, 24);
 KV_AT(RowShare, extend_len, 28);
 
-// Maximum number of query rows of a query tile. CTA c's part of its sum is at row (2 * c + (1 if it is the first part)) *
-// SPAN_ROWS of the spans' sums. If one CTA has the whole sum, it is at row 2 * span_ctas * SPAN_ROWS + head * head_rows + the
-// query rows of earlier query tiles.
+// Maximum number of query rows of a query tile. The part of CTA c is at row 2 * c * SPAN_ROWS of the spans' sums, or SPAN_ROWS
+// later if it is the first part. A whole sum of one CTA is at row 2 * span_ctas * SPAN_ROWS + head * head_rows + the query rows of
+// earlier query tiles.
 #define SPAN_ROWS 128
 // Marks the absence of a span.
 #define NO_SPAN 0xffffffffu

@@ -10,8 +10,8 @@
 // Slots in flight.
 #define ABREAST 4
 
-// A thread moves its bytes of every slot of a row, in order, so that it reads each place before it may write there: the n-th
-// kept slot moves to place n, from which no later slot is read.
+// A thread moves its bytes of every slot of a row, in order. The n-th kept slot moves to place n, from which no later slot is
+// read. So the thread reads each place before it may write there.
 template <class Unit> DEVICE void compact(const CompactSlotsParams& p) {
     const u32 unit = blockIdx.x * 256 + threadIdx.x;
     if (unit >= p.layers * p.runs * p.run_units) return;

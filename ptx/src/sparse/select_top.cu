@@ -48,8 +48,8 @@ struct SharedKeys {
     __device__ __forceinline__ u32 at(u32 i) const { return keys[i]; }
 };
 
-// The least of the best `wanted` of `count` keys, by digits of 8 bits from the highest on, and the number of keys equal to it
-// to skip. If fewer than 4 digits are needed, the others are 0.
+// The least of the best `wanted` of `count` keys, and the number of equal keys to skip. It is found by digits of 8 bits from the
+// highest on. If fewer than 4 digits are needed, the others are 0.
 struct Least {
     u32 key, skipped;
 };

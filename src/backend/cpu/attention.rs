@@ -14,9 +14,9 @@
 //! query reads only visible V. Segments are joined in order by the same rule.
 //!
 //! Positions are split into tiles and segments at multiples of their sizes. On one path, the bits of a row's result
-//! therefore depend only on the row and its visible K and V, not on the batch, the chunks of a prefill, the pool or the
-//! threads. A token of a draft tree gets the same bits as the last token of a plain sequence with the same visible
-//! tokens.
+//! therefore depend only on the row and its visible K and V. The batch, the chunks of a prefill, the pool and the
+//! threads do not change them. A token of a draft tree gets the same bits as the last token of a plain sequence with
+//! the same visible tokens.
 //!
 //! `attention/load.rs` loads tiles, and `attention/softmax.rs` folds them.
 

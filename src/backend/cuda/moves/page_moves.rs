@@ -20,8 +20,8 @@ impl Cuda {
     /// end of the copies.
     ///
     /// # Errors
-    /// Returns an error if pages do not exist, if pages differ in shape or fingerprint, if the pool is on another
-    /// device, if a captured copy uses a page with an unfinished move, or if the driver fails.
+    /// Returns an error if pages do not exist or differ in shape or fingerprint, or if the pool is on another device.
+    /// [`CudaError::PageInUse`] if a captured copy uses a page with an unfinished move. The driver's errors.
     pub fn copy_to_pool(
         &self,
         target: &mut Cuda,

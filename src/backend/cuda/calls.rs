@@ -26,8 +26,9 @@ impl Backend for Cuda {
     type Sinks<'a> = DeviceRows<'a>;
     type Lse<'a> = DeviceRowsMut<'a>;
 
-    /// Waits only if all `2 * max_steps + 2` upload slots contain data that the device has not read. A step uses one
-    /// slot; extend plans, draft trees and many table writes use further slots.
+    /// Waits for the device only if all `2 * max_steps + 2` upload slots contain data that the device has not read, or
+    /// if the step needs a kernel that is not [prepared](Cuda::prepare). A step uses one slot; extend plans, plans over
+    /// latent rows, draft trees and many table writes use further slots.
     ///
     /// # Errors
     /// [`CudaError::Plan`] for an invalid plan, also for one with trees if a window or chunks were

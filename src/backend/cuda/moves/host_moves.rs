@@ -2,8 +2,8 @@
 //!
 //! Each direction has a stream. A save waits for all earlier work of the backend's stream; a load waits at least for
 //! the work of steps that have ended. Each page has a record of its last moves. Later work waits only for the last
-//! moves of the pages that it uses: a step for the pages that its table writes name, `copy_pages` and moves of the
-//! other direction for the pages that they copy.
+//! moves of the pages that it uses. A step uses the pages that its table writes name. `copy_pages` and moves of the
+//! other direction use the pages that they copy.
 //!
 //! A large load copies the first layers of all its pages, then the next ones: a few parts, each with an event. `begin`
 //! waits for saves alone, and a layer's calls wait for the part that contains the layer. Graphs cannot wait, so

@@ -7,7 +7,7 @@
                                       ptxas rejects the PTX, or if structs of params.cuh differ from Rust in sizes or offsets
   ptx/build.py --texts FOLDER         write the PTX of the archives to FOLDER, a file each
 
-benches/gpu/ptx and crates/host/ptx have their own tables; the first command also builds the table of benches/gpu.
+benches/gpu/ptx and crates/host/ptx have their own tables; these commands also process the table of benches/gpu.
 
 The compiler (NVRTC), ptxas and the compressor come from PyPI at the versions below; the script installs them in
 $XDG_CACHE_HOME/kvarena-ptx. Each type of `types` has its own PTX, so the driver compiles only kernels of types that a pool has.

@@ -1,4 +1,4 @@
-//! Values of a backend by shape: groups whose layers have the same shape share one.
+//! Values of a backend by shape: groups whose layers have the same shape share a value.
 
 use crate::layout::{GROUPS_MAX, PoolLayout};
 

@@ -2,8 +2,8 @@
 //! call.
 //!
 //! Plans may arrive as bytes from another process, so the checks trust no field. Each backend wraps [`PlanError`] in
-//! its own error, and adds checks of its own limits. The cost is O(rows and new tokens), in vectorised loops; a second
-//! loop finds the wrong entry only if there is one.
+//! its own error, and adds checks of its own limits. The cost is O(rows, new tokens, table writes, members of
+//! spans), mostly in vectorised loops.
 
 use super::{Attend, Moved, OpenSteps, Operand, PlanError};
 use crate::id::{LayerId, MoveId, PageId, SlotId, StepId};
@@ -36,7 +36,7 @@ pub(super) fn is_open(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> 
     }
 }
 
-/// Checks a plan, except its step and its table writes.
+/// Checks a plan, except its step, its number of tokens, its spans and its table writes.
 pub(super) fn plan(
     plan: &BatchPlan<'_>,
     layout: &PoolLayout,
@@ -148,7 +148,7 @@ pub(super) fn spans(seen: &mut SpanCheck, plan: &BatchPlan<'_>) -> Result<(), Pl
     seen.check(&plan.shared, plan.rows).map_err(|span| PlanError::Span { span })
 }
 
-/// Checks that every written word is a valid chunk or page, so that attention need not check.
+/// Checks that every write is inside the tables and its value is a valid chunk or page, so attention need not check.
 pub(super) fn table_writes(
     writes: &[TableWrite],
     layout: &PoolLayout,
@@ -188,7 +188,7 @@ pub(super) fn copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), Plan
         .try_for_each(|copy| page(copy.source, counts.0).and_then(|()| page(copy.target, counts.1)))
 }
 
-/// Checks the number and the pages of a batch of moves; `last` is the previous batch.
+/// Checks the number and the pages of a batch of moves; `last` has the last batch of each direction.
 pub(super) fn moves(
     id: MoveId,
     moves: &[PageMove],
@@ -206,7 +206,7 @@ pub(super) fn moves(
     })
 }
 
-/// Checks that compactions stay within page table rows.
+/// Checks that the rows of compactions exist, and that kept slots are within them.
 pub(super) fn compactions(
     compactions: &[Compaction],
     layout: &PoolLayout,
@@ -260,7 +260,7 @@ pub(super) fn sinks(sinks: &[f32], q_heads: u32) -> Result<(), PlanError> {
     }
 }
 
-/// Checks that `actual` elements are `rows` rows of `width`, and returns the stride. The last row needs no padding.
+/// Checks that `actual` elements contain `rows` rows of `width`, and returns the stride. The last row needs no padding.
 pub(super) fn row_stride(
     operand: Operand,
     actual: usize,

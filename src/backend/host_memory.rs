@@ -20,8 +20,8 @@ impl Moved {
 
 /// A backend with host pages that other threads may read and write.
 ///
-/// A lease is the right to read or write a page (B16). It may outlive the backend, and ends when it is dropped. A
-/// leased page has no unfinished move.
+/// A lease is the right to read or write a page (B16). It may outlive the backend, and ends when it is dropped. No
+/// unfinished save writes a leased page, and no unfinished load reads a page with a write lease.
 pub trait HostMemory: Backend {
     /// A lease to read a host page.
     type Read: AsRef<[u8]> + Send + 'static;

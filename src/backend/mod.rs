@@ -47,8 +47,8 @@ pub struct Attend {
     pub scale: f32,
     /// Sliding window in tokens, at least 1: a query at position `p` reads only positions above `p - window`.
     pub window: Option<u32>,
-    /// Size of chunks, a power of two: a query reads only positions of its own chunk. `Cuda` accepts only the chunks of
-    /// the layer's group.
+    /// Size of chunks, a power of two: a query reads only positions of its own chunk. `Cuda` accepts only sizes that a
+    /// group of the pool has.
     #[doc(alias = "attention_chunk_size")]
     pub chunk: Option<u32>,
     /// Soft cap of the logits, above 0 and finite.

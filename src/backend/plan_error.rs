@@ -1,4 +1,5 @@
-//! [`PlanError`]: the reasons why any backend rejects a plan or a call. `check.rs` checks them.
+//! [`PlanError`]: the reasons why any backend rejects a plan or a call. `check.rs`, `rope.rs` and `sparse.rs` return
+//! it.
 
 use std::fmt;
 
@@ -97,13 +98,14 @@ pub enum PlanError {
         /// is wrong, the number of sequences.
         row: usize,
     },
-    /// A shared span is not nested correctly, lists no row or a row twice, or covers tokens of this step.
+    /// A shared span is not nested correctly, has fewer than two members, lists a missing row or a row twice, or covers
+    /// new tokens of a member.
     Span {
         /// The first wrong span; the number of spans if the list of members is wrong.
         span: usize,
     },
-    /// The number of masks differs from the number of tokens, or a mask is wrong: it lacks its token's own bit, has
-    /// bits of missing or later slots, or belongs to a row of more than 64 new tokens.
+    /// The number of masks differs from the number of tokens, or a mask is wrong. A wrong mask lacks its token's own
+    /// bit, has bits of missing or later slots, or belongs to a row of more than 64 new tokens.
     Mask {
         /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
         token: usize,
@@ -230,7 +232,7 @@ pub enum PlanError {
         /// Layers of the model.
         layers: u32,
     },
-    /// The query heads are not a multiple of the kv heads.
+    /// The number of query heads is 0 or not a multiple of the kv heads.
     Heads {
         /// Query heads.
         q_heads: u32,

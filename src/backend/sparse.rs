@@ -55,7 +55,7 @@ pub trait SparseBackend: Backend {
     /// score)` from 0, in the order of channels. Of equal scores the later position wins. NaN loses to every score.
     ///
     /// # Errors
-    /// Errors of the backend, among them [`PlanError::NoLabels`] and [`PlanError::Top`].
+    /// Errors of the backend, among them [`PlanError::NoLabels`], [`PlanError::SparseGroup`] and [`PlanError::Top`].
     fn select(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -71,7 +71,7 @@ pub trait SparseBackend: Backend {
     /// without sinks.
     ///
     /// # Errors
-    /// The errors of `attend_queries`, and [`PlanError::Top`].
+    /// The errors of `attend_queries`, [`PlanError::SparseGroup`] and [`PlanError::Top`].
     #[allow(clippy::too_many_arguments)]
     fn attend_selected(
         &mut self,

@@ -2,7 +2,8 @@
 // bytes. The Rust counterpart is src/backend/cuda/kernels/params.rs and its folder. Both sides assert the same sizes and
 // offsets, and `ptx/build.py --check` compares the numbers.
 //
-// There is no padding and no bool. Device addresses and byte strides are u64; everything else is 32-bit.
+// There is no padding and no bool. Device addresses, magic factors and most byte strides are u64; other fields are u32 or float, but
+// u16 in SpanItem.
 #pragma once
 
 using u8 = unsigned char;
@@ -39,8 +40,8 @@ KV_AT(BatchRow, kv_len, 12);
 // Parameters of attend_decode_*, attend_extend_*, attend_f32, attend_latent_* and attend_latent_join_*. The structs of other
 // kernels (over fp8, shared spans, sparse reads) begin with it.
 struct AttendParams {
-    u64 q;              // [tokens, q_heads, head_dim], rows q_stride apart, 16-byte aligned
-    u64 out;            // [tokens, q_heads, head_dim], rows out_stride apart, 16-byte aligned
+    u64 q;              // [tokens, q_heads, head_dim], rows q_stride apart, 16-byte aligned (f32: 4-byte)
+    u64 out;            // [tokens, q_heads, head_dim] (over latent rows [.., 512]), rows out_stride apart, aligned like q
     u64 lse;            // f32 [tokens, q_heads], natural logarithm; 0: none
     u64 k;              // this layer's K: page p, slot s, head h at k + p * page_stride + s * slot_stride + h * head_stride
     u64 v;              // this layer's V, same strides
@@ -60,7 +61,7 @@ struct AttendParams {
     u32 page_size;      // tokens of a page, 1..=PAGE_TOKENS_MAX
     u32 chunk_pages;    // pages of a chunk
     u32 chunks_per_row; // words of one row's directory
-    u32 chunk_base;     // words of all directories: rows * chunks_per_row
+    u32 chunk_base;     // index of the track's first word in the first chunk; all directories (rows * chunks_per_row words) precede it
     u32 q_heads;
     u32 kv_heads;       // attend_decode_*: at most KV_HEADS_MAX
     u32 group;          // q_heads / kv_heads, 1..=16; 1..=128 for latent rows
@@ -68,8 +69,8 @@ struct AttendParams {
     u32 window;         // sliding window: a query at p sees positions above p - window; 0: none
     float scale;        // factor of the logits
     float soft_cap;     // logits become soft_cap * tanh(logits / soft_cap); 0: none
-    u32 negate_q;       // attend_extend_* only: 1: q and `scale` are negated, because `scale` must be above 0 there
-    u32 stripes;        // attend_decode_* only: stripes of kv heads
+    u32 negate_q;       // attend_extend_* only: 1: the scale is negative, so the kernel negates q, and `scale` is the absolute value
+    u32 stripes;        // attend_decode_*, attend_selected_* and attend_shared_*: stripes of kv heads
     u32 reserved;       // 0
     u64 sinks;          // f32 [q_heads]; -inf: no sink; 0: no head has one
     u64 masks;          // u64 [tokens], only for trees. If bit i is set, the query sees slot kv_len - 1 - i; it sees all slots before the last 64
@@ -275,7 +276,7 @@ struct RowShare {
     u32 start;       // its first unit in each stripe
     u32 units;       // number of its units of one head
     u32 qo_start;    // its first query row
-    u32 extend_len;  // number of its new tokens
+    u32 extend_len;  // number of its new tokens; 0 if the extend kernel takes it
 };
 KV_SIZE(RowShare, 32);
 KV_AT(RowShare, begin, 0);
@@ -287,9 +288,9 @@ KV_AT(RowShare, units, 20);
 KV_AT(RowShare, qo_start, 24);
 KV_AT(RowShare, extend_len, 28);
 
-// Maximum number of query rows of a query tile. CTA c's part of its sum is at row (2 * c + (1 if it is the first part)) *
-// SPAN_ROWS of the spans' sums. If one CTA has the whole sum, it is at row 2 * span_ctas * SPAN_ROWS + head * head_rows + the
-// query rows of earlier query tiles.
+// Maximum number of query rows of a query tile. The part of CTA c is at row 2 * c * SPAN_ROWS of the spans' sums, or SPAN_ROWS
+// later if it is the first part. A whole sum of one CTA is at row 2 * span_ctas * SPAN_ROWS + head * head_rows + the query rows of
+// earlier query tiles.
 #define SPAN_ROWS 128
 // Marks the absence of a span.
 #define NO_SPAN 0xffffffffu
@@ -443,7 +444,7 @@ KV_AT(StoreLabelsParams, slot_bytes, 92);
 // tree. Its scores begin at key chunk starts[b]. The keys of head h begin at index (starts[b] * kv_heads + h * (starts[b + 1] -
 // starts[b])) * SCORE_TOKENS, one for each position; they have the order of the scores.
 struct SelectParams {
-    AttendParams attend;  // q, tables, batch and window are used; k: this layer's labels, with their strides
+    AttendParams attend;  // q, tables, batch and window are used; score_labels_*: k is this layer's labels, with their strides
     u64 channels;         // u32 [kv_heads, channel_count] of this layer
     u64 starts;           // u32 [batch + 1]: number of chunks of SCORE_TOKENS positions in the rows with lists before each row, then in all
     u64 keys;             // u32 [key_chunks, kv_heads, SCORE_TOKENS]

@@ -4,8 +4,8 @@
 // work chunk of them. Within a chunk, the tokens of one (sequence, kv head) are a segment. Warps take the segment's tiles of 16
 // tokens in turn. Each warp fills its own ring in shared memory, across segments, so that loads do not pause at the end of a
 // sequence. At the end of a segment, warp 0 joins the warps' sums while the others continue; at the end of the work chunk all
-// warps join them. If several CTAs share a (sequence, head), each writes its part to `partial` and signals it at the end of its
-// chunk (the first part of a long chunk at once). The last CTA to arrive joins the parts at the end of its chunk.
+// warps join them. If several CTAs share a (sequence, head), each writes its part to `partial`. It signals the part at the end of
+// its chunk; in a long chunk it signals the first part at once. The last CTA to arrive joins the parts at the end of its chunk.
 // decode_cursor.cuh walks through a chunk; decode_parts.cuh writes results and parts.
 #pragma once
 #include "pdl.cuh"
@@ -142,9 +142,9 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         Cursor c;
         c.begin(p, work, unit_begin);
 
-        // Locates the first tiles together, while the previous launch still runs. Page numbers are copied with the tile STAGES
-        // before theirs (here before all copies), so that they have arrived when they are needed, and directory words are
-        // loaded one tile earlier.
+        // Locates the first tiles together, while the previous launch still runs. The page numbers of a tile are copied with the
+        // tile STAGES before it (here before all copies), so they have arrived when they are needed. Directory words are loaded
+        // one tile earlier.
         fetch = c, fetch_at = c.begin_of(warp), fetch_end = c.end(), fetch_more = true;
         u32 rest[STAGES];  // of the tiles whose page numbers are pending
         Tile next;

@@ -1,8 +1,8 @@
 // Decode attention over pages of fp8 (E4M3). It follows attend_decode.cuh, but a tile has TOKENS (16 or 32) tokens.
 //
-// ldmatrix gives a lane four bytes of a row instead of two numbers. The dims of K and Q in a product are therefore permuted. In
-// each 16 dims, dims 4 * i and 4 * i + 1 are at places 2 * i and 2 * i + 1, and dims 4 * i + 2 and 4 * i + 3 are eight places
-// later. A register of transposed V contains two dims of each of two tokens. Rows i and i + 8 of an output fragment are
+// ldmatrix gives a lane four bytes of a row instead of two numbers. The dims of K and Q in a product are therefore permuted. Of
+// each 16 dims, 4 * i and 4 * i + 1 are at places 2 * i and 2 * i + 1. Dims 4 * i + 2 and 4 * i + 3 are at places 2 * i + 8 and
+// 2 * i + 9. A register of transposed V contains two dims of each of two tokens. Rows i and i + 8 of an output fragment are
 // therefore dims 2 * i and 2 * i + 1.
 //
 // The products take K and V as f16, which represents every E4M3 number exactly. Q and the weights are therefore also

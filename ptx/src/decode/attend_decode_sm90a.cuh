@@ -1,7 +1,7 @@
 // Decode attention for up to 64 query rows, for Hopper: the work chunks of attend_decode.cuh, with warpgroup matrix products.
 //
-// Half of a CTA's threads are producers. They gather a segment's Q and then its tiles of K and V with cp.async into a ring, in the
-// 128-byte swizzled layout of wgmma, and continue across segments. The other half, a warpgroup, computes products and the
+// Half of a CTA's threads are producers. With cp.async they gather a segment's Q, and then its tiles of K and V into a ring, in the
+// 128-byte swizzled layout of wgmma. They continue across segments. The other half, a warpgroup, computes products and the
 // softmax tile by tile. A multiprocessor runs two CTAs, so the softmax of one overlaps with the products of the other.
 // Instructions and products still matter: they take nearly as long as the loads of a tile. decode_cursor.cuh walks through a
 // chunk; decode_parts.cuh places parts.

@@ -2,8 +2,8 @@
 #pragma once
 #include "decode_cursor.cuh"
 
-// NT eights of query rows, as in attend_decode.cuh. Fragments of a sum have the layout of the tensor core's products: row i is
-// dim i; over fp8, rows i and i + 8 are dims 2 * i and 2 * i + 1.
+// NT eights of query rows, as in attend_decode.cuh. Fragments of a sum have the layout of the tensor core's products. Row i of a
+// fragment is dim i. Over fp8, rows i and i + 8 are dims 2 * i and 2 * i + 1.
 template <class T, int D, int NT, int WARPS> struct DecodeParts {
     using Cursor = DecodeCursor<typename WholeRowsOf<over_fp8(T())>::Type>;
     using Fp8Params = AttendFp8Params;  // parameters of a kernel over fp8

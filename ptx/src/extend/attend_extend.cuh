@@ -1,7 +1,7 @@
 // Extend attention over pages. Tensor cores multiply tiles of query rows with the tokens that these rows see.
 //
 // An item is a tile of packed query rows and a range of positions. Rows are query-major: the `group` query heads of one kv head
-// are adjacent, so that each gathered token serves all of them. CTAs take the longest items first. Tiles of K and V are
+// are adjacent, so that each gathered token serves all of them. CTAs take roughly the longest items first. Tiles of K and V are
 // double-buffered: while one is processed, the next is copied, and the page numbers of later tiles are looked up. An item may be
 // cut into parts over its tokens. Then each part writes its sum to `partial`, and the last part to arrive joins all of them.
 //

@@ -1,9 +1,9 @@
 // Extend attention for Hopper: the items of attend_extend.cuh, with warpgroup matrix products.
 //
-// A producer warpgroup gathers Q, K and V with cp.async into rings of two tiles each, in the 128-byte swizzled layout of wgmma,
-// and continues from item to item. Two consumer warpgroups of 64 query rows each compute products, with Q in registers. A
-// consumer issues the scores of the next tile together with the outputs of this tile, and computes the next tile's weights
-// meanwhile, also across the ends of items. The consumers alternate in issuing, so that the softmax of one overlaps with the
+// A producer warpgroup gathers Q, K and V with cp.async into rings of two tiles each, in the 128-byte swizzled layout of wgmma. It
+// continues from item to item. Two consumer warpgroups of 64 query rows each compute products, with Q in registers. A consumer
+// issues the scores of the next tile together with the outputs of this tile. While the outputs are computed, it computes the next
+// tile's weights, also across the ends of items. The consumers alternate in issuing, so that the softmax of one overlaps with the
 // products of the other.
 //
 // Over fp8 the producers load bytes into registers, one tile of K or V ahead, and write them to the rings as numbers. Products

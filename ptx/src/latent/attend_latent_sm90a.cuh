@@ -3,14 +3,14 @@
 // An item is a tile of 64 packed query rows (all heads of a query are adjacent) and a range of positions. The CTAs have lists
 // of items of about equal total length. An item that is cut between CTAs writes sums to `partial` for attend_latent_join_*.
 //
-// Two of three warpgroups compute. Each has half of the output's columns, and computes scores and softmax of every second tile
-// of 64 tokens, so that the products of one overlap with the softmax of the other. K and V are the same tile. A warpgroup
+// Two of three warpgroups compute. Each has half of the output's columns. Each computes scores and softmax of every second tile
+// of 64 tokens, so the products of one overlap with the softmax of the other. K and V are the same tile. A warpgroup
 // multiplies its weights with its own half of V's columns from registers. It also writes them to shared memory, from where the
 // other warpgroup multiplies them with the other half. The third warpgroup gathers rows with cp.async, as [9][64][64 columns] in
 // the 128-byte swizzled layout of wgmma. It fills each half of a tile's columns as soon as the computing warpgroups have released
 // this half.
 //
-// If the plan's items have 128 query rows, the two CTAs of a cluster share one item (a pair): each has 64 of its query rows, and
+// If the plan's items have 128 query rows, the two CTAs of a cluster (a pair) share one item. Each has 64 of its query rows, and
 // both process the same tiles. Each CTA requests half of the rows of a tile from the TMA. The TMA writes them to both
 // CTAs, so that the L2 cache reads a row once. A place is free when both CTAs have released it. If a tile is not full, each CTA
 // gathers its rows itself, because a box would contain rows that were never stored.

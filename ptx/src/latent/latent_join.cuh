@@ -3,8 +3,8 @@
 #include "attend.cuh"
 #include "pdl.cuh"
 
-// Joins the parts of all cut items. A warp joins 128 columns of one row. If an item has more than BATCH parts, four warps share
-// its parts.
+// Joins the parts of all cut items. A warp joins 128 columns of one row. If some item has more than BATCH parts, four warps share
+// the parts of each item.
 template <class T> DEVICE void attend_latent_join(const AttendParams& p) {
     constexpr int RANK = 512, BATCH = 8, WARPS = 4;
     __shared__ float2 tops[WARPS];

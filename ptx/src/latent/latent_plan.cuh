@@ -1,7 +1,7 @@
-// The plan of attention over latent rows (src/backend/cuda/attention/split/latent.rs). It consists of: the index of the first item
-// of each CTA's list, then the number of items; the maximum number of query rows of an item (16, 32, 64 or 128); ExtendWork[..],
-// 16-byte aligned. If items have 128 rows, two CTAs of a cluster (a pair) share an item with 64 rows each, and each cluster has a
-// list instead of each CTA.
+// The plan of attention over latent rows (src/backend/cuda/attention/split/latent.rs). It consists of the index of the first item
+// of each CTA's list, the number of items, the maximum number of query rows of an item (16, 32, 64 or 128), and ExtendWork[..],
+// 16-byte aligned. If items have 128 rows, the two CTAs of a cluster (a pair) share an item, with 64 rows each. Then the lists
+// belong to pairs.
 #pragma once
 #include "attend.cuh"
 

@@ -1,17 +1,17 @@
 // compact_slots: makes the kept slots of each row contiguous, in all layers of one plane, or of several planes of equal shape.
 // Twin:    src/backend/cpu compact             (the specification)
-// Params:  CompactSlotsParams (src/common, src/backend/cuda/kernels/params.rs)
+// Params:  CompactSlotsParams (src/common, src/backend/cuda/kernels/params/moves.rs)
 // Shapes:  layer l, page p, slot s, run r of a slot at pool + l * layer_stride + p * page_stride + s * slot_stride + r * run_stride
 // Grid:    x = ceil(layers * runs * run_units / 256), y = compactions (at most COMPACTIONS_MAX)
-// Needs:   unit_bytes divides addresses, strides and runs; rows distinct, and places within them (checked on the host)
+// Needs:   unit_bytes divides addresses, strides and runs; rows distinct; places within the rows (checked on the host)
 // Build:   ptx/build.py
 #include "move.cuh"
 
 // Slots in flight.
 #define ABREAST 4
 
-// A thread moves its bytes of every slot of a row, in order, so that it reads each place before it may write there: the n-th
-// kept slot moves to place n, from which no later slot is read.
+// A thread moves its bytes of every slot of a row, in order. The n-th kept slot moves to place n, from which no later slot is
+// read. So the thread reads each place before it may write there.
 template <class Unit> DEVICE void compact(const CompactSlotsParams& p) {
     const u32 unit = blockIdx.x * 256 + threadIdx.x;
     if (unit >= p.layers * p.runs * p.run_units) return;

@@ -1,7 +1,7 @@
 // copy_pages: copies whole pages, inside a pool, between pools of either layout, and to and from mapped host memory.
 // Twin:    src/backend/cpu copy_pages          (the specification)
-// Params:  CopyPagesParams (src/common, src/backend/cuda/kernels/params.rs)
-// Shapes:  a page is pieces of piece_units units each, in the order K of every layer, V of every layer
+// Params:  CopyPagesParams (src/common, src/backend/cuda/kernels/params/moves.rs)
+// Shapes:  a page is pieces of piece_units units each, ordered by plane, then by lane; a launch copies pieces of one size
 // Grid:    x = ceil(page_units / 1024), y = copies (at most COPY_PAGES_MAX), block 256; each thread moves up to 4 units
 // Needs:   unit_bytes divides addresses, strides and pieces; sources and targets disjoint
 // Build:   ptx/build.py

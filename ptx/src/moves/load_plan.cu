@@ -1,9 +1,9 @@
 // load_plan: reads a step's plan from pinned host memory: copies its image, applies its table writes, and signals the end.
 // Twin:    src/backend/cpu begin               (the specification of the table writes)
-// Params:  LoadPlanParams (src/common, src/backend/cuda/kernels/params.rs)
+// Params:  LoadPlanParams (src/common, src/backend/cuda/kernels/params/moves.rs)
 // Shapes:  source: 16-byte units of the image; at writes_at TableWrite[writes]; words u32 [TableShape::words]
 // Grid:    x = ceil(max(units, writes) / 256)
-// Needs:   indices of the writes distinct and in range (checked on the host); counter zero, and left zero
+// Needs:   indices of the writes distinct, and in range (the range is checked on the host); counter zero, and left zero
 // Build:   ptx/build.py
 #include "move.cuh"
 

@@ -1,5 +1,5 @@
-// rope_store: norms (if there is a weight) and rotates each head of q and k in place, and stores k and v in their slots of one
-// layer, unless k_pool is 0.
+// rope_store: norms (if there is a weight) and rotates each head of q and k in place. Unless k_pool is 0, it stores k and v in
+// their slots of one layer.
 // Twin:    src/backend/cpu/rope.rs             (the specification)
 // Params:  RopeStoreParams
 // Shapes:  see move_params.cuh; pair i of a head is elements i and i + head_dim / 2
@@ -52,8 +52,8 @@ DEVICE float wide(f16, u16 x) { return low_half(x); }
 DEVICE float narrow_to(f32, float x) { return x; }
 template <class T> DEVICE u16 narrow_to(T, float x) { return static_cast<u16>(pack(T(), x, 0.f)); }
 
-// Sine and cosine to 2^-22, for angles below 2^22: the remainder of x by pi / 2, whose first part causes no rounding, and
-// polynomials. sincosf has a slow path that needs a stack.
+// Sine and cosine to 2^-22, for angles below 2^22: polynomials of the remainder of x by pi / 2. The product with the first part of
+// pi / 2 is not rounded. sincosf has a slow path that needs a stack.
 DEVICE void sine_cosine(float x, float& sine, float& cosine) {
     const int quarter = __float2int_rn(x * 0.63661977f);
     const float n = static_cast<float>(quarter);

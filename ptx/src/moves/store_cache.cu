@@ -1,7 +1,7 @@
 // store_cache, store_cache_streaming, store_cache_any: store row i of k and v in slot slots[i] of one layer. A row with a
 // negative slot is not stored.
 // Twin:    src/backend/cpu store_cache         (the specification)
-// Params:  StoreCacheParams (src/common, src/backend/cuda/kernels/params.rs)
+// Params:  StoreCacheParams (src/common, src/backend/cuda/kernels/params/moves.rs)
 // Shapes:  k, v [tokens, kv_heads, head_dim], rows k_stride and v_stride apart; slots [tokens]: i32; any: i32 or i64
 // Grid:    block (x, y): x threads share a token's rows, y tokens a block; grid x = ceil(tokens / y)
 // Needs:   store_cache: 16-byte units, x = units of a row; streaming: 16-byte units; any: unit_bytes 16, 4 or 2.
@@ -22,7 +22,8 @@ DEVICE int load_slot(const StoreCacheParams& p, u32 token) {
     return slot;
 }
 
-// The fastest kernel for few tokens: a thread has one unit of K and one of V, and loads the slot at the same time.
+// The fastest kernel for few and for very many tokens (store/rows.rs): a thread has one unit of K and one of V, and loads the slot at
+// the same time.
 extern "C" __global__ void __launch_bounds__(256) store_cache(const __grid_constant__ StoreCacheParams params) {
     wait_for_previous();
     const u32 token = blockIdx.x * blockDim.y + threadIdx.y, at = threadIdx.x * 16;

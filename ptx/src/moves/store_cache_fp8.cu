@@ -1,7 +1,7 @@
 // store_cache_fp8, store_cache_fp8_any: store row i of k and v in slot slots[i] of one layer as bytes of E4M3. A row with a
 // negative slot is not stored. With scales by token, the kernels compute and store the scale of each head.
 // Twin:    src/backend/cpu store_cache         (the specification: src/backend/cpu/scales.rs, bit for bit)
-// Params:  StoreFp8Params (src/common, src/backend/cuda/kernels/params.rs)
+// Params:  StoreFp8Params (src/common, src/backend/cuda/kernels/params/moves.rs)
 // Shapes:  k, v [tokens, kv_heads, head_dim], rows k_stride and v_stride apart; slots i32 [tokens], any: or i64
 // Grid:    store_cache_fp8: block (x, y): x = kv_heads * head_dim / 16, at most 256, y tokens a block; grid x = ceil(tokens / y)
 //          any: block 256, grid x = ceil(tokens * kv_heads / 8)

@@ -1,7 +1,7 @@
 // store_latent_fp8: stores row i of k in slot slots[i] of one layer. The first head_dim numbers are stored as bytes of E4M3
 // with a computed scale, the others as bf16. If the slot is negative, the row is not stored.
 // Twin:    src/backend/cpu store_cache         (the specification: src/backend/cpu/scales.rs, bit for bit)
-// Params:  StoreLatentFp8Params (src/common, src/backend/cuda/kernels/params.rs); v, v_pool, v_scales unused
+// Params:  StoreLatentFp8Params (src/common, src/backend/cuda/kernels/params/latent.rs); v, v_pool, v_scales unused
 // Shapes:  k [tokens, head_dim + rope.elements], rows k_stride apart; slots i32 or i64 [tokens]; kv_heads 1, by_token 1
 // Grid:    x = ceil(tokens / 8), block 256: one warp for each token
 // Needs:   slots distinct and below the pool's slot count

@@ -1,9 +1,9 @@
 // Decode attention that reads shared spans once: one launch with two kinds of CTAs (AttendSharedParams).
 //
 // The last CTAs work on the spans' items like attend_extend.cuh, with query rows gathered from the whole batch. In the other
-// CTAs each warp has a work chunk of tails, like attend_decode.cuh. Multiprocessors run two CTAs, of one kind or of both; the
-// host divides the CTAs (src/backend/cuda/attention/split/shared.rs). Without spans, there are no CTAs of the first kind.
-// shared_parts.cuh joins parts; attend_shared_sm90a.cuh has the kernels of Hopper for head_dim 128.
+// CTAs each of TAILS warps has a work chunk of tails, like attend_decode.cuh. Multiprocessors run up to two CTAs, of one kind or
+// of both; the host divides the CTAs (src/backend/cuda/attention/split/shared.rs). shared_parts.cuh joins parts;
+// attend_shared_sm90a.cuh has the kernels of Hopper for head_dim 128.
 #pragma once
 #include "attend_decode.cuh"
 #include "attend_extend.cuh"

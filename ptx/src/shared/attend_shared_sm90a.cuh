@@ -3,8 +3,7 @@
 // The last CTAs work on the spans' items like attend_extend_sm90a.cuh, with query rows gathered from the whole batch. In each
 // other CTA eight warps have a work chunk of tails each, like attend_decode.cuh. A CTA of either kind fills a multiprocessor,
 // so that products and memory are busy at the same time on different multiprocessors; the host divides these
-// (src/backend/cuda/attention/split/shared.rs). Without spans, there are no CTAs of the first kind. shared_parts.cuh joins
-// parts.
+// (src/backend/cuda/attention/split/shared.rs). shared_parts.cuh joins parts.
 #pragma once
 #include "attend_decode.cuh"
 #include "attend_extend_sm90a.cuh"

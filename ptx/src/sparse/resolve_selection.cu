@@ -1,7 +1,7 @@
 // resolve_selection: writes the slots of the listed positions that their rows see, in order, and their number. Rows without
 // lists are skipped.
 // Twin:    src/backend/cpu/unit.rs listed      (the specification)
-// Params:  SelectParams (src/common, src/backend/cuda/kernels/params.rs); q, labels, keys, starts unused
+// Params:  SelectParams (src/common, src/backend/cuda/kernels/params/sparse.rs); q, labels, keys, starts unused
 // Shapes:  positions, listed u32 [batch, kv_heads, top]; counts u32 [batch, kv_heads]
 // Grid:    x = batch * kv_heads
 // Needs:   fewer than 2^32 - 1 slots

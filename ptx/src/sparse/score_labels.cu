@@ -1,8 +1,8 @@
-// score_labels_DTYPE: computes keys for the rows with lists. A key is a u32 with the order of a score; each kv head has one for
-// each position that the row's new token sees, except its own.
+// score_labels_DTYPE: computes keys for the rows with lists. A key is a u32 with the order of a score. Each kv head has a key for
+// each position that the row's new token sees, except the token's own position.
 // DTYPE:   bf16 or f16; each has its own text and entry point
 // Twin:    src/backend/cpu/labels.rs score, order (the specification, bit by bit)
-// Params:  SelectParams (src/common, src/backend/cuda/kernels/params.rs); positions, listed, counts, gathered unused
+// Params:  SelectParams (src/common, src/backend/cuda/kernels/params/sparse.rs); positions, listed, counts, gathered unused
 // Shapes:  q [tokens, q_heads, head_dim]; channels u32 [kv_heads, channel_count]; labels as K, channel_count wide; keys: see SelectParams
 // Grid:    x = kv_heads or more (warps share positions and heads)
 // Needs:   q 2-byte aligned; channel_count up to 256; labels 2-byte aligned. Rows past key_chunks are skipped
@@ -57,8 +57,8 @@ struct Cursor {
     u32 begin, end;  // pieces of the row
     Seeing row;      // a row past key_chunks sees nothing
 
-    // Creates a cursor at an existing piece. Of the rows that begin at the piece or before it, the piece belongs to the last one:
-    // rows that begin at the same piece before it are empty.
+    // Creates a cursor at an existing piece. The piece belongs to the last row that begins at it or before it. Earlier rows that
+    // begin at the same piece are empty.
     static __device__ __forceinline__ Cursor make(const SelectParams& params, u32 number) {
         u32 begun = 0;
 #pragma unroll 4

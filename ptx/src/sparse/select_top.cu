@@ -1,7 +1,7 @@
 // select_top: selects, for each row with lists and each kv head, the `top` positions with the greatest scores, ascending. The
 // row's own position is always selected; of equal scores the later position wins. Lists of other rows become empty.
 // Twin:    src/backend/cpu/labels.rs list      (the specification)
-// Params:  SelectParams (src/common, src/backend/cuda/kernels/params.rs); q, tables, labels, listed, counts unused
+// Params:  SelectParams (src/common, src/backend/cuda/kernels/params/sparse.rs); q, tables, labels, listed, counts unused
 // Shapes:  keys: see SelectParams; positions u32 [batch, kv_heads, top]
 // Grid:    x = batch * kv_heads, y = maximum number of CTAs of a long list
 // Needs:   keys of every position that such a row sees, except its own; a row past key_chunks selects only its own position
@@ -48,8 +48,8 @@ struct SharedKeys {
     __device__ __forceinline__ u32 at(u32 i) const { return keys[i]; }
 };
 
-// The least of the best `wanted` of `count` keys, by digits of 8 bits from the highest on, and the number of keys equal to it
-// to skip. If fewer than 4 digits are needed, the others are 0.
+// The least of the best `wanted` of `count` keys, and the number of equal keys to skip. It is found by digits of 8 bits from the
+// highest on. If fewer than 4 digits are needed, the others are 0.
 struct Least {
     u32 key, skipped;
 };

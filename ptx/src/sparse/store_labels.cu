@@ -1,7 +1,7 @@
 // store_labels: stores the labels of each row of k, which are some channels of each head. Those of row i go to slot slots[i] of one
 // layer; if slots[i] is negative, they are not stored.
 // Twin:    src/backend/cpu/labels.rs store     (the specification)
-// Params:  StoreLabelsParams (src/common, src/backend/cuda/kernels/params.rs)
+// Params:  StoreLabelsParams (src/common, src/backend/cuda/kernels/params/sparse.rs)
 // Shapes:  k [tokens, kv_heads, head_dim] of 16 bits, rows k_stride apart; channels u32 [kv_heads, channel_count]
 // Grid:    x = ceil(tokens * kv_heads * channel_count / 256)
 // Needs:   k and all strides 2-byte aligned; slots distinct and below the pool's slot count; channels below head_dim

@@ -1,10 +1,10 @@
 //! Attention over pages: the specification of the attention kernels.
 //!
 //! A unit of work is a block of query tokens of one sequence, with the query heads of some kv heads (grouped-query
-//! attention, arXiv:2305.13245). It processes the visible K and V in tiles. The portable path, and units with many
-//! query rows, widen a tile to f32 once for all queries of the unit; vector paths with few query rows widen numbers in
-//! registers. The softmax is online (Milakov and Gimelshein 2018, arXiv:1805.02867). For each query row, over the tiles
-//! of a segment:
+//! attention, arXiv:2305.13245). It processes the visible K and V in tiles. Vector paths widen numbers in registers if
+//! the unit has few query rows and its heads fill whole lines. Otherwise a tile is widened to f32 once for all queries
+//! of the unit. The softmax is online (Milakov and Gimelshein 2018, arXiv:1805.02867). For each query row, over the
+//! tiles of a segment:
 //!
 //! ```text
 //! m' = max(m, max s_j)    l' = l e^(m - m') + sum e^(s_j - m')    o' = o e^(m - m') + sum e^(s_j - m') v_j
@@ -14,9 +14,9 @@
 //! query reads only visible V. Segments are joined in order by the same rule.
 //!
 //! Positions are split into tiles and segments at multiples of their sizes. On one path, the bits of a row's result
-//! therefore depend only on the row and its visible K and V, not on the batch, the chunks of a prefill, the pool or the
-//! threads. A token of a draft tree gets the same bits as the last token of a plain sequence with the same visible
-//! tokens.
+//! therefore depend only on the row and its visible K and V. The batch, the chunks of a prefill, the pool and the
+//! threads do not change them. A token of a draft tree gets the same bits as the last token of a plain sequence with
+//! the same visible tokens.
 //!
 //! `attention/load.rs` loads tiles, and `attention/softmax.rs` folds them.
 
@@ -200,7 +200,8 @@ impl Scratch {
     }
 }
 
-/// Returns whether a unit widens numbers in registers: it has few query rows, and its heads fill whole lines.
+/// Returns whether a unit widens numbers in registers: the path has vectors, the unit has few query rows, and its heads
+/// fill whole lines without a separate rotary part.
 fn computes_in_place<T: Number>(job: &Job<'_, T>, unit: Unit) -> bool {
     let whole = job.layout.head_dim().is_multiple_of(Line::NUMBERS as u32) && job.rope.is_none();
     job.isa.is_vector() && whole && unit.rows_per_head(job.group()) <= NARROW_ROWS

@@ -1,8 +1,8 @@
 //! Attention over one tile with vectors, the counterpart of the portable code in `math.rs` and `attention/softmax.rs`.
 //!
-//! Numbers are widened in registers. Keys are read slot by slot in the order of memory, while the slots' values are
-//! prefetched. The order of a row's sums depends only on the instruction set and the tile, so neither other rows nor
-//! the place of K and V change a bit.
+//! Numbers that are not widened yet are widened in registers. Keys are read slot by slot in the order of memory, while
+//! the slots' values are prefetched. The order of a row's sums depends only on the instruction set and the tile, so
+//! neither other rows nor the place of K and V change a bit.
 
 #![allow(clippy::needless_range_loop)] // Blocks are indexed by constants, so that they stay in registers.
 
@@ -30,7 +30,7 @@ pub(super) struct Rows<'a, F> {
     pub widths: [usize; 2],
     /// `[heads, count, width]`
     pub q: &'a [f32],
-    /// Scales of K and V for each head; empty without scales.
+    /// Scales of K and V for each head; empty unless products are scaled.
     pub scales: &'a [[[f32; TILE]; 2]],
     /// Returns the positions of the tile that a row sees.
     pub sees: F,

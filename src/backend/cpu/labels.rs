@@ -91,7 +91,7 @@ pub(super) struct SelectScratch {
     query: Vec<f32>,
     /// The labels of a position.
     labels: Vec<f32>,
-    /// For each position its score, as a number that [`order`] returns, and the position.
+    /// The score of each position, as [`order`] converts it, and the position.
     scored: Vec<(u32, u32)>,
 }
 

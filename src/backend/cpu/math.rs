@@ -3,7 +3,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// A vector of eight numbers. The row of a head is padded with zeros to whole vectors.
+/// A vector of eight numbers.
 pub(super) type F32x8 = [f32; LANES];
 
 pub(super) const LANES: usize = 8;
@@ -175,9 +175,9 @@ pub(super) fn join((softmax, out): (&mut Softmax, &mut [f32]), later: (Softmax, 
     *softmax = (new_max, softmax.1 * factors.0 + sum * factors.1);
 }
 
-/// Below this, `exp` has no normal f32 result.
+/// Below this, `exp` returns 0. Its result here is close to the smallest normal f32.
 pub(super) const EXP_LOW: f32 = -87.0;
-/// Adding 1.5 * 2^23 rounds to a whole number, which is then in the low bits.
+/// Adding 1.5 * 2^23 rounds a number to a whole one. The low bits of the sum are then the whole number.
 pub(super) const EXP_ROUND: f32 = 12_582_912.0;
 /// ln 2 in two parts; the first is short enough that its product with n is exact.
 pub(super) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
@@ -185,10 +185,10 @@ pub(super) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 pub(super) const EXP_TERMS: [f32; 8] =
     [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
-/// Returns `e^x` for `x <= 0`, within 2 units in the last place; 0 below -87.
+/// Returns `e^x` for `x <= 0`, with a relative error below `2^-22`; 0 below -87.
 ///
 /// `e^x = 2^n e^r` with whole `n` and `|r| <= ln 2 / 2`. The Taylor series of `e^r` up to `r^7 / 7!` has a relative
-/// error below `6e-9`. The function has no branches and no calls, so loops over it are vectorised.
+/// error below `8e-9`. The function has no branches and no calls, so loops over it are vectorised.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     let y = if x < EXP_LOW { EXP_LOW } else { x }; // Unlike `max`, this keeps NaN.

@@ -92,8 +92,8 @@ impl Cpu {
         &self.words
     }
 
-    /// Returns the allocated bytes: pool, host pages, static scales, page tables, and scratch, which grows to the
-    /// largest step.
+    /// Returns the allocated bytes: pool, host pages, static scales, label channels, page tables, and scratch, which
+    /// grows to the largest step.
     pub fn bytes(&self) -> u64 {
         let scratch = self.scratch.iter().map(Scratch::bytes).sum::<usize>()
             + self.out.capacity() * size_of::<Line>()
@@ -112,7 +112,7 @@ impl Cpu {
         check::table_writes(plan.table_writes, &self.layout, &self.table)
     }
 
-    /// Stores the labels of rows of K, with their stride.
+    /// Stores the labels of a step's K; `k` has the rows and their stride.
     fn store_labels(&mut self, plan: &BatchPlan<'_>, layer: LayerId, k: (CpuRows<'_>, usize)) {
         let LayerPlace { group, track, lane } = self.layout.place(layer);
         let Planes { layout, labels, .. } = self.planes.of(group);
@@ -262,7 +262,8 @@ impl Backend for Cpu {
     /// results beyond the largest number, and infinities, become that number. NaN stays NaN.
     ///
     /// # Errors
-    /// [`CpuError::Plan`] for a step that is not open, or for rows that do not fit the plan or the pool.
+    /// [`CpuError::Plan`] for an invalid plan, a step that is not open, a layer that does not exist, or rows that do
+    /// not fit the plan or the pool.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -315,8 +316,8 @@ impl Backend for Cpu {
     }
 
     /// # Errors
-    /// [`CpuError::Plan`] for a step that is not open, rows that do not fit, an invalid [`Attend`] or sinks, or a
-    /// window with draft trees.
+    /// As [`store_cache`](Backend::store_cache); also [`CpuError::Plan`] for an invalid [`Attend`] or sinks, a window
+    /// or chunks with draft trees, and a window or chunks other than those of the layer's group.
     fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -386,7 +387,8 @@ impl SparseBackend for Cpu {
     type PositionsMut<'a> = &'a mut [u32];
 
     /// # Errors
-    /// [`CpuError::Plan`] for a step that is not open, rows or lists that do not fit, or an invalid [`Select`].
+    /// As [`store_cache`](Backend::store_cache); also [`CpuError::Plan`] for lists that do not fit, an invalid
+    /// [`Select`], a pool without labels, and a layer outside group 0.
     fn select(
         &mut self,
         plan: &BatchPlan<'_>,

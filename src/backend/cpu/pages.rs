@@ -1,4 +1,4 @@
-//! Access of a host to the pool's bytes: reads of slots, and copies of pages.
+//! Access to the pool's bytes: reads of slots, copies of pages, and moves of slots.
 
 use std::ops::Range;
 

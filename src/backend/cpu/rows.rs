@@ -114,7 +114,7 @@ impl ElementsMut<'_> {
     }
 }
 
-/// Rows to read: q, k or v of a step, `[tokens, heads, head_dim]`.
+/// Rows to read: q, k or v of a step, `[tokens, heads, head_dim]`, or a norm's weights.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuRows<'a> {
     /// The numbers, from the first row on.
@@ -123,7 +123,7 @@ pub struct CpuRows<'a> {
     pub stride: Option<usize>,
 }
 
-/// Rows to write: attention's output, `[tokens, q_heads, head_dim]`.
+/// Rows to write: attention's output, `[tokens, q_heads, head_dim]`, or the qkv of `rope_store`, which is also read.
 #[derive(Debug)]
 pub struct CpuRowsMut<'a> {
     /// The numbers, from the first row on. Numbers between strided rows stay unchanged.

@@ -1,8 +1,8 @@
 //! Quantised numbers: rounding at the store, and scales for reads.
 //!
-//! All backends store the same bits. The scale of a token's head is the maximum of its finite absolute values, divided
-//! by 448, at least 2^-126; it is 1 if no finite value other than 0 exists. Each number is divided by the scale (IEEE,
-//! in f32) and [rounded](E4m3::from_f32). `layout/scales.rs` has static scales.
+//! All backends store the same bits. A scale by token is the maximum of the finite absolute values of the token's head,
+//! divided by 448, at least 2^-126; it is 1 if no finite value other than 0 exists. Each number is divided by its scale
+//! (IEEE, in f32) and [rounded](E4m3::from_f32). `layout/scales.rs` has static scales.
 
 use super::e4m3::E4m3;
 use super::number::convert;
@@ -16,7 +16,7 @@ const LARGEST: f32 = 448.0;
 /// The scales of K and V.
 #[derive(Debug)]
 pub(super) enum Scales {
-    /// No scales, or all 1.
+    /// The pool has no scales, or the host has given none, so that all are 1.
     Ones,
     /// Static scales of the host.
     Static(KvScales),

@@ -116,8 +116,8 @@ impl Isa {
     }
 }
 
-/// A computation that is compiled for each set. Functions with vectors must be inlined into it. It uses no closures,
-/// because the compiler may not inline them.
+/// A computation that is compiled for each set. Functions with vectors must be inlined into it. Its closures use no
+/// vectors, because the compiler may not inline closures.
 pub(super) trait Op {
     fn go<S: Lanes>(self, s: S);
 }

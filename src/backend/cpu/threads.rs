@@ -92,7 +92,8 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs all `workers`, the first on this thread and the others on the pool's, and waits for them.
+/// Runs `workers`, the first on this thread and the others on the pool's threads, at most one for each core. Waits for
+/// them.
 ///
 /// `work` executes one step, and returns whether more steps may exist. Other workers also stop if the process computes
 /// on more threads than it has cores, because another engine computes.

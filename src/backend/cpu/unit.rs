@@ -85,8 +85,8 @@ impl Unit {
         self.row.qo_start as usize + self.first as usize
     }
 
-    /// Returns the slots that query token `i` of the unit sees. The range counts visible slots only, in order. In a
-    /// draft tree they are not all slots of the row; [`Unit::table_index`] returns the position of each.
+    /// Returns the slots that query token `i` of the unit sees. The range counts only visible slots, in order. A token
+    /// of a draft tree does not see all slots of the row; [`Unit::table_index`] returns the position of a visible one.
     pub fn sees(&self, i: u32, attend: &Attend) -> Range<u32> {
         if self.mask != 0 {
             return 0..self.row.kv_len.saturating_sub(u64::BITS) + self.mask.count_ones();

@@ -26,11 +26,13 @@ impl Backend for Cuda {
     type Sinks<'a> = DeviceRows<'a>;
     type Lse<'a> = DeviceRowsMut<'a>;
 
-    /// Waits only if all `2 * max_steps + 2` upload slots contain data that the device has not read. A step uses one
-    /// slot; extend plans, draft trees and many table writes use further slots.
+    /// Waits for the device only if all `2 * max_steps + 2` upload slots contain data that the device has not read, or
+    /// if the step needs a kernel that is not [prepared](Cuda::prepare). A step uses one slot; extend plans, plans over
+    /// latent rows, draft trees and many table writes use further slots.
     ///
     /// # Errors
-    /// [`CudaError::Plan`] for an invalid plan, also for one with trees if a window was [prepared](Cuda::prepare).
+    /// [`CudaError::Plan`] for an invalid plan, also for one with trees if a window or chunks were
+    /// [prepared](Cuda::prepare). [`CudaError::StepRows`] or [`CudaError::StepSees`] for a step above the limits.
     /// [`CudaError::NotStaged`] while the stream is captured. The driver's errors.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
@@ -60,7 +62,9 @@ impl Backend for Cuda {
     /// The rows have the pool's dtype, or that of [`Cuda::rows`] if the pool is quantised.
     ///
     /// # Errors
-    /// [`CudaError::Plan`] for an invalid plan, a step that is not open, or rows that do not fit. The driver's errors.
+    /// [`CudaError::Plan`] for an invalid plan, a step that is not open, a layer that does not exist, or rows that do
+    /// not fit. [`CudaError::Element`], [`CudaError::RowStride`], [`CudaError::RowsAlignment`] or
+    /// [`CudaError::OtherDevice`] for other rows. [`CudaError::NotStaged`] in a capture. The driver's errors.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -115,9 +119,9 @@ impl Backend for Cuda {
     }
 
     /// The rows have the pool's dtype, or that of [`Cuda::rows`] if the pool is quantised. Rows of 16-bit numbers are
-    /// aligned to 16 bytes, and head_dim is 64, 128 or 256. For f32, which is slow and only for checks, head_dim is a
-    /// multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks are packed
-    /// f32. A sink that is NaN or infinite invalidates its head's output.
+    /// aligned to 16 bytes. Except for latent rows, head_dim is 64, 128 or 256, or for f32, which is slow and only for
+    /// checks, a multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks
+    /// are packed f32. A sink that is NaN or plus infinity invalidates its head's output.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, and for trees with a window.
@@ -134,7 +138,7 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// [`CudaError::Plan`] for pages that do not exist. The driver's errors.
+    /// [`CudaError::Plan`] for pages that do not exist. [`CudaError::PageInUse`] in a capture. The driver's errors.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let pages = self.pools.of(0).pages();
@@ -195,7 +199,7 @@ impl Backend for Cuda {
 }
 
 impl Cuda {
-    /// Checks that the plan's step is open.
+    /// Checks that the plan's step is open, and records a call of a step before the last one.
     pub(super) fn check_open(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         check::is_open(&self.steps, plan.step)?;
         if plan.step != self.steps.last() {

@@ -17,8 +17,8 @@ use crate::layout::Dtype;
 
 impl Cuda {
     /// Loads the kernels and allocates the memory for this work, with several threads, then frees the kernels' PTX.
-    /// Captures require this preparation. Without it, a step that needs a new kernel waits for the driver's compiler;
-    /// [`Cuda::modules_after_prepare`] counts such modules. Later calls add to earlier ones.
+    /// A capture can do neither. Without this preparation, a step that needs a new kernel waits for the driver's
+    /// compiler; [`Cuda::modules_after_prepare`] counts such modules. Later calls add to earlier ones.
     ///
     /// The host prepares the attention of all its layers. If some layers have a window or chunks, `begin` then rejects
     /// plans with draft trees ([`PlanError::TreeWindow`](crate::PlanError)). Without preparation, the attention of the
@@ -101,7 +101,7 @@ fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
     if shapes.is_empty() { vec![first] } else { shapes }
 }
 
-/// Returns the kernels for stores into one shape of the pool, and the attention kernels that need no split.
+/// Returns the kernels for stores into one shape of the pool, and the attention kernels over latent or f32 rows.
 fn pool_kernels(
     pool: &Pool,
     work: &Prepare<'_>,

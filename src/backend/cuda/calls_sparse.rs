@@ -18,7 +18,8 @@ impl SparseBackend for Cuda {
     type PositionsMut<'a> = DeviceRowsMut<'a>;
 
     /// # Errors
-    /// The errors of attention, and [`CudaError::SelectTokens`] if rows with lists see more tokens in total than
+    /// The errors of attention. [`CudaError::Plan`] for a pool without labels, lists that do not fit, and a layer
+    /// outside group 0. [`CudaError::SelectTokens`] if rows with lists see more tokens in total than
     /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens).
     fn select(
         &mut self,

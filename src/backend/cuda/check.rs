@@ -76,7 +76,7 @@ pub(super) fn attend_strides(
     Ok((q_stride, out_stride))
 }
 
-/// Rejects frequencies that are fewer than `count` numbers or not aligned.
+/// Rejects frequencies that are not f32, not packed, fewer than `count` or not aligned.
 pub(super) fn check_frequencies(
     frequencies: &DeviceRows<'_>,
     count: usize,
@@ -85,7 +85,7 @@ pub(super) fn check_frequencies(
     check_packed(Operand::Frequencies, of, (1, count), Element::Number(Dtype::F32))
 }
 
-/// Rejects sinks that are fewer than the query heads or not aligned.
+/// Rejects sinks that are not f32, fewer than the query heads or not aligned.
 pub(super) fn check_sinks(sinks: &DeviceRows<'_>, q_heads: u32) -> Result<(), CudaError> {
     row_stride(Operand::Sinks, &sinks.extent, 1, q_heads as usize, Dtype::F32)?;
     let aligned = sinks.extent.address.is_multiple_of(4);
@@ -121,8 +121,8 @@ pub(super) fn check_pool(top: u32, layout: &PoolLayout, longest_row: u64) -> Res
     if served && counted { Ok(()) } else { Err(CudaError::Lists { dtype }) }
 }
 
-/// Returns the window that kernels take. A window that no row of the page tables exceeds becomes none, so that kernels
-/// can add windows to positions without overflow.
+/// Checks attention for the kernels, and returns it with the window that they take. A window that no row of the page
+/// tables exceeds becomes none, so that kernels can add windows to positions without overflow.
 pub(super) fn check_attend(
     attend: &Attend,
     pool: &Pool,
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(rows(None, 48), Ok(16));
         assert_eq!(rows(Some(10), 56), Ok(20));
         assert_eq!(rows(Some(10), 55), Err(length.into()));
-        // A stride of 2 * 2^63 bytes, and one of 2^64 bytes: both would wrap to 0.
+        // Two strides of 2^62 elements, and one of 2^63, are 2^64 bytes, which would wrap to 0.
         for stride in [1 << 62, 1 << 63, usize::MAX] {
             assert!(rows(Some(stride), 1 << 40).is_err());
         }
@@ -261,7 +261,7 @@ mod tests {
         };
         assert_eq!(window(1), Ok(Some(1)));
         assert_eq!(window(99), Ok(Some(99)));
-        // Kernels add windows to positions, so these windows would wrap.
+        // Kernels add windows to positions, and the last two windows would wrap.
         for none in [100, u32::MAX - 1, u32::MAX] {
             assert_eq!(window(none), Ok(None), "{none}");
         }

@@ -82,7 +82,8 @@ pub enum CudaError {
         /// Maximum number of tokens.
         max: u64,
     },
-    /// A group's chunks do not begin at multiples of the page tables' chunks, because pages do not divide them.
+    /// A group's chunks do not begin at multiples of the page tables' chunks, because pages do not divide them. Or the
+    /// page tables have more than 2^31 directory words.
     ChunkTokens {
         /// The size of the chunks that a group reads.
         chunk: u32,
@@ -116,12 +117,12 @@ pub enum CudaError {
     PerThreadStream,
     /// No kernel supports the shape of the pool.
     PoolShape {
-        /// The pool's layout.
+        /// The pool's shape.
         shape: KvShape,
     },
     /// The label channels do not fit the pool.
     Labels(LabelError),
-    /// No kernel supports labels in the pool, or lists over it: latent rows, fp8, f32, or at least 2^32 slots.
+    /// No kernel supports labels in the pool, or lists over it: latent rows, fp8, f32, or at least 2^32 - 1 slots.
     Lists {
         /// Element type of the pool.
         dtype: KvDtype,

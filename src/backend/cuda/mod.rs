@@ -5,7 +5,7 @@
 //! the device only if its documentation states so. A graph can capture launches: see [`Cuda::stage`].
 //!
 //! ```text
-//! options, prepare, opened                 opening and preparation
+//! options, prepare, calls_prepare, opened  opening and preparation
 //!   calls, calls_sparse                    the calls of `Backend`
 //!   check, error                           checks of arguments, errors
 //!   store                                  the pool, stores of K and V

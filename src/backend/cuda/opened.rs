@@ -142,9 +142,11 @@ impl Cuda {
     ///
     /// # Errors
     /// * [`CudaError::Plan`] for an invalid plan, a step that is not open, or draft trees although attention with a
-    ///   window was [prepared](Cuda::prepare).
+    ///   window or chunks was [prepared](Cuda::prepare).
+    /// * [`CudaError::StepRows`] or [`CudaError::StepSees`] for a step above the limits.
     /// * [`CudaError::SelectTokens`] for too many tokens of rows with lists.
-    /// * [`CudaError::NotStaged`] while the stream is captured.
+    /// * [`CudaError::NotStaged`] or [`CudaError::NotPrepared`] if a capture would have to send the plan or to wait for
+    ///   a load. The driver's errors.
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
         let stream = self.stream.raw();

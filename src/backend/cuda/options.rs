@@ -40,9 +40,10 @@ pub struct CudaOptions {
     pub rows: Option<Dtype>,
     /// Label channels of a pool with labels, for the heads of this rank ([`LabelChannels::local`]). Default: `None`.
     pub labels: Option<LabelChannels>,
-    /// Maximum number of tokens that rows of one new token see together in a step that selects by labels. Each row's
-    /// number is rounded up to 256 and includes shared pages. A pool with labels takes four bytes of device memory for
-    /// each such token and kv head. Default: 0, which means the pool's slots plus 256 for each row.
+    /// Maximum number of tokens that rows of one new token see together in a step that selects by labels; shared pages
+    /// count for each row. Each row's number is rounded up to a multiple of 256, for which the backend adds 256 tokens
+    /// for each row of a step. A pool with labels takes four bytes of device memory for each of these tokens and kv
+    /// head. Default: 0, which means the pool's slots.
     pub select_tokens: u64,
     /// Whether a lack of host memory, or of memory that the driver can pin, reduces the host pages. Otherwise `open` or
     /// a later [`moved`](crate::Backend::moved) returns the error. Default: `false`.
@@ -78,10 +79,11 @@ impl OpenBackend for CudaOptions {
     type Backend = Cuda;
 
     /// # Errors
-    /// [`CudaError::PoolShape`] if latent rows are not 512 + 64 long. [`CudaError::ChunkTokens`] if pages do not divide
-    /// a group's chunks. [`CudaError::Lists`] if a pool of f32 or fp8 has labels. [`CudaError::Scales`] or
-    /// [`CudaError::Labels`] if they do not fit the pool. [`CudaError::RowsDtype`]. [`CudaError::OtherDevice`] for the
-    /// stream. [`CudaError::RowTokens`]. [`CudaError::OutOfMemory`], [`CudaError::HostMemory`]. The driver's errors.
+    /// [`CudaError::PoolShape`] if latent rows are not 512 + 64 long or not alone in the pool.
+    /// [`CudaError::ChunkTokens`] if pages do not divide a group's chunks. [`CudaError::Lists`] if a pool of f32 or fp8
+    /// has labels. [`CudaError::Scales`] or [`CudaError::Labels`] if they do not fit the pool.
+    /// [`CudaError::RowsDtype`]. [`CudaError::OtherDevice`] for the stream. [`CudaError::RowTokens`].
+    /// [`CudaError::OutOfMemory`], [`CudaError::HostMemory`]. The driver's errors.
     fn open(
         self,
         layout: &PoolLayout,
@@ -116,8 +118,8 @@ impl OpenBackend for CudaOptions {
             rows => rows,
         };
         let limits = StepLimits { tokens, rows, all_spans };
-        // A step takes one upload slot, and one more for each variant of attention with an extend plan. If the ring is
-        // full, the host waits.
+        // A step takes one upload slot, and more for masks, for extend and latent plans, and for many table writes. If
+        // the ring is full, the host waits.
         let uploads = 2 * steps as usize + 2;
         let capability = self.selected_capability.unwrap_or(gpu.capability());
         let memory = Arc::new(DeviceBuffer::lasting(&gpu, layout.total_bytes())?);

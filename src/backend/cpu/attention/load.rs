@@ -26,7 +26,7 @@ impl Scratch {
         let (group, lines) = (job.group(), job.lines());
         let head_dim = job.layout.head_dim() as usize;
         let rows = unit.row_count(group);
-        // The padding of a head to whole lines is zeroed here, and changes only if heads become wider.
+        // The padding of a head to whole lines must be 0. It may contain numbers of heads of another size.
         let is_padded = !head_dim.is_multiple_of(Line::NUMBERS);
         if std::mem::replace(&mut self.head_dim, head_dim) != head_dim && is_padded {
             [&mut self.q, &mut self.k, &mut self.v].into_iter().for_each(Vec::clear);

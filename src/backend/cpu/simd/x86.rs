@@ -28,7 +28,8 @@ impl Lanes for V3 {
         cast(widen_f16(self, load(numbers)))
     }
 
-    // A number becomes an f16 with the same exponent and mantissa: 2^-8 of its value, or 480 for NaN.
+    // A number becomes an f16 with the same bits of exponent and mantissa, which is 2^-8 of its value. After the
+    // multiplication, NaN is 480.
     #[inline(always)]
     fn e4m3<const N: usize>(self, numbers: &[E4m3]) -> [Self::f32s; N] {
         let nan = self.splat_f32s(480.0);
@@ -177,8 +178,8 @@ const fn e4m3_bytes(byte: usize) -> [u8; 128] {
     bytes
 }
 
-/// The index of the number for each byte before the look-ups. The order compensates for two later steps: unpacking
-/// makes 8 words from each half of 16 bytes, and the half of 32 bits that a word occupies decides its vector.
+/// The index of the number for each byte before the look-ups. The order compensates for two later steps. Unpacking
+/// makes 8 words from each half of 16 bytes. Then the half of 32 bits that a word occupies decides its vector.
 static E4M3_ORDER: [u8; 64] = {
     let mut order = [0; 64];
     let mut at = 0;

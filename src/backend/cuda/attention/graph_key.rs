@@ -1,8 +1,8 @@
 //! The key of a captured graph, which determines the steps that the graph serves.
 //!
-//! A step's kernels depend on its rows: whether spans are read once, whether a row has more new tokens than a decode
-//! kernel takes, and whether partial sums of latent rows must be joined. A captured graph contains the kernels of the
-//! staged step. It serves all steps with the same kernels; their lengths, page tables and spans may differ.
+//! A step's kernels depend on its rows. Spans may be read once. The extend kernel runs if a row has more new tokens
+//! than a decode kernel takes. Partial sums of latent rows may have to be joined. A captured graph contains the kernels
+//! of the staged step. It serves all steps with the same key; their lengths, page tables and spans may differ.
 
 /// Maximum number of attention variants in a key.
 pub(in crate::backend::cuda) const KEY_VARIANTS: usize = 16;
@@ -11,8 +11,8 @@ pub(in crate::backend::cuda) const KEY_VARIANTS: usize = 16;
 /// [`Cuda::stage`](crate::backend::cuda::Cuda::stage) returns a step's key.
 ///
 /// A key contains the numbers of tokens and rows, the width of slots, and the kernels of attention. Decode steps with
-/// the same numbers have two keys, one with and one without shared spans. Steps with drafts have a few more. The key of
-/// a step changes if the backend prepares a new variant of attention.
+/// the same numbers have two keys: with and without shared spans, or over latent rows with and without a join. Steps
+/// with drafts have a few more. The key of a step changes if the backend prepares a new variant of attention.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GraphKey {
     pub(in crate::backend::cuda) tokens: usize,

@@ -1,10 +1,10 @@
 //! Attention: splits each step over the device, and launches each variant.
 //!
 //! ```text
-//! variants ---- split (decode, extend, selected)     query heads and windows over K and V
-//!   shared ---- split/shared                         spans that several rows share, read once
-//!   latent ---- split/latent, row_boxes              latent rows
-//! graph_key                                          the steps that can replay a graph
+//! variants, variant ---- split (decode, extend, selected)   query heads and windows over K and V
+//!   shared ------------- split/shared                       spans that several rows share, read once
+//!   latent ------------- split/latent, row_boxes            latent rows
+//! graph_key                                                 the steps that can replay a graph
 //! ```
 //!
 //! `kernels/selection.rs` selects kernels, and `plan` uploads plans.

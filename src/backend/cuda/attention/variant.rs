@@ -79,7 +79,7 @@ pub(super) struct Variant {
 #[derive(Debug)]
 pub(super) struct Extend {
     pub(super) kernel: &'static Kernel,
-    /// Replaces the extend kernel in steps with trees and in graphs, if the extend kernel supports no trees.
+    /// Replaces the extend kernel in steps with trees, if the extend kernel supports no trees.
     pub(super) trees: Option<&'static Kernel>,
     /// Plan on the device.
     pub(super) plan: DeviceBuffer,

@@ -1,9 +1,10 @@
 //! The variants of attention and their launches.
 //!
-//! A *variant* is attention with given query heads, a sliding window or chunks, and a length of lists. Each step is
-//! split for each variant. A model has one variant, or two if local and global layers alternate. The first launch of a
-//! variant allocates its memory; from then on, staging a plan splits it for the variant. The memory of the extend
-//! kernel, and of the kernel with shared spans, is allocated by the first step that uses them.
+//! A *variant* is attention with a shape of the pool, given query heads, a sliding window or chunks, a length of lists
+//! and a sign of the scale. Each step is split for each variant. A model has one variant, or two if local and global
+//! layers alternate. `Cuda::prepare`, or else the first launch, allocates the memory of a variant; from then on,
+//! staging a plan splits it for the variant. The memory of the extend kernel, and of the kernel with shared spans, is
+//! allocated by `Cuda::prepare` or by the first step that uses them.
 
 use super::graph_key::KEY_VARIANTS;
 use super::latent::LatentVariants;
@@ -112,7 +113,7 @@ impl Variants {
         })
     }
 
-    /// Loads the kernels of prepared work, for the prepared variants.
+    /// Returns the kernels of prepared work, for the prepared variants.
     pub(in crate::backend::cuda) fn kernels(
         &self,
         variants: &[Prepared<'_>],
@@ -213,7 +214,8 @@ impl Variants {
         end
     }
 
-    /// Sends the extend plans of the last split, unless every row has at most one token.
+    /// Sends the plans over latent rows and the extend plans of the last split. With `decode_only`, extend plans
+    /// without items are not sent.
     pub(in crate::backend::cuda) fn send_extend(
         &self,
         gpu: &Gpu,

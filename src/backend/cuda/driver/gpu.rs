@@ -18,8 +18,8 @@ const PDL_WANTED: i32 = 12_030;
 
 /// A cheap handle to a device and its retained primary context. Any thread may use it.
 ///
-/// Every call leaves this context current in the calling thread. A host that uses another device in the same thread
-/// must select that device again (`cudaSetDevice`). Dropping the last handle waits for the device.
+/// Every call of the driver leaves this context current in the calling thread. A host that uses another device in the
+/// same thread must select that device again (`cudaSetDevice`). Dropping the last handle waits for the device.
 #[derive(Clone, Debug)]
 pub struct Gpu {
     shared: Arc<Shared>,
@@ -69,7 +69,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::DriverTooOld`] or [`CudaError::DeviceTooOld`].
-    /// After each of them, the program can use the CPU backend instead.
+    /// After each of them, the program can use the CPU backend instead. Other errors of the driver.
     pub fn new(ordinal: u32) -> Result<Self, CudaError> {
         // cuInit returns 100 if the driver finds no device.
         let no_device = |error| match error {
@@ -177,7 +177,7 @@ impl Gpu {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.shared.context.raw()) })
     }
 
-    /// Waits for all submitted work of the device, on every stream, including destroyed ones.
+    /// Waits for all submitted work of the context, on every stream, including destroyed ones.
     pub(in crate::backend::cuda) fn finish(&self) -> Result<(), CudaError> {
         self.bind()?;
         // SAFETY: takes no pointers; a context is bound.

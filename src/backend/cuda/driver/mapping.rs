@@ -16,7 +16,7 @@ const SYSTEM_PAGE: usize = 4096;
 /// Number of threads that touch a piece.
 const TOUCHERS: usize = 4;
 
-/// Reserved host memory, pinned from the start on. One thread pins pieces; others may use the pinned ones.
+/// Reserved host memory, pinned piece by piece from the first byte on. One thread pins; others may use pinned pieces.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Mapping {
     gpu: Gpu,
@@ -58,7 +58,7 @@ impl Mapping {
     /// Touches and pins the next piece, and returns the number of pinned bytes. Only one thread calls it.
     ///
     /// # Errors
-    /// [`CudaError::Pinning`].
+    /// [`CudaError::Pinning`], or another error of the driver.
     pub fn pin_next(&self) -> Result<u64, CudaError> {
         let pinned = self.pinned.load(Ordering::Relaxed);
         let bytes = self.piece.min(self.bytes - pinned);
@@ -108,7 +108,7 @@ impl Mapping {
         });
     }
 
-    /// Returns the address of the first byte, which is the same on the host and, once pinned, on every device.
+    /// Returns the address of the first byte, which is the same on the host and, once pinned, on the device.
     pub fn address(&self) -> u64 {
         self.start.addr() as u64
     }

@@ -28,7 +28,7 @@ impl DeviceBuffer {
     /// Allocates `bytes` bytes of uninitialised device memory; 0 bytes allocate nothing.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`].
+    /// [`CudaError::OutOfMemory`]; the driver's errors.
     pub fn new(gpu: &Gpu, bytes: u64) -> Result<Self, CudaError> {
         Self::take(gpu, bytes, gpu.has_pools())
     }
@@ -196,7 +196,7 @@ pub(in crate::backend::cuda) struct Extent {
     pub element: Element,
 }
 
-/// Rows of q, k or v, sinks, or lists in device memory, from [`DeviceBuffer::rows`] or at a raw address.
+/// Rows to read in device memory, such as q, k, v, sinks or lists, from [`DeviceBuffer::rows`] or at a raw address.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRows<'a> {
     pub(in crate::backend::cuda) extent: Extent,
@@ -229,7 +229,8 @@ impl DeviceRows<'_> {
     }
 }
 
-/// Rows of attention's output, its log-sum-exp (packed f32), or lists to fill, in device memory.
+/// Rows to write in device memory: attention's output, its log-sum-exp (packed f32), lists to fill, or the qkv of
+/// `rope_store`, which is also read.
 #[derive(Debug)]
 pub struct DeviceRowsMut<'a> {
     pub(in crate::backend::cuda) extent: Extent,
@@ -303,7 +304,7 @@ impl PinnedBuffer {
     /// Allocates `bytes` bytes of pinned host memory, at least 1, zeroed.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`].
+    /// [`CudaError::OutOfMemory`]; the driver's errors.
     pub fn new(gpu: &Gpu, bytes: usize) -> Result<Self, CudaError> {
         gpu.bind()?;
         let bytes = bytes.max(1);

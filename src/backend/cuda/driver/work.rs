@@ -145,7 +145,7 @@ fn sweep(context: RawContext, of: impl Fn(Dropped) -> bool) {
     if !work.forget(context) {
         return;
     }
-    // Memory that was dropped later has marks that are later in the same streams. So the search ends at the first
+    // The marks of memory that was dropped later are later in the same streams. The search therefore ends at the first
     // memory whose work is not done.
     let mut waits = false;
     let free = work.waiting.extract_if(.., |waiting| {

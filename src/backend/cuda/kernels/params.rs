@@ -35,9 +35,10 @@ const _: () =
 #[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct AttendParams {
-    /// Device address of `[tokens, q_heads, head_dim]`, rows `q_stride` apart, 16-byte aligned.
+    /// Device address of `[tokens, q_heads, head_dim]`, rows `q_stride` apart, 16-byte aligned (f32: 4-byte).
     pub q: u64,
-    /// Device address of the output, same shape, rows `out_stride` apart, 16-byte aligned.
+    /// Device address of the output, same shape (over latent rows `[.., 512]`), rows `out_stride` apart, aligned like
+    /// q.
     pub out: u64,
     /// Device address of f32 `[tokens, q_heads]` for the log-sum-exp, natural logarithm; 0: none.
     pub lse: u64,
@@ -78,7 +79,8 @@ pub struct AttendParams {
     pub chunk_pages: u32,
     /// Words of one row's directory.
     pub chunks_per_row: u32,
-    /// Words of all directories: `rows * chunks_per_row`.
+    /// Index of the track's first word in the first chunk. All directories, of `rows * chunks_per_row` words, precede
+    /// it.
     pub chunk_base: u32,
     /// Query heads.
     pub q_heads: u32,
@@ -94,9 +96,10 @@ pub struct AttendParams {
     pub scale: f32,
     /// Soft cap of the logits; 0: none.
     pub soft_cap: f32,
-    /// `attend_extend_*` only. 1: q and `scale` are negated; `scale` must be above 0 there.
+    /// `attend_extend_*` only. 1: the scale is negative, so the kernel negates q, and `scale` is the absolute value.
     pub negate_q: u32,
-    /// `attend_decode_*` only: stripes of kv heads; CTA c is in stripe `c % stripes`.
+    /// Stripes of kv heads in the decode plan; CTA c, or warp c of tails in `attend_shared_*`, is in stripe `c %
+    /// stripes`.
     pub stripes: u32,
     /// 0.
     pub reserved: u32,
@@ -106,8 +109,9 @@ pub struct AttendParams {
     pub masks: u64,
 }
 
-/// Flag of a page table row in the staged rows and in [`ExtendWork`]: the sequence is a draft tree, which
-/// `attend_extend_*` and `attend_decode_*_r64_sm90a` support.
+/// Flag of a page table row in the staged rows and in [`ExtendWork`]: the sequence is a draft tree. Kernels with trees
+/// are `attend_extend_*`, except those of fp8 for compute capability 9.0, `attend_decode_*_r64_sm90a` and those over
+/// latent or f32 rows.
 pub const TREE_ROW: u32 = 1 << 31;
 
 /// The scales of one layer of a quantised pool; kernels over fp8 take it after their struct.

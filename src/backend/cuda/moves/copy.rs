@@ -16,7 +16,7 @@ use crate::plan::PageCopy;
 /// Units that one block of `copy_pages` moves.
 const BLOCK_UNITS: u32 = 1024;
 
-/// Copies pages that were checked between any memory that the device can access, in the stream's order.
+/// Copies checked pages, between any memory that the device can access, in the stream's order.
 pub(in crate::backend::cuda) fn copy_on_device(
     gpu: &Gpu,
     source: &Pages,

@@ -8,8 +8,8 @@ use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
 use crate::backend::cuda::error::CudaError;
 use crate::id::MoveId;
 
-/// Maximum number of events of a direction. With more parts in flight, the oldest part loses its event, and a wait for
-/// that part becomes a wait for the next part that has one.
+/// Maximum number of events of a direction. With more parts in flight, the oldest part loses its event. A wait for that
+/// part then waits for the next part with an event.
 const EVENTS_MAX: usize = 64;
 
 /// The direction of moves between device and host pages.

@@ -1,9 +1,9 @@
 //! The order of saves and loads among the work of a backend.
 //!
-//! Each direction has a stream. A save waits for all earlier work of the backend's stream; a load waits for the work of
-//! steps that have ended. Each page has a record of its last moves. Later work waits only for the last moves of the
-//! pages that it uses: a step for the pages that its table writes name, `copy_pages` and moves of the other direction
-//! for the pages that they copy.
+//! Each direction has a stream. A save waits for all earlier work of the backend's stream; a load waits at least for
+//! the work of steps that have ended. Each page has a record of its last moves. Later work waits only for the last
+//! moves of the pages that it uses. A step uses the pages that its table writes name. `copy_pages` and moves of the
+//! other direction use the pages that they copy.
 //!
 //! A large load copies the first layers of all its pages, then the next ones: a few parts, each with an event. `begin`
 //! waits for saves alone, and a layer's calls wait for the part that contains the layer. Graphs cannot wait, so
@@ -56,7 +56,7 @@ pub(in crate::backend::cuda) struct HostMoves {
     /// Open steps, and the end of the backend's stream when each began.
     begins: VecDeque<(StepId, CudaEvent)>,
     spare: Vec<CudaEvent>,
-    /// The last step that had begun at the time of the last call that did not belong to that step.
+    /// The newest step at the time of the last call that belonged to an older step or to none.
     outside: StepId,
     /// The last load that wrote a page of a begun step.
     needed: MoveId,
@@ -108,8 +108,8 @@ impl HostMoves {
         })
     }
 
-    /// Moves pages: saves them after all earlier work of the backend's `stream`, or loads them after its steps that
-    /// have ended.
+    /// Moves pages: saves them after all earlier work of the backend's `stream`, or loads them after the work before
+    /// its first open step. If a later call did not belong to the last step, loads wait for all earlier work too.
     pub fn move_pages(
         &mut self,
         direction: Direction,
@@ -284,7 +284,8 @@ impl HostMoves {
         self.load.0.block(Part::last(last.loaded), stream)
     }
 
-    /// Makes a stream wait for the moves of pages that copies use. A capture cannot wait.
+    /// Makes a stream wait for the moves of pages that copies use. In a capture, which cannot wait, it rejects pages
+    /// with unfinished moves.
     pub fn before_copies(
         &self,
         mut pages: impl Iterator<Item = PageId>,

@@ -16,11 +16,12 @@ use crate::plan::{PageCopy, PageMove};
 
 impl Cuda {
     /// Copies pages into another pool of equal [fingerprint](Cuda::page_fingerprint) on the same device, of either
-    /// layout, on `stream`. The host orders that stream after the steps that write the pages.
+    /// layout, on `stream`. The host orders that stream after the steps that write the pages. Returns an event at the
+    /// end of the copies.
     ///
     /// # Errors
-    /// Returns an error if pages do not exist, if pages differ in shape or fingerprint, if the pool is on another
-    /// device, or if the driver fails.
+    /// Returns an error if pages do not exist or differ in shape or fingerprint, or if the pool is on another device.
+    /// [`CudaError::PageInUse`] if a captured copy uses a page with an unfinished move. The driver's errors.
     pub fn copy_to_pool(
         &self,
         target: &mut Cuda,

@@ -46,6 +46,7 @@ impl Region {
     ///
     /// # Errors
     /// [`CudaError::HostMemory`] if the machine has too little memory for all, or for one with `fewer`.
+    /// [`CudaError::OutOfMemory`] if the address space or a thread is missing.
     pub fn new(gpu: &Gpu, layout: &PoolLayout, fewer: bool) -> Result<Self, CudaError> {
         let (page_bytes, wanted) = (layout.page_bytes(), layout.host_region_pages());
         let available = available_memory().unwrap_or(u64::MAX);

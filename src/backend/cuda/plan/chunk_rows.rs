@@ -18,8 +18,8 @@ fn sizes(layout: &PoolLayout) -> impl Iterator<Item = u32> + use<'_> {
     limited.filter_map(|(_, reach)| if let Reach::Chunk(size) = reach { Some(size) } else { None })
 }
 
-/// Returns the number of pieces, including empty ones, for these numbers of tokens and rows. It depends on nothing
-/// else, so graphs can use it.
+/// Returns the number of pieces, including empty ones, for chunks of `size` tokens in a step of these numbers of tokens
+/// and rows. It does not depend on the lengths of rows, so a graph has a fixed number.
 pub(in crate::backend::cuda) fn count(size: u32, tokens: usize, rows: usize) -> usize {
     // Only the first and the last piece of a row may be short.
     rows + rows.min(tokens / 2) + tokens / size as usize

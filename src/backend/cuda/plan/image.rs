@@ -22,7 +22,7 @@ pub(in crate::backend::cuda) struct Image {
     pub(in crate::backend::cuda) chunks: u64,
     /// First chunk of each row's scores, in pools with labels.
     pub(in crate::backend::cuda) starts: u64,
-    /// The decode splits of each variant of attention.
+    /// The decode splits of each variant of attention, and the plans of shared spans.
     pub(in crate::backend::cuda) splits: u64,
     /// Masks of trees.
     pub(in crate::backend::cuda) masks: u64,

@@ -1,6 +1,6 @@
 //! The pinned upload ring: a few slots of pinned memory. The host rewrites a slot only after the device has read it.
 //!
-//! The kernel that reads a slot then writes the slot's ticket to pinned memory. A step therefore costs the host one
+//! The kernel that reads a slot then writes the slot's ticket to pinned memory. An upload therefore costs the host one
 //! launch, without a copy or an event.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +35,7 @@ pub(in crate::backend::cuda) struct UploadRing {
 /// The contents of a slot: an image at its start, and table writes at an offset.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct Load {
-    /// Bytes of the image, rounded up to units of 16.
+    /// Bytes of the image; the kernel copies whole units of 16 bytes.
     pub(in crate::backend::cuda) image_bytes: usize,
     /// Device address of the image.
     pub(in crate::backend::cuda) image: u64,

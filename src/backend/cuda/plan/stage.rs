@@ -5,7 +5,7 @@
 //! ```text
 //! slots [tokens] | positions [tokens] | rows [rows] | starts of scores [rows + 1]
 //!     | slots of further tracks [tracks - 1, tokens] | pieces of rows for each size of chunks
-//!     | decode split of each variant
+//!     | decode split of each variant | plan of shared spans of each variant that has one
 //! ```
 //!
 //! Addresses depend only on the numbers of tokens and rows. A captured graph can therefore be replayed for any later
@@ -15,7 +15,7 @@
 //! plan with different contents cannot redirect a write.
 //!
 //! If a row is a draft tree, the image marks its page table row. Masks have their own memory. Plans without trees
-//! neither send nor read them, so graphs serve both kinds.
+//! neither send nor read them. A graph without extend kernels serves both kinds.
 
 use super::chunk_rows::{self, ChunkRows};
 use super::image::{Image, StepLimits};

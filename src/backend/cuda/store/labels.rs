@@ -24,8 +24,9 @@ use crate::plan::{BatchPlan, BatchRow};
 
 /// Number of CTAs of `score_labels_*` for each multiprocessor.
 const SCORE_RESIDENT: u32 = 3;
-/// Maximum number of CTAs of `select_top`, for each multiprocessor and for each list.
+/// Number of CTAs of `select_top` that a multiprocessor holds.
 const TOP_RESIDENT: u32 = 2;
+/// Maximum number of CTAs of `select_top` for each list.
 const TOP_PARTS: u32 = 8;
 
 /// The labels of a pool.
@@ -44,8 +45,8 @@ pub(in crate::backend::cuda) struct Labels {
     gathered: DeviceBuffer,
     /// For the same lists: u32 `[lists, 2]`, zero between launches.
     gather_counters: DeviceBuffer,
-    /// Whether a selection has been launched. From then on, a plan that exceeds its memory is rejected when it is
-    /// staged, since a graph may replay the selection.
+    /// Whether a selection has been launched or prepared. From then on, a plan that exceeds its memory is rejected when
+    /// it is staged, since a graph may replay the selection.
     pub(in crate::backend::cuda) used: bool,
 }
 
@@ -126,7 +127,7 @@ impl Labels {
         self.channels.address() + u64::from(layer.raw()) * layer_bytes
     }
 
-    /// Stores the labels of at least one row of K. The rows were checked.
+    /// Stores the labels of the staged plan's rows of K, which were checked.
     pub(in crate::backend::cuda) fn store(
         &self,
         gpu: &Gpu,

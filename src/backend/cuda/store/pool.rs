@@ -140,7 +140,7 @@ impl Pieces {
     }
 }
 
-/// The addresses of whole pages: the pieces of a page, one for each plane and layer, in as few groups of equal size as
+/// The addresses of whole pages: the pieces of a page, one for each plane and lane, in as few groups of equal size as
 /// possible. A pool of K and V has one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) struct Pages {
@@ -208,8 +208,8 @@ impl Pages {
         self.groups().iter().map(|group| group.count / self.lanes).sum()
     }
 
-    /// Adds the pieces of the next plane. In both layouts, if they have the size of the last pieces, they follow them
-    /// at the same stride.
+    /// Adds the pieces of the next plane. In both layouts, pieces of the same size as the last ones follow these at the
+    /// same stride.
     fn push(&mut self, pieces: Pieces) {
         match self.groups[..self.group_count].last_mut() {
             Some(last) if last.piece_bytes == pieces.piece_bytes => last.count += pieces.count,

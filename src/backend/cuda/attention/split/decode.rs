@@ -36,9 +36,9 @@ impl SplitShape {
         if self.group > 8 { 1 } else { 0 }
     }
 
-    /// Returns the decode kernel for a step of these numbers of tokens and rows: the narrowest that takes a row with
-    /// the average number of tokens, or the narrowest of all if none does. A graph, whose kernels are fixed, therefore
-    /// serves all steps of these numbers.
+    /// Returns the decode kernel for a step of these numbers of tokens and rows. It is the narrowest that takes a row
+    /// of the average number of tokens, or the narrowest of all if none does. Lengths do not matter, so all
+    /// steps that replay a graph use the same kernel.
     pub const fn width(&self, tokens: usize, rows: usize) -> usize {
         let narrowest = self.narrowest();
         if tokens <= rows || rows == 0 {
@@ -170,7 +170,7 @@ impl DecodeSplit {
             let begin = i as u32 * per;
             *work = [0; DECODE_WORDS];
             work[0] = per;
-            // The remaining CTAs, too few for a chunk in each stripe, get empty chunks.
+            // Chunks after the last unit are empty. The last chunk always is, if it has no CTA in some stripe.
             if begin < total {
                 while self.ends[index] * heads <= begin {
                     index += 1;

@@ -1,7 +1,7 @@
 //! The items of the extend kernel.
 //!
 //! An item is a tile of query rows and the tokens that it sees. CTAs take items in order, roughly longest first. If
-//! there are too few items to fill the device, each is cut over its tokens.
+//! there are too few items to fill the device, long items are cut over their tokens.
 
 use super::SplitShape;
 use crate::backend::cuda::kernels::params::{ExtendHead, ExtendWork};
@@ -51,7 +51,7 @@ impl SplitShape {
     pub(super) const fn extend_slots(&self) -> u32 {
         let slots = 2 * self.extend_ctas / self.kv_heads;
         if self.fills_machine(1) {
-            0 // No item is cut: the slots of 65,535 heads would take 4.4 GB.
+            0 // No item is cut. Two slots for each of 65,535 heads would take up to 8.7 GB.
         } else if slots < 2 {
             2
         } else if slots > 0xffff {
@@ -61,7 +61,7 @@ impl SplitShape {
         }
     }
 
-    /// Returns whether so many query tiles of all kv heads fill the device without cuts.
+    /// Returns whether `tiles` query tiles in each kv head fill the device without cuts.
     const fn fills_machine(&self, tiles: usize) -> bool {
         tiles as u64 * self.kv_heads as u64 >= 4 * self.extend_ctas as u64
     }

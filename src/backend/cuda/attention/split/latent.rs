@@ -91,7 +91,7 @@ pub struct LatentSplit {
 }
 
 impl LatentSplit {
-    /// Allocates the memory for steps of at most so many rows and tokens. `window` is 0 for none.
+    /// Allocates the memory for steps. `limits` are the maximum numbers of rows and tokens; `window` is 0 for none.
     pub fn new(
         items: LatentItems,
         (heads, window): (u32, u32),
@@ -128,7 +128,7 @@ impl LatentSplit {
         Self::works_at(ctas) + tiles as usize * WORK_WORDS
     }
 
-    /// Returns the maximum number of parts of a step.
+    /// Returns the number of slots for the parts of a step; a part of a pair takes two.
     pub const fn slots(&self) -> u32 {
         2 * self.ctas
     }
@@ -179,7 +179,7 @@ impl LatentSplit {
         let turns = tiles.max().unwrap_or(0).clamp(1, TURNS);
         // Every CTA may cut an item, which adds its fixed cost.
         let share = (total.div_ceil(ctas.into()) as u32 + extra).max(tile.least + extra);
-        // Whole items are preferred for up to a twelfth more.
+        // Whole items are preferred if they take up to a twelfth more, or if the longest takes up to an eighth more.
         let whole = (share + share / 12).max(longest);
         let cuts =
             whole > share + share / 8 + 4 || !fits(items(turns).map(|w| cost(&w)), whole, ctas);

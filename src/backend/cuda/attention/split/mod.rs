@@ -57,12 +57,12 @@ pub struct SplitShape {
 }
 
 impl SplitShape {
-    /// Returns whether the extend kernel has rows of a plan. The plan's trees are not yet marked ([`TREE_ROW`]).
+    /// Returns whether the extend kernel may have rows of a plan. The plan's trees are not yet marked ([`TREE_ROW`]).
     pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
         let width = self.width(plan.token_count(), plan.rows.len());
         let decoded = if self.top > 0 { DecodeFilter::new(1, false) } else { self.decoded(width) };
-        // If the step reads spans once, the extend kernel takes every row that is too long for a tail, including
-        // padding.
+        // If the step reads spans once, the extend kernel takes rows that are too long for a tail and have no own
+        // items, such as padding.
         let longest = match plan.shared.spans.is_empty() {
             true => decoded.longest,
             false => decoded.longest.min(self.decoded(self.narrowest()).longest),
@@ -110,7 +110,7 @@ const fn is_tree(row: &BatchRow) -> bool {
     row.row.raw() >= TREE_ROW
 }
 
-/// The result of a step's split. A kernel without work need not be launched, except in a graph.
+/// The result of a step's split. A kernel without work need not be launched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SplitCount {
     /// The decode kernel, an index of [`DECODE_ROWS`].

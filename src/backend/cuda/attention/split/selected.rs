@@ -32,7 +32,7 @@ impl Split {
         let width = self.shape.narrowest();
         let whole = SplitShape { window: 0, ..self.shape };
         let decode_units = self.decode.plan(&whole, width, places, decode);
-        // A row of one token is never an extend item, whatever the group.
+        // A row of one token that is no tree is never an extend item, whatever the group.
         let extend_items = self
             .extend
             .plan(&self.shape, rows, |row| DecodeFilter::new(1, false).goes_to_extend(row));
@@ -86,7 +86,7 @@ mod tests {
         let mut places = [row(0, 0, 0); 5];
         let mut words = vec![0; shape.decode_words()];
         let count = split.plan_selected(&rows, &mut places, &mut words);
-        // 4 + 6 + 1 units of tokens, and 6 extra units for each row, in 2 heads.
+        // 1, 4 and 0 units of tokens, and 6 extra units for each of these rows, in 2 heads.
         assert_eq!((count.decode_units, count.extend_items), (2 * ((1 + 6) + (4 + 6) + 6), 2 * 2));
     }
 }

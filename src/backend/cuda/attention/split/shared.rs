@@ -39,7 +39,7 @@ pub const SPANS_MAX: u32 = 64;
 const SPAN_TOKENS: u32 = 128;
 /// Maximum number of items of a step.
 pub const ITEMS_MAX: u32 = 4096;
-/// Number of share lengths that [`SharedSplit::deal`] tries.
+/// Number of share lengths that [`SharedSplit::deal`] tries; more only until the first one fits.
 const SHARES_TRIED: u32 = 16;
 /// Maximum number of query rows of all query tiles of a step.
 pub const PARTIAL_ROWS: u32 = 1 << 16;
@@ -106,7 +106,7 @@ pub struct SharedSplit {
     is_cut: bool,
     /// Number of units of all tails, of one kv head.
     units: u32,
-    /// Ends of the accepted spans that contain the current one: `(end of their members, accepted)`.
+    /// The accepted spans that contain the current one: `(end of its members, index in accepted)`.
     around: Vec<(u32, u32)>,
 }
 
@@ -145,7 +145,8 @@ impl SharedSplit {
         shape.batch_max.min(SHARED_ROWS_MAX).min(listed)
     }
 
-    /// Splits a step for a kernel that takes these rows. Returns false if separate reads are cheaper.
+    /// Splits a step for a kernel that takes these rows. Returns false if it accepts no span, or if separate reads are
+    /// cheaper.
     pub fn plan(
         &mut self,
         rows: &[BatchRow],

@@ -1,5 +1,5 @@
-//! The names of the driver's functions that `cust_raw` declares. `cust` and this backend call no others.
-//! `.ci/package.sh` calls all functions of `cust_raw`, so it fails to link if a name is missing here.
+//! The names of the driver's functions that `cust_raw` declares. `cust` and this backend call no others by name.
+//! `.ci/package.sh` links a program with all functions of `cust_raw`, so it fails if a name is missing here.
 
 /// Passes all names to the macro `$then`.
 macro_rules! for_each_name {

@@ -200,7 +200,7 @@ pub struct CompactSlotsParams {
     pub chunk_pages: u32,
     /// Words of one row's directory.
     pub chunks_per_row: u32,
-    /// Words of all directories.
+    /// As in [`AttendParams`](super::AttendParams).
     pub chunk_base: u32,
     /// Number of layers, over all planes of the same shape.
     pub layers: u32,

@@ -56,8 +56,8 @@ pub struct StoreLabelsParams {
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
 pub struct SelectParams {
-    /// The kernels use q, tables, batch and window of these fields. `k` is the address of this layer's labels, with
-    /// their strides.
+    /// The kernels use q, tables, batch and window of these fields. For `score_labels_*`, `k` is the address of this
+    /// layer's labels, with their strides.
     pub attend: AttendParams,
     /// Device address of this layer's u32 `[kv_heads, channel_count]`.
     pub channels: u64,

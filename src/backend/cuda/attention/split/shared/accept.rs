@@ -185,7 +185,7 @@ impl SharedSplit {
         rows[shared.members[span.range().start] as usize].row.raw() & !TREE_ROW
     }
 
-    /// Returns the nanoseconds saved if one read serves all `members` new tokens of `rows` rows for `len` more tokens.
+    /// Returns the nanoseconds saved if the `members` new tokens of `rows` rows share one read of `len` tokens.
     fn gain(&self, rows: u32, members: u32, len: u32) -> f64 {
         if rows < 2 {
             return 0.0;

@@ -72,8 +72,8 @@ impl SpanCosts {
     /// Returns the constants of the kernels for any device, per multiprocessor, by head_dim and index of the tail's
     /// kernel.
     ///
-    /// Constants of head_dim 64, and of separate reads at 256, are fitted to measurements on an H200. The others are
-    /// fitted to older forms of these kernels.
+    /// Constants of head_dim 64, and of separate reads at 256, are fitted to measurements on an H200. At 128 and 256,
+    /// `tile` and `units` are fitted to older forms of these kernels, and the others are those of [`Self::H200`].
     pub fn general(head_dim: u32, place: usize) -> Self {
         let narrow = Self::H200[0];
         let as_128 = [narrow.spans, narrow.tails, narrow.memory];
@@ -123,7 +123,7 @@ impl SpanCosts {
     /// Minimum predicted speedup for reading spans once, so that an error of the model seldom makes a step slower.
     const MARGIN: f64 = 1.2;
 
-    /// Returns the nanoseconds of the multiprocessors for spans, and of those for tails.
+    /// Returns the nanoseconds of the CTAs for spans, and of those for tails.
     pub fn sides(&self, work: &SpanWork) -> [f64; 2] {
         let tails = self.tails + work.unit_bytes / (work.tail_ctas * self.units);
         [self.spans + work.work_tiles * self.tile, tails]
@@ -144,13 +144,13 @@ impl SpanCosts {
         self.flat + work.own_bytes / self.own + work.span_bytes / self.first + again / self.again
     }
 
-    /// Returns whether reading spans once makes the step faster.
+    /// Returns whether reading spans once makes the step faster by more than the margin.
     pub fn is_better_once(&self, work: &SpanWork) -> bool {
         self.once(work) * Self::MARGIN < self.flat(work)
     }
 
     /// Returns the nanoseconds saved if `members` rows read a span of `bytes` bytes once, with `tiles` tiles on each
-    /// multiprocessor.
+    /// CTA.
     pub fn gain(&self, members: f64, bytes: f64, tiles: f64) -> f64 {
         let flat = bytes / self.first + (members - 1.0) * bytes / self.again;
         flat - (tiles * self.tile).max(bytes / self.memory)

@@ -20,7 +20,7 @@ pub struct RowAssignment {
     pub tails: usize,
     /// Filter of the rows that have a tail.
     with_tails: DecodeFilter,
-    /// Maximum number of new tokens of a row with own items, which are in one query tile.
+    /// Maximum number of new tokens of a row with own items. They are in one query tile.
     longest: u32,
 }
 
@@ -114,7 +114,7 @@ impl SharedGrid {
         (2 * self.ctas * self.rows + PARTIAL_ROWS) as usize
     }
 
-    /// Returns whether there is a work chunk for each stripe of the tails.
+    /// Returns whether the grid has a warp for each stripe of the tails, and at least two CTAs.
     pub fn serves(&self, shape: &SplitShape) -> bool {
         self.ctas > 1 && self.warps * self.ctas >= shape.decode_stripes(shape.narrowest())
     }
@@ -125,8 +125,8 @@ impl SharedGrid {
 }
 
 impl SplitShape {
-    /// Returns the rows that a kernel with shared spans would take from a step. `None` if it would not take a tree that
-    /// the decode kernel takes.
+    /// Returns the rows that a kernel with shared spans would take from a step. `None` if it would not take a row that
+    /// the decode kernel takes, such as a tree.
     pub fn taken(
         &self,
         grid: &SharedGrid,

@@ -1,4 +1,4 @@
-//! Label channels: the channels of K that sparse reads score tokens by.
+//! Label channels: the channels of K from which sparse reads compute the scores of tokens.
 //!
 //! Double Sparsity (Yang et al. 2024, arXiv:2408.07092) selects offline, for each head, the few channels that
 //! contribute most to the logits. `planes.rs` places the labels, and `backend/` computes the scores.
@@ -59,7 +59,7 @@ impl LabelChannels {
     /// Creates channels of a model or of one rank from values in the order `[layers, kv_heads, channels]`. O(values).
     ///
     /// # Errors
-    /// [`LabelError::Count`] for another number of values; [`LabelError::Order`] if the channels of a head do not
+    /// [`LabelError::Count`] for a wrong number of values; [`LabelError::Order`] if the channels of a head do not
     /// ascend.
     pub fn new(
         layers: u32,
@@ -117,7 +117,8 @@ impl LabelChannels {
     /// Returns the channels of a rank's heads, from those of the model. O(values).
     ///
     /// # Errors
-    /// [`LabelError::Size`] if the pool has other layers, heads or channels; [`LabelError::Config`] if it is invalid.
+    /// [`LabelError::Size`] if the pool has other layers, heads or channels; [`LabelError::Channel`] for a channel that
+    /// a head lacks; [`LabelError::Config`] for invalid heads or ranks of the pool.
     pub fn local(&self, pool: &PoolConfig) -> Result<Self, LabelError> {
         let [first, count] = [pool.first_kv_head()?, pool.local_kv_heads()?].map(|x| x as usize);
         self.check_size([pool.layers, pool.shape.kv_heads(), pool.label_channels])?;

@@ -261,7 +261,7 @@ fn shape_of(kind: u64, sizes: [u32; 2]) -> Result<KvShape, ShapeBytesError> {
 
 /// Returns the two words of a group's shape.
 fn own_words(own: Option<GroupShape>) -> [u64; 2] {
-    // Groups of a checked layout have both fields.
+    // The shapes of groups in a checked layout have a dtype.
     let Some(GroupShape { shape, dtype: Some(dtype) }) = own else { return [0; 2] };
     let (kind, [first, second]) = sizes_of(shape);
     let sizes = u64::from(first) | u64::from(second) << 32;

@@ -41,7 +41,8 @@ pub enum PrefixMode {
     /// Sequences share whole pages of equal prefixes, which stay cached until they are evicted.
     #[default]
     Radix,
-    /// Every prompt is computed in full, and no page outlives its sequence. Only forks share pages with their parent.
+    /// Every prompt is computed in full, and the engine keeps no page that no sequence uses. Only a parent and its
+    /// forks share pages.
     None,
 }
 

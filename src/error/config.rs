@@ -7,7 +7,7 @@ use super::Count;
 use crate::id::LayerId;
 use crate::layout::{KvDtype, Reach};
 
-/// The reason why a config is invalid.
+/// The reason why a config is invalid, or why the host cannot create its tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -28,7 +28,7 @@ pub enum ConfigError {
         /// The largest that is allowed.
         max: u32,
     },
-    /// The pool has more pages than 32-bit page ids can number.
+    /// The pool has more than 2^32 - 2 pages.
     PageCount {
         /// The value.
         page_count: u64,

@@ -32,12 +32,12 @@ pub enum Error {
         /// present for a plan of promised pages only.
         after: Option<StepId>,
     },
-    /// All rows of the sequence table are taken.
+    /// The sequence table has too few free rows.
     OutOfSequences {
         /// `max_sequences` of the config.
         max: u32,
     },
-    /// The sequences' tokens fill the table (`max_tokens` of the config).
+    /// The sequence table has too few free chunks (`max_tokens` of the config).
     OutOfTokens {
         /// Tokens for which the call needs memory, in whole chunks.
         wanted: u64,
@@ -312,8 +312,8 @@ impl fmt::Display for Error {
                 }
             }
             Self::OutOfSequences { max } => match max {
-                1 => write!(f, "the only sequence row is taken"),
-                _ => write!(f, "all {max} sequence rows are taken"),
+                1 => write!(f, "there is only one sequence row"),
+                _ => write!(f, "too few of the {max} sequence rows are free"),
             },
             Self::OutOfTokens { wanted, available } => {
                 write!(f, "memory for {} needed, {available} fit", Count(wanted, "token"))
@@ -366,7 +366,8 @@ impl fmt::Display for Error {
             }
             Self::NotPlanned { seq, len } => {
                 let len = Count(len.into(), "token");
-                write!(f, "an item of {len} is not the last plan of sequence {seq:?}")
+                write!(f, "an item of {len} is not the last plan of sequence {seq:?}, ")?;
+                write!(f, "or out of order")
             }
             Self::DraftLen { len, max } => {
                 write!(f, "a draft of {} is larger than {max}", Count(len, "token"))
@@ -456,7 +457,7 @@ impl StdError for Error {}
 #[derive(Debug, PartialEq)]
 #[non_exhaustive]
 pub enum EngineError<E> {
-    /// The config is not valid.
+    /// The config is invalid, or the host cannot create its tables.
     Config(ConfigError),
     /// The engine rejected the call.
     Core(Error),
@@ -479,7 +480,7 @@ impl<E> From<Error> for EngineError<E> {
 impl<E: fmt::Display> fmt::Display for EngineError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (who, why): (_, &dyn fmt::Display) = match self {
-            Self::Config(error) => ("the config is not valid", error),
+            Self::Config(error) => ("the engine rejected the config", error),
             Self::Core(error) => ("the engine rejected the call", error),
             Self::Backend(error) => ("the backend failed", error),
         };

@@ -5,13 +5,15 @@
 //!
 //! The variant of an [`EngineError`](crate::EngineError) names its source:
 //!
-//! * `Config`: the values describe no valid pool, or the host lacks the memory. Change the value that the error names.
+//! * `Config`: the config is invalid, or the host lacks the memory. Change the value that the error names, or reduce
+//!   the limits.
 //! * `Core` with `is_shortage()`: pages, rows, tokens or steps are in use. Wait for a step, preempt a sequence, or
 //!   requeue the request.
 //! * Any other `Core`: the request is invalid or never fits, so reject it; or the host made a mistake (table below).
-//! * `Backend`, from `Engine::new`: the device lacks memory for the pool. Use a smaller `Capacity` or another backend.
-//! * `Backend`, from `plan_batch`: the device rejected the plan, and the engine has aborted the step. Plan again, or
-//!   treat it as a failed call (below).
+//! * `Backend`, from `Engine::new`: the backend does not support the pool, or the device lacks memory for it. Use a
+//!   smaller `Capacity` or another backend.
+//! * `Backend`, from `plan_batch`: the backend rejected the plan, and the engine has aborted the step. Or a load of
+//!   host pages failed, and there is no step. Plan again, or treat it as a failed call (below).
 //!
 //! A backend's own calls fail in two ways:
 //!

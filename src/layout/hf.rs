@@ -19,7 +19,7 @@ use super::shape::KvShape;
 pub enum HfError {
     /// The text is not JSON, or not an object.
     Json {
-        /// Message of the parser, with line and column.
+        /// Message of the parser with line and column, or `not an object`.
         message: Box<str>,
     },
     /// A required field is missing or null.

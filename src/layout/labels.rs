@@ -233,7 +233,7 @@ impl fmt::Display for LabelError {
             }
             Self::Order { layer, kv_head, channel } => {
                 write!(f, "channel {channel} of {layer:?}, head {kv_head}, ")?;
-                f.write_str("is not above the one before it")
+                f.write_str("is not above the channel before it")
             }
             Self::Channel { layer, kv_head, channel, head_dim } => {
                 write!(f, "channel {channel} of {layer:?}, head {kv_head}, ")?;
@@ -251,7 +251,7 @@ impl fmt::Display for LabelError {
                 let channels = Count(channels.into(), "label channel");
                 write!(f, "the pool has {channels} for each head, but no channels are given")
             }
-            Self::NoLabels => write!(f, "the pool keeps no labels"),
+            Self::NoLabels => write!(f, "channels are given, but the pool has no labels"),
             Self::Config(error) => error.fmt(f),
         }
     }

@@ -100,7 +100,7 @@ pub struct TableWrite {
     pub value: u32,
 }
 
-/// One page to copy within a pool: all layers, K and V. 8 bytes.
+/// One page to copy within a pool, with all planes of all lanes. 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct PageCopy {

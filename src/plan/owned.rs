@@ -94,7 +94,7 @@ impl fmt::Display for PlanBytesError {
                 write!(f, "slots of {slot_bytes} bytes are neither 4 nor 8")
             }
             Self::Rows { row } => {
-                write!(f, "the query rows of sequence {row} are not adjacent")
+                write!(f, "the query rows of sequence {row} or their total are wrong")
             }
             Self::Span { span } => write!(f, "shared span {span} or its members are wrong"),
             Self::Mask { token } => {

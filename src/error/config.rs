@@ -62,8 +62,8 @@ pub enum ConfigError {
         /// Pages of the event buffer.
         event_pages: u32,
     },
-    /// A group has an invalid reach: only group 0 reads all tokens, a window is at least 1, and a chunk is a power of
-    /// two.
+    /// A group has an invalid reach. Group 0 must read all tokens and other groups must not. A window is at least 1,
+    /// and a chunk is a power of two.
     Reach {
         /// The group.
         group: u32,

@@ -28,8 +28,8 @@ pub enum KvShape {
     /// `[tokens, q_heads, rank + rope]`, and the output is `[tokens, q_heads, rank]`. The scale of attention is that of
     /// the model's heads before folding. Every rank stores all rows.
     ///
-    /// In a quantised pool, the first `rank` numbers are bytes times a scale of the token ([`Scaling::ByToken`] only),
-    /// and the others are bf16 in the plane [`PlaneName::Rope`].
+    /// In a quantised pool, the first `rank` numbers are bytes times a scale of the token ([`Scaling::ByToken`] only).
+    /// The others are bf16 in the plane [`PlaneName::Rope`].
     ///
     /// ```
     /// # use kvarena::*;

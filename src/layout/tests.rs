@@ -159,7 +159,8 @@ fn padding_counts_in_a_page_and_not_in_a_token() {
     let config = PoolConfig { layers: 5, shape: heads, page_size: 3, ..PoolConfig::default() };
     let k = config.layout().expect("a valid pool").planes()[0];
     let scale = plane(PlaneName::Spare, 2, 1, KvDtype::F32, PlaneOrder::ByPage);
-    // A piece of K has 3 * 2 * 3 * 4 = 72 bytes and takes 80; one of the other plane has 3 * 2 * 4 = 24 and takes 32.
+    // A piece of K has 3 * 2 * 3 * 4 = 72 bytes and takes 80. A piece of the other plane has 3 * 2 * 4 = 24 and takes
+    // 32.
     let page_bytes = 5 * (80 + 32);
     let capacity = Capacity::Bytes(2 * page_bytes - 1);
     let pool = PoolConfig { capacity, ..config }.layout_with(&[k, scale]).expect("a page fits");

@@ -1,8 +1,9 @@
 //! A backend that moves pages as late as the contract allows, to check that the engine relies on no earlier effect.
 //!
-//! Until a move takes effect, its target is full of NaN. A move takes effect before a call that needs it: a plan whose
-//! table writes contain its page of the pool, a copy of this page, a move whose target is one of its pages, or
-//! `synchronize`. [`Backend::moved`] reads the watermark and then finishes the oldest batch, so polling makes progress.
+//! Until a move takes effect, its target is full of NaN. A move takes effect before a call that needs it. Such calls
+//! are `begin` with a table write of its page of the pool, copies of this page, and moves whose target is one of its
+//! pages; `synchronize` applies all moves. [`Backend::moved`] reads the watermark and then finishes the oldest batch,
+//! so polling makes progress.
 
 use std::cell::RefCell;
 

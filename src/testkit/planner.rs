@@ -229,8 +229,8 @@ impl Planner {
         Some((child, copies))
     }
 
-    /// Of the tokens of a sequence from position `first` on, drops those whose bit in `keep` is not set. Releases the
-    /// pages that are then empty.
+    /// Drops token `first + i` of a sequence if bit `i` of `keep` is not set, for all its tokens from `first` on.
+    /// Releases the pages that are then empty.
     ///
     /// # Panics
     /// If the sequence is finished.

@@ -466,8 +466,8 @@ impl Both {
         Ok(())
     }
 
-    /// Returns the step for which a release waits: the last announced step or the next one, at least the first
-    /// unfinished step, at most [`MAX_STEPS`] ahead.
+    /// Returns the step for which a release waits: the last announced step or the next one. It is an unfinished step,
+    /// at most [`MAX_STEPS`] after the last complete one.
     fn announce(&mut self, later: u8) -> StepId {
         let step = (self.announced + u64::from(later % 2)).max(self.completed + 1);
         self.announced = step.min(self.completed + MAX_STEPS);

@@ -239,8 +239,8 @@ impl Workload {
     }
 }
 
-/// Draws hashes, events, groups of layers and host memory with a separate generator, so that the other draws of a seed
-/// do not depend on them.
+/// Draws hashes, events, groups of layers and host memory with a separate generator. The other draws of a seed do not
+/// depend on them.
 fn draw_separately(rng: &mut Rng, config: &mut SmallConfig) {
     config.hashing = rng.below(6) as u8;
     config.event_pages = rng.pick(&[0, 1, 4, 12, 200]);

@@ -21,8 +21,8 @@ impl Tree {
         self.limited = layout.groups().limited().map(of).collect();
     }
 
-    /// Returns the first place that a sequence of `published` published pages holds in a track: the place of the first
-    /// token that the next computed token reads.
+    /// Returns the first place that a sequence of `published` published pages holds in a track. The place contains the
+    /// first token that the next computed token reads.
     pub(super) fn first_held(&self, reach: Reach, published: usize) -> usize {
         let next = published * self.page_size;
         let sees = |seen: &usize| match reach {

@@ -96,8 +96,8 @@ impl Model {
             .collect()
     }
 
-    /// Returns the index of the first token that makes a branch invalid: the token does not exist, sees other tokens
-    /// than the text and the branch up to itself, or has another position.
+    /// Returns the index of the first token that makes a branch invalid. A valid token exists, sees exactly the text
+    /// and the branch up to itself, and has the next position.
     fn first_invalid(&self, seq: SeqKey, branch: &[u32]) -> Option<usize> {
         let (_, start, tokens) = self.drafts(seq)?;
         let mut seen: BTreeSet<usize> = (0..start).collect();

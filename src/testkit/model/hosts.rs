@@ -284,8 +284,8 @@ impl Model {
         Ok(loads.collect())
     }
 
-    /// Returns the pages that a sequence waits for: first those of group 0, the deepest first, then those of cells,
-    /// group by group, beginning with the last place of each.
+    /// Returns the pages that a sequence waits for. The pages of group 0 come first, the deepest one first. The pages
+    /// of cells follow, group by group, beginning with the last place of each group.
     fn lacking(&self, seq: SeqKey) -> Result<Vec<(Idle, usize)>, Error> {
         let sequence = self.running(seq)?;
         if sequence.pending == 0 {

@@ -186,8 +186,8 @@ impl Model {
         self.shape.table.tracks as usize
     }
 
-    /// Returns the reach of each further track, and the most places that a sequence holds of the track if its plans are
-    /// as far ahead as the config allows.
+    /// Returns the reach of each further track, and the maximum number of places that a sequence holds in it. The plans
+    /// of the sequence are at most as far ahead as the config allows.
     fn reaches(&self) -> Vec<(Reach, usize)> {
         let layout = &self.shape.layout;
         let ahead = self.shape.promise_ahead as usize;
@@ -299,8 +299,8 @@ impl Model {
         self.pages.state(page)
     }
 
-    /// Returns for every page that can match its namespace, all tokens up to its end, whether it is on the device, and
-    /// whether it is in host memory.
+    /// Returns every page that can match. An item has the page's namespace, all tokens up to its end, whether the
+    /// device has the page, and whether host memory has it.
     pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId], [bool; 2])> {
         self.tree.present()
     }
@@ -318,8 +318,8 @@ impl Model {
         Ok((outstanding as i64 + waits) as u32)
     }
 
-    /// Returns the number of outstanding pages that a sequence would have with a promise of `promised` places,
-    /// `published` published pages and its last kept mark at `kept`.
+    /// Returns the number of outstanding pages that a sequence would have with a promise of `promised` places. It would
+    /// have `published` published pages, and its last kept mark at `kept`.
     fn outstanding_of(
         &self,
         sequence: &Sequence,

@@ -188,7 +188,7 @@ impl Model {
     }
 
     /// `Engine::fetch`: returns the number of cached pages, and the host pages to write. `moved` contains the moves
-    /// that the backend reports as done; `None` if the report failed, and then the result is `None` too.
+    /// that the backend reports as done; `None` if the report failed, and then the result is also `None`.
     pub fn fetch(
         &mut self,
         namespace: Namespace,

@@ -146,8 +146,8 @@ impl Tree {
         (1..=tokens.len() / self.page_size).take_while(is_cached).count()
     }
 
-    /// Returns for every page of the kept generation its namespace, all tokens up to its end, whether it is on the
-    /// device, and whether it is in host memory.
+    /// Returns every page of the kept generation. An item has the page's namespace, all tokens up to its end, whether
+    /// the device has the page, and whether host memory has it.
     pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId], [bool; 2])> {
         let kept = |(path, _): &(&Path, &Held)| self.kept_generation == Some(path.1);
         self.pages.iter().filter(kept).map(|((namespace, _, tokens), held)| {

@@ -1,6 +1,6 @@
 //! Drives an engine and the model together, and compares everything after every op.
 //!
-//! The replay also acts as the host: it maps an op's numbers to sequences, samples tokens, and stores K and V that
+//! The replay also acts as the host. It maps an op's numbers to sequences, samples tokens, and stores K and V that
 //! depend on the token and the text before it. `model/` computes the expected results.
 
 mod bytes;

@@ -19,7 +19,7 @@ pub struct IndexedPage {
     pub media: [bool; 2],
 }
 
-/// All pages that events have stored, by their hashes.
+/// The pages that events have stored and not removed, by their hashes.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
     page_size: usize,

@@ -72,8 +72,8 @@ pub(super) struct Host<B> {
     pub(super) scratch: StepScratch,
     /// Pages that each unfinished step may access: those of its rows, or of its copies.
     pub(super) touched: BTreeMap<StepId, BTreeSet<PageId>>,
-    /// Recent leaders. Each has the number of removals of the leader's tokens when the engine named it, and the
-    /// prompt's tokens that are cached once the leader has computed them.
+    /// Recent leaders. Each has the number of removals of the leader's tokens at the time when the engine named it. It
+    /// also has the prompt's tokens that are cached once the leader has computed them.
     pub(super) leaders: VecDeque<(Leader, usize, Vec<TokenId>)>,
     pub(super) store: Store,
     /// An index from events alone.

@@ -145,9 +145,9 @@ impl EngineShape {
     /// Returns the maximum number of pages that a sequence of `tokens` tokens has in all groups of layers, if its plans
     /// stay within `promise_ahead`. In a pool of fewer pages, the sequence may lack pages even if it runs alone.
     ///
-    /// With groups of limited reach, a sequence with a promise and a hit also holds the cached pages that the first
-    /// token after the hit reads in these groups. It holds them until no later token reads them. If an idle pool has
-    /// too few pages for `most_pages` and these pages together, `admit` ignores the hit.
+    /// A sequence with a promise and a hit also holds cached pages in groups of limited reach. These are the pages that
+    /// the first token after the hit reads, until no later token reads them. If an idle pool has too few pages for
+    /// `most_pages` and these pages together, `admit` ignores the hit.
     ///
     /// ```
     /// # use kvarena::{Capacity, EngineConfig, Groups, PoolConfig, Reach};

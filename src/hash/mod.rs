@@ -191,8 +191,8 @@ recipes! {
     /// hashes no names, so only the default namespace can be served. Feature `xxhash`.
     "xxhash" 3 MinivLlm = xxhash::MinivLlm;
     /// SHA-256 as vLLM's `sha256_cbor` computes it without `PYTHONHASHSEED`. A page's hash covers the previous page's
-    /// hash, the tokens, and `lora` with `lora_path`; the first page's also covers `salt`. 32 bytes; events contain the
-    /// last 8. Feature `sha256`.
+    /// hash, the tokens, and `lora` with `lora_path`. The first page's hash also covers `salt`. 32 bytes; events
+    /// contain the last 8. Feature `sha256`.
     ///
     /// vLLM's default algorithm, `sha256`, computes other hashes, because it serialises by Python's pickle instead of
     /// CBOR. No recipe follows it. Start vLLM with `--prefix-caching-hash-algo sha256_cbor`.

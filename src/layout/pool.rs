@@ -226,8 +226,8 @@ impl PoolLayout {
         self.format.shape.head_dim()
     }
 
-    /// Returns the number of elements of one head of V and of attention's output: those of a head of K, or the rank of
-    /// latent rows.
+    /// Returns the number of elements of one head of V and of attention's output: [`PoolLayout::head_dim`], or the rank
+    /// of latent rows.
     pub const fn value_dim(&self) -> u32 {
         self.format.shape.value_dim()
     }

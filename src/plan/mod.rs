@@ -228,8 +228,8 @@ impl<'step> BatchPlan<'step> {
     /// takes the rest.
     ///
     /// # Panics
-    /// If the plan is larger than `rows` or `tokens`, if there are fewer padding tokens than padding rows, if padding
-    /// tokens have no padding row, or if there are more than [`STEP_TOKENS_MAX`] tokens.
+    /// If the plan is larger than `rows` or `tokens`. If there are fewer padding tokens than padding rows, or padding
+    /// tokens without a padding row. If there are more than [`STEP_TOKENS_MAX`] tokens.
     pub fn padded<'pad>(
         &self,
         scratch: &'pad mut StepScratch,

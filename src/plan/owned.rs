@@ -67,8 +67,8 @@ pub enum PlanBytesError {
         /// The first wrong span; the number of spans if the list of members is wrong.
         span: usize,
     },
-    /// The number of masks differs from the number of tokens, or a mask is wrong: it lacks its token's own bit, has
-    /// bits of missing or later slots, or belongs to a row of more than 64 new tokens.
+    /// The number of masks differs from the number of tokens, or a mask is wrong. A wrong mask lacks its token's own
+    /// bit, has bits of missing or later slots, or belongs to a row of more than 64 new tokens.
     Mask {
         /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
         token: usize,

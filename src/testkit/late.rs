@@ -2,7 +2,7 @@
 //!
 //! Until a move takes effect, its target is full of NaN. A move takes effect before a call that needs it. Such calls
 //! are `begin` with a table write of its page of the pool, copies of this page, and moves whose target is one of its
-//! pages; `synchronize` applies all moves. [`Backend::moved`] reads the watermark and then finishes the oldest batch,
+//! pages. `synchronize` applies all moves. [`Backend::moved`] reads the watermark and then finishes the oldest batch,
 //! so polling makes progress.
 
 use std::cell::RefCell;

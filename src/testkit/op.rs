@@ -1,8 +1,8 @@
 //! The calls of a host to an engine, as plain data.
 //!
-//! An op refers to sequences, prompts and steps by small numbers, which the replay takes modulo the number of live ones.
-//! A replay can therefore make every op in every state, also after other ops were removed from the list. A shrunk list
-//! is a readable literal.
+//! An op refers to sequences, prompts and steps by small numbers, which the replay takes modulo the number of live
+//! ones. A replay can therefore make every op in every state, also after other ops were removed from the list. A shrunk
+//! list is a readable literal.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 

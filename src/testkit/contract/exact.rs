@@ -42,7 +42,7 @@ pub fn sees(attend: &Attend, position: usize) -> RangeInclusive<usize> {
     first.max(of_chunk)..=position
 }
 
-/// Returns [`attention`] to the given positions; ignores the window and the chunk. Without positions, the output is 0.
+/// Returns [`attention`] to the given positions. Window and chunk have no effect. Without positions, the output is 0.
 pub fn attention_to<T: Copy + Into<f64>>(
     attend: &Attend,
     q: &[f32],

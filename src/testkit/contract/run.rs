@@ -133,8 +133,8 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// If no table writes wait for a plan, keeps a random subset of the last tokens of each sequence that may change
-    /// them. Also checks that the backend rejects invalid compactions.
+    /// If no table writes wait for a plan, compacts sequences: keeps a random subset of the last tokens that a sequence
+    /// may change. Also checks that the backend rejects invalid compactions.
     fn compact(&mut self) {
         let (mut compactions, mut past_rows) = (Vec::new(), Compaction::default());
         for sequence in self.planner.live() {

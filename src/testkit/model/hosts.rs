@@ -17,8 +17,8 @@ enum Idle {
 }
 
 impl Tree {
-    /// Takes a free host page. If none is free, removes idle pages and cells that are in host memory alone, the longest
-    /// idle one first, until a host page is free. Appends the device pages of removed cells to `gone`.
+    /// Takes a free host page. If none is free, removes idle pages and cells that are in host memory alone until a host
+    /// page is free. Removes the longest idle one first. Appends the device pages of removed cells to `gone`.
     pub(super) fn take_host(&mut self, gone: &mut Vec<PageId>) -> Option<HostPageId> {
         loop {
             if let Some(page) = self.hosts.take() {

@@ -10,8 +10,8 @@ use crate::testkit::rng::mix;
 
 /// A backend whose contents the replay can write and read.
 pub trait Inspect: Backend {
-    /// Stores a step's K and V of one layer, `[tokens, kv_heads, head_dim]` each; for latent rows, `[tokens, rank +
-    /// rope]` and nothing. The pool represents the numbers exactly.
+    /// Stores a step's K and V of one layer, `[tokens, kv_heads, head_dim]` each. In a pool of latent rows, k has `rank
+    /// + rope` numbers for each token, and v is empty. The pool represents the numbers exactly.
     ///
     /// # Errors
     /// The backend's own.

@@ -1,4 +1,4 @@
-//! Drives an engine and the model together, and compares everything after every op.
+//! Drives an engine and the model together, and compares their results and states after every op.
 //!
 //! The replay also acts as the host. It maps an op's numbers to sequences, samples tokens, and stores K and V that
 //! depend on the token and the text before it. `model/` computes the expected results.

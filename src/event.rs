@@ -1,7 +1,7 @@
 //! Events: cached pages that were stored and removed, as plain records without page ids.
 //!
-//! Replaying all events reproduces the set of cached prefixes of the present generation. `prefix/events.rs` is their
-//! buffer. The host transports them; `crates/events` has the wire formats of vLLM and SGLang.
+//! Replaying all events reproduces the set of cached prefixes of the present generation. `prefix/events.rs` contains
+//! their buffer. The host transports them; `crates/events` has the wire format of vLLM and SGLang.
 
 use crate::hash::{NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, StepId, TokenId};
@@ -21,8 +21,8 @@ pub enum Medium {
 pub enum Event<'a> {
     /// Pages became matchable, or were copied to another medium.
     Stored(Stored<'a>),
-    /// A medium no longer has pages, the deepest page first. The hashes are those of the `Stored` event. A page that
-    /// moves is stored in one medium before it is removed from the other.
+    /// A medium no longer has these pages. The deepest page comes first. The hashes are those of the `Stored` events. A
+    /// page that moves is stored in one medium before it is removed from the other.
     Removed {
         /// The medium.
         medium: Medium,
@@ -50,6 +50,7 @@ pub struct Stored<'a> {
     pub hashes: PageHashes<'a>,
     /// Tokens of the pages, `page_size` for each.
     pub tokens: &'a [TokenId],
-    /// Step that computes the pages. A reader outside the order of the backend's stream must wait for its completion.
+    /// The step that computes the pages, or a later one. A reader outside the order of the backend's stream must wait
+    /// for its completion.
     pub step: StepId,
 }

@@ -1,7 +1,7 @@
 //! The KV-cache core of an LLM serving engine, as one linkable crate.
 //!
-//! A host (an LLM server in Rust) brings the model and the scheduling policy. For each step, `kvarena` returns which
-//! prompt tokens already have K and V and where new K and V go, and computes attention over the cached pages. It
+//! A host (an LLM server in Rust) brings the model and the scheduling policy. `kvarena` returns which prompt tokens
+//! already have K and V, and where each step stores new K and V. It computes attention over the cached pages. It
 //! contains the prefix tree, the page pool, the sequence table, the plan of each step, and the kernels behind
 //! [`Backend`]. It has no tensor framework, no async runtime and no server.
 //!
@@ -13,7 +13,7 @@
 //! let shape = KvShape::heads(1, 8);
 //! let config = PoolConfig { layers: 2, shape, page_size: 4, ..Default::default() };
 //! let mut engine = Engine::new(config, CpuOptions::default())?;
-//! let mut scratch = StepScratch::new(); // reused; one for each step in flight
+//! let mut scratch = StepScratch::new(); // stores the plan; reused by each step
 //! let attend = Attend::new(2, 8); // two query heads share the kv head
 //!
 //! // Two requests with the same prompt, one after the other.
@@ -50,10 +50,10 @@
 //!
 //! [`guide`] continues in chapters.
 //!
-//! Modules depend on those to their left: [`id`] <- [`layout`] <- `page`, `prefix`, `sequence` <- `world` <- `system`
-//! <- [`engine`]; [`plan`] <- `system`, [`backend`]. ARCHITECTURE.md follows one step from start to end.
+//! Modules depend on those left of the arrow: [`id`] <- [`layout`] <- `page`, `prefix`, `sequence` <- `world` <-
+//! `system` <- [`engine`]; [`plan`] <- `system`, [`backend`]. ARCHITECTURE.md follows one step from start to end.
 
-// Marks on docs.rs which feature an item needs.
+// On docs.rs, marks the feature that an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod admission;

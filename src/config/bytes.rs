@@ -16,14 +16,14 @@ use crate::layout::{
 /// Magic number and version of the byte form.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvshap01");
 
-// The byte form stores a value's index in its list.
+// The byte form stores the index of a value in these lists.
 const DTYPES: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3];
 const SCALINGS: [Scaling; 2] = [Scaling::Static, Scaling::ByToken];
 const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
 const PREFIXES: [PrefixMode; 2] = [PrefixMode::Radix, PrefixMode::None];
 const BOOLS: [bool; 2] = [false, true];
 
-/// The reason why bytes are not an [`EngineShape`].
+/// The reason why bytes are not the byte form of an [`EngineShape`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ShapeBytesError {
@@ -34,14 +34,14 @@ pub enum ShapeBytesError {
         /// Bytes given.
         actual: usize,
     },
-    /// The number is invalid in this field.
+    /// The field has an invalid number.
     Field {
         /// The field.
         name: &'static str,
         /// The number.
         value: u64,
     },
-    /// The config with these numbers is invalid.
+    /// The numbers form an invalid config.
     Config(ConfigError),
     /// Each number is valid, but no config has this combination.
     Mixed,
@@ -102,7 +102,7 @@ struct Words {
     host_pages: u64,
     stage_pages: u64,
     max_step_tokens: u64,
-    /// For each group other than 0: 0 in both words, or the kind, dtype and sizes of its own shape.
+    /// For each group other than 0: zeros without an own shape; else its kind and dtype, and its sizes.
     own_shapes: [[u64; 2]; GROUPS_MAX - 1],
 }
 
@@ -127,7 +127,7 @@ impl EngineShape {
     /// | 21 to 24 | the seed: a byte of its length, then its bytes and zeros |
     /// | 25 | `promise_ahead` |
     /// | 26 | number of groups + 2^32 * number of layers in groups; the latter is 0 if there is one group |
-    /// | 27 to 29 | for each group but group 0: its size + 2^32 * (1 for a window, 2 for a chunk); 0 if it is missing |
+    /// | 27 to 29 | for each group but group 0: its size + 2^32 * (1 for a window, 2 for a chunk); 0 for no group |
     /// | 30 to 37 | bit 0 of the group number of each of 256 layers, then bit 1 |
     /// | 38, 39 | `host_pages`, `stage_pages` |
     /// | 40 | `max_step_tokens` |
@@ -135,7 +135,7 @@ impl EngineShape {
     ///
     /// A group with the pool's shape has two words of 0. Otherwise the first word is
     /// `1 + 2 * dtype + 8 * (0 for heads, 1 for latent rows)`. The second word contains the two sizes, in 32 bits each
-    /// and in the order of words 3 and 4. Heads are those of one rank. The bytes are equal for all ranks.
+    /// and in the order of words 3 and 4. The numbers of heads are those of one rank, so all ranks have equal bytes.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let Self { layout, table, .. } = self;
         let (shape, sizes) = sizes_of(layout.shape());
@@ -221,7 +221,7 @@ impl EngineShape {
                 Some(hashing.ok_or(ShapeBytesError::Field { name: "hashing", value })?)
             }
         };
-        // Inverts `TableShape::new`. A table of fewer tokens than a chunk has one chunk for each row.
+        // Inverts `TableShape::of`. A table of fewer tokens than a chunk has one chunk for each row.
         let max_tokens = words
             .chunk_count
             .checked_sub(words.rows)
@@ -261,7 +261,7 @@ fn shape_of(kind: u64, sizes: [u32; 2]) -> Result<KvShape, ShapeBytesError> {
 
 /// Returns the two words of a group's shape.
 fn own_words(own: Option<GroupShape>) -> [u64; 2] {
-    // Groups of a checked layout have both fields.
+    // The shapes of groups in a checked layout have a dtype.
     let Some(GroupShape { shape, dtype: Some(dtype) }) = own else { return [0; 2] };
     let (kind, [first, second]) = sizes_of(shape);
     let sizes = u64::from(first) | u64::from(second) << 32;

@@ -1,7 +1,6 @@
 //! The configuration of an engine: [`EngineConfig`], and its checked limits, [`EngineShape`].
 //!
-//! `bytes` is the byte form of a shape. `layout/` lays out K and V, and `world/bytes.rs` computes the memory of an
-//! engine.
+//! `bytes` is the byte form of a shape. `world/bytes.rs` computes the memory of an engine.
 
 mod bytes;
 
@@ -42,7 +41,8 @@ pub enum PrefixMode {
     /// Sequences share whole pages of equal prefixes, which stay cached until they are evicted.
     #[default]
     Radix,
-    /// Every prompt is computed in full, and no page outlives its sequence. Only forks share pages with their parent.
+    /// Every prompt is computed in full, and the engine keeps no page that no sequence uses. Only a parent and its
+    /// forks share pages.
     None,
 }
 
@@ -60,32 +60,33 @@ pub struct EngineConfig {
     pub pool: PoolConfig,
     /// Reuse of cached prefixes. Default: [`PrefixMode::Radix`].
     pub prefix: PrefixMode,
-    /// Hash recipe of cached pages, for callers that identify prefixes by hashes; some recipes need a feature. Requires
-    /// [`PrefixMode::Radix`]. Default: none, which costs nothing.
+    /// Hash recipe of cached pages, for callers that identify prefixes by hashes. Each recipe needs a feature. Without
+    /// effect in [`PrefixMode::None`]. Default: none, which costs nothing.
     pub hashing: Option<Hashing>,
     /// Capacity of the event buffer: the maximum number of stored and removed pages that wait for
     /// [`Engine::drain_events`](crate::Engine::drain_events). After an overflow the next drain emits the whole tree.
-    /// Requires `hashing`. Default: 0, no events, which costs nothing.
+    /// Requires `hashing`; without effect in [`PrefixMode::None`]. Default: 0, no events, which costs nothing.
     pub event_pages: u32,
     /// Maximum number of sequences, including preempted ones. Default: 256.
     pub max_sequences: u32,
-    /// Maximum number of tokens of a sequence, at most the pool's tokens and 2^30. Default: 131,072.
+    /// Maximum number of tokens of a sequence. The engine reduces it to the pool's tokens and to 2^30. Default:
+    /// 131,072.
     pub max_sequence_len: u32,
     /// Number of tokens of all sequences together that always fit. It may exceed the pool's tokens, because sequences
     /// share pages. The engine reserves host memory for this many tokens and their page tables. Default: 4,194,304.
     pub max_tokens: u64,
     /// Maximum number of steps that are planned and not complete. Default: 8.
     pub max_steps: u32,
-    /// Maximum number of new tokens of a step, including padding, at most 2^31 - 1. It determines a backend's memory
-    /// for plans. Default: 16,384.
+    /// Maximum number of new tokens of a step, including padding. The engine reduces it to 2^31 - 1. It determines a
+    /// backend's memory for plans. Default: 16,384.
     pub max_step_tokens: u32,
-    /// Number of tokens that plans of a promised sequence may be ahead of its published tokens, for models with groups
-    /// of layers. [`Engine::admit`](crate::Engine::admit) reserves pages for these tokens. A plan that is further ahead
-    /// also takes pages that are not promised. Default: 512.
+    /// Number of tokens by which plans of a sequence with a promise may be ahead of its published tokens. It applies to
+    /// models with groups of layers. [`Engine::admit`](crate::Engine::admit) reserves pages for these tokens. A plan
+    /// that is further ahead also takes pages that are not promised. Default: 512.
     pub promise_ahead: u32,
     /// Whether [`Engine::new`](crate::Engine::new) touches the reserved host memory of the tables, so that no step pays
-    /// for a page fault. Touching memory that the machine cannot back ends the process, so it should happen at the
-    /// start. Default: true.
+    /// for a page fault. If the machine cannot back the memory, the process ends there instead of in a step. Default:
+    /// true.
     pub prefault: bool,
 }
 
@@ -128,7 +129,7 @@ pub struct EngineShape {
     pub max_steps: u32,
     /// Maximum number of new tokens of a step, including padding.
     pub max_step_tokens: u32,
-    /// Number of tokens that plans may be ahead of the published ones within a promise.
+    /// Number of tokens by which plans may be ahead of the published ones within a promise.
     pub promise_ahead: u32,
     /// Reuse of cached prefixes.
     pub prefix: PrefixMode,
@@ -142,11 +143,11 @@ pub struct EngineShape {
 
 impl EngineShape {
     /// Returns the maximum number of pages that a sequence of `tokens` tokens has in all groups of layers, if its plans
-    /// stay within `promise_ahead`. In a smaller pool the sequence may lack pages even if it runs alone.
+    /// stay within `promise_ahead`. In a pool of fewer pages, the sequence may lack pages even if it runs alone.
     ///
-    /// With groups of limited reach, a prompt with a promise and a hit also holds the cached pages that its hit reads
-    /// in those groups, until its window has moved past them. If an idle pool has too few pages for `most_pages` and
-    /// these together, `admit` ignores the hit.
+    /// A sequence with a promise and a hit also holds cached pages in groups of limited reach. These are the pages that
+    /// the first token after the hit reads, until no later token reads them. If an idle pool has too few pages for
+    /// `most_pages` and these pages together, `admit` ignores the hit.
     ///
     /// ```
     /// # use kvarena::{Capacity, EngineConfig, Groups, PoolConfig, Reach};
@@ -154,7 +155,7 @@ impl EngineShape {
     /// let capacity = Capacity::Pages(200);
     /// let pool = PoolConfig { layers: 2, groups, capacity, page_size: 16, ..PoolConfig::default() };
     /// let shape = EngineConfig { promise_ahead: 16, ..pool.into() }.shape()?;
-    /// // 127 tokens before and 16 ahead are in 10 pages at most.
+    /// // In the group with the window, 127 tokens before and 16 tokens ahead are in 10 pages at most.
     /// assert_eq!(shape.most_pages(1600), 100 + 10);
     /// # Ok::<(), kvarena::ConfigError>(())
     /// ```

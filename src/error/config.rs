@@ -7,18 +7,18 @@ use super::Count;
 use crate::id::LayerId;
 use crate::layout::{KvDtype, Reach};
 
-/// The reason why a config is invalid.
+/// The reason why a config is invalid, or why the host cannot create its tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A size that must be at least 1 is 0.
+    /// A number that must be at least 1 is 0.
     Zero {
-        /// The field.
+        /// Name of the number.
         name: &'static str,
     },
-    /// A product exceeds 64 bits, or this machine's address space.
+    /// A computed size exceeds 64 bits. The number of page table words and the length of a latent row must fit 32 bits.
     Overflow {
-        /// Name of the product.
+        /// Name of the size.
         name: &'static str,
     },
     /// A page has more tokens than the maximum.
@@ -28,7 +28,7 @@ pub enum ConfigError {
         /// The largest that is allowed.
         max: u32,
     },
-    /// The pool has more pages than 32-bit page ids can number.
+    /// The pool has more than 2^32 - 2 pages.
     PageCount {
         /// The value.
         page_count: u64,
@@ -47,7 +47,7 @@ pub enum ConfigError {
         /// Number of ranks.
         tp_size: u32,
     },
-    /// The element type has no scales, so the store cannot compute them.
+    /// The config selects scales by token, but no element type of the pool or of its groups has scales.
     Scaling {
         /// Element type of the pool.
         dtype: KvDtype,
@@ -62,8 +62,8 @@ pub enum ConfigError {
         /// Pages of the event buffer.
         event_pages: u32,
     },
-    /// A group has an invalid reach: only group 0 reads all tokens, a window is at least 1, and a chunk is a power of
-    /// two.
+    /// A group has an invalid reach. Group 0 must read all tokens and other groups must not. A window is at least 1,
+    /// and a chunk is a power of two.
     Reach {
         /// The group.
         group: u32,
@@ -84,14 +84,14 @@ pub enum ConfigError {
         /// The group.
         group: u32,
     },
-    /// The groups contain another number of layers than the model has.
+    /// The number of layers in groups differs from the model's number of layers.
     GroupedLayers {
         /// Layers of the model.
         layers: u32,
         /// Layers in groups.
         grouped: u32,
     },
-    /// The config has a shape for group 0, which always has the pool's shape, or for a group that does not exist.
+    /// A shape is given for group 0, which always has the pool's shape, or for a group that does not exist.
     GroupShape {
         /// The group.
         group: u32,
@@ -115,9 +115,9 @@ pub enum ConfigError {
         /// Bytes of all tables together: [`EngineBytes::host`](crate::world::EngineBytes::host).
         bytes: u64,
     },
-    /// A limit is larger than the tables can index.
+    /// A number is above its maximum.
     Limit {
-        /// The field.
+        /// Name of the number.
         name: &'static str,
         /// The value.
         value: u64,

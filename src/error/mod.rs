@@ -18,7 +18,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// The reason why the engine rejected a call. The state is unchanged.
+/// The reason why the engine rejected a call. The state is unchanged, unless the method documents an exception.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -32,12 +32,12 @@ pub enum Error {
         /// present for a plan of promised pages only.
         after: Option<StepId>,
     },
-    /// All rows of the sequence table are taken.
+    /// The sequence table has too few free rows.
     OutOfSequences {
         /// `max_sequences` of the config.
         max: u32,
     },
-    /// The sequences' tokens fill the table (`max_tokens` of the config).
+    /// The sequence table has too few free chunks (`max_tokens` of the config).
     OutOfTokens {
         /// Tokens for which the call needs memory, in whole chunks.
         wanted: u64,
@@ -74,9 +74,9 @@ pub enum Error {
         /// Its position in the sequence.
         position: u32,
     },
-    /// The step has more tokens, padding included, than the config allows.
+    /// The step has more tokens, including padding, than the config allows.
     StepTokens {
-        /// New tokens of the batch.
+        /// New tokens of the step, including padding.
         tokens: u64,
         /// Maximum number of tokens.
         max: u64,
@@ -131,8 +131,8 @@ pub enum Error {
         /// Tokens of the batch.
         batch_tokens: usize,
     },
-    /// The item is not the last plan of its sequence, that plan's step is complete, or the item is repeated or out of
-    /// order.
+    /// The item is not the last plan of its sequence, or it is repeated or out of order. Also if the plan's step is
+    /// complete, or a rollback has cut the plan.
     NotPlanned {
         /// The key.
         seq: SeqKey,
@@ -150,7 +150,7 @@ pub enum Error {
     DraftParent {
         /// The token.
         token: u32,
-        /// The preceding token.
+        /// The token that it follows.
         parent: u32,
     },
     /// The sequence of a draft is not in the batch, or out of order.
@@ -179,10 +179,10 @@ pub enum Error {
         mask: u64,
         /// The token's own bit.
         own: u64,
-        /// All bits that it may have.
+        /// All bits that the mask may have.
         most: u64,
     },
-    /// The position of a draft token is before the first new position, or after the token's slot.
+    /// The position of a draft token is before the first new position, or above the index of the token's slot.
     DraftPosition {
         /// The key.
         seq: SeqKey,
@@ -222,7 +222,7 @@ pub enum Error {
         /// The token, counted from the item's first.
         token: u32,
     },
-    /// FlashInfer's packed arrays have no masks, so they cannot describe a tree of drafts.
+    /// The item is a tree of drafts. FlashInfer's packed arrays have no masks, so they cannot describe it.
     PackedTree {
         /// The key.
         seq: SeqKey,
@@ -243,7 +243,7 @@ pub enum Error {
         /// The largest that fits.
         max: u64,
     },
-    /// A rollback length is above the sequence's tokens, or below its published ones.
+    /// The new length of a sequence is 0, below its published tokens, or above its tokens.
     RollbackLen {
         /// The requested length.
         len: u32,
@@ -312,8 +312,8 @@ impl fmt::Display for Error {
                 }
             }
             Self::OutOfSequences { max } => match max {
-                1 => write!(f, "the only sequence row is taken"),
-                _ => write!(f, "all {max} sequence rows are taken"),
+                1 => write!(f, "there is only one sequence row"),
+                _ => write!(f, "too few of the {max} sequence rows are free"),
             },
             Self::OutOfTokens { wanted, available } => {
                 write!(f, "memory for {} needed, {available} fit", Count(wanted, "token"))
@@ -366,7 +366,8 @@ impl fmt::Display for Error {
             }
             Self::NotPlanned { seq, len } => {
                 let len = Count(len.into(), "token");
-                write!(f, "an item of {len} is not the last plan of sequence {seq:?}")
+                write!(f, "an item of {len} is not the last plan of sequence {seq:?}, ")?;
+                write!(f, "or out of order")
             }
             Self::DraftLen { len, max } => {
                 write!(f, "a draft of {} is larger than {max}", Count(len, "token"))
@@ -456,7 +457,7 @@ impl StdError for Error {}
 #[derive(Debug, PartialEq)]
 #[non_exhaustive]
 pub enum EngineError<E> {
-    /// The config is not valid.
+    /// The config is invalid, or the host cannot create its tables.
     Config(ConfigError),
     /// The engine rejected the call.
     Core(Error),
@@ -479,7 +480,7 @@ impl<E> From<Error> for EngineError<E> {
 impl<E: fmt::Display> fmt::Display for EngineError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (who, why): (_, &dyn fmt::Display) = match self {
-            Self::Config(error) => ("the config is not valid", error),
+            Self::Config(error) => ("the engine rejected the config", error),
             Self::Core(error) => ("the engine rejected the call", error),
             Self::Backend(error) => ("the backend failed", error),
         };

@@ -5,21 +5,23 @@
 //!
 //! The variant of an [`EngineError`](crate::EngineError) names its source:
 //!
-//! * `Config`: the values describe no valid pool, or the host lacks the memory. Change the value that the error names.
+//! * `Config`: the config is invalid, or the host lacks the memory. Change the value that the error names, or reduce
+//!   the limits.
 //! * `Core` with `is_shortage()`: pages, rows, tokens or steps are in use. Wait for a step, preempt a sequence, or
 //!   requeue the request.
-//! * Any other `Core`: the request never fits, so reject it, or the host made a mistake (table below).
-//! * `Backend`, from `Engine::new`: the device lacks memory for the pool. Use a smaller `Capacity` or another backend.
-//! * `Backend`, from `plan_batch`: the device rejected the plan, and the engine has aborted the step. Plan again, or
-//!   treat it as a failed call (below).
+//! * Any other `Core`: the request is invalid or never fits, so reject it; or the host made a mistake (table below).
+//! * `Backend`, from `Engine::new`: the backend does not support the pool, or the device lacks memory for it. Use a
+//!   smaller `Capacity` or another backend.
+//! * `Backend`, from `plan_batch`: the backend rejected the plan, and the engine has aborted the step. Or a load of
+//!   host pages failed, and there is no step. Plan again, or treat it as a failed call (below).
 //!
 //! A backend's own calls fail in two ways:
 //!
-//! * `store_cache`, `attend`: the step failed partway. `abort` it and all later steps, then plan again.
+//! * `store_cache`, `attend`: the step failed partway. `abort` undoes it and all later steps. Then plan again.
 //! * `synchronize`, or an event: an accepted launch failed later, and usually the device with it. End the running
 //!   sequences with `finish_with(seq, Keep::Drop)`, so no prompt matches their pages. Then open a new backend.
 //!
-//! Each [`Error`](enum@crate::Error) needs one action:
+//! The action for each [`Error`](enum@crate::Error):
 //!
 //! | error | action |
 //! |---|---|
@@ -27,12 +29,13 @@
 //! | `OutOfPages { after: None, .. }` | preempt or finish a sequence; if there is no other, the pool is too small |
 //! | `OutOfSequences`, `OutOfTokens` | wait until a sequence ends; preempted ones keep row and tokens |
 //! | `OutOfSteps` | commit and complete the steps in flight |
-//! | `EmptyPrompt`, `PendingToken`, `TooLong` | reject the request: it never fits |
+//! | `EmptyPrompt`, `PendingToken`, `TooLong` | reject the request: it is invalid or never fits |
 //! | `UnnamedNamespace` | call `name_namespace` first: hashes include the names of a namespace |
 //! | `NamespaceNamed`, `NamesTaken` | names belong to one namespace: forget it, and wait until its pages are evicted |
 //! | `ExtendLen { max: 0, .. }` | the sequence has nothing to compute: append first |
+//! | other `ExtendLen` | plan 1 to `max` tokens of the sequence |
 //! | `RollbackLen` | fork before drafting that far, or finish and admit again |
-//! | `MarkLen` | mark a prompt before it is computed that far |
+//! | `MarkLen` | mark a prompt before it is published that far |
 //! | `StoreGroups` | serve models with groups of layers without a store |
 //! | `OutOfMarks` | mark again once the sequence has reached one of its marks |
 //! | `StepTokens`, `PackedLimit` | plan a smaller batch |
@@ -83,6 +86,7 @@
 //! # }
 //! ```
 //!
-//! A panic means that the crate broke an invariant. A host's mistake never causes one.
+//! A panic means that the crate broke an invariant, or that the host broke a condition in the method's section
+//! `# Panics`.
 //!
 //! [`CpuError`](crate::backend::CpuError) and `CudaError` document the errors of each backend.

@@ -1,7 +1,7 @@
 //! Cache events: routers and stores that track cached pages by chained hashes.
 //!
-//! A router sends a prompt to the engine that has cached most of it, and learns the contents of each cache from
-//! events. The config enables them. [`hashing`](crate::EngineConfig::hashing) selects the hash function (features
+//! A router sends a prompt to the engine that has cached most of it. Events report the contents of each cache. Two
+//! fields of the config enable them. [`hashing`](crate::EngineConfig::hashing) selects the hash function (features
 //! `xxhash` and `sha256`). [`event_pages`](crate::EngineConfig::event_pages) limits the pages that wait for a drain.
 //!
 //! ```
@@ -73,11 +73,11 @@
 //! ```
 //!
 //! A stored page matches at once, but the device may still be writing its bytes. A reader outside the order of the
-//! backend's stream waits until [`step`](crate::Stored::step) is complete. After a [`reset`](crate::Engine::reset) the
-//! engine emits one `Cleared`, and sequences that continue with old weights emit nothing.
+//! backend's stream waits until [`step`](crate::Stored::step) is complete. A [`reset`](crate::Engine::reset) emits one
+//! `Cleared`. Sequences that continue with the old weights emit nothing.
 //!
 //! Hashes of 64 bits are hints, because a chosen prompt can collide with an xxHash. A store can use SHA-256 digests as
 //! keys. The engine itself compares tokens.
 //!
-//! `crates/events` in the repository sends events in the formats of vLLM and SGLang, replays lost ones, and feeds the
-//! router of NVIDIA Dynamo. A host without that crate chooses its own wire format.
+//! `crates/events` in the repository sends events in the wire format of vLLM and SGLang, replays lost ones, and feeds
+//! the router of NVIDIA Dynamo. A host without that crate chooses its own wire format.

@@ -5,9 +5,9 @@
 //! [`Scaling`](crate::Scaling) sets the source of the scales:
 //!
 //! * `Static`: the host measures one scale for each layer, head, and K or V: the largest magnitude divided by 448. The
-//!   store clamps larger numbers to that maximum. The host passes the scales when it opens the backend.
-//! * `ByToken`: the store computes a scale for each token and head and stores it with them, in 4 bytes each. It needs
-//!   no measurement and never clamps.
+//!   store clamps numbers beyond 448 times the scale. The host passes the scales when it opens the backend.
+//! * `ByToken`: the store computes a scale for each token, head, and K or V, and stores it in 4 bytes. It needs no
+//!   measurement and clamps only infinities.
 //!
 //! ```
 //! use kvarena::*;
@@ -47,5 +47,5 @@
 //! bit. Attention has the rounding error of the rows' type, relative to the decoded values.
 //!
 //! With scales by token, the prefill kernels round each number of V, times its scale, to the rows' type. They apply the
-//! scales of K to the logits instead. The kernel that reads shared spans once does the same. `Cuda` uses
-//! it where it is cheaper.
+//! scales of K to the logits. The kernel that reads shared spans once does the same; `Cuda` uses that kernel where it
+//! is cheaper.

@@ -2,9 +2,9 @@
 //!
 //! The backend launches on the host's stream, takes device addresses and shares the device's primary context, which
 //! cudarc and libtorch also use. The stream orders the model's kernels and the backend's, so the host neither copies
-//! rows nor waits. A host with its own binding passes raw handles: the stream, with a value that keeps it alive, and
-//! device addresses, with the type and the number of their elements. With cudarc, `stream.cu_stream()` is the handle,
-//! an `Arc<cudarc::driver::CudaStream>` keeps it alive, and `device_ptr` returns the addresses.
+//! rows nor waits. A host with its own CUDA binding passes raw handles. It passes the stream with a value that keeps
+//! the stream alive, and device addresses with the type and the number of elements. With cudarc, `stream.cu_stream()`
+//! is the handle, an `Arc<cudarc::driver::CudaStream>` keeps it alive, and `device_ptr` returns the addresses.
 //!
 //! ```
 //! # #[cfg(feature = "cuda")]
@@ -25,8 +25,8 @@
 //! }
 //! ```
 //!
-//! A host that runs with or without a GPU chooses at run time: [`Either`](crate::backend::Either) of a `Cpu` and a
-//! `Cuda` is a backend too.
+//! A host that runs with or without a GPU chooses at run time: an [`Either`](crate::backend::Either) of a `Cpu` and a
+//! `Cuda` is also a backend.
 //!
 //! This program computes some steps on a GPU. It needs the feature `cuda`. Without a GPU it prints the error and ends.
 //!
@@ -84,7 +84,7 @@
 //! ```
 //!
 //! A step that needs a kernel for the first time loads it, and the driver may have to compile it. A server calls
-//! `Cuda::prepare` before it reports ready, with the attention of its layers and the kinds of its steps. Then
+//! `Cuda::prepare` with the attention of its layers and the kinds of its steps, before it reports ready. Then
 //! `Cuda::modules_after_prepare` stays 0.
 //!
 //! If one stream orders all work on the pool, the host may complete a step as soon as it has launched it. A graph can

@@ -2,7 +2,7 @@
 //!
 //! Many models mix layers that read all tokens with layers that read only the last 128 or 1,024. The latter need no
 //! older tokens. [`Groups`](crate::Groups) assigns each layer to a group; `PoolConfig::from_hf` (feature `serde`) reads
-//! it from a model's `config.json`. A sequence then gives pages back as it grows:
+//! the groups from a model's `config.json`. A sequence then gives pages back as it grows:
 //!
 //! | 8,192 tokens in bf16 | all layers keep everything | with groups |
 //! |---|---|---|
@@ -15,8 +15,8 @@
 //! backend rejects a window or chunk that differs from the group's.
 //!
 //! Layers of a group may store other heads or another dtype than the pool's
-//! ([`Groups::with_shape`](crate::Groups::with_shape)). A page then holds as many of them as fit, and
-//! [`PoolLayout::unused_bytes`](crate::PoolLayout::unused_bytes) returns the bytes left over.
+//! ([`Groups::with_shape`](crate::Groups::with_shape)). A page then holds as many of these layers as fit, and
+//! [`PoolLayout::unused_bytes`](crate::PoolLayout::unused_bytes) returns the number of bytes left over.
 //! [`PoolLayout::of_group`](crate::PoolLayout::of_group) returns the heads and head_dim of a group's layers.
 //!
 //! With [`PoolConfig::host_pages`](crate::PoolConfig::host_pages), evicted pages of all groups move to host memory,
@@ -73,18 +73,18 @@
 //! # }
 //! ```
 //!
-//! Prompts can match at three places of a sequence: at the end of its prompt, at the end of its output, and where its
-//! prompt diverges from a cached one. [`Engine::mark`](crate::Engine::mark) adds places, such as the end of a system
-//! prompt. A prompt that waits for a leader matches the leader's tokens only at such a mark.
+//! Prompts can match a sequence at the end of its prompt, at its end, and where its prompt diverges from a cached one.
+//! [`Engine::mark`](crate::Engine::mark) adds places, such as the end of a system prompt. A prompt that waits for a
+//! leader matches the leader's tokens only at such a mark.
 //! [`Stats::lost_hit_tokens`](crate::Stats::lost_hit_tokens) counts the tokens that only group 0 had.
 //!
 //! A promise covers the maximum number of pages that a sequence holds. This number depends on
 //! [`promise_ahead`](crate::EngineConfig::promise_ahead): plans may be that many tokens ahead of the published tokens.
-//! Set it to `page_size - 1` plus a sequence's tokens of one step, or of two steps if steps overlap.
+//! Set `promise_ahead` to `page_size - 1` plus a sequence's tokens of one step, or of two steps if steps overlap.
 //!
 //! [Events](super::events) and `match_hashes` report the pages of group 0 alone. A router therefore expects
-//! [`PrefixMatch::full_pages`](crate::PrefixMatch::full_pages), and a prompt may match less. Cells come and go without
-//! events, because a router that ignores groups would take a removed cell for a removed prefix.
+//! [`PrefixMatch::full_pages`](crate::PrefixMatch::full_pages), and a prompt may match less. The engine emits no events
+//! about cells, because a router that ignores groups would take a removed cell for a removed prefix.
 //!
 //! `Cuda` supports chunks that are multiples of the page size, except over latent rows. It does not support latent rows
 //! together with another shape. Draft trees and sparse reads work only in layers that read all tokens.

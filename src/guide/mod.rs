@@ -11,15 +11,15 @@
 //! 9. [`fp8`]: K and V in half the bytes, and the source of their scales.
 //! 10. [`sparse`]: attention to a few tokens of a long context.
 //! 11. [`groups`]: models with layers that read only a window or a chunk.
-//! 12. [`models`]: what changes in a model's file.
+//! 12. [`models`]: the changes to a model's code.
 //! 13. [`events`]: routers and stores that track the cache.
 //! 14. [`errors`]: the host's action after each error.
 //!
 //! The programs have no model: they make up K, V, queries and tokens. A program that needs no bytes uses the backend
 //! [`Null`](crate::Null), which has none.
 //!
-//! The module has no items; only documentation builds compile it. The documentation of [`Engine`](crate::Engine)
-//! describes the results of each call.
+//! The chapters contain no code besides these programs. Only documentation builds and doctests compile them. The
+//! documentation of [`Engine`](crate::Engine) describes the results of each call.
 
 pub mod errors;
 pub mod events;

@@ -2,7 +2,7 @@
 //!
 //! Page numbers, slots and page tables are the same on every rank; only the bytes differ. A rank therefore needs no
 //! engine. It opens its backend with the engine's limits, [`EngineShape`](crate::EngineShape), which every rank
-//! shares. Then it receives these messages in the order in which the engine made them:
+//! shares. Then it receives these messages, in the engine's order:
 //!
 //! * each plan ([`OwnedPlan`](crate::OwnedPlan)),
 //! * each end of steps ([`StepEnd`](crate::StepEnd)),
@@ -10,6 +10,9 @@
 //! * the compactions of an accept ([`Compaction`](crate::Compaction)).
 //!
 //! Each message has a byte form whose first 8 bytes identify it.
+//!
+//! If the pool has host pages, each rank also needs the engine's saves and loads, which have no byte form.
+//! `crates/host` implements one [`Backend`](crate::Backend) over all ranks, which forwards them.
 //!
 //! ```
 //! use std::sync::mpsc;
@@ -104,8 +107,8 @@
 //! | 32 to 39 | u64 | `table_writes`: changed words of the page tables |
 //! | 40 to 47 | u64 | `slot_bytes`: 4, or 8 for pools of more than 2^31 slots, plus 2^32 * (tracks - 1) |
 //! | 48 to 55 | u64 | `spans`: spans of positions that several rows read from the same pages |
-//! | 56 to 63 | u64 | `members`: rows of those spans |
-//! | 64 to 71 | u64 | `masks`: 0, or `tokens` if a row is a tree of drafts |
+//! | 56 to 63 | u64 | `members`: rows that are in spans |
+//! | 64 to 71 | u64 | `masks`: 0, or `tokens` if some row is a tree of drafts |
 //!
 //! Nine arrays follow in this order. Zeros pad each to a multiple of 8 bytes, and nothing follows the last one:
 //!
@@ -118,8 +121,8 @@
 //! | table_writes | 2 x u32 | [`TableWrite`](crate::TableWrite): `index`, `value`: `words[index] = value` |
 //! | spans | 4 x u32 | [`SharedSpan`](crate::SharedSpan): `member_start`, `member_count`, `begin`, `end`; R1 to R3 |
 //! | members | u32 | index of a row in the batch |
-//! | masks | u64 | the visible ones of the row's last 64 slots, bit 0 the last one; 0: all up to the token itself |
-//! | track_slots | i32 or i64 | `[tracks - 1, tokens]`: as slot_mapping, for the layers of each further track |
+//! | masks | u64 | bit `i`: the token sees slot `last - i` of its row; 0: it sees all tokens up to itself |
+//! | track_slots | i32 or i64 | `[tracks - 1, tokens]`: like slot_mapping, for the layers of each further track |
 //!
 //! The `qo_start` of a row is the sum of `extend_len` of the rows before it. All `extend_len` add up to `tokens`.
 //!
@@ -127,7 +130,7 @@
 //! [`EngineShape::to_bytes`](crate::EngineShape::to_bytes),
 //! [`PageCopy::list_to_bytes`](crate::PageCopy::list_to_bytes),
 //! [`Compaction::list_to_bytes`](crate::Compaction::list_to_bytes) and [`TableShape`](crate::TableShape). This script
-//! reads plans; `tests/core/read_plan.rs` compares its output with the written plans:
+//! reads plans; `tests/core/read_plan.rs` compares its output with the plans:
 //!
 //! ```python
 #![doc = include_str!("read_plan.py")]

@@ -7,7 +7,7 @@ import sys
 def read_plan(data, start):
     """Returns the plan at `start`, and the start of the next plan."""
     magic, step, rows, tokens, writes, slots, spans, members, masks = struct.unpack_from("<8s8Q", data, start)
-    slot_bytes, tracks = slots % 2**32, slots // 2**32  # tracks except the first: 0 if there is one group of layers
+    slot_bytes, tracks = slots % 2**32, slots // 2**32  # tracks after the first: 0 if there is one group of layers
     assert magic == b"kvplan03" and slot_bytes in (4, 8), "not a plan of this version"
     at = start + 72
 
@@ -27,7 +27,7 @@ def read_plan(data, start):
     plan["table_writes"] = array(writes, "2I")  # index, value
     plan["spans"] = array(spans, "4I")  # member_start, member_count, begin, end
     plan["members"] = [row for row, in array(members, "I")]
-    plan["masks"] = [mask for mask, in array(masks, "Q")]  # one a token, or none
+    plan["masks"] = [mask for mask, in array(masks, "Q")]  # one for each token, or none at all
     plan["track_slots"] = [slot for slot, in array(tracks * tokens, slot_type)]
     return plan, at
 

@@ -1,8 +1,8 @@
 //! Several outputs from one prompt: the model computes the prompt once, and the host forks the sequence.
 //!
-//! A fork shares all whole pages with its parent. The backend copies a partly filled last page for each child. All
-//! copies belong to one step, which the host completes like any other. Children are ordinary sequences and may outlive
-//! their parent.
+//! Children share all whole computed pages with their parent. The backend copies a partly filled last page for each
+//! child. All copies belong to one step, which the host completes like any other. Children are ordinary sequences and
+//! may outlive their parent.
 //!
 //! ```
 //! use kvarena::*;
@@ -53,15 +53,15 @@
 //! # Promises, and a rejected fork
 //!
 //! `fork` promises each child the pages of `promise` tokens in total. A child has the shared pages and its copy of the
-//! last page; the promise reserves the missing ones. The parent keeps its own promise. `fork` makes all children or
+//! last page; the promise reserves the missing pages. The parent keeps its own promise. `fork` makes all children or
 //! none, and a rejected fork changes nothing:
 //!
 //! * `OutOfPages` with a step in `after`: complete that step, then fork.
 //! * `OutOfPages` without a step: fork fewer children, or promise less. Admit the remaining outputs as prompts when
 //!   they fit. They match the whole pages in the cache and compute the last page.
 //! * `OutOfSteps`: the copies need a step. Complete an earlier step, then fork.
-//! * `OutOfSequences`, `OutOfTokens`: wait until a sequence ends. Fork before the parent continues, or admit the
-//!   prompt.
+//! * `OutOfSequences`, `OutOfTokens`: wait until a sequence ends. Then fork if the parent has not continued; otherwise
+//!   admit the remaining outputs as prompts.
 //!
 //! ```
 //! use kvarena::*;
@@ -83,7 +83,7 @@
 //! let EngineError::Core(Error::OutOfPages { wanted, available, after: None }) = refused else {
 //!     return Err(refused.into());
 //! };
-//! assert_eq!((wanted, available), (10, 6)); // of 10 pages the parent has 3 and one promised
+//! assert_eq!((wanted, available), (10, 6)); // the pool has 10 pages: the parent has 3 and is promised one more
 //! let fit = (available * u64::from(lacking) / wanted) as u32;
 //! let forked = engine.fork(first, fit, 16)?;
 //! let mut running = vec![first];

@@ -56,9 +56,9 @@
 //!
 //! # Without promises: more sequences run, and the youngest is preempted
 //!
-//! With a promise of 0, a sequence takes pages only when it needs them. If a plan finds too few pages, the host
-//! preempts the youngest sequence. That sequence releases its pages and keeps its tokens. A resume matches the part of
-//! its prefix that is still in the cache.
+//! With a promise of 0, a sequence takes pages only when its plans need them. If the engine rejects a plan for lack of
+//! pages, the host preempts the youngest sequence. That sequence releases its pages and keeps its tokens. A resume
+//! matches the part of its prefix that is still in the cache.
 //!
 //! ```
 //! use kvarena::*;
@@ -114,18 +114,18 @@
 //! # }
 //! ```
 //!
-//! A third policy promises the likely length and takes the rest on demand. The engine rejects a plan that takes only
-//! promised pages if some of them still wait in the fence. `after` of [`Error::OutOfPages`](crate::Error::OutOfPages)
-//! names a step; the host completes this step and retries the plan. Beyond its promise, a sequence takes pages that no
-//! other sequence has reserved.
+//! A third policy promises the likely length, and lets a longer sequence take further pages on demand. The engine
+//! rejects a plan that takes only promised pages if too many of these pages still wait in the fence. `after` of
+//! [`Error::OutOfPages`](crate::Error::OutOfPages) names a step; the host completes this step and retries the plan.
+//! Beyond its promise, a sequence takes pages that no other sequence has reserved.
 //!
 //! # Leaders: one computation for equal prompts
 //!
 //! Without leaders, prompts that share an uncached prefix would each compute this prefix. An
-//! [`Admission`](crate::Admission) names the leader: the running sequence that computes these tokens already. The host
-//! waits while [`is_leading`](crate::Engine::is_leading) returns true, and then requests another admission. That
-//! admission counts the pages that the leader published, even if the leader was cancelled or preempted. If it names no
-//! new leader, the host admits the prompt. The prompt computes the rest, and may lead other prompts.
+//! [`Admission`](crate::Admission) names the leader: the running sequence that computes these tokens already. The
+//! prompt waits while [`is_leading`](crate::Engine::is_leading) returns true. Then the host calls `admission` again.
+//! The new admission counts the pages that the leader published, even if the leader was cancelled or preempted. If it
+//! names no new leader, the host admits the prompt. The prompt computes the rest, and may lead other prompts.
 //!
 //! ```
 //! use kvarena::*;
@@ -176,8 +176,8 @@
 //! preemption cancels the promise, so the host passes it to `resume` again.
 //!
 //! Before a resume, [`admission`](crate::Engine::admission) of the sequence's tokens names a leader as it does for a
-//! prompt. If the leader is cancelled, one follower computes and the others wait for it. `admission` also checks that
-//! the tables have space for one more sequence, which a resume does not need. If it returns `OutOfSequences` or
+//! prompt. If the leader is cancelled, one follower computes the prefix and the others wait. `admission` also checks
+//! that the tables have space for one more sequence, which a resume does not need. If it returns `OutOfSequences` or
 //! `OutOfTokens`, the host resumes without an admission.
 //!
 //! ```

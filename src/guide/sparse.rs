@@ -3,8 +3,8 @@
 //! A pool may store *labels*: a copy of a few channels of K for each token and head. Queries use labels to find the
 //! tokens with the largest logits (Double Sparsity). The host measures the channels of each layer and head offline. It
 //! passes these [`LabelChannels`](crate::LabelChannels) when it opens the backend. `store_cache` writes labels with K
-//! and V. `crates/server` measures the channels (`--sparse`) and the share of attention's weight that they find
-//! (`--recall`).
+//! and V. `crates/server` measures the channels (`--sparse`), and the share of attention's weight at the selected
+//! positions (`--recall`).
 //!
 //! A step calls the backend twice for each layer. [`select`](crate::SparseBackend::select) returns positions, and
 //! [`attend_selected`](crate::SparseBackend::attend_selected) reads them. Positions are plain numbers, `[rows,
@@ -49,12 +49,11 @@
 //! ```
 //!
 //! On a GPU, position lists are in device memory, which the backend or the host allocates. `CudaOptions::labels` takes
-//! the channels.
-//! `Prepare::lists` allocates memory before a capture. Kernels exist for pools of bf16 and f16, with up to 16
-//! query heads for each kv head.
+//! the channels. `Prepare::lists` lets `Cuda::prepare` allocate memory before a capture. Kernels exist for pools of
+//! bf16 and f16, with up to 16 query heads for each kv head.
 //!
 //! The score buffer has space for `CudaOptions::select_tokens` tokens of all rows together. By default this is the
 //! pool's number of slots. Tokens of a shared prefix count once for each row.
 //!
-//! Labels take `kv_heads * label_channels` numbers for each token and layer. Like static scales, their channels are
+//! Labels take `kv_heads * label_channels` numbers for each token and layer. Like static scales, the label channels are
 //! part of [`page_fingerprint`](crate::PoolLayout::page_fingerprint).

@@ -23,7 +23,7 @@
 //! engine.complete(prefill)?;
 //!
 //! let mut tree = DraftTree::new();
-//! // Two guesses at each position, one of them right.
+//! // Two guesses at each of two positions; one guess at each position is right.
 //! for round in 0..2 {
 //!     let last = engine.tokens(seq)?.last().expect("it has tokens").raw();
 //!     // The root is the last token, which has no K and V yet. It has two children with one child each.
@@ -68,7 +68,7 @@
 //! ordinary tokens. It must then [`rollback`](crate::Engine::rollback) the rejected tokens *before* the commit, which
 //! would publish them.
 //!
-//! Sampling need not be greedy. If the host samples each position with the noise that it would have without drafts,
+//! Sampling need not be greedy. If the host samples each position with the same random numbers as without drafts,
 //! drafts do not change the output. `crates/server` (`--draft`) does this, with drafts from the text itself.
 //!
 //! A server accepts the branches of all its sequences in one call: [`accept_batch`](crate::Engine::accept_batch). If a
@@ -78,9 +78,9 @@
 //! [`Stats`](crate::Stats) counts drafts, their guessed tokens and the accepted guesses. A lone root is the last
 //! sampled token, not a guess. If there are several roots, each is a guess of that token.
 //!
-//! Positions of a tree count depth, so several drafts have the same position, and a sliding window cannot serve trees.
-//! A model with windows uses chains. After the host has prepared a layer with a window, the backend rejects trees
-//! before any work runs.
+//! Positions of a tree count depth, so several drafts have the same position, and attention with a sliding window does
+//! not support trees. A model with windows uses chains. After the host has prepared a layer with a window, `Cuda`
+//! rejects trees before any work runs.
 //!
 //! `rollback` cannot remove published tokens and returns `RollbackLen`.
 //!

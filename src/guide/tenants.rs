@@ -25,7 +25,7 @@
 //!     Ok(hit)
 //! };
 //!
-//! // A number for each tenant and adapter that clients can neither choose nor guess.
+//! // For each tenant and adapter, a number that clients can neither choose nor guess.
 //! let secret = RandomState::new();
 //! let namespace = |tenant: &str, adapter: &str| Namespace::new(secret.hash_one((tenant, adapter)));
 //! let (red, blue) = (namespace("red", "none"), namespace("blue", "none"));
@@ -43,10 +43,8 @@
 //! With hashing ([`EngineConfig::hashing`](crate::EngineConfig::hashing)), routers identify a namespace by its adapter
 //! and its salt. [`Engine::name_namespace`](crate::Engine::name_namespace) sets these names before its first prompt.
 //! If each request has its own salt, call [`Engine::forget_namespace`](crate::Engine::forget_namespace) after the
-//! request. The engine then drops the names with the namespace's last cached page, so they do not accumulate.
+//! request. The engine then drops the names together with the namespace's last cached page, so names do not accumulate.
 //!
 //! All namespaces share one pool and one eviction order. The scheduler limits a tenant's share by the number of its
 //! running sequences and their promises ([`scheduling`](super::scheduling)). Alternatively, each tenant has its own
 //! engine. With `PrefixMode::None`, only forks share pages.
-//!
-//! The scheduler chooses the order of two tenants' requests.

@@ -7,9 +7,10 @@
 //!
 //! Each engine computes hashes by its own recipe. `xxhash.rs` and `sha256.rs` contain the recipes. The host chooses one
 //! of those that are compiled in (features `xxhash` and `sha256`) as its [`Hashing`]. The test vectors of a recipe come
-//! from the engine's code. vLLM's recipe has a parameter (`seed`).
+//! from that engine's code. vLLM's recipe has a parameter (`seed`).
 //!
-//! No code of this crate treats equal hashes as equal tokens. `prefix/chain.rs` stores the hashes.
+//! Only [`Engine::match_hashes`](crate::Engine::match_hashes) and `match_hashed_pages` treat equal hashes as equal
+//! tokens. `prefix/chain.rs` stores the hashes.
 
 mod names;
 #[cfg(feature = "sha256")]
@@ -40,13 +41,13 @@ const LONGEST: usize = 32;
 pub struct PageHash([u8; LONGEST]);
 
 impl PageHash {
-    /// Returns the hash as a number. Only recipes with hashes of 8 bytes have numbers.
+    /// Returns the first 8 bytes as a number: the hash, if the recipe has hashes of 8 bytes.
     pub fn to_u64(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 
-    /// Returns the hash as a digest. Only recipes with hashes of 32 bytes have digests.
+    /// Returns all 32 bytes: the digest, if the recipe has hashes of 32 bytes.
     pub fn to_digest(&self) -> [u8; 32] {
         self.0
     }
@@ -96,7 +97,7 @@ trait Recipe {
     /// Returns the names that the recipe hashes; the others are `None`.
     fn hashed_names(names: NamespaceNames) -> NamespaceNames;
 
-    /// Returns the hash of the recipe's parameter and of the names. It is the same for all pages.
+    /// Returns the value that the recipe derives from its parameter and the names, once for all pages of a namespace.
     fn seed(hashing: Hashing, names: &NamespaceNames) -> PageHash;
 
     /// Returns the hash of a page after the page with hash `before`, or of a first page. O(tokens).
@@ -132,7 +133,7 @@ macro_rules! recipes {
                 }
             }
 
-            /// Returns the bytes of a hash: 8 or 32.
+            /// Returns the number of bytes of a hash: 8 or 32.
             pub fn width(self) -> usize {
                 match self {
                     $(#[cfg(feature = $feature)] Self::$name { .. } => <$recipe>::WIDTH,)*
@@ -180,8 +181,8 @@ macro_rules! recipes {
 
 recipes! {
     /// XXH3-64 as NVIDIA Dynamo's routers compute it. A page's tokens are hashed as 32-bit numbers; the seed depends on
-    /// `lora` and `salt`, and is 1337 without them. Then the previous page's hash and this one are hashed together,
-    /// with seed 1337. 8 bytes. Feature `xxhash`.
+    /// `lora` and `salt`, and is 1337 without them. For each page after the first, the previous page's hash and this
+    /// hash are then hashed together, with seed 1337. 8 bytes. Feature `xxhash`.
     "xxhash" 1 Dynamo = xxhash::Dynamo;
     /// xxHash64 as nano-vllm computes it: of the previous page's hash, then the tokens as 64-bit numbers. 8 bytes. It
     /// hashes no names, so only the default namespace can be served. Feature `xxhash`.
@@ -190,8 +191,8 @@ recipes! {
     /// hashes no names, so only the default namespace can be served. Feature `xxhash`.
     "xxhash" 3 MinivLlm = xxhash::MinivLlm;
     /// SHA-256 as vLLM's `sha256_cbor` computes it without `PYTHONHASHSEED`. A page's hash covers the previous page's
-    /// hash, the tokens, and `lora` with `lora_path`; the first page's also covers `salt`. 32 bytes; events contain the
-    /// last 8. Feature `sha256`.
+    /// hash, the tokens, and `lora` with `lora_path`. The first page's hash also covers `salt`. 32 bytes; events
+    /// contain the last 8. Feature `sha256`.
     ///
     /// vLLM's default algorithm, `sha256`, computes other hashes, because it serialises by Python's pickle instead of
     /// CBOR. No recipe follows it. Start vLLM with `--prefix-caching-hash-algo sha256_cbor`.
@@ -251,7 +252,7 @@ impl Hashing {
         self.hashed_names(names) != NamespaceNames::default()
     }
 
-    /// Returns the hashes of a text's whole pages, in order. O(tokens).
+    /// Returns the hashes of the whole pages of `tokens`, in order. O(tokens).
     ///
     /// # Panics
     /// If `page_size` is 0.
@@ -295,7 +296,7 @@ impl<'a> PageHashes<'a> {
         self.bytes.is_empty()
     }
 
-    /// Returns the bytes of one hash.
+    /// Returns the number of bytes of one hash.
     pub(crate) fn width(&self) -> usize {
         self.hashing.width()
     }

@@ -1,10 +1,10 @@
 //! Names of namespaces: adapters and salts, which enter the hashes of their pages.
 //!
-//! If a recipe could not distinguish two namespaces, equal tokens would have one hash although their K and V differ. So
-//! the names that the recipe hashes must differ between any two namespaces.
+//! If two namespaces had the same names, equal tokens would have one hash although their K and V differ. So the names
+//! that the recipe hashes must differ between any two namespaces.
 //!
-//! * T11. The table keeps a namespace's names until the namespace is forgotten and its names have no users. Users are
-//!   sequences and first nodes of prefixes; they are counted.
+//! * T11. The table keeps a namespace's names until the namespace is forgotten and its names have no users. The users
+//!   are sequences and first nodes of prefixes; the table counts them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct NamespaceNames {
     pub salt: Option<String>,
 }
 
-/// Names, with the seed that a recipe computes from them.
+/// The names of a namespace, and the recipe's seed for them.
 #[derive(Clone, Debug)]
 #[cfg_attr(
     not(any(feature = "xxhash", feature = "sha256")),
@@ -37,7 +37,7 @@ pub struct NamespaceNames {
 pub(crate) struct Named {
     /// The names from the host.
     pub names: Arc<NamespaceNames>,
-    /// The names that the recipe hashes.
+    /// The names that the recipe hashes; the others are `None`.
     pub hashed_names: NamespaceNames,
     pub seed: PageHash,
 }
@@ -144,7 +144,7 @@ impl Names {
         }
     }
 
-    /// Returns whether T11 holds, given the namespace of each user.
+    /// Checks T11, given the namespace of each user.
     pub fn check(&self, users: impl Iterator<Item = Namespace>) -> bool {
         let mut counts: HashMap<_, u64> = HashMap::new();
         users.for_each(|namespace| *counts.entry(namespace).or_default() += 1);

@@ -6,8 +6,8 @@ use crate::error::ConfigError;
 
 /// The seed of [`Hashing::VllmSha256CborSeeded`](super::Hashing): the text of `PYTHONHASHSEED` in a vLLM process.
 ///
-/// vLLM hashes the variable's text. So `"0"` and `"00"` are two seeds, `"random"` is a fixed seed, and an empty text
-/// differs from an unset variable.
+/// vLLM hashes the variable's text. So `"0"` and `"00"` are different seeds, and `"random"` is a fixed seed. An empty
+/// text differs from an unset variable.
 ///
 /// ```
 /// # use kvarena::{HashSeed, Hashing, NamespaceNames, TokenId};

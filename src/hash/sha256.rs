@@ -19,7 +19,7 @@ impl Recipe for VllmCbor {
     const WIDTH: usize = 32;
 
     fn hashed_names(names: NamespaceNames) -> NamespaceNames {
-        // An empty salt counts as none, and so does a path without an adapter.
+        // An empty salt and a path without an adapter count as none. An adapter without a path has an empty path.
         let lora_path = names.lora.is_some().then(|| names.lora_path.unwrap_or_default());
         let salt = names.salt.filter(|salt| !salt.is_empty());
         NamespaceNames { lora: names.lora, lora_path, salt }
@@ -108,13 +108,14 @@ const UNSIGNED: u8 = 0;
 const BYTES: u8 = 2;
 const TEXT: u8 = 3;
 const ARRAY: u8 = 4;
+/// The one byte of the item `null`.
 const NULL: u8 = 0xf6;
 
 /// Hashes the written CBOR in blocks.
 #[derive(Default)]
 struct Cbor {
     hasher: Sha256,
-    /// Bytes that are written and not hashed.
+    /// Bytes that are written and not yet hashed.
     waits: Waiting,
 }
 

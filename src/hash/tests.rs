@@ -1,11 +1,11 @@
-//! Test vectors from the engines' own code, and the rules of names.
+//! Test vectors from the engines' own code, and tests of names.
 //!
-//! Twelve tokens, pages of four, four sets of names. Computed on 2026-11-22 by functions of the published packages:
-//! vLLM 0.33.0 from PyPI (`generate_block_hash_extra_keys`, `hash_block_tokens`, `sha256_cbor`); SGLang 0.5.23 from
-//! PyPI (`get_storage_hash_str`, `hash_str_to_int64`, its `hash_binding.cpp` compiled); dynamo-kv-router 1.6.1 from
-//! crates.io (`compute_block_hash_for_seq`, `compute_seq_hash_for_block`); nano-vllm-fork 20260210 from PyPI
-//! (`BlockManager.compute_hash`). MinivLLM is in no registry: its vectors come from the same xxhash and numpy, called
-//! as its block manager calls them.
+//! Twelve tokens in pages of four, with up to four sets of names. Functions of the published packages computed the
+//! vectors on 2026-11-22: vLLM 0.33.0 from PyPI (`generate_block_hash_extra_keys`, `hash_block_tokens`, `sha256_cbor`);
+//! SGLang 0.5.23 from PyPI (`get_storage_hash_str`, `hash_str_to_int64`, its `hash_binding.cpp` compiled);
+//! dynamo-kv-router 1.6.1 from crates.io (`compute_block_hash_for_seq`, `compute_seq_hash_for_block`); nano-vllm-fork
+//! 20260210 from PyPI (`BlockManager.compute_hash`). MinivLLM is in no registry: its vectors come from the same xxhash
+//! and numpy, called as its block manager calls them.
 
 use super::*;
 use crate::error::{ConfigError, Error};
@@ -219,7 +219,8 @@ fn sglangs_hashes_are_those_of_its_package() {
 
 #[test]
 fn long_pages_are_hashed_in_blocks() {
-    // Longer than the blocks in which numbers are widened and CBOR is written; computed by the same calls.
+    // The page is longer than the blocks in which tokens are widened and CBOR is written. The engines' functions
+    // computed the hashes.
     let tokens: Vec<TokenId> = (0..200).map(|i| TokenId::new(i * 7919 % 151_936)).collect();
     let first = |hashing: Hashing| hashing.chain(&NamespaceNames::default(), &tokens, 200)[0];
     assert_eq!(first(Hashing::NanoVllm).to_u64(), 0x30de_1cf7_4d5c_2e74);

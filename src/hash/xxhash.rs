@@ -1,5 +1,5 @@
-//! Recipes of xxHash, numbers of 64 bits. A client that chooses tokens can construct two texts with one hash, so these
-//! hashes serve only as hints for routers.
+//! Recipes of xxHash, whose hashes have 64 bits. A client that chooses tokens can construct two texts with one hash, so
+//! these hashes serve only as hints for routers.
 //!
 //! Sources: Dynamo 1.6.1 (crates `dynamo-kv-router`, `dynamo-tokens`, `dynamo-kv-hashing`); nano-vllm and MinivLLM
 //! (`compute_hash` of their block managers).
@@ -11,10 +11,10 @@ use super::names::Named;
 use super::{Hashing, NamespaceNames, PageHash, Recipe};
 use crate::id::TokenId;
 
-/// Seed of both of Dynamo's hashes.
+/// Seed of Dynamo's hash of two hashes. Without names it is also the seed of the hash of a page's tokens.
 const DYNAMO_SEED: u64 = 1337;
 
-/// XXH3-64 of the page's tokens, then XXH3-64 of the previous page's hash followed by this one.
+/// XXH3-64 of the page's tokens; for a page after the first, XXH3-64 of the previous page's hash followed by this hash.
 pub(super) struct Dynamo;
 
 impl Recipe for Dynamo {

@@ -49,7 +49,7 @@ pub struct PoolConfig {
     pub shape: KvShape,
     /// Element type of K and V. Default: f32.
     pub dtype: KvDtype,
-    /// Source of the scales of a quantised dtype; [`Scaling::Static`] for other types. Default:
+    /// Source of the scales of quantised dtypes; [`Scaling::Static`] if no dtype is quantised. Default:
     /// [`Scaling::Static`].
     pub scaling: Scaling,
     /// Number of channels of K that each token also stores as *labels*, for sparse reads; 0 for none.
@@ -76,7 +76,7 @@ pub struct PoolConfig {
 }
 
 impl Default for PoolConfig {
-    /// One layer, one head of 64 x f32, 1,024 pages of 16 tokens, PageFirst, one rank.
+    /// Returns one layer, one head of 64 x f32, 1,024 pages of 16 tokens, PageFirst, one rank.
     fn default() -> Self {
         Self {
             layers: 1,
@@ -108,7 +108,8 @@ impl PoolConfig {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError`] for a zero, an overflow, or heads that cannot be divided among the ranks.
+    /// [`ConfigError`] for an overflow, and for layers, a shape, scales, labels or ranks that [`PoolConfig::layout`]
+    /// rejects.
     pub fn bytes_per_token(&self) -> Result<u64, ConfigError> {
         let shape = self.checked_shape()?;
         self.token_bytes(&self.formats(shape, self.planes(shape))?)
@@ -123,7 +124,8 @@ impl PoolConfig {
         Ok(self.local_shape()?.kv_heads())
     }
 
-    /// Returns the model's first kv head on this rank. The rank has [`PoolConfig::local_kv_heads`] consecutive heads.
+    /// Returns the index of the first of the model's kv heads on this rank. The rank has
+    /// [`PoolConfig::local_kv_heads`] consecutive heads.
     ///
     /// # Errors
     /// As [`PoolConfig::local_kv_heads`].
@@ -307,7 +309,7 @@ impl PoolConfig {
     }
 }
 
-/// Returns the groups. Those whose format differs from group 0 have their shape on this rank; the others have none.
+/// Returns the groups with their shapes on this rank; groups with the format of group 0 have no shape of their own.
 fn own_shapes(mut groups: Groups, formats: &[Format; GROUPS_MAX]) -> Groups {
     for (shape, format) in groups.shapes.iter_mut().zip(&formats[1..]) {
         let Format { shape: own, dtype, .. } = *format;

@@ -88,7 +88,7 @@ pub enum Scaling {
     /// The default is 1.
     #[default]
     Static,
-    /// One scale for each token, layer, head, and K and V, computed at the store: the maximum of the finite absolute
+    /// One scale for each token, layer, head, and K and V. The store computes it: the maximum of the finite absolute
     /// values, divided by 448, at least 2^-126. It is 1 if the maximum is 0.
     ByToken,
 }

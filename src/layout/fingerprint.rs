@@ -31,12 +31,13 @@ impl Fnv {
 }
 
 impl PoolLayout {
-    /// Returns a hash of the format and meaning of a page's bytes, equal in every process. O(planes, scales and
+    /// Returns a hash of the format and meaning of a page's bytes, equal in every process. O(planes, layers, scales and
     /// channels).
     ///
-    /// It covers the planes, the layers and their groups, the page size, and the given scales and label channels, which
-    /// must be those of this pool. It does not cover the [`Layout`](crate::Layout) or the number of pages. It also does
-    /// not cover which of a model's heads the pool contains, so it is equal for all ranks.
+    /// It covers the planes, the layers and their groups, the page size, and the given scales and label channels. The
+    /// caller passes the scales and channels of this pool. The hash does not cover the [`Layout`](crate::Layout) or the
+    /// number of pages. It also does not cover which of a model's heads the pool contains, so without scales and labels
+    /// it is equal for all ranks.
     pub fn page_fingerprint(
         &self,
         scales: Option<&KvScales>,
@@ -45,7 +46,7 @@ impl PoolLayout {
         let mut all = Fnv(0xcbf2_9ce4_8422_2325);
         all.take(self.layers());
         all.take(self.page_size());
-        // The layers of a page, and the tokens that they read.
+        // The tokens that each further group reads, and the group's layers.
         for (group, reach) in self.groups().limited() {
             let (kind, size) = match reach {
                 Reach::All => (0, 0),

@@ -4,8 +4,8 @@
 //! tokens. A group of n layers has `ceil(n / lanes)` *tracks*, each with its own page table. Layer i of the group is
 //! lane `i % lanes` of its track `i / lanes`. All groups share one pool of pages.
 //!
-//! A group with another shape or dtype has as many lanes as fit the bytes of a page. `sequence/` and `prefix/` select
-//! the pages to keep.
+//! A group with another shape or dtype has as many lanes as fit in the bytes of a page. `limits.rs` computes the pages
+//! that a sequence keeps.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ impl Reach {
         }
     }
 
-    /// Returns whether a group may have this reach: group 0 reads all tokens, and no other group does.
+    /// Returns whether a group may have this reach: group 0 reads all tokens, other groups a valid window or chunk.
     const fn fits(self, group: usize) -> bool {
         match self {
             Self::All => group == 0,
@@ -78,7 +78,7 @@ impl fmt::Display for Reach {
     }
 }
 
-/// The shape and dtype of a group that differs from the pool.
+/// The shape and dtype of a group that differ from the pool's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -142,7 +142,7 @@ impl Groups {
     ///
     /// # Errors
     /// [`ConfigError::Limit`] for more than 4 groups or 256 layers. [`ConfigError::Reach`] if group 0 is not
-    /// [`Reach::All`] or another group is, for a window of 0, or for a chunk that is not a power of two.
+    /// [`Reach::All`] or another group is. Also for a window of 0 or a chunk that is not a power of two.
     /// [`ConfigError::LayerGroup`] for a layer of a group that does not exist. [`ConfigError::EmptyGroup`] for a group
     /// without layers.
     pub fn new(reaches: &[Reach], layers: &[u8]) -> Result<Self, ConfigError> {
@@ -183,7 +183,7 @@ impl Groups {
     ///     .with_shape(1, KvShape::heads(8, 256), None)?;
     /// let (shape, dtype) = (KvShape::heads(2, 512), KvDtype::Bf16);
     /// let layout = PoolConfig { layers: 30, groups, shape, dtype, ..Default::default() }.layout()?;
-    /// // Two layers of the window fit a page, with space for half a layer left.
+    /// // Two layers of the window fit in a page, and leave space for half a layer.
     /// assert_eq!((layout.lanes_of(1), layout.tracks_of(1)), (2, 13));
     /// assert_eq!(layout.unused_bytes(1), 16 * 2 * 8 * 256 * 2 / 2);
     /// # Ok::<(), kvarena::ConfigError>(())
@@ -204,7 +204,7 @@ impl Groups {
         Ok(self)
     }
 
-    /// Returns a group's own shape; `None` if it has the pool's.
+    /// Returns a group's own shape; `None` if the group has the pool's shape or does not exist.
     pub fn shape(&self, group: u32) -> Option<GroupShape> {
         self.shapes.get((group as usize).checked_sub(1)?).copied()?
     }
@@ -238,6 +238,9 @@ impl Groups {
     }
 
     /// Returns a layer's group.
+    ///
+    /// # Panics
+    /// If the layer is not below [`GROUPED_LAYERS_MAX`].
     pub fn group(&self, layer: LayerId) -> u32 {
         let (word, bit) = (layer.raw() / WORD, layer.raw() % WORD);
         (0..2).map(|i| (self.bits[i][word as usize] >> bit & 1) as u32 * (1 << i)).sum()
@@ -274,8 +277,8 @@ impl Groups {
         words
     }
 
-    /// Inverts [`Groups::to_words`]. It ignores some invalid bits, so the caller compares the words of the result with
-    /// `words`.
+    /// Inverts [`Groups::to_words`]; `None` for invalid groups. It ignores some invalid bits, so the caller compares
+    /// the words of the result with `words`.
     pub(crate) fn from_words(words: [u64; Self::WORDS]) -> Option<Self> {
         let (count, layers) = (words[0] as u32 as usize, (words[0] >> 32) as usize);
         if count > GROUPS_MAX || layers > GROUPED_LAYERS_MAX {

@@ -1,9 +1,8 @@
 //! `PoolConfig` from the `config.json` of a Hugging Face model.
 //!
-//! The fields of the file decide which models are supported, not the model's name. A layer stores either as many heads
+//! The fields of the file, not the model's name, decide which models are supported. A layer stores either as many heads
 //! of K as of V, of one length, or latent rows. It reads all tokens, a window or a chunk. Layers that read all tokens
-//! may have other heads. An error names a field that describes another layout, or a missing field whose default depends
-//! on the model's class.
+//! may have other heads than the others. An error names the field that describes another layout or is missing.
 
 use std::fmt;
 
@@ -20,7 +19,7 @@ use super::shape::KvShape;
 pub enum HfError {
     /// The text is not JSON, or not an object.
     Json {
-        /// Message of the parser, with line and column.
+        /// Message of the parser with line and column, or `not an object`.
         message: Box<str>,
     },
     /// A required field is missing or null.
@@ -63,7 +62,7 @@ impl fmt::Display for HfError {
 
 impl std::error::Error for HfError {}
 
-/// Fields that describe layers of another layout, unless they are absent, 0 or false.
+/// Fields that describe layers of another layout, unless they are absent, null, 0 or false.
 const OTHER_SHAPES: [&str; 14] = [
     // An index of tokens, in addition to latent rows.
     "index_head_dim",
@@ -85,7 +84,7 @@ const OTHER_SHAPES: [&str; 14] = [
     "state_size",
 ];
 
-/// Model types whose default head_dim is not `hidden_size / num_attention_heads`.
+/// Prefixes of model types whose default head_dim is not `hidden_size / num_attention_heads`.
 const OWN_HEAD_DIM: [&str; 2] = ["gemma", "qwen3"];
 
 /// Layer types that store K and V.
@@ -95,7 +94,7 @@ const LAYER_TYPES: [&str; 3] = ["full_attention", "sliding_attention", "chunked_
 const LIMITED_TYPES: [(&str, &str); 2] =
     [(LAYER_TYPES[1], "sliding_window"), (LAYER_TYPES[2], "attention_chunk_size")];
 
-/// Interval of layers with full attention in a chunked model that does not list them.
+/// Default of `no_rope_layer_interval`: the interval of layers with full attention in a model with chunks.
 const NO_ROPE_INTERVAL: u32 = 4;
 
 impl PoolConfig {
@@ -107,12 +106,12 @@ impl PoolConfig {
     /// model with a `kv_lora_rank` stores latent rows, and the host sets the scale of their attention
     /// ([`KvShape::Latent`]).
     ///
-    /// Layers are in groups if some read all tokens and others a window or a chunk. The fields `layer_types`,
-    /// `sliding_window_pattern` or `no_rope_layers` contain the kind of each layer; `sliding_window` and
-    /// `attention_chunk_size` contain the sizes. If all layers read one window, the pool keeps all tokens of all
-    /// layers. Layers that read all tokens may have other heads (`global_head_dim`, and `num_global_key_value_heads`
-    /// with `attention_k_eq_v`). These are then the pool's shape, and the other groups have
-    /// [their own](Groups::with_shape).
+    /// Layers are in groups if some read all tokens and others a window or a chunk. The field `layer_types`,
+    /// `sliding_window_pattern`, `no_rope_layers` or `no_rope_layer_interval` determines the kind of each layer;
+    /// `sliding_window` and `attention_chunk_size` contain the sizes. If no layer reads all tokens, the pool still
+    /// keeps all tokens of all layers. Layers that read all tokens may have other heads (`global_head_dim`, and
+    /// `num_global_key_value_heads` with `attention_k_eq_v`). These heads are then the pool's shape, and the other
+    /// groups have [their own](Groups::with_shape).
     ///
     /// ```
     /// # use kvarena::*;
@@ -128,7 +127,7 @@ impl PoolConfig {
     /// ```
     ///
     /// # Errors
-    /// An [`HfError`] that names the field. [`PoolConfig::layout`] checks the numbers.
+    /// An [`HfError`] that names the field, or describes invalid JSON. [`PoolConfig::layout`] checks the numbers.
     pub fn from_hf(config_json: &str) -> Result<Self, HfError> {
         let message = |e: &dyn fmt::Display| HfError::Json { message: e.to_string().into() };
         let value: Value = serde_json::from_str(config_json).map_err(|e| message(&e))?;
@@ -242,7 +241,7 @@ impl<'a> Fields<'a> {
         let Some((field, kinds)) = self.kinds(layers)? else { return Ok(Groups::ONE) };
         let (mut reaches, mut of) = (vec![Reach::All], vec![0; kinds.len()]);
         if !kinds.contains(&LAYER_TYPES[0]) {
-            return Ok(Groups::ONE); // No layer keeps all tokens.
+            return Ok(Groups::ONE); // No layer reads all tokens, but group 0 must.
         }
         for (kind, field) in LIMITED_TYPES {
             if !kinds.contains(&kind) {
@@ -274,7 +273,7 @@ impl<'a> Fields<'a> {
         Err(self.unfit(name, value, "256 layers of several kinds at most"))
     }
 
-    /// Returns the type of each layer, and the field that lists the types; `None` if there is none.
+    /// Returns the type of each layer, and the field that determines the types; `None` if no field does.
     fn kinds(&self, layers: u32) -> Result<Option<(&'static str, Vec<&'a str>)>, HfError> {
         let wanted = "one for each of num_hidden_layers";
         let list = |field: &'static str| {
@@ -362,7 +361,7 @@ fn is_set(value: &Value) -> bool {
     !matches!(value, Value::Bool(false)) && value.as_u64() != Some(0)
 }
 
-/// Returns a value as JSON, if it is short.
+/// Returns a value as JSON, cut after 80 characters.
 fn shown(value: &Value) -> Box<str> {
     let text = value.to_string();
     let long = text.chars().count() > 80;

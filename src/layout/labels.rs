@@ -1,4 +1,4 @@
-//! Label channels: the channels of K that sparse reads score tokens by.
+//! Label channels: the channels of K from which sparse reads compute the scores of tokens.
 //!
 //! Double Sparsity (Yang et al. 2024, arXiv:2408.07092) selects offline, for each head, the few channels that
 //! contribute most to the logits. `planes.rs` places the labels, and `backend/` computes the scores.
@@ -59,7 +59,7 @@ impl LabelChannels {
     /// Creates channels of a model or of one rank from values in the order `[layers, kv_heads, channels]`. O(values).
     ///
     /// # Errors
-    /// [`LabelError::Count`] for another number of values; [`LabelError::Order`] if the channels of a head do not
+    /// [`LabelError::Count`] for a wrong number of values; [`LabelError::Order`] if the channels of a head do not
     /// ascend.
     pub fn new(
         layers: u32,
@@ -117,7 +117,8 @@ impl LabelChannels {
     /// Returns the channels of a rank's heads, from those of the model. O(values).
     ///
     /// # Errors
-    /// [`LabelError::Size`] if the pool has other layers, heads or channels; [`LabelError::Config`] if it is invalid.
+    /// [`LabelError::Size`] if the pool has other layers, heads or channels; [`LabelError::Channel`] for a channel that
+    /// a head lacks; [`LabelError::Config`] for invalid heads or ranks of the pool.
     pub fn local(&self, pool: &PoolConfig) -> Result<Self, LabelError> {
         let [first, count] = [pool.first_kv_head()?, pool.local_kv_heads()?].map(|x| x as usize);
         self.check_size([pool.layers, pool.shape.kv_heads(), pool.label_channels])?;
@@ -232,7 +233,7 @@ impl fmt::Display for LabelError {
             }
             Self::Order { layer, kv_head, channel } => {
                 write!(f, "channel {channel} of {layer:?}, head {kv_head}, ")?;
-                f.write_str("is not above the one before it")
+                f.write_str("is not above the channel before it")
             }
             Self::Channel { layer, kv_head, channel, head_dim } => {
                 write!(f, "channel {channel} of {layer:?}, head {kv_head}, ")?;
@@ -250,7 +251,7 @@ impl fmt::Display for LabelError {
                 let channels = Count(channels.into(), "label channel");
                 write!(f, "the pool has {channels} for each head, but no channels are given")
             }
-            Self::NoLabels => write!(f, "the pool keeps no labels"),
+            Self::NoLabels => write!(f, "channels are given, but the pool has no labels"),
             Self::Config(error) => error.fmt(f),
         }
     }

@@ -1,8 +1,9 @@
 //! The places that a sequence keeps in the groups of limited reach, and their maximum number. A place is an index in a
 //! page table.
 //!
-//! With `m` published pages, a sequence computes tokens from position `m * page_size` on, and no rollback goes below
-//! it. In each group the sequence therefore keeps the pages that the token at this position reads, and all later ones.
+//! A sequence with `m` published pages computes tokens from position `m * page_size` on, and a rollback cannot cut
+//! below this position. In each group the sequence therefore keeps the pages that the token there reads, and all later
+//! pages.
 
 use super::groups::{GROUPS_MAX, Reach};
 use super::pool::PoolLayout;
@@ -17,7 +18,7 @@ pub(crate) struct Limit {
     most: u32,
 }
 
-/// The places that a sequence keeps in a group other than group 0.
+/// The places that a sequence keeps in a group other than group 0: all from `first` on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldGroup {
     /// Index of the group, minus 1.
@@ -26,7 +27,7 @@ pub(crate) struct HeldGroup {
     pub track: u32,
     /// Number of its page tables.
     pub tracks: u32,
-    /// The first place that is kept.
+    /// The first kept place.
     pub first: u32,
 }
 
@@ -125,7 +126,7 @@ impl Limits {
     }
 
     /// Returns the number of pages that a sequence lacks for `promised` places, over all groups. Places below `kept`
-    /// have cells. They count as lacking, because a cell that the sequence gives back may stay in use.
+    /// have cells. Their pages count as lacking, because a cell that the sequence gives back may stay in use.
     pub fn outstanding(&self, promised: u32, page_len: u32, published: u32, kept: u32) -> u32 {
         let limited = self.groups().iter().map(|limit| {
             let held = page_len - self.first_of(limit, published).max(kept);

@@ -15,7 +15,7 @@
 //!
 //! A model with H heads of D elements has planes K and V with pieces of `[S, H, D]`, for the S slots of a page. Scales
 //! that are computed at the store have their own planes, with pieces of `[H, S]`. Labels for sparse reads have a plane
-//! with pieces of `[S, H, channels]`. All offsets are in bytes, and all arithmetic is checked.
+//! with pieces of `[S, H, channels]`. All offsets are in bytes, and the config's checks ensure that they fit 64 bits.
 
 mod config;
 mod dtype;

@@ -21,7 +21,7 @@ pub enum PlaneName {
     Latent,
     /// The rotary numbers of latent rows in a quantised pool; they stay bf16.
     Rope,
-    /// Copies of some channels of K, by which sparse reads score tokens.
+    /// Copies of some channels of K, from which sparse reads compute the scores of tokens.
     Labels,
     /// An unused plane, for tests of pools with more planes than K and V.
     #[cfg(any(test, feature = "testkit"))]
@@ -29,17 +29,18 @@ pub enum PlaneName {
     Spare,
 }
 
-/// Order of the numbers in a piece: one page of one plane of one layer.
+/// Order of the numbers in a piece, which is one page of one plane of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 pub enum PlaneOrder {
     /// `[page_size, heads, elements]`: the numbers of one token are contiguous.
     BySlot,
-    /// `[heads, page_size, elements]`, padded to 16 bytes: the numbers of one head in a page are contiguous.
+    /// `[heads, page_size, elements]`, padded to a multiple of 16 bytes: the numbers of one head in a page are
+    /// contiguous.
     ByPage,
 }
 
-/// The numbers of one token in one layer of a plane: `[heads, elements]`.
+/// A plane: one buffer of the pool, in which each token stores `[heads, elements]` numbers in each layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Plane {

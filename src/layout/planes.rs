@@ -25,8 +25,8 @@ impl Planes {
         Self { list, count: planes.len() as u32, align }
     }
 
-    /// Adds the plane of labels with `channels` numbers of each head of K, unless `channels` is 0. Labels are bf16 if K
-    /// is quantised, because they are read without scales, and otherwise have K's type.
+    /// Adds the plane of labels with `channels` numbers of each head of K, unless `channels` is 0. Labels have K's
+    /// type, or bf16 if K is quantised, because they are read without scales.
     pub(super) fn with_labels(self, channels: u32) -> Self {
         if channels == 0 {
             return self;
@@ -64,7 +64,7 @@ impl Planes {
         (plane.row_bytes() * u128::from(page_size) + mask) & !mask
     }
 
-    /// Returns the bytes of one page, if they fit 64 bits.
+    /// Returns the bytes of `layers` layers of one page, if they fit 64 bits.
     pub(super) fn page_bytes(&self, layers: u32, page_size: u32) -> Option<u64> {
         let pieces = self.as_slice().iter().map(|plane| self.piece_bytes(plane, page_size));
         u64::try_from(pieces.sum::<u128>() * u128::from(layers)).ok()

@@ -77,7 +77,7 @@ pub struct PoolLayout {
 }
 
 impl fmt::Debug for PoolLayout {
-    /// Writes the formats of the groups only if they differ.
+    /// Writes one format if all groups have the same, else all formats.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { layers, tracks, page_size, page_bytes, page_count, layout, .. } = *self;
         let formats = &self.formats[..if self.has_one_shape() { 1 } else { GROUPS_MAX }];
@@ -140,11 +140,17 @@ impl PoolLayout {
 
     /// Returns the number of lanes of a group. For a group with its own shape it is the bytes of a page divided by
     /// those of a layer, rounded down, at most 256.
+    ///
+    /// # Panics
+    /// If the group is not below [`GROUPS_MAX`].
     pub const fn lanes_of(&self, group: u32) -> u32 {
         self.formats[group as usize].lanes
     }
 
     /// Returns the number of bytes of a page that no lane of a group uses.
+    ///
+    /// # Panics
+    /// If the group is not below [`GROUPS_MAX`].
     pub const fn unused_bytes(&self, group: u32) -> u64 {
         self.formats[group as usize].unused_bytes
     }
@@ -186,6 +192,9 @@ impl PoolLayout {
     }
 
     /// Returns the place of a layer's K and V. O(layers / 64).
+    ///
+    /// # Panics
+    /// If there are several groups and the layer is not below [`GROUPED_LAYERS_MAX`](super::GROUPED_LAYERS_MAX).
     pub fn place(&self, layer: LayerId) -> LayerPlace {
         if self.groups.count() == 1 {
             return LayerPlace { group: 0, track: 0, lane: layer.raw() };
@@ -212,13 +221,13 @@ impl PoolLayout {
         heads.max().expect("there is a group")
     }
 
-    /// Returns the number of elements of one head of K and of q; for latent rows those of a whole row.
+    /// Returns the number of elements of one head of K and of q; for latent rows, of a whole row.
     pub const fn head_dim(&self) -> u32 {
         self.format.shape.head_dim()
     }
 
-    /// Returns the number of elements of one head of V and of attention's output: those of a head of K, or the rank of
-    /// latent rows.
+    /// Returns the number of elements of one head of V and of attention's output: [`PoolLayout::head_dim`], or the rank
+    /// of latent rows.
     pub const fn value_dim(&self) -> u32 {
         self.format.shape.value_dim()
     }
@@ -338,7 +347,8 @@ impl PoolLayout {
         }
     }
 
-    /// Returns the number of contiguous pieces of a page: 1 in PageFirst, one for each plane and lane in LayerFirst.
+    /// Returns the number of contiguous byte ranges of a page: 1 in PageFirst, one for each plane and lane in
+    /// LayerFirst.
     pub const fn pieces_per_page(&self) -> u32 {
         match self.layout {
             Layout::LayerFirst => self.format.planes.count() * self.format.lanes,
@@ -346,8 +356,8 @@ impl PoolLayout {
         }
     }
 
-    /// Returns the byte range of one contiguous piece of a page. Pieces are ordered by plane, then by lane, so in every
-    /// layout their concatenation has the order `[plane, L, piece]`. O(planes).
+    /// Returns one contiguous byte range of a page. The ranges are ordered by plane, then by lane, so in every layout
+    /// their concatenation has the order `[plane, L, piece]`. O(planes).
     pub fn piece(&self, page: PageId, piece: u32) -> Range<u64> {
         debug_assert!(piece < self.pieces_per_page() && page.raw() < self.page_count);
         match self.layout {

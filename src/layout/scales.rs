@@ -57,7 +57,7 @@ impl KvScales {
     /// Creates scales of a model or of one rank from values in the order `[layers, kv_heads, K and V]`. O(scales).
     ///
     /// # Errors
-    /// [`ScaleError::Count`] for another number of values; [`ScaleError::Value`] for one that is not finite or not
+    /// [`ScaleError::Count`] for a wrong number of values; [`ScaleError::Value`] for a scale that is not finite or not
     /// above 0.
     pub fn new(layers: u32, kv_heads: u32, values: Vec<f32>) -> Result<Self, ScaleError> {
         // The saturated product exceeds the length of any vector.
@@ -102,11 +102,12 @@ impl KvScales {
 
     /// Returns the scales of a rank's heads, from those of the model. O(scales).
     ///
-    /// If groups have their own shapes, every layer has as many scales as the layer with the most heads. Those beyond a
-    /// layer's heads are unused, and 1 in the result.
+    /// If groups have their own shapes, every layer has as many scales as the layer with the most heads. Scales beyond
+    /// a layer's heads are unused, and 1 in the result.
     ///
     /// # Errors
-    /// [`ScaleError::Size`] if the pool has other layers or heads; [`ScaleError::Config`] if it is invalid.
+    /// [`ScaleError::Size`] if the pool has other layers or heads; [`ScaleError::Config`] for invalid heads or
+    /// ranks of the pool.
     pub fn local(&self, pool: &PoolConfig) -> Result<Self, ScaleError> {
         let groups = 0..pool.groups.count();
         let shapes: Vec<_> = groups.map(|group| pool.shape_of(group)).collect();

@@ -23,13 +23,13 @@ pub enum KvShape {
     },
     /// Latent rows, from which all heads derive K and V (multi-head latent attention, arXiv:2405.04434).
     ///
-    /// The plane [`PlaneName::Latent`] has `[rank + rope]` numbers a token: K is the whole row, V its first `rank`
+    /// The plane [`PlaneName::Latent`] has `rank + rope` numbers for each token: K is the whole row, V its first `rank`
     /// numbers. The host folds the up-projections of K and V into its queries and outputs. Then q is
     /// `[tokens, q_heads, rank + rope]`, and the output is `[tokens, q_heads, rank]`. The scale of attention is that of
     /// the model's heads before folding. Every rank stores all rows.
     ///
-    /// In a quantised pool, the first `rank` numbers are bytes times a scale of the token ([`Scaling::ByToken`] only),
-    /// and the others are bf16 in the plane [`PlaneName::Rope`].
+    /// In a quantised pool, the first `rank` numbers are bytes times a scale of the token ([`Scaling::ByToken`] only).
+    /// The others are bf16 in the plane [`PlaneName::Rope`].
     ///
     /// ```
     /// # use kvarena::*;
@@ -89,7 +89,8 @@ impl KvShape {
         }
     }
 
-    /// Rejects shapes without elements, and static scales for latent rows.
+    /// Rejects shapes without elements, latent rows of 2^32 or more elements, and static scales of quantised latent
+    /// rows.
     pub(super) fn check(self, dtype: KvDtype, scaling: Scaling) -> Result<(), ConfigError> {
         match self {
             Self::Heads { kv_heads: 0, .. } => Err(ConfigError::Zero { name: "kv_heads" }),

@@ -10,7 +10,7 @@ const CHUNK_TOKENS: u32 = 1024;
 
 /// Shape of the page tables: one flat array of 32-bit words, the same on the host and on every backend.
 ///
-/// A page is found in two steps, so rows of any length need no contiguous memory and never move:
+/// A lookup of a page takes two steps, so rows of any length need no contiguous memory and never move:
 ///
 /// ```text
 /// words = [ directory: rows x chunks_per_row | chunks: chunk_count x tracks x chunk_pages ]
@@ -18,8 +18,8 @@ const CHUNK_TOKENS: u32 = 1024;
 /// page  = words[rows * chunks_per_row + (block + track) * chunk_pages + page_index % chunk_pages]
 /// ```
 ///
-/// A chunk is one block of `chunk_pages` words for each track. The directory contains the number of its first block, a
-/// multiple of `tracks`.
+/// A chunk has one block of `chunk_pages` words for each track. The directory contains the number of a chunk's first
+/// block, a multiple of `tracks`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TableShape {
@@ -27,7 +27,7 @@ pub struct TableShape {
     pub rows: u32,
     /// Number of directory words of a row.
     pub chunks_per_row: u32,
-    /// Number of pages of a chunk: a power of two.
+    /// Number of words of a block, which is the number of places of a chunk: a power of two.
     pub chunk_pages: u32,
     /// Number of chunks of all rows together.
     pub chunk_count: u32,
@@ -44,8 +44,8 @@ impl TableShape {
         Self::in_chunks(CHUNK_TOKENS, page_size, rows, len_max, tokens)
     }
 
-    /// Returns the shape of a pool's page tables: with the pool's tracks, and with chunks no larger than the smallest
-    /// [`Reach::Chunk`] of its groups. O(groups).
+    /// Returns the shape of a pool's page tables, with the pool's tracks. A chunk has no more tokens than the smallest
+    /// [`Reach::Chunk`] of the groups, but at least one page. O(groups).
     ///
     /// # Errors
     /// As [`TableShape::new`].
@@ -111,7 +111,7 @@ impl TableShape {
             + self.chunk_count as usize * self.tracks as usize * self.chunk_pages as usize
     }
 
-    /// Returns a bound on block numbers in the directory, exclusive.
+    /// Returns the number that all block numbers in the directory are below.
     pub(crate) const fn blocks(&self) -> u32 {
         // The other tracks of the last chunk follow its first block.
         self.chunk_count.saturating_sub(1) * self.tracks + 1

@@ -1,4 +1,4 @@
-//! Tests of pools with unusual planes, by enumeration.
+//! Tests of pool layouts, by enumeration over unusual planes; also of scales, fingerprints, labels and groups.
 
 use super::{
     Capacity, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError, LayerPlace, Layout,
@@ -20,11 +20,11 @@ fn sets(rng: &mut Rng) -> [(Vec<Plane>, u64); 4] {
     let (f16, f32) = (KvDtype::F16, KvDtype::F32);
     let [k, v] = [K, V].map(|name| plane(name, heads, dim, f16, BySlot));
     [
-        // K and V, followed by a padded number for each token and head.
+        // K and V, followed by one f32 for each token and head, in pieces padded to 16 bytes.
         (vec![k, v, plane(Spare, heads, 1, f32, ByPage)], 16),
-        // The same, with that number first.
+        // The same, with the f32 plane first.
         (vec![plane(Spare, heads, 1, f32, ByPage), k, v], 16),
-        // K, followed by wider numbers of each token, aligned but not padded.
+        // K, followed by f32 numbers of each token.
         (vec![k, plane(Spare, 1, dim + 1, f32, BySlot)], 4),
         // One row for all heads.
         (vec![plane(K, 1, dim + 2, f16, BySlot)], 2),
@@ -159,7 +159,8 @@ fn padding_counts_in_a_page_and_not_in_a_token() {
     let config = PoolConfig { layers: 5, shape: heads, page_size: 3, ..PoolConfig::default() };
     let k = config.layout().expect("a valid pool").planes()[0];
     let scale = plane(PlaneName::Spare, 2, 1, KvDtype::F32, PlaneOrder::ByPage);
-    // A piece of K has 3 * 2 * 3 * 4 = 72 bytes and takes 80; one of the other plane has 3 * 2 * 4 = 24 and takes 32.
+    // A piece of K has 3 * 2 * 3 * 4 = 72 bytes and takes 80. A piece of the other plane has 3 * 2 * 4 = 24 and takes
+    // 32.
     let page_bytes = 5 * (80 + 32);
     let capacity = Capacity::Bytes(2 * page_bytes - 1);
     let pool = PoolConfig { capacity, ..config }.layout_with(&[k, scale]).expect("a page fits");
@@ -192,7 +193,7 @@ fn a_rank_has_the_scales_of_its_heads() {
                 let at = (1000 * layer + 100 * (first + head)) as f32;
                 assert_eq!(rank.get(LayerId::new(layer), head), [at + 1.0, at + 2.0]);
             }
-            // A model's scales fit a rank only if it has all heads.
+            // A model's scales fit a rank only if the rank has all heads.
             assert_eq!(model.check_pool(&layout).is_ok(), tp_size == 1);
         }
     }

@@ -1,4 +1,4 @@
-//! Drafts of speculative decoding: new tokens that one step verifies before one branch of them is accepted.
+//! Drafts of speculative decoding: new tokens that one step verifies. Then the host accepts one branch of them.
 //!
 //! ```text
 //!   slots     .. 5 6 7 | 8 9 10 11 12     new tokens 0 to 4: a root, which is the sequence's last token, and drafts
@@ -7,8 +7,8 @@
 //!   mask of token 4, from the last slot back: 1 0 1 0 1 | 1 1 1 1 ..
 //! ```
 //!
-//! Bit `i` of a mask represents slot `last - i` of the row. A token sees all slots before the row's last 64. Its mask
-//! has its own bit and no bit of a later slot.
+//! Bit `i` of a mask represents slot `last - i` of the row. A token sees all slots before the row's last 64. A token's
+//! mask has the token's own bit and no bit of a later slot.
 //!
 //! `system/accept.rs` accepts a branch.
 
@@ -23,7 +23,7 @@ pub const DRAFT_MAX: u32 = u64::BITS;
 
 /// Marks an item's new tokens as drafts, of which [`accept`](crate::Engine::accept) keeps one branch.
 ///
-/// The tokens are the last known ones of the sequence, at most [`DRAFT_MAX`]. Each token comes after its parent.
+/// There are at most [`DRAFT_MAX`] such tokens, and all of them are known. Each token comes after its parent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Draft<'a> {
     /// The item's sequence.
@@ -65,7 +65,7 @@ impl DraftTree {
         Self::default()
     }
 
-    /// Sets the tree: token `i` follows the earlier token `parents[i]`. A token that names itself is a root. O(tokens).
+    /// Sets the tree: token `i` follows the earlier token `parents[i]`. It is a root if `parents[i]` is `i`. O(tokens).
     ///
     /// `start` is the number of tokens before the tree: the sequence's [`planned_len`](crate::Engine::planned_len).
     ///
@@ -126,8 +126,8 @@ pub struct Branch<'a> {
     pub tokens: &'a [u32],
 }
 
-/// Slots of one row that an accepted branch keeps and makes contiguous, 16 bytes. A backend reads all of them before it
-/// writes one.
+/// The slots of one row that an accepted branch keeps, 16 bytes. A backend makes them contiguous; it reads all of them
+/// before it writes one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Compaction {
@@ -135,7 +135,7 @@ pub struct Compaction {
     pub row: RowId,
     /// Place in the row that receives the first kept slot; the others follow it.
     pub first: u32,
-    /// Bit `i` is set if place `first + i` is kept.
+    /// Bit `i` is set if the branch keeps place `first + i`.
     pub keep: u64,
 }
 

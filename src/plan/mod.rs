@@ -76,7 +76,7 @@ impl PlanSize {
 /// One sequence of a step, 16 bytes.
 ///
 /// Its query rows are `qo_start..qo_start + extend_len`. Row `qo_start + i` has position `kv_len - extend_len + i` and
-/// sees all positions up to its own. A padding row has `kv_len` 0 and sees nothing.
+/// sees all positions up to its own, except in a draft tree. A padding row has `kv_len` 0 and sees nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BatchRow {
@@ -86,7 +86,7 @@ pub struct BatchRow {
     pub qo_start: u32,
     /// Number of the sequence's new tokens.
     pub extend_len: u32,
-    /// Number of tokens with K and V once the step has stored its own: `cached_len + extend_len`.
+    /// Number of tokens with K and V once this step and all earlier ones have stored theirs; 0 for padding.
     pub kv_len: u32,
 }
 
@@ -100,7 +100,7 @@ pub struct TableWrite {
     pub value: u32,
 }
 
-/// One page to copy within a pool: all layers, K and V. 8 bytes.
+/// One page to copy within a pool, with all planes of all lanes. 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct PageCopy {
@@ -112,7 +112,7 @@ pub struct PageCopy {
 
 /// The slot for K and V of each new token. A backend stores nothing for a negative slot.
 ///
-/// 32-bit if every slot of the pool fits, else 64-bit.
+/// Slots have 32 bits if every slot of the pool fits, else 64.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "out_cache_loc")]
 pub enum SlotMapping<'a> {
@@ -144,6 +144,9 @@ impl<'a> SlotMapping<'a> {
     }
 
     /// Returns the slot of token `i`; `None` if the slot is negative.
+    ///
+    /// # Panics
+    /// If there is no such token.
     pub fn get(&self, i: usize) -> Option<SlotId> {
         let slot = match self {
             Self::I32(slots) => i64::from(slots[i]),
@@ -169,7 +172,8 @@ pub struct BatchPlan<'step> {
     /// Slots of the tracks after the first ([`BatchPlan::slots_of`]): `[tracks - 1, tokens]`, as wide as
     /// `slot_mapping`. Empty with one track.
     pub track_slots: SlotMapping<'step>,
-    /// Changes of the page tables since the last plan. Their indices are distinct, so the order is free.
+    /// Changes of the page tables since the last plan. Their indices are distinct, so a backend may apply them in any
+    /// order.
     pub table_writes: &'step [TableWrite],
     /// Spans of pages that several rows read. A backend may read them once for all these rows.
     pub shared: SharedSpans<'step>,
@@ -190,8 +194,8 @@ impl<'step> BatchPlan<'step> {
         self.positions.len()
     }
 
-    /// Returns the slots of the new tokens in a track: for the layers that
-    /// [`PoolLayout::place`](crate::PoolLayout::place) assigns to it. Track 0 belongs to group 0.
+    /// Returns the slots of the new tokens in a track, for the layers that
+    /// [`PoolLayout::place`](crate::PoolLayout::place) assigns to the track. Track 0 belongs to group 0.
     ///
     /// # Panics
     /// If `track` is not below the number of tracks.
@@ -220,12 +224,12 @@ impl<'step> BatchPlan<'step> {
     ///
     /// A backend must stage the padded plan separately; [`Engine::plan_padded`](crate::Engine::plan_padded) makes a
     /// plan that is padded from the start. A padding row has `kv_len` 0: it attends to nothing and its output is 0. A
-    /// padding token has slot -1, so nothing is stored. Each padding row takes one padding token, and the last row
+    /// padding token has slot -1, so nothing is stored. Each padding row takes one padding token; the last one also
     /// takes the rest.
     ///
     /// # Panics
-    /// If the plan is larger than `rows` or `tokens`, if there are fewer padding tokens than padding rows, if padding
-    /// tokens have no padding row, or if there are more than [`STEP_TOKENS_MAX`] tokens.
+    /// If the plan is larger than `rows` or `tokens`. If there are fewer padding tokens than padding rows, or padding
+    /// tokens without a padding row. If there are more than [`STEP_TOKENS_MAX`] tokens.
     pub fn padded<'pad>(
         &self,
         scratch: &'pad mut StepScratch,
@@ -299,8 +303,8 @@ fn pad<'a, T: Copy>(
 /// numbers.
 ///
 /// Sequence `i` has query rows `qo_indptr[i]..qo_indptr[i + 1]` and pages `kv_indices[kv_indptr[i]..kv_indptr[i + 1]]`.
-/// Its last page has `kv_last_page_len[i]` tokens, from 1 to page_size. It is 0 for an entry without pages, which only
-/// [`PackedLevels`] contains.
+/// Its last page has `kv_last_page_len[i]` tokens, from 1 to page_size. This length is 0 for an entry without pages,
+/// which only [`PackedLevels`] contains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedPlan<'step> {
     /// `[batch + 1]`: first query row of each sequence.
@@ -319,26 +323,26 @@ pub struct PackedPlan<'step> {
 /// rows that share it.
 ///
 /// A level attends all new tokens of the batch to some of their pages. Merging the results of all levels by log-sum-exp
-/// gives attention to all pages. An entry of a level is a run of consecutive rows, with the pages that all of them
-/// read; it may have none. Shared pages precede every query, so only the last level is causal.
+/// gives attention to all pages. An entry of a level is a run of consecutive rows in `order`, with the pages that all
+/// these rows read, possibly none. Shared pages precede every query, so only the last level is causal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedLevels<'step> {
-    /// `[items]`: indices of the plan's rows without padding, in the order of `qo_indptr`. Gather q by it, and scatter
-    /// the output.
+    /// `[items]`: indices of the plan's rows without padding, in the order of `qo_indptr`. The host gathers q in this
+    /// order and scatters the output.
     pub order: &'step [u32],
     /// At least one level. Level `n` lists the shared spans that are nested in `n` others; the last level lists the
     /// pages that each row reads alone.
     pub levels: &'step [PackedPlan<'step>],
 }
 
-/// Memory of one plan. Reuse it, so that a warm step allocates nothing. Each step in flight needs its own.
+/// Memory of one plan. Reuse it, so that a warm step allocates nothing. Each plan that is still read needs its own.
 #[derive(Debug, Default)]
 pub struct StepScratch {
     bump: Bump,
 }
 
 impl StepScratch {
-    /// Creates an empty scratch, which grows to the largest plan.
+    /// Creates an empty scratch, which grows to the size of its largest plan.
     pub fn new() -> Self {
         Self::default()
     }

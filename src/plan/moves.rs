@@ -6,7 +6,8 @@ use bytemuck::{Pod, Zeroable};
 use super::{Compaction, PageCopy, PlanBytesError};
 use crate::id::{HostPageId, PageId};
 
-/// A page of the pool and a page of host memory; one is copied to the other, with all planes of all lanes.
+/// A page of the pool and a page of host memory. A save or a load copies one to the other, with all planes of all
+/// lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct PageMove {

@@ -10,7 +10,8 @@ use crate::id::StepId;
 /// Magic number and version of the byte form.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvplan03");
 
-/// First words of the byte form. The arrays follow in the order of [`OwnedPlan::copy_from`], each padded to 8 bytes.
+/// First words of the byte form. The arrays follow in the order in which [`OwnedPlan::copy_from`] pushes them, each
+/// padded to a multiple of 8 bytes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Header {
@@ -66,13 +67,13 @@ pub enum PlanBytesError {
         /// The first wrong span; the number of spans if the list of members is wrong.
         span: usize,
     },
-    /// The number of masks differs from the number of tokens, or a mask is wrong: it lacks its token's own bit, has
-    /// bits of missing or later slots, or belongs to a row of more than 64 new tokens.
+    /// The number of masks differs from the number of tokens, or a mask is wrong. A wrong mask lacks its token's own
+    /// bit, has bits of missing or later slots, or belongs to a row of more than 64 new tokens.
     Mask {
         /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
         token: usize,
     },
-    /// A [`StepEnd`](super::StepEnd) is neither a completion nor an abort.
+    /// The kind of a [`StepEnd`](super::StepEnd) is neither completion nor abort.
     StepEnd {
         /// The unknown kind of end.
         kind: u64,
@@ -93,7 +94,7 @@ impl fmt::Display for PlanBytesError {
                 write!(f, "slots of {slot_bytes} bytes are neither 4 nor 8")
             }
             Self::Rows { row } => {
-                write!(f, "the query rows of sequence {row} are not adjacent")
+                write!(f, "the query rows of sequence {row} or their total are wrong")
             }
             Self::Span { span } => write!(f, "shared span {span} or its members are wrong"),
             Self::Mask { token } => {
@@ -109,7 +110,7 @@ impl fmt::Display for PlanBytesError {
 
 impl std::error::Error for PlanBytesError {}
 
-/// A plan in one reusable buffer. It is `Send`, and a byte string for other processes such as tensor-parallel ranks.
+/// A plan in one reusable buffer. It is `Send`, and its bytes can go to other processes, such as tensor-parallel ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnedPlan {
     /// The buffer, in words, so that every array is aligned. Empty without a plan.

@@ -11,10 +11,10 @@
 //!
 //! * R1. Spans are in order, parents first, one subtree after another. A span has at least two members, fewer than its
 //!   parent, and all of them are members of its parent. Siblings share no member. A span is not empty and begins at the
-//!   end of its parent, or at 0 without a parent. Every member is in a span.
-//! * R2. A member is a row of the batch, and is listed once.
+//!   end of its parent, or at 0 without a parent. Every listed member is in a span.
+//! * R2. A member is a row of the batch, and `members` lists it once.
 //! * R3. A span ends at or before the first query position of each member, and within each member's published pages. So
-//!   its pages have the same indices in the page tables of all members.
+//!   the page tables of all members contain the span's pages at the same indices.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -54,15 +54,16 @@ pub struct SharedSpans<'step> {
 /// Reusable buffers of the check of spans.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpanCheck {
-    /// Whether each row was listed. Bytes are faster than bits, whose updates of one word depend on each other.
+    /// Whether `members` has listed each row. Bytes are faster than bits, because updates of one word of bits depend on
+    /// each other.
     named: Vec<bool>,
     /// The spans that contain the current one, outermost first, each with its index. Their ends rise.
     around: Vec<(usize, SharedSpan)>,
 }
 
 impl SpanCheck {
-    /// Checks the parts of R1 to R3 that depend only on the plan. O(rows and spans): each member is compared only with
-    /// its innermost span, which ends last.
+    /// Checks the parts of R1 to R3 that depend only on the plan. O(rows and spans): the check compares each member
+    /// only with its innermost span, which ends last.
     ///
     /// # Errors
     /// The first wrong span; the number of spans if the list of members is wrong.
@@ -99,8 +100,8 @@ impl SpanCheck {
         }
     }
 
-    /// Checks R1 of a span, given the spans that contain it. A root's members begin where those of the previous root
-    /// end.
+    /// Returns whether a span satisfies R1, given the spans that contain it. A root's members begin where those of the
+    /// previous root end.
     fn is_nested(&self, span: &SharedSpan, roots_end: usize, members: usize) -> bool {
         let range = span.range();
         let fits = match self.around.last() {
@@ -285,7 +286,8 @@ mod tests {
         if roots_end == members.len() { Ok(()) } else { Err(spans.len()) }
     }
 
-    /// Adds random nested spans of the members `start..end`, from position `begin` on. Every member is in a root.
+    /// Adds random nested spans of the members `start..end`, from position `begin` on. Roots leave no gap between their
+    /// members.
     fn grow(rng: &mut Rng, spans: &mut Vec<SharedSpan>, start: u32, end: u32, begin: u32) {
         let mut at = start;
         while end - at >= 2 && rng.below(4) > 0 {

@@ -6,12 +6,12 @@ use crate::id::StepId;
 /// Completes or aborts steps on a backend.
 ///
 /// The engine passes it to its own backend. The host passes it to the backends of other ranks, as bytes or as a value,
-/// in the order in which the engine makes plans and ends.
+/// in the engine's order of plans and ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StepEnd {
-    /// Completes this step and all earlier ones. Backends reject the plans of these steps from now on.
+    /// Completes this step and all earlier ones. Backends reject the plans of ended steps from now on.
     Complete(StepId),
-    /// Aborts this step and all later ones.
+    /// Aborts this step and all later ones that have begun.
     Abort(StepId),
 }
 

@@ -20,7 +20,7 @@ pub enum Fault {
 }
 
 /// Forwards to a backend, but some calls of `begin`, `copy_pages`, `compact`, `save_pages`, `load_pages` and `moved`
-/// fail. Around a backend's options, it opens such a backend.
+/// fail. A `Failing` of a backend's options opens such a backend.
 #[derive(Clone, Debug)]
 pub struct Failing<B> {
     inner: B,
@@ -29,17 +29,17 @@ pub struct Failing<B> {
     every: Option<u64>,
     calls: u64,
     failures: u64,
-    /// Whether each save and load failed, since the last check.
+    /// For each save and load since the last call of `take_moves`, whether it failed.
     moves: Vec<bool>,
 }
 
 impl<B> Failing<B> {
-    /// Creates a backend whose call `n`, counted from 0, fails.
+    /// Creates a backend whose call `n` fails. Only the calls that can fail count, from 0 on.
     pub fn at(inner: B, fault: Fault, n: u64) -> Self {
         Self { inner, fault, first: n, every: None, calls: 0, failures: 0, moves: Vec::new() }
     }
 
-    /// Creates a backend whose call `n`, counted from 0, and every `every`th later call fail.
+    /// Creates a backend whose call `n`, counted as in [`Failing::at`], and every `every`th later call fail.
     pub fn every(inner: B, fault: Fault, n: u64, every: u64) -> Self {
         Self { every: Some(every), ..Self::at(inner, fault, n) }
     }

@@ -15,11 +15,11 @@ pub struct IndexedPage {
     pub parent: Option<PageHash>,
     /// Tokens of the page.
     pub tokens: Vec<TokenId>,
-    /// Whether the device and host memory have it.
+    /// Whether the device has the page, and whether host memory has it.
     pub media: [bool; 2],
 }
 
-/// All pages that events have stored, by their hashes.
+/// The pages that events have stored and not removed, by their hashes.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
     page_size: usize,
@@ -106,8 +106,8 @@ impl Index {
         }
     }
 
-    /// Compares the index with the cached pages, prefixes first. An item of `cached` has a page's namespace, all tokens
-    /// up to its end, and whether the device and host memory have it.
+    /// Compares the index with the cached pages. An item of `cached` has a page's namespace, all tokens up to its end,
+    /// and whether the device and whether host memory have it. A prefix comes before the pages that follow it.
     ///
     /// # Errors
     /// The first inconsistent event, or the difference.
@@ -122,7 +122,6 @@ impl Index {
         }
         let mut named = BTreeMap::new();
         let mut hashes = HashMap::<(Namespace, &[TokenId]), PageHash>::new();
-        // A prefix precedes the pages that follow it.
         let page = |(namespace, text, media): (Namespace, &'a [TokenId], [bool; 2])| {
             let (before, tokens) = text.split_at(text.len() - self.page_size);
             let named =

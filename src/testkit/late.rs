@@ -1,8 +1,9 @@
 //! A backend that moves pages as late as the contract allows, to check that the engine relies on no earlier effect.
 //!
-//! Until a move takes effect, its target is full of NaN. A move takes effect before a call that needs it: a plan whose
-//! table writes contain its page, a copy of its page, another move to one of its pages, or `synchronize`.
-//! [`Backend::moved`] reads the watermark and then finishes the oldest batch, so that polling makes progress.
+//! Until a move takes effect, its target is full of NaN. A move takes effect before a call that needs it. Such calls
+//! are `begin` with a table write of its page of the pool, copies of this page, and moves whose target is one of its
+//! pages. `synchronize` applies all moves. [`Backend::moved`] reads the watermark and then finishes the oldest batch,
+//! so polling makes progress.
 
 use std::cell::RefCell;
 
@@ -63,12 +64,12 @@ impl Late {
         self.inner.get_mut()
     }
 
-    /// Returns the backend without the waiting moves, for a host's own calls in a step that has begun.
+    /// Returns the backend without applying the waiting moves, for a host's own calls in a step that has begun.
     pub fn unsettled(&mut self) -> &mut Cpu {
         self.inner.get_mut()
     }
 
-    /// Applies the moves for which `needs` is true, and earlier moves of the same pages.
+    /// Applies the moves for which `needs` is true, after all earlier moves of the same pages.
     fn settle(&mut self, needs: impl Fn(&Waiting) -> bool) {
         let mut due = vec![false; self.waiting.len()];
         for i in (0..due.len()).rev() {
@@ -96,7 +97,7 @@ impl Late {
         done.expect("the move was checked");
     }
 
-    /// Returns the numbers of the last save and load up to which all saves and loads have taken effect.
+    /// Returns watermarks: all saves up to `saved` and all loads up to `loaded` have taken effect.
     fn done(&self) -> Moved {
         let done = |way, last: MoveId| {
             let first = self.waiting.iter().find(|one| one.way == way);
@@ -105,7 +106,7 @@ impl Late {
         Moved { saved: done(Way::Save, self.last.saved), loaded: done(Way::Load, self.last.loaded) }
     }
 
-    /// Makes the checks of every backend.
+    /// Checks moves as every backend does.
     fn check(&self, id: MoveId, moves: &[PageMove]) -> Result<(), PlanError> {
         let last = self.last.saved.max(self.last.loaded);
         if id <= last {

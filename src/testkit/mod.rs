@@ -2,8 +2,8 @@
 //! an engine and the model together. The module also contains the contract of backends.
 //!
 //! Tests, fuzz targets and benches share this generator and oracle. The model is as plain as possible: maps with one
-//! entry for each page, without nodes to split and without bitmaps. If it disagrees with the engine, one of them is
-//! wrong.
+//! entry for each page, without nodes to split and without bitmaps. If the model and the engine disagree, one of them
+//! is wrong.
 
 #[macro_use]
 mod forward;

@@ -1,8 +1,8 @@
 //! The calls of a host to an engine, as plain data.
 //!
-//! An op refers to sequences, prompts and steps by small numbers, which the replay takes modulo the live ones. Every op
-//! is therefore valid in every state, a list without some of its ops is still valid, and a shrunk list is a readable
-//! literal.
+//! An op refers to sequences, prompts and steps by small numbers, which the replay takes modulo the number of live
+//! ones. A replay can therefore make every op in every state, also after other ops were removed from the list. A shrunk
+//! list is a readable literal.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 
@@ -17,20 +17,20 @@ pub struct Prompt {
     pub namespace: u8,
     /// The earlier prompt or finished sequence to share with, modulo the remembered ones.
     pub like: u8,
-    /// Odd: share all tokens of `like`; even: share half as many tokens as this number, modulo the length of `like`
-    /// plus one.
+    /// Number of shared tokens. Odd: all tokens of `like`; even: half of this number, modulo the length of `like` plus
+    /// one.
     pub shared: u16,
     /// 0: no tokens; above 65,500: longer than allowed; else the number of tokens, modulo about five pages. With 65,500
     /// one token is [`TokenId::PENDING`](crate::TokenId::PENDING).
     pub len: u16,
     /// Seed of the new tokens.
     pub seed: u8,
-    /// Promised pages.
+    /// The promise of the prompt's sequence.
     pub promise: Promise,
 }
 
-/// Number of tokens for which pages are promised: 0 none, 255 more than allowed, 254 half of the sequence's tokens,
-/// else all its tokens and this many more, modulo about four pages.
+/// A promise, in tokens. 0: none; 255: more than allowed; 254: half of the sequence's tokens; else all its tokens and
+/// this many more, modulo about four pages.
 pub type Promise = u8;
 
 /// A call of a host, or two consecutive calls.
@@ -57,8 +57,8 @@ pub enum Op {
         /// New tokens of the sequences, in turn: 0 means none, 1 too many, other even values the maximum, and other
         /// odd values at most the maximum.
         lens: [u8; 4],
-        /// 0 repeats a sequence, 1 adds a finished one, 2 keeps preempted ones, and 3 leaves the batch empty. 0 and 2
-        /// keep sequences with waiting drafts. Other values drop preempted sequences and those with waiting drafts.
+        /// 0 repeats a sequence, 1 adds a finished one, and 3 leaves the batch empty. Only 2 keeps preempted sequences;
+        /// only 0 and 2 keep sequences with waiting drafts.
         twist: u8,
     },
     /// `append`
@@ -73,17 +73,17 @@ pub enum Op {
     },
     /// `commit`
     Commit {
-        /// Below 224 the first open step, else any of the planned steps or the next one.
+        /// Below 224 the first open step, else one of the last seven planned steps or the next one.
         pick: u8,
     },
     /// `complete`
     Complete {
-        /// Below 128 all steps that can be complete, below 208 one more step, else any, as with commit.
+        /// The last step to complete. Below 128 the last one possible, below 208 the first one, else as with commit.
         pick: u8,
     },
     /// `abort`
     Abort {
-        /// Below 224 an open step, modulo the open ones, else any.
+        /// Below 224 an open step, modulo the open ones, else as with commit.
         pick: u8,
     },
     /// `finish`, or `finish_with` and [`Keep::Drop`](crate::Keep::Drop).
@@ -102,9 +102,9 @@ pub enum Op {
     },
     /// `resume`
     Resume {
-        /// Below 200 a preempted sequence, modulo the preempted ones, else any, as with finish.
+        /// Below 200 a preempted sequence, modulo the preempted ones, else as with finish.
         pick: u8,
-        /// Promised pages.
+        /// The new promise.
         promise: Promise,
     },
     /// `mark`
@@ -138,7 +138,7 @@ pub enum Op {
         /// Whether the store has the page.
         ok: bool,
     },
-    /// `fetch`; the store writes those of the fetch's pages that it contains.
+    /// `fetch`; the store writes those pages that it contains.
     Fetch {
         /// The prompt.
         prompt: Prompt,
@@ -149,14 +149,14 @@ pub enum Op {
     Fetched {
         /// The open fetch, modulo the number of open fetches.
         pick: u8,
-        /// Even: all pages that the store contains arrive; odd: a number of them, drawn from this value.
+        /// Even: all pages that the store has written arrive; odd: some of them, a number that depends on this value.
         count: u8,
     },
     /// `promise`
     Promise {
         /// The sequence; above 250 a finished one.
         pick: u8,
-        /// Promised pages.
+        /// The new promise.
         promise: Promise,
     },
     /// `fork`
@@ -165,7 +165,7 @@ pub enum Op {
         pick: u8,
         /// Number of children, modulo 4.
         count: u8,
-        /// Pages promised to each child.
+        /// The promise of each child.
         promise: Promise,
     },
     /// `rollback`
@@ -183,14 +183,15 @@ pub enum Op {
         count: u8,
         /// Seed of the drafts: their numbers, tokens and parents.
         seed: u8,
-        /// 0 to 4: a draft is invalid; 8 to 31: sequences with waiting drafts are kept.
+        /// 0 to 3: the last draft is invalid; 4: the order of drafts is reversed. 8 to 31: the batch keeps sequences
+        /// with waiting drafts.
         twist: u8,
     },
     /// `accept_batch`
     Accept {
-        /// Below 224 the first step with waiting drafts, else any, as with commit.
+        /// Below 224 the first step with waiting drafts, else as with commit.
         pick: u8,
-        /// Seed of the branches; below 8: a branch is invalid.
+        /// Seed of the branches; below 8: branches are invalid or out of order.
         seed: u8,
     },
     /// `reset`
@@ -212,13 +213,13 @@ pub struct SmallConfig {
     pub tokens: u64,
     /// Maximum number of unfinished steps.
     pub steps: u32,
-    /// Whether prefixes are kept and shared.
+    /// Whether prefixes are cached and shared.
     pub reuse: bool,
     /// Bits of the child table's hashes; fewer than 32, so that a failure is reproducible.
     pub hash_bits: u32,
     /// Whether the layout is PageFirst rather than LayerFirst.
     pub page_first: bool,
-    /// 0: f32, 1: f16, 2: bf16, 3: fp8 with scales of 1, else fp8 with scales computed at the store.
+    /// 0: f32, 1: f16, 2: bf16, 3: fp8 with scales of 1 (by token for latent rows), else fp8 with scales by token.
     pub dtype: u8,
     /// Number of layers.
     pub layers: u32,
@@ -232,7 +233,7 @@ pub struct SmallConfig {
     pub hashing: u8,
     /// Capacity of the event buffer in pages, if pages are hashed; 0 for no events.
     pub event_pages: u8,
-    /// Number of ops between drains of events; at least 1.
+    /// Number of ops between drains of events; 0 counts as 1.
     pub drain_every: u8,
 }
 
@@ -315,8 +316,8 @@ impl SmallConfig {
     }
 }
 
-/// Returns the groups of layers of a setting: one for 0, else several with windows and chunks and with one or more
-/// tracks. Groups of the settings from [`FIRST_SHAPED`] on have a shape or a type of their own.
+/// Returns the groups of layers of a setting: one group for 0, else several groups with windows or chunks. Some groups
+/// of the settings from [`FIRST_SHAPED`] on have a shape or a type of their own.
 pub(super) fn groups(setting: u8) -> Groups {
     let (all, window, chunk) = (Reach::All, Reach::Window, Reach::Chunk);
     let several: [(&[Reach], &[u8]); SETTINGS as usize] = [
@@ -348,7 +349,7 @@ pub(super) fn groups(setting: u8) -> Groups {
     shaped.expect("the groups exist")
 }
 
-/// Number of settings of [`groups`] with several groups: 1 to this number.
+/// The last setting of [`groups`], and the number of settings with several groups: 1 to this number.
 pub(super) const SETTINGS: u8 = 10;
 
 /// The first setting of [`groups`] whose groups have shapes of their own.

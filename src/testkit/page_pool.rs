@@ -11,7 +11,7 @@ use crate::fence::Fence;
 use crate::id::{PageId, StepId};
 use crate::page::{PagePool, PageState};
 
-/// A call of a page pool. Its pages are chosen among those in the required state.
+/// A call of a page pool. The replay chooses pages among those in the required state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub enum PageOp {
     /// `alloc`, sometimes more than is free.
@@ -38,7 +38,7 @@ pub enum PageOp {
     Fence {
         /// Chooses private pages.
         which: Which,
-        /// The step that they wait for, counted from the last complete one, modulo 4.
+        /// The step that they wait for, modulo 4; 0 is the first step that is not complete.
         after: u8,
     },
     /// `Fence::complete`; the pool receives the pages that the fence returns.
@@ -53,7 +53,7 @@ pub enum PageOp {
 pub struct Which {
     /// The first page, modulo their number.
     pub first: u16,
-    /// Number of pages from there on, wrapping around, modulo their number plus one.
+    /// Number of pages from there on, with wraparound, modulo their number plus one.
     pub count: u16,
     /// Whether the order is reversed.
     pub reversed: bool,

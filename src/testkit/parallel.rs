@@ -3,10 +3,10 @@
 use std::panic::resume_unwind;
 use std::thread;
 
-/// Minimum number of items for each thread.
+/// Minimum number of items of each thread but the last.
 const ITEMS_MIN: usize = 4;
 
-/// Applies `run` to each item, and returns the results in order. Each core takes consecutive items.
+/// Applies `run` to each item, and returns the results in order. Each thread takes consecutive items.
 ///
 /// # Panics
 /// If `run` panics.

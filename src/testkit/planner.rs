@@ -1,6 +1,6 @@
 //! A naive planner: sequences with random pages, to drive a backend without an engine.
 //!
-//! It has no prefixes and no fence, and shares pages only on `fork`. It allocates pages, chunks and rows in random
+//! It has no prefix tree and no fence, and shares pages only on `fork`. It allocates pages, chunks and rows in random
 //! order, so that a backend cannot rely on an order.
 
 use super::rng::Rng;
@@ -42,7 +42,7 @@ impl Planned {
         self.pages.iter().copied().chain(self.further.iter().flatten().flatten().copied())
     }
 
-    /// Returns the pages of all tracks that are full of tokens.
+    /// Returns the pages at places that are full of tokens, in all tracks.
     pub fn whole_pages(&self, page_size: u32) -> impl Iterator<Item = PageId> + use<'_> {
         let whole = (self.len / page_size) as usize;
         let further = self.further.iter().flat_map(move |pages| &pages[..whole]);
@@ -137,7 +137,7 @@ impl Planner {
         self.writes.is_empty()
     }
 
-    /// Returns pages without a sequence.
+    /// Returns the pages without a sequence.
     pub fn free_pages(&self) -> &[PageId] {
         &self.free_pages
     }
@@ -157,7 +157,8 @@ impl Planner {
         Some(self.sequences.len() - 1)
     }
 
-    /// Adds tokens to a sequence whose K and V the test writes without a step.
+    /// Adds tokens to a sequence, and the pages that they need. Tests call it for tokens whose K and V they write
+    /// without a step.
     ///
     /// # Panics
     /// If the pool or the page tables are full, or the sequence is finished.
@@ -171,8 +172,8 @@ impl Planner {
         }
     }
 
-    /// Releases and returns a sequence's pages that no token after the first `fixed_len` reads. The page tables still
-    /// contain them.
+    /// Releases and returns the sequence's own pages that no token after the first `fixed_len` reads. The page tables
+    /// still contain these pages.
     ///
     /// # Panics
     /// If the sequence is finished.
@@ -197,8 +198,9 @@ impl Planner {
         given
     }
 
-    /// Adds a sequence with the same tokens; `None` if all rows are in use. It shares the whole pages and needs copies
-    /// of the partial last ones. Finish the child before the parent.
+    /// Adds a sequence with the same tokens; `None` if all rows are in use or the sequence is finished. The child
+    /// shares the whole pages and needs copies of the partial last ones. Finish the child before the parent, which owns
+    /// the shared pages.
     ///
     /// # Panics
     /// As [`Planner::grow`].
@@ -227,8 +229,8 @@ impl Planner {
         Some((child, copies))
     }
 
-    /// Drops the tokens of a sequence from position `first` on whose bit in `keep` is not set, and releases the pages
-    /// that are then empty.
+    /// Drops token `first + i` of a sequence if bit `i` of `keep` is not set, for all its tokens from `first` on.
+    /// Releases the pages that are then empty.
     ///
     /// # Panics
     /// If the sequence is finished.
@@ -272,7 +274,7 @@ impl Planner {
         self.layout.slot(page.expect("the sequence has the page"), position % size)
     }
 
-    /// Returns the plan of a batch, and extends its sequences. The plan contains all new table writes.
+    /// Extends the sequences of a batch, and returns its plan. The plan contains all table writes since the last plan.
     ///
     /// # Panics
     /// As [`Planner::grow`].

@@ -16,7 +16,7 @@ use crate::layout::{Limits, PoolConfig, PoolLayout};
 use crate::prefix::{PrefixMatch, PrefixTree};
 use cells::Cells;
 
-/// A text with two authors: the first one up to a cut, the second one from there on.
+/// A text with two authors: the first author up to the token `cut`, the second author from there on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub struct Text {
     /// The namespace, modulo 2.
@@ -77,10 +77,10 @@ pub enum PrefixOp {
     DeferUnlock {
         /// The lock, modulo the held ones.
         pick: u8,
-        /// The step that the lock waits for, counted from the last announced one, modulo 2.
+        /// The step that the lock waits for, modulo 2: the last announced step, or the next one.
         later: u8,
     },
-    /// `unlock_deferred` of all locks that wait for this step or an earlier one.
+    /// `unlock_deferred` of all locks that wait for the steps that become complete.
     Complete {
         /// Number of steps that become complete, modulo 3.
         steps: u8,
@@ -92,7 +92,7 @@ pub enum PrefixOp {
     },
     /// `reset`
     Reset,
-    /// Uses the cells of the tails at the end of a lock's pages, and makes missing ones.
+    /// Uses the cells of the tails at the end of a lock's pages, and creates missing cells.
     Keep {
         /// The lock, modulo the held ones.
         pick: u8,
@@ -101,7 +101,8 @@ pub enum PrefixOp {
     GiveBack {
         /// The lock, modulo the held ones.
         pick: u8,
-        /// A multiple of 3: now; else once a step is complete, which is chosen as in [`PrefixOp::DeferUnlock`].
+        /// A multiple of 3: now; else once a step is complete, which the replay chooses as in
+        /// [`PrefixOp::DeferUnlock`].
         later: u8,
     },
 }
@@ -214,7 +215,7 @@ struct Held {
     scope: Scope,
     tokens: Vec<TokenId>,
     cells: Cells,
-    /// The last step for which cells wait that the lock has given back.
+    /// The last step for which cells wait that this lock has given back.
     last_step: StepId,
 }
 
@@ -255,7 +256,7 @@ struct Both {
 /// The first op after which tree and model differ, and the difference.
 pub fn replay_prefix(config: PrefixConfig, ops: &[PrefixOp]) -> Result<(), String> {
     let mut both = Both::new(config);
-    // A comparison of a large tree is expensive, so it is compared less often.
+    // Comparing a large tree is expensive, so it happens less often.
     let compared = 1 + config.pages as usize / 512;
     for (index, op) in ops.iter().enumerate() {
         let turn = (index + 1).is_multiple_of(compared) || index + 1 == ops.len();
@@ -274,7 +275,7 @@ fn token(author: u8, position: usize) -> TokenId {
     TokenId::new((mix(u64::from(author % 3) << 32 | position as u64) % 2) as u32)
 }
 
-/// Returns the pages in ascending order: the order in which a call releases them is free.
+/// Returns the pages in ascending order, because a call may release them in any order.
 fn sorted(pages: &[PageId]) -> Vec<PageId> {
     let mut pages = pages.to_vec();
     pages.sort();
@@ -465,7 +466,8 @@ impl Both {
         Ok(())
     }
 
-    /// Returns the step for which a release waits: the last announced step, or the one after it.
+    /// Returns the step for which a release waits: the last announced step or the next one. It is an unfinished step,
+    /// at most [`MAX_STEPS`] after the last complete one.
     fn announce(&mut self, later: u8) -> StepId {
         let step = (self.announced + u64::from(later % 2)).max(self.completed + 1);
         self.announced = step.min(self.completed + MAX_STEPS);
@@ -553,8 +555,8 @@ impl Both {
         broken.map_err(|broken| format!("{broken:?}"))
     }
 
-    /// Compares the number of pages that will be idle or dropped after each step with the effect of completing the
-    /// steps.
+    /// Compares the number of pages that the fence expects to be idle or dropped after each step with the effect of
+    /// completing the steps.
     fn compare_deferred(&self) -> Result<(), String> {
         for step in (0..=MAX_STEPS).map(|more| StepId::new(self.completed + more)) {
             let mut after = self.model.clone();

@@ -18,8 +18,8 @@ pub fn value(byte: u8) -> f64 {
     if byte & 0x80 == 0 { size } else { -size }
 }
 
-/// Returns the byte with the nearest value, with an even mantissa in a tie. Values beyond the largest become the
-/// largest; NaN becomes 0x7f.
+/// Returns the byte with the nearest value; in a tie the one with the even mantissa. Numbers beyond the largest value
+/// become the largest value with their sign; NaN becomes 0x7f.
 pub fn nearest(x: f32) -> u8 {
     if x.is_nan() {
         return 0x7f;
@@ -52,8 +52,8 @@ pub fn quantise(head: &[f32], given: Option<f32>) -> (Vec<u8>, f32) {
     (head.iter().map(|x| nearest(x / scale)).collect(), scale)
 }
 
-/// Returns seeded scales that differ by layer and head, and for K and V. Some scales are so small that 1 divided by
-/// them exceeds the largest value.
+/// Returns seeded random scales for each layer and head, and for K and V. Some scales are so small that 1 divided by
+/// such a scale exceeds the largest value.
 pub fn scales(layers: u32, kv_heads: u32, seed: u64) -> KvScales {
     let mut rng = super::rng::Rng::new(seed);
     let count = 2 * layers as usize * kv_heads as usize;

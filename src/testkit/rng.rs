@@ -26,7 +26,7 @@ impl Rng {
         low + self.below(high - low + 1)
     }
 
-    /// Returns true with probability 1 / `n`.
+    /// Returns true with a probability of 1 / `n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }

@@ -15,7 +15,8 @@ pub fn failure(run: impl FnOnce() -> Result<(), String>) -> Option<String> {
     }
 }
 
-/// Removes ops while the rest still fails: first halves, then shorter runs, until no single op can be removed.
+/// Removes ops while the rest still fails: first halves, then shorter runs, until removing any single op ends the
+/// failure.
 pub fn shrink<T: Clone>(ops: &[T], fails: impl Fn(&[T]) -> bool) -> Vec<T> {
     let mut ops = ops.to_vec();
     let mut run = ops.len().div_ceil(2);

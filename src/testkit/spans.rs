@@ -29,7 +29,7 @@ impl Spans {
         SharedSpans { spans: &self.spans, members: &self.members }
     }
 
-    /// Finds the groups among rows whose first `from` pages are equal.
+    /// Adds the spans of rows whose first `from` pages are equal, and the rows as members.
     fn divide(&mut self, rows: Vec<u32>, from: usize, tables: &[&[PageId]], page_size: u32) {
         let mut groups: BTreeMap<PageId, Vec<u32>> = BTreeMap::new();
         let mut alone = Vec::new();
@@ -61,7 +61,7 @@ impl Spans {
     }
 }
 
-/// Returns the spans without order: the rows, begin and end of each.
+/// Returns the spans as a set: the rows, the begin and the end of each span.
 pub fn unordered(shared: &SharedSpans<'_>) -> BTreeSet<(BTreeSet<u32>, u32, u32)> {
     let members = |span: &SharedSpan| shared.members[span.range()].iter().copied().collect();
     shared.spans.iter().map(|span| (members(span), span.begin, span.end)).collect()

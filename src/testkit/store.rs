@@ -17,7 +17,7 @@ pub struct KeyStore {
     keys: HashSet<PageHash>,
     /// Number of pages that were put for the first time.
     pub put_pages: u64,
-    /// Number of fetched pages.
+    /// Number of pages that [`KeyStore::fetch`] has fetched.
     pub fetched_pages: u64,
 }
 
@@ -53,7 +53,7 @@ impl KeyStore {
         Ok(count)
     }
 
-    /// Stores all pages that the engine offers.
+    /// Stores all pages that [`Engine::puts`] returns, until a call returns none.
     ///
     /// # Errors
     /// As [`Engine::puts`].

@@ -1,7 +1,7 @@
 //! A model, in plain maps, of a cache with host memory and a store. It serves one request at a time.
 //!
-//! A number identifies a page by its prefix. A counter is the clock. Two sets contain the idle pages on the device and
-//! those in host memory alone, in the order of their last use.
+//! A number identifies a page by its tokens and all tokens before them. A counter is the clock. Two sets contain the
+//! idle pages on the device and those in host memory alone, in the order of their last use.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -16,7 +16,7 @@ pub struct Setting {
     pub device: usize,
     /// Number of host pages.
     pub host: usize,
-    /// Number of the oldest device pages that are saved ahead after each request.
+    /// After each request, the model saves this number of the oldest device pages ahead.
     pub ahead: usize,
     /// Whether an unlimited store receives every page.
     pub store: bool,
@@ -43,7 +43,7 @@ pub struct Figures {
     pub loaded_pages: u64,
     /// Pages fetched from the store.
     pub fetched_pages: u64,
-    /// Pages dropped from host memory to make room.
+    /// Pages dropped from host memory to free a host page.
     pub host_evicted_pages: u64,
     /// Dropped pages that the store does not have.
     pub lost_pages: u64,
@@ -66,8 +66,9 @@ pub struct Tiers {
     /// Numbers of pages, by the number of the page before (0 for none) and their tokens.
     names: HashMap<(u64, Vec<TokenId>), u64>,
     cached: HashMap<u64, Held>,
-    /// Idle pages on the device, and those only in host memory, oldest first.
+    /// Idle pages on the device, oldest first.
     device: BTreeSet<(u64, u64)>,
+    /// Idle pages that only host memory has, oldest first.
     host_only: BTreeSet<(u64, u64)>,
     device_used: usize,
     host_used: usize,
@@ -98,7 +99,8 @@ impl Tiers {
         self.figures
     }
 
-    /// Serves a request: the first `prompt_len` tokens are the prompt, the others output with stored K and V.
+    /// Serves a request: the first `prompt_len` tokens are the prompt; the others are the output, which also has K and
+    /// V.
     pub fn serve(&mut self, tokens: &[TokenId], prompt_len: usize) {
         let page_size = self.setting.page_size;
         let (limit, held) = ((prompt_len - 1) / page_size, tokens.len().div_ceil(page_size));
@@ -170,7 +172,7 @@ impl Tiers {
         tokens.chunks_exact(self.setting.page_size).map(number).collect()
     }
 
-    /// Marks a cached page as used.
+    /// Marks a page as used, if it is cached.
     fn lock(&mut self, name: u64) {
         let Some(held) = self.cached.get_mut(&name) else { return };
         let since = std::mem::take(&mut held.since);
@@ -183,7 +185,8 @@ impl Tiers {
         self.host_used -= usize::from(std::mem::take(&mut held.host));
     }
 
-    /// Takes a host page: a free one, or the oldest one whose page is nowhere else.
+    /// Takes a host page: a free one, or that of the oldest idle page that only host memory has. Returns whether there
+    /// is one.
     fn take_host(&mut self) -> bool {
         if self.host_used == self.setting.host {
             let Some((_, name)) = self.host_only.pop_first() else { return false };
@@ -200,7 +203,7 @@ impl Tiers {
         self.figures.lost_pages += u64::from(!self.stored.contains(&name));
     }
 
-    /// Fetches a page for a request that uses it.
+    /// Fetches a page for a request that uses it. Returns whether the store and host memory allow it.
     fn fetch(&mut self, name: u64) -> bool {
         let fetched = self.stored.contains(&name) && self.take_host();
         if fetched {

@@ -17,7 +17,7 @@ pub struct Workload {
     greedy: u64,
     /// Probability, in sixteenths, that an op promises pages.
     promising: u64,
-    /// One in so many picks is deliberately invalid.
+    /// One of this number of picks is deliberately invalid.
     wrong: u64,
     /// Whether about three quarters of the prompts share all tokens of an earlier text; otherwise about half do.
     repeats: bool,
@@ -175,7 +175,7 @@ impl Workload {
         if self.is_wrong() { self.byte() } else { self.rng.below(sane) as u8 }
     }
 
-    /// Returns the pick of the first open step, or rarely of another.
+    /// Returns the pick of the first open step, or rarely of any step.
     fn commit_pick(&mut self) -> u8 {
         if self.is_wrong() { self.rng.within(224, 255) as u8 } else { 0 }
     }
@@ -239,8 +239,8 @@ impl Workload {
     }
 }
 
-/// Draws hashes, events, groups of layers and host memory with a separate generator, so that the other draws of a seed
-/// do not depend on them.
+/// Draws hashes, events, groups of layers and host memory with a separate generator. The other draws of a seed do not
+/// depend on them.
 fn draw_separately(rng: &mut Rng, config: &mut SmallConfig) {
     config.hashing = rng.below(6) as u8;
     config.event_pages = rng.pick(&[0, 1, 4, 12, 200]);
@@ -250,7 +250,7 @@ fn draw_separately(rng: &mut Rng, config: &mut SmallConfig) {
 }
 
 fn draw_config(rng: &mut Rng) -> SmallConfig {
-    // Few pages, or enough for every sequence; rarely pages so large that a row of the page table has several chunks.
+    // Few pages, sometimes many. Rarely pages so large that a row of the page table has several chunks.
     let large = rng.one_in(12);
     let page_size = if large { rng.pick(&[341, 600, 1024]) } else { rng.within(1, 5) as u32 };
     let most = if large { 12 } else { rng.pick(&[40, 40, 40, 40, 200]) };

@@ -64,7 +64,7 @@ fn layer_bytes(config: &PoolConfig, group: u32) -> u64 {
     alone.layout().expect("a small pool").page_bytes()
 }
 
-/// Returns the byte ranges of all heads of all slots of one layer in one page, in any order.
+/// Returns the first byte and the length of each head of each slot of one layer in one page.
 fn heads(pool: &PoolLayout, lane: u32, page: PageId) -> Vec<(u64, u64)> {
     let mut all = Vec::new();
     for plane in pool.planes() {
@@ -114,7 +114,7 @@ fn a_page_holds_all_lanes_of_a_group_without_overlap() {
                 }
             }
             tracks_before += tracks;
-            // Every group's view covers all bytes of the page, and its lanes do not overlap.
+            // In every group's view a page has the same bytes, and lanes do not overlap.
             let view = pool.of_group(group);
             let mut owner = vec![false; pool.total_bytes() as usize];
             for page in (0..pool.page_count()).map(PageId::new) {
@@ -158,7 +158,7 @@ fn a_page_holds_a_layer_of_any_group() {
     let page_bytes = 16 * 2 * 8 * 64 * 2;
     assert_eq!((pool.page_bytes(), pool.lanes(), pool.lanes_of(1)), (page_bytes, 1, 1));
     assert_eq!((pool.unused_bytes(0), pool.unused_bytes(1)), (page_bytes * 3 / 4, 0));
-    // A page has five rows of 6 bytes, and must be a multiple of 4 bytes.
+    // Five rows of 6 bytes, rounded up to a multiple of 4 bytes.
     let layers = [0, 0, 0, 0, 0, 1];
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &layers).expect("it is right");
     let groups = groups.with_shape(1, KvShape::heads(1, 1), KvDtype::F32).expect("as above");

@@ -14,7 +14,7 @@ use crate::testkit::rng::Rng;
 /// Maximum size of a random pool in bytes; every comparison reads the whole pool.
 const POOL_BYTES: u64 = 8 << 20;
 
-/// A shape with which a backend is checked.
+/// A shape for the check of a backend.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// The pool.
@@ -40,7 +40,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Returns the case with the shape of a layer, and with the same number of query heads for each kv head.
+    /// Returns the case with the shape of a layer's group, and the same number of query heads for each kv head.
     pub fn of(&self, layer: LayerId) -> Self {
         self.of_group(self.layout.place(layer).group)
     }
@@ -126,7 +126,7 @@ impl Case {
         }
     }
 
-    /// Returns a small pool of many kv heads. It has few tokens, because each takes megabytes.
+    /// Returns the case of a small pool with many kv heads. It has few tokens, because a token takes up to megabytes.
     pub(super) fn of_many_heads(rng: &mut Rng, kv_heads: u32) -> Self {
         let rows = rng.pick(&[Dtype::F16, Dtype::Bf16]);
         let (max_len, page_size) = (3, rng.pick(&[1, 2]));
@@ -159,7 +159,7 @@ impl Case {
         let dtypes = [Dtype::F32, Dtype::F16, Dtype::Bf16];
         let dtype = rng.pick(&dtypes);
         let rows = rng.pick(&[dtype, dtype, Dtype::F32, Dtype::F16, Dtype::Bf16]);
-        // Small sizes come first, so that a short run covers more shapes.
+        // Only small products, so that a run takes little time.
         let (kv_heads, group, head_dim) = loop {
             let heads = (
                 rng.pick(&[1, 2, 2, 3, 4, 8]),
@@ -239,8 +239,8 @@ pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     PoolConfig { capacity: Capacity::Pages(pages * tracks), ..config }
 }
 
-/// Returns the same pool with own shapes for some groups, and as many pages for each track. Kernels support the groups'
-/// shapes if they support the pool's.
+/// Returns the same pool with own shapes for the groups after group 0, and as many pages for each track. Kernels
+/// support the groups' shapes if they support the pool's.
 pub(super) fn with_shapes(config: &PoolConfig, rows: Dtype, rng: &mut Rng) -> PoolConfig {
     let mut groups = config.groups;
     for group in 1..groups.count() {
@@ -270,7 +270,7 @@ pub(super) fn with_shapes(config: &PoolConfig, rows: Dtype, rng: &mut Rng) -> Po
     PoolConfig { capacity: Capacity::Pages(pages), ..own }
 }
 
-/// Returns the same pool with latent rows, and the number of query heads.
+/// Returns the same pool with latent rows, and a number of query heads.
 fn latent(config: &PoolConfig, rng: &mut Rng) -> (PoolConfig, u32) {
     let scaling = match config.dtype {
         KvDtype::Fp8E4M3 => Scaling::ByToken,
@@ -302,8 +302,8 @@ fn with_fp8(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     PoolConfig { dtype: KvDtype::Fp8E4M3, scaling, ..*config }
 }
 
-/// Returns the layout of a pool with an additional plane with pieces of another size. Only copies may change this
-/// plane.
+/// Returns the layout of a pool with an additional plane, whose pieces have another size. Only moves of pages and slots
+/// may change this plane.
 ///
 /// # Panics
 /// If the config is invalid.
@@ -315,7 +315,7 @@ pub fn with_spare_plane(config: &PoolConfig) -> PoolLayout {
     config.layout_with(&planes).expect("a valid pool")
 }
 
-/// Rows of numbers, which are representable in `dtype`.
+/// Rows of numbers that `dtype` represents exactly.
 #[derive(Clone, Debug)]
 pub struct HostRows {
     /// Element type in the backend.

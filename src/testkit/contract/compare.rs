@@ -11,7 +11,8 @@ use crate::layout::Dtype;
 use crate::testkit::parallel;
 use crate::testkit::planner::Item;
 
-/// Maximum number of multiplications of float64 attention for one call; larger calls are sampled.
+/// Approximate maximum number of multiplications of float64 attention for one call. Of larger calls, a random sample is
+/// compared.
 const EXACT_WORK: u64 = 2_000_000;
 
 impl<B: TestBackend> World<'_, B> {
@@ -154,7 +155,8 @@ pub(super) fn compare_row(
     let weights = if q_rows == Dtype::F16 { step } else { 0.0 };
     let sums = exact.out.iter().zip(&exact.mass).zip(&exact.faint);
     for (&got, ((&wanted, &mass), &faint)) in got.iter().zip(sums) {
-        // Rounding a number of V below 2^-14 has the absolute error of 2^-14. The weights of all numbers add up to 1.
+        // A number of V below 2^-14 has the same absolute rounding error as 2^-14. The weights of all tokens add up to
+        // at most 1.
         let of_values = values * (mass + 2_f64.powi(-14));
         let rounded = rounding * wanted.abs() * 1.01 + step + weights * faint + of_values;
         let error = (f64::from(got) - wanted).abs() - rounded;

@@ -30,10 +30,11 @@ impl Numbers {
     }
 }
 
-/// Rows of one element type. A stride equal to the width means packed.
+/// Rows of one element type.
 #[derive(Clone, Debug)]
 pub struct OwnedRows {
     buffer: Numbers,
+    /// Distance of rows in elements; `None` if the rows are packed.
     stride: Option<usize>,
 }
 
@@ -52,8 +53,8 @@ impl OwnedRows {
     }
 }
 
-/// Precision of attention: sums in f32 for every element type, with four roundings of 2^-24. They cover the error of
-/// `exp`, and the roundings of a logit with a soft cap.
+/// Precision of attention, which sums in f32 for every element type: four roundings of 2^-24 each. They cover the error
+/// of `exp`, and the roundings of a logit with a soft cap.
 pub(super) const UNIT: f64 = 1.0 / (1 << 22) as f64;
 
 impl TestBackend for Cpu {

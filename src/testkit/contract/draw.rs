@@ -58,7 +58,7 @@ impl<B: TestBackend> World<'_, B> {
         (len > 0).then_some(Item::Extend { sequence, len })
     }
 
-    /// Returns random k and v for all layers, and appends those of extended sequences to their histories.
+    /// Returns random k and v for all layers, and appends the rows of extended sequences to the sequences' histories.
     fn inputs(&mut self, plan: &OwnedPlan, items: &[Item]) -> Vec<[HostRows; 2]> {
         let plan = plan.plan();
         let (dtype, tokens) = (self.case.kv_rows, plan.token_count());
@@ -94,7 +94,8 @@ impl<B: TestBackend> World<'_, B> {
         sinks
     }
 
-    /// Returns the layer's attention with random changes of its window, cap and scale.
+    /// Returns the layer's attention with random changes of its scale and soft cap, and of its window if the layer's
+    /// group does not fix it.
     pub(super) fn random_attend(&mut self, plan: &BatchPlan<'_>, layer: LayerId) -> Attend {
         let plain = self.case.attend_of(layer);
         let window = self.rng.pick(&[1, 2, 17, 33, 64, 1000, u32::MAX]);

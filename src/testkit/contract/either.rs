@@ -15,7 +15,7 @@ macro_rules! both {
     };
 }
 
-/// Applies an expression to the chosen side, and wraps the result.
+/// Applies the first expression to a left side or the second to a right side, and wraps the result.
 macro_rules! each {
     ($either:expr; |$x:ident| $left:expr, $right:expr) => {
         match $either {

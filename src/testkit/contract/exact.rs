@@ -16,12 +16,13 @@ pub struct Exact {
     pub faint: Vec<f64>,
     /// The log-sum-exp.
     pub lse: f64,
-    /// `max_j scale sum_i |q_i k_i|`: the scale of errors of the logits.
+    /// `max_j |scale| sum_i |q_i k_i|`: the scale of errors of the logits.
     pub logit_mass: f64,
 }
 
-/// Returns attention of one query row at `position` over `kv_head` of `k`, `[positions, kv_heads, head_dim]`, and `v`,
-/// whose heads may be shorter. The sink may be minus infinity.
+/// Returns attention of one query row at `position` over one head of `k`, `[positions, kv_heads, head_dim]`, and of
+/// `v`, whose heads may be shorter. `heads` contains the number of kv heads and the index of the head. A sink of minus
+/// infinity means no sink.
 pub fn attention<T: Copy + Into<f64>>(
     attend: &Attend,
     q: &[f32],
@@ -41,7 +42,7 @@ pub fn sees(attend: &Attend, position: usize) -> RangeInclusive<usize> {
     first.max(of_chunk)..=position
 }
 
-/// [`attention`] to the given positions, whatever the window. Without positions, the output is 0.
+/// Returns [`attention`] to the given positions. Window and chunk have no effect. Without positions, the output is 0.
 pub fn attention_to<T: Copy + Into<f64>>(
     attend: &Attend,
     q: &[f32],

@@ -1,4 +1,4 @@
-//! Filters of random cases: one for each kind of kernel.
+//! Filters of random cases: most select the cases of one kind of kernel.
 
 use super::Case;
 use crate::layout::{Dtype, KvDtype, KvShape};
@@ -13,9 +13,9 @@ pub struct Filter {
     in_groups: bool,
     /// Number of elements of a head in group 0 and in group 1.
     head_dims: Option<(u32, u32)>,
-    /// Numbers of query heads of a kv head, of which a case draws one. An empty list keeps the random number.
+    /// Numbers of query heads of a kv head, of which a case draws one. An empty list keeps the case's own number.
     groups: &'static [u32],
-    /// Maximum numbers of new tokens of a row, of which a case draws one. An empty list keeps the random number.
+    /// Maximum numbers of new tokens of a row, of which a case draws one. An empty list keeps the case's own maximum.
     extends: &'static [Extends],
     /// Conditions that all must hold.
     conditions: &'static [fn(&Case) -> bool],
@@ -24,13 +24,13 @@ pub struct Filter {
 #[derive(Clone, Copy, Debug)]
 enum Extends {
     Tokens(u32),
-    /// The tokens that together have this number of query rows for a kv head, at least one token.
+    /// The largest number of tokens that together have at most this many query rows for a kv head, but at least one.
     QueryRows(u32),
 }
 use Extends::{QueryRows, Tokens};
 
 impl Filter {
-    /// All cases.
+    /// All cases with one group of layers.
     pub const ALL: Self = Self {
         kv_heads: None,
         in_groups: false,
@@ -67,8 +67,8 @@ impl Filter {
         ..Self::ALL
     };
 
-    /// [`Filter::SPANS`] with rows of a few new tokens, as in the verification of drafts. The tails of the
-    /// kernels (`backend/cuda/attention/split/shared.rs`) hold at most 8 or 16 query rows; some rows have more.
+    /// [`Filter::SPANS`] with rows of a few new tokens, as in the verification of drafts. A tail of the kernels
+    /// (`backend/cuda/attention/split/shared.rs`) has at most 8 or 16 query rows; some sequences have more.
     pub const SHORT_SPANS: Self = Self {
         groups: &[1, 2, 3, 4, 5, 6, 7, 8],
         extends: &[QueryRows(8), QueryRows(16), QueryRows(16), Tokens(8), Tokens(u32::MAX)],
@@ -102,7 +102,7 @@ impl Filter {
         ..Self::ALL
     };
 
-    /// Latent rows with many query heads, for which two CTAs of a cluster share reads.
+    /// Latent rows with many query heads, for which the two CTAs of a cluster share their reads.
     pub const LATENT_PAIRS: Self = Self {
         conditions: &[
             is_latent,

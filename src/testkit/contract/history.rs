@@ -32,8 +32,8 @@ impl History {
         self.labels.extend(stored.labels);
     }
 
-    /// Keeps all places before `first`, and of the places from `first` on those whose bit of `keep` is 1. There are
-    /// `tokens` places in total.
+    /// Keeps all places before `first`, and place `first + i` if bit `i` of `keep` is 1. There are `tokens` places in
+    /// total.
     pub fn keep(&mut self, tokens: u32, first: u32, keep: u64) {
         let (tokens, first) = (tokens as usize, first as usize);
         keep_rows(&mut self.k, tokens, first, keep);

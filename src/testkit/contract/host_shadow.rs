@@ -8,7 +8,7 @@ use super::TestBackend;
 use crate::backend::Moved;
 use crate::id::{HostPageId, MoveId};
 
-/// Maximum time for a backend to prepare a few host pages.
+/// Maximum time in which a backend prepares a few host pages.
 const READY: Duration = Duration::from_secs(20);
 
 /// The expected contents of the host pages, and their users.
@@ -26,7 +26,7 @@ pub(super) struct HostShadow<B: TestBackend> {
 }
 
 impl<B: TestBackend> HostShadow<B> {
-    /// Waits until the backend has all `count` pages.
+    /// Waits until the backend has prepared all `count` pages.
     pub fn new(backend: &B, count: u32) -> Self {
         let start = Instant::now();
         while backend.host_pages() < count {
@@ -43,13 +43,13 @@ impl<B: TestBackend> HostShadow<B> {
         MoveId::new(self.last.saved.max(self.last.loaded).raw() + 1)
     }
 
-    /// Returns host pages that may be written.
+    /// Returns the host pages that saves may write: those without a read lease.
     pub fn free(&self) -> Vec<HostPageId> {
         let all = 0..self.pages.len() as u32;
         all.filter(|page| !self.reads.contains_key(page)).map(HostPageId::new).collect()
     }
 
-    /// Returns host pages whose bytes are defined.
+    /// Returns the host pages whose bytes are defined.
     pub fn full(&self) -> Vec<HostPageId> {
         let all = (0..self.pages.len() as u32).map(HostPageId::new);
         all.filter(|page| self.pages[page.index()].is_some()).collect()

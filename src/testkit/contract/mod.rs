@@ -5,16 +5,18 @@
 //! plans are padded, or decoded from bytes. The round runs the plans layer by layer, sometimes on another thread. It
 //! ends them, and checks that the backend rejects ended plans (B8). Then it compares:
 //!
-//! * every byte of the pool with a shadow, after stores and copies (B3, B5, B7). All pages are first filled with NaN,
-//!   so stray writes change the shadow's bytes and stray reads change outputs. Some pools have an additional plane;
-//! * every output and log-sum-exp with attention in float64 over contiguous K and V (B1, B2, B4). Outputs are first
-//!   filled with NaN, which must remain between strided rows. K and V of a quantised pool are the values of its bytes.
+//! * every byte of the pool with a shadow, after stores, copies and moves (B3, B5, B7, B11, B12). All pages are first
+//!   filled with NaN, so stray writes change these bytes and stray reads change outputs. Some pools have an additional
+//!   plane;
+//! * outputs and log-sum-exps, a sample of those of large calls, with attention in float64 over contiguous K and V (B1,
+//!   B2, B4). Outputs are first filled with NaN, which must remain between strided rows. K and V of a quantised pool
+//!   are the values of its bytes.
 //!
-//! Some rows are draft trees or have random masks. Errors are bounded by `|out - exact| <= unit (4 + max_j scale sum_i
-//! |q_i k_i|) sum_j p_j |v_j|`, plus the rounding of `out`'s type. `unit` is the precision of the backend's
+//! Some rows are draft trees or have random masks. The bound of errors is `|out - exact| <= unit (4 + max_j |scale|
+//! sum_i |q_i k_i|) sum_j p_j |v_j|`, plus the rounding of `out`'s type. `unit` is the precision of the backend's
 //! computation, times a small constant; 4 units are the rounding of p_j. A kernel that multiplies v_j by a scale and
-//! rounds the product adds `r sum_j p_j |v_j|`. r is [`TestBackend::value_rounding`]; the bound leaves out r squared.
-//! The contract does not prescribe the kind of an error.
+//! rounds the product adds `r sum_j p_j |v_j|`. r is [`TestBackend::value_rounding`]; the bound omits r squared. If a
+//! call must fail, any error is accepted.
 
 mod case;
 mod compare;
@@ -54,7 +56,7 @@ use run::ExtraCheck;
 
 /// A backend under test: its buffers, and access to the pool's bytes.
 ///
-/// Buffers may be on a device. The test calls `synchronize` before reads. These methods panic on failure.
+/// Buffers may be on a device. The test calls `synchronize` before it reads them. These methods panic on failure.
 pub trait TestBackend: HostMemory + Send {
     /// Rows of q, k or v, or sinks.
     type Input;
@@ -70,7 +72,7 @@ pub trait TestBackend: HostMemory + Send {
     /// documentation.
     fn unit(&self, case: &Case) -> f64;
 
-    /// Returns the relative error of V if the kernels round it after they read it, else 0.
+    /// Returns the relative error of the numbers of V if kernels round these numbers after reading them, else 0.
     fn value_rounding(&self, _: &Case) -> f64 {
         0.0
     }
@@ -102,7 +104,7 @@ pub trait TestBackend: HostMemory + Send {
     /// Returns all numbers of a buffer.
     fn read_sums(&mut self, sums: &Self::Sums) -> Vec<f32>;
 
-    /// Reads the bytes of pages, each in the order `[plane, layer, piece]`.
+    /// Reads the bytes of pages, each in the order `[plane, lane, piece]`.
     fn read_pages(&mut self, pages: &[PageId], target: &mut [u8]);
 
     /// Writes the bytes of pages, in the same order.
@@ -149,7 +151,7 @@ impl fmt::Display for Report {
 /// its [scales](Case::scales).
 ///
 /// # Panics
-/// At the first violation; the message contains the seed, the shape and the place.
+/// At the first violation. The message about a wrong output contains the seed, the shape and the place.
 pub fn check_backend<O>(options: impl Fn(&Case) -> O + Sync, seeds: Range<u64>) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,

@@ -1,7 +1,6 @@
 //! Saves, loads and leases between and during the steps of a run (B12 to B16).
 //!
-//! Targets of loads, and sources of saves that a later call writes, are pages that no plan contains yet: free pages,
-//! and pages of new sequences.
+//! Loads write only pages that no plan contains yet: free pages, and pages of new sequences.
 
 use std::thread;
 
@@ -14,7 +13,7 @@ use crate::plan::PageMove;
 use crate::testkit::planner::shuffle;
 
 impl<B: TestBackend> World<'_, B> {
-    /// Saves some of these pages and of the free ones, and loads some free ones.
+    /// Saves some of these pages and of the free pages, and loads some free pages, in half of the calls.
     pub fn move_pages(&mut self, pages: &[PageId]) {
         if self.host.pages.is_empty() || self.rng.one_in(2) {
             return;
@@ -32,7 +31,7 @@ impl<B: TestBackend> World<'_, B> {
         self.watch();
     }
 
-    /// Returns pages of sequences that no step of this round writes.
+    /// Returns the pages of live sequences that are full of tokens. No step writes them while their sequences live.
     pub fn whole_pages(&self) -> Vec<PageId> {
         let size = self.case.layout.page_size();
         let live = self.planner.live();
@@ -82,7 +81,8 @@ impl<B: TestBackend> World<'_, B> {
         self.host.last.loaded = id;
     }
 
-    /// Writes pages that no plan contains, through leases and loads, in half of the calls. Returns whether it did.
+    /// Writes the shadow's bytes to pages that no plan contains, through leases and loads. Does so in at most half of
+    /// the calls, and returns whether it did.
     pub fn load_shadow(&mut self, pages: &[PageId]) -> bool {
         if self.host.pages.is_empty() || self.rng.one_in(2) {
             return false;
@@ -118,7 +118,7 @@ impl<B: TestBackend> World<'_, B> {
         self.host.pages[host.index()] = Some(bytes);
     }
 
-    /// Ends some leases and begins others, and checks their bytes. Leases continue while pages move.
+    /// Ends some read leases and begins others, and checks their bytes. Leases continue while other pages move.
     pub fn lease_some(&mut self) {
         self.host.reads.retain(|_, (lease, bytes)| {
             assert!((*lease).as_ref() == bytes.as_slice(), "a leased page has changed");
@@ -145,7 +145,7 @@ impl<B: TestBackend> World<'_, B> {
         moved
     }
 
-    /// Compares every byte of the host pages, once all calls are complete.
+    /// Compares the host pages whose bytes are defined. All calls are complete.
     pub fn compare_host(&mut self) {
         if self.host.pages.is_empty() {
             return;

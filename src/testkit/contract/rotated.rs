@@ -1,7 +1,7 @@
 //! B19: rows of q, k and v that are rotated and stored in one call.
 //!
-//! The test compares the q and k that the call wrote with norm and rotation in float64. It compares the pool with a
-//! shadow, which contains the written k and the given v. Then it stores the step's own K and V again.
+//! The test computes norm and rotation in float64, and compares them with the q and k that the call wrote. It compares
+//! the pool with a shadow, which contains the written k and the given v. Then it stores the step's own K and V again.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::layout::Dtype;
 /// [heads](Filter::HEADS).
 ///
 /// # Panics
-/// At the first violation; the message contains the seed, the shape and the place.
+/// As [`check_cases`](super::check_cases).
 pub fn check_rotated<O>(
     filter: &Filter,
     options: impl Fn(&Case) -> O + Sync,
@@ -33,14 +33,14 @@ where
 struct Given {
     q_heads: usize,
     qkv: HostRows,
-    /// Weights of the norms of q and of k, if there are any.
+    /// Weights of the norms of q and of k; `None` for no norm.
     norms: [Option<HostRows>; 2],
     eps: f32,
     frequencies: HostRows,
 }
 
 impl Given {
-    /// Returns the expected elements of a token's head, each with the sum of its terms' absolute values.
+    /// Returns the expected elements of a token's head, each with the sum of the absolute values of its two terms.
     fn exact(&self, token: usize, head: usize, dim: usize, position: u32) -> Vec<(f64, f64)> {
         let norm = &self.norms[usize::from(head >= self.q_heads)];
         let numbers = &self.qkv.row(token)[head * dim..(head + 1) * dim];

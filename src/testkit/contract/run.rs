@@ -1,5 +1,5 @@
 //! One run of the contract: random rounds on one backend of one shape, compared with a shadow of its pool. `draw`
-//! chooses the inputs, and `invalid` makes calls that the backend must reject.
+//! chooses the inputs, `moved` makes moves, and `invalid` makes calls that the backend must reject.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -45,7 +45,7 @@ pub(super) type Inputs<'a> = (&'a HostRows, Option<&'a HostRows>);
 /// The state of a run: the backend, and a shadow of what it should contain.
 pub(super) struct World<'a, B: TestBackend> {
     pub backend: B,
-    /// Kinds of attention that the run has used: window, chunk, and whether the scale is positive.
+    /// Kinds of attention in the run, with those of the groups: window, chunk, and whether the scale is positive.
     pub kinds: BTreeSet<(Option<u32>, Option<u32>, bool)>,
     pub case: Case,
     /// Scales and label channels with which the backend was opened.
@@ -133,8 +133,8 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// Compacts some sequences to a random subset of their last tokens, if no table writes wait for a plan. Also checks
-    /// that the backend rejects invalid compactions.
+    /// If no table writes wait for a plan, compacts sequences: keeps a random subset of the last tokens that a sequence
+    /// may change. Also checks that the backend rejects invalid compactions.
     fn compact(&mut self) {
         let (mut compactions, mut past_rows) = (Vec::new(), Compaction::default());
         for sequence in self.planner.live() {
@@ -199,7 +199,7 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// Releases pages that some sequences no longer read, and fills the pages with NaN.
+    /// Releases pages that sequences no longer read, for about half of the sequences, and fills the pages with NaN.
     fn give_back(&mut self) {
         for sequence in self.planner.live() {
             let planned = self.planner.sequence(sequence).expect("a live sequence");
@@ -319,7 +319,7 @@ impl<B: TestBackend> World<'_, B> {
         self.check_ended_step(step);
     }
 
-    /// Stores K and V of a layer of a step, also in the shadow. Returns the rows.
+    /// Stores K and V of a layer of a step, also in the shadow. Returns the input buffers.
     pub fn store(&mut self, step: &Step, layer: usize) -> [B::Input; 2] {
         let (plan, id, rows) = (step.plan.plan(), LayerId::new(layer as u32), &step.kv[layer]);
         let [k, v] = rows.each_ref().map(|rows| self.backend.input(rows));

@@ -1,5 +1,5 @@
-//! An engine that serves texts with common prefixes over the backend. The check compares a sample of the outputs of
-//! every call with attention in float64.
+//! A check with an engine that serves texts with common prefixes over the backend. It compares a sample of the outputs
+//! of every call with attention in float64.
 //!
 //! K and V of a token depend on the whole text up to it, as in a model. A shared page is therefore right only if the
 //! texts up to its end are equal. If the backend reads a shared span once for several rows, the outputs of each row
@@ -63,7 +63,7 @@ struct Server<'a, B: TestBackend> {
 /// step.
 ///
 /// # Panics
-/// At the first wrong output; the message contains the seed, the shape and the place.
+/// At the first violation. The message about a wrong output contains the seed, the shape and the place.
 pub fn check_served<O>(
     in_groups: bool,
     options: impl Fn(&Case) -> O,
@@ -274,7 +274,7 @@ impl<B: TestBackend> Server<'_, B> {
         items
     }
 
-    /// Adds K and V of the tokens that have none.
+    /// Adds K and V of a text's tokens that have none.
     fn remember(&self, text: &mut Text) {
         let mut key = 0;
         for (position, token) in text.tokens.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! B9 and B10: selections, and attention over them.
 //!
-//! A selection by labels is compared with the result of sorting all scores, position by position. Attention is compared
-//! with float64 over the positions of a list. The list is either selected, or random with some positions that the row
-//! does not see.
+//! The test compares a selection by labels with the result of sorting all scores, position by position. It compares
+//! attention with float64 over the positions of a list. The list is the selected one or a random one; a random list may
+//! have positions that the row does not see.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -40,7 +40,7 @@ pub trait SparseTestBackend: TestBackend + SparseBackend {
 /// labels.
 ///
 /// # Panics
-/// At the first violation; the message contains the seed, the shape and the place.
+/// As [`check_cases`](super::check_cases).
 pub fn check_sparse_backend<O>(
     filter: &Filter,
     options: impl Fn(&Case) -> O + Sync,
@@ -148,7 +148,8 @@ impl<B: SparseTestBackend> World<'_, B> {
         all
     }
 
-    /// Returns the expected list of a row and a kv head: its own position, and those with the largest scores.
+    /// Returns the expected list of a row and a kv head: the row's own position, and the positions with the largest
+    /// scores.
     fn best(
         &self,
         history: &History,
@@ -185,7 +186,7 @@ impl<B: SparseTestBackend> World<'_, B> {
         seen
     }
 
-    /// Replaces lists by random positions: fewer, none, or some that the row does not see.
+    /// Replaces lists by random ones: with fewer positions or none, or with positions that the row does not see.
     fn scatter(&mut self, step: &Step, top: u32, positions: &mut [u32]) {
         let kv_heads = self.case.layout.kv_heads() as usize;
         let rows = step.plan.plan().rows;

@@ -8,11 +8,11 @@ use crate::testkit::quantised::{quantise, value};
 /// One token's K or V in one layer of the pool.
 pub(super) struct Stored {
     plane: PlaneName,
-    /// `[heads, elements]`
+    /// The bytes of the row, `[heads, elements]`.
     row: Vec<u8>,
     /// The unquantised part of a quantised latent row.
     rope: Vec<u8>,
-    /// Computed scales of the heads, and their plane.
+    /// The plane of the scales by token, and the scales of the heads.
     scales: Option<(PlaneName, Vec<f32>)>,
     /// The exact values of the bytes.
     pub values: Vec<f64>,

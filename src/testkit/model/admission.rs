@@ -14,15 +14,15 @@ use crate::plan::Prompt;
 pub struct AdmissionWant {
     /// Number of cached tokens of the prompt.
     pub cached_len: u32,
-    /// Number of pages of these tokens that are in host memory alone.
+    /// Number of cached pages, of all groups, that are in host memory alone.
     pub host_pages: u32,
-    /// Number of pages of these tokens that are idle.
+    /// Number of cached device pages, of all groups, that are idle.
     pub idle_pages: u32,
-    /// Number of pages that the other tokens need.
+    /// Number of pages that the loads and the other tokens of the prompt or of the promise need.
     pub lacking_pages: u32,
     /// Number of pages that the prompt can take.
     pub available_pages: u32,
-    /// The step whose completion makes enough pages available.
+    /// The first step whose completion makes enough pages available, if too few are available now.
     pub after: Option<StepId>,
     /// The leader, and the number of the prompt's tokens that are cached once the leader has computed them.
     pub leader: Option<(SeqKey, u32)>,
@@ -48,7 +48,7 @@ impl Model {
         self.tree.hit(scope, self.findable(prompt)) as u32
     }
 
-    /// The pages of a text's longest cached prefix.
+    /// Returns the device pages at the start of a text's longest cached prefix.
     pub fn cached_pages(&self, namespace: Namespace, text: &[TokenId]) -> Vec<PageId> {
         self.tree.matched(self.next_scope(namespace), text)
     }
@@ -110,7 +110,7 @@ impl Model {
         Ok(leaders)
     }
 
-    /// Returns the number of idle pages that the prompts match together.
+    /// Returns the number of idle pages that the prompts use together.
     fn idle_of_all(&self, prompts: &[Prompt<'_>]) -> u32 {
         let mut locked = self.clone();
         let before = locked.tree.evictable();
@@ -275,8 +275,8 @@ impl Model {
         }
     }
 
-    /// Starts a sequence without pages on the first `pages` cached pages of its tokens. Returns the number of their
-    /// tokens.
+    /// Starts a sequence, which has no pages yet, on the first `pages` cached pages of its tokens. Returns the number
+    /// of tokens in these pages.
     pub(super) fn begin_with(
         &mut self,
         key: SeqKey,

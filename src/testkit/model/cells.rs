@@ -21,8 +21,8 @@ impl Tree {
         self.limited = layout.groups().limited().map(of).collect();
     }
 
-    /// Returns the first place that a sequence of `published` published pages holds of a track: the place of the first
-    /// token that the next computed token reads.
+    /// Returns the first place that a sequence of `published` published pages holds in a track. The place contains the
+    /// first token that the next computed token reads.
     pub(super) fn first_held(&self, reach: Reach, published: usize) -> usize {
         let next = published * self.page_size;
         let sees = |seen: &usize| match reach {
@@ -75,7 +75,7 @@ impl Tree {
         cells.filter(|cell| cell.is_idle()).map(|cell| cell.pages.len() as u32).sum()
     }
 
-    /// The cell at page `place` of a path.
+    /// Returns the key of a group's cell at page `place` of a path.
     fn key(&self, group: usize, scope: Scope, tokens: &[TokenId], place: usize) -> CellKey {
         (group, self.path(scope, tokens, place + 1))
     }
@@ -108,7 +108,7 @@ impl Tree {
         }
     }
 
-    /// The steps that cells without other users wait for.
+    /// Returns the last step of each cell that has no users but waits for steps.
     pub(super) fn cell_steps(&self) -> impl Iterator<Item = u64> + '_ {
         let deferred = self.cells.values().filter(|cell| cell.users == 0);
         deferred.filter_map(|cell| cell.waits.iter().max().copied())
@@ -147,7 +147,8 @@ impl Tree {
 }
 
 impl Model {
-    /// Makes a sequence a user of the cells in the tails of its first `pages` pages. These may still have to be loaded.
+    /// Makes a sequence a user of the cells in the tails of its first `pages` pages. The cells may still be in host
+    /// memory alone.
     pub(super) fn use_tails(&mut self, seq: SeqKey, pages: usize) {
         let sequence = &self.sequences[&seq];
         for key in self.tree.tail_cells(sequence.scope, &sequence.tokens, pages) {
@@ -224,8 +225,8 @@ impl Model {
         duplicates
     }
 
-    /// Takes a sequence's held pages of each limited group up to the place `end`. Their cells lose a user. Returns the
-    /// private pages.
+    /// Takes from a sequence its held pages of each limited group up to the place that `end` returns for the group's
+    /// reach. Their cells lose a user. Returns the private pages.
     pub(super) fn take_held(
         &mut self,
         seq: SeqKey,

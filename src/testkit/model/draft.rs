@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::id::{SeqKey, StepId};
 use crate::plan::{Branch, Draft, Extend};
 
-/// A token of a draft: the places in its sequence that it sees, and its position.
+/// A token of a draft: the places that it sees among the last 64 places of its sequence, and its position.
 pub(super) type DraftToken = (BTreeSet<usize>, usize);
 
 /// Bits of a mask.
@@ -53,8 +53,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns whether a sequence has waiting drafts that are not a chain. In a chain, each draft sees all tokens
-    /// before it and has the next position.
+    /// Returns whether a sequence has waiting drafts that are not a chain. In a chain, each draft sees itself and all
+    /// tokens before it, and has the next position.
     pub fn has_tree(&self, seq: SeqKey) -> bool {
         let Some((_, start, tokens)) = self.drafts(seq) else { return false };
         let old = (start + tokens.len()).saturating_sub(BITS);
@@ -96,8 +96,8 @@ impl Model {
             .collect()
     }
 
-    /// Returns the index of the first token that makes a branch invalid: the token sees other tokens than the text and
-    /// the branch before it, or has another position.
+    /// Returns the index of the first token that makes a branch invalid. A valid token exists, sees exactly the text
+    /// and the branch up to itself, and has the next position.
     fn first_invalid(&self, seq: SeqKey, branch: &[u32]) -> Option<usize> {
         let (_, start, tokens) = self.drafts(seq)?;
         let mut seen: BTreeSet<usize> = (0..start).collect();
@@ -201,7 +201,7 @@ fn check_tree(draft: &Draft<'_>, start: usize, len: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the tokens of a valid draft: the places that each one sees, and its position.
+/// Returns the tokens of a valid draft.
 pub(super) fn tokens_of(draft: &Draft<'_>, start: usize, len: usize) -> Vec<DraftToken> {
     let old = (start + len).saturating_sub(BITS);
     let token = |token: usize| match draft.masks.get(token) {

@@ -17,18 +17,23 @@ pub struct Hosts {
     pub(super) leaving: BTreeSet<HostPageId>,
     /// Pages that fetches write.
     pub(super) filling: BTreeSet<HostPageId>,
-    /// Number of batches of moves that the backend was given.
+    /// Number of batches of moves that the backend has received.
     pub moves: u64,
-    /// By page, the last batch that saves to it, and the last one that loads from it.
+    /// By page, the last batch that saves to it.
     pub(super) saved_by: Vec<u64>,
+    /// By page, the last batch that loads from it.
     pub(super) loaded_by: Vec<u64>,
-    /// Saves that the backend has not been given.
+    /// Saves that the backend has not received yet.
     pub saves: Vec<(PageId, HostPageId)>,
-    /// Pages saved, saved as they were evicted, loaded, evicted from host memory, and lost.
+    /// Pages saved.
     pub saved: u64,
+    /// Pages saved only when they were evicted.
     pub forced: u64,
+    /// Pages loaded.
     pub loaded: u64,
+    /// Pages evicted from host memory.
     pub evicted: u64,
+    /// Pages lost.
     pub lost: u64,
     /// Pages whose save failed.
     pub failed: u64,
@@ -46,7 +51,7 @@ impl Hosts {
         !self.taken.is_empty()
     }
 
-    /// Returns the numbers of pages that entries have, and of free pages.
+    /// Returns the number of pages that entries or cells have, and the number of free pages.
     pub fn counts(&self) -> (u32, u32) {
         let taken = self.taken.iter().filter(|taken| **taken).count();
         let stores = self.leaving.len() + self.filling.len();

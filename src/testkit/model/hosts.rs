@@ -17,8 +17,8 @@ enum Idle {
 }
 
 impl Tree {
-    /// Takes a free host page. If none is free, removes pages and cells that are in host memory alone, the longest idle
-    /// one first, until one is free. Device pages of removed cells are appended to `gone`.
+    /// Takes a free host page. If none is free, removes idle pages and cells that are in host memory alone until a host
+    /// page is free. Removes the longest idle one first. Appends the device pages of removed cells to `gone`.
     pub(super) fn take_host(&mut self, gone: &mut Vec<PageId>) -> Option<HostPageId> {
         loop {
             if let Some(page) = self.hosts.take() {
@@ -33,8 +33,8 @@ impl Tree {
         }
     }
 
-    /// Returns the page or cell that is idle for the longest time, of those for which `is_one` is true. The arguments
-    /// of `is_one` are whether it is on the device, and whether it is in host memory.
+    /// Returns the page or cell that has been idle for the longest time, among those for which `is_one` is true. The
+    /// arguments of `is_one` are whether it is on the device, and whether it is in host memory.
     fn oldest(&self, is_one: impl Fn(bool, bool) -> bool) -> Option<Idle> {
         let pages = self.pages.iter().filter(|(_, held)| {
             held.users == 0 && is_one(held.page.is_some(), held.host.is_some())
@@ -71,7 +71,8 @@ impl Tree {
         cell.pages
     }
 
-    /// Saves an idle cell. Returns false if host pages are lacking, or if taking one has removed the cell.
+    /// Saves an idle cell. Returns false if there are too few host pages, or if taking a host page has removed the
+    /// cell.
     fn save_cell(&mut self, key: &CellKey, gone: &mut Vec<PageId>) -> bool {
         let mut taken = Vec::new();
         for _ in 0..self.cells[key].pages.len() {
@@ -160,8 +161,8 @@ impl Tree {
         (clean.count() + cells.map(|cell| cell.pages.len()).sum::<usize>()) as u32
     }
 
-    /// Undoes the waiting saves, which have failed. Pages that are still on the device are dirty again. Others are
-    /// removed with all pages after them.
+    /// Undoes the waiting saves, which have failed. Pages that are still on the device are dirty again. Removes the
+    /// other pages with all pages after them, and the other cells.
     pub(super) fn fail_saves(&mut self) -> Vec<PageId> {
         let mut gone = Vec::new();
         let hosts: BTreeSet<_> = self.hosts.saves.iter().map(|save| save.1).collect();
@@ -196,7 +197,7 @@ impl Tree {
 }
 
 impl Model {
-    /// Returns how many of the first `pages` pages of a path are on the device.
+    /// Returns the number of pages at the start of a path that are on the device, at most `pages`.
     pub(super) fn on_device(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
         self.tree.matched(scope, &tokens[..pages * self.page_size()]).len()
     }
@@ -215,7 +216,7 @@ impl Model {
         self.move_failures.pop_front().unwrap_or(false)
     }
 
-    /// Gives the backend the waiting saves. Returns whether it fails.
+    /// Passes the waiting saves to the backend. Returns whether the backend fails.
     pub(super) fn flush_saves(&mut self) -> bool {
         let moves = !self.tree.hosts.saves.is_empty();
         self.tree.hosts.moves += u64::from(moves);
@@ -243,7 +244,7 @@ impl Model {
         (!self.flush_saves()).then_some(saved)
     }
 
-    /// `Engine::load`. Returns whether the backend made the load.
+    /// `Engine::load`. Returns false if the backend failed.
     pub fn load(&mut self, seqs: &[SeqKey]) -> Result<bool, Error> {
         let loads = self.begin_load(seqs)?;
         self.flush_saves();
@@ -282,8 +283,8 @@ impl Model {
         Ok(loads.collect())
     }
 
-    /// Returns the pages that a sequence waits for: first those of group 0, the deepest first, then those of cells,
-    /// group by group, beginning with the last place of each.
+    /// Returns the pages that a sequence waits for. The pages of group 0 come first, the deepest one first. The pages
+    /// of cells follow, group by group, beginning with the last place of each group.
     fn lacking(&self, seq: SeqKey) -> Result<Vec<(Idle, usize)>, Error> {
         let sequence = self.running(seq)?;
         if sequence.pending == 0 {
@@ -314,7 +315,8 @@ impl Model {
         self.promised(seq).map_or(0, |promised| promised as usize) - after
     }
 
-    /// Begins a plan or a fork: loads the pages that its sequences wait for.
+    /// Begins a plan or a fork: loads the pages that its sequences wait for. If the load fails, sets `load_failed` and
+    /// returns an error.
     pub(super) fn load_first(&mut self, seqs: impl Iterator<Item = SeqKey>) -> Result<(), Error> {
         let waiting: Vec<_> = seqs.filter(|&seq| self.is_pending(seq)).collect();
         if !waiting.is_empty() {

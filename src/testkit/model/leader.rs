@@ -28,8 +28,8 @@ impl Model {
         };
     }
 
-    /// Returns the leader of a prompt, and how many of the prompt's tokens it will have computed. `tokens` are all
-    /// tokens of the prompt but the last.
+    /// Returns the leader of a prompt, and the number of the prompt's tokens in whole pages that the leader will have
+    /// computed. `tokens` are all tokens of the prompt but the last.
     pub(super) fn leader(&self, scope: Scope, tokens: &[TokenId]) -> Option<(SeqKey, u32)> {
         let page_size = self.page_size();
         let cached = self.tree.matched_len(scope, tokens);
@@ -43,7 +43,8 @@ impl Model {
         };
         page(tokens, cached)?;
         for at in (0..=cached).rev() {
-            // Candidates have this front, and agree with the prompt in all pages up to the first that is not cached.
+            // Candidates have this front, and the tokens of the prompt up to the end of its first page that is not
+            // cached.
             let same = self.sequences.iter().filter(|(_, sequence)| {
                 let agrees = sequence.scope == scope && agrees(&sequence.tokens) > cached;
                 agrees && sequence.front.is_some_and(|front| front.at == at)
@@ -56,7 +57,7 @@ impl Model {
         None
     }
 
-    /// Returns how often tokens of a sequence were removed.
+    /// Returns the number of removals of a sequence's tokens.
     pub fn cut_count(&self, seq: SeqKey) -> usize {
         self.sequences[&seq].cuts.len()
     }

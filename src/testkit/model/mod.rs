@@ -36,7 +36,7 @@ use step::Step;
 /// The expected result of a fork.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForkWant {
-    /// Source and target of the tail's copies.
+    /// Source and target of each copy of a partly filled last page.
     pub copies: Vec<(PageId, PageId)>,
     /// The step of the copies.
     pub step: Option<StepId>,
@@ -60,11 +60,11 @@ struct Sequence {
     table: Vec<PageId>,
     /// The pages of each further track. Pages before the place `held` are released; their entries have no meaning.
     others: Vec<Vec<PageId>>,
-    /// The first place that it holds of each further track.
+    /// The first place that the sequence holds in each further track.
     held: Vec<usize>,
     /// For each limited group, the held places whose pages belong to a cell.
     cells: Vec<BTreeSet<usize>>,
-    /// Numbers of pages at which it will keep its tails.
+    /// Numbers of published pages at which the sequence will keep its tails.
     marks: BTreeSet<usize>,
     /// The marks that the host has added.
     host_marks: BTreeSet<usize>,
@@ -78,9 +78,9 @@ struct Sequence {
     cuts: Vec<usize>,
     /// The admission to count when the next of its steps is committed; `None` if it is counted.
     admission_kind: Option<AdmissionKind>,
-    /// Counts preemptions: items planned in an earlier preemption_epoch are skipped.
+    /// Counts preemptions: commits and aborts skip items that were planned before the last preemption.
     preemption_epoch: u32,
-    /// The last step that planned it or copied for it in this preemption_epoch; 0: none.
+    /// The last step that planned the sequence or copied its pages since the last preemption; 0: none.
     last_step: u64,
 }
 
@@ -126,24 +126,24 @@ pub struct Model {
     sequences: BTreeMap<SeqKey, Sequence>,
     /// Steps that are not complete.
     steps: BTreeMap<u64, Step>,
-    /// Released pages and locks, each with the step that it waits for. They return in the order in which they came.
+    /// Released pages and locks, each with the step that it waits for. They return in the order of their release.
     fence: VecDeque<(u64, Released)>,
     last_step: u64,
     completed: u64,
     /// The generation of the next prompt. Without prefix reuse, each prompt has its own.
     generation: u64,
-    /// The event counters of the statistics. The model computes the other fields.
+    /// The counters of the statistics that the calls update; `stats` computes the other fields.
     counters: Stats,
     /// Number of calls of `update_front`, which is the time stamp of a new front.
     clock: u64,
     /// For each of the next saves and loads, whether the backend fails. Later ones succeed.
     move_failures: VecDeque<bool>,
-    /// Whether the last plan or fork was refused because its load failed.
+    /// Whether the last plan or fork failed because its load failed.
     load_failed: bool,
 }
 
 impl Model {
-    /// The model of a new engine.
+    /// Creates the model of a new engine.
     pub fn new(shape: EngineShape) -> Self {
         let page_count = shape.layout.page_count();
         let kept_generation = (shape.prefix == PrefixMode::Radix).then_some(0);
@@ -186,8 +186,8 @@ impl Model {
         self.shape.table.tracks as usize
     }
 
-    /// Returns the reach of each further track, and the most places that a sequence holds of the track if its plans are
-    /// as far ahead as the config allows.
+    /// Returns the reach of each further track, and the maximum number of places that a sequence holds in it. The plans
+    /// of the sequence are at most as far ahead as the config allows.
     fn reaches(&self) -> Vec<(Reach, usize)> {
         let layout = &self.shape.layout;
         let ahead = self.shape.promise_ahead as usize;
@@ -220,7 +220,7 @@ impl Model {
         promised.saturating_sub(len) + others.sum::<usize>()
     }
 
-    /// Whether commits publish pages.
+    /// Returns whether commits publish pages.
     fn publishes(&self) -> bool {
         self.shares() || self.tracks() > 1
     }
@@ -235,12 +235,12 @@ impl Model {
 
     // Reading.
 
-    /// The live sequence of a key.
+    /// Returns the live sequence of a key.
     fn sequence(&self, seq: SeqKey) -> Result<&Sequence, Error> {
         self.sequences.get(&seq).ok_or(Error::UnknownSequence { seq })
     }
 
-    /// The live sequence of a key, if it is not preempted.
+    /// Returns the live sequence of a key, if the sequence is not preempted.
     fn running(&self, seq: SeqKey) -> Result<&Sequence, Error> {
         let sequence = self.sequence(seq)?;
         if sequence.preempted { Err(Error::Preempted { seq }) } else { Ok(sequence) }
@@ -278,29 +278,29 @@ impl Model {
         })
     }
 
-    /// The scope a sequence's pages belong to.
+    /// Returns the scope of a sequence's pages.
     pub fn scope(&self, seq: SeqKey) -> Result<Scope, Error> {
         Ok(self.sequence(seq)?.scope)
     }
 
-    /// Whether a live sequence is preempted.
+    /// Returns whether a sequence is live and preempted.
     pub fn is_preempted(&self, seq: SeqKey) -> bool {
         self.sequence(seq).is_ok_and(|sequence| sequence.preempted)
     }
 
-    /// The shortest length that `rollback` takes.
+    /// Returns the number of tokens in a sequence's published and pending pages. `rollback` accepts no smaller length.
     pub fn published_len(&self, seq: SeqKey) -> u32 {
         let pages = self.sequence(seq).map_or(0, |sequence| sequence.published + sequence.pending);
         (pages * self.page_size()) as u32
     }
 
-    /// The state of a page.
+    /// Returns the state of a page.
     pub fn page(&self, page: PageId) -> PageIs {
         self.pages.state(page)
     }
 
-    /// Every page that can match: its namespace, all tokens up to its end, and whether it is on the device and in host
-    /// memory.
+    /// Returns every page that can match. An item has the page's namespace, all tokens up to its end, whether the
+    /// device has the page, and whether host memory has it.
     pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId], [bool; 2])> {
         self.tree.present()
     }
@@ -318,8 +318,8 @@ impl Model {
         Ok((outstanding as i64 + waits) as u32)
     }
 
-    /// Returns the number of outstanding pages of a sequence if it had a promise of `promised` places, `published`
-    /// published pages and its last kept mark at `kept`.
+    /// Returns the number of outstanding pages that a sequence would have with a promise of `promised` places. It would
+    /// have `published` published pages, and its last kept mark at `kept`.
     fn outstanding_of(
         &self,
         sequence: &Sequence,
@@ -345,8 +345,8 @@ impl Model {
         self.reclaimable().saturating_sub(self.promised_pages())
     }
 
-    /// Returns the maximum number of pages that a call may take if `drawn` of them are promised to it. Promised pages
-    /// may be any free or evictable pages. Others must leave enough pages for all outstanding promises.
+    /// Returns the maximum number of pages that a call may take if `drawn` of them are promised to it. It may take
+    /// promised pages from all free and evictable pages. If it takes more, enough pages must remain for the promises.
     fn takes_at_most(&self, drawn: u32) -> u32 {
         let kept = |taken: u32| self.promised_pages() - drawn.min(taken);
         let may = |&taken: &u32| taken <= drawn || self.reclaimable() - taken >= kept(taken);
@@ -436,7 +436,7 @@ impl Model {
         step.map(StepId::new)
     }
 
-    /// Evicts exactly the shortage, then takes the lowest free pages.
+    /// Evicts the shortage, or more because cells move whole. Then takes the lowest free pages.
     fn take_pages(&mut self, count: usize) -> Vec<PageId> {
         let count = count as u32;
         let shortage = count.saturating_sub(self.pages.count(PageIs::Free));
@@ -445,7 +445,7 @@ impl Model {
         self.pages.alloc(count)
     }
 
-    /// Gives released pages or a lock back at once if `last_step` is complete; otherwise adds them to the fence.
+    /// Returns released pages or a lock at once if `last_step` is complete; otherwise adds them to the fence.
     fn give_up(&mut self, last_step: u64, released: Released) {
         if last_step <= self.completed {
             return self.give_back(released);

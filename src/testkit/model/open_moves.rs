@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::id::{HostPageId, Scope, TokenId};
 
-/// Scope (namespace, generation) and whole pages of tokens.
+/// The key of a page: namespace, generation, and all tokens up to the page's end.
 pub type Path = (u64, u64, Vec<TokenId>);
 
 /// A page of the tree. The version distinguishes it from earlier pages with the same path.
@@ -18,9 +18,9 @@ pub(super) struct PageVersion {
 pub(super) struct Put {
     pub number: u64,
     pub of: PageVersion,
-    /// The host page that the store reads; none for a page of the stage.
+    /// The host page that the store reads; `None` for a page of the stage.
     pub host: Option<HostPageId>,
-    /// The last save to the page.
+    /// Number of the last save to the page; the store reads the page after this save.
     pub save: u64,
     pub is_given: bool,
 }

@@ -11,7 +11,7 @@ pub enum PageIs {
     Private,
     /// It belongs to the tree.
     Cached,
-    /// Released, but an unfinished step may still touch it.
+    /// A sequence has released it, but an unfinished step may still access it.
     Fenced,
 }
 
@@ -50,7 +50,7 @@ impl Pages {
         taken
     }
 
-    /// Changes the state of pages.
+    /// Changes the state of pages, all of which have the state `from`.
     pub fn turn(&mut self, pages: &[PageId], from: PageIs, to: PageIs) {
         for page in pages {
             let state = &mut self.0[page.index()];

@@ -35,7 +35,7 @@ impl Model {
         self.shape.table.chunk_pages as usize * self.page_size()
     }
 
-    /// Returns the number of chunks of the page tables that a sequence has.
+    /// Returns the number of chunks that a sequence has for its tokens and pages.
     fn chunks(&self, sequence: &Sequence) -> usize {
         let tokens = sequence.tokens.len().max(sequence.table.len() * self.page_size());
         tokens.div_ceil(self.chunk_tokens())
@@ -46,7 +46,7 @@ impl Model {
         len.div_ceil(self.chunk_tokens()).saturating_sub(self.chunks(sequence))
     }
 
-    /// Checks that `chunks` more chunks fit.
+    /// Checks that the table has `chunks` free chunks.
     pub(super) fn check_chunks(&self, chunks: usize) -> Result<(), Error> {
         let used: usize = self.sequences.values().map(|sequence| self.chunks(sequence)).sum();
         let free = self.shape.table.chunk_count as usize - used;
@@ -59,8 +59,8 @@ impl Model {
 
     /// Publishes the whole pages of known, computed tokens.
     ///
-    /// As in the engine, one call of `insert` publishes the pages of one chunk. The second call grows the leaf of the
-    /// first, which makes matches stale; nothing else depends on the division.
+    /// As in the engine, one call of `insert` publishes the pages of one chunk. The second call may grow the leaf of
+    /// the first, which makes matches stale. Nothing else depends on this division into calls.
     pub(super) fn publish(&mut self, seq: SeqKey) {
         let page_size = self.page_size();
         let chunk_pages = self.shape.table.chunk_pages as usize;
@@ -98,7 +98,7 @@ impl Model {
         self.update_front(seq, false);
     }
 
-    /// Releases the pages of a sequence after the first `keep`. None of them is published.
+    /// Releases the pages of a sequence after the first `keep` places. None of these pages is published.
     pub(super) fn trim(&mut self, seq: SeqKey, keep: usize) {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         assert!(keep >= sequence.published, "the model trims published pages");

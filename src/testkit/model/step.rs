@@ -15,7 +15,7 @@ pub(super) struct Item {
     pub end: usize,
     /// Whether a rollback has removed some of its tokens, or all its drafts were rejected.
     pub cut: bool,
-    /// Its tokens, if they are drafts that wait for `accept`.
+    /// The item's tokens, if they are drafts that wait for `accept`.
     pub draft: Option<Vec<DraftToken>>,
 }
 
@@ -28,9 +28,9 @@ impl Item {
 /// A step that is not complete.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
-    /// Its items; empty after an abort.
+    /// The step's items; empty after an abort.
     pub(super) items: Vec<Item>,
-    /// Whether it is neither committed nor aborted.
+    /// Whether the step is neither committed nor aborted.
     pub(super) open: bool,
 }
 
@@ -40,7 +40,7 @@ impl Step {
         Self { items: Vec::new(), open: false }
     }
 
-    /// Records a rollback: the items of a sequence end at `len`.
+    /// Records a rollback: cuts the items of a sequence at `len` tokens.
     pub(super) fn cap(&mut self, seq: SeqKey, preemption_epoch: u32, len: usize) {
         for item in self
             .items
@@ -59,7 +59,7 @@ impl Step {
 pub struct RowWant {
     /// The sequence.
     pub seq: SeqKey,
-    /// First of its query rows.
+    /// Index of the sequence's first query row.
     pub qo_start: u32,
     /// Number of new tokens.
     pub extend_len: u32,
@@ -97,7 +97,7 @@ pub struct PlanWant {
     pub slots: Vec<i64>,
     /// The slots of the new tokens in each further track.
     pub track_slots: Vec<Vec<i64>>,
-    /// The masks of the new tokens, if one of them has a mask.
+    /// The masks of the new tokens; empty if no token has a mask.
     pub masks: Vec<u64>,
 }
 
@@ -113,7 +113,7 @@ impl Model {
         self.steps.keys().map(|&id| StepId::new(id)).collect()
     }
 
-    /// Returns the last planned step.
+    /// Returns the newest step.
     pub fn last_step(&self) -> StepId {
         StepId::new(self.last_step)
     }
@@ -177,7 +177,7 @@ impl Model {
         end.div_ceil(self.page_size()) - sequence.table.len()
     }
 
-    /// Returns how many of the pages that a valid batch takes are promised to its sequences.
+    /// Returns the number of promised pages among the pages that a valid batch takes.
     fn drawn_by(&self, items: &[Extend]) -> usize {
         let drawn = |item: &Extend| {
             let sequence = &self.sequences[&item.seq];
@@ -287,7 +287,7 @@ impl Model {
         self.page(page) == PageIs::Free
     }
 
-    /// Returns whether the item's sequence exists, and was not preempted after the plan of the item.
+    /// Returns whether the item's sequence exists and was not preempted since the item was planned.
     fn alive(&self, item: &Item) -> bool {
         let sequence = self.sequences.get(&item.seq);
         sequence.is_some_and(|sequence| {

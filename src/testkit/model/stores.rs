@@ -8,8 +8,9 @@ use crate::backend::Moved;
 use crate::error::Error;
 use crate::id::{HostPageId, Namespace, Scope, TokenId};
 
-/// Maximum numbers of open puts and open fetches.
+/// Maximum number of open puts.
 const PUTS_MAX: usize = 1024;
+/// Maximum number of open fetches.
 const FETCHES_MAX: usize = 256;
 
 /// The expected record of a put.
@@ -41,7 +42,7 @@ impl Tree {
         self.stores.queue.push_back(of);
     }
 
-    /// Opens puts of the next pages. Returns how many of them are copied to the stage.
+    /// Opens at most `max` puts of the next pages in the queue. Returns the number of pages to copy to the stage.
     fn begin_puts(&mut self, max: usize) -> usize {
         let next_move = self.hosts.moves + 1;
         let (mut staged, end) = (0, PUTS_MAX.min(self.stores.puts.len() + max));
@@ -83,7 +84,8 @@ impl Tree {
         self.stores.puts.retain(|put| !failed(put));
     }
 
-    /// Gives the store the puts whose pages it can read, and returns them.
+    /// Returns the puts whose pages the store can read from now on. Ends the other puts of pages that are no longer
+    /// cached.
     fn give_puts(&mut self, saved: u64) -> Vec<PutWant> {
         let mut given = Vec::new();
         for at in 0..self.stores.puts.len() {
@@ -120,8 +122,8 @@ impl Tree {
         true
     }
 
-    /// Inserts fetched pages after the first `locked` pages of a path, and locks all pages up to their end. Returns how
-    /// many of them the tree already had.
+    /// Inserts fetched pages after the first `locked` pages of a path, and locks them. Returns the number of fetched
+    /// pages that the tree already had.
     fn insert_fetched(
         &mut self,
         scope: Scope,
@@ -186,7 +188,7 @@ impl Model {
     }
 
     /// `Engine::fetch`: returns the number of cached pages, and the host pages to write. `moved` contains the moves
-    /// that the backend reports as done; `None` if the report failed, and then the result is `None` too.
+    /// that the backend reports as done; `None` if the report failed, and then the result is also `None`.
     pub fn fetch(
         &mut self,
         namespace: Namespace,
@@ -277,7 +279,7 @@ impl Hosts {
         self.filling.insert(page);
     }
 
-    /// Records the end of a fetch of a page, which becomes free if it has not arrived.
+    /// Records the end of a fetch into a page. The page becomes free if `arrived` is false.
     fn end_fill(&mut self, page: HostPageId, arrived: bool) {
         self.filling.remove(&page);
         self.taken[page.index()] = arrived;

@@ -1,7 +1,7 @@
 //! The prefix tree as a map with an entry for each page, and LRU eviction of single pages.
 //!
-//! The key of a page is its scope and all tokens up to its end. The nodes of the engine's tree affect only which
-//! matches become stale. So each page stores whether a node begins at it.
+//! The key of a page is its scope and all tokens up to its end. The engine's division into nodes affects only which
+//! matches become stale. To predict this, each page stores whether a node begins at it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,8 +14,9 @@ use crate::layout::Reach;
 /// One page of the tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Held {
-    /// Its page on the device, and that in host memory: one of them, or both.
+    /// Its page on the device, if any. At least one of `page` and `host` is set.
     pub page: Option<PageId>,
+    /// Its page in host memory, if any.
     pub host: Option<HostPageId>,
     /// Locks on it or below it.
     pub users: u32,
@@ -34,8 +35,9 @@ pub(in crate::testkit) type CellKey = (usize, Path);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::testkit) struct CellHeld {
-    /// The pages on the device, and those in host memory: all of them, or none.
+    /// Its pages on the device: one for each track of the group, or none.
     pub pages: Vec<PageId>,
+    /// Its pages in host memory: one for each track of the group, or none.
     pub host: Vec<HostPageId>,
     pub users: u32,
     /// Unfinished steps of former users. The cell becomes idle when all of them are complete.
@@ -80,7 +82,7 @@ pub struct Tree {
     /// Number of pages added so far.
     pub(super) versions: u64,
     pub(in crate::testkit) cells: BTreeMap<CellKey, CellHeld>,
-    /// Numbers of pages and cells evicted so far.
+    /// Number of pages and number of cells evicted so far.
     pub(in crate::testkit) evicted: (u64, u64),
     /// The generation whose idle pages are kept. Pages of other generations are removed with their last user.
     kept_generation: Option<u64>,
@@ -89,7 +91,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Creates an empty tree. It keeps only idle pages of `kept_generation`; none if that is `None`.
+    /// Creates an empty tree. Of idle pages, it keeps only those of `kept_generation`; none if that is `None`.
     pub fn new(page_size: u32, kept_generation: Option<u64>) -> Self {
         let page_size = page_size as usize;
         let (pages, cells) = (BTreeMap::new(), BTreeMap::new());
@@ -130,8 +132,8 @@ impl Tree {
         below.filter(|below| below.2.len() == len).cloned().collect()
     }
 
-    /// Returns the device pages of the longest cached prefix of `tokens`. The later pages of the prefix are in host
-    /// memory alone.
+    /// Returns the device pages at the start of the longest cached prefix of `tokens`. The later pages of the prefix
+    /// are in host memory alone.
     pub fn matched(&self, scope: Scope, tokens: &[TokenId]) -> Vec<PageId> {
         let pages = (1..=tokens.len() / self.page_size)
             .map_while(|pages| self.pages.get(&self.path(scope, tokens, pages)));
@@ -144,8 +146,8 @@ impl Tree {
         (1..=tokens.len() / self.page_size).take_while(is_cached).count()
     }
 
-    /// Returns every page of the kept generation: its namespace, all tokens up to its end, and whether it is on the
-    /// device and in host memory.
+    /// Returns every page of the kept generation. An item has the page's namespace, all tokens up to its end, whether
+    /// the device has the page, and whether host memory has it.
     pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId], [bool; 2])> {
         let kept = |(path, _): &(&Path, &Held)| self.kept_generation == Some(path.1);
         self.pages.iter().filter(kept).map(|((namespace, _, tokens), held)| {
@@ -154,13 +156,13 @@ impl Tree {
         })
     }
 
-    /// Returns how many of the first `pages` pages of a path are on the device and idle.
+    /// Returns the number of idle device pages among the first `pages` pages of a path.
     pub fn idle_on_path(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> u32 {
         let path = (1..=pages).map(|pages| &self.pages[&self.path(scope, tokens, pages)]);
         path.filter(|held| held.users == 0 && held.page.is_some()).count() as u32
     }
 
-    /// Returns the number of changes that make earlier matches stale: splits, growth, and removals of pages.
+    /// Returns the number of changes that make earlier matches stale: splits, growth, evictions and resets.
     pub fn changes(&self) -> u64 {
         self.changes
     }
@@ -223,8 +225,8 @@ impl Tree {
         gone
     }
 
-    /// Publishes `own` as the pages of a path after its first `locked` pages, which the caller has locked, and locks
-    /// them.
+    /// Publishes `own` as the pages of a path after its first `locked` pages, which the caller has locked. Also locks
+    /// the published pages.
     pub fn insert(
         &mut self,
         scope: Scope,
@@ -326,7 +328,8 @@ impl Tree {
         }
     }
 
-    /// Drops every idle page. From now on, only idle pages of `kept_generation` are kept.
+    /// Drops every idle page and returns the device pages. From now on, the tree keeps only idle pages of
+    /// `kept_generation`.
     pub fn reset(&mut self, kept_generation: Option<u64>) -> Vec<PageId> {
         self.changes += 1;
         self.kept_generation = kept_generation;

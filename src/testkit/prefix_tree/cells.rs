@@ -1,5 +1,5 @@
-//! Cells of the tree and of the model. A lock uses the cells of the tails at the end of its pages, makes missing ones,
-//! and gives them back.
+//! Cells of the tree and of the model. A lock uses the cells of the tails at the end of its pages, creates missing
+//! cells, and gives its cells back.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -36,7 +36,7 @@ impl Both {
         Ok(keys.into_iter().zip(cells).collect())
     }
 
-    /// Uses the cells of the tails at the end of a lock's pages, and makes missing ones while pages are free.
+    /// Uses the cells of the tails at the end of a lock's pages, and creates missing cells while enough pages are free.
     pub(super) fn keep(&mut self, index: usize) -> Result<(), String> {
         let Held { scope, ref tokens, .. } = self.held[index];
         let pages = tokens.len() / self.config.page_size as usize;
@@ -68,7 +68,7 @@ impl Both {
         Ok(())
     }
 
-    /// Gives back the cells that a lock uses. They wait for `step`.
+    /// Gives back the cells that a lock uses. The cells wait for `step`; step 0 is complete.
     pub(super) fn give_back(&mut self, index: usize, step: StepId) {
         let held = &mut self.held[index];
         held.last_step = held.last_step.max(step);

@@ -10,8 +10,8 @@ use crate::testkit::rng::mix;
 
 /// A backend whose contents the replay can write and read.
 pub trait Inspect: Backend {
-    /// Stores a step's K and V of one layer, `[tokens, kv_heads, head_dim]` each. The pool represents the numbers
-    /// exactly.
+    /// Stores a step's K and V of one layer, `[tokens, kv_heads, head_dim]` each. In a pool of latent rows, k has `rank
+    /// + rope` numbers for each token, and v is empty. The pool represents the numbers exactly.
     ///
     /// # Errors
     /// The backend's own.
@@ -29,13 +29,13 @@ pub trait Inspect: Backend {
     /// Returns the words of the page tables; `None` without tables.
     fn words(&self) -> Option<&[u32]>;
 
-    /// Returns for each save and load since the last call, in order, whether it failed. Moves that the list lacks
+    /// Returns for each save and load since the last call, in order, whether it failed. Moves that are not in the list
     /// succeeded.
     fn take_moves(&mut self) -> Vec<bool> {
         Vec::new()
     }
 
-    /// Returns the last result of [`Backend::moved`].
+    /// Returns the last result of [`Backend::moved`] that the engine has read.
     fn last_moved(&mut self) -> Moved {
         Moved::ALL
     }
@@ -142,8 +142,8 @@ pub(super) fn numbers(layout: &PoolLayout, seed: u64, plane: usize, layer: Layer
     heads.flat_map(|(head, bytes)| head_of(layout, of, bytes, scale(head))).collect()
 }
 
-/// Returns the numbers of one head. With scales by token, the first has the largest magnitude, from which the store
-/// computes the scale.
+/// Returns the numbers of one head. With scales by token, the first number has the largest magnitude, from which the
+/// store computes the scale.
 fn head_of(layout: &PoolLayout, of: &Plane, bytes: &[u8], scale: f32) -> Vec<f32> {
     debug_assert_eq!(bytes.len(), of.elements as usize);
     const LARGEST: u8 = 0x7e;

@@ -1,4 +1,4 @@
-//! The calls of a replay: each is made on the engine and on the model, and the results are compared.
+//! The calls of a replay: the replay makes each call on the engine and on the model, and compares the results.
 
 use std::collections::BTreeSet;
 
@@ -127,7 +127,8 @@ impl<B: Inspect> Host<B> {
         let (namespace, first) = self.prompt(spec);
         let promise = self.promise(spec.promise, first.len());
         let max = self.engine.shape().max_sequence_len as usize;
-        // Texts 1 to 3 are longer than text 0 by half a page, a page and nothing. Text 3 is in the other namespace.
+        // Texts 1 to 3 are longer than text 0 by half a page, by a page, and by nothing. Text 3 is in the other
+        // namespace.
         let texts: Vec<Vec<_>> = (0..usize::from(count))
             .map(|i| {
                 let more = (i % 3) * self.page_size() / 2;
@@ -297,7 +298,7 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    /// Chooses the samples of earlier steps for the plan's pending tokens.
+    /// Chooses the tokens that steps will sample in place of the plan's pending tokens.
     fn sample(&mut self, want: &PlanWant) {
         for row in &want.rows {
             let known = self.texts[&row.seq].len();

@@ -60,7 +60,7 @@ impl<B: Inspect> Host<B> {
     fn compare_bytes(&self, seq: SeqKey) -> Result<(), String> {
         let layout = &self.engine.shape().layout;
         let scope = self.model.scope(seq).map_err(|error| error.to_string())?;
-        // The table contains the places that the track keeps, which are the last ones.
+        // A track's table contains only the places that the track keeps, which are the last ones.
         let places = self.model.page_table(seq).map_err(|error| error.to_string())?.len();
         let page_at = |layer, place: usize| {
             let table = self.model.track_table(seq, layout.place(layer).track);
@@ -126,7 +126,7 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    /// Drains the events after enough ops, and compares the index with the cached pages.
+    /// After every `drain_every` ops, drains the events and compares the index with the cached pages.
     pub(super) fn listen(&mut self) -> Result<(), String> {
         let shape = *self.engine.shape();
         let Some(hashing) = shape.hashing.filter(|_| shape.event_pages > 0) else { return Ok(()) };

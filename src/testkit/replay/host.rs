@@ -40,7 +40,7 @@ pub(super) struct OpenPut {
     pub bytes: Bytes,
 }
 
-/// A fetch, and how many of its pages the store has.
+/// A fetch, and the number of its pages that the store has written.
 pub(super) struct OpenFetch {
     pub id: FetchId,
     pub number: u64,
@@ -70,14 +70,15 @@ pub(super) struct Host<B> {
     /// The page tables after the table writes of all plans.
     pub(super) words: Vec<u32>,
     pub(super) scratch: StepScratch,
-    /// Pages in the rows of each unfinished step.
+    /// Pages that each unfinished step may access: those of its rows, or of its copies.
     pub(super) touched: BTreeMap<StepId, BTreeSet<PageId>>,
-    /// Recent leaders, each with the number of removals of its tokens when it was named, and the prompt's tokens that
-    /// are cached once it has computed them.
+    /// Recent leaders. Each has the number of removals of the leader's tokens at the time when the engine named it. It
+    /// also has the prompt's tokens that are cached once the leader has computed them.
     pub(super) leaders: VecDeque<(Leader, usize, Vec<TokenId>)>,
     pub(super) store: Store,
-    /// An index from events alone, and the number of ops between drains.
+    /// An index from events alone.
     pub(super) index: Index,
+    /// Number of ops between drains of events.
     pub(super) drain_every: u8,
     pub(super) ops: u64,
     pub(super) summary: Summary,
@@ -179,7 +180,7 @@ impl<B: Inspect> Host<B> {
     /// Returns the next step or one of the seven before it. Step 0 is never planned.
     pub(super) fn any_step(&self, pick: u8) -> StepId {
         let count = self.model.last_step().raw() + 2;
-        // Older steps are alike, so they are never picked.
+        // Older steps behave alike, so the replay never picks them.
         let back = u64::from(pick) % count.min(8);
         StepId::new(count - 1 - back)
     }
@@ -233,7 +234,7 @@ impl<B: Inspect> Host<B> {
         }
     }
 
-    /// Drops the tokens that a sequence's steps will no longer sample.
+    /// Drops the chosen tokens that a sequence's steps will no longer sample.
     pub(super) fn cut_text(&mut self, seq: SeqKey) {
         let known = self.model.tokens(seq).map_or(0, <[TokenId]>::len);
         let planned = self.model.planned_len(seq).unwrap_or(0) as usize;

@@ -1,7 +1,7 @@
-//! Drives an engine and the model together, and compares everything after every op.
+//! Drives an engine and the model together, and compares their results and states after every op.
 //!
-//! The replay also acts as the host: it maps an op's numbers to sequences, samples tokens, and stores K and V that
-//! encode their token and text. `model/` computes the expected results.
+//! The replay also acts as the host. It maps an op's numbers to sequences, samples tokens, and stores K and V that
+//! depend on the token and the text before it. `model/` computes the expected results.
 
 mod bytes;
 mod calls;
@@ -25,9 +25,9 @@ use crate::engine::Engine;
 /// The first difference between engine and model.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mismatch {
-    /// Index of the op; `None` if the engine could not be created.
+    /// Index of the op; `None` if the engine could not be created, or for a difference after the last op.
     pub index: Option<usize>,
-    /// The op.
+    /// The op, if there is an index.
     pub op: Option<Op>,
     /// Description of the difference.
     pub what: String,
@@ -44,12 +44,12 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// Number of results of each kind, which shows what a workload covers.
+/// Numbers of results by kind, which show the calls and errors that a workload covers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Summary {
     /// Number of replayed ops.
     pub ops: u64,
-    /// Counts by call and result, such as `"plan_batch OutOfPages"`.
+    /// Counts by call and result, such as `"plan_batch OutOfPages"`, and counters such as `"hit tokens"`.
     pub answers: BTreeMap<String, u64>,
 }
 

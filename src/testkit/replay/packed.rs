@@ -16,7 +16,7 @@ struct Read {
 }
 
 impl<B: Inspect> Host<B> {
-    /// Compares the packed arrays of a plan in both forms; both must reject the first tree.
+    /// Compares the packed arrays of a plan in both forms. If items are trees, both forms must reject the first tree.
     pub(super) fn compare_packed(
         &self,
         plan: &BatchPlan<'_>,
@@ -63,7 +63,7 @@ impl<B: Inspect> Host<B> {
         agree("kv_last_page_len", &packed.kv_last_page_len.to_vec(), &last)
     }
 
-    /// Checks that each row's pages are in the levels once, and each page of a span once for all its rows.
+    /// Checks that the levels contain each row's pages once, in order, and each page of a span once for all its rows.
     fn compare_levels(
         &self,
         packed: &PackedLevels<'_>,
@@ -93,7 +93,8 @@ impl<B: Inspect> Host<B> {
         agree("pages that are listed", &listed, &(flat - saved))
     }
 
-    /// Checks that other items, another order and a plan of another step are rejected.
+    /// Checks that the engine rejects other items, another order, fewer items than the plan has, and another step's
+    /// plan.
     fn compare_other_items(&self, plan: &BatchPlan<'_>, items: &[Extend]) -> Result<(), String> {
         let longer = vec![Extend { len: items[0].len + 1, ..items[0] }];
         let backwards: Vec<_> = items.iter().rev().copied().collect();

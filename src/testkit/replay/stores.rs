@@ -1,5 +1,5 @@
-//! The store of a replay. Puts and fetches run on the engine and on the model, and are compared. If the backend has
-//! bytes, they are compared too.
+//! The store of a replay. It makes puts and fetches on the engine and on the model, and compares the results. If the
+//! backend has bytes, it checks that the bytes of a put's page do not change.
 
 use super::agree;
 use super::bytes::Inspect;

@@ -198,7 +198,7 @@ impl fmt::Display for ScaleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Count { actual, wanted } => {
-                write!(f, "{} where {wanted} belong", Count(actual as u64, "scale"))
+                write!(f, "{}, expected {wanted}", Count(actual as u64, "scale"))
             }
             Self::Value { layer, head, plane, scale } => {
                 write!(f, "scale {scale} of {plane:?}, {layer:?}, head {head}, ")?;

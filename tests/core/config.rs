@@ -84,7 +84,7 @@ fn fp8_and_its_scales_are_read_as_they_were_written() {
     let text = serde_json::to_string(&scales).expect("scales are JSON");
     assert_eq!(serde_json::from_str::<KvScales>(&text).expect("they were written"), scales);
     for (wrong, named) in [
-        (json!({"layers": 1, "kv_heads": 1, "values": [1.0]}), "1 scale where 2 belong"),
+        (json!({"layers": 1, "kv_heads": 1, "values": [1.0]}), "1 scale, expected 2"),
         (json!({"layers": 1, "kv_heads": 1, "values": [1.0, 0.0]}), "scale 0 of V, l0, head 0"),
         (json!({"layers": 1, "kv_heads": 1, "value": [1.0, 1.0]}), "unknown field `value`"),
     ] {

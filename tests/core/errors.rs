@@ -152,7 +152,7 @@ fn errors_are_in_plain_words() {
             PlanError::SparseGroup { layer, group },
             "a sparse read of layer 3, whose group 1 lacks tokens",
         ),
-        (PlanError::TrackSlots { slots: 1, wanted: 2 }, "1 slot of further tracks where 2 belong"),
+        (PlanError::TrackSlots { slots: 1, wanted: 2 }, "1 slot of further tracks, expected 2"),
     ] {
         assert_eq!(shown(&error), text);
     }

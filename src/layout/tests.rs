@@ -408,6 +408,13 @@ fn invalid_groups_are_refused() {
 }
 
 #[test]
+fn layers_in_no_group_are_in_group_0() {
+    let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1]).expect("it is right");
+    assert_eq!([0, 1, 2, 256].map(|layer| groups.group(LayerId::new(layer))), [0, 1, 0, 0]);
+    assert_eq!(Groups::ONE.group(LayerId::new(u32::MAX)), 0);
+}
+
+#[test]
 fn reaches_never_fall() {
     for reach in [Reach::All, Reach::Window(1), Reach::Window(7), Reach::Chunk(1), Reach::Chunk(16)]
     {

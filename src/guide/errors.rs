@@ -31,6 +31,7 @@
 //! | `UnnamedNamespace` | call `name_namespace` first: hashes include the names of a namespace |
 //! | `NamespaceNamed`, `NamesTaken` | names belong to one namespace: forget it, and wait until its pages are evicted |
 //! | `ExtendLen { max: 0, .. }` | the sequence has nothing to compute: append first |
+//! | `ExtendLen { max, .. }` | plan 1 to `max` tokens, or append more first |
 //! | `RollbackLen` | fork before drafting that far, or finish and admit again |
 //! | `MarkLen` | mark a prompt before it is computed that far |
 //! | `StoreGroups` | serve models with groups of layers without a store |

@@ -128,7 +128,8 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`],
     /// [`Error::TooLong`] (the promise), [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`] or
-    /// [`Error::OutOfPages`]: nothing has changed. [`EngineError::Backend`] if the copies failed: there are no
+    /// [`Error::OutOfPages`]: nothing has changed, except that the parent's pages from host memory may be
+    /// [loaded](Engine::load). [`EngineError::Backend`] if the load failed, or if the copies failed: then there are no
     /// children, and their pages return when the newest step, that of the copies, is complete. The parent's computed
     /// pages stay published.
     pub fn fork(

@@ -36,8 +36,9 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`EngineError::Core`] with [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::UnknownSequence`],
     /// [`Error::Preempted`], [`Error::RepeatedSequence`], [`Error::NotAccepted`], [`Error::ExtendLen`],
-    /// [`Error::StepTokens`], [`Error::OutOfTokens`] or [`Error::OutOfPages`]: nothing has changed.
-    /// [`EngineError::Backend`]: the step is aborted. Its number stays in use, and evicted pages stay evicted.
+    /// [`Error::StepTokens`], [`Error::OutOfTokens`] or [`Error::OutOfPages`]: nothing has changed, except that pages
+    /// from host memory may be [loaded](Engine::load). [`EngineError::Backend`] if the load failed, or if the backend
+    /// rejected the plan: then the step is aborted, its number stays in use, and evicted pages stay evicted.
     pub fn plan_batch<'step>(
         &mut self,
         scratch: &'step mut StepScratch,
@@ -257,7 +258,7 @@ impl<B: Backend> Engine<B> {
 
     /// Returns the newest step, planned or aborted; 0 if there is none.
     ///
-    /// After [`EngineError::Backend`] it is the failed step. The host completes it like any other.
+    /// After the backend rejects a plan or copies, it is the failed step. The host completes it like any other.
     pub fn newest_step(&self) -> StepId {
         self.world.steps.newest()
     }

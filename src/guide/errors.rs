@@ -1,7 +1,6 @@
 //! The host's action after each error.
 //!
-//! An error leaves the engine as it was before the call, unless the method documents an exception. The host continues
-//! without cleanup.
+//! An error leaves the state unchanged, unless the method documents otherwise. The host continues without cleanup.
 //!
 //! The variant of an [`EngineError`](crate::EngineError) names its source:
 //!
@@ -10,8 +9,8 @@
 //!   requeue the request.
 //! * Any other `Core`: the request never fits, so reject it, or the host made a mistake (table below).
 //! * `Backend`, from `Engine::new`: the device lacks memory for the pool. Use a smaller `Capacity` or another backend.
-//! * `Backend`, from `plan_batch`: the device rejected the plan, and the engine has aborted the step. Plan again, or
-//!   treat it as a failed call (below).
+//! * `Backend`, from `plan_batch`: a load from host memory failed, or the device rejected the plan and the engine has
+//!   aborted the step. Plan again, or treat it as a failed call (below).
 //!
 //! A backend's own calls fail in two ways:
 //!

@@ -185,13 +185,7 @@ fn prefix_op(rng: &mut Rng, weights: &[u64]) -> PrefixOp {
     let text = Text { namespace: byte() / 192, head: byte(), tail: byte(), cut, len };
     let pages = byte();
     let (pick, other) = (byte(), byte());
-    let mut point = rng.below(weights.iter().sum());
-    let kind = weights.iter().position(|&weight| {
-        let here = point < weight;
-        point = point.saturating_sub(weight);
-        here
-    });
-    match kind.unwrap_or(0) {
+    match rng.weighted(weights) {
         0 => PrefixOp::Lock { text },
         1 => PrefixOp::Match { text },
         2 => PrefixOp::LockKept { pick },

@@ -110,14 +110,7 @@ impl Workload {
 
     /// Returns the next op.
     pub fn op(&mut self) -> Op {
-        let total = self.weights.iter().sum();
-        let mut point = self.rng.below(total);
-        let kind = self.weights.iter().position(|&weight| {
-            let here = point < weight;
-            point = point.saturating_sub(weight);
-            here
-        });
-        match kind.unwrap_or(0) {
+        match self.rng.weighted(&self.weights) {
             0 => Op::Admit(self.prompt()),
             1 => Op::Match(self.prompt()),
             2 => self.plan(),

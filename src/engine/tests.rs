@@ -374,7 +374,7 @@ fn h5_a_sequence_that_waits_uses_its_cells() {
     let (mut engine, seq) = waiting_for_a_cell();
     let World { prefixes, sequences, fence, .. } = &mut engine.world;
     let lock = sequences.get(seq).expect("it is live").lock.as_ref().expect("it runs");
-    prefixes.lose_tails(lock, 2, fence);
+    prefixes.release_tails(lock, 2, fence);
     let users = "G2: users = places that name the cell + waiting users";
     assert_eq!(engine.verify().expect_err("the audit finds it").invariant, users);
 }

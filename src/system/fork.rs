@@ -129,7 +129,7 @@ pub(crate) fn fork(
             for place in held.first..shared {
                 let parent = sequences.running(seq)?;
                 let cell = sequences.cell(parent, held.group, place);
-                prefixes.gain_cell(cell, fence);
+                prefixes.acquire_cell(cell, fence);
                 if place >= inherited {
                     let mut row = sequences.row_mut(child).expect("just made");
                     row.name_cell(&held, place, cell, prefixes.cell_pages(cell));

@@ -97,7 +97,7 @@ pub enum PrefixOp {
         /// The lock, modulo the held ones.
         pick: u8,
     },
-    /// `lose_cell` of all cells that a lock uses.
+    /// `release_cell` of all cells that a lock uses.
     GiveBack {
         /// The lock, modulo the held ones.
         pick: u8,

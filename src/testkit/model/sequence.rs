@@ -330,7 +330,7 @@ impl Model {
                 track.extend(own.by_ref().take(tail));
             }
             for key in self.tree.tail_cells(child.scope, &child.tokens, pages) {
-                self.tree.gain_cell(&key);
+                self.tree.acquire_cell(&key);
             }
             child.marks.clear();
             child.host_marks.clear();

@@ -15,8 +15,8 @@ pub(super) type Cells = BTreeMap<CellKey, CellId>;
 impl Both {
     /// Counts one more user of a cell.
     pub(super) fn gain(&mut self, key: &CellKey, cell: CellId) {
-        self.tree.gain_cell(cell, &mut self.fence);
-        self.model.gain_cell(key);
+        self.tree.acquire_cell(cell, &mut self.fence);
+        self.model.acquire_cell(key);
     }
 
     /// Returns the cells of the tails of a match that is not stale. The caller calls this before it locks the match,
@@ -73,8 +73,8 @@ impl Both {
         let held = &mut self.held[index];
         held.last_step = held.last_step.max(step);
         for (key, cell) in std::mem::take(&mut held.cells) {
-            self.tree.lose_cell(cell, step, &mut self.fence);
-            self.model.lose_cell(&key, step.raw(), self.completed);
+            self.tree.release_cell(cell, step, &mut self.fence);
+            self.model.release_cell(&key, step.raw(), self.completed);
         }
     }
 

@@ -74,7 +74,7 @@ pub enum Item {
         len: u32,
     },
     /// The last tokens of a sequence again: queries without K and V to store.
-    Again {
+    Requery {
         /// Index of the sequence.
         sequence: usize,
         /// Number of tokens, at most those of the sequence.
@@ -176,7 +176,7 @@ impl Planner {
     ///
     /// # Panics
     /// If the sequence is finished.
-    pub fn give_back(&mut self, index: usize, fixed_len: u32) -> Vec<PageId> {
+    pub fn release_unread(&mut self, index: usize, fixed_len: u32) -> Vec<PageId> {
         let sequence = self.sequences[index].as_mut().expect("a live sequence");
         sequence.fixed_len = fixed_len;
         let mut track = 1;
@@ -296,7 +296,7 @@ impl Planner {
                     self.grow(sequence, len);
                     (self.sequence(sequence), len)
                 }
-                Item::Again { sequence, len } => (self.sequence(sequence), len),
+                Item::Requery { sequence, len } => (self.sequence(sequence), len),
                 Item::Padding { len } => (None, len),
             };
             let (row, kv_len) = match sequence {

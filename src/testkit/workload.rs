@@ -87,7 +87,8 @@ impl Workload {
         config.page_size = rng.within(1, 3) as u32;
         config.pages = rng.within(4, 9) as u32;
         config.host_pages = rng.pick(&[1, 3, 8, 20, 40]);
-        (config.reuse, config.groups, config.tokens, config.sequence_len) = (true, 0, 400, 1 << 20);
+        (config.share_prefixes, config.groups) = (true, 0);
+        (config.tokens, config.sequence_len) = (400, 1 << 20);
         config.sequences = rng.within(1, 3) as u32;
         let usual = [30, 2, 40, 6, 40, 40, 1, 12, 3, 6, 1, 1, 0, 0, 2, 0, 0, 0, 6, 6];
         let drawn = usual.map(|usual| usual * rng.pick(&[1, 1, 2]));
@@ -139,7 +140,9 @@ impl Workload {
             ADMIT => Op::Admit(self.prompt()),
             MATCH => Op::Match(self.prompt()),
             PLAN => self.plan(),
-            APPEND => Op::Append { pick: self.seq(), count: self.append_count(), seed: self.byte() },
+            APPEND => {
+                Op::Append { pick: self.seq(), count: self.append_count(), seed: self.byte() }
+            }
             COMMIT => Op::Commit { pick: self.commit_pick() },
             COMPLETE => Op::Complete { pick: self.step(208) },
             ABORT => Op::Abort { pick: self.step(224) },
@@ -279,7 +282,7 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         sequence_len: if rng.one_in(4) { rng.within(1, 8) as u32 * page_size + 1 } else { 1 << 20 },
         tokens: rng.within(1, 40) * u64::from(page_size),
         steps: rng.within(1, 4) as u32,
-        reuse: !rng.one_in(5),
+        share_prefixes: !rng.one_in(5),
         hash_bits: rng.pick(&[2, 2, 1, 3, 31]),
         page_first: rng.one_in(2),
         dtype: rng.below(5) as u8,

@@ -267,7 +267,7 @@ fn every_byte_is_read_as_it_is() {
             backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
             backend.synchronize().expect("nothing failed");
             backend.end(StepEnd::Complete(plan.step()));
-            let items = [Item::Again { sequence, len: new }];
+            let items = [Item::Requery { sequence, len: new }];
             let attend = shape.attend();
             let slot =
                 drive.planner.slot(&drive.planner.sequence(sequence).expect("live").clone(), 40);

@@ -94,7 +94,7 @@ impl Model {
         }
         self.sequences.get_mut(&seq).expect("it lives").published = end;
         duplicates.extend(self.take_held(seq, |model, reach| model.tree.first_held(reach, end)));
-        self.give_up_pages(last_step, duplicates);
+        self.release_pages_after(last_step, duplicates);
         self.update_front(seq, false);
     }
 
@@ -104,7 +104,7 @@ impl Model {
         assert!(keep >= sequence.published, "the model trims published pages");
         let pages = sequence.split_off(keep);
         let last_step = sequence.last_step;
-        self.give_up_pages(last_step, pages);
+        self.release_pages_after(last_step, pages);
     }
 
     /// Releases all pages and the lock of a sequence.
@@ -132,8 +132,8 @@ impl Model {
             pages: std::mem::take(&mut sequence.published) + std::mem::take(&mut sequence.pending),
         };
         let last_step = sequence.last_step;
-        self.give_up_pages(last_step, pages);
-        self.give_up(last_step, Released::Lock(lock));
+        self.release_pages_after(last_step, pages);
+        self.release_after(last_step, Released::Lock(lock));
     }
 
     /// Returns whether W4 holds if a sequence keeps its tails at a mark.
@@ -150,7 +150,7 @@ impl Model {
     fn keep_now(&mut self, seq: SeqKey) {
         let Sequence { published, last_step, .. } = self.sequences[&seq];
         let duplicates = self.keep_tails(seq, published);
-        self.give_up_pages(last_step, duplicates);
+        self.release_pages_after(last_step, duplicates);
     }
 
     /// Returns the number of device pages of the cells in the tails of a prefix.

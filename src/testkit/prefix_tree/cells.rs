@@ -14,7 +14,7 @@ pub(super) type Cells = BTreeMap<CellKey, CellId>;
 
 impl Both {
     /// Counts one more user of a cell.
-    pub(super) fn gain(&mut self, key: &CellKey, cell: CellId) {
+    pub(super) fn acquire_cell(&mut self, key: &CellKey, cell: CellId) {
         self.tree.acquire_cell(cell, &mut self.fence);
         self.model.acquire_cell(key);
     }
@@ -51,7 +51,7 @@ impl Both {
             let cell = self.tree.cell_at(group as u32, entry);
             agree("a cell", &cell.is_some(), &self.model.cells.contains_key(&key))?;
             if cell.is_some() {
-                self.gain(&key, cell);
+                self.acquire_cell(&key, cell);
                 self.held[index].cells.insert(key, cell);
                 continue;
             }
@@ -69,7 +69,7 @@ impl Both {
     }
 
     /// Gives back the cells that a lock uses. They wait for `step`.
-    pub(super) fn give_back(&mut self, index: usize, step: StepId) {
+    pub(super) fn release_cells(&mut self, index: usize, step: StepId) {
         let held = &mut self.held[index];
         held.last_step = held.last_step.max(step);
         for (key, cell) in std::mem::take(&mut held.cells) {

@@ -3,6 +3,7 @@
 use super::{AdmissionKind, ForkWant, Lock, Model, PageIs, Released, Sequence, Step};
 use crate::error::Error;
 use crate::id::{Scope, SeqKey, StepId, TokenId};
+use crate::sequence::HOST_MARKS;
 use crate::system::finish::Keep;
 
 impl Sequence {
@@ -238,8 +239,8 @@ impl Model {
         if sequence.marks.contains(&mark) {
             return Ok(());
         }
-        if sequence.host_marks.len() == 4 {
-            return Err(Error::OutOfMarks { max: 4 });
+        if sequence.host_marks.len() == HOST_MARKS {
+            return Err(Error::OutOfMarks { max: HOST_MARKS as u32 });
         }
         sequence.marks.insert(mark);
         sequence.host_marks.insert(mark);

@@ -76,7 +76,7 @@ pub(crate) fn plan_batch<'step>(
         let (batch_rows, batch_tokens) = (own.rows, own.tokens);
         return Err(Error::PlanSize { rows, tokens, batch_rows, batch_tokens });
     }
-    step_tokens(shape, size.tokens)?;
+    check_step_tokens(shape, size.tokens)?;
     PageBudget::new(pages, prefixes, sequences, fence).check(needs.pages, needs.promised)?;
     let evicted = reclaim(pages, prefixes, needs.pages, &mut world.buffers.freed);
     sequences.consume_promised(needs.promised as u32);
@@ -147,13 +147,13 @@ fn check<const ONE: bool>(
     if !ONE {
         needs.pages *= u64::from(shape.table.tracks);
     }
-    step_tokens(shape, needs.tokens)?;
+    check_step_tokens(shape, needs.tokens)?;
     sequences.check_chunks(needs.chunks.into())?;
     Ok(needs)
 }
 
 /// Checks the number of tokens of a step, including padding.
-fn step_tokens(shape: &EngineShape, tokens: usize) -> Result<(), Error> {
+fn check_step_tokens(shape: &EngineShape, tokens: usize) -> Result<(), Error> {
     let (tokens, max) = (tokens as u64, u64::from(shape.max_step_tokens));
     if tokens <= max { Ok(()) } else { Err(Error::StepTokens { tokens, max }) }
 }

@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code)]
 
-use std::alloc::{GlobalAlloc, Layout as Shape, System};
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use kvarena::{
@@ -26,21 +26,21 @@ fn count() {
 
 // SAFETY: every call is forwarded to the system's allocator unchanged; counting touches no allocated memory.
 unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, shape: Shape) -> *mut u8 {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: the caller keeps `alloc`'s contract, which is the system's.
-        unsafe { System.alloc(shape) }
+        unsafe { System.alloc(layout) }
     }
 
-    unsafe fn dealloc(&self, at: *mut u8, shape: Shape) {
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         // SAFETY: see `alloc`; `at` came from the system's allocator.
-        unsafe { System.dealloc(at, shape) }
+        unsafe { System.dealloc(at, layout) }
     }
 
-    unsafe fn realloc(&self, at: *mut u8, shape: Shape, size: usize) -> *mut u8 {
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
         // SAFETY: see `alloc`; `at` came from the system's allocator.
-        unsafe { System.realloc(at, shape, size) }
+        unsafe { System.realloc(at, layout, size) }
     }
 }
 

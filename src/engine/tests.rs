@@ -212,9 +212,9 @@ fn w1_a_page_has_one_owner_and_its_state_matches() {
     assert!(matches!(freed.owner, Some(Owner::Node(_))), "{freed}");
 
     let mut lost = [PageId::default()];
-    let nobody = verify(|s| assert!(s.world().pages.alloc(&mut lost)));
-    assert_eq!(nobody.invariant, "W1: a page that is not free has an owner");
-    assert_eq!((nobody.page, nobody.owner), (Some(lost[0]), None));
+    let unowned = verify(|s| assert!(s.world().pages.alloc(&mut lost)));
+    assert_eq!(unowned.invariant, "W1: a page that is not free has an owner");
+    assert_eq!((unowned.page, unowned.owner), (Some(lost[0]), None));
 }
 
 #[test]

@@ -219,7 +219,7 @@ fn a_sequence_with_another_text_neither_leads_nor_hides_a_leader() {
 }
 
 #[test]
-fn without_reuse_nobody_leads() {
+fn without_shared_prefixes_no_prompt_has_a_leader() {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
     let config = EngineConfig { prefix: PrefixMode::None, ..EngineConfig::from(pool) };
     let mut engine = Engine::new(config, Null).expect("the config is right");

@@ -115,7 +115,7 @@ struct Done {
 
 impl<B: Backend> Host<B> {
     fn new(config: EngineConfig, backend: impl OpenBackend<Backend = B>) -> Self {
-        let engine = Engine::new(config, backend).expect("the config is sound");
+        let engine = Engine::new(config, backend).expect("a valid config");
         let tokens = (PAGES * config.pool.page_size) as usize;
         Self {
             engine,
@@ -516,7 +516,7 @@ fn storing_on_the_cpu_allocates_nothing() {
 #[test]
 fn a_commit_of_more_pages_than_a_sequence_has_allocates_nothing() {
     let config = EngineConfig { max_sequence_len: 4 * 8, ..config(4, PrefixMode::Radix) };
-    let mut engine = Engine::new(config, Null).expect("the config is sound");
+    let mut engine = Engine::new(config, Null).expect("a valid config");
     let mut scratch = StepScratch::new();
     let items: Vec<Extend> = (0..SEQUENCES as u64)
         .map(|own| {

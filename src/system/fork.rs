@@ -150,7 +150,7 @@ pub(crate) fn fork(
     if let Some(step) = step {
         // The copies read the parent's tail and write the children's.
         for &key in buffers.children.iter().chain([&seq]) {
-            sequences.get_mut(key).expect("alive").last_step = step;
+            sequences.get_mut(key).expect("it is live").last_step = step;
         }
     }
     Ok(step)

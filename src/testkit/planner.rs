@@ -162,7 +162,7 @@ impl Planner {
     /// # Panics
     /// If the pool or the page tables are full, or the sequence is finished.
     pub fn grow(&mut self, index: usize, len: u32) {
-        let sequence = self.sequences[index].as_mut().expect("a live sequence");
+        let sequence = self.sequences[index].as_mut().expect("it is live");
         sequence.len += len;
         while (sequence.pages.len() as u32) < sequence.len.div_ceil(self.layout.page_size()) {
             let free = &mut self.free_pages;
@@ -177,7 +177,7 @@ impl Planner {
     /// # Panics
     /// If the sequence is finished.
     pub fn release_unread(&mut self, index: usize, fixed_len: u32) -> Vec<PageId> {
-        let sequence = self.sequences[index].as_mut().expect("a live sequence");
+        let sequence = self.sequences[index].as_mut().expect("it is live");
         sequence.fixed_len = fixed_len;
         let mut track = 1;
         let mut given = Vec::new();
@@ -233,7 +233,7 @@ impl Planner {
     /// # Panics
     /// If the sequence is finished.
     pub fn compact(&mut self, index: usize, first: u32, keep: u64) -> Compaction {
-        let sequence = self.sequences[index].as_mut().expect("a live sequence");
+        let sequence = self.sequences[index].as_mut().expect("it is live");
         sequence.len = first + keep.count_ones();
         let pages = sequence.len.div_ceil(self.layout.page_size()) as usize;
         while sequence.pages.len() > pages {

@@ -12,7 +12,7 @@ use kvarena::{
 fn engine() -> Engine<Cpu> {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(8), ..Default::default() };
     Engine::new(EngineConfig { max_tokens: 256, ..pool.into() }, CpuOptions::with_threads(1))
-        .expect("the config is right")
+        .expect("a valid config")
 }
 
 #[test]

@@ -193,7 +193,7 @@ mod tests {
         const LEN: u32 = 1 << 30;
         let pool = PoolConfig { capacity: Capacity::Pages(8), ..Default::default() };
         let config = EngineConfig { max_step_tokens: u32::MAX, ..EngineConfig::from(pool) };
-        let shape = config.shape().expect("the config is right");
+        let shape = config.shape().expect("a valid config");
         let mut world = World::new(&shape, 32).expect("it is small");
         let mut items = Vec::new();
         for count in 1..=5_u64 {

@@ -138,7 +138,7 @@ impl<B: TestBackend> World<'_, B> {
     fn compact(&mut self) {
         let (mut compactions, mut past_rows) = (Vec::new(), Compaction::default());
         for sequence in self.planner.live() {
-            let planned = self.planner.sequence(sequence).expect("a live sequence").clone();
+            let planned = self.planner.sequence(sequence).expect("it is live").clone();
             if planned.len == 0 || self.parents.contains(&sequence) || !self.planner.is_sent() {
                 continue;
             }
@@ -202,7 +202,7 @@ impl<B: TestBackend> World<'_, B> {
     /// Releases pages that some sequences no longer read, and fills the pages with NaN.
     fn release_unread(&mut self) {
         for sequence in self.planner.live() {
-            let planned = self.planner.sequence(sequence).expect("a live sequence");
+            let planned = self.planner.sequence(sequence).expect("it is live");
             if self.parents.contains(&sequence) || self.rng.one_in(2) {
                 continue;
             }

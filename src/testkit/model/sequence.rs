@@ -89,11 +89,11 @@ impl Model {
             if self.keeps_promises(seq, mark) {
                 duplicates.extend(self.keep_tails(seq, mark));
             }
-            let sequence = self.sequences.get_mut(&seq).expect("it lives");
+            let sequence = self.sequences.get_mut(&seq).expect("it is live");
             sequence.marks.remove(&mark);
             sequence.host_marks.remove(&mark);
         }
-        self.sequences.get_mut(&seq).expect("it lives").published = end;
+        self.sequences.get_mut(&seq).expect("it is live").published = end;
         duplicates.extend(self.take_held(seq, |model, reach| model.tree.first_held(reach, end)));
         self.release_pages_after(last_step, duplicates);
         self.update_front(seq, false);

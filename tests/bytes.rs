@@ -48,9 +48,9 @@ fn check_reported(config: &EngineConfig, reported: u64, measured: u64) {
 }
 
 fn check(config: EngineConfig) {
-    let reported = config.bytes().expect("the config is right").host();
+    let reported = config.bytes().expect("a valid config").host();
     let before = LIVE.load(Ordering::Relaxed);
-    let engine = Engine::new(config, Null).expect("the config is right");
+    let engine = Engine::new(config, Null).expect("a valid config");
     let measured = LIVE.load(Ordering::Relaxed) - before;
     drop(engine);
     check_reported(&config, reported, measured);
@@ -120,7 +120,7 @@ fn check_names() {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
     let hashing = Some(Hashing::Dynamo);
     let config = EngineConfig { hashing, event_pages: 64, max_tokens: 4096, ..pool.into() };
-    let mut engine = Engine::new(config, Null).expect("the config is right");
+    let mut engine = Engine::new(config, Null).expect("a valid config");
     let mut scratch = StepScratch::new();
     let prompt: Vec<_> = (0..13).map(TokenId::new).collect();
     let mut settled = 0;
@@ -131,9 +131,9 @@ fn check_names() {
         let seq = engine.admit(namespace, &prompt, 0).expect("room");
         let items = [Extend { seq, len: 13 }];
         let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
-        engine.commit(step).expect("planned");
-        engine.complete(step).expect("committed");
-        engine.finish(seq).expect("alive");
+        engine.commit(step).expect("it is open");
+        engine.complete(step).expect("it is committed");
+        engine.finish(seq).expect("it is live");
         engine.forget_namespace(namespace).expect("it has names");
         if request % 10 == 0 {
             engine.drain_events(|_| ());
@@ -165,7 +165,7 @@ fn check_pools() {
                 ..Default::default()
             };
             let config = EngineConfig::from(pool);
-            let bytes = config.bytes().expect("the config is right");
+            let bytes = config.bytes().expect("a valid config");
             let tokens = u64::from(6_000 / page_size * page_size);
             // K and V, and, if scales are made at the store, a number for each token, head, layer and plane.
             let heads = tokens * 3 * 2 * 5;
@@ -180,7 +180,7 @@ fn check_pools() {
             );
             let reported = bytes.host() + bytes.kv + bytes.kv_tables;
             let before = LIVE.load(Ordering::Relaxed);
-            let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("it is right");
+            let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("a valid config");
             let measured = LIVE.load(Ordering::Relaxed) - before;
             drop(engine);
             check_reported(&config, reported, measured);

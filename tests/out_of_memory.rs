@@ -93,7 +93,7 @@ fn each_refusal_is_an_error() {
     for config in
         [config(false), config(true), with_events(config(false)), with_events(config(true))]
     {
-        let bytes = config.bytes().expect("the config is right").host();
+        let bytes = config.bytes().expect("a valid config").host();
         let mut refusals = 0;
         loop {
             let before = LIVE.get();
@@ -125,7 +125,7 @@ fn each_refusal_is_an_error() {
 #[test]
 fn memory_that_the_engine_touches_is_one_allocation() {
     let config = config(true);
-    let bytes = config.bytes().expect("the config is right").host();
+    let bytes = config.bytes().expect("a valid config").host();
     ROOM.set(bytes as usize - 1);
     let refused = Engine::new(config, Null).err();
     ROOM.set(usize::MAX);

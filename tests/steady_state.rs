@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code)]
 
-use std::alloc::{GlobalAlloc, Layout as Shape, System};
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use kvarena::{
@@ -26,21 +26,21 @@ fn count() {
 
 // SAFETY: every call is forwarded to the system's allocator unchanged; counting touches no allocated memory.
 unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, shape: Shape) -> *mut u8 {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: the caller keeps `alloc`'s contract, which is the system's.
-        unsafe { System.alloc(shape) }
+        unsafe { System.alloc(layout) }
     }
 
-    unsafe fn dealloc(&self, at: *mut u8, shape: Shape) {
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         // SAFETY: see `alloc`; `at` came from the system's allocator.
-        unsafe { System.dealloc(at, shape) }
+        unsafe { System.dealloc(at, layout) }
     }
 
-    unsafe fn realloc(&self, at: *mut u8, shape: Shape, size: usize) -> *mut u8 {
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
         // SAFETY: see `alloc`; `at` came from the system's allocator.
-        unsafe { System.realloc(at, shape, size) }
+        unsafe { System.realloc(at, layout, size) }
     }
 }
 
@@ -115,7 +115,7 @@ struct Done {
 
 impl<B: Backend> Host<B> {
     fn new(config: EngineConfig, backend: impl OpenBackend<Backend = B>) -> Self {
-        let engine = Engine::new(config, backend).expect("the config is sound");
+        let engine = Engine::new(config, backend).expect("a valid config");
         let tokens = (PAGES * config.pool.page_size) as usize;
         Self {
             engine,
@@ -517,7 +517,7 @@ fn storing_on_the_cpu_allocates_nothing() {
 #[test]
 fn a_commit_of_more_pages_than_a_sequence_has_allocates_nothing() {
     let config = EngineConfig { max_sequence_len: 4 * 8, ..config(4, PrefixMode::Radix) };
-    let mut engine = Engine::new(config, Null).expect("the config is sound");
+    let mut engine = Engine::new(config, Null).expect("a valid config");
     let mut scratch = StepScratch::new();
     let items: Vec<Extend> = (0..SEQUENCES as u64)
         .map(|own| {

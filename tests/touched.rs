@@ -102,7 +102,7 @@ impl Host {
         let len = self.engine.extend_max(seq).expect("it is live");
         let items = [Extend { seq, len }];
         let step = self.engine.plan_batch(&mut self.scratch, &items).expect("room").step();
-        self.engine.commit(step).expect("it is planned");
+        self.engine.commit(step).expect("it is open");
         (seq, step)
     }
 
@@ -125,7 +125,7 @@ fn the_first_rare_operation_touches_few_pages() {
         prefault: false,
         ..EngineConfig::from(pool)
     };
-    let engine = Engine::new(config, Null).expect("the config is right");
+    let engine = Engine::new(config, Null).expect("a valid config");
     let mut host = Host { engine, scratch: StepScratch::with_capacity(1 << 10) };
     // One root, and its children.
     for i in 0..NODES {
@@ -162,9 +162,9 @@ fn prefaulted_tables_are_backed_by_memory() {
     for pool in [plain, hosts, groups] {
         let hashing = Some(Hashing::Dynamo);
         let config = EngineConfig { event_pages: 1000, hashing, ..EngineConfig::from(pool) };
-        let bytes = config.shape().expect("the config is right").bytes().host();
+        let bytes = config.shape().expect("a valid config").bytes().host();
         let before = resident();
-        engines.push(Engine::new(config, Null).expect("the config is right"));
+        engines.push(Engine::new(config, Null).expect("a valid config"));
         let backed = resident() - before;
         // Small tables share system pages and are not touched.
         assert!(backed + bytes / 100 > bytes, "{backed} of {bytes} bytes");

@@ -9,13 +9,13 @@ mod table;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
-use half::bf16;
 use kvarena::backend::{Backend, CpuRows, CpuRowsMut};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::{
     Attend, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, Layout, OpenBackend, OwnedPlan,
     PoolConfig, TableShape,
 };
+use table::numbers;
 
 const Q_HEADS: usize = 16;
 const KV_HEADS: usize = 8;
@@ -87,10 +87,6 @@ impl Setup {
             self.cpu.attend(&self.plan.plan(), LayerId::new(0), &attend, q, out, None)
         });
     }
-}
-
-fn numbers(len: usize) -> Vec<bf16> {
-    (0..len).map(|i| bf16::from_f32((i * 2_654_435_761 % 1000) as f32 / 500.0 - 1.0)).collect()
 }
 
 /// Bytes of K and V of one position in bf16.

@@ -48,7 +48,7 @@ impl Decode {
             max_tokens: u64::from(len) * u64::from(batch),
             ..EngineConfig::from(pool)
         };
-        let engine = Engine::new(config, Null).expect("the config is valid");
+        let engine = Engine::new(config, Null).expect("a valid config");
         let scratch = StepScratch::new();
         let mut decode = Self { engine, scratch, items: Vec::new(), kv_len, grown: 0, appended: 0 };
         decode.admit_all(batch);
@@ -73,8 +73,8 @@ impl Decode {
     }
 
     fn finish_step(&mut self, step: StepId) {
-        self.engine.commit(step).expect("the step is planned");
-        self.engine.complete(step).expect("the step is committed");
+        self.engine.commit(step).expect("it is open");
+        self.engine.complete(step).expect("it is committed");
     }
 
     /// Restarts the batch if the sequences have grown to their limit.
@@ -84,7 +84,7 @@ impl Decode {
         }
         let seqs: Vec<SeqKey> = self.items.drain(..).map(|item| item.seq).collect();
         for &seq in &seqs {
-            self.engine.finish(seq).expect("the sequence runs");
+            self.engine.finish(seq).expect("it is live");
         }
         self.admit_all(seqs.len() as u32);
     }
@@ -116,7 +116,7 @@ impl Decode {
         self.prepare();
         let before = self.engine.stats().computed_tokens;
         let seq = self.items[0].seq;
-        let len = self.engine.cached_len(seq).expect("the sequence runs");
+        let len = self.engine.cached_len(seq).expect("it is live");
         self.step();
         assert_eq!(self.engine.stats().computed_tokens - before, self.items.len() as u64);
         assert_eq!(self.engine.cached_len(seq), Ok(len + 1));

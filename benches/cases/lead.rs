@@ -30,7 +30,7 @@ impl Lead {
             max_tokens: u64::from((len + 1).next_multiple_of(1 << 14)) * u64::from(FRONTS + 2),
             ..EngineConfig::from(pool)
         };
-        let mut engine = Engine::new(config, Null).expect("the config is valid");
+        let mut engine = Engine::new(config, Null).expect("a valid config");
         let prompt: Vec<TokenId> = (0..len).map(TokenId::new).collect();
         let admit_all = |engine: &mut Engine<Null>| {
             let seqs = (0..FRONTS).map(|_| engine.admit(NAMESPACE, &prompt, 0).expect("room"));
@@ -41,9 +41,9 @@ impl Lead {
         let mut scratch = StepScratch::new();
         let items = [Extend { seq, len: PAGES * page_size }];
         let step = engine.plan_batch(&mut scratch, &items).expect("there is room").step();
-        engine.commit(step).expect("the step is planned");
-        engine.complete(step).expect("the step is committed");
-        engine.finish(seq).expect("the sequence runs");
+        engine.commit(step).expect("it is open");
+        engine.complete(step).expect("it is committed");
+        engine.finish(seq).expect("it is live");
         if !behind {
             seqs = admit_all(&mut engine);
         }

@@ -37,7 +37,7 @@ impl Nested {
             prefault: false,
             ..EngineConfig::from(pool)
         };
-        let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("the config is valid");
+        let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("a valid config");
         let (scratch, levels) = (StepScratch::new(), StepScratch::new());
         let mut nested = Self { engine, scratch, levels, items: Vec::new() };
         for row in (0..rows).rev() {
@@ -54,8 +54,8 @@ impl Nested {
     fn compute(&mut self, items: &[Extend]) {
         let plan = self.engine.plan_batch(&mut self.scratch, items).expect("there is room");
         let step = plan.step();
-        self.engine.commit(step).expect("the step is planned");
-        self.engine.complete(step).expect("the step is committed");
+        self.engine.commit(step).expect("it is open");
+        self.engine.complete(step).expect("it is committed");
     }
 
     /// Appends the next token of each row.
@@ -87,8 +87,8 @@ impl Nested {
 
     /// Commits and completes a planned step.
     pub fn rest(&mut self, step: StepId) {
-        self.engine.commit(step).expect("the step is planned");
-        self.engine.complete(step).expect("the step is committed");
+        self.engine.commit(step).expect("it is open");
+        self.engine.complete(step).expect("it is committed");
     }
 }
 

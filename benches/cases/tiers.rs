@@ -53,7 +53,7 @@ impl Tiers {
             hashing,
             ..EngineConfig::from(pool)
         };
-        let engine = Engine::new(config, Null).expect("the config is valid");
+        let engine = Engine::new(config, Null).expect("a valid config");
         let len = pages * PAGE_SIZE + 1;
         let prompt = |own: u32| (0..len).map(|i| TokenId::new(own * len + i)).collect();
         let sets = [0, 1].map(|set| (0..prompts).map(|i| prompt(set * prompts + i)).collect());
@@ -85,11 +85,11 @@ impl Tiers {
         let mut scratch = StepScratch::new();
         for &seq in &self.loading {
             // The last token would take one more page.
-            let len = self.engine.extend_max(seq).expect("the sequence runs") - 1;
+            let len = self.engine.extend_max(seq).expect("it is live") - 1;
             let plan = self.engine.plan_batch(&mut scratch, &[Extend { seq, len }]);
             let step = plan.expect("there is room").step();
-            self.engine.commit(step).expect("the step is planned");
-            self.engine.complete(step).expect("the step is committed");
+            self.engine.commit(step).expect("it is open");
+            self.engine.complete(step).expect("it is committed");
         }
     }
 
@@ -100,7 +100,7 @@ impl Tiers {
 
     /// Ends the admitted prompts.
     pub fn finish(&mut self) {
-        self.loading.drain(..).for_each(|seq| self.engine.finish(seq).expect("the sequence runs"));
+        self.loading.drain(..).for_each(|seq| self.engine.finish(seq).expect("it is live"));
     }
 
     /// Saves all pages of the device ahead of their eviction.

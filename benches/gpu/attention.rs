@@ -4,8 +4,8 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, KvShape, LayerId, Layout, OpenBackend, PlaneName, SharedSpans,
-    SlotId, StepEnd,
+    Attend, Backend, BatchPlan, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName,
+    PoolLayout, SharedSpans, SlotId, StepEnd,
 };
 
 use crate::Outcome;
@@ -17,22 +17,24 @@ const HEAD_DIM: u32 = 128;
 
 /// Timing of calls: in a graph, or launched one by one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum How {
+pub enum How {
     Graph,
     Launch,
 }
 
-/// A pool filled with noise, and rows for q and out. Calls use the layers in turn. All layers together have as many
+/// Returns one kv head of K or V at a slot of a layer.
+pub type Stored<'a> = dyn Fn(&PoolLayout, PlaneName, LayerId, SlotId, u32) -> Vec<f64> + 'a;
+
+/// A filled pool, and rows for q and out. Calls use the layers in turn. All layers together have as many
 /// slots as the baselines have in one layer; the baselines use another random set of pages in each turn.
-struct Bench<'a> {
+pub struct Bench<'a> {
     noise: &'a Noise,
     timer: Timer,
-    cuda: Cuda,
+    pub cuda: Cuda,
     q: DeviceBuffer,
     out: DeviceBuffer,
-    layers: u32,
     /// Whether spans may be read once.
-    spans: bool,
+    pub spans: bool,
     step: u64,
     rng: Rng,
 }
@@ -48,7 +50,7 @@ impl<'a> Bench<'a> {
         Self::with_spans(gpu, noise, (shape, page_size, layout), (layers, slots), false)
     }
 
-    /// Creates the bench. `spans` allows reading spans once; otherwise each row is read separately.
+    /// Creates the bench over noise. `spans` allows reading spans once; otherwise each row is read separately.
     fn with_spans(
         gpu: &Gpu,
         noise: &'a Noise,
@@ -56,16 +58,26 @@ impl<'a> Bench<'a> {
         (layers, slots): (u32, u32),
         spans: bool,
     ) -> Outcome<Self> {
+        let pool = pool_of(shape, layers, page_size, slots / layers, layout);
+        let bench = Self::over(gpu, noise, &pool, None)?;
+        noise.fill(bench.cuda.pool())?;
+        Ok(Self { spans, ..bench })
+    }
+
+    /// Creates the bench over a pool that the caller fills.
+    pub fn over(
+        gpu: &Gpu,
+        noise: &'a Noise,
+        pool: &PoolLayout,
+        scales: Option<KvScales>,
+    ) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
-        let stream = timer.stream.clone();
-        let options = CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) };
-        let slots = slots / layers;
-        let pool = pool_of(shape, layers, page_size, slots, layout);
-        let cuda = options.open(&pool, &table(page_size), 2)?;
-        noise.fill(cuda.pool())?;
+        let stream = Some(timer.stream.clone());
+        let options = CudaOptions { stream, scales, ..CudaOptions::new(gpu) };
+        let cuda = options.open(pool, &table(pool.page_size()), 2)?;
         let bytes = 512 << 20;
         let (q, out) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
-        Ok(Self { noise, timer, cuda, q, out, layers, spans, step: 0, rng: Rng::new(5) })
+        Ok(Self { noise, timer, cuda, q, out, spans: false, step: 0, rng: Rng::new(5) })
     }
 
     /// Times one batch. Returns also whether a few of its rows are correct.
@@ -83,9 +95,25 @@ impl<'a> Bench<'a> {
         q_heads: u32,
         how: How,
     ) -> Outcome<(f64, bool)> {
+        let noise = self.noise;
+        let stored = move |pool: &PoolLayout, plane, layer, slot, head| {
+            noise.stored(pool, plane, layer, slot, head)
+        };
+        self.run_over(forest, new_lens, q_heads, how, &stored)
+    }
+
+    /// Times a batch over a pool with these K and V. Returns also whether a few of its rows are correct.
+    pub fn run_over(
+        &mut self,
+        forest: &Forest,
+        new_lens: &[u32],
+        q_heads: u32,
+        how: How,
+        stored: &Stored<'_>,
+    ) -> Outcome<(f64, bool)> {
         self.step += 1;
-        let sets = self.layers as usize;
         let layout = *self.cuda.layout();
+        let sets = layout.layers() as usize;
         let table = table(layout.page_size());
         let batch = Batch::forest(self.step, &layout, &table, forest, new_lens, &mut self.rng);
         let attend = Attend::new(q_heads, layout.head_dim());
@@ -107,7 +135,7 @@ impl<'a> Bench<'a> {
             How::Launch => timer.launches(sets, attend_set)?,
         };
         cuda.end(StepEnd::Complete(plan.step()));
-        Ok((us, self.check(&batch, &attend, sets, set_bytes)?))
+        Ok((us, self.check(&batch, &attend, set_bytes, stored)?))
     }
 
     /// Compares a few (token, head) pairs of a few sequences with float64.
@@ -115,8 +143,8 @@ impl<'a> Bench<'a> {
         &mut self,
         batch: &Batch,
         attend: &Attend,
-        sets: usize,
         set_bytes: u64,
+        stored: &Stored<'_>,
     ) -> Outcome<bool> {
         let layout = *self.cuda.layout();
         let (set_count, head_dim) = (self.q.bytes() / set_bytes, layout.head_dim());
@@ -125,21 +153,18 @@ impl<'a> Bench<'a> {
         for index in [0, count / 2, count - 1] {
             let row = batch.rows[index];
             for token in [0, row.extend_len - 1] {
-                let layer = self.rng.below(sets as u64) as u32;
+                let layer = self.rng.below(layout.layers().into()) as u32;
                 let head = self.rng.below(attend.q_heads.into()) as u32;
                 let kv_head = head / group;
                 let position = row.kv_len - row.extend_len + token;
-                let read = |plane| -> Vec<f32> {
-                    let of = |p: u32| {
+                let read = |plane| -> Vec<f64> {
+                    let at_position = |p: u32| {
                         let page = batch.pages[index][(p / layout.page_size()) as usize];
                         let slot = page * layout.page_size() + p % layout.page_size();
-                        let slot = SlotId::new(slot.into());
-                        let row = layout.row(plane, LayerId::new(layer), slot);
-                        let at =
-                            row.expect("the pool has it").start / 2 + u64::from(kv_head * head_dim);
-                        (at..at + u64::from(head_dim)).map(|i| self.noise.at(i))
+                        let (layer, slot) = (LayerId::new(layer), SlotId::new(slot.into()));
+                        stored(&layout, plane, layer, slot, kv_head)
                     };
-                    (0..=position).flat_map(of).collect()
+                    (0..=position).flat_map(at_position).collect()
                 };
                 let (k, v) = (read(PlaneName::K), read(PlaneName::V));
                 let at = u64::from(layer) % set_count * set_bytes

@@ -5,8 +5,8 @@ use kvarena::backend::cuda::{DeviceBuffer, Gpu};
 use kvarena::testkit::rng::Rng;
 use kvarena::testkit::spans::Spans;
 use kvarena::{
-    BatchPlan, BatchRow, Capacity, KvDtype, KvShape, Layout, PageId, PoolConfig, PoolLayout, RowId,
-    SlotMapping, StepId, TableShape, TableWrite, TokenId,
+    BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, Layout, PageId, PlaneName,
+    PoolConfig, PoolLayout, RowId, SlotId, SlotMapping, StepId, TableShape, TableWrite, TokenId,
 };
 
 use crate::Outcome;
@@ -231,6 +231,20 @@ impl Noise {
 
     pub fn at(&self, element: u64) -> f32 {
         half::bf16::from_bits(self.host[(element % self.host.len() as u64) as usize]).to_f32()
+    }
+
+    /// Returns one kv head of K or V at a slot of a filled pool.
+    pub fn stored(
+        &self,
+        pool: &PoolLayout,
+        plane: PlaneName,
+        layer: LayerId,
+        slot: SlotId,
+        head: u32,
+    ) -> Vec<f64> {
+        let row = pool.row(plane, layer, slot).expect("the pool has it");
+        let at = row.start / 2 + u64::from(head * pool.head_dim());
+        (at..at + u64::from(pool.head_dim())).map(|i| self.at(i).into()).collect()
     }
 
     /// Fills device memory.

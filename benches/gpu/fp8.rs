@@ -3,18 +3,17 @@
 
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
-use kvarena::testkit::contract::attention;
 use kvarena::testkit::quantised::{scales, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend,
-    PlaneName, PoolConfig, PoolLayout, Scaling, SharedSpans, SlotId, StepBounds, StepEnd,
+    Backend, Capacity, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName,
+    PoolConfig, PoolLayout, Scaling, SlotId, StepBounds, StepEnd,
 };
 
 use crate::Outcome;
-use crate::attention::{forests, zipf};
+use crate::attention::{self, How, forests, zipf};
 use crate::batch::{Batch, Forest, Noise, distinct, table};
-use crate::report::{Distance, Rate, Report};
+use crate::report::{Rate, Report};
 use crate::timer::Timer;
 
 const HEAD_DIM: u32 = 128;
@@ -88,6 +87,29 @@ impl Fp8Noise {
         all[(at / 4 % all.len() as u64) as usize]
     }
 
+    /// Returns one kv head of K or V at a slot of a filled pool.
+    fn stored(
+        &self,
+        pool: &PoolLayout,
+        scales: Option<&KvScales>,
+        (plane, layer, slot, head): (PlaneName, LayerId, SlotId, u32),
+    ) -> Vec<f64> {
+        let side = usize::from(plane == PlaneName::V);
+        let scale =
+            if let Some(strides) = pool.strides([PlaneName::KScales, PlaneName::VScales][side]) {
+                let (page, offset) = pool.page_of(slot);
+                let first = pool.strides(PlaneName::KScales).expect("by token").origin;
+                let at = strides.row(layer.raw(), page, offset) + strides.head * u64::from(head);
+                self.scale(at - first)
+            } else {
+                scales.expect("static scales are given").get(layer, head)[side]
+            };
+        let row = pool.row(plane, layer, slot).expect("the pool has the plane");
+        let first = row.start + u64::from(head * HEAD_DIM);
+        let number = |i| self.number(i) * f64::from(scale);
+        (first..first + u64::from(HEAD_DIM)).map(number).collect()
+    }
+
     /// Fills a pool: scales in their planes, if any, `rope` noise in the unquantised part of latent rows, and bytes
     /// elsewhere.
     pub fn fill(&self, cuda: &Cuda, rope: &Noise) -> Outcome<()> {
@@ -115,17 +137,11 @@ fn repeat(source: &DeviceBuffer, target: u64, bytes: u64) {
     assert_eq!(unsafe { sys::cuCtxSynchronize() } as u32, 0, "cuCtxSynchronize");
 }
 
-/// A filled pool, and rows for q and out.
+/// A pool of a kind, filled with noise.
 struct Bench<'a> {
     noise: (&'a Noise, &'a Fp8Noise),
     scales: Option<KvScales>,
-    timer: Timer,
-    cuda: Cuda,
-    q: DeviceBuffer,
-    out: DeviceBuffer,
-    layers: u32,
-    step: u64,
-    rng: Rng,
+    inner: attention::Bench<'a>,
 }
 
 impl<'a> Bench<'a> {
@@ -136,18 +152,14 @@ impl<'a> Bench<'a> {
         page_size: u32,
         layers: u32,
     ) -> Outcome<Self> {
-        let timer = Timer::new(gpu)?;
-        let (stream, scales) = (Some(timer.stream.clone()), kind.scales(layers));
-        let options = CudaOptions { stream, scales: scales.clone(), ..CudaOptions::new(gpu) };
-        let pool = kind.pool(layers, page_size, (1 << 20) / layers);
-        let cuda = options.open(&pool, &table(page_size), 2)?;
+        let (pool, scales) =
+            (kind.pool(layers, page_size, (1 << 20) / layers), kind.scales(layers));
+        let inner = attention::Bench::over(gpu, noise.0, &pool, scales.clone())?;
         match kind {
-            Kind::Bf16 => noise.0.fill(cuda.pool())?,
-            Kind::Fp8(_) => noise.1.fill(&cuda, noise.0)?,
+            Kind::Bf16 => noise.0.fill(inner.cuda.pool())?,
+            Kind::Fp8(_) => noise.1.fill(&inner.cuda, noise.0)?,
         }
-        let bytes = 512 << 20;
-        let (q, out) = (noise.0.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
-        Ok(Self { noise, scales, timer, cuda, q, out, layers, step: 0, rng: Rng::new(5) })
+        Ok(Self { noise, scales, inner })
     }
 
     /// Times one batch; `lens` has the new tokens and all tokens of each row. Returns also whether some rows are
@@ -165,93 +177,15 @@ impl<'a> Bench<'a> {
         new_lens: &[u32],
         once: bool,
     ) -> Outcome<(f64, bool)> {
-        self.step += 1;
-        let layout = *self.cuda.layout();
-        let table = table(layout.page_size());
-        let batch = Batch::forest(self.step, &layout, &table, forest, new_lens, &mut self.rng);
-        let attend = Attend::new(Q_HEADS, HEAD_DIM);
-        let plan = batch.plan();
-        let shared = if once { plan.shared } else { SharedSpans::default() };
-        let plan = BatchPlan { shared, ..plan };
-        self.cuda.begin(&plan)?;
-        let set_bytes = batch.slots.len() as u64 * u64::from(Q_HEADS * HEAD_DIM) * 2;
-        let set_count = self.q.bytes() / set_bytes;
-        let Self { timer, cuda, q, out, .. } = self;
-        out.fill(0xff)?;
-        let attend_set = |i| {
-            let at = i as u64 % set_count * set_bytes;
-            let (q, out) = (q.rows(at, None), out.rows_mut(at, None));
-            cuda.attend(&plan, LayerId::new(i as u32), &attend, q, out, None)
-        };
+        let Self { noise, scales, inner } = self;
+        inner.spans = once;
         let decodes = new_lens.iter().all(|&new| new == 1);
-        let sets = self.layers as usize;
-        let us = if decodes {
-            timer.graph(sets, attend_set)?
-        } else {
-            timer.launches(sets, attend_set)?
+        let how = if decodes { How::Graph } else { How::Launch };
+        let stored = |pool: &PoolLayout, plane, layer, slot, head| match pool.dtype() {
+            KvDtype::Bf16 => noise.0.stored(pool, plane, layer, slot, head),
+            _ => noise.1.stored(pool, scales.as_ref(), (plane, layer, slot, head)),
         };
-        cuda.end(StepEnd::Complete(plan.step()));
-        Ok((us, self.check(&batch, &attend, set_bytes)?))
-    }
-
-    /// Returns one head's K or V at a slot.
-    fn stored(&self, plane: PlaneName, layer: LayerId, slot: SlotId, head: u32) -> Vec<f64> {
-        let layout = self.cuda.layout();
-        let at = layout.row(plane, layer, slot).expect("the pool has the plane").start;
-        if layout.dtype() == KvDtype::Bf16 {
-            let first = at / 2 + u64::from(head * HEAD_DIM);
-            return (first..first + u64::from(HEAD_DIM))
-                .map(|i| self.noise.0.at(i).into())
-                .collect();
-        }
-        let side = usize::from(plane == PlaneName::V);
-        let scale =
-            if let Some(scales) = layout.strides([PlaneName::KScales, PlaneName::VScales][side]) {
-                let (page, offset) = layout.page_of(slot);
-                let first = layout.strides(PlaneName::KScales).expect("by token").origin;
-                let at = scales.row(layer.raw(), page, offset) + scales.head * u64::from(head);
-                self.noise.1.scale(at - first)
-            } else {
-                self.scales.as_ref().expect("static scales are given").get(layer, head)[side]
-            };
-        let first = at + u64::from(head * HEAD_DIM);
-        let number = |i| self.noise.1.number(i) * f64::from(scale);
-        (first..first + u64::from(HEAD_DIM)).map(number).collect()
-    }
-
-    /// Compares a few (token, head) pairs of two sequences with float64.
-    fn check(&mut self, batch: &Batch, attend: &Attend, set_bytes: u64) -> Outcome<bool> {
-        let page_size = self.cuda.layout().page_size();
-        let set_count = self.q.bytes() / set_bytes;
-        let mut distance = Distance::default();
-        for index in [0, batch.rows.len() - 1] {
-            let row = batch.rows[index];
-            for token in [0, row.extend_len - 1] {
-                let layer = self.rng.below(self.layers.into()) as u32;
-                let head = self.rng.below(Q_HEADS.into()) as u32;
-                let kv_head = head / (Q_HEADS / KV_HEADS);
-                let position = row.kv_len - row.extend_len + token;
-                let read = |plane| -> Vec<f64> {
-                    let at_position = |p: u32| {
-                        let page = batch.pages[index][(p / page_size) as usize];
-                        let slot = SlotId::new((page * page_size + p % page_size).into());
-                        self.stored(plane, LayerId::new(layer), slot, kv_head)
-                    };
-                    (0..=position).flat_map(at_position).collect()
-                };
-                let (k, v) = (read(PlaneName::K), read(PlaneName::V));
-                let at = u64::from(layer) % set_count * set_bytes
-                    + 2 * u64::from(HEAD_DIM) * u64::from((row.qo_start + token) * Q_HEADS + head);
-                let first = at / 2;
-                let q: Vec<f32> =
-                    (first..first + u64::from(HEAD_DIM)).map(|i| self.noise.0.at(i)).collect();
-                let exact =
-                    attention(attend, &q, &k, &v, (1, 0), position as usize, f32::NEG_INFINITY);
-                let got: Vec<half::bf16> = self.out.read(at, HEAD_DIM as usize)?;
-                distance.add(&got, &exact.out);
-            }
-        }
-        Ok(distance.is_small())
+        inner.run_over(forest, new_lens, Q_HEADS, how, &stored)
     }
 }
 
@@ -281,7 +215,7 @@ fn decode(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
             let rows: Vec<_> = lens.iter().map(|&len| (1, len)).collect();
             let (us, ok) = bench.run(&rows)?;
             let tokens = f64::from(lens.iter().sum::<u32>());
-            let token_bytes = bench.cuda.layout().page_bytes() / u64::from(4 * page_size);
+            let token_bytes = bench.inner.cuda.layout().page_bytes() / u64::from(4 * page_size);
             let case = format!("decode {case} page{page_size}");
             report.row("fp8", &case, name, us, Rate::Bytes(tokens * token_bytes as f64), ok);
         }
@@ -311,7 +245,7 @@ fn shared(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
         for (case, forest) in forests.iter().chain(&plain) {
             let tokens: u32 =
                 forest.own.iter().chain(forest.spans.iter().map(|span| &span.1)).sum();
-            let token_bytes = bench.cuda.layout().page_bytes() / u64::from(4 * 16_u32);
+            let token_bytes = bench.inner.cuda.layout().page_bytes() / u64::from(4 * 16_u32);
             let bytes = Rate::Bytes(f64::from(tokens) * token_bytes as f64);
             for (how, once) in [("flat", false), ("spans once", true)] {
                 let new_lens = vec![1; forest.own.len()];

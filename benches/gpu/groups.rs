@@ -57,9 +57,9 @@ impl Model {
         Attend { window, ..Attend::new(self.q_heads, self.head_dim) }
     }
 
-    /// Returns both variants: one group, in which every layer keeps all tokens, and two groups, one of them for the
+    /// Returns both groupings: one group, in which every layer keeps all tokens, and two groups, one of them for the
     /// layers with a window.
-    fn ways(&self) -> Outcome<Vec<(&'static str, Groups)>> {
+    fn groupings(&self) -> Outcome<Vec<(&'static str, Groups)>> {
         let layers: Vec<u8> =
             (0..self.full + self.windowed).map(|layer| u8::from(layer >= self.full)).collect();
         let groups = Groups::new(&[Reach::All, Reach::Window(self.window)], &layers)?;
@@ -68,7 +68,7 @@ impl Model {
 }
 
 /// A backend with a step of rows of one new token.
-struct Way {
+struct Setup {
     name: &'static str,
     cuda: Cuda,
     plan: OwnedPlan,
@@ -76,7 +76,7 @@ struct Way {
     out: DeviceBuffer,
 }
 
-impl Way {
+impl Setup {
     fn new(
         gpu: &Gpu,
         (noise, timer): (&Noise, &Timer),
@@ -103,7 +103,7 @@ impl Way {
         for _ in 0..rows {
             let sequence = planner.admit().ok_or("all rows are in use")?;
             planner.grow(sequence, len - 1);
-            planner.give_back(sequence, len - 1);
+            planner.release_unread(sequence, len - 1);
         }
         let items: Vec<_> =
             planner.live().into_iter().map(|sequence| Item::Extend { sequence, len: 1 }).collect();
@@ -136,23 +136,23 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     for (model, rows, len) in
         models().iter().flat_map(|model| [(model, 64, 4096), (model, 256, 1024), (model, 8, 8192)])
     {
-        let mut ways = Vec::new();
-        for way in model.ways()? {
-            ways.push(Way::new(gpu, (&noise, &timer), model, way, (rows, len))?);
+        let mut setups = Vec::new();
+        for grouping in model.groupings()? {
+            setups.push(Setup::new(gpu, (&noise, &timer), model, grouping, (rows, len))?);
         }
         for (kind, layers) in
             [("full", 0..model.full), ("window", model.full..model.full + model.windowed)]
         {
-            let mut times = vec![Vec::new(); ways.len()];
+            let mut times = vec![Vec::new(); setups.len()];
             for _ in 0..TURNS {
-                for (way, times) in ways.iter_mut().zip(&mut times) {
-                    times.push(way.time(&mut timer, model, layers.clone())?);
+                for (setup, times) in setups.iter_mut().zip(&mut times) {
+                    times.push(setup.time(&mut timer, model, layers.clone())?);
                 }
             }
-            for (way, mut times) in ways.iter().zip(times) {
+            for (setup, mut times) in setups.iter().zip(times) {
                 times.sort_by(f64::total_cmp);
                 let case = format!("{} {kind} {rows} x {len}", model.name);
-                report.row("groups", &case, way.name, times[TURNS / 2], Rate::None, true);
+                report.row("groups", &case, setup.name, times[TURNS / 2], Rate::None, true);
             }
         }
     }

@@ -322,7 +322,7 @@ impl fmt::Display for PlanError {
                 write!(f, "the mask {mask:#x} of token {token}, or the number of masks, is wrong")
             }
             Self::TrackSlots { slots, wanted } => {
-                write!(f, "{} of further tracks where {wanted} belong", Count(slots as u64, "slot"))
+                write!(f, "{} of further tracks, expected {wanted}", Count(slots as u64, "slot"))
             }
             Self::Reach { layer, group, reach, window, chunk } => {
                 let layer = layer.raw();

@@ -25,7 +25,7 @@ struct Sound {
 impl Sound {
     fn new() -> Self {
         let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(16), ..Default::default() };
-        let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("the config is right");
+        let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("a valid config");
         let [long, other, short] = [(0, 10), (1, 7), (2, 3)].map(|(own, len)| {
             let token = |i| TokenId::new(if i < 4 { own / 2 } else { own });
             let prompt: Vec<TokenId> = (0..len).map(token).collect();
@@ -212,9 +212,9 @@ fn w1_a_page_has_one_owner_and_its_state_matches() {
     assert!(matches!(freed.owner, Some(Owner::Node(_))), "{freed}");
 
     let mut lost = [PageId::default()];
-    let nobody = verify(|s| assert!(s.world().pages.alloc(&mut lost)));
-    assert_eq!(nobody.invariant, "W1: a page that is not free has an owner");
-    assert_eq!((nobody.page, nobody.owner), (Some(lost[0]), None));
+    let unowned = verify(|s| assert!(s.world().pages.alloc(&mut lost)));
+    assert_eq!(unowned.invariant, "W1: a page that is not free has an owner");
+    assert_eq!((unowned.page, unowned.owner), (Some(lost[0]), None));
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn grouped() -> (Engine<Null>, SeqKey, HeldGroup) {
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1]).expect("two groups");
     let capacity = Capacity::Pages(40);
     let pool = PoolConfig { layers: 2, groups, page_size: 4, capacity, ..Default::default() };
-    let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("the config is right");
+    let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("a valid config");
     let prompt: Vec<TokenId> = (0..22).map(TokenId::new).collect();
     let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
     engine.mark(seq, 28).expect("it is ahead");
@@ -305,7 +305,7 @@ fn g6_waiting_marks_are_ahead() {
 fn waiting() -> (Engine<Null>, SeqKey) {
     let capacity = Capacity::Pages(4);
     let pool = PoolConfig { page_size: 4, capacity, host_pages: 8, ..Default::default() };
-    let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("the config is right");
+    let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("a valid config");
     let mut scratch = StepScratch::new();
     let texts = [1, 2].map(|own| [TokenId::new(own); 13]);
     for text in texts {
@@ -317,7 +317,9 @@ fn waiting() -> (Engine<Null>, SeqKey) {
         engine.finish(seq).expect("it is live");
     }
     let seq = engine.admit(Namespace::default(), &texts[0], 0).expect("there is room");
-    assert!(engine.world.sequences.pending(engine.world.sequences.get(seq).expect("live")) > 0);
+    assert!(
+        engine.world.sequences.pending(engine.world.sequences.get(seq).expect("it is live")) > 0
+    );
     assert_eq!(engine.verify(), Ok(()));
     (engine, seq)
 }
@@ -328,7 +330,7 @@ fn waiting_for_a_cell() -> (Engine<Null>, SeqKey) {
     let capacity = Capacity::Pages(8);
     let pool = PoolConfig { layers: 2, groups, page_size: 1, capacity, ..Default::default() };
     let pool = PoolConfig { host_pages: 8, ..pool };
-    let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("the config is right");
+    let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("a valid config");
     let mut scratch = StepScratch::new();
     let texts = [1, 2].map(|own| [TokenId::new(own); 3]);
     let admit = |engine: &mut Engine<Null>, text: &[TokenId]| {
@@ -374,7 +376,7 @@ fn h5_a_sequence_that_waits_uses_its_cells() {
     let (mut engine, seq) = waiting_for_a_cell();
     let World { prefixes, sequences, fence, .. } = &mut engine.world;
     let lock = sequences.get(seq).expect("it is live").lock.as_ref().expect("it runs");
-    prefixes.lose_tails(lock, 2, fence);
+    prefixes.release_tails(lock, 2, fence);
     let users = "G2: users = places that name the cell + waiting users";
     assert_eq!(engine.verify().expect_err("the audit finds it").invariant, users);
 }

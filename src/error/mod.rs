@@ -18,7 +18,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// The reason why the engine rejected a call. The state is unchanged, unless the method documents an exception.
+/// The reason why the engine rejected a call. The state is unchanged, unless the method documents otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,7 +1,6 @@
 //! The host's action after each error.
 //!
-//! An error leaves the engine as it was before the call, unless the method documents an exception. The host continues
-//! without cleanup.
+//! An error leaves the state unchanged, unless the method documents otherwise. The host continues without cleanup.
 //!
 //! The variant of an [`EngineError`](crate::EngineError) names its source:
 //!

@@ -237,13 +237,12 @@ impl Groups {
         self.layers
     }
 
-    /// Returns a layer's group.
-    ///
-    /// # Panics
-    /// If the layer is not below [`GROUPED_LAYERS_MAX`].
+    /// Returns a layer's group; 0 for a layer that is in none, such as every layer of [`Groups::ONE`].
     pub fn group(&self, layer: LayerId) -> u32 {
-        let (word, bit) = (layer.raw() / WORD, layer.raw() % WORD);
-        (0..2).map(|i| (self.bits[i][word as usize] >> bit & 1) as u32 * (1 << i)).sum()
+        let (word, bit) = ((layer.raw() / WORD) as usize, layer.raw() % WORD);
+        let bits =
+            self.bits.map(|words| words.get(word).map_or(0, |word| (word >> bit & 1) as u32));
+        bits[0] | bits[1] << 1
     }
 
     /// Returns the number of a group's layers among the first `layers` layers. O(layers / 64).

@@ -54,7 +54,7 @@ impl fmt::Display for HfError {
                 write!(f, "config.json: {field} is {value}, not {wanted}")
             }
             Self::Unsupported { field, value } => {
-                write!(f, "config.json: no pool is made for {field}: {value}")
+                write!(f, "config.json: {field} is {value}, which is not supported")
             }
         }
     }

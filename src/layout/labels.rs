@@ -229,7 +229,7 @@ impl fmt::Display for LabelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Count { actual, wanted } => {
-                write!(f, "{} where {wanted} belong", Count(actual as u64, "channel"))
+                write!(f, "{}, expected {wanted}", Count(actual as u64, "channel"))
             }
             Self::Order { layer, kv_head, channel } => {
                 write!(f, "channel {channel} of {layer:?}, head {kv_head}, ")?;

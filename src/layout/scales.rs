@@ -118,8 +118,7 @@ impl KvScales {
         let kv_heads = most(&mut heads.iter().map(|heads| heads.end - heads.start));
         let mut values = Vec::with_capacity(2 * self.layers as usize * kv_heads as usize);
         for layer in (0..self.layers).map(LayerId::new) {
-            let group = if shapes.len() == 1 { 0 } else { pool.groups.group(layer) };
-            let own = heads[group as usize].clone();
+            let own = heads[pool.groups.group(layer) as usize].clone();
             values.extend(own.flat_map(|head| self.get(layer, head)));
             values.resize(2 * (layer.index() + 1) * kv_heads as usize, 1.0);
         }
@@ -199,7 +198,7 @@ impl fmt::Display for ScaleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Count { actual, wanted } => {
-                write!(f, "{} where {wanted} belong", Count(actual as u64, "scale"))
+                write!(f, "{}, expected {wanted}", Count(actual as u64, "scale"))
             }
             Self::Value { layer, head, plane, scale } => {
                 write!(f, "scale {scale} of {plane:?}, {layer:?}, head {head}, ")?;

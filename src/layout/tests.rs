@@ -402,10 +402,17 @@ fn invalid_groups_are_refused() {
     ] {
         assert_eq!(Groups::new(reaches, layers), want, "{reaches:?} {layers:?}");
     }
-    let groups = Groups::new(&[all, window], &[0, 1, 1]).expect("it is right");
+    let groups = Groups::new(&[all, window], &[0, 1, 1]).expect("valid groups");
     let config = PoolConfig { layers: 2, groups, ..PoolConfig::default() };
     assert_eq!(config.layout(), Err(ConfigError::GroupedLayers { layers: 2, grouped: 3 }));
     assert_eq!(Groups::new(&[all], &[0, 0]), Ok(Groups::ONE));
+}
+
+#[test]
+fn layers_in_no_group_are_in_group_0() {
+    let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1]).expect("valid groups");
+    assert_eq!([0, 1, 2, 256].map(|layer| groups.group(LayerId::new(layer))), [0, 1, 0, 0]);
+    assert_eq!(Groups::ONE.group(LayerId::new(u32::MAX)), 0);
 }
 
 #[test]

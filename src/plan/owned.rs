@@ -53,7 +53,7 @@ pub enum PlanBytesError {
     },
     /// A slot is neither 4 nor 8 bytes.
     SlotBytes {
-        /// The header's number.
+        /// Bytes of a slot according to the header.
         slot_bytes: u64,
     },
     /// The sequences' query rows are not consecutive or do not add up to the tokens, or a sequence has fewer tokens
@@ -91,7 +91,7 @@ impl fmt::Display for PlanBytesError {
             Self::Magic => write!(f, "the bytes do not begin with this version's magic number"),
             Self::Length { actual } => write!(f, "{actual} bytes do not match the header"),
             Self::SlotBytes { slot_bytes } => {
-                write!(f, "slots of {slot_bytes} bytes are neither 4 nor 8")
+                write!(f, "a slot has {slot_bytes} bytes, neither 4 nor 8")
             }
             Self::Rows { row } => {
                 write!(f, "the query rows of sequence {row} or their total are wrong")
@@ -190,7 +190,7 @@ impl OwnedPlan {
         }
         let slot_bytes = header.slot_bytes();
         if slot_bytes != 4 && slot_bytes != 8 {
-            return Err(PlanBytesError::SlotBytes { slot_bytes: header.slots });
+            return Err(PlanBytesError::SlotBytes { slot_bytes });
         }
         let wanted = words_of(&header).ok_or(length)?;
         if wanted != words.len() as u64 {

@@ -270,7 +270,7 @@ impl Cells {
     }
 
     /// Counts one more user. Returns whether the cell was idle.
-    pub fn gain(&mut self, cell: CellId, fence: &mut Fence) -> bool {
+    pub fn acquire(&mut self, cell: CellId, fence: &mut Fence) -> bool {
         let Cell { users, waiting, until, .. } = self.cells[cell.index()];
         if users == 0 {
             self.unlink(None, cell);
@@ -293,7 +293,7 @@ impl Cells {
     }
 
     /// Removes a user now, or when `last_step` is complete. Returns whether the cell is idle now.
-    pub fn lose(
+    pub fn release(
         &mut self,
         cell: CellId,
         last_step: StepId,

@@ -93,6 +93,9 @@ impl PrefixTree {
         [saved, loaded]: [MoveId; 2],
         fence: &mut Fence,
     ) -> Option<Fetch<'_>> {
+        // No call below frees device pages: a dropped entry frees only those of its cells, and an unlock only those of
+        // an old generation.
+        assert!(self.cells.is_none(), "stores exclude groups, so entries have no cells");
         if self.hosts_ref().fetches.open.len() == FETCHES_MAX || self.chain.is_none() {
             return None;
         }

@@ -237,8 +237,8 @@ impl PrefixTree {
     }
 
     /// Counts one more user of a cell.
-    pub(crate) fn gain_cell(&mut self, cell: CellId, fence: &mut Fence) {
-        let was_idle = self.cells_mut().gain(cell, fence);
+    pub(crate) fn acquire_cell(&mut self, cell: CellId, fence: &mut Fence) {
+        let was_idle = self.cells_mut().acquire(cell, fence);
         if was_idle && self.is_device_cell(cell) {
             self.drop_cell_copy(cell);
         }
@@ -248,9 +248,9 @@ impl PrefixTree {
     }
 
     /// Removes a user of a cell now, or when `last_step` is complete.
-    pub(crate) fn lose_cell(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence) {
+    pub(crate) fn release_cell(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence) {
         let Self { cells: Some(cells), ages: Some(ages), .. } = self else { return };
-        let is_idle = cells.lose(cell, last_step, fence, ages);
+        let is_idle = cells.release(cell, last_step, fence, ages);
         let pages = if is_idle { self.cells_ref().device_tracks(cell) } else { 0 };
         self.evictable += pages;
         self.protected -= pages;
@@ -283,13 +283,13 @@ impl PrefixTree {
     }
 
     /// Adds a user to the cells of a lock's tails: a sequence that waits for its prefix.
-    pub(crate) fn gain_tails(&mut self, lock: &PrefixLock, pages: u32, fence: &mut Fence) {
-        self.for_tails(lock, pages, |tree, cell| tree.gain_cell(cell, fence));
+    pub(crate) fn acquire_tails(&mut self, lock: &PrefixLock, pages: u32, fence: &mut Fence) {
+        self.for_tails(lock, pages, |tree, cell| tree.acquire_cell(cell, fence));
     }
 
-    /// Undoes [`PrefixTree::gain_tails`].
-    pub(crate) fn lose_tails(&mut self, lock: &PrefixLock, pages: u32, fence: &mut Fence) {
-        self.for_tails(lock, pages, |tree, cell| tree.lose_cell(cell, StepId::default(), fence));
+    /// Undoes [`PrefixTree::acquire_tails`].
+    pub(crate) fn release_tails(&mut self, lock: &PrefixLock, pages: u32, fence: &mut Fence) {
+        self.for_tails(lock, pages, |tree, cell| tree.release_cell(cell, StepId::default(), fence));
     }
 
     /// Drops the cells at the last `count` entries of a node, which are about to be removed.

@@ -12,7 +12,7 @@ impl SequenceTable {
     }
 
     /// Returns whether S7 holds.
-    pub(crate) fn counts_promises(&self) -> bool {
+    pub(crate) fn promises_are_counted(&self) -> bool {
         self.rows.values().map(|s| u64::from(self.outstanding(s))).sum::<u64>()
             == u64::from(self.promised())
     }
@@ -24,17 +24,17 @@ impl SequenceTable {
     }
 
     /// Returns whether S5 holds. O(chunks).
-    pub(crate) fn counts_chunks(&self) -> bool {
+    pub(crate) fn chunks_are_counted(&self) -> bool {
         let token_chunks =
             self.rows.values().flat_map(|s| self.stores.tokens.chunks_of(s.row, s.chunks));
         let page_chunks =
             self.rows.values().flat_map(|s| self.stores.pages.chunks_of(s.row, s.page_len));
-        counts(self.stores.tokens.pool(), token_chunks)
-            && counts(self.stores.pages.pool(), page_chunks)
+        are_counted(self.stores.tokens.pool(), token_chunks)
+            && are_counted(self.stores.pages.pool(), page_chunks)
     }
 
     /// Returns whether S8 holds. O(running sequences).
-    pub(crate) fn finds_fronts(&self) -> bool {
+    pub(crate) fn fronts_are_indexed(&self) -> bool {
         let fronts = self.rows.iter().filter(|(_, sequence)| self.stores.has_front(sequence));
         self.stores.inflight.check(
             fronts.map(|(seq, sequence)| (sequence.row, seq, self.stores.front_hash(sequence))),
@@ -43,7 +43,7 @@ impl SequenceTable {
 }
 
 /// Returns whether a pool counts exactly these users of its chunks.
-fn counts(pool: &ChunkPool, named: impl Iterator<Item = u32>) -> bool {
+fn are_counted(pool: &ChunkPool, named: impl Iterator<Item = u32>) -> bool {
     let mut users = vec![0; pool.users().len()];
     named.for_each(|chunk| users[chunk as usize] += 1);
     let used = users.iter().filter(|&&users| users > 0).count();

@@ -58,6 +58,9 @@ pub(crate) use record::{AdmissionKind, Cuts};
 pub(crate) use row::RowMut;
 use row::{Marks, Stores, Waits};
 
+/// Maximum number of waiting marks that the host has added to a sequence.
+pub(crate) const HOST_MARKS: usize = 4;
+
 /// All sequences.
 pub struct SequenceTable {
     max: u32,

@@ -1,5 +1,6 @@
 //! [`RowMut`]: one sequence to change, with its tokens and its page tables.
 
+use super::HOST_MARKS;
 use super::branches::Branches;
 use super::inflight::InflightIndex;
 use super::page_table::PageTable;
@@ -9,9 +10,6 @@ use crate::error::Error;
 use crate::id::{CellId, MoveId, PageId, SeqKey, TokenId};
 use crate::layout::{HeldGroup, Limits};
 use crate::plan::TableWrite;
-
-/// Maximum number of waiting host marks in a row.
-const HOST_MARKS: usize = 4;
 
 /// Marks of a row, as numbers of published pages; 0 for none. At a mark, the row keeps its tails.
 #[derive(Clone, Copy, Default)]

@@ -478,7 +478,7 @@ fn attach_tails(
     counters.lost_hit_tokens +=
         u64::from(found.full_pages() - found.pages()) * u64::from(prefixes.page_size());
     let lock = row.sequence.lock.as_ref().expect("it is admitted");
-    prefixes.gain_tails(lock, found.pages(), fence);
+    prefixes.acquire_tails(lock, found.pages(), fence);
     if row.pending() == 0 {
         name_tails(&mut row, prefixes);
     }

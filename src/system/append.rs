@@ -25,14 +25,14 @@ pub(crate) fn append(world: Append<'_>, seq: SeqKey, tokens: &[TokenId]) -> Resu
     let Append { shape, sequences } = world;
     match tokens {
         // Decoding appends one token at a time.
-        [token] if *token != TokenId::PENDING => push(shape, sequences, seq, tokens),
-        _ => push_checked(shape, sequences, seq, tokens),
+        [token] if *token != TokenId::PENDING => push_known(shape, sequences, seq, tokens),
+        _ => check_and_push(shape, sequences, seq, tokens),
     }
 }
 
 /// Appends tokens that contain no placeholder, if they fit.
 #[inline(never)]
-fn push(
+fn push_known(
     shape: &EngineShape,
     sequences: &mut SequenceTable,
     seq: SeqKey,
@@ -46,7 +46,7 @@ fn push(
 }
 
 #[inline(never)]
-fn push_checked(
+fn check_and_push(
     shape: &EngineShape,
     sequences: &mut SequenceTable,
     seq: SeqKey,
@@ -55,7 +55,7 @@ fn push_checked(
     let sequence = sequences.get(seq)?;
     check_len(shape, sequence, tokens)?;
     check_known(sequence.token_len, tokens)?;
-    push(shape, sequences, seq, tokens)?;
+    push_known(shape, sequences, seq, tokens)?;
     sequences.row_mut(seq)?.begin_front(seq);
     Ok(())
 }

@@ -82,7 +82,7 @@ fn release(world: &mut Finish<'_>, seq: SeqKey, keep: Keep) {
     sequences.truncate_pages(seq, published, &mut buffers.freed);
     if pending > 0 {
         // No step reads the cells: a sequence with pending pages is in no plan.
-        prefixes.lose_tails(&lock, published + pending, fence);
+        prefixes.release_tails(&lock, published + pending, fence);
     } else if prefixes.has_cells() {
         let mut row = sequences.row_mut(seq).expect("just seen");
         give_back(&mut row, prefixes, fence, published, None, &mut buffers.freed);

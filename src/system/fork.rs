@@ -129,7 +129,7 @@ pub(crate) fn fork(
             for place in held.first..shared {
                 let parent = sequences.running(seq)?;
                 let cell = sequences.cell(parent, held.group, place);
-                prefixes.gain_cell(cell, fence);
+                prefixes.acquire_cell(cell, fence);
                 if place >= inherited {
                     let mut row = sequences.row_mut(child).expect("just made");
                     row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
@@ -150,7 +150,7 @@ pub(crate) fn fork(
     if let Some(step) = step {
         // The copies read the parent's tail and write the children's.
         for &key in buffers.children.iter().chain([&seq]) {
-            sequences.get_mut(key).expect("alive").last_step = step;
+            sequences.get_mut(key).expect("it is live").last_step = step;
         }
     }
     Ok(step)

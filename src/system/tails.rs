@@ -34,13 +34,13 @@ pub(crate) fn keep_tails(
             let own = (held.track..held.track + held.tracks).map(|t| row.track_page(t, place));
             let cell = prefixes.cell_at(held.group, entry);
             if cell.is_some() && !prefixes.is_device_cell(cell) {
-                prefixes.gain_cell(cell, fence);
+                prefixes.acquire_cell(cell, fence);
                 prefixes.restore_cell(cell, own);
                 kept.extend_from_slice(prefixes.cell_pages(cell));
                 row.set_cell(held.group, place, cell);
             } else if cell.is_some() {
                 freed.extend(own);
-                prefixes.gain_cell(cell, fence);
+                prefixes.acquire_cell(cell, fence);
                 row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
                 row.sequence.dirty_from = row.sequence.dirty_from.min(place);
             } else {
@@ -83,7 +83,7 @@ pub(crate) fn give_back(
         for place in held.first..end {
             let cell = row.cell(held.group, place);
             if cell.is_some() {
-                prefixes.lose_cell(cell, last_step, fence);
+                prefixes.release_cell(cell, last_step, fence);
             } else {
                 let own = held.track..held.track + held.tracks;
                 freed.extend(own.map(|track| row.track_page(track, place)));

@@ -214,7 +214,7 @@ pub struct SmallConfig {
     /// Maximum number of unfinished steps.
     pub steps: u32,
     /// Whether prefixes are cached and shared.
-    pub reuse: bool,
+    pub share_prefixes: bool,
     /// Bits of the child table's hashes; fewer than 32, so that a failure is reproducible.
     pub hash_bits: u32,
     /// Whether the layout is PageFirst rather than LayerFirst.
@@ -246,7 +246,7 @@ impl Default for SmallConfig {
             sequence_len: 1 << 20,
             tokens: 1 << 12,
             steps: 3,
-            reuse: true,
+            share_prefixes: true,
             hash_bits: 2,
             page_first: true,
             dtype: 0,
@@ -302,7 +302,7 @@ impl SmallConfig {
             hashing: self.hashing(),
             event_pages: self.hashing().map_or(0, |_| self.event_pages.into()),
             pool,
-            prefix: if self.reuse { PrefixMode::Radix } else { PrefixMode::None },
+            prefix: if self.share_prefixes { PrefixMode::Radix } else { PrefixMode::None },
             max_sequences: self.sequences,
             max_sequence_len: self.sequence_len,
             max_tokens: self.tokens,
@@ -364,7 +364,7 @@ impl<'a> Arbitrary<'a> for SmallConfig {
             sequence_len: if u.ratio(1, 4)? { u.int_in_range(1..=40)? } else { 1 << 20 },
             tokens: u.int_in_range(1..=200)?,
             steps: u.int_in_range(1..=4)?,
-            reuse: u.ratio(4, 5)?,
+            share_prefixes: u.ratio(4, 5)?,
             hash_bits: *u.choose(&[2, 2, 1, 3, 31])?,
             page_first: u.arbitrary()?,
             dtype: u.int_in_range(0..=4)?,

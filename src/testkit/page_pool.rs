@@ -82,13 +82,7 @@ pub fn page_ops(seed: u64, count: usize) -> Vec<PageOp> {
             reversed: rng.one_in(4),
         };
         let small = rng.bits() as u8;
-        let mut point = rng.below(weights.iter().sum());
-        let kind = weights.iter().position(|&weight| {
-            let here = point < weight;
-            point = point.saturating_sub(weight);
-            here
-        });
-        match kind.unwrap_or(0) {
+        match rng.weighted(&weights) {
             0 => PageOp::Alloc { count: rng.bits() as u16 >> rng.below(16) },
             1 => PageOp::Publish { which },
             2 => PageOp::FreePrivate { which },

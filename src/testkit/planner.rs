@@ -74,7 +74,7 @@ pub enum Item {
         len: u32,
     },
     /// The last tokens of a sequence again: queries without K and V to store.
-    Again {
+    Requery {
         /// Index of the sequence.
         sequence: usize,
         /// Number of tokens, at most those of the sequence.
@@ -163,7 +163,7 @@ impl Planner {
     /// # Panics
     /// If the pool or the page tables are full, or the sequence is finished.
     pub fn grow(&mut self, index: usize, len: u32) {
-        let sequence = self.sequences[index].as_mut().expect("a live sequence");
+        let sequence = self.sequences[index].as_mut().expect("it is live");
         sequence.len += len;
         while (sequence.pages.len() as u32) < sequence.len.div_ceil(self.layout.page_size()) {
             let free = &mut self.free_pages;
@@ -177,8 +177,8 @@ impl Planner {
     ///
     /// # Panics
     /// If the sequence is finished.
-    pub fn give_back(&mut self, index: usize, fixed_len: u32) -> Vec<PageId> {
-        let sequence = self.sequences[index].as_mut().expect("a live sequence");
+    pub fn release_unread(&mut self, index: usize, fixed_len: u32) -> Vec<PageId> {
+        let sequence = self.sequences[index].as_mut().expect("it is live");
         sequence.fixed_len = fixed_len;
         let mut track = 1;
         let mut given = Vec::new();
@@ -235,7 +235,7 @@ impl Planner {
     /// # Panics
     /// If the sequence is finished.
     pub fn compact(&mut self, index: usize, first: u32, keep: u64) -> Compaction {
-        let sequence = self.sequences[index].as_mut().expect("a live sequence");
+        let sequence = self.sequences[index].as_mut().expect("it is live");
         sequence.len = first + keep.count_ones();
         let pages = sequence.len.div_ceil(self.layout.page_size()) as usize;
         while sequence.pages.len() > pages {
@@ -298,7 +298,7 @@ impl Planner {
                     self.grow(sequence, len);
                     (self.sequence(sequence), len)
                 }
-                Item::Again { sequence, len } => (self.sequence(sequence), len),
+                Item::Requery { sequence, len } => (self.sequence(sequence), len),
                 Item::Padding { len } => (None, len),
             };
             let (row, kv_len) = match sequence {

@@ -97,8 +97,8 @@ pub enum PrefixOp {
         /// The lock, modulo the held ones.
         pick: u8,
     },
-    /// `lose_cell` of all cells that a lock uses.
-    GiveBack {
+    /// `release_cell` of all cells that a lock uses.
+    ReleaseCells {
         /// The lock, modulo the held ones.
         pick: u8,
         /// A multiple of 3: now; else once a step is complete, which the replay chooses as in
@@ -186,13 +186,7 @@ fn prefix_op(rng: &mut Rng, weights: &[u64]) -> PrefixOp {
     let text = Text { namespace: byte() / 192, head: byte(), tail: byte(), cut, len };
     let pages = byte();
     let (pick, other) = (byte(), byte());
-    let mut point = rng.below(weights.iter().sum());
-    let kind = weights.iter().position(|&weight| {
-        let here = point < weight;
-        point = point.saturating_sub(weight);
-        here
-    });
-    match kind.unwrap_or(0) {
+    match rng.weighted(weights) {
         0 => PrefixOp::Lock { text },
         1 => PrefixOp::Match { text },
         2 => PrefixOp::LockKept { pick },
@@ -204,7 +198,7 @@ fn prefix_op(rng: &mut Rng, weights: &[u64]) -> PrefixOp {
         8 => PrefixOp::Complete { steps: other },
         9 => PrefixOp::Evict { count },
         11 => PrefixOp::Keep { pick },
-        12 => PrefixOp::GiveBack { pick, later: other },
+        12 => PrefixOp::ReleaseCells { pick, later: other },
         _ => PrefixOp::Reset,
     }
 }
@@ -371,7 +365,7 @@ impl Both {
         agree("stale", &got.is_err(), &is_stale)?;
         if let Ok(lock) = got {
             self.model.lock(scope, &tokens, tokens.len() / self.config.page_size as usize);
-            cells.iter().for_each(|(key, &cell)| self.gain(key, cell));
+            cells.iter().for_each(|(key, &cell)| self.acquire_cell(key, cell));
             self.held.push(Held { cells, ..Held::new(lock, scope, tokens) });
         }
         Ok(())
@@ -406,7 +400,7 @@ impl Both {
                 let (scope, tokens, cells) = (*scope, tokens.clone(), cells.clone());
                 let lock = self.tree.lock_again(lock, &mut self.fence);
                 self.model.lock(scope, &tokens, tokens.len() / self.config.page_size as usize);
-                cells.iter().for_each(|(key, &cell)| self.gain(key, cell));
+                cells.iter().for_each(|(key, &cell)| self.acquire_cell(key, cell));
                 self.held.push(Held { cells, ..Held::new(lock, scope, tokens) });
             }
             PrefixOp::Insert { pick, author, pages } => return self.insert(pick, author, pages),
@@ -415,7 +409,7 @@ impl Both {
                 if self.held[index].last_step.raw() > self.completed {
                     return self.defer_unlock(index, 0);
                 }
-                self.give_back(index, StepId::default());
+                self.release_cells(index, StepId::default());
                 let Held { lock, scope, tokens, .. } = self.held.remove(index);
                 return self.unlock(lock, PrefixTree::unlock, scope, &tokens);
             }
@@ -424,10 +418,10 @@ impl Both {
                 return self.defer_unlock(index, later);
             }
             PrefixOp::Keep { pick } => return self.pick(pick).map_or(Ok(()), |at| self.keep(at)),
-            PrefixOp::GiveBack { pick, later } => {
+            PrefixOp::ReleaseCells { pick, later } => {
                 let Some(index) = self.pick(pick) else { return Ok(()) };
                 let step = if later % 3 == 0 { StepId::default() } else { self.announce(later) };
-                self.give_back(index, step);
+                self.release_cells(index, step);
             }
             PrefixOp::Complete { steps } => {
                 self.completed += u64::from(steps % 3);
@@ -476,7 +470,7 @@ impl Both {
 
     fn defer_unlock(&mut self, index: usize, later: u8) -> Result<(), String> {
         let step = self.announce(later);
-        self.give_back(index, step);
+        self.release_cells(index, step);
         let Held { lock, scope, tokens, .. } = self.held.remove(index);
         let node = lock.node();
         self.fence.push_lock(lock, step);

@@ -35,6 +35,17 @@ impl Rng {
     pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(items.len() as u64) as usize]
     }
+
+    /// Returns an index, each with a probability in proportion to its weight.
+    pub fn weighted(&mut self, weights: &[u64]) -> usize {
+        let mut point = self.below(weights.iter().sum());
+        let drawn = weights.iter().position(|&weight| {
+            let here = point < weight;
+            point = point.saturating_sub(weight);
+            here
+        });
+        drawn.expect("the point is below the sum")
+    }
 }
 
 /// Mixes 64 bits by a bijection.

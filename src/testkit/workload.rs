@@ -5,7 +5,32 @@
 use super::op::{Op, Prompt, SETTINGS, SmallConfig};
 use super::rng::{Rng, mix};
 
-const KINDS: usize = 24;
+// The kinds of ops, in the order of their weights.
+const ADMIT: usize = 0;
+const MATCH: usize = 1;
+const PLAN: usize = 2;
+const APPEND: usize = 3;
+const COMMIT: usize = 4;
+const COMPLETE: usize = 5;
+const ABORT: usize = 6;
+const FINISH: usize = 7;
+const PREEMPT: usize = 8;
+const RESUME: usize = 9;
+const FORK: usize = 10;
+const ROLLBACK: usize = 11;
+const RESET: usize = 12;
+const PROMISE: usize = 13;
+const ADMIT_BATCH: usize = 14;
+const DRAFT: usize = 15;
+const ACCEPT: usize = 16;
+const MARK: usize = 17;
+const LOAD: usize = 18;
+const SAVE_AHEAD: usize = 19;
+const PUTS: usize = 20;
+const PUT_DONE: usize = 21;
+const FETCH: usize = 22;
+const FETCHED: usize = 23;
+const KINDS: usize = FETCHED + 1;
 
 /// An endless stream of ops, and their config. Both depend only on the seed.
 #[derive(Clone, Debug)]
@@ -34,19 +59,19 @@ impl Workload {
         let drawn = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
         let mut weights = [0; KINDS];
         weights[..drawn.len()].copy_from_slice(&drawn);
-        for i in [1, 6, 8, 10, 11] {
-            weights[i] *= rng.pick(&[0, 1, 1, 4]);
+        for kind in [MATCH, ABORT, PREEMPT, FORK, ROLLBACK] {
+            weights[kind] *= rng.pick(&[0, 1, 1, 4]);
         }
-        weights[12] = rng.pick(&[0, 0, 1, 2]);
+        weights[RESET] = rng.pick(&[0, 0, 1, 2]);
         let promising = rng.pick(&[0, 4, 12, 16]);
-        weights[14] *= rng.pick(&[0, 1, 4]);
-        weights[13] = rng.pick(&[0, 3, 10]) * u64::from(promising > 0);
+        weights[ADMIT_BATCH] *= rng.pick(&[0, 1, 4]);
+        weights[PROMISE] = rng.pick(&[0, 3, 10]) * u64::from(promising > 0);
         let drafting = rng.pick(&[0, 0, 1, 3]);
-        (weights[15], weights[16]) = (12 * drafting, 30 * drafting);
-        weights[17] = if config.groups > 0 { [0, 0, 6][(seed % 3) as usize] } else { 0 };
+        (weights[DRAFT], weights[ACCEPT]) = (12 * drafting, 30 * drafting);
+        weights[MARK] = if config.groups > 0 { [0, 0, 6][(seed % 3) as usize] } else { 0 };
         if config.host_pages > 0 {
-            weights[18] = [0, 3, 8][(seed % 3) as usize];
-            weights[19] = [0, 6, 20][(seed / 3 % 3) as usize];
+            weights[LOAD] = [0, 3, 8][(seed % 3) as usize];
+            weights[SAVE_AHEAD] = [0, 6, 20][(seed / 3 % 3) as usize];
         }
         let greedy = rng.below(17);
         let wrong = rng.pick(&[8, 32, 256]);
@@ -62,13 +87,14 @@ impl Workload {
         config.page_size = rng.within(1, 3) as u32;
         config.pages = rng.within(4, 9) as u32;
         config.host_pages = rng.pick(&[1, 3, 8, 20, 40]);
-        (config.reuse, config.groups, config.tokens, config.sequence_len) = (true, 0, 400, 1 << 20);
+        (config.share_prefixes, config.groups) = (true, 0);
+        (config.tokens, config.sequence_len) = (400, 1 << 20);
         config.sequences = rng.within(1, 3) as u32;
         let usual = [30, 2, 40, 6, 40, 40, 1, 12, 3, 6, 1, 1, 0, 0, 2, 0, 0, 0, 6, 6];
         let drawn = usual.map(|usual| usual * rng.pick(&[1, 1, 2]));
         weights[..drawn.len()].copy_from_slice(&drawn);
-        weights[19] *= rng.pick(&[0, 1, 2]);
-        weights[12] = rng.pick(&[0, 0, 0, 1]);
+        weights[SAVE_AHEAD] *= rng.pick(&[0, 1, 2]);
+        weights[RESET] = rng.pick(&[0, 0, 0, 1]);
         (workload.greedy, workload.promising, workload.wrong) = (14, rng.pick(&[0, 1, 8]), 256);
         workload
     }
@@ -82,8 +108,8 @@ impl Workload {
         let tracks = config.engine().pool.layout().expect("it is small").tracks();
         config.pages = tracks * rng.within(3, 7) as u32 + 3;
         config.host_pages = rng.pick(&[1, 8, 20, 60, 60]);
-        weights[17] = rng.pick(&[0, 6, 20]);
-        weights[20..].copy_from_slice(&[rng.pick(&[0, 0, 2]), 0, rng.pick(&[0, 0, 2]), 0]);
+        weights[MARK] = rng.pick(&[0, 6, 20]);
+        weights[PUTS..].copy_from_slice(&[rng.pick(&[0, 0, 2]), 0, rng.pick(&[0, 0, 2]), 0]);
         workload.repeats = true;
         workload
     }
@@ -94,7 +120,7 @@ impl Workload {
         let Self { config, weights, .. } = &mut workload;
         config.host_pages = [2, 3, 7, 23][(seed % 4) as usize];
         config.hashing = config.hashing.max(1);
-        weights[20..].copy_from_slice(&[16, 32, 16, 16]);
+        weights[PUTS..].copy_from_slice(&[16, 32, 16, 16]);
         workload
     }
 
@@ -110,54 +136,49 @@ impl Workload {
 
     /// Returns the next op.
     pub fn op(&mut self) -> Op {
-        let total = self.weights.iter().sum();
-        let mut point = self.rng.below(total);
-        let kind = self.weights.iter().position(|&weight| {
-            let here = point < weight;
-            point = point.saturating_sub(weight);
-            here
-        });
-        match kind.unwrap_or(0) {
-            0 => Op::Admit(self.prompt()),
-            1 => Op::Match(self.prompt()),
-            2 => self.plan(),
-            3 => Op::Append { pick: self.seq(), count: self.append_count(), seed: self.byte() },
-            4 => Op::Commit { pick: self.commit_pick() },
-            5 => Op::Complete { pick: self.step(208) },
-            6 => Op::Abort { pick: self.step(224) },
-            7 => Op::Finish { pick: self.seq(), publish: !self.rng.one_in(8) },
-            8 => Op::Preempt { pick: self.seq(), publish: self.rng.one_in(2) },
-            9 => Op::Resume { pick: self.step(200), promise: self.promise() },
-            10 => {
+        match self.rng.weighted(&self.weights) {
+            ADMIT => Op::Admit(self.prompt()),
+            MATCH => Op::Match(self.prompt()),
+            PLAN => self.plan(),
+            APPEND => {
+                Op::Append { pick: self.seq(), count: self.append_count(), seed: self.byte() }
+            }
+            COMMIT => Op::Commit { pick: self.commit_pick() },
+            COMPLETE => Op::Complete { pick: self.step(208) },
+            ABORT => Op::Abort { pick: self.step(224) },
+            FINISH => Op::Finish { pick: self.seq(), publish: !self.rng.one_in(8) },
+            PREEMPT => Op::Preempt { pick: self.seq(), publish: self.rng.one_in(2) },
+            RESUME => Op::Resume { pick: self.step(200), promise: self.promise() },
+            FORK => {
                 let count = self.rng.pick(&[1, 1, 2, 3]) - u8::from(self.is_wrong());
                 Op::Fork { pick: self.seq(), count, promise: self.promise() }
             }
-            11 => Op::Rollback { pick: self.seq(), fewer: self.byte() },
-            12 => Op::Reset,
-            14 => {
+            ROLLBACK => Op::Rollback { pick: self.seq(), fewer: self.byte() },
+            RESET => Op::Reset,
+            ADMIT_BATCH => {
                 let count = self.rng.within(1, 4) as u8 - u8::from(self.is_wrong());
                 Op::AdmitBatch { prompt: self.prompt(), count }
             }
-            15 => {
+            DRAFT => {
                 let twist = if self.is_wrong() { self.byte() % 32 } else { 255 };
                 Op::Draft { first: self.byte(), count: self.byte(), seed: self.byte(), twist }
             }
-            16 => {
+            ACCEPT => {
                 let wrong = if self.is_wrong() { 0 } else { 8 };
                 Op::Accept { pick: self.step(224), seed: wrong + self.byte() % 248 }
             }
-            18 => Op::Load { first: self.seq(), count: self.byte() % 4 },
-            19 => Op::SaveAhead { pages: self.byte() % 32 },
-            20 => Op::Puts { most: self.byte() },
-            21 => Op::PutDone { pick: self.byte(), ok: !self.rng.one_in(4) },
-            22 => {
+            LOAD => Op::Load { first: self.seq(), count: self.byte() % 4 },
+            SAVE_AHEAD => Op::SaveAhead { pages: self.byte() % 32 },
+            PUTS => Op::Puts { most: self.byte() },
+            PUT_DONE => Op::PutDone { pick: self.byte(), ok: !self.rng.one_in(4) },
+            FETCH => {
                 // An earlier text, of which the store may have pages.
                 let prompt = self.prompt();
                 let prompt = Prompt { shared: prompt.shared | 1, ..prompt };
                 Op::Fetch { prompt, most: self.byte() }
             }
-            23 => Op::Fetched { pick: self.byte(), count: self.byte() },
-            17 => Op::Mark { pick: self.seq(), more: self.byte() },
+            FETCHED => Op::Fetched { pick: self.byte(), count: self.byte() },
+            MARK => Op::Mark { pick: self.seq(), more: self.byte() },
             _ => Op::Promise { pick: self.seq(), promise: self.promise() },
         }
     }
@@ -261,7 +282,7 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         sequence_len: if rng.one_in(4) { rng.within(1, 8) as u32 * page_size + 1 } else { 1 << 20 },
         tokens: rng.within(1, 40) * u64::from(page_size),
         steps: rng.within(1, 4) as u32,
-        reuse: !rng.one_in(5),
+        share_prefixes: !rng.one_in(5),
         hash_bits: rng.pick(&[2, 2, 1, 3, 31]),
         page_first: rng.one_in(2),
         dtype: rng.below(5) as u8,

@@ -35,7 +35,7 @@ impl World {
         self.check_tails().map_err(|invariant| broken((invariant, None)))?;
         let fetches = self.prefixes.fetch_locks().map(|lock| lock.scope().namespace);
         let namespaces = self.sequences.iter().map(|(_, s)| s.namespace).chain(fetches);
-        if !self.prefixes.counts_names(namespaces) {
+        if !self.prefixes.names_are_counted(namespaces) {
             return Err(broken(("T11: names stay while they have users; users are counted", None)));
         }
         self.check_drafts().map_err(|invariant| broken((invariant, None)))?;
@@ -95,10 +95,10 @@ impl World {
             let known = self.sequences.tail_is_consistent(s);
             ensure(known, "S6: a row stores the entry of its last page and its last token")?;
         }
-        if !self.sequences.counts_chunks() {
+        if !self.sequences.chunks_are_counted() {
             return Err(("S5: a chunk's user count is the number of rows that use it", None));
         }
-        if !self.sequences.finds_fronts() {
+        if !self.sequences.fronts_are_indexed() {
             return Err(("S8: each sequence in the index runs and is found by its front", None));
         }
         Ok(())
@@ -184,7 +184,7 @@ impl World {
     }
 
     fn check_promises(&self) -> Result<(), &'static str> {
-        if !self.sequences.counts_promises() {
+        if !self.sequences.promises_are_counted() {
             return Err("S7: the total of outstanding pages is the sum over all sequences");
         }
         let fenced = self.pages.fenced_count();

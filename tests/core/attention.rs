@@ -167,9 +167,9 @@ fn stores_convert_to_the_nearest_and_copy_their_own_type_bit_by_bit() {
     }
 }
 
-/// One way to compute a sequence of 230 tokens: a pool, and the division into steps.
+/// The computation of a sequence of 230 tokens: a pool, and the division into steps.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct Setup {
     layout: Layout,
     page_size: u32,
     threads: usize,
@@ -184,40 +184,40 @@ struct Way {
 }
 
 /// Returns the bits of all outputs and log-sum-exps of the sequence.
-fn computed(way: Way) -> (Vec<u32>, Vec<u32>) {
-    let (tokens, [kv_heads, q_heads, head_dim]) = (230, way.heads);
+fn computed(setup: Setup) -> (Vec<u32>, Vec<u32>) {
+    let (tokens, [kv_heads, q_heads, head_dim]) = (230, setup.heads);
     let config = PoolConfig {
         shape: KvShape::heads(kv_heads, head_dim),
-        page_size: way.page_size,
-        dtype: way.dtype,
-        scaling: way.scaling,
+        page_size: setup.page_size,
+        dtype: setup.dtype,
+        scaling: setup.scaling,
         capacity: Capacity::Pages(tokens + 7),
-        layout: way.layout,
+        layout: setup.layout,
         ..Default::default()
     };
     let pool = config.layout().expect("a valid pool");
-    let table = TableShape::new(way.page_size, 1, tokens, tokens.into()).expect("a small table");
+    let table = TableShape::new(setup.page_size, 1, tokens, tokens.into()).expect("a small table");
     // The scales are not powers of two, so that products are rounded.
     let scales = (0..2 * kv_heads).map(|i| 0.011 + 0.003 * i as f32).collect();
     let scales = KvScales::new(1, kv_heads, scales).expect("they are above 0");
-    let given = way.dtype.is_quantised() && way.scaling == Scaling::Static;
+    let given = setup.dtype.is_quantised() && setup.scaling == Scaling::Static;
     let options = CpuOptions {
-        path: Some(way.path),
+        path: Some(setup.path),
         scales: given.then_some(scales),
-        ..CpuOptions::with_threads(way.threads)
+        ..CpuOptions::with_threads(setup.threads)
     };
     let mut cpu = options.open(&pool, &table, 2).expect("a small pool");
-    let mut planner = Planner::new(&pool, &table, u64::from(way.page_size));
+    let mut planner = Planner::new(&pool, &table, u64::from(setup.page_size));
     let sequence = planner.admit().expect("a row");
     let mut rng = Rng::new(1);
     let (q_width, kv_width) = ((q_heads * head_dim) as usize, (kv_heads * head_dim) as usize);
     let [k, v] = [(); 2].map(|()| numbers(&mut rng, tokens as usize * kv_width));
     let q = numbers(&mut rng, tokens as usize * q_width);
-    let attend = Attend { window: way.window, ..Attend::new(q_heads, head_dim) };
+    let attend = Attend { window: setup.window, ..Attend::new(q_heads, head_dim) };
     let mut out = vec![0.0; q.len()];
     let mut lse = vec![0.0; (tokens * q_heads) as usize];
-    for start in (0..tokens).step_by(way.chunk as usize) {
-        let len = way.chunk.min(tokens - start);
+    for start in (0..tokens).step_by(setup.chunk as usize) {
+        let len = setup.chunk.min(tokens - start);
         let plan: OwnedPlan = planner.plan(&[Item::Extend { sequence, len }]);
         let plan = plan.plan();
         let rows = |width: usize| start as usize * width..(start + len) as usize * width;
@@ -243,12 +243,12 @@ fn results_depend_only_on_the_row_and_its_context() {
         (KvDtype::Fp8E4M3, Scaling::ByToken, [2, 4, 32]),
         (KvDtype::F32, Scaling::Static, [2, 2, 20]),
     ];
-    let ways = CpuPath::available().flat_map(|path| dtypes.map(|dtype| (path, dtype)));
-    for (path, (dtype, scaling, heads)) in ways {
+    let cases = CpuPath::available().flat_map(|path| dtypes.map(|dtype| (path, dtype)));
+    for (path, (dtype, scaling, heads)) in cases {
         for window in [None, Some(50)] {
             // With one page and one step, K and V are contiguous.
             let (layout, page_size) = (Layout::LayerFirst, 256);
-            let plain = Way {
+            let plain = Setup {
                 layout,
                 page_size,
                 threads: 1,
@@ -264,8 +264,8 @@ fn results_depend_only_on_the_row_and_its_context() {
                 for (page_size, threads, chunk) in
                     [(1, 5, 230), (3, 2, 230), (16, 1, 1), (64, 3, 7), (7, 5, 100), (1, 1, 64)]
                 {
-                    let way = Way { layout, page_size, threads, chunk, ..plain };
-                    assert!(computed(way) == contiguous, "{way:?}");
+                    let setup = Setup { layout, page_size, threads, chunk, ..plain };
+                    assert!(computed(setup) == contiguous, "{setup:?}");
                 }
             }
         }

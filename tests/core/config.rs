@@ -84,7 +84,7 @@ fn fp8_and_its_scales_are_read_as_they_were_written() {
     let text = serde_json::to_string(&scales).expect("scales are JSON");
     assert_eq!(serde_json::from_str::<KvScales>(&text).expect("they were written"), scales);
     for (wrong, named) in [
-        (json!({"layers": 1, "kv_heads": 1, "values": [1.0]}), "1 scale where 2 belong"),
+        (json!({"layers": 1, "kv_heads": 1, "values": [1.0]}), "1 scale, expected 2"),
         (json!({"layers": 1, "kv_heads": 1, "values": [1.0, 0.0]}), "scale 0 of V, l0, head 0"),
         (json!({"layers": 1, "kv_heads": 1, "value": [1.0, 1.0]}), "unknown field `value`"),
     ] {
@@ -290,8 +290,8 @@ fn layers_that_read_everything_have_heads_of_their_own() {
     assert_eq!(one, Ok(pool(2, KvShape::heads(2, 512), KvDtype::Bf16)));
     for (changes, message) in [
         (json!({"attention_k_eq_v": null}), "attention_k_eq_v is missing"),
-        (json!({"layer_types": null}), "no pool is made for global_head_dim: 512"),
-        (json!({"num_kv_shared_layers": 20}), "no pool is made for num_kv_shared_layers: 20"),
+        (json!({"layer_types": null}), "global_head_dim is 512, which is not supported"),
+        (json!({"num_kv_shared_layers": 20}), "num_kv_shared_layers is 20, which is not supported"),
     ] {
         let error = gemma(30, 8, Some(2), changes).expect_err("refused").to_string();
         assert_eq!(error, format!("config.json: {message}"));
@@ -399,20 +399,20 @@ fn other_models_are_refused_by_the_field() {
         // DeepSeek V3.2 stores keys of an indexer beside the rows.
         (
             json!({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}),
-            "no pool is made for index_head_dim: 128".into(),
+            "index_head_dim is 128, which is not supported".into(),
         ),
-        (json!({"v_head_dim": 64}), "no pool is made for v_head_dim: 64".into()),
+        (json!({"v_head_dim": 64}), "v_head_dim is 64, which is not supported".into()),
         (
             json!({"num_kv_shared_layers": 15}),
-            "no pool is made for num_kv_shared_layers: 15".into(),
+            "num_kv_shared_layers is 15, which is not supported".into(),
         ),
         (
             json!({"is_encoder_decoder": true}),
-            "no pool is made for is_encoder_decoder: true".into(),
+            "is_encoder_decoder is true, which is not supported".into(),
         ),
         (
             json!({"layer_types": ["full_attention", "linear_attention"]}),
-            "no pool is made for layer_types: \"linear_attention\"".into(),
+            "layer_types is \"linear_attention\", which is not supported".into(),
         ),
         (json!({"layer_types": "full"}), "layer_types is \"full\", not a list".into()),
         (json!({"text_config": 3}), "text_config is 3, not an object".into()),

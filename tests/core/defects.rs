@@ -462,7 +462,7 @@ fn last_member(call: &Call<'_>, begin: u32, holds: impl Fn(&BatchRow) -> bool) -
 
 /// Returns the number of query rows of a row in a kv head.
 fn query_rows(call: &Call<'_>, row: &BatchRow) -> u32 {
-    row.extend_len * call.case.group
+    row.extend_len * call.case.group_size
 }
 
 const ANY: Wrong = |call| last_of(call, |_| true);

@@ -20,7 +20,7 @@ impl Host {
     fn new(known: &[u32]) -> Self {
         let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
         let config = EngineConfig { max_tokens: 1024, max_steps: 4, ..pool.into() };
-        let mut engine = Engine::new(config, Null).expect("the config is right");
+        let mut engine = Engine::new(config, Null).expect("a valid config");
         let mut scratch = StepScratch::new();
         let mut items = Vec::new();
         for i in 0..known.len() as u32 {
@@ -215,7 +215,7 @@ fn drafts_that_wait_keep_their_sequence_as_it_is() {
     host.engine.rollback(seq, 6).expect("the abort ended the drafts");
     let step = host.plan(&[(0, 1), (1, 3)], &[Draft::chain(other)]).expect("there is room");
     // A finish ends the drafts of its sequence.
-    host.engine.finish(other).expect("it lives");
+    host.engine.finish(other).expect("it is live");
     host.engine.commit(step).expect("no drafts wait");
     host.engine.verify().expect("all invariants hold");
     assert_eq!(host.engine.stats().drafts, 0, "no branch was kept");
@@ -351,7 +351,7 @@ fn guesses_of_trees_are_counted() {
 #[test]
 fn a_sequence_keeps_a_token() {
     let pool = PoolConfig { page_size: 4, ..Default::default() };
-    let engine = Engine::new(pool, Null).expect("the config is right");
+    let engine = Engine::new(pool, Null).expect("a valid config");
     let mut host = Host { engine, scratch: StepScratch::new(), seqs: Vec::new() };
     // All tokens of the prompt are drafts.
     let prompt = [1, 2, 3].map(TokenId::new);

@@ -68,7 +68,7 @@ fn the_plan_of_an_aborted_step_is_refused() {
     let (seq, old) = fill(&mut engine, 0, 1.0);
     engine.abort(old.plan().step()).expect("it is open");
     engine.complete(old.plan().step()).expect("it is aborted");
-    engine.finish(seq).expect("it lives");
+    engine.finish(seq).expect("it is live");
     is_refused(&mut engine, &old);
 }
 
@@ -79,7 +79,7 @@ fn the_plan_of_a_complete_step_is_refused() {
     engine.commit(old.plan().step()).expect("it is open");
     attend(engine.backend_mut(), &old).expect("a committed step is open");
     engine.complete(old.plan().step()).expect("it is committed");
-    engine.finish(seq).expect("it lives");
+    engine.finish(seq).expect("it is live");
     engine.reset();
     is_refused(&mut engine, &old);
 }

@@ -9,7 +9,7 @@ use kvarena::{
 fn engine(prefix: PrefixMode) -> Engine<Null> {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
     let config = EngineConfig { prefix, max_tokens: 4096, ..EngineConfig::from(pool) };
-    Engine::new(config, Null).expect("the config is right")
+    Engine::new(config, Null).expect("a valid config")
 }
 
 fn prompt(len: u32) -> Vec<TokenId> {
@@ -33,14 +33,15 @@ fn equal_prompts_in_one_batch_end_with_one_set_of_pages() {
     let seqs = [0, 1].map(|_| engine.admit(Namespace::default(), &prompt(10), 0).expect("room"));
     let items = seqs.map(|seq| Extend { seq, len: 10 });
     let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
-    engine.commit(step).expect("planned");
+    engine.commit(step).expect("it is open");
     engine.verify().expect("all invariants hold");
-    let tables = seqs.map(|seq| engine.page_table(seq).expect("alive").collect::<Vec<PageId>>());
+    let tables =
+        seqs.map(|seq| engine.page_table(seq).expect("it is live").collect::<Vec<PageId>>());
     assert_eq!(tables[0][..2], tables[1][..2], "whole pages are shared");
     assert_ne!(tables[0][2], tables[1][2], "each sequence has its own tail");
     // The second sequence's duplicates wait for the step that may still write them.
     assert_eq!(engine.stats().fenced_pages, 2);
-    engine.complete(step).expect("committed");
+    engine.complete(step).expect("it is committed");
     let stats = engine.stats();
     assert_eq!((stats.fenced_pages, stats.cached_pages, stats.private_pages), (0, 2, 2));
 }
@@ -52,7 +53,7 @@ fn committed_pages_are_shared_before_the_prefill_is_done() {
     let first = engine.admit(Namespace::default(), &prompt(40), 0).expect("room");
     let chunk = [Extend { seq: first, len: 16 }];
     let step = engine.plan_batch(&mut scratch, &chunk).expect("room").step();
-    engine.commit(step).expect("planned");
+    engine.commit(step).expect("it is open");
     let second = engine.admit(Namespace::default(), &prompt(40), 0).expect("room");
     assert_eq!(engine.cached_len(second), Ok(16));
     let elsewhere = engine.admit(Namespace::new(1), &prompt(40), 0).expect("room");
@@ -66,8 +67,8 @@ fn without_reuse_only_forks_share_pages() {
     let parent = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
     let items = [Extend { seq: parent, len: 10 }];
     let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
-    engine.commit(step).expect("planned");
-    engine.complete(step).expect("committed");
+    engine.commit(step).expect("it is open");
+    engine.complete(step).expect("it is committed");
     let forked = engine.fork(parent, 1, 0).expect("room");
     let (child, step) = (forked.children[0], forked.step.expect("a tail was copied"));
     assert_eq!(engine.cached_len(child), Ok(10));
@@ -75,7 +76,7 @@ fn without_reuse_only_forks_share_pages() {
     assert_eq!(engine.cached_len(stranger), Ok(0));
     engine.complete(step).expect("copied");
     for seq in [parent, child, stranger] {
-        engine.finish(seq).expect("alive");
+        engine.finish(seq).expect("it is live");
         engine.verify().expect("all invariants hold");
     }
     assert_eq!(engine.stats().free_pages, 64, "nothing outlives its sequence");
@@ -95,8 +96,8 @@ fn extend_max_is_the_limit_of_a_plan() {
     let second = plan(&mut engine, &mut scratch, 1).expect("room");
     engine.append(seq, &prompt(1)).expect("room");
     for step in [first, second] {
-        engine.commit(step).expect("planned");
-        engine.complete(step).expect("committed");
+        engine.commit(step).expect("it is open");
+        engine.complete(step).expect("it is committed");
     }
     assert_eq!(engine.extend_max(seq), Ok(0), "no known and no sampled tokens");
     assert!(plan(&mut engine, &mut scratch, 1).is_err());
@@ -130,7 +131,7 @@ fn a_pool_of_more_than_2_31_slots_has_64_bit_slots() {
     };
     // The memory is reserved and not touched: only a few system pages are used.
     let config = EngineConfig { prefault: false, max_tokens: 4096, ..EngineConfig::from(pool) };
-    let mut engine = Engine::new(config, Null).expect("the config is right");
+    let mut engine = Engine::new(config, Null).expect("a valid config");
     let mut scratch = StepScratch::new();
     let seq = engine.admit(Namespace::default(), &prompt(1030), 0).expect("room");
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 1030 }]).expect("room");
@@ -155,10 +156,10 @@ fn steps_commit_in_the_order_they_were_planned() {
         assert_eq!(engine.commit(step), Err(Error::StepOrder { step, first }));
         assert_eq!(engine.cached_len(seq), Ok(0), "nothing has changed");
     }
-    engine.commit(first).expect("it is its turn");
+    engine.commit(first).expect("it is open");
     assert_eq!(engine.commit(third), Err(Error::StepOrder { step: third, first: second }));
     assert_eq!(engine.commit(first), Err(Error::UnknownStep { step: first }));
-    engine.commit(second).expect("it is its turn");
+    engine.commit(second).expect("it is open");
     assert_eq!(engine.cached_len(seq), Ok(7));
     engine.abort(third).expect("it is open");
     engine.verify().expect("all invariants hold");
@@ -171,7 +172,7 @@ fn a_resumed_sequence_does_not_wait_for_steps_before_its_preemption() {
         [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(9), 0).expect("room"));
     let cached = plan(&mut engine, other, 8);
     plan(&mut engine, seq, 8);
-    engine.commit(cached).expect("it is its turn");
+    engine.commit(cached).expect("it is open");
     // The unfinished step of `seq` ends after 8 tokens. If the prompt had 8 tokens, the step would sample the ninth.
     engine.preempt(seq, Keep::Publish).expect("it runs");
     engine.resume(seq, 0).expect("room");
@@ -195,7 +196,7 @@ fn an_aborted_step_samples_no_next_token() {
     let second = plan(&mut engine, seq, 1);
     engine.abort(second).expect("it is open");
     assert_eq!(engine.extend_max(seq), Ok(1), "the first step will sample one");
-    engine.commit(first).expect("it is its turn");
+    engine.commit(first).expect("it is open");
     engine.complete(first).expect("it is committed");
     assert_eq!(engine.extend_max(seq), Ok(0), "the second is unfinished, and undone");
     engine.verify().expect("all invariants hold");
@@ -206,17 +207,17 @@ fn an_aborted_step_samples_no_next_token() {
 #[test]
 fn an_abort_keeps_the_chunk_that_an_earlier_step_began() {
     let pool = PoolConfig { page_size: 1, capacity: Capacity::Pages(8192), ..Default::default() };
-    let mut engine = Engine::new(EngineConfig::from(pool), Null).expect("the config is right");
+    let mut engine = Engine::new(EngineConfig::from(pool), Null).expect("a valid config");
     let chunk = engine.shape().table.chunk_pages;
     let seq = engine.admit(Namespace::default(), &prompt(chunk), 0).expect("room");
     let [_, _, last] = [chunk, 1, 1].map(|len| plan(&mut engine, seq, len));
     engine.abort(last).expect("it is open");
-    let table: Vec<PageId> = engine.page_table(seq).expect("alive").collect();
+    let table: Vec<PageId> = engine.page_table(seq).expect("it is live").collect();
     assert_eq!(table.len() as u32, chunk + 1);
     // Another sequence would get that chunk if it were free.
     let other = engine.admit(Namespace::new(1), &prompt(1), 0).expect("room");
     plan(&mut engine, other, 1);
-    assert!(engine.page_table(seq).expect("alive").eq(table));
+    assert!(engine.page_table(seq).expect("it is live").eq(table));
     engine.verify().expect("all invariants hold");
 }
 
@@ -236,7 +237,7 @@ fn words_of_the_page_tables_are_sent_once() {
         let (step, sent) = words(&mut engine, 1);
         assert_eq!(sent, usize::from(position % 4 == 0), "position {position}");
         let before = StepId::new(step.raw() - 1);
-        engine.commit(before).expect("it is its turn");
+        engine.commit(before).expect("it is open");
         engine.complete(before).expect("it is committed");
     }
     // The words of an aborted plan are sent again.
@@ -256,7 +257,7 @@ fn words_of_a_prefix_are_sent_again_after_an_abort() {
     let mut scratch = StepScratch::new();
     let first = engine.admit(Namespace::default(), &prompt(9), 0).expect("room");
     let step = plan(&mut engine, first, 9);
-    engine.commit(step).expect("it is its turn");
+    engine.commit(step).expect("it is open");
     let seq = engine.admit(Namespace::default(), &prompt(9), 0).expect("room");
     assert_eq!(engine.cached_len(seq), Ok(8));
     let mut sent = |engine: &mut Engine<Null>| {
@@ -276,7 +277,7 @@ fn an_abort_does_not_change_a_resumed_sequence() {
         [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(10), 0).expect("room"));
     let cached = plan(&mut engine, other, 10);
     let aborted = plan(&mut engine, seq, 10);
-    engine.commit(cached).expect("it is its turn");
+    engine.commit(cached).expect("it is open");
     engine.preempt(seq, Keep::Publish).expect("it runs");
     engine.resume(seq, 0).expect("room");
     assert_eq!((engine.cached_len(seq), engine.planned_len(seq)), (Ok(8), Ok(8)));
@@ -290,7 +291,7 @@ fn an_abort_does_not_change_a_resumed_sequence() {
 fn a_sequence_is_no_longer_than_the_pool() {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(3), ..Default::default() };
     let config = EngineConfig { max_tokens: 4096, ..EngineConfig::from(pool) };
-    let mut engine = Engine::new(config, Null).expect("the config is right");
+    let mut engine = Engine::new(config, Null).expect("a valid config");
     assert_eq!(engine.shape().max_sequence_len, 12);
     let refused = engine.admit(Namespace::default(), &prompt(13), 0);
     assert_eq!(refused, Err(Error::TooLong { len: 13, max: 12 }));
@@ -301,7 +302,7 @@ fn a_sequence_is_no_longer_than_the_pool() {
     // In a larger pool, a sequence has at most 2^30 tokens.
     let pool = PoolConfig { page_size: 1024, capacity: Capacity::Pages(1 << 21), ..pool };
     let config = EngineConfig { max_sequence_len: u32::MAX, ..EngineConfig::from(pool) };
-    assert_eq!(config.shape().expect("the config is right").max_sequence_len, 1 << 30);
+    assert_eq!(config.shape().expect("a valid config").max_sequence_len, 1 << 30);
 }
 
 #[test]
@@ -309,7 +310,7 @@ fn a_hit_is_counted_when_the_first_step_is_committed() {
     let mut engine = engine(PrefixMode::Radix);
     let first = engine.admit(Namespace::default(), &prompt(10), 0).expect("room");
     let step = plan(&mut engine, first, 10);
-    engine.commit(step).expect("it is its turn");
+    engine.commit(step).expect("it is open");
     engine.complete(step).expect("it is committed");
     let before = engine.stats();
     assert_eq!((before.prompts, before.prompt_tokens, before.hit_tokens), (1, 10, 0));
@@ -322,7 +323,7 @@ fn a_hit_is_counted_when_the_first_step_is_committed() {
     assert_eq!((since.admissions, since.prompts, since.hit_tokens), (2, 0, 0));
     for len in [1, 1] {
         let step = plan(&mut engine, third, len);
-        engine.commit(step).expect("it is its turn");
+        engine.commit(step).expect("it is open");
         engine.complete(step).expect("it is committed");
         let since = engine.stats() - before;
         assert_eq!((since.prompts, since.prompt_tokens, since.hit_tokens), (1, 9, 8));
@@ -336,7 +337,7 @@ fn a_hit_is_counted_when_the_first_step_is_committed() {
     for seq in [third, child] {
         engine.append(seq, &prompt(1)).expect("room");
         let step = plan(&mut engine, seq, 1);
-        engine.commit(step).expect("it is its turn");
+        engine.commit(step).expect("it is open");
         engine.complete(step).expect("it is committed");
     }
     let since = engine.stats() - before;
@@ -354,7 +355,7 @@ fn a_prompt_first_computed_after_a_resume_counts_as_a_prompt() {
     let mut engine = engine(PrefixMode::Radix);
     let commit = |engine: &mut Engine<Null>, seq, len| {
         let step = plan(engine, seq, len);
-        engine.commit(step).expect("it is its turn");
+        engine.commit(step).expect("it is open");
         engine.complete(step).expect("it is committed");
     };
     let [first, second, longer] =
@@ -402,7 +403,7 @@ fn a_chunk_stays_while_pages_reach_it() {
         max_steps: 8,
         ..EngineConfig::from(pool)
     };
-    let mut engine = Engine::new(config, Null).expect("the config is right");
+    let mut engine = Engine::new(config, Null).expect("a valid config");
     let table = engine.shape().table;
     let chunk = table.chunk_pages * 4;
     assert_eq!((chunk, table.chunk_count), (1024, 3));
@@ -439,12 +440,12 @@ fn spans_cover_only_pages_that_rows_hold_now() {
         let mut engine = engine(PrefixMode::Radix);
         let mut scratch = StepScratch::new();
         let mut plan = |engine: &mut Engine<Null>, seqs: &[SeqKey]| {
-            let len = |seq| engine.extend_max(seq).expect("alive");
+            let len = |seq| engine.extend_max(seq).expect("it is live");
             let items: Vec<_> = seqs.iter().map(|&seq| Extend { seq, len: len(seq) }).collect();
             let plan = engine.plan_batch(&mut scratch, &items).expect("room");
             let (step, spans) = (plan.step(), plan.shared.spans.len());
-            engine.commit(step).expect("planned");
-            engine.complete(step).expect("committed");
+            engine.commit(step).expect("it is open");
+            engine.complete(step).expect("it is committed");
             engine.verify().expect("all invariants hold");
             spans
         };

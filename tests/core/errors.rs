@@ -12,7 +12,7 @@ use kvarena::{
 fn engine() -> Engine<Cpu> {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(8), ..Default::default() };
     Engine::new(EngineConfig { max_tokens: 256, ..pool.into() }, CpuOptions::with_threads(1))
-        .expect("the config is right")
+        .expect("a valid config")
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn errors_are_in_plain_words() {
             PlanError::SparseGroup { layer, group },
             "a sparse read of layer 3, whose group 1 does not keep all tokens",
         ),
-        (PlanError::TrackSlots { slots: 1, wanted: 2 }, "1 slot of further tracks where 2 belong"),
+        (PlanError::TrackSlots { slots: 1, wanted: 2 }, "1 slot of further tracks, expected 2"),
     ] {
         assert_eq!(shown(&error), text);
     }

@@ -33,12 +33,12 @@ impl Host {
         let pool = PoolConfig { layers, groups, page_size: 2, capacity, ..Default::default() };
         let hashing = Some(HASHING);
         let config = EngineConfig { hashing, event_pages, max_tokens: 4096, ..pool.into() };
-        let engine = Engine::new(config, Null).expect("the config is right");
+        let engine = Engine::new(config, Null).expect("a valid config");
         Self { engine, scratch: StepScratch::new() }
     }
 
     fn plan(&mut self, seq: SeqKey) -> StepId {
-        let len = self.engine.extend_max(seq).expect("alive");
+        let len = self.engine.extend_max(seq).expect("it is live");
         let plan = self.engine.plan_batch(&mut self.scratch, &[Extend { seq, len }]);
         plan.expect("there is room").step()
     }
@@ -47,8 +47,8 @@ impl Host {
     fn compute(&mut self, namespace: Namespace, prompt: &[TokenId]) -> SeqKey {
         let seq = self.engine.admit(namespace, prompt, 0).expect("there is room");
         let step = self.plan(seq);
-        self.engine.commit(step).expect("open");
-        self.engine.complete(step).expect("committed");
+        self.engine.commit(step).expect("it is open");
+        self.engine.complete(step).expect("it is committed");
         seq
     }
 
@@ -97,11 +97,11 @@ fn a_page_is_stored_once_and_consecutive_pages_share_an_event() {
     for token in 5..8 {
         host.engine.append(first, &[TokenId::new(token)]).expect("there is room");
         let step = host.plan(first);
-        host.engine.commit(step).expect("open");
+        host.engine.commit(step).expect("it is open");
     }
     assert_eq!(host.drain(), [stored(Some(hashes[1]), &hashes[2..], 5)]);
-    host.engine.finish(first).expect("alive");
-    host.engine.finish(again).expect("alive");
+    host.engine.finish(first).expect("it is live");
+    host.engine.finish(again).expect("it is live");
     assert_eq!(host.drain(), [], "idle pages are cached");
 }
 
@@ -110,7 +110,7 @@ fn evictions_are_reported_deepest_page_first() {
     let mut host = Host::new(6, 32);
     let (old, new) = (text(0..9), text(100..107));
     let seq = host.compute(NAMESPACE, &old);
-    host.engine.finish(seq).expect("alive");
+    host.engine.finish(seq).expect("it is live");
     host.drain();
     host.compute(NAMESPACE, &new);
     let gone: Vec<_> = chain(&old)[2..].iter().rev().copied().collect();
@@ -122,24 +122,24 @@ fn a_reset_is_one_event_and_old_generations_emit_none() {
     let mut host = Host::new(32, 32);
     let old = host.compute(NAMESPACE, &text(0..5));
     let idle = host.compute(NAMESPACE, &text(50..55));
-    host.engine.finish(idle).expect("alive");
+    host.engine.finish(idle).expect("it is live");
     host.engine.reset();
     assert_eq!(host.drain(), [OwnedEvent::Cleared]);
     // The old sequence continues to publish, and another computes the same texts again.
     host.engine.append(old, &text(5..7)).expect("there is room");
     let step = host.plan(old);
-    host.engine.commit(step).expect("open");
+    host.engine.commit(step).expect("it is open");
     assert_eq!(host.drain(), []);
     let hashes = chain(&text(0..6));
     assert_eq!(host.engine.match_hashes(&hashes).pages(), 0);
     let new = host.compute(NAMESPACE, &text(0..5));
     assert_eq!(host.drain(), [stored(None, &hashes[..2], 4)]);
     // The dropped pages of the old sequence have the hashes of the new one's pages.
-    host.engine.finish(old).expect("alive");
-    host.engine.complete(host.engine.newest_step()).expect("committed");
+    host.engine.finish(old).expect("it is live");
+    host.engine.complete(host.engine.newest_step()).expect("it is committed");
     assert_eq!(host.drain(), []);
     assert_eq!(host.engine.match_hashes(&hashes).pages(), 2);
-    host.engine.finish(new).expect("alive");
+    host.engine.finish(new).expect("it is live");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn an_overflow_emits_all_cached_pages() {
         "4 pages, room for 3"
     );
     host.compute(NAMESPACE, &second);
-    host.engine.finish(one).expect("alive");
+    host.engine.finish(one).expect("it is live");
     let events = host.drain();
     assert_eq!(events[0], OwnedEvent::Cleared);
     assert_eq!(events.len(), 3);
@@ -193,7 +193,7 @@ fn without_hashes_there_are_no_events() {
     let pool = PoolConfig { capacity: Capacity::Pages(8), ..Default::default() };
     let config = EngineConfig { event_pages: 5, ..pool.into() };
     assert_eq!(config.shape(), Err(ConfigError::EventsWithoutHashes { event_pages: 5 }));
-    let mut silent = Engine::new(EngineConfig::from(pool), Null).expect("the config is right");
+    let mut silent = Engine::new(EngineConfig::from(pool), Null).expect("a valid config");
     silent.drain_events(|event| panic!("events are disabled: {event:?}"));
     assert_eq!(silent.match_hashes(&chain(&text(0..8))).pages(), 0);
     let unshared = EngineConfig {
@@ -202,7 +202,7 @@ fn without_hashes_there_are_no_events() {
         prefix: PrefixMode::None,
         ..pool.into()
     };
-    let bytes = unshared.bytes().expect("the config is right");
+    let bytes = unshared.bytes().expect("a valid config");
     assert_eq!((bytes.hashes, bytes.events), (0, 0), "pages that are not shared have no hashes");
 }
 
@@ -213,7 +213,7 @@ fn a_sink_that_panics_loses_no_event() {
         for handed in 0..3 {
             let mut host = Host::new(32, event_pages);
             let gone = host.compute(NAMESPACE, &text(50..55));
-            host.engine.finish(gone).expect("alive");
+            host.engine.finish(gone).expect("it is live");
             host.engine.reset();
             let texts = [text(0..9), text(4..13)];
             texts.iter().for_each(|text| _ = host.compute(NAMESPACE, text));
@@ -280,12 +280,12 @@ fn pages_that_a_finish_publishes_are_readable_after_their_step() {
     for seq in [seq, seq, other] {
         host.plan(seq);
     }
-    (1..4).for_each(|step| host.engine.commit(StepId::new(step)).expect("open"));
+    (1..4).for_each(|step| host.engine.commit(StepId::new(step)).expect("it is open"));
     let hashes = chain(&first);
     let others = stored(None, &chain(&text(50..53)), 3);
     assert_eq!(host.drain(), [stored(None, &hashes[..1], 1), others]);
     host.engine.append(seq, &first[3..]).expect("there is room");
-    host.engine.finish(seq).expect("alive");
+    host.engine.finish(seq).expect("it is live");
     assert_eq!(host.drain(), [stored(Some(hashes[0]), &hashes[1..], 2)]);
 }
 
@@ -308,8 +308,8 @@ fn names_are_forgotten_when_unused() {
     let child = host.engine.fork(seq, 1, 0).expect("there is room").children[0];
     host.engine.append(child, &text(5..7)).expect("there is room");
     let step = host.plan(child);
-    host.engine.commit(step).expect("open");
-    host.engine.complete(step).expect("committed");
+    host.engine.commit(step).expect("it is open");
+    host.engine.complete(step).expect("it is committed");
     let hashes = HASHING.chain(&salt("red"), &text(0..7), 2);
     assert_eq!(host.engine.match_hashes(&hashes).pages(), 3);
     let taken = Err(Error::NamesTaken { namespace: blue, by: red });
@@ -326,7 +326,7 @@ fn names_are_forgotten_when_unused() {
     host.engine.forget_namespace(red).expect("it has names");
     for seq in [seq, child, again] {
         still_taken(&mut host);
-        host.engine.finish(seq).expect("alive");
+        host.engine.finish(seq).expect("it is live");
     }
     still_taken(&mut host);
     // The names of a namespace are removed with its last cached page. Waiting events still have them.
@@ -361,7 +361,7 @@ fn pages_of_other_groups_have_no_events() {
         (found.pages(), found.full_pages(), host.engine.match_hashes(&hashes).pages())
     };
     let seq = host.compute(NAMESPACE, &first);
-    host.engine.finish(seq).expect("it runs");
+    host.engine.finish(seq).expect("it is live");
     assert_eq!(host.drain(), [stored(None, &hashes, 1)]);
     assert_eq!(matched(&host), (5, 5, 5));
 

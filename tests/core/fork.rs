@@ -29,19 +29,19 @@ fn computed<B: Backend<Error: std::fmt::Debug>>(engine: &mut Engine<B>, len: u32
 
 /// Returns the pages of a sequence's row in the backend.
 fn mirrored(engine: &Engine<Cpu>, seq: SeqKey) -> Vec<PageId> {
-    let (sequence, table) = (engine.sequence(seq).expect("it lives"), engine.shape().table);
+    let (sequence, table) = (engine.sequence(seq).expect("it is live"), engine.shape().table);
     let words = engine.backend().table_words();
     (0..sequence.page_len).map(|index| table.page(words, sequence.row, index)).collect()
 }
 
 fn assert_mirrored(engine: &Engine<Cpu>, seq: SeqKey) {
-    let pages: Vec<_> = engine.page_table(seq).expect("it lives").collect();
+    let pages: Vec<_> = engine.page_table(seq).expect("it is live").collect();
     assert!(mirrored(engine, seq) == pages, "the backend has another page table");
 }
 
 #[test]
 fn a_long_parent_costs_one_word_for_each_chunk() {
-    let mut engine = Engine::new(config(1, 110_000), Null).expect("the config is right");
+    let mut engine = Engine::new(config(1, 110_000), Null).expect("a valid config");
     let parent = computed(&mut engine, 100_000);
     let mut scratch = StepScratch::new();
     for i in 0..64 {
@@ -62,7 +62,7 @@ fn a_child_that_was_preempted_sends_its_whole_page_table() {
     let mut engine = Engine::new(config(2, 4000), CpuOptions::with_threads(1)).expect("it fits");
     let parent = computed(&mut engine, 4099);
     let child = engine.fork(parent, 1, 0).expect("room").children[0];
-    engine.finish(parent).expect("it lives");
+    engine.finish(parent).expect("it is live");
     engine.preempt(child, Keep::Publish).expect("it runs");
     engine.verify().expect("all invariants hold");
     engine.resume(child, 0).expect("room");
@@ -93,7 +93,7 @@ fn words_of_the_second_of_two_open_plans_are_sent_again() {
     let third = plan.step();
     let child = engine.fork(parent, 1, 0).expect("room").children[0];
     engine.abort(third).expect("it is open");
-    let len = engine.extend_max(child).expect("it lives");
+    let len = engine.extend_max(child).expect("it is live");
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq: child, len }]).expect("room");
     assert!(plan.table_writes.len() > 2999, "the backend may lack the parent's words");
     assert_mirrored(&engine, child);
@@ -107,7 +107,7 @@ fn grandchildren_share_what_their_parents_inherited() {
     let child = engine.fork(parent, 1, 0).expect("room").children[0];
     let grandchild = engine.fork(child, 1, 0).expect("room").children[0];
     for seq in [parent, child] {
-        engine.finish(seq).expect("it lives");
+        engine.finish(seq).expect("it is live");
     }
     engine.append(grandchild, &tokens(0..1)).expect("room");
     let mut scratch = StepScratch::new();

@@ -115,7 +115,7 @@ fn run(engine: &mut Engine<Cpu>, reach: Reach) -> Vec<u32> {
         bits.extend(step(engine, reach, &items));
     }
     for seq in seqs {
-        engine.finish(seq).expect("it runs");
+        engine.finish(seq).expect("it is live");
         engine.verify().expect("all invariants hold");
     }
     bits
@@ -196,7 +196,7 @@ fn a_place_takes_a_page_of_each_track() {
     let step = plan.step();
     assert_eq!((engine.promised(seq), engine.available()), (Ok(3), 588));
     let pages: Vec<Vec<_>> =
-        (0..3).map(|track| engine.track_table(seq, track).expect("it runs").collect()).collect();
+        (0..3).map(|track| engine.track_table(seq, track).expect("it is live").collect()).collect();
     assert!(pages.iter().all(|pages| pages.len() == 3), "{pages:?}");
     assert_eq!(engine.stats().private_pages, 9);
     engine.abort(step).expect("it is open");
@@ -207,7 +207,7 @@ fn a_place_takes_a_page_of_each_track() {
     let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 10 }]).expect("room").step();
     engine.commit(step).expect("it is open");
     engine.complete(step).expect("it is committed");
-    engine.finish(seq).expect("it runs");
+    engine.finish(seq).expect("it is live");
     let stats = engine.stats();
     assert_eq!((stats.evictable_pages, stats.free_pages, stats.cells), (4, 596, 1));
     assert_eq!(engine.match_prefix(Namespace::default(), &prompt).pages(), 2);
@@ -248,7 +248,7 @@ fn null(all: usize, others: usize, reach: Reach, pages: u32) -> Engine<Null> {
 fn compute(engine: &mut Engine<Null>, seq: SeqKey) -> bool {
     let mut scratch = StepScratch::new();
     loop {
-        let len = engine.extend_max(seq).expect("it runs").min(512);
+        let len = engine.extend_max(seq).expect("it is live").min(512);
         if len == 0 {
             return true;
         }
@@ -278,7 +278,7 @@ fn a_sequence_holds_the_pages_that_later_tokens_read() {
         engine.verify().expect("all invariants hold");
         let stats = engine.stats();
         assert_eq!(stats.private_pages + stats.protected_pages, pages, "{reach:?}");
-        let tail = engine.track_table(seq, 1).expect("it runs").count() as u32;
+        let tail = engine.track_table(seq, 1).expect("it is live").count() as u32;
         assert_eq!(
             (pages - 512) / tail.max(1),
             if tail > 0 { others.div_ceil(all) as u32 } else { 0 }
@@ -286,8 +286,8 @@ fn a_sequence_holds_the_pages_that_later_tokens_read() {
         // Released pages are available to other sequences. The sequence's promise counts them again, up to the maximum
         // that it can still need.
         let free = engine.stats().free_pages + engine.stats().evictable_pages;
-        assert_eq!(engine.available(), free - engine.promised(seq).expect("it runs"));
-        engine.finish(seq).expect("it runs");
+        assert_eq!(engine.available(), free - engine.promised(seq).expect("it is live"));
+        engine.finish(seq).expect("it is live");
         let (stats, tracks) = (engine.stats(), others.div_ceil(all) as u32);
         assert_eq!(stats.cached_pages - stats.cells * tracks, tokens / 16);
     }

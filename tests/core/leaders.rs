@@ -10,7 +10,7 @@ fn engine(pages: u32) -> Engine<Null> {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(pages), ..Default::default() };
     let config =
         EngineConfig { max_tokens: 1 << 16, max_sequences: 100, ..EngineConfig::from(pool) };
-    Engine::new(config, Null).expect("the config is right")
+    Engine::new(config, Null).expect("a valid config")
 }
 
 /// Returns `len` tokens; from `cut` on they belong to a distinct text.
@@ -38,7 +38,7 @@ fn plan(engine: &mut Engine<Null>, seq: SeqKey, len: u32) -> StepId {
 
 fn compute(engine: &mut Engine<Null>, seq: SeqKey, len: u32) {
     let step = plan(engine, seq, len);
-    engine.commit(step).expect("it is its turn");
+    engine.commit(step).expect("it is open");
     engine.complete(step).expect("it is committed");
     engine.verify().expect("all invariants hold");
 }
@@ -219,10 +219,10 @@ fn a_sequence_with_another_text_neither_leads_nor_hides_a_leader() {
 }
 
 #[test]
-fn without_reuse_nobody_leads() {
+fn without_shared_prefixes_no_prompt_has_a_leader() {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..Default::default() };
     let config = EngineConfig { prefix: PrefixMode::None, ..EngineConfig::from(pool) };
-    let mut engine = Engine::new(config, Null).expect("the config is right");
+    let mut engine = Engine::new(config, Null).expect("a valid config");
     let prompt = text(30, 30, 0);
     admit(&mut engine, &prompt);
     assert_eq!(leader(&engine, &prompt), None);
@@ -265,13 +265,13 @@ fn both_ways_of_admission_compute_a_prefix_once() {
     // Computes all running sequences, a chunk each, and finishes those that are done.
     let round = |engine: &mut Engine<Null>, running: &mut Vec<SeqKey>| {
         let mut scratch = StepScratch::new();
-        let len = |&seq: &SeqKey| engine.extend_max(seq).expect("it runs").min(50);
+        let len = |&seq: &SeqKey| engine.extend_max(seq).expect("it is live").min(50);
         let items: Vec<_> = running.iter().map(|seq| Extend { seq: *seq, len: len(seq) }).collect();
         let step = engine.plan_batch(&mut scratch, &items).expect("there is room").step();
-        engine.commit(step).expect("it is its turn");
+        engine.commit(step).expect("it is open");
         engine.complete(step).expect("it is committed");
         running.retain(|&seq| {
-            let runs = engine.extend_max(seq).expect("it runs") > 0;
+            let runs = engine.extend_max(seq).expect("it is live") > 0;
             if !runs {
                 engine.finish(seq).expect("it is live");
             }
@@ -420,7 +420,7 @@ fn every_follower_is_admitted() {
             if draw(5) == 0 {
                 engine.abort(step).expect("it is open");
             } else {
-                engine.commit(step).expect("it is its turn");
+                engine.commit(step).expect("it is open");
             }
             engine.complete(step).expect("it is closed");
             running.retain(|&seq| {

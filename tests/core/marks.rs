@@ -15,7 +15,7 @@ fn engine(pages: u32, prefix: PrefixMode) -> Engine<Null> {
     let capacity = Capacity::Pages(pages);
     let pool = PoolConfig { layers: 3, groups, page_size: PAGE, capacity, ..PoolConfig::default() };
     let config = EngineConfig { promise_ahead: 4, prefix, ..pool.into() };
-    Engine::new(config, Null).expect("the config is sound")
+    Engine::new(config, Null).expect("a valid config")
 }
 
 fn text(seed: u32, len: u32) -> Vec<TokenId> {
@@ -91,7 +91,7 @@ fn invalid_marks_are_refused() {
 #[test]
 fn marks_mean_nothing_where_no_prompt_matches_or_all_layers_keep_everything() {
     let one = PoolConfig { page_size: PAGE, ..PoolConfig::default() };
-    let one = Engine::new(one, Null).expect("the config is sound");
+    let one = Engine::new(one, Null).expect("a valid config");
     for mut engine in [engine(100, PrefixMode::None), one] {
         let seq = engine.admit(ALL, &text(1, 40), 0).expect("it fits");
         compute(&mut engine, seq, 18);
@@ -140,7 +140,7 @@ fn a_hit_never_keeps_a_prompt_from_an_idle_pool() {
             let mut engine = engine(pages, PrefixMode::Radix);
             let seq = engine.admit(ALL, &text(1, 20), 0).expect("it fits");
             compute(&mut engine, seq, 20);
-            engine.finish(seq).expect("it runs");
+            engine.finish(seq).expect("it is live");
             let other = busy.then(|| {
                 let other = engine.admit(ALL, &text(3, 1), 0).expect("it fits");
                 compute(&mut engine, other, 1);

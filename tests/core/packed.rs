@@ -8,7 +8,7 @@ use kvarena::{
 fn engine() -> Engine<Null> {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(64), ..PoolConfig::default() };
     let config = EngineConfig { max_tokens: 4096, ..EngineConfig::from(pool) };
-    Engine::new(config, Null).expect("the config is right")
+    Engine::new(config, Null).expect("a valid config")
 }
 
 fn admit(engine: &mut Engine<Null>, first: u32) -> SeqKey {
@@ -68,7 +68,7 @@ fn a_tree_is_not_packed() {
     let (mut scratch, mut levels) = (StepScratch::new(), StepScratch::new());
     let prompt = engine.plan_batch(&mut scratch, &[Extend { seq, len: 10 }]).expect("room").step();
     engine.append(seq, &[1, 2, 3].map(TokenId::new)).expect("room");
-    engine.commit(prompt).expect("open");
+    engine.commit(prompt).expect("it is open");
     let items = [Extend { seq, len: 3 }];
     let mut tree = DraftTree::new();
     for (parents, is_chain) in [([0, 0, 1], true), ([0, 0, 0], false), ([0, 1, 1], false)] {
@@ -77,12 +77,12 @@ fn a_tree_is_not_packed() {
             engine.plan_drafts(&mut scratch, &items, &[tree.draft(seq)]).expect("room").step();
         let want = if is_chain { Ok(vec![0, 3]) } else { Err(Error::PackedTree { seq }) };
         assert_eq!(packed(&engine, &items), want, "{parents:?}");
-        engine.abort(step).expect("open");
+        engine.abort(step).expect("it is open");
     }
     // A plain chain is packed. A chain's masks with other positions are not.
     let step = engine.plan_drafts(&mut scratch, &items, &[Draft::chain(seq)]).expect("room").step();
     assert_eq!(packed(&engine, &items), Ok(vec![0, 3]));
-    engine.abort(step).expect("open");
+    engine.abort(step).expect("it is open");
     tree.set(10, &[0, 0, 1]).expect("parents precede children");
     let draft = Draft { positions: &[10, 10, 11], ..tree.draft(seq) };
     let plan = engine.plan_drafts(&mut scratch, &items, &[draft]).expect("room");
@@ -108,8 +108,8 @@ fn levels_list_what_is_shared_once() {
     let first = engine.admit(Namespace::default(), &root, 0).expect("room");
     let items = [Extend { seq: first, len: 9 }];
     let step = engine.plan_batch(&mut scratch[0], &items).expect("room").step();
-    engine.commit(step).expect("open");
-    engine.complete(step).expect("committed");
+    engine.commit(step).expect("it is open");
+    engine.complete(step).expect("it is committed");
     // Pages of 4 tokens: texts 0, 2 and 3 share the first page, and texts 2 and 3 also the second.
     let texts = [text(4, 90..93), text(0, 50..53), text(9, 0..0), text(8, 70..72)];
     let seqs =
@@ -143,7 +143,7 @@ fn levels_list_what_is_shared_once() {
     let old = plan.step();
     let mut bytes = OwnedPlan::new();
     bytes.copy_from(&plan);
-    engine.abort(old).expect("open");
+    engine.abort(old).expect("it is open");
     // A plan of the same rows with other tokens.
     let others = items.iter().map(|&Extend { seq, .. }| Extend { seq, len: 1 });
     let others: Vec<_> = others.collect();
@@ -160,7 +160,7 @@ fn a_plan_that_was_undone_has_no_levels() {
     let extend = |seq| [Extend { seq, len: 10 }];
     let first = admit(&mut engine, 0);
     let undone = OwnedPlan::from(&engine.plan_batch(&mut scratch, &extend(first)).expect("room"));
-    engine.abort(undone.plan().step()).expect("open");
+    engine.abort(undone.plan().step()).expect("it is open");
     engine.finish(first).expect("the sequence is live");
     let second = admit(&mut engine, 100);
     let planned = OwnedPlan::from(&engine.plan_batch(&mut scratch, &extend(second)).expect("room"));
@@ -180,8 +180,8 @@ fn a_plan_that_was_undone_has_no_levels() {
         let never = OwnedPlan::from_bytes(&bytes).expect("any step");
         assert_eq!(levels(&engine, &never.plan()), refused, "step {step} was never planned");
     }
-    engine.commit(plan.step()).expect("open");
+    engine.commit(plan.step()).expect("it is open");
     assert_eq!(levels(&engine, &plan), Ok(1));
-    engine.complete(plan.step()).expect("committed");
+    engine.complete(plan.step()).expect("it is committed");
     assert_eq!(levels(&engine, &plan), refused, "it is complete");
 }

@@ -249,8 +249,9 @@ fn wrong_headers_are_refused() {
     for slots in [1 << 32 | 4, 1 << 63 | 4, (u64::MAX << 32) | 8] {
         assert_eq!(with(5, slots), length, "the slots of more tracks are missing");
     }
-    for slot_bytes in [0, 1, 5, 1 << 32 | 5, u64::MAX] {
-        assert_eq!(with(5, slot_bytes), Err(PlanBytesError::SlotBytes { slot_bytes }));
+    for (slots, slot_bytes) in [(0, 0), (5, 5), (1 << 32 | 5, 5), (u64::MAX, u64::from(u32::MAX))] {
+        let error = PlanBytesError::SlotBytes { slot_bytes };
+        assert_eq!(with(5, slots), Err(error), "without the number of tracks");
     }
     for error in [PlanBytesError::Magic, PlanBytesError::Length { actual: 3 }] {
         assert!(!error.to_string().is_empty());

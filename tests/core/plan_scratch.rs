@@ -14,7 +14,7 @@ fn engine(page_size: u32, pages: u32, max_sequences: u32, max_tokens: u64) -> En
         prefault: false,
         ..EngineConfig::from(pool)
     };
-    Engine::new(config, Null).expect("the config is right")
+    Engine::new(config, Null).expect("a valid config")
 }
 
 fn scratch(shape: &EngineShape, rows: u32, tokens: u32) -> StepScratch {
@@ -34,7 +34,7 @@ fn plan(engine: &mut Engine<Null>, items: &[Extend]) -> u64 {
     let plan = engine.plan_batch(&mut scratch, items).expect("there is room");
     let (step, bytes) = (plan.step(), bytes(&plan));
     assert_eq!(scratch.bytes(), held, "the scratch has grown");
-    engine.commit(step).expect("it is planned");
+    engine.commit(step).expect("it is open");
     engine.complete(step).expect("it is committed");
     bytes
 }
@@ -113,7 +113,7 @@ fn prefills_of_many_tracks_fit_the_scratch() {
         prefault: false,
         ..pool.into()
     };
-    let mut engine = Engine::new(config, Null).expect("the config is right");
+    let mut engine = Engine::new(config, Null).expect("a valid config");
     let items: Vec<_> = (0..rows)
         .map(|own| {
             let namespace = Namespace::new(own.into());
@@ -156,7 +156,7 @@ fn any_numbers_have_a_size() {
     };
     for pool in [largest, PoolConfig { page_size: 1024, ..largest }, PoolConfig::default()] {
         let config = EngineConfig { max_sequence_len: u32::MAX, ..EngineConfig::from(pool) };
-        let shape = config.shape().expect("the config is valid");
+        let shape = config.shape().expect("a valid config");
         for rows in [0, 1, 256, u32::MAX] {
             for tokens in [0, 1, 1 << 20, u32::MAX] {
                 assert!(shape.plan_bytes(rows, tokens) < 1 << 40);
@@ -177,7 +177,7 @@ fn plans_of_several_tracks_fit_the_scratch() {
             ..Default::default()
         };
         let config = EngineConfig { max_sequences: 8, max_tokens: 1 << 14, ..pool.into() };
-        let mut engine = Engine::new(config, Null).expect("the config is right");
+        let mut engine = Engine::new(config, Null).expect("a valid config");
         let items: Vec<_> = (0..8)
             .map(|own| {
                 let prompt = prompt(100 + 7 * own);
@@ -190,7 +190,7 @@ fn plans_of_several_tracks_fit_the_scratch() {
             .iter()
             .map(|&Extend { seq, .. }| Extend {
                 seq,
-                len: engine.extend_max(seq).expect("it runs"),
+                len: engine.extend_max(seq).expect("it is live"),
             })
             .collect();
         plan(&mut engine, &left);

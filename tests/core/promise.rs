@@ -12,7 +12,7 @@ fn engine(pages: u32) -> Engine<Null> {
     let pool =
         PoolConfig { page_size: PAGE_SIZE, capacity: Capacity::Pages(pages), ..Default::default() };
     let config = EngineConfig { max_tokens: 4096, ..EngineConfig::from(pool) };
-    Engine::new(config, Null).expect("the config is right")
+    Engine::new(config, Null).expect("a valid config")
 }
 
 /// Returns the tokens of `pages` pages of a distinct text.
@@ -39,7 +39,7 @@ fn plan(engine: &mut Engine<Null>, items: &[(SeqKey, u32)]) -> Result<StepId, Er
 }
 
 fn commit(engine: &mut Engine<Null>, step: StepId) {
-    engine.commit(step).expect("it is its turn");
+    engine.commit(step).expect("it is open");
     engine.verify().expect("all invariants hold");
 }
 
@@ -248,7 +248,7 @@ fn every_child_of_a_fork_is_promised_its_own() {
     assert_eq!((engine.available(), engine.stats().promised_pages), (1, 6));
     engine.complete(step).expect("it counts as committed");
     engine.verify().expect("all invariants hold");
-    assert!(engine.fork(parent, 0, 0).expect("it runs").children.is_empty());
+    assert!(engine.fork(parent, 0, 0).expect("it is live").children.is_empty());
     let max = engine.config().max_sequences;
     let refused = engine.fork(parent, u32::MAX, 0).expect_err("too many rows");
     assert_eq!(refused, EngineError::Core(Error::OutOfSequences { max }));

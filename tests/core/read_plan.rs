@@ -33,7 +33,7 @@ fn wanted(plan: &BatchPlan<'_>) -> Value {
 /// draft tree; and plans of an engine with groups of layers.
 fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
     let pool = PoolConfig { page_size: 4, shape: KvShape::heads(1, 1), ..Default::default() };
-    let mut engine = Engine::new(pool, Null).expect("the config is right");
+    let mut engine = Engine::new(pool, Null).expect("a valid config");
     let prompt: Vec<_> = (7..18).map(TokenId::new).collect();
     let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
     let (mut scratch, mut padding) = (StepScratch::new(), StepScratch::new());
@@ -66,7 +66,7 @@ fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
     let child = both[1].seq;
     engine.append(child, &[5, 6, 7].map(TokenId::new)).expect("there is room");
     let mut tree = DraftTree::new();
-    let start = engine.planned_len(child).expect("it lives");
+    let start = engine.planned_len(child).expect("it is live");
     tree.set(start, &[0, 0, 0]).expect("parents precede children");
     let items = [Extend { seq: child, len: 3 }];
     let plan = engine.plan_drafts(&mut scratch, &items, &[tree.draft(child)]);
@@ -77,7 +77,7 @@ fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
     // Layers in groups, with three tracks.
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[1, 0, 1]).expect("two groups");
     let mut engine =
-        Engine::new(PoolConfig { layers: 3, groups, ..pool }, Null).expect("it is right");
+        Engine::new(PoolConfig { layers: 3, groups, ..pool }, Null).expect("a valid config");
     let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 11 }]).expect("there is room");
     for plan in [plan, plan.padded(&mut padding, 3, 14)] {

@@ -7,7 +7,7 @@ use kvarena::{
 
 fn engine(pages: u32, page_size: u32) -> Engine<Null> {
     let pool = PoolConfig { page_size, capacity: Capacity::Pages(pages), ..PoolConfig::default() };
-    Engine::new(EngineConfig::from(pool), Null).expect("the config is sound")
+    Engine::new(EngineConfig::from(pool), Null).expect("a valid config")
 }
 
 fn tokens(text: &str) -> Vec<TokenId> {

@@ -256,7 +256,7 @@ fn promises_are_kept() {
             sequence_len: 1 << 20,
             tokens: 1 << 12,
             steps: 6,
-            reuse: true,
+            share_prefixes: true,
             ..workload.config()
         };
         let mut ops = workload.take_ops(op_count(200));

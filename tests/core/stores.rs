@@ -38,11 +38,11 @@ impl Host {
     /// Computes a prompt, and checks that its cached pages have their bytes. Returns the cached tokens.
     fn compute(&mut self, prompt: &[TokenId]) -> u32 {
         let seq = self.engine.admit(NAMESPACE, prompt, 0).expect("there is room");
-        let cached = self.engine.cached_len(seq).expect("alive");
-        let len = self.engine.extend_max(seq).expect("alive");
+        let cached = self.engine.cached_len(seq).expect("it is live");
+        let len = self.engine.extend_max(seq).expect("it is live");
         let plan = self.engine.plan_batch(&mut self.scratch, &[Extend { seq, len }]);
         let step = plan.expect("there is room").step();
-        let pages: Vec<PageId> = self.engine.page_table(seq).expect("alive").collect();
+        let pages: Vec<PageId> = self.engine.page_table(seq).expect("it is live").collect();
         for (i, (page, key)) in pages.iter().zip(&keys(prompt)).enumerate() {
             let wanted = self.bytes(key);
             if i < cached as usize / PAGE_SIZE {
@@ -53,9 +53,9 @@ impl Host {
                 self.engine.backend_mut().write_page(*page, &wanted).expect("a page of the pool");
             }
         }
-        self.engine.commit(step).expect("open");
-        self.engine.complete(step).expect("committed");
-        self.engine.finish(seq).expect("alive");
+        self.engine.commit(step).expect("it is open");
+        self.engine.complete(step).expect("it is committed");
+        self.engine.finish(seq).expect("it is live");
         self.engine.verify().expect("all invariants hold");
         cached
     }

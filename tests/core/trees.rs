@@ -122,7 +122,7 @@ fn check(pool: PoolConfig, seed: u64) {
             let tokens: Vec<_> =
                 parents.iter().map(|_| TokenId::new(rng.below(50) as u32)).collect();
             let mut tree = DraftTree::new();
-            let start = tree_host.engine.planned_len(seq).expect("it lives");
+            let start = tree_host.engine.planned_len(seq).expect("it is live");
             tree.set(start, parents).expect("parents precede children");
             trees.push(tree);
             tree_host.engine.append(seq, &tokens).expect("there is room");

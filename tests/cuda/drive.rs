@@ -185,7 +185,7 @@ impl Drive {
                 assert!(sums.iter().all(|&x| x == f32::NEG_INFINITY), "padding row {i}: {sums:?}");
                 continue;
             }
-            let (Item::Extend { sequence, .. } | Item::Again { sequence, .. }) = items[i] else {
+            let (Item::Extend { sequence, .. } | Item::Requery { sequence, .. }) = items[i] else {
                 panic!("padding has kv_len 0");
             };
             let pairs = u64::from(row.extend_len) * heads as u64;

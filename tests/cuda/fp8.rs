@@ -267,10 +267,11 @@ fn every_byte_is_read_as_it_is() {
             backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
             backend.synchronize().expect("nothing failed");
             backend.end(StepEnd::Complete(plan.step()));
-            let items = [Item::Again { sequence, len: new }];
+            let items = [Item::Requery { sequence, len: new }];
             let attend = shape.attend();
-            let slot =
-                drive.planner.slot(&drive.planner.sequence(sequence).expect("live").clone(), 40);
+            let slot = drive
+                .planner
+                .slot(&drive.planner.sequence(sequence).expect("it is live").clone(), 40);
             let mut nans = [0; 2];
             for turn in 0..3 {
                 let plan = drive.planner.plan(&items);

@@ -144,7 +144,7 @@ fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64
         let mut left = tokens as u64 - rows as u64;
         let mut items = Vec::new();
         for sequence in drive.planner.live().into_iter().take(rows - 1) {
-            let room = shape.max_len - drive.planner.sequence(sequence).expect("live").len;
+            let room = shape.max_len - drive.planner.sequence(sequence).expect("it is live").len;
             let more = drive.rng.below(len.min(left + 1).min(u64::from(room.max(1))));
             left -= more;
             if room > 0 {

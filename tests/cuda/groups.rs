@@ -218,10 +218,10 @@ fn serve(host: &mut Host) -> Vec<u16> {
         bits.extend(host.step(&items));
     }
     for seq in seqs {
-        host.engine.finish(seq).expect("it runs");
+        host.engine.finish(seq).expect("it is live");
     }
     let seq = admit(host, 1);
-    let len = host.engine.extend_max(seq).expect("it runs");
+    let len = host.engine.extend_max(seq).expect("it is live");
     let again = host.step(&[Extend { seq, len }]);
     // The cache serves all pages of the prompt except the last one, which contains the last token.
     assert!(len <= 16, "a prompt that was cached computes {len} tokens");

@@ -97,7 +97,7 @@ fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usiz
         let mut left = (tokens - ROWS) as u64;
         let mut items = Vec::new();
         for sequence in planner.live() {
-            let room = LONGEST - planner.sequence(sequence).expect("live").len;
+            let room = LONGEST - planner.sequence(sequence).expect("it is live").len;
             let more = rng.below((left + 1).min(u64::from(room.max(1))));
             left -= more;
             if room > 0 {

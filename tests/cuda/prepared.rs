@@ -183,7 +183,7 @@ fn engine_of_spans(gpu: &Gpu, work: &Prepare<'_>) -> (Engine<Cuda>, Vec<SeqKey>)
     let mut scratch = StepScratch::new();
     let admitted = (0..8).map(|_| {
         let seq = engine.admit(Namespace::default(), &prompt, 0).expect("it fits");
-        let len = 33 - engine.cached_len(seq).expect("it runs");
+        let len = 33 - engine.cached_len(seq).expect("it is live");
         let step = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("it fits").step();
         engine.commit(step).expect("it is open");
         engine.complete(step).expect("it is open");
@@ -203,7 +203,7 @@ fn padding_beside_spans_is_written_by_a_kernel_loaded_for_it() {
     let work = Prepare { extend: false, copies: false, ..Prepare::new(&attend) };
     let (mut engine, admitted) = engine_of_spans(&gpu, &work);
     for &seq in &admitted {
-        engine.append(seq, &[1, 2, 3].map(TokenId::new)).expect("it runs");
+        engine.append(seq, &[1, 2, 3].map(TokenId::new)).expect("it is live");
     }
     let items: Vec<Extend> = admitted.iter().map(|&seq| Extend { seq, len: 3 }).collect();
     let (mut scratch, mut padding) = (StepScratch::new(), StepScratch::new());
@@ -232,7 +232,7 @@ fn padded_steps_of_several_tokens_need_nothing_more() {
     let work = Prepare { extend: false, decode_tokens: 2, ..Prepare::new(&attend) };
     let (mut engine, admitted) = engine_of_spans(&gpu, &work);
     for &seq in &admitted {
-        engine.append(seq, &[1, 2].map(TokenId::new)).expect("it runs");
+        engine.append(seq, &[1, 2].map(TokenId::new)).expect("it is live");
     }
     let items: Vec<Extend> = admitted[..4].iter().map(|&seq| Extend { seq, len: 2 }).collect();
     let (mut scratch, size) = (StepScratch::new(), PlanSize { rows: 8, tokens: 16 });

@@ -129,13 +129,13 @@ impl Both {
         let plan = self.cpu.plan_batch(cpu, &[Extend { seq, len }]).expect("room");
         let step = plan.step();
         self.cpu.backend_mut().store_cache(&plan, LAYER, k[..].into(), v[..].into()).expect("K");
-        self.cpu.commit(step).expect("planned");
+        self.cpu.commit(step).expect("it is open");
         let plan = self.gpu.plan_batch(gpu, &[Extend { seq, len }]).expect("room");
         let [k, v] = [k, v].map(|rows| DeviceBuffer::of(&self.device, &rows).expect("memory"));
         let backend = self.gpu.backend_mut();
         backend.store_cache(&plan, LAYER, k.rows(0, None), v.rows(0, None)).expect("K and V");
         backend.synchronize().expect("nothing failed");
-        self.gpu.commit(step).expect("planned");
+        self.gpu.commit(step).expect("it is open");
         for result in [self.cpu.complete(step), self.gpu.complete(step)] {
             result.expect("done");
         }
@@ -343,7 +343,7 @@ fn a_graph_selects_for_the_step_that_is_staged() {
         assert!(replayed == buffers.take(), "round {round}");
         let step = plan.step();
         let new: Vec<TokenId> = (0..1).map(TokenId::new).collect();
-        engine.commit(step).expect("planned");
+        engine.commit(step).expect("it is open");
         engine.complete(step).expect("done");
         for &seq in &seqs {
             engine.append(seq, &new).expect("a sequence");
@@ -383,7 +383,7 @@ fn sparse_attention_without_a_kernel_is_refused() {
     let seq = engine.admit(Namespace::default(), &prompt, 0).expect("room");
     let mut scratch = StepScratch::new();
     let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 1199 }]).expect("room").step();
-    engine.commit(step).expect("planned");
+    engine.commit(step).expect("it is open");
     engine.complete(step).expect("done");
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 1 }]).expect("room");
     let mut buffers = Buffers::new(&gpu, 1, &mut Rng::new(1));

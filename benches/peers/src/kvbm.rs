@@ -24,7 +24,7 @@ pub fn new(pages: usize, page_size: u32) -> Box<dyn Cache> {
         .registry(BlockRegistry::builder().frequency_tracker(tracker).build())
         .with_lru_backend()
         .build()
-        .expect("the config is valid");
+        .expect("a valid config");
     Box::new(Kvbm { manager, page_size })
 }
 

@@ -113,7 +113,7 @@ fn replay(page_size: u32) -> Vec<Row> {
 }
 
 fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<Row> {
-    let name = cache.name();
+    let (name, owns_pages) = (cache.name(), cache.owns_pages());
     let whole = work::SEQUENCE_LEN / page_size as usize;
     for s in 0..sequences {
         cache.cycle(&work::sequence(s));
@@ -136,7 +136,7 @@ fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<R
             let mut pages = out.clone();
             pages.sort_unstable();
             pages.dedup();
-            assert!(!cache_owns(name) || pages.len() == whole, "{name}: all pages differ");
+            assert!(!owns_pages || pages.len() == whole, "{name}: all pages differ");
         }
         row(case, time(|| _ = black_box(call(&mut out))));
     }
@@ -149,7 +149,7 @@ fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<R
     };
     assert!((0..work::MISSES).all(|_| call() == 0), "{name}: no page matches");
     row("miss", time(|| _ = black_box(call())));
-    if cache.owns_pages() {
+    if owns_pages {
         let new: Vec<_> = (0..2 * sequences).map(work::new_sequence).collect();
         let prompt = work::PROMPT_LEN / page_size as usize;
         let mut i = 0;
@@ -172,10 +172,6 @@ fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<R
 fn time(mut call: impl FnMut()) -> f64 {
     let calls = if median_ns(3, 1, &mut call) > 1e5 { 1 } else { 20 };
     median_ns(100, calls, call)
-}
-
-fn cache_owns(name: &str) -> bool {
-    name != router::NAME
 }
 
 fn print(rows: &[Row], options: &Options) {

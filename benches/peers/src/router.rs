@@ -10,7 +10,6 @@ use kvarena::TokenId;
 
 use crate::Cache;
 
-pub const NAME: &str = "dynamo-kv-router 1.6";
 const WORKER: u64 = 0;
 
 struct Router {
@@ -25,7 +24,7 @@ pub fn new(_: usize, page_size: u32) -> Box<dyn Cache> {
 
 impl Cache for Router {
     fn name(&self) -> &'static str {
-        NAME
+        "dynamo-kv-router 1.6"
     }
 
     fn owns_pages(&self) -> bool {

@@ -142,7 +142,7 @@ fn a_page_holds_all_lanes_of_a_group_without_overlap() {
 
 /// Returns a pool with two groups of layers: layer 0, and layers 1 and 2 with the given shape.
 fn two(shape: KvShape, dtype: KvDtype) -> PoolConfig {
-    let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1, 1]).expect("it is right");
+    let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1, 1]).expect("valid groups");
     PoolConfig {
         layers: 3,
         groups: groups.with_shape(1, shape, dtype).expect("there is group 1"),
@@ -160,7 +160,7 @@ fn a_page_holds_a_layer_of_any_group() {
     assert_eq!((pool.unused_bytes(0), pool.unused_bytes(1)), (page_bytes * 3 / 4, 0));
     // Five rows of 6 bytes, rounded up to a multiple of 4 bytes.
     let layers = [0, 0, 0, 0, 0, 1];
-    let groups = Groups::new(&[Reach::All, Reach::Window(8)], &layers).expect("it is right");
+    let groups = Groups::new(&[Reach::All, Reach::Window(8)], &layers).expect("valid groups");
     let groups = groups.with_shape(1, KvShape::heads(1, 1), KvDtype::F32).expect("as above");
     let (shape, dtype) = (KvShape::Latent { rank: 1, rope: 2 }, KvDtype::F16);
     let config = PoolConfig { layers: 6, groups, shape, dtype, page_size: 1, ..Default::default() };
@@ -170,7 +170,7 @@ fn a_page_holds_a_layer_of_any_group() {
 
 #[test]
 fn shapes_that_no_pool_has_are_refused() {
-    let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1, 1]).expect("it is right");
+    let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1, 1]).expect("valid groups");
     for group in [0, 2, 4, u32::MAX] {
         let own = groups.with_shape(group, KvShape::heads(1, 1), KvDtype::F32);
         assert_eq!(own, Err(ConfigError::GroupShape { group, groups: 2 }));

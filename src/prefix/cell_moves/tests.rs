@@ -46,7 +46,7 @@ impl Sound {
 
     /// Makes the cell idle, then the page.
     fn release(&mut self, (lock, cell): (PrefixLock, CellId)) {
-        self.tree.lose_cell(cell, StepId::default(), &mut self.fence);
+        self.tree.release_cell(cell, StepId::default(), &mut self.fence);
         self.tree.unlock(lock, &mut self.fence, &mut Vec::new());
     }
 
@@ -91,7 +91,7 @@ fn a_cell_moves_whole_and_counts_for_a_hit_on_either_side() {
     let Sound { tree, fence, .. } = &mut sound;
     let found = tree.match_prefix(Namespace::new(0), &[TokenId::new(0)]);
     let lock = tree.lock(&found, fence).expect("nothing changed");
-    tree.gain_tails(&lock, 1, fence);
+    tree.acquire_tails(&lock, 1, fence);
     let load = tree.begin_load();
     assert_eq!([tree.claim(&lock, 1, load), tree.claim(&lock, 1, load)], [3, 0]);
     let (own, mut moves) = ([5, 6, 7].map(page), Vec::new());
@@ -134,7 +134,7 @@ fn an_entry_that_makes_room_takes_its_cell_with_it() {
     let (lock, cell) = sound.insert(0);
     // As if the cell had become idle after the page.
     let Sound { tree, fence, .. } = &mut sound;
-    tree.lose_cell(cell, StepId::default(), fence);
+    tree.release_cell(cell, StepId::default(), fence);
     tree.unlock(lock, fence, &mut Vec::new());
     let stamp = tree.cells_ref().cells[cell.index()].stamp;
     tree.cells_mut().cells[cell.index()].stamp = stamp + 10;

@@ -39,9 +39,9 @@ impl Sound {
         let entries: Vec<_> = (0..5).rev().map(|at| tree.entry_at(&mut path, at)).collect();
         let cell = |(at, &entry): (u32, _)| tree.create_cell(0, entry, once(PageId::new(10 + at)));
         let cells: Vec<_> = (0..).zip(entries.iter().rev()).map(cell).collect();
-        tree.lose_cell(cells[0], StepId::default(), &mut fence);
-        tree.lose_cell(cells[1], StepId::default(), &mut fence);
-        tree.lose_cell(cells[2], LATER, &mut fence);
+        tree.release_cell(cells[0], StepId::default(), &mut fence);
+        tree.release_cell(cells[1], StepId::default(), &mut fence);
+        tree.release_cell(cells[2], LATER, &mut fence);
         let named = HashMap::from([(cells[3], 1), (cells[4], 1)]);
         let sound = Self { tree, fence, cells, named, _lock: lock };
         assert_eq!(sound.check(), Ok(()));
@@ -137,15 +137,15 @@ fn a_cell_is_idle_once_its_last_user_is_done() {
     assert_eq!(sound.sizes(), (2, 3));
     let Sound { tree, fence, cells, .. } = &mut sound;
     // Two more users wait for earlier steps than the first user. The latest step decides.
-    tree.gain_cell(cells[2], fence);
-    tree.gain_cell(cells[2], fence);
+    tree.acquire_cell(cells[2], fence);
+    tree.acquire_cell(cells[2], fence);
     assert!(!tree.is_idle_cell_after(cells[2], LATER), "two use it");
-    tree.lose_cell(cells[2], StepId::new(2), fence);
-    tree.lose_cell(cells[2], StepId::new(1), fence);
+    tree.release_cell(cells[2], StepId::new(2), fence);
+    tree.release_cell(cells[2], StepId::new(1), fence);
     assert!(!tree.is_idle_cell_after(cells[2], StepId::new(2)), "one of three waits for step 3");
     assert!(tree.is_idle_cell_after(cells[2], LATER));
     // An idle cell that gets a user leaves the idle list.
-    tree.gain_cell(cells[0], fence);
+    tree.acquire_cell(cells[0], fence);
     sound.named.insert(sound.cells[0], 1);
     assert_eq!((sound.check(), sound.sizes()), (Ok(()), (1, 4)));
 

@@ -8,7 +8,7 @@ use crate::prefix::PrefixTree;
 
 impl PrefixTree {
     /// Returns whether T11 holds, given the namespace of each sequence.
-    pub(crate) fn counts_names(&self, sequences: impl Iterator<Item = Namespace>) -> bool {
+    pub(crate) fn names_are_counted(&self, sequences: impl Iterator<Item = Namespace>) -> bool {
         let Some(chain) = &self.chain else { return true };
         let first_nodes = self.link.iter().filter(|(_, link)| link.parent.is_none());
         let namespaces = first_nodes.map(|(node, _)| self.scope[node].namespace);

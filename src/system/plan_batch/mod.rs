@@ -76,7 +76,7 @@ pub(crate) fn plan_batch<'step>(
         let (batch_rows, batch_tokens) = (own.rows, own.tokens);
         return Err(Error::PlanSize { rows, tokens, batch_rows, batch_tokens });
     }
-    step_tokens(shape, size.tokens)?;
+    check_step_tokens(shape, size.tokens)?;
     PageBudget::new(pages, prefixes, sequences, fence).check(needs.pages, needs.promised)?;
     let evicted = reclaim(pages, prefixes, needs.pages, &mut world.buffers.freed);
     sequences.consume_promised(needs.promised as u32);
@@ -147,13 +147,13 @@ fn check<const ONE: bool>(
     if !ONE {
         needs.pages *= u64::from(shape.table.tracks);
     }
-    step_tokens(shape, needs.tokens)?;
+    check_step_tokens(shape, needs.tokens)?;
     sequences.check_chunks(needs.chunks.into())?;
     Ok(needs)
 }
 
 /// Checks the number of tokens of a step, including padding.
-fn step_tokens(shape: &EngineShape, tokens: usize) -> Result<(), Error> {
+fn check_step_tokens(shape: &EngineShape, tokens: usize) -> Result<(), Error> {
     let (tokens, max) = (tokens as u64, u64::from(shape.max_step_tokens));
     if tokens <= max { Ok(()) } else { Err(Error::StepTokens { tokens, max }) }
 }
@@ -193,7 +193,7 @@ mod tests {
         const LEN: u32 = 1 << 30;
         let pool = PoolConfig { capacity: Capacity::Pages(8), ..Default::default() };
         let config = EngineConfig { max_step_tokens: u32::MAX, ..EngineConfig::from(pool) };
-        let shape = config.shape().expect("the config is right");
+        let shape = config.shape().expect("a valid config");
         let mut world = World::new(&shape, 32).expect("it is small");
         let mut items = Vec::new();
         for count in 1..=5_u64 {

@@ -24,7 +24,7 @@ pub struct Case {
     /// Maximum number of open steps.
     pub max_steps: u32,
     /// Number of query heads of one kv head.
-    pub group: u32,
+    pub group_size: u32,
     /// Element type of the rows of k and v.
     pub kv_rows: Dtype,
     /// Element type of q and of the output.
@@ -57,7 +57,7 @@ impl Case {
 
     /// Returns the number of query heads.
     pub fn q_heads(&self) -> u32 {
-        self.group * self.layout.kv_heads()
+        self.group_size * self.layout.kv_heads()
     }
 
     /// Returns the static scales of the backend, if any.
@@ -145,7 +145,7 @@ impl Case {
             layout: config.layout().expect("a valid pool"),
             table: TableShape::new(page_size, table_rows, max_len, tokens).expect("a small table"),
             max_steps: 1,
-            group: 1,
+            group_size: 1,
             kv_rows: rows,
             q_rows: rows,
             max_len,
@@ -160,7 +160,7 @@ impl Case {
         let dtype = rng.pick(&dtypes);
         let rows = rng.pick(&[dtype, dtype, Dtype::F32, Dtype::F16, Dtype::Bf16]);
         // Only small products, so that a run takes little time.
-        let (kv_heads, group, head_dim) = loop {
+        let (kv_heads, group_size, head_dim) = loop {
             let heads = (
                 rng.pick(&[1, 2, 2, 3, 4, 8]),
                 rng.pick(&[1, 1, 2, 3, 4, 5, 7, 8, 16]),
@@ -194,7 +194,8 @@ impl Case {
         };
         let config = if in_groups { with_groups(&config, rng) } else { config };
         let config = if rng.one_in(4) { with_fp8(&config, rng) } else { config };
-        let (config, group) = if rng.one_in(6) { latent(&config, rng) } else { (config, group) };
+        let (config, group_size) =
+            if rng.one_in(6) { latent(&config, rng) } else { (config, group_size) };
         let own = in_groups && rng.one_in(2);
         let config = if own { with_shapes(&config, rows, rng) } else { config };
         let plain = config.layout().expect("a valid pool");
@@ -207,7 +208,7 @@ impl Case {
             layout: if rng.one_in(4) { with_spare_plane(&config) } else { plain },
             table: table.expect("a small table"),
             max_steps,
-            group,
+            group_size,
             kv_rows: rows,
             q_rows: rows,
             max_len,

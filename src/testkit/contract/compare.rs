@@ -104,7 +104,7 @@ fn exact_of(
     (attend, q, sinks, layer): (&Attend, &HostRows, Option<&HostRows>, usize),
     (i, token, head): (usize, u32, usize),
 ) -> Exact {
-    let (Item::Extend { sequence, .. } | Item::Again { sequence, .. }) = step.items[i] else {
+    let (Item::Extend { sequence, .. } | Item::Requery { sequence, .. }) = step.items[i] else {
         unreachable!("padding has kv_len 0")
     };
     let plan = step.plan.plan();
@@ -112,7 +112,7 @@ fn exact_of(
     let head_dim = case.layout.head_dim() as usize;
     let q = &q.row((row.qo_start + token) as usize)[head * head_dim..(head + 1) * head_dim];
     let History { k, v, .. } = &history[sequence][layer];
-    let heads = (case.layout.kv_heads() as usize, head / case.group as usize);
+    let heads = (case.layout.kv_heads() as usize, head / case.group_size as usize);
     let sink = sinks.map_or(f32::NEG_INFINITY, |sinks| sinks.values[head]);
     let Some(masks) = plan.tree(row) else {
         let position = (row.kv_len - row.extend_len + token) as usize;

@@ -47,10 +47,10 @@ impl<B: TestBackend> World<'_, B> {
     fn item(&mut self, sequence: usize) -> Option<Item> {
         let planned = self.planner.sequence(sequence)?;
         let (len, room) = (planned.len, self.case.max_len - planned.len);
-        let max_again = (len - planned.fixed_len).min(20);
-        if max_again > 0 && (room == 0 || self.rng.one_in(8)) {
-            let len = self.rng.within(1, max_again.into()) as u32;
-            return Some(Item::Again { sequence, len });
+        let max_requery = (len - planned.fixed_len).min(20);
+        if max_requery > 0 && (room == 0 || self.rng.one_in(8)) {
+            let len = self.rng.within(1, max_requery.into()) as u32;
+            return Some(Item::Requery { sequence, len });
         }
         let most = u64::from(self.rng.pick(&[1, 1, 1, 5, 40, 200]).min(room));
         let most = most.min(self.case.extend_max.into());

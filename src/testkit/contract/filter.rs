@@ -136,12 +136,12 @@ impl Filter {
             None => Case::random(rng, self.in_groups),
         };
         if !self.groups.is_empty() {
-            case.group = rng.pick(self.groups);
+            case.group_size = rng.pick(self.groups);
         }
         if !self.extends.is_empty() {
             case.extend_max = match rng.pick(self.extends) {
                 Tokens(tokens) => tokens,
-                QueryRows(rows) => (rows / case.group).max(1),
+                QueryRows(rows) => (rows / case.group_size).max(1),
             };
         }
         let has_dims = |dims| {

@@ -112,7 +112,7 @@ impl<B: TestBackend> World<'_, B> {
         self.change_sequences();
         self.lease_some();
         if self.case.layout.tracks() > 1 {
-            self.give_back();
+            self.release_unread();
         }
         let whole = self.whole_pages();
         self.move_pages(&whole);
@@ -138,7 +138,7 @@ impl<B: TestBackend> World<'_, B> {
     fn compact(&mut self) {
         let (mut compactions, mut past_rows) = (Vec::new(), Compaction::default());
         for sequence in self.planner.live() {
-            let planned = self.planner.sequence(sequence).expect("a live sequence").clone();
+            let planned = self.planner.sequence(sequence).expect("it is live").clone();
             if planned.len == 0 || self.parents.contains(&sequence) || !self.planner.is_sent() {
                 continue;
             }
@@ -200,14 +200,14 @@ impl<B: TestBackend> World<'_, B> {
     }
 
     /// Releases pages that sequences no longer read, for about half of the sequences, and fills the pages with NaN.
-    fn give_back(&mut self) {
+    fn release_unread(&mut self) {
         for sequence in self.planner.live() {
-            let planned = self.planner.sequence(sequence).expect("a live sequence");
+            let planned = self.planner.sequence(sequence).expect("it is live");
             if self.parents.contains(&sequence) || self.rng.one_in(2) {
                 continue;
             }
             let fixed_len = self.rng.within(planned.fixed_len.into(), planned.len.into()) as u32;
-            let pages = self.planner.give_back(sequence, fixed_len);
+            let pages = self.planner.release_unread(sequence, fixed_len);
             pages.iter().for_each(|page| self.shadow[page.index()].fill(0xff));
             self.write_shadow(&pages);
         }

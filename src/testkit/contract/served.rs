@@ -130,7 +130,7 @@ fn draw(rng: &mut Rng, in_groups: bool) -> (Case, EngineConfig) {
         layout,
         table: table.expect("a small table"),
         max_steps: config.max_steps,
-        group: rng.pick(&[1, 2, 4, 4, 8, 12]),
+        group_size: rng.pick(&[1, 2, 4, 4, 8, 12]),
         kv_rows: rows,
         q_rows: rows,
         max_len: len,
@@ -372,7 +372,7 @@ impl<B: TestBackend> Server<'_, B> {
                 let position = (row.kv_len - row.extend_len + token) as usize;
                 let query = &q.row(at)[head * head_dim..][..head_dim];
                 let History { k, v, .. } = &self.text(item.seq).layers[layer].history;
-                let heads = (case.layout.kv_heads() as usize, head / case.group as usize);
+                let heads = (case.layout.kv_heads() as usize, head / case.group_size as usize);
                 let exact = attention(&attend, query, k, v, heads, position, f32::NEG_INFINITY);
                 let got = &out[(at * q_heads + head) * head_dim..][..head_dim];
                 let sum = Some(lse[at * q_heads + head]);

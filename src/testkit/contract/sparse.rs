@@ -130,7 +130,7 @@ impl<B: SparseTestBackend> World<'_, B> {
         for (row, item) in rows {
             for kv_head in 0..kv_heads {
                 let mut list = match item {
-                    Item::Extend { sequence, .. } | Item::Again { sequence, .. }
+                    Item::Extend { sequence, .. } | Item::Requery { sequence, .. }
                         if row.extend_len == 1 && step.plan.plan().tree(row).is_none() =>
                     {
                         let q = q.row(row.qo_start as usize);
@@ -160,7 +160,8 @@ impl<B: SparseTestBackend> World<'_, B> {
     ) -> Vec<u32> {
         let channels = self.given.labels.as_ref().expect("the pool has labels");
         let channels = channels.get(LayerId::new(layer as u32), kv_head as u32);
-        let (head_dim, group) = (self.case.layout.head_dim() as usize, self.case.group as usize);
+        let (head_dim, group) =
+            (self.case.layout.head_dim() as usize, self.case.group_size as usize);
         let heads = kv_head * group..(kv_head + 1) * group;
         let query = |channel: u32| {
             let numbers = heads.clone().map(|head| q[head * head_dim + channel as usize]);
@@ -218,7 +219,7 @@ impl<B: SparseTestBackend> World<'_, B> {
         for (i, row) in plan.rows.iter().enumerate().filter(|(_, row)| listed(row)) {
             let at = row.qo_start as usize;
             for head in 0..q_heads {
-                let kv_head = head / case.group as usize;
+                let kv_head = head / case.group_size as usize;
                 let got = &out[at * stride + head * head_dim..][..head_dim];
                 let sum = lse[at * q_heads + head];
                 let location =
@@ -236,7 +237,8 @@ impl<B: SparseTestBackend> World<'_, B> {
                     assert!(nothing, "{}: {sum} {got:?}", location());
                     continue;
                 }
-                let (Item::Extend { sequence, .. } | Item::Again { sequence, .. }) = step.items[i]
+                let (Item::Extend { sequence, .. } | Item::Requery { sequence, .. }) =
+                    step.items[i]
                 else {
                     unreachable!("padding has kv_len 0")
                 };

@@ -119,7 +119,7 @@ impl Model {
             let pages = self.tree.hit(scope, self.findable(prompt.tokens));
             locked.tree.lock(scope, prompt.tokens, pages);
             for key in self.tree.tail_cells(scope, prompt.tokens, pages) {
-                locked.tree.gain_cell(&key);
+                locked.tree.acquire_cell(&key);
             }
         }
         before - locked.tree.evictable()

@@ -80,7 +80,12 @@ impl Tree {
         (group, self.path(scope, tokens, place + 1))
     }
 
-    pub(in crate::testkit) fn lose_cell(&mut self, key: &CellKey, last_step: u64, completed: u64) {
+    pub(in crate::testkit) fn release_cell(
+        &mut self,
+        key: &CellKey,
+        last_step: u64,
+        completed: u64,
+    ) {
         self.clock += 1;
         let cell = self.cells.get_mut(key).expect("a used cell is cached");
         cell.users -= 1;
@@ -127,7 +132,7 @@ impl Tree {
     }
 
     /// Counts one more user of a cell. A used cell on the device has no host pages.
-    pub(in crate::testkit) fn gain_cell(&mut self, key: &CellKey) {
+    pub(in crate::testkit) fn acquire_cell(&mut self, key: &CellKey) {
         let cell = self.cells.get_mut(key).expect("it is cached");
         cell.users += 1;
         if !cell.pages.is_empty() {
@@ -152,7 +157,7 @@ impl Model {
     pub(super) fn use_tails(&mut self, seq: SeqKey, pages: usize) {
         let sequence = &self.sequences[&seq];
         for key in self.tree.tail_cells(sequence.scope, &sequence.tokens, pages) {
-            self.tree.gain_cell(&key);
+            self.tree.acquire_cell(&key);
         }
     }
 
@@ -161,7 +166,7 @@ impl Model {
         let sequence = &self.sequences[&seq];
         let mut keys = self.tree.tail_cells(sequence.scope, &sequence.tokens, pages);
         keys.sort_by_key(|(group, path)| (*group, Reverse(path.2.len())));
-        keys.iter().for_each(|key| self.tree.lose_cell(key, 0, self.completed));
+        keys.iter().for_each(|key| self.tree.release_cell(key, 0, self.completed));
     }
 
     /// Writes the pages of the cells in the tails of a sequence's first `pages` pages into its empty tables. The
@@ -205,10 +210,10 @@ impl Model {
                     if cell.pages.is_empty() {
                         self.pages.turn(&pages, super::PageIs::Private, super::PageIs::Cached);
                         cell.pages = pages;
-                        self.tree.gain_cell(&key);
+                        self.tree.acquire_cell(&key);
                         continue;
                     }
-                    self.tree.gain_cell(&key);
+                    self.tree.acquire_cell(&key);
                     let cell = &self.tree.cells[&key];
                     for (track, page) in tracks.clone().zip(&cell.pages) {
                         sequence.others[track][place] = *page;
@@ -240,7 +245,7 @@ impl Model {
             for place in sequence.held[tracks.start]..end {
                 if sequence.cells[group].remove(&place) {
                     let key = self.tree.key(group, scope, &sequence.tokens, place);
-                    self.tree.lose_cell(&key, last_step, self.completed);
+                    self.tree.release_cell(&key, last_step, self.completed);
                 } else {
                     pages.extend(sequence.others[tracks.clone()].iter().map(|own| own[place]));
                 }

@@ -157,7 +157,7 @@ impl Model {
         self.counters.drafts += 1;
         self.counters.draft_tokens += (item.end - start) as u64 - sampled;
         self.counters.accepted_tokens += (tokens.len() as u64).saturating_sub(sampled);
-        let sequence = self.sequences.get_mut(&seq).expect("it lives");
+        let sequence = self.sequences.get_mut(&seq).expect("it is live");
         let kept: Vec<_> =
             tokens.iter().map(|&token| sequence.tokens[start + token as usize]).collect();
         let in_place = (0..).zip(tokens).take_while(|(place, token)| place == *token).count();

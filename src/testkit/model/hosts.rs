@@ -26,8 +26,8 @@ impl Tree {
             }
             let before = self.hosts.counts().0;
             match self.oldest(|is_device, _| !is_device)? {
-                Idle::Page(path) => self.lose(&path, gone),
-                Idle::Cell(key) => self.lose_cell_at(&key, gone),
+                Idle::Page(path) => self.lose_page(&path, gone),
+                Idle::Cell(key) => self.lose_idle_cell(&key, gone),
             }
             self.hosts.evicted += u64::from(before - self.hosts.counts().0);
         }
@@ -48,15 +48,15 @@ impl Tree {
     }
 
     /// Removes a page and its cells because memory is short.
-    fn lose(&mut self, path: &Path, gone: &mut Vec<PageId>) {
+    fn lose_page(&mut self, path: &Path, gone: &mut Vec<PageId>) {
         self.hosts.lost += u64::from(!self.pages[path].stored);
         gone.extend(self.remove(path));
         let here: Vec<_> = self.cells.keys().filter(|key| key.1 == *path).cloned().collect();
-        here.iter().for_each(|key| self.lose_cell_at(key, gone));
+        here.iter().for_each(|key| self.lose_idle_cell(key, gone));
     }
 
     /// Removes a cell because memory is short.
-    fn lose_cell_at(&mut self, key: &CellKey, gone: &mut Vec<PageId>) {
+    fn lose_idle_cell(&mut self, key: &CellKey, gone: &mut Vec<PageId>) {
         let cell = &self.cells[key];
         self.hosts.lost += cell.pages.len().max(cell.host.len()) as u64;
         self.evicted.1 += u64::from(!cell.pages.is_empty());
@@ -98,7 +98,7 @@ impl Tree {
         if self.cells[key].host.is_empty() {
             if !self.save_cell(key, gone) {
                 if self.cells.contains_key(key) {
-                    self.lose_cell_at(key, gone);
+                    self.lose_idle_cell(key, gone);
                 }
                 return;
             }
@@ -123,7 +123,7 @@ impl Tree {
     pub(super) fn evict_to_host(&mut self, path: &Path, gone: &mut Vec<PageId>) {
         if self.pages[path].host.is_none() {
             if !self.save(path, gone) {
-                return self.lose(path, gone);
+                return self.lose_page(path, gone);
             }
             self.hosts.forced += 1;
         }
@@ -181,14 +181,14 @@ impl Tree {
             });
             for below in below.cloned().collect::<Vec<_>>() {
                 assert_eq!(self.pages[&below].page, None, "pages below are in host memory alone");
-                self.lose(&below, &mut gone);
+                self.lose_page(&below, &mut gone);
             }
         }
         let failed = self.cells.iter().filter(|(_, c)| c.host.iter().any(|h| hosts.contains(h)));
         for key in failed.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
             let cell = self.cells.get_mut(&key).expect("just seen");
             match cell.pages.is_empty() {
-                true => self.lose_cell_at(&key, &mut gone),
+                true => self.lose_idle_cell(&key, &mut gone),
                 false => cell.host.drain(..).for_each(|host| self.hosts.free(host)),
             }
         }

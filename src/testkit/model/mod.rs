@@ -445,23 +445,23 @@ impl Model {
         self.pages.alloc(count)
     }
 
-    /// Returns released pages or a lock at once if `last_step` is complete; otherwise adds them to the fence.
-    fn give_up(&mut self, last_step: u64, released: Released) {
+    /// Releases pages or a lock at once if `last_step` is complete; otherwise adds them to the fence.
+    fn release_after(&mut self, last_step: u64, released: Released) {
         if last_step <= self.completed {
-            return self.give_back(released);
+            return self.release(released);
         }
         let behind = self.fence.back().map_or(0, |waits| waits.0);
         self.fence.push_back((last_step.max(behind), released));
     }
 
-    fn give_up_pages(&mut self, last_step: u64, pages: Vec<PageId>) {
+    fn release_pages_after(&mut self, last_step: u64, pages: Vec<PageId>) {
         if !pages.is_empty() {
             self.pages.turn(&pages, PageIs::Private, PageIs::Fenced);
-            self.give_up(last_step, Released::Pages(pages));
+            self.release_after(last_step, Released::Pages(pages));
         }
     }
 
-    fn give_back(&mut self, released: Released) {
+    fn release(&mut self, released: Released) {
         match released {
             Released::Pages(pages) => self.pages.turn(&pages, PageIs::Fenced, PageIs::Free),
             Released::Lock(Lock { scope, tokens, pages }) => {
@@ -475,7 +475,7 @@ impl Model {
         self.tree.complete_cells(step);
         while self.fence.front().is_some_and(|waits| waits.0 <= step) {
             let (_, released) = self.fence.pop_front().expect("the front was seen");
-            self.give_back(released);
+            self.release(released);
         }
     }
 }

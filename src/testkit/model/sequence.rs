@@ -3,6 +3,7 @@
 use super::{AdmissionKind, ForkWant, Lock, Model, PageIs, Released, Sequence, Step};
 use crate::error::Error;
 use crate::id::{Scope, SeqKey, StepId, TokenId};
+use crate::sequence::HOST_MARKS;
 use crate::system::finish::Keep;
 
 impl Sequence {
@@ -88,13 +89,13 @@ impl Model {
             if self.keeps_promises(seq, mark) {
                 duplicates.extend(self.keep_tails(seq, mark));
             }
-            let sequence = self.sequences.get_mut(&seq).expect("it lives");
+            let sequence = self.sequences.get_mut(&seq).expect("it is live");
             sequence.marks.remove(&mark);
             sequence.host_marks.remove(&mark);
         }
-        self.sequences.get_mut(&seq).expect("it lives").published = end;
+        self.sequences.get_mut(&seq).expect("it is live").published = end;
         duplicates.extend(self.take_held(seq, |model, reach| model.tree.first_held(reach, end)));
-        self.give_up_pages(last_step, duplicates);
+        self.release_pages_after(last_step, duplicates);
         self.update_front(seq, false);
     }
 
@@ -104,7 +105,7 @@ impl Model {
         assert!(keep >= sequence.published, "the model trims published pages");
         let pages = sequence.split_off(keep);
         let last_step = sequence.last_step;
-        self.give_up_pages(last_step, pages);
+        self.release_pages_after(last_step, pages);
     }
 
     /// Releases all pages and the lock of a sequence.
@@ -132,8 +133,8 @@ impl Model {
             pages: std::mem::take(&mut sequence.published) + std::mem::take(&mut sequence.pending),
         };
         let last_step = sequence.last_step;
-        self.give_up_pages(last_step, pages);
-        self.give_up(last_step, Released::Lock(lock));
+        self.release_pages_after(last_step, pages);
+        self.release_after(last_step, Released::Lock(lock));
     }
 
     /// Returns whether W4 holds if a sequence keeps its tails at a mark.
@@ -150,7 +151,7 @@ impl Model {
     fn keep_now(&mut self, seq: SeqKey) {
         let Sequence { published, last_step, .. } = self.sequences[&seq];
         let duplicates = self.keep_tails(seq, published);
-        self.give_up_pages(last_step, duplicates);
+        self.release_pages_after(last_step, duplicates);
     }
 
     /// Returns the number of device pages of the cells in the tails of a prefix.
@@ -238,8 +239,8 @@ impl Model {
         if sequence.marks.contains(&mark) {
             return Ok(());
         }
-        if sequence.host_marks.len() == 4 {
-            return Err(Error::OutOfMarks { max: 4 });
+        if sequence.host_marks.len() == HOST_MARKS {
+            return Err(Error::OutOfMarks { max: HOST_MARKS as u32 });
         }
         sequence.marks.insert(mark);
         sequence.host_marks.insert(mark);
@@ -330,7 +331,7 @@ impl Model {
                 track.extend(own.by_ref().take(tail));
             }
             for key in self.tree.tail_cells(child.scope, &child.tokens, pages) {
-                self.tree.gain_cell(&key);
+                self.tree.acquire_cell(&key);
             }
             child.marks.clear();
             child.host_marks.clear();

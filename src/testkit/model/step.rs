@@ -383,6 +383,6 @@ impl Model {
         sequence.planned_len = item.start;
         let pages = sequence.split_off(item.start.div_ceil(page_size));
         let last_step = sequence.last_step;
-        self.give_up_pages(last_step, pages);
+        self.release_pages_after(last_step, pages);
     }
 }

@@ -14,9 +14,9 @@ pub(super) type Cells = BTreeMap<CellKey, CellId>;
 
 impl Both {
     /// Counts one more user of a cell.
-    pub(super) fn gain(&mut self, key: &CellKey, cell: CellId) {
-        self.tree.gain_cell(cell, &mut self.fence);
-        self.model.gain_cell(key);
+    pub(super) fn acquire_cell(&mut self, key: &CellKey, cell: CellId) {
+        self.tree.acquire_cell(cell, &mut self.fence);
+        self.model.acquire_cell(key);
     }
 
     /// Returns the cells of the tails of a match that is not stale. The caller calls this before it locks the match,
@@ -51,7 +51,7 @@ impl Both {
             let cell = self.tree.cell_at(group as u32, entry);
             agree("a cell", &cell.is_some(), &self.model.cells.contains_key(&key))?;
             if cell.is_some() {
-                self.gain(&key, cell);
+                self.acquire_cell(&key, cell);
                 self.held[index].cells.insert(key, cell);
                 continue;
             }
@@ -68,13 +68,13 @@ impl Both {
         Ok(())
     }
 
-    /// Gives back the cells that a lock uses. The cells wait for `step`; step 0 is complete.
-    pub(super) fn give_back(&mut self, index: usize, step: StepId) {
+    /// Releases the cells that a lock uses. The cells wait for `step`; step 0 is complete.
+    pub(super) fn release_cells(&mut self, index: usize, step: StepId) {
         let held = &mut self.held[index];
         held.last_step = held.last_step.max(step);
         for (key, cell) in std::mem::take(&mut held.cells) {
-            self.tree.lose_cell(cell, step, &mut self.fence);
-            self.model.lose_cell(&key, step.raw(), self.completed);
+            self.tree.release_cell(cell, step, &mut self.fence);
+            self.model.release_cell(&key, step.raw(), self.completed);
         }
     }
 

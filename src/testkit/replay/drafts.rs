@@ -143,14 +143,14 @@ impl<B: Inspect> Host<B> {
         });
         let want = self.model.accept(step, &named);
         let moved = want.as_ref().map(|moved| {
-            let row = |seq| self.engine.sequence(seq).expect("it lives").row;
+            let row = |seq| self.engine.sequence(seq).expect("it is live").row;
             let all = moved.iter();
             all.map(|&(seq, first, keep)| Compaction { row: row(seq), first, keep }).collect()
         });
         self.check_result("accept", &got, &moved.map_err(|error| *error))?;
         if want.is_ok() {
             for ((seq, tokens), start) in seqs.iter().zip(&branches).zip(starts) {
-                let text = self.texts.get_mut(seq).expect("it lives");
+                let text = self.texts.get_mut(seq).expect("it is live");
                 let kept: Vec<_> = tokens.iter().map(|&at| text[start + at as usize]).collect();
                 text.truncate(start);
                 text.extend(kept);

@@ -1,0 +1,218 @@
+//! Configs without a pool: each error names its value, and no numbers cause a panic.
+
+use kvarena::testkit::rng::Rng;
+use kvarena::{
+    Capacity, ConfigError, EngineConfig, Groups, KvDtype, KvShape, LayerId, Layout, PageId,
+    PoolConfig, PoolLayout, Scaling, SlotId, TableShape,
+};
+
+use super::layout::latent;
+
+#[test]
+fn every_config_error_names_its_value() {
+    use ConfigError::*;
+    let good = PoolConfig::default();
+    let (huge, fp8) = (u32::MAX, KvDtype::Fp8E4M3);
+    let pools = [
+        (PoolConfig { layers: 0, ..good }, Zero { name: "layers" }),
+        (PoolConfig { shape: KvShape::heads(0, 64), ..good }, Zero { name: "kv_heads" }),
+        (PoolConfig { shape: KvShape::heads(1, 0), ..good }, Zero { name: "head_dim" }),
+        (PoolConfig { shape: latent(0, 64), ..good }, Zero { name: "rank" }),
+        (PoolConfig { shape: latent(512, 0), ..good }, Zero { name: "rope" }),
+        (PoolConfig { shape: latent(huge, 1), ..good }, Overflow { name: "rank + rope" }),
+        (PoolConfig { shape: latent(512, 64), dtype: fp8, ..good }, LatentScaling { dtype: fp8 }),
+        (PoolConfig { tp_size: 0, ..good }, Zero { name: "tp_size" }),
+        (PoolConfig { page_size: 0, ..good }, Zero { name: "page_size" }),
+        (PoolConfig { capacity: Capacity::Pages(0), ..good }, Zero { name: "page_count" }),
+        (PoolConfig { page_size: 1025, ..good }, PageSize { page_size: 1025, max: 1024 }),
+        (
+            PoolConfig { capacity: Capacity::Pages(huge), ..good },
+            PageCount { page_count: huge.into() },
+        ),
+        (
+            PoolConfig { capacity: Capacity::Bytes(u64::MAX), page_size: 1, ..good },
+            PageCount { page_count: u64::MAX / 512 },
+        ),
+        (
+            PoolConfig { capacity: Capacity::Bytes(8191), ..good },
+            Budget { bytes: 8191, page_bytes: 8192 },
+        ),
+        (
+            PoolConfig { capacity: Capacity::Bytes(0), ..good },
+            Budget { bytes: 0, page_bytes: 8192 },
+        ),
+        (
+            PoolConfig { shape: KvShape::heads(6, 64), tp_size: 4, ..good },
+            HeadSplit { kv_heads: 6, tp_size: 4 },
+        ),
+        (PoolConfig { tp_rank: 1, ..good }, Rank { tp_rank: 1, tp_size: 1 }),
+        (
+            PoolConfig { layers: huge, shape: KvShape::heads(huge, huge), ..good },
+            Overflow { name: "bytes per token" },
+        ),
+        (
+            PoolConfig { layers: 1 << 31, ..good },
+            Limit { name: "layers", value: 1 << 31, max: (1 << 31) - 1 },
+        ),
+        (
+            PoolConfig {
+                layers: huge / 2,
+                shape: KvShape::heads(1, 1 << 28),
+                page_size: 1024,
+                ..good
+            },
+            Overflow { name: "page_bytes" },
+        ),
+        (
+            PoolConfig {
+                layers: huge / 2,
+                shape: KvShape::heads(1, 1 << 20),
+                page_size: 1,
+                capacity: Capacity::Pages(huge - 1),
+                ..good
+            },
+            Overflow { name: "pool bytes" },
+        ),
+        (
+            PoolConfig {
+                layers: huge / 2,
+                shape: KvShape::heads(1, 1 << 20),
+                page_size: 1,
+                capacity: Capacity::Pages(1),
+                host_pages: 1 << 12,
+                ..good
+            },
+            Overflow { name: "host bytes" },
+        ),
+        (
+            PoolConfig {
+                capacity: Capacity::Pages(10),
+                host_pages: huge - 12,
+                stage_pages: 2,
+                ..good
+            },
+            Limit {
+                name: "host_pages + stage_pages",
+                value: u64::from(huge) - 10,
+                max: u64::from(huge) - 11,
+            },
+        ),
+    ];
+    for (config, error) in pools {
+        assert_eq!(config.layout(), Err(error), "{config:?}");
+        assert_eq!(EngineConfig::from(config).shape(), Err(error), "{config:?}");
+        assert!(!error.to_string().is_empty());
+    }
+    let good = EngineConfig::from(good);
+    let engines = [
+        (EngineConfig { max_sequences: 0, ..good }, Zero { name: "max_sequences" }),
+        (EngineConfig { max_sequence_len: 0, ..good }, Zero { name: "max_sequence_len" }),
+        (EngineConfig { max_tokens: 0, ..good }, Zero { name: "max_tokens" }),
+        (EngineConfig { max_steps: 0, ..good }, Zero { name: "max_steps" }),
+        (
+            EngineConfig { max_sequences: 1 << 20, max_steps: 1 << 11, ..good },
+            Limit { name: "max_sequences * max_steps", value: 1 << 31, max: 1 << 30 },
+        ),
+        (EngineConfig { max_tokens: u64::MAX, ..good }, Overflow { name: "page table words" }),
+    ];
+    for (config, error) in engines {
+        assert_eq!(config.shape(), Err(error), "{config:?}");
+    }
+    assert_eq!(TableShape::new(0, 1, 1, 1), Err(Zero { name: "page_size" }));
+    // The chunks have few words, and the directory has too many.
+    let directory = TableShape::new(1, 1 << 20, u32::MAX, 1);
+    assert_eq!(directory, Err(Overflow { name: "page table words" }));
+}
+
+#[test]
+fn a_model_without_heads_is_refused_by_every_method() {
+    let config = PoolConfig { shape: KvShape::heads(0, 64), ..Default::default() };
+    let refused = ConfigError::Zero { name: "kv_heads" };
+    assert_eq!(config.first_kv_head(), Err(refused));
+    assert_eq!(config.local_kv_heads(), Err(refused));
+    assert_eq!(config.bytes_per_token(), Err(refused));
+    assert_eq!(config.layout(), Err(refused));
+}
+
+#[test]
+fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
+    let mut rng = Rng::new(3);
+    let mut number = || {
+        let bits = rng.below(33);
+        (rng.bits() & ((1_u64 << bits) - 1)) as u32
+    };
+    let mut made = 0;
+    for _ in 0..200_000 {
+        let config = PoolConfig {
+            layers: number(),
+            shape: match number() % 3 {
+                0 => latent(number(), number()),
+                _ => KvShape::heads(number(), number()),
+            },
+            dtype: [KvDtype::F32, KvDtype::F16, KvDtype::Fp8E4M3][number() as usize % 3],
+            scaling: Scaling::Static,
+            label_channels: 0,
+            groups: Groups::ONE,
+            page_size: number() % 1030,
+            capacity: match number() % 2 {
+                0 => Capacity::Pages(number()),
+                _ => Capacity::Bytes(u64::from(number()) << (number() % 32)),
+            },
+            layout: [Layout::LayerFirst, Layout::PageFirst][number() as usize % 2],
+            tp_size: if number() % 2 == 0 { 1 } else { number() },
+            ..PoolConfig::default()
+        };
+        let Ok(pool) = config.layout() else { continue };
+        made += 1;
+        let by_token = PoolConfig { scaling: Scaling::ByToken, ..config };
+        check_made_scales(&by_token, &pool);
+        let element = u128::from(pool.layers())
+            * u128::from(pool.kv_heads())
+            * u128::from(pool.head_dim())
+            * u128::from(pool.page_size())
+            * u128::from(pool.dtype().size());
+        let planes = if pool.is_latent() { 1 } else { 2 };
+        let page_bytes = planes * element;
+        assert_eq!(u128::from(pool.page_bytes()), page_bytes);
+        assert_eq!(u128::from(pool.total_bytes()), page_bytes * u128::from(pool.page_count()));
+        if let Capacity::Bytes(bytes) = config.capacity {
+            assert!(pool.total_bytes() <= bytes && bytes - pool.total_bytes() < pool.page_bytes());
+        }
+        let last = PageId::new(pool.page_count() - 1);
+        let piece = pool.piece(last, pool.pieces_per_page() - 1);
+        assert_eq!(piece.end, pool.total_bytes());
+        let slot = SlotId::new(pool.slot_count() - 1);
+        let plane = pool.planes().last().expect("a pool has planes").name;
+        let row = pool.row(plane, LayerId::new(pool.layers() - 1), slot);
+        assert_eq!(row.map(|row| row.end), Some(pool.total_bytes()));
+    }
+    assert!(made > 1000, "{made}");
+}
+
+/// Checks the same pool with scales made at the store, if supported: it is larger by the scales and padding.
+fn check_made_scales(by_token: &PoolConfig, given: &PoolLayout) {
+    let made = by_token.layout();
+    if by_token.dtype != KvDtype::Fp8E4M3 {
+        assert_eq!(made, Err(ConfigError::Scaling { dtype: by_token.dtype }));
+        return;
+    }
+    let rows = u128::from(given.page_size()) * u128::from(given.kv_heads());
+    let layers = u128::from(given.layers());
+    let pieces =
+        [1_u128, given.head_dim().into(), 4].map(|bytes| (rows * bytes).next_multiple_of(16));
+    match made {
+        Ok(made) => {
+            let page_bytes = 2 * layers * (pieces[1] + pieces[2]);
+            assert_eq!(u128::from(made.page_bytes()), page_bytes, "{by_token:?}");
+            let token =
+                2 * layers * u128::from(given.kv_heads()) * (u128::from(given.head_dim()) + 4);
+            assert_eq!(by_token.bytes_per_token().map(u128::from), Ok(token));
+            if let Capacity::Bytes(bytes) = by_token.capacity {
+                assert!(bytes - made.total_bytes() < made.page_bytes());
+            }
+        }
+        Err(ConfigError::Overflow { .. } | ConfigError::Budget { .. }) => {}
+        Err(ConfigError::Limit { name: "layers", .. } | ConfigError::PageCount { .. }) => {}
+        Err(error) => panic!("{by_token:?}: {error}"),
+    }
+}

@@ -55,16 +55,16 @@ impl Router {
     ///
     /// # Errors
     /// [`RouterError::Wire`] leaves the index unchanged.
-    pub fn believe(&mut self, engine: u64, payload: &[u8]) -> Result<(), RouterError> {
+    pub fn check_and_apply(&mut self, engine: u64, payload: &[u8]) -> Result<(), RouterError> {
         decode(payload).map_err(RouterError::Wire)?;
         self.apply(engine, payload)
     }
 
-    /// Applies a payload that the caller has checked. This part of [`Router::believe`] runs only code of the published
+    /// Applies a payload that the caller has checked. This part of [`Router::check_and_apply`] runs only code of the published
     /// crate.
     ///
     /// # Errors
-    /// As [`Router::believe`].
+    /// As [`Router::check_and_apply`].
     pub fn apply(&mut self, engine: u64, payload: &[u8]) -> Result<(), RouterError> {
         let batch = decode_event_batch(payload);
         let batch = batch.map_err(|error| RouterError::Parser(error.to_string()))?;

@@ -47,14 +47,14 @@ pub fn run(generate: Generate) -> Outcome {
 
 /// Returns whether a text equals the reference's. If not, prints the reference's margin at the
 /// first difference.
-fn is_equal(name: &str, prompt: &[u32], wanted: &[u32], text: &[u32]) -> Outcome<bool> {
-    let at = text.iter().zip(wanted).take_while(|(ours, wanted)| ours == wanted).count();
-    let (Some(&ours), Some(&token)) = (text.get(at), wanted.get(at)) else { return Ok(true) };
+fn is_equal(name: &str, prompt: &[u32], expected: &[u32], text: &[u32]) -> Outcome<bool> {
+    let at = text.iter().zip(expected).take_while(|(actual, expected)| actual == expected).count();
+    let (Some(&actual), Some(&token)) = (text.get(at), expected.get(at)) else { return Ok(true) };
     let reference = load(&folder(name), DType::F32, &Device::Cpu)?;
-    let logits = logits(&reference, &[prompt, &wanted[..at]].concat())?;
-    let [own, other] = [token, ours].map(|token| logits[token as usize]);
+    let logits = logits(&reference, &[prompt, &expected[..at]].concat())?;
+    let [own, other] = [token, actual].map(|token| logits[token as usize]);
     println!(
-        "  token {at}: {ours} instead of {token}; the reference's logit of {token} is {own:.3}, larger by {:.4}",
+        "  token {at}: {actual} instead of {token}; the reference's logit of {token} is {own:.3}, larger by {:.4}",
         own - other
     );
     Ok(false)

@@ -215,9 +215,7 @@ impl ModelConfig {
             eos: fields.tokens("eos_token_id")?,
         })
     }
-}
 
-impl ModelConfig {
     /// Returns the shape of the K and V that each token stores in each layer.
     pub fn kv_shape(&self) -> KvShape {
         match self.latent {

@@ -17,7 +17,8 @@ pub fn timed<T>(spent: &mut f64, call: impl FnOnce() -> T) -> T {
 
 /// Returns the resident memory of this process in bytes, on systems with `/proc`.
 pub fn resident_bytes() -> Option<u64> {
-    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
-    Some(pages * 4096)
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = resident.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib * 1024)
 }

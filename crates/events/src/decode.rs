@@ -59,13 +59,13 @@ pub struct WireError {
     /// Offset of the invalid value, of the event that lacks a field, or of the first trailing byte.
     pub at: usize,
     /// Kind of error.
-    pub what: Wrong,
+    pub kind: ErrorKind,
 }
 
 /// Kind of error in a payload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Wrong {
+pub enum ErrorKind {
     /// The bytes are not MessagePack.
     Malformed(Malformed),
     /// The payload is an array, but not of three items: time, events, rank.
@@ -74,9 +74,9 @@ pub enum Wrong {
         len: usize,
     },
     /// The value has a wrong type.
-    Kind {
+    Type {
         /// Expected type.
-        wanted: &'static str,
+        expected: &'static str,
         /// Type of the value.
         found: &'static str,
     },
@@ -121,20 +121,20 @@ pub enum Wrong {
 impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "byte {}: ", self.at)?;
-        match &self.what {
-            Wrong::Malformed(malformed) => write!(f, "{malformed}"),
-            Wrong::Envelope { len } => {
+        match &self.kind {
+            ErrorKind::Malformed(malformed) => write!(f, "{malformed}"),
+            ErrorKind::Envelope { len } => {
                 write!(f, "a payload of {len} items, not of time, events and rank")
             }
-            Wrong::Kind { wanted, found } => write!(f, "{found} where {wanted} belongs"),
-            Wrong::EventType { name } => write!(f, "an event of the unknown type `{name}`"),
-            Wrong::Missing { field } => write!(f, "an event without `{field}`"),
-            Wrong::HashWidth { bytes } => write!(f, "a hash of {bytes} bytes, not of 8 or 32"),
-            Wrong::Range { field, value } => write!(f, "`{field}` of {value} is too large"),
-            Wrong::TokenCount { tokens, pages, page_size } => {
+            ErrorKind::Type { expected, found } => write!(f, "{found} where {expected} belongs"),
+            ErrorKind::EventType { name } => write!(f, "an event of the unknown type `{name}`"),
+            ErrorKind::Missing { field } => write!(f, "an event without `{field}`"),
+            ErrorKind::HashWidth { bytes } => write!(f, "a hash of {bytes} bytes, not of 8 or 32"),
+            ErrorKind::Range { field, value } => write!(f, "`{field}` of {value} is too large"),
+            ErrorKind::TokenCount { tokens, pages, page_size } => {
                 write!(f, "{tokens} tokens do not fill {pages} pages of {page_size}")
             }
-            Wrong::Trailing { bytes } => write!(f, "{bytes} more bytes behind the payload"),
+            ErrorKind::Trailing { bytes } => write!(f, "{bytes} more bytes behind the payload"),
         }
     }
 }
@@ -152,8 +152,8 @@ pub fn decode(payload: &[u8]) -> Read<Message> {
     let at = payload.reader.at();
     match payload.value()? {
         Value::Array(3) => {}
-        Value::Array(len) => return Err(WireError { at, what: Wrong::Envelope { len } }),
-        other => return Err(kind(at, "an array", other)),
+        Value::Array(len) => return Err(WireError { at, kind: ErrorKind::Envelope { len } }),
+        other => return Err(wrong_type(at, "an array", other)),
     }
     let seconds = payload.seconds()?;
     let mut events = Vec::new();
@@ -163,12 +163,12 @@ pub fn decode(payload: &[u8]) -> Read<Message> {
     let rank = payload.optional(|payload| payload.small("rank"))?;
     match payload.reader.rest() {
         0 => Ok(Message { seconds, events, rank }),
-        bytes => Err(WireError { at: payload.reader.at(), what: Wrong::Trailing { bytes } }),
+        bytes => Err(WireError { at: payload.reader.at(), kind: ErrorKind::Trailing { bytes } }),
     }
 }
 
-fn kind(at: usize, wanted: &'static str, found: Value<'_>) -> WireError {
-    WireError { at, what: Wrong::Kind { wanted, found: found.name() } }
+fn wrong_type(at: usize, expected: &'static str, found: Value<'_>) -> WireError {
+    WireError { at, kind: ErrorKind::Type { expected, found: found.name() } }
 }
 
 struct Payload<'a> {
@@ -204,13 +204,13 @@ const REMOVED_POSITIONS: [&str; 2] = ["block_hashes", "medium"];
 impl<'a> Payload<'a> {
     fn value(&mut self) -> Read<Value<'a>> {
         let at = self.reader.at();
-        self.reader.value().map_err(|what| WireError { at, what: Wrong::Malformed(what) })
+        self.reader.value().map_err(|error| WireError { at, kind: ErrorKind::Malformed(error) })
     }
 
     fn skip(&mut self) -> Read<()> {
         let skipped = self.reader.skip();
         let at = self.reader.at();
-        skipped.map_err(|what| WireError { at, what: Wrong::Malformed(what) })
+        skipped.map_err(|error| WireError { at, kind: ErrorKind::Malformed(error) })
     }
 
     fn seconds(&mut self) -> Read<f64> {
@@ -218,15 +218,15 @@ impl<'a> Payload<'a> {
         match self.value()? {
             Value::Float(seconds) => Ok(seconds),
             Value::Unsigned(seconds) => Ok(seconds as f64),
-            other => Err(kind(at, "a time in seconds", other)),
+            other => Err(wrong_type(at, "a time in seconds", other)),
         }
     }
 
-    fn array(&mut self, wanted: &'static str) -> Read<usize> {
+    fn array(&mut self, expected: &'static str) -> Read<usize> {
         let at = self.reader.at();
         match self.value()? {
             Value::Array(len) => Ok(len),
-            other => Err(kind(at, wanted, other)),
+            other => Err(wrong_type(at, expected, other)),
         }
     }
 
@@ -244,7 +244,7 @@ impl<'a> Payload<'a> {
         let at = self.reader.at();
         match self.value()? {
             Value::Text(text) => Ok(text.to_owned()),
-            other => Err(kind(at, "text", other)),
+            other => Err(wrong_type(at, "text", other)),
         }
     }
 
@@ -253,8 +253,8 @@ impl<'a> Payload<'a> {
         let at = self.reader.at();
         match self.value()? {
             Value::Unsigned(value) => u32::try_from(value)
-                .map_err(|_| WireError { at, what: Wrong::Range { field, value } }),
-            other => Err(kind(at, "a number that is not negative", other)),
+                .map_err(|_| WireError { at, kind: ErrorKind::Range { field, value } }),
+            other => Err(wrong_type(at, "a number that is not negative", other)),
         }
     }
 
@@ -268,19 +268,19 @@ impl<'a> Payload<'a> {
                 [.., a, b, c, d, e, f, g, h] if bytes.len() == 32 => {
                     Ok(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
                 }
-                _ => Err(WireError { at, what: Wrong::HashWidth { bytes: bytes.len() } }),
+                _ => Err(WireError { at, kind: ErrorKind::HashWidth { bytes: bytes.len() } }),
             },
-            other => Err(kind(at, "a hash", other)),
+            other => Err(wrong_type(at, "a hash", other)),
         }
     }
 
     /// Reads the items of an array. The length is untrusted, so this reserves at most one item for each remaining byte.
     fn list<T>(
         &mut self,
-        wanted: &'static str,
+        expected: &'static str,
         mut read: impl FnMut(&mut Self) -> Read<T>,
     ) -> Read<Vec<T>> {
-        let len = self.array(wanted)?;
+        let len = self.array(expected)?;
         let mut items = Vec::with_capacity(len.min(self.reader.rest()));
         for _ in 0..len {
             items.push(read(self)?);
@@ -307,7 +307,7 @@ impl<'a> Payload<'a> {
                     self.field(positions.get(index).unwrap_or(&"later"), &mut fields)?;
                 }
             }
-            other => return Err(kind(at, "an event", other)),
+            other => return Err(wrong_type(at, "an event", other)),
         }
         fields.event(at)
     }
@@ -337,12 +337,12 @@ impl<'a> Payload<'a> {
 impl Fields {
     /// Returns the event that begins at byte `at`.
     fn event(self, at: usize) -> Read<WireEvent> {
-        let missing = |field| WireError { at, what: Wrong::Missing { field } };
+        let missing = |field| WireError { at, kind: ErrorKind::Missing { field } };
         let (kind_at, kind) = self.kind.ok_or(missing("type"))?;
         match kind.as_str() {
             "AllBlocksCleared" => return Ok(WireEvent::Cleared),
             "BlockStored" | "BlockRemoved" => {}
-            _ => return Err(WireError { at: kind_at, what: Wrong::EventType { name: kind } }),
+            _ => return Err(WireError { at: kind_at, kind: ErrorKind::EventType { name: kind } }),
         }
         let hashes = self.hashes.ok_or(missing("block_hashes"))?;
         if kind == "BlockRemoved" {
@@ -353,8 +353,8 @@ impl Fields {
         let page_size = self.page_size.ok_or(missing("block_size"))?;
         if tokens.len() as u64 != hashes.len() as u64 * u64::from(page_size) || page_size == 0 {
             let (tokens, pages) = (tokens.len(), hashes.len());
-            let what = Wrong::TokenCount { tokens, pages, page_size };
-            return Err(WireError { at: tokens_at, what });
+            let kind = ErrorKind::TokenCount { tokens, pages, page_size };
+            return Err(WireError { at: tokens_at, kind });
         }
         let Self { lora, salt, medium, .. } = self;
         Ok(WireEvent::Stored(StoredPages { hashes, parent, tokens, page_size, lora, salt, medium }))

@@ -26,14 +26,14 @@ async fn two_engines() -> Result<(), Box<dyn Error>> {
         println!("engine {engine} publishes its events at {}", publisher.endpoint);
         let mut host = Host::new(HostConfig::default())?;
         host.serve(Namespace::default(), &text(1000 * engine), &[]);
-        if let Some((payload, events)) = host.say(seconds()) {
+        if let Some((payload, events)) = host.take_payload(seconds()) {
             println!("engine {engine}: {events} events in {} bytes", payload.len());
             publisher.send(payload);
         }
         let mut subscriber =
             Subscriber::connect(&publisher.endpoint, &publisher.replay_endpoint).await?;
         if let Received::Payload(payload) = subscriber.receive().await? {
-            router.believe(engine.into(), &payload)?;
+            router.check_and_apply(engine.into(), &payload)?;
         }
         engines.push((host, publisher, subscriber));
     }

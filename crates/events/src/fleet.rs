@@ -149,7 +149,7 @@ pub fn run(config: &FleetConfig, policy: Policy, requests: &[Request]) -> Outcom
         outcome.prompt_tokens += prompt.len() as u64;
         outcome.hit_tokens += u64::from(hit);
         outcome.computed[engine] += computed;
-        if let Some((payload, events)) = hosts[engine].say(now) {
+        if let Some((payload, events)) = hosts[engine].take_payload(now) {
             outcome.events += u64::from(events);
             outcome.event_bytes += payload.len() as u64;
             let applied =
@@ -193,7 +193,7 @@ fn choose(
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// The enabled stages.
-    pub what: &'static str,
+    pub stages: &'static str,
     /// Seconds for all requests, including the engine's own work.
     pub seconds: f64,
     /// Number of served requests.
@@ -226,7 +226,7 @@ pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
             (prompt, answer)
         })
         .collect();
-    let cost = |(what, config, drains, says): (&'static str, HostConfig, bool, bool)| {
+    let cost = |(stages, config, drains, encodes): (&'static str, HostConfig, bool, bool)| {
         let run = || {
             let mut host = Host::new(config).expect("the engine's config is right");
             let (mut seconds, mut served) = (0.0, 0);
@@ -234,15 +234,15 @@ pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
                 for (prompt, answer) in &texts {
                     served +=
                         usize::from(host.serve(Namespace::default(), prompt, answer).is_some());
-                    if says {
-                        std::hint::black_box(host.say(0.0));
+                    if encodes {
+                        std::hint::black_box(host.take_payload(0.0));
                     } else if drains {
                         host.engine.drain_events(|event| _ = std::hint::black_box(event));
                     }
                 }
             });
             let pages = host.engine.stats().published_pages;
-            Cost { what, seconds, requests: served, pages }
+            Cost { stages, seconds, requests: served, pages }
         };
         let runs = (0..RUNS).map(|_| run());
         runs.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).expect("some runs")
@@ -269,7 +269,7 @@ pub fn index_bytes_a_page(page_size: u32, engines: u64, pages: u32) -> Option<f6
             host.engine.reset();
             host.engine.drain_events(|_| ());
             host.serve(Namespace::default(), &text, &[]).expect("it fits");
-            let (payload, _) = host.say(0.0).expect("it has new pages");
+            let (payload, _) = host.take_payload(0.0).expect("it has new pages");
             router.apply(engine, &payload).expect("the engine's payload is valid");
         }
     }

@@ -94,7 +94,7 @@ impl Host {
     }
 
     /// Returns the payload of the events since the last call and their number, or none without events.
-    pub fn say(&mut self, seconds: f64) -> Option<(Vec<u8>, u32)> {
+    pub fn take_payload(&mut self, seconds: f64) -> Option<(Vec<u8>, u32)> {
         let batch = self.batch.as_mut()?;
         self.engine.drain_events(|event| batch.push(event));
         let count = batch.len();

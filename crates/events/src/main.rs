@@ -107,7 +107,7 @@ fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn E
         let more = (cost.seconds - bare.seconds) * 1e9 / cost.pages.max(1) as f64;
         println!(
             "{:<40}{:>13.1}{:>20.1}",
-            cost.what,
+            cost.stages,
             cost.seconds * 1e6 / cost.requests.max(1) as f64,
             more
         );

@@ -97,7 +97,7 @@ impl Publisher {
     }
 
     /// Returns whether a subscriber has requested the whole cache since the last call.
-    pub fn dump_asked(&self) -> bool {
+    pub fn take_dump_request(&self) -> bool {
         self.dump.swap(false, Ordering::AcqRel)
     }
 
@@ -129,7 +129,7 @@ impl PublisherTask {
                     Some(outgoing) => self.send(outgoing).await?,
                     None => return Ok(()),
                 },
-                request = self.router.recv() => self.answer(request?).await?,
+                request = self.router.recv() => self.reply(request?).await?,
             }
         }
     }
@@ -151,27 +151,27 @@ impl PublisherTask {
     }
 
     /// Replies to a request; ignores messages that are not requests.
-    async fn answer(&mut self, request: ZmqMessage) -> ZmqResult<()> {
+    async fn reply(&mut self, request: ZmqMessage) -> ZmqResult<()> {
         let request = request.into_vec();
-        let [sender, empty, asked] = &request[..] else { return Ok(()) };
+        let [sender, empty, body] = &request[..] else { return Ok(()) };
         if !empty.is_empty() {
             return Ok(());
         }
-        let reply = |topic: &Bytes, number, payload: &Bytes| {
+        let message = |topic: &Bytes, number, payload: &Bytes| {
             let empty = Bytes::new();
             frames(&[sender.clone(), empty, topic.clone(), number_frame(number), payload.clone()])
         };
-        if asked == DUMP {
+        if body == DUMP {
             self.dump.store(true, Ordering::Release);
-        } else if let Ok(from) = <[u8; 8]>::try_from(&asked[..]) {
+        } else if let Ok(from) = <[u8; 8]>::try_from(&body[..]) {
             let from = u64::from_be_bytes(from);
             for (number, payload) in self.kept.iter().filter(|(number, _)| *number >= from) {
-                self.router.send(reply(&self.topic, *number, payload)).await?;
+                self.router.send(message(&self.topic, *number, payload)).await?;
             }
         } else {
             return Ok(());
         }
-        self.router.send(reply(&Bytes::new(), END, &Bytes::new())).await
+        self.router.send(message(&Bytes::new(), END, &Bytes::new())).await
     }
 }
 

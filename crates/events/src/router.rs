@@ -57,12 +57,12 @@ impl Router {
     /// # Errors
     /// [`RouterError::Wire`] leaves the index unchanged. After [`RouterError::Parser`] or [`RouterError::Index`], the
     /// events before the rejected one stay applied.
-    pub fn believe(&mut self, engine: u64, payload: &[u8]) -> Result<(), RouterError> {
+    pub fn check_and_apply(&mut self, engine: u64, payload: &[u8]) -> Result<(), RouterError> {
         decode(payload).map_err(RouterError::Wire)?;
         self.apply(engine, payload)
     }
 
-    /// Applies a payload that the caller has checked. This part of [`Router::believe`] runs only code of the published
+    /// Applies a payload that the caller has checked. This part of [`Router::check_and_apply`] runs only code of the published
     /// crate.
     ///
     /// # Errors

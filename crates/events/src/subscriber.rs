@@ -110,7 +110,7 @@ impl Subscriber {
             self.ready.push_back(Received::Restarted);
             // The old socket belonged to the connection of the ended engine.
             self.replay = connected(&self.replay_endpoint).await?;
-            self.ask_for_all().await?;
+            self.request_dump().await?;
         }
         self.next = number + 1;
         self.ready.push_back(Received::Payload(payload));
@@ -121,7 +121,7 @@ impl Subscriber {
     async fn catch_up(&mut self, end: u64) -> Result<(), ReceiveError> {
         let from = self.next;
         self.request(&from.to_be_bytes()).await?;
-        while let Some((number, payload)) = self.answer().await? {
+        while let Some((number, payload)) = self.reply().await? {
             // The PUB socket delivers later messages.
             if number == self.next && number < end {
                 self.next += 1;
@@ -130,7 +130,7 @@ impl Subscriber {
         }
         if self.next < end && end != END {
             self.ready.push_back(Received::Lost { from: self.next, to: end });
-            self.ask_for_all().await?;
+            self.request_dump().await?;
         }
         Ok(())
     }
@@ -139,19 +139,19 @@ impl Subscriber {
     ///
     /// # Errors
     /// [`ReceiveError`].
-    pub async fn ask_for_all(&mut self) -> Result<(), ReceiveError> {
+    pub async fn request_dump(&mut self) -> Result<(), ReceiveError> {
         self.request(DUMP).await?;
-        while self.answer().await?.is_some() {}
+        while self.reply().await?.is_some() {}
         Ok(())
     }
 
-    async fn request(&mut self, what: &[u8]) -> Result<(), ReceiveError> {
-        let request = frames(&[Bytes::new(), Bytes::copy_from_slice(what)]);
+    async fn request(&mut self, body: &[u8]) -> Result<(), ReceiveError> {
+        let request = frames(&[Bytes::new(), Bytes::copy_from_slice(body)]);
         Ok(self.replay.send(request).await?)
     }
 
     /// Receives a message of a reply, or none at its end.
-    async fn answer(&mut self) -> Result<Option<(u64, Bytes)>, ReceiveError> {
+    async fn reply(&mut self) -> Result<Option<(u64, Bytes)>, ReceiveError> {
         let mut reply = self.replay.recv().await?.into_vec();
         if reply.first().is_some_and(Bytes::is_empty) {
             reply.remove(0);

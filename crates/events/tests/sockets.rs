@@ -58,12 +58,12 @@ impl Engine {
 
     fn serve(&mut self, prompt: &[TokenId]) -> Vec<u8> {
         self.host.serve(Namespace::default(), prompt, &[]).expect("it fits");
-        self.host.say(0.0).expect("something is new").0
+        self.host.take_payload(0.0).expect("something is new").0
     }
 
     fn dump(&mut self) {
         self.host.engine.restate_events();
-        self.publisher.send(self.host.say(0.0).expect("the cleared event").0);
+        self.publisher.send(self.host.take_payload(0.0).expect("the cleared event").0);
     }
 
     async fn close(self) -> PublisherConfig {
@@ -94,13 +94,15 @@ async fn until(
     };
     while !prompts.iter().all(|prompt| known(router, prompt)) {
         match subscriber.receive().await.expect("the socket works") {
-            Received::Payload(payload) => router.believe(number, &payload).expect("it is right"),
-            heard => {
+            Received::Payload(payload) => {
+                router.check_and_apply(number, &payload).expect("it is right")
+            }
+            other => {
                 router.forget(number);
-                odd.push(heard);
+                odd.push(other);
             }
         }
-        if engine.publisher.dump_asked() {
+        if engine.publisher.take_dump_request() {
             engine.dump();
         }
     }

@@ -5,7 +5,7 @@ use kvarena::{
     Capacity, Engine, EngineConfig, Extend, Hashing, Namespace, NamespaceNames, Null, PoolConfig,
     StepScratch, TokenId,
 };
-use kvarena_events::decode::{Message, StoredPages, WireEvent, Wrong, decode};
+use kvarena_events::decode::{ErrorKind, Message, StoredPages, WireEvent, decode};
 use kvarena_events::encode::Batch;
 use kvarena_events::host::{Host, HostConfig};
 use kvarena_events::msgpack::Malformed;
@@ -136,7 +136,7 @@ fn payload_of(hashing: Hashing) -> (Vec<u8>, NamespaceNames) {
     host.engine.reset();
     let prompt: Vec<TokenId> = (0..25).map(TokenId::new).collect();
     host.serve(namespace, &prompt, &[]).expect("it fits");
-    let (payload, count) = host.say(2.5).expect("there are events");
+    let (payload, count) = host.take_payload(2.5).expect("there are events");
     assert_eq!(count, 2, "cleared, then stored");
     (payload, names)
 }
@@ -192,7 +192,7 @@ fn host_memory_has_the_medium_name_of_each_engine() {
         let config = EngineConfig { hashing: Some(hashing), event_pages: 64, ..pool.into() };
         let mut engine = Engine::new(config, Null).expect("the config is right");
         let (mut batch, mut scratch) = (Batch::new(hashing, 4), StepScratch::new());
-        let mut heard = Vec::new();
+        let mut changes = Vec::new();
         for (own, ahead) in [(1, 1), (2, 0), (1, 0)] {
             let prompt = [TokenId::new(own); 5];
             let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
@@ -207,19 +207,19 @@ fn host_memory_has_the_medium_name_of_each_engine() {
             let payload = batch.take(1.0, 0);
             assert!(decode_event_batch(&payload).is_ok(), "the published parser accepts it");
             let events = decode(&payload).expect("it is right").events;
-            heard.push(events.into_iter().map(|event| match event {
+            changes.push(events.into_iter().map(|event| match event {
                 WireEvent::Stored(stored) => ('+', stored.medium.expect("it is named")),
                 WireEvent::Removed { medium, .. } => ('-', medium.expect("it is named")),
                 WireEvent::Cleared => panic!("nothing was cleared"),
             }));
         }
-        let heard: Vec<Vec<_>> = heard.into_iter().map(Iterator::collect).collect();
+        let changes: Vec<Vec<_>> = changes.into_iter().map(Iterator::collect).collect();
         let [of_gpu, of_host] =
             ["GPU", host].map(|medium| move |change| (change, medium.to_owned()));
-        assert_eq!(heard[0], [of_gpu('+'), of_host('+')], "{hashing:?}");
-        assert_eq!(heard[1], [of_gpu('-'), of_gpu('+')], "{hashing:?}");
+        assert_eq!(changes[0], [of_gpu('+'), of_host('+')], "{hashing:?}");
+        assert_eq!(changes[1], [of_gpu('-'), of_gpu('+')], "{hashing:?}");
         let back = [of_gpu('+'), of_host('-'), of_host('+'), of_gpu('-')];
-        assert_eq!(heard[2], back, "{hashing:?}");
+        assert_eq!(changes[2], back, "{hashing:?}");
     }
 }
 
@@ -228,18 +228,18 @@ fn errors_contain_the_offset() {
     let good = bytes(VLLM);
     let refused = |payload: &[u8]| {
         let error = decode(payload).expect_err("it is wrong");
-        (error.at, error.what)
+        (error.at, error.kind)
     };
     // Envelopes of two items are the older form, without a rank.
     let mut two = good.clone();
     two[0] = 0x92;
-    assert_eq!(refused(&two), (0, Wrong::Envelope { len: 2 }));
-    assert_eq!(refused(&[0xc0]), (0, Wrong::Kind { wanted: "an array", found: "nil" }));
+    assert_eq!(refused(&two), (0, ErrorKind::Envelope { len: 2 }));
+    assert_eq!(refused(&[0xc0]), (0, ErrorKind::Type { expected: "an array", found: "nil" }));
     // An unknown type is an error at the offset of its name.
     let at = good.windows(11).position(|name| name == b"BlockStored").expect("it is there") - 1;
     let mut unknown = good.clone();
     unknown[at + 1..at + 12].copy_from_slice(b"BlockForged");
-    assert_eq!(refused(&unknown), (at, Wrong::EventType { name: "BlockForged".to_owned() }));
+    assert_eq!(refused(&unknown), (at, ErrorKind::EventType { name: "BlockForged".to_owned() }));
     // A hash of 7 bytes is invalid; a hash of 32 bytes is vLLM's digest.
     let at = good.iter().position(|&byte| byte == 0xcf).expect("the hash");
     let hash = |digest: &[u8]| {
@@ -248,7 +248,7 @@ fn errors_contain_the_offset() {
         payload.extend_from_slice(&good[at + 9..]);
         payload
     };
-    assert_eq!(refused(&hash(&[1; 7])), (at, Wrong::HashWidth { bytes: 7 }));
+    assert_eq!(refused(&hash(&[1; 7])), (at, ErrorKind::HashWidth { bytes: 7 }));
     let digest: Vec<u8> = (0..32).collect();
     let message = decode(&hash(&digest)).expect("a digest is a hash");
     assert_eq!(message.events, [WireEvent::Stored(four_tokens(0x1819_1a1b_1c1d_1e1f))]);
@@ -258,24 +258,24 @@ fn errors_contain_the_offset() {
     for page_size in [3, 5, 0] {
         let mut odd = good.clone();
         odd[size] = page_size;
-        let what = Wrong::TokenCount { tokens: 4, pages: 1, page_size: page_size.into() };
-        assert_eq!(refused(&odd), (tokens, what));
+        let kind = ErrorKind::TokenCount { tokens: 4, pages: 1, page_size: page_size.into() };
+        assert_eq!(refused(&odd), (tokens, kind));
     }
     // A missing field, truncated bytes, and trailing bytes.
     let mut nameless = good.clone();
     nameless[size - 1] = b'?';
-    let (_, what) = refused(&nameless);
-    assert_eq!(what, Wrong::Missing { field: "block_size" });
+    let (_, kind) = refused(&nameless);
+    assert_eq!(kind, ErrorKind::Missing { field: "block_size" });
     let mut longer = good.clone();
     longer.push(0);
-    assert_eq!(refused(&longer), (good.len(), Wrong::Trailing { bytes: 1 }));
+    assert_eq!(refused(&longer), (good.len(), ErrorKind::Trailing { bytes: 1 }));
     for len in 0..good.len() {
-        let (at, what) = refused(&good[..len]);
-        assert_eq!(what, Wrong::Malformed(Malformed::Short));
+        let (at, kind) = refused(&good[..len]);
+        assert_eq!(kind, ErrorKind::Malformed(Malformed::Short));
         assert!(at <= len);
     }
     let false_length = [0x93, 0x00, 0xdd, 0xff, 0xff, 0xff, 0xff];
-    assert_eq!(refused(&false_length), (7, Wrong::Malformed(Malformed::Short)));
+    assert_eq!(refused(&false_length), (7, ErrorKind::Malformed(Malformed::Short)));
     let text = decode(&two).expect_err("it is wrong").to_string();
     assert_eq!(text, "byte 0: a payload of 2 items, not of time, events and rank");
 }
@@ -303,10 +303,10 @@ fn a_wrong_payload_changes_nothing() {
     let prompt: Vec<TokenId> = (0..24).map(TokenId::new).collect();
     let mut router = Router::new(4);
     // A valid event precedes the truncation.
-    let refused = router.believe(1, &payload[..payload.len() - 1]);
+    let refused = router.check_and_apply(1, &payload[..payload.len() - 1]);
     assert!(matches!(refused, Err(RouterError::Wire(_))), "{refused:?}");
     assert_eq!((router.pages(), router.overlap(&names, &prompt)), (0, vec![]));
-    router.believe(1, &payload).expect("it is right");
+    router.check_and_apply(1, &payload).expect("it is right");
     assert_eq!((router.pages(), router.overlap(&names, &prompt)), (6, vec![(1, 6)]));
     assert_eq!(router.overlap(&NamespaceNames::default(), &prompt), []);
 }

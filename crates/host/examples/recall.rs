@@ -78,7 +78,7 @@ impl Data {
     fn measured(&self) -> Measured {
         let mut measured = Measured::of(1, KV_HEADS, HEAD_DIM);
         let width = PROMPT * KV_HEADS * HEAD_DIM;
-        measured.look(0, &self.q[..GROUP * width], &self.k[..width]);
+        measured.measure(0, &self.q[..GROUP * width], &self.k[..width]);
         measured
     }
 

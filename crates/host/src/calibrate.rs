@@ -121,7 +121,7 @@ pub fn read(path: &Path) -> Result<KvScales> {
     // A value that is not a number becomes NaN, which is rejected as a scale.
     let values = table.values(|value| Some(value.as_f64().unwrap_or(f64::NAN) as f32))?;
     KvScales::new(table.number("layers")?, table.number("kv_heads")?, values)
-        .map_err(|error| table.refused(error.to_string()))
+        .map_err(|error| table.invalid(error.to_string()))
 }
 
 /// Writes a measurement.
@@ -143,21 +143,21 @@ impl<'a> Table<'a> {
     }
 
     /// Returns the error for an invalid file.
-    pub(crate) fn refused(&self, why: String) -> Error {
+    pub(crate) fn invalid(&self, why: String) -> Error {
         Error::request(format!("{}: {why}", self.path.display()))
     }
 
     /// Returns the whole number in the field `name`.
     pub(crate) fn number(&self, name: &str) -> Result<u32> {
         let number = self.file[name].as_u64().and_then(|number| u32::try_from(number).ok());
-        number.ok_or_else(|| self.refused(format!("{name} is missing or not a whole number")))
+        number.ok_or_else(|| self.invalid(format!("{name} is missing or not a whole number")))
     }
 
     /// Returns the list `values`, each element converted by `convert`.
     pub(crate) fn values<T>(&self, convert: impl Fn(&Value) -> Option<T>) -> Result<Vec<T>> {
         let values = self.file["values"].as_array().map_or(&[][..], Vec::as_slice);
         let convert = |value| {
-            convert(value).ok_or_else(|| self.refused(format!("{value} is not a valid value")))
+            convert(value).ok_or_else(|| self.invalid(format!("{value} is not a valid value")))
         };
         values.iter().map(convert).collect()
     }

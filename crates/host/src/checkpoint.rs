@@ -72,23 +72,10 @@ impl Checkpoint {
     }
 
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<Numbers> {
-        let dir = self.dir.display();
-        let tensor = self
-            .tensors
-            .remove(name)
-            .ok_or_else(|| Error::model(format!("{dir}: tensor {name} is missing")))?;
-        if tensor.shape != shape {
-            let (file, actual) = (tensor.file, tensor.shape);
-            return Err(Error::model(format!(
-                "{dir}/{file}: tensor {name} has shape {actual:?}, but config.json implies {shape:?}"
-            )));
-        }
-        let file = tensor.file;
-        tensor.numbers.map_err(|dtype| {
-            Error::model(format!(
-                "{dir}/{file}: tensor {name} is {dtype:?}, only BF16, F16 and F32 are implemented"
-            ))
-        })
+        let tensor = self.tensors.remove(name).ok_or_else(|| missing_tensor(&self.dir, name))?;
+        let path = self.dir.join(&tensor.file);
+        check_shape(&path, name, &tensor.shape, shape)?;
+        tensor.numbers.map_err(|dtype| unsupported_dtype(&path, name, dtype))
     }
 
     fn read_shard(&mut self, file: &str) -> Result<()> {
@@ -146,6 +133,33 @@ pub fn shards(dir: &Path) -> Result<BTreeMap<String, Vec<String>>> {
 /// Returns the error for a tensor that the index assigns to a shard without it.
 pub fn lost_tensor(dir: &Path, file: &str, tensor: &str) -> Error {
     Error::model(format!("{}: {file} holds no tensor {tensor}", dir.join(INDEX).display()))
+}
+
+/// Returns the error for a tensor that no file of the directory contains.
+pub fn missing_tensor(dir: &Path, tensor: &str) -> Error {
+    Error::model(format!("{}: tensor {tensor} is missing", dir.display()))
+}
+
+/// Checks a tensor's shape; `path` is for the message.
+///
+/// # Errors
+/// The shape differs from the one that the config implies.
+pub fn check_shape(path: &Path, tensor: &str, actual: &[usize], expected: &[usize]) -> Result<()> {
+    if actual == expected {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "{}: tensor {tensor} has shape {actual:?}, but config.json implies {expected:?}",
+        path.display()
+    )))
+}
+
+/// Returns the error for a tensor of another element type than BF16, F16 and F32; `path` is for the message.
+pub fn unsupported_dtype(path: &Path, tensor: &str, dtype: Dtype) -> Error {
+    let path = path.display();
+    Error::model(format!(
+        "{path}: tensor {tensor} is {dtype:?}, only BF16, F16 and F32 are implemented"
+    ))
 }
 
 /// Returns whether a shard's name is a file name without a folder, so that it stays inside the directory.

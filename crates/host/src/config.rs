@@ -217,9 +217,7 @@ impl ModelConfig {
             eos: fields.tokens("eos_token_id")?,
         })
     }
-}
 
-impl ModelConfig {
     /// Returns the shape of the K and V that each token stores in a layer. [`ModelConfig::groups`] contains the other
     /// shape of Gemma 4's layers with a window.
     pub fn kv_shape(&self) -> KvShape {

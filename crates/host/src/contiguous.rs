@@ -33,7 +33,7 @@ impl Attention for Contiguous<'_> {
         let (q_row, kv_row) = (q_heads * head_dim, kv_heads * head_dim);
         let out_row = q_heads * value_dim;
         if let Some(measured) = &mut self.measured {
-            measured.look(layer, q, k);
+            measured.measure(layer, q, k);
         }
         let first = self.k[layer].len() / kv_row;
         self.k[layer].extend_from_slice(k);

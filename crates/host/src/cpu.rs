@@ -199,7 +199,7 @@ impl Attention for Paged<'_> {
         let attend = Attend { window, chunk, ..self.attend };
         let id = LayerId::new(layer as u32);
         if let Some(measured) = &mut self.measured {
-            measured.look(layer, q, k);
+            measured.measure(layer, q, k);
         }
         let stored = self.backend.store_cache(&self.plan, id, k.into(), v.into());
         stored

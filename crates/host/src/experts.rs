@@ -204,16 +204,16 @@ impl Experts {
         x: &[f32],
         out: &mut Vec<f32>,
         work: &mut ExpertsWork,
-        turned: &mut Vec<f32>,
+        transposed: &mut Vec<f32>,
     ) {
         let hidden = self.router.weight.cols();
-        self.router.apply(x, &mut work.logits, turned);
+        self.router.apply(x, &mut work.logits, transposed);
         work.chosen.clear();
         for logits in work.logits.chunks_exact(self.config.count) {
             self.choose(logits, &mut work.chosen);
         }
         match &self.shared {
-            Some(shared) => shared.apply(x, out, &mut work.mlp, turned),
+            Some(shared) => shared.apply(x, out, &mut work.mlp, transposed),
             None => {
                 out.clear();
                 resize(out, x.len());
@@ -231,7 +231,7 @@ impl Experts {
             if work.rows.is_empty() {
                 continue;
             }
-            expert.apply(&work.x, &mut work.y, &mut work.mlp, turned);
+            expert.apply(&work.x, &mut work.y, &mut work.mlp, transposed);
             for (&token, row) in work.rows.iter().zip(work.y.chunks_exact(hidden)) {
                 let per_token = self.config.per_token;
                 let chosen = &work.chosen[token * per_token..(token + 1) * per_token];
@@ -313,13 +313,13 @@ fn packed_experts(
         row
     };
     let mlp = |i: usize| {
-        let turned = gate_up.part(i * hidden..(i + 1) * hidden).turned();
+        let transposed = gate_up.part(i * hidden..(i + 1) * hidden).transpose();
         let bias = row(&gate_up_bias, i);
         let half = |side: usize| Linear {
-            weight: turned.every_other(side),
+            weight: transposed.every_other(side),
             bias: Some(bias.iter().skip(side).step_by(2).copied().collect()),
         };
-        let weight = down.part(i * intermediate..(i + 1) * intermediate).turned();
+        let weight = down.part(i * intermediate..(i + 1) * intermediate).transpose();
         let down = Linear { weight, bias: Some(row(&down_bias, i)) };
         Mlp { gate: half(0), up: half(1), down, activation: Activation::Clamped }
     };

@@ -120,7 +120,7 @@ impl Latent {
         let norm = source.vector(&part("kv_a_layernorm.weight"), rank)?;
         let both = source.matrix(&part("kv_b_proj.weight"), heads * (nope + value), rank)?;
         let first = |head: usize| head * (nope + value);
-        let into_q = (0..heads).map(|h| both.part(first(h)..first(h) + nope).turned()).collect();
+        let into_q = (0..heads).map(|h| both.part(first(h)..first(h) + nope).transpose()).collect();
         let out_of = (0..heads).map(|h| both.part(first(h) + nope..first(h + 1))).collect();
         Ok(Self { config, heads, query, rows, norm, into_q, out_of })
     }
@@ -143,16 +143,16 @@ impl Latent {
         angles: &Angles,
         [q, k]: [&mut Vec<f32>; 2],
         work: &mut LatentWork,
-        turned: &mut Vec<f32>,
+        transposed: &mut Vec<f32>,
     ) {
         let LatentConfig { rank, rope, nope, interleaved, .. } = self.config;
         match &self.query {
-            Query::Whole(whole) => whole.apply(x, &mut work.q, turned),
+            Query::Whole(whole) => whole.apply(x, &mut work.q, transposed),
             Query::Narrow { down, norm, up } => {
-                down.apply(x, &mut work.narrow, turned);
+                down.apply(x, &mut work.narrow, transposed);
                 resize(&mut work.narrow_normed, work.narrow.len());
                 ops::rms_norm(&work.narrow, norm, EPS, &mut work.narrow_normed);
-                up.apply(&work.narrow_normed, &mut work.q, turned);
+                up.apply(&work.narrow_normed, &mut work.q, transposed);
             }
         }
         ops::rotate_ends(&mut work.q, (self.heads, nope + rope), rope, interleaved, angles);
@@ -165,14 +165,14 @@ impl Latent {
                 work.from.extend_from_slice(&q[..nope]);
             }
             resize(&mut work.to, tokens * rank);
-            into_q.multiply(&work.from, &mut work.to, turned);
+            into_q.multiply(&work.from, &mut work.to, transposed);
             let heads = work.q.chunks_exact(head).zip(q.chunks_exact_mut(row)).skip(h);
             for ((from, q), to) in heads.step_by(self.heads).zip(work.to.chunks_exact(rank)) {
                 q[..rank].copy_from_slice(to);
                 q[rank..].copy_from_slice(&from[nope..]);
             }
         }
-        self.rows.apply(x, k, turned);
+        self.rows.apply(x, k, transposed);
         ops::rotate_ends(k, (1, row), rope, interleaved, angles);
         resize(&mut work.latent, rank);
         for row in k.chunks_exact_mut(row) {
@@ -187,7 +187,7 @@ impl Latent {
         attended: &[f32],
         out: &mut Vec<f32>,
         work: &mut LatentWork,
-        turned: &mut Vec<f32>,
+        transposed: &mut Vec<f32>,
     ) {
         let LatentConfig { rank, value, .. } = self.config;
         let tokens = attended.len() / (self.heads * rank);
@@ -198,7 +198,7 @@ impl Latent {
                 work.from.extend_from_slice(row);
             }
             resize(&mut work.to, tokens * value);
-            out_of.multiply(&work.from, &mut work.to, turned);
+            out_of.multiply(&work.from, &mut work.to, transposed);
             let heads = out.chunks_exact_mut(value).skip(h).step_by(self.heads);
             heads.zip(work.to.chunks_exact(value)).for_each(|(out, to)| out.copy_from_slice(to));
         }

@@ -34,9 +34,9 @@ impl Linear {
     }
 
     /// Computes `out = weight * x + bias` for rows of x.
-    pub fn apply(&self, x: &[f32], out: &mut Vec<f32>, turned: &mut Vec<f32>) {
+    pub fn apply(&self, x: &[f32], out: &mut Vec<f32>, transposed: &mut Vec<f32>) {
         resize(out, x.len() / self.weight.cols() * self.weight.rows());
-        self.weight.multiply(x, out, turned);
+        self.weight.multiply(x, out, transposed);
         ops::add_bias(out, self.bias.as_deref());
     }
 }
@@ -106,11 +106,17 @@ impl Mlp {
     }
 
     /// Computes the whole MLP.
-    pub fn apply(&self, x: &[f32], out: &mut Vec<f32>, work: &mut MlpWork, turned: &mut Vec<f32>) {
-        self.gate.apply(x, &mut work.gate, turned);
-        self.up.apply(x, &mut work.up, turned);
+    pub fn apply(
+        &self,
+        x: &[f32],
+        out: &mut Vec<f32>,
+        work: &mut MlpWork,
+        transposed: &mut Vec<f32>,
+    ) {
+        self.gate.apply(x, &mut work.gate, transposed);
+        self.up.apply(x, &mut work.up, transposed);
         self.activate(work);
-        self.down.apply(&work.gate, out, turned);
+        self.down.apply(&work.gate, out, transposed);
     }
 
     /// Returns the three projections.

@@ -155,7 +155,7 @@ impl Matrix {
     }
 
     /// Returns the transpose.
-    pub fn turned(&self) -> Self {
+    pub fn transpose(&self) -> Self {
         let places =
             (0..self.cols).flat_map(|col| (0..self.rows).map(move |row| row * self.cols + col));
         Self::new(self.cols, self.rows, self.numbers.pick(places))
@@ -163,45 +163,45 @@ impl Matrix {
 
     /// Computes `out[t] = matrix * x[t]` for each row of x: `x` is `[tokens, cols]`, `out` is `[tokens, rows]`.
     ///
-    /// `turned` is scratch that grows to the size of `out` if there are several rows. The function uses all cores.
+    /// `transposed` is scratch that grows to the size of `out` if there are several rows. The function uses all cores.
     ///
     /// # Panics
     /// If the lengths do not match.
-    pub fn multiply(&self, x: &[f32], out: &mut [f32], turned: &mut Vec<f32>) {
+    pub fn multiply(&self, x: &[f32], out: &mut [f32], transposed: &mut Vec<f32>) {
         let tokens = x.len() / self.cols;
         assert_eq!((x.len(), out.len()), (tokens * self.cols, tokens * self.rows));
         match tokens {
             0 => {}
             1 => self.dot_all(x, 1, out),
             _ => {
-                turned.resize(turned.len().max(out.len()), 0.0);
-                let turned = &mut turned[..out.len()]; // `[rows, tokens]`: a task's share is contiguous
+                transposed.resize(transposed.len().max(out.len()), 0.0);
+                let transposed = &mut transposed[..out.len()]; // `[rows, tokens]`: a task's share is contiguous
                 if tokens <= FEW_ROWS {
-                    self.dot_all(x, tokens, turned);
+                    self.dot_all(x, tokens, transposed);
                 } else {
-                    self.gemm_all(x, tokens, turned);
+                    self.gemm_all(x, tokens, transposed);
                 }
-                transpose(turned, tokens, out);
+                transpose(transposed, tokens, out);
             }
         }
     }
 
-    fn dot_all(&self, x: &[f32], tokens: usize, turned: &mut [f32]) {
+    fn dot_all(&self, x: &[f32], tokens: usize, transposed: &mut [f32]) {
         let rows = DOT_ROWS.max(DOT_NUMBERS / (self.cols * tokens));
-        let tasks = turned.par_chunks_mut(rows * tokens).enumerate();
+        let tasks = transposed.par_chunks_mut(rows * tokens).enumerate();
         tasks.for_each(|(task, out)| {
             let first = task * rows;
             pulp::Arch::new().dispatch(DotRows { matrix: self, first, x, tokens, out });
         });
     }
 
-    fn gemm_all(&self, x: &[f32], tokens: usize, turned: &mut [f32]) {
+    fn gemm_all(&self, x: &[f32], tokens: usize, transposed: &mut [f32]) {
         thread_local! {
             static PANEL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
         let share = self.rows.div_ceil(rayon::current_num_threads());
         let rows = share.clamp(*PANEL_ROWS.start(), *PANEL_ROWS.end());
-        let tasks = turned.par_chunks_mut(rows * tokens).enumerate();
+        let tasks = transposed.par_chunks_mut(rows * tokens).enumerate();
         tasks.for_each(|(task, out)| {
             let (start, len) = (task * rows * self.cols, out.len() / tokens * self.cols);
             if let Numbers::F32(w) = &self.numbers {
@@ -250,10 +250,10 @@ fn gemm(w: &[f32], x: &[f32], cols: usize, tokens: usize, out: &mut [f32]) {
 }
 
 /// Transposes `[rows, tokens]` to `[tokens, rows]`.
-fn transpose(turned: &[f32], tokens: usize, out: &mut [f32]) {
+fn transpose(transposed: &[f32], tokens: usize, out: &mut [f32]) {
     let rows = out.len() / tokens;
     out.par_chunks_mut(rows).enumerate().for_each(|(t, out)| {
-        for (out, column) in out.iter_mut().zip(turned.chunks_exact(tokens)) {
+        for (out, column) in out.iter_mut().zip(transposed.chunks_exact(tokens)) {
             *out = column[t];
         }
     });
@@ -405,11 +405,11 @@ mod test {
         for tokens in [1, 2, 4, 8, 16, 17, 32, 64, 128, 512] {
             let x = vec![1.0; tokens * cols];
             let mut out = vec![0.0; tokens * rows];
-            let mut turned = Vec::new();
+            let mut transposed = Vec::new();
             let mut best = f64::MAX;
             for _ in 0..20 {
                 let begun = std::time::Instant::now();
-                matrix.multiply(&x, &mut out, &mut turned);
+                matrix.multiply(&x, &mut out, &mut transposed);
                 best = best.min(begun.elapsed().as_secs_f64());
             }
             let flops = 2.0 * (rows * cols * tokens) as f64 / best / 1e9;

@@ -130,7 +130,7 @@ pub struct Workspace {
     mlp: MlpWork,
     latent: LatentWork,
     experts: ExpertsWork,
-    turned: Vec<f32>,
+    transposed: Vec<f32>,
     /// The recorded experts of tokens, if requested, in the order of passes, layers and tokens.
     pub routes: Option<Vec<Routed>>,
     /// `[requested rows, vocab]`, of the last pass.
@@ -213,7 +213,7 @@ impl Model {
         resize(&mut work.logits, wanted * self.config.vocab);
         let output = self.output.as_ref().unwrap_or(&self.embedding);
         clock.lap(Part::Elementwise);
-        output.multiply(&work.normed, &mut work.logits, &mut work.turned);
+        output.multiply(&work.normed, &mut work.logits, &mut work.transposed);
         if let Some(cap) = self.config.logit_cap {
             work.logits.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
         }
@@ -236,10 +236,10 @@ impl Model {
         clock.lap(Part::Elementwise);
         match &layer.projections {
             Projections::Heads { q, k, v, q_norm, k_norm } => {
-                q.apply(&work.normed, &mut work.q, &mut work.turned);
-                k.apply(&work.normed, &mut work.k, &mut work.turned);
+                q.apply(&work.normed, &mut work.q, &mut work.transposed);
+                k.apply(&work.normed, &mut work.k, &mut work.transposed);
                 match v {
-                    Some(v) => v.apply(&work.normed, &mut work.v, &mut work.turned),
+                    Some(v) => v.apply(&work.normed, &mut work.v, &mut work.transposed),
                     None => work.v.clone_from(&work.k),
                 }
                 clock.lap(Part::Products);
@@ -263,8 +263,8 @@ impl Model {
             }
             Projections::Latent(latent) => {
                 let rows = [&mut work.q, &mut work.k];
-                let (x, turned) = (&work.normed, &mut work.turned);
-                latent.project(x, &work.angles, rows, &mut work.latent, turned);
+                let (x, transposed) = (&work.normed, &mut work.transposed);
+                latent.project(x, &work.angles, rows, &mut work.latent, transposed);
                 work.v.clear();
                 clock.lap(Part::Products);
             }
@@ -284,12 +284,12 @@ impl Model {
         let values = match &layer.projections {
             Projections::Heads { .. } => &work.attended,
             Projections::Latent(latent) => {
-                let (latent_work, turned) = (&mut work.latent, &mut work.turned);
-                latent.values(&work.attended, &mut work.values, latent_work, turned);
+                let (latent_work, transposed) = (&mut work.latent, &mut work.transposed);
+                latent.values(&work.attended, &mut work.values, latent_work, transposed);
                 &work.values
             }
         };
-        layer.o.apply(values, &mut work.normed, &mut work.turned);
+        layer.o.apply(values, &mut work.normed, &mut work.transposed);
         clock.lap(Part::Products);
         self.add_output(layer.output_norms.as_ref().map(|[norm, _]| &norm[..]), work);
         Ok(())
@@ -319,18 +319,18 @@ impl Model {
         clock.lap(Part::Elementwise);
         match &layer.rest {
             Rest::Mlp(mlp) => {
-                mlp.gate.apply(&work.normed, &mut work.mlp.gate, &mut work.turned);
-                mlp.up.apply(&work.normed, &mut work.mlp.up, &mut work.turned);
+                mlp.gate.apply(&work.normed, &mut work.mlp.gate, &mut work.transposed);
+                mlp.up.apply(&work.normed, &mut work.mlp.up, &mut work.transposed);
                 clock.lap(Part::Products);
                 mlp.activate(&mut work.mlp);
                 clock.lap(Part::Elementwise);
-                mlp.down.apply(&work.mlp.gate, &mut work.normed, &mut work.turned);
+                mlp.down.apply(&work.mlp.gate, &mut work.normed, &mut work.transposed);
                 clock.lap(Part::Products);
                 self.add_output(layer.output_norms.as_ref().map(|[_, norm]| &norm[..]), work);
             }
             Rest::Experts(experts) => {
-                let (routed, turned) = (&mut work.values, &mut work.turned);
-                experts.apply(&work.normed, routed, &mut work.experts, turned);
+                let (routed, transposed) = (&mut work.values, &mut work.transposed);
+                experts.apply(&work.normed, routed, &mut work.experts, transposed);
                 clock.lap(Part::Products);
                 ops::add(&mut work.x, routed);
                 if let Some(routes) = &mut work.routes {

@@ -40,7 +40,7 @@ pub struct Tally {
     pub seconds: f64,
     /// Time from the end of the previous step, or from the start of a step after an idle time, to a step's end.
     pub step_time: Histogram,
-    /// Time from the arrival of a request to each stream's first token.
+    /// Time from the submission of a request to each stream's first token.
     pub first_token: Histogram,
 }
 

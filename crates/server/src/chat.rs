@@ -15,7 +15,7 @@ use kvarena_host::text::{Message, Text};
 #[derive(Debug, Default)]
 pub struct Interrupt {
     /// Set by Ctrl-C: cancels the running streams.
-    pub asked: AtomicBool,
+    pub cancel: AtomicBool,
     /// Set while the program waits for a turn. No stream can then be cancelled, so Ctrl-C ends the program.
     waiting: AtomicBool,
 }
@@ -23,13 +23,13 @@ pub struct Interrupt {
 impl Interrupt {
     /// Creates the initial state, without Ctrl-C.
     pub const fn new() -> Self {
-        Self { asked: AtomicBool::new(false), waiting: AtomicBool::new(false) }
+        Self { cancel: AtomicBool::new(false), waiting: AtomicBool::new(false) }
     }
 
     /// Records a Ctrl-C. Returns whether the program must end: while it waits for a turn, or at a second Ctrl-C before
     /// the next turn.
-    pub fn ask(&self) -> bool {
-        self.asked.swap(true, Ordering::Relaxed) || self.waiting.load(Ordering::Relaxed)
+    pub fn record(&self) -> bool {
+        self.cancel.swap(true, Ordering::Relaxed) || self.waiting.load(Ordering::Relaxed)
     }
 }
 
@@ -59,7 +59,7 @@ pub fn chat<R: Runner>(
     let system = system.map(|content| Message { role: "system".into(), content: content.into() });
     let mut messages: Vec<Message> = system.into_iter().collect();
     let mut refusal = Ok(());
-    while let Some(line) = ask(&mut console, interrupt)? {
+    while let Some(line) = read_turn(&mut console, interrupt)? {
         if line.trim().is_empty() {
             continue;
         }
@@ -74,7 +74,7 @@ pub fn chat<R: Runner>(
                 continue;
             }
         }
-        let mut printer = Printer::new(&mut console.out, text, Form::Live, &interrupt.asked);
+        let mut printer = Printer::new(&mut console.out, text, Form::Live, &interrupt.cancel);
         server.run(&mut printer)?;
         let (answer, cached) = printer.take_last();
         printer.finish()?;
@@ -84,8 +84,8 @@ pub fn chat<R: Runner>(
     refusal
 }
 
-/// Returns the next line, or `None` at the end of the input.
-fn ask(
+/// Prints the sign and returns the next line, or `None` at the end of the input.
+fn read_turn(
     console: &mut Console<impl BufRead, impl Write>,
     interrupt: &Interrupt,
 ) -> Result<Option<String>> {
@@ -94,7 +94,7 @@ fn ask(
     wrote.map_err(|e| Error::run(format!("cannot write the output: {e}")))?;
     let mut line = String::new();
     // An earlier Ctrl-C has cancelled the last turn.
-    interrupt.asked.store(false, Ordering::Relaxed);
+    interrupt.cancel.store(false, Ordering::Relaxed);
     interrupt.waiting.store(true, Ordering::Relaxed);
     let read = input.read_line(&mut line);
     interrupt.waiting.store(false, Ordering::Relaxed);

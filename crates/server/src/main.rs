@@ -48,7 +48,7 @@ fn run(args: &Args) -> Result<()> {
         .map_err(|e| Error::run(format!("cannot start {threads} threads: {e}")))?;
     if args.serve.is_none() {
         let interrupt = || {
-            if INTERRUPT.ask() {
+            if INTERRUPT.record() {
                 std::process::exit(130);
             }
         };
@@ -113,7 +113,7 @@ fn sparsely(
         return Ok(());
     }
     let requests = setup::requests(args, &model.config, &text)?;
-    let mut recorded = RecordedTokens::new(&INTERRUPT.asked);
+    let mut recorded = RecordedTokens::new(&INTERRUPT.cancel);
     let labels = match given {
         Some(labels) if !args.recall => labels,
         given => {
@@ -199,7 +199,7 @@ fn measured_on_gpu(args: &Args) -> Result<()> {
     let requests = setup::requests(args, &loaded.config, &loaded.text)?;
     let mut runner = loaded.runner(args)?;
     runner.measure_channels()?;
-    let mut recorded = RecordedTokens::new(&INTERRUPT.asked);
+    let mut recorded = RecordedTokens::new(&INTERRUPT.cancel);
     let mut server = loaded.server(args, runner, None)?;
     submit(&mut server, &requests)?;
     server.run(&mut recorded)?;
@@ -254,7 +254,7 @@ fn serve<R: Runner>(args: &Args, text: Text, server: &mut Server<R>) -> Result<(
     }
     if setup::is_demo(args) && !args.json {
         let defaults = setup::defaults(args, server.runner().config());
-        return demo::show(server, text, &defaults, stdout().lock(), &INTERRUPT.asked);
+        return demo::show(server, text, &defaults, stdout().lock(), &INTERRUPT.cancel);
     }
     let requests = setup::requests(args, server.runner().config(), text)?;
     submit(server, &requests)?;
@@ -277,7 +277,7 @@ fn printer<'a>(
         (false, [only]) if only.samples == 1 => Form::Live,
         (false, _) => Form::Blocks,
     };
-    let printer = Printer::new(stdout().lock(), text, form, &INTERRUPT.asked);
+    let printer = Printer::new(stdout().lock(), text, form, &INTERRUPT.cancel);
     printer.with_first_logits(args.first_logits)
 }
 

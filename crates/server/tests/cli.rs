@@ -24,8 +24,8 @@ fn the_command_of_the_readme_explains_words() {
         ("> What is the fence?", "the fence keeps pages that were given up until no kernel can"),
         ("> Explain eviction.", "eviction drops the prefixes that nobody has used for the longest"),
     ] {
-        let said = ran.out.split_once(question).map(|(_, rest)| rest.trim_start());
-        assert!(said.is_some_and(|said| said.starts_with(answer)), "{question}: {}", ran.out);
+        let rest = ran.out.split_once(question).map(|(_, rest)| rest.trim_start());
+        assert!(rest.is_some_and(|rest| rest.starts_with(answer)), "{question}: {}", ran.out);
     }
     let saved: Vec<&str> = ran.out.lines().filter(|line| line.contains("in the cache)")).collect();
     assert_eq!(saved.len(), 8);
@@ -39,7 +39,7 @@ fn the_command_of_the_readme_explains_words() {
 }
 
 #[test]
-fn a_chat_with_the_glossary_knows_its_words() {
+fn a_chat_with_the_glossary_explains_its_words() {
     let ran = generate(&["--chat"], "what is a slot?\nand what is a zebra?\n");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let slot = "a slot is the place of one token in the pool: page times page size plus offset.";
@@ -64,11 +64,11 @@ fn ctrl_c_at_the_prompt_ends_a_chat() {
         .expect("the program starts");
     let mut input = child.stdin.take().expect("piped");
     input.write_all(b"what is a page?\n").expect("the program reads");
-    let mut said = String::new();
+    let mut note = String::new();
     // The program prints this note last before the prompt.
     let mut notes = BufReader::new(child.stderr.take().expect("piped"));
-    notes.read_line(&mut said).expect("a note");
-    assert!(said.ends_with("reused)\n"), "{said}");
+    notes.read_line(&mut note).expect("a note");
+    assert!(note.ends_with("reused)\n"), "{note}");
     let ended = loop {
         // A Ctrl-C before the program reaches the prompt cancels nothing; the next one ends it.
         let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
@@ -276,10 +276,10 @@ fn a_correct_prediction_saves_steps() {
     };
     assert!(!run(&[]).contains("drafts:"), "no drafts were requested");
     // The prompt's step gives the first of 20 tokens, and each check up to 7.
-    let said = run(&["--draft", "6"]);
-    assert!(said.contains(" 4 steps of"), "{said}");
+    let report = run(&["--draft", "6"]);
+    assert!(report.contains(" 4 steps of"), "{report}");
     let drafts = "drafts: 16 of 16 accepted, 5.33 per stream and step with drafts\n";
-    assert!(said.contains(drafts), "{said}");
+    assert!(report.contains(drafts), "{report}");
     assert!(run(&["--draft", "6", "--draft-tree"]).contains(" accepted"));
 }
 

@@ -7,6 +7,7 @@ use std::fs;
 
 use common::files::Dir;
 use common::generate;
+use common::serving::CollectedStreams;
 use half::{bf16, f16};
 use kvarena::{Capacity, CpuOptions, Dtype, Engine, EngineConfig, KvDtype, PoolConfig};
 use kvarena_host::config::ModelConfig;
@@ -15,9 +16,8 @@ use kvarena_host::cpu::CpuRunner;
 use kvarena_host::model::Model;
 use kvarena_host::request::Defaults;
 use kvarena_host::sample::Sampling;
-use kvarena_host::server::{Policy, Server, Sink};
+use kvarena_host::server::{Policy, Server};
 use kvarena_host::source::Random;
-use kvarena_host::stream::Stream;
 use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
@@ -182,16 +182,6 @@ fn shape(architecture: &str, [q_heads, kv_heads, head_dim]: [usize; 3]) -> Value
     })
 }
 
-#[derive(Default)]
-struct CollectedStreams(Vec<Vec<u32>>);
-
-impl Sink for CollectedStreams {
-    fn done(&mut self, stream: &Stream, _: bool) {
-        self.0.resize(self.0.len().max(stream.request + 1), Vec::new());
-        self.0[stream.request].clone_from(&stream.tokens);
-    }
-}
-
 /// One to many heads, wide and narrow heads, biases, tied output, windows over some layers.
 #[test]
 fn models_of_other_shapes_are_served() {
@@ -259,5 +249,5 @@ fn serve(model: &Model, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
     }
     let mut collected = CollectedStreams::default();
     server.run(&mut collected).expect("served");
-    collected.0
+    collected.tokens.into_values().collect()
 }

@@ -4,13 +4,14 @@
 
 mod common;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 use common::generate;
-use common::gpu::device;
+use common::gpu::{device, lock_gpus};
+use common::serving::CollectedStreams;
 use cudarc::driver::sys;
 use kvarena::backend::cuda::{Cuda, CudaError, PinnedBuffer};
 use kvarena_host::clock::Clock;
@@ -26,34 +27,27 @@ use kvarena_host::gpu::sums::Transport;
 use kvarena_host::gpu::weights::{Share, Weights};
 use kvarena_host::runner::{Runner, Work};
 use kvarena_host::sample::Sampling;
-use kvarena_host::server::{Server, Sink};
+use kvarena_host::server::Server;
 use kvarena_host::source::Random;
-use kvarena_host::stream::Stream;
 use kvarena_server::args::Shape;
 use kvarena_server::gpu::check::{self, Case, Schedule, Setting};
 use kvarena_server::setup;
 
-/// Tests use the GPU one at a time, because a graph capture must not contain another test's load of a kernel.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Checks every setting for both models, deliberate faults, and draws with and without overlap and graphs.
 #[test]
 fn the_gpu_generates_the_cpus_text() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     if device().is_none() {
         return;
     }
-    let mut said = Vec::new();
-    let outcome = check::run(&mut said);
-    let said = String::from_utf8(said).expect("UTF-8");
-    assert!(outcome.is_ok(), "{said}{outcome:?}");
-    assert_eq!(said.matches(": ok,").count(), 2 * check::settings().len());
-    assert_eq!(said.matches(" found: ").count(), 8);
+    let mut output = Vec::new();
+    let outcome = check::run(&mut output);
+    let output = String::from_utf8(output).expect("UTF-8");
+    assert!(outcome.is_ok(), "{output}{outcome:?}");
+    assert_eq!(output.matches(": ok,").count(), 2 * check::settings().len());
+    assert_eq!(output.matches(" found: ").count(), 8);
     let every_ninth = check::settings().into_iter().step_by(9).count();
-    assert_eq!(said.matches("changed draws equal the CPU's").count(), 2 * every_ninth);
+    assert_eq!(output.matches("changed draws equal the CPU's").count(), 2 * every_ninth);
 }
 
 /// Edited logits yield the tokens that the specification chooses, with graphs, overlap, forks, drafts and failed steps.
@@ -62,12 +56,12 @@ fn the_gpu_generates_the_cpus_text() {
 #[test]
 fn changed_logits_are_the_cpus_and_cost_others_nothing() {
     const RUNS: &str = "GENERATE_TEST_SHAPED";
-    let turn = turn();
+    let lock = lock_gpus();
     let Some(device) = device() else { return };
     if let Ok(shaped) = std::env::var(RUNS) {
         let case = Case::golden(&device).expect("the golden model");
-        let words = case.words(Setting { shaped: shaped == "1", ..Setting::default() });
-        assert!(!words.expect("served").is_empty());
+        let tokens = case.tokens(Setting { shaped: shaped == "1", ..Setting::default() });
+        assert!(!tokens.expect("served").is_empty());
         return;
     }
     let drafts = Some(Drafting { tokens: 4, tree: false });
@@ -83,7 +77,7 @@ fn changed_logits_are_the_cpus_and_cost_others_nothing() {
             assert!(changed > 100, "{setting:?}: {changed}");
         }
     }
-    drop((turn, device));
+    drop((lock, device));
     let launches = |shaped: &str| {
         let name = "changed_logits_are_the_cpus_and_cost_others_nothing";
         let own = std::env::current_exe().expect("a path");
@@ -114,7 +108,7 @@ fn weights_at(device: &Device, address: u64, count: usize) -> Vec<u16> {
 /// The weights of all ranks together equal those of one GPU.
 #[test]
 fn shares_make_a_whole() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     let Some(device) = device() else { return };
     let config = setup::config_of(Shape::LlamaTiny64).expect("a shape");
     let random =
@@ -160,27 +154,27 @@ fn shares_make_a_whole() {
 /// differently.
 #[test]
 fn two_gpus_are_as_close_as_one() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     if device().is_none() || Device::open_number(1).is_err() || Comm::version().is_err() {
         return;
     }
     // Through peer memory if the GPUs can access it, and through NCCL.
     for sums in [None, Some(Transport::Nccl)] {
-        let mut said = Vec::new();
-        let checked = check::run_ranks(2, sums, &mut said);
-        let said = String::from_utf8_lossy(&said);
-        assert!(checked.is_ok(), "{sums:?}, {checked:?}: {said}");
+        let mut output = Vec::new();
+        let checked = check::run_ranks(2, sums, &mut output);
+        let output = String::from_utf8_lossy(&output);
+        assert!(checked.is_ok(), "{sums:?}, {checked:?}: {output}");
         let every_ninth = check::settings().into_iter().step_by(9).count();
-        assert_eq!(said.matches(": ok,").count(), 2 * (every_ninth + 1), "{sums:?}: {said}");
-        assert_eq!(said.matches("draws agree").count(), 2, "{sums:?}: {said}");
-        assert_eq!(said.matches("changed draws equal").count(), 2, "{sums:?}: {said}");
+        assert_eq!(output.matches(": ok,").count(), 2 * (every_ninth + 1), "{sums:?}: {output}");
+        assert_eq!(output.matches("draws agree").count(), 2, "{sums:?}: {output}");
+        assert_eq!(output.matches("changed draws equal").count(), 2, "{sums:?}: {output}");
     }
 }
 
 /// Without NCCL, or with a model that cannot be divided, the program rejects several GPUs and names the reason.
 #[test]
 fn several_gpus_are_refused_by_name() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     let ran = generate(&["--tp", "2"], "");
     assert_eq!(ran.code, Some(2), "{}", ran.err);
     if device().is_none() {
@@ -207,15 +201,15 @@ fn several_gpus_are_refused_by_name() {
 /// streams continue.
 #[test]
 fn a_stop_is_seen_a_step_late() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     let Some(device) = device() else { return };
     let mut case = Case::golden(&device).expect("the golden model");
     for (graphs, overlap) in [(true, true), (false, true), (true, false)] {
         let setting = Setting { graphs, overlap, ..Setting::default() };
-        let stop = Some(case.words(setting).expect("served")[&(1, 0)][7]);
+        let stop = Some(case.tokens(setting).expect("served")[&(1, 0)][7]);
         // `distance` checks that each stream ends at its stop token and not before.
         let setting = Setting { stop, ..setting };
-        assert!(case.words(setting).expect("served")[&(1, 0)].len() <= 8, "{setting:?}");
+        assert!(case.tokens(setting).expect("served")[&(1, 0)].len() <= 8, "{setting:?}");
         let distance = case.distance(setting).expect("served");
         assert!(distance.is_close(), "{setting:?}: {distance:?}");
     }
@@ -224,7 +218,7 @@ fn a_stop_is_seen_a_step_late() {
 /// A failed step is aborted with the step launched after it, and both are computed again.
 #[test]
 fn failed_steps_change_nothing() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     let Some(device) = device() else { return };
     let mut case = Case::golden(&device).expect("the golden model");
     for (setting, fail_every) in
@@ -240,38 +234,28 @@ fn failed_steps_change_nothing() {
 /// reads.
 #[test]
 fn staging_ahead_touches_nothing_in_flight() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     let Some(device) = device() else { return };
     let case = Case::golden(&device).expect("the golden model");
     let launched = [(true, Choice::Gemm, None), (false, Choice::First, None)];
     for (graphs, choice, sparse) in launched.into_iter().chain([(true, Choice::First, Some(24))]) {
         let setting = Setting { graphs, choice, sparse, ..Setting::default() };
         let (runner, engine, policy) = case.parts(setting).expect("served");
-        let runner = Held { runner, holds: false, gates: VecDeque::new() };
+        let runner = GatedRunner { runner, holds: false, gates: VecDeque::new() };
         let mut server = Server::new(runner, engine, policy);
         let mut serve = |holds| {
             server.runner_mut().holds = holds;
             for request in case.requests(setting, Sampling::default()) {
                 server.submit(request).expect("a request");
             }
-            let mut said = Said::default();
-            server.run(&mut said).expect("served");
-            said.0.into_values().collect::<Vec<_>>()
+            let mut collected = CollectedStreams::default();
+            server.run(&mut collected).expect("served");
+            collected.tokens.into_values().collect::<Vec<_>>()
         };
         // The first run loads all kernels and captures graphs; the second has the prefixes cached.
         serve(false);
         let free = serve(false);
         assert_eq!(serve(true), free, "{setting:?}");
-    }
-}
-
-/// Tokens of each stream, by request and sample.
-#[derive(Default)]
-struct Said(BTreeMap<(usize, u32), Vec<u32>>);
-
-impl Sink for Said {
-    fn done(&mut self, stream: &Stream, _: bool) {
-        self.0.insert((stream.request, stream.sample), stream.tokens.clone());
     }
 }
 
@@ -286,7 +270,7 @@ struct Gate {
 impl Gate {
     /// Waits for the gate; the driver calls this in the stream's order.
     unsafe extern "C" fn pass(gate: *mut c_void) {
-        // SAFETY: `Held::launch` made the pointer from an `Arc`, for this one call.
+        // SAFETY: `GatedRunner::launch` made the pointer from an `Arc`, for this one call.
         let gate = unsafe { Arc::from_raw(gate.cast::<Self>()) };
         let is_open = gate.is_open.lock().expect("no thread panicked");
         drop(gate.opened.wait_while(is_open, |is_open| !*is_open));
@@ -295,13 +279,13 @@ impl Gate {
 }
 
 /// Holds each step until its tokens are collected, which is after the launch of the next step.
-struct Held {
+struct GatedRunner {
     runner: GpuRunner,
     holds: bool,
     gates: VecDeque<Arc<Gate>>,
 }
 
-impl Runner for Held {
+impl Runner for GatedRunner {
     type Backend = Cuda;
 
     fn config(&self) -> &ModelConfig {
@@ -368,7 +352,7 @@ fn the_program_names_why_it_cannot_run() {
     let narrow = narrow.to_str().expect("a path");
     refuse(&["--backend", "cuda", "--model", narrow, "--prompt", "1"], &["head_dim 32"]);
     refuse(&["--backend", "cuda", "--kv-dtype", "f16"], &["bf16"]);
-    let _turn = turn();
+    let _lock = lock_gpus();
     match Device::open() {
         Err(GpuError::Cuda(CudaError::NoDriver)) => {
             refuse(&["--backend", "cuda"], &["no GPU can be used", "driver"]);

@@ -24,10 +24,10 @@ type Check = fn(&mut Case, Setting);
 /// Checks that each stream has the tokens of the reference implementation.
 fn has_golden_tokens(case: &mut Case, setting: Setting) {
     let expected = case.expected().expect("golden tokens");
-    let words = case.words(setting).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
-    for ((request, sample), words) in words {
+    let streams = case.tokens(setting).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
+    for ((request, sample), tokens) in streams {
         let name = case.name;
-        assert_eq!(words, expected[request], "{name}: request {request}.{sample}, {setting:?}");
+        assert_eq!(tokens, expected[request], "{name}: request {request}.{sample}, {setting:?}");
     }
 }
 
@@ -48,7 +48,7 @@ fn is_close(case: &mut Case, setting: Setting) {
 fn has_equal_tokens(case: &Case, setting: Setting) {
     let [with, without] = [true, false].map(|groups| {
         let setting = Setting { groups, ..setting };
-        case.words(setting).unwrap_or_else(|error| panic!("{}, {setting:?}: {error}", case.name))
+        case.tokens(setting).unwrap_or_else(|error| panic!("{}, {setting:?}: {error}", case.name))
     });
     assert_eq!(with, without, "{}: {setting:?}", case.name);
 }

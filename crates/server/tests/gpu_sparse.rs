@@ -5,20 +5,12 @@
 
 mod common;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use common::files::Dir;
 use common::generate;
-use common::gpu::device;
+use common::gpu::{device, lock_gpus};
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::nccl::Comm;
 use serde_json::{Value, json};
-
-/// Tests use the GPU one at a time.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Runs the golden model's prompts. Returns the tokens of the streams and the last report.
 fn served(options: &[&str]) -> (Vec<Value>, Value) {
@@ -33,9 +25,9 @@ fn served(options: &[&str]) -> (Vec<Value>, Value) {
     let ran = generate(&[&fixed[..], &["--chunk", "512"], options].concat(), "");
     assert_eq!(ran.code, Some(0), "{options:?}: {}", ran.err);
     let lines = ran.out.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    let (reports, said): (Vec<_>, Vec<_>) = lines.partition(|line| line["report"].is_object());
+    let (reports, streams): (Vec<_>, Vec<_>) = lines.partition(|line| line["report"].is_object());
     let report = reports.last().map_or(Value::Null, |line| line["report"].clone());
-    (said.into_iter().map(|mut line| line["tokens"].take()).collect(), report)
+    (streams.into_iter().map(|mut line| line["tokens"].take()).collect(), report)
 }
 
 fn cuda(options: &[&str]) -> (Vec<Value>, Value) {
@@ -55,14 +47,14 @@ fn channels(path: &str) -> (Value, Vec<u64>) {
 /// else some.
 #[test]
 fn channels_are_measured_and_changes_counted() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     if device().is_none() {
         return;
     }
     let files = Dir::new();
     let [own, of_cpu] = ["own.json", "cpu.json"].map(|name| files.write(name, ""));
     let [own, of_cpu] = [&own, &of_cpu].map(|path| path.to_str().expect("UTF-8"));
-    let (said, report) = cuda(&["--sparse", "24,8", "--save-labels", own]);
+    let (streams, report) = cuda(&["--sparse", "24,8", "--save-labels", own]);
     let change = &report["change"];
     assert_eq!(change["tokens"], 160, "{report}");
     assert!(change["changed_tokens"].as_u64().expect("a count") > 0, "{report}");
@@ -75,7 +67,7 @@ fn channels_are_measured_and_changes_counted() {
         heads.map(|(own, other)| own.iter().filter(|at| other.contains(at)).count()).sum();
     assert!(10 * same >= 9 * values.len(), "{same} of {} channels", values.len());
     // With a file of channels, requests are served once.
-    assert_eq!(cuda(&["--sparse", "24", "--labels", own]).0, said);
+    assert_eq!(cuda(&["--sparse", "24", "--labels", own]).0, streams);
 
     let (_, report) = cuda(&["--sparse", "147"]);
     assert_eq!(
@@ -91,7 +83,7 @@ fn channels_are_measured_and_changes_counted() {
     if Device::open_number(1).is_ok() && Comm::version().is_ok() {
         let spread = cuda(&["--sparse", "24", "--labels", own, "--tp", "2"]).0;
         assert_eq!(spread.len(), 8);
-        assert!(spread.iter().zip(&said).any(|(spread, said)| spread == said), "{spread:?}");
+        assert!(spread.iter().zip(&streams).any(|(spread, one)| spread == one), "{spread:?}");
     }
     let chat = ["--backend", "cuda", "--chat", "--quiet", "--sparse", "24", "--labels", own];
     let dir = common::dir("qwen3-tiny");
@@ -104,7 +96,7 @@ fn channels_are_measured_and_changes_counted() {
 /// stream reads.
 #[test]
 fn a_bench_reads_sparsely() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     if device().is_none() {
         return;
     }

@@ -4,23 +4,17 @@
 
 mod common;
 
-use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use common::generate;
-use common::gpu::{Numbers, buffer, device, read};
+use common::gpu::{Numbers, buffer, device, lock_gpus, read};
 use half::bf16;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::nccl::Comm;
 use kvarena_host::gpu::peers::Peers;
 use kvarena_host::gpu::twin;
-
-/// Tests use the GPUs one at a time, because a graph capture must not contain another test's load of a kernel.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Returns the number of a GPU for each rank. If there is only one GPU, all ranks share it. Returns `None` if there is
 /// no GPU, or if there are several, but fewer than ranks.
@@ -152,7 +146,7 @@ fn same(a: bf16, b: bf16) -> bool {
 /// sums.
 #[test]
 fn sums_are_their_specification_bit_by_bit() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     for ranks in [2, 3, 4] {
         let Some(gpus) = gpus(ranks) else { continue };
         let counts =
@@ -164,7 +158,7 @@ fn sums_are_their_specification_bit_by_bit() {
 /// No rank reads a part before another rank has written it, or overwrites a part before another rank has read it.
 #[test]
 fn no_rank_outruns_another() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     let Some(gpus) = gpus(2) else { return };
     for seed in 0..4 {
         let mut numbers = Numbers(seed);
@@ -177,7 +171,7 @@ fn no_rank_outruns_another() {
 /// for this rank in the next sum.
 #[test]
 fn a_rank_drops_a_buffer_between_its_sums() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     if device().is_none() {
         return;
     }
@@ -202,9 +196,9 @@ fn a_rank_drops_a_buffer_between_its_sums() {
 /// A sum of the maximum length.
 #[test]
 fn the_longest_sum_is_exact() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     let Some(gpus) = gpus(2) else { return };
-    let most = Peers::connect(&gpus).expect("GPUs that reach each other")[0].most();
+    let most = Peers::connect(&gpus).expect("GPUs that reach each other")[0].max_elements();
     assert_eq!(most, 256 * 4096);
     Sums::new(2, &[most, 8, most], 3).agree(&gpus, (1, 1), paces(3));
 }
@@ -212,7 +206,7 @@ fn the_longest_sum_is_exact() {
 /// Some numbers have the bits that mark an empty word (a NaN). Others are infinities, or zeros of either sign.
 #[test]
 fn nan_and_infinity_are_summed() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     let Some(gpus) = gpus(2) else { return };
     let mut sums = Sums::new(2, &[4096; 3], 4);
     let odd = [0xffff, 0x7fff, 0x7f80, 0xff80, 0x8000, 0x0000, 0x0001, 0x7f7f];
@@ -228,7 +222,7 @@ fn nan_and_infinity_are_summed() {
 /// The bench reports the transport of sums. GPUs without peer access use NCCL, or fail if `--sums peer` is set.
 #[test]
 fn the_bench_names_the_transport_of_sums() {
-    let _turn = turn();
+    let _lock = lock_gpus();
     let bench = |more: &[&str]| {
         let all =
             ["--bench", "sums", "--random-model", "llama-tiny-64", "--batch", "1,16", "--json"];

@@ -34,10 +34,11 @@ impl Drop for Ending {
 fn complete(address: &str, prompt: &[u32], salt: Option<&str>) -> u64 {
     let body =
         json!({ "model": "glossary", "max_tokens": 1, "prompt": prompt, "cache_salt": salt });
-    ask(address, &body)
+    post(address, &body)
 }
 
-fn ask(address: &str, body: &Value) -> u64 {
+/// Posts a request. Returns the number of cached prompt tokens.
+fn post(address: &str, body: &Value) -> u64 {
     let body = body.to_string();
     let mut stream = TcpStream::connect(address).expect("it listens");
     let length = body.len();
@@ -85,7 +86,7 @@ impl Serving {
         let subscriber = Subscriber::connect(&self.endpoint, &self.replay).await;
         let mut subscriber = subscriber.expect("it connects");
         // No stream runs, so the request reaches an idle engine thread.
-        subscriber.ask_for_all().await.expect("it is answered");
+        subscriber.request_dump().await.expect("it is answered");
         subscriber
     }
 }
@@ -95,9 +96,9 @@ fn block_on(test: impl Future<Output = ()>) {
     runtime.expect("a runtime").block_on(test);
 }
 
-/// Collects the stored pages since the last clear, until they contain `want` tokens.
-async fn heard(subscriber: &mut Subscriber, pages: &mut Vec<StoredPages>, want: usize) {
-    while tokens(pages).len() < want {
+/// Collects the stored pages since the last clear, until they contain `count` tokens.
+async fn receive(subscriber: &mut Subscriber, pages: &mut Vec<StoredPages>, count: usize) {
+    while tokens(pages).len() < count {
         let Received::Payload(payload) = subscriber.receive().await.expect("a message arrives")
         else {
             continue;
@@ -123,11 +124,11 @@ fn a_late_router_receives_the_whole_cache() {
     complete(&server.address, &first, None);
     block_on(async {
         let (mut router, mut pages) = (server.router().await, Vec::new());
-        heard(&mut router, &mut pages, 32).await;
+        receive(&mut router, &mut pages, 32).await;
         assert_eq!(tokens(&pages), first);
         let second: Vec<u32> = (0..16).map(|i| 90 + i).collect();
         complete(&server.address, &second, None);
-        heard(&mut router, &mut pages, 48).await;
+        receive(&mut router, &mut pages, 48).await;
         assert_eq!(tokens(&pages), [first, second].concat());
     });
 }
@@ -147,7 +148,7 @@ fn tenants_share_no_page_and_no_hash() {
     }
     block_on(async {
         let (mut router, mut pages) = (server.router().await, Vec::new());
-        heard(&mut router, &mut pages, 3 * 32).await;
+        receive(&mut router, &mut pages, 3 * 32).await;
         let mut all = BTreeSet::new();
         for salt in salts {
             let own = pages.iter().filter(|stored| stored.salt.as_deref() == salt);
@@ -170,10 +171,10 @@ fn scored_prompts_have_hashes_of_their_own() {
     let body = json!({
         "model": "glossary", "max_tokens": 1, "prompt": prompt, "echo": true, "logprobs": 0, "cache_salt": "red",
     });
-    assert_eq!([ask(&server.address, &body), ask(&server.address, &body)], [0, 0]);
+    assert_eq!([post(&server.address, &body), post(&server.address, &body)], [0, 0]);
     block_on(async {
         let (mut router, mut pages) = (server.router().await, Vec::new());
-        heard(&mut router, &mut pages, 3 * 32).await;
+        receive(&mut router, &mut pages, 3 * 32).await;
         let scored = pages.iter().filter(|stored| stored.lora.is_some());
         assert_eq!(scored.flat_map(|stored| &stored.hashes).count(), 4);
         let all: BTreeSet<u64> = pages.iter().flat_map(|stored| stored.hashes.clone()).collect();

@@ -44,8 +44,8 @@ fn sparse_reads_of_contexts_up_to_k_tokens_equal_full_reads() {
             &["--sparse", "2048,8", "--fail-every", "3", "--kv-dtype", "f32"],
         ];
         for options in options {
-            let (said, report) = served(model, options);
-            assert_eq!(said, golden, "{model} {options:?}");
+            let (tokens, report) = served(model, options);
+            assert_eq!(tokens, golden, "{model} {options:?}");
             assert_eq!(report["change"]["changed_tokens"], 0);
             assert_eq!(report["change"]["tokens"], 20 * golden.len());
         }

@@ -33,45 +33,45 @@ const PAIRS: usize = 15;
 const CHUNK: usize = 128;
 
 fn main() -> Outcome {
-    let (unpatched, ours) = SHAPE.models(&Device::Cpu)?;
+    let (unpatched, paged) = SHAPE.models(&Device::Cpu)?;
     println!("| | candle, ms | bridge, ms | candle / bridge | goal |");
     println!("|---|---|---|---|---|");
     for (context, goal) in [(512, "1.2"), (2048, "1.6")] {
         decode(
             &format!("decode, {BATCH} x {context}"),
             goal,
-            (&unpatched, &ours),
+            (&unpatched, &paged),
             &[context; BATCH],
         )?;
     }
     let unequal: Vec<usize> = (0..BATCH).map(|at| 256 + 32 * at).collect();
-    decode("decode, 16 lengths of 256 to 736", "3", (&unpatched, &ours), &unequal)?;
-    prompt("12", (&unpatched, &ours), 480)?;
+    decode("decode, 16 lengths of 256 to 736", "3", (&unpatched, &paged), &unequal)?;
+    prompt("12", (&unpatched, &paged), 480)?;
     // Without cached tokens, the ratio shows the gain that does not come from the cache. It has no goal.
-    prompt("", (&unpatched, &ours), 0)
+    prompt("", (&unpatched, &paged), 0)
 }
 
 /// Runs pairs of calls in alternating order, and prints the median of the ratios.
 fn pairs(
     name: &str,
     goal: &str,
-    mut theirs: impl FnMut(usize) -> Outcome,
-    mut ours: impl FnMut(usize) -> Outcome,
+    mut candle_call: impl FnMut(usize) -> Outcome,
+    mut bridge_call: impl FnMut(usize) -> Outcome,
 ) -> Outcome {
     let mut times = [Vec::new(), Vec::new()];
     for turn in 0..PAIRS + 1 {
         for way in [turn % 2, 1 - turn % 2] {
             let start = Instant::now();
-            if way == 0 { theirs(turn) } else { ours(turn) }?;
+            if way == 0 { candle_call(turn) } else { bridge_call(turn) }?;
             // The first pair warms up.
             if turn > 0 {
                 times[way].push(start.elapsed().as_secs_f64() * 1e3);
             }
         }
     }
-    let ratios = times[0].iter().zip(&times[1]).map(|(theirs, ours)| theirs / ours).collect();
-    let [theirs, ours] = times.map(median);
-    println!("| {name} | {theirs:.1} | {ours:.1} | {:.2} | {goal} |", median(ratios));
+    let ratios = times[0].iter().zip(&times[1]).map(|(candle, bridge)| candle / bridge).collect();
+    let [candle_ms, bridge_ms] = times.map(median);
+    println!("| {name} | {candle_ms:.1} | {bridge_ms:.1} | {:.2} | {goal} |", median(ratios));
     Ok(())
 }
 
@@ -80,7 +80,7 @@ fn pairs(
 fn decode(
     name: &str,
     goal: &str,
-    (unpatched, ours): (&unpatched::ModelForCausalLM, &paged::ModelForCausalLM),
+    (unpatched, paged): (&unpatched::ModelForCausalLM, &paged::ModelForCausalLM),
     lens: &[usize],
 ) -> Outcome {
     let prompts = SHAPE.prompts(lens, &mut Rng::new(1));
@@ -88,7 +88,7 @@ fn decode(
         true => vec![&prompts[..]],
         false => prompts.chunks(1).collect(),
     };
-    let mut theirs = Vec::new();
+    let mut candle_groups = Vec::new();
     for group in groups {
         let (mut model, len) = (unpatched.clone(), group[0].len());
         for from in (0..len).step_by(CHUNK) {
@@ -97,14 +97,14 @@ fn decode(
             let part = Tensor::from_vec(part.concat(), (group.len(), part[0].len()), &Device::Cpu)?;
             model.forward(&part, from)?;
         }
-        theirs.push((model, group.len(), len));
+        candle_groups.push((model, group.len(), len));
     }
     let tokens: usize = lens.iter().map(|len| len + PAIRS + 33).sum();
     let mut arena = SHAPE.arena(&Device::Cpu, tokens as u32, (BATCH * CHUNK) as u32)?;
-    let seqs = prefill(&mut arena, ours, &prompts, CHUNK)?;
+    let seqs = prefill(&mut arena, paged, &prompts, CHUNK)?;
     let items: Vec<Extend> = seqs.iter().map(|&seq| Extend { seq, len: 1 }).collect();
     let candle_step = |turn: usize| {
-        for (model, batch, len) in &mut theirs {
+        for (model, batch, len) in &mut candle_groups {
             let input = Tensor::from_vec(vec![turn as u32; *batch], (*batch, 1), &Device::Cpu)?;
             next_tokens(model.forward(&input, *len + turn)?)?;
         }
@@ -115,7 +115,7 @@ fn decode(
             arena.engine.append(seq, &[TokenId::new(turn as u32)])?;
         }
         let step = arena.step(&items)?;
-        next_tokens(ours.forward(&step)?)?;
+        next_tokens(paged.forward(&step)?)?;
         let id = step.launched();
         Ok(arena.close(id)?)
     };
@@ -125,24 +125,24 @@ fn decode(
 /// Measures a prompt of 512 tokens, of which some are cached. candle's model computes all of them.
 fn prompt(
     goal: &str,
-    (unpatched, ours): (&unpatched::ModelForCausalLM, &paged::ModelForCausalLM),
+    (unpatched, paged): (&unpatched::ModelForCausalLM, &paged::ModelForCausalLM),
     cached: usize,
 ) -> Outcome {
     let mut prompts = SHAPE.prompts(&[512; PAIRS + 2], &mut Rng::new(2));
     let shared = prompts[0][..cached].to_vec();
     prompts.iter_mut().for_each(|prompt| prompt[..cached].copy_from_slice(&shared));
     let mut arena = SHAPE.arena(&Device::Cpu, 4096, 512)?;
-    let seq = prefill(&mut arena, ours, &prompts[..1], 512)?[0];
+    let seq = prefill(&mut arena, paged, &prompts[..1], 512)?[0];
     arena.engine.finish(seq)?;
-    let mut theirs = unpatched.clone();
+    let mut unpatched = unpatched.clone();
     let candle_prefill = |turn: usize| {
-        theirs.clear_kv_cache();
+        unpatched.clear_kv_cache();
         let input = Tensor::new(&prompts[turn + 1][..], &Device::Cpu)?.unsqueeze(0)?;
-        next_tokens(theirs.forward(&input, 0)?)?;
+        next_tokens(unpatched.forward(&input, 0)?)?;
         Ok(())
     };
     let bridge_prefill = |turn: usize| {
-        let seq = prefill(&mut arena, ours, &prompts[turn + 1..turn + 2], 512)?[0];
+        let seq = prefill(&mut arena, paged, &prompts[turn + 1..turn + 2], 512)?[0];
         Ok(arena.engine.finish(seq)?)
     };
     pairs(&format!("prompt, {cached} of 512 tokens cached"), goal, candle_prefill, bridge_prefill)

@@ -1,4 +1,4 @@
-/* A cuBLAS and a cuRAND with which candle opens a device. They compute nothing: the bridge calls neither. */
+/* Stand-ins for cuBLAS and cuRAND that let candle open a device. They compute nothing, because the bridge calls neither. */
 #include <stdlib.h>
 
 enum { OK = 0, NOT_SUPPORTED = 15 };

@@ -13,8 +13,7 @@ pub type GpuResult<T> = Result<T, GpuError>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum GpuError {
-    /// An error of `kvarena`'s CUDA backend, such as a missing driver, an old device, too little memory or a failed
-    /// call.
+    /// An error of `kvarena`'s CUDA backend, such as a missing driver, an old device or too little memory.
     Cuda(CudaError),
     /// A call to the driver failed.
     Driver {
@@ -113,7 +112,8 @@ pub enum GpuError {
 impl fmt::Display for GpuError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cuda(error) => write!(f, "no GPU can be used: {error}"),
+            Self::Cuda(error) if lacks_gpu(error) => write!(f, "no GPU can be used: {error}"),
+            Self::Cuda(error) => write!(f, "{error}"),
             Self::Driver { call, code } => write!(f, "{call} failed with CUDA error {code}"),
             Self::NoCublasLt { why } => write!(f, "cannot use cublasLt: {why}"),
             Self::CublasLt { call, status } => write!(f, "{call} failed with status {status}"),
@@ -167,7 +167,10 @@ impl std::error::Error for GpuError {
 
 impl From<CudaError> for GpuError {
     fn from(error: CudaError) -> Self {
-        Self::Cuda(error)
+        match error {
+            CudaError::Driver { call, code } => Self::Driver { call, code },
+            other => Self::Cuda(other),
+        }
     }
 }
 
@@ -175,15 +178,8 @@ impl GpuError {
     /// Returns whether the cause is the machine or the model, and not a single run.
     pub fn is_unfit(&self) -> bool {
         match self {
-            Self::Cuda(error) => matches!(
-                error,
-                CudaError::NoDriver
-                    | CudaError::NoDevice { .. }
-                    | CudaError::DriverTooOld { .. }
-                    | CudaError::DeviceTooOld { .. }
-                    | CudaError::HeadDim { .. }
-                    | CudaError::OutOfMemory { .. }
-            ),
+            Self::Cuda(CudaError::HeadDim { .. } | CudaError::OutOfMemory { .. }) => true,
+            Self::Cuda(error) => lacks_gpu(error),
             Self::NoCublasLt { .. }
             | Self::NoNccl { .. }
             | Self::NoPeer { .. }
@@ -204,6 +200,17 @@ impl From<GpuError> for Error {
     }
 }
 
+/// Returns whether the machine has no GPU that the backend supports.
+fn lacks_gpu(error: &CudaError) -> bool {
+    matches!(
+        error,
+        CudaError::NoDriver
+            | CudaError::NoDevice { .. }
+            | CudaError::DriverTooOld { .. }
+            | CudaError::DeviceTooOld { .. }
+    )
+}
+
 /// Converts the driver's result of `call`.
 pub(super) fn driver(
     call: &'static str,
@@ -212,5 +219,22 @@ pub(super) fn driver(
     match result as u32 {
         0 => Ok(()),
         code => Err(GpuError::Driver { call, code }),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn only_a_machine_without_a_gpu_is_reported_as_one() {
+        let message = |error| GpuError::from(error).to_string();
+        assert_eq!(
+            message(CudaError::NoDriver),
+            "no GPU can be used: this machine has no CUDA driver"
+        );
+        assert_eq!(message(CudaError::OutOfMemory { bytes: 8 }), "an allocation of 8 bytes failed");
+        let launch = CudaError::Driver { call: "cuLaunchKernelEx", code: 700 };
+        assert_eq!(message(launch), "cuLaunchKernelEx failed with CUDA error 700");
     }
 }

@@ -12,7 +12,7 @@ use half::bf16;
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 
-use crate::checkpoint::{lost_tensor, shards};
+use crate::checkpoint::{check_shape, lost_tensor, missing_tensor, shards, unsupported_dtype};
 use crate::error::{Error, Result};
 
 /// A directory's mapped files, and the place of each tensor.
@@ -71,17 +71,8 @@ impl Files {
     /// # Errors
     /// The tensor is missing, or its shape or type does not fit.
     pub(super) fn bf16(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>> {
-        let dir = self.dir.display();
-        let tensor = self
-            .tensors
-            .get(name)
-            .ok_or_else(|| Error::model(format!("{dir}: tensor {name} is missing")))?;
-        if tensor.shape != shape {
-            let actual = &tensor.shape;
-            return Err(Error::model(format!(
-                "{dir}: tensor {name} has shape {actual:?}, but config.json implies {shape:?}"
-            )));
-        }
+        let tensor = self.tensors.get(name).ok_or_else(|| missing_tensor(&self.dir, name))?;
+        check_shape(&self.dir, name, &tensor.shape, shape)?;
         let bytes = &self.maps[tensor.map][tensor.start..][..tensor.len];
         let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
         let four = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
@@ -93,9 +84,7 @@ impl Files {
                 Ok(wide.flat_map(rounded).collect())
             }
             Dtype::F32 => Ok(bytes.chunks_exact(4).map(four).flat_map(rounded).collect()),
-            other => Err(Error::model(format!(
-                "{dir}: tensor {name} is {other:?}, only BF16, F16 and F32 are implemented"
-            ))),
+            other => Err(unsupported_dtype(&self.dir, name, other)),
         }
     }
 }

@@ -126,7 +126,7 @@ pub struct StepAddresses {
     /// `DeviceDraw`s.
     pub draws: u64,
     /// Address of a word that contains the host address to which the kernels write the chosen tokens.
-    pub answers: u64,
+    pub host_tokens: u64,
     /// Number of draws, including padding.
     pub draw_count: usize,
     /// Whether top-k or top-p of a draw without a shape excludes tokens.
@@ -167,7 +167,7 @@ impl Forward {
         let stretched: Vec<f32> = config.rope.frequencies.iter().map(|f| 1.01 * f).collect();
         let leads = link.as_ref().is_none_or(|link| link.rank() == 0);
         let peers = link.as_ref().and_then(Link::peers);
-        let part_rows = peers.map_or(0, |peers| peers.most() / hidden);
+        let part_rows = peers.map_or(0, |peers| peers.max_elements() / hidden);
         let adds_from = if leads && !norms_outputs { part_rows + 1 } else { usize::MAX };
         // If outputs are normed, the ranks must sum them before the norm.
         let part_rows = if norms_outputs { 0 } else { part_rows };
@@ -343,7 +343,7 @@ impl Forward {
             if parts.small {
                 self.rotate_and_store(backend, plan, index)?;
                 if let Some(gauge) = &mut self.gauge {
-                    gauge.look(device, plan, index, self.qkv.address())?;
+                    gauge.measure(device, plan, index, self.qkv.address())?;
                 }
             }
             if parts.attention {

@@ -3,13 +3,13 @@
 //! The device has one image, at fixed addresses, so that graphs can contain these addresses:
 //!
 //! ```text
-//! address of this step's answers, padded to 64 bytes | DeviceDraw [draws_max] | i32 tokens [tokens_max]
+//! host address of this step's chosen tokens, padded to 64 bytes | DeviceDraw [draws_max] | i32 tokens [tokens_max]
 //! ```
 //!
-//! The answers are the step's chosen tokens, in pinned memory.
+//! The kernels write the chosen tokens to pinned host memory.
 //!
 //! Each step writes the image into a slot of pinned memory. A kernel copies it in the stream's order, after the
-//! previous step has read its own image. A slot, its answers and its events are reused `SLOTS` steps later. At most
+//! previous step has read its own image. A slot, its chosen tokens and its events are reused `SLOTS` steps later. At most
 //! `SLOTS - 2` steps are in flight, so the device has finished with them by then (asserted by the event).
 
 use kvarena::backend::cuda::{CudaEvent, DeviceBuffer, PinnedBuffer};
@@ -36,7 +36,7 @@ pub(super) struct Images {
 #[derive(Debug)]
 struct Slot {
     image: PinnedBuffer,
-    answers: PinnedBuffer,
+    host_tokens: PinnedBuffer,
     /// Events recorded before the step's plan is sent, and after its last kernel.
     begun: CudaEvent,
     done: CudaEvent,
@@ -55,7 +55,7 @@ impl Images {
         let slot = |_| {
             Ok(Slot {
                 image: PinnedBuffer::new(gpu, bytes)?,
-                answers: PinnedBuffer::new(gpu, 4 * draws_max)?,
+                host_tokens: PinnedBuffer::new(gpu, 4 * draws_max)?,
                 begun: CudaEvent::new(gpu, true)?,
                 done: CudaEvent::new(gpu, true)?,
             })
@@ -79,8 +79,8 @@ impl Images {
         self.image.address() + self.tokens_at as u64
     }
 
-    /// Returns the device address that contains the answers' address.
-    pub(super) fn answers(&self) -> u64 {
+    /// Returns the device address that contains the host address of the chosen tokens.
+    pub(super) fn host_tokens(&self) -> u64 {
         self.image.address()
     }
 
@@ -102,9 +102,9 @@ impl Images {
         let tokens_at = self.tokens_at;
         let slot = &mut self.slots[slot_of(number)];
         assert!(slot.done.is_done()?, "the previous step of the slot is done");
-        let answers = slot.answers.as_slice().as_ptr() as u64;
+        let host_tokens = slot.host_tokens.as_slice().as_ptr() as u64;
         let bytes = slot.image.as_mut_slice();
-        bytes[..8].copy_from_slice(&answers.to_le_bytes());
+        bytes[..8].copy_from_slice(&host_tokens.to_le_bytes());
         let (own, padding) = bytes[DRAWS_AT..tokens_at].split_at_mut(size_of_val(draws));
         own.copy_from_slice(bytemuck::cast_slice(draws));
         padding[..(draw_count - draws.len()) * size_of::<DeviceDraw>()].fill(0);
@@ -129,10 +129,10 @@ impl Images {
     }
 
     /// Waits for step `number` and returns the tokens that it chose.
-    pub(super) fn answers_of(&self, number: u64, count: usize) -> Result<&[u32], GpuError> {
+    pub(super) fn wait_for_tokens(&self, number: u64, count: usize) -> Result<&[u32], GpuError> {
         let slot = &self.slots[slot_of(number)];
         slot.done.synchronize()?;
-        Ok(&bytemuck::cast_slice(slot.answers.as_slice())[..count])
+        Ok(&bytemuck::cast_slice(slot.host_tokens.as_slice())[..count])
     }
 
     /// Returns the milliseconds from the end of the previous step to the start, and to the end, of step `number`. Both

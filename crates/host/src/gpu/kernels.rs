@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
 pub use kvarena::backend::cuda::Launch;
-use kvarena::backend::cuda::{CudaError, Function, Gpu, Kernel as Entry};
+use kvarena::backend::cuda::{Function, Gpu, Kernel as Entry};
 
 use super::error::GpuError;
 
@@ -174,12 +174,7 @@ impl<P: Pod> Kernel<P> {
         params: &P,
     ) -> Result<(), GpuError> {
         // SAFETY: the function takes one `P`; the caller guarantees the rest.
-        let launched = unsafe { self.function.launch(stream, launch, params) };
-        launched.map_err(|error| match error {
-            // The message of `GpuError::Cuda` is that no GPU can be used, but only this launch failed.
-            CudaError::Driver { call, code } => GpuError::Driver { call, code },
-            other => other.into(),
-        })
+        Ok(unsafe { self.function.launch(stream, launch, params) }?)
     }
 }
 

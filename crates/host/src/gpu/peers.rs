@@ -108,7 +108,7 @@ impl Peers {
     }
 
     /// Returns the maximum number of elements of a sum.
-    pub fn most(&self) -> usize {
+    pub fn max_elements(&self) -> usize {
         self.capacity * UNIT_NUMBERS
     }
 
@@ -120,7 +120,7 @@ impl Peers {
     /// The launch failed.
     ///
     /// # Panics
-    /// If there are more numbers than [`Peers::most`], or if the count is not a multiple of 8.
+    /// If there are more numbers than [`Peers::max_elements`], or if the count is not a multiple of 8.
     ///
     /// # Safety
     /// Until the sum is done the addresses are this rank's memory of that many numbers, aligned to 16 bytes. The device
@@ -132,7 +132,8 @@ impl Peers {
         y: u64,
         count: usize,
     ) -> Result<(), GpuError> {
-        assert!(count <= self.most(), "{count} numbers are more than {}", self.most());
+        let max = self.max_elements();
+        assert!(count <= max, "{count} numbers are more than {max}");
         assert!(count.is_multiple_of(UNIT_NUMBERS), "{count} numbers are not whole units");
         let (units, ranks) = (count / UNIT_NUMBERS, self.memory.len());
         let mut inboxes = [0; RANKS_MAX];

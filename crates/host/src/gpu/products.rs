@@ -28,6 +28,7 @@ pub use tuning::Choice;
 const WORKSPACE_BYTES: usize = 64 << 20;
 /// Maximum number of bytes of the next product's matrix that are prefetched: a few microseconds of memory bandwidth.
 pub(super) const AHEAD_BYTES: usize = 16 << 20;
+
 /// The products of a model.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {

@@ -302,7 +302,7 @@ impl GpuRunner {
         let addresses = StepAddresses {
             tokens: images.tokens(),
             draws: images.draws(),
-            answers: images.answers(),
+            host_tokens: images.host_tokens(),
             draw_count,
             filtered,
             shapes: shaped.then(|| shapes.addresses()),
@@ -336,7 +336,7 @@ impl GpuRunner {
         let launched = self.launched.pop_front().expect("a step was launched");
         let LaunchedStep { number, decode, draws, follows, .. } = launched;
         tokens.clear();
-        tokens.extend_from_slice(self.images.answers_of(number, draws)?);
+        tokens.extend_from_slice(self.images.wait_for_tokens(number, draws)?);
         clock.lap(Part::Wait);
         let (mut period_ms, mut idle_ms) = (None, 0.0);
         if follows {

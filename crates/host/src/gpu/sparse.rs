@@ -104,7 +104,7 @@ impl Gauge {
     }
 
     /// Measures a layer's rotated rows of q and k, after waiting for them.
-    pub(super) fn look(
+    pub(super) fn measure(
         &mut self,
         device: &Device,
         plan: &BatchPlan<'_>,
@@ -124,7 +124,7 @@ impl Gauge {
         let wide = |row: &[half::bf16]| row.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
         for row in rows[..tokens * width].chunks_exact(width) {
             let (q, k) = row.split_at(q_width);
-            self.measured.look(layer, &wide(q), &wide(&k[..k_width]));
+            self.measured.measure(layer, &wide(q), &wide(&k[..k_width]));
         }
         Ok(())
     }

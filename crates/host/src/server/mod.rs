@@ -297,7 +297,7 @@ impl<R: Runner> Server<R> {
         self.submit_since(request, Instant::now())
     }
 
-    /// Does the same as [`Server::submit`], for a request that arrived at `since`.
+    /// Does the same as [`Server::submit`]. The time to the first token starts at `since`.
     ///
     /// # Errors
     /// See [`Server::submit`].

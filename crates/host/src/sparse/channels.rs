@@ -39,7 +39,7 @@ impl Measured {
     }
 
     /// Measures q, `[tokens, q_heads, head_dim]`, and k, `[tokens, kv_heads, head_dim]`, of a layer.
-    pub fn look(&mut self, layer: usize, q: &[f32], k: &[f32]) {
+    pub fn measure(&mut self, layer: usize, q: &[f32], k: &[f32]) {
         let width = self.kv_heads * self.head_dim;
         let (q_sums, k_sums) = (&mut self.q[layer * width..], &mut self.k[layer * width..]);
         let group = q.len() / k.len();
@@ -102,7 +102,7 @@ pub fn read(path: &Path) -> Result<LabelChannels> {
     let [layers, kv_heads, channels] =
         ["layers", "kv_heads", "channels"].map(|name| table.number(name));
     LabelChannels::new(layers?, kv_heads?, channels?, values)
-        .map_err(|error| table.refused(error.to_string()))
+        .map_err(|error| table.invalid(error.to_string()))
 }
 
 #[cfg(test)]
@@ -116,11 +116,11 @@ mod tests {
         // Two query heads for each kv head: in channel 0, the queries of the first kv head cancel out.
         let q = [9.0, 1.0, 1.0, 0.0, -9.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
         let k = [9.0, 2.0, -3.0, 9.0, 1.0, -1.0, 1.0, 1.0];
-        measured.look(0, &q, &k);
+        measured.measure(0, &q, &k);
         let best = measured.best(2).expect("finite");
         assert_eq!(best.get(LayerId::new(0), 0), [1, 2]);
         assert_eq!(best.get(LayerId::new(0), 1), [0, 1], "the lower of equal channels");
-        measured.look(0, &[f32::NAN; 16], &k);
+        measured.measure(0, &[f32::NAN; 16], &k);
         assert!(measured.best(2).is_err());
     }
 }

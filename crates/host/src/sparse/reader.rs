@@ -42,7 +42,7 @@ impl Reader {
         self.positions.resize(plan.rows.len() * kv_heads as usize * top as usize, 0);
         backend.select(plan, layer, &select, q.into(), &mut self.positions)?;
         if let Some(recall) = &mut self.recall {
-            recall.look(backend, (plan, layer), attend, q, (&self.positions, top))?;
+            recall.measure(backend, (plan, layer), attend, q, (&self.positions, top))?;
         }
         let selection = Selection { positions: &self.positions[..], top };
         let queries = Queries { rows: q.into(), sinks };

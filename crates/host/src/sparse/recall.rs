@@ -47,7 +47,7 @@ impl Recall {
     ///
     /// # Errors
     /// A layer or a slot does not exist.
-    pub fn look(
+    pub fn measure(
         &mut self,
         backend: &Cpu,
         (plan, layer): (&BatchPlan<'_>, LayerId),

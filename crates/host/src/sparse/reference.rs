@@ -1,8 +1,8 @@
 //! Computes logits of a stream with sparse reads and given tokens, for checks.
 
 use kvarena::{
-    Capacity, CpuOptions, Engine, EngineConfig, EngineError, Extend, KvDtype, LabelChannels,
-    Namespace, PoolConfig, StepScratch, TokenId,
+    Capacity, CpuOptions, Engine, EngineConfig, Extend, KvDtype, LabelChannels, Namespace,
+    PoolConfig, StepScratch, TokenId,
 };
 
 use super::reader::Reader;
@@ -42,7 +42,7 @@ pub fn logits(
     .map_err(|error| Error::run(error.to_string()))?;
     let mut runner = CpuRunner::new(model).read_sparsely(Reader::new(top, None));
     let tokens: Vec<TokenId> = stream.iter().copied().map(TokenId::new).collect();
-    let seq = engine.admit(Namespace::default(), &tokens, 0).map_err(refused)?;
+    let seq = engine.admit(Namespace::default(), &tokens, 0).map_err(failed)?;
     let (mut scratch, mut work) = (StepScratch::new(), Work::default());
     let (mut logits, mut tokens) = (Vec::new(), Vec::new());
     let steps = [(0, from + 1)].into_iter().chain((from + 1..stream.len()).map(|at| (at, 1)));
@@ -62,16 +62,12 @@ pub fn logits(
         let backend = engine.backend_mut();
         runner.collect(backend, &work, false, &mut tokens, &mut Clock::default())?;
         logits.extend_from_slice(runner.logits(0));
-        engine.commit(step).map_err(refused)?;
-        engine.complete(step).map_err(refused)?;
+        engine.commit(step).map_err(failed)?;
+        engine.complete(step).map_err(failed)?;
     }
     Ok(logits)
 }
 
-fn refused(error: kvarena::Error) -> Error {
-    Error::run(error.to_string())
-}
-
-fn failed<E: std::error::Error>(error: EngineError<E>) -> Error {
+fn failed(error: impl std::error::Error) -> Error {
     Error::run(error.to_string())
 }

@@ -1,6 +1,7 @@
 //! Helpers of the tests on a GPU: the device, random numbers, and comparisons with a tolerance.
 
 use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use half::bf16;
 use kvarena::backend::cuda::{CudaError, DeviceBuffer};
@@ -26,6 +27,12 @@ pub fn device() -> Option<Rc<Device>> {
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Waits until no other test uses the GPUs: a graph capture must not contain another test's load of a kernel.
+pub fn lock_gpus() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A generator of random numbers.

@@ -1,11 +1,10 @@
-/* A libcublasLt.so.13 without a device, and the kernels of crates/host, for its tests over tests/cuda/fake_driver/driver.cc: the same
- * parameters (crates/host/ptx/src/params.cuh), sums in f32, rows in bf16. Work goes into the driver's queue, so that what is
- * done at the wrong time is seen.
+/* A libcublasLt.so.13 without a device, and the kernels of crates/host on the CPU. The tests of crates/host use them with
+ * tests/cuda/fake_driver/driver.cc. The kernels have the same parameters (crates/host/ptx/src/params.cuh), and compute sums in f32
+ * and rows in bf16. The driver queues all work, so the tests detect work at a wrong time.
  *
- * `sample_shaped` is not here: the driver runs its PTX.
- * A kernel's launch gives its whole grid; each here does all of it.
+ * `sample_shaped` is missing, because the driver runs its PTX. One call of a kernel computes its whole grid.
  *
- * FAKE_CUBLASLT_OVERFLOWS=DEVICE:N: who asks for N algorithms there gets one more, which no caller survives. */
+ * FAKE_CUBLASLT_OVERFLOWS=DEVICE:N: on this device, a search for N algorithms reports N + 1. This ends the program. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
@@ -23,7 +22,7 @@
     API void fake_##name(const void* p, u32 grid_x, u32 grid_y) { run_##name(*static_cast<const Params*>(p), grid_x, grid_y); } \
     static void run_##name([[maybe_unused]] const Params& p, [[maybe_unused]] u32 grid_x, [[maybe_unused]] u32 grid_y)
 
-/* Whether a device's context is current: the fake driver's begin with 16. */
+/* Returns whether a device's context is current. The fake driver's context of device n is the number 16 + n. */
 static bool is_bound(int device) {
     using Current = int (*)(void**);
     static const Current current = reinterpret_cast<Current>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuCtxGetCurrent"));
@@ -126,7 +125,7 @@ KERNEL(route, RouteParams) {
         for (u32 n = 0; n < p.per_token; ++n) routes[n].weight /= sum;
     }
 }
-/* A row of x times a matrix with a row for each of its numbers, and a bias. */
+/* Returns a row of x times a matrix [ins, outs], plus a bias. */
 static std::vector<float> times(const u16* x, const u16* weight, const u16* bias, u32 ins, u64 outs) {
     std::vector<float> y(outs);
     for (u64 out = 0; bias && out < outs; ++out) y[out] = wide(bias[out]);
@@ -223,12 +222,12 @@ KERNEL(sample, SampleParams) {
     }
 }
 
-/* y[rows, outs] = x[rows, ins] * weight[outs, ins]^T, in f32. */
 static float dot(const float* x, const u16* weight, u32 ins) {
     float sum = 0;
     for (u32 i = 0; i < ins; ++i) sum += x[i] * wide(weight[i]);
     return sum;
 }
+/* y[rows, outs] = x[rows, ins] * weight[outs, ins]^T, in f32. */
 static void skinny(const SkinnyParams& p) {
     for (u64 row = 0; row < p.tokens; ++row) {
         const u16* from = at<u16>(p.x) + static_cast<u64>(p.draws ? at<Draw>(p.draws)[row].row : row) * p.ins;
@@ -252,7 +251,7 @@ KERNEL(skinny_2_2, SkinnyParams) { skinny(p); }
 KERNEL(skinny_4_1, SkinnyParams) { skinny(p); }
 KERNEL(skinny_4_2, SkinnyParams) { skinny(p); }
 
-/* A map of the fake driver begins with the matrix's address. */
+/* The fake driver stores the matrix's address in the first word of a tensor map. */
 static void gemm(const GemmParams& p) {
     for (u64 row = 0; row < p.tokens; ++row) {
         std::vector<float> x(p.ins);
@@ -275,9 +274,9 @@ KERNEL(gemm_32_128, GemmParams) { gemm(p); }
 KERNEL(gemm_64_64, GemmParams) { gemm(p); }
 KERNEL(gemm_64_128, GemmParams) { gemm(p); }
 
-/* ---- cublasLt: handles are never given back ------------------------------------------------------------------------ */
+/* ---- cublasLt: handles are never freed ----------------------------------------------------------------------------- */
 struct Layout { u64 rows, cols; };
-/* Without padding: the driver looks for addresses in all of it. */
+/* This struct has no padding, because the driver searches all of its words for addresses. */
 struct Product { u64 weight, x, y, outs, ins, rows; float beta; u32 none; };
 static void multiply(const void* params, u32, u32) {
     const Product& p = *static_cast<const Product*>(params);
@@ -300,15 +299,15 @@ API int cublasLtMatmulPreferenceCreate(void** preference) { return *preference =
 API int cublasLtMatmulPreferenceSetAttribute(void*, int, const void*, size_t) { return 0; }
 API int cublasLtMatmulPreferenceDestroy(void* preference) { return free(preference), 0; }
 API int cublasLtMatmulAlgoGetHeuristic(void*, void*, Layout*, Layout*, Layout*, Layout*, void*, int most, void*, int* found) {
-    int device, asked;
+    int device, count;
     const char* overflows = getenv("FAKE_CUBLASLT_OVERFLOWS");
-    const bool over = overflows && sscanf(overflows, "%d:%d", &device, &asked) == 2 && asked == most && is_bound(device);
+    const bool over = overflows && sscanf(overflows, "%d:%d", &device, &count) == 2 && count == most && is_bound(device);
     return *found = over ? most + 1 : 1, 0;
 }
 API int cublasLtMatmul(void*, void*, const float*, u64 weight, Layout* weights, u64 x, Layout* xs, const float* beta, u64, Layout*, u64 y, Layout*,
                        const void*, void*, size_t, void* stream) {
     const Product product = {weight, x, y, weights->cols, weights->rows, xs->cols, *beta, 0};
-    using Ask = int (*)(void (*)(const void*, u32, u32), const void*, size_t, u32, u32, void*);
-    static const Ask ask = reinterpret_cast<Ask>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fake_ask"));
-    return ask ? ask(multiply, &product, sizeof product, 0, 0, stream) : 13;
+    using Launch = int (*)(void (*)(const void*, u32, u32), const void*, size_t, u32, u32, void*);
+    static const Launch launch = reinterpret_cast<Launch>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fake_ask"));
+    return launch ? launch(multiply, &product, sizeof product, 0, 0, stream) : 13;
 }

@@ -1,7 +1,7 @@
-/* A libnccl.so.2 for ranks of one process, over tests/cuda/fake_driver: a rank's call waits in its stream until all ranks have come to
- * theirs; then it is done for all at once. Ranks that ask for different things end the program.
+/* A libnccl.so.2 for ranks of one process, over tests/cuda/fake_driver. A collective waits in each rank's stream until all ranks have
+ * reached it, and then runs for all ranks at once. If the ranks' collectives differ, the program ends.
  *
- * FAKE_NCCL_REFUSES=1: connects nobody. */
+ * FAKE_NCCL_REFUSES=1: ncclCommInitAll fails. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@ enum { I32 = 2, BF16 = 9 };
 
 struct Group;
 struct Rank { Group* group; int number; };
-/* Without padding: the driver looks for addresses in all of it. */
+/* This struct has no padding, because the driver searches all of its words for addresses. */
 struct Request {
     Rank* rank;
     uint64_t sums;
@@ -23,10 +23,10 @@ struct Request {
     uint64_t count;
     int type, root;
 };
-/* What each rank has come with, and whether it may go on. Used by one thread at a time: the driver's lock is held. */
+/* The pending request of each rank, and whether the rank may continue. Every caller holds the driver's lock. */
 struct Group {
-    std::vector<const Request*> came;
-    std::vector<bool> goes_on;
+    std::vector<const Request*> pending;
+    std::vector<bool> is_done;
 };
 
 float widen(uint16_t x) {
@@ -52,35 +52,35 @@ void broadcast(const std::vector<const Request*>& ranks) {
         if (rank != root) memcpy(rank->at, root->at, 4 * root->count);
 }
 
-/* The driver asks this of a rank's oldest work. */
+/* Returns whether a rank's request is done. The driver calls this for the oldest work of a rank's stream. */
 bool ready(const void* params) {
     const Request* request = static_cast<const Request*>(params);
     Group& group = *request->rank->group;
     const int number = request->rank->number;
-    if (group.goes_on[number]) return true;
-    group.came[number] = request;
-    for (const Request* other : group.came) {
+    if (group.is_done[number]) return true;
+    group.pending[number] = request;
+    for (const Request* other : group.pending) {
         if (!other) return false;
         if (other->sums != request->sums || other->count != request->count || other->root != request->root) {
-            fprintf(stderr, "fake nccl: ranks %d and %d ask for different things\n", number, other->rank->number);
+            fprintf(stderr, "fake nccl: the collectives of ranks %d and %d differ\n", number, other->rank->number);
             abort();
         }
     }
-    request->sums ? sum(group.came) : broadcast(group.came);
-    for (size_t i = 0; i < group.came.size(); ++i) group.came[i] = nullptr, group.goes_on[i] = true;
+    request->sums ? sum(group.pending) : broadcast(group.pending);
+    for (size_t i = 0; i < group.pending.size(); ++i) group.pending[i] = nullptr, group.is_done[i] = true;
     return true;
 }
-void go_on(const void* params, uint32_t, uint32_t) {
+void finish(const void* params, uint32_t, uint32_t) {
     const Request* request = static_cast<const Request*>(params);
-    request->rank->group->goes_on[request->rank->number] = false;
+    request->rank->group->is_done[request->rank->number] = false;
 }
 
-int ask(const Request& request, void* stream) {
+int submit(const Request& request, void* stream) {
     using Ready = bool (*)(const void*);
     using Call = void (*)(const void*, uint32_t, uint32_t);
-    using Ask = int (*)(Ready, Call, const void*, size_t, uint32_t, uint32_t, void*);
-    static const Ask ask = reinterpret_cast<Ask>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fake_ask_when"));
-    return ask && ask(ready, go_on, &request, sizeof request, 0, 0, stream) == 0 ? OK : INVALID_USAGE;
+    using Submit = int (*)(Ready, Call, const void*, size_t, uint32_t, uint32_t, void*);
+    static const Submit submit = reinterpret_cast<Submit>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fake_ask_when"));
+    return submit && submit(ready, finish, &request, sizeof request, 0, 0, stream) == 0 ? OK : INVALID_USAGE;
 }
 }  // namespace
 
@@ -94,11 +94,11 @@ int ncclCommInitAll(void** ranks, int count, const int*) {
 }
 int ncclAllReduce(const void* from, void* to, uint64_t count, int type, int op, void* rank, void* stream) {
     if (from != to || type != BF16 || op != 0) return INVALID_USAGE;
-    return ask({static_cast<Rank*>(rank), true, static_cast<char*>(to), count, type, 0}, stream);
+    return submit({static_cast<Rank*>(rank), true, static_cast<char*>(to), count, type, 0}, stream);
 }
 int ncclBroadcast(const void* from, void* to, uint64_t count, int type, int root, void* rank, void* stream) {
     if (from != to || type != I32) return INVALID_USAGE;
-    return ask({static_cast<Rank*>(rank), false, static_cast<char*>(to), count, type, root}, stream);
+    return submit({static_cast<Rank*>(rank), false, static_cast<char*>(to), count, type, root}, stream);
 }
 const char* ncclGetErrorString(int) { return "it is a fake"; }
 }

@@ -117,14 +117,14 @@ impl Distance {
 
 /// The tokens of streams, and the logits from which they were chosen.
 #[derive(Default)]
-struct CollectedStreams {
+struct TokensAndLogits {
     /// Number of the first request.
     first: usize,
     tokens: BTreeMap<(usize, u32), Vec<u32>>,
     logits: BTreeMap<(usize, u32), Vec<f32>>,
 }
 
-impl Sink for CollectedStreams {
+impl Sink for TokensAndLogits {
     fn token(&mut self, stream: &Stream, logits: &[f32]) {
         let key = (stream.request - self.first, stream.sample);
         self.logits.entry(key).or_default().extend_from_slice(logits);
@@ -209,7 +209,7 @@ impl Case {
     }
 
     /// Serves the prompts with a setting.
-    fn serve(&self, setting: Setting, sampling: Sampling) -> Result<CollectedStreams> {
+    fn serve(&self, setting: Setting, sampling: Sampling) -> Result<TokensAndLogits> {
         if self.ranks == 1 {
             let (runner, engine, policy) = self.parts(setting)?;
             return self.serve_by(Server::new(runner, engine, policy), setting, sampling);
@@ -230,14 +230,14 @@ impl Case {
         mut server: Server<impl OnGpu>,
         setting: Setting,
         sampling: Sampling,
-    ) -> Result<CollectedStreams> {
+    ) -> Result<TokensAndLogits> {
         wait_for_host_pages(server.engine_mut())?;
         let requests = self.requests(setting, sampling);
-        let mut collected = CollectedStreams::default();
+        let mut collected = TokensAndLogits::default();
         // The second time, pages of the prompts are in host memory.
         for round in 0..1 + usize::from(setting.host_pages) {
             let first = round * requests.len();
-            collected = CollectedStreams { first, ..CollectedStreams::default() };
+            collected = TokensAndLogits { first, ..TokensAndLogits::default() };
             for request in &requests {
                 server.submit(request.clone())?;
             }
@@ -383,7 +383,7 @@ impl Case {
     ///
     /// # Errors
     /// The run failed.
-    pub fn words(&self, setting: Setting) -> Result<BTreeMap<(usize, u32), Vec<u32>>> {
+    pub fn tokens(&self, setting: Setting) -> Result<BTreeMap<(usize, u32), Vec<u32>>> {
         Ok(self.serve(setting, Sampling::default())?.tokens)
     }
 
@@ -455,7 +455,7 @@ impl Case {
     /// Records the tokens that follow the prompts if the setting has drafts, unless they are recorded.
     fn record_continuations(&mut self, setting: Setting) -> Result<()> {
         if setting.drafts.is_some() && self.continuations.is_empty() {
-            self.continuations = self.words(Setting::default())?.into_values().collect();
+            self.continuations = self.tokens(Setting::default())?.into_values().collect();
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ impl Announcer {
 
     /// Publishes the events since the last call, or all pages if a router requested them. O(pages).
     pub fn publish<B: Backend>(&mut self, engine: &mut Engine<B>) {
-        if self.publisher.dump_asked() {
+        if self.publisher.take_dump_request() {
             engine.restate_events();
         }
         engine.drain_events(|event| self.batch.push(event));

@@ -33,7 +33,7 @@ impl<'a> RequestBody<'a> {
             let field = field.ok_or_else(|| {
                 ApiError::unsupported(&name, format!("{name} is not a field of this request"))
             })?;
-            if matches!(field.becomes, Use::Harmless) || raw.get() == "null" {
+            if matches!(field.usage, Use::Harmless) || raw.get() == "null" {
                 continue;
             }
             if name == "prompt" {
@@ -48,8 +48,8 @@ impl<'a> RequestBody<'a> {
             }
             let value: Value = serde_json::from_str(raw.get())
                 .map_err(|e| ApiError::bad(format!("{name}: not valid JSON: {e}")))?;
-            match field.becomes {
-                Use::Refused(neutral) if !neutral.takes(&value) => {
+            match field.usage {
+                Use::Refused(neutral) if !neutral.accepts(&value) => {
                     let what = format!("{name}: {} is not served here", brief(&value));
                     return Err(ApiError::unsupported(&name, what));
                 }

@@ -303,13 +303,13 @@ fn fields_that_change_the_answer_are_refused_by_name() {
     ];
     for (kind, plain) in bodies {
         for field in FIELDS.iter().filter(|field| field.is_of(kind)) {
-            let Use::Refused(neutral) = field.becomes else { continue };
+            let Use::Refused(neutral) = field.usage else { continue };
             let values =
                 [json!(true), json!("some"), json!({ "a": 1 }), json!([1]), json!(7), json!(false)];
             for value in values {
                 let mut body = plain.clone();
                 body[field.name] = value.clone();
-                if neutral.takes(&value) {
+                if neutral.accepts(&value) {
                     parse(kind, body).expect("the request is valid");
                     continue;
                 }

@@ -57,15 +57,15 @@ pub struct Field {
     /// The requests to which it belongs.
     pub of: Of,
     /// Use of the field.
-    pub becomes: Use,
+    pub usage: Use,
 }
 
 const fn served(of: Of, name: &'static str) -> Field {
-    Field { name, of, becomes: Use::Served }
+    Field { name, of, usage: Use::Served }
 }
 
 const fn harmless(name: &'static str) -> Field {
-    Field { name, of: Of::Both, becomes: Use::Harmless }
+    Field { name, of: Of::Both, usage: Use::Harmless }
 }
 
 const fn refused(name: &'static str) -> Field {
@@ -77,7 +77,7 @@ const fn refused_but(name: &'static str, neutral: Neutral) -> Field {
 }
 
 const fn refused_of(of: Of, name: &'static str, neutral: Neutral) -> Field {
-    Field { name, of, becomes: Use::Refused(neutral) }
+    Field { name, of, usage: Use::Refused(neutral) }
 }
 
 /// The table.
@@ -212,7 +212,7 @@ impl Field {
 
 impl Neutral {
     /// Returns whether a value has no effect.
-    pub fn takes(self, value: &Value) -> bool {
+    pub fn accepts(self, value: &Value) -> bool {
         let is_empty = match value {
             Value::Null => true,
             Value::Bool(flag) => !flag,
@@ -277,23 +277,23 @@ mod test {
         for value in
             [json!(null), json!(false), json!(0), json!(0.0), json!(""), json!([]), json!({})]
         {
-            assert!(Neutral::Empty.takes(&value), "{value}");
+            assert!(Neutral::Empty.accepts(&value), "{value}");
         }
         for value in [json!(true), json!(1), json!("none"), json!([0]), json!({ "a": null })] {
-            assert!(!Neutral::Empty.takes(&value), "{value}");
+            assert!(!Neutral::Empty.accepts(&value), "{value}");
         }
-        assert!(Neutral::Or("1").takes(&json!(1.0)) && !Neutral::Or("1").takes(&json!(2)));
+        assert!(Neutral::Or("1").accepts(&json!(1.0)) && !Neutral::Or("1").accepts(&json!(2)));
         assert!(
-            Neutral::Or("\"none\"").takes(&json!("none"))
-                && !Neutral::Or("\"none\"").takes(&json!("auto"))
+            Neutral::Or("\"none\"").accepts(&json!("none"))
+                && !Neutral::Or("\"none\"").accepts(&json!("auto"))
         );
         for value in [json!(false), json!(0), json!("true")] {
-            assert!(!Neutral::Only("true").takes(&value), "{value}");
+            assert!(!Neutral::Only("true").accepts(&value), "{value}");
         }
-        assert!(Neutral::Only("true").takes(&json!(true)));
-        assert!(Neutral::Only("true").takes(&json!(null)));
-        assert!(Neutral::Text.takes(&json!({ "type": "text" })));
-        assert!(!Neutral::Text.takes(&json!({ "type": "json_object" })));
+        assert!(Neutral::Only("true").accepts(&json!(true)));
+        assert!(Neutral::Only("true").accepts(&json!(null)));
+        assert!(Neutral::Text.accepts(&json!({ "type": "text" })));
+        assert!(!Neutral::Text.accepts(&json!({ "type": "json_object" })));
     }
 
     /// The lists of fields in the README equal those of the table.
@@ -301,15 +301,15 @@ mod test {
     fn the_documentation_lists_the_same() {
         let readme = include_str!("../../README.md");
         let list = |wanted: fn(&Use) -> bool| {
-            let fields = FIELDS.iter().filter(|field| wanted(&field.becomes));
+            let fields = FIELDS.iter().filter(|field| wanted(&field.usage));
             let mut names: Vec<_> = fields.map(|field| format!("`{}`", field.name)).collect();
             names.dedup();
             names.join(", ")
         };
         for (what, names) in [
-            ("served", list(|becomes| matches!(becomes, Use::Served))),
-            ("harmless", list(|becomes| matches!(becomes, Use::Harmless))),
-            ("refused", list(|becomes| matches!(becomes, Use::Refused(_)))),
+            ("served", list(|usage| matches!(usage, Use::Served))),
+            ("harmless", list(|usage| matches!(usage, Use::Harmless))),
+            ("refused", list(|usage| matches!(usage, Use::Refused(_)))),
         ] {
             let row = format!("| {what} | {names} |");
             assert!(readme.lines().any(|line| line == row), "README.md lacks:\n{row}");

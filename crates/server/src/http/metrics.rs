@@ -115,7 +115,7 @@ impl Metrics {
         }
         let help = "Time from the end of the previous step to a step's end, or from its own start if no step ran.";
         tally.step_time.prometheus(out, "generate_step_seconds", help)?;
-        let help = "Time from the arrival of a request to the first token of each of its streams.";
+        let help = "Time from the end of a request's checks to each stream's first token.";
         tally.first_token.prometheus(out, "generate_first_token_seconds", help)?;
         let help = "Time that steps left a stream out because its pages were loading.";
         tally.load_time.prometheus(out, "generate_load_seconds", help)?;

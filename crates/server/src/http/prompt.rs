@@ -34,16 +34,7 @@ pub fn token(id: &Value) -> std::result::Result<u32, String> {
 pub fn prompts(prompt: Option<&RawValue>, host: &Host) -> Result<Vec<Vec<u32>>> {
     let wrong = |what: String| ApiError::field("prompt", what);
     let json = prompt.ok_or_else(|| wrong("prompt is missing".into()))?;
-    let list: Vec<&RawValue> = match json.get().as_bytes()[0] {
-        b'"' => return Ok(vec![text(json, host)?]),
-        b'[' => serde_json::from_str(json.get()).map_err(|e| wrong(format!("prompt: {e}")))?,
-        _ => {
-            return Err(wrong(format!(
-                "prompt: {} is no text and no list of tokens",
-                brief_json(json.get())
-            )));
-        }
-    };
+    let Some(list) = items(json)? else { return Ok(vec![text(json, host)?]) };
     match &list[..] {
         [] => Err(wrong("prompt: the list is empty".into())),
         [first, ..] if is_number(first) => Ok(vec![ids(&list, host)?]),
@@ -58,19 +49,21 @@ fn is_number(json: &RawValue) -> bool {
     matches!(json.get().as_bytes()[0], b'0'..=b'9' | b'-')
 }
 
+/// Returns the tokens of one prompt of a list.
 fn one(json: &RawValue, host: &Host) -> Result<Vec<u32>> {
-    let wrong = |what: String| ApiError::field("prompt", what);
+    match items(json)? {
+        None => text(json, host),
+        Some(list) => ids(&list, host),
+    }
+}
+
+/// Returns the items of a list, or `None` for a text.
+fn items(json: &RawValue) -> Result<Option<Vec<&RawValue>>> {
+    let wrong = |what: String| ApiError::field("prompt", format!("prompt: {what}"));
     match json.get().as_bytes()[0] {
-        b'"' => text(json, host),
-        b'[' => {
-            let list: Vec<&RawValue> =
-                serde_json::from_str(json.get()).map_err(|e| wrong(format!("prompt: {e}")))?;
-            ids(&list, host)
-        }
-        _ => Err(wrong(format!(
-            "prompt: {} is no text and no list of tokens",
-            brief_json(json.get())
-        ))),
+        b'"' => Ok(None),
+        b'[' => serde_json::from_str(json.get()).map(Some).map_err(|e| wrong(e.to_string())),
+        _ => Err(wrong(format!("{} is no text and no list of tokens", brief_json(json.get())))),
     }
 }
 
@@ -150,7 +143,7 @@ fn message(value: &Value) -> std::result::Result<Value, String> {
     };
     let mut message = json!({ "role": role, "content": content });
     for (name, value) in value.as_object().into_iter().flatten() {
-        let is_empty = super::fields::Neutral::Empty.takes(value);
+        let is_empty = super::fields::Neutral::Empty.accepts(value);
         match PASSED.contains(&&name[..]) {
             _ if is_empty || ["role", "content"].contains(&&name[..]) => {}
             true => message[name] = value.clone(),

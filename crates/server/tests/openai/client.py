@@ -126,17 +126,17 @@ def test_samples_and_seeds(server):
 def test_stops(server):
     ai = client(server)
 
-    def say(**more):
+    def generate(**more):
         made = ai.chat.completions.create(model=server.model, messages=question("page"), temperature=0, **more)
         return made.choices[0].message.content, made.choices[0].finish_reason, made.usage.completion_tokens
 
-    whole, _, tokens = say()
+    whole, _, tokens = generate()
     # Stop strings inside a token, over several tokens, the first of several, and one that never occurs.
     for stop in ("valu", "keys and values of", ["unit of", "few tokens", "zebra"]):
         found = min(whole.find(one) for one in ([stop] if isinstance(stop, str) else stop) if one in whole)
-        text, reason, said = say(stop=stop)
-        assert (text, reason) == (whole[:found], "stop") and said < tokens, (stop, text)
-    assert say(stop="zebra")[0] == whole
+        text, reason, length = generate(stop=stop)
+        assert (text, reason) == (whole[:found], "stop") and length < tokens, (stop, text)
+    assert generate(stop="zebra")[0] == whole
     stream = ai.chat.completions.create(
         model=server.model, messages=question("page"), temperature=0, stop=" of a few", stream=True
     )
@@ -177,22 +177,22 @@ def test_echoes(server):
     prompt = "<user> what is a page?"
     made = ai.completions.create(model=server.model, prompt=prompt, temperature=0, max_tokens=6, logprobs=2)
     whole = ai.completions.create(model=server.model, prompt=prompt, temperature=0, max_tokens=6, logprobs=2, echo=True)
-    count, said = whole.usage.prompt_tokens, whole.choices[0]
-    assert said.text.endswith(made.choices[0].text) and len(said.logprobs.tokens) == count + 6
-    assert said.logprobs.token_logprobs[0] is None and all(p <= 0 for p in said.logprobs.token_logprobs[1:])
-    assert "".join(said.logprobs.tokens) == said.text, said
-    assert said.text[said.logprobs.text_offset[count] :].strip() == made.choices[0].text.strip()
+    count, echoed = whole.usage.prompt_tokens, whole.choices[0]
+    assert echoed.text.endswith(made.choices[0].text) and len(echoed.logprobs.tokens) == count + 6
+    assert echoed.logprobs.token_logprobs[0] is None and all(p <= 0 for p in echoed.logprobs.token_logprobs[1:])
+    assert "".join(echoed.logprobs.tokens) == echoed.text, echoed
+    assert echoed.text[echoed.logprobs.text_offset[count] :].strip() == made.choices[0].text.strip()
     near = lambda a, b: all(abs(x - y) < 1e-4 for x, y in zip(a, b, strict=True))
-    assert near(said.logprobs.token_logprobs[count:], made.choices[0].logprobs.token_logprobs)
+    assert near(echoed.logprobs.token_logprobs[count:], made.choices[0].logprobs.token_logprobs)
     ids = lambda text: json.loads(post(server, "/tokenize", {"model": server.model, "prompt": text}))["tokens"]
     tokens = ids(prompt) + ids(made.choices[0].text)
     for _ in range(2):
         again = ai.completions.create(model=server.model, prompt=tokens, max_tokens=0, logprobs=0, echo=True).choices[0]
-        assert again.text == said.text and near(again.logprobs.token_logprobs[1:], said.logprobs.token_logprobs[1:])
+        assert again.text == echoed.text and near(again.logprobs.token_logprobs[1:], echoed.logprobs.token_logprobs[1:])
         assert again.finish_reason == "length"
     streamed = list(ai.completions.create(model=server.model, prompt=prompt, temperature=0, max_tokens=6, echo=True, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in streamed) == said.text
-    assert json.loads(post(server, "/detokenize", {"model": server.model, "tokens": tokens}))["prompt"] == said.text
+    assert "".join(chunk.choices[0].text for chunk in streamed) == echoed.text
+    assert json.loads(post(server, "/detokenize", {"model": server.model, "tokens": tokens}))["prompt"] == echoed.text
 
 
 def post(server, path, fields):
@@ -204,23 +204,23 @@ def post(server, path, fields):
 def test_shaped_answers(server):
     ai = client(server)
 
-    def say(**more):
+    def generate(**more):
         extra = {"ignore_eos": True, **more.pop("extra_body", {})}
         made = ai.completions.create(
             model=server.model, prompt="a page", max_tokens=40, extra_body=extra, logprobs=0, **{"temperature": 0, **more})
         return made.choices[0]
 
-    plain = say().logprobs.tokens
+    plain = generate().logprobs.tokens
     ids = lambda text: json.loads(post(server, "/tokenize", {"model": server.model, "prompt": text}))["tokens"]
     first = ids(plain[0].strip())[-1]
-    assert plain[0] not in say(logit_bias={first: -100}).logprobs.tokens[:1]
-    allowed = say(extra_body={"allowed_token_ids": [first, 9]}).logprobs.tokens
+    assert plain[0] not in generate(logit_bias={first: -100}).logprobs.tokens[:1]
+    allowed = generate(extra_body={"allowed_token_ids": [first, 9]}).logprobs.tokens
     assert len({token.strip() for token in allowed}) <= 2, allowed
     word = plain[1].strip()
-    assert word not in say(extra_body={"bad_words": [word]}).text.split()
+    assert word not in generate(extra_body={"bad_words": [word]}).text.split()
     repeats = lambda one: len(one.logprobs.tokens) - len(set(one.logprobs.tokens))
-    assert repeats(say(extra_body={"repetition_penalty": 3.0})) < repeats(say())
-    assert say(temperature=1, extra_body={"min_p": 1.0}).text == say().text, "only the best token is left"
+    assert repeats(generate(extra_body={"repetition_penalty": 3.0})) < repeats(generate())
+    assert generate(temperature=1, extra_body={"min_p": 1.0}).text == generate().text, "only the best token is left"
     ended = lambda **more: ai.chat.completions.create(
         model=server.model, messages=question("page"), temperature=0, extra_body=more).usage.completion_tokens
     usual = ended()
@@ -247,9 +247,9 @@ def test_a_key():
             assert (status, error["code"]) == (401, "invalid_api_key") and "sesam" not in error["message"]
         ai = openai.OpenAI(base_url=server.url + "/v1", api_key="sesame")
         ai.completions.create(model=server.model, prompt="a page", max_tokens=2)
-        asked = urllib.request.Request(server.url + "/v1/completions", method="OPTIONS", headers={
+        preflight = urllib.request.Request(server.url + "/v1/completions", method="OPTIONS", headers={
             "Origin": "https://a.example", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"})
-        with urllib.request.urlopen(asked) as answer:
+        with urllib.request.urlopen(preflight) as answer:
             assert answer.headers["access-control-allow-origin"] == "https://a.example"
     lines = [json.loads(line) for line in server.report.splitlines() if line.startswith("{")]
     (line,) = [line for line in lines if line.get("outcome") == "done"]
@@ -365,8 +365,8 @@ def test_thirty_two_at_a_time(server):
             return word, "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
         return word, (await make()).choices[0].message.content
 
-    for word, said in asyncio.run(many(server, 160, 32, ask)):
-        assert said == alone[word], (word, said)
+    for word, text in asyncio.run(many(server, 160, 32, ask)):
+        assert text == alone[word], (word, text)
     assert at_rest(server)
 
 
@@ -509,18 +509,18 @@ def test_drafts_change_no_answer():
     asks = [dict(messages=question(word), temperature=0) for word in WORDS]
     asks += [dict(messages=question(word), temperature=0.9, seed=5, n=2, max_tokens=60) for word in WORDS]
     asks += [dict(messages=question("page"), temperature=0, stop=["values", "memory"])]
-    said = []
+    outputs = []
     for arguments in [(), ("--draft", "4"), ("--draft", "9", "--draft-tree")]:
         with Server(PROGRAM, *arguments) as server:
             ai = client(server)
             answers = [ai.chat.completions.create(model=server.model, **ask) for ask in asks]
-            said.append([[(c.message.content, c.finish_reason) for c in answer.choices] for answer in answers])
+            outputs.append([[(c.message.content, c.finish_reason) for c in answer.choices] for answer in answers])
             until(lambda: at_rest(server))
             now = server.metrics()
             drafted, accepted = (now[f"generate_{name}_tokens_total"] for name in ("drafted", "accepted"))
             assert (0 < accepted <= drafted) == bool(arguments), (arguments, drafted, accepted)
             assert accepted <= now["kvarena_accepted_tokens_total"] <= now["kvarena_draft_tokens_total"], now
-    assert said[0] == said[1] == said[2]
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 def test_a_prediction_is_drafted_from():

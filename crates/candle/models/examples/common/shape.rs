@@ -79,9 +79,9 @@ impl Shape {
         });
         let weights = Box::new(Random::default());
         let vb = VarBuilder::from_backend(weights, self.dtype, device.clone());
-        let ours = serde_json::from_value(config.clone())?;
-        let ours = paged::ModelForCausalLM::new(&ours, vb.clone())?;
-        Ok((unpatched::ModelForCausalLM::new(&serde_json::from_value(config)?, vb)?, ours))
+        let paged_config = serde_json::from_value(config.clone())?;
+        let paged = paged::ModelForCausalLM::new(&paged_config, vb.clone())?;
+        Ok((unpatched::ModelForCausalLM::new(&serde_json::from_value(config)?, vb)?, paged))
     }
 
     /// Returns an arena for `tokens` tokens.

@@ -22,7 +22,7 @@ const SIZES: &str = "1x512,1x4096,16x512,16x1024,16x2048,16x4096,64x512,64x1024,
 /// NaN.
 pub fn run(sizes: &str, graphs: bool) -> Outcome {
     let device = device()?;
-    let (mut unpatched, ours) = QWEN3.models(&device)?;
+    let (mut unpatched, paged) = QWEN3.models(&device)?;
     println!(
         "Qwen3-0.6B's shape, bf16, random weights; ms, medians of {DECODES} decode steps by turns"
     );
@@ -40,7 +40,7 @@ pub fn run(sizes: &str, graphs: bool) -> Outcome {
             graphs,
             rng: Rng::new(7),
         };
-        match bench.row(&mut unpatched, &ours) {
+        match bench.row(&mut unpatched, &paged) {
             Ok(prefill) => prefills.push((size, prefill)),
             Err(error) => println!("| {size} | {} |", first_line(&error.to_string())),
         }
@@ -50,8 +50,9 @@ pub fn run(sizes: &str, graphs: bool) -> Outcome {
         "\n| batch x context | prefill: candle | bridge | candle / bridge | all but 32 tokens cached |"
     );
     println!("|---|---|---|---|---|");
-    for (size, [theirs, ours, cached]) in prefills {
-        println!("| {size} | {theirs:.1} | {ours:.1} | {:.2} | {cached:.1} |", theirs / ours);
+    for (size, [candle_ms, bridge_ms, cached_ms]) in prefills {
+        let ratio = candle_ms / bridge_ms;
+        println!("| {size} | {candle_ms:.1} | {bridge_ms:.1} | {ratio:.2} | {cached_ms:.1} |");
     }
     Ok(())
 }
@@ -74,7 +75,7 @@ impl Bench<'_> {
     fn row(
         &mut self,
         unpatched: &mut unpatched::ModelForCausalLM,
-        ours: &paged::ModelForCausalLM,
+        paged: &paged::ModelForCausalLM,
     ) -> Outcome<[f64; 3]> {
         let (batch, context) = (self.batch, self.context);
         let tokens = (batch * (context + 4 * DECODES + 16)) as u32;
@@ -88,9 +89,10 @@ impl Bench<'_> {
             for seq in seqs.drain(..) {
                 arena.engine.finish(seq)?;
             }
-            let theirs = self.time(|bench| bench.prefill_unpatched(unpatched, &prompts, chunk))?;
-            let first = self.time(|_| {
-                seqs = prefill(&mut arena, ours, &prompts, chunk)?;
+            let candle_ms =
+                self.time(|bench| bench.prefill_unpatched(unpatched, &prompts, chunk))?;
+            let bridge_ms = self.time(|_| {
+                seqs = prefill(&mut arena, paged, &prompts, chunk)?;
                 Ok(())
             })?;
             for seq in seqs.drain(..) {
@@ -100,21 +102,22 @@ impl Bench<'_> {
                 let fresh = &mut prompt[context - 32..];
                 fresh.iter_mut().for_each(|token| *token = (*token + 1) % QWEN3.vocab);
             }
-            let cached = self.time(|_| {
-                seqs = prefill(&mut arena, ours, &prompts, chunk)?;
+            let cached_ms = self.time(|_| {
+                seqs = prefill(&mut arena, paged, &prompts, chunk)?;
                 Ok(())
             })?;
             if turn > 0 {
-                times[0].push(theirs);
-                times[1].push(first);
-                times[2].push(cached);
+                times[0].push(candle_ms);
+                times[1].push(bridge_ms);
+                times[2].push(cached_ms);
             }
         }
-        let [theirs, bridge, graph] = self.decode((unpatched, ours), &mut arena, &seqs)?;
+        let [candle_ms, bridge_ms, graph_ms] =
+            self.decode((unpatched, paged), &mut arena, &seqs)?;
         println!(
-            "| {batch}x{context} | {theirs:.2} | {bridge:.2} | {graph:.2} | {:.2} | {:.2} |",
-            theirs / bridge,
-            theirs / graph
+            "| {batch}x{context} | {candle_ms:.2} | {bridge_ms:.2} | {graph_ms:.2} | {:.2} | {:.2} |",
+            candle_ms / bridge_ms,
+            candle_ms / graph_ms
         );
         Ok(times.map(median))
     }
@@ -147,11 +150,11 @@ impl Bench<'_> {
     /// Returns the milliseconds of a decode step of candle's model, the bridge and the graph, measured in alternation.
     fn decode(
         &mut self,
-        (unpatched, ours): (&mut unpatched::ModelForCausalLM, &paged::ModelForCausalLM),
+        (unpatched, paged): (&mut unpatched::ModelForCausalLM, &paged::ModelForCausalLM),
         arena: &mut KvArena,
         seqs: &[SeqKey],
     ) -> Outcome<[f64; 3]> {
-        let mut graphs = Graphs::new(arena, ours, next)?;
+        let mut graphs = Graphs::new(arena, paged, next)?;
         let items: Vec<Extend> = seqs.iter().map(|&seq| Extend { seq, len: 1 }).collect();
         let (mut times, mut offset) = ([const { Vec::new() }; 3], self.context);
         for turn in 0..DECODES + 3 {
@@ -172,7 +175,7 @@ impl Bench<'_> {
                     }
                     let mut step = arena.step_padded(&items, items.len())?;
                     let tokens =
-                        if way == 2 { graphs.forward(&mut step)? } else { next(ours, &step)? };
+                        if way == 2 { graphs.forward(&mut step)? } else { next(paged, &step)? };
                     tokens.to_vec1::<u32>()?;
                     let id = step.launched();
                     Ok(arena.close(id)?)

@@ -48,14 +48,14 @@ pub fn run(generate: Generate) -> Outcome {
 /// Returns whether a text equals the reference's, up to the end of the shorter one. If not, prints how
 /// much larger the logit of the reference's token is at the first difference, by the same model in f32
 /// on the CPU.
-fn is_equal(name: &str, prompt: &[u32], wanted: &[u32], text: &[u32]) -> Outcome<bool> {
-    let at = text.iter().zip(wanted).take_while(|(ours, wanted)| ours == wanted).count();
-    let (Some(&ours), Some(&token)) = (text.get(at), wanted.get(at)) else { return Ok(true) };
+fn is_equal(name: &str, prompt: &[u32], expected: &[u32], text: &[u32]) -> Outcome<bool> {
+    let at = text.iter().zip(expected).take_while(|(actual, expected)| actual == expected).count();
+    let (Some(&actual), Some(&token)) = (text.get(at), expected.get(at)) else { return Ok(true) };
     let reference = load(&folder(name), DType::F32, &Device::Cpu)?;
-    let logits = logits(&reference, &[prompt, &wanted[..at]].concat())?;
-    let [own, other] = [token, ours].map(|token| logits[token as usize]);
+    let logits = logits(&reference, &[prompt, &expected[..at]].concat())?;
+    let [own, other] = [token, actual].map(|token| logits[token as usize]);
     println!(
-        "  token {at}: {ours} instead of {token}; on the CPU the logit of {token} is {own:.3}, larger by {:.4}",
+        "  token {at}: {actual} instead of {token}; on the CPU the logit of {token} is {own:.3}, larger by {:.4}",
         own - other
     );
     Ok(false)

@@ -49,7 +49,7 @@ impl Forward {
             best: at(&self.best, 8),
             counters: at(&self.counters, 4),
             sampled: at(&self.sampled, 4),
-            host: step.answers,
+            host: step.host_tokens,
             vocab: self.config.vocab as u32,
             first: first as u32,
         };

@@ -180,13 +180,13 @@ impl Products {
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let description = result::create_matmul_desc(compute, f32)
             .map_err(|e| lt("cublasLtMatmulDescCreate", e))?;
-        let turned = 1_i32;
+        let transposed = 1_i32;
         // SAFETY: the attribute takes an i32, which lives during the call.
         unsafe {
             result::set_matmul_desc_attribute(
                 description,
                 sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
-                from_ref(&turned).cast(),
+                from_ref(&transposed).cast(),
                 size_of::<i32>(),
             )
         }

@@ -39,7 +39,7 @@ impl GpuRunner {
         let addresses = StepAddresses {
             tokens: images.tokens(),
             draws: images.draws(),
-            answers: images.answers(),
+            host_tokens: images.host_tokens(),
             draw_count: plan.token_count(),
             filtered: false,
             shapes: None,

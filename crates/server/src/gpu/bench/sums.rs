@@ -84,7 +84,7 @@ fn row_times(
     (rows, width): (usize, usize),
 ) -> GpuResult<[Option<f32>; 2]> {
     let count = rows * width;
-    let peers = link.peers().filter(|peers| count <= peers.most());
+    let peers = link.peers().filter(|peers| count <= peers.max_elements());
     let peer = peers.map(|peers| {
         // SAFETY: both have that many numbers, and all ranks submit the same sums.
         sum_us(device, || unsafe { peers.add(device, x, y, count) })

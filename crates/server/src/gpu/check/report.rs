@@ -25,7 +25,7 @@ struct Report<'a, W> {
 }
 
 impl<W: Write> Report<'_, W> {
-    fn say(&mut self, line: impl std::fmt::Display) -> Result<()> {
+    fn line(&mut self, line: impl std::fmt::Display) -> Result<()> {
         writeln!(self.out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
     }
 
@@ -35,7 +35,7 @@ impl<W: Write> Report<'_, W> {
         self.failures += usize::from(!distance.is_close());
         let verdict = if distance.is_close() { "ok" } else { "WRONG" };
         let (name, Distance { token, logits, tokens, .. }) = (case.name, distance);
-        self.say(format_args!(
+        self.line(format_args!(
             "{name}: {verdict}, worst token {token:.4}, logits {logits:.5}, {tokens} tokens, {setting:?}"
         ))
     }
@@ -47,7 +47,7 @@ impl<W: Write> Report<'_, W> {
         self.failures += usize::from(distance.is_close());
         let verdict = if distance.is_close() { "NOT FOUND" } else { "found" };
         let (name, Distance { token, logits, .. }) = (case.name, distance);
-        self.say(format_args!(
+        self.line(format_args!(
             "{name}: fault {fault:?} {verdict}: token {token:.3}, logits {logits:.4}"
         ))
     }
@@ -56,10 +56,10 @@ impl<W: Write> Report<'_, W> {
     fn draws(&mut self, case: &mut Case, sampling: Sampling) -> Result<()> {
         let name = case.name;
         match case.draws_agree(sampling) {
-            Ok(tokens) => self.say(format_args!("{name}: {tokens} draws agree, {sampling:?}")),
+            Ok(tokens) => self.line(format_args!("{name}: {tokens} draws agree, {sampling:?}")),
             Err(error) => {
                 self.failures += 1;
-                self.say(format_args!("{name}: {error}"))
+                self.line(format_args!("{name}: {error}"))
             }
         }
     }
@@ -69,11 +69,11 @@ impl<W: Write> Report<'_, W> {
         let name = case.name;
         match case.shaped_draws(setting) {
             Ok(tokens) if tokens > 0 => self
-                .say(format_args!("{name}: {tokens} changed draws equal the CPU's, {setting:?}")),
+                .line(format_args!("{name}: {tokens} changed draws equal the CPU's, {setting:?}")),
             Ok(_) => Err(Error::run(format!("{setting:?}: no draw is changed"))),
             Err(error) => {
                 self.failures += 1;
-                self.say(format_args!("{name}: {error}"))
+                self.line(format_args!("{name}: {error}"))
             }
         }
     }
@@ -85,14 +85,14 @@ impl<W: Write> Report<'_, W> {
             Err(GpuError::Heads { head_dim: 32, .. }) => Ok(()),
             _ => {
                 self.failures += 1;
-                self.say("llama-tiny: heads of 32 are not refused")
+                self.line("llama-tiny: heads of 32 are not refused")
             }
         }
     }
 
     fn end(mut self) -> Result<()> {
         match self.failures {
-            0 => self.say("all checks passed"),
+            0 => self.line("all checks passed"),
             n => Err(Error::run(format!("{n} of the checks failed"))),
         }
     }
@@ -133,11 +133,11 @@ pub fn run_ranks(ranks: usize, sums: Option<Transport>, out: &mut impl Write) ->
     let device = Rc::new(Device::open()?);
     let mut report = Report { out, failures: 0 };
     for mut case in [Case::golden(&device)?, Case::seeded(&device)?] {
-        let one = case.words(Setting::default())?;
+        let one = case.tokens(Setting::default())?;
         (case.ranks, case.sums) = (ranks, sums);
-        let (name, same) = (case.name, case.words(Setting::default())? == one);
+        let (name, same) = (case.name, case.tokens(Setting::default())? == one);
         report
-            .say(format_args!("{name}: the tokens on {ranks} GPUs equal those on one: {same}"))?;
+            .line(format_args!("{name}: the tokens on {ranks} GPUs equal those on one: {same}"))?;
         for setting in settings().into_iter().step_by(9) {
             report.setting(&mut case, setting)?;
         }

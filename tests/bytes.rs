@@ -107,6 +107,8 @@ fn the_config_reports_what_the_engine_takes() {
             config.max_steps = 2;
             config.prefix = PrefixMode::None;
             check(config);
+            config.max_sequences = 4096;
+            check(config);
             // The memory of steps dominates this config.
             config.max_sequences = 1;
             config.max_steps = 1 << 18;

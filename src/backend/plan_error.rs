@@ -315,7 +315,10 @@ impl fmt::Display for PlanError {
                 write!(f, "a plan has {positions} positions, {tokens} tokens and {slots} slots")
             }
             Self::QueryRows { row } => {
-                write!(f, "the query rows of sequence {row} are not adjacent")
+                write!(
+                    f,
+                    "the query rows after those of the first {row} sequences do not continue them"
+                )
             }
             Self::Span { span } => write!(f, "shared span {span} or its members are wrong"),
             Self::Mask { token, mask } => {

@@ -84,8 +84,9 @@ pub struct EngineConfig {
     /// models with groups of layers. [`Engine::admit`](crate::Engine::admit) reserves pages for these tokens. A plan
     /// that is further ahead also takes pages that are not promised. Default: 512.
     pub promise_ahead: u32,
-    /// Whether [`Engine::new`](crate::Engine::new) touches the reserved host memory of the tables, so that no step pays
-    /// for a page fault. If the machine cannot back the memory, the process ends there instead of in a step. Default:
+    /// Whether [`Engine::new`](crate::Engine::new) touches the reserved host memory of the tables that grow with pages
+    /// and tokens, so that no step pays for a page fault there. Tables of sequences and of steps are small; their first
+    /// use touches them. If the machine cannot back the memory, the process ends there instead of in a step. Default:
     /// true.
     pub prefault: bool,
 }

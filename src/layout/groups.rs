@@ -227,9 +227,10 @@ impl Groups {
         (1..self.count).map(|group| (group, self.reach(group)))
     }
 
-    /// Returns the number of layers of a group; 0 for [`Groups::ONE`], which fits any number.
+    /// Returns the number of layers of a group; 0 for a group that does not exist, and for [`Groups::ONE`], which fits
+    /// any number.
     pub fn layers_of(&self, group: u32) -> u32 {
-        self.before(group, self.layers)
+        if group < self.count { self.before(group, self.layers) } else { 0 }
     }
 
     /// Returns the number of layers in groups; 0 for [`Groups::ONE`].

@@ -416,6 +416,15 @@ fn layers_in_no_group_are_in_group_0() {
 }
 
 #[test]
+fn groups_that_do_not_exist_have_no_layers() {
+    let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1, 1]).expect("valid groups");
+    assert_eq!(
+        [0, 1, 2, 3, 4, 5, u32::MAX].map(|group| groups.layers_of(group)),
+        [1, 2, 0, 0, 0, 0, 0]
+    );
+}
+
+#[test]
 fn reaches_never_fall() {
     for reach in [Reach::All, Reach::Window(1), Reach::Window(7), Reach::Chunk(1), Reach::Chunk(16)]
     {

@@ -167,7 +167,8 @@ impl SequenceTable {
 
     /// Returns the bytes that a table reserves. The table touches them as tokens arrive.
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
-        let row = size_of::<Sequence>() + 4 + size_of::<RowId>() + size_of::<Cuts>();
+        // A slot of the arena is a sequence with its version.
+        let row = size_of::<(Sequence, u32)>() + size_of::<RowId>() + size_of::<Cuts>();
         u64::from(shape.rows) * row as u64
             + TokenStore::bytes(shape, page_size)
             + InflightIndex::bytes(shape.rows)

@@ -13,7 +13,7 @@ mkdir -p "$lt" "$nccl"
 export CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 cd crates
 # One command builds all packages. Separate commands would select other features of dependencies and rebuild these.
-all="--release --features kvarena-host/cuda,kvarena-server/cuda"
+all="--features kvarena-host/cuda,kvarena-server/cuda"
 export LD_LIBRARY_PATH=$driver:$lt:$nccl
 cargo test $all --test 'gpu*' --no-run
 

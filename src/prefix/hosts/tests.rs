@@ -160,7 +160,7 @@ fn h4_cursors_find_the_oldest() {
         assert_eq!(broken(astray), what, "{seek:?}");
     }
     let astray = |s: &mut Sound| {
-        s.tree.save_ahead(1, &mut Vec::new());
+        s.tree.save_ahead(2, &mut Vec::new());
         assert!(s.tree.saves().is_some());
         s.tree.end_saves(false, &mut Vec::new());
         assert_eq!(s.check(), Ok(()), "no idle node is dirty");

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use kvarena::{BatchPlan, Cpu, KvScales, LayerId, PlaneName};
+use kvarena::{BatchPlan, Cpu, Extend, KvScales, LayerId, PlanSize, PlaneName};
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
@@ -32,12 +32,13 @@ impl<R: Runner<Backend = Cpu>> Calibrating<R> {
     /// Returns the measured scales. A scale is 1 if all its values were 0.
     ///
     /// # Errors
-    /// A measured value is infinite. The measurement ignores NaN.
+    /// A measured value is infinite or NaN.
     pub fn scales(&self) -> Result<KvScales> {
         let config = self.inner.config();
         let scale = |&largest: &f32| match largest {
             0.0 => 1.0,
-            largest => (largest / 448.0).max(f32::MIN_POSITIVE),
+            // Unlike `max`, `clamp` keeps NaN.
+            largest => (largest / 448.0).clamp(f32::MIN_POSITIVE, f32::INFINITY),
         };
         let values = self.largest.iter().map(scale).collect();
         KvScales::new(config.layers as u32, config.kv_heads as u32, values)
@@ -57,7 +58,7 @@ impl<R: Runner<Backend = Cpu>> Calibrating<R> {
                         .map_err(|error| Error::run(error.to_string()))?;
                     for (head, numbers) in row.chunks_exact(head_dim).enumerate() {
                         let seen = &mut self.largest[2 * (layer * kv_heads + head) + side];
-                        *seen = numbers.iter().fold(*seen, |most, x| most.max(x.abs()));
+                        *seen = numbers.iter().fold(*seen, |most, x| larger(most, x.abs()));
                     }
                 }
             }
@@ -71,6 +72,14 @@ impl<R: Runner<Backend = Cpu>> Runner for Calibrating<R> {
 
     fn config(&self) -> &ModelConfig {
         self.inner.config()
+    }
+
+    fn step_size(&self, items: &[Extend]) -> Option<PlanSize> {
+        self.inner.step_size(items)
+    }
+
+    fn before_plan(&mut self) -> Result<()> {
+        self.inner.before_plan()
     }
 
     fn launch(&mut self, backend: &mut Cpu, work: &Work, clock: &mut Clock) -> Result<()> {
@@ -93,6 +102,14 @@ impl<R: Runner<Backend = Cpu>> Runner for Calibrating<R> {
         self.inner.settle(backend)
     }
 
+    fn draws_max(&self) -> usize {
+        self.inner.draws_max()
+    }
+
+    fn edits_max(&self) -> usize {
+        self.inner.edits_max()
+    }
+
     fn keeps_logits(&self) -> bool {
         self.inner.keeps_logits()
     }
@@ -100,6 +117,11 @@ impl<R: Runner<Backend = Cpu>> Runner for Calibrating<R> {
     fn logits(&self, draw: usize) -> &[f32] {
         self.inner.logits(draw)
     }
+}
+
+/// Returns the larger number, or NaN if one of them is NaN.
+fn larger(a: f32, b: f32) -> f32 {
+    if a.is_nan() || a > b { a } else { b }
 }
 
 /// Writes scales as JSON: `{"layers": .., "kv_heads": .., "values": [..]}`.

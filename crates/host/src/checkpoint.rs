@@ -39,8 +39,11 @@ impl Checkpoint {
         let mut checkpoint = Self { dir: dir.into(), tensors: BTreeMap::new() };
         for (file, tensors) in shards(dir)? {
             checkpoint.read_shard(&file)?;
-            if let Some(lost) = tensors.iter().find(|&name| !checkpoint.tensors.contains_key(name))
-            {
+            // The shard's tensors have replaced those of the same name from earlier shards.
+            let holds = |name: &String| {
+                checkpoint.tensors.get(name).is_some_and(|found| found.file == file)
+            };
+            if let Some(lost) = tensors.iter().find(|&name| !holds(name)) {
                 return Err(lost_tensor(dir, &file, lost));
             }
         }

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use kvarena::error::ConfigError;
 use kvarena::{Groups, KvShape, Reach};
 use serde_json::Value;
 
@@ -180,7 +181,7 @@ impl ModelConfig {
             None => family == Family::GptOss,
             Some(_) => fields.flag("attention_bias")?,
         };
-        Ok(Self {
+        let config = Self {
             family,
             vocab: fields.size("vocab_size")?,
             hidden,
@@ -215,7 +216,14 @@ impl ModelConfig {
             chunks: nope.as_ref().map_or(vec![None; layers], NopeConfig::chunks),
             nope,
             eos: fields.tokens("eos_token_id")?,
-        })
+        };
+        // Layers of one shape also work in a single group. Layers of two shapes do not.
+        match config.find_groups() {
+            Err(error) if gemma4 => {
+                Err(fields.wrong(&format!("layers of two shapes need groups, but {error}")))
+            }
+            _ => Ok(config),
+        }
     }
 
     /// Returns the shape of the K and V that each token stores in a layer. [`ModelConfig::groups`] contains the other
@@ -236,8 +244,13 @@ impl ModelConfig {
     }
 
     /// Returns the groups of layers: those that read all tokens, and those of each window and chunk. Returns one group
-    /// if all layers are alike, or if [`Groups`] cannot contain them.
+    /// if all layers are alike, or if [`Groups`] cannot contain them. Parsing rejects layers of two shapes that
+    /// [`Groups`] cannot contain.
     pub fn groups(&self) -> Groups {
+        self.find_groups().unwrap_or(Groups::ONE)
+    }
+
+    fn find_groups(&self) -> std::result::Result<Groups, ConfigError> {
         let mut reaches = vec![Reach::All];
         let group = |(window, chunk): (&Option<u32>, &Option<u32>)| {
             let reach = chunk.map_or(Reach::All, Reach::Chunk);
@@ -249,12 +262,10 @@ impl ModelConfig {
             }) as u8
         };
         let layers: Vec<u8> = self.windows.iter().zip(&self.chunks).map(group).collect();
-        let groups = Groups::new(&reaches, &layers).unwrap_or(Groups::ONE);
-        let Some(WindowHeads { kv_heads, head_dim }) = self.window_heads else { return groups };
+        let groups = Groups::new(&reaches, &layers)?;
+        let Some(WindowHeads { kv_heads, head_dim }) = self.window_heads else { return Ok(groups) };
         let shape = KvShape::heads(kv_heads as u32, head_dim as u32);
-        let own =
-            (1..groups.count()).try_fold(groups, |all, group| all.with_shape(group, shape, None));
-        own.expect("the groups exist")
+        (1..groups.count()).try_fold(groups, |all, group| all.with_shape(group, shape, None))
     }
 }
 

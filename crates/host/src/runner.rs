@@ -91,7 +91,8 @@ pub trait Runner {
     /// The run failed.
     fn settle(&mut self, backend: &mut Self::Backend) -> Result<()>;
 
-    /// Returns the maximum number of draws of a step. [`Runner::launch`] may reject a larger step.
+    /// Returns the maximum number of draws of a step. The loop launches no larger step, and rejects requests with more
+    /// samples. It is larger than the number of a stream's drafts.
     fn draws_max(&self) -> usize {
         usize::MAX
     }

@@ -7,8 +7,11 @@ use common::serving::{CollectedStreams, Setting, requests, server};
 use kvarena::error::ConfigError;
 use kvarena::testkit::poison::poison;
 use kvarena::{Groups, KvDtype, Layout, PoolConfig, PrefixMode, Reach, Scaling, TokenId};
+use kvarena_host::config::ModelConfig;
 use kvarena_host::contiguous::greedy;
 use kvarena_host::cpu::CpuRunner;
+use kvarena_host::error::Fault;
+use kvarena_host::fields::read_json;
 use kvarena_host::model::Model;
 use kvarena_host::request::Request;
 use kvarena_host::server::Server;
@@ -178,6 +181,27 @@ fn the_groups_are_those_of_the_config_file() {
     }
     let plain = Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads");
     assert_eq!(plain.config.groups(), Groups::ONE);
+}
+
+/// The layers with a window have a shape of their own, so a pool needs groups.
+#[test]
+fn configs_of_two_shapes_without_groups_are_rejected() {
+    let path = common::dir("gemma4-tiny").join("config.json");
+    let config = read_json(&path).expect("a config");
+    let refuses = |types: Vec<&str>, word: &str| {
+        let mut config = config.clone();
+        config["num_hidden_layers"] = types.len().into();
+        config["layer_types"] = types.into();
+        let error = ModelConfig::parse(&path, &config).expect_err("there are no such groups");
+        assert!(error.fault == Fault::Model && error.message.contains(word), "{error}");
+    };
+    refuses(vec!["sliding_attention"; 6], "group 0");
+    refuses(["sliding_attention", "full_attention"].repeat(150), "300");
+
+    let mut config = config.clone();
+    config["layer_types"] = vec!["full_attention"; 6].into();
+    let full = ModelConfig::parse(&path, &config).expect("all layers have one shape");
+    assert_eq!(full.groups(), Groups::ONE);
 }
 
 /// The pool has memory for one request at a time. Streams are preempted, but generate the same tokens.

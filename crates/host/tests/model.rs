@@ -6,8 +6,12 @@ mod common;
 use std::fs;
 use std::path::Path;
 
+use common::files::Dir;
+use kvarena_host::checkpoint::Checkpoint;
 use kvarena_host::contiguous::greedy;
 use kvarena_host::model::Model;
+use safetensors::tensor::{Dtype, TensorView, serialize};
+use serde_json::json;
 
 #[test]
 fn the_model_without_pages_generates_the_golden_tokens() {
@@ -37,4 +41,23 @@ fn configs_equal_those_of_the_root_package() {
         let config = |folder: &Path| fs::read(folder.join("config.json")).expect("a config");
         assert_eq!(config(&common::dir(name)), config(&root.join(name)), "{name}");
     }
+}
+
+/// An earlier shard holds the tensor, but the index assigns it to a later one.
+#[test]
+fn tensors_outside_their_shard_are_rejected() {
+    let dir = Dir::copy_of("llama-tiny");
+    let whole = dir.path().join("model.safetensors");
+    fs::rename(whole, dir.path().join("a.safetensors")).expect("renamed");
+    let other = TensorView::new(Dtype::BF16, vec![1], &[0, 0]).expect("a tensor");
+    dir.write("b.safetensors", serialize([("other", other)], None).expect("a file"));
+    let index = |shard: &str| {
+        let map = json!({ "model.embed_tokens.weight": "a.safetensors", "model.norm.weight": shard,
+            "other": "b.safetensors" });
+        dir.write("model.safetensors.index.json", json!({ "weight_map": map }).to_string());
+        Checkpoint::read(dir.path()).map(|_| ())
+    };
+    index("a.safetensors").expect("each shard holds its tensors");
+    let error = index("b.safetensors").expect_err("the shard lacks the tensor");
+    assert!(error.message.contains("b.safetensors holds no tensor model.norm.weight"), "{error}");
 }

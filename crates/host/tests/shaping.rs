@@ -170,19 +170,35 @@ fn prompts_are_scored_whole() {
     }
 }
 
-/// A CPU runner with a limit of edits for each step, as on a GPU.
-struct Narrow<'m>(CpuRunner<'m>, usize);
+/// A CPU runner with limits of edits and of draws for each step, as on a GPU.
+struct Narrow<'m> {
+    inner: CpuRunner<'m>,
+    edits: usize,
+    draws: usize,
+}
+
+impl<'m> Narrow<'m> {
+    fn with_edits(model: &'m Model, edits: usize) -> Self {
+        Self { inner: CpuRunner::new(model), edits, draws: usize::MAX }
+    }
+
+    fn with_draws(model: &'m Model, draws: usize) -> Self {
+        Self { inner: CpuRunner::new(model), edits: usize::MAX, draws }
+    }
+}
 
 impl Runner for Narrow<'_> {
     type Backend = Cpu;
 
     fn config(&self) -> &ModelConfig {
-        self.0.config()
+        self.inner.config()
     }
 
     fn launch(&mut self, backend: &mut Cpu, work: &Work, clock: &mut Clock) -> Result<()> {
-        assert!(work.edits.len() <= self.1, "{} edits, the limit is {}", work.edits.len(), self.1);
-        self.0.launch(backend, work, clock)
+        let (edits, draws) = (work.edits.len(), work.draws.len());
+        assert!(edits <= self.edits, "{edits} edits, the limit is {}", self.edits);
+        assert!(draws <= self.draws, "{draws} draws, the limit is {}", self.draws);
+        self.inner.launch(backend, work, clock)
     }
 
     fn collect(
@@ -193,23 +209,27 @@ impl Runner for Narrow<'_> {
         tokens: &mut Vec<u32>,
         clock: &mut Clock,
     ) -> Result<()> {
-        self.0.collect(backend, work, fail, tokens, clock)
+        self.inner.collect(backend, work, fail, tokens, clock)
     }
 
     fn settle(&mut self, backend: &mut Cpu) -> Result<()> {
-        self.0.settle(backend)
+        self.inner.settle(backend)
+    }
+
+    fn draws_max(&self) -> usize {
+        self.draws
     }
 
     fn edits_max(&self) -> usize {
-        self.1
+        self.edits
     }
 
     fn keeps_logits(&self) -> bool {
-        self.0.keeps_logits()
+        self.inner.keeps_logits()
     }
 
     fn logits(&self, draw: usize) -> &[f32] {
-        self.0.logits(draw)
+        self.inner.logits(draw)
     }
 }
 
@@ -227,7 +247,7 @@ fn streams_take_turns_with_edits() {
     let prompt = |i| (0..10).map(|j| 31 * i as u32 + j).collect();
     for (overlap, fail_every) in [(false, None), (true, None), (false, Some(2)), (true, Some(3))] {
         let policy = Policy { fail_every, ..policy(64, 8, overlap) };
-        let mut server = server_over(Narrow(CpuRunner::new(&model), 130), policy);
+        let mut server = server_over(Narrow::with_edits(&model, 130), policy);
         for i in 0..5 {
             server.submit(edited(prompt(i), 20)).expect("it fits");
         }
@@ -249,11 +269,65 @@ fn streams_take_turns_with_edits() {
     }
 }
 
+/// A scored prompt and samples take no more draws than a step has. Other streams still get a token in each step.
+#[test]
+fn scored_prompts_fit_the_draws_of_a_step() {
+    let model = model();
+    let prompt: Vec<u32> = (0..60).map(|i| 7 * i % 500).collect();
+    let warm = Sampling { temperature: 1.0, seed: 3, ..Sampling::default() };
+    let scored =
+        Request { scores_prompt: true, samples: 5, sampling: warm, ..request(prompt.clone(), 4) };
+    let plain = || request((100..110).collect(), 40);
+    let mut wide = server(&model, 64, 8, false);
+    wide.submit(scored.clone()).expect("it fits");
+    wide.submit(plain()).expect("it fits");
+    let mut expected = Scores::default();
+    wide.run(&mut expected).expect("it serves");
+    let places: Vec<u32> = expected.prompt.iter().map(|(_, position, _)| *position).collect();
+    assert_eq!(places, (1..60).collect::<Vec<_>>());
+
+    let drafts = Some(Drafting { tokens: 2, tree: false });
+    for (overlap, fail_every, drafts) in [
+        (false, None, None),
+        (true, None, None),
+        (true, Some(3), None),
+        (false, None, drafts),
+        (false, Some(2), drafts),
+    ] {
+        let setting = format!("overlap {overlap}, fail_every {fail_every:?}, drafts {drafts:?}");
+        let policy = Policy { fail_every, drafts, ..policy(64, 8, overlap) };
+        let mut server = server_over(Narrow::with_draws(&model, 7), policy);
+        server.submit(scored.clone()).expect("it fits");
+        server.submit(plain()).expect("it fits");
+        let mut found = Scores::default();
+        server.run(&mut found).unwrap_or_else(|error| panic!("{setting}: {error}"));
+        assert_eq!(found.collected.tokens, expected.collected.tokens, "{setting}");
+        assert_eq!(found.prompt.len(), expected.prompt.len(), "{setting}");
+        for (found, expected) in found.prompt.iter().zip(&expected.prompt) {
+            assert_eq!(found.1, expected.1, "{setting}: each position once, in order");
+            let far = found.2.iter().zip(&expected.2).map(|(a, b)| (a - b).abs());
+            assert!(far.fold(0.0, f32::max) < 1e-3, "{setting}: position {}", found.1);
+        }
+    }
+
+    let mut server = server_over(Narrow::with_draws(&model, 7), policy(64, 8, false));
+    server.submit(scored.clone()).expect("it fits");
+    server.submit(plain()).expect("it fits");
+    let mut order = Order::default();
+    for step in 1..=8 {
+        server.step(&mut order).expect("it serves");
+        assert_eq!(order.0, vec![1; step], "the prompt leaves a draw to the other stream");
+    }
+    let many = Request { samples: 8, ..scored };
+    let error = server.submit(many).expect_err("a step has 7 draws");
+    assert!(error.message.contains("8 samples"), "{error}");
+}
+
 /// Steps whose edits are all in use still compute a prompt, which needs no edits before its last token.
 #[test]
 fn prompts_need_no_edits() {
     let model = model();
-    let mut server = server_over(Narrow(CpuRunner::new(&model), 60), policy(10, 8, false));
+    let mut server = server_over(Narrow::with_edits(&model, 60), policy(10, 8, false));
     server.submit(edited((0..10).collect(), 60)).expect("it fits");
     let mut order = Order::default();
     server.step(&mut order).expect("it serves");

@@ -40,7 +40,11 @@ impl Files {
         let mut files = Self { dir: dir.into(), maps: Vec::new(), tensors: BTreeMap::new() };
         for (file, tensors) in shards(dir)? {
             files.map(&dir.join(&file))?;
-            if let Some(lost) = tensors.iter().find(|&name| !files.tensors.contains_key(name)) {
+            // The shard's tensors have replaced those of the same name from earlier shards.
+            let map = files.maps.len() - 1;
+            let holds =
+                |name: &String| files.tensors.get(name).is_some_and(|found| found.map == map);
+            if let Some(lost) = tensors.iter().find(|&name| !holds(name)) {
                 return Err(lost_tensor(dir, &file, lost));
             }
         }

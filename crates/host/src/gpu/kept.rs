@@ -7,7 +7,7 @@ use super::device::Device;
 use super::error::GpuResult;
 use super::image::SLOTS;
 
-/// Logits on the host, for as many draws of a step as memory was allocated for.
+/// Logits of the draws of steps in flight, on the host.
 #[derive(Debug)]
 pub struct KeptLogits {
     /// bf16 `[SLOTS][draws][vocab]`
@@ -17,7 +17,7 @@ pub struct KeptLogits {
 }
 
 impl KeptLogits {
-    /// Allocates memory for this many draws of each of `SLOTS` steps, of `vocab` logits each.
+    /// Allocates memory for at most this many draws of each of `SLOTS` steps, of `vocab` logits each.
     ///
     /// # Errors
     /// The driver's error, if memory is short.
@@ -26,11 +26,13 @@ impl KeptLogits {
         Ok(Self { memory, draws, vocab })
     }
 
-    /// Copies the logits of some of a step's draws, as far as there is memory for them. They can be read when the step
-    /// is done.
+    /// Copies the logits of some of a step's draws. They can be read when the step is done.
     ///
     /// # Errors
     /// Errors of the driver.
+    ///
+    /// # Panics
+    /// If there is no memory for these draws.
     pub fn keep(
         &mut self,
         device: &Device,
@@ -38,7 +40,7 @@ impl KeptLogits {
         logits: u64,
         (first, count): (usize, usize),
     ) -> GpuResult<()> {
-        let count = count.min(self.draws.saturating_sub(first));
+        assert!(first + count <= self.draws, "a step has at most {} draws", self.draws);
         let at = 2 * (self.start(number) + first * self.vocab);
         // SAFETY: there are logits of that many draws; the slot is read only when the step is done.
         unsafe { device.copy_to_host(&mut self.memory, at, logits, 2 * count * self.vocab) }
@@ -48,9 +50,9 @@ impl KeptLogits {
         (number as usize % SLOTS) * self.draws * self.vocab
     }
 
-    /// Returns the logits of a step's draws, as many as were kept: bf16 `[draws, vocab]`. The step is done.
+    /// Returns the logits of a step's draws: bf16 `[draws, vocab]`. The step is done.
     pub fn of(&self, number: u64, draws: usize) -> &[bf16] {
         let all: &[bf16] = bytemuck::cast_slice(self.memory.as_slice());
-        &all[self.start(number)..][..draws.min(self.draws) * self.vocab]
+        &all[self.start(number)..][..draws * self.vocab]
     }
 }

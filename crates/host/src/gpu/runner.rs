@@ -35,8 +35,10 @@ pub use options::GpuOptions;
 use options::padded_step;
 pub use times::StepTime;
 
-/// Maximum number of tokens chosen in one step, unless a padded decode step has more tokens.
-const DRAWS_MAX: usize = 4096;
+/// Draws of a step in addition to those of the largest padded decode step.
+const MORE_DRAWS: usize = 4096;
+/// The same for a runner that keeps logits. The pinned memory grows by `SLOTS` rows of logits for each draw.
+const MORE_KEPT_DRAWS: usize = 256;
 /// Maximum number of rows of logits computed at a time for drafts.
 const DRAFT_LOGITS_MAX: usize = 1024;
 
@@ -104,12 +106,12 @@ impl GpuRunner {
         let rows = padded_rows(options.concurrency as usize);
         let (_, decode) = options.decode_max();
         let tokens = options.chunk as usize + decode;
-        let draws = DRAWS_MAX.max(decode);
+        let draws = decode + if options.keep_logits { MORE_KEPT_DRAWS } else { MORE_DRAWS };
         let limits = Limits { tokens, logits: decode.min(rows.max(DRAFT_LOGITS_MAX)), draws };
         let images = Images::new(&device, padded_rows(tokens), draws)?;
         let shapes = Shapes::new(&device, draws, config.vocab)?;
         let kept = match options.keep_logits {
-            true => Some(KeptLogits::new(&device, decode.max(4 * rows), config.vocab)?),
+            true => Some(KeptLogits::new(&device, draws, config.vocab)?),
             false => None,
         };
         let forward = Forward::new(&device, config, weights, limits, options.choice, link)?;

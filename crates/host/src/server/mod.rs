@@ -115,8 +115,8 @@ struct InflightStep {
     scores: Vec<Score>,
     /// Scratch of the edits of a draw.
     changes: Vec<Edit>,
-    /// The age of the first stream whose edits did not fit; 0 if all fit.
-    edits_turn: u64,
+    /// The age of the first stream whose edits or draws did not fit; 0 if all fit.
+    capacity_turn: u64,
 }
 
 /// Prompt tokens whose logits a step provides.
@@ -176,9 +176,9 @@ pub struct Server<R: Runner> {
     /// Streams whose sequence is preempted, oldest first.
     preempted: VecDeque<StreamKey>,
     ages: u64,
-    /// Age from which streams receive edits first: that of the first stream whose edits exceeded the last step's
+    /// Age from which streams receive edits and draws first: that of the first stream that exceeded the last step's
     /// capacity.
-    edits_turn: u64,
+    capacity_turn: u64,
     /// Step that was planned and launched before the last step was collected.
     ahead: Option<InflightStep>,
     /// Failed steps in a row.
@@ -202,9 +202,11 @@ impl<R: Runner> Server<R> {
     /// Creates a server without requests.
     ///
     /// # Panics
-    /// If the policy has both drafts and overlap.
+    /// If the policy has both drafts and overlap, or more drafts than the runner has draws.
     pub fn new(runner: R, engine: Engine<R::Backend>, policy: Policy) -> Self {
         assert!(!policy.overlap || policy.drafts.is_none(), "drafts exclude overlap");
+        let drafts = policy.drafts.map_or(0, |drafts| drafts.tokens as usize);
+        assert!(drafts < runner.draws_max(), "a step has a draw for each draft and one more");
         Self {
             engine,
             runner,
@@ -216,7 +218,7 @@ impl<R: Runner> Server<R> {
             running: Vec::new(),
             preempted: VecDeque::new(),
             ages: 0,
-            edits_turn: 0,
+            capacity_turn: 0,
             ahead: None,
             failures: 0,
             step_ended: None,
@@ -292,7 +294,8 @@ impl<R: Runner> Server<R> {
     /// Accepts a request and returns its number, the count of earlier requests.
     ///
     /// # Errors
-    /// [`Limits::check`] rejects the request, or the runner does not support its edits of logits or min-p.
+    /// [`Limits::check`] rejects the request, a step has too few draws for its samples, or the runner does not support
+    /// its edits of logits or min-p.
     pub fn submit(&mut self, request: Request) -> Result<usize> {
         self.submit_since(request, Instant::now())
     }
@@ -306,6 +309,7 @@ impl<R: Runner> Server<R> {
         let request = self
             .limits()
             .check(request)
+            .and_then(|request| self.check_draws(request))
             .and_then(|request| self.check_edits(request))
             .map_err(|what| Error::request(format!("request {number}: {what}")))?;
         self.submitted += 1;
@@ -318,6 +322,15 @@ impl<R: Runner> Server<R> {
         let stream = self.streams.insert(Stream::new((request_key, number), 0, since));
         self.waiting.push_back(stream);
         Ok(number)
+    }
+
+    /// Returns the request if a step can draw the first tokens of all its samples.
+    fn check_draws(&self, request: Request) -> std::result::Result<Request, String> {
+        let (samples, most) = (request.samples, self.runner.draws_max());
+        match samples as usize > most {
+            true => Err(format!("{samples} samples are more than the {most} draws of a step")),
+            false => Ok(request),
+        }
     }
 
     /// Returns the request if its edits of logits are valid, and the runner supports them and min-p.

@@ -1,5 +1,6 @@
 //! The next step: admission, a plan, and preemption when pages run out.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use kvarena::{Draft, EngineError, Extend, Keep, Namespace, NamespaceNames, TokenId};
@@ -217,24 +218,21 @@ impl<R: Runner> Server<R> {
                     -1 - pending.expect("the previous step draws the token").draw as i32;
             }
             let seq = stream.seq.expect("a planned stream has a sequence");
-            if request.scores_prompt && sample == 0 {
-                let start = plan.positions[row.qo_start as usize] + 1;
-                let end = (start + row.extend_len).min(request.prompt.len() as u32);
-                let first = start.max(stream.scored);
-                if first < end {
-                    let (draw, count) = (work.draws.len(), end - first);
-                    scores.push(Score { stream: index, position: first, draw, count });
-                    work.draws.extend((first..end).map(|position| {
-                        let row = (row.qo_start + position - start) as usize;
-                        Draw {
-                            row,
-                            sampling: Sampling::default(),
-                            sample,
-                            index: 0,
-                            edits: Edits::default(),
-                        }
-                    }));
-                }
+            let start = plan.positions[row.qo_start as usize];
+            let scored = scored_by(request, stream, start, row.extend_len);
+            if !scored.is_empty() {
+                let (position, count) = (scored.start, scored.len() as u32);
+                scores.push(Score { stream: index, position, draw: work.draws.len(), count });
+                work.draws.extend(scored.map(|position| {
+                    let row = (row.qo_start + position - start - 1) as usize;
+                    Draw {
+                        row,
+                        sampling: Sampling::default(),
+                        sample,
+                        index: 0,
+                        edits: Edits::default(),
+                    }
+                }));
             }
             // A stream with more prompt to compute has no new token yet.
             if row.kv_len < self.engine.token_count(seq).map_err(refused)? {
@@ -268,18 +266,21 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Chooses the tokens of each running stream for the next step, from the stream of age `edits_turn` on, then the
-    /// older ones. Streams therefore take turns for a step's capacity of edits.
+    /// Chooses the tokens of each running stream for the next step, from the stream of age `capacity_turn` on, then the
+    /// older ones. Streams therefore take turns for a step's capacity of edits and of draws.
     fn select(&mut self, ahead: bool, flight: &mut InflightStep, loading: Loading) -> Result<()> {
         let mut budget = self.policy.chunk;
-        let mut edits = self.runner.edits_max();
+        let (mut edits, mut draws) = (self.runner.edits_max(), self.runner.draws_max());
+        // Draws of one new token of each later stream.
+        let mut reserved = self.draws_per_token() * self.running.len();
         flight.streams.clear();
-        flight.edits_turn = 0;
+        flight.capacity_turn = 0;
         self.extends.clear();
-        let turn = self.edits_turn;
+        let turn = self.capacity_turn;
         let first = self.running.partition_point(|&key| self.streams[key].age < turn);
         let (later, sooner) = self.running.split_at(first);
         for &key in sooner.iter().chain(later) {
+            reserved -= self.draws_per_token();
             let Some(seq) = self.streams[key].seq else { continue };
             if loading == Loading::Skip && self.engine.is_loading(seq).map_err(failed)? {
                 self.tally.load_waits += 1;
@@ -296,17 +297,17 @@ impl<R: Runner> Server<R> {
             if len == 0 {
                 continue;
             }
+            let len = self.cut(stream, (planned, known), len, (draws, reserved));
             // A stream that does not reach its last token in this step needs no edits.
             let needed = if planned + len < known { 0 } else { self.edits_of(stream) };
-            match edits.checked_sub(needed) {
-                Some(left) => edits = left,
-                None => {
-                    if flight.edits_turn == 0 {
-                        flight.edits_turn = stream.age;
-                    }
-                    continue;
+            let Some(left) = edits.checked_sub(needed).filter(|_| len > 0) else {
+                if flight.capacity_turn == 0 {
+                    flight.capacity_turn = stream.age;
                 }
-            }
+                continue;
+            };
+            edits = left;
+            draws -= self.draws_of(stream, (planned, known), len);
             let is_prompt = planned < known && !is_last_token(stream, known - planned);
             budget -= if is_prompt { len } else { 0 };
             flight.streams.push(key);
@@ -339,6 +340,46 @@ impl<R: Runner> Server<R> {
         }
     }
 
+    /// Returns the maximum number of draws of one new token and the drafts after it.
+    fn draws_per_token(&self) -> usize {
+        1 + self.policy.drafts.map_or(0, |drafts| drafts.tokens as usize)
+    }
+
+    /// Returns the maximum number of draws of a stream that computes `len` tokens from `planned` on.
+    fn draws_of(&self, stream: &Stream, (planned, known): (u32, u32), len: u32) -> usize {
+        let request = self.request(stream);
+        let end = planned + len;
+        let new = if end < known {
+            0
+        } else if stream.sample == 0 && end as usize == request.prompt.len() {
+            request.samples as usize
+        } else {
+            self.draws_per_token()
+        };
+        scored_by(request, stream, planned, len).len() + new
+    }
+
+    /// Returns how many of a stream's next `len` tokens a step computes that has `draws` draws left; 0 if the stream
+    /// must wait. A scored prompt leaves `reserved` draws to other streams, but takes at least one.
+    fn cut(
+        &self,
+        stream: &Stream,
+        (planned, known): (u32, u32),
+        len: u32,
+        (draws, reserved): (usize, usize),
+    ) -> u32 {
+        let needed = self.draws_of(stream, (planned, known), len);
+        if scored_by(self.request(stream), stream, planned, len).is_empty() {
+            return if needed <= draws { len } else { 0 };
+        }
+        let available = draws.saturating_sub(reserved).max(1).min(draws);
+        match needed <= available {
+            true => len,
+            // Without its last token, a prompt has at most one draw for each token.
+            false => (len - 1).min(available as u32),
+        }
+    }
+
     /// Returns the maximum number of edits of a stream's next draw.
     fn edits_of(&self, stream: &Stream) -> usize {
         let ActiveRequest { request, prompt_tokens, .. } = &self.requests[stream.request_key];
@@ -357,6 +398,16 @@ impl<R: Runner> Server<R> {
         self.tally.preemptions += 1;
         Ok(())
     }
+}
+
+/// Returns the prompt tokens whose logits a stream needs from a step that computes `len` tokens from `start` on.
+fn scored_by(request: &Request, stream: &Stream, start: u32, len: u32) -> Range<u32> {
+    if !request.scores_prompt || stream.sample > 0 {
+        return 0..0;
+    }
+    // The logits of a token are those of the position before it.
+    let end = (start + 1 + len).min(request.prompt.len() as u32);
+    (start + 1).max(stream.scored)..end
 }
 
 /// Returns whether the `left` uncomputed tokens are only the stream's last new token.

@@ -26,7 +26,7 @@ impl<R: Runner> Server<R> {
     ) -> Result<()> {
         self.keep(&flight)?;
         self.engine.commit(flight.step).map_err(refused)?;
-        self.edits_turn = flight.edits_turn;
+        self.capacity_turn = flight.capacity_turn;
         self.tally.steps += 1;
         for score in &flight.scores {
             let Some(stream) = self.streams.get_mut(score.stream) else { continue };

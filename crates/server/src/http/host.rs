@@ -23,7 +23,7 @@ pub struct Host {
     pub limits: Limits,
     /// Defaults of requests.
     pub defaults: Defaults,
-    /// Maximum number of choices of one prompt. With this many for each stream, one step can still choose all tokens.
+    /// Maximum number of choices of one prompt. A step draws the first tokens of all of them.
     pub samples_max: u32,
     /// Whether log-probabilities are available.
     pub keeps_logits: bool,

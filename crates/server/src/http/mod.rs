@@ -153,8 +153,7 @@ fn host<R: Runner>(args: &Args, text: Text, server: &Server<R>) -> Result<Host> 
             dir.file_name().unwrap_or(Path::new("model").as_os_str()).to_string_lossy().into_owned()
         }
     };
-    let streams = args.concurrency as usize;
-    let samples_max = (server.runner().draws_max() / streams).max(1) as u64;
+    let samples_max = server.runner().draws_max() as u64;
     Ok(Host {
         model,
         text,

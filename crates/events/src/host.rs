@@ -50,7 +50,7 @@ impl Host {
             event_pages: if hashing.is_some() { event_pages } else { 0 },
             max_sequences: 16,
             max_sequence_len: u32::MAX,
-            max_tokens: 4 * tokens.max(1 << 16),
+            max_tokens: tokens.max(1 << 16).saturating_mul(4),
             ..EngineConfig::from(pool)
         };
         let engine = Engine::new(engine, Null)?;

@@ -51,6 +51,7 @@ impl Host {
             max_sequences: 16,
             max_sequence_len: u32::MAX,
             max_tokens: tokens.max(1 << 16).saturating_mul(4),
+            max_step_tokens: u32::MAX, // `step` computes any prompt at once.
             ..EngineConfig::from(pool)
         };
         let engine = Engine::new(engine, Null)?;

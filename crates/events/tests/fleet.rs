@@ -4,6 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
+use kvarena::{Namespace, TokenId};
+use kvarena_events::host::{Host, HostConfig};
+
 const REQUEST: &str =
     r#"{"timestamp": 0, "input_length": 700, "output_length": 9, "hash_ids": [0, 1]}"#;
 
@@ -34,4 +37,12 @@ fn invalid_sizes_are_errors() {
         );
         assert_eq!(output.status.code(), Some(1));
     }
+}
+
+#[test]
+fn a_prompt_longer_than_the_default_step_is_served() {
+    let config = HostConfig { pages: 2000, ..HostConfig::default() };
+    let mut host = Host::new(config).expect("the config is valid");
+    let prompt: Vec<TokenId> = (0..20_000).map(TokenId::new).collect();
+    assert_eq!(host.serve(Namespace::default(), &prompt, &[]), Some(0));
 }

@@ -38,6 +38,8 @@ pub enum ReceiveError {
         /// Length of each frame in bytes.
         lengths: Vec<usize>,
     },
+    /// The message has the number [`END`], which ends replies.
+    Number,
 }
 
 impl fmt::Display for ReceiveError {
@@ -47,6 +49,7 @@ impl fmt::Display for ReceiveError {
             Self::Frames { lengths } => {
                 write!(f, "frames of {lengths:?} bytes are no topic, number and payload")
             }
+            Self::Number => write!(f, "a message has the number {END}, which ends replies"),
         }
     }
 }
@@ -97,6 +100,9 @@ impl Subscriber {
         while self.ready.is_empty() {
             let message = self.socket.recv().await?.into_vec();
             let (number, payload) = parts(&message)?;
+            if number == END {
+                return Err(ReceiveError::Number);
+            }
             self.take(number, payload).await?;
         }
         Ok(self.ready.pop_front().expect("the loop ends with an item"))

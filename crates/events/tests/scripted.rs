@@ -1,7 +1,10 @@
-//! A subscriber and an engine whose messages the test writes: numbers that no engine sends.
+//! A subscriber and an engine whose messages the test writes: numbers that no engine sends, and calls that the test
+//! cancels during a reply.
+
+use std::time::Duration;
 
 use bytes::Bytes;
-use kvarena_events::publisher::END;
+use kvarena_events::publisher::{DUMP, END};
 use kvarena_events::subscriber::{ReceiveError, Received, Subscriber};
 use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, XPubSocket, ZmqMessage};
 
@@ -91,4 +94,43 @@ async fn the_number_that_ends_a_reply_is_no_message() {
         engine.answer(None).await;
     };
     tokio::join!(receives(&mut subscriber, lost), answers);
+}
+
+#[tokio::test]
+async fn the_rest_of_a_cancelled_reply_is_ignored() {
+    let (mut engine, mut subscriber) = Engine::connected().await;
+    engine.publish(3).await;
+    let begin = async {
+        let (sender, _) = engine.request().await;
+        engine.reply(&sender, &[0]).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        sender
+    };
+    let sender = tokio::select! {
+        received = subscriber.receive() => panic!("the reply has no end: {received:?}"),
+        sender = begin => sender,
+    };
+    engine.reply(&sender, &[1, 2, 3, END]).await;
+    engine.publish(5).await;
+    tokio::join!(receives(&mut subscriber, (0..=5).map(payload)), engine.answer(Some(5)));
+    engine.publish(8).await;
+    tokio::join!(receives(&mut subscriber, (6..=8).map(payload)), engine.answer(Some(8)));
+}
+
+#[tokio::test]
+async fn a_cancelled_restart_is_not_forgotten() {
+    let (mut engine, mut subscriber) = Engine::connected().await;
+    for number in 0..3 {
+        engine.publish(number).await;
+    }
+    receives(&mut subscriber, (0..=2).map(payload)).await;
+    engine.publish(2).await;
+    tokio::select! {
+        received = subscriber.receive() => panic!("the request has no reply: {received:?}"),
+        (_, contents) = engine.request() => assert_eq!(&contents[..], DUMP),
+    }
+    receives(&mut subscriber, [Received::Restarted]).await;
+    // The ended engine would have used the same number next.
+    engine.publish(3).await;
+    tokio::join!(receives(&mut subscriber, (0..=3).map(payload)), engine.answer(Some(3)));
 }

@@ -25,8 +25,7 @@ use kvarena::page::PagePool;
 use kvarena::prefix::PrefixTree;
 
 fn main() {
-    // With `--test` or `--list`, the bench runs no case.
-    if std::env::args().any(|arg| arg == "--test" || arg == "--list") {
+    if !cases::is_measured() {
         return;
     }
     let names = [

@@ -44,11 +44,10 @@ struct Table {
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    // With `--test` or `--list`, the bench runs no case.
-    if args.iter().any(|arg| arg == "--test" || arg == "--list") {
+    if !cases::is_measured() {
         return;
     }
+    let args: Vec<String> = std::env::args().skip(1).collect();
     let only = args.iter().position(|arg| arg == "--only").and_then(|i| args.get(i + 1)).cloned();
     let json = args.iter().any(|arg| arg == "--json");
     let mut table = Table { rows: Vec::new(), json, only };

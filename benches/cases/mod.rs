@@ -22,6 +22,13 @@ use kvarena::{Namespace, PageId, PrefixLock, TokenId};
 
 pub const NAMESPACE: Namespace = Namespace::new(0);
 
+/// Returns whether cargo runs the bench to measure. `cargo bench` passes `--bench`; `cargo test --benches` does not.
+/// With `--test` or `--list`, a bench measures nothing, as in divan.
+pub fn is_measured() -> bool {
+    let has = |wanted| std::env::args().any(|arg| arg == wanted);
+    has("--bench") && !has("--test") && !has("--list")
+}
+
 /// Maximum pages of a sequence.
 const SEQUENCE_PAGES: usize = 1 << 18;
 

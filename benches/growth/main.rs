@@ -18,10 +18,10 @@ use chart::{Chart, Series};
 use kvarena::TokenId;
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    if args.iter().any(|arg| arg == "--test" || arg == "--list") {
+    if !cases::is_measured() {
         return;
     }
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let measure: [fn() -> Chart; 6] = [hit, insert, evict, alloc, plan, step];
     let charts: Vec<Chart> = measure.into_iter().map(|measure| report(measure())).collect();
     if let Some(file) = args.first().map(PathBuf::from) {

@@ -1,4 +1,6 @@
 //! An index of cached pages that is built from events alone.
+//!
+//! * T10. After a drain, the index contains exactly the matchable pages. [`Index::agrees`] checks it.
 
 use std::collections::{BTreeMap, HashMap};
 

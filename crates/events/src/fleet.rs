@@ -4,9 +4,10 @@
 //! Each engine computes its requests in order of arrival, at a fixed number of tokens a second. A request waits for the
 //! earlier requests of its engine. The router receives only the events that the engines publish.
 
+use std::convert::Infallible;
 use std::fmt;
 
-use kvarena::{Namespace, NamespaceNames, TokenId};
+use kvarena::{EngineError, Namespace, NamespaceNames, TokenId};
 
 use crate::clock::{resident_bytes, timed};
 use crate::host::{Host, HostConfig};
@@ -109,11 +110,18 @@ const POINTS: usize = 200;
 
 /// Serves a trace with a fleet under one policy.
 ///
+/// # Errors
+/// As [`Host::new`].
+///
 /// # Panics
-/// If the fleet has no engines, an engine's config is invalid, a prompt is empty, or the router rejects a payload.
-pub fn run(config: &FleetConfig, policy: Policy, requests: &[Request]) -> Outcome {
-    let host = || Host::new(config.host).expect("the engine's config is right");
-    let mut hosts: Vec<Host> = (0..config.engines).map(|_| host()).collect();
+/// If the fleet has no engines, a prompt is empty, or the router rejects a payload.
+pub fn run(
+    config: &FleetConfig,
+    policy: Policy,
+    requests: &[Request],
+) -> Result<Outcome, EngineError<Infallible>> {
+    let hosts = (0..config.engines).map(|_| Host::new(config.host));
+    let mut hosts: Vec<Host> = hosts.collect::<Result<_, _>>()?;
     let mut router = Router::new(config.host.page_size);
     let mut free_at = vec![0.0_f64; config.engines];
     let mut outcome = Outcome {
@@ -161,7 +169,7 @@ pub fn run(config: &FleetConfig, policy: Policy, requests: &[Request]) -> Outcom
         }
     }
     outcome.index_pages = router.pages();
-    outcome
+    Ok(outcome)
 }
 
 fn choose(
@@ -205,9 +213,12 @@ pub struct Cost {
 /// Measures the cost of publishing events: with no stage, with hashes, with events as well, and with payloads as well.
 /// Each is the fastest of three runs that serve all requests.
 ///
+/// # Errors
+/// As [`Host::new`].
+///
 /// # Panics
-/// If the engine's config is invalid, or a prompt is empty.
-pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
+/// If a prompt is empty.
+pub fn costs(host: HostConfig, requests: &[Request]) -> Result<Vec<Cost>, EngineError<Infallible>> {
     const RUNS: usize = 3;
     let silent = HostConfig { hashing: None, ..host };
     let ways: [(&'static str, HostConfig, bool, bool); 4] = [
@@ -227,8 +238,8 @@ pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
         })
         .collect();
     let cost = |(stages, config, drains, encodes): (&'static str, HostConfig, bool, bool)| {
-        let run = || {
-            let mut host = Host::new(config).expect("the engine's config is right");
+        let run = || -> Result<_, EngineError<Infallible>> {
+            let mut host = Host::new(config)?;
             let (mut seconds, mut served) = (0.0, 0);
             timed(&mut seconds, || {
                 for (prompt, answer) in &texts {
@@ -242,22 +253,30 @@ pub fn costs(host: HostConfig, requests: &[Request]) -> Vec<Cost> {
                 }
             });
             let pages = host.engine.stats().published_pages;
-            Cost { stages, seconds, requests: served, pages }
+            Ok(Cost { stages, seconds, requests: served, pages })
         };
-        let runs = (0..RUNS).map(|_| run());
-        runs.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).expect("some runs")
+        let runs = (0..RUNS).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
+        let fastest = runs.into_iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        Ok(fastest.expect("some runs"))
     };
     ways.into_iter().map(cost).collect()
 }
 
 /// Returns the bytes that a router's index takes for each page of an engine, measured by filling an index. Returns
 /// `None` on systems that do not report the resident memory.
-pub fn index_bytes_a_page(page_size: u32, engines: u64, pages: u32) -> Option<f64> {
+///
+/// # Errors
+/// As [`Host::new`].
+pub fn index_bytes_a_page(
+    page_size: u32,
+    engines: u64,
+    pages: u32,
+) -> Result<Option<f64>, EngineError<Infallible>> {
     const CHAT: u32 = 100;
     let host = HostConfig { page_size, pages: 2 * CHAT, ..HostConfig::default() };
-    let mut host = Host::new(host).expect("the engine's config is right");
+    let mut host = Host::new(host)?;
     let mut router = Router::new(page_size);
-    let before = resident_bytes()?;
+    let Some(before) = resident_bytes() else { return Ok(None) };
     for engine in 0..engines {
         // Conversations of 100 pages. No two engines have the same one.
         for chat in 0..u64::from(pages / CHAT) {
@@ -273,6 +292,6 @@ pub fn index_bytes_a_page(page_size: u32, engines: u64, pages: u32) -> Option<f6
             router.apply(engine, &payload).expect("the engine's payload is valid");
         }
     }
-    let after = resident_bytes()?;
-    Some(after.saturating_sub(before) as f64 / router.pages().max(1) as f64)
+    let pages = router.pages().max(1) as f64;
+    Ok(resident_bytes().map(|after| after.saturating_sub(before) as f64 / pages))
 }

@@ -50,7 +50,8 @@ impl Host {
             event_pages: if hashing.is_some() { event_pages } else { 0 },
             max_sequences: 16,
             max_sequence_len: u32::MAX,
-            max_tokens: 4 * tokens.max(1 << 16),
+            max_tokens: tokens.max(1 << 16).saturating_mul(4),
+            max_step_tokens: u32::MAX, // `step` computes any prompt at once.
             ..EngineConfig::from(pool)
         };
         let engine = Engine::new(engine, Null)?;

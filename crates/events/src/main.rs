@@ -54,7 +54,7 @@ fn main() {
 
 fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn Error>> {
     // This runs first, because memory that the process has freed would hide a part of the index's growth.
-    let index_bytes = index_bytes_a_page(options.page_size, 16, 20_000);
+    let index_bytes = index_bytes_a_page(options.page_size, 16, 20_000)?;
     let most = options.requests.map_or(usize::MAX, NonZeroUsize::get);
     let requests = trace::read(path, most)?;
     // An 80 GB device has room for this many tokens beside a model of 8 billion parameters.
@@ -75,7 +75,7 @@ fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn E
     println!("{:<16}{:>10}{:>10}{:>12}{:>12}", "", "tokens", "mean", "s", "s");
     let mut outcomes = Vec::new();
     for policy in Policy::ALL {
-        let outcome = run(&config, policy, &requests);
+        let outcome = run(&config, policy, &requests)?;
         let ((mean, p99), seconds) = (outcome.wait(), outcome.seconds.max(1e-9));
         println!(
             "{:<16}{:>9.1}%{:>10.2}{:>12.2}{:>12.2}{:>10}{:>11.1}{:>10.1}{:>10.1}",
@@ -101,7 +101,7 @@ fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn E
     }
     println!("\nwork of one engine besides serving      us per request   ns per stored page");
     let few = &requests[..requests.len().min(1000)];
-    let all = costs(host, few);
+    let all = costs(host, few)?;
     let bare = all[0];
     for cost in &all {
         let more = (cost.seconds - bare.seconds) * 1e9 / cost.pages.max(1) as f64;

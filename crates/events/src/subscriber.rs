@@ -38,6 +38,8 @@ pub enum ReceiveError {
         /// Length of each frame in bytes.
         lengths: Vec<usize>,
     },
+    /// The message has the number [`END`], which ends replies.
+    Number,
 }
 
 impl fmt::Display for ReceiveError {
@@ -47,6 +49,7 @@ impl fmt::Display for ReceiveError {
             Self::Frames { lengths } => {
                 write!(f, "frames of {lengths:?} bytes are no topic, number and payload")
             }
+            Self::Number => write!(f, "a message has the number {END}, which ends replies"),
         }
     }
 }
@@ -62,7 +65,9 @@ impl From<ZmqError> for ReceiveError {
 /// Subscriber of one engine.
 pub struct Subscriber {
     socket: SubSocket,
-    replay: DealerSocket,
+    /// Socket for requests. During a reply the call that requested it owns the socket. If the call is cancelled or
+    /// fails, the rest of the reply is dropped with the socket, and the next request connects a new one.
+    replay: Option<DealerSocket>,
     replay_endpoint: String,
     /// Number of the next message.
     next: u64,
@@ -80,16 +85,15 @@ impl Subscriber {
         let mut socket = SubSocket::new();
         socket.connect(endpoint).await?;
         socket.subscribe("").await?;
-        let replay = connected(replay_endpoint).await?;
         let replay_endpoint = replay_endpoint.to_owned();
         let mut subscriber =
-            Self { socket, replay, replay_endpoint, next: 0, ready: VecDeque::new() };
+            Self { socket, replay: None, replay_endpoint, next: 0, ready: VecDeque::new() };
         subscriber.catch_up(END).await?;
         Ok(subscriber)
     }
 
-    /// Waits for the next item. If a call is cancelled while it handles a gap or a restart, the next message shows the
-    /// gap or the restart again.
+    /// Waits for the next item. If a call is cancelled while it handles a gap or a restart, the next message is a gap
+    /// again.
     ///
     /// # Errors
     /// [`ReceiveError`].
@@ -97,6 +101,9 @@ impl Subscriber {
         while self.ready.is_empty() {
             let message = self.socket.recv().await?.into_vec();
             let (number, payload) = parts(&message)?;
+            if number == END {
+                return Err(ReceiveError::Number);
+            }
             self.take(number, payload).await?;
         }
         Ok(self.ready.pop_front().expect("the loop ends with an item"))
@@ -108,8 +115,10 @@ impl Subscriber {
             self.catch_up(number).await?;
         } else if number < self.next {
             self.ready.push_back(Received::Restarted);
+            // If this call is cancelled, the new engine's next message is a gap.
+            self.next = 0;
             // The old socket belonged to the connection of the ended engine.
-            self.replay = connected(&self.replay_endpoint).await?;
+            self.replay = None;
             self.request_dump().await?;
         }
         self.next = number + 1;
@@ -119,15 +128,15 @@ impl Subscriber {
 
     /// Requests the messages before `end`.
     async fn catch_up(&mut self, end: u64) -> Result<(), ReceiveError> {
-        let from = self.next;
-        self.request(&from.to_be_bytes()).await?;
-        while let Some((number, payload)) = self.reply().await? {
+        let mut replay = self.request(&self.next.to_be_bytes()).await?;
+        while let Some((number, payload)) = reply(&mut replay).await? {
             // The PUB socket delivers later messages.
             if number == self.next && number < end {
                 self.next += 1;
                 self.ready.push_back(Received::Payload(payload));
             }
         }
+        self.replay = Some(replay);
         if self.next < end && end != END {
             self.ready.push_back(Received::Lost { from: self.next, to: end });
             self.request_dump().await?;
@@ -140,36 +149,39 @@ impl Subscriber {
     /// # Errors
     /// [`ReceiveError`].
     pub async fn request_dump(&mut self) -> Result<(), ReceiveError> {
-        self.request(DUMP).await?;
-        while self.reply().await?.is_some() {}
+        let mut replay = self.request(DUMP).await?;
+        while reply(&mut replay).await?.is_some() {}
+        self.replay = Some(replay);
         Ok(())
     }
 
-    async fn request(&mut self, body: &[u8]) -> Result<(), ReceiveError> {
-        let request = frames(&[Bytes::new(), Bytes::copy_from_slice(body)]);
-        Ok(self.replay.send(request).await?)
-    }
-
-    /// Receives a message of a reply, or none at its end.
-    async fn reply(&mut self) -> Result<Option<(u64, Bytes)>, ReceiveError> {
-        let mut reply = self.replay.recv().await?.into_vec();
-        if reply.first().is_some_and(Bytes::is_empty) {
-            reply.remove(0);
-        }
-        if reply.len() == 2 {
-            // Engines before June 2026 omit the topic.
-            reply.insert(0, Bytes::new());
-        }
-        let (number, payload) = parts(&reply)?;
-        Ok((number != END).then_some((number, payload)))
+    /// Sends a request, and returns the socket that receives the reply.
+    async fn request(&mut self, body: &[u8]) -> Result<DealerSocket, ReceiveError> {
+        let mut replay = match self.replay.take() {
+            Some(replay) => replay,
+            None => {
+                let mut replay = DealerSocket::new();
+                replay.connect(&self.replay_endpoint).await?;
+                replay
+            }
+        };
+        replay.send(frames(&[Bytes::new(), Bytes::copy_from_slice(body)])).await?;
+        Ok(replay)
     }
 }
 
-/// Connects a socket for requests.
-async fn connected(endpoint: &str) -> Result<DealerSocket, ZmqError> {
-    let mut replay = DealerSocket::new();
-    replay.connect(endpoint).await?;
-    Ok(replay)
+/// Receives a message of a reply, or none at its end.
+async fn reply(replay: &mut DealerSocket) -> Result<Option<(u64, Bytes)>, ReceiveError> {
+    let mut reply = replay.recv().await?.into_vec();
+    if reply.first().is_some_and(Bytes::is_empty) {
+        reply.remove(0);
+    }
+    if reply.len() == 2 {
+        // Engines before June 2026 omit the topic.
+        reply.insert(0, Bytes::new());
+    }
+    let (number, payload) = parts(&reply)?;
+    Ok((number != END).then_some((number, payload)))
 }
 
 /// Returns the number and the payload of a message.

@@ -11,6 +11,8 @@ use serde::Deserialize;
 
 /// Tokens per id.
 const BLOCK: usize = 512;
+/// Largest id whose token positions fit 64 bits.
+const ID_MAX: u64 = u64::MAX / BLOCK as u64;
 /// Number of distinct tokens.
 const VOCABULARY: u64 = 100_000;
 
@@ -39,6 +41,18 @@ pub enum TraceError {
         /// Error of the JSON parser.
         source: serde_json::Error,
     },
+    /// The prompt has no tokens.
+    Empty {
+        /// Number of the line, from 1 on.
+        line: usize,
+    },
+    /// The id of a block is too large.
+    Id {
+        /// Number of the line, from 1 on.
+        line: usize,
+        /// Id of the block.
+        id: u64,
+    },
     /// The prompt is longer than its blocks.
     Blocks {
         /// Number of the line, from 1 on.
@@ -55,6 +69,8 @@ impl fmt::Display for TraceError {
         match self {
             Self::File(error) => write!(f, "the trace: {error}"),
             Self::Line { line, source } => write!(f, "line {line} is not a request: {source}"),
+            Self::Empty { line } => write!(f, "line {line}: the prompt has no tokens"),
+            Self::Id { line, id } => write!(f, "line {line}: id {id} is above {ID_MAX}"),
             Self::Blocks { line, tokens, blocks } => {
                 write!(f, "line {line}: {tokens} tokens are more than {blocks} blocks of {BLOCK}")
             }
@@ -76,6 +92,12 @@ pub fn read(path: &Path, most: usize) -> Result<Vec<Request>, TraceError> {
         let request: Request =
             serde_json::from_str(&text).map_err(|source| TraceError::Line { line, source })?;
         let (tokens, blocks) = (request.input_length, request.hash_ids.len());
+        if tokens == 0 {
+            return Err(TraceError::Empty { line });
+        }
+        if let Some(&id) = request.hash_ids.iter().find(|&&id| id > ID_MAX) {
+            return Err(TraceError::Id { line, id });
+        }
         if tokens > blocks * BLOCK {
             return Err(TraceError::Blocks { line, tokens, blocks });
         }

@@ -2,6 +2,7 @@
 //! is greedy.
 
 use std::collections::VecDeque;
+use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use candle::D;
@@ -14,7 +15,7 @@ use crate::Model;
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum number of new tokens of a text.
-    pub new_tokens: usize,
+    pub new_tokens: NonZeroUsize,
     /// Maximum number of tokens of a step; longer prompts take several steps.
     pub step_tokens: u32,
     /// Maximum number of prompts that join in one step.
@@ -97,7 +98,7 @@ fn admit(
     for _ in 0..limits.joins {
         let Some(&prompt) = waiting.front() else { break };
         let tokens: Vec<TokenId> = prompts[prompt].iter().copied().map(TokenId::new).collect();
-        let promise = (tokens.len() + limits.new_tokens) as u32;
+        let promise = (tokens.len() + limits.new_tokens.get()) as u32;
         let seq = match arena.engine.admit(Namespace::default(), &tokens, promise) {
             Ok(seq) => seq,
             Err(error) if error.is_shortage() && !running.is_empty() => break,
@@ -142,7 +143,8 @@ fn finish(
 ) -> Result<(), Error> {
     let is_done = |one: &Running| {
         let text = &served.texts[one.prompt];
-        text.len() == limits.new_tokens || text.last().is_some_and(|token| end.contains(token))
+        text.len() == limits.new_tokens.get()
+            || text.last().is_some_and(|token| end.contains(token))
     };
     for one in running.iter().filter(|one| is_done(one)) {
         arena.engine.finish(one.seq).map_err(kvarena::EngineError::from)?;

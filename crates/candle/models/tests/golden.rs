@@ -2,6 +2,7 @@
 //! prompts that join a running batch, and with and without cache hits.
 
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use candle::{DType, Device, Tensor};
@@ -35,7 +36,7 @@ fn golden(name: &str) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
 }
 
 fn run(loaded: &Loaded, pool: PoolConfig, prompts: &[Vec<u32>], step_tokens: u32) -> [Served; 2] {
-    let new_tokens = 24;
+    let new_tokens = NonZeroUsize::new(24).expect("not 0");
     let mut arena = KvArena::new(pool, &Device::Cpu).expect("a small pool");
     let limits = Limits { new_tokens, step_tokens, joins: 2 };
     [(); 2].map(|()| {

@@ -1,7 +1,6 @@
 //! Tensor maps of layers of latent rows, through which the TMA loads boxes of rows.
 
 use std::ffi::c_void;
-use std::ptr::{from_mut, null_mut};
 use std::sync::OnceLock;
 
 use crate::backend::cuda::driver::sys;

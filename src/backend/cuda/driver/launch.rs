@@ -9,7 +9,7 @@
 //! the instructions of the wait.
 
 use std::ffi::c_void;
-use std::ptr::{from_mut, from_ref, null_mut};
+use std::ptr::{from_ref, null_mut};
 use std::sync::OnceLock;
 
 use bytemuck::{Pod, bytes_of, cast_slice_mut};

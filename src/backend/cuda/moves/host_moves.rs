@@ -157,22 +157,22 @@ impl HostMoves {
         id: MoveId,
         moves: &[PageMove],
     ) -> Result<(), CudaError> {
-        let (direction, transfer) = match direction {
+        let (queue, transfer) = match direction {
             Direction::Save => &mut self.save,
             Direction::Load => &mut self.load,
         };
-        let stream = direction.stream.raw();
+        let stream = queue.stream.raw();
         let is_small = pool.page_bytes() * (moves.len() as u64) < PARTED_BYTES;
         if direction == Direction::Save || self.parts == 1 || is_small {
             transfer.submit(&self.gpu, pool, &self.pages, moves, stream)?;
-            return direction.record(Part::last(id));
+            return queue.record(Part::last(id));
         }
         for part in 0..self.parts {
             let first = |part: u32| (part * pool.lanes).div_ceil(self.parts);
             let lanes = first(part)..first(part + 1);
             let (pool, host) = (pool.part(lanes.clone()), self.pages.part(lanes));
             transfer.submit(&self.gpu, &pool, &host, moves, stream)?;
-            direction.record(Part::of(id, part, self.parts))?;
+            queue.record(Part::of(id, part, self.parts))?;
         }
         Ok(())
     }

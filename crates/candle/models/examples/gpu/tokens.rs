@@ -1,5 +1,6 @@
 //! Compares the tiny models' tokens on the GPU with those of the reference framework in f32.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use candle::{DType, Device, Tensor};
@@ -12,7 +13,7 @@ use serde_json::Value;
 use crate::device;
 use crate::shape::Outcome;
 
-const NEW: usize = 24;
+const NEW: NonZeroUsize = NonZeroUsize::new(24).unwrap();
 
 type Texts = Vec<Vec<u32>>;
 
@@ -121,7 +122,7 @@ pub fn by_graphs(
         items.push(Extend { seq, len: tokens.len() as u32 - arena.engine.planned_len(seq)? });
     }
     let mut texts = vec![Vec::new(); prompts.len()];
-    for at in 0..NEW {
+    for at in 0..NEW.get() {
         let (logits, step) = if at == 0 {
             let step = arena.step(&items)?;
             (loaded.model.forward(&step)?, step)

@@ -6,6 +6,7 @@
 
 use std::error::Error;
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -32,8 +33,8 @@ struct Args {
     #[arg(long)]
     prompts: Option<PathBuf>,
     /// Maximum number of new tokens of a text.
-    #[arg(long, default_value_t = 32)]
-    new_tokens: usize,
+    #[arg(long, default_value = "32")]
+    new_tokens: NonZeroUsize,
     /// Run on the first GPU, in bf16; needs feature `cuda`.
     #[arg(long)]
     gpu: bool,
@@ -50,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let prompts = questions.lines().map(|line| text.encode(&format!("{}\n{line}\n", args.system)));
     let prompts = prompts.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
-    let tokens: usize = prompts.iter().map(|prompt| prompt.len() + args.new_tokens).sum();
+    let tokens: usize = prompts.iter().map(|prompt| prompt.len() + args.new_tokens.get()).sum();
     let capacity = Capacity::Pages(tokens.div_ceil(16) as u32 + prompts.len() as u32);
     let pool = PoolConfig { page_size: 16, capacity, ..loaded.pool };
     let mut arena = KvArena::new(pool, &device)?;
@@ -60,7 +61,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut own = Contiguous::load(&args.model, dtype, &device)?;
     let start = Instant::now();
     let texts = prompts.iter();
-    let texts = texts.map(|prompt| own.generate(&device, prompt, args.new_tokens, &loaded.end));
+    let texts =
+        texts.map(|prompt| own.generate(&device, prompt, args.new_tokens.get(), &loaded.end));
     let texts = texts.collect::<candle::Result<Vec<_>>>();
     let time = start.elapsed();
 

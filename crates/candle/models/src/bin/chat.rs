@@ -5,6 +5,7 @@
 
 use std::error::Error;
 use std::io::{self, BufRead, Write};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -22,8 +23,8 @@ struct Args {
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/tests/data/qwen3-tiny"))]
     model: PathBuf,
     /// Maximum number of tokens in an answer.
-    #[arg(long, default_value_t = 64)]
-    new_tokens: usize,
+    #[arg(long, default_value = "64")]
+    new_tokens: NonZeroUsize,
     /// Maximum number of tokens in a step; a longer prompt takes several steps.
     #[arg(long, default_value_t = 512)]
     step_tokens: u32,

@@ -129,7 +129,7 @@ impl<B: TestBackend> World<'_, B> {
             let bytes = self.host.pages[host.index()].clone().expect("its bytes are defined");
             if self.host.busy[host.index()].saved <= moved.saved && self.rng.one_in(4) {
                 let lease = self.backend.lease(host);
-                assert!(lease.as_ref() == bytes, "seed {}: {host:?}", self.seed);
+                assert!(lease.as_ref() == bytes, "seed {}: host page {host:?} differs", self.seed);
                 self.host.reads.insert(host.raw(), (lease, bytes));
             }
         }

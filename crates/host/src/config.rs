@@ -235,6 +235,14 @@ impl ModelConfig {
         }
     }
 
+    /// Returns the rotary embedding of a layer.
+    pub fn rope_of(&self, layer: usize) -> &Rope {
+        match (&self.window_rope, self.windows[layer]) {
+            (Some(rope), Some(_)) => rope,
+            _ => &self.rope,
+        }
+    }
+
     /// Returns a layer's heads of K and V, and the elements of a head.
     pub fn heads_of(&self, layer: usize) -> (usize, usize) {
         match self.window_heads {

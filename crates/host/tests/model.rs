@@ -8,7 +8,9 @@ use std::path::Path;
 
 use common::files::Dir;
 use kvarena_host::checkpoint::Checkpoint;
+use kvarena_host::config::ModelConfig;
 use kvarena_host::contiguous::greedy;
+use kvarena_host::fields::read_json;
 use kvarena_host::model::Model;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::json;
@@ -60,4 +62,17 @@ fn tensors_outside_their_shard_are_rejected() {
     index("a.safetensors").expect("each shard holds its tensors");
     let error = index("b.safetensors").expect_err("the shard lacks the tensor");
     assert!(error.message.contains("b.safetensors holds no tensor model.norm.weight"), "{error}");
+}
+
+/// In the new style, each kind of layers has a rope of its own.
+#[test]
+fn layers_have_the_amplitude_of_their_rope() {
+    let path = common::dir("gemma3-tiny").join("config.json");
+    let mut config = read_json(&path).expect("a config");
+    config["rope_parameters"]["full_attention"] = json!({ "rope_type": "yarn", "rope_theta": 1e6,
+        "factor": 8.0, "original_max_position_embeddings": 256 });
+    let config = ModelConfig::parse(&path, &config).expect("a config");
+    let amplitudes: Vec<f32> = (0..6).map(|layer| config.rope_of(layer).amplitude).collect();
+    let full = (0.1 * 8_f64.ln() + 1.0) as f32;
+    assert_eq!(amplitudes, [1.0, 1.0, full, 1.0, 1.0, full]);
 }

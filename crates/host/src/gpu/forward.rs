@@ -306,7 +306,7 @@ impl Forward {
         let ModelConfig { q_heads, head_dim, scale, .. } = self.config;
         let window = self.config.windows[layer];
         // The rope scales q and k by its amplitude. The rotation kernel does not, so the scale contains its square.
-        let scale = scale * self.config.rope.amplitude * self.config.rope.amplitude;
+        let scale = scale * self.config.rope_of(layer).amplitude.powi(2);
         Attend { window, scale, ..Attend::new(q_heads as u32, head_dim as u32) }
     }
 

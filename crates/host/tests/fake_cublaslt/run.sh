@@ -26,7 +26,7 @@ check=the_gpu_generates_the_cpus_text
  -- $all --test gpu_sums
 FAKE_DRIVER_DEVICES=1 -- $all --test gpu_sums
 FAKE_DRIVER_DEVICES=4 FAKE_DRIVER_SLICE=50 -- $all --test gpu_sums
- -- $all --test gpu_kernels --test gpu_experts --test gpu_products
+ -- $all --test gpu_kernels --test gpu_experts --test gpu_products --test gpu_serving
  -- $all --test gpu_groups
  -- $all --test gpu_sparse
  -- $all --test gpu_ranks

@@ -92,7 +92,8 @@ impl CheckedRequest {
         let most = CHOICES_MAX.max(host.samples_max as usize);
         if choices > most {
             let message = format!("{choices} choices are more than {most}");
-            return Err(ApiError::field("prompt", message));
+            // Each number of prompts is valid with n = 1.
+            return Err(ApiError::field("n", message));
         }
         let request = |prompt| settle(host, kind, &template, prompt);
         let requests = prompts.into_iter().map(request).collect::<Result<_>>()?;
@@ -267,7 +268,7 @@ fn bad_words(body: Body<'_>, host: &Host) -> Result<Vec<Vec<u32>>> {
 
 /// Returns the request for one prompt, with its final number of tokens.
 fn settle(host: &Host, kind: Kind, template: &Request, prompt: Vec<u32>) -> Result<Request> {
-    let name = if kind == Kind::Chat { "messages" } else { "prompt" };
+    let name = kind.prompt_field();
     let room = host.limits.room(prompt.len());
     let usual = match kind {
         Kind::Chat => room as u32,

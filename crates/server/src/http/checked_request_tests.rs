@@ -423,6 +423,13 @@ fn salts_are_namespaces() {
 }
 
 #[test]
+fn too_many_choices_are_those_of_n() {
+    let prompts = |count| complete(json!({ "prompt": vec!["1"; count], "n": 9 }));
+    assert_eq!(prompts(14).expect("served").requests.len(), 14);
+    refuses(prompts(15), 400, "n", "135 choices are more than 128");
+}
+
+#[test]
 fn echoes_need_no_new_token() {
     let checked =
         complete(json!({ "prompt": "1 2", "echo": true, "logprobs": 0, "max_tokens": 0 }))

@@ -14,6 +14,16 @@ pub enum Kind {
     Chat,
 }
 
+impl Kind {
+    /// Returns the name of the field that contains the prompt.
+    pub fn prompt_field(self) -> &'static str {
+        match self {
+            Self::Completion => "prompt",
+            Self::Chat => "messages",
+        }
+    }
+}
+
 /// Requests to which a field belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Of {

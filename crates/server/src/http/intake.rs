@@ -127,16 +127,17 @@ impl Intake {
         parsing.await.map_err(|e| ApiError::failed(e.to_string()))?
     }
 
-    /// Counts the tokens of a request's prompts and predictions until the result is dropped.
+    /// Counts the tokens of a request's prompts and predictions until the result is dropped. The errors name the
+    /// request's field for prompts.
     ///
     /// # Errors
     /// The request has more tokens than all requests together may have (400), or than the budget has left (429).
-    pub fn hold(&self, tokens: usize) -> Result<Held, ApiError> {
+    pub fn hold(&self, field: &str, tokens: usize) -> Result<Held, ApiError> {
         let most = self.held_max;
         if tokens > most {
             let what =
                 format!("{tokens} prompt tokens; all requests together may have at most {most}");
-            return Err(ApiError::field("prompt", what));
+            return Err(ApiError::field(field, what));
         }
         let fits = |held: usize| held.checked_add(tokens).filter(|&held| held <= most);
         match self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
@@ -226,13 +227,14 @@ mod test {
     #[test]
     fn tokens_are_held_until_the_end() {
         let intake = intake();
-        let first = intake.hold(600).expect("room");
-        let second = intake.hold(400).expect("just room");
-        assert_eq!(intake.hold(1).expect_err("full").status, 429);
-        assert_eq!(intake.hold(1001).expect_err("never").status, 400);
+        let first = intake.hold("prompt", 600).expect("room");
+        let second = intake.hold("prompt", 400).expect("just room");
+        assert_eq!(intake.hold("prompt", 1).expect_err("full").status, 429);
+        let error = intake.hold("messages", 1001).expect_err("never");
+        assert_eq!((error.status, error.param.as_deref()), (400, Some("messages")));
         drop(first);
-        assert!(intake.hold(600).is_ok());
+        assert!(intake.hold("prompt", 600).is_ok());
         drop(second);
-        assert!(intake.hold(1000).is_ok());
+        assert!(intake.hold("prompt", 1000).is_ok());
     }
 }

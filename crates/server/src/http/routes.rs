@@ -129,7 +129,7 @@ async fn begin(
     let mut checked = app.intake.parse(read, parse).await?;
     let tokens =
         |request: &kvarena_host::request::Request| request.prompt.len() + request.prediction.len();
-    let held = app.intake.hold(checked.requests.iter().map(tokens).sum())?;
+    let held = app.intake.hold(kind.prompt_field(), checked.requests.iter().map(tokens).sum())?;
     entry.prompt_tokens = checked.requests.iter().map(|request| request.prompt.len()).sum();
     let answer = Answer::new(Arc::clone(&app.host), &checked, &name);
     let (jobs, handle) =

@@ -1,0 +1,147 @@
+//! Serves tiny models on a GPU, or on the stand-in driver, and compares the logits with the CPU's.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::rc::Rc;
+
+use common::files::Dir;
+use common::gpu::device;
+use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, KvDtype, OpenBackend, PoolConfig};
+use kvarena_host::cpu::CpuRunner;
+use kvarena_host::gpu::device::Device;
+use kvarena_host::gpu::products::Choice;
+use kvarena_host::gpu::ranks::Source;
+use kvarena_host::gpu::runner::{GpuOptions, GpuRunner};
+use kvarena_host::gpu::weights::Share;
+use kvarena_host::model::Model;
+use kvarena_host::request::{Defaults, Request};
+use kvarena_host::runner::Runner;
+use kvarena_host::sample::Sampling;
+use kvarena_host::server::{Policy, Server, Sink};
+use kvarena_host::stream::Stream;
+use serde_json::json;
+
+const POLICY: Policy = Policy {
+    chunk: 512,
+    concurrency: 16,
+    overlap: true,
+    fail_every: None,
+    wait_for_leaders: false,
+    drafts: None,
+};
+
+/// The logits of prompt tokens and of the first new token, by request and position.
+#[derive(Default)]
+struct Logits(BTreeMap<(usize, u32), Vec<f32>>);
+
+impl Sink for Logits {
+    fn prompt(&mut self, stream: &Stream, position: u32, logits: &[f32]) {
+        self.0.insert((stream.request, position), logits.to_vec());
+    }
+
+    fn token(&mut self, stream: &Stream, logits: &[f32]) {
+        self.0.entry((stream.request, u32::MAX)).or_insert_with(|| logits.to_vec());
+    }
+}
+
+/// Serves requests one after the other.
+fn serve<R: Runner>(
+    runner: R,
+    options: impl OpenBackend<Backend = R::Backend>,
+    warm: impl FnOnce(&mut R, &mut R::Backend),
+    requests: &[Request],
+) -> Logits {
+    let config = runner.config();
+    let pool = PoolConfig {
+        layers: config.layers as u32,
+        shape: config.kv_shape(),
+        dtype: KvDtype::Bf16,
+        capacity: Capacity::Pages(200),
+        ..PoolConfig::default()
+    };
+    let config = EngineConfig {
+        max_sequences: POLICY.concurrency,
+        max_sequence_len: config.max_len as u32,
+        max_tokens: u64::from(POLICY.concurrency) * config.max_len as u64,
+        max_steps: 2 * POLICY.concurrency,
+        max_step_tokens: POLICY.step_tokens(),
+        ..EngineConfig::from(pool)
+    };
+    let mut engine = Engine::new(config, options).expect("the config is sound");
+    let mut runner = runner;
+    warm(&mut runner, engine.backend_mut());
+    let mut server = Server::new(runner, engine, POLICY);
+    let mut logits = Logits::default();
+    for request in requests {
+        server.submit(request.clone()).expect("it fits");
+        server.run(&mut logits).expect("it serves");
+    }
+    logits
+}
+
+/// Checks that a GPU has nearly the CPU's logits.
+fn compare(device: &Rc<Device>, dir: &Path, requests: &[Request]) {
+    let model = Model::read(dir).expect("the model loads");
+    let options = CpuOptions::with_threads(1);
+    let expected = serve(CpuRunner::new(&model), options, |_, _| {}, requests);
+    let weights = Source::Files(dir.into()).weights(device, &model.config, Share::WHOLE);
+    let options = GpuOptions {
+        chunk: POLICY.chunk,
+        concurrency: POLICY.concurrency,
+        drafts: 0,
+        trees: false,
+        graphs: true,
+        choice: Choice::Fastest,
+        sums: None,
+        keep_logits: true,
+        keep_times: false,
+    };
+    let weights = Rc::new(weights.expect("the weights fit"));
+    let runner = GpuRunner::new(device.clone(), model.config.clone(), weights, options);
+    let runner = runner.expect("the GPU can serve");
+    let options = runner.backend();
+    let warm =
+        |runner: &mut GpuRunner, backend: &mut _| runner.warm(backend, &[1]).expect("kernels");
+    let found = serve(runner, options, warm, requests);
+    assert!(found.0.keys().eq(expected.0.keys()));
+    for (place, expected) in &expected.0 {
+        let found = &found.0[place];
+        assert_eq!(found.len(), expected.len(), "{place:?} has logits");
+        let squares = |numbers: Vec<f32>| -> f32 { numbers.iter().map(|x| x * x).sum() };
+        let apart = found.iter().zip(expected).map(|(x, y)| x - y).collect();
+        let apart = (squares(apart) / squares(expected.clone())).sqrt();
+        assert!(apart < 0.03, "{place:?}: the logits differ by {apart} of their size");
+    }
+}
+
+fn request(prompt: impl Iterator<Item = u32>) -> Request {
+    let sampling = Sampling::default();
+    Defaults { max_new_tokens: Some(2), samples: 1, sampling, stop: Vec::new() }
+        .request(prompt.collect())
+}
+
+/// The prompts have more tokens than a step has draws. Several of them use each slot of kept logits.
+#[test]
+fn long_prompts_are_scored_whole() {
+    let Some(device) = device() else { return };
+    let scored =
+        |i: u32| Request { scores_prompt: true, ..request((0..300).map(|j| (7 * j + i) % 500)) };
+    let requests: Vec<Request> = (0..3_u32).map(scored).collect();
+    compare(&device, &common::dir("qwen3-tiny"), &requests);
+}
+
+/// A yarn rope scales only the logits of the layers that use it.
+#[test]
+fn layers_have_the_amplitude_of_their_rope() {
+    let Some(device) = device() else { return };
+    let dir = Dir::with_config("gemma3-tiny", |config| {
+        config["rope_parameters"]["full_attention"] = json!({ "rope_type": "yarn",
+            "rope_theta": 1e6, "factor": 64.0, "original_max_position_embeddings": 32 });
+    });
+    let requests: Vec<Request> =
+        (0..4).map(|i| request((0..60).map(|j| (7 * j + i) % 500))).collect();
+    compare(&device, dir.path(), &requests);
+}

@@ -62,8 +62,8 @@ impl Router {
         self.apply(engine, payload)
     }
 
-    /// Applies a payload that the caller has checked. This part of [`Router::check_and_apply`] runs only code of the published
-    /// crate.
+    /// Applies a payload that the caller has checked. This part of [`Router::check_and_apply`] runs only code of the
+    /// published crate.
     ///
     /// # Errors
     /// [`RouterError::Parser`] or [`RouterError::Index`].

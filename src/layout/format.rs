@@ -26,7 +26,7 @@ impl Format {
 }
 
 /// Sets the number of lanes of every group, and returns the bytes of a page; `None` if they do not fit 64 bits. A page
-/// has `lanes` layers of group 0, and at least one layer of any group.
+/// can contain either `lanes` layers of group 0 or at least one layer of any other group.
 pub(super) fn fit(formats: &mut [Format; GROUPS_MAX], lanes: u32, page_size: u32) -> Option<u64> {
     let mut page_bytes = formats[0].planes.page_bytes(lanes, page_size)?;
     let mut align = 1;

@@ -1,4 +1,5 @@
-//! The demo without arguments: a small model explains words of kvarena, and the report shows the savings of the cache.
+//! The demo, for a command line without requests, model, `--chat`, `--serve` and `--json`. A small model explains words
+//! of kvarena, and the report shows the savings of the cache.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -33,7 +34,8 @@ pub fn request(question: &str, defaults: &Defaults, text: &Text) -> Result<Reque
     text.chat(&[turn]).map(|prompt| defaults.request(prompt))
 }
 
-/// Runs the first question, then all other questions at once, and prints the answers with their cached tokens.
+/// Runs the first question, then all other questions at once. Prints each answer with the number of cached
+/// tokens of its prompt.
 ///
 /// # Errors
 /// The run failed, or a question cannot be served.

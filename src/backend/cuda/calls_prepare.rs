@@ -16,17 +16,19 @@ use crate::backend::{Attend, check};
 use crate::layout::Dtype;
 
 impl Cuda {
-    /// Loads the kernels and allocates the memory for this work, with several threads, then frees the kernels' PTX.
-    /// A capture can do neither. Without this preparation, a step that needs a new kernel waits for the driver's
-    /// compiler; [`Cuda::modules_after_prepare`] counts such modules. Later calls add to earlier ones.
+    /// Loads the kernels with several threads, frees their PTX, and allocates the memory for this work. During a graph
+    /// capture, the backend can neither load kernels nor allocate memory. Without this preparation, a step that needs a
+    /// new kernel waits for the driver's compiler. [`Cuda::modules_after_prepare`] counts the modules loaded by such
+    /// steps. Later calls add to earlier ones.
     ///
-    /// The host prepares the attention of all its layers. If some layers have a window or chunks, `begin` then rejects
-    /// plans with draft trees ([`PlanError::TreeWindow`](crate::PlanError)). Without preparation, the attention of the
-    /// first such layer rejects them.
+    /// The host should prepare the attention of all its layers. If some prepared layers have a window or chunks,
+    /// `begin` rejects plans with draft trees (`TreeWindow` or `TreeChunk` of [`PlanError`](crate::PlanError)). Without
+    /// preparation, the attention of the first such layer rejects them.
     ///
     /// # Errors
-    /// [`CudaError::NotPrepared`] while the stream is captured. Errors of an [`Attend`] without a kernel, and of lists
-    /// that are empty, longer than a sequence, or without a kernel. The driver's errors.
+    /// [`CudaError::NotPrepared`] while the stream is captured. Errors of an [`Attend`] without a kernel. Errors of a
+    /// list length that is 0 or exceeds the longest row, and of lists over a pool that no such kernel supports. The
+    /// driver's errors.
     pub fn prepare(&mut self, work: &Prepare<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
         if is_capturing(self.stream.raw())? {

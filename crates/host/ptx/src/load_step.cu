@@ -1,5 +1,5 @@
-// load_step: copies two ranges of a step's data from pinned host memory: draws and tokens, or shapes and edits.
-// Twin:    a copy
+// load_step: copies two ranges from pinned host memory. One launch copies draws and tokens, another shapes and edits.
+// Twin:    none                                (the kernel only copies)
 // Params:  LoadStepParams, 32 bytes            (params.cuh, src/gpu/kernels.rs)
 // Shapes:  source, target: units of 16 bytes
 // Grid:    x = ceil((first + second) / 256)

@@ -1,5 +1,5 @@
-//! Copies of whole pages by a kernel: inside a pool, between pools of either layout, and between a pool and pinned host
-//! memory. One kernel copies between all layouts; its parameters contain the pages.
+//! Copies of whole pages by a kernel: inside a pool, between two pools, and between a pool and pinned host memory. Each
+//! pool may be layer-first or page-first. One kernel copies between all layouts; its parameters contain the page ids.
 //!
 //! The callers choose the pages. `transfer.rs` copies by the copy engines.
 
@@ -27,17 +27,17 @@ pub(in crate::backend::cuda) fn copy_on_device(
     if !source.is_like(target) {
         return Err(CudaError::PageShape);
     }
-    // Two packed pages are one piece each.
+    // If pages are contiguous on both sides, each page is copied as one piece.
     if source.is_packed() && target.is_packed() {
         return copy_pieces(gpu, &source.whole(), &target.whole(), copies, stream);
     }
     let mut groups = source.groups().iter().zip(target.groups());
-    // Copies none unless it can copy all.
+    // Checks all groups before the first launch, so that `PageBytes` leaves all pages unchanged.
     groups.clone().try_for_each(|(source, target)| Units::of(source, target).map(|_| ()))?;
     groups.try_for_each(|(source, target)| copy_pieces(gpu, source, target, copies, stream))
 }
 
-/// The counts with which `copy_pages` addresses the pieces of one page, in 32 bits.
+/// The sizes of a unit, a piece and a page in a launch of `copy_pages`. The kernel counts units in 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Units {
     /// Bytes of a unit.
@@ -55,7 +55,7 @@ impl Units {
         let [a, b, c] = strides(source);
         let [d, e, f] = strides(target);
         let bytes = unit_bytes(&[source.piece_bytes, a, b, c, d, e, f]);
-        // A thread of the last block adds up to a block's units to an index, past the last unit.
+        // Threads of the last block compute indices up to `BLOCK_UNITS` beyond the page; these must fit in 32 bits.
         let max = u64::from(u32::MAX - BLOCK_UNITS) * u64::from(bytes);
         if source.bytes() > max {
             return Err(CudaError::PageBytes { bytes: source.bytes(), max });
@@ -99,7 +99,7 @@ fn copy_pieces(
     Ok(())
 }
 
-/// Returns the most bytes that a thread can move at once if all of these are multiples of it; 0 if not even 2 fit.
+/// Returns the largest of 16, 4 and 2 bytes that divides all of `multiples`; 0 if none does. It is the unit of a copy.
 pub(in crate::backend::cuda) fn unit_bytes(multiples: &[u64]) -> u32 {
     let serves = |unit: &u32| multiples.iter().all(|n| n.is_multiple_of(u64::from(*unit)));
     [16, 4, 2].into_iter().find(serves).unwrap_or(0)
@@ -116,7 +116,7 @@ mod tests {
 
     /// A page of 64 GiB must not count as 0 units, which would copy nothing.
     #[test]
-    fn a_page_of_more_units_than_a_launch_counts_is_refused() {
+    fn pages_with_too_many_units_are_rejected() {
         let units = |piece_bytes, count| {
             let pieces = pieces(piece_bytes, count);
             Units::of(&pieces, &pieces)
@@ -128,7 +128,7 @@ mod tests {
             Units { bytes: 16, piece: u32::MAX - BLOCK_UNITS, page: u32::MAX - BLOCK_UNITS };
         assert_eq!(units(max, 1), Ok(largest));
         assert_eq!(units(max + 16, 1), Err(CudaError::PageBytes { bytes: max + 16, max }));
-        // 2^32 units, in one piece and in many, also units of 2 bytes.
+        // 2^32 units in one piece, the same number in 64 pieces, and more than 2^32 units of 2 bytes.
         assert_eq!(units(64 << 30, 1), Err(CudaError::PageBytes { bytes: 64 << 30, max }));
         assert_eq!(units(1 << 30, 64), Err(CudaError::PageBytes { bytes: 64 << 30, max }));
         let (bytes, max) = (8 * ((1 << 30) + 2), 2 * u64::from(u32::MAX - BLOCK_UNITS));

@@ -307,7 +307,7 @@ mod tests {
                 let mut part: Vec<u32> = part.filter(|n| !list.contains(n)).collect();
                 match draw(6) {
                     0 => part.reverse(),
-                    // The last number fits the run, although earlier ones are out of order.
+                    // The number that `same_word` compares fits a run, but earlier numbers are out of order.
                     1 if part.len() > 4 => part[1..4].reverse(),
                     _ => {}
                 }

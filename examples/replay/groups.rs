@@ -2,7 +2,8 @@
 
 use kvarena::{Groups, Reach};
 
-/// The groups of a model. Group 0, which keeps all tokens, has one layer, so each layer of another group is a track.
+/// The groups of a model. Group 0 keeps all tokens and has one layer. A page therefore has one lane, so each layer of
+/// another group has its own track.
 #[derive(Clone, Debug)]
 pub struct LayerGroups {
     /// The argument of the command line.

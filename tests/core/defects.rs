@@ -28,7 +28,7 @@ struct Call<'a> {
     group: u32,
 }
 
-/// Returns the token of a call whose result is wrong, if any.
+/// Returns the token whose result the defect makes wrong; `None` for a call without a mistake.
 type Wrong = fn(&Call<'_>) -> Option<usize>;
 
 /// A mistake of a backend.
@@ -67,7 +67,7 @@ enum Defect {
 }
 
 impl Defect {
-    /// Returns words of the contract's reports, one of which a report must contain.
+    /// Returns phrases. The contract's report of the defect must contain at least one of them.
     fn reports(self) -> &'static [&'static str] {
         match self {
             Self::Attend(_) | Self::Lse | Self::Sinks | Self::Masks => &["of the bound"],
@@ -118,8 +118,8 @@ impl Defective {
         Call { plan, case: self.case.of_group(group), group }
     }
 
-    /// Returns all items, or all except the last one if the defect satisfies `is`. A single item remains, because the
-    /// contract's invalid calls have one.
+    /// Returns all items, or all except the last one if the defect satisfies `is`. Does not remove a single item:
+    /// invalid calls of the contract pass one, which the backend must reject.
     fn without_last<'a, T>(&self, is: fn(&Defect) -> bool, items: &'a [T]) -> &'a [T] {
         match items {
             [others @ .., _] if items.len() > 1 && self.defect.as_ref().is_some_and(is) => others,
@@ -485,8 +485,9 @@ const TAIL_OF_16: Wrong = |call| {
     last_member(call, 0, |row| row.extend_len > 1 && (9..=16).contains(&query_rows(call, row)))
 };
 
-/// Each filter with mistakes of the kernels that it is for, and the number of seeds in the tests of the GPU; for
-/// [`Filter::HEADS`], in those of the CPU.
+/// Each row contains a check with a filter, and a defect in the kernels that the filter selects. Then follow the number
+/// of seeds and the first seed of the search. The contract tests on the GPU use the same number of seeds. Only tests of
+/// the CPU use [`Filter::HEADS`], with this number if `KVARENA_SEEDS=all`.
 #[test]
 fn each_filter_draws_cases_that_show_its_defects() {
     use Check::{Cases, Rotated, Sparse};
@@ -534,8 +535,8 @@ fn each_filter_draws_cases_that_show_its_defects() {
     }
 }
 
-/// A mistake in each call except `rope_store`, which the test above covers, and in sinks, masks and outputs of
-/// attention.
+/// Tests one defect in each other call, and defects in the sinks, masks and log-sum-exp of attention. The test above
+/// covers `rope_store`, `select` and `attend_selected`.
 #[test]
 fn each_call_has_a_defect_that_the_contract_reports() {
     let all = Check::Cases(Filter::ALL);

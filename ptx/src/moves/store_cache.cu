@@ -22,8 +22,8 @@ DEVICE int load_slot(const StoreCacheParams& p, u32 token) {
     return slot;
 }
 
-// The fastest kernel for few and for very many tokens (store/rows.rs): a thread has one unit of K and one of V, and loads the slot at
-// the same time.
+// The fastest kernel for token counts outside STREAMING_TOKENS (src/backend/cuda/store/rows.rs). A thread copies one
+// unit of K and one of V. It issues the loads of the slot and of both units together.
 extern "C" __global__ void __launch_bounds__(256) store_cache(const __grid_constant__ StoreCacheParams params) {
     wait_for_previous();
     const u32 token = blockIdx.x * blockDim.y + threadIdx.y, at = threadIdx.x * 16;

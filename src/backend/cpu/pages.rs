@@ -19,7 +19,8 @@ impl Cpu {
     ///
     /// # Errors
     /// [`CpuError::Plan`] for a layer or slot that does not exist. [`CpuError::Plane`] if the pool does not have the
-    /// plane, or if it is quantised or not by slot: see [`Cpu::read_slot`].
+    /// plane, if the plane is quantised, or if its order is not [`PlaneOrder::BySlot`](crate::PlaneOrder::BySlot).
+    /// [`Cpu::read_slot`] also reads such planes.
     pub fn slot(
         &self,
         plane: PlaneName,
@@ -126,7 +127,7 @@ impl Cpu {
         Ok(&self.pool.bytes()[bytes_of(&self.layout, page, piece)])
     }
 
-    /// Copies a page to a buffer of `page_bytes` bytes, in the order `[plane, layer, piece]` in every layout.
+    /// Copies a page to a buffer of `page_bytes` bytes. In every layout, the bytes are ordered by plane, then by lane.
     /// [`Cpu::write_page`] of a pool with an equal [fingerprint](Cpu::page_fingerprint) reads the buffer.
     ///
     /// # Errors
@@ -157,8 +158,8 @@ impl Cpu {
         Ok(())
     }
 
-    /// Copies one slot of a row to another in each track, by their places in the row. Each head is copied separately,
-    /// because heads are not contiguous in some planes.
+    /// Copies the slot at place `from` of a row to place `to`, in each track. Each head is copied separately, because
+    /// heads are not contiguous in some planes.
     pub(super) fn move_slot(&mut self, row: RowId, from: u32, to: u32) {
         for group in 0..self.layout.groups().count() {
             for track in self.layout.track_range(group) {

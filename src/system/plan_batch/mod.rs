@@ -204,7 +204,7 @@ mod tests {
             let (tokens, max) = (count << 30, u64::from(STEP_TOKENS_MAX));
             let mut scratch = StepScratch::new();
             let refused = plan_batch(PlanBatch::of(&mut world), &mut scratch, &items, &[], None);
-            match refused.expect_err("no pool is as large") {
+            match refused.expect_err("the pool has 8 pages") {
                 Error::StepTokens { tokens: named, max: limit } => {
                     assert_eq!((named, limit), (tokens, max));
                 }

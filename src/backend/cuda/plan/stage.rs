@@ -3,19 +3,20 @@
 //! A plan's image is contiguous. One launch sends it together with the plan's table writes:
 //!
 //! ```text
-//! slots [tokens] | positions [tokens] | rows [rows] | starts of scores [rows + 1]
-//!     | slots of further tracks [tracks - 1, tokens] | pieces of rows for each size of chunks
+//! slots [tokens] | positions [tokens] | rows [rows] | with labels: first score chunk of each row [rows + 1]
+//!     | slots of further tracks [tracks - 1, tokens] | rows cut at the ends of chunks, for each chunk size
 //!     | decode split of each variant | plan of shared spans of each variant that has one
 //! ```
 //!
-//! Addresses depend only on the numbers of tokens and rows. A captured graph can therefore be replayed for any later
-//! plan of these numbers, or padded to them, with the same kernels ([`GraphKey`]). There is one image: the stream
-//! orders work, so the next plan may be sent once the last launch of this plan is submitted. A launch stages its plan
-//! if necessary. Step, numbers and slot width identify a plan. Launches use the addresses of the checked image, so a
+//! Addresses depend only on the numbers of tokens and rows, the slot width, and the prepared variants of attention. A
+//! captured graph can therefore be replayed for any later plan with the same [`GraphKey`]. Padding can give a smaller
+//! plan the numbers of tokens and rows of that key. There is one image: the stream orders work, so the next plan may be
+//! sent once the last launch of this plan is submitted. A launch stages its plan if necessary. A plan is identified by
+//! its step, its numbers of tokens and rows, and its slot width. Launches use the addresses of the checked image, so a
 //! plan with different contents cannot redirect a write.
 //!
 //! If a row is a draft tree, the image marks its page table row. Masks have their own memory. Plans without trees
-//! neither send nor read them. A graph without extend kernels serves both kinds.
+//! neither send nor read them. A graph without extend kernels serves plans with trees and plans without.
 
 use super::chunk_rows::{self, ChunkRows};
 use super::image::{Image, StepLimits};
@@ -104,10 +105,11 @@ pub(in crate::backend::cuda) struct Stage {
     masks: DeviceBuffer,
     /// Whether the staged plan has masks.
     trees: bool,
-    /// The rows of a plan with marked trees, or with padding whose row numbers look marked.
+    /// The plan's rows as [`mark_trees`] returns them, if it changes any. It marks draft trees, and sets row numbers
+    /// of padding that look marked to 0.
     marked: Vec<BatchRow>,
-    /// The start of a kernel that reads plan and tables before its wait. The first such kernel after an upload starts
-    /// in order; later ones use PDL, because they start after it.
+    /// How to start the next kernel that reads the plan and the page tables before it waits for earlier kernels. After
+    /// an upload, the first such kernel starts in order. Later kernels start after the first, so they may use PDL.
     pub(in crate::backend::cuda) start: Start,
 }
 
@@ -120,7 +122,8 @@ impl Stage {
     ) -> Result<Self, CudaError> {
         let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
         let offsets = Offsets::new(tokens, rows, size_of::<i64>(), layout);
-        // Each new token changes at most one word for each track and one more. More writes take several rounds.
+        // A new token changes at most one page table word for each track, and one directory word. Further writes,
+        // such as those of a long cached prefix, take several uploads.
         let words = layout.tracks() as usize + 1;
         let writes = (words * tokens + 4 * rows) * size_of::<TableWrite>();
         let decode =
@@ -238,7 +241,7 @@ impl Stage {
         self.check(plan, tables)?;
         check::table_writes(plan.table_writes, &self.layout, tables.shape())?;
         let sent = self.send(gpu, plan, plan.table_writes, variants, tables, stream)?;
-        // The remaining writes follow, one slot at a time.
+        // Each further upload sends as many of the remaining writes as fit one slot of the upload ring.
         let empty = self.load(tables);
         for writes in plan.table_writes[sent..].chunks(self.ring.slot_bytes() / 8) {
             let mut upload = self.ring.acquire(stream)?;
@@ -327,7 +330,7 @@ impl Stage {
         }
         check::plan(plan, &self.layout, tables.shape())?;
         check::spans(&mut self.spans, plan)?;
-        // A row takes more units than its tokens need: the extra units, and at most one unit by rounding.
+        // Beyond its tokens, a row takes the extra units. Rounding up to whole units adds less than one unit.
         let is_quantised = self.layout.views().any(|layout| layout.dtype().is_quantised());
         let overhead = (decode_extra(is_quantised) + 1) * DECODE_UNIT;
         let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(overhead)).sum();

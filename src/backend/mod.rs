@@ -119,7 +119,7 @@ pub struct Queries<R, S> {
 ///   of all layers, in every track, through the page tables of the last `begin`. It reads all slots of a row before it
 ///   writes one, and writes nothing else. Rows are distinct.
 /// * B12. [`save_pages`](Backend::save_pages) and [`load_pages`](Backend::load_pages) copy whole pages, all planes of
-///   all lanes. A host page has the order `[plane, layer, piece]` in every layout. Targets of one call are distinct. A
+///   all lanes. A host page has the order `[plane, lane, piece]` in every layout. Targets of one call are distinct. A
 ///   save reads the effects of all earlier calls; later calls read the effects of a load. The next call may use sources
 ///   and targets again.
 /// * B13. A load takes effect after all earlier calls except those of open steps, which never use its targets.

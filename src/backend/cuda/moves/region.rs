@@ -21,7 +21,7 @@ const SYSTEM_PAGE: u64 = 4096;
 /// The state of a page that a writer has leased; other states are numbers of readers.
 const WRITER: u32 = u32::MAX;
 
-/// Host pages, each contiguous in the order `[plane, layer, piece]`.
+/// Host pages, each contiguous in the order `[plane, lane, piece]`.
 ///
 /// A thread pins them, and unpins them after the backend is dropped, so the host waits for neither.
 #[derive(Debug)]

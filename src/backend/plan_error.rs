@@ -315,10 +315,7 @@ impl fmt::Display for PlanError {
                 write!(f, "a plan has {positions} positions, {tokens} tokens and {slots} slots")
             }
             Self::QueryRows { row } => {
-                write!(
-                    f,
-                    "the query rows after those of the first {row} sequences do not continue them"
-                )
+                write!(f, "the query rows of sequence {row}, or the total of all, are wrong")
             }
             Self::Span { span } => write!(f, "shared span {span} or its members are wrong"),
             Self::Mask { token, mask } => {

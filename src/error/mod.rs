@@ -367,7 +367,7 @@ impl fmt::Display for Error {
             Self::NotPlanned { seq, len } => {
                 let len = Count(len.into(), "token");
                 write!(f, "an item of {len} is not the last plan of sequence {seq:?}, ")?;
-                write!(f, "or out of order")
+                write!(f, "or is out of order")
             }
             Self::DraftLen { len, max } => {
                 write!(f, "a draft of {} is larger than {max}", Count(len, "token"))

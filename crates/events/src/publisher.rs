@@ -129,7 +129,7 @@ impl PublisherTask {
                     Some(outgoing) => self.send(outgoing).await?,
                     None => return Ok(()),
                 },
-                request = self.router.recv() => self.reply(request?).await?,
+                request = self.router.recv() => self.reply(request?).await,
             }
         }
     }
@@ -150,12 +150,13 @@ impl PublisherTask {
         }
     }
 
-    /// Replies to a request; ignores messages that are not requests.
-    async fn reply(&mut self, request: ZmqMessage) -> ZmqResult<()> {
+    /// Replies to a request; ignores messages that are not requests. The reply ends early if the subscriber has closed
+    /// the connection.
+    async fn reply(&mut self, request: ZmqMessage) {
         let request = request.into_vec();
-        let [sender, empty, body] = &request[..] else { return Ok(()) };
+        let [sender, empty, body] = &request[..] else { return };
         if !empty.is_empty() {
-            return Ok(());
+            return;
         }
         let message = |topic: &Bytes, number, payload: &Bytes| {
             let empty = Bytes::new();
@@ -166,12 +167,15 @@ impl PublisherTask {
         } else if let Ok(from) = <[u8; 8]>::try_from(&body[..]) {
             let from = u64::from_be_bytes(from);
             for (number, payload) in self.kept.iter().filter(|(number, _)| *number >= from) {
-                self.router.send(message(&self.topic, *number, payload)).await?;
+                let sent = self.router.send(message(&self.topic, *number, payload)).await;
+                if sent.is_err() {
+                    return;
+                }
             }
         } else {
-            return Ok(());
+            return;
         }
-        self.router.send(message(&Bytes::new(), END, &Bytes::new())).await
+        _ = self.router.send(message(&Bytes::new(), END, &Bytes::new())).await;
     }
 }
 

@@ -204,3 +204,19 @@ async fn a_restarted_engine_replaces_its_old_contents() {
     );
     assert_eq!(router.pages(), 5);
 }
+
+/// A subscriber that goes in the middle of a reply, with unread data, does not end the publisher.
+#[tokio::test]
+async fn a_closed_connection_ends_only_its_reply() {
+    let engine = Engine::new(PublisherConfig::default()).await;
+    for _ in 0..2_000 {
+        engine.publisher.lose(vec![0; 1 << 16]);
+    }
+    // A new subscriber requests all 128 MB, which take longer.
+    let connected = tokio::time::timeout(Duration::from_millis(30), engine.subscriber()).await;
+    assert!(connected.is_err(), "the reply is unfinished");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let other = tokio::time::timeout(Duration::from_secs(60), engine.subscriber()).await;
+    let received = other.expect("the publisher lives").receive().await;
+    assert!(matches!(received.expect("the socket works"), Received::Payload(_)));
+}

@@ -2,7 +2,7 @@
 //!
 //! `model.rs` lists the tensors of a model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
@@ -38,12 +38,9 @@ impl Checkpoint {
     pub fn read(dir: &Path) -> Result<Self> {
         let mut checkpoint = Self { dir: dir.into(), tensors: BTreeMap::new() };
         for (file, tensors) in shards(dir)? {
-            checkpoint.read_shard(&file)?;
-            // The shard's tensors have replaced those of the same name from earlier shards.
-            let holds = |name: &String| {
-                checkpoint.tensors.get(name).is_some_and(|found| found.file == file)
-            };
-            if let Some(lost) = tensors.iter().find(|&name| !holds(name)) {
+            checkpoint.read_shard(&file, &tensors)?;
+            let is_lost = |name: &&String| !checkpoint.tensors.contains_key(*name);
+            if let Some(lost) = tensors.iter().find(is_lost) {
                 return Err(lost_tensor(dir, &file, lost));
             }
         }
@@ -81,7 +78,8 @@ impl Checkpoint {
         tensor.numbers.map_err(|dtype| unsupported_dtype(&path, name, dtype))
     }
 
-    fn read_shard(&mut self, file: &str) -> Result<()> {
+    /// Reads the tensors that the index assigns to a shard; all tensors of a whole model, which has no index.
+    fn read_shard(&mut self, file: &str, assigned: &BTreeSet<String>) -> Result<()> {
         let path = self.dir.join(file);
         let bytes = read_file(&path)?;
         let damaged = |e: SafeTensorError| {
@@ -89,6 +87,9 @@ impl Checkpoint {
         };
         let shard = SafeTensors::deserialize(&bytes).map_err(damaged)?;
         for (name, view) in shard.iter() {
+            if !assigned.is_empty() && !assigned.contains(name) {
+                continue;
+            }
             let data = view.data();
             let numbers = match view.dtype() {
                 Dtype::BF16 => Ok(Numbers::Bf16(bytemuck::pod_collect_to_vec::<u8, bf16>(data))),
@@ -107,9 +108,9 @@ impl Checkpoint {
 ///
 /// # Errors
 /// The directory has neither a whole model nor an index, or the index is unreadable or invalid.
-pub fn shards(dir: &Path) -> Result<BTreeMap<String, Vec<String>>> {
+pub fn shards(dir: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     if dir.join(WHOLE).exists() {
-        return Ok(BTreeMap::from([(WHOLE.to_owned(), Vec::new())]));
+        return Ok(BTreeMap::from([(WHOLE.to_owned(), BTreeSet::new())]));
     }
     let index_path = dir.join(INDEX);
     if !index_path.exists() {
@@ -121,14 +122,14 @@ pub fn shards(dir: &Path) -> Result<BTreeMap<String, Vec<String>>> {
     let Some(map) = index.get("weight_map").and_then(|map| map.as_object()) else {
         return Err(index.wrong("weight_map is missing"));
     };
-    let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (tensor, file) in map {
         let Some(file) = file.as_str().filter(|file| is_plain_name(file)) else {
             return Err(
                 index.wrong(&format!("weight_map: the file of {tensor} has no plain file name"))
             );
         };
-        names.entry(file.to_owned()).or_default().push(tensor.clone());
+        names.entry(file.to_owned()).or_default().insert(tensor.clone());
     }
     Ok(names)
 }

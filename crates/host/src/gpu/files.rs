@@ -4,7 +4,7 @@
 //! `checkpoint.rs` reads tensors into host memory.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -39,19 +39,17 @@ impl Files {
     pub(super) fn open(dir: &Path) -> Result<Self> {
         let mut files = Self { dir: dir.into(), maps: Vec::new(), tensors: BTreeMap::new() };
         for (file, tensors) in shards(dir)? {
-            files.map(&dir.join(&file))?;
-            // The shard's tensors have replaced those of the same name from earlier shards.
-            let map = files.maps.len() - 1;
-            let holds =
-                |name: &String| files.tensors.get(name).is_some_and(|found| found.map == map);
-            if let Some(lost) = tensors.iter().find(|&name| !holds(name)) {
+            files.map(&dir.join(&file), &tensors)?;
+            let is_lost = |name: &&String| !files.tensors.contains_key(*name);
+            if let Some(lost) = tensors.iter().find(is_lost) {
                 return Err(lost_tensor(dir, &file, lost));
             }
         }
         Ok(files)
     }
 
-    fn map(&mut self, path: &Path) -> Result<()> {
+    /// Maps the tensors that the index assigns to a shard; all tensors of a whole model, which has no index.
+    fn map(&mut self, path: &Path, assigned: &BTreeSet<String>) -> Result<()> {
         let cannot = |e| Error::model(format!("cannot read {}: {e}", path.display()));
         let file = File::open(path).map_err(cannot)?;
         // SAFETY: the file is only read. If another process truncates it, this program ends, as the docs of `Mmap`
@@ -61,6 +59,9 @@ impl Files {
             .map_err(|e| Error::model(format!("{}: damaged or truncated: {e}", path.display())))?;
         let base = map.as_ptr() as usize;
         for (name, view) in shard.iter() {
+            if !assigned.is_empty() && !assigned.contains(name) {
+                continue;
+            }
             let (start, len) = (view.data().as_ptr() as usize - base, view.data().len());
             let (shape, dtype) = (view.shape().to_vec(), view.dtype());
             let tensor = Tensor { map: self.maps.len(), start, len, shape, dtype };

@@ -4,15 +4,13 @@
 mod common;
 
 use common::serving::{CollectedStreams, Schedule, Setting, requests, serve};
+use common::wrapped::Wrapped;
 use kvarena::{Capacity, Cpu, CpuOptions, Engine, EngineConfig, PoolConfig};
-use kvarena_host::clock::Clock;
-use kvarena_host::config::ModelConfig;
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::draft::Drafting;
-use kvarena_host::error::Result;
 use kvarena_host::model::Model;
 use kvarena_host::request::{Defaults, Request};
-use kvarena_host::runner::{Runner, Work};
+use kvarena_host::runner::Runner;
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server, Sink};
 use kvarena_host::shaping::Shaping;
@@ -170,69 +168,6 @@ fn prompts_are_scored_whole() {
     }
 }
 
-/// A CPU runner with limits of edits and of draws for each step, as on a GPU.
-struct Narrow<'m> {
-    inner: CpuRunner<'m>,
-    edits: usize,
-    draws: usize,
-}
-
-impl<'m> Narrow<'m> {
-    fn with_edits(model: &'m Model, edits: usize) -> Self {
-        Self { inner: CpuRunner::new(model), edits, draws: usize::MAX }
-    }
-
-    fn with_draws(model: &'m Model, draws: usize) -> Self {
-        Self { inner: CpuRunner::new(model), edits: usize::MAX, draws }
-    }
-}
-
-impl Runner for Narrow<'_> {
-    type Backend = Cpu;
-
-    fn config(&self) -> &ModelConfig {
-        self.inner.config()
-    }
-
-    fn launch(&mut self, backend: &mut Cpu, work: &Work, clock: &mut Clock) -> Result<()> {
-        let (edits, draws) = (work.edits.len(), work.draws.len());
-        assert!(edits <= self.edits, "{edits} edits, the limit is {}", self.edits);
-        assert!(draws <= self.draws, "{draws} draws, the limit is {}", self.draws);
-        self.inner.launch(backend, work, clock)
-    }
-
-    fn collect(
-        &mut self,
-        backend: &mut Cpu,
-        work: &Work,
-        fail: bool,
-        tokens: &mut Vec<u32>,
-        clock: &mut Clock,
-    ) -> Result<()> {
-        self.inner.collect(backend, work, fail, tokens, clock)
-    }
-
-    fn settle(&mut self, backend: &mut Cpu) -> Result<()> {
-        self.inner.settle(backend)
-    }
-
-    fn draws_max(&self) -> usize {
-        self.draws
-    }
-
-    fn edits_max(&self) -> usize {
-        self.edits
-    }
-
-    fn keeps_logits(&self) -> bool {
-        self.inner.keeps_logits()
-    }
-
-    fn logits(&self, draw: usize) -> &[f32] {
-        self.inner.logits(draw)
-    }
-}
-
 /// Returns a request that edits 60 logits of each token.
 fn edited(prompt: Vec<u32>, new_tokens: u32) -> Request {
     let allowed = Some((0..60).map(|i| 7 * i).collect());
@@ -247,7 +182,7 @@ fn streams_take_turns_with_edits() {
     let prompt = |i| (0..10).map(|j| 31 * i as u32 + j).collect();
     for (overlap, fail_every) in [(false, None), (true, None), (false, Some(2)), (true, Some(3))] {
         let policy = Policy { fail_every, ..policy(64, 8, overlap) };
-        let mut server = server_over(Narrow::with_edits(&model, 130), policy);
+        let mut server = server_over(Wrapped::with_edits(&model, 130), policy);
         for i in 0..5 {
             server.submit(edited(prompt(i), 20)).expect("it fits");
         }
@@ -296,7 +231,7 @@ fn scored_prompts_fit_the_draws_of_a_step() {
     ] {
         let setting = format!("overlap {overlap}, fail_every {fail_every:?}, drafts {drafts:?}");
         let policy = Policy { fail_every, drafts, ..policy(64, 8, overlap) };
-        let mut server = server_over(Narrow::with_draws(&model, 7), policy);
+        let mut server = server_over(Wrapped::with_draws(&model, 7), policy);
         server.submit(scored.clone()).expect("it fits");
         server.submit(plain()).expect("it fits");
         let mut found = Scores::default();
@@ -310,7 +245,7 @@ fn scored_prompts_fit_the_draws_of_a_step() {
         }
     }
 
-    let mut server = server_over(Narrow::with_draws(&model, 7), policy(64, 8, false));
+    let mut server = server_over(Wrapped::with_draws(&model, 7), policy(64, 8, false));
     server.submit(scored.clone()).expect("it fits");
     server.submit(plain()).expect("it fits");
     let mut order = Order::default();
@@ -327,7 +262,7 @@ fn scored_prompts_fit_the_draws_of_a_step() {
 #[test]
 fn prompts_need_no_edits() {
     let model = model();
-    let mut server = server_over(Narrow::with_edits(&model, 60), policy(10, 8, false));
+    let mut server = server_over(Wrapped::with_edits(&model, 60), policy(10, 8, false));
     server.submit(edited((0..10).collect(), 60)).expect("it fits");
     let mut order = Order::default();
     server.step(&mut order).expect("it serves");

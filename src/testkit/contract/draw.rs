@@ -2,16 +2,16 @@
 
 use super::TestBackend;
 use super::case::{Case, HostRows};
-use super::run::{Step, World};
+use super::run::{Kind, Step, World};
 use crate::backend::Attend;
 use crate::id::LayerId;
 use crate::layout::Dtype;
 use crate::plan::{BatchPlan, OwnedPlan, StepScratch};
 use crate::testkit::planner::{Item, shuffle};
 
-/// Maximum number of random kinds of attention in a run. Later calls repeat earlier kinds, or use the layer's plain
+/// Maximum number of kinds of attention in a run. Later calls repeat earlier kinds, or use the layer's plain
 /// attention.
-const KINDS_MAX: usize = 7;
+const KINDS_MAX: usize = 8;
 
 impl<B: TestBackend> World<'_, B> {
     /// Returns a random batch with its plan and inputs.
@@ -102,15 +102,15 @@ impl<B: TestBackend> World<'_, B> {
         let soft_cap = self.rng.pick(&[0.5, 5.0, 30.0]);
         let scale = plain.scale * self.rng.pick(&[1.0, 1.0, 0.3, -1.5]);
         let window = (self.rng.one_in(3) && plan.masks.is_empty()).then_some(window);
-        let (chunk, window) =
-            (plain.chunk, plain.window.or(window.filter(|_| plain.chunk.is_none())));
+        let window = plain.window.or(window.filter(|_| plain.chunk.is_none()));
         let soft_cap = self.rng.one_in(3).then_some(soft_cap);
+        let attend = Attend { scale, window, soft_cap, ..plain };
         // A backend may keep memory for each kind and support few kinds.
-        let kind = (window, chunk, scale > 0.0);
-        let is_allowed = self.kinds.len() < KINDS_MAX || self.kinds.contains(&kind);
-        let (scale, window) =
-            if is_allowed { (scale, window) } else { (plain.scale, plain.window) };
-        self.kinds.insert((window, chunk, scale > 0.0));
-        Attend { scale, window, soft_cap, ..plain }
+        let kind = Kind::of(&self.case, layer, &attend);
+        if self.kinds.len() == KINDS_MAX && !self.kinds.contains(&kind) {
+            return Attend { soft_cap, ..plain };
+        }
+        self.kinds.insert(kind);
+        attend
     }
 }

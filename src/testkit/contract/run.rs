@@ -42,11 +42,27 @@ pub(super) type ExtraCheck<B> = fn(&mut World<'_, B>, &Step, usize, &Attend, Inp
 /// The queries of a call to attention, and its sinks if any.
 pub(super) type Inputs<'a> = (&'a HostRows, Option<&'a HostRows>);
 
+/// A kind of attention. Groups may have different shapes, so the same window in two groups is two kinds.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Kind {
+    pub group: u32,
+    pub window: Option<u32>,
+    pub chunk: Option<u32>,
+    pub is_positive: bool,
+}
+
+impl Kind {
+    pub fn of(case: &Case, layer: LayerId, attend: &Attend) -> Self {
+        let Attend { scale, window, chunk, .. } = *attend;
+        Self { group: case.layout.place(layer).group, window, chunk, is_positive: scale > 0.0 }
+    }
+}
+
 /// The state of a run: the backend, and a shadow of what it should contain.
 pub(super) struct World<'a, B: TestBackend> {
     pub backend: B,
-    /// Kinds of attention in the run, with those of the groups: window, chunk, and whether the scale is positive.
-    pub kinds: BTreeSet<(Option<u32>, Option<u32>, bool)>,
+    /// Kinds of attention in the run, with the plain one of each group.
+    pub kinds: BTreeSet<Kind>,
     pub case: Case,
     /// Scales and label channels with which the backend was opened.
     pub given: Given,
@@ -79,9 +95,8 @@ pub(super) fn run<B: TestBackend>(
     let host = HostShadow::new(&backend, case.layout.host_region_pages());
     let planner = Planner::new(&case.layout, &case.table, seed);
     let (history, parents) = (Vec::new(), BTreeSet::new());
-    let plain = (0..case.layout.layers()).map(|layer| case.attend_of(LayerId::new(layer)));
-    let kinds = plain.map(|attend| (attend.window, attend.chunk, true));
-    let kinds = kinds.filter(|kind| *kind != (None, None, true)).collect();
+    let layers = (0..case.layout.layers()).map(LayerId::new);
+    let kinds = layers.map(|layer| Kind::of(&case, layer, &case.attend_of(layer))).collect();
     let given = Given { scales: case.scales(), labels: case.labels() };
     let mut world = World {
         backend,

@@ -11,19 +11,21 @@ use crate::id::{CellId, MoveId, PageId, SeqKey, TokenId};
 use crate::layout::{HeldGroup, Limits};
 use crate::plan::TableWrite;
 
-/// Marks of a row, as numbers of published pages; 0 for none. At a mark, the row keeps its tails.
+/// Marks of a row. A mark is a length in pages; 0 means none. At a mark, the row keeps its tails.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Marks {
     /// Waiting marks: the end of the full match, the last place where an equal prompt can match, and the host's marks.
     pub(super) waiting: [u32; 2 + HOST_MARKS],
-    /// The last kept mark. The places below it that the row keeps have cells; later ones are private.
+    /// The last kept mark. Cells own the pages of the row's held places below the mark. The pages of later places are
+    /// private.
     pub(super) kept: u32,
 }
 
 /// The pages that a row waits for.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Waits {
-    /// Number of pending pages: the prefix has them after the published ones, and the page table lacks them.
+    /// Number of pending pages. The locked prefix contains them after the published pages, but the page table does not
+    /// list them yet.
     pub(super) pages: u32,
     /// Number of these that were on the device at the admission.
     pub(super) on_device: u32,
@@ -36,7 +38,7 @@ pub(super) struct Waits {
 /// The chunked stores of all sequences.
 pub(super) struct Stores {
     pub(super) page_size: u32,
-    /// Places that rows keep in the tracks after the first.
+    /// The rule for the places that a row keeps in each group other than group 0.
     pub(super) limits: Limits,
     /// Outstanding pages of all promises.
     pub(super) promised: u32,
@@ -51,7 +53,7 @@ pub(super) struct Stores {
 }
 
 impl Stores {
-    /// Returns the last kept mark of a row. The places below it that the row keeps have cells.
+    /// Returns the last kept mark of a row. Cells own the pages of the row's held places below the mark.
     pub(super) fn kept(&self, sequence: &Sequence) -> u32 {
         self.marks.get(sequence.row.index()).map_or(0, |marks| marks.kept)
     }
@@ -188,7 +190,7 @@ impl RowMut<'_> {
         outstanding(page_len) - outstanding(page_len + places)
     }
 
-    /// Returns the chunks and table writes that the row lacks to have `page_len` places, all of them sent.
+    /// Returns the chunks and table writes that the row still needs to have `page_len` places and to send all of them.
     #[inline]
     pub fn lacking(&self, page_len: u32) -> Lacking {
         lacking(self.sequence, self.stores, page_len)
@@ -206,8 +208,9 @@ impl RowMut<'_> {
         }
     }
 
-    /// Appends `count` places, and memory for their tokens. `pages` contains the pages of each track in turn, without
-    /// places that the track does not keep. The caller has checked that they fit. O(pages).
+    /// Appends `count` places, and memory for their tokens. `pages` contains the pages of track 0, then those of each
+    /// later track. It contains no pages for places that a track does not keep. The caller has checked that the places
+    /// fit. O(pages).
     pub fn append_pages(&mut self, count: u32, pages: &[PageId]) {
         let Self { sequence, stores: Stores { page_size, limits, tokens, pages: table, .. } } =
             self;
@@ -228,8 +231,8 @@ impl RowMut<'_> {
         }
     }
 
-    /// [`RowMut::append_pages`] and [`RowMut::take_dirty`] for one page, for a row of one track whose other pages are
-    /// sent.
+    /// Combines [`RowMut::append_pages`] and [`RowMut::take_dirty`] for one page. The row has one track, and plans have
+    /// sent its other pages.
     #[inline]
     pub fn append_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
         let Self { sequence, stores } = self;
@@ -307,7 +310,7 @@ impl RowMut<'_> {
         *all += outstanding(published) - outstanding(before);
     }
 
-    /// Appends `pages` places with the tree's pages in track 0. The caller sets the cells of other tracks.
+    /// Appends one place for each of `pages`, the tree's pages for track 0. The caller sets the cells of other tracks.
     pub fn append_published(&mut self, pages: &[PageId]) {
         let Self { sequence, stores: Stores { page_size, tokens, pages: table, .. } } = self;
         let len = sequence.page_len + pages.len() as u32;
@@ -455,8 +458,8 @@ impl RowMut<'_> {
         self.stores.tokens.pieces(self.sequence.row, start, end)
     }
 
-    /// Returns tokens and pages of the contiguous whole pages from page `start` on, up to page `end` or the end of the
-    /// chunk.
+    /// Returns the tokens and the ids of the row's pages from `start` on. The slices end at page `end` or at the end of
+    /// the chunk.
     #[inline(never)]
     pub fn piece_mut(&mut self, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
         let row = self.sequence.row;

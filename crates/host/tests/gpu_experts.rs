@@ -1,4 +1,4 @@
-//! Compares the kernels of experts, biases and norms of outputs with their specification, if there is a GPU.
+//! If there is a GPU, compares its kernels for experts, biases and norms of outputs with their specification.
 #![cfg(feature = "cuda")]
 
 mod common;

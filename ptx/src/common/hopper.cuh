@@ -2,8 +2,8 @@
 #pragma once
 #include "attend.cuh"
 
-// Descriptor of a tile in shared memory, [.., rows, 64] with swizzled rows of 128 bytes; `lead` is the distance of blocks of 64
-// columns in bytes.
+// Descriptor of a tile in shared memory, [.., rows, 64] with swizzled rows of 128 bytes. `lead` is the number of bytes
+// from one block of 64 columns to the next.
 DEVICE u64 matrix_descriptor(u32 at, u32 lead) {
     return static_cast<u64>(at >> 4 & 0x3fff) | static_cast<u64>(lead >> 4) << 16 | static_cast<u64>(1024 >> 4) << 32 | 1ull << 62;
 }
@@ -77,17 +77,17 @@ DEVICE u32 cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// Arrives at the barrier at the same place in CTA `rank` of the cluster. The calling thread has read memory that another thread
-// may then overwrite. The arrival does not publish the thread's writes: `.release.cluster` would also wait for its accesses to
-// global memory.
+// Arrives at the barrier at the same place in CTA `rank` of the cluster. A thread calls it after its last read of memory
+// that other threads will overwrite. The arrival does not publish the thread's writes: `.release.cluster` would also wait
+// for its accesses to global memory.
 DEVICE void barrier_arrive_of(u32 at, u32 rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }"
                  ::"r"(at), "r"(rank) : "memory");
 }
 // Makes initialised barriers visible to the other CTAs and to the TMA.
 DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-// Waits for all threads of the cluster. It orders only the initialisation of barriers (`barriers_made`), neither other writes
-// nor arrivals at the barriers of other CTAs.
+// Waits for all threads of the cluster. Afterwards, the barriers that CTAs initialised before `barriers_made` are visible.
+// The wait makes no other writes visible, and it does not order arrivals at barriers of other CTAs.
 DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory"); }
 // Returns the address in CTA `rank` of the cluster that corresponds to `at` in this CTA.
 DEVICE u32 address_of(u32 at, u32 rank) {

@@ -1,17 +1,18 @@
 // Decode attention that reads shared spans once, for Hopper: one launch with two kinds of CTAs (AttendSharedParams).
 //
-// The last CTAs work on the spans' items like attend_extend_sm90a.cuh, with query rows gathered from the whole batch. In each
-// other CTA eight warps have a work chunk of tails each, like attend_decode.cuh. A CTA of either kind fills a multiprocessor,
-// so that products and memory are busy at the same time on different multiprocessors; the host divides these
-// (src/backend/cuda/attention/split/shared.rs). shared_parts.cuh joins parts.
+// The last CTAs work on the spans' items like attend_extend_sm90a.cuh, with query rows gathered from the whole batch.
+// The CTAs before them work on tails: each of their first eight warps computes at most one work chunk, like a CTA of
+// attend_decode.cuh. Each CTA occupies a whole multiprocessor. Multiprocessors with spans compute products while those
+// with tails read memory. The host chooses how many CTAs work on spans (src/backend/cuda/attention/split/shared.rs).
+// shared_parts.cuh joins parts.
 #pragma once
 #include "attend_decode.cuh"
 #include "attend_extend_sm90a.cuh"
 #include "shared_parts.cuh"
 
-// The items of spans, which write sums.
+// The plan's items of spans. An item writes partial sums, not results.
 template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
-    // The producers pass a kv head on as the item's number.
+    // Producers and consumers number an item by its kv head, so the number of kv heads marks the end of the items.
     DEVICE u32 count(const AttendParams& p) { return p.kv_heads; }
     DEVICE void begin() { wait_for_previous(); }
     using Lasts = SpanEnds;
@@ -37,7 +38,7 @@ template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
         if (thread == 0) lasts.tell(s, SpanItems::cta(p), piece);
     }
 
-    // After the last item, all consumers: joins complete sums.
+    // Joins complete sums. All consumer threads call it after the CTA's last item.
     template <class T> static __device__ __forceinline__ void join_listed(const AttendParams& p, Lasts& lasts) {
         lasts.template meet<SpanItems, SharedJoin<T, 128, ROWS, SPAN_ROWS, 8>>(all(p), threadIdx.x, 8, [] { named_sync(1, 256); });
     }
@@ -68,7 +69,7 @@ template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedPa
         }
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (!spans) return wait_for_previous();
-        // Each CTA for spans has an item; the wait for the previous launch is at the read of Q.
+        // Each CTA for spans has an item. `produce` waits for the previous launch just before it reads Q.
         Span::produce(p, shared_address(memory), shared, SpanItems<8 * NT>::load(p, SpanItems<8 * NT>::cta(p)));
     } else {
         if (NT > 1 && !spans) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");

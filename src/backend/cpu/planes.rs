@@ -1,13 +1,13 @@
-//! The places of a group's K and V in the pool.
+//! The places of K and V in the pool, for the layers of one shape.
 
 use super::labels::Labels;
 use super::scales::Scales;
 use crate::layout::{KvScales, LabelChannels, PlaneName, PoolLayout, Strides};
 
-/// The places of a group's K and V, with their scales and labels.
+/// The places of K and V for the layers of one shape, with their scales and labels.
 #[derive(Debug)]
 pub(super) struct Planes {
-    /// The pool as these layers use it.
+    /// The layout of the pool for the layers of this shape.
     pub layout: PoolLayout,
     /// Strides of K and of V; equal for latent rows.
     pub kv: [Strides; 2],
@@ -38,7 +38,7 @@ impl Planes {
         }
     }
 
-    /// Returns the number of bytes in use.
+    /// Returns the number of bytes of the static scales and label channels, which are outside the pool.
     pub fn bytes(&self) -> usize {
         self.scales.bytes() + self.labels.bytes()
     }

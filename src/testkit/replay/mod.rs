@@ -44,7 +44,7 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// Numbers of results by kind, which show the calls and errors that a workload covers.
+/// Counts of results by kind. They show which calls and errors a workload covers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Summary {
     /// Number of replayed ops.

@@ -16,7 +16,7 @@ use crate::backend::cpu::unit::{Job, Unit};
 pub(super) struct Places {
     /// Start of each slot's K and V in the pool, in elements.
     pub(super) starts: [[usize; TILE]; 2],
-    /// `[kv heads]`: scales of K and V, used if products are scaled instead of numbers.
+    /// `[kv heads]`: scales of each slot's K and V, used if logits and weights are scaled instead of K and V.
     pub(super) scales: Vec<[[f32; TILE]; 2]>,
 }
 
@@ -26,7 +26,8 @@ impl Scratch {
         let (group, lines) = (job.group(), job.lines());
         let head_dim = job.layout.head_dim() as usize;
         let rows = unit.row_count(group);
-        // The padding of a head to whole lines must be 0. It may contain numbers of heads of another size.
+        // The padding of a head to whole lines must be 0. If the last unit's heads had another size, the buffers may
+        // contain other numbers there.
         let is_padded = !head_dim.is_multiple_of(Line::NUMBERS);
         if std::mem::replace(&mut self.head_dim, head_dim) != head_dim && is_padded {
             [&mut self.q, &mut self.k, &mut self.v].into_iter().for_each(Vec::clear);
@@ -54,7 +55,7 @@ impl Scratch {
         let page_size = job.layout.page_size();
         let mut at = tile.start;
         while at < tile.end {
-            // A tree may exclude slots, so it loads slot by slot.
+            // A token of a draft tree may not see all slots of a page, so the loop loads one slot at a time.
             let first = unit.table_index(at);
             let run = if unit.is_tree() { 1 } else { page_size - first % page_size };
             let end = tile.end.min(at.saturating_add(run));
@@ -63,8 +64,8 @@ impl Scratch {
         }
     }
 
-    /// Widens K and V of positions of one page, slot by slot, to rows from `row` on of their tiles. For latent rows,
-    /// K's tile contains V. A unit that computes in registers only stores the places.
+    /// Widens K and V of `positions` into the tiles of K and V, from row `row` on. All positions are in one page. For
+    /// latent rows, K's tile contains V. If the unit widens numbers in registers, the function fills only `ahead`.
     pub(super) fn load_slots<T: Number>(
         &mut self,
         job: &Job<'_, T>,

@@ -78,8 +78,9 @@ fn finish_oldest(
 }
 
 /// The lower bound: only the reads and writes that each request needs. Cached tokens are compared with a buffer as
-/// large as the cache. The other tokens are copied to the buffer with their page ids. As many ids are copied from the
-/// buffer, like the ids of evicted pages. There are no look-ups, no eviction order and no page states.
+/// large as the cache. The other tokens are copied to the buffer with their page ids. Before this, the same number of
+/// ids is copied out of the buffer, as an eviction copies the ids of its pages. There are no look-ups, no eviction
+/// order and no page states.
 pub struct ServeFloor {
     page_size: usize,
     tokens: Vec<TokenId>,
@@ -120,7 +121,8 @@ impl ServeFloor {
         }
     }
 
-    /// Returns the index of a page with space for `tokens` tokens, far from the last one.
+    /// Returns the index of a page of the buffer, from which `tokens` tokens fit. It is far from the index that the
+    /// last call returned.
     fn far_place(&mut self, tokens: usize) -> usize {
         self.place += 79_190;
         self.place % (self.pages.len() - tokens.div_ceil(self.page_size))

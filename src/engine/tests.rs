@@ -105,7 +105,7 @@ fn w3_a_lock_that_is_counted_is_held() {
 }
 
 #[test]
-fn s1_lengths_rise_and_pages_hold_them() {
+fn s1_lengths_are_ordered_and_match_the_page_table() {
     let lengths = "S1: cached_len <= planned_len";
     assert_eq!(broken(|s| s.sequence(s.long).cached_len = 11), lengths);
     let pages = "S1: page_len = ceil(planned_len / page_size), less pending pages";
@@ -235,13 +235,13 @@ fn a_fenced_page_is_free_once_its_step_is_complete() {
     let mut sound = Sound::new();
     let (page, step) = sound.world().fence.pages().next().expect("the child's page");
     assert_eq!(sound.engine.world.pages.state(page), PageState::Fenced);
-    sound.engine.complete(step).expect("it counts as committed");
+    sound.engine.complete(step).expect("a fork's step counts as committed");
     assert_eq!(sound.engine.world.pages.state(page), PageState::Free);
     assert_eq!(sound.engine.verify(), Ok(()));
 }
 
-/// Returns an engine with two groups, a sequence whose prompt's tail is kept, and the places of its window. All
-/// invariants hold.
+/// Returns an engine with two groups, a sequence, and the places that the sequence keeps in the group with a window.
+/// Cells of the tree contain the tail of its prompt. All invariants hold.
 fn grouped() -> (Engine<Null>, SeqKey, HeldGroup) {
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1]).expect("two groups");
     let capacity = Capacity::Pages(40);
@@ -296,7 +296,7 @@ fn g4_held_places_name_the_cells_of_the_path() {
 fn g6_waiting_marks_are_ahead() {
     let (mut engine, seq, _) = grouped();
     let mut row = engine.world.sequences.row_mut(seq).expect("it is live");
-    row.add_mark(5).expect("one waits");
+    row.add_mark(5).expect("the row has space for the mark");
     let broken = engine.verify().expect_err("the audit finds it");
     assert_eq!(broken.invariant, "G6: waiting marks are above the published pages");
 }

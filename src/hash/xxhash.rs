@@ -11,10 +11,12 @@ use super::names::Named;
 use super::{Hashing, NamespaceNames, PageHash, Recipe};
 use crate::id::TokenId;
 
-/// Seed of Dynamo's hash of two hashes. Without names it is also the seed of the hash of a page's tokens.
+/// Seed with which Dynamo hashes the previous page's hash and the hash of a page's tokens. Without names it is also the
+/// seed of the hash of a page's tokens.
 const DYNAMO_SEED: u64 = 1337;
 
-/// XXH3-64 of the page's tokens; for a page after the first, XXH3-64 of the previous page's hash followed by this hash.
+/// Dynamo's recipe. The first page's hash is XXH3-64 of its tokens. The hash of each later page is XXH3-64 of two
+/// hashes: the previous page's hash, then XXH3-64 of the page's tokens.
 pub(super) struct Dynamo;
 
 impl Recipe for Dynamo {

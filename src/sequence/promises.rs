@@ -10,7 +10,8 @@ impl SequenceTable {
         self.stores.promised
     }
 
-    /// Replaces a sequence's promise by one of `places` places in total. The caller has checked that their pages fit.
+    /// Sets the total number of page table places whose pages a sequence is promised. The caller has checked that the
+    /// pages fit.
     pub(crate) fn promise(&mut self, seq: SeqKey, places: u32) {
         let before = self.outstanding(&self.rows[seq]);
         self.rows[seq].promised = places;

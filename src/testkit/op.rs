@@ -1,8 +1,8 @@
 //! The calls of a host to an engine, as plain data.
 //!
 //! An op refers to sequences, prompts and steps by small numbers, which the replay takes modulo the number of live
-//! ones. A replay can therefore make every op in every state, also after other ops were removed from the list. A shrunk
-//! list is a readable literal.
+//! ones. A replay can therefore make every op in every state, also after other ops were removed from the list.
+//! [`literal`](super::shrink::literal) prints a shrunk list as Rust code for a regression test.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 
@@ -54,11 +54,11 @@ pub enum Op {
         first: u8,
         /// This number modulo the live sequences is the number of further sequences.
         count: u8,
-        /// New tokens of the sequences, in turn: 0 means none, 1 too many, other even values the maximum, and other
-        /// odd values at most the maximum.
+        /// Numbers of new tokens of the sequences, in turn. 0: none; 1: one above the sequence's maximum; other even
+        /// values: the maximum; other odd values: from 1 to the maximum.
         lens: [u8; 4],
-        /// 0 repeats a sequence, 1 adds a finished one, and 3 leaves the batch empty. Only 2 keeps preempted sequences;
-        /// only 0 and 2 keep sequences with waiting drafts.
+        /// 0 repeats a sequence, 1 adds a finished one, and 3 leaves the batch empty. All values but 2 remove preempted
+        /// sequences from the batch. All values but 0 and 2 remove sequences with waiting drafts.
         twist: u8,
     },
     /// `append`
@@ -78,7 +78,8 @@ pub enum Op {
     },
     /// `complete`
     Complete {
-        /// The last step to complete. Below 128 the last one possible, below 208 the first one, else as with commit.
+        /// The step up to which steps are completed. Below 128: the last step before the open ones; below 208: the
+        /// first unfinished step; else as in [`Op::Commit`].
         pick: u8,
     },
     /// `abort`
@@ -118,7 +119,7 @@ pub enum Op {
     Load {
         /// The first sequence; above 250 a finished one.
         first: u8,
-        /// Number of sequences from there on, modulo the live ones plus two.
+        /// Number of consecutive sequences, from the first one on. Modulo the number of live sequences plus two.
         count: u8,
     },
     /// `save_ahead`
@@ -172,7 +173,8 @@ pub enum Op {
     Rollback {
         /// The sequence; above 250 a finished one.
         pick: u8,
-        /// The length: this many tokens fewer than now, modulo the removable tokens and a few more.
+        /// The new length is the number of tokens plus one, minus this value. The value is taken modulo the tokens
+        /// after the published ones plus three, so some lengths are invalid.
         fewer: u8,
     },
     /// `append` of drafts, `plan_drafts`, and a store of K and V of their tokens.
@@ -215,9 +217,10 @@ pub struct SmallConfig {
     pub steps: u32,
     /// Whether prefixes are cached and shared.
     pub share_prefixes: bool,
-    /// Bits of the child table's hashes; fewer than 32, so that a failure is reproducible.
+    /// Bits of the hashes in the engine's hash tables. With fewer than 32 bits, the tables use fixed seeds, so a
+    /// failure is reproducible.
     pub hash_bits: u32,
-    /// Whether the layout is PageFirst rather than LayerFirst.
+    /// Whether the layout is PageFirst rather than LayerFirst. Groups with shapes of their own are always PageFirst.
     pub page_first: bool,
     /// 0: f32, 1: f16, 2: bf16, 3: fp8 with scales of 1 (by token for latent rows), else fp8 with scales by token.
     pub dtype: u8,
@@ -309,7 +312,7 @@ impl SmallConfig {
             max_steps: self.steps,
             // So low that some batches exceed it.
             max_step_tokens: 2 * self.sequence_len,
-            // So low that some plans are further ahead.
+            // So low that some plans exceed it, and therefore take pages that are not promised.
             promise_ahead: 3 * self.page_size,
             prefault: true,
         }

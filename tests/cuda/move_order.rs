@@ -1,6 +1,6 @@
-//! Moves among the calls of steps, without a wait of the host between them. Large loads come in parts of the layers.
-//! The tests' driver can do the work of the first or of the last stream first (`FAKE_DRIVER_STREAMS`), which shows a
-//! missing wait.
+//! Tests the order of page moves and calls of steps on the device; the host does not wait between them. The backend
+//! submits a large load in parts, each for some of the layers. With `FAKE_DRIVER_STREAMS`, the tests' driver prefers
+//! the stream that was created first, or last. This exposes missing waits between streams.
 
 use std::thread::yield_now;
 
@@ -122,7 +122,7 @@ impl World {
         self.cuda.end(end);
     }
 
-    /// Returns the byte of which K consists, for each of a page's first two tokens in the last layer.
+    /// Reads K of a page's first two tokens in the last layer. Returns the byte that fills each token's K.
     fn tokens(&self, page: u32) -> [u8; 2] {
         self.tokens_of(page, self.cuda.layout().layers() - 1)
     }
@@ -147,7 +147,8 @@ impl World {
     }
 }
 
-/// Runs a check over pages that kernels move, and over pages of one piece and of many for the copy engines.
+/// Runs a check over three pools: small pages, which a kernel moves; large contiguous pages, which copy engines move;
+/// and large pages of many pieces, which both move.
 fn each(check: impl Fn(&mut World)) {
     let Some(gpu) = gpu() else { return };
     for (layers, layout) in
@@ -157,7 +158,7 @@ fn each(check: impl Fn(&mut World)) {
     }
 }
 
-/// Layers of the first and the second part of a load, and of the last one.
+/// First and last layers of a load's first two parts, the first layer of its third part, and the last of its fourth.
 const OF_PARTS: [u32; 6] = [0, 7, 8, 15, 16, 31];
 
 /// Runs a check over pages of many layers, whose loads come in parts.
@@ -263,7 +264,8 @@ fn a_graph_comes_after_a_load() {
     });
 }
 
-/// The tests' driver may prefer the stream of the steps, which is the first one.
+/// Needs `FAKE_DRIVER_STREAMS=1`, with which the tests' driver prefers the stream of the steps. Otherwise the whole
+/// load may be done first.
 #[test]
 fn the_first_layers_do_not_wait_for_the_last_part() {
     each_of_parts(|world| {
@@ -333,7 +335,7 @@ fn a_load_comes_after_an_ended_step_beside_an_open_one() {
 
 /// The next step has begun before the calls of the first one.
 #[test]
-fn a_load_comes_after_calls_that_followed_an_open_step() {
+fn a_load_comes_after_the_late_calls_of_an_ended_step() {
     each(|world| {
         world.begin(2, 0);
         world.begin(3, 2);

@@ -58,20 +58,22 @@ fn open(gpu: &Gpu, layout: &PoolLayout) -> OnGpu {
 
 /// Returns the bytes of a page for a seed.
 fn page(layout: &PoolLayout, seed: u64) -> Vec<u8> {
-    let mut rng = Rng::new(seed);
-    (0..layout.page_bytes()).map(|_| rng.bits() as u8).collect()
+    let (mut rng, mut bytes) = (Rng::new(seed), vec![0; layout.page_bytes() as usize]);
+    bytes
+        .chunks_mut(8)
+        .for_each(|chunk| chunk.copy_from_slice(&rng.bits().to_le_bytes()[..chunk.len()]));
+    bytes
 }
 
 /// Returns a page's bytes read directly from the pool's memory, piece by piece in the layout.
 fn raw_page(cuda: &Cuda, id: u32) -> Vec<u8> {
     let layout = cuda.layout();
     let memory = cuda.pool();
-    (0..layout.pieces_per_page())
-        .flat_map(|piece| {
-            let range = layout.piece(PageId::new(id), piece);
-            memory.read(range.start, (range.end - range.start) as usize).expect("bytes")
-        })
-        .collect::<Vec<u8>>()
+    let pieces = (0..layout.pieces_per_page()).map(|piece| {
+        let range = layout.piece(PageId::new(id), piece);
+        memory.read(range.start, (range.end - range.start) as usize).expect("bytes")
+    });
+    pieces.collect::<Vec<_>>().concat()
 }
 
 /// Returns `count` copies between distinct random pages.
@@ -86,8 +88,8 @@ fn copies(rng: &mut Rng, count: usize, sources: u32, targets: u32) -> Vec<PageCo
 
 /// Fills all pages of a pool; page `i` gets `page(seed + i)`.
 fn fill(backend: &mut OnGpu, layout: &PoolLayout, seed: u64) {
-    let bytes: Vec<_> = (0..PAGES).flat_map(|i| page(layout, seed + u64::from(i))).collect();
-    backend.write_pages(&(0..PAGES).map(PageId::new).collect::<Vec<_>>(), &bytes);
+    let pages: Vec<_> = (0..PAGES).map(|i| page(layout, seed + u64::from(i))).collect();
+    backend.write_pages(&(0..PAGES).map(PageId::new).collect::<Vec<_>>(), &pages.concat());
 }
 
 /// Waits until all host pages are pinned, and fills them.

@@ -12,7 +12,6 @@ use kvarena_host::cpu::CpuRunner;
 use kvarena_host::model::Model;
 
 const PAGE_SIZES: [u32; 3] = [1, 16, 64];
-const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
 const PREFIXES: [PrefixMode; 2] = [PrefixMode::Radix, PrefixMode::None];
 
 fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
@@ -54,22 +53,19 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
     assert_eq!(ran.tally.aborted_steps > 0, failed, "{name}, {setting:?}: steps fail as requested");
 }
 
-/// Returns the settings of all combinations with these types and overlaps.
-fn settings(dtypes: &[KvDtype], overlaps: &[bool]) -> Vec<Setting> {
+/// Returns settings for every combination of page size, prefix mode and schedule. The layout alternates, so that every
+/// pair of values occurs; a model with layers of two shapes needs PageFirst.
+fn settings(dtype: KvDtype, overlap: bool, has_one_shape: bool) -> Vec<Setting> {
     let mut settings = Vec::new();
-    for (&dtype, &overlap) in dtypes.iter().flat_map(|d| overlaps.iter().map(move |o| (d, o))) {
-        for (page_size, layout) in PAGE_SIZES.iter().flat_map(|&s| LAYOUTS.map(|l| (s, l))) {
-            for (prefix, schedule) in PREFIXES.iter().flat_map(|&p| SCHEDULES.map(|w| (p, w))) {
-                let setting = Setting {
-                    dtype,
-                    page_size,
-                    layout,
-                    prefix,
-                    schedule,
-                    overlap,
-                    ..Setting::default()
+    for (i, page_size) in PAGE_SIZES.into_iter().enumerate() {
+        for (j, prefix) in PREFIXES.into_iter().enumerate() {
+            for (k, schedule) in SCHEDULES.into_iter().enumerate() {
+                let layout = match has_one_shape && (i + j + k) % 2 == 0 {
+                    true => Layout::LayerFirst,
+                    false => Layout::PageFirst,
                 };
-                settings.push(setting);
+                let of_step = Setting { dtype, page_size, layout, overlap, ..Setting::default() };
+                settings.push(Setting { prefix, schedule, ..of_step });
             }
         }
     }
@@ -81,10 +77,7 @@ fn all_settings(name: &str, dtype: KvDtype, overlap: bool) {
     let cases = common::cases(name);
     let requests = requests(&cases);
     let has_one_shape = model.config.window_heads.is_none();
-    for setting in settings(&[dtype], &[overlap]) {
-        if setting.layout == Layout::LayerFirst && !has_one_shape {
-            continue; // Only PageFirst pools can have layers of two shapes.
-        }
+    for setting in settings(dtype, overlap, has_one_shape) {
         check(name, &cases, setting, &serve(&model, &requests, setting));
     }
 }

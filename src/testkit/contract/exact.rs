@@ -58,12 +58,7 @@ pub fn attention_to<T: Copy + Into<f64>>(
     let mut logit_mass = 0.0_f64;
     let mut logits = Vec::new();
     for j in seen.clone() {
-        let (mut sum, mut mass) = (0.0, 0.0);
-        for (&q, &k) in q.iter().zip(&k[start(j, head_dim)..]) {
-            let product = f64::from(q) * k.into();
-            sum += product;
-            mass += product.abs();
-        }
+        let (sum, mass) = dot(q, &k[start(j, head_dim)..][..head_dim]);
         logit_mass = logit_mass.max(mass * scale.abs());
         logits.push(match attend.soft_cap.map(f64::from) {
             Some(cap) => cap * (scale * sum / cap).tanh(),
@@ -79,16 +74,34 @@ pub fn attention_to<T: Copy + Into<f64>>(
     let [mut out, mut mass, mut faint] = sums;
     for (j, logit) in seen.zip(&logits) {
         let weight = (logit - max).exp() / sum;
-        let values = v[start(j, value_dim)..].iter().take(value_dim).enumerate();
-        let is_faint = (logit - greatest).exp() < 2_f64.powi(-14);
-        for (i, &x) in values {
+        let values = &v[start(j, value_dim)..][..value_dim];
+        for ((out, mass), &x) in out.iter_mut().zip(&mut mass).zip(values) {
             let part = weight * x.into();
-            out[i] += part;
-            mass[i] += part.abs();
-            if is_faint {
-                faint[i] += x.into().abs() * (greatest - max).exp() / sum;
-            }
+            *out += part;
+            *mass += part.abs();
+        }
+        if (logit - greatest).exp() < 2_f64.powi(-14) {
+            let weight = (greatest - max).exp() / sum;
+            faint.iter_mut().zip(values).for_each(|(faint, &x)| *faint += x.into().abs() * weight);
         }
     }
     Exact { out, mass, faint, lse: max + sum.ln(), logit_mass }
+}
+
+/// Returns the sum of the products of two rows, and the sum of their magnitudes. Four products at a time, so that an
+/// addition does not wait for the one before it.
+fn dot<T: Copy + Into<f64>>(q: &[f32], k: &[T]) -> (f64, f64) {
+    let (mut sums, mut masses) = ([0.0; 4], [0.0; 4]);
+    let (q_fours, q_rest) = q.as_chunks::<4>();
+    let (k_fours, k_rest) = k.as_chunks::<4>();
+    let mut add = |i: usize, q: f32, k: T| {
+        let product = f64::from(q) * k.into();
+        sums[i] += product;
+        masses[i] += f64::abs(product);
+    };
+    for (q, k) in q_fours.iter().zip(k_fours) {
+        (0..4).for_each(|i| add(i, q[i], k[i]));
+    }
+    q_rest.iter().zip(k_rest).for_each(|(&q, &k)| add(0, q, k));
+    (sums.iter().sum(), masses.iter().sum())
 }

@@ -187,29 +187,6 @@ impl<L: Backend, R: Backend> Backend for Either<L, R> {
         }
     }
 
-    fn attend(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        attend: &Attend,
-        q: Self::Rows<'_>,
-        out: Self::RowsMut<'_>,
-        lse: Option<Self::Lse<'_>>,
-    ) -> Result<(), Self::Error> {
-        match self {
-            Self::Left(backend) => {
-                let (q, out) = (q.left(Operand::Q)?, out.left(Operand::Out)?);
-                let lse = lse.map(|lse| lse.left(Operand::Lse)).transpose()?;
-                backend.attend(plan, layer, attend, q, out, lse).map_err(EitherError::Left)
-            }
-            Self::Right(backend) => {
-                let (q, out) = (q.right(Operand::Q)?, out.right(Operand::Out)?);
-                let lse = lse.map(|lse| lse.right(Operand::Lse)).transpose()?;
-                backend.attend(plan, layer, attend, q, out, lse).map_err(EitherError::Right)
-            }
-        }
-    }
-
     fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::CpuError;
-use super::pages::bytes_of;
 use super::{Cpu, pool};
 use crate::backend::{HostMemory, Moved, check};
 use crate::id::{HostPageId, MoveId};
@@ -75,11 +74,11 @@ impl HostPages {
         bytes.unwrap_or_else(|| panic!("B16: a writer has leased {page:?}"))
     }
 
-    /// Changes the bytes of a page. Panics if the page has any lease.
-    fn write(&self, page: HostPageId, write: impl FnOnce(&mut [u8])) {
+    /// Changes the bytes of a page, and returns the result of the change. Panics if the page has any lease.
+    fn write<T>(&self, page: HostPageId, write: impl FnOnce(&mut [u8]) -> T) -> T {
         let mut place = lock(&self.pages[page.index()]);
         let bytes = place.as_mut().and_then(Arc::get_mut);
-        write(bytes.unwrap_or_else(|| panic!("B16: {page:?} is leased")));
+        write(bytes.unwrap_or_else(|| panic!("B16: {page:?} is leased")))
     }
 }
 
@@ -87,14 +86,7 @@ impl Cpu {
     pub(super) fn save(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
         check::moves(id, moves, &self.layout, self.host.moved)?;
         for PageMove { device, host } in moves {
-            self.host.write(*host, |bytes| {
-                let mut rest = bytes;
-                for piece in 0..self.layout.pieces_per_page() {
-                    let source = bytes_of(&self.layout, *device, piece);
-                    let target = rest.split_off_mut(..source.len()).expect("pieces make a page");
-                    target.copy_from_slice(&self.pool.bytes()[source]);
-                }
-            });
+            self.host.write(*host, |bytes| self.read_page(*device, bytes))?;
         }
         self.host.moved.saved = id;
         Ok(())

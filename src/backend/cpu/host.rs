@@ -117,12 +117,11 @@ impl HostMemory for Cpu {
 
     fn lease_mut(&mut self, page: HostPageId) -> CpuWrite {
         let place = Arc::clone(&self.host.pages[page.index()]);
-        let mut bytes = lock(&place).take();
-        let free = bytes.as_mut().is_some_and(|bytes| Arc::get_mut(bytes).is_some());
-        if !free {
-            *lock(&place) = bytes;
-            panic!("B16: {page:?} is leased");
-        }
+        let mut held = lock(&place);
+        let is_free = held.as_mut().is_some_and(|bytes| Arc::get_mut(bytes).is_some());
+        assert!(is_free, "B16: {page:?} is leased");
+        let bytes = held.take();
+        drop(held);
         CpuWrite { bytes, place }
     }
 }

@@ -18,7 +18,7 @@
 //! `prefix/hosts.rs` stores the page of each entry, and `prefix/cells.rs` those of each cell. The bytes of the pages
 //! belong to the backend.
 
-use crate::bitmap::{Bitmap, Bits, WORD};
+use crate::bitmap::{Bitmap, Bits, for_each_word_of_run};
 use crate::id::{HostPageId, MoveId};
 use crate::memory::{OutOfMemory, touch, zeroed};
 
@@ -67,13 +67,9 @@ impl HostPool {
 
     /// Makes the pages below `ready` usable, if they are more than before.
     pub fn set_ready(&mut self, ready: u32) {
-        let (mut at, end) = (self.ready as usize, ready.min(self.page_count) as usize);
-        while at < end {
-            let len = (WORD - at % WORD).min(end - at);
-            self.free.insert(Bits::run(at, len));
-            at += len;
-        }
-        self.ready = self.ready.max(end as u32);
+        let (start, end) = (self.ready, ready.clamp(self.ready, self.page_count));
+        for_each_word_of_run(start as usize, (end - start) as usize, |bits| self.free.insert(bits));
+        self.ready = end;
     }
 
     pub fn free_count(&self) -> u32 {

@@ -55,23 +55,6 @@ impl<B: Backend> Engine<B> {
         loaded.map_err(EngineError::Backend)
     }
 
-    /// Loads the pages that the sequences of a plan wait for. Skips sequences that are not running: the check of the
-    /// plan rejects them.
-    #[cold]
-    pub(super) fn load_items(&mut self, items: &[Extend]) -> Result<(), EngineError<B::Error>> {
-        let mut waiting = std::mem::take(&mut self.world.buffers.waiting);
-        waiting.clear();
-        let sequences = &self.world.sequences;
-        let waits = |seq: &SeqKey| {
-            sequences.running(*seq).is_ok_and(|sequence| sequences.pending(sequence) > 0)
-        };
-        waiting
-            .extend(items.iter().map(|item| item.seq).filter(waits).take(sequences.max() as usize));
-        let loaded = self.load_each(waiting.iter().copied());
-        self.world.buffers.waiting = waiting;
-        loaded
-    }
-
     /// Returns whether the device is still loading pages of a sequence. On the device, a plan of the sequence waits for
     /// the load, so the host may plan other sequences first.
     ///
@@ -111,14 +94,26 @@ impl<B: Backend> Engine<B> {
         saved.map(|()| count).map_err(EngineError::Backend)
     }
 
-    /// Prepares a call that takes pages for these sequences: loads the pages that they wait for.
+    /// Prepares a call that takes pages for these sequences: loads the pages that they wait for. Skips sequences that
+    /// are not running: the check of the call rejects them.
     #[cold]
     #[inline(never)]
     pub(super) fn prepare(&mut self, items: &[Extend]) -> Result<(), EngineError<B::Error>> {
         self.look_at_host();
+        let mut waiting = std::mem::take(&mut self.world.buffers.waiting);
+        waiting.clear();
         let sequences = &self.world.sequences;
-        let waits = |item: &Extend| sequences.get(item.seq).is_ok_and(|s| sequences.pending(s) > 0);
-        if items.iter().any(waits) { self.load_items(items) } else { Ok(()) }
+        let waits = |seq: &SeqKey| {
+            sequences.running(*seq).is_ok_and(|sequence| sequences.pending(sequence) > 0)
+        };
+        waiting
+            .extend(items.iter().map(|item| item.seq).filter(waits).take(sequences.max() as usize));
+        let loaded = match waiting.is_empty() {
+            true => Ok(()),
+            false => self.load_each(waiting.iter().copied()),
+        };
+        self.world.buffers.waiting = waiting;
+        loaded
     }
 
     /// Reads from the backend how many host pages are ready, and makes them usable.

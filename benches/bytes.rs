@@ -70,7 +70,8 @@ fn report(
         cache.cycle(&sequence(i));
     }
     let resident = Memory::now().resident - before.resident;
-    let pages = cache.tree.size_info().total;
+    let sizes = cache.tree.size_info();
+    let pages = sizes.evictable + sizes.protected;
     assert!(pages > page_count - page_count / 1000, "the tree is full");
     let tokens = f64::from(pages * page_size);
     let nodes = cache.tree.node_count();

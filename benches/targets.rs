@@ -123,7 +123,8 @@ fn hits(table: &mut Table, page_size: u32) {
         return;
     }
     let mut cache = full_cache(page_size, work::SEQUENCES, 0);
-    let tokens = f64::from(cache.tree.size_info().total * page_size);
+    let sizes = cache.tree.size_info();
+    let tokens = f64::from((sizes.evictable + sizes.protected) * page_size);
     let bytes = cache.tree.live_bytes() as f64 / tokens;
     table.row("bytes a token, tree full", page_size, bytes, None, pick(page_size, 8.3, 4.5));
     for (case, rotation, target) in [

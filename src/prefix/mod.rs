@@ -20,7 +20,7 @@
 //!   locked, and only a change between idle and locked goes up the path.
 //! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children: the old
 //!   end is always a leaf.
-//! * T5. evictable + protected = total = device pages of all nodes and cells; evictable = those of idle ones.
+//! * T5. evictable + protected = device pages of all nodes and cells; evictable = those of idle ones.
 //! * T6. Every entry of the span store belongs to one span or is free.
 //! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is
 //!   deferred: it will be idle soon. The fence counts the pages of such nodes by the step that they wait for.
@@ -165,8 +165,6 @@ pub struct SizeInfo {
     pub evictable: u32,
     /// Device pages of locked nodes and used cells.
     pub protected: u32,
-    /// Sum of both.
-    pub total: u32,
 }
 
 impl PrefixTree {
@@ -308,8 +306,7 @@ impl PrefixTree {
 
     /// Returns the numbers of pages by use. O(1).
     pub fn size_info(&self) -> SizeInfo {
-        let (evictable, protected) = (self.evictable, self.protected);
-        SizeInfo { evictable, protected, total: evictable + protected }
+        SizeInfo { evictable: self.evictable, protected: self.protected }
     }
 
     /// Returns the number of computed pages that sequences added so far. O(1).

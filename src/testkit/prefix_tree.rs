@@ -527,7 +527,6 @@ impl Both {
         let sizes = self.tree.size_info();
         let (evictable, protected) = (self.model.evictable(), self.model.protected());
         agree("size_info", &(sizes.evictable, sizes.protected), &(evictable, protected))?;
-        agree("total", &sizes.total, &(evictable + protected))?;
         let (mut locks, mut deferred) = (HashMap::new(), HashMap::new());
         let held = self.held.iter().map(|held| (&held.lock, held.scope, &held.tokens, false));
         let fenced = self.fence.locks().zip(&self.deferred);

@@ -70,12 +70,6 @@ pub struct Leader {
     pub(crate) cuts: u32,
 }
 
-impl Leader {
-    pub(crate) fn new(seq: SeqKey, cached_len: u32, cuts: u32) -> Self {
-        Self { seq, cached_len, cuts }
-    }
-}
-
 /// The result of admitting one prompt of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -84,10 +78,4 @@ pub struct Admitted {
     pub seq: SeqKey,
     /// The prompt's leader at the time of admission. It may be the sequence of an earlier prompt of the batch.
     pub leader: Option<Leader>,
-}
-
-impl Admitted {
-    pub(crate) fn new(seq: SeqKey, leader: Option<Leader>) -> Self {
-        Self { seq, leader }
-    }
 }

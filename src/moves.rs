@@ -40,21 +40,3 @@ pub struct Fetch<'a> {
     /// [`HostMemory::lease_mut`](crate::HostMemory::lease_mut).
     pub pages: &'a [HostPageId],
 }
-
-impl<'a> Put<'a> {
-    pub(crate) fn new(
-        id: PutId,
-        key: PageHash,
-        parent: Option<PageHash>,
-        tokens: &'a [TokenId],
-        page: HostPageId,
-    ) -> Self {
-        Self { id, key, parent, tokens, page }
-    }
-}
-
-impl<'a> Fetch<'a> {
-    pub(crate) fn new(id: FetchId, cached_pages: u32, pages: &'a [HostPageId]) -> Self {
-        Self { id, cached_pages, pages }
-    }
-}

@@ -132,7 +132,7 @@ impl PrefixTree {
         fetches.last += 1;
         let id = FetchId(fetches.last);
         fetches.open.push(OpenFetch { id, lock, page_count });
-        Some(Fetch::new(id, cached_pages, &fetches.pages[start..]))
+        Some(Fetch { id, cached_pages, pages: &fetches.pages[start..] })
     }
 
     /// Ends a fetch. Its first `count` pages have arrived; they match from now on, unless the tree was reset since the

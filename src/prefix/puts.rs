@@ -257,7 +257,8 @@ impl PrefixTree {
             given += 1;
             let before = hosts.puts.before[entry as usize];
             let parent = (before != NONE).then(|| chain.of(before));
-            sink(Put::new(put.id, put.key, parent, spans.tokens_of(entry), put.page));
+            let OpenPut { id, key, page, .. } = *put;
+            sink(Put { id, key, parent, tokens: spans.tokens_of(entry), page });
         }
         self.drop_gone_puts();
         given

@@ -191,7 +191,7 @@ pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<()
             AdmissionKind::admitted(tokens.len() as u32),
         );
         attach_tails(prefixes, sequences, fence, counters, seq, found.as_ref());
-        buffers.admitted.push(Admitted::new(seq, leader));
+        buffers.admitted.push(Admitted { seq, leader });
     }
     counters.admissions += prompts.len() as u64;
     Ok(())

@@ -37,7 +37,7 @@ pub(crate) fn leader(
     })?;
     let pages = cached + search.common_pages(seq, cached);
     let cuts = sequences.cuts(sequences.get(seq).expect("it has a front"));
-    Some(Leader::new(seq, pages * search.page_size, cuts.count))
+    Some(Leader { seq, cached_len: pages * search.page_size, cuts: cuts.count })
 }
 
 access! {

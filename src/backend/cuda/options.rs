@@ -151,7 +151,8 @@ impl OpenBackend for CudaOptions {
             limits,
             host,
             fewer_host_pages: self.fewer_host_pages,
-            steps: OpenSteps::new(steps),
+            steps: OpenSteps::try_new(steps)
+                .map_err(|error| CudaError::OutOfMemory { bytes: error.bytes })?,
             limited: None,
             prepared: None,
             gpu,

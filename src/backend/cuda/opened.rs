@@ -44,27 +44,26 @@ pub struct Cuda {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StagedPlan {
-    /// i32 or i64 `[tokens]`, of the plan's width.
-    pub slot_mapping: u64,
-    /// u32 `[tokens]`.
-    pub positions: u64,
-    /// [`BatchRow`](crate::BatchRow) `[rows]`.
-    pub rows: u64,
     /// The key of the graphs that may be replayed for this plan.
     pub graph: GraphKey,
-    /// Address of the slots of the second track.
-    track_slots: u64,
-    /// Bytes from one track to the next.
-    track_bytes: u64,
+    image: Image,
 }
 
 impl StagedPlan {
-    /// Returns the slots of the new tokens in a track ([`BatchPlan::slots_of`]). Track 0 is `slot_mapping`.
+    /// Returns the slots of the new tokens in a track ([`BatchPlan::slots_of`]): i32 or i64 `[tokens]`, of the plan's
+    /// width.
     pub fn slots_of(&self, track: u32) -> u64 {
-        match track.checked_sub(1) {
-            None => self.slot_mapping,
-            Some(index) => self.track_slots + u64::from(index) * self.track_bytes,
-        }
+        self.image.slots_of(track)
+    }
+
+    /// Returns the positions of the new tokens: u32 `[tokens]`.
+    pub fn positions(&self) -> u64 {
+        self.image.positions
+    }
+
+    /// Returns the rows: [`BatchRow`](crate::BatchRow) `[rows]`.
+    pub fn rows(&self) -> u64 {
+        self.image.rows
     }
 }
 
@@ -158,9 +157,7 @@ impl Cuda {
         self.before_pages()?;
         let image = self.stage.ensure(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
         let graph = self.stage.key(&image, &self.variants);
-        let Image { slots, track_slots, track_bytes, positions, rows, .. } = image;
-        let slot_mapping = slots;
-        Ok(StagedPlan { slot_mapping, positions, rows, graph, track_slots, track_bytes })
+        Ok(StagedPlan { graph, image })
     }
 
     /// Records an event at the stream's end. When it is done, all earlier steps are done, and the host may call the

@@ -62,7 +62,7 @@ stats! {
         computed_tokens,
         /// Prompts admitted.
         admissions,
-        /// Calls other than appends that were rejected for lack of pages, rows, tokens or steps.
+        /// Calls other than `append` and `admission` that were rejected for lack of pages, rows, tokens or steps.
         refusals,
         /// Sequences preempted.
         preemptions,

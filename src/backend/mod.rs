@@ -139,7 +139,8 @@ pub trait Backend {
     type Error: std::error::Error + Send + Sync + 'static;
     /// Rows of q, k or v to read: `[tokens, heads, head_dim]`. Each row is contiguous.
     type Rows<'a>: Copy;
-    /// Output rows to write: `[tokens, q_heads, head_dim]`; for a latent pool `[tokens, q_heads, rank]`.
+    /// Rows to write: the output `[tokens, q_heads, head_dim]`, for a latent pool `[tokens, q_heads, rank]`.
+    /// [`rope_store`](Backend::rope_store) reads and writes rows of q, k and v.
     type RowsMut<'a>;
     /// Sinks to read: `[q_heads]` in f32.
     type Sinks<'a>: Copy;

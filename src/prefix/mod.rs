@@ -13,7 +13,7 @@
 //! and the child table have their own stores. Only `spawn`, `split` and `despawn` add and remove nodes.
 //! `attach_pages` adds pages, and `detach_pages` removes them (`contents`).
 //!
-//! * T1. All columns hold the same nodes; nodes <= pages, since no node is empty.
+//! * T1. All columns hold the same nodes; nodes <= device pages + host pages, since no node is empty.
 //! * T2. The child table contains each node once, under its parent (or scope) and its first page's tokens; siblings'
 //!   first pages differ. A lookup compares tokens, because equal hashes do not imply equal pages.
 //! * T3. `lock_count` of a node = locks that end at it + its children that are locked. So a locked node's parent is

@@ -12,14 +12,19 @@ fn plane(name: PlaneName, heads: u32, elements: u32, dtype: KvDtype, order: Plan
     Plane { name, heads, elements, dtype, order }
 }
 
+const KV_DTYPES: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3];
+
 /// Returns sets of planes, and the alignment of their pieces in bytes.
-fn sets(rng: &mut Rng) -> [(Vec<Plane>, u64); 4] {
+fn sets(rng: &mut Rng) -> [(Vec<Plane>, u64); 5] {
     use PlaneName::{K, Spare, V};
     use PlaneOrder::{ByPage, BySlot};
     let (heads, dim) = (rng.within(1, 3) as u32, rng.within(1, 7) as u32);
     let (f16, f32) = (KvDtype::F16, KvDtype::F32);
     let [k, v] = [K, V].map(|name| plane(name, heads, dim, f16, BySlot));
+    let dtype = rng.pick(&KV_DTYPES);
     [
+        // K and V of every dtype.
+        ([K, V].map(|name| plane(name, heads, dim, dtype, BySlot)).into(), dtype.size().into()),
         // K and V, followed by one f32 for each token and head, in pieces padded to 16 bytes.
         (vec![k, v, plane(Spare, heads, 1, f32, ByPage)], 16),
         // The same, with the f32 plane first.
@@ -98,6 +103,15 @@ fn every_head_has_the_offset_of_its_place_in_the_physical_order() {
                 let at = strides.row(layer.raw(), page, slot) + u64::from(head) * strides.head;
                 assert_eq!(at, next, "{pool:?} {plane:?} {layer:?} {page:?} {slot} {head}");
                 assert!(at.is_multiple_of(plane.dtype.size().into()), "{pool:?} {plane:?}");
+                let id = pool.slot(page, slot);
+                assert_eq!(pool.page_of(id), (page, slot), "{pool:?}");
+                if let Some(row) = pool.row(plane.name, layer, id) {
+                    assert_eq!(
+                        row.start + u64::from(head) * strides.head,
+                        at,
+                        "{pool:?} {plane:?}"
+                    );
+                }
                 next += head_bytes;
             }
             next = next.next_multiple_of(align);
@@ -105,6 +119,18 @@ fn every_head_has_the_offset_of_its_place_in_the_physical_order() {
         });
         assert_eq!(next, pool.total_bytes(), "{pool:?}");
         assert_eq!(pool.page_bytes() * u64::from(pool.page_count()), pool.total_bytes());
+        assert_eq!(pool.slot_count(), u64::from(pool.page_count() * pool.page_size()));
+    }
+}
+
+#[test]
+fn heads_are_planes_k_and_v_by_slot() {
+    for dtype in KV_DTYPES {
+        let config = PoolConfig { shape: KvShape::heads(2, 5), dtype, ..PoolConfig::default() };
+        let pool = config.layout().expect("a valid pool");
+        let planes = [PlaneName::K, PlaneName::V];
+        let wanted = planes.map(|name| plane(name, 2, 5, dtype, PlaneOrder::BySlot));
+        assert_eq!(pool.planes(), wanted);
     }
 }
 

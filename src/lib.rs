@@ -56,7 +56,6 @@
 // On docs.rs, marks the feature that an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod admission;
 pub mod backend;
 mod bitmap;
 pub mod config;
@@ -127,16 +126,12 @@ pub use moves::{Fetch, FetchId, Put, PutId};
 #[doc(inline)]
 pub use plan::{
     Admission, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree,
-    Extend, Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, PageMove, PlanSize, Prompt,
-    SharedSpan, SharedSpans, SlotMapping, StepEnd, StepScratch, TableWrite,
+    Extend, Forked, Keep, Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, PageMove,
+    PlanSize, Prompt, SharedSpan, SharedSpans, SlotMapping, StepEnd, StepScratch, TableWrite,
 };
 #[doc(inline)]
 pub use prefix::PrefixMatch;
 #[doc(inline)]
 pub use stats::Stats;
-#[doc(inline)]
-pub use system::finish::Keep;
-#[doc(inline)]
-pub use system::fork::Forked;
 #[doc(inline)]
 pub use world::{Broken, EngineBytes, Owner};

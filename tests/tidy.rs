@@ -6,13 +6,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules and their ranks. A module uses only modules of lower rank; those of rank 0 may use one another.
-const RANKS: [(&str, u32); 26] = [
+const RANKS: [(&str, u32); 25] = [
     ("id", 0),
     ("error", 0),
     ("hash", 0),
-    ("layout", 0),
-    ("admission", 0), // These five form one vocabulary: errors name ids, sizes are checked.
-    ("memory", 0),    // It depends on no module.
+    ("layout", 0), // These four form one vocabulary: errors name ids, sizes are checked.
+    ("memory", 0), // It depends on no module.
     ("bitmap", 1),
     ("config", 1),
     ("event", 1),

@@ -3,11 +3,11 @@
 use crate::backend::Backend;
 use crate::error::{EngineError, Error};
 use crate::id::{Namespace, SeqKey, TokenId};
-use crate::plan::{Admission, Admitted, Extend, Leader, Prompt};
+use crate::plan::{Admission, Admitted, Extend, Forked, Keep, Leader, Prompt};
 use crate::system::admit::{Admit, Estimate, admission, admit, admit_batch, resume};
 use crate::system::append::{Append, append};
-use crate::system::finish::{Finish, Keep, finish, preempt};
-use crate::system::fork::{Fork, Forked, fork};
+use crate::system::finish::{Finish, finish, preempt};
+use crate::system::fork::{Fork, fork};
 use crate::system::leader::{IsLeading, is_leading};
 use crate::system::mark::{Mark, mark};
 use crate::system::promise::{Promise, promise};

@@ -6,9 +6,8 @@ use crate::backend::Null;
 use crate::id::{CellId, Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::layout::{Capacity, Groups, HeldGroup, PoolConfig, Reach};
 use crate::page::PageState;
-use crate::plan::{Extend, StepScratch};
+use crate::plan::{Extend, Keep, StepScratch};
 use crate::sequence::Sequence;
-use crate::system::finish::Keep;
 use crate::world::{Broken, Owner, World};
 
 /// An engine with four tokens a page, whose invariants all hold before a test breaks one.

@@ -1,4 +1,5 @@
 //! The records of a step: its plan, in the forms that backends and other ranks read. `system/plan_batch/` makes plans.
+//! Also the records of calls about requests (`requests.rs`).
 //!
 //! A [`BatchPlan`] borrows only the caller's [`StepScratch`], so several steps can be in flight. An [`OwnedPlan`]
 //! contains the same data in one buffer: it is `Send`, and a byte string for other processes.
@@ -6,6 +7,7 @@
 mod draft;
 mod moves;
 mod owned;
+mod requests;
 mod spans;
 mod step_end;
 
@@ -14,11 +16,11 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::id::{PageId, RowId, SeqKey, SlotId, StepId, TokenId};
 
-pub use crate::admission::{Admission, Admitted, Leader, Prompt};
 pub use draft::{Branch, Compaction, DRAFT_MAX, Draft, DraftTree};
 pub(crate) use draft::{MaskRow, check_len, check_masks};
 pub use moves::PageMove;
 pub use owned::{OwnedPlan, PlanBytesError};
+pub use requests::{Admission, Admitted, Forked, Keep, Leader, Prompt};
 pub(crate) use spans::SpanCheck;
 pub use spans::{SharedSpan, SharedSpans};
 pub use step_end::StepEnd;

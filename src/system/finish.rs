@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::SeqKey;
 use crate::page::PagePool;
+use crate::plan::Keep;
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
@@ -26,16 +27,6 @@ access! {
         counters: &mut Stats,
         buffers: &mut Buffers,
     }
-}
-
-/// The treatment of computed pages when a sequence is preempted or finished.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Keep {
-    /// Whole computed pages stay cached until they are evicted. Without shared prefixes the same as [`Keep::Drop`].
-    Publish,
-    /// Pages that are not published yet are released.
-    Drop,
 }
 
 /// Implements [`Engine::finish_with`](crate::Engine::finish_with). O(pages released and nodes that become idle).

@@ -32,20 +32,6 @@ access! {
     }
 }
 
-/// The children of a fork. The slices are valid until the engine's next call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use]
-#[non_exhaustive]
-pub struct Forked<'a> {
-    /// The new sequences. They have all known tokens of their parent, and K and V of the computed ones.
-    pub children: &'a [SeqKey],
-    /// Copies of the partly filled last page of each track, for each child. The engine has passed them to its own
-    /// backend. The host passes them to `copy_pages` of other ranks, after the steps committed so far.
-    pub copies: &'a [PageCopy],
-    /// The step of the copies; `None` if nothing is copied. It counts as committed and must be completed.
-    pub step: Option<StepId>,
-}
-
 /// Implements [`Engine::fork`](crate::Engine::fork): writes the children and their copies into the buffers, and returns
 /// the step of the copies. O(tokens) for each child.
 ///

@@ -19,8 +19,7 @@ use crate::engine::Engine;
 use crate::error::{EngineError, Error};
 use crate::id::{LayerId, Namespace, SeqKey, StepId, TokenId};
 use crate::layout::{Capacity, Dtype, KvDtype, KvShape, Layout, PoolConfig, Scaling, TableShape};
-use crate::plan::{BatchPlan, Extend, StepScratch};
-use crate::system::finish::Keep;
+use crate::plan::{BatchPlan, Extend, Keep, StepScratch};
 use crate::testkit::rng::{Rng, mix};
 
 /// Approximate number of compared query rows of a call.

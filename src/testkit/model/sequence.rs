@@ -3,8 +3,8 @@
 use super::{AdmissionKind, ForkWant, Lock, Model, PageIs, Released, Sequence, Step};
 use crate::error::Error;
 use crate::id::{Scope, SeqKey, StepId, TokenId};
+use crate::plan::Keep;
 use crate::sequence::HOST_MARKS;
-use crate::system::finish::Keep;
 
 impl Sequence {
     /// Records that the tokens from `len` on are about to be removed, if there are any.

@@ -1,6 +1,7 @@
-//! Records of admission: a prompt, the cost of admitting it, and its leader. `system/admit.rs` matches and admits
-//! prompts; `system/leader.rs` finds leaders.
+//! Records of the calls in `engine/requests.rs`: a prompt, the cost of admitting it, and its leader; the children of a
+//! fork; the treatment of a sequence's pages at its end.
 
+use super::PageCopy;
 use crate::error::Error;
 use crate::id::{Namespace, SeqKey, StepId, TokenId};
 
@@ -78,4 +79,28 @@ pub struct Admitted {
     pub seq: SeqKey,
     /// The prompt's leader at the time of admission. It may be the sequence of an earlier prompt of the batch.
     pub leader: Option<Leader>,
+}
+
+/// The children of a fork. The slices are valid until the engine's next call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+#[non_exhaustive]
+pub struct Forked<'a> {
+    /// The new sequences. They have all known tokens of their parent, and K and V of the computed ones.
+    pub children: &'a [SeqKey],
+    /// Copies of the partly filled last page of each track, for each child. The engine has passed them to its own
+    /// backend. The host passes them to `copy_pages` of other ranks, after the steps committed so far.
+    pub copies: &'a [PageCopy],
+    /// The step of the copies; `None` if nothing is copied. It counts as committed and must be completed.
+    pub step: Option<StepId>,
+}
+
+/// The treatment of computed pages when a sequence is preempted or finished.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Keep {
+    /// Whole computed pages stay cached until they are evicted. Without shared prefixes the same as [`Keep::Drop`].
+    Publish,
+    /// Pages that are not published yet are released.
+    Drop,
 }

@@ -453,13 +453,7 @@ fn prompt_tokens(request: &Request) -> Vec<u32> {
 
 /// Ignores a shortage of pages, rows, steps or tokens: the call may succeed after other streams have ended.
 fn ignore_shortage(error: kvarena::Error) -> Result<()> {
-    use kvarena::Error::{OutOfPages, OutOfSequences, OutOfSteps, OutOfTokens};
-    match error {
-        OutOfPages { .. } | OutOfSequences { .. } | OutOfSteps { .. } | OutOfTokens { .. } => {
-            Ok(())
-        }
-        other => Err(refused(other)),
-    }
+    if error.is_shortage() { Ok(()) } else { Err(refused(error)) }
 }
 
 /// Returns the error for a call that the engine rejects although it should be valid.

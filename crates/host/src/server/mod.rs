@@ -263,11 +263,6 @@ impl<R: Runner> Server<R> {
         self.runner
     }
 
-    /// Sets the maximum number of running streams.
-    pub fn set_concurrency(&mut self, streams: u32) {
-        self.policy.concurrency = streams;
-    }
-
     /// Returns the load.
     pub fn load(&self) -> Load {
         let waiting = self.waiting.len() + self.preempted.len();

@@ -143,8 +143,14 @@ fn json_of(shape: Shape) -> Value {
 /// gives the number of pages or one page is larger.
 ///
 /// # Errors
-/// A size that the engine does not support, or options that exclude each other.
+/// A size that the engine does not support, options that exclude each other, or `--calibrate` for a model with latent
+/// rows, which are scaled by token.
 pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Result<EngineConfig> {
+    if args.calibrate.is_some() && model.latent.is_some() {
+        return Err(Error::request(
+            "--calibrate is not for models with latent attention: their rows have no static scales",
+        ));
+    }
     let dtype = if args.calibrate.is_some() { KvDtype::F32 } else { args.kv_dtype.into() };
     let mut pool = PoolConfig {
         layers: model.layers as u32,

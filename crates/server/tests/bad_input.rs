@@ -236,7 +236,9 @@ fn invalid_options_are_refused() {
     refuse(&[&tiny[..], &["--sparse", "8,65"]].concat(), &["label_channels", "65", "64"]);
     refuse(&[&tiny[..], &["--sparse", "8", "--labels", "none.json"]].concat(), &["none.json"]);
     let latent = common::dir("deepseek-tiny");
-    refuse(&["--model", latent.to_str().expect("UTF-8"), "--sparse", "8"], &["label_channels"]);
+    let latent = ["--model", latent.to_str().expect("UTF-8")];
+    refuse(&[&latent[..], &["--sparse", "8"]].concat(), &["label_channels"]);
+    refuse(&[&latent[..], &["--calibrate", "none.json"]].concat(), &["--calibrate", "latent"]);
     refuse(&["--labels", "none.json"], &["--sparse"]);
     refuse(&["--recall"], &["--sparse"]);
     refuse(&["--sparse", "8", "--draft", "3"], &["--sparse", "--draft"]);

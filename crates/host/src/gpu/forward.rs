@@ -205,11 +205,6 @@ impl Forward {
         self.leads
     }
 
-    /// Returns the bytes of weights.
-    pub fn weight_bytes(&self) -> u64 {
-        self.weights.bytes()
-    }
-
     /// Returns the connection to the other ranks.
     pub fn link(&self) -> Option<&Link> {
         self.link.as_ref()

@@ -263,11 +263,6 @@ impl<R: Runner> Server<R> {
         self.runner
     }
 
-    /// Sets the maximum number of running streams.
-    pub fn set_concurrency(&mut self, streams: u32) {
-        self.policy.concurrency = streams;
-    }
-
     /// Returns the load.
     pub fn load(&self) -> Load {
         let waiting = self.waiting.len() + self.preempted.len();
@@ -453,13 +448,7 @@ fn prompt_tokens(request: &Request) -> Vec<u32> {
 
 /// Ignores a shortage of pages, rows, steps or tokens: the call may succeed after other streams have ended.
 fn ignore_shortage(error: kvarena::Error) -> Result<()> {
-    use kvarena::Error::{OutOfPages, OutOfSequences, OutOfSteps, OutOfTokens};
-    match error {
-        OutOfPages { .. } | OutOfSequences { .. } | OutOfSteps { .. } | OutOfTokens { .. } => {
-            Ok(())
-        }
-        other => Err(refused(other)),
-    }
+    if error.is_shortage() { Ok(()) } else { Err(refused(error)) }
 }
 
 /// Returns the error for a call that the engine rejects although it should be valid.

@@ -146,6 +146,7 @@ impl<R: Runner> Server<R> {
                 self.select(ahead, &mut flight, Loading::Plan)?;
             }
             if flight.streams.is_empty() {
+                self.spare.push(flight);
                 return Ok(None);
             }
             drafting.map_or(Ok(()), |rule| self.draft(rule, &flight.streams))?;
@@ -173,6 +174,7 @@ impl<R: Runner> Server<R> {
                 Err(error) => return Err(failed(error)),
             };
             if ahead {
+                self.spare.push(flight);
                 return Ok(None);
             }
             if self.withdraw(&flight.streams)? {

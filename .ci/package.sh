@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests the published files as a user does. The packed crate passes its tests. A crate that depends on it with feature
-# `cuda` builds with the README's line on a machine without CUDA, starts without a driver, and finds an installed one. A
-# shared library in the same program keeps its own driver.
+# Tests the published files as a user does. The packed crate and its unit tests compile. A crate that depends on it with
+# feature `cuda` builds with the README's line on a machine without CUDA, starts without a driver, and finds an installed
+# one. A shared library in the same program keeps its own driver.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD work=$PWD/target/package-test
@@ -29,7 +29,8 @@ if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.ht
     echo "the package contains files that belong only to the repository" >&2
     exit 1
 fi
-(cd "$work/crate" && cargo test --quiet)
+# Its unit tests are those of the repository, which have run; here they only have to find all files.
+(cd "$work/crate" && cargo check --quiet --all-targets)
 
 # Program `symbols` takes the address of every function that cust_raw declares. It calls one with all argument
 # registers in use.

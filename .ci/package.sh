@@ -22,14 +22,14 @@ at_most() { # name, bytes, limit
     [ "$2" -le "$3" ] || { echo "$1 is above $3 bytes" >&2; exit 1; }
 }
 at_most "the package" "$(stat -c %s "$CARGO_TARGET_DIR"/package/kvarena-*.crate)" 2600000
-# -m: the packed files have one fixed modification time, with which cargo would take an earlier build for this one.
+# -m sets new modification times. The packed files all have one fixed time, so cargo would reuse an earlier build.
 tar -xzmf "$CARGO_TARGET_DIR"/package/kvarena-*.crate -C "$work/crate" --strip-components 1
 if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.html -o -path './tests/*' \
     -o -path './benches/*' -o -path './fuzz/*' -o -name "*.safetensors" \)) | grep .; then
     echo "the package contains files that belong only to the repository" >&2
     exit 1
 fi
-# Its unit tests are those of the repository, which have run; here they only have to find all files.
+# The repository runs the same unit tests. Here they only have to compile, which shows that no file is missing.
 (cd "$work/crate" && cargo check --quiet --all-targets)
 
 # Program `symbols` takes the address of every function that cust_raw declares. It calls one with all argument

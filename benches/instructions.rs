@@ -119,7 +119,7 @@ fn run(case: &str, page_size: u32, calls: usize) {
             }
         }
         "replay" => {
-            // A call is a request. Requests differ, so the case runs all of them; `calls` must be their number.
+            // A call is a request. Requests differ, so the case runs all of them: `calls` must be their total.
             let chats = work::Chats::large();
             assert_eq!(calls, chats.requests.len());
             let mut cache = chats::cache(page_size);

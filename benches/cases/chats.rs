@@ -77,10 +77,10 @@ fn finish_oldest(
     cache.finish(started, full(chats, request));
 }
 
-/// The lower bound: only the reads and writes that each request needs. Cached tokens are compared with a buffer as
-/// large as the cache. The other tokens are copied to the buffer with their page ids. Before this, the same number of
-/// ids is copied out of the buffer, as an eviction copies the ids of its pages. There are no look-ups, no eviction
-/// order and no page states.
+/// The lower bound: only the reads and writes that each request needs, in a buffer as large as the cache. A request's
+/// cached tokens are compared with tokens of the buffer; its other whole pages are copied to the buffer. The ids of
+/// these pages are first copied out, as in an eviction, and then copied in. There are no look-ups, no eviction order
+/// and no page states.
 pub struct ServeFloor {
     page_size: usize,
     tokens: Vec<TokenId>,
@@ -121,8 +121,8 @@ impl ServeFloor {
         }
     }
 
-    /// Returns the index of a page of the buffer, from which `tokens` tokens fit. It is far from the index that the
-    /// last call returned.
+    /// Returns the index of a page at which `tokens` tokens fit into the buffer. It is far from the index that the last
+    /// call returned.
     fn far_place(&mut self, tokens: usize) -> usize {
         self.place += 79_190;
         self.place % (self.pages.len() - tokens.div_ceil(self.page_size))

@@ -25,8 +25,8 @@ impl Decode {
         Self::with_tracks(page_size, batch, kv_len, 1)
     }
 
-    /// Creates the case for a model with `tracks` page tables: one of a layer that reads all tokens, the others of
-    /// layers that read 128 tokens.
+    /// Creates the case for a model with `tracks` layers, each with a page table. The first layer reads all tokens, the
+    /// others a window of 128 tokens.
     pub fn with_tracks(page_size: u32, batch: u32, kv_len: u32, tracks: u32) -> Self {
         let len = kv_len + GROWTH + 2;
         let pages = batch * (len.div_ceil(page_size) + 1) * tracks;

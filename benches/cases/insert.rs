@@ -66,8 +66,8 @@ impl Insert {
         ROUND - self.locks.len()
     }
 
-    /// Reads the tokens and pages of the next `count` sequences into the CPU caches, where those of a served request
-    /// are.
+    /// Reads the tokens and pages of the next `count` sequences into the CPU caches. In a server, those of a running
+    /// request are there.
     pub fn read_next(&self, count: usize) {
         let done = self.locks.len();
         let next = self.sequences.iter().skip(done).take(count);

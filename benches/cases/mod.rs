@@ -1,5 +1,5 @@
-//! The measured cases: the call of each, and the lower bound (floor) of some. `work` has the inputs. The package of
-//! peers and all benches except `attention` and `gpu` use them.
+//! The measured cases. Each has a measured call, and some have a lower bound (floor). `work` has the inputs.
+//! `benches/peers` and all benches except `attention` and `gpu` use the cases.
 #![allow(dead_code, missing_docs)]
 
 pub mod chats;
@@ -53,12 +53,12 @@ pub struct Started {
 impl Cache {
     pub fn new(page_count: u32, page_size: u32) -> Self {
         let mut cache = Self::untouched(page_count, page_size);
-        // An engine does the same.
+        // An engine does the same by default.
         cache.tree.prefault();
         cache
     }
 
-    /// Creates a cache whose memory is touched as it is used.
+    /// Creates a cache without prefault: its memory is first touched when it is used.
     pub fn untouched(page_count: u32, page_size: u32) -> Self {
         Self {
             tree: PrefixTree::new(page_count, page_size, 64),

@@ -1,4 +1,4 @@
-//! Rows with nested prefixes, each one page longer than the next: one nested span fewer than rows.
+//! Rows with nested prefixes. Each prefix is one page longer than the next, so n rows have n - 1 nested spans.
 
 use kvarena::{
     BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, KvShape,

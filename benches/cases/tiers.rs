@@ -21,7 +21,7 @@ pub struct Tiers {
     loading: Vec<SeqKey>,
     turn: usize,
     puts: Vec<PutId>,
-    /// Number of prompts that were fetched or will be fetched next.
+    /// Number of prompts that `new_prompts` has returned.
     fetched: u32,
 }
 

@@ -102,7 +102,7 @@ impl<'a> Bench<'a> {
         self.run_over(forest, new_lens, q_heads, how, &stored)
     }
 
-    /// Times a batch over a pool with these K and V. Returns also whether a few of its rows are correct.
+    /// Times a batch over a pool; `stored` returns the pool's K and V. Also returns whether a few rows are correct.
     pub fn run_over(
         &mut self,
         forest: &Forest,

@@ -80,8 +80,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Returns a step of sequences that share the spans of a forest and have these numbers of new tokens. Pages are
-    /// random. Spans must have whole pages.
+    /// Returns a step of sequences that share the spans of a forest. `new_lens` has each row's number of new tokens.
+    /// Pages are random. Spans must have whole pages.
     pub fn forest(
         step: u64,
         layout: &PoolLayout,
@@ -216,7 +216,7 @@ pub struct Noise {
 impl Noise {
     pub fn new(gpu: &Gpu) -> Outcome<Self> {
         let mut rng = Rng::new(42);
-        // The length is not a small multiple of a power of two, so that different pages have different numbers.
+        // No large power of two divides the length, so different pages have different numbers.
         let len = 24_000_008;
         let mut number = || {
             // Nearly normal, as the sum of four uniform numbers.

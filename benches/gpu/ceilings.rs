@@ -52,7 +52,7 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     }
     report.row("ceil", "copy 2 GiB", "16-byte kernel", best, Rate::Bytes(2.0 * bytes as f64), true);
 
-    // 262,144 of 1 Mi rows of 2 KiB, K and V: 1 GiB.
+    // Reads 262,144 of 1 Mi rows of 2 KiB, in K and in V: 1 GiB.
     let (k, v) = (source, target);
     noise.fill(&v)?;
     let count = 1_u32 << 18;

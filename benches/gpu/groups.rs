@@ -12,7 +12,7 @@ use crate::batch::Noise;
 use crate::report::{Rate, Report};
 use crate::timer::Timer;
 
-/// Number of turns; each measures both variants.
+/// Number of turns. Each turn measures both groupings.
 const TURNS: usize = 5;
 const PAGE_SIZE: u32 = 16;
 
@@ -114,7 +114,7 @@ impl Setup {
         Ok(Self { name, cuda, plan, q, out })
     }
 
-    /// Returns the microseconds of one of these layers, which run in turn.
+    /// Returns the microseconds of one layer's attention. The layers run in turn.
     fn time(
         &mut self,
         timer: &mut Timer,

@@ -55,9 +55,9 @@ pub fn first_step(gpu: &Gpu, start: Instant, report: &mut Report) -> Outcome<()>
     Ok(())
 }
 
-/// Measures the host time of `plan_batch` for 256 decoding sequences of 4,096 tokens that share no or 2,048 tokens: the
-/// core's plan, the checks, the split, the upload and the table writes. Measures also the core's plan without a
-/// backend.
+/// Measures the host time of `plan_batch` for 256 decoding sequences of 4,096 tokens that share 0 or 2,048 tokens. The
+/// time covers the core's plan, the checks, the split, the upload and the table writes. Also measures the core's plan
+/// without a backend.
 pub fn plan_cost(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     for (page_size, shared) in [(1, 0), (16, 0), (1, 2_048), (16, 2_048)] {
         let stream = CudaStream::new(gpu)?;

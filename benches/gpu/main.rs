@@ -1,9 +1,9 @@
 //! Measures the CUDA backend, and the ceilings of this machine.
 //!
-//! Shapes and method are those of the FlashInfer baselines: calls captured in a graph that is replayed (extend and
-//! spans: consecutive calls), the median over replays, random data, random pages, and layers in turn, so that the L2
-//! cache does not serve them. Only sections plan and first include planning. Prints a table and writes
-//! JSON rows to `$OUT/kvarena.json`.
+//! Shapes and method are those of the FlashInfer baselines. Calls are captured in a graph that is replayed; extend and
+//! spans launch consecutive calls instead. A time is the median over replays. Data and pages are random. Calls use the
+//! layers in turn, so that the L2 cache does not serve their reads. Only sections plan and first include planning.
+//! Prints a table and writes JSON rows to `$OUT/kvarena.json`.
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!

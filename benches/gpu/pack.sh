@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Packs the files with which a GPU machine without a Rust toolchain tests and measures the CUDA backend:
 #
-#   benches/gpu/pack.sh FOLDER      here: binaries and scripts
-#   FOLDER/run.sh [test] [bench]    there; tables to $OUT, default the folder
+#   benches/gpu/pack.sh FOLDER      on this machine: packs binaries and scripts into FOLDER
+#   FOLDER/run.sh [test] [bench]    on the GPU machine: writes tables to $OUT, by default FOLDER
 #
 # With FLASHINFER_KIT=DIR, a folder with bench_flashinfer.py, `bench` runs the baselines in the same call and compares.
 set -euo pipefail
@@ -26,7 +26,7 @@ for part in "${@:-test}"; do
     test)
         ./cuda_tests --test-threads 1 2>&1 | tee "$OUT/tests.txt" | grep -E "FAILED|panicked|test result"
         grep -q "test result: ok" "$OUT/tests.txt" || failed=1
-        # Few random shapes against float64, because the tools make kernels a hundred times slower.
+        # The tools run only 4 seeds of random shapes, because they make kernels a hundred times slower.
         for tool in memcheck racecheck; do
             KVARENA_SEEDS=0..4 compute-sanitizer --error-exitcode 1 --tool "$tool" ./cuda_tests --test-threads 1 contract:: staged:: \
                 >"$OUT/$tool.txt" 2>&1 || failed=1

@@ -26,7 +26,7 @@ impl Rate {
     }
 }
 
-/// Distance of rows from exact ones: the norm of the difference divided by their norm.
+/// Distance of rows from exact rows: the norm of the difference divided by the norm of the exact rows.
 #[derive(Debug, Default)]
 pub struct Distance {
     wrong: f64,

@@ -1,10 +1,10 @@
 //! Measures how well the split chooses between separate reads and spans read once, and the accuracy of its cost model.
 //!
-//! The model's constants are fitted to simple shapes and random forests. Each forest is timed with separate reads of
-//! each row, by the split's choice, and with every span read once; results are compared with the first. Prints the
-//! distance of the choice from the faster of the other two, and of the model from the measured times. All times are
-//! written to `$OUT/spans-dN.csv`, where N is the first head_dim; for pools of fp8 with static scales to
-//! `$OUT/spans-fp8-dN.csv`.
+//! The model's constants are fitted to simple shapes and random forests. Each forest is timed in three variants: each
+//! row read separately, spans as the split chooses, and every span read once. The results of the last two are compared
+//! with those of separate reads. The bench prints how far the choice is from the faster of the other two variants, and
+//! the model from the measured times. It writes all times to `$OUT/spans-dN.csv`, where N is the first head_dim, or to
+//! `$OUT/spans-fp8-dN.csv` for pools of fp8 with static scales.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -40,8 +40,9 @@ pub struct Sizes {
     /// Random forests for each number of heads.
     forests: usize,
     rows: u32,
-    /// Maximum tokens of a span, and of a row's own.
+    /// Maximum tokens of a span.
     shared: u32,
+    /// Maximum tokens of a row outside spans.
     own: u32,
     /// Slots of a layer.
     slots: u32,

@@ -148,7 +148,7 @@ struct Plain {
 }
 
 impl Plain {
-    /// Submits a copy for each page: to the host, or from it.
+    /// Submits a copy for each page: to the host if `way` is 0, otherwise to the device.
     fn submit(&mut self, way: usize, moves: &[PageMove]) {
         let stream = self.streams[way].raw() as usize as sys::CUstream;
         let bytes = self.page_bytes as usize;
@@ -236,7 +236,7 @@ fn comes_back(cuda: &mut Cuda, ids: &mut Ids) -> Outcome<bool> {
     Ok(saved == loaded && cuda.lease(host).as_ref() == saved)
 }
 
-/// Measures the attention of a decode step in all layers, alternately alone and during moves that last longer.
+/// Measures the attention of a decode step in all layers, alternately alone and during moves that outlast the step.
 fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let mut timer = Timer::new(gpu)?;

@@ -1,5 +1,6 @@
-//! Baseline: blocks found by chained hashes, as in vLLM. A block's hash covers its tokens and its parent's hash, and
-//! replaces comparison. Free blocks wait in one queue, oldest first, and keep their hash until they are allocated.
+//! Baseline: blocks found by chained hashes, as in vLLM. A block's hash covers its tokens and its parent's hash. A hash
+//! is compared instead of the tokens. Free blocks wait in one queue, oldest first, and keep their hash until they are
+//! allocated.
 
 use std::collections::HashMap;
 
@@ -22,7 +23,7 @@ struct Chain {
     page_size: usize,
     hasher: RandomState,
     by_hash: HashMap<u64, u32, RandomState>,
-    /// Links of the free queue by block; the last entry is its head and tail.
+    /// All blocks, with their links in the free queue. The last entry is the queue's head and tail.
     blocks: Vec<Block>,
     path: Vec<u32>,
 }

@@ -29,7 +29,7 @@ use serde::Serialize;
 struct Row {
     case: String,
     page_size: u32,
-    /// Nanoseconds, or bytes in a case of bytes.
+    /// Nanoseconds, or bytes in case `bytes a token`.
     ns: f64,
     floor_ns: Option<f64>,
     ratio: Option<f64>,
@@ -135,7 +135,7 @@ fn hits(table: &mut Table, page_size: u32) {
         let mut floor = HitFloor::new(work::SEQUENCES, rotation, page_size);
         hit.check();
         assert_eq!(floor.call(), hit.call(), "the floor copies the same pages");
-        // A whole rotation first, so that the hot case is hot.
+        // Each measurement runs a whole rotation first, so that the hot case is hot.
         let warm = |call: &mut dyn FnMut()| (0..rotation).for_each(|_| call());
         warm(&mut || _ = hit.call());
         let ns = median_ns(300, 64, || _ = black_box(hit.call()));

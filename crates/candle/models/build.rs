@@ -29,7 +29,7 @@ fn patched(name: &str, file: &str) -> String {
     diffy::apply(file, &patch).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Writes a file for `include!`. It turns inner doc comments (`//!`), which `include!` rejects, into comments.
+/// Writes a file for `include!`. Turns inner doc comments (`//!`), which `include!` rejects, into plain comments.
 fn write(name: &str, text: String) {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let text = text.replace("//!", "//");

@@ -28,7 +28,7 @@ pub enum ConfigError {
     Json(serde_json::Error),
     /// A required key is missing.
     Missing(&'static str),
-    /// A value that candle's implementation of the model does not support.
+    /// candle's implementation of the model does not support the value of this key.
     Unsupported(&'static str, Value),
     /// The core does not support the model's K and V.
     Pool(kvarena::layout::HfError),

@@ -32,8 +32,8 @@ impl Contiguous {
         })
     }
 
-    /// Returns the likeliest tokens after a prompt: `new` tokens, or fewer if one is in `end`. `device` is the
-    /// model's.
+    /// Returns the likeliest tokens after a prompt: `new` tokens, or fewer if one of them is in `end`. `device` is the
+    /// model's device.
     ///
     /// # Errors
     /// candle's errors.

@@ -3,7 +3,7 @@
 //!
 //!     cargo run --release -p kvarena-candle-models --features cuda --example gpu -- tokens replays cost parts graphs
 //!
-//! `steps` is `graphs` without graphs. Both take sizes: `steps:16x512,64x1024`.
+//! `steps` measures the same steps as `graphs`, but replays no graphs. Both take sizes: `steps:16x512,64x1024`.
 //!
 //! The program needs a GPU, and a CUDA toolkit to build candle's kernels.
 

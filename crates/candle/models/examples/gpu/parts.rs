@@ -15,7 +15,7 @@ const BATCH: usize = 16;
 const CONTEXT: usize = 512;
 const REPEATS: usize = 20;
 
-/// Operations of a layer, and those after the last one.
+/// Operations of a layer. The last entry names the operations after the last layer.
 const NAMES: [&str; 9] = [
     "products",
     "norms of rows",

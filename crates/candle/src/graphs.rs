@@ -1,8 +1,8 @@
 //! [`Graphs`]: steps of one size as CUDA graphs, captured once and replayed.
 //!
 //! A graph contains addresses. [`Graphs`] copies a step's inputs to buffers that the graph reads, and
-//! the graph writes its result to another. The pool, the page tables and the staged plan have fixed
-//! addresses. The graph owns all memory that the model allocates during capture.
+//! the graph writes its result to another buffer. The pool, the page tables and the staged plan have
+//! fixed addresses. The graph owns all memory that the model allocates during capture.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -53,8 +53,8 @@ impl<'m, M> Graphs<'m, M> {
         Ok(Self { model, forward, arena: arena.id(), steps, this_thread: PhantomData })
     }
 
-    /// Runs the forward pass on a step and returns its result. If a graph runs it, `step.inputs` are then
-    /// the graph's buffers.
+    /// Runs the forward pass on a step and returns its result. If a graph runs the pass, `step.inputs` become the
+    /// graph's buffers.
     ///
     /// # Errors
     /// Errors of the model and of the driver. [`Error::OtherArena`] if the step belongs to another

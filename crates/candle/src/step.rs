@@ -13,16 +13,16 @@ use kvarena::{Attend, BatchPlan, Engine, LayerId, StepId};
 use crate::attend::attend;
 use crate::{Error, Pool};
 
-/// The inputs of a model. Rows of tokens are packed in the order of the step's items. The padding of
-/// [`KvArena::step_padded`](crate::KvArena::step_padded) follows them.
+/// The inputs of a model. Rows of tokens are packed in the order of the step's items. The padding rows of
+/// [`KvArena::step_padded`](crate::KvArena::step_padded) follow.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// New tokens, u32 `[rows]`.
     pub tokens: Tensor,
     /// Positions of the new tokens, u32 `[rows]`.
     pub positions: Tensor,
-    /// The row of each item's last token, u32 `[items]`, then each padding row. Its logits give the next
-    /// token.
+    /// The index of each item's last row, u32 `[items]`. The logits of this row give the item's next token. In a
+    /// padded step, the indices of the padding rows follow.
     pub last_rows: Tensor,
     /// One tensor that contains the other three.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "graphs overwrite it"))]

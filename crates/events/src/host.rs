@@ -59,7 +59,8 @@ impl Host {
         Ok(Self { engine, scratch: StepScratch::new(), batch })
     }
 
-    /// Serves a prompt and its answer to the end. Returns the number of cached tokens, or none if both do not fit.
+    /// Serves a prompt and its answer to the end. Returns the number of cached tokens, or none if prompt and answer do
+    /// not fit together.
     ///
     /// # Panics
     /// If the prompt is empty.

@@ -86,7 +86,7 @@ async fn the_number_that_ends_a_reply_is_no_message() {
         () = engine.answer(None) => panic!("the subscriber requests messages before the number"),
     };
     assert!(matches!(received, Err(ReceiveError::Number)), "{received:?}");
-    // The largest number of a message.
+    // A message has at most this number.
     engine.publish(END - 1).await;
     let lost = [Received::Lost { from: 0, to: END - 1 }, payload(END - 1)];
     let answers = async {

@@ -212,7 +212,7 @@ async fn a_closed_connection_ends_only_its_reply() {
     for _ in 0..2_000 {
         engine.publisher.lose(vec![0; 1 << 16]);
     }
-    // A new subscriber requests all 128 MB, which take longer.
+    // A new subscriber requests all 128 MB, which take longer than the timeout.
     let connected = tokio::time::timeout(Duration::from_millis(30), engine.subscriber()).await;
     assert!(connected.is_err(), "the reply is unfinished");
     tokio::time::sleep(Duration::from_millis(300)).await;

@@ -108,7 +108,7 @@ pub struct Program<'a> {
     arena: KvArena,
     rng: Rng,
     running: Vec<Sequence>,
-    /// Results, each with a copy of its numbers from when it was computed.
+    /// Results. Each has a copy of its numbers, made when the result was computed.
     kept: Vec<(Tensor, Vec<f32>)>,
     /// Number of rejected calls of each kind.
     pub rejected: [u32; WRONG],

@@ -261,7 +261,7 @@ fn errors_contain_the_offset() {
         let kind = ErrorKind::TokenCount { tokens: 4, pages: 1, page_size: page_size.into() };
         assert_eq!(refused(&odd), (tokens, kind));
     }
-    // A missing field, truncated bytes, and trailing bytes.
+    // Missing fields, truncated bytes and trailing bytes are errors.
     let mut nameless = good.clone();
     nameless[size - 1] = b'?';
     let (_, kind) = refused(&nameless);

@@ -78,7 +78,7 @@ impl Checkpoint {
         tensor.numbers.map_err(|dtype| unsupported_dtype(&path, name, dtype))
     }
 
-    /// Reads the tensors that the index assigns to a shard; all tensors of a whole model, which has no index.
+    /// Reads the tensors that the index assigns to a shard. Reads all tensors of a whole model, which has no index.
     fn read_shard(&mut self, file: &str, assigned: &BTreeSet<String>) -> Result<()> {
         let path = self.dir.join(file);
         let bytes = read_file(&path)?;

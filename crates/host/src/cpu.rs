@@ -19,7 +19,7 @@ pub struct CpuRunner<'m> {
     work: Workspace,
     tokens: Vec<u32>,
     wanted: Vec<usize>,
-    /// Row of the logits of each draw; draws of one row share it.
+    /// For each draw, the row of its logits. Draws of the same token share a row.
     rows: Vec<usize>,
     /// The tokens chosen by the last step.
     last_tokens: Vec<u32>,
@@ -30,7 +30,7 @@ pub struct CpuRunner<'m> {
 }
 
 impl<'m> CpuRunner<'m> {
-    /// Runs this model.
+    /// Creates a runner of this model.
     pub fn new(model: &'m Model) -> Self {
         Self {
             model,

@@ -2,9 +2,9 @@
 // the operation after it.
 //
 // One instruction multiplies 64 rows of the matrix with TOKENS rows of x, so a few rows of x suffice to use the matrix units. A
-// CTA multiplies OUTS rows of the matrix with TOKENS rows of x. One thread starts copies of pieces of 64 columns of both to a
-// ring in shared memory, and a warpgroup multiplies them there. The copies of the matrix start before the previous kernel has
-// ended, because no kernel of a step writes the matrix. Thus the memory is also busy between products.
+// CTA multiplies OUTS rows of the matrix with TOKENS rows of x. One thread starts the copies of both to a ring in shared
+// memory, in pieces of 64 columns. A warpgroup multiplies the pieces there. The copies of the matrix start before the previous
+// kernel has ended, because no kernel of a step writes the matrix. Thus the memory is also busy between products.
 //
 // A cluster of up to eight CTAs shares the columns of a tile, so narrow products have work for the whole device. The CTAs add
 // their sums through shared memory, always in the same order. Each CTA finishes a part: y = sum, y += sum, or
@@ -35,8 +35,8 @@ DEVICE float squares_of(const uint4& x) {
 
 template <u32 TOKENS, u32 TILES> struct Gemm {
     static constexpr u32 OUTS = 64 * TILES, STAGES_MAX = 24;
-    static constexpr u32 WEIGHT = 128 * OUTS, STAGE = WEIGHT + 128 * TOKENS;  // bytes of a piece of the matrix; of that and a piece of x
-    static constexpr u32 PITCH = OUTS + 4;                                   // of sums [TOKENS, PITCH] in shared memory; avoids bank conflicts
+    static constexpr u32 WEIGHT = 128 * OUTS, STAGE = WEIGHT + 128 * TOKENS;  // bytes of a piece of the matrix; bytes of this piece and one of x
+    static constexpr u32 PITCH = OUTS + 4;                                   // row length of the sums [TOKENS, PITCH]; avoids bank conflicts
     static constexpr u32 SHARERS = 64 / TOKENS;                              // threads that sum the squares of one row of x
     enum { MULTIPLIERS = 128, PRODUCERS = 32, SQUARERS = 64 };               // numbers of threads, in the order of threadIdx.x
 

@@ -21,8 +21,8 @@ template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.
 #define OPERANDS_16(c, i) OPERANDS_8(c, i), OPERANDS_8(c, i + 8)
 #define OPERANDS_32(c, i) OPERANDS_16(c, i), OPERANDS_16(c, i + 16)
 
-// c[64, N] += a[64, 16] * b[N, 16]^T. Of its warp's 16 rows of c, a thread holds rows lane / 4 and lane / 4 + 8. Of every eight
-// columns it holds 2 * (lane % 4) and the next one.
+// c[64, N] += a[64, 16] * b[N, 16]^T. A warp holds 16 rows of c, and each thread holds rows lane / 4 and lane / 4 + 8 of them.
+// In every eight columns, the thread holds column 2 * (lane % 4) and the next one.
 #define WGMMA(N, COUNT, A, B)                                                                                                     \
     DEVICE void wgmma(float (&c)[COUNT], u64 a, u64 b) {                                                                          \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS_##COUNT "}, " A ", " B ", 1, 1, 1, 0, 0;" \
@@ -61,7 +61,7 @@ DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, u32 column, u32 
                  "r"(barrier), "r"(column), "r"(row)
                  : "memory");
 }
-// The same for a map of [rows / 8, matrices, 8, columns]; `eight` is the index of the box's first group of eight rows.
+// Copies a box of a map of [rows / 8, matrices, 8, columns]. `eight` is the index of the box's first group of eight rows.
 DEVICE void copy_box_of_eights(u32 to, const TensorMap& map, u32 barrier, u32 column, u32 eight) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %4, %5}], [%2];" ::"r"(to), "l"(&map),
                  "r"(barrier), "r"(column), "r"(0), "r"(eight)

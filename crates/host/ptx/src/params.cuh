@@ -36,7 +36,7 @@ struct EmbedParams {
     u64 normed;   // bf16 [tokens, hidden]
     u32 hidden;
     float eps;
-    float scale;  // of the table's rows
+    float scale;  // factor of the table's rows
     u32 reserved;
 };
 GEN_SIZE(EmbedParams, 64)
@@ -124,8 +124,8 @@ struct Shape {
 };
 GEN_SIZE(Shape, 16)
 
-// An Edit of src/shaping.rs: adds `before` to a logit, divides a positive sum by `repetition` or multiplies another one by it,
-// and adds `after`.
+// An Edit of src/shaping.rs: adds `before` to a logit. Then divides a positive sum by `repetition`, or multiplies any other sum
+// by `repetition`. Then adds `after`.
 struct Edit {
     u32 token;
     float before, repetition, after;
@@ -151,7 +151,7 @@ GEN_SIZE(ShapedParams, 56)
 struct SumRanksParams {
     u64 x;                   // bf16 [units, 8]
     u64 y;                   // bf16 [units, 8]: this rank's summand
-    u64 inboxes[RANKS_MAX];  // of all ranks, each bf16 [2, ranks, capacity, 8], in the address space of this rank
+    u64 inboxes[RANKS_MAX];  // the inbox of each rank, bf16 [2, ranks, capacity, 8], in the address space of this rank
     u64 turns;               // u32 [SUM_BLOCKS]: for each block, the number of sums in which it had units
     u64 reserved;
     u32 units;     // of 16 bytes

@@ -1,4 +1,4 @@
-// sample_shaped: chooses the tokens of the rows that have a shape (edits or min-p), and replaces those that `sample` chose.
+// sample_shaped: chooses the tokens of the rows that have a shape (edits or min-p). They replace the tokens of `sample`.
 // Twin:    src/shaping.rs, src/sample.rs       (the specification)
 // Params:  ShapedParams, 56 bytes              (params.cuh, src/gpu/kernels.rs)
 // Shapes:  see params.cuh; edited logits are f32, because bf16 would round them; `ordered` compares them

@@ -3,7 +3,7 @@
 // Params:  SumRanksParams, 112 bytes
 // Shapes:  see params.cuh
 // Grid:    x = ceil(units / 512), at least 1 and at most SUM_BLOCKS; block 512. The same on every rank.
-// Needs:   units <= capacity; inboxes and turns as src/gpu/peers.rs makes them; every rank launches the same sums in one order
+// Needs:   units <= capacity; inboxes and turns as src/gpu/peers.rs makes them; all ranks launch the same sums in the same order
 // Build:   build.py
 //
 // Each rank writes its y to an inbox on every other rank's GPU, and waits for the others' y in its own inbox. A word of an
@@ -15,7 +15,7 @@
 // ended, and that kernel has read and emptied all words of the older inbox. Blocks exchange words only with blocks of the same
 // number. Each block counts its own turns, because short sums have fewer blocks.
 //
-// The kernel waits for no later work of its own GPU: the next kernel is set up only when all blocks of this one run.
+// The kernel waits for no later work of its own GPU: the next kernel starts only after all blocks of this one have started.
 #include "common.cuh"
 
 // EMPTY is a pair of bf16 NaNs. No kernel here produces it, because the kernels round NaN to 0x7fff. The kernel sends A_NAN for

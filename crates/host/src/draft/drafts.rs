@@ -1,6 +1,7 @@
 //! The drafts of one stream: a tree of guesses that follow a token.
 
-/// A tree of tokens. Number 0 is the root, the last token of a stream. The others are guesses, each after its parent.
+/// A tree of tokens. Number 0 is the root, the last token of a stream. The other tokens are guesses; the number of each is
+/// above its parent's.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Drafts {
     tokens: Vec<u32>,
@@ -77,9 +78,9 @@ impl Drafts {
         fits.next().map(|(_, number)| number)
     }
 
-    /// Appends the accepted branch to `out`: the root, then its child that equals the token sampled at the root, and so
-    /// on. The branch ends where no child matches or a token ends the text. `sampled` has a token for the root and for
-    /// each guess. The token sampled at the end of the branch is new.
+    /// Appends the numbers of the accepted branch to `out`: the root, then its child that equals the token sampled at
+    /// the root, and so on. The branch ends where no child matches or a sampled token ends the text. `sampled` has a
+    /// token for the root and for each guess. The token sampled at the end of the branch is new.
     pub fn branch(&self, sampled: &[u32], ends: impl Fn(u32) -> bool, out: &mut Vec<u32>) {
         let mut next = Some(0);
         while let Some(number) = next {

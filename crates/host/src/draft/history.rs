@@ -1,8 +1,8 @@
 //! A growing text, with a search for earlier occurrences of its end.
 //!
 //! ```text
-//!   the page is full .. the page is          the last tokens occurred before: the longest match first,
-//!       ------- ----        -------          of equal ones the latest
+//!   the page is full .. the page is          the last tokens occurred before: the longest match is best,
+//!       ------- ----        -------          and of equally long matches the latest
 //! ```
 //!
 //! If the continuation reaches the end of the text, it starts again after the match, as in a text that repeats.

@@ -2,7 +2,7 @@
 //!
 //! DeepSeek V3 scores experts by sigmoids. A correction bias affects the choice of groups and experts, but not the
 //! weights. All tokens also use the shared expert, if there is one. gpt-oss weights the chosen experts by the softmax
-//! of their logits. Sums are in the order of ascending experts, after the shared one.
+//! of their logits. Outputs are added in ascending order of experts, after the shared expert's output.
 
 use crate::error::Result;
 use crate::family::Family;
@@ -272,8 +272,9 @@ impl Experts {
         let kept = best(&of_groups, kept);
         for (group, ranked) in ranked.chunks_exact_mut(size).enumerate() {
             if !kept.contains(&group) {
-                // Never chosen, even if all other scores are negative. Transformers 5.17.0, modeling_deepseek_v3.py,
-                // line 162: scores_for_choice.masked_fill(~score_mask.bool(), float("-inf")).
+                // The group's experts are never chosen, even if all other scores are negative. Transformers 5.17.0,
+                // modeling_deepseek_v3.py, line 162:
+                // scores_for_choice.masked_fill(~score_mask.bool(), float("-inf")).
                 ranked.fill(f32::NEG_INFINITY);
             }
         }

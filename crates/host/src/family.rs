@@ -18,8 +18,8 @@ pub enum Family {
     GptOss,
     /// `Gemma3ForCausalLM`: windows with their own rope, and norms of outputs.
     Gemma3,
-    /// `Gemma4ForCausalLM`: as Gemma 3, and the layers without a window have other heads. The host implements only the
-    /// text model, and no experts.
+    /// `Gemma4ForCausalLM`: like Gemma 3, but the layers without a window have other heads. The host implements only
+    /// the text model, and no experts.
     Gemma4,
     /// `Llama4ForCausalLM`: layers with rotary positions read chunks; the other layers read all tokens. The host
     /// implements only the text model, and no experts.
@@ -45,7 +45,7 @@ impl Family {
         }
     }
 
-    /// Returns the family that `architectures` names, or else `model_type`.
+    /// Returns the family by the first name in `architectures`, or by `model_type` if there is no such name.
     ///
     /// # Errors
     /// Both are missing, `model_type` is not a text, or the family is not implemented.

@@ -140,7 +140,7 @@ impl<'a> Fields<'a> {
     /// Returns the ids of a field that contains one token id or a list of them. Returns no ids if it is absent.
     ///
     /// # Errors
-    /// The value is neither.
+    /// The value is neither an id nor a list of ids.
     pub fn tokens(&self, name: &str) -> Result<Vec<u32>> {
         let Some(value) = self.get(name) else { return Ok(Vec::new()) };
         let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);

@@ -48,7 +48,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Maps the tensors that the index assigns to a shard; all tensors of a whole model, which has no index.
+    /// Maps the tensors that the index assigns to a shard. Maps all tensors of a whole model, which has no index.
     fn map(&mut self, path: &Path, assigned: &BTreeSet<String>) -> Result<()> {
         let cannot = |e| Error::model(format!("cannot read {}: {e}", path.display()));
         let file = File::open(path).map_err(cannot)?;

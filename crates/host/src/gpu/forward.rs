@@ -84,7 +84,7 @@ pub struct Forward {
     link: Option<Link>,
     /// Maximum number of rows for which the ranks sum their output and down products in peer memory and add the sum to
     /// x. With more rows, the first rank adds its product to x, each other rank overwrites x with its product, and the
-    /// ranks then sum x. If outputs are normed it is 0, and the ranks sum `output`.
+    /// ranks then sum x. If outputs are normed, `part_rows` is 0 and the ranks sum `output`.
     part_rows: usize,
     /// Whether this rank chooses tokens. Only the first rank does, because ranks may round differently.
     leads: bool,
@@ -289,7 +289,7 @@ impl Forward {
             if let Some(peers) = link.peers() {
                 peers.add(device, 0, 0, 0)?;
             }
-            // NCCL uses other algorithms for other lengths, and connects for each at its first use.
+            // NCCL uses different algorithms for different lengths, and connects for each algorithm at its first use.
             for doubled in (0..).map(|times| 4096 << times).take_while(|&count| count < most) {
                 link.sum(device, self.x.address(), doubled)?;
             }
@@ -300,14 +300,15 @@ impl Forward {
     fn attend(&self, layer: usize) -> Attend {
         let ModelConfig { q_heads, head_dim, scale, .. } = self.config;
         let window = self.config.windows[layer];
-        // The rope scales q and k by its amplitude. The rotation kernel does not, so the scale contains its square.
+        // The rope scales q and k by an amplitude. The rotation kernel does not, so the scale contains the amplitude's
+        // square.
         let scale = scale * self.config.rope_of(layer).amplitude.powi(2);
         Attend { window, scale, ..Attend::new(q_heads as u32, head_dim as u32) }
     }
 
     /// Submits a step that the backend has begun and whose products are planned. The rank that chooses tokens computes
-    /// at most [`Forward::logits_rows`] draws at a time. After each part it calls `each` with the part's first draw and
-    /// the number of its draws.
+    /// at most [`Forward::logits_rows`] draws at a time. After each such batch it calls `each` with the batch's first
+    /// draw and its number of draws.
     ///
     /// # Errors
     /// The driver, cublasLt or the backend failed.

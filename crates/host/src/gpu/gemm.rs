@@ -17,7 +17,7 @@ const BUDGETS: [usize; 3] = [72 << 10, 110 << 10, SHARED_MAX];
 const STAGES_MAX: usize = 24;
 /// Columns of a piece.
 const PIECE: usize = 64;
-/// Bytes by which a kernel aligns its shared memory.
+/// Additional bytes of shared memory, because a kernel aligns the start of its memory to 1,024 bytes.
 const SLACK: usize = 1024;
 /// Maximum number of rows of x; more rows would read the matrix too often.
 const ROWS_MAX: usize = 256;
@@ -46,11 +46,11 @@ pub struct Gemm {
     pub x: u64,
     /// `[tokens, outs]`
     pub y: u64,
-    /// Widths of y and x.
+    /// Columns of y.
     pub outs: usize,
-    /// See `outs`.
+    /// Columns of x.
     pub ins: usize,
-    /// Rows.
+    /// Rows of x and y.
     pub tokens: usize,
     /// The operation on the sums.
     pub mode: ProductMode,
@@ -66,7 +66,7 @@ impl GemmMethod {
         if rows > ROWS_MAX || !ins.is_multiple_of(8) || !outs.is_multiple_of(8) {
             return methods;
         }
-        // The narrowest kernels that take all rows, or else the widest.
+        // Uses the kernels with the smallest `tokens` that holds all rows, or else with the largest.
         let tokens = GEMMS.iter().map(|kernel| kernel.tokens).find(|&tokens| rows <= tokens);
         let tokens = tokens.unwrap_or(GEMMS[GEMMS.len() - 1].tokens);
         for (index, kernel) in GEMMS.iter().enumerate() {
@@ -160,7 +160,7 @@ impl GemmMethod {
 }
 
 impl GemmKernel {
-    /// Bytes of a piece of the matrix and of x.
+    /// Returns the bytes of a stage: a piece of the matrix and a piece of x.
     fn stage(&self) -> usize {
         2 * PIECE * (self.outs + self.tokens)
     }
@@ -174,7 +174,7 @@ fn matrices(mode: ProductMode) -> usize {
 struct Tensor<const DIMS: usize, const STRIDES: usize> {
     address: u64,
     dims: [u64; DIMS],
-    /// Bytes, of all dimensions but the innermost.
+    /// Strides in bytes of all dimensions except the innermost.
     strides: [u64; STRIDES],
     window: [u32; DIMS],
 }

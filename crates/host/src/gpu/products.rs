@@ -68,7 +68,7 @@ pub struct Operands {
 /// A product's widths: columns of y and of x.
 #[derive(Clone, Copy, Debug)]
 pub struct Widths {
-    /// Columns of y; for gate and up, of each.
+    /// Columns of y. For gate and up, the columns of each.
     pub outs: usize,
     /// Columns of x.
     pub ins: usize,

@@ -65,7 +65,7 @@ impl Forward {
         }
         let params = BiasParams { y, bias, width: width as u32, reserved: 0 };
         let grid = ((width / 8).div_ceil(128) as u32, tokens as u32);
-        // SAFETY: the rows are activations of the step, and the bias is as long as they are.
+        // SAFETY: the rows are activations of the step, and the bias is as long as a row.
         unsafe { device.kernels.add_bias.launch(device.raw(), grid, 128, &params) }
     }
 
@@ -85,8 +85,8 @@ impl Forward {
         unsafe { device.kernels.norm_add.launch(device.raw(), (tokens as u32, 1), block, &params) }
     }
 
-    /// Computes the output of a layer's experts from x. Adds it to x or overwrites x or this rank's summand, as
-    /// `Op::Down` does.
+    /// Computes the output of a layer's experts from x. Like `Op::Down`, adds the output to x, or writes it to x or to
+    /// this rank's part of the sum.
     pub(super) fn mix(&self, device: &Device, index: usize, tokens: usize) -> Result<(), GpuError> {
         let Mixture { config, normed, routes, activated } =
             self.mixture.as_ref().expect("the model has experts");

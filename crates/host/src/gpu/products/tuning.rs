@@ -139,7 +139,7 @@ impl Products {
         };
         match self.choice {
             Choice::Skinny | Choice::Gemm if !own.is_empty() => {
-                return Ok(vec![own[(op as usize + rows) % own.len()]]); // different products use different ones
+                return Ok(vec![own[(op as usize + rows) % own.len()]]); // different products use different kernels
             }
             _ => methods.extend(own),
         }

@@ -97,7 +97,7 @@ unsigned cuArrayDestroy(long a, long b, long c, long d, long e, long f, long g, 
   return a + 2*b + 3*c + 4*d + 5*e + 6*f + 7*g + 8*h + 9*i + 10*j + 11*k + 12*l + 13*m + 14*n + 15*o + 16*p;
 }
 C
-# Program `neighbour` links a library that calls a driver of its own (own.c).
+# Program `neighbour` links a library that calls another driver (own.c).
 cat >src/neighbour.rs <<'RUST'
 #[link(name = "neighbour")]
 unsafe extern "C" {

@@ -66,8 +66,8 @@ impl Insert {
         ROUND - self.locks.len()
     }
 
-    /// Reads the tokens and pages of the next `count` sequences into the CPU caches. In a server, those of a running
-    /// request are there.
+    /// Reads the tokens and pages of the next `count` sequences into the CPU caches, because a server has recently
+    /// accessed the tokens and pages of a request.
     pub fn read_next(&self, count: usize) {
         let done = self.locks.len();
         let next = self.sequences.iter().skip(done).take(count);

@@ -49,7 +49,7 @@ pub struct Message {
     pub seconds: f64,
     /// Events, in order.
     pub events: Vec<WireEvent>,
-    /// Data-parallel rank of the engine, among those of one endpoint.
+    /// Data-parallel rank of the engine, among the engines of one endpoint.
     pub rank: Option<u32>,
 }
 

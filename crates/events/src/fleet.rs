@@ -278,7 +278,7 @@ pub fn index_bytes_a_page(
     let mut router = Router::new(page_size);
     let Some(before) = resident_bytes() else { return Ok(None) };
     for engine in 0..engines {
-        // Conversations of 100 pages. No two engines have the same one.
+        // Each conversation has 100 pages and belongs to one engine.
         for chat in 0..u64::from(pages / CHAT) {
             let first = (engine * u64::from(pages / CHAT) + chat) * u64::from(CHAT * page_size);
             let text: Vec<TokenId> =

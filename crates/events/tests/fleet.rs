@@ -11,7 +11,7 @@ use kvarena_events::trace::{TraceError, read};
 const REQUEST: &str =
     r#"{"timestamp": 0, "input_length": 700, "output_length": 9, "hash_ids": [0, 1]}"#;
 
-/// Writes a trace of lines into a file of its own.
+/// Writes a trace of these lines into the file `name`.
 fn trace(name: &str, lines: &[&str]) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::write(&path, lines.join("\n")).expect("the folder exists");

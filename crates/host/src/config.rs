@@ -251,9 +251,9 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the groups of layers: those that read all tokens, and those of each window and chunk. Returns one group
-    /// if all layers are alike, or if [`Groups`] cannot contain them. Parsing rejects layers of two shapes that
-    /// [`Groups`] cannot contain.
+    /// Returns the groups of layers: one of the layers that read all tokens, and one for each window and chunk. Returns
+    /// one group if all layers are alike, or if [`Groups`] cannot contain them. Parsing rejects layers of two shapes
+    /// that [`Groups`] cannot contain.
     pub fn groups(&self) -> Groups {
         self.find_groups().unwrap_or(Groups::ONE)
     }

@@ -50,7 +50,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Returns an error's sentence, followed by that of its cause.
+/// Returns an error's sentence, followed by the sentence of its cause.
 pub fn with_cause(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(cause) => format!("{error}: {cause}"),

@@ -2,7 +2,7 @@
 // Twin:    none
 // Params:  plain arguments
 // Shapes:  copy: n 16-byte units; read: rows of 2,048 bytes. rows[i] is the index of a row, both in k and in v
-// Grid:    x = any, block 256. copy: in each iteration a thread moves 4 units; read: a warp reads a row of k and the same of v
+// Grid:    x = any, block 256. copy: in each iteration a thread moves 4 units; read: a warp reads a row of k and of v
 // Needs:   16-byte aligned addresses
 // Build:   ptx/build.py
 #include "move.cuh"

@@ -39,7 +39,7 @@ impl Model {
     }
 }
 
-/// Computes attention of all layers and returns that of the last layer.
+/// Computes attention of all layers and returns the attention of the last layer.
 const ATTEND: Forward<Model> = |model, step| {
     let [q, k, v] = &model.qkv;
     model.passes.set(model.passes.get() + 1);

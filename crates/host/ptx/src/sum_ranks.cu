@@ -6,9 +6,9 @@
 // Needs:   units <= capacity; inboxes and turns as src/gpu/peers.rs makes them; all ranks launch the same sums in the same order
 // Build:   build.py
 //
-// Each rank writes its y to an inbox on every other rank's GPU, and waits for the others' y in its own inbox. A word of an
-// inbox is EMPTY until it is written; its reader sets it to EMPTY again. Thus each word shows whether it has arrived, words may
-// arrive in any order, and the kernel needs neither barriers nor flags.
+// Each rank writes its y to an inbox on every other rank's GPU, and waits for the y of the other ranks in its own inbox. A word
+// of an inbox is EMPTY until a rank writes it; the reader sets it to EMPTY again. Thus each word shows whether it has arrived,
+// words may arrive in any order, and the kernel needs neither barriers nor flags.
 //
 // Each rank has two inboxes, which it uses in turn. Two are enough: a block writes to the inbox of two turns ago only after it
 // has received the words of the last turn from every rank. A rank sends these words only after its kernel of two turns ago has

@@ -370,7 +370,7 @@ impl Forward {
         self.share(device, step.draw_count)
     }
 
-    /// Sums x, or the output to norm, over the ranks. Except for rounding, the sum is that of a single GPU.
+    /// Sums x, or the output to norm, over the ranks. Except for rounding, the sum equals the result of a single GPU.
     fn sum_up(&self, device: &Device, tokens: usize) -> Result<(), GpuError> {
         let Some(link) = &self.link else { return Ok(()) };
         let x = self.output.as_ref().unwrap_or(&self.x).address();
@@ -411,7 +411,7 @@ impl Forward {
         };
         let block = (hidden / 8).next_multiple_of(32) as u32;
         // SAFETY: the width was checked in `new`; tokens are below the vocabulary (the server checks requests, and
-        // sampling returns no others); the buffers have memory for the step.
+        // sampling returns only such tokens); the buffers have memory for the step.
         unsafe { device.kernels.embed.launch(device.raw(), (tokens as u32, 1), block, &params) }
     }
 

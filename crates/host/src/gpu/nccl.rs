@@ -114,7 +114,7 @@ impl Comm {
         check(calls, "ncclAllReduce", status)
     }
 
-    /// Replaces `count` numbers of 32 bits with those of the first rank, in the stream's order.
+    /// Replaces `count` numbers of 32 bits with the first rank's numbers, in the stream's order.
     ///
     /// # Errors
     /// Errors of NCCL.

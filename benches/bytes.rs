@@ -6,7 +6,7 @@
 //! ```
 //!
 //! live      nodes, child entries, span entries and extents in use, by their sizes
-//! resident  memory that the process has touched for the tree and the pool, by /proc/self/statm, without prefault
+//! resident  memory that the process has touched for the tree and the pool, from /proc/self/statm; without prefault
 //! reserved  memory that the process has allocated for the worst case: a node for each page
 //!
 //! The tree contains 10,000 sequences with 1,536 own tokens, or 100,000 with 256. Each begins with one of 32 shared

@@ -45,7 +45,7 @@ const CASES: [&str; 25] = [
     "replay",
 ];
 
-/// The profiler counts from here.
+/// The profiler counts only the instructions of this function and of its callees.
 #[inline(never)]
 fn measured(calls: usize, call: &mut dyn FnMut()) {
     for _ in 0..calls {

@@ -6,7 +6,7 @@
 //! cargo bench --bench targets -- --only evict    cases whose name contains "evict"
 //! ```
 //!
-//! Times are of one thread, medians over runs of many calls. Other work on the machine makes them larger. The floor of
+//! Times are medians over runs of many calls on one thread. Other work on the machine makes them larger. The floor of
 //! a hit, an insert and a replayed request is the comparison and copy of their bytes. The floor of an eviction reads a
 //! leaf's columns and child entry, and copies its page ids, from slabs as large as the tree's.
 

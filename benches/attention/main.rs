@@ -1,9 +1,9 @@
-//! Attention and stores of the CPU backend, in the shape of Qwen3-0.6B: 16 query heads, 8 kv heads of 128, bf16.
+//! Measures attention and stores of the CPU backend in Qwen3-0.6B's shape: 16 query heads, 8 kv heads of 128, bf16.
 //!
 //! GB/s counts the K and V that a call reads (or stores) once. Items are floating-point operations: 4 for each query
 //! head, visible position and element of a head.
 //!
-//! `cargo bench --bench attention -- table [CASE]` prints `table.rs`: every path of the machine, and a plain read.
+//! `cargo bench --bench attention -- table [CASE]` prints the table of `table.rs`: each path of the CPU, and a plain read.
 
 mod table;
 

@@ -10,8 +10,8 @@ use super::{Cache, whole_pages};
 /// Number of calls in a sample. The evicted pages of a sample fill one list, which is reused as a host reuses its list.
 pub const SAMPLE: usize = 100;
 
-/// Maximum number of pages of a tree whose memory is prefaulted, as in an engine. At page_size 1 this takes 160 to 180
-/// bytes a page.
+/// Maximum number of pages of a tree whose memory is prefaulted, as in an engine. At page_size 1 such a tree takes 160
+/// to 180 bytes a page.
 const TOUCHED_MAX: u32 = 1 << 26;
 
 /// Returns whether this machine has the memory for a tree and for its [`EvictFloor`].
@@ -81,7 +81,7 @@ impl Evict {
         self.done += 1;
     }
 
-    /// Empties the list between samples, so that no measured call has to.
+    /// Empties the list between samples, so that no measured call has to empty it.
     pub fn empty_list(&mut self) {
         self.evicted.append(&mut self.list);
     }

@@ -142,7 +142,7 @@ pub struct InsertFloor {
 impl InsertFloor {
     const NEW: usize = work::SEQUENCE_LEN - work::PROMPT_LEN;
 
-    /// Creates slabs for `places` sequences; 20,000 are 120 MB of tokens.
+    /// Creates slabs for `places` sequences. The tokens of 20,000 sequences take 120 MB.
     pub fn new(page_size: u32, places: usize) -> Self {
         let new_pages = (0..whole_pages(Self::NEW, page_size)).map(PageId::new);
         Self {

@@ -1,4 +1,4 @@
-//! Admission of a prompt that is partly cached and that many sequences compute next.
+//! Admission of a partly cached prompt, which many running sequences also compute.
 
 use kvarena::{
     Capacity, Engine, EngineConfig, Extend, Null, PoolConfig, SeqKey, StepScratch, TokenId,
@@ -8,7 +8,7 @@ use super::NAMESPACE;
 
 /// Pages of the prompt that are cached.
 const PAGES: u32 = 6000;
-/// Number of sequences that compute the prompt. All have the same page as their front.
+/// Number of sequences that compute the prompt. All have the same front.
 const FRONTS: u32 = 64;
 
 pub struct Lead {

@@ -46,7 +46,7 @@ pub struct Cache {
 pub struct Started {
     pub lock: PrefixLock,
     pub matched_pages: u32,
-    /// Own pages, after the matched ones.
+    /// The sequence's own pages, which follow the matched pages.
     pub own: Vec<PageId>,
 }
 

@@ -72,7 +72,7 @@ impl Nested {
         plan.step()
     }
 
-    /// Plans a step, packs the plan within `measured`, and ends the step.
+    /// Plans a step, passes `measured` a call that packs the plan, and ends the step.
     pub fn levels(&mut self, measured: &mut dyn FnMut(&mut dyn FnMut())) {
         let Self { engine, scratch, levels, items } = self;
         let plan = engine.plan_batch(scratch, items).expect("there is room");

@@ -4,7 +4,7 @@
 //!
 //! | case | input |
 //! |---|---|
-//! | hit | 10,000 cached sequences of 2,048 tokens: one of 32 prompts of 512, then 1,536 own; 15,376,384 cached |
+//! | hit | 10,000 cached sequences of 2,048 tokens: one of 32 prompts of 512, then 1,536 own; 15,376,384 cached tokens |
 //! | miss | 256 sequences that begin with token 7, which no cached sequence contains |
 //! | insert, cycle | new sequences: 512 shared tokens and 1,536 new ones |
 //! | evict | leaves of 256 tokens below the 32 prompts, touched in a shuffled order |
@@ -22,7 +22,7 @@ pub const PROMPT_LEN: usize = 512;
 pub const SEQUENCE_LEN: usize = 2048;
 /// Number of cached sequences.
 pub const SEQUENCES: usize = 10_000;
-/// Number of new sequences of the other caches' measurements: half for inserts, half for cycles.
+/// Number of new sequences in the measurements of other caches: half for inserts, half for cycles.
 pub const NEW_SEQUENCES: usize = 2000;
 /// Number of sequences that match no page.
 pub const MISSES: usize = 256;
@@ -93,13 +93,13 @@ pub fn leaf_sequence(i: usize) -> Vec<TokenId> {
 
 /// Returns the order in which `leaves` leaves are touched, so that each has its own age.
 pub fn touch_order(leaves: usize) -> Vec<u32> {
-    // Smaller trees use their part of one order of 100,000.
+    // Trees of fewer leaves use a part of one order of 100,000 leaves.
     let mut order = shuffled(leaves.max(100_000), 1 << 50);
     order.retain(|&leaf| (leaf as usize) < leaves);
     order
 }
 
-/// Returns a shuffled order of pages. After all pages are taken, a first part of this order is freed.
+/// Returns a shuffled order of pages. A case takes all pages, and then frees the first part of this order.
 pub fn free_order(pages: usize) -> Vec<u32> {
     shuffled(pages, 1 << 51)
 }
@@ -131,7 +131,7 @@ pub struct Chats {
 /// A turn. The prompt is `tokens[start..start + prompt_len]`; prompt and answer are `tokens[start..start + full_len]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChatRequest {
-    /// First token of the conversation.
+    /// Index of the conversation's first token.
     pub start: u32,
     /// Tokens of the prompt: the whole conversation so far.
     pub prompt_len: u32,

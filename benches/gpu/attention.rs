@@ -22,7 +22,7 @@ pub enum How {
     Launch,
 }
 
-/// Returns one kv head of K or V at a slot of a layer.
+/// A function that returns one kv head of K or V at a slot of a layer.
 pub type Stored<'a> = dyn Fn(&PoolLayout, PlaneName, LayerId, SlotId, u32) -> Vec<f64> + 'a;
 
 /// A filled pool, and rows for q and out. Calls use the layers in turn. All layers together have as many
@@ -33,7 +33,7 @@ pub struct Bench<'a> {
     pub cuda: Cuda,
     q: DeviceBuffer,
     out: DeviceBuffer,
-    /// Whether spans may be read once.
+    /// Whether the backend may read spans once.
     pub spans: bool,
     step: u64,
     rng: Rng,

@@ -11,12 +11,12 @@ use kvarena::{
 
 use crate::Outcome;
 
-/// Returns a pool of bf16 with head_dim 128.
+/// Returns the layout of a bf16 pool with head_dim 128.
 pub fn pool(layers: u32, kv_heads: u32, page_size: u32, slots: u32, layout: Layout) -> PoolLayout {
     pool_of(KvShape::heads(kv_heads, 128), layers, page_size, slots, layout)
 }
 
-/// Returns a pool of bf16 of the given shape.
+/// Returns the layout of a bf16 pool of the given shape.
 pub fn pool_of(
     shape: KvShape,
     layers: u32,

@@ -143,7 +143,7 @@ impl Bench {
         f64::from(2 * layout.kv_heads() * layout.head_dim()) * layout.dtype().size() as f64
     }
 
-    /// Times each variant of a forest; adds differing results to `report`.
+    /// Times each variant of a forest. Adds a variant to `report` if its results differ from separate reads.
     fn run(&mut self, case: &str, forest: &Forest, report: &mut Report) -> Outcome<Timed> {
         let layout = *self.choosing.layout();
         let new_lens = vec![1; forest.own.len()];
@@ -321,7 +321,7 @@ fn error(costs: &SpanCosts, all: &[&Timed]) -> f64 {
     squares.sum::<f64>() / (2 * all.len()) as f64
 }
 
-/// Returns the constants with the least error, found by changing one at a time, starting at the code's.
+/// Returns the constants with the least error. Starts at the code's constants and changes one constant at a time.
 fn fit(code: &SpanCosts, all: &[&Timed]) -> SpanCosts {
     let mut best = values(code);
     let mut least = error(&costs(best), all);

@@ -66,7 +66,7 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// Returns two batches of moves of distinct random pages, with the first and the second half of the host pages.
+/// Returns two batches of moves of distinct random pages. Each batch uses one half of the host pages.
 fn moves(rng: &mut Rng, cuda: &Cuda, count: u32) -> [Vec<PageMove>; 2] {
     let devices = distinct(rng, 2 * count as usize, cuda.layout().page_count());
     let pair =
@@ -76,7 +76,7 @@ fn moves(rng: &mut Rng, cuda: &Cuda, count: u32) -> [Vec<PageMove>; 2] {
     [first.to_vec(), second.to_vec()]
 }
 
-/// Numbers of moves, in order.
+/// Counter of the numbers of moves.
 struct Ids(u64);
 
 impl Ids {

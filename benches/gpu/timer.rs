@@ -38,7 +38,7 @@ impl Timer {
     }
 
     /// Returns the microseconds of one of several consecutive calls that use `sets` input sets in turn. The calls are
-    /// not in a graph, because a capture adds work to a step. They must take the device longer than the host.
+    /// not in a graph, because a capture adds work to a step. The device must take longer for them than the host.
     pub fn launches(
         &mut self,
         sets: usize,

@@ -49,7 +49,7 @@ fn draw_one<'a>(
     let range = |pick: fn(&(f64, f64)) -> f64| {
         let low = points().map(pick).fold(f64::MAX, f64::min);
         let high = points().map(pick).fold(f64::MIN, f64::max);
-        // Whole powers of ten around the values.
+        // An axis ends at whole powers of ten around the values.
         10_f64.powf(low.log10().floor())..10_f64.powf(high.log10().ceil())
     };
     let (head, body) = area.split_vertically(52);

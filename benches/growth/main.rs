@@ -1,6 +1,6 @@
 //! Growth of cost with size. `cargo bench --bench growth -- FILE.svg` measures and draws six charts, and prints their
-//! points; without a file it draws nothing. Costs that must not grow are flat: eviction from a larger tree, allocation
-//! from a larger pool, plans for longer contexts.
+//! points; without a file it draws nothing. Costs that must not grow form flat lines: eviction from a larger tree,
+//! allocation from a larger pool, plans for longer contexts.
 
 #[path = "../cases/mod.rs"]
 mod cases;

@@ -1,5 +1,5 @@
 //! Baseline: the simplest cache. Every page is an entry of a `BTreeMap` keyed by its parent and its tokens, another
-//! `BTreeMap` orders idle pages by age, and a `Vec` contains the free pages. Exact LRU.
+//! `BTreeMap` orders idle pages by age, and a `Vec` contains the free pages. Eviction is exact LRU.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use kvarena::TokenId;
 
 use crate::Cache;
 
-/// Parent of first pages.
+/// Parent of the first page of each prompt.
 const ROOT: u32 = u32::MAX;
 
 type Key = (u32, Box<[u32]>);

@@ -57,7 +57,7 @@ impl Cache for Kvbm {
             block.stage(hash, size).unwrap_or_else(|_| unreachable!("the size is the manager's"))
         });
         held.extend(self.manager.register_blocks(staged.collect()));
-        // Deepest first, so that a parent outlives its children.
+        // Drops the deepest block first, so that a parent outlives its children.
         while held.pop().is_some() {}
         matched
     }

@@ -8,11 +8,11 @@ use kvarena::{Cpu, CpuOptions, Engine, EngineConfig, Extend, PlanSize, StepId, S
 
 use crate::{Error, Step};
 
-/// The backend of an arena: the CPU's, or with feature `cuda` the GPU's.
+/// The backend of an arena: [`Cpu`], or `Cuda` on a GPU.
 #[cfg(feature = "cuda")]
 pub type Pool = Either<Cpu, kvarena::backend::cuda::Cuda>;
 
-/// The backend of an arena: the CPU's. With feature `cuda` it can also be the GPU's.
+/// The backend of an arena: [`Cpu`]. With feature `cuda` it can also be `Cuda`.
 #[cfg(not(feature = "cuda"))]
 pub type Pool = Either<Cpu, kvarena::Null>;
 
@@ -64,9 +64,8 @@ impl KvArena {
         Step::new(engine, plan, device, *id)
     }
 
-    /// Plans a step with one token of each item, padded to `rows` rows. With few different sizes,
-    /// few graphs are needed. In the inputs and in the model's result, the padding follows the
-    /// rows of the items.
+    /// Plans a step with one token of each item, padded to `rows` rows. A host that uses few values of `rows` needs few
+    /// graphs. In the inputs and in the model's result, the padding follows the rows of the items.
     ///
     /// # Errors
     /// The errors of [`step`](KvArena::step). Fewer rows than items, or an item of several tokens, is also

@@ -29,7 +29,7 @@ pub enum Error {
     Shape {
         /// The argument.
         operand: Operand,
-        /// Its shape.
+        /// The tensor's shape.
         actual: Vec<usize>,
         /// The expected shape.
         wanted: Vec<usize>,
@@ -38,14 +38,14 @@ pub enum Error {
     Strides {
         /// The argument.
         operand: Operand,
-        /// Its strides, in elements.
+        /// The tensor's strides, in elements.
         strides: Vec<usize>,
     },
     /// The backend does not read the tensor's type, or the types of q, k and v differ on a GPU.
     Dtype {
         /// The argument.
         operand: Operand,
-        /// Its type.
+        /// The tensor's type.
         dtype: DType,
     },
 }

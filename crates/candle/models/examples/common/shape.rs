@@ -30,7 +30,7 @@ pub struct Shape {
     pub dtype: DType,
 }
 
-/// Weights by name, so that both models have the same ones.
+/// Weights by name, so that both models have the same weights.
 #[derive(Default)]
 struct Random(Mutex<HashMap<String, Tensor>>);
 

@@ -148,11 +148,11 @@ impl<'a> Step<'a> {
         self.attend_with_sinks(layer, attend, [q, k, v], None)
     }
 
-    /// Does the same with attention sinks, f32 `[q_heads]`: see
+    /// Like [`attend`](Step::attend), but with attention sinks, f32 `[q_heads]`: see
     /// [`Queries::sinks`](kvarena::Queries::sinks).
     ///
     /// # Errors
-    /// Those of [`attend`](Step::attend).
+    /// The errors of [`attend`](Step::attend).
     pub fn attend_with_sinks(
         &self,
         layer: usize,

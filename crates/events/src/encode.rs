@@ -44,7 +44,7 @@ impl Batch {
                 self.medium(medium);
             }
             Event::Cleared => self.begin(1, "AllBlocksCleared"),
-            // The wire has no event for other kinds.
+            // The wire format has no other kinds of events.
             _ => return,
         }
         self.count += 1;

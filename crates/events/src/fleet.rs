@@ -21,8 +21,8 @@ pub enum Policy {
     RoundRobin,
     /// The engine with the longest cached prefix; round robin among equals.
     Prefix,
-    /// The engine that would finish the prompt first: its uncached tokens plus the tokens that wait in the engine's
-    /// queue.
+    /// The engine that would finish the prompt first: the one with the fewest tokens in its queue plus uncached tokens
+    /// of the prompt.
     PrefixAndLoad,
 }
 

@@ -95,7 +95,7 @@ impl Host {
         self.engine.complete(step).expect("committed");
     }
 
-    /// Returns the payload of the events since the last call and their number, or none without events.
+    /// Returns the payload of the events since the last call, and the number of events; none if there are no events.
     pub fn take_payload(&mut self, seconds: f64) -> Option<(Vec<u8>, u32)> {
         let batch = self.batch.as_mut()?;
         self.engine.drain_events(|event| batch.push(event));

@@ -8,8 +8,9 @@ const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 360.0;
 const LEFT: f64 = 60.0;
 const TOP: f64 = 40.0;
-/// Width of the curves, and left edge of the bars.
+/// Width of the curves.
 const CURVES: f64 = 470.0;
+/// Left edge of the bars.
 const BARS: f64 = 600.0;
 const BOTTOM: f64 = HEIGHT - 50.0;
 const COLORS: [&str; 3] = ["#7a7a7a", "#c0392b", "#2471a3"];

@@ -89,7 +89,7 @@ impl Router {
         self.tree.clear_all_blocks(engine);
     }
 
-    /// Returns each engine that caches the prompt's first page, and its number of cached pages from the start on.
+    /// Returns each engine that caches the prompt's first page, and how many of the prompt's first pages it caches.
     pub fn overlap(&self, names: &NamespaceNames, prompt: &[TokenId]) -> Vec<(u64, u32)> {
         let options = BlockHashOptions {
             lora_name: names.lora.as_deref(),

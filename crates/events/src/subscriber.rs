@@ -77,7 +77,7 @@ pub struct Subscriber {
 
 impl Subscriber {
     /// Connects to an engine's publisher. The first items are the messages sent so far, if the publisher still keeps
-    /// them all. Otherwise the first item is [`Received::Lost`], at the next message.
+    /// them all. Otherwise the first item is [`Received::Lost`], once the next message arrives.
     ///
     /// # Errors
     /// Errors of ZeroMQ, and of a malformed reply.

@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Rows of q, `[tokens, q_heads, head_dim]`, and of k.
+/// q, `[tokens, q_heads, head_dim]`, and k, `[tokens, kv_heads, head_dim]`.
 struct Data {
     q: Vec<f32>,
     k: Vec<f32>,

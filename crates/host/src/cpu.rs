@@ -72,7 +72,7 @@ impl<'m> CpuRunner<'m> {
         self
     }
 
-    /// Returns the recorded experts of the tokens; empty if they were not requested.
+    /// Returns the recorded experts of the tokens; empty if recording was not requested.
     pub fn routes(&self) -> &[Routed] {
         self.work.routes.as_deref().unwrap_or_default()
     }
@@ -181,7 +181,7 @@ struct Paged<'a> {
     backend: &'a mut Cpu,
     plan: BatchPlan<'a>,
     attend: Attend,
-    /// The layer after which the step fails, if requested.
+    /// The layer after which the step fails, if a failure was requested.
     fail_at: Option<usize>,
     measured: Option<&'a mut Measured>,
     reader: Option<&'a mut Reader>,

@@ -1,7 +1,7 @@
 //! Work in flight: K of a second stream, and arenas and tensors that are dropped before their kernels have run.
 //!
-//! A late kernel waits, and then writes K over NaN. A GPU needs 0.2 s for it. The driver stand-in runs it last
-//! (`FAKE_DRIVER_STREAMS=1`).
+//! A late kernel waits, and then writes K over NaN. On a GPU the kernel takes 0.2 s. The driver stand-in runs the kernel
+//! last (`FAKE_DRIVER_STREAMS=1`).
 
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, DevicePtr, DevicePtrMut, LaunchConfig, PushKernelArg,
@@ -73,7 +73,7 @@ fn address(x: &Tensor) -> u64 {
     slice.device_ptr(&storage.device.cuda_stream()).0 + 4 * layout.start_offset() as u64
 }
 
-/// q, k and v of all rows, and NaN in place of k.
+/// Returns q, k and v of all rows, and a tensor like k that contains only NaN.
 fn tensors(device: &Device) -> ([Tensor; 3], Tensor) {
     let numbers = numbers(&mut Rng::new(5), ROWS);
     let of = |rows: Vec<f32>, heads| Tensor::from_vec(rows, (ROWS, heads, DIM), device);
@@ -108,7 +108,7 @@ fn warm(arena: &mut KvArena, devices: [&Device; 2], [q, k, v]: [&Tensor; 3]) -> 
     wanted
 }
 
-/// The arena's stream waits for K of another stream by an event. Without the event it reads NaN.
+/// The arena's stream waits for K of another stream by an event. Without the event, attention reads NaN.
 #[test]
 fn k_of_a_second_stream_needs_an_event() {
     let (Some(device), Some(second)) = (untracked(), untracked()) else { return };
@@ -118,7 +118,7 @@ fn k_of_a_second_stream_needs_an_event() {
     let Either::Right(cuda) = arena.engine.backend() else { panic!("no GPU") };
     let (gpu, stream) = (cuda.gpu().clone(), cuda.stream().clone());
     let owner = second.as_cuda_device().expect("a GPU").cuda_stream();
-    // SAFETY: candle's stream of the primary context, which its `Arc` keeps.
+    // SAFETY: candle created the stream in the primary context, and its `Arc` keeps the stream alive.
     let from = unsafe { CudaStream::from_raw(&gpu, owner.cu_stream() as usize as u64, owner) };
     let from = from.expect("another stream");
     for is_ordered in [true, false] {

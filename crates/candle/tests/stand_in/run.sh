@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests the CUDA part of the bridge on a machine without a GPU. The driver runs kernels on the CPU
-# (tests/cuda/fake_driver); cuBLAS and cuRAND compute nothing (libraries.c). Of candle's own kernels, only those in
-# .ci/empty-nvcc/fill.ptx exist. Run .ci/cuda-stub.sh and tests/cuda/fake_driver/build.sh first.
+# (tests/cuda/fake_driver); cuBLAS and cuRAND compute nothing (libraries.c). candle has only the kernels of
+# .ci/empty-nvcc/fill.ptx. Run .ci/cuda-stub.sh and tests/cuda/fake_driver/build.sh first.
 set -euo pipefail
 cd "$(dirname "$0")/../../../.."
 out=$PWD/target/candle-stand-in

@@ -1,4 +1,4 @@
-// fill: the SplitMix64 sequence as bf16 numbers, uniform around offset.
+// fill: writes the SplitMix64 sequence as bf16 numbers, uniform around offset.
 // fold: multiplies each row of a matrix with a norm's weights.
 // Twin:    src/source.rs Random                (the specification of fill)
 // Params:  FillParams, FoldParams, 32 bytes

@@ -154,7 +154,7 @@ struct SumRanksParams {
     u64 inboxes[RANKS_MAX];  // the inbox of each rank, bf16 [2, ranks, capacity, 8], in the address space of this rank
     u64 turns;               // u32 [SUM_BLOCKS]: for each block, the number of sums in which it had units
     u64 reserved;
-    u32 units;     // of 16 bytes
+    u32 units;     // number of units of 16 bytes
     u32 capacity;  // maximum of `units`
     u32 rank, ranks;
 };
@@ -189,7 +189,7 @@ struct SkinnyParams {
     u64 next;    // start of the next product's matrix, to prefetch
     u32 outs, ins, tokens, mode;
     float eps;
-    u32 next_lines;  // of 128 bytes
+    u32 next_lines;  // number of lines of 128 bytes to prefetch
 };
 GEN_SIZE(SkinnyParams, 72)
 
@@ -205,7 +205,7 @@ struct GemmParams {
     u32 outs, ins, tokens, mode;
     u32 norm;  // whether to norm x, without a weight
     float eps;
-    u32 stages;  // of the ring; dynamic shared memory: the larger of ring and f32 [TOKENS, OUTS + 4], plus 1,024 bytes
+    u32 stages;  // number of stages of the ring; dynamic shared memory: the larger of ring and f32 [TOKENS, OUTS + 4], plus 1,024 bytes
     u32 reserved[7];
 };
 GEN_SIZE(GemmParams, 320)

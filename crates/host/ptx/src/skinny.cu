@@ -71,7 +71,7 @@ template <int TILES, int AHEAD> DEVICE void skinny(const SkinnyParams& p) {
     };
 #pragma unroll
     for (u32 i = 0; i < AHEAD; ++i) fetch(i, w[i]);
-    // Prefetches lines of 128 bytes, one a thread at a time.
+    // Each thread prefetches one line of 128 bytes at a time.
     for (u64 line = blockIdx.x * 256ull + threadIdx.x; line < p.next_lines; line += gridDim.x * 256ull)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(p.next + 128 * line));
     let_next_start();

@@ -13,7 +13,7 @@ use super::{Drafting, Drafts};
 
 /// Maximum number of tokens of a match that are compared; longer matches count as equal.
 const STRETCH_MAX: usize = 8;
-/// Maximum number of earlier places that are compared, from the end back.
+/// Maximum number of earlier places that are compared, the latest first.
 const PLACES_MAX: usize = 64;
 
 /// A growing text.
@@ -97,7 +97,7 @@ mod tests {
 
     fn guess(text: &[u32], tokens: u32, tree: bool, depth: usize) -> Drafts {
         let mut history = History::default();
-        // In two parts, because the text grows.
+        // The text is added in two parts, because a text grows.
         let (first, rest) = text.split_at(text.len() / 2);
         history.extend(first.iter().copied());
         history.extend(rest.iter().copied());
@@ -141,7 +141,7 @@ mod tests {
     fn a_tree_has_several_continuations() {
         let text = [1, 2, 5, 9, 1, 2, 6, 8, 4, 2, 7, 1, 2];
         let tree = guess(&text, 7, true, 63);
-        // Four drafts of the best, two of the next, one of the last.
+        // The best continuation gets four drafts, the next one two, and the last one one.
         assert_eq!(tree.guesses(), [6, 8, 4, 2, 5, 9, 7]);
         assert_eq!(tree.parents(), [0, 0, 1, 2, 3, 0, 5, 0]);
         let flat = guess(&text, 7, true, 1);

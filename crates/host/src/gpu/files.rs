@@ -71,7 +71,7 @@ impl Files {
         Ok(())
     }
 
-    /// Returns the bytes of a tensor in bf16: those of the file, or rounded from f16 or f32.
+    /// Returns the bytes of a tensor in bf16: the bytes of the file, or numbers rounded from f16 or f32.
     ///
     /// # Errors
     /// The tensor is missing, or its shape or type does not fit.

@@ -259,7 +259,7 @@ impl Forward {
         self.gauge.take().map(Gauge::measured)
     }
 
-    /// Loads the kernels for `work` and the attention of this model's layers.
+    /// Loads the kernels for `work` and for the attention of this model's layers.
     ///
     /// # Errors
     /// No kernel supports the heads, or the driver failed.

@@ -10,9 +10,10 @@ use super::device::Device;
 use super::error::{GpuError, driver};
 use super::kernels::{GEMMS, GemmKernel, GemmParams, Launch, ProductMode, TensorMap};
 
-/// Maximum dynamic shared memory of a CTA. The device allows 227 KiB together with the kernels' static shared memory.
+/// Maximum bytes of dynamic shared memory of a CTA. The device allows 227 KiB together with the kernels' static shared
+/// memory.
 pub(super) const SHARED_MAX: usize = 224 << 10;
-/// Maximum dynamic shared memory of a CTA if a multiprocessor runs three, two or one CTAs.
+/// Maximum bytes of dynamic shared memory of a CTA if a multiprocessor runs three, two or one CTAs.
 const BUDGETS: [usize; 3] = [72 << 10, 110 << 10, SHARED_MAX];
 const STAGES_MAX: usize = 24;
 /// Columns of a piece.

@@ -12,12 +12,14 @@ use super::libs::load_nccl;
 
 type Raw = *mut c_void;
 
-/// NCCL's types of bf16, and of 32-bit integers.
+/// NCCL's number of the type bf16.
 const BF16: c_int = 9;
+/// NCCL's number of the type of 32-bit integers.
 const I32: c_int = 2;
+/// NCCL's number of the operation sum.
 const SUM: c_int = 0;
 
-/// The calls.
+/// The functions of NCCL that this file calls.
 struct Calls {
     init_all: unsafe extern "C" fn(*mut Raw, c_int, *const c_int) -> c_int,
     all_reduce: unsafe extern "C" fn(Raw, Raw, usize, c_int, c_int, Raw, Raw) -> c_int,

@@ -34,7 +34,7 @@ pub(super) const AHEAD_BYTES: usize = 16 << 20;
 pub enum Op {
     /// Norm, then q, k and v.
     Qkv,
-    /// The projection of attention's output, added to its target if [`Products::adds`].
+    /// The projection of attention's output, added to its target if [`Products::adds`] returns true.
     Out,
     /// Norm, then gate and up, then the activation.
     GateUp,
@@ -85,7 +85,7 @@ pub struct Product<'a> {
     pub operands: &'a [Operands],
 }
 
-/// A product of cublasLt, planned.
+/// A planned product of cublasLt.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     description: sys::cublasLtMatmulDesc_t,

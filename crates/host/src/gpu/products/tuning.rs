@@ -56,7 +56,7 @@ impl Products {
     /// Chooses the implementations of products of this many rows that follow each other in every layer. To tune
     /// products, it first measures each alone and keeps a few fast candidates. Then it measures the candidates in
     /// sequence, because a product starts before its predecessor has ended. [`Choice::Fastest`] tunes products of up to
-    /// 512 rows, or if `unhurried` of any number of rows. Overwrites the products' outputs.
+    /// 512 rows; if `unhurried`, it tunes products of any number of rows. Overwrites the products' outputs.
     ///
     /// # Errors
     /// cublasLt has no algorithm, or a call failed.

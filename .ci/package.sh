@@ -22,7 +22,7 @@ at_most() { # name, bytes, limit
     [ "$2" -le "$3" ] || { echo "$1 is above $3 bytes" >&2; exit 1; }
 }
 at_most "the package" "$(stat -c %s "$CARGO_TARGET_DIR"/package/kvarena-*.crate)" 2600000
-# -m sets new modification times. The packed files all have one fixed time, so cargo would reuse an earlier build.
+# -m sets new modification times. All packed files have one fixed time, with which cargo would reuse an earlier build.
 tar -xzmf "$CARGO_TARGET_DIR"/package/kvarena-*.crate -C "$work/crate" --strip-components 1
 if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.html -o -path './tests/*' \
     -o -path './benches/*' -o -path './fuzz/*' -o -name "*.safetensors" \)) | grep .; then

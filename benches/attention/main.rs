@@ -3,7 +3,8 @@
 //! GB/s counts the K and V that a call reads (or stores) once. Items are floating-point operations: 4 for each query
 //! head, visible position and element of a head.
 //!
-//! `cargo bench --bench attention -- table [CASE]` prints the table of `table.rs`: each path of the CPU, and a plain read.
+//! `cargo bench --bench attention -- table [CASE]` prints the table of `table.rs`: each path of the CPU, beside a plain
+//! read.
 
 mod table;
 

@@ -1,8 +1,8 @@
 //! Replays the requests of 8-turn chats through a cache of 200,000 tokens. The cache keeps prompts and answers, and
 //! evicts the least recently used pages exactly.
 //!
-//! At most 32 requests are in flight. A user's request is finished before the user's next one starts. The oldest request
-//! is finished if 32 are in flight, or if too few pages are available.
+//! At most 32 requests are in flight. A user's request is finished before the user's next one starts. The oldest
+//! request is finished if 32 are in flight, or if too few pages are available.
 
 use std::collections::VecDeque;
 use std::hint::black_box;

@@ -4,7 +4,7 @@
 //!
 //! | case | input |
 //! |---|---|
-//! | hit | 10,000 cached sequences of 2,048 tokens: one of 32 prompts of 512, then 1,536 own; 15,376,384 cached tokens |
+//! | hit | 10,000 cached sequences of 2,048 tokens: one of 32 prompts of 512, then 1,536 own; in all 15,376,384 |
 //! | miss | 256 sequences that begin with token 7, which no cached sequence contains |
 //! | insert, cycle | new sequences: 512 shared tokens and 1,536 new ones |
 //! | evict | leaves of 256 tokens below the 32 prompts, touched in a shuffled order |

@@ -143,7 +143,7 @@ impl Bench {
         f64::from(2 * layout.kv_heads() * layout.head_dim()) * layout.dtype().size() as f64
     }
 
-    /// Times each variant of a forest. Adds a variant to `report` if its results differ from separate reads.
+    /// Times each variant of a forest. Adds a variant to `report` if its results differ from those of separate reads.
     fn run(&mut self, case: &str, forest: &Forest, report: &mut Report) -> Outcome<Timed> {
         let layout = *self.choosing.layout();
         let new_lens = vec![1; forest.own.len()];

@@ -12,8 +12,8 @@ use kvarena_events::msgpack::Malformed;
 use kvarena_events::router::{Router, RouterError};
 use rmp::encode as mp;
 
-/// A payload that msgspec encoded with vLLM 0.33.0's event types. This payload and the next two, of SGLang 0.5.23's and
-/// vLLM's types, were also decoded by dynamo-kv-router 1.6.1.
+/// `VLLM`, `SGLANG` and `REMOVED` are payloads that msgspec encoded with the event types of vLLM 0.33.0 and SGLang
+/// 0.5.23. dynamo-kv-router 1.6.1 decodes them.
 const VLLM: &str = "\
     93cb3ff800000000000091de000ba474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cfdabc1234\
     567890abb1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6504a76c6f72615f69\

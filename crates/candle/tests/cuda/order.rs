@@ -1,7 +1,7 @@
 //! Work in flight: K of a second stream, and arenas and tensors that are dropped before their kernels have run.
 //!
-//! A late kernel waits, and then writes K over NaN. On a GPU the kernel takes 0.2 s. The driver stand-in runs the kernel
-//! last (`FAKE_DRIVER_STREAMS=1`).
+//! A late kernel waits, and then writes K over NaN. On a GPU the kernel takes 0.2 s. The driver stand-in runs it last
+//! (`FAKE_DRIVER_STREAMS=1`).
 
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, DevicePtr, DevicePtrMut, LaunchConfig, PushKernelArg,

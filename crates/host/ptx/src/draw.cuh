@@ -20,8 +20,8 @@ DEVICE float uniform(u64 key, u32 token) {
 }
 DEVICE float gumbel(float unit) { return -__logf(-log1pf(-unit)); }
 
-// Returns the highest bin that, together with all higher bins, reaches `wanted`. Returns the lowest bin that is not empty if all
-// bins together do not reach it. Subtracts the bins that it has passed from `wanted`.
+// Returns the highest bin that, together with all higher bins, reaches `wanted`. If all bins together do not reach it, returns
+// the lowest bin that is not empty. Subtracts the bins that it has passed from `wanted`.
 DEVICE u32 reach(const u64 (&bins)[256], u64& wanted) {
     u32 last = 255;
     for (u32 bin = 255;; --bin) {

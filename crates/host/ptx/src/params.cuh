@@ -205,7 +205,7 @@ struct GemmParams {
     u32 outs, ins, tokens, mode;
     u32 norm;  // whether to norm x, without a weight
     float eps;
-    u32 stages;  // number of stages of the ring; dynamic shared memory: the larger of ring and f32 [TOKENS, OUTS + 4], plus 1,024 bytes
+    u32 stages;  // stages of the ring; dynamic shared memory: the larger of ring and f32 [TOKENS, OUTS + 4], plus 1,024 bytes
     u32 reserved[7];
 };
 GEN_SIZE(GemmParams, 320)

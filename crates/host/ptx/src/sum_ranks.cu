@@ -3,7 +3,7 @@
 // Params:  SumRanksParams, 112 bytes
 // Shapes:  see params.cuh
 // Grid:    x = ceil(units / 512), at least 1 and at most SUM_BLOCKS; block 512. The same on every rank.
-// Needs:   units <= capacity; inboxes and turns as src/gpu/peers.rs makes them; all ranks launch the same sums in the same order
+// Needs:   units <= capacity; inboxes and turns as src/gpu/peers.rs makes them; all ranks launch equal sums in the same order
 // Build:   build.py
 //
 // Each rank writes its y to an inbox on every other rank's GPU, and waits for the y of the other ranks in its own inbox. A word

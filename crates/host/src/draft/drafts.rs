@@ -1,7 +1,7 @@
 //! The drafts of one stream: a tree of guesses that follow a token.
 
-/// A tree of tokens. Number 0 is the root, the last token of a stream. The other tokens are guesses; the number of each is
-/// above its parent's.
+/// A tree of tokens. Number 0 is the root, the last token of a stream. The other tokens are guesses; each has a higher
+/// number than its parent.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Drafts {
     tokens: Vec<u32>,

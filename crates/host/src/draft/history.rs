@@ -141,7 +141,7 @@ mod tests {
     fn a_tree_has_several_continuations() {
         let text = [1, 2, 5, 9, 1, 2, 6, 8, 4, 2, 7, 1, 2];
         let tree = guess(&text, 7, true, 63);
-        // The best continuation gets four drafts, the next one two, and the last one one.
+        // The best continuation gets four drafts, the next gets two, and the last gets one.
         assert_eq!(tree.guesses(), [6, 8, 4, 2, 5, 9, 7]);
         assert_eq!(tree.parents(), [0, 0, 1, 2, 3, 0, 5, 0]);
         let flat = guess(&text, 7, true, 1);

@@ -9,8 +9,8 @@
 //! The kernels write the chosen tokens to pinned host memory.
 //!
 //! Each step writes the image into a slot of pinned memory. A kernel copies it in the stream's order, after the
-//! previous step has read its own image. A slot, its chosen tokens and its events are reused `SLOTS` steps later. At most
-//! `SLOTS - 2` steps are in flight, so the device has finished with them by then. `send` asserts this.
+//! previous step has read its own image. A slot, its chosen tokens and its events are reused `SLOTS` steps later. At
+//! most `SLOTS - 2` steps are in flight, so the device has finished with them by then. `send` asserts this.
 
 use kvarena::backend::cuda::{CudaEvent, DeviceBuffer, PinnedBuffer};
 

@@ -8,7 +8,7 @@ use super::super::kernels::{SampleParams, ShapedParams};
 use super::super::products::Op;
 use super::{Forward, Parts, StepAddresses};
 
-/// Maximum number of blocks of a launch of `sample`, unless it has more draws. Each draw gets the same number of blocks.
+/// Maximum number of blocks of a launch of `sample`, unless it has more draws. All draws get the same number of blocks.
 const SAMPLE_BLOCKS: usize = 512;
 
 impl Forward {

@@ -419,7 +419,7 @@ fn norm(
     Ok(weight)
 }
 
-/// Builds the projections to heads of q, k and v of a layer.
+/// Builds a layer's projections to the heads of q, k and v.
 fn heads(
     config: &ModelConfig,
     source: &mut impl Source,

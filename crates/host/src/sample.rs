@@ -67,8 +67,8 @@ impl Sampling {
         }
     }
 
-    /// Returns the least logit that min-p, then top-k and then top-p keep. Probabilities are integer multiples of 2^-32
-    /// of the greatest, so their sums do not depend on the order.
+    /// Returns the least logit that min-p, then top-k and then top-p keep. Probabilities are integer multiples of the
+    /// greatest probability times 2^-32, so their sums do not depend on the order.
     fn least(&self, logits: &[f32]) -> f32 {
         let mut order: Vec<f32> = logits.iter().copied().filter(|x| !x.is_nan()).collect();
         order.sort_unstable_by(|a, b| b.total_cmp(a));

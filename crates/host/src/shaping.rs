@@ -23,7 +23,7 @@ pub struct Shaping {
     pub bias: Vec<(u32, f32)>,
     /// Allowed tokens; `None` allows all.
     pub allowed: Option<Vec<u32>>,
-    /// Sequences of tokens whose last token must not follow the others. Each has at least one token.
+    /// Sequences of one or more tokens. The last token of a sequence must not follow the tokens before it.
     pub bad_words: Vec<Vec<u32>>,
     /// Tokens that an answer must have before its stop tokens are allowed.
     pub min_tokens: u32,
@@ -163,11 +163,12 @@ fn sort_and_join(edits: &mut Vec<Edit>) {
     });
 }
 
-/// A request's shaping, and the edits that all its draws share. Requests of one list of prompts share it.
+/// A request's shaping, and the edits that all its draws share. The requests of one list of prompts share this value.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PreparedShaping {
     rules: Shaping,
-    /// Sorted by token, each once; only allowed tokens if the request restricts them.
+    /// At most one edit for each token, sorted by token. If the request restricts the tokens, only allowed tokens have
+    /// edits.
     edits: Vec<Edit>,
     /// Number of bad words with several tokens.
     long_words: usize,

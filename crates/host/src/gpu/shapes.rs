@@ -1,6 +1,6 @@
 //! Upload of the edits and min-p of a step's draws to the device.
 //!
-//! The device has one image, at fixed addresses, so that graphs can contain them:
+//! The device has one image, at a fixed address, so that graphs can contain the address:
 //!
 //! ```text
 //! DeviceShape [draws_max] | Edit [edits_max]

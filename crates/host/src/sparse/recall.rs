@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 #[derive(Clone, PartialEq, Debug)]
 pub struct Recall {
     table: TableShape,
-    /// Measured lists.
+    /// Number of measured lists.
     pub lists: u64,
     /// Sums over the lists: recall, the lists' share of all weight, and the best positions' share.
     sums: [f64; 3],

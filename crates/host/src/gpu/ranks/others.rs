@@ -81,7 +81,7 @@ impl Progress {
     }
 }
 
-/// The other ranks, as rank 0 uses them.
+/// Rank 0's handles to the threads of the other ranks.
 pub struct OtherRanks {
     pub(super) senders: Vec<Sender<Message>>,
     threads: Vec<JoinHandle<()>>,
@@ -235,7 +235,7 @@ fn handle(
             runner.launch(backend, &work, &mut clock)?;
         }
         Message::Collect => {
-            // Only rank 0 chooses tokens, so the collected ones are not used.
+            // Only rank 0 chooses tokens, so this rank drops the tokens that it collects.
             let (work, mut tokens) = (Work::default(), Vec::new());
             runner.collect(pool(backend)?, &work, false, &mut tokens, &mut clock)?;
         }

@@ -1,7 +1,7 @@
 //! Drafts: streams generate the same tokens with and without drafts.
 //!
 //! A step with drafts has another number of rows, so its matrix products sum in another order and may differ in their
-//! last bits. Tokens may therefore differ if two logits are nearly equal, as they may with other batches. No golden
+//! last bits. Tokens may therefore differ if two logits are nearly equal, as after any change of the batch. No golden
 //! token has such logits, for any element type of the pool. Attention itself gives the same bits (`tests/core/trees.rs`
 //! of the core).
 

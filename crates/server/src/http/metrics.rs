@@ -1,4 +1,5 @@
-//! Metrics for monitors. The engine's thread posts its counters after each step, and requests read the last ones.
+//! Metrics for monitors. The engine's thread posts its counters after each step, and requests for metrics read the last
+//! posted counters.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::{self, Write};

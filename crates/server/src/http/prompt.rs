@@ -7,8 +7,8 @@ use super::api_error::{ApiError, Result};
 use super::body::{Body, brief, brief_json};
 use super::host::{CHOICES_MAX, Host};
 
-/// Returns the tokens of a text. Before it encodes the text, it rejects more bytes than the maximum number of tokens
-/// times the bytes of the longest token.
+/// Returns the tokens of a text. First it rejects a text with more bytes than the maximum number of tokens times the
+/// bytes of the longest token.
 fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>> {
     let room = host.limits.room(0);
     let most = host.text.longest_token().saturating_mul(room);

@@ -19,7 +19,7 @@ use kvarena_host::gpu::sums::Link;
 const SUMS: usize = 100;
 const LAUNCHES: usize = 9;
 
-/// Prints a row for each number of rows.
+/// Prints a result for each number of summed rows.
 ///
 /// # Errors
 /// Only one GPU, no NCCL, or a failed run.

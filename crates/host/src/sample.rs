@@ -103,7 +103,7 @@ pub fn gumbel(key: u64, token: u32) -> f32 {
     h ^= (key >> 32) as u32;
     h = (h ^ (h >> 13)).wrapping_mul(0xC2B2_AE35);
     h ^= h >> 16;
-    let unit = h as f32 * 2_f32.powi(-32) + 2_f32.powi(-33); // above 0; may round to 1: minus infinity
+    let unit = h as f32 * 2_f32.powi(-32) + 2_f32.powi(-33); // above 0; 1 by rounding makes the noise minus infinity
     -(-(-unit).ln_1p()).ln()
 }
 

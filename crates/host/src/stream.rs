@@ -51,7 +51,7 @@ pub struct Stream {
     pub(crate) leader: Option<Leader>,
     /// The time at which a step first left the stream out because its pages were loading.
     pub(crate) loading: Option<Instant>,
-    /// Order of the last admission, not counting resumes. The loop preempts the stream with the greatest age.
+    /// Number of the last admission; a resume does not change it. The loop preempts the stream with the greatest age.
     pub(crate) age: u64,
     /// Whether the stream has been admitted before.
     pub(crate) admitted: bool,

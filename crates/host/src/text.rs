@@ -162,8 +162,8 @@ fn parse_ids(text: &str) -> Result<Vec<u32>> {
     words.map(id).collect()
 }
 
-/// The decoder emits held-back tokens at this number, even if they end inside a character. A character has at most four
-/// bytes, so later tokens cannot complete it.
+/// At this number of held-back tokens, the decoder emits them even if they end inside a character. A character has at
+/// most four bytes, so later tokens cannot complete it.
 const HELD_MAX: usize = 8;
 
 /// Converts tokens to text as they arrive, and holds back incomplete characters.

@@ -139,7 +139,7 @@ pub struct Args {
     pub sparse: Option<Sparse>,
 
     /// With --sparse: the channels, from a file that --save-labels wrote. Without --recall, the requests are then
-    /// served once. Several GPUs, --chat and --serve require it.
+    /// served once. Several GPUs, --chat and --serve require --labels.
     #[arg(long, value_name = "FILE", requires = "sparse")]
     pub labels: Option<PathBuf>,
 

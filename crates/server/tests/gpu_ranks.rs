@@ -66,7 +66,8 @@ fn a_rank_that_cannot_launch_ends_the_program() {
     fails(&SERVE, ("FAKE_DRIVER_REFUSES", "0:load_plan"), 1, &["719"]);
 }
 
-/// Faults while products are tuned, 8 algorithms at a time, and in the launch of a step with more rows than are tuned.
+/// The fault is in a search for 8 algorithms, by which products are tuned, or in the search for one algorithm at the
+/// launch of a step with more rows than are tuned.
 #[test]
 fn a_rank_that_panics_ends_the_program() {
     if !has_stand_in() {

@@ -41,7 +41,7 @@ use crate::tally::Tally;
 use drafts::Branches;
 pub use limits::{Limits, longest};
 
-/// Failures in a row that end a run.
+/// Number of consecutive failed steps that end a run.
 const FAILURES_MAX: u32 = 4;
 
 /// Options of batching.
@@ -181,7 +181,7 @@ pub struct Server<R: Runner> {
     capacity_turn: u64,
     /// Step that was planned and launched before the last step was collected.
     ahead: Option<InflightStep>,
-    /// Failed steps in a row.
+    /// Number of consecutive failed steps.
     failures: u32,
     /// The end of the last step; `None` if the server has been idle since.
     step_ended: Option<Instant>,

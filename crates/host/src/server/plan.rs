@@ -192,7 +192,7 @@ impl<R: Runner> Server<R> {
     fn save_ahead(&mut self) {
         let pages = self.engine.shape().layout.host_pages() / AHEAD_PART;
         if pages > 0 {
-            // The engine counts failed saves; the pages are evicted without a copy.
+            // The engine counts failed saves. Pages whose save failed have no copies yet.
             _ = self.engine.save_ahead(pages);
         }
     }

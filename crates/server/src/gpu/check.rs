@@ -12,8 +12,8 @@
 //! deviations of the logits. A deliberate fault must fail this check.
 //!
 //! If streams read a subset of positions, the reference selects its own subset. Rounding may exchange two positions of
-//! nearly equal scores, and their values differ greatly in models of random weights. The bounds are therefore wider
-//! ([`FEW_TOKEN_BOUND`], [`FEW_LOGITS_BOUND`]). The core's tests compare the lists for given q and K, bit by bit.
+//! nearly equal scores, and in models of random weights the V of two positions differ greatly. The bounds are therefore
+//! wider ([`FEW_TOKEN_BOUND`], [`FEW_LOGITS_BOUND`]). The core's tests compare the lists for given q and K, bit by bit.
 
 mod report;
 mod settings;

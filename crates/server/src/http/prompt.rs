@@ -104,7 +104,7 @@ pub fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     }
 }
 
-/// Returns the prompt of a chat, by the model's own template.
+/// Returns the prompt that the model's own template makes of a chat.
 pub fn messages(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     let wrong = |what: String| ApiError::field("messages", what);
     let list = body.list("messages")?.ok_or_else(|| wrong("messages is missing".into()))?;

@@ -24,7 +24,7 @@ pub struct Queue<T> {
 #[derive(Debug)]
 struct State<T> {
     jobs: VecDeque<T>,
-    /// Number of taken jobs that had not begun at the last call.
+    /// Number of taken jobs that had not begun at the last call of `take` or of a wait.
     waiting: usize,
     is_closed: bool,
 }

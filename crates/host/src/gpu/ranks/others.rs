@@ -174,7 +174,7 @@ fn lost() -> Error {
     Error::run("a rank's thread has ended")
 }
 
-/// A rank's thread: repeats the work of rank 0 on its own GPU.
+/// Runs the thread of a rank, which repeats the work of rank 0 on the rank's own GPU.
 fn run_rank(
     seed: Seed,
     messages: &Receiver<Message>,

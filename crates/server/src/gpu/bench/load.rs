@@ -1,4 +1,4 @@
-//! Measures the first token of a prompt whose cached pages are in host memory.
+//! Measures the time to the first token of a prompt whose cached pages are in host memory.
 //!
 //! A filler prompt, which needs nearly the whole pool, evicts the prompt's pages to host memory. Before each load, all
 //! pages of the pool have copies in host memory, so the load waits for no save. Times are medians of [`ROUNDS`] rounds.

@@ -12,7 +12,7 @@ pub const ALL: u32 = 147;
 /// Fewer positions than most streams have.
 pub const FEW: u32 = 24;
 
-/// The form of the requests.
+/// The way in which the check serves the requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Schedule {
     /// All at once.
@@ -25,7 +25,7 @@ pub enum Schedule {
     Forked,
 }
 
-/// All forms.
+/// All schedules.
 pub const SCHEDULES: [Schedule; 4] =
     [Schedule::AllAtOnce, Schedule::Chunked, Schedule::Preempting, Schedule::Forked];
 
@@ -40,7 +40,7 @@ pub struct Setting {
     pub graphs: bool,
     /// Steps are launched ahead.
     pub overlap: bool,
-    /// The form of the requests.
+    /// The way in which the check serves the requests.
     pub schedule: Schedule,
     /// The choice of products' implementations.
     pub choice: Choice,

@@ -90,7 +90,7 @@ pub(super) struct Gauge {
     measured: Measured,
     /// bf16 rows of q, k and v: `[tokens, qkv]`
     rows: PinnedBuffer,
-    /// How many numbers a row has: in q, in K, and in q, K and V together.
+    /// Count of numbers in a row: of q, of K, and of q, K and V together.
     widths: [usize; 3],
 }
 

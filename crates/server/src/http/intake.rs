@@ -26,10 +26,10 @@ const DROPPED_MAX: usize = 64 << 20;
 pub struct Intake {
     body_max: usize,
     body_time: Duration,
-    /// What remains of the budget [`BODIES`]. A body holds its share while it is read, waits for the parser and is
+    /// The unused part of the budget [`BODIES`]. A body holds its share while it is read, waits for the parser and is
     /// parsed.
     reading: Arc<Semaphore>,
-    /// What remains of the budget for the bytes of long bodies that are parsed. JSON values take several times the
+    /// The unused part of the budget for the bytes of long bodies that are parsed. JSON values take several times the
     /// bytes of their text.
     parsing: Arc<Semaphore>,
     held: Arc<AtomicUsize>,

@@ -30,8 +30,8 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     pub prompt: Vec<String>,
 
-    /// A file of JSON lines, `-` for standard input: {"prompt": [ids] or "text", "max_new_tokens": N}, and optionally n,
-    /// temperature, top_k, top_p, seed, stop_token_ids, cancel_after, namespace, prediction.
+    /// A file of JSON lines, `-` for standard input: {"prompt": [ids] or "text", "max_new_tokens": N}, and optionally
+    /// n, temperature, top_k, top_p, seed, stop_token_ids, cancel_after, namespace, prediction.
     #[arg(long, value_name = "FILE")]
     pub requests: Option<PathBuf>,
 

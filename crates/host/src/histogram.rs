@@ -1,12 +1,12 @@
-//! Histograms of times up to 36 minutes. Buckets divide each power of two into 16, so a quantile is accurate to 6 % for
-//! any number of times, in 5 KB.
+//! Histograms of times up to 36 minutes. Each power of two has 16 buckets, so a quantile is accurate to 6 %. A
+//! histogram takes 5 KB, whatever the number of times.
 
 use std::fmt::{self, Write};
 use std::time::Duration;
 
 /// Buckets for each power of two.
 const PARTS: u64 = 16;
-/// Number of powers of two of a nanosecond, up to 36 minutes. Longer times count in the last bucket.
+/// Times below `1 << POWERS` nanoseconds (36 minutes) have buckets. Longer times count in the last bucket.
 const POWERS: u64 = 41;
 /// Upper bounds of the buckets in Prometheus's format, in microseconds.
 const BOUNDS: [u64; 17] = [

@@ -46,7 +46,7 @@ impl Linear {
 pub enum Activation {
     /// `silu(gate) * up`
     Silu,
-    /// gpt-oss: both clamped, `gate * sigmoid(1.702 gate) * (up + 1)`.
+    /// gpt-oss: clamps gate and up, then `gate * sigmoid(1.702 gate) * (up + 1)`.
     Clamped,
     /// `gelu(gate) * up`, GeLU by its tanh approximation.
     GeluTanh,

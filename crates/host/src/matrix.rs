@@ -18,10 +18,10 @@ const FEW_ROWS: usize = 16;
 const DOT_ROWS: usize = 64;
 /// Minimum number of multiplications of a task.
 const DOT_NUMBERS: usize = 1 << 15;
-/// Bounds of the rows of a panel. Within these bounds there is one panel for each core, because each panel packs all of
-/// x.
+/// Minimum and maximum number of rows of a panel. Within these bounds, each core has one panel, because `gemm` packs
+/// all of x again for each panel.
 const PANEL_ROWS: RangeInclusive<usize> = 64..=1024;
-/// Matrix rows, and rows of x, whose products are computed together.
+/// Number of matrix rows, and of rows of x, whose products are computed together.
 const TILE: usize = 4;
 /// Columns that are widened at a time: a tile of 16 KiB of f32, which fits the L1 cache.
 const COLS: usize = 1024;
@@ -319,7 +319,7 @@ impl WithSimd for DotRows<'_> {
     }
 }
 
-/// Adds the dot products of a part of `R` matrix rows with the same part of each row of x.
+/// Adds to `out` the dot products of a part of `R` matrix rows with the same part of each row of x.
 #[inline(always)]
 fn dot_rows<S: Simd, const R: usize>(
     simd: S,

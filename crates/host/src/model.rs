@@ -22,9 +22,9 @@ use crate::source::Source;
 /// The inputs of one layer's attention.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionInputs<'a> {
-    /// Sliding window.
+    /// Tokens of the sliding window, if the layer has one.
     pub window: Option<u32>,
-    /// Chunk.
+    /// Tokens of a chunk, if the layer reads chunks.
     pub chunk: Option<u32>,
     /// `[tokens, q_heads, head_dim]`, with the sizes of [`ModelConfig::heads_of`] here and below.
     pub q: &'a [f32],
@@ -419,7 +419,7 @@ fn norm(
     Ok(weight)
 }
 
-/// Builds the projections to heads of q, k and v of a layer.
+/// Builds a layer's projections to the heads of q, k and v.
 fn heads(
     config: &ModelConfig,
     source: &mut impl Source,

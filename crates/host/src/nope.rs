@@ -16,7 +16,7 @@ pub struct NopeConfig {
     pub chunk: u32,
     /// Whether layers with rotary positions norm each head of q and k.
     pub norms: bool,
-    /// Scale of the other layers' queries, if any.
+    /// Scale of the queries of layers without rotary positions, if any.
     pub temperature: Option<Temperature>,
 }
 

@@ -17,8 +17,8 @@ use crate::text::Text;
 pub struct Request {
     /// Tokens of the prompt.
     pub prompt: Vec<TokenId>,
-    /// Maximum number of new tokens. `None` is the default number, or less if the model's positions or the pool's pages
-    /// allow only less.
+    /// Maximum number of new tokens. `None` means the default number, or fewer if the model's positions or the pool's
+    /// pages allow no more.
     pub max_new_tokens: Option<u32>,
     /// Number of continuations, which share the prompt's pages.
     pub samples: u32,
@@ -34,11 +34,12 @@ pub struct Request {
     pub namespace: Namespace,
     /// The salt by which routers distinguish the namespace; `None` for the default one.
     pub salt: Option<Arc<str>>,
-    /// A text that the answer may resemble; drafts are searched in it in addition to the prompt.
+    /// A text that the answer may resemble. The loop searches it for drafts, in addition to the prompt.
     pub prediction: Vec<u32>,
     /// Whether the logits of each prompt token are requested. The request then uses no cached prefix.
     pub scores_prompt: bool,
-    /// The group of the request; `None` for a group of its own. Running streams are shared evenly among groups.
+    /// The group of the request; with `None`, the request is a group by itself. Each group gets an equal share of the
+    /// running streams.
     pub group: Option<u64>,
 }
 

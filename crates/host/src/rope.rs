@@ -30,8 +30,9 @@ impl Rope {
         Self::of(fields, parameters, (old_theta, fields.object("rope_scaling")?), head_dim)
     }
 
-    /// Reads the two ropes of Gemma 3 and 4: of layers that read all tokens, and of layers with a window. The tuple
-    /// contains the elements of their heads. In the old style, `rope_scaling` applies only to the first rope.
+    /// Reads the two ropes of Gemma 3 and 4: first that of layers that read all tokens, then that of layers with a
+    /// window. The tuple contains the head sizes of these layers, in the same order. In the old style, `rope_scaling`
+    /// applies only to the first rope.
     ///
     /// # Errors
     /// As [`Rope::parse`].

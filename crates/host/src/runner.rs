@@ -92,13 +92,13 @@ pub trait Runner {
     fn settle(&mut self, backend: &mut Self::Backend) -> Result<()>;
 
     /// Returns the maximum number of draws of a step. The loop launches no larger step, and rejects requests with more
-    /// samples. It is larger than the number of a stream's drafts.
+    /// samples. This maximum is larger than the number of a stream's drafts.
     fn draws_max(&self) -> usize {
         usize::MAX
     }
 
-    /// Returns the maximum number of edits of a step. The loop launches no larger step, and rejects requests of which
-    /// one draw may need more. At 0 it rejects all requests with a shaping or with `min_p`.
+    /// Returns the maximum number of edits of a step. The loop launches no larger step, and rejects a request if one of
+    /// its draws may need more. At 0, the loop rejects all requests with a shaping or with `min_p`.
     fn edits_max(&self) -> usize {
         0
     }

@@ -67,8 +67,8 @@ impl Sampling {
         }
     }
 
-    /// Returns the least logit that min-p, then top-k and then top-p keep. Probabilities are integer multiples of 2^-32
-    /// of the greatest, so their sums do not depend on the order.
+    /// Returns the least logit that min-p, then top-k and then top-p keep. Probabilities are integer multiples of the
+    /// greatest probability times 2^-32, so their sums do not depend on the order.
     fn least(&self, logits: &[f32]) -> f32 {
         let mut order: Vec<f32> = logits.iter().copied().filter(|x| !x.is_nan()).collect();
         order.sort_unstable_by(|a, b| b.total_cmp(a));
@@ -103,7 +103,7 @@ pub fn gumbel(key: u64, token: u32) -> f32 {
     h ^= (key >> 32) as u32;
     h = (h ^ (h >> 13)).wrapping_mul(0xC2B2_AE35);
     h ^= h >> 16;
-    let unit = h as f32 * 2_f32.powi(-32) + 2_f32.powi(-33); // above 0; may round to 1: minus infinity
+    let unit = h as f32 * 2_f32.powi(-32) + 2_f32.powi(-33); // above 0; 1 by rounding makes the noise minus infinity
     -(-(-unit).ln_1p()).ln()
 }
 

@@ -19,11 +19,11 @@ pub struct Shaping {
     pub frequency: f32,
     /// Subtracted from the logit of each token in the answer.
     pub presence: f32,
-    /// Added to logits; each token occurs once.
+    /// Pairs of a token and the number that is added to its logit. Each token occurs once.
     pub bias: Vec<(u32, f32)>,
     /// Allowed tokens; `None` allows all.
     pub allowed: Option<Vec<u32>>,
-    /// Sequences of tokens whose last token must not follow the others. Each has at least one token.
+    /// Sequences of one or more tokens. The last token of a sequence must not follow the tokens before it.
     pub bad_words: Vec<Vec<u32>>,
     /// Tokens that an answer must have before its stop tokens are allowed.
     pub min_tokens: u32,
@@ -163,11 +163,12 @@ fn sort_and_join(edits: &mut Vec<Edit>) {
     });
 }
 
-/// A request's shaping, and the edits that all its draws share. Requests of one list of prompts share it.
+/// A request's shaping, and the edits that all its draws share. The requests of one list of prompts share this value.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PreparedShaping {
     rules: Shaping,
-    /// Sorted by token, each once; only allowed tokens if the request restricts them.
+    /// At most one edit for each token, sorted by token. If the request restricts the tokens, only allowed tokens have
+    /// edits.
     edits: Vec<Edit>,
     /// Number of bad words with several tokens.
     long_words: usize,
@@ -222,8 +223,8 @@ impl PreparedShaping {
         (self.edits.len() + self.long_words + penalised + stops).min(vocab)
     }
 
-    /// Appends the edits of a draw by token, each token once; `changes` is scratch. O(e log e) for e edits, and
-    /// O(tokens of the bad words).
+    /// Appends the edits of a draw, at most one for each token and sorted by token; `changes` is scratch. O(e log e)
+    /// for e edits, and O(tokens of the bad words).
     pub fn edits(
         &self,
         history: History<'_>,
@@ -272,7 +273,8 @@ impl PreparedShaping {
     }
 }
 
-/// Appends edits joined with changes to `out`. Both are sorted by token. `only` drops changes of tokens without edits.
+/// Joins edits with changes and appends the result to `out`. Both inputs are sorted by token. `only` drops changes of
+/// tokens without edits.
 fn merge(mut edits: &[Edit], changes: &[Edit], only: bool, out: &mut Vec<Edit>) {
     for change in changes {
         let (before, rest) = edits.split_at(edits.partition_point(|e| e.token < change.token));

@@ -44,8 +44,8 @@ impl Source for Checkpoint {
     }
 }
 
-/// Random weights, to measure a shape without its checkpoint. Each name has its own part of the SplitMix64 sequence, so
-/// every generator (`ptx/src/fill.cu` on a GPU) produces equal tensors.
+/// Random matrices, and vectors of ones, to measure a shape without its checkpoint. Each name has its own part of the
+/// SplitMix64 sequence, so every generator (`ptx/src/fill.cu` on a GPU) produces equal tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Random {
     /// The seed for all names.

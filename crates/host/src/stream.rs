@@ -49,9 +49,9 @@ pub struct Stream {
     pub(crate) seq: Option<SeqKey>,
     /// Leader that computes the prompt, while the stream waits for it.
     pub(crate) leader: Option<Leader>,
-    /// When a step first left the stream out while its pages were loading.
+    /// The time at which a step first left the stream out because its pages were loading.
     pub(crate) loading: Option<Instant>,
-    /// Order of the last admission, not counting resumes. The loop preempts the stream with the greatest age.
+    /// Number of the last admission; a resume does not change it. The loop preempts the stream with the greatest age.
     pub(crate) age: u64,
     /// Whether the stream has been admitted before.
     pub(crate) admitted: bool,

@@ -18,7 +18,7 @@ pub struct Tally {
     pub steps: u64,
     /// Steps that failed or were planned after one that failed.
     pub aborted_steps: u64,
-    /// Streams preempted because pages ran out, or because they gave way to another group.
+    /// Streams that were preempted because pages ran out, and streams that gave way to another group.
     pub preemptions: u64,
     /// Samples that share their parent's pages.
     pub forks: u64,
@@ -28,7 +28,8 @@ pub struct Tally {
     pub cached_tokens: u64,
     /// Streams that a plan left out because their pages were loading, counted in each attempt to plan a step.
     pub load_waits: u64,
-    /// Time from the first step that left a stream out while its pages were loading to the first step with it.
+    /// For each stream that waited for its pages: time from the first step without the stream to the first step with
+    /// it.
     pub load_time: Histogram,
     /// Drafts that steps checked.
     pub drafted: u64,
@@ -36,7 +37,7 @@ pub struct Tally {
     pub accepted: u64,
     /// Streams whose drafts were checked, counted in each step.
     pub checks: u64,
-    /// Wall-clock time of serving.
+    /// Wall-clock time of serving, in seconds.
     pub seconds: f64,
     /// Time from the end of the previous step, or from the start of a step after an idle time, to a step's end.
     pub step_time: Histogram,

@@ -279,8 +279,8 @@ impl JsonForm {
     }
 }
 
-/// Returns a number as Python's `json.dumps` writes it: the fewest digits that are exact, with an exponent from 1e16 on
-/// and below 1e-4.
+/// Returns a number as Python's `json.dumps` writes it: with the fewest digits that identify the number, and with an
+/// exponent if the number is at least 1e16 or below 1e-4.
 fn python_float(number: f64) -> String {
     if !number.is_finite() {
         let sign = if number < 0.0 { "-" } else { "" };

@@ -123,8 +123,8 @@ impl Text {
         }
     }
 
-    /// Returns the tokens of the prompt for the assistant's next turn. The model's template makes the prompt; without a
-    /// template it is the concatenated messages.
+    /// Returns the tokens of the prompt for the assistant's next turn. The model's template makes the prompt. Without a
+    /// template, the prompt is the joined messages.
     ///
     /// # Errors
     /// The template rejects the messages, or the prompt cannot be encoded.
@@ -162,8 +162,8 @@ fn parse_ids(text: &str) -> Result<Vec<u32>> {
     words.map(id).collect()
 }
 
-/// Number of held-back tokens at which the decoder emits them as they are. A character has at most four bytes, so no
-/// later token can complete it.
+/// At this number of held-back tokens, the decoder emits them even if they end inside a character. A character has at
+/// most four bytes, so later tokens cannot complete it.
 const HELD_MAX: usize = 8;
 
 /// Converts tokens to text as they arrive, and holds back incomplete characters.

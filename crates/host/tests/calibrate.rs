@@ -1,4 +1,5 @@
-//! The measurement of the scales of an fp8 pool: NaN is an error, and the runner keeps the limits of the inner one.
+//! Tests the measurement of an fp8 pool's scales. NaN is an error, and the measuring runner has the limits of the
+//! runner that it wraps.
 
 mod common;
 

@@ -1,7 +1,7 @@
-//! Drafts: streams generate the same tokens with and without drafts.
+//! Tests that streams generate the same tokens with and without drafts.
 //!
 //! A step with drafts has another number of rows, so its matrix products sum in another order and may differ in their
-//! last bits. Tokens may therefore differ if two logits are nearly equal, as they may with other batches. No golden
+//! last bits. Tokens may therefore differ if two logits are nearly equal, as after any change of the batch. No golden
 //! token has such logits, for any element type of the pool. Attention itself gives the same bits (`tests/core/trees.rs`
 //! of the core).
 
@@ -258,7 +258,7 @@ fn no_stream_is_preempted_for_drafts() {
             Setting { page_size: 1, schedule: Schedule::SmallPool, drafts, ..Setting::default() };
         serve(&model, one, setting)
     };
-    // The pool has memory for all tokens of the only stream but the last.
+    // The pool has memory for all tokens of the only stream except the last one.
     let (plain, ran) = (run(None), run(Some(tree(63))));
     same("one stream", &ran, &plain);
     assert_eq!((plain.tally.preemptions, ran.tally.preemptions), (0, 0));

@@ -1,7 +1,7 @@
-//! Tests that models generate their golden tokens over pages of f32, some also of f16 and bf16, in several page sizes
-//! and layouts, with and without prefix reuse. Prompts run one at a time, all at once or in chunks, in a pool that is
-//! too small, with failed steps, and with steps planned ahead. fp8 may change tokens, so one test bounds its change of
-//! logits.
+//! Tests that models generate their golden tokens. All models use pages of f32; some also use pages of f16 and bf16.
+//! The tests vary the page size, the layout and the reuse of prefixes. Prompts run one at a time, all at once, in
+//! chunks, in a pool that is too small, with failed steps, and with steps planned ahead. fp8 may change tokens, so one
+//! test bounds how much fp8 changes the logits.
 
 mod common;
 

@@ -229,7 +229,8 @@ fn shaped_draws() {
         Sampling { top_k: 9, top_p: 0.9, min_p: 0.02, ..plain },
     ];
     for vocab in [512, 4096, 12_008] {
-        // No edits; some; all; some allowed tokens; some forbidden tokens; no allowed token.
+        // No edits; edits of some tokens; edits of all tokens; some allowed tokens; some forbidden tokens; no allowed
+        // token.
         let lists = [(0, false), (40, false), (vocab, false), (60, true), (300, false), (0, true)];
         let rows = lists.len() * samplings.len() + 1;
         let mut logits = numbers.vec(rows * vocab, 3.0);

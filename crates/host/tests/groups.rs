@@ -1,5 +1,5 @@
-//! Models with groups of layers. Groups do not change the tokens, and no step reads a page that was given back. Prompts
-//! hit the pages of an equal prompt or of an earlier turn.
+//! Tests models with groups of layers. Groups do not change the tokens, and no step reads a free page. Prompts hit the
+//! pages of an equal prompt or of an earlier turn.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Followers: streams that wait while a running stream, their leader, computes their prompt.
+//! Tests followers: streams that wait while a running stream, their leader, computes their prompt.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Edits of logits, logits of prompts, turns of groups, and limits of sampling parameters. Overlap, drafts and failed
-//! steps do not change the tokens.
+//! Tests edits of logits, logits of prompts, turns of groups, and limits of sampling parameters. Overlap, drafts and
+//! failed steps do not change the tokens.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn model() -> Model {
     Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads")
 }
 
-/// Returns a request of each kind, and plain ones.
+/// Returns requests with each kind of shaping, and requests without shaping.
 fn shaped() -> Vec<Request> {
     let mut requests = requests(&common::cases("qwen3-tiny"));
     let repeating =
@@ -132,8 +132,8 @@ fn request(prompt: Vec<u32>, new_tokens: u32) -> Request {
         .request(prompt)
 }
 
-/// The logits of a prompt's position equal the first logits after the prompt up to that position. This also holds with
-/// chunks, and if the cache contains the whole prompt.
+/// The logits from which a prompt token would be chosen equal the first logits of a request whose prompt ends before
+/// that token. This also holds with chunks, and if the cache contains the whole prompt.
 #[test]
 fn prompts_are_scored_whole() {
     let model = model();
@@ -168,14 +168,14 @@ fn prompts_are_scored_whole() {
     }
 }
 
-/// Returns a request that edits 60 logits of each token.
+/// Returns a request with 60 edits for each new token.
 fn edited(prompt: Vec<u32>, new_tokens: u32) -> Request {
     let allowed = Some((0..60).map(|i| 7 * i).collect());
     let shaping = Some(Shaping { allowed, ..Shaping::default() }.prepare());
     Request { shaping, ..request(prompt, new_tokens) }
 }
 
-/// Streams whose edits exceed a step's limit take turns, also if steps fail or are planned ahead.
+/// If the streams' edits exceed a step's limit, the streams take turns, even if steps fail or are planned ahead.
 #[test]
 fn streams_take_turns_with_edits() {
     let model = model();

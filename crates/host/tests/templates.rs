@@ -1,4 +1,5 @@
-//! Tests that chat templates are rendered as by `transformers`. `tests/templates/reference.py` writes the cases.
+//! Tests that chat templates are rendered as `transformers` renders them. `tests/templates/reference.py` writes the
+//! cases.
 
 mod common;
 

@@ -30,8 +30,8 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     pub prompt: Vec<String>,
 
-    /// A file of JSON lines, `-` for standard input: {"prompt": [ids] or "text", "max_new_tokens": N}, and optionally n,
-    /// temperature, top_k, top_p, seed, stop_token_ids, cancel_after, namespace, prediction.
+    /// A file of JSON lines, `-` for standard input: {"prompt": [ids] or "text", "max_new_tokens": N}, and optionally
+    /// n, temperature, top_k, top_p, seed, stop_token_ids, cancel_after, namespace, prediction.
     #[arg(long, value_name = "FILE")]
     pub requests: Option<PathBuf>,
 
@@ -124,7 +124,7 @@ pub struct Args {
     #[arg(long, default_value = "token", ignore_case = true)]
     pub kv_scales: ScalesName,
 
-    /// Static scales, a file of --calibrate; without a file all scales are 1.
+    /// Static scales, from a file that --calibrate wrote. Without a file, all scales are 1.
     #[arg(long, value_name = "FILE")]
     pub scales: Option<PathBuf>,
 
@@ -138,8 +138,8 @@ pub struct Args {
     #[arg(long, value_name = "K[,CHANNELS]", conflicts_with_all = ["calibrate", "check"])]
     pub sparse: Option<Sparse>,
 
-    /// With --sparse: the channels, a file of --save-labels; without --recall the requests are then served once.
-    /// Several GPUs, --chat and --serve require it.
+    /// With --sparse: the channels, from a file that --save-labels wrote. Without --recall, the requests are then
+    /// served once. Several GPUs, --chat and --serve require --labels.
     #[arg(long, value_name = "FILE", requires = "sparse")]
     pub labels: Option<PathBuf>,
 
@@ -147,8 +147,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "sparse", conflicts_with_all = ["labels", "serve", "chat", "bench"])]
     pub save_labels: Option<PathBuf>,
 
-    /// With --sparse: report the share of attention's weight at the selected positions, and at the best ones; slow. On
-    /// the CPU.
+    /// With --sparse: report the share of attention's weight at the selected positions, and at the best ones. This is
+    /// slow, and only for the CPU.
     #[arg(long, requires = "sparse", conflicts_with_all = ["serve", "chat", "bench"])]
     pub recall: bool,
 
@@ -210,7 +210,7 @@ pub struct Args {
     #[arg(long, value_name = "WAY")]
     pub sums: Option<SumsName>,
 
-    /// Measure a random model on a GPU, or sums over GPUs. The rows are such as {"part", "model", "batch", "ms", ..}.
+    /// Measure a random model on a GPU, or sums over GPUs. Prints rows such as {"part", "model", "batch", "ms", ..}.
     #[arg(long, value_name = "PART", conflicts_with_all = ["chat", "prompt", "model", "check"])]
     pub bench: Option<Bench>,
 
@@ -280,8 +280,8 @@ pub enum Bench {
     Decode,
     /// 64 prompts.
     Prefill,
-    /// The first token of a prompt whose --context cached tokens are in host memory, with 1 new token and with an
-    /// eighth of --context.
+    /// Time to the first token of a prompt with --context cached tokens in host memory. After them, the prompt has 1
+    /// new token, or an eighth of --context.
     Load,
     /// Sums over GPUs for the rows of --batch, without a model.
     Sums,

@@ -26,8 +26,8 @@ impl Interrupt {
         Self { cancel: AtomicBool::new(false), waiting: AtomicBool::new(false) }
     }
 
-    /// Records a Ctrl-C. Returns whether the program must end: while it waits for a turn, or at a second Ctrl-C before
-    /// the next turn.
+    /// Records a Ctrl-C. Returns whether the program must end, because it waits for a turn or because this is the
+    /// second Ctrl-C since the last wait.
     pub fn record(&self) -> bool {
         self.cancel.swap(true, Ordering::Relaxed) || self.waiting.load(Ordering::Relaxed)
     }

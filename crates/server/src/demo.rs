@@ -1,5 +1,5 @@
-//! The demo, for a command line without requests, model, `--chat`, `--serve` and `--json`. A small model explains words
-//! of kvarena, and the report shows the savings of the cache.
+//! Runs the demo if the command line has no requests, model, `--chat`, `--serve` or `--json`. A small model explains
+//! words of kvarena, and the report shows the savings of the cache.
 
 use std::collections::BTreeMap;
 use std::io::Write;

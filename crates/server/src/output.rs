@@ -125,7 +125,7 @@ impl<'a, W: Write> Printer<'a, W> {
         format!("{line}\n")
     }
 
-    /// Prints the output of the next requests in order.
+    /// Prints the held output of ended requests in order, up to the first request that has not ended.
     fn release(&mut self) {
         while self.held.get(&self.turn).is_some_and(|held| held.whole) {
             let held = self.held.remove(&self.turn).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Rejected input: the message names the wrong value, the exit code is 2 for a request or an option and 3 for a model,
-//! and the program does not panic.
+//! Tests that the program rejects bad input: the message names the wrong value, the exit code is 2 for a request or an
+//! option and 3 for a model, and the program does not panic.
 
 mod common;
 

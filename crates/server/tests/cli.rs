@@ -1,4 +1,4 @@
-//! The program from outside: its JSON output, samples, cancellation, chat and text.
+//! Tests the program from outside: its JSON output, samples, cancellation, chat and text.
 
 mod common;
 
@@ -70,7 +70,7 @@ fn ctrl_c_at_the_prompt_ends_a_chat() {
     notes.read_line(&mut note).expect("a note");
     assert!(note.ends_with("reused)\n"), "{note}");
     let ended = loop {
-        // A Ctrl-C before the program reaches the prompt cancels nothing; the next one ends it.
+        // A Ctrl-C before the program reaches the prompt cancels nothing; the next one ends the program.
         let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
         assert!(sent.expect("`kill` exists").success());
         if let Some(status) = child.try_wait().expect("the child is ours") {
@@ -126,7 +126,8 @@ fn requests_and_answers_are_json_lines() {
     }
 }
 
-/// One run writes static scales, another reads them. Its logits differ from those with scales of 1 and by token.
+/// One run writes static scales, and another run reads them. The second run's logits differ from those with scales of 1
+/// and with scales by token.
 #[test]
 fn scales_are_measured_and_given() {
     let files = Dir::new();
@@ -275,7 +276,7 @@ fn a_correct_prediction_saves_steps() {
         ran.err
     };
     assert!(!run(&[]).contains("drafts:"), "no drafts were requested");
-    // The prompt's step gives the first of 20 tokens, and each check up to 7.
+    // The prompt's step generates the first of 20 tokens. Each later step generates up to 7.
     let report = run(&["--draft", "6"]);
     assert!(report.contains(" 4 steps of"), "{report}");
     let drafts = "drafts: 16 of 16 accepted, 5.33 per stream and step with drafts\n";

@@ -15,7 +15,7 @@ trap 'kill $server 2>/dev/null || true; rm -rf "$scratch"' EXIT
 until grep -q '^serving ' "$scratch/server"; do sleep 0.1; done
 url=$(awk '{ print $4; exit }' "$scratch/server")
 
-# guidellm finds the model's tokenizer in its folder; aiperf needs it in the hub's cache.
+# guidellm finds the tokenizer in the model's folder; aiperf needs it in the hub's cache.
 ln -s "$PWD/data/glossary" "$scratch/glossary"
 revision=0000000000000000000000000000000000000000
 hub=$scratch/hub/models--local--glossary

@@ -1,5 +1,5 @@
-//! Model directories in other forms than the golden ones (shards, other element types, both config styles), and models
-//! of other shapes, compared with the naive attention.
+//! Tests model directories in other forms than the golden ones (shards, other element types, both config styles). Also
+//! compares models of other shapes with the forward pass over contiguous K and V.
 
 mod common;
 
@@ -182,7 +182,7 @@ fn shape(architecture: &str, [q_heads, kv_heads, head_dim]: [usize; 3]) -> Value
     })
 }
 
-/// One to many heads, wide and narrow heads, biases, tied output, windows over some layers.
+/// The models have one or many heads, wide or narrow heads, biases, tied outputs, or windows in some layers.
 #[test]
 fn models_of_other_shapes_are_served() {
     let (llama, qwen) = ("LlamaForCausalLM", "Qwen3ForCausalLM");

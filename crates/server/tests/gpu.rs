@@ -1,5 +1,5 @@
-//! The model on a GPU, or on the stand-in driver: tokens equal the CPU's within rounding, the ranks' weights make a
-//! whole, and errors name the reason why a GPU cannot serve.
+//! Tests the model on a GPU or on the stand-in driver: its tokens equal the CPU's within rounding, the weights of all
+//! ranks together equal those of one GPU, and errors name the reason why a GPU cannot serve.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -158,7 +158,7 @@ fn two_gpus_are_as_close_as_one() {
     if device().is_none() || Device::open_number(1).is_err() || Comm::version().is_err() {
         return;
     }
-    // Through peer memory if the GPUs can access it, and through NCCL.
+    // First the ranks sum through peer memory, if the GPUs can access it; then through NCCL.
     for sums in [None, Some(Transport::Nccl)] {
         let mut output = Vec::new();
         let checked = check::run_ranks(2, sums, &mut output);
@@ -230,7 +230,7 @@ fn failed_steps_change_nothing() {
     }
 }
 
-/// While the device has not begun step n, step n + 1 is planned, staged and launched, without changing data that n
+/// Before the device begins step n, the loop plans, stages and launches step n + 1. This changes no data that step n
 /// reads.
 #[test]
 fn staging_ahead_touches_nothing_in_flight() {
@@ -278,7 +278,7 @@ impl Gate {
     }
 }
 
-/// Holds each step until its tokens are collected, which is after the launch of the next step.
+/// Holds back each step until the loop collects its tokens, after the launch of the next step.
 struct GatedRunner {
     runner: GpuRunner,
     holds: bool,

@@ -1,6 +1,6 @@
 //! Tests ranks that fail or panic, and pages that one rank cannot move. The stand-ins for the driver and cublasLt fail
-//! on request. A run with a failing rank must print the reason and exit with its code. The caller of these tests ends a
-//! run that hangs (`fake_cublaslt/run.sh`).
+//! on request. A run with a failing rank must print the reason and exit with the code of the error. The caller of these
+//! tests ends a run that hangs (`fake_cublaslt/run.sh`).
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -49,7 +49,8 @@ const SERVE: [&str; 8] = [
     "64",
 ];
 
-/// Faults in the first and the last kernel of a step, a sum in it, and the step's plan, on either rank.
+/// The fault is in the first or the last kernel of a step, in a sum, or in the load of the step's plan. It occurs on
+/// either rank; only rank 0 runs the last kernel.
 #[test]
 fn a_rank_that_cannot_launch_ends_the_program() {
     if !has_stand_in() {
@@ -65,7 +66,8 @@ fn a_rank_that_cannot_launch_ends_the_program() {
     fails(&SERVE, ("FAKE_DRIVER_REFUSES", "0:load_plan"), 1, &["719"]);
 }
 
-/// Faults while products are tuned, 8 algorithms at a time, and in the launch of a step with more rows than are tuned.
+/// The fault is in a search for 8 algorithms, by which products are tuned, or in the search for one algorithm at the
+/// launch of a step with more rows than are tuned.
 #[test]
 fn a_rank_that_panics_ends_the_program() {
     if !has_stand_in() {
@@ -81,7 +83,7 @@ fn a_rank_that_panics_ends_the_program() {
 
 /// Serves requests in a pool that holds one of them. Returns their tokens, and the report's line about host memory.
 fn hosted(host_cache: Option<&str>, faults: &[(&str, &str)]) -> (String, String) {
-    // Prompts of four pages, each of them twice.
+    // Four prompts of four pages each; each prompt occurs twice.
     let prompt = |n: usize| (0..64).map(|i| (7 * n + i * i) % 512).collect::<Vec<_>>();
     let requests: String = (0..4)
         .chain(0..4)

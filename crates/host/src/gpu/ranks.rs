@@ -9,8 +9,8 @@
 //!
 //! One engine plans for all ranks: pages and slots are equal on every rank, so the others need no engine. They receive
 //! each plan, the ends of steps, and the copies, compactions and moves of pages, in the engine's order (the core's
-//! guide, `ranks`).
-//! Each rank's own thread launches the sums in its own stream, also in graphs; `peers.rs` and NCCL synchronise them.
+//! guide, `ranks`). Each rank's thread launches the sums in its own stream or captures them in its graphs. `peers.rs`
+//! and NCCL synchronise the ranks.
 
 mod others;
 
@@ -72,13 +72,13 @@ pub struct RanksOptions {
 pub struct Ranks {
     own: Cuda,
     others: Rc<OtherRanks>,
-    /// The options with which the others open their pools.
+    /// The other ranks open their pools with this shape and these bounds.
     table: TableShape,
     bounds: StepBounds,
 }
 
 impl Ranks {
-    /// Moves each rank's part of pages. Returns an error if a rank cannot begin its moves.
+    /// Begins to move each rank's part of the pages. Returns an error if a rank cannot begin its moves.
     fn move_pages(&mut self, direction: Direction, id: MoveId, moves: &[PageMove]) -> Moving {
         let (begun, answers) = channel();
         self.others.send(|| Message::Move(direction, id, moves.to_vec(), begun.clone()));
@@ -178,7 +178,8 @@ impl Backend for Ranks {
         self.move_pages(Direction::Load, id, moves)
     }
 
-    /// Returns the minimum of all ranks' progress. The other ranks' progress is that of their last message.
+    /// Returns the minimum of all ranks' progress. For the other ranks, it is the progress that they published after
+    /// their last message.
     fn moved(&mut self) -> std::result::Result<Moved, CudaError> {
         self.others.send(|| Message::Moved);
         let least = |all: Moved, rank: &Arc<Progress>| Moved {
@@ -197,7 +198,8 @@ impl Backend for Ranks {
 pub struct RanksRunner {
     own: GpuRunner,
     others: Rc<OtherRanks>,
-    /// The positions that generating streams read, if they do not read all; for the whole model.
+    /// The selection of the positions that generating streams read, for the whole model. `None`: they read all
+    /// positions.
     reading: Option<Reading>,
 }
 
@@ -235,7 +237,8 @@ impl RanksRunner {
         Ok(())
     }
 
-    /// Returns the minimum of the GPUs' free memory, in bytes: of rank 0 now, of the others after they loaded weights.
+    /// Returns the smallest free memory of the GPUs, in bytes. For rank 0 it is the present free memory; for the
+    /// others, the free memory after they loaded their weights.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -248,7 +251,8 @@ impl RanksRunner {
         RanksOptions { own: self.own.backend(), others: Rc::clone(&self.others) }
     }
 
-    /// Opens the others' pools like that of rank 0, and chooses implementations as [`GpuRunner::warm`] does.
+    /// Opens the pools of the other ranks with the shape and bounds of rank 0's pool, and chooses implementations as
+    /// [`GpuRunner::warm`] does.
     ///
     /// # Errors
     /// As for [`GpuRunner::warm`].

@@ -68,12 +68,12 @@ pub struct GpuRunner {
     launched: VecDeque<LaunchedStep>,
     /// Whether the next step has no predecessor from which its times are measured.
     fresh: bool,
-    /// The positions that generating streams read on this rank, if they do not read all.
+    /// The selection of the positions that generating streams read on this rank. `None`: they read all positions.
     reading: Option<Reading>,
     kept: Option<KeptLogits>,
     logits: Vec<f32>,
     times: Vec<StepTime>,
-    /// Token count of the decode step whose parts are measured.
+    /// The runner measures the parts of the next decode step that has this many tokens.
     measured: Option<usize>,
     parts: Option<[f32; 4]>,
 }
@@ -186,8 +186,8 @@ impl GpuRunner {
     }
 
     /// Loads all kernels of steps, and chooses the implementations of products. It chooses them for decode steps of
-    /// these numbers of streams, and for whole chunks alone and with the largest of these numbers. Steps of other sizes
-    /// choose theirs when they are launched.
+    /// these numbers of streams, for a whole chunk, and for a whole chunk with the largest number of streams. Steps of
+    /// other sizes choose theirs when they are launched.
     ///
     /// # Errors
     /// Heads that no kernel supports, or the driver's error.
@@ -244,7 +244,7 @@ impl GpuRunner {
 
     fn start(&mut self, backend: &mut Cuda, work: &Work, clock: &mut Clock) -> GpuResult<()> {
         let plan = work.plan.plan();
-        // Padding has no tokens of a sequence.
+        // Rows of padding have a `kv_len` of 0.
         let lens = plan.rows.iter().filter(|row| row.kv_len > 0).map(|row| row.extend_len as usize);
         let (tokens, longest) = (lens.clone().sum(), lens.max());
         let draws = work.draws.len();
@@ -257,7 +257,7 @@ impl GpuRunner {
         self.draws.clear();
         self.draws.extend(work.draws.iter().map(device_draw));
         let shaped = self.forward.leads() && self.shapes.list(work, &mut self.draws)?;
-        // A decode step has at most one draw for each token, and is padded to one for each.
+        // A decode step has at most one draw for each token; its draws are padded to one for each token.
         let most = plan.token_count();
         let decode =
             longest.is_some_and(|longest| longest <= self.options.width()) && draws <= most;
@@ -358,10 +358,10 @@ impl GpuRunner {
 
 /// A runner whose first GPU, which measures time and chooses tokens, belongs to a [`GpuRunner`].
 pub trait OnGpu: Runner {
-    /// Returns that runner.
+    /// Returns the runner of the first GPU.
     fn gpu(&self) -> &GpuRunner;
 
-    /// Returns that runner.
+    /// Returns the runner of the first GPU.
     fn gpu_mut(&mut self) -> &mut GpuRunner;
 
     /// Returns the number of modules loaded since this GPU's pool was prepared; above 0, a step waited for a module.
@@ -382,7 +382,7 @@ impl OnGpu for GpuRunner {
     }
 }
 
-/// Fails if the step was requested to fail.
+/// Returns an error if the caller requested that the step fail.
 pub(super) fn injected_failure(fail: bool) -> Result<()> {
     if fail { Err(Error::run("injected failure")) } else { Ok(()) }
 }

@@ -1,12 +1,12 @@
 //! Upload of the edits and min-p of a step's draws to the device.
 //!
-//! The device has one image, at fixed addresses, so that graphs can contain them:
+//! The device has one image, at a fixed address, so that graphs can contain the address:
 //!
 //! ```text
 //! DeviceShape [draws_max] | Edit [edits_max]
 //! ```
 //!
-//! If some draw of a step has edits or min-p, the step writes the image into a slot of pinned memory, as `image.rs`
+//! If some draw of a step has edits or min-p, the runner writes the image into a slot of pinned memory, as `image.rs`
 //! does for the tokens. Other steps send nothing.
 
 use kvarena::backend::cuda::{DeviceBuffer, PinnedBuffer};
@@ -53,7 +53,7 @@ impl Shapes {
         [start, start + (self.draws_max * size_of::<DeviceShape>()) as u64]
     }
 
-    /// Assigns a shape to each draw that needs a shape. Returns whether a draw has a shape.
+    /// Assigns a shape to each draw that needs one. Returns whether any draw has a shape.
     ///
     /// # Errors
     /// The draws have more edits than a step may have, or the vocabulary is too large for edits and min-p.

@@ -90,7 +90,7 @@ pub(super) struct Gauge {
     measured: Measured,
     /// bf16 rows of q, k and v: `[tokens, qkv]`
     rows: PinnedBuffer,
-    /// Numbers of q, of K and of qkv in a row.
+    /// Count of numbers in a row: of q, of K, and of q, K and V together.
     widths: [usize; 3],
 }
 
@@ -135,7 +135,7 @@ impl Gauge {
     }
 }
 
-/// Returns the first channels of each head, to measure times with random weights. With these, no channel is more
+/// Returns the first channels of each head, to measure times with random weights. With such weights, no channel is more
 /// important than another.
 pub fn first_channels(model: &ModelConfig, count: u32) -> Result<LabelChannels> {
     let (layers, kv_heads) = (model.layers as u32, model.kv_heads as u32);
@@ -144,8 +144,8 @@ pub fn first_channels(model: &ModelConfig, count: u32) -> Result<LabelChannels> 
         .map_err(|error| Error::request(format!("--sparse: {error}")))
 }
 
-/// Returns how many of `bytes` remain for K and V. The others are for labels of this many channels, and for the scores
-/// of this many streams of the model's maximum length.
+/// Returns how many of `bytes` remain for K and V. The rest is for labels of `channels` channels, and for the scores of
+/// `streams` streams of the model's maximum length.
 pub fn pool_bytes(model: &ModelConfig, (streams, channels): (u32, u32), bytes: u64) -> u64 {
     let ModelConfig { kv_heads, head_dim, max_len, .. } = *model;
     let scores = 4 * kv_heads as u64 * u64::from(streams) * max_len as u64;

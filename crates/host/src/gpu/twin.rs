@@ -56,7 +56,7 @@ pub fn norm_add(x: &[bf16], y: &[bf16], weight: &[bf16], eps: f32) -> Vec<bf16> 
     narrow(&x.iter().zip(normed).map(|(x, y)| x.to_f32() + y).collect::<Vec<_>>())
 }
 
-/// Returns the experts of a token, the one with the largest weight first, and their weights.
+/// Returns the experts of a token and their weights, by decreasing weight.
 pub fn route(x: &[bf16], weight: &[bf16], bias: &[bf16], per_token: usize) -> Vec<Route> {
     let x = wide(x);
     let dot = |row: &[bf16]| row.iter().zip(&x).map(|(w, x)| w.to_f32() * x).sum::<f32>();

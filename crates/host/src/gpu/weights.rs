@@ -1,5 +1,5 @@
-//! A model's weights in device memory, in bf16 except for sinks and frequencies: q, k and v of a layer in one matrix,
-//! gate and up in another.
+//! A model's weights in device memory. Sinks and frequencies are f32; all other weights are bf16. One matrix of a layer
+//! contains q, k and v; another contains gate and up.
 //!
 //! One allocation contains everything; each tensor first gets its offset and is then filled. The weights of the norms
 //! before `qkv` and `gate_up` are folded into these matrices and are replaced by ones.
@@ -115,7 +115,7 @@ pub struct Weights {
     pub norm: u64,
     /// `[vocab, hidden]`: the embedding, if they are tied
     pub output: u64,
-    /// f32 `[head_dim / 2]`: of layers that read all tokens, and of those with a window
+    /// f32 `[head_dim / 2]` each: for layers that read all tokens, and for layers with a window
     pub frequencies: [u64; 2],
 }
 
@@ -135,7 +135,7 @@ impl Share {
     /// Returns the shape of the rank's model: its part of the heads and of the MLP's width.
     ///
     /// # Errors
-    /// The sizes cannot be divided by the ranks.
+    /// A size is not a multiple of the number of ranks.
     pub fn of(self, config: &ModelConfig) -> GpuResult<ModelConfig> {
         let ModelConfig { q_heads, kv_heads, intermediate, .. } = *config;
         let part = |value: usize, what| match value.is_multiple_of(self.ranks) {
@@ -171,7 +171,7 @@ struct NamedTensor {
     name: String,
     /// Shape of the whole tensor.
     shape: Vec<usize>,
-    /// Rows and columns for the cut.
+    /// The tensor as a matrix of rows and columns, which the cut divides.
     view: [usize; 2],
     cut: Cut,
     at: u64,
@@ -190,7 +190,7 @@ struct Offsets {
     list: Vec<NamedTensor>,
     end: u64,
     ranks: usize,
-    /// Gemma 3's checkpoints store the difference of a norm's weight from 1.
+    /// Whether the model is Gemma 3. Its checkpoints store each norm's weight minus 1.
     is_gemma: bool,
 }
 
@@ -415,7 +415,7 @@ impl Weights {
     }
 }
 
-/// Copies a rank's part of a tensor, which is whole at `source`, and waits for the copy.
+/// Copies a rank's part of the whole tensor at `source` to `target`, and waits for the copy.
 fn part(
     device: &Device,
     tensor: &NamedTensor,
@@ -448,7 +448,7 @@ fn part(
         Height: rows,
     };
     let stream = device.raw() as usize as sys::CUstream;
-    // SAFETY: source and target have memory for the tensor and the part of it; the struct outlives the call.
+    // SAFETY: `source` contains the whole tensor, and `target` has memory for the part; the struct outlives the call.
     driver("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream) })?;
     Ok(device.stream.synchronize()?)
 }

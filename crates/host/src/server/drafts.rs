@@ -25,7 +25,8 @@ impl<R: Runner> Server<R> {
             let known = request.prompt.len() + generated;
             let planned = self.engine.planned_len(extend.seq).map_err(refused)?;
             // A stream gets no drafts before its first new token, or while it computes its earlier tokens after a
-            // resume. Nor does a shaped stream, because the edits of a draw after a draft would depend on that draft.
+            // resume. A shaped stream gets no drafts at all, because the edits of a draw after a draft would depend on
+            // that draft.
             if generated == 0 || planned as usize + 1 != known || request.shaping.is_some() {
                 continue;
             }

@@ -6,8 +6,8 @@ use crate::request::Request;
 
 /// New tokens of a request that sets no number.
 const USUAL_NEW_TOKENS: u32 = 128;
-/// Minimum temperature above 0, as in vLLM. [`Limits::check`] raises lower ones to it, because a draw's noise is too
-/// small next to the large quotients of a lower temperature.
+/// Minimum temperature above 0, as in vLLM. [`Limits::check`] raises lower temperatures to this one, because a draw's
+/// noise is too small next to the large quotients of a lower temperature.
 const TEMPERATURE_MIN: f32 = 0.01;
 
 /// The sizes that limit requests.

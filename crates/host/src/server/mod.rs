@@ -41,7 +41,7 @@ use crate::tally::Tally;
 use drafts::Branches;
 pub use limits::{Limits, longest};
 
-/// Failures in a row that end a run.
+/// Number of consecutive failed steps that end a run.
 const FAILURES_MAX: u32 = 4;
 
 /// Options of batching.
@@ -58,8 +58,8 @@ pub struct Policy {
     /// A stream waits while a running stream computes the same prompt. The length of the wait depends on `overlap`. The
     /// rows of later steps, and the last bits of products on a GPU, depend on the length of the wait.
     pub wait_for_leaders: bool,
-    /// A step checks drafts together with each stream's next token. Not with `overlap`, which plans before that token
-    /// exists.
+    /// A step checks drafts together with each stream's next token. Drafts exclude `overlap`, which plans before that
+    /// token exists.
     pub drafts: Option<Drafting>,
 }
 
@@ -135,7 +135,7 @@ struct Score {
 struct PendingSample {
     stream: StreamKey,
     sample: u32,
-    /// First draw; each of the stream's drafts has one more.
+    /// First draw. Each draft of the stream has one more draw.
     draw: usize,
 }
 
@@ -176,12 +176,12 @@ pub struct Server<R: Runner> {
     /// Streams whose sequence is preempted, oldest first.
     preempted: VecDeque<StreamKey>,
     ages: u64,
-    /// Age from which streams receive edits and draws first: that of the first stream that exceeded the last step's
-    /// capacity.
+    /// Streams of this age and above receive edits and draws first. It is the age of the first stream that exceeded the
+    /// last step's capacity.
     capacity_turn: u64,
     /// Step that was planned and launched before the last step was collected.
     ahead: Option<InflightStep>,
-    /// Failed steps in a row.
+    /// Number of consecutive failed steps.
     failures: u32,
     /// The end of the last step; `None` if the server has been idle since.
     step_ended: Option<Instant>,

@@ -24,13 +24,13 @@ const AHEAD_PART: u32 = 32;
 enum Loading {
     /// The step leaves them out.
     Skip,
-    /// The step waits for their pages on the device.
+    /// The step includes them. The device waits for their pages.
     Plan,
 }
 
 impl<R: Runner> Server<R> {
     /// Admits streams while rows and pages are available. Preempted streams come first, because they are older; then
-    /// those of the group with the fewest running streams. A stream waits while a running stream computes its prompt,
+    /// streams of the group with the fewest running streams. A stream waits while a running stream computes its prompt,
     /// and later streams may overtake it.
     fn admit(&mut self) -> Result<()> {
         while self.running.len() < self.policy.concurrency as usize {
@@ -192,7 +192,7 @@ impl<R: Runner> Server<R> {
     fn save_ahead(&mut self) {
         let pages = self.engine.shape().layout.host_pages() / AHEAD_PART;
         if pages > 0 {
-            // The engine counts failed saves; the pages are evicted without a copy.
+            // The engine counts failed saves. Pages whose save failed have no copies yet.
             _ = self.engine.save_ahead(pages);
         }
     }
@@ -268,12 +268,12 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Chooses the tokens of each running stream for the next step, from the stream of age `capacity_turn` on, then the
-    /// older ones. Streams therefore take turns for a step's capacity of edits and of draws.
+    /// Chooses how many tokens each running stream computes in the next step. Streams of age `capacity_turn` and above
+    /// come first, then those of lower age. Streams therefore take turns at a step's capacity of edits and of draws.
     fn select(&mut self, ahead: bool, flight: &mut InflightStep, loading: Loading) -> Result<()> {
         let mut budget = self.policy.chunk;
         let (mut edits, mut draws) = (self.runner.edits_max(), self.runner.draws_max());
-        // Draws of one new token of each later stream.
+        // Draws that each later stream needs for one new token.
         let mut reserved = self.draws_per_token() * self.running.len();
         flight.streams.clear();
         flight.capacity_turn = 0;
@@ -361,8 +361,8 @@ impl<R: Runner> Server<R> {
         scored_by(request, stream, planned, len).len() + new
     }
 
-    /// Returns how many of a stream's next `len` tokens a step computes that has `draws` draws left; 0 if the stream
-    /// must wait. A scored prompt leaves `reserved` draws to other streams, but takes at least one.
+    /// Returns how many of a stream's next `len` tokens the step computes if `draws` of its draws are left; 0 if the
+    /// stream must wait. A scored prompt leaves `reserved` draws to other streams, but takes at least one.
     fn cut(
         &self,
         stream: &Stream,

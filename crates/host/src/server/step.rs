@@ -52,8 +52,8 @@ impl<R: Runner> Server<R> {
                 self.add_token(index, (draw, is_last), sink)?;
             }
         }
-        // A fork's copies are a step of their own. If a step was planned ahead, the fork follows it, so the fork is not
-        // complete now.
+        // The copies of a fork form a separate step. If a step was planned ahead, the fork comes after that step, so
+        // the fork is not complete now.
         let done = if ahead { flight.step } else { self.last_step };
         self.engine.complete(done).map_err(refused)?;
         self.spare.push(flight);
@@ -95,7 +95,7 @@ impl<R: Runner> Server<R> {
     }
 
     /// Appends the token of a draw to a stream. The sequence already contains all tokens of a step except the last one.
-    /// The last token ends the stream, or the function appends it to the sequence.
+    /// If the last token does not end the stream, the function appends it to the sequence.
     fn add_token(
         &mut self,
         index: StreamKey,

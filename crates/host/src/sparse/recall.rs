@@ -1,4 +1,5 @@
-//! Measures the share of attention's weight on selected positions, relative to the best positions of the same number.
+//! Measures the share of attention's weight on selected positions, relative to the share on the same number of best
+//! positions.
 //!
 //! A position's weight is the sum of its weights from the query heads of a kv head, in float64 over the stored K,
 //! without sinks. Recall is the weight of a list divided by the greatest weight of any list of the same length.
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 #[derive(Clone, PartialEq, Debug)]
 pub struct Recall {
     table: TableShape,
-    /// Measured lists.
+    /// Number of measured lists.
     pub lists: u64,
     /// Sums over the lists: recall, the lists' share of all weight, and the best positions' share.
     sums: [f64; 3],

@@ -54,7 +54,7 @@ fn write(value: &Value, out: &mut String) -> Rendering<()> {
     Ok(())
 }
 
-/// Quotes a text, with `"` if it contains `'` but no `"`.
+/// Quotes a text with `'`, or with `"` if the text contains `'` but no `"`.
 fn text(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);

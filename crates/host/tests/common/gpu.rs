@@ -57,7 +57,8 @@ pub fn read<T: bytemuck::Pod>(buffer: &DeviceBuffer, len: usize) -> Vec<T> {
     buffer.read(0, len).expect("a copy")
 }
 
-/// Checks that numbers differ from the expected ones by at most 1/64 of them plus 1/512 of the largest.
+/// Checks that each number differs from the expected one by at most 1/64 of the expected number plus 1/512 of the
+/// largest expected number.
 pub fn close(actual: &[bf16], expected: &[bf16], what: &str) {
     assert_eq!(actual.len(), expected.len(), "{what}");
     let largest = expected.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max);

@@ -16,7 +16,7 @@ use serde_json::Value;
 /// Golden models with heads of K and V, one MLP a layer, and layers that read all tokens.
 pub const MODELS: [&str; 2] = ["qwen3-tiny", "llama-tiny"];
 
-/// Golden models with experts: latent rows, and sinks.
+/// Golden models with experts: one with latent rows, and one with sinks.
 pub const MIXTURES: [&str; 2] = ["deepseek-tiny", "gpt-oss-tiny"];
 
 /// Golden models with layers that read a window or a chunk.
@@ -27,7 +27,7 @@ pub fn dir(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/tests/data").join(model)
 }
 
-/// A golden case: the tokens of the reference framework.
+/// A golden case: a prompt, and the reference framework's tokens and first logits.
 pub struct Case {
     pub prompt: Vec<u32>,
     pub tokens: Vec<u32>,
@@ -50,7 +50,8 @@ pub fn cases(model: &str) -> Vec<Case> {
     golden["cases"].as_array().expect("cases").iter().map(case).collect()
 }
 
-/// Returns whether two logits agree to 1e-3 relative; logits below 0.01 in magnitude to 1e-5.
+/// Returns whether two logits differ by at most 1e-3 of the expected one, or by at most 1e-5 if the expected one is
+/// below 0.01 in magnitude.
 pub fn agree(actual: f64, expected: f64) -> bool {
     (actual - expected).abs() <= 1e-3 * expected.abs().max(0.01)
 }

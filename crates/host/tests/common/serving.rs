@@ -18,7 +18,7 @@ use kvarena_host::tally::Tally;
 
 use super::Case;
 
-/// Number of streams at a time, chunks of prompts, and size of the pool.
+/// A combination of the number of streams at a time, the chunks of prompts, and the size of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Schedule {
     OneByOne,

@@ -12,7 +12,8 @@ mkdir -p "$lt" "$nccl"
 "${CXX:-c++}" -std=c++17 -O3 -fPIC -shared -Wall -Werror -o "$nccl/libnccl.so.2" crates/host/tests/fake_cublaslt/nccl.cc
 export CUDA_LIBRARY_PATH=${CUDA_LIBRARY_PATH:-$PWD/target/cuda-stub}
 cd crates
-# One command builds all packages. Separate commands would select other features of dependencies and rebuild these.
+# One command builds all packages. Separate commands would select other features of dependencies, and would rebuild the
+# dependencies.
 all="--features kvarena-host/cuda,kvarena-server/cuda"
 export LD_LIBRARY_PATH=$driver:$lt:$nccl
 cargo test $all --test 'gpu*' --no-run

@@ -108,7 +108,7 @@ CONVERSATIONS = {
     "calls": (CALLS, {"tools": [TOOL]}),
     "calls without a prompt": (CALLS[:-1], {"tools": [TOOL], "add_generation_prompt": False}),
 }
-# Dates would change the output, so templates get the format in place of a date.
+# Dates would change the output, so this macro returns the format in place of a date.
 DATE = "{% macro strftime_now(format) %}{{ format }}{% endmacro %}"
 
 

@@ -4,7 +4,7 @@
 //! below 10,000, and requests ignore stop tokens. `offline` samples at temperature 0.6, `prefill` is greedy, and
 //! `decode` is greedy by default. A decode row's `ms` is the median of 128 steps after prompts of 1,024 (`--context`),
 //! as in that benchmark. `ms_at_context` is the median of the first nine. With `--sparse` a row contains the number of
-//! positions that streams read. With several ranks, the times of a step's parts are null. One rank alone would run this
+//! positions that streams read. With several ranks, the times of a step's parts are null: rank 0 alone would run this
 //! measurement, and its sums would wait forever for the other ranks.
 
 mod load;
@@ -42,9 +42,9 @@ impl Sink for Discard {}
 /// Random prompts.
 struct Prompts {
     state: u64,
-    /// The range of their tokens.
+    /// All tokens are below this number.
     vocab: u64,
-    /// The length of their common prefix.
+    /// The length of the prefix that all prompts share.
     common: usize,
 }
 

@@ -12,8 +12,8 @@
 //! deviations of the logits. A deliberate fault must fail this check.
 //!
 //! If streams read a subset of positions, the reference selects its own subset. Rounding may exchange two positions of
-//! nearly equal scores, and their values differ greatly in models of random weights. The bounds are therefore wider
-//! ([`FEW_TOKEN_BOUND`], [`FEW_LOGITS_BOUND`]). The core's tests compare the lists for given q and K, bit by bit.
+//! nearly equal scores, and in models of random weights the V of two positions differ greatly. The bounds are therefore
+//! wider ([`FEW_TOKEN_BOUND`], [`FEW_LOGITS_BOUND`]). The core's tests compare the lists for given q and K, bit by bit.
 
 mod report;
 mod settings;
@@ -66,7 +66,7 @@ const NEW_TOKENS: u32 = 20;
 /// Label channels of a head, if streams read sparsely.
 const CHANNELS: u32 = 16;
 
-/// A model on both sides, with prompts.
+/// A model on the CPU and on the GPU, with prompts.
 pub struct Case {
     /// Name for messages.
     pub name: &'static str,
@@ -304,7 +304,7 @@ impl Case {
         Ok((runner, engine, policy))
     }
 
-    /// Returns the positions that generating streams read in a setting, if not all.
+    /// Returns how generating streams select the positions that they read; `None` if they read all positions.
     fn reading(&self, setting: Setting) -> Option<Reading> {
         let labels = match setting.fault {
             Fault::Labels => &self.wrong_labels,
@@ -452,7 +452,7 @@ impl Case {
         Ok(distance)
     }
 
-    /// Records the tokens that follow the prompts if the setting has drafts, unless they are recorded.
+    /// Records the tokens that follow the prompts, if the setting has drafts and no tokens are recorded yet.
     fn record_continuations(&mut self, setting: Setting) -> Result<()> {
         if setting.drafts.is_some() && self.continuations.is_empty() {
             self.continuations = self.tokens(Setting::default())?.into_values().collect();

@@ -1,4 +1,4 @@
-//! Times of the device and the host in a run, summed over its steps.
+//! Times of the device and the host over the steps of a run.
 
 use serde_json::{Value, json};
 

@@ -24,7 +24,7 @@ use kvarena_host::server::{Policy, Server};
 use kvarena_host::sparse::{Sparse, channels};
 use kvarena_host::text::Text;
 
-/// Page tables, plans and graphs get one part in this many of the memory that weights and activations leave.
+/// Page tables, plans and graphs get 1 / `RESERVE` of the memory that weights and activations leave.
 const RESERVE: u64 = 16;
 
 /// Returns the server of the command line on one GPU, ready to serve.
@@ -70,7 +70,8 @@ impl Loaded {
         Ok(GpuRunner::new(device, self.config.clone(), weights, options(args))?)
     }
 
-    /// Creates a server whose generating streams read these positions, or all.
+    /// Creates a server. Its generating streams read the positions that `reading` selects, or all positions if it is
+    /// `None`.
     ///
     /// # Errors
     /// An option that the engine does not support, or the pool cannot be created.
@@ -181,8 +182,8 @@ fn channel_count(args: &Args, sparse: Sparse) -> Result<u32> {
     sparse.channels(given.map(|labels| labels.channels()))
 }
 
-/// Returns the positions that streams read, if the command line names a file of channels; a bench without a file uses
-/// the first channels.
+/// Returns how streams select positions, if the command line names a file of channels. A bench without a file uses the
+/// first channels.
 fn reading(args: &Args, model: &ModelConfig) -> Result<Option<Reading>> {
     let Some(sparse) = args.sparse else { return Ok(None) };
     let labels = match &args.labels {

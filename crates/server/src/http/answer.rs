@@ -23,7 +23,7 @@ pub struct Answer {
     choices: Vec<Choice>,
     /// Whether each choice has sent a chunk. The first chunk of a chat contains the role.
     begun: Vec<bool>,
-    /// Whether each choice has received a token or its end. The chunk of the first of them contains the echo.
+    /// Whether each choice has received a token or its end. The chunk for the first of these events contains the echo.
     has_echoed: Vec<bool>,
     /// First choice and number of cached tokens of each prompt.
     prompts: Vec<(u32, u32)>,

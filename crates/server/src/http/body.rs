@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::api_error::ApiError;
 use super::fields::{Field, Kind, Use};
 
-/// Maximum number of bytes of a field other than the texts.
+/// Maximum number of bytes of a field that is read, except `prompt`, `messages` and `prediction`.
 const FIELD_BYTES_MAX: usize = 1 << 20;
 
 /// A request's JSON, reduced to the served fields.

@@ -28,7 +28,7 @@ const SALT_CHARS_MAX: usize = 1024;
 const BIASES_MAX: usize = 1024;
 /// Maximum number of bad words, and of tokens of one bad word.
 const BAD_WORDS_MAX: usize = 128;
-/// Most likely tokens that may be reported with each token.
+/// Maximum number of most likely tokens that an answer reports with each token.
 const TOP_MAX: u32 = 20;
 /// Default number of new tokens of a completion, as in OpenAI's API. A chat continues to the model's maximum length.
 const COMPLETION_TOKENS: u32 = 16;
@@ -92,7 +92,7 @@ impl CheckedRequest {
         let most = CHOICES_MAX.max(host.samples_max as usize);
         if choices > most {
             let message = format!("{choices} choices are more than {most}");
-            // Each number of prompts is valid with n = 1.
+            // With n = 1, every allowed number of prompts is valid, so the error names `n`.
             return Err(ApiError::field("n", message));
         }
         let request = |prompt| settle(host, kind, &template, prompt);

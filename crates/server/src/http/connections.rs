@@ -45,7 +45,7 @@ enum Phase {
 struct State {
     phase: Phase,
     since: Instant,
-    /// Time since which the client takes no bytes; `None` while it does.
+    /// The time at which the client stopped taking bytes; `None` while it takes bytes.
     stalled: Option<Instant>,
 }
 

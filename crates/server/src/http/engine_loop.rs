@@ -158,7 +158,8 @@ fn logprob(logits: &[f32], token: u32, top: usize) -> Logprob {
     Logprob { own: log(logits[token as usize]), top: best }
 }
 
-/// Audits an idle server: the state is consistent, and every page is free or cached. Returns a line for the output.
+/// Checks that an idle server's state is consistent, and that every page is free or cached. Returns a line for the
+/// output.
 ///
 /// # Errors
 /// The audit failed.

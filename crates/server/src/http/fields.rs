@@ -46,7 +46,7 @@ pub enum Use {
     Refused(Neutral),
 }
 
-/// Values without an effect. Null always belongs to them.
+/// Values without an effect. Null is always one of them.
 #[derive(Clone, Copy, Debug)]
 pub enum Neutral {
     /// `false`, 0, an empty list, object or text.

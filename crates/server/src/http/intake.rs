@@ -15,7 +15,7 @@ use super::api_error::ApiError;
 
 /// Maximum bytes of a body that is read and parsed in parallel with any number of other bodies.
 const SHORT: usize = 64 << 10;
-/// Budget for the bytes of bodies beyond [`SHORT`], in bodies of the maximum length.
+/// Budget for the bytes by which bodies exceed [`SHORT`], as a number of bodies of the maximum length.
 const BODIES: usize = 16;
 /// Bytes beyond the limit that the server reads and drops before it rejects a body, because most clients read no answer
 /// before they have sent the whole body.
@@ -26,9 +26,11 @@ const DROPPED_MAX: usize = 64 << 20;
 pub struct Intake {
     body_max: usize,
     body_time: Duration,
-    /// Bytes beyond [`SHORT`] of bodies that are being read, wait for the parser or are being parsed.
+    /// The unused part of the budget [`BODIES`]. A body holds its share while it is read, waits for the parser and is
+    /// parsed.
     reading: Arc<Semaphore>,
-    /// Bytes of long bodies that are being parsed; JSON values take several times the bytes of their text.
+    /// The unused part of the budget for the bytes of long bodies that are parsed. JSON values take several times the
+    /// bytes of their text.
     parsing: Arc<Semaphore>,
     held: Arc<AtomicUsize>,
     held_max: usize,

@@ -21,8 +21,8 @@ pub struct Job {
     pub first_choice: u32,
     /// Number of most likely tokens reported with each token; `None` without log-probabilities.
     pub logprobs: Option<u32>,
-    /// Sender of the job's events. There is at most one for each token of prompt and answer and for each end, so the
-    /// channel needs no bound.
+    /// Sender of the job's events. There is at most one event for each token of the prompt and the answers, one for
+    /// each end, and one for a failure, so the channel needs no bound.
     pub events: UnboundedSender<Event>,
     /// Whether the client still reads each choice.
     pub readers: Arc<Readers>,

@@ -1,4 +1,5 @@
-//! Metrics for monitors. The engine's thread posts its counters after each step, and requests read the last ones.
+//! Metrics for monitors. The engine's thread posts its counters after each step, and requests for metrics read the last
+//! posted counters.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::{self, Write};
@@ -59,7 +60,7 @@ impl Metrics {
         *lock(&self.answers).entry((path, status)).or_default() += 1;
     }
 
-    /// Returns all metrics in Prometheus's text format, with the length of the queue.
+    /// Returns all metrics in Prometheus's text format. `waiting` is the number of jobs that have not begun.
     pub fn text(&self, waiting: usize) -> String {
         let mut text = String::new();
         // A write to a String cannot fail.

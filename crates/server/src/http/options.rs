@@ -10,8 +10,7 @@ use rustix::process::{Resource, getrlimit};
 
 use kvarena_host::error::{Error, Result};
 
-/// Descriptors that are reserved for other uses than the connections within the limit. Monitors use [`SPARES`] of them
-/// when the other connections are busy.
+/// Number of descriptors that connections within the limit cannot use. The spare connections use [`SPARES`] of them.
 pub const DESCRIPTORS_LEFT: usize = 64;
 /// Maximum number of connections beyond the limit, each for one answer.
 pub const SPARES: usize = 32;

@@ -7,8 +7,8 @@ use super::api_error::{ApiError, Result};
 use super::body::{Body, brief, brief_json};
 use super::host::{CHOICES_MAX, Host};
 
-/// Returns the tokens of a text. Before it encodes the text, it rejects more bytes than the maximum number of tokens
-/// times the bytes of the longest token.
+/// Returns the tokens of a text. First it rejects a text with more bytes than the maximum number of tokens times the
+/// bytes of the longest token.
 fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>> {
     let room = host.limits.room(0);
     let most = host.text.longest_token().saturating_mul(room);
@@ -104,7 +104,7 @@ pub fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     }
 }
 
-/// Returns the prompt of a chat, by the model's own template.
+/// Returns the prompt that the model's own template makes of a chat.
 pub fn messages(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     let wrong = |what: String| ApiError::field("messages", what);
     let list = body.list("messages")?.ok_or_else(|| wrong("messages is missing".into()))?;

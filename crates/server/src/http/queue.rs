@@ -24,7 +24,7 @@ pub struct Queue<T> {
 #[derive(Debug)]
 struct State<T> {
     jobs: VecDeque<T>,
-    /// Number of taken jobs that had not begun at the last call.
+    /// Number of taken jobs that had not begun at the last call of `take` or of a wait.
     waiting: usize,
     is_closed: bool,
 }
@@ -54,7 +54,7 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Takes all jobs in order, without waiting; `waiting` of the jobs taken before have not begun.
+    /// Takes all jobs in order, without waiting. `waiting` is the number of earlier taken jobs that have not begun.
     pub fn take(&self, waiting: usize, jobs: &mut Vec<T>) {
         let mut state = self.lock();
         jobs.extend(state.jobs.drain(..));

@@ -187,7 +187,7 @@ impl ClientAnswer {
         Ok(piece)
     }
 
-    /// Returns the frames of an event: the new chunk, and the end of the stream if it has ended.
+    /// Returns the frames of an event: the new chunk, and the end of the stream if all choices have ended.
     fn frames(&mut self, event: Option<Event>) -> String {
         let mut frames = match self.receive(event) {
             Ok(Some(piece)) => sse::event(&self.answer.chunk(piece)),

@@ -8,8 +8,8 @@ use super::fields::Kind;
 use super::host::Host;
 use super::prompt;
 
-/// Converts `{"model", "prompt"}` or `{"model", "messages"}` to `{"count", "max_model_len", "tokens"}`. Of a list of
-/// prompts it converts the first.
+/// Converts `{"model", "prompt"}` or `{"model", "messages"}` to `{"count", "max_model_len", "tokens"}`. From a list of
+/// prompts, it converts the first one.
 pub fn tokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
     let kind = match has_messages(bytes) {
         true => Kind::Chat,

@@ -81,7 +81,7 @@ impl Progress {
     }
 }
 
-/// The other ranks, as rank 0 uses them.
+/// Rank 0's handles to the threads of the other ranks.
 pub struct OtherRanks {
     pub(super) senders: Vec<Sender<Message>>,
     threads: Vec<JoinHandle<()>>,
@@ -174,7 +174,7 @@ fn lost() -> Error {
     Error::run("a rank's thread has ended")
 }
 
-/// A rank's thread: repeats the work of rank 0 on its own GPU.
+/// Runs the thread of a rank, which repeats the work of rank 0 on the rank's own GPU.
 fn run_rank(
     seed: Seed,
     messages: &Receiver<Message>,
@@ -235,7 +235,7 @@ fn handle(
             runner.launch(backend, &work, &mut clock)?;
         }
         Message::Collect => {
-            // Only rank 0 chooses tokens, so the collected ones are not used.
+            // Only rank 0 chooses tokens, so this rank drops the tokens that it collects.
             let (work, mut tokens) = (Work::default(), Vec::new());
             runner.collect(pool(backend)?, &work, false, &mut tokens, &mut clock)?;
         }

@@ -32,7 +32,7 @@ impl GpuOptions {
         1 + self.drafts as usize
     }
 
-    /// Returns the maximum over all decode steps of the padded tokens divided by the padded rows, rounded up. This is
+    /// Returns the largest `padded tokens / padded rows` of all decode steps, rounded up. This is
     /// [`Prepare::decode_tokens`](kvarena::backend::cuda::Prepare).
     pub(super) fn decode_tokens(&self) -> u32 {
         let sizes = (1..=self.concurrency as usize).flat_map(|streams| {
@@ -48,8 +48,8 @@ impl GpuOptions {
     }
 }
 
-/// Returns the rows and tokens of a padded decode step. If streams have drafts, there is a row of padding, to which the
-/// tokens of padding belong.
+/// Returns the rows and tokens of a padded decode step. If streams have drafts, the step has at least one row of
+/// padding, so that each token of padding belongs to a row.
 pub(super) fn padded_step(rows: usize, tokens: usize) -> (usize, usize) {
     if tokens == rows {
         return (padded_rows(rows), padded_rows(rows));

@@ -12,22 +12,23 @@ use super::GpuRunner;
 pub struct StepTime {
     /// Tokens of the step.
     pub tokens: usize,
-    /// Whether the step has one token of each stream, and drafts.
+    /// Whether this is a decode step: one token of each stream, and its drafts.
     pub decode: bool,
-    /// Milliseconds from the end of the previous step to this step's end; none for the first step of a run.
+    /// Milliseconds from the end of the previous step to this step's end; `None` for the first step of a run.
     pub period_ms: Option<f32>,
     /// Milliseconds of this period in which the device was idle.
     pub idle_ms: f32,
 }
 
 impl GpuRunner {
-    /// Requests the measurement of the parts of the next decode step of this many streams without drafts.
+    /// Requests that the runner measure the parts of the next decode step that has this many streams and no drafts.
     /// [`GpuRunner::take_parts`] returns the result. The measurement overwrites that step's results.
     pub fn measure_parts(&mut self, streams: usize) {
         (self.measured, self.parts) = (Some(streams), None);
     }
 
-    /// Returns the median milliseconds of a decode step, if they were measured: whole, attention, products, the rest.
+    /// Returns the median times of a decode step in milliseconds, if they were measured: of the whole step, attention,
+    /// products and the rest.
     pub fn take_parts(&mut self) -> Option<[f32; 4]> {
         self.parts.take()
     }

@@ -1,7 +1,7 @@
-//! Measures the first token of a prompt whose cached pages are in host memory.
+//! Measures the time to the first token of a prompt whose cached pages are in host memory.
 //!
-//! A filler that needs nearly the whole pool evicts the prompt's pages to host memory. Before each load, all pages
-//! of the pool have copies in host memory, so the load waits for no save. Times are medians of [`ROUNDS`].
+//! A filler prompt, which needs nearly the whole pool, evicts the prompt's pages to host memory. Before each load, all
+//! pages of the pool have copies in host memory, so the load waits for no save. Times are medians of [`ROUNDS`] rounds.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ use kvarena_host::server::Server;
 
 const ROUNDS: usize = 7;
 
-/// Returns the numbers of new tokens behind the cached ones.
+/// Returns the numbers of new tokens that follow the cached ones.
 fn new_tokens(context: u32) -> [u32; 2] {
     [1, context / 8]
 }

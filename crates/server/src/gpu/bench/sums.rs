@@ -19,7 +19,7 @@ use kvarena_host::gpu::sums::Link;
 const SUMS: usize = 100;
 const LAUNCHES: usize = 9;
 
-/// Prints a row for each number of rows.
+/// Prints a result for each number of summed rows.
 ///
 /// # Errors
 /// Only one GPU, no NCCL, or a failed run.
@@ -49,8 +49,8 @@ pub fn run(args: &Args, shape: Shape, batches: &[usize], out: &mut impl Write) -
 }
 
 /// Returns a rank's microseconds for each sum. A rank that fails ends the program, because the other ranks wait for it.
-/// It exits without dropping anything: drops of `Peers` and of the last handle of a GPU wait for work, which may wait
-/// for other ranks.
+/// The program exits without dropping anything: drops of `Peers` and of the last handle of a GPU wait for work, which
+/// may wait for other ranks.
 fn rank_times(link: &Link, width: usize, batches: &[usize]) -> Vec<[Option<f32>; 2]> {
     let end = |error: GpuError| -> ! {
         let error = Error::from(error);

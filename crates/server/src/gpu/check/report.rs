@@ -52,7 +52,7 @@ impl<W: Write> Report<'_, W> {
         ))
     }
 
-    /// Checks that draws do not depend on how steps are launched.
+    /// Checks that draws do not depend on graphs and overlap.
     fn draws(&mut self, case: &mut Case, sampling: Sampling) -> Result<()> {
         let name = case.name;
         match case.draws_agree(sampling) {

@@ -12,7 +12,7 @@ pub const ALL: u32 = 147;
 /// Fewer positions than most streams have.
 pub const FEW: u32 = 24;
 
-/// The form of the requests.
+/// The way in which the check serves the requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Schedule {
     /// All at once.
@@ -25,7 +25,7 @@ pub enum Schedule {
     Forked,
 }
 
-/// All forms.
+/// All schedules.
 pub const SCHEDULES: [Schedule; 4] =
     [Schedule::AllAtOnce, Schedule::Chunked, Schedule::Preempting, Schedule::Forked];
 
@@ -40,7 +40,7 @@ pub struct Setting {
     pub graphs: bool,
     /// Steps are launched ahead.
     pub overlap: bool,
-    /// The form of the requests.
+    /// The way in which the check serves the requests.
     pub schedule: Schedule,
     /// The choice of products' implementations.
     pub choice: Choice,
@@ -56,7 +56,7 @@ pub struct Setting {
     pub sparse: Option<u32>,
     /// Three of four requests edit their logits.
     pub shaped: bool,
-    /// Layers that read a window are groups; not with `sparse`.
+    /// Layers that read a window form groups; not with `sparse`.
     pub groups: bool,
     /// K and V are fp8.
     pub fp8: bool,
@@ -87,7 +87,7 @@ impl Default for Setting {
 }
 
 /// Returns every combination of page size, layout, graphs, overlap and schedule, then settings with drafts, sparse
-/// reads and host pages. Each choice of products but the default is used in some of them.
+/// reads and host pages. They use every choice of products except `Choice::Fastest`.
 pub fn settings() -> Vec<Setting> {
     let mut settings = Vec::new();
     for (page_size, layout) in
@@ -111,8 +111,8 @@ pub fn settings() -> Vec<Setting> {
     settings
 }
 
-/// Returns settings with drafts, with and without graphs. One decode kernel takes chains; with heads of 128 on compute
-/// capability 9.0 it also takes trees, otherwise the extend kernel does.
+/// Returns settings with drafts, with and without graphs. A decode kernel takes chains. With heads of 128 on compute
+/// capability 9.0 it also takes trees; otherwise the extend kernel takes trees.
 fn drafted() -> impl Iterator<Item = Setting> {
     let pages = [(1, Layout::LayerFirst), (16, Layout::PageFirst)];
     let graphs = pages.into_iter().flat_map(|pages| [(pages, true), (pages, false)]);
@@ -161,7 +161,7 @@ fn hosted() -> [Setting; 6] {
     ]
 }
 
-/// Returns samplings that exclude no tokens, some, and most.
+/// Returns samplings that exclude no tokens, some tokens, and most tokens.
 pub fn samplings() -> [Sampling; 3] {
     let warm = Sampling { temperature: 0.8, seed: 5, ..Sampling::default() };
     [warm, Sampling { top_k: 20, ..warm }, Sampling { top_k: 50, top_p: 0.7, ..warm }]

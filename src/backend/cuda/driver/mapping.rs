@@ -33,7 +33,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Reserves `bytes` bytes, to be pinned in pieces of `piece` bytes. The system backs them when they are touched.
+    /// Reserves `bytes` bytes, to be pinned in pieces of `piece` bytes. The system backs each page when it is first
+    /// touched.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`] if the address space lacks a range of this size.

@@ -201,7 +201,7 @@ pub enum LabelError {
         /// Elements of a head.
         head_dim: u32,
     },
-    /// The pool has other layers or heads, or another number of channels: `[layers, kv_heads, channels]`.
+    /// The pool has another number of layers, heads or channels. Both fields are `[layers, kv_heads, channels]`.
     Size {
         /// The numbers of the channels.
         given: [u32; 3],

@@ -170,7 +170,7 @@ pub enum ScaleError {
         /// The scale.
         scale: f32,
     },
-    /// The pool has other layers or heads.
+    /// The pool has another number of layers or heads.
     Size {
         /// Layers of the scales.
         layers: u32,

@@ -237,7 +237,7 @@ pub trait Backend {
     ///
     /// The number grows while a backend prepares its memory in the background, up to
     /// [`PoolLayout::host_region_pages`](crate::PoolLayout::host_region_pages). A backend without host memory returns
-    /// 0; one without bytes may return any larger number.
+    /// 0; a backend without bytes may return any larger number.
     fn host_pages(&self) -> u32 {
         0
     }

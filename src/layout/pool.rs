@@ -122,7 +122,7 @@ impl PoolLayout {
         (0..self.groups.count()).map(|group| self.of_group(group))
     }
 
-    /// Returns the first group with the same format as a group.
+    /// Returns the first group that has the same format as `group`.
     pub(crate) fn first_alike(&self, group: u32) -> u32 {
         let own = &self.formats[group as usize];
         self.formats.iter().position(|format| format == own).expect("a group has a format") as u32

@@ -161,8 +161,8 @@ impl Start {
         if capturing { Self::Pdl } else { self }
     }
 
-    /// Records the launch of such a kernel. Later kernels start after it, so they see the plan. A captured launch does
-    /// not count, because it does not run.
+    /// Records the launch of a kernel that may be the first after `load_plan`. Later kernels start after it, so they
+    /// see the plan. A captured launch does not count, because it does not run.
     pub fn launched(&mut self, capturing: bool) {
         if !capturing {
             *self = Self::Pdl;
@@ -170,7 +170,8 @@ impl Start {
     }
 }
 
-/// Further parameters of kernels, which follow the struct. The `extra` list of a kernel names the ones that it takes.
+/// Further parameters of kernels, which follow the struct. The `extra` list of a kernel names the parameters that the
+/// kernel takes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::backend::cuda) struct ExtraParams {
     pub scales: LayerScales,

@@ -14,7 +14,7 @@ use crate::backend::{PlanError, check};
 use crate::id::LayerId;
 use crate::layout::{Dtype, KvScales, LabelChannels, PLANES_MAX, PlaneName, PoolLayout, Strides};
 
-/// A pool in device memory, as the layers of one shape use it. It is not initialised: kernels read only stored slots.
+/// A pool in device memory, for the layers of one shape. The memory is not initialised: kernels read only stored slots.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Pool {
     memory: Arc<DeviceBuffer>,
@@ -35,7 +35,7 @@ pub(in crate::backend::cuda) struct Pool {
 }
 
 impl Pool {
-    /// Creates one shape of the pool in `memory`. Scales and channels were checked.
+    /// Creates the pool of one shape in `memory`. The caller has checked scales and channels.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
         memory: Arc<DeviceBuffer>,

@@ -1,8 +1,8 @@
 //! The KV-cache core of an LLM serving engine, as one linkable crate.
 //!
-//! A host (an LLM server in Rust) brings the model and the scheduling policy. `kvarena` returns which prompt tokens
-//! already have K and V, and where each step stores new K and V. It computes attention over the cached pages. It
-//! contains the prefix tree, the page pool, the sequence table, the plan of each step, and the kernels behind
+//! A host (an LLM server in Rust) brings the model and the scheduling policy. `kvarena` finds the prompt tokens that
+//! already have K and V, and chooses the slots for new K and V of each step. It computes attention over the cached
+//! pages. It contains the prefix tree, the page pool, the sequence table, the plan of each step, and the kernels behind
 //! [`Backend`]. It has no tensor framework, no async runtime and no server.
 //!
 //! ```

@@ -34,7 +34,7 @@ pub struct Put<'a> {
 pub struct Fetch<'a> {
     /// Identifies the fetch until it is done.
     pub id: FetchId,
-    /// Number of cached pages of the prompt; the first host page is for the next one.
+    /// Number of cached pages of the prompt; the first host page is for the page after them.
     pub cached_pages: u32,
     /// The host pages to write, in the order of the prompt:
     /// [`HostMemory::lease_mut`](crate::HostMemory::lease_mut).

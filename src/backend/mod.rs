@@ -165,7 +165,7 @@ pub trait Backend {
     /// bits: see [`KvDtype::Fp8E4M3`](crate::KvDtype) and [`Scaling`](crate::Scaling).
     ///
     /// # Errors
-    /// The backend's own.
+    /// The backend's error.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -181,7 +181,7 @@ pub trait Backend {
     /// pools reject the call.
     ///
     /// # Errors
-    /// The backend's own.
+    /// The backend's error.
     fn rope_store(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -193,7 +193,7 @@ pub trait Backend {
     /// Computes attention of a step's query rows over the cached tokens of their sequences, including this step's.
     ///
     /// # Errors
-    /// The backend's own.
+    /// The backend's error.
     fn attend(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -209,7 +209,7 @@ pub trait Backend {
     /// Computes [`attend`](Backend::attend) with optional sinks.
     ///
     /// # Errors
-    /// The backend's own.
+    /// The backend's error.
     fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -223,20 +223,21 @@ pub trait Backend {
     /// Copies pages within the pool.
     ///
     /// # Errors
-    /// The backend's own.
+    /// The backend's error.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Self::Error>;
 
     /// Makes the kept slots of rows contiguous (B11).
     ///
     /// # Errors
-    /// The backend's own.
+    /// The backend's error.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), Self::Error>;
 
-    /// Returns the number of host pages that are ready for saves, loads and leases: all lower ids.
+    /// Returns the number of host pages that are ready for saves, loads and leases. Their ids are all the ids below
+    /// this number.
     ///
     /// The number grows while a backend prepares its memory in the background, up to
     /// [`PoolLayout::host_region_pages`](crate::PoolLayout::host_region_pages). A backend without host memory returns
-    /// 0; one without bytes may return any larger number.
+    /// 0; a backend without bytes may return any larger number.
     fn host_pages(&self) -> u32 {
         0
     }

@@ -24,7 +24,7 @@ impl OpenSteps {
         Self::try_new(max).expect("memory for the open steps")
     }
 
-    /// The same as [`OpenSteps::new`], but returns an error if the allocation fails.
+    /// Does the same as [`OpenSteps::new`], but returns an error if the allocation fails.
     pub(super) fn try_new(max: u32) -> Result<Self, OutOfMemory> {
         Ok(Self { open: reserved_queue(max.into())?, max, last: StepId::default() })
     }

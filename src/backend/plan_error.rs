@@ -218,7 +218,7 @@ pub enum PlanError {
         /// Number of pages of host memory.
         pages: u32,
     },
-    /// The number of a batch of moves is not above the last one.
+    /// The number of a batch of moves is not above the number of the last batch.
     MoveOrder {
         /// Its number.
         id: MoveId,
@@ -251,7 +251,8 @@ pub enum PlanError {
         /// The shape of its K and V.
         shape: KvShape,
     },
-    /// The scale is `1 / sqrt` of the length of a latent row. It must be that of the heads that the row compresses.
+    /// The scale is `1 / sqrt` of the length of a latent row. The scale must come from the length of the heads that the
+    /// row compresses.
     LatentScale {
         /// The scale.
         scale: f32,

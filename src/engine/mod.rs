@@ -130,7 +130,7 @@ impl<B: Backend> Engine<B> {
     /// Checks the numbered invariants of all tables, for tests and debugging. O(whole state).
     ///
     /// # Errors
-    /// The first broken invariant. If a page shows it, also this page and its owner.
+    /// The first broken invariant. If a page breaks it, the error also names the page and its owner.
     pub fn verify(&self) -> Result<(), Broken> {
         self.world.verify()
     }

@@ -28,9 +28,9 @@ impl<B: Backend> Engine<B> {
 
     /// Returns the maximum number of tokens that the next plan can give a sequence.
     ///
-    /// These are the known tokens that no plan covers. If there are none, it is 1 while an unfinished step will sample
-    /// the sequence's next token, and the sequence is not at its maximum length. Otherwise it is 0: call `append`,
-    /// `accept` or `resume` first.
+    /// These are the known tokens that no plan covers. If there are none, the maximum is 1 while an unfinished step
+    /// will sample the sequence's next token, and the sequence is not at its maximum length. Otherwise the maximum is
+    /// 0: call `append`, `accept` or `resume` first.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -71,8 +71,8 @@ impl<B: Backend> Engine<B> {
 
     /// Returns the pages of a sequence, in order.
     ///
-    /// Before its [load](Engine::load), a sequence lacks the pages from the first one in host memory on. With groups of
-    /// layers it has none.
+    /// Before its [load](Engine::load), a sequence lacks its first page in host memory and all later pages. With groups
+    /// of layers, such a sequence has no pages.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].

@@ -214,7 +214,7 @@ impl<B: Backend> Engine<B> {
     /// Finishes a sequence: its whole computed pages stay cached, and the rest is released. O(pages released, and
     /// prefix nodes that become idle: [`Engine::complete`]).
     ///
-    /// Legal while an unfinished step includes the sequence; the commit of that step skips it.
+    /// The host may call it while an unfinished step includes the sequence; the commit of that step skips the sequence.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].

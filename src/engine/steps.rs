@@ -49,7 +49,8 @@ impl<B: Backend> Engine<B> {
         self.plan_drafts(scratch, items, &[])
     }
 
-    /// [`Engine::plan_batch`] with drafts of speculative decoding among the items. O(as [`Engine::plan_batch`]).
+    /// [`Engine::plan_batch`] with drafts of speculative decoding among the items. Costs as much as
+    /// [`Engine::plan_batch`].
     ///
     /// `drafts` are in the order of their items. Each is a chain, or a tree with masks and positions. The step verifies
     /// all new tokens of a draft together; [`accept`](Engine::accept) then keeps one branch. Until then the sequence
@@ -68,8 +69,8 @@ impl<B: Backend> Engine<B> {
         self.plan(scratch, items, drafts, None)
     }
 
-    /// [`Engine::plan_drafts`], [padded](BatchPlan::padded) to a size for a graph that was captured at that size. O(as
-    /// [`Engine::plan_batch`], and padding).
+    /// [`Engine::plan_drafts`], [padded](BatchPlan::padded) to a size for a graph that was captured at that size. Costs
+    /// as much as [`Engine::plan_batch`], plus O(padding).
     ///
     /// The backend stages only the padded plan.
     ///

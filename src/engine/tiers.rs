@@ -147,8 +147,9 @@ impl<B: Backend> Engine<B> {
     /// pages, in the order in which they were published. Returns the number of calls of `sink`. O(pages).
     ///
     /// Needs hashes of pages ([`EngineConfig::hashing`](crate::EngineConfig::hashing)) and host memory. A page that is
-    /// on the device alone is copied to one of [`stage_pages`](crate::PoolConfig::stage_pages). A call after the end of
-    /// the copy passes it to `sink`. The store reads the host page until [`put_done`](Engine::put_done).
+    /// on the device alone is copied to one of the [`stage_pages`](crate::PoolConfig::stage_pages) host pages. A call
+    /// after the end of the copy passes the page to `sink`. The store reads the host page until
+    /// [`put_done`](Engine::put_done).
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::StoreGroups`]. [`EngineError::Backend`] if the copy failed: a later call

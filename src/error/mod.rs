@@ -29,7 +29,7 @@ pub enum Error {
         /// Pages that are available to the call now.
         available: u64,
         /// First unfinished step whose completion makes enough pages available, if no other call comes first. Always
-        /// present for a plan of promised pages only.
+        /// present for a plan that takes only promised pages.
         after: Option<StepId>,
     },
     /// The sequence table has too few free rows.
@@ -131,7 +131,7 @@ pub enum Error {
         /// Tokens of the batch.
         batch_tokens: usize,
     },
-    /// The item is not the last plan of its sequence, or it is repeated or out of order. Also if the plan's step is
+    /// The item is not the last plan of its sequence, or it is repeated or out of order. Or the plan's step is
     /// complete, or a rollback has cut the plan.
     NotPlanned {
         /// The key.
@@ -259,7 +259,7 @@ pub enum Error {
         /// The shortest that is allowed.
         min: u32,
     },
-    /// The host has added the maximum number of marks that the sequence has not reached.
+    /// The sequence already has the maximum number of marks that it has not reached.
     OutOfMarks {
         /// Maximum number of waiting marks.
         max: u32,

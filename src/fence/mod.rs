@@ -172,7 +172,7 @@ impl Fence {
     /// Removes the marks up to `step`. The caller has taken their pages and locks.
     pub(crate) fn complete(&mut self, step: StepId) {
         while self.marks.front().is_some_and(|mark| mark.step <= step) {
-            let mark = self.marks.pop_front().expect("just seen");
+            let mark = self.marks.pop_front().expect("the loop saw this mark");
             assert!(mark.pages == 0 && mark.idle_pages == 0, "F4: a complete step holds nothing");
         }
         self.completed = self.completed.max(step);

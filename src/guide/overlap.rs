@@ -5,7 +5,7 @@
 //! output of step n. The host appends the token when it arrives, after the plan.
 //!
 //! If the token ends the request, the host has planned one step more than necessary. The host finishes the sequence,
-//! and the commit of that step skips it. Its pages wait in the fence until that step is complete.
+//! and the commit of that step skips it. The sequence's pages wait in the fence until that step is complete.
 //!
 //! ```
 //! use std::collections::VecDeque;

@@ -28,9 +28,9 @@
 //! // A worker: after the shape, each message is a plan, an end of steps, or the copies of a fork.
 //! let worker = |rank: u32, messages: mpsc::Receiver<Vec<u8>>| {
 //!     let shape = messages.recv().expect("the scheduler sends its shape first");
-//!     let shape = EngineShape::from_bytes(&shape).expect("it is a shape");
+//!     let shape = EngineShape::from_bytes(&shape).expect("the bytes are a shape");
 //!     let (layout, table, bounds) = (&shape.layout, &shape.table, shape.step_bounds());
-//!     let mut backend = CpuOptions::default().open(layout, table, bounds).expect("memory");
+//!     let mut backend = CpuOptions::default().open(layout, table, bounds).expect("enough memory");
 //!     let mut sum = 0.0;
 //!     for bytes in messages {
 //!         if let Ok(end) = StepEnd::from_bytes(&bytes) {
@@ -60,7 +60,7 @@
 //!         (send, thread::spawn(move || worker(rank, receive)))
 //!     })
 //!     .unzip();
-//! let broadcast = |bytes: &[u8]| senders.iter().for_each(|send| send.send(bytes.to_vec()).expect("it lives"));
+//! let broadcast = |bytes: &[u8]| senders.iter().for_each(|send| send.send(bytes.to_vec()).expect("workers live"));
 //!
 //! broadcast(&engine.shape().to_bytes());
 //! let prompt: Vec<TokenId> = (0..5).map(TokenId::new).collect();

@@ -77,7 +77,7 @@
 //!     // A preempted sequence resumes when it fits, before any new one.
 //!     while let Some(&seq) = preempted.last() {
 //!         match engine.resume(seq, 0) {
-//!             Ok(()) => running.push(preempted.pop().expect("it was there")),
+//!             Ok(()) => running.push(preempted.pop().expect("one is left")),
 //!             Err(Error::OutOfPages { .. }) => break,
 //!             Err(error) => return Err(error.into()),
 //!         }

@@ -182,24 +182,24 @@ macro_rules! recipes {
 recipes! {
     /// XXH3-64 as NVIDIA Dynamo's routers compute it. A page's tokens are hashed as 32-bit numbers; the seed depends on
     /// `lora` and `salt`, and is 1337 without them. For each page after the first, the previous page's hash and this
-    /// hash are then hashed together, with seed 1337. 8 bytes. Feature `xxhash`.
+    /// hash are then hashed together, with seed 1337. A hash has 8 bytes. Feature `xxhash`.
     "xxhash" 1 Dynamo = xxhash::Dynamo;
-    /// xxHash64 as nano-vllm computes it: of the previous page's hash, then the tokens as 64-bit numbers. 8 bytes. It
-    /// hashes no names, so only the default namespace can be served. Feature `xxhash`.
+    /// xxHash64 as nano-vllm computes it: of the previous page's hash, then the tokens as 64-bit numbers. A hash has 8
+    /// bytes. The recipe hashes no names, so only the default namespace can be served. Feature `xxhash`.
     "xxhash" 2 NanoVllm = xxhash::NanoVllm;
-    /// xxHash64 as MinivLLM computes it: of the previous page's hash, then the tokens as 32-bit numbers. 8 bytes. It
-    /// hashes no names, so only the default namespace can be served. Feature `xxhash`.
+    /// xxHash64 as MinivLLM computes it: of the previous page's hash, then the tokens as 32-bit numbers. A hash has 8
+    /// bytes. The recipe hashes no names, so only the default namespace can be served. Feature `xxhash`.
     "xxhash" 3 MinivLlm = xxhash::MinivLlm;
     /// SHA-256 as vLLM's `sha256_cbor` computes it without `PYTHONHASHSEED`. A page's hash covers the previous page's
-    /// hash, the tokens, and `lora` with `lora_path`. The first page's hash also covers `salt`. 32 bytes; events
-    /// contain the last 8. Feature `sha256`.
+    /// hash, the tokens, and `lora` with `lora_path`. The first page's hash also covers `salt`. A hash has 32 bytes;
+    /// events contain the last 8. Feature `sha256`.
     ///
     /// vLLM's default algorithm, `sha256`, computes other hashes, because it serialises by Python's pickle instead of
     /// CBOR. No recipe follows it. Start vLLM with `--prefix-caching-hash-algo sha256_cbor`.
     "sha256" 4 VllmSha256Cbor = sha256::VllmCbor;
     /// SHA-256 as SGLang computes the keys of stored pages: of the previous page's hash, then the tokens as 32-bit
-    /// numbers. `lora` (SGLang's `extra_key`) and `salt` precede the first page. 32 bytes; events contain the first 8.
-    /// Feature `sha256`.
+    /// numbers. `lora` (SGLang's `extra_key`) and `salt` precede the first page. A hash has 32 bytes; events contain
+    /// the first 8. Feature `sha256`.
     "sha256" 6 SglangSha256 = sha256::Sglang;
     /// The same as [`Hashing::VllmSha256Cbor`] for a vLLM that runs with this `PYTHONHASHSEED`. Feature `sha256`.
     "sha256" 5 VllmSha256CborSeeded(HashSeed) = sha256::VllmCbor;

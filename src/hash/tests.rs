@@ -112,8 +112,8 @@ fn vllms_hashes_are_those_of_its_package() {
     assert_eq!(ids, [0x1ccc_fba5_73d0_cf8a, 0x2ff9_7123_66d4_99da, 0x3401_3134_b82c_7d1b]);
 }
 
-/// `PYTHONHASHSEED` as in vLLM 0.33.0. Its `resolve_none_hash_seed` takes the variable's text, and its
-/// `hash_block_tokens` returned the hashes that this script prints, the last of each chain:
+/// The seed is the text of `PYTHONHASHSEED`, as in `resolve_none_hash_seed` of vLLM 0.33.0. This script prints the last
+/// hash of each chain. vLLM's `hash_block_tokens` returned the same hashes:
 ///
 /// ```python
 /// import cbor2, hashlib

@@ -12,8 +12,8 @@
 //!
 //! * H1. A host page is in one state. Each Cached page belongs to one entry or one cell of the prefix tree.
 //!
-//! Pages are taken round robin, so a page that was just freed is rarely the next. When it is taken, the device has
-//! probably finished the last move of the page, which a fetch requires.
+//! Pages are taken round robin, so a page that was just freed is rarely the next. When a page is taken, the device has
+//! therefore probably finished its last move. A fetch requires this.
 //!
 //! `prefix/hosts.rs` stores the page of each entry, and `prefix/cells.rs` those of each cell. The bytes of the pages
 //! belong to the backend.
@@ -30,10 +30,10 @@ pub(crate) struct HostPool {
     free: Bitmap,
     cached: Bitmap,
     filling: Bitmap,
-    /// Pages that puts read: Cached ones, and all Leaving ones.
+    /// Pages that puts read: some Cached pages, and all Leaving pages.
     reading: Bitmap,
     leaving: u32,
-    /// The next page to look at.
+    /// The page from which the next search for a free page starts.
     next: u32,
     /// The last save to each page, and the last load from it.
     saves: Vec<MoveId>,

@@ -134,7 +134,7 @@ impl Groups {
     ///
     /// ```
     /// # use kvarena::{Groups, Reach};
-    /// // Of four layers every other one reads 128 tokens.
+    /// // Every other one of four layers reads 128 tokens.
     /// let groups = Groups::new(&[Reach::All, Reach::Window(128)], &[1, 0, 1, 0])?;
     /// assert_eq!(groups.layers_of(1), 2);
     /// # Ok::<(), kvarena::ConfigError>(())

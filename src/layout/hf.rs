@@ -1,8 +1,9 @@
 //! `PoolConfig` from the `config.json` of a Hugging Face model.
 //!
-//! The fields of the file, not the model's name, decide which models are supported. A layer stores either as many heads
-//! of K as of V, of one length, or latent rows. It reads all tokens, a window or a chunk. Layers that read all tokens
-//! may have other heads than the others. An error names the field that describes another layout or is missing.
+//! The fields of the file, not the model's name, decide which models are supported. A layer stores either latent rows,
+//! or equally many heads of K and of V, all of one length. A layer reads all tokens, a window or a chunk. Layers that
+//! read all tokens may have other heads than the others. An error names the field that describes another layout or is
+//! missing.
 
 use std::fmt;
 

@@ -117,8 +117,8 @@ impl LabelChannels {
     /// Returns the channels of a rank's heads, from those of the model. O(values).
     ///
     /// # Errors
-    /// [`LabelError::Size`] if the pool has other layers, heads or channels; [`LabelError::Channel`] for a channel that
-    /// a head lacks; [`LabelError::Config`] for invalid heads or ranks of the pool.
+    /// [`LabelError::Size`] if the pool has other numbers of layers, heads or channels; [`LabelError::Channel`] for a
+    /// channel that a head lacks; [`LabelError::Config`] for invalid heads or ranks of the pool.
     pub fn local(&self, pool: &PoolConfig) -> Result<Self, LabelError> {
         let [first, count] = [pool.first_kv_head()?, pool.local_kv_heads()?].map(|x| x as usize);
         self.check_size([pool.layers, pool.shape.kv_heads(), pool.label_channels])?;
@@ -201,7 +201,7 @@ pub enum LabelError {
         /// Elements of a head.
         head_dim: u32,
     },
-    /// The pool has other layers or heads, or another number of channels: `[layers, kv_heads, channels]`.
+    /// The pool has another number of layers, heads or channels. Both fields are `[layers, kv_heads, channels]`.
     Size {
         /// The numbers of the channels.
         given: [u32; 3],

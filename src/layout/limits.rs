@@ -2,8 +2,8 @@
 //! page table.
 //!
 //! A sequence with `m` published pages computes tokens from position `m * page_size` on, and a rollback cannot cut
-//! below this position. In each group the sequence therefore keeps the pages that the token there reads, and all later
-//! pages.
+//! below this position. In each group the sequence therefore keeps the pages that the token at this position reads, and
+//! all later pages.
 
 use super::groups::{GROUPS_MAX, Reach};
 use super::pool::PoolLayout;

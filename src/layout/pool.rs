@@ -30,13 +30,13 @@ pub enum Layout {
 pub struct Strides {
     /// First byte of lane 0, page 0, slot 0, head 0.
     pub origin: u64,
-    /// From one lane to the next.
+    /// Bytes from one lane to the next.
     pub lane: u64,
-    /// From one page to the next.
+    /// Bytes from one page to the next.
     pub page: u64,
-    /// From one slot to the next in its page.
+    /// Bytes from one slot to the next in its page.
     pub slot: u64,
-    /// From one head to the next.
+    /// Bytes from one head to the next.
     pub head: u64,
 }
 
@@ -109,7 +109,7 @@ impl PoolLayout {
         &self.groups
     }
 
-    /// Returns the pool as a group's layers use it, with their shape, dtype, planes, lanes and strides.
+    /// Returns the layout of the pool for the layers of a group: their shape, dtype, planes, lanes and strides.
     ///
     /// # Panics
     /// If there is no such group.
@@ -122,10 +122,10 @@ impl PoolLayout {
         (0..self.groups.count()).map(|group| self.of_group(group))
     }
 
-    /// Returns the first group with the same format as a group.
+    /// Returns the first group that has the same format as `group`.
     pub(crate) fn first_alike(&self, group: u32) -> u32 {
         let own = &self.formats[group as usize];
-        self.formats.iter().position(|format| format == own).expect("its own is there") as u32
+        self.formats.iter().position(|format| format == own).expect("a group has a format") as u32
     }
 
     /// Returns whether the layers of all groups have the same format.

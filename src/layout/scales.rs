@@ -106,8 +106,8 @@ impl KvScales {
     /// a layer's heads are unused, and 1 in the result.
     ///
     /// # Errors
-    /// [`ScaleError::Size`] if the pool has other layers or heads; [`ScaleError::Config`] for invalid heads or
-    /// ranks of the pool.
+    /// [`ScaleError::Size`] if the pool has other numbers of layers or heads; [`ScaleError::Config`] for invalid heads
+    /// or ranks of the pool.
     pub fn local(&self, pool: &PoolConfig) -> Result<Self, ScaleError> {
         let groups = 0..pool.groups.count();
         let shapes: Vec<_> = groups.map(|group| pool.shape_of(group)).collect();
@@ -170,7 +170,7 @@ pub enum ScaleError {
         /// The scale.
         scale: f32,
     },
-    /// The pool has other layers or heads.
+    /// The pool has another number of layers or heads.
     Size {
         /// Layers of the scales.
         layers: u32,

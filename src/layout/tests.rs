@@ -293,7 +293,7 @@ fn equal_formats_have_equal_fingerprints() {
     assert_eq!(others.len(), count);
 }
 
-/// Channels 0, 1, .. of each head, shifted by the head's number.
+/// Returns channels `h`, `h + 1`, .. for each head `h`, counted over all layers.
 fn channels(layers: u32, kv_heads: u32, channels: u32) -> LabelChannels {
     let heads = (0..layers * kv_heads).flat_map(|head| (head..head + channels).collect::<Vec<_>>());
     LabelChannels::new(layers, kv_heads, channels, heads.collect()).expect("they ascend")

@@ -64,7 +64,8 @@ impl Backend for Cuda {
     /// # Errors
     /// [`CudaError::Plan`] for an invalid plan, a step that is not open, a layer that does not exist, or rows that do
     /// not fit. [`CudaError::Element`], [`CudaError::RowStride`], [`CudaError::RowsAlignment`] or
-    /// [`CudaError::OtherDevice`] for other rows. [`CudaError::NotStaged`] in a capture. The driver's errors.
+    /// [`CudaError::OtherDevice`] for rows that the kernels cannot use. [`CudaError::NotStaged`] in a capture. The
+    /// driver's errors.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -88,7 +89,7 @@ impl Backend for Cuda {
     }
 
     /// The rows have the dtype [`Cuda::rows`], and head_dim is 64, 128 or 256. One kernel rotates and stores. Quantised
-    /// pools and pools with labels need a second one.
+    /// pools and pools with labels need a second kernel.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for frequencies or norms that are too short, and for pools
@@ -320,7 +321,8 @@ impl Cuda {
             chunk_magic: magic(table.chunk_pages),
             page_size: layout.page_size(),
             chunk_pages: table.chunk_pages,
-            // Pieces of rows are numbered by their first directory word.
+            // With chunks, `batch_rows` has pieces of rows. The number of a piece is the index of its first directory
+            // word.
             chunks_per_row: if attend.chunk.is_some() { 1 } else { table.chunks_per_row },
             chunk_base: self.tables.chunk_base(layout.place(layer).track),
             q_heads: attend.q_heads,

@@ -121,8 +121,8 @@ pub(super) fn check_pool(top: u32, layout: &PoolLayout, longest_row: u64) -> Res
     if served && counted { Ok(()) } else { Err(CudaError::Lists { dtype }) }
 }
 
-/// Checks attention for the kernels, and returns it with the window that they take. A window that no row of the page
-/// tables exceeds becomes none, so that kernels can add windows to positions without overflow.
+/// Checks that the kernels support this attention, and returns it with the window that kernels take. A window that no
+/// row of the page tables exceeds becomes none, so that kernels can add windows to positions without overflow.
 pub(super) fn check_attend(
     attend: &Attend,
     pool: &Pool,

@@ -82,10 +82,10 @@ pub enum CudaError {
         /// Maximum number of tokens.
         max: u64,
     },
-    /// A group's chunks do not begin at multiples of the page tables' chunks, because pages do not divide them. Or the
-    /// page tables have more than 2^31 directory words.
+    /// The chunks that a group reads do not begin at multiples of the page tables' chunks, because the page size does
+    /// not divide the group's chunk size. Or the page tables have more than 2^31 directory words.
     ChunkTokens {
-        /// The size of the chunks that a group reads.
+        /// The number of tokens of a chunk that the group reads.
         chunk: u32,
         /// Tokens of a page table chunk.
         tokens: u32,

@@ -34,7 +34,7 @@ pub struct Cuda {
     pub(super) host: Option<HostMoves>,
     pub(super) fewer_host_pages: bool,
     pub(super) steps: OpenSteps,
-    /// Prepared attention with a window or chunks, if any. Plans may then have no trees.
+    /// Prepared attention with a window or chunks, if any. If it is set, plans with trees are rejected.
     pub(super) limited: Option<Attend>,
     /// Number of modules loaded at the last preparation.
     pub(super) prepared: Option<usize>,

@@ -29,8 +29,8 @@ pub struct CudaOptions {
     /// The stream of all launches, usually the host's own ([`CudaStream::from_raw`]). Default: `None`, the default
     /// stream.
     pub stream: Option<CudaStream>,
-    /// Maximum number of rows of a step, including padding. Default: 0, which means the rows of the page tables, at
-    /// least 256.
+    /// Maximum number of rows of a step, including padding. Default: 0, which means the number of page table rows, but
+    /// at least 256.
     pub max_step_rows: u32,
     /// Static scales of a quantised pool ([`Scaling::Static`](crate::Scaling::Static)), for the heads of this rank
     /// ([`KvScales::local`]). Default: `None`, all 1.
@@ -41,9 +41,9 @@ pub struct CudaOptions {
     /// Label channels of a pool with labels, for the heads of this rank ([`LabelChannels::local`]). Default: `None`.
     pub labels: Option<LabelChannels>,
     /// Maximum number of tokens that rows of one new token see together in a step that selects by labels; shared pages
-    /// count for each row. Each row's number is rounded up to a multiple of 256, for which the backend adds 256 tokens
-    /// for each row of a step. A pool with labels takes four bytes of device memory for each of these tokens and kv
-    /// head. Default: 0, which means the pool's slots.
+    /// count for each row. Each row's number is rounded up to a multiple of 256. For this, the backend adds 256 tokens
+    /// to the maximum for each row of a step. A pool with labels takes four bytes of device memory for each of these
+    /// tokens and kv head. Default: 0, which means the pool's slots.
     pub select_tokens: u64,
     /// Whether a lack of host memory, or of memory that the driver can pin, reduces the host pages. Otherwise `open` or
     /// a later [`moved`](crate::Backend::moved) returns the error. Default: `false`.
@@ -80,8 +80,8 @@ impl OpenBackend for CudaOptions {
 
     /// # Errors
     /// [`CudaError::PoolShape`] if latent rows are not 512 + 64 long or not alone in the pool.
-    /// [`CudaError::ChunkTokens`] if pages do not divide a group's chunks. [`CudaError::Lists`] if a pool of f32 or fp8
-    /// has labels. [`CudaError::Scales`] or [`CudaError::Labels`] if they do not fit the pool.
+    /// [`CudaError::ChunkTokens`] if the page size does not divide a group's chunk size. [`CudaError::Lists`] if a pool
+    /// of f32 or fp8 has labels. [`CudaError::Scales`] or [`CudaError::Labels`] if they do not fit the pool.
     /// [`CudaError::RowsDtype`]. [`CudaError::OtherDevice`] for the stream. [`CudaError::RowTokens`].
     /// [`CudaError::OutOfMemory`], [`CudaError::HostMemory`]. The driver's errors.
     fn open(
@@ -127,7 +127,7 @@ impl OpenBackend for CudaOptions {
         let pools = ByShape::new(layout, |layout| {
             let rows = self.rows.unwrap_or(layout.dtype().rows());
             let selection = Selection::of(capability, layout, rows);
-            let shape = (*layout, shapes.next().expect("there is a next number"));
+            let shape = (*layout, shapes.next().expect("the numbers do not end"));
             Pool::new(&gpu, memory.clone(), shape, selection, (scales, self.labels.as_ref()))
         })?;
         let room = match self.select_tokens {

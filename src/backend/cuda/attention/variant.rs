@@ -19,8 +19,8 @@ use crate::layout::KvDtype;
 
 /// Maximum number of CTAs per multiprocessor of any kernel.
 pub(super) const RESIDENT_MAX: u32 = 8;
-/// Maximum number of CTAs per multiprocessor of a decode kernel for several tokens, which registers and shared memory
-/// limit.
+/// Maximum number of CTAs per multiprocessor of a decode kernel for several tokens. Registers and shared memory set
+/// this limit.
 pub(super) const WIDE_RESIDENT: u32 = 2;
 
 /// The parameters of attention that distinguish variants.

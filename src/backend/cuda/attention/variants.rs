@@ -82,8 +82,8 @@ impl Variants {
         (4 * words.expect("there is a group")).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
-    /// Loads the kernels of a step. Without preparation, the first step that needs a kernel loads it, except for the
-    /// narrowest decode kernel, which is loaded with its variant. A capture cannot stage such a step.
+    /// Loads the kernels of a step that are not loaded yet. The narrowest decode kernel is loaded with its variant. A
+    /// capture cannot stage a step that loads a kernel.
     pub(in crate::backend::cuda) fn load(
         &mut self,
         gpu: &Gpu,
@@ -133,7 +133,7 @@ impl Variants {
             let decodes = decodes_of(of, &shape)?;
             shape.decode_ctas = decodes.map(|kernel| u32::from(kernel.is_some()));
             let (group, narrowest) = (shape.group, shape.narrowest());
-            // Chunks of prompts may have any number of tokens in a row.
+            // A chunk of a prompt may have any number of tokens.
             let most = if work.extend { ITEM_ROWS } else { work.decode_tokens.clamp(1, ITEM_ROWS) };
             kernels
                 .extend((1..=most as usize).filter_map(|tokens| decodes[shape.width(tokens, 1)]));
@@ -320,7 +320,8 @@ impl Variants {
             let seen = (params.batch_rows, params.window);
             if let Some(buffers) = &variant.lists {
                 extra.lists = buffers.params(shape, params.page_size);
-                // The kernel's rows follow the split. Their tokens are the entries of their lists, all visible.
+                // In the image, the kernel's rows follow the split. The tokens of such a row are the entries of its
+                // lists, and all are visible.
                 params.batch_rows = params.plan + 4 * shape.decode_words() as u64;
                 params.window = 0;
             }

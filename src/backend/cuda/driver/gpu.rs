@@ -27,7 +27,7 @@ pub struct Gpu {
 
 #[derive(Debug)]
 struct Shared {
-    // Dropped before the context, because modules are unloaded while the context exists.
+    // This field precedes the context, because modules must be unloaded before the context is released.
     loaded: Mutex<Loaded>,
     context: Context,
     ordinal: u32,
@@ -69,7 +69,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`CudaError::NoDriver`], [`CudaError::NoDevice`], [`CudaError::DriverTooOld`] or [`CudaError::DeviceTooOld`].
-    /// After each of them, the program can use the CPU backend instead. Other errors of the driver.
+    /// After each of these errors, the program can use the CPU backend instead. Also other errors of the driver.
     pub fn new(ordinal: u32) -> Result<Self, CudaError> {
         // cuInit returns 100 if the driver finds no device.
         let no_device = |error| match error {
@@ -128,8 +128,8 @@ impl Gpu {
     /// Returns the free bytes of device memory.
     ///
     /// `Capacity::Bytes(gpu.free_memory()?.saturating_sub(reserve))` sizes a pool; page tables, plans and partial sums
-    /// use the reserve. Unless a stream is captured, the call first frees dropped memory, which waits for the work that
-    /// uses it.
+    /// use the reserve. Unless a stream is being captured, the call first frees dropped memory. To do so, it waits for
+    /// the work that may use that memory.
     ///
     /// # Errors
     /// The error of a call of the CUDA driver.

@@ -2,11 +2,12 @@
 //!
 //! With PDL, the device sets up a kernel while its predecessor on the stream ends. The kernel waits until the
 //! predecessor is done and its writes are visible. This saves 0.3 us a launch, measured in graphs. Before its wait, a
-//! kernel reads nothing, or only the plan and the page tables, which only `load_plan` writes. The first launch of such
-//! a kernel after `load_plan` is therefore in order ([`Start`]), and later PDL launches start after that one.
+//! kernel reads at most the plan and the page tables, which only `load_plan` writes. After `load_plan`, the first
+//! launch of a kernel that reads them early is therefore in order ([`Start`]). Later PDL launches start after that
+//! launch.
 //!
-//! Drivers before CUDA 12.3 cannot capture such launches, so all launches are in order there. `kernels/marks.rs` has
-//! the instructions of the wait.
+//! Drivers before CUDA 12.3 cannot capture PDL launches. With these drivers, all launches are in order.
+//! `kernels/marks.rs` has the instructions of the wait.
 
 use std::ffi::c_void;
 use std::ptr::{from_ref, null_mut};
@@ -34,7 +35,7 @@ struct LaunchConfig {
     attribute_count: u32,
 }
 
-/// `CUlaunchAttribute`: a number and 64 bytes. The two attributes here use few of them, and no pointers.
+/// `CUlaunchAttribute`: a number and 64 bytes. The two attributes here use few of these bytes, and no pointers.
 #[repr(C, align(8))]
 struct LaunchAttribute {
     id: u32,
@@ -66,7 +67,7 @@ pub struct Launch {
     pub block: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
-    /// Number of CTAs of a cluster, adjacent in x. 1 means no clusters, which need compute capability 9.0.
+    /// Number of CTAs of a cluster, adjacent in x. 1 means no clusters. Clusters need compute capability 9.0.
     pub cluster: u32,
 }
 
@@ -160,8 +161,8 @@ impl Start {
         if capturing { Self::Pdl } else { self }
     }
 
-    /// Records the launch of such a kernel. Later kernels start after it, so they see the plan. A captured launch does
-    /// not count, because it does not run.
+    /// Records the launch of a kernel that may be the first after `load_plan`. Later kernels start after it, so they
+    /// see the plan. A captured launch does not count, because it does not run.
     pub fn launched(&mut self, capturing: bool) {
         if !capturing {
             *self = Self::Pdl;
@@ -169,7 +170,8 @@ impl Start {
     }
 }
 
-/// Further parameters of kernels, which follow the struct. The `extra` list of a kernel names the ones that it takes.
+/// Further parameters of kernels, which follow the struct. The `extra` list of a kernel names the parameters that the
+/// kernel takes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::backend::cuda) struct ExtraParams {
     pub scales: LayerScales,

@@ -33,7 +33,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Reserves `bytes` bytes, to be pinned in pieces of `piece` bytes. The system backs them when they are touched.
+    /// Reserves `bytes` bytes, to be pinned in pieces of `piece` bytes. The system backs each page when it is first
+    /// touched.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`] if the address space lacks a range of this size.
@@ -146,7 +147,7 @@ pub(in crate::backend::cuda) fn available_memory() -> Option<u64> {
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     let group = "/sys/fs/cgroup/memory";
-    // Version 2 of control groups, then version 1.
+    // Tries version 2 of control groups, then version 1.
     let limit = number(&format!("{group}.max"))
         .or_else(|| number(&format!("{group}/memory.limit_in_bytes")));
     let used = number(&format!("{group}.current"))

@@ -112,7 +112,7 @@ impl DeviceBuffer {
         Ok(items)
     }
 
-    /// Sets every byte.
+    /// Sets every byte to `byte`, after all submitted work of the device, and waits.
     ///
     /// # Errors
     /// The error of a call of the CUDA driver.
@@ -124,15 +124,15 @@ impl DeviceBuffer {
         self.gpu.finish()
     }
 
-    /// Returns the memory from byte `start` on as rows to read, at a distance of `stride` elements (`None` if packed).
-    /// The call that takes the rows determines their type.
+    /// Returns the memory from byte `start` on as rows to read. The rows begin `stride` elements apart; `None` means
+    /// packed. The call that takes the rows determines their type.
     pub fn rows(&self, start: u64, stride: Option<usize>) -> DeviceRows<'_> {
         let device = Some(self.gpu.ordinal());
         DeviceRows { extent: self.extent(start, stride), device, owner: PhantomData }
     }
 
-    /// Returns the memory from byte `start` on as rows to write, at a distance of `stride` elements (`None` if packed).
-    /// The call that takes the rows determines their type.
+    /// Returns the memory from byte `start` on as rows to write. The rows begin `stride` elements apart; `None` means
+    /// packed. The call that takes the rows determines their type.
     pub fn rows_mut(&mut self, start: u64, stride: Option<usize>) -> DeviceRowsMut<'_> {
         let device = Some(self.gpu.ordinal());
         DeviceRowsMut { extent: self.extent(start, stride), device, owner: PhantomData }
@@ -182,7 +182,7 @@ pub(in crate::backend::cuda) enum Element {
     /// Bytes of a buffer, whose type the call determines.
     Bytes,
     Number(Dtype),
-    /// u32, of a selection's lists.
+    /// A position in a selection's lists, as u32.
     Position,
 }
 
@@ -190,7 +190,7 @@ pub(in crate::backend::cuda) enum Element {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct Extent {
     pub address: u64,
-    /// Distance of rows in elements; `None` if packed.
+    /// Elements from the begin of one row to the begin of the next; `None` if packed.
     pub stride: Option<usize>,
     pub bytes: u64,
     pub element: Element,
@@ -206,8 +206,8 @@ pub struct DeviceRows<'a> {
 }
 
 impl DeviceRows<'_> {
-    /// Describes `len` elements of type `dtype` at a raw device address as rows, at a distance of `stride` elements
-    /// (`None` if packed). A call that expects another type or more elements rejects them.
+    /// Describes `len` elements of type `dtype` at a raw device address as rows. The rows begin `stride` elements
+    /// apart; `None` means packed. A call that expects another type or more elements rejects them.
     ///
     /// # Safety
     /// Until the work that reads them is done, the device can read these elements, and no work outside the stream's
@@ -240,8 +240,8 @@ pub struct DeviceRowsMut<'a> {
 }
 
 impl<'a> DeviceRowsMut<'a> {
-    /// Returns these rows without the first `start` bytes of each, for reads in the stream's order. `stride` is the
-    /// distance of rows in elements.
+    /// Returns these rows without the first `start` bytes of each, for reads in the stream's order. The rows begin
+    /// `stride` elements apart.
     pub(in crate::backend::cuda) fn part(&self, start: u64, stride: u64) -> DeviceRows<'a> {
         let Extent { address, bytes, element, .. } = self.extent;
         let (address, bytes) = (address.saturating_add(start), bytes.saturating_sub(start));
@@ -251,8 +251,8 @@ impl<'a> DeviceRowsMut<'a> {
 }
 
 impl DeviceRowsMut<'_> {
-    /// Describes `len` elements of type `dtype` at a raw device address as rows, at a distance of `stride` elements
-    /// (`None` if packed). A call that expects another type or more elements rejects them.
+    /// Describes `len` elements of type `dtype` at a raw device address as rows. The rows begin `stride` elements
+    /// apart; `None` means packed. A call that expects another type or more elements rejects them.
     ///
     /// # Safety
     /// Until the work that writes them is done, the device can write these elements, and no work outside the stream's

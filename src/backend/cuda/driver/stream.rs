@@ -104,7 +104,7 @@ impl CudaStream {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw(self.raw())) })
     }
 
-    /// Records an event at the stream's end.
+    /// Records an event at the stream's end, and returns it.
     pub(in crate::backend::cuda) fn mark(&self) -> Result<CudaEvent, CudaError> {
         let mut event = CudaEvent::new(self.gpu(), false)?;
         event.record(self)?;
@@ -195,9 +195,9 @@ impl CudaGraph {
     /// The error of a call of the CUDA driver.
     ///
     /// # Safety
-    /// A graph contains only addresses. All memory of the captured calls (backends, rows, host pages) exists until the
-    /// work is done, and no other work accesses it meanwhile. The last plan that the backend has
-    /// [staged](crate::backend::cuda::Cuda::stage) before, in the stream's order, has the captured plan's
+    /// A graph contains only the addresses of its memory. All memory of the captured calls (backends, rows, host pages)
+    /// exists until the work is done, and no other work accesses it meanwhile. In the stream's order, the last plan
+    /// that the backend [staged](crate::backend::cuda::Cuda::stage) before this launch has the captured plan's
     /// [`GraphKey`](crate::backend::cuda::GraphKey).
     pub unsafe fn launch(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
@@ -216,7 +216,7 @@ impl Drop for CudaGraph {
     }
 }
 
-/// An event in a stream, which is done when all earlier work of the stream is done.
+/// An event in a stream. The event is done when all earlier work of the stream is done.
 #[derive(Debug)]
 pub struct CudaEvent {
     gpu: Gpu,

@@ -19,7 +19,7 @@ use crate::backend::cuda::error::{CudaError, check};
 pub(super) enum Dropped {
     /// Memory of the device's memory pool. The driver frees it without a wait.
     Pool(u64),
-    /// Device memory outside a pool. The driver waits for all work of the context before it frees it.
+    /// Device memory outside a pool. The driver waits for all work of the context before it frees this memory.
     Device(u64),
     /// Pinned host memory, for which the driver also waits.
     Host(u64),
@@ -145,8 +145,8 @@ fn sweep(context: RawContext, of: impl Fn(Dropped) -> bool) {
     if !work.forget(context) {
         return;
     }
-    // The marks of memory that was dropped later are later in the same streams. The search therefore ends at the first
-    // memory whose work is not done.
+    // Memory that was dropped later has later marks in the same streams. The search therefore ends at the first memory
+    // whose work is not done.
     let mut waits = false;
     let free = work.waiting.extract_if(.., |waiting| {
         let due = waiting.context == context && of(waiting.memory) && !waits;

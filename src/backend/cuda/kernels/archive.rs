@@ -25,7 +25,7 @@ impl Archive {
         let (mut decoder, mut bytes) = (FrameDecoder::new(), self.bytes);
         decoder.init(&mut bytes).ok()?;
         let size = usize::try_from(decoder.content_size()).ok()?;
-        // The header, which may be corrupt, contains the size. If it is too small, the buffer grows.
+        // The size comes from the header, which may be corrupt. If the size is too small, the buffer grows.
         let mut text = Vec::with_capacity(size.min(TEXT_MAX));
         decoder.decode_blocks(&mut bytes, ruzstd::decoding::BlockDecodingStrategy::All).ok()?;
         decoder.collect_to_writer(&mut text).ok()?;

@@ -21,7 +21,7 @@ pub struct Kernel {
 }
 
 /// A struct that a kernel takes after its parameter struct. Each is a field of `ExtraParams`. A kernel that takes
-/// several has them in this order.
+/// several such structs takes them in this order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) enum Extra {
     LayerScales,

@@ -66,7 +66,7 @@ impl LoadedModule {
 
     /// Returns an entry point's handle, or the driver's code.
     fn entry(&self, name: &str) -> Result<sys::CUfunction, u32> {
-        let name = CString::new(name).expect("a name is text");
+        let name = CString::new(name).expect("no zero in the name");
         let mut function = null_mut();
         // SAFETY: `function` is valid memory for one handle, the module is loaded, the name ends with a zero.
         let result = unsafe {
@@ -182,7 +182,7 @@ impl Loaded {
         if self.find(kernel).is_none() {
             self.load(&[kernel], capability, || Ok(()))?;
         }
-        Ok(self.find(kernel).expect("it was just loaded"))
+        Ok(self.find(kernel).expect("the kernel is loaded"))
     }
 
     /// Finds a kernel in its loaded module.
@@ -257,7 +257,7 @@ mod tests {
             let error = loaded.function(&KERNELS[0], capability).expect_err("it does not run");
             assert_eq!(error, CudaError::Capability { kernel: KERNELS[0].name(), capability });
         }
-        let hopper = KERNELS.iter().find(|kernel| kernel.is_sm90a()).expect("there are some");
+        let hopper = KERNELS.iter().find(|kernel| kernel.is_sm90a()).expect("some need sm_90a");
         for capability in [80, 89, 100, 120] {
             let error = loaded.function(hopper, capability).expect_err("it does not run");
             assert_eq!(error, CudaError::Capability { kernel: hopper.name(), capability });

@@ -68,9 +68,9 @@ mod tests {
                 continue;
             }
             let wait = if entry.contains(MARKS[0].0) { MARKS[0].0 } else { MARKS[0].1 };
-            // The text before the last wait must not read, because CTAs without work may wait earlier in the text. If
-            // warps or CTAs have different roles, each role waits, and the text of one role precedes the wait of
-            // another. Then only the text before the first wait is checked.
+            // The check covers the text before the last wait, because CTAs without work may wait earlier in the text.
+            // If warps or CTAs have different roles, each role waits, and the text of one role precedes the wait of
+            // another. Then the check covers only the text before the first wait.
             let roles = entry.contains("setmaxnreg") || name.starts_with("attend_shared_");
             let split = if roles { entry.split_once(wait) } else { entry.rsplit_once(wait) };
             let (before, _) = split.expect("a kernel of PDL waits");

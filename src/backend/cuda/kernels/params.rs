@@ -66,8 +66,8 @@ pub struct AttendParams {
     /// Device address of f32 scratch for partial sums, 16-byte aligned.
     pub partial: u64,
     /// Device address of u32 counters: zero before the first launch; each launch leaves them zero. For
-    /// `attend_latent_*` except `*_f32`, and for their join: f32 `[slots, rows, 2]`, for each row of a part the logit
-    /// to which its weights are relative, and their sum.
+    /// `attend_latent_*` except `*_f32`, and for their join: device address of f32 `[slots, rows, 2]`. For each row of
+    /// a part, these are the logit to which the weights are relative, and the sum of the weights.
     pub counters: u64,
     /// `ceil(2^32 / page_size)`: see [`magic`].
     pub page_magic: u64,
@@ -109,17 +109,17 @@ pub struct AttendParams {
     pub masks: u64,
 }
 
-/// Flag of a page table row in the staged rows and in [`ExtendWork`]: the sequence is a draft tree. Kernels with trees
-/// are `attend_extend_*`, except those of fp8 for compute capability 9.0, `attend_decode_*_r64_sm90a` and those over
-/// latent or f32 rows.
+/// Flag of a page table row in the staged rows and in [`ExtendWork`]: the sequence is a draft tree. Kernels that
+/// support trees are `attend_extend_*`, except those of fp8 for compute capability 9.0, `attend_decode_*_r64_sm90a` and
+/// those over latent or f32 rows.
 pub const TREE_ROW: u32 = 1 << 31;
 
-/// The scales of one layer of a quantised pool; kernels over fp8 take it after their struct.
+/// The scales of one layer of a quantised pool; kernels over fp8 take this struct after their own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct LayerScales {
-    /// Device address of f32: head h's scale at `k + h * head_stride`; with scales by token, that of page p, slot s at
-    /// `+ p * page_stride + s * 4`.
+    /// Device address of f32. The scale of head h is at `k + h * head_stride`. With scales by token, the scale of page
+    /// p, slot s is another `p * page_stride + s * 4` bytes further.
     pub k: u64,
     /// Device address of the scales of V, like `k`.
     pub v: u64,
@@ -137,9 +137,9 @@ pub struct LayerScales {
 pub struct DecodeWork {
     /// Units of a work chunk, the same for all: chunk `i` begins at unit `i * work_units`.
     pub work_units: u32,
-    /// End of this chunk's units; equal to or below its start if it has none.
+    /// End of this chunk's units; equal to or below its start if the chunk has none.
     pub unit_end: u32,
-    /// Sequence of its first unit.
+    /// Batch index of the sequence that has the chunk's first unit.
     pub batch_index: u32,
     /// The first unit of that sequence.
     pub unit_start: u32,
@@ -167,7 +167,7 @@ pub struct ExtendHead {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct ExtendWork {
-    /// The sequence's row in the page tables; [`TREE_ROW`].
+    /// The sequence's row in the page tables, plus [`TREE_ROW`] for a draft tree.
     pub row: u32,
     /// The sequence's first query row.
     pub qo_start: u32,
@@ -181,7 +181,8 @@ pub struct ExtendWork {
     pub kv_begin: u32,
     /// End of the positions to read.
     pub kv_end: u32,
-    /// `slot << 16 | index << 8 | parts`: part `index` of `parts`, which share slots `slot..slot + parts`.
+    /// `slot << 16 | index << 8 | parts`. The item is part `index` of `parts` parts, which use `parts` slots from
+    /// `slot` on.
     pub part: u32,
 }
 
@@ -213,9 +214,9 @@ pub struct SharedHead {
     pub work_units: u32,
     /// Number of CTAs that work on spans.
     pub span_ctas: u32,
-    /// Number of tiles of each of these.
+    /// Number of tiles of each CTA that works on spans.
     pub work_tiles: u32,
-    /// Number of tiles of all query tiles of one kv head, including the extra ones between them.
+    /// Number of tiles of all query tiles of one kv head, including the extra tiles between query tiles.
     pub head_tiles: u32,
     /// Number of query rows of all query tiles of one kv head.
     pub head_rows: u32,
@@ -249,7 +250,7 @@ pub struct RowShare {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SpanParts {
-    /// The first tile of its first query tile, of each kv head.
+    /// Index of the span's first tile among the tiles of a kv head.
     pub tile_at: u32,
     /// Number of tiles of each of its query tiles.
     pub tiles: u32,
@@ -261,7 +262,8 @@ pub struct SpanParts {
     pub parent: u32,
     /// Number of query rows of earlier query tiles.
     pub row_at: u32,
-    /// Distance of its query tiles in tiles; the extra tiles between them count as work.
+    /// Number of tiles from the begin of one of the span's query tiles to the next. The extra tiles between them count
+    /// as work.
     pub stride: u32,
     /// 0.
     pub reserved: u32,
@@ -279,7 +281,8 @@ pub struct SpanMeeting {
     pub reserved: u32,
 }
 
-/// Tiles of one query tile, of a span or of a row's own tokens. A CTA's first item has the index of the CTA.
+/// Tiles of one query tile. The query tile belongs to a span or to a row's own tokens. A CTA's first item has the index
+/// of the CTA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SpanItem {
@@ -289,7 +292,7 @@ pub struct SpanItem {
     pub member_start: u32,
     /// The kv head.
     pub head: u16,
-    /// Number of items of the query tile, each of another CTA.
+    /// Number of items of the query tile. Each item belongs to a different CTA.
     pub parts: u16,
     /// Index of the CTA's next item; 0 for none.
     pub next: u16,
@@ -335,7 +338,7 @@ pub struct AttendSharedParams {
     pub members: u64,
     /// Device address of [`SpanMeeting`]s, one for each CTA that works on spans; zero between launches.
     pub meetings: u64,
-    /// Device address of f32, as `partial`, `[rows, 2]` each.
+    /// Device address of f32 `[2 * decode_warps + batch * kv_heads, rows, 2]`, in the order of `partial`.
     pub tops: u64,
     /// Device address of f32 `[.., head_dim]`.
     pub span_partial: u64,
@@ -350,8 +353,8 @@ pub const fn magic(divisor: u32) -> u64 {
     (1_u64 << 32).div_ceil(divisor as u64)
 }
 
-/// Returns the factor for division by `divisor`: `n / divisor` is the high half of the 128-bit `n * wide_magic`. It is
-/// 0 for 1.
+/// Returns the factor for division by `divisor`: `n / divisor` is the high half of the 128-bit `n * wide_magic`. The
+/// factor is 0 for divisor 1.
 ///
 /// It is exact for `n * divisor < 2^64`.
 pub const fn wide_magic(divisor: u64) -> u64 {

@@ -305,6 +305,6 @@ mod tests {
             let text = format!("{before}{begin}{}{end}{after}", table());
             return std::fs::write(path, text).expect("the README can be written");
         }
-        assert_eq!(lines, table(), "write them with KVARENA_WRITE=1 and this test");
+        assert_eq!(lines, table(), "run this test with KVARENA_WRITE=1 to write the lines");
     }
 }

@@ -17,8 +17,8 @@ use crate::backend::cuda::store::pool::Pool;
 use crate::layout::{Plane, PlaneOrder, Strides};
 use crate::plan::Compaction;
 
-/// Consecutive planes of the same size and order. The last layer of a plane is as far from the first of the next plane
-/// as layers of one plane are from each other. The kernel therefore treats them as the layers of one plane.
+/// Consecutive planes of the same size and order. The stride from a plane's last layer to the next plane's first layer
+/// equals the stride between layers of one plane. The kernel therefore treats them as the layers of one plane.
 #[derive(Clone, Copy)]
 struct PlaneRun {
     plane: Plane,

@@ -28,7 +28,7 @@ impl Direction {
         }
     }
 
-    /// Returns this direction's move.
+    /// Returns the number in `moved` for this direction.
     pub(super) fn of(self, moved: &mut Moved) -> &mut MoveId {
         match self {
             Self::Save => &mut moved.saved,
@@ -45,12 +45,12 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// One of a move's `count` parts.
+    /// Returns part `number` of a move's `count` parts.
     pub fn of(id: MoveId, number: u32, count: u32) -> Self {
         if number + 1 < count { Self { id, number } } else { Self::last(id) }
     }
 
-    /// The last part of a move, which may be its only one.
+    /// Returns the last part of a move, which may be its only part.
     pub fn last(id: MoveId) -> Self {
         Self { id, number: u32::MAX }
     }
@@ -63,7 +63,7 @@ pub(super) struct MoveQueue {
     /// Events at the ends of parts in flight, oldest first.
     in_flight: VecDeque<(Part, CudaEvent)>,
     spare: Vec<CudaEvent>,
-    /// The last part that is known to be done, and the last move.
+    /// The last part and the last move that are known to be done.
     done: (Part, MoveId),
 }
 

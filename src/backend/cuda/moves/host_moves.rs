@@ -1,13 +1,13 @@
-//! The order of saves and loads among the work of a backend.
+//! Orders saves and loads among a backend's other work.
 //!
 //! Each direction has a stream. A save waits for all earlier work of the backend's stream; a load waits at least for
 //! the work of steps that have ended. Each page has a record of its last moves. Later work waits only for the last
 //! moves of the pages that it uses. A step uses the pages that its table writes name. `copy_pages` and moves of the
 //! other direction use the pages that they copy.
 //!
-//! A large load copies the first layers of all its pages, then the next ones: a few parts, each with an event. `begin`
-//! waits for saves alone, and a layer's calls wait for the part that contains the layer. Graphs cannot wait, so
-//! `Cuda::stage` waits for all parts.
+//! A large load copies the first layers of all its pages, then the next layers, and so on. It thus has a few parts,
+//! each with an event. `begin` waits for saves alone, and a layer's calls wait for the part that contains the layer.
+//! Graphs cannot wait, so `Cuda::stage` waits for all parts.
 //!
 //! `transfer.rs` makes the copies; `region.rs` owns the memory.
 
@@ -44,7 +44,7 @@ pub(in crate::backend::cuda) struct HostMoves {
     pages: Pages,
     save: (MoveQueue, Transfer),
     load: (MoveQueue, Transfer),
-    /// Number of parts of a large load. Their numbers of lanes differ by at most one.
+    /// Number of parts of a large load. The parts' numbers of lanes differ by at most one.
     parts: u32,
     /// The last move of each direction.
     last: Moved,
@@ -124,7 +124,7 @@ impl HostMoves {
             Direction::Load => (&self.load.0.stream, &self.save.0),
         };
         match self.begins.front() {
-            // All other work was submitted before the first open step.
+            // All work outside the open steps was submitted before the first of them began.
             Some((first, begin)) if direction == Direction::Load && *first > self.outside => {
                 begin.block(own)?
             }
@@ -206,7 +206,7 @@ impl HostMoves {
         latest(moves.iter().flat_map(both))
     }
 
-    /// Returns the error because of which some pages will never be ready, if there is one.
+    /// Returns the error, if any, that keeps some pages from ever being ready.
     pub fn failure(&self) -> Option<&CudaError> {
         self.region.failure()
     }
@@ -321,7 +321,8 @@ impl HostMoves {
                 self.begins.drain(..ended)
             }
             StepEnd::Abort(step) => {
-                // Calls of the aborted steps were submitted after the begin of steps that stay open.
+                // Loads must also wait for calls of the aborted steps. These calls came after the begin of steps that
+                // stay open.
                 self.outside = last;
                 let open = self.begins.iter().take_while(|(begun, _)| *begun < step).count();
                 self.begins.drain(open..)

@@ -15,9 +15,9 @@ use crate::id::{HostPageId, LayerId, MoveId};
 use crate::plan::{PageCopy, PageMove};
 
 impl Cuda {
-    /// Copies pages into another pool of equal [fingerprint](Cuda::page_fingerprint) on the same device, of either
-    /// layout, on `stream`. The host orders that stream after the steps that write the pages. Returns an event at the
-    /// end of the copies.
+    /// Copies pages on `stream` into another pool of the same device. The pools have equal
+    /// [fingerprints](Cuda::page_fingerprint); each may have either layout. The host orders that stream after the steps
+    /// that write the pages. Returns an event at the end of the copies.
     ///
     /// # Errors
     /// Returns an error if pages do not exist or differ in shape or fingerprint, or if the pool is on another device.
@@ -51,8 +51,7 @@ impl Cuda {
         stream.mark()
     }
 
-    /// Returns the error because of which some host pages will never be ready, if there is one. It is for the host's
-    /// log.
+    /// Returns the error, if any, that keeps some host pages from ever being ready. The error is for the host's log.
     pub fn host_failure(&self) -> Option<&CudaError> {
         self.host.as_ref().and_then(HostMoves::failure)
     }

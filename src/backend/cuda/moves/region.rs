@@ -13,8 +13,8 @@ use crate::backend::cuda::error::CudaError;
 use crate::id::HostPageId;
 use crate::layout::PoolLayout;
 
-/// Bytes that are pinned in one call, if pages divide them. Other calls of the driver wait for such a call: a step took
-/// up to 471 ms while pieces of 1 GiB were pinned (H100).
+/// Bytes that are pinned in one call, if the bytes of a page divide this number. Other calls of the driver wait for
+/// such a call: a step took up to 471 ms while pieces of 1 GiB were pinned (H100).
 const PIECE_BYTES: u64 = 128 << 20;
 /// Bytes of the smallest page of the system.
 const SYSTEM_PAGE: u64 = 4096;
@@ -42,11 +42,12 @@ struct Pages {
 }
 
 impl Region {
-    /// Reserves the pages of a layout and begins to pin them. With `fewer`, as many as the machine has memory for.
+    /// Reserves the pages of a layout and begins to pin them. With `fewer`, reserves at most as many pages as the
+    /// machine has memory for.
     ///
     /// # Errors
-    /// [`CudaError::HostMemory`] if the machine has too little memory for all, or for one with `fewer`.
-    /// [`CudaError::OutOfMemory`] if the address space or a thread is missing.
+    /// [`CudaError::HostMemory`] if the machine has too little memory for all pages, or with `fewer` for one page.
+    /// [`CudaError::OutOfMemory`] if the address space is too small or no thread can be started.
     pub fn new(gpu: &Gpu, layout: &PoolLayout, fewer: bool) -> Result<Self, CudaError> {
         let (page_bytes, wanted) = (layout.page_bytes(), layout.host_region_pages());
         let available = available_memory().unwrap_or(u64::MAX);
@@ -73,7 +74,7 @@ impl Region {
         self.pages.ready.load(Ordering::Acquire)
     }
 
-    /// Returns the error because of which some pages will never be ready, if there is one.
+    /// Returns the error, if any, that keeps some pages from ever being ready.
     pub fn failure(&self) -> Option<&CudaError> {
         self.pages.failure.get()
     }

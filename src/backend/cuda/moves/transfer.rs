@@ -32,7 +32,7 @@ const CHUNK_BYTES: u64 = 32 << 20;
 /// reach 85 to 91 GB/s.
 const CALL_RANGES: usize = 32;
 
-/// Copies of one direction.
+/// Copies pages in one direction.
 #[derive(Debug)]
 pub(super) struct Transfer {
     direction: Direction,

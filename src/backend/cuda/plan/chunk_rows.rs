@@ -93,7 +93,7 @@ impl ChunkRows {
         Some(&pieces.rows)
     }
 
-    /// Returns all pieces, by size: the offset of the size's pieces in bytes, the size, and the pieces.
+    /// Returns the pieces of each chunk size: their offset in bytes, the chunk size, and the pieces.
     pub(in crate::backend::cuda) fn all(&self) -> impl Iterator<Item = (usize, u32, &[BatchRow])> {
         let mut at = 0;
         self.list.iter().map(move |pieces| {

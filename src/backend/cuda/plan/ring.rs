@@ -23,7 +23,7 @@ pub(in crate::backend::cuda) struct UploadRing {
     done: PinnedBuffer,
     /// Block counters of the readers, `u32 [slots]`.
     counters: DeviceBuffer,
-    /// For each slot the last issued ticket, and the index of its stream among the backend's streams.
+    /// For each slot, the last ticket issued for it, and the index of the ticket's stream among the backend's streams.
     sent: Vec<(u64, u32)>,
     /// Number of earlier streams of the backend.
     turn: u32,
@@ -69,7 +69,7 @@ impl UploadRing {
         })
     }
 
-    /// Bytes of one slot.
+    /// Returns the bytes of one slot.
     pub(in crate::backend::cuda) fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
@@ -92,7 +92,7 @@ impl UploadRing {
             let result = unsafe { sys::cuStreamQuery(raw(stream)) };
             match check("cuStreamQuery", result) {
                 Ok(()) if turn == self.turn => break,
-                // The reader's stream may be destroyed, so only its ticket shows that it is done.
+                // The reader's stream may be destroyed, so only the slot's ticket shows that the reader is done.
                 Ok(()) | Err(CudaError::Driver { code: 600, .. }) => std::thread::yield_now(),
                 Err(error) => return Err(error),
             }

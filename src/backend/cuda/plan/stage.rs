@@ -15,8 +15,8 @@
 //! its step, its numbers of tokens and rows, and its slot width. Launches use the addresses of the checked image, so a
 //! plan with different contents cannot redirect a write.
 //!
-//! If a row is a draft tree, the image marks its page table row. Masks have their own memory. Plans without trees
-//! neither send nor read them. A graph without extend kernels serves plans with trees and plans without.
+//! If a row is a draft tree, the image marks its page table row. Masks have their own memory. A step without trees
+//! neither sends nor reads masks. A graph without extend kernels serves plans with trees and plans without.
 
 use super::chunk_rows::{self, ChunkRows};
 use super::image::{Image, StepLimits};
@@ -105,8 +105,8 @@ pub(in crate::backend::cuda) struct Stage {
     masks: DeviceBuffer,
     /// Whether the staged plan has masks.
     trees: bool,
-    /// The plan's rows as [`mark_trees`] returns them, if it changes any. It marks draft trees, and sets row numbers
-    /// of padding that look marked to 0.
+    /// The plan's rows as [`mark_trees`] returns them, if it changes any. It marks draft trees. It also sets the row
+    /// number of padding to 0 if the number looks marked.
     marked: Vec<BatchRow>,
     /// How to start the next kernel that reads the plan and the page tables before it waits for earlier kernels. After
     /// an upload, the first such kernel starts in order. Later kernels start after the first, so they may use PDL.
@@ -223,7 +223,7 @@ impl Stage {
         }
     }
 
-    /// Returns the key of the graphs that the staged plan may replay.
+    /// Returns the key of the graphs that may be replayed for the staged plan.
     pub(in crate::backend::cuda) fn key(&self, image: &Image, variants: &Variants) -> GraphKey {
         let Image { token_count: tokens, row_count: rows, slot_bytes, trees, .. } = *image;
         GraphKey { tokens, rows, slot_bytes, kernels: variants.key(trees) }

@@ -45,8 +45,8 @@ pub(in crate::backend::cuda) struct Labels {
     gathered: DeviceBuffer,
     /// For the same lists: u32 `[lists, 2]`, zero between launches.
     gather_counters: DeviceBuffer,
-    /// Whether a selection has been launched or prepared. From then on, a plan that exceeds its memory is rejected when
-    /// it is staged, since a graph may replay the selection.
+    /// Whether a selection has been launched or prepared. From then on, staging rejects a plan whose scores exceed the
+    /// memory, because a graph may replay the selection.
     pub(in crate::backend::cuda) used: bool,
 }
 

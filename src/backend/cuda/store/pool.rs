@@ -14,7 +14,7 @@ use crate::backend::{PlanError, check};
 use crate::id::LayerId;
 use crate::layout::{Dtype, KvScales, LabelChannels, PLANES_MAX, PlaneName, PoolLayout, Strides};
 
-/// A pool in device memory, as the layers of one shape use it. It is not initialised: kernels read only stored slots.
+/// A pool in device memory, for the layers of one shape. The memory is not initialised: kernels read only stored slots.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Pool {
     memory: Arc<DeviceBuffer>,
@@ -35,7 +35,7 @@ pub(in crate::backend::cuda) struct Pool {
 }
 
 impl Pool {
-    /// Creates one shape of the pool in `memory`. Scales and channels were checked.
+    /// Creates the pool of one shape in `memory`. The caller has checked scales and channels.
     pub(in crate::backend::cuda) fn new(
         gpu: &Gpu,
         memory: Arc<DeviceBuffer>,
@@ -115,7 +115,7 @@ impl Pool {
 }
 
 impl ByShape<Pool> {
-    /// Returns the pool as a layer uses it.
+    /// Returns the pool for the group of a layer.
     pub(in crate::backend::cuda) fn of_layer(&self, layer: LayerId) -> Result<&Pool, PlanError> {
         let layout = &self.of(0).layout;
         check::layer(layer, layout)?;
@@ -146,7 +146,7 @@ impl Pieces {
 pub(in crate::backend::cuda) struct Pages {
     groups: [Pieces; PLANES_MAX],
     group_count: usize,
-    /// Pieces of one plane, one for each lane; 1 if the planes depend on the group.
+    /// Number of pieces of one plane in a page: one for each lane, or 1 if the planes depend on the group.
     pub(in crate::backend::cuda) lanes: u32,
     /// Number of pages.
     pub(in crate::backend::cuda) count: u32,
@@ -208,8 +208,8 @@ impl Pages {
         self.groups().iter().map(|group| group.count / self.lanes).sum()
     }
 
-    /// Adds the pieces of the next plane. In both layouts, pieces of the same size as the last ones follow these at the
-    /// same stride.
+    /// Adds the pieces of the next plane. In both layouts, pieces that have the size of the last group follow that
+    /// group at its stride.
     fn push(&mut self, pieces: Pieces) {
         match self.groups[..self.group_count].last_mut() {
             Some(last) if last.piece_bytes == pieces.piece_bytes => last.count += pieces.count,

@@ -27,7 +27,7 @@ pub struct LatentJoin {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct LayerRope {
-    /// Device address of bf16 `[elements]`, for page p, slot s at `+ p * page_stride + s * slot_stride`.
+    /// Device address of bf16. The numbers of page p, slot s are at `at + p * page_stride + s * slot_stride`.
     pub at: u64,
     /// Bytes from page to page.
     pub page_stride: u64,

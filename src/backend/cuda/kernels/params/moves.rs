@@ -5,7 +5,7 @@ use core::mem::{offset_of, size_of};
 use super::layout_is;
 use crate::plan::{Compaction, PageCopy, TableWrite};
 
-/// The parameters of `store_cache` and its variants, by value. The first instructions need the first fields.
+/// The parameters of `store_cache` and its variants, by value. The fields that the first instructions read come first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StoreCacheParams {
@@ -111,7 +111,7 @@ pub struct StoreFp8Params {
     pub v_scales: u64,
     /// Bytes from page to page.
     pub page_stride: u64,
-    /// Bytes from page to page of scales.
+    /// Bytes from one page's scales to the next page's.
     pub scale_page_stride: u64,
     /// [`wide_magic`](super::wide_magic) of `page_size`.
     pub page_magic: u64,
@@ -125,7 +125,7 @@ pub struct StoreFp8Params {
     pub page_size: u32,
     /// Bytes from slot to slot.
     pub slot_stride: u32,
-    /// Bytes from head to head of scales.
+    /// Bytes from one head's scales to the next head's.
     pub scale_head_stride: u32,
     /// Bytes of a slot number: 4 or 8.
     pub slot_bytes: u32,

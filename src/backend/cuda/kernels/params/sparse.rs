@@ -19,7 +19,7 @@ const _: () = assert!(NO_POSITION == crate::backend::NO_POSITION);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StoreLabelsParams {
-    /// Device address of the rows of K to store, `k_stride` apart, of 16 bits.
+    /// Device address of the 16-bit rows of K to store, `k_stride` apart.
     pub k: u64,
     /// Device address of i32 or i64 `[tokens]`; nothing is written for a negative slot.
     pub slots: u64,
@@ -83,7 +83,7 @@ pub struct SelectParams {
     pub head_dim: u32,
     /// Length of a list.
     pub top: u32,
-    /// Maximum number of chunks in memory.
+    /// Maximum number of chunks for which `keys` has memory.
     pub key_chunks: u32,
 }
 

@@ -7,7 +7,7 @@ use crate::backend::cuda::kernels::params::{
 };
 use crate::plan::BatchRow;
 
-/// Maximum number of query rows of a tail in each kernel: `attend_shared_*_r8_sm90a` and so on.
+/// Maximum number of query rows of a tail in each kernel, such as 8 in `attend_shared_*_r8_sm90a`.
 pub const TAIL_ROWS: [u32; 2] = [DECODE_ROWS[0], DECODE_ROWS[1]];
 
 /// Maximum number of query rows of a row with own items.
@@ -20,12 +20,12 @@ pub struct RowAssignment {
     pub tails: usize,
     /// Filter of the rows that have a tail.
     with_tails: DecodeFilter,
-    /// Maximum number of new tokens of a row with own items. They are in one query tile.
+    /// Maximum number of new tokens of a row with own items. One query tile contains all of them.
     longest: u32,
 }
 
 impl RowAssignment {
-    /// Returns the rows that the kernel `tails`, an index of [`TAIL_ROWS`], takes.
+    /// Returns the assignment of rows to kernel `tails`, an index of [`TAIL_ROWS`].
     pub fn new(shape: &SplitShape, grid: &SharedGrid, tails: usize) -> Self {
         let longest = ITEM_ROWS.min(grid.rows) / shape.group;
         Self { tails, with_tails: shape.decoded(tails), longest }
@@ -58,7 +58,7 @@ impl RowAssignment {
 pub struct SharedGrid {
     /// Number of CTAs of a launch.
     pub ctas: u32,
-    /// Number of CTAs of a multiprocessor.
+    /// Number of CTAs that run on a multiprocessor at a time.
     pub resident: u32,
     /// Number of warps of a CTA that work on tails.
     pub warps: u32,
@@ -125,8 +125,8 @@ impl SharedGrid {
 }
 
 impl SplitShape {
-    /// Returns the rows that a kernel with shared spans would take from a step. `None` if it would not take a row that
-    /// the decode kernel takes, such as a tree.
+    /// Returns the rows that a kernel with shared spans would take from a step. Returns `None` if the decode kernel
+    /// takes a row that this kernel does not, such as a tree.
     pub fn taken(
         &self,
         grid: &SharedGrid,
@@ -147,7 +147,7 @@ impl SplitShape {
         (!rows.iter().any(is_left)).then_some(taken)
     }
 
-    /// Returns the maximum number of new tokens of members, in a step of these numbers of tokens and rows.
+    /// Returns the maximum number of members of spans, in a step of these numbers of tokens and rows.
     pub fn members_max(&self, tokens: usize, rows: usize) -> usize {
         tokens.min(rows * (ITEM_ROWS / self.group) as usize)
     }

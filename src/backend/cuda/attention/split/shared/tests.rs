@@ -12,7 +12,8 @@ use crate::testkit::spans::Spans;
 
 const MULTIPROCESSORS: u32 = 132;
 
-/// Returns the grid of Hopper's kernels for head_dim 128, or of the kernels of a head_dim for any device.
+/// Returns the grid of Hopper's kernels for head_dim 128. With `general`, a head_dim, returns the grid of the kernels
+/// for any device.
 fn grid(multiprocessors: u32, general: Option<u32>) -> SharedGrid {
     general.map_or(SharedGrid::hopper(multiprocessors), |head_dim| {
         SharedGrid::general(multiprocessors, if head_dim == 128 { 1 } else { 2 }, head_dim)
@@ -94,13 +95,13 @@ fn own_parts(split: &SharedSplit, share: &RowShare, head: u32) -> u32 {
     (begin + some - 1) / per - begin / per + 1
 }
 
-/// Returns the items of a CTA for spans in the order of the kernel.
+/// Returns the items of a CTA that works on spans, in the kernel's order.
 fn items_of(split: &SharedSplit, cta: u32) -> impl Iterator<Item = &SpanItem> {
     let next = |item: &&SpanItem| (item.next > 0).then(|| &split.items[usize::from(item.next)]);
     std::iter::successors(Some(&split.items[cta as usize]), next)
 }
 
-/// Returns the places of the parts of a member's sum over a span, as the join computes them.
+/// Returns the places of the parts of a member's sum over a span. The join computes the same places.
 fn parts_of(split: &SharedSplit, span: &SpanParts, place: u32, head: u32) -> Vec<u32> {
     let (rows, group, per) = (split.grid.rows, split.shape.group, split.head.work_tiles);
     let (whole, nth) = (rows / group, place - span.member_start);
@@ -223,7 +224,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
     assert!(tails.is_empty() && written.is_empty(), "K4: no other parts");
 }
 
-/// Returns the number of items that end within a row's new tokens.
+/// Returns the number of query tiles that end between two new tokens of one row.
 fn straddled(split: &SharedSplit) -> usize {
     let ends = |span: &Accepted| {
         let members = span.member_start..span.member_start + span.member_count;
@@ -384,7 +385,7 @@ fn spans_are_refused_where_reading_them_again_is_cheaper() {
     assert!(!split.plan(&rows, &SharedSpans::default(), tails));
 }
 
-/// Returns rows of (new tokens, tokens, whether they are a tree).
+/// Returns rows. `lens` has the new tokens and all tokens of each row, and whether the row is a tree.
 fn rows_of(lens: &[(u32, u32, bool)]) -> Vec<BatchRow> {
     let mut qo_start = 0;
     let row = |(i, &(extend_len, kv_len, tree)): (usize, &(u32, u32, bool))| {
@@ -462,7 +463,8 @@ fn devices_with_fewer_warps_than_stripes_are_refused() {
     assert_eq!([8 / warps - 1, 8 / warps].map(|ctas| serves(8, 256, ctas)), [false, true]);
 }
 
-/// One more multiprocessor for spans never makes spans later or tails sooner, so the bisection finds the best number.
+/// With one more multiprocessor for spans, the spans never end later and the tails never end sooner. The bisection
+/// therefore finds the best number.
 #[test]
 fn multiprocessors_are_divided_optimally() {
     let mut rng = Rng::new(6);

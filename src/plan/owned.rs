@@ -62,7 +62,8 @@ pub enum PlanBytesError {
         /// The first wrong sequence; the number of sequences if the sum is wrong.
         row: usize,
     },
-    /// A shared span is not nested correctly, lists no row or a row twice, or covers tokens of this step.
+    /// A shared span is not nested correctly, has fewer than two members or covers tokens of this step. Or the list of
+    /// members is wrong: it contains a missing row, a row twice, or a row in no span.
     Span {
         /// The first wrong span; the number of spans if the list of members is wrong.
         span: usize,

@@ -4,7 +4,7 @@
 //! deepest entry has the lowest. A split divides the node's range of ages. The number of a load is also a value of the
 //! clock, so that it differs from every age.
 //!
-//! Not here: the lists of idle nodes (`order.rs`) and cells (`cells.rs`), which are in this order.
+//! Not here: the lists of idle nodes (`order.rs`) and cells (`cells.rs`), which are sorted by age.
 
 use crate::id::NodeKey;
 use crate::memory::OutOfMemory;
@@ -48,8 +48,8 @@ impl Ages {
         std::mem::replace(&mut self.of_node[node], load) != load
     }
 
-    /// Stamps the prefix that was split off an idle node, which keeps `rest` entries. Outlined, since most trees have
-    /// no ages.
+    /// Stamps node `prefix`, which was split off an idle node. The idle node keeps `rest` entries. Not inlined, because
+    /// most trees have no ages.
     #[cold]
     #[inline(never)]
     pub fn split(&mut self, node: NodeKey, prefix: NodeKey, rest: u32) {

@@ -106,7 +106,7 @@ impl Chain {
         self.firsts.insert(hash, node);
     }
 
-    /// Returns the node of a hash whose first page `is_it` confirms.
+    /// Returns the node that the table lists under a hash and that `is_it` accepts.
     fn find(&self, hash: PageHash, mut is_it: impl FnMut(NodeKey) -> bool) -> Option<NodeKey> {
         self.firsts.find(self.firsts.hash_number(hash.to_u64()) | LISTED, &mut is_it)
     }

@@ -1,4 +1,4 @@
-//! Fetches: a store outside the engine writes host pages with the pages of a prompt that follow its cached prefix.
+//! Fetches: a store outside the engine writes pages of a prompt to host pages. They follow the prompt's cached prefix.
 //!
 //! * M2. Fetched pages match once all have arrived, up to the first failure.
 //!
@@ -31,7 +31,7 @@ pub(super) struct Fetches {
     /// Pages that the open fetches write, in the order of the fetches, and their tokens.
     pub pages: Vec<HostPageId>,
     tokens: Vec<TokenId>,
-    /// [`NO_PAGE`] for each page that a fetch can have: the device pages of new entries.
+    /// [`NO_PAGE`], repeated for each page of the largest fetch. New entries take their device pages from this list.
     no_pages: Vec<PageId>,
     last: u64,
     pub fetched: u64,

@@ -11,7 +11,7 @@
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word_of_run};
 use crate::memory::OutOfMemory;
 
-/// Maximum number of words in which the search for a gap looks.
+/// Maximum number of words that a search for a gap reads.
 const GAP_WORDS: usize = 8;
 
 /// Minimum number of entries of a gap that ends the search early.

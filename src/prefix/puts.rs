@@ -101,7 +101,7 @@ impl Puts {
             + u64::from(stage_pages) * stage as u64
     }
 
-    /// Makes the stage usable, whose first page is `first`.
+    /// Makes the stage usable. Its first page is `first`.
     pub fn set_ready(&mut self, first: u32) {
         let pages = std::mem::take(&mut self.stage_pages);
         self.stage.extend((first..first + pages).rev().map(HostPageId::new));
@@ -264,7 +264,7 @@ impl PrefixTree {
         given
     }
 
-    /// Ends puts that were not given to the store and whose entries are gone.
+    /// Ends the puts that the store has not received and whose entries were freed.
     fn drop_gone_puts(&mut self) {
         while let Some(hosts) = &self.hosts
             && let puts = &hosts.puts

@@ -108,7 +108,7 @@ fn sorted_by_depth<'step>(
     sorted
 }
 
-/// Returns the number of new tokens before each place of the order, and of all rows.
+/// Returns the number of new tokens before each place of the order, then the total number.
 fn tokens_before<'step>(items: &[Extend], order: &[u32], bump: &'step Bump) -> &'step [u32] {
     let mut before = 0;
     bump.alloc_slice_fill_with(order.len() + 1, |place| {
@@ -136,7 +136,7 @@ struct Writer<'a, 'step> {
     items: &'a [Extend],
     page_size: u32,
     order: &'step [u32],
-    /// Number of new tokens before each place of the order, and of all rows.
+    /// Number of new tokens before each place of the order, then the total number.
     tokens_before: &'step [u32],
     bump: &'step Bump,
 }
@@ -151,7 +151,7 @@ struct Entry {
 }
 
 impl<'step> Writer<'_, 'step> {
-    /// Returns a level of spans, in the order of their members. Rows without a span read nothing in it.
+    /// Returns a level of spans, in the order of their members. Rows without a span read nothing in this level.
     fn shared(&self, spans: &[(u32, SharedSpan)]) -> PackedPlan<'step> {
         let most = 2 * spans.len() + 1;
         let entries = self.bump.alloc_slice_fill_copy(most, Entry::default());

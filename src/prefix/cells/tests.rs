@@ -10,11 +10,12 @@ use crate::prefix::PrefixTree;
 
 const LATER: StepId = StepId::new(3);
 
-/// A locked path of five pages of one token. A cell at each: two idle ones, one that waits for step 3, two in use.
+/// A locked path of five pages of one token. Each page has a cell: two cells are idle, one waits for step 3, two are in
+/// use.
 struct Sound {
     tree: PrefixTree,
     fence: Fence,
-    /// By place on the path.
+    /// The cells, by place on the path.
     cells: Vec<CellId>,
     /// Held places that name each cell.
     named: HashMap<CellId, u32>,

@@ -126,7 +126,7 @@ impl Case {
         }
     }
 
-    /// Returns the case of a small pool with many kv heads. It has few tokens, because a token takes up to megabytes.
+    /// Returns the case of a small pool with many kv heads. It has few tokens, because a token can take megabytes.
     pub(super) fn of_many_heads(rng: &mut Rng, kv_heads: u32) -> Self {
         let rows = rng.pick(&[Dtype::F16, Dtype::Bf16]);
         let (max_len, page_size) = (3, rng.pick(&[1, 2]));
@@ -323,7 +323,7 @@ pub struct HostRows {
     pub dtype: Dtype,
     /// Number of elements of one row.
     pub width: usize,
-    /// Distance of rows in elements; the elements between rows are NaN.
+    /// Number of elements from one row to the next. The elements between rows are NaN.
     pub stride: usize,
     /// `rows * stride` numbers.
     pub values: Vec<f32>,
@@ -357,7 +357,7 @@ fn normal(rng: &mut Rng) -> f32 {
     (sum as f32 / (1 << 16) as f32 - 2.0) * 1.7
 }
 
-/// Rounds to nearest even in `dtype`.
+/// Rounds to the nearest number of `dtype`, ties to even.
 pub fn round(dtype: Dtype, x: f32) -> f32 {
     match dtype {
         Dtype::F32 => x,
@@ -366,7 +366,7 @@ pub fn round(dtype: Dtype, x: f32) -> f32 {
     }
 }
 
-/// Returns the bytes of numbers in `dtype`, rounded to nearest even.
+/// Returns the bytes of numbers in `dtype`, rounded to nearest, ties to even.
 pub fn bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     match dtype {
         Dtype::F32 => bytemuck::cast_slice(values).to_vec(),

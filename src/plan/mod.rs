@@ -89,7 +89,7 @@ pub struct BatchRow {
     pub qo_start: u32,
     /// Number of the sequence's new tokens.
     pub extend_len: u32,
-    /// Number of tokens with K and V once this step and all earlier ones have stored theirs; 0 for padding.
+    /// Number of tokens that have K and V once this step and all earlier steps are computed; 0 for padding.
     pub kv_len: u32,
 }
 

@@ -15,7 +15,7 @@ use super::PrefixTree;
 pub(super) struct Deferred {
     /// Number of fenced locks that end here, and of children that have only deferred users. If 0, `step` is 0 too.
     pub count: u32,
-    /// The last step that one of them waits for.
+    /// The last step that one of these users waits for.
     pub step: StepId,
 }
 

@@ -172,8 +172,8 @@ impl PrefixTree {
         true
     }
 
-    /// Inserts fetched pages after a lock's prefix, except the pages that the tree has received since the fetch began.
-    /// Returns the number of the excepted pages, which are the first ones.
+    /// Inserts fetched pages after a lock's prefix, except the first pages, which the tree may have received since the
+    /// fetch began. Returns the number of these first pages.
     fn insert_fetched(
         &mut self,
         lock: &mut PrefixLock,

@@ -58,7 +58,7 @@ pub(crate) struct HostCounts {
 /// The columns and counters of host memory.
 pub(super) struct Hosts {
     pub pool: HostPool,
-    /// The host page of each entry that is in host memory.
+    /// The host page of each entry; [`NO_HOST_PAGE`] for an entry without one.
     pub of_entry: Vec<HostPageId>,
     pub residency: RareColumn<Residency>,
     /// The oldest node that may have what each [`Seek`] looks for.
@@ -165,7 +165,7 @@ impl PrefixTree {
         self.keep_ages(page_count + host_pages)
     }
 
-    /// Returns the bytes that host memory adds to those of a tree for the device pages and the host pages together.
+    /// Returns the additional bytes of host memory. The tree's own bytes must count both device pages and host pages.
     pub(crate) fn host_bytes(
         page_count: u32,
         host_pages: u32,

@@ -20,7 +20,7 @@
 //!   locked, and only a change between idle and locked goes up the path.
 //! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children. So
 //!   the oldest node is always a leaf.
-//! * T5. evictable + protected = device pages of all nodes and cells; evictable = those of idle ones.
+//! * T5. evictable + protected = device pages of all nodes and cells; evictable = device pages of idle nodes and cells.
 //! * T6. Every entry of the span store belongs to one span or is free.
 //! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is
 //!   deferred: it will be idle soon. The fence counts the pages of such nodes by the step that they wait for.
@@ -123,7 +123,7 @@ pub struct PrefixTree {
     deferred: RareColumn<Deferred>,
     /// Number of nodes with deferred users.
     deferred_nodes: u32,
-    /// Index of a node among those that a [`SharedPrefixFinder`] has passed, if it is one of them.
+    /// Index of a node in the list of a [`SharedPrefixFinder`]; valid only if the list has the node at this index.
     passed: RareColumn<u32>,
     order: Order<1>,
     /// When each idle node became idle. Only with cells or host memory: other trees need only the list of idle nodes.

@@ -66,7 +66,7 @@ impl PrefixTree {
     }
 
     /// Ends the load of a lock's path of `pages` pages, and of the cells in its tails. Frees their host pages. If the
-    /// load failed, it detaches the assigned device pages instead. O(entries and tails).
+    /// load failed, detaches the assigned device pages instead. O(entries and tails).
     pub(crate) fn end_load(&mut self, lock: &PrefixLock, pages: u32, failed: bool) {
         self.end_cell_load(lock, pages, failed);
         let mut at = lock.node();

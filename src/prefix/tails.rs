@@ -91,8 +91,8 @@ impl PrefixTree {
         self.cursor(lock.node(), in_node, pages)
     }
 
-    /// Returns the entry of a place on a path, and moves the walk there. A call's place must not be deeper than that of
-    /// the previous call. O(runs on the way).
+    /// Returns the entry of a place on a path, and moves the walk there. A call's place must not be deeper than the
+    /// place of the previous call. O(runs on the way).
     pub(crate) fn entry_at(&self, at: &mut PathCursor, place: u32) -> u32 {
         while place < at.place {
             let mut node = at.node.expect("the path has the place");
@@ -264,8 +264,8 @@ impl PrefixTree {
         self.protected -= pages;
     }
 
-    /// Calls `each` for the cells of the tails at the end of the first `pages` pages of a lock's path. Groups come in
-    /// order, and places from the last one back. O(tails).
+    /// Calls `each` for the cells of the tails at the end of the first `pages` pages of a lock's path. The groups are
+    /// in order; in each group, the last place comes first. O(tails).
     pub(super) fn for_tails(
         &mut self,
         lock: &PrefixLock,

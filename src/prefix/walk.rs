@@ -131,7 +131,7 @@ impl PrefixTree {
         }
     }
 
-    /// [`PrefixTree::walk`] that passes the pages to no callback.
+    /// [`PrefixTree::walk`] without a callback for the pages.
     #[inline(never)]
     pub(super) fn walk_from(
         &self,
@@ -224,7 +224,7 @@ impl PrefixTree {
         let mut rest = tokens;
         let mut matched = 0;
         for (tokens, pages) in self.spans.pieces(span) {
-            // Mostly the whole run matches, which needs no division.
+            // Usually the whole run matches, which needs no division.
             match rest.split_at_checked(tokens.len()) {
                 Some((head, tail)) if same(tokens, head) => rest = tail,
                 _ => {

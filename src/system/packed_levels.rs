@@ -58,8 +58,8 @@ fn check_plan(
     if plan.rows.len() < items.len() || padding.iter().any(|row| row.kv_len > 0) {
         return Err(Error::PackedRows { items: items.len(), rows: plan.rows.len() });
     }
-    // All items are of the plan's step and their numbers rise. So if there are as many as rows, they are the plan's
-    // rows. The length is also compared, because accepted drafts have fewer tokens than their row.
+    // All items belong to the plan's step, and their numbers rise. So if there are as many items as rows, the items are
+    // the plan's rows. The length is also compared, because accepted drafts have fewer tokens than their row.
     for (&Extend { seq, len }, row) in items.iter().zip(plan.rows) {
         let sequence = sequences.running(seq)?;
         if !steps.is_item_of(sequence.last_item, plan.step) || row.extend_len != len {

@@ -154,7 +154,7 @@ fn a_cell_is_idle_once_its_last_user_is_done() {
     tree.complete_cells(LATER, fence);
     fence.complete(LATER);
     assert_eq!((sound.check(), sound.sizes()), (Ok(()), (2, 3)));
-    // The youngest of the idle list is the one that became idle last.
+    // The youngest cell of the idle list became idle last.
     let list: Vec<_> = sound.tree.cells_ref().list(sound.tree.cells_ref().idle).collect();
     assert_eq!(list, [sound.cells[1], sound.cells[2]]);
 }

@@ -219,7 +219,7 @@ impl Case {
     }
 }
 
-/// Returns the same pool with several groups of layers, and as many pages for each track.
+/// Returns the same pool with several groups of layers, and the same number of pages for each track.
 pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     let layers = rng.within(2, 5) as u32;
     let count = rng.within(2, layers.min(4).into());
@@ -240,8 +240,8 @@ pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     PoolConfig { capacity: Capacity::Pages(pages * tracks), ..config }
 }
 
-/// Returns the same pool with own shapes for the groups after group 0, and as many pages for each track. Kernels
-/// support the groups' shapes if they support the pool's.
+/// Returns the same pool with own shapes for the groups after group 0, and the same number of pages for each track.
+/// Kernels support the groups' shapes if they support the pool's.
 pub(super) fn with_shapes(config: &PoolConfig, rows: Dtype, rng: &mut Rng) -> PoolConfig {
     let mut groups = config.groups;
     for group in 1..groups.count() {

@@ -78,8 +78,8 @@ impl Stored {
         Self { plane, row: quantised, rope, scales, values, labels }
     }
 
-    /// Writes the row to a page, `[plane, lane, piece]`. A piece of scales is `[head, slot]`; other pieces are `[slot,
-    /// row]`.
+    /// Writes the row to a page, `[plane, lane, piece]`. Pieces of scales are ordered by head, then by slot. Other
+    /// pieces contain one row after another, ordered by slot.
     pub fn write(&self, layout: &PoolLayout, layer: LayerId, offset: u32, page: &mut [u8]) {
         let piece = |plane| {
             let strides = layout.page_strides(plane).expect("the pool has it");

@@ -186,8 +186,8 @@ impl Model {
         self.shape.table.tracks as usize
     }
 
-    /// Returns the reach of each further track, and the maximum number of places that a sequence holds in it. The plans
-    /// of the sequence are at most as far ahead as the config allows.
+    /// Returns the reach of each further track, and the maximum number of places that a sequence holds in it. The
+    /// maximum holds for plans within the config's `promise_ahead`.
     fn reaches(&self) -> Vec<(Reach, usize)> {
         let layout = &self.shape.layout;
         let ahead = self.shape.promise_ahead as usize;

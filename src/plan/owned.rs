@@ -69,7 +69,7 @@ pub enum PlanBytesError {
         span: usize,
     },
     /// The number of masks differs from the number of tokens, or a mask is wrong. A wrong mask lacks its token's own
-    /// bit, has bits of missing or later slots, or belongs to a row of more than 64 new tokens.
+    /// bit, or has bits of missing or later slots. All masks of a row with more than 64 new tokens are wrong.
     Mask {
         /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
         token: usize,

@@ -1,4 +1,4 @@
-//! Records of the calls in `engine/requests.rs`: a prompt, the cost of admitting it, and its leader; the children of a
+//! Records of the calls in `engine/requests.rs`: a prompt, the cost of its admission, and its leader; the children of a
 //! fork; the treatment of a sequence's pages at its end.
 
 use super::PageCopy;

@@ -263,8 +263,8 @@ impl PrefixTree {
         }
     }
 
-    /// Updates the table of hashes after a split: `prefix`, the new parent of `node`, takes over the node's hash with
-    /// its first pages, and `node` gets the hash of its new first page. Returns `prefix`.
+    /// Updates the table of hashes after a split. `prefix`, the new parent of `node`, has the node's first pages and
+    /// takes over its hash. `node` gets the hash of its new first page. Returns `prefix`.
     #[cold]
     #[inline(never)]
     pub(super) fn hash_split(&mut self, node: NodeKey, prefix: NodeKey) -> NodeKey {

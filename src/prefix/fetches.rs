@@ -82,8 +82,8 @@ impl PrefixTree {
     /// Locks the cached prefix of these tokens, and takes at most `most` host pages for the whole pages after it.
     /// `saved` and `loaded` are the last completed save and load. O(prompt + pages).
     ///
-    /// Returns `None` without hashing, if too many fetches are open, if no whole page follows the prefix, if no host
-    /// page can be taken, or if the lock would use more than `available` idle pages (W4).
+    /// Returns `None` in these cases: there is no hashing, too many fetches are open, no whole page follows the prefix,
+    /// no host page can be taken, or the lock would use more than `available` idle pages (W4).
     pub(crate) fn begin_fetch(
         &mut self,
         namespace: Namespace,

@@ -383,8 +383,8 @@ impl SpanStore {
         })
     }
 
-    /// Returns the run that contains the last of a span's first `pages` pages: its extent, its first entry, and how
-    /// many of the `pages` pages are in it. O(runs before it).
+    /// Returns the run that contains page `pages - 1` of a span: its extent, its first entry, and the number of its
+    /// pages up to this one. O(runs before this run).
     pub fn run_of(&self, span: &Span, pages: u32) -> (u32, u32, u32) {
         let (mut index, mut rest) = (NONE, pages);
         if pages == span.pages && span.last != NONE {

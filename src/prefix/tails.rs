@@ -341,8 +341,8 @@ impl PrefixTree {
         of_spans
     }
 
-    /// Returns the number of pages to take from the end of an idle node, so that they and their cells free at least
-    /// `lacking` pages; all pages of the node if they do not suffice.
+    /// Returns the number of pages to take from the end of an idle node, so that these pages and their cells free at
+    /// least `lacking` pages. If the whole node does not suffice, returns the number of its pages.
     fn victims(&self, node: NodeKey, lacking: u32) -> u32 {
         let (cells, span) = (self.cells_ref(), &self.link[node].span);
         let (mut pages, mut yielded) = (0, 0);

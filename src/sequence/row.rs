@@ -387,7 +387,7 @@ impl RowMut<'_> {
         self.stores.pages.track_page_at(entry, track)
     }
 
-    /// Sets the first marks of an admitted, resumed or forked row: `full`, the end of its full match, and `last`, the
+    /// Sets the first marks of an admitted, resumed or forked row. `full` is the end of its full match; `last` is the
     /// last place where an equal prompt can match.
     pub fn begin_marks(&mut self, full: u32, last: u32) {
         let Self { sequence, stores } = self;

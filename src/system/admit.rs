@@ -328,8 +328,8 @@ fn pages_lacking(
     (limits.most(len) - held).max(outstanding + if promised > 0 { cells } else { 0 })
 }
 
-/// Returns the cost of a sequence of `len` tokens once its match is locked: the pages that it lacks, and the idle pages
-/// of the match, which then back no promise.
+/// Returns the cost of a sequence of `len` tokens once its match is locked. The cost is the pages that the sequence
+/// lacks, and the idle pages of the match, which then back no promise.
 fn estimate(
     shape: &EngineShape,
     prefixes: &PrefixTree,

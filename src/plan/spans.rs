@@ -51,7 +51,7 @@ pub struct SharedSpans<'step> {
     pub members: &'step [u32],
 }
 
-/// Reusable buffers of the check of spans.
+/// Checks spans, with reusable buffers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpanCheck {
     /// For each row, whether the check has found it in `members`. Bytes are faster than bits, because updates of one

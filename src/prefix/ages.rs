@@ -1,4 +1,4 @@
-//! When nodes and cells became idle, on one clock: eviction takes the older one first.
+//! The ages of idle nodes and cells, on one clock. Eviction takes the oldest node or cell first.
 //!
 //! The clock advances by one for each cell and each entry of a node. So each entry of a node has its own age, and the
 //! deepest entry has the lowest. A split divides the node's range of ages. The number of a load is also a value of the

@@ -158,7 +158,7 @@ impl PrefixTree {
         }
     }
 
-    /// Removes one user of [`PrefixTree::hold_names`]. Does nothing without hashing.
+    /// Undoes one call of [`PrefixTree::hold_names`]. Does nothing without hashing.
     pub(crate) fn release_names(&mut self, namespace: Namespace) {
         if let Some(chain) = &mut self.chain {
             chain.names.release(namespace);

@@ -1,4 +1,5 @@
-//! Fetches: a store outside the engine writes pages of a prompt to host pages. They follow the prompt's cached prefix.
+//! Fetches: a store outside the engine writes pages of a prompt to host pages. These pages follow the prompt's cached
+//! prefix.
 //!
 //! * M2. Fetched pages match once all have arrived, up to the first failure.
 //!

@@ -73,7 +73,7 @@ pub(super) struct Hosts {
     pub saving: Vec<(NodeKey, u32)>,
     /// Whether the batch of saves was made ahead of evictions, so that its entries keep their device pages.
     pub ahead: bool,
-    /// The last batch of saves or loads for the backend.
+    /// Number of the last batch of saves or loads for the backend.
     pub last_move: MoveId,
     pub puts: Puts,
     pub fetches: Fetches,

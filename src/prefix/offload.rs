@@ -50,7 +50,7 @@ impl PrefixTree {
         taken
     }
 
-    /// Frees the device pages of the last `count` entries of an idle node that have some. Their host pages stay.
+    /// Frees the last `count` device pages of an idle node. The host pages of these entries stay.
     fn forget_device(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
         let device = self.hosts_ref().residency[node].device;
         let places = device - count..device;

@@ -4,7 +4,7 @@
 //! A new node goes to the young end of a list. If a node is split, its prefix becomes its younger neighbour, so both
 //! keep their age.
 //!
-//! Not here: when a node becomes idle, and which list it enters (`lock.rs`). `lock.rs` keeps parents behind their
+//! Not here: when a node becomes idle, and which list it enters (`lock.rs`). `lock.rs` puts parents after their
 //! children (T4), so the first node is always a leaf.
 
 use slotmap::SecondaryMap;

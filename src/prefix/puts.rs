@@ -30,7 +30,8 @@ const PUTS_MAX: usize = 1024;
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// An entry and the number of times that it had been freed. While the number is current, the entry has the same page.
+/// An entry, and the number of times that it was freed before. While the number is current, the entry has the same
+/// page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Version {
     entry: u32,

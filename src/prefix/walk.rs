@@ -166,9 +166,9 @@ impl PrefixTree {
         (cursor, pages)
     }
 
-    /// Returns the ends of the nodes on the path of a match, deepest first, and at last the start of the scope. Each is
-    /// given by the number of pages before it and the last of these pages. Leaves out a node that the match ends
-    /// inside, and nodes with host-only entries. O(nodes).
+    /// Returns the ends of the nodes on the path of a match, deepest first, and at last the start of the scope. An end
+    /// is the number of pages before it, and the last of these pages. Leaves out a node that the match ends inside, and
+    /// nodes with host-only entries. O(nodes).
     pub(crate) fn ends(
         &self,
         found: &PrefixMatch,

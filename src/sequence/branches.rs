@@ -155,7 +155,7 @@ mod tests {
             let draft = Draft { seq: SeqKey::default(), masks: &roots, positions: &[3, position] };
             assert_eq!(branches(&draft, 3, 2)(&[1]), want);
         }
-        // A position that differs from the token's depth.
+        // The position of the second token differs from its depth.
         let masks = [0b111_100, 0b111_110, 0b111_111];
         let draft = Draft { seq: SeqKey::default(), masks: &masks, positions: &[3, 3, 5] };
         assert_eq!(branches(&draft, 3, 3)(&[0, 1]), Some(1));

@@ -323,9 +323,9 @@ impl SequenceTable {
         child
     }
 
-    /// Shares a parent's whole page table chunks within its first `pages` pages. The child has no pages yet. The caller
-    /// includes only published pages whose words were sent by plans that can no longer be aborted. Returns the number
-    /// of shared pages. O(chunks).
+    /// Shares with a child the whole page table chunks within the parent's first `pages` pages. The child has no pages
+    /// yet. The caller includes only published pages whose words were sent by plans that can no longer be aborted.
+    /// Returns the number of shared pages. O(chunks).
     pub(crate) fn inherit(&mut self, parent: SeqKey, child: SeqKey, pages: u32) -> u32 {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];

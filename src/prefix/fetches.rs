@@ -173,8 +173,8 @@ impl PrefixTree {
         true
     }
 
-    /// Inserts fetched pages after a lock's prefix, except the first pages, which the tree may have received since the
-    /// fetch began. Returns the number of these first pages.
+    /// Inserts fetched pages after a lock's prefix. Skips the first ones, if the tree has received them since the fetch
+    /// began. Returns the number of skipped pages.
     fn insert_fetched(
         &mut self,
         lock: &mut PrefixLock,

@@ -188,7 +188,7 @@ impl fmt::Display for Prometheus {
     }
 }
 
-/// Four lines; the last has no newline.
+/// Prints four lines. The last one has no newline.
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(

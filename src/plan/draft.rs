@@ -31,7 +31,7 @@ pub struct Draft<'a> {
     /// Mask of each new token over the row's last 64 slots: bit `i` is slot `last - i`. Empty for a chain, in which
     /// each token sees all tokens before it.
     pub masks: &'a [u64],
-    /// Position of each new token; in a tree it counts the depth. Empty for a chain.
+    /// Position of each new token. In a tree, the position of a child is its parent's plus 1. Empty for a chain.
     pub positions: &'a [u32],
 }
 
@@ -245,7 +245,7 @@ mod tests {
         // Two roots without earlier tokens.
         tree.set(0, &[0, 1, 1]).expect("parents precede children");
         assert_eq!((tree.masks(), tree.positions()), (&[4, 2, 3][..], &[0, 0, 1][..]));
-        // The maximum number of tokens: each its own root, and one chain.
+        // The maximum number of tokens: first only roots, then one chain.
         let own: Vec<u32> = (0..64).collect();
         tree.set(1000, &own).expect("64 tokens");
         assert_eq!((tree.masks()[0], tree.masks()[63]), (1 << 63, 1));

@@ -59,7 +59,8 @@ impl PlanSize {
             && self.tokens <= STEP_TOKENS_MAX as usize
     }
 
-    /// Returns padding row `i` of `plan` padded to this size. Each has one padding token; the last has the rest.
+    /// Returns padding row `i` of `plan` padded to this size. Each padding row has one padding token; the last row has
+    /// the rest.
     fn padding_row(self, plan: Self, i: usize) -> BatchRow {
         let is_last = plan.rows + i + 1 == self.rows;
         let qo_start = plan.tokens + i;
@@ -88,7 +89,7 @@ pub struct BatchRow {
     pub qo_start: u32,
     /// Number of the sequence's new tokens.
     pub extend_len: u32,
-    /// Number of tokens with K and V once this step and all earlier ones have stored theirs; 0 for padding.
+    /// Number of tokens that have K and V once this step and all earlier steps are computed; 0 for padding.
     pub kv_len: u32,
 }
 
@@ -171,7 +172,7 @@ pub struct BatchPlan<'step> {
     pub positions: &'step [u32],
     /// Slot of each new token.
     pub slot_mapping: SlotMapping<'step>,
-    /// Slots of the tracks after the first ([`BatchPlan::slots_of`]): `[tracks - 1, tokens]`, as wide as
+    /// Slots of the tracks after the first ([`BatchPlan::slots_of`]): `[tracks - 1, tokens]`, in the integer type of
     /// `slot_mapping`. Empty with one track.
     pub track_slots: SlotMapping<'step>,
     /// Changes of the page tables since the last plan. Their indices are distinct, so a backend may apply them in any
@@ -324,9 +325,10 @@ pub struct PackedPlan<'step> {
 /// A batch in the format of FlashInfer's `MultiLevelCascadeAttentionWrapper`. A level lists a page only once for all
 /// rows that share it.
 ///
-/// A level attends all new tokens of the batch to some of their pages. Merging the results of all levels by log-sum-exp
-/// gives attention to all pages. An entry of a level is a run of consecutive rows in `order`, with the pages that all
-/// these rows read, possibly none. Shared pages precede every query, so only the last level is causal.
+/// A level computes the attention of all new tokens of the batch to some of their pages. Merging the results of all
+/// levels by log-sum-exp gives attention to all pages. An entry of a level is a run of consecutive rows in `order`,
+/// with the pages that all these rows read, possibly none. Shared pages precede every query, so only the last level is
+/// causal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedLevels<'step> {
     /// `[items]`: indices of the plan's rows without padding, in the order of `qo_indptr`. The host gathers q in this
@@ -337,7 +339,8 @@ pub struct PackedLevels<'step> {
     pub levels: &'step [PackedPlan<'step>],
 }
 
-/// Memory of one plan. Reuse it, so that a warm step allocates nothing. Each plan that is still read needs its own.
+/// Memory of one plan. Reuse it, so that a warm step allocates nothing. Plans in use at the same time need one scratch
+/// each.
 #[derive(Debug, Default)]
 pub struct StepScratch {
     bump: Bump,

@@ -1,4 +1,4 @@
-//! Records of the calls in `engine/requests.rs`: a prompt, the cost of admitting it, and its leader; the children of a
+//! Records of the calls in `engine/requests.rs`: a prompt, the cost of its admission, and its leader; the children of a
 //! fork; the treatment of a sequence's pages at its end.
 
 use super::PageCopy;
@@ -21,7 +21,7 @@ pub struct Prompt<'a> {
 #[must_use]
 #[non_exhaustive]
 pub struct Admission {
-    /// Number of the prompt's first tokens that already have K and V: whole pages.
+    /// Number of the prompt's first tokens whose K and V are cached, a multiple of `page_size`.
     pub cached_len: u32,
     /// Number of cached pages, of all groups of layers, that are in host memory alone. They are loaded before the
     /// prompt's first plan.
@@ -31,7 +31,7 @@ pub struct Admission {
     /// Number of pages that the loads and the tokens after the cached ones need. The tokens are counted to the end of
     /// the prompt or of the promise, whichever is longer.
     pub lacking_pages: u32,
-    /// Number of pages available for these tokens once the idle pages are locked.
+    /// Number of pages available to the prompt once its idle pages are locked.
     pub available_pages: u32,
     /// First unfinished step whose completion makes enough pages available, unless another call takes them first.
     /// `None` if enough are available now, or if no step frees enough.
@@ -67,7 +67,7 @@ pub struct Leader {
     /// Number of the prompt's first tokens that are cached once the sequence has committed them; greater than
     /// [`Admission::cached_len`].
     pub cached_len: u32,
-    /// The sequence's number of cuts, which drop known tokens, when the engine named it as the leader.
+    /// The sequence's number of cuts at the time when the engine named it as the leader. A cut drops known tokens.
     pub(crate) cuts: u32,
 }
 

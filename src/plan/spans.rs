@@ -51,11 +51,11 @@ pub struct SharedSpans<'step> {
     pub members: &'step [u32],
 }
 
-/// Reusable buffers of the check of spans.
+/// Checks spans, with reusable buffers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpanCheck {
-    /// Whether `members` has listed each row. Bytes are faster than bits, because updates of one word of bits depend on
-    /// each other.
+    /// For each row, whether the check has found it in `members`. Bytes are faster than bits, because updates of one
+    /// word of bits depend on each other.
     named: Vec<bool>,
     /// The spans that contain the current one, outermost first, each with its index. Their ends rise.
     around: Vec<(usize, SharedSpan)>,
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(check.check(&shared, &rows), Err(0));
     }
 
-    /// Checks spans by the definition: for each span all its members.
+    /// Checks spans by their definition: compares each span with all its members.
     fn check_all(shared: &SharedSpans<'_>, rows: &[BatchRow]) -> Result<(), usize> {
         let SharedSpans { spans, members } = *shared;
         let mut named = vec![false; rows.len()];

@@ -1,10 +1,10 @@
-//! When nodes and cells became idle, on one clock: eviction takes the older one first.
+//! The ages of idle nodes and cells, on one clock. Eviction takes the oldest node or cell first.
 //!
 //! The clock advances by one for each cell and each entry of a node. So each entry of a node has its own age, and the
 //! deepest entry has the lowest. A split divides the node's range of ages. The number of a load is also a value of the
 //! clock, so that it differs from every age.
 //!
-//! Not here: the lists of idle nodes (`order.rs`) and cells (`cells.rs`), which are in this order.
+//! Not here: the lists of idle nodes (`order.rs`) and cells (`cells.rs`), which are sorted by age.
 
 use crate::id::NodeKey;
 use crate::memory::OutOfMemory;
@@ -48,8 +48,8 @@ impl Ages {
         std::mem::replace(&mut self.of_node[node], load) != load
     }
 
-    /// Stamps the prefix that was split off an idle node, which keeps `rest` entries. Outlined, since most trees have
-    /// no ages.
+    /// Stamps node `prefix`, which was split off an idle node. The idle node keeps `rest` entries. Not inlined, because
+    /// most trees have no ages.
     #[cold]
     #[inline(never)]
     pub fn split(&mut self, node: NodeKey, prefix: NodeKey, rest: u32) {

@@ -7,7 +7,8 @@
 //! * H3. A used cell is not clean, but it may be in host memory alone. Clean cells are counted with the clean entries.
 //! * H4. No idle cell older than a cursor has what the cursor looks for.
 //!
-//! Not here: entries (`offload.rs`, `restore.rs`), which cells a sequence uses (`tails.rs`).
+//! Not here: moves of entries (`offload.rs`, `restore.rs`), and the choice of the cells that a sequence uses
+//! (`tails.rs`).
 
 use crate::id::{CellId, NodeKey, PageId, PrefixLock};
 use crate::plan::PageMove;
@@ -24,7 +25,7 @@ pub(super) enum Oldest {
     Cell(CellId),
 }
 
-/// Gives the host pages of a cell back, if it has some.
+/// Frees the host pages of a cell, if it has any.
 pub(super) fn drop_copy(cells: &mut Cells, hosts: &mut Hosts, cell: CellId) {
     let sides = &mut cells.cells[cell.index()].sides;
     if *sides & HOST == 0 {
@@ -144,13 +145,14 @@ impl PrefixTree {
         self.cells_mut().remove(cell, freed);
     }
 
-    /// Gives the host pages of a cell back, if it has some.
+    /// Frees the host pages of a cell, if it has any.
     pub(super) fn drop_cell_copy(&mut self, cell: CellId) {
         let Self { cells: Some(cells), hosts: Some(hosts), .. } = self else { return };
         drop_copy(cells, hosts, cell);
     }
 
-    /// Undoes a failed batch of saves: cells that are still on the device are dirty again, others are removed.
+    /// Undoes a failed batch of saves. Cells that are still on the device become dirty again; the other cells are
+    /// removed.
     pub(super) fn fail_cell_saves(&mut self, freed: &mut Vec<PageId>) {
         let Some(cells) = &mut self.cells else { return };
         let mut saving = std::mem::take(&mut cells.saving);

@@ -55,7 +55,7 @@ pub(super) struct Cell {
 pub(super) const DEVICE: u16 = 1;
 /// The cell has host pages.
 pub(super) const HOST: u16 = 2;
-/// The engine has not yet passed the save to the host pages to the backend.
+/// The engine has not yet passed the cell's save to the backend.
 pub(super) const SAVING: u16 = 4;
 
 impl Cell {
@@ -95,7 +95,7 @@ pub(super) struct Cells {
     of_entry: Vec<CellId>,
     pub cells: Vec<Cell>,
     pages: Vec<PageId>,
-    /// As `pages`; empty without host memory.
+    /// Host pages of the cells, indexed like `pages`; empty without host memory.
     pub host_pages: Vec<HostPageId>,
     pub idle: Ends,
     /// The oldest idle cell that may have what each [`Seek`] looks for. Only with host memory.
@@ -417,7 +417,7 @@ impl Cells {
         std::iter::successors(some(ends.oldest), next)
     }
 
-    /// Returns every cell that an entry names, after its group and its entry; for audits.
+    /// Returns each cell that an entry names, as (group, entry, cell). For audits.
     pub fn named(&self) -> impl Iterator<Item = (u32, u32, CellId)> + '_ {
         let named = self.of_entry.iter().enumerate().filter(|(_, cell)| cell.is_some());
         named.map(|(at, &cell)| {

@@ -106,7 +106,7 @@ impl Chain {
         self.firsts.insert(hash, node);
     }
 
-    /// Returns the node of a hash whose first page `is_it` confirms.
+    /// Returns the node that the table lists under a hash and that `is_it` accepts.
     fn find(&self, hash: PageHash, mut is_it: impl FnMut(NodeKey) -> bool) -> Option<NodeKey> {
         self.firsts.find(self.firsts.hash_number(hash.to_u64()) | LISTED, &mut is_it)
     }
@@ -158,7 +158,7 @@ impl PrefixTree {
         }
     }
 
-    /// Removes one user of [`PrefixTree::hold_names`]. Does nothing without hashing.
+    /// Undoes one call of [`PrefixTree::hold_names`]. Does nothing without hashing.
     pub(crate) fn release_names(&mut self, namespace: Namespace) {
         if let Some(chain) = &mut self.chain {
             chain.names.release(namespace);
@@ -263,8 +263,8 @@ impl PrefixTree {
         }
     }
 
-    /// Updates the table of hashes after a split: `prefix`, the new parent of `node`, takes over the node's hash with
-    /// its first pages, and `node` gets the hash of its new first page. Returns `prefix`.
+    /// Updates the table of hashes after a split. `prefix`, the new parent of `node`, has the node's first pages and
+    /// takes over its hash. `node` gets the hash of its new first page. Returns `prefix`.
     #[cold]
     #[inline(never)]
     pub(super) fn hash_split(&mut self, node: NodeKey, prefix: NodeKey) -> NodeKey {

@@ -36,8 +36,8 @@ impl PrefixTree {
         self.check_hashes(&scopes).map_err(|node| (broken, self.page(node)))
     }
 
-    /// Returns the scope that each node's prefix is in, found from the first ancestor whose scope is known: O(nodes),
-    /// however deep they are.
+    /// Returns the scope of each node's prefix. The walk up from a node stops at the first ancestor whose scope is
+    /// known, so the cost is O(nodes) at any depth.
     fn scopes(&self) -> HashMap<NodeKey, Scope> {
         let mut scopes = HashMap::with_capacity(self.link.len());
         let mut path = Vec::new();

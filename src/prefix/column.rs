@@ -1,5 +1,5 @@
-//! Columns of nodes: [`RareColumn`] for values that few nodes have, and addresses in the columns of a slotmap, whose
-//! slots are contiguous in the order of their indices.
+//! Columns of nodes: [`RareColumn`] for values that few nodes have, and addresses in the columns of a slotmap. The
+//! slots of such a column are contiguous, in the order of their indices.
 //!
 //! Not here: the contents of columns.
 

@@ -1,12 +1,13 @@
-//! Changes of the tree's pages: `attach_pages` adds pages and `detach_pages` removes them. Both call the followers of
-//! the tree's contents: hashes and events, an addition also host memory, and a removal also cells. With host memory,
-//! `detach_entries` (`hosts.rs`) also removes pages, and fetches add entries without device pages (`fetches.rs`).
+//! Changes of the tree's pages: `attach_pages` adds pages and `detach_pages` removes them. Both call followers, which
+//! keep other data equal to the tree's contents. The followers of an addition are host memory, hashes and events; those
+//! of a removal are events, hashes and cells. With host memory, `detach_entries` (`hosts.rs`) also removes pages, and
+//! fetches add entries without device pages (`fetches.rs`).
 //!
-//! Followers receive the node, those of its pages that change, and whether its prefix is of the present generation and
-//! can match. They are called after an addition and before a removal, so the node's span contains the tokens of the
-//! pages. The path to the root gives the namespace and the position of the node in its prefix. A parent's pages are
-//! added before those of its children and removed after them. A split moves pages between nodes, so it adds and removes
-//! none.
+//! Followers receive the node, the number of its last pages that change, and whether these pages can match. They can
+//! match if their prefix is of the present generation. The calls come after an addition and before a removal, so the
+//! node's span contains the tokens of the pages. The path to the root gives the namespace and the position of the node
+//! in its prefix. A parent's pages are added before those of its children and removed after them. A split moves pages
+//! between nodes, so it adds and removes none.
 //!
 //! Not here: when pages are added and removed (`insert.rs`, `evict.rs`, `lock.rs`), where tokens are stored
 //! (`span.rs`).

@@ -14,7 +14,7 @@ fn chain(depth: u32) -> PrefixTree {
     let mut lock = tree.lock(&found, &mut fence).expect("the match is fresh");
     let (mut others, mut freed) = (Vec::new(), Vec::new());
     for i in 0..depth {
-        // A second user keeps the leaf from growing.
+        // The second user prevents the leaf from growing, so that each page becomes a node.
         others.push(tree.lock_again(&lock, &mut fence));
         let inserted = tree.insert(
             &mut lock,

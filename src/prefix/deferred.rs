@@ -1,5 +1,5 @@
 //! Deferred unlocks: locks that are released while an unfinished step may still read their pages. The fence counts the
-//! pages of nodes that become idle with them, so a scheduler can see how many pages will return.
+//! pages of the nodes that become idle when the step is complete, so a scheduler can see how many pages will return.
 //!
 //! Not here: the queue of those locks (`fence/`).
 
@@ -15,7 +15,7 @@ use super::PrefixTree;
 pub(super) struct Deferred {
     /// Number of fenced locks that end here, and of children that have only deferred users. If 0, `step` is 0 too.
     pub count: u32,
-    /// The last step that one of them waits for.
+    /// The last step that one of these users waits for.
     pub step: StepId,
 }
 
@@ -93,8 +93,8 @@ impl PrefixTree {
         }
     }
 
-    /// Removes the pages of a node that is about to get a user, and of its ancestors, from the fence's counts if these
-    /// nodes were deferred.
+    /// Removes the pages of a node, and of its ancestors, from the fence's counts, as far up as these nodes are
+    /// deferred. The node is about to get a user.
     pub(super) fn stop_deferred(&mut self, node: NodeKey, fence: &mut Fence) {
         let mut at = node;
         if !self.is_deferred(at) {
@@ -151,7 +151,7 @@ mod tests {
             self.tree.defer_unlock(node, step, &mut self.fence);
         }
 
-        /// Pages that are idle after each of three steps.
+        /// Returns the number of pages that are idle once each of three steps is complete.
         fn idle(&self) -> [u32; 3] {
             [1, 2, 3].map(|step| self.fence.pages_until(StepId::new(step)))
         }

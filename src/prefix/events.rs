@@ -6,10 +6,10 @@
 //! tokens   [tt tt    |           | tt tt tt]      of the stored pages
 //! ```
 //!
-//! Neighbouring events are joined: pages stored right after the last stored ones, and pages removed one after another.
-//! An overflow empties the buffer. The next drain then emits `Cleared`, and after that the whole tree as stored pages.
-//! So the events suffice to follow the cache, however rarely the host drains them. A sink that panics leaves the buffer
-//! as after an overflow.
+//! The buffer joins consecutive removals from one medium. It joins consecutive stores to one medium if each continues
+//! the prefix of the one before. An overflow empties the buffer. The next drain then emits `Cleared`, and after that
+//! the whole tree as stored pages. So the events suffice to follow the cache, however rarely the host drains them. A
+//! sink that panics leaves the buffer as after an overflow.
 //!
 //! Events are about the present generation only: a page that an old generation removes later may have the same hash as
 //! a page of the new one.
@@ -64,7 +64,7 @@ pub(super) struct EventBuffer {
     overflowed: bool,
     /// The step that computes the pages being published.
     step: StepId,
-    /// The latest such step.
+    /// The latest value of `step` so far.
     last_step: StepId,
     /// By node, the state of the last walk over the whole tree.
     walked: RareColumn<Walked>,

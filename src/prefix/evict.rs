@@ -28,9 +28,9 @@ impl PrefixTree {
         }
     }
 
-    /// Prefetches the data of the evictions after the next one. It is not in the CPU's caches, and the addresses depend
-    /// on each other. For the second node from now, prefetches its page ids and its entry of the child table; for the
-    /// third node, its columns, from which those addresses follow.
+    /// Prefetches the data of the evictions after the next one. This data is not in the CPU's caches, and the addresses
+    /// depend on each other. For the second node from now, prefetches its page ids and its entry of the child table.
+    /// Their addresses follow from the node's columns, so for the third node it prefetches the columns.
     pub(super) fn look_ahead(&self) {
         let Some(first) = self.order.next() else { return };
         let Some(second) = self.order.after(&self.usage, first) else { return };

@@ -1,4 +1,5 @@
-//! Fetches: a store outside the engine writes host pages with the pages of a prompt that follow its cached prefix.
+//! Fetches: a store outside the engine writes pages of a prompt to host pages. These pages follow the prompt's cached
+//! prefix.
 //!
 //! * M2. Fetched pages match once all have arrived, up to the first failure.
 //!
@@ -31,7 +32,7 @@ pub(super) struct Fetches {
     /// Pages that the open fetches write, in the order of the fetches, and their tokens.
     pub pages: Vec<HostPageId>,
     tokens: Vec<TokenId>,
-    /// [`NO_PAGE`] for each page that a fetch can have: the device pages of new entries.
+    /// [`NO_PAGE`], repeated for each page of the largest fetch. New entries take their device pages from this list.
     no_pages: Vec<PageId>,
     last: u64,
     pub fetched: u64,
@@ -82,8 +83,8 @@ impl PrefixTree {
     /// Locks the cached prefix of these tokens, and takes at most `most` host pages for the whole pages after it.
     /// `saved` and `loaded` are the last completed save and load. O(prompt + pages).
     ///
-    /// Returns `None` without hashing, if too many fetches are open, if no whole page follows the prefix, if no host
-    /// page can be taken, or if the lock would use more than `available` idle pages (W4).
+    /// Returns `None` in these cases: there is no hashing, too many fetches are open, no whole page follows the prefix,
+    /// no host page can be taken, or the lock would use more than `available` idle pages (W4).
     pub(crate) fn begin_fetch(
         &mut self,
         namespace: Namespace,
@@ -172,8 +173,8 @@ impl PrefixTree {
         true
     }
 
-    /// Inserts fetched pages after a lock's prefix, except the pages that the tree has received since the fetch began.
-    /// Returns the number of the excepted pages, which are the first ones.
+    /// Inserts fetched pages after a lock's prefix. Skips the first ones, if the tree has received them since the fetch
+    /// began. Returns the number of skipped pages.
     fn insert_fetched(
         &mut self,
         lock: &mut PrefixLock,

@@ -11,7 +11,7 @@
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word_of_run};
 use crate::memory::OutOfMemory;
 
-/// Maximum number of words in which the search for a gap looks.
+/// Maximum number of words that a search for a gap reads.
 const GAP_WORDS: usize = 8;
 
 /// Minimum number of entries of a gap that ends the search early.
@@ -83,8 +83,8 @@ impl FreeEntries {
     }
 
     /// Returns a run of free entries between taken ones: the first of at least `wanted` and [`GAP_GOOD`] entries, or
-    /// else the longest in a few words. The next call continues behind it, so that spans that grow at the same time get
-    /// separate gaps.
+    /// else the longest in a few words. The next call continues after this run, so that spans that grow at the same
+    /// time get separate gaps.
     fn gap(&mut self, wanted: usize) -> (usize, usize) {
         let mut best = (0, 0);
         for _ in 0..GAP_WORDS {
@@ -102,7 +102,7 @@ impl FreeEntries {
         best
     }
 
-    /// Returns the entry behind the last one taken in the open word, if `wanted` fit there.
+    /// Returns the entry after the last taken entry of the open word, if `wanted` entries fit there.
     fn open_entry(&self, wanted: usize) -> Option<usize> {
         let tail = self.free.word(self.open).leading_ones() as usize;
         (tail >= wanted).then(|| (self.open + 1) * WORD - tail)
@@ -178,7 +178,8 @@ impl FreeEntries {
     }
 }
 
-/// Returns the start and the length of the longest run of ones in a word that is not 0. Of equal runs, the lowest.
+/// Returns the start and the length of the longest run of ones in a word that is not 0. If several runs are equally
+/// long, returns the lowest one.
 fn longest_run(word: u64) -> (usize, usize) {
     // Each round shortens every run by one; the last bits to stay are the ends of the longest runs.
     let (mut rest, mut len) = (word, 0);

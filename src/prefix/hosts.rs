@@ -17,7 +17,7 @@
 //!
 //! Cells move by the same rules, each as an entry of its own (`cell_moves.rs`).
 //!
-//! The tree owns the pool of host pages, because every lock of an idle node gives its clean entries' host pages back.
+//! The tree owns the pool of host pages, because locking an idle node frees the host pages of its clean entries.
 //!
 //! Not here: moves to host memory (`offload.rs`) and back (`restore.rs`), bytes.
 
@@ -58,7 +58,7 @@ pub(crate) struct HostCounts {
 /// The columns and counters of host memory.
 pub(super) struct Hosts {
     pub pool: HostPool,
-    /// By entry, where it has a host page.
+    /// The host page of each entry; [`NO_HOST_PAGE`] for an entry without one.
     pub of_entry: Vec<HostPageId>,
     pub residency: RareColumn<Residency>,
     /// The oldest node that may have what each [`Seek`] looks for.
@@ -73,7 +73,7 @@ pub(super) struct Hosts {
     pub saving: Vec<(NodeKey, u32)>,
     /// Whether the batch of saves was made ahead of evictions, so that its entries keep their device pages.
     pub ahead: bool,
-    /// The last batch of saves or loads for the backend.
+    /// Number of the last batch of saves or loads for the backend.
     pub last_move: MoveId,
     pub puts: Puts,
     pub fetches: Fetches,
@@ -124,13 +124,14 @@ impl Hosts {
         MoveId::new(self.last_move.raw() + 1)
     }
 
-    /// Gives the host page of an entry back.
+    /// Frees the host page of an entry.
     pub fn drop_host_page(&mut self, entry: u32) {
         let page = std::mem::replace(&mut self.of_entry[entry as usize], NO_HOST_PAGE);
         self.free_host_page(page);
     }
 
-    /// Gives the host page of an entry or a cell back. Cancels the save to the page, if the save waits for the backend.
+    /// Frees the host page of an entry or a cell. Cancels the save to the page, if the engine has not yet passed the
+    /// save to the backend.
     pub fn free_host_page(&mut self, page: HostPageId) {
         self.pool.drop_page(page);
         if !self.saves.is_empty() && self.pool.last_save(page) == self.next_move() {
@@ -138,8 +139,8 @@ impl Hosts {
         }
     }
 
-    /// Cancels the save to a page. Entries are dropped in the order in which they were saved, so it is mostly the first
-    /// one.
+    /// Cancels the save to a page. Entries are dropped in the order in which they were saved, so this save is mostly
+    /// the first one.
     fn cancel(&mut self, page: HostPageId) {
         let saves = self.saves[self.live..].iter_mut();
         let mut waiting = saves.filter(|save| save.device != NO_PAGE);
@@ -164,7 +165,7 @@ impl PrefixTree {
         self.keep_ages(page_count + host_pages)
     }
 
-    /// Returns the bytes that host memory adds to those of a tree for the device pages and the host pages together.
+    /// Returns the additional bytes of host memory. The tree's own bytes must count both device pages and host pages.
     pub(crate) fn host_bytes(
         page_count: u32,
         host_pages: u32,

@@ -16,8 +16,8 @@ impl PrefixTree {
     /// nodes that were deferred and have a new user. O(nodes that were idle or deferred).
     ///
     /// # Errors
-    /// [`Stale`] if, since the match, a node was split, trimmed, evicted or loaded, a node has grown, a cell was
-    /// evicted or loaded, or the tree was reset.
+    /// [`Stale`] if the tree has changed since the match in one of these ways: a node was split, trimmed, evicted or
+    /// loaded, or has grown; a cell was evicted or loaded; the tree was reset.
     pub fn lock(&mut self, found: &PrefixMatch, fence: &mut Fence) -> Result<PrefixLock, Stale> {
         if self.is_stale(found) {
             return Err(Stale);

@@ -18,14 +18,14 @@
 //!   first pages differ. A lookup compares tokens, because equal hashes do not imply equal pages.
 //! * T3. `lock_count` of a node = locks that end at it + its children that are locked. So a locked node's parent is
 //!   locked, and only a change between idle and locked goes up the path.
-//! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children: the old
-//!   end is always a leaf.
-//! * T5. evictable + protected = device pages of all nodes and cells; evictable = those of idle ones.
+//! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children. So
+//!   the oldest node is always a leaf.
+//! * T5. evictable + protected = device pages of all nodes and cells; evictable = device pages of idle nodes and cells.
 //! * T6. Every entry of the span store belongs to one span or is free.
 //! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is
 //!   deferred: it will be idle soon. The fence counts the pages of such nodes by the step that they wait for.
-//! * T8. Idle nodes are all of the present generation: a prefix that can no longer match goes with its last user.
-//! * T9. Where pages are hashed: `chain.rs`.
+//! * T8. Idle nodes are all of the present generation: a prefix that can no longer match is dropped with its last user.
+//! * T9. This invariant concerns the hashes of pages; `chain.rs` states it.
 //!
 //! Not here: page states and memory. A call that removes pages appends them to the caller's buffer.
 
@@ -109,7 +109,7 @@ impl Usage {
 
 const _: () = assert!(size_of::<Link>() == 28 && size_of::<Usage>() == 28);
 
-/// The list of the eviction order that every idle node is in.
+/// The only list of the eviction order, which contains every idle node.
 const ONLY_LIST: usize = 0;
 
 /// The tree.
@@ -123,7 +123,7 @@ pub struct PrefixTree {
     deferred: RareColumn<Deferred>,
     /// Number of nodes with deferred users.
     deferred_nodes: u32,
-    /// Index of a node among those that a [`SharedPrefixFinder`] has passed, if it is one of them.
+    /// Index of a node in the list of a [`SharedPrefixFinder`]; valid only if the list has the node at this index.
     passed: RareColumn<u32>,
     order: Order<1>,
     /// When each idle node became idle. Only with cells or host memory: other trees need only the list of idle nodes.
@@ -261,7 +261,7 @@ impl PrefixTree {
     /// page faults. The tree must be empty.
     ///
     /// # Panics
-    /// If the allocation of a temporary list of all nodes fails, which has 8 bytes for each node.
+    /// If the allocation of a temporary list of all nodes fails. The list takes 8 bytes for each node.
     pub fn prefault(&mut self) {
         self.try_prefault().expect("the system has the memory");
     }

@@ -1,6 +1,6 @@
-//! Moves of idle pages to host memory: of the oldest device pages when memory is short, and saves ahead of evictions.
+//! Moves of idle pages to host memory: evictions of the oldest device pages, and saves ahead of evictions.
 //!
-//! A batch of saves is collected here; the engine gives it to the backend before the freed pages are used.
+//! The tree collects a batch of saves. The engine passes it to the backend before another call uses the freed pages.
 //!
 //! Not here: the columns (`hosts.rs`), the way back (`restore.rs`).
 
@@ -50,7 +50,7 @@ impl PrefixTree {
         taken
     }
 
-    /// Frees the device pages of the last `count` entries of an idle node that have some. Their host pages stay.
+    /// Frees the last `count` device pages of an idle node. The host pages of these entries stay.
     fn forget_device(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
         let device = self.hosts_ref().residency[node].device;
         let places = device - count..device;

@@ -4,7 +4,7 @@
 //! A new node goes to the young end of a list. If a node is split, its prefix becomes its younger neighbour, so both
 //! keep their age.
 //!
-//! Not here: when a node becomes idle, and which list it enters (`lock.rs`). `lock.rs` keeps parents behind their
+//! Not here: when a node becomes idle, and which list it enters (`lock.rs`). `lock.rs` puts parents after their
 //! children (T4), so the first node is always a leaf.
 
 use slotmap::SecondaryMap;
@@ -83,7 +83,7 @@ impl<const LISTS: usize> Order<LISTS> {
         }
     }
 
-    /// Takes a node out.
+    /// Removes a node from its list.
     pub fn leave(&mut self, column: &mut Column, node: NodeKey) {
         let Neighbours { older, younger } = column[node].neighbours;
         match older {
@@ -102,7 +102,7 @@ impl<const LISTS: usize> Order<LISTS> {
         }
     }
 
-    /// Returns the first node of this list and those after it.
+    /// Returns the first node of this list; if the list is empty, that of the next list with nodes.
     fn first_of(&self, list: usize) -> Option<NodeKey> {
         self.lists[list..].iter().find_map(|list| list.oldest)
     }
@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    /// Two lists, against a vector each.
+    /// Two lists, each compared with a vector.
     struct Both {
         order: Order<2>,
         column: Column,
@@ -139,7 +139,7 @@ mod tests {
             let want: Vec<NodeKey> = self.naive.iter().flatten().copied().collect();
             assert_eq!(self.order.next(), want.first().copied());
             assert!(self.order.iter(&self.column).eq(want.iter().copied()));
-            // A walk forwards does not read the links backwards.
+            // `iter` reads only the links to younger nodes, so check the links to older ones.
             for pair in self.naive.iter().flat_map(|list| list.windows(2)) {
                 assert_eq!(self.column[pair[1]].neighbours.older, Some(pair[0]));
             }

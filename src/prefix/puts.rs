@@ -30,7 +30,8 @@ const PUTS_MAX: usize = 1024;
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// An entry and the number of times that it had been freed. While the number is current, the entry has the same page.
+/// An entry, and the number of times that it was freed before. While the number is current, the entry has the same
+/// page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Version {
     entry: u32,
@@ -101,7 +102,7 @@ impl Puts {
             + u64::from(stage_pages) * stage as u64
     }
 
-    /// Makes the stage usable, whose first page is `first`.
+    /// Makes the stage usable. Its first page is `first`.
     pub fn set_ready(&mut self, first: u32) {
         let pages = std::mem::take(&mut self.stage_pages);
         self.stage.extend((first..first + pages).rev().map(HostPageId::new));
@@ -264,7 +265,7 @@ impl PrefixTree {
         given
     }
 
-    /// Ends puts that were not given to the store and whose entries are gone.
+    /// Ends the puts that the store has not received and whose entries were freed.
     fn drop_gone_puts(&mut self) {
         while let Some(hosts) = &self.hosts
             && let puts = &hosts.puts

@@ -65,8 +65,8 @@ impl PrefixTree {
         self.assign_cells(lock, count, pages, moves);
     }
 
-    /// Ends the load of a lock's path of `pages` pages, and of the cells in its tails. Frees their host pages, or takes
-    /// the assigned device pages from them again if the load failed. O(entries and tails).
+    /// Ends the load of a lock's path of `pages` pages, and of the cells in its tails. Frees their host pages. If the
+    /// load failed, detaches the assigned device pages instead. O(entries and tails).
     pub(crate) fn end_load(&mut self, lock: &PrefixLock, pages: u32, failed: bool) {
         self.end_cell_load(lock, pages, failed);
         let mut at = lock.node();

@@ -25,16 +25,16 @@ const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy)]
 struct Passed {
     node: NodeKey,
-    /// Index of its parent in the list, which is before its own.
+    /// Index of the parent in the list. The parent comes before the node.
     parent: u32,
-    /// Its range of pages, counted from the start of the prefix.
+    /// The node's range of pages, counted from the start of the prefix.
     begin: u32,
     end: u32,
-    /// Rows with a lock at it or below it.
+    /// Number of rows with a lock at this node or below it.
     rows: u32,
     /// Index among the members where the next of these rows is written; `NONE` if the node is in no span.
     place: u32,
-    /// Innermost span that contains it.
+    /// Index of the innermost span that contains the node; `NONE` without a span.
     span: u32,
 }
 

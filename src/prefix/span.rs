@@ -29,14 +29,14 @@ const NONE: u32 = u32::MAX;
 /// Maximum number of page ids that are prefetched before a span is trimmed.
 const AHEAD: usize = 256;
 
-/// A further run of neighbouring entries.
+/// A run of neighbouring entries after a span's first run.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Extent {
     start: u32,
     len: u32,
     next: u32,
-    /// [`NONE`]: the span's own run.
+    /// Index of the previous extent; [`NONE`] if the previous run is the span's first one.
     prev: u32,
 }
 
@@ -156,7 +156,7 @@ impl SpanStore {
         }
     }
 
-    /// Returns the entry behind a span's last.
+    /// Returns the entry after a span's last one.
     fn end(&self, span: &Span) -> usize {
         let (start, len) = match span.last {
             NONE => (span.start, span.len),
@@ -383,8 +383,8 @@ impl SpanStore {
         })
     }
 
-    /// Returns the run that contains the last of a span's first `pages` pages: its extent, its first entry, and how
-    /// many of the `pages` pages are in it. O(runs before it).
+    /// Returns the run that contains page `pages - 1` of a span: its extent, its first entry, and the number of its
+    /// pages up to this one. O(runs before this run).
     pub fn run_of(&self, span: &Span, pages: u32) -> (u32, u32, u32) {
         let (mut index, mut rest) = (NONE, pages);
         if pages == span.pages && span.last != NONE {
@@ -467,7 +467,7 @@ mod tests {
     fn live_bytes_are_those_of_taken_entries_and_extents() {
         let mut store = SpanStore::new(64, 2).expect("it is small");
         assert_eq!(store.live_bytes(), 0);
-        // The entry after the first span is taken, so its next page takes an extent.
+        // The entry after the first span is taken, so the first span's next page takes an extent.
         let mut spans = [0, 1].map(|_| store.create(&[TokenId::new(7); 6], &[PageId::new(0); 3]));
         let of_entries = 6 * (2 * 4 + 4);
         assert_eq!(store.live_bytes(), of_entries);

@@ -5,8 +5,8 @@ use crate::id::{NodeKey, Scope};
 use super::{Link, PrefixTree, Usage};
 
 impl PrefixTree {
-    /// Returns the node that ends `pages` pages into `node`: `node` itself, or a new parent of it that takes those
-    /// pages. The old key stays with the suffix, so that locks on it and children below it stay valid. O(1), and
+    /// Returns the node that ends after the first `pages` pages of `node`: `node` itself, or a new parent that takes
+    /// these pages. The old key stays with the suffix, so that locks on it and children below it stay valid. O(1), and
     /// O(extents before the split) for a node of many extents.
     pub(super) fn split(&mut self, node: NodeKey, pages: u32) -> NodeKey {
         let Link { parent, mut span } = self.link[node];

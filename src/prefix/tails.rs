@@ -91,8 +91,8 @@ impl PrefixTree {
         self.cursor(lock.node(), in_node, pages)
     }
 
-    /// Returns the entry of a place on a path, and moves the walk there. A call's place must not be deeper than that of
-    /// the previous call. O(runs on the way).
+    /// Returns the entry of a place on a path, and moves the walk there. A call's place must not be deeper than the
+    /// place of the previous call. O(runs on the way).
     pub(crate) fn entry_at(&self, at: &mut PathCursor, place: u32) -> u32 {
         while place < at.place {
             let mut node = at.node.expect("the path has the place");
@@ -264,8 +264,8 @@ impl PrefixTree {
         self.protected -= pages;
     }
 
-    /// Calls `each` for the cells of the tails at the end of the first `pages` pages of a lock's path. Groups come in
-    /// order, and places from the last one back. O(tails).
+    /// Calls `each` for the cells of the tails at the end of the first `pages` pages of a lock's path. The groups are
+    /// in order; in each group, the last place comes first. O(tails).
     pub(super) fn for_tails(
         &mut self,
         lock: &PrefixLock,
@@ -341,8 +341,8 @@ impl PrefixTree {
         of_spans
     }
 
-    /// Returns the number of pages to take from the end of an idle node, so that they and their cells free at least
-    /// `lacking` pages; all pages of the node if they do not suffice.
+    /// Returns the number of pages to take from the end of an idle node, so that these pages and their cells free at
+    /// least `lacking` pages. If the whole node does not suffice, returns the number of its pages.
     fn victims(&self, node: NodeKey, lacking: u32) -> u32 {
         let (cells, span) = (self.cells_ref(), &self.link[node].span);
         let (mut pages, mut yielded) = (0, 0);

@@ -72,7 +72,7 @@ impl Cursor {
 
 /// A step of a walk.
 pub(super) struct Descent {
-    /// In the child; at least one page into it.
+    /// The position in the child, at least one page after its start.
     pub cursor: Cursor,
     /// Whether the cursor is at the child's end.
     pub whole: bool,
@@ -131,7 +131,7 @@ impl PrefixTree {
         }
     }
 
-    /// [`PrefixTree::walk`], without pages.
+    /// [`PrefixTree::walk`] without a callback for the pages.
     #[inline(never)]
     pub(super) fn walk_from(
         &self,
@@ -166,9 +166,9 @@ impl PrefixTree {
         (cursor, pages)
     }
 
-    /// Returns the ends of the nodes on the path of a match, deepest first, and at last the start of the scope. Each is
-    /// given by the number of pages before it and the last of these pages. Leaves out a node that the match ends
-    /// inside, and nodes with host-only entries. O(nodes).
+    /// Returns the ends of the nodes on the path of a match, deepest first, and at last the start of the scope. An end
+    /// is the number of pages before it, and the last of these pages. Leaves out a node that the match ends inside, and
+    /// nodes with host-only entries. O(nodes).
     pub(crate) fn ends(
         &self,
         found: &PrefixMatch,
@@ -182,7 +182,7 @@ impl PrefixTree {
                 let pages_in_node = link.parent.map_or(0, |parent| self.link[parent].span.pages());
                 next = Some(Cursor { node: link.parent, pages_in_node });
                 let entries = link.span.pages();
-                // No sequence computes behind pages that are in host memory alone.
+                // No sequence computes tokens after pages that are in host memory alone.
                 if here - end == entries && self.device_pages(node, entries) == entries {
                     let last = self.spans.last_entry(&link.span);
                     return Some((here, Some(self.spans.pages_of_run(last, 1)[0])));
@@ -224,7 +224,7 @@ impl PrefixTree {
         let mut rest = tokens;
         let mut matched = 0;
         for (tokens, pages) in self.spans.pieces(span) {
-            // Most often the whole run matches: no division then.
+            // Usually the whole run matches, which needs no division.
             match rest.split_at_checked(tokens.len()) {
                 Some((head, tail)) if same(tokens, head) => rest = tail,
                 _ => {

@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_token_is_accepted_only_if_its_mask_is_exactly_its_branch() {
-        // Three known tokens precede a root, a token after it that does not see slot 1, and a token after that.
+        // Three known tokens precede three drafts: a root, its child, which does not see slot 1, and a grandchild.
         let masks = [0b111_100, 0b101_110, 0b101_111];
         let off = |positions: [u32; 3]| {
             let draft = Draft { seq: SeqKey::default(), masks: &masks, positions: &positions };
@@ -155,7 +155,7 @@ mod tests {
             let draft = Draft { seq: SeqKey::default(), masks: &roots, positions: &[3, position] };
             assert_eq!(branches(&draft, 3, 2)(&[1]), want);
         }
-        // A position that differs from the token's depth.
+        // The position of the second token differs from its depth.
         let masks = [0b111_100, 0b111_110, 0b111_111];
         let draft = Draft { seq: SeqKey::default(), masks: &masks, positions: &[3, 3, 5] };
         assert_eq!(branches(&draft, 3, 3)(&[0, 1]), Some(1));

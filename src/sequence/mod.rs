@@ -103,7 +103,7 @@ impl SequenceTable {
         Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
     }
 
-    /// Sets the places that sequences keep in the tracks after the first. The table is empty.
+    /// Sets the places that sequences keep in the tracks after the first. The table must be empty.
     ///
     /// # Errors
     /// The allocation that failed.
@@ -323,9 +323,9 @@ impl SequenceTable {
         child
     }
 
-    /// Shares the whole chunks among a parent's first `pages` pages with a child that has no pages. The caller includes
-    /// only published pages whose words were sent by plans that can no longer be aborted. Returns the number of shared
-    /// pages. O(chunks).
+    /// Shares with a child the whole page table chunks within the parent's first `pages` pages. The child has no pages
+    /// yet. The caller includes only published pages whose words were sent by plans that can no longer be aborted.
+    /// Returns the number of shared pages. O(chunks).
     pub(crate) fn inherit(&mut self, parent: SeqKey, child: SeqKey, pages: u32) -> u32 {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];

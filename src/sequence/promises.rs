@@ -10,7 +10,7 @@ impl SequenceTable {
         self.stores.promised
     }
 
-    /// Sets the total number of page table places whose pages a sequence is promised. The caller has checked that the
+    /// Sets a sequence's promise to the pages of `places` page table places in total. The caller has checked that the
     /// pages fit.
     pub(crate) fn promise(&mut self, seq: SeqKey, places: u32) {
         let before = self.outstanding(&self.rows[seq]);

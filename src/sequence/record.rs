@@ -41,7 +41,7 @@ impl Cuts {
 }
 
 /// Value of [`Sequence::last_plan`] while drafts wait for `accept`. It is larger than every plan number, so the check
-/// that finds a sequence twice in a plan also finds such sequences.
+/// for sequences that a plan contains twice also finds sequences with waiting drafts.
 pub(super) const DRAFTED: u64 = u64::MAX;
 
 /// The numbers of one sequence. Lengths are in tokens unless their name contains `page`.

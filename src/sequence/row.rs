@@ -27,7 +27,7 @@ pub(super) struct Waits {
     /// Number of pending pages. The locked prefix contains them after the published pages, but the page table does not
     /// list them yet.
     pub(super) pages: u32,
-    /// Number of these that were on the device at the admission.
+    /// Number of pending pages that were on the device at the admission.
     pub(super) on_device: u32,
     /// Number of pages of the tails' cells that were in host memory alone at the admission. A promise covers them.
     pub(super) cell_pages: u32,
@@ -180,7 +180,7 @@ impl RowMut<'_> {
         if self.sequence.promised == 0 { 0 } else { self.outstanding_of(places) }
     }
 
-    /// [`RowMut::promised_of`] of a row with a promise.
+    /// [`RowMut::promised_of`] for a row with a promise.
     #[inline(never)]
     fn outstanding_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
@@ -373,7 +373,7 @@ impl RowMut<'_> {
         self.stores.pages.set_cell(self.sequence.row, group, place, cell);
     }
 
-    /// Gives the row the pages of a cell at a place.
+    /// Writes a cell and its pages into the row's page tables at a place.
     pub fn name_cell(&mut self, held: &HeldGroup, place: u32, cell: CellId, pages: &[PageId]) {
         for (track, page) in (held.track..).zip(pages) {
             let page = std::slice::from_ref(page);
@@ -387,7 +387,7 @@ impl RowMut<'_> {
         self.stores.pages.track_page_at(entry, track)
     }
 
-    /// Sets the first marks of an admitted, resumed or forked row: `full`, the end of its full match, and `last`, the
+    /// Sets the first marks of an admitted, resumed or forked row. `full` is the end of its full match; `last` is the
     /// last place where an equal prompt can match.
     pub fn begin_marks(&mut self, full: u32, last: u32) {
         let Self { sequence, stores } = self;

@@ -13,7 +13,7 @@ use crate::id::{RowId, TokenId};
 use crate::layout::TableShape;
 use crate::memory::{OutOfMemory, touch, zeroed};
 
-/// Unused tokens after each chunk, one cache line. Without them, the last tokens of rows of one length would fall in
+/// Unused tokens after each chunk, one cache line. Without them, the last tokens of rows of equal length would fall in
 /// the same few cache sets.
 const SKEW: usize = 16;
 
@@ -145,7 +145,7 @@ impl TokenStore {
         self.tokens[index] = token;
     }
 
-    /// Writes tokens from position `start` on. The row has the chunks.
+    /// Writes tokens from position `start` on. The row has chunks for them.
     pub fn write(&mut self, row: RowId, start: u32, mut tokens: &[TokenId]) {
         let (mut at, end) = (start, start + tokens.len() as u32);
         while at < end {
@@ -157,7 +157,7 @@ impl TokenStore {
         }
     }
 
-    /// Copies a row's first `len` tokens to another row, which has the chunks.
+    /// Copies a row's first `len` tokens to another row, which has chunks for them.
     pub fn copy(&mut self, from: RowId, to: RowId, len: u32) {
         let mut at = 0;
         while at < len {

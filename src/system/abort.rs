@@ -27,7 +27,7 @@ access! {
 
 /// Implements [`Engine::abort`](crate::Engine::abort). O(items undone and pages released).
 ///
-/// Appended tokens stay, drafts too. The host rolls them back if the aborted steps sampled them.
+/// Appended tokens stay, including drafts. The host rolls them back if the aborted steps sampled them.
 ///
 /// # Errors
 /// [`Error::UnknownStep`] for a step that is not open.
@@ -36,7 +36,7 @@ pub(crate) fn abort(mut world: Abort<'_>, step: StepId) -> Result<(), Error> {
     for raw in (step.raw()..=world.steps.newest().raw()).rev() {
         let step = StepId::new(raw);
         if !world.steps.is_open(step) {
-            continue; // Page copies are of committed tokens and stay.
+            continue; // Page copies contain committed tokens, so they stay.
         }
         for number in world.steps.items_of(step).rev() {
             undo(&mut world, number);

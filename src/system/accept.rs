@@ -1,7 +1,7 @@
 //! Accepts a branch of a sequence's verified drafts, and drops the other drafts.
 //!
 //! Drafts of other branches may lie between the tokens of the branch. A token's slot follows from its place in the
-//! sequence, so backends move K and V of the branch together before the commit.
+//! sequence, so backends move K and V of the branch to consecutive places before the commit.
 
 use crate::config::EngineShape;
 use crate::error::Error;

@@ -211,8 +211,9 @@ fn fit_without_hits(
     !limits.is_none() && budget.is_idle(shape) && lacking.sum::<u64>() <= budget.unpromised()
 }
 
-/// Returns the number of pages that prompts lack together, and of idle pages in their matches, each counted once.
-/// `idle_pages` returns the number of idle pages at the end of a match, and `idle_cell` whether a cell is idle.
+/// Returns the number of pages that all prompts lack, and the number of idle pages in their matches. An idle page of
+/// several matches counts once. `idle_pages` returns the number of idle pages at the end of a match, and `idle_cell`
+/// whether a cell is idle.
 fn estimate_all(
     shape: &EngineShape,
     prefixes: &PrefixTree,
@@ -327,8 +328,8 @@ fn pages_lacking(
     (limits.most(len) - held).max(outstanding + if promised > 0 { cells } else { 0 })
 }
 
-/// Returns the cost of a sequence of `len` tokens once its match is locked: the pages that it lacks, and the idle pages
-/// of the match, which then back no promise.
+/// Returns the cost of a sequence of `len` tokens once its match is locked. The cost is the pages that the sequence
+/// lacks, and the idle pages of the match, which then back no promise.
 fn estimate(
     shape: &EngineShape,
     prefixes: &PrefixTree,

@@ -1,9 +1,9 @@
 //! Finds the leader of a prompt: a running sequence that will publish more of it than is cached.
 //!
-//! The first unpublished page of a candidate has the tokens of a page of the prompt, after the same prefix. Its tokens
-//! also equal the prompt's up to the end of the prompt's first page that is not cached. Of the candidates, the one
-//! whose first unpublished page is the deepest leads. Among equals, the one that reached the page first leads. The host
-//! decides whether the prompt waits.
+//! The first unpublished page of a candidate has the tokens of a page of the prompt, after the same prefix. The
+//! candidate's tokens also equal the prompt's up to the end of the prompt's first page that is not cached. Of the
+//! candidates, the one whose first unpublished page is the deepest leads. Among equals, the one that reached the page
+//! first leads. The host decides whether the prompt waits.
 
 use crate::id::{SeqKey, TokenId};
 use crate::plan::Leader;
@@ -29,7 +29,7 @@ pub(crate) fn leader(
     let tokens = &prompt[..prompt.len() - 1];
     let (scope, cached) = (found.scope(), found.pages());
     let search = Search { sequences, page_size: prefixes.page_size(), tokens };
-    // Without another whole page no prompt needs to wait.
+    // If no whole page follows the cached ones, the prompt need not wait.
     search.page(cached)?;
     let seq = prefixes.ends(found).find_map(|(at, before)| {
         let mut fronts = sequences.with_front(scope, before, at, search.page(at)?);

@@ -1,5 +1,5 @@
-//! Loads pages from host memory that admitted sequences wait for. It takes device pages for them, and completes the
-//! page tables once the backend has accepted the load. `engine/tiers.rs` orders the calls.
+//! Loads the pages of host memory that admitted sequences wait for: takes device pages for them, and completes the page
+//! tables once the backend has accepted the load. `engine/tiers.rs` orders the calls.
 
 use crate::error::Error;
 use crate::fence::Fence;

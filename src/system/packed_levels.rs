@@ -58,8 +58,8 @@ fn check_plan(
     if plan.rows.len() < items.len() || padding.iter().any(|row| row.kv_len > 0) {
         return Err(Error::PackedRows { items: items.len(), rows: plan.rows.len() });
     }
-    // All items are of the plan's step and their numbers rise. So if there are as many as rows, they are the plan's
-    // rows. The length is also compared, because accepted drafts have fewer tokens than their row.
+    // All items belong to the plan's step, and their numbers rise. So if there are as many items as rows, the items are
+    // the plan's rows. The length is also compared, because accepted drafts have fewer tokens than their row.
     for (&Extend { seq, len }, row) in items.iter().zip(plan.rows) {
         let sequence = sequences.running(seq)?;
         if !steps.is_item_of(sequence.last_item, plan.step) || row.extend_len != len {
@@ -108,7 +108,7 @@ fn sorted_by_depth<'step>(
     sorted
 }
 
-/// Returns the number of new tokens before each place of the order, and of all rows.
+/// Returns the number of new tokens before each place of the order, then the total number.
 fn tokens_before<'step>(items: &[Extend], order: &[u32], bump: &'step Bump) -> &'step [u32] {
     let mut before = 0;
     bump.alloc_slice_fill_with(order.len() + 1, |place| {
@@ -136,7 +136,7 @@ struct Writer<'a, 'step> {
     items: &'a [Extend],
     page_size: u32,
     order: &'step [u32],
-    /// Number of new tokens before each place of the order, and of all rows.
+    /// Number of new tokens before each place of the order, then the total number.
     tokens_before: &'step [u32],
     bump: &'step Bump,
 }
@@ -151,7 +151,7 @@ struct Entry {
 }
 
 impl<'step> Writer<'_, 'step> {
-    /// Returns a level of spans, in the order of their members. Rows without a span read nothing in it.
+    /// Returns a level of spans, in the order of their members. Rows without a span read nothing in this level.
     fn shared(&self, spans: &[(u32, SharedSpan)]) -> PackedPlan<'step> {
         let most = 2 * spans.len() + 1;
         let entries = self.bump.alloc_slice_fill_copy(most, Entry::default());

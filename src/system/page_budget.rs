@@ -8,7 +8,7 @@
 //! * A plan, a load or a fork takes pages that are not promised.
 //!
 //! ARCHITECTURE.md shows the effect of the other calls. Therefore a plan of promised pages fails only while some of
-//! them are in the fence, and the step in the error returns enough of them.
+//! these pages are in the fence. The step in the error returns enough of them.
 
 use crate::config::EngineShape;
 use crate::error::Error;

@@ -7,7 +7,7 @@ use crate::plan::{BatchRow, Draft, Extend, MaskRow, check_len};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
 
-/// Checks the drafts of a checked batch, and that they are in its order.
+/// Checks the drafts of a checked batch. They must be in the order of the batch's items.
 #[inline] // Most batches have none.
 pub(crate) fn check_drafts(
     sequences: &SequenceTable,

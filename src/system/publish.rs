@@ -45,7 +45,7 @@ pub(crate) fn keep(
     }
     let mut row = sequences.row_mut(seq).expect("the caller looked it up");
     if row.pending() > 0 {
-        return; // Its tails already are cells, and it waits for their load.
+        return; // The tails already are cells, and the row waits for their load.
     }
     let Buffers { pages: kept, freed, .. } = buffers;
     kept.clear();

@@ -5,7 +5,7 @@ use crate::id::{PageId, PrefixLock, StepId};
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 
-/// Releases private pages; while `last_step` is unfinished, through the fence. O(pages).
+/// Releases private pages: through the fence while `last_step` is unfinished, else at once. O(pages).
 pub(crate) fn release_pages(
     pages: &mut PagePool,
     fence: &mut Fence,
@@ -24,7 +24,7 @@ pub(crate) fn release_pages(
     }
 }
 
-/// Releases a lock; while `last_step` is unfinished, through the fence. O(nodes that become idle).
+/// Releases a lock: through the fence while `last_step` is unfinished, else at once. O(nodes that become idle).
 pub(crate) fn release_lock(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,

@@ -52,7 +52,8 @@ pub(crate) fn keep_tails(
     }
 }
 
-/// Writes the cells of the tails at a row's published pages into its places. The row already uses the cells. O(tails).
+/// Writes the cells of a row's tails, which end at its last published page, into the row's places. The row already uses
+/// the cells. O(tails).
 pub(crate) fn name_tails(row: &mut RowMut<'_>, prefixes: &PrefixTree) {
     let (limits, pages) = (*row.limits(), row.sequence.published);
     for held in limits.held_groups(pages) {

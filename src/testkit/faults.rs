@@ -20,7 +20,7 @@ pub enum Fault {
 }
 
 /// Forwards to a backend, but some calls of `begin`, `copy_pages`, `compact`, `save_pages`, `load_pages` and `moved`
-/// fail. A `Failing` of a backend's options opens such a backend.
+/// fail. `Failing` can also wrap the options of a backend; it then opens a failing backend.
 #[derive(Clone, Debug)]
 pub struct Failing<B> {
     inner: B,

@@ -1,7 +1,7 @@
 //! Forwards calls of [`Backend`](crate::Backend) to an inner backend, for test doubles that change only some calls.
 
-/// Implements the given calls of `Backend` by the backend in a field, and maps its errors. `types` are the associated
-/// types except the error; `moves` are saves, loads and `moved`.
+/// Implements the given calls of `Backend`. Each call forwards to the backend in a field, and maps its error. `types`
+/// are the associated types except the error; `moves` are saves, loads and `moved`.
 ///
 /// ```ignore
 /// impl<B: Backend> Backend for Failing<B> {

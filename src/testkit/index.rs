@@ -109,7 +109,7 @@ impl Index {
     }
 
     /// Compares the index with the cached pages. An item of `cached` has a page's namespace, all tokens up to its end,
-    /// and whether the device and whether host memory have it. A prefix comes before the pages that follow it.
+    /// whether the device has the page, and whether host memory has it. A prefix comes before the pages that follow it.
     ///
     /// # Errors
     /// The first inconsistent event, or the difference.

@@ -1,9 +1,9 @@
 //! A backend that moves pages as late as the contract allows, to check that the engine relies on no earlier effect.
 //!
-//! Until a move takes effect, its target is full of NaN. A move takes effect before a call that needs it. Such calls
-//! are `begin` with a table write of its page of the pool, copies of this page, and moves whose target is one of its
-//! pages. `synchronize` applies all moves. [`Backend::moved`] reads the watermark and then finishes the oldest batch,
-//! so polling makes progress.
+//! Until a move takes effect, its target is full of NaN. Three kinds of calls first apply a waiting move: `begin` with
+//! a table write that names the move's page of the pool; a copy from or to this page; a later move that writes one of
+//! the move's two pages. `synchronize` applies all moves. [`Backend::moved`] reads the watermark and then finishes the
+//! oldest batch, so polling makes progress.
 
 use std::cell::RefCell;
 

@@ -121,7 +121,7 @@ fn the_older_of_cells_and_pages_makes_room() {
     sound.flush(false);
     assert_eq!(sound.hit(0), [0, 0, 0], "the cell that a hit needs is lost");
     assert_eq!(sound.counts(), [5, 5, 2, 2, 0]);
-    // One comes from the older page.
+    // One host page comes from the older page.
     assert_eq!(sound.evict(1), [10]);
     sound.flush(false);
     assert_eq!(sound.hit(10), [1, 1, 2]);
@@ -132,7 +132,7 @@ fn the_older_of_cells_and_pages_makes_room() {
 fn an_entry_that_makes_room_takes_its_cell_with_it() {
     let mut sound = Sound::new(1);
     let (lock, cell) = sound.insert(0);
-    // As if the cell had become idle after the page.
+    // Make the cell younger than the page, as if the cell had become idle later.
     let Sound { tree, fence, .. } = &mut sound;
     tree.release_cell(cell, StepId::default(), fence);
     tree.unlock(lock, fence, &mut Vec::new());
@@ -141,7 +141,7 @@ fn an_entry_that_makes_room_takes_its_cell_with_it() {
     assert_eq!(sound.evict(1), [0]);
     sound.flush(false);
     assert_eq!(sound.hit(0), [1, 1, 0]);
-    // The cell needs two host pages. Its own entry makes room for the first, and the cell is gone.
+    // The cell needs two host pages. The tree drops the cell's entry to free the first, so the cell is removed as well.
     assert_eq!(sound.evict(1), [1, 2]);
     assert_eq!(sound.tree.host_page_counts(), (0, 1));
     assert_eq!((sound.hit(0), sound.tree.size_info()), ([0; 3], SizeInfo::default()));
@@ -161,7 +161,7 @@ fn failed_saves_lose_evicted_cells_and_keep_others() {
     sound.tree.save_ahead(2, &mut Vec::new());
     sound.flush(false);
     assert_eq!(sound.tree.clean_pages(), 2);
-    // A clean cell goes without a save.
+    // Evicting a clean cell needs no save.
     assert_eq!(sound.evict(2), [1, 2]);
     assert!(sound.tree.saves().is_none());
     assert_eq!(sound.evict(3), [0, 11, 12]);

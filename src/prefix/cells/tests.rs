@@ -10,11 +10,12 @@ use crate::prefix::PrefixTree;
 
 const LATER: StepId = StepId::new(3);
 
-/// A locked path of five pages of one token. A cell at each: two idle ones, one that waits for step 3, two in use.
+/// A locked path of five pages of one token. Each page has a cell: two cells are idle, one waits for step 3, two are in
+/// use.
 struct Sound {
     tree: PrefixTree,
     fence: Fence,
-    /// By place on the path.
+    /// The cells, by place on the path.
     cells: Vec<CellId>,
     /// Held places that name each cell.
     named: HashMap<CellId, u32>,
@@ -153,7 +154,7 @@ fn a_cell_is_idle_once_its_last_user_is_done() {
     tree.complete_cells(LATER, fence);
     fence.complete(LATER);
     assert_eq!((sound.check(), sound.sizes()), (Ok(()), (2, 3)));
-    // The youngest of the idle list is the one that became idle last.
+    // The youngest cell of the idle list became idle last.
     let list: Vec<_> = sound.tree.cells_ref().list(sound.tree.cells_ref().idle).collect();
     assert_eq!(list, [sound.cells[1], sound.cells[2]]);
 }

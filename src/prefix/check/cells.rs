@@ -10,7 +10,7 @@ use super::{Broken, PrefixTree};
 use crate::prefix::residency::{NO_PAGE, Residency, Seek};
 
 impl PrefixTree {
-    /// Returns every named cell with the node that has its entry.
+    /// Returns every cell that an entry names, with the node that has this entry; `None` if no node has it.
     pub(crate) fn cells_by_node(&self) -> Vec<(Option<NodeKey>, CellId)> {
         let Some(cells) = &self.cells else { return Vec::new() };
         let of_node =
@@ -135,7 +135,7 @@ impl PrefixTree {
         }
     }
 
-    /// Returns the pages of cells, each with its node.
+    /// Returns the device pages of cells, each with its node.
     pub(super) fn cell_owners(&self) -> impl Iterator<Item = (NodeKey, PageId)> + '_ {
         let owned = self.cells_by_node().into_iter();
         let owned = owned.filter(|(_, cell)| self.is_device_cell(*cell));

@@ -36,7 +36,7 @@ fn tokens(numbers: &[u32]) -> Vec<TokenId> {
     numbers.iter().copied().map(TokenId::new).collect()
 }
 
-/// Inserts a text and returns a lock on it. Page `n` is that of token `n`.
+/// Inserts a text and returns a lock on it. Page `n` contains token `n`.
 fn lock(tree: &mut PrefixTree, text: &[u32]) -> PrefixLock {
     let found = tree.match_prefix(NAMESPACE, &tokens(text));
     let mut lock =
@@ -95,7 +95,7 @@ impl Sound {
         self.tree.check(&self.locks, &self.fenced, &self.fence).map_err(|(what, _)| what)
     }
 
-    /// Puts an entry in the child table under another hash.
+    /// Moves a node to another hash in the child table.
     fn rehash(&mut self, node: NodeKey, hash: u32) {
         self.tree.children.remove(self.tree.usage[node].hash, node);
         self.tree.children.insert(hash, node);
@@ -133,7 +133,7 @@ fn t2_the_child_table_finds_each_node() {
     // The table lists the node under its former parent.
     assert_eq!(broken(|s| s.tree.link[s.child].parent = Some(s.trunk)), found);
     assert_eq!(broken(|s| s.tree.scope[s.other].generation = 7), found);
-    // A sibling of the same first page.
+    // Add a sibling with the same first page of tokens.
     let twins = |s: &mut Sound| {
         let span = s.tree.spans.create(&tokens(&[8]), &[PageId::new(10)]);
         let scope = s.tree.scope[s.other];
@@ -198,7 +198,7 @@ fn t5_pages_are_counted() {
 
 #[test]
 fn t6_every_entry_belongs_to_one_span_or_is_free() {
-    // The second entry of one node also becomes the span of a new node. No span has the new node's own entry then.
+    // The second entry of one node also becomes the span of a new node. Then no span has the new node's own entry.
     let shared = |s: &mut Sound| {
         let mut first = s.tree.link[s.idle].span;
         let second = s.tree.spans.split(&mut first, 1);

@@ -1,6 +1,6 @@
-//! Long texts that differ in one token, for each place of that token. The comparison must find the page of the token
-//! in any block and any run of entries. All tokens of a text are distinct, so two texts share exactly the
-//! tokens before the changed one.
+//! Compares long texts that differ in one token, at each place of that token. The comparison must find the page of the
+//! token in any block and any run of entries. All tokens of a text are distinct, so two texts share exactly the tokens
+//! before the changed one.
 
 use super::common_pages;
 use crate::fence::Fence;
@@ -19,7 +19,7 @@ fn text(len: u32) -> Vec<TokenId> {
     (0..len).map(TokenId::new).collect()
 }
 
-/// Returns the text with the token at `at` changed; the whole text if `at` is its end.
+/// Returns the text with the token at `at` changed; the unchanged text if `at` is its end.
 fn changed(text: &[TokenId], at: usize) -> Vec<TokenId> {
     let mut changed = text.to_vec();
     if let Some(token) = changed.get_mut(at) {
@@ -64,7 +64,7 @@ fn scattered(
 ) -> (PrefixTree, Span) {
     let mut tree = PrefixTree::new(1000, page_size, HASH_BITS);
     let page = vec![TokenId::default(); page_size as usize];
-    // Takes every entry, then frees every run of `run` entries between two taken ones.
+    // Take every entry. Then repeatedly free `run` entries and keep the next one.
     let mut singles: Vec<Span> =
         (0..1000 + 1000 / 8).map(|_| tree.spans.create(&page, &[PageId::default()])).collect();
     singles.sort_by_key(|span| tree.spans.entries(span).next());
@@ -132,7 +132,7 @@ fn matches_over_split_nodes_end_at_the_changed_token() {
         let count = page_count(page_size);
         let tokens = text(count * page_size);
         let (mut tree, _lock, pages) = tree_with(page_size, &tokens, 0);
-        // At the end, in the middle, in the first half, behind the first page and before the last one.
+        // Split at the end, in the middle, in the first half, after the first page and before the last one.
         for split in [count, count / 2, count / 3, 1, count - 1] {
             let cut = &tokens[..(split * page_size) as usize];
             let found = tree.match_prefix(NAMESPACE, cut);

@@ -41,7 +41,7 @@ struct Needs {
     tokens: usize,
     /// Pages of all tracks.
     pages: u64,
-    /// Number of these that are promised to their sequences.
+    /// Number of these pages that are promised to the batch's sequences.
     promised: u64,
     chunks: u32,
     table_writes: usize,

@@ -126,7 +126,7 @@ impl Case {
         }
     }
 
-    /// Returns the case of a small pool with many kv heads. It has few tokens, because a token takes up to megabytes.
+    /// Returns the case of a small pool with many kv heads. It has few tokens, because a token can take megabytes.
     pub(super) fn of_many_heads(rng: &mut Rng, kv_heads: u32) -> Self {
         let rows = rng.pick(&[Dtype::F16, Dtype::Bf16]);
         let (max_len, page_size) = (3, rng.pick(&[1, 2]));
@@ -219,7 +219,7 @@ impl Case {
     }
 }
 
-/// Returns the same pool with several groups of layers, and as many pages for each track.
+/// Returns the same pool with several groups of layers, and the same number of pages for each track.
 pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     let layers = rng.within(2, 5) as u32;
     let count = rng.within(2, layers.min(4).into());
@@ -240,8 +240,8 @@ pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     PoolConfig { capacity: Capacity::Pages(pages * tracks), ..config }
 }
 
-/// Returns the same pool with own shapes for the groups after group 0, and as many pages for each track. Kernels
-/// support the groups' shapes if they support the pool's.
+/// Returns the same pool with own shapes for the groups after group 0, and the same number of pages for each track.
+/// Kernels support the groups' shapes if they support the pool's.
 pub(super) fn with_shapes(config: &PoolConfig, rows: Dtype, rng: &mut Rng) -> PoolConfig {
     let mut groups = config.groups;
     for group in 1..groups.count() {
@@ -323,7 +323,7 @@ pub struct HostRows {
     pub dtype: Dtype,
     /// Number of elements of one row.
     pub width: usize,
-    /// Distance of rows in elements; the elements between rows are NaN.
+    /// Number of elements from one row to the next. The elements between rows are NaN.
     pub stride: usize,
     /// `rows * stride` numbers.
     pub values: Vec<f32>,
@@ -357,7 +357,7 @@ fn normal(rng: &mut Rng) -> f32 {
     (sum as f32 / (1 << 16) as f32 - 2.0) * 1.7
 }
 
-/// Rounds to nearest even in `dtype`.
+/// Rounds to the nearest number of `dtype`, ties to even.
 pub fn round(dtype: Dtype, x: f32) -> f32 {
     match dtype {
         Dtype::F32 => x,
@@ -366,7 +366,7 @@ pub fn round(dtype: Dtype, x: f32) -> f32 {
     }
 }
 
-/// Returns the bytes of numbers in `dtype`, rounded to nearest even.
+/// Returns the bytes of numbers in `dtype`, rounded to nearest, ties to even.
 pub fn bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     match dtype {
         Dtype::F32 => bytemuck::cast_slice(values).to_vec(),

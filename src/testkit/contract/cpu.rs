@@ -34,7 +34,7 @@ impl Numbers {
 #[derive(Clone, Debug)]
 pub struct OwnedRows {
     buffer: Numbers,
-    /// Distance of rows in elements; `None` if the rows are packed.
+    /// Number of elements from one row to the next; `None` if the rows are packed.
     stride: Option<usize>,
 }
 

@@ -88,8 +88,8 @@ pub fn attention_to<T: Copy + Into<f64>>(
     Exact { out, mass, faint, lse: max + sum.ln(), logit_mass }
 }
 
-/// Returns the sum of the products of two rows, and the sum of their magnitudes. Four products at a time, so that an
-/// addition does not wait for the one before it.
+/// Returns the sum of the products of two rows, and the sum of their magnitudes. It adds to four sums in turn, so that
+/// an addition does not wait for the one before it.
 fn dot<T: Copy + Into<f64>>(q: &[f32], k: &[T]) -> (f64, f64) {
     let (mut sums, mut masses) = ([0.0; 4], [0.0; 4]);
     let (q_fours, q_rest) = q.as_chunks::<4>();

@@ -17,7 +17,7 @@ pub struct Filter {
     groups: &'static [u32],
     /// Maximum numbers of new tokens of a row, of which a case draws one. An empty list keeps the case's own maximum.
     extends: &'static [Extends],
-    /// Conditions that all must hold.
+    /// Conditions, all of which a case must meet.
     conditions: &'static [fn(&Case) -> bool],
 }
 

@@ -8,9 +8,9 @@
 //! * every byte of the pool with a shadow, after stores, copies and moves (B3, B5, B7, B11, B12). All pages are first
 //!   filled with NaN, so stray writes change these bytes and stray reads change outputs. Some pools have an additional
 //!   plane;
-//! * outputs and log-sum-exps, a sample of those of large calls, with attention in float64 over contiguous K and V (B1,
-//!   B2, B4). Outputs are first filled with NaN, which must remain between strided rows. K and V of a quantised pool
-//!   are the values of its bytes.
+//! * outputs and log-sum-exps with attention in float64 over contiguous K and V (B1, B2, B4); for large calls, only a
+//!   sample. Outputs are first filled with NaN, which must remain between strided rows. K and V of a quantised pool are
+//!   the values of its bytes.
 //!
 //! Some rows are draft trees or have random masks. The bound of errors is `|out - exact| <= unit (4 + max_j |scale|
 //! sum_i |q_i k_i|) sum_j p_j |v_j|`, plus the rounding of `out`'s type. `unit` is the precision of the backend's

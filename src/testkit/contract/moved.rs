@@ -13,7 +13,8 @@ use crate::plan::PageMove;
 use crate::testkit::planner::shuffle;
 
 impl<B: TestBackend> World<'_, B> {
-    /// Saves some of these pages and of the free pages, and loads some free pages, in half of the calls.
+    /// Does nothing in half of the calls. Otherwise saves some of `pages` and of the free pages, or loads host pages to
+    /// some free pages, up to four times.
     pub fn move_pages(&mut self, pages: &[PageId]) {
         if self.host.pages.is_empty() || self.rng.one_in(2) {
             return;
@@ -81,8 +82,8 @@ impl<B: TestBackend> World<'_, B> {
         self.host.last.loaded = id;
     }
 
-    /// Writes the shadow's bytes to pages that no plan contains, through leases and loads. Does so in at most half of
-    /// the calls, and returns whether it did.
+    /// Writes the shadow's bytes to pages that no plan contains, through leases and loads. Does nothing in at least
+    /// half of the calls. Returns whether it wrote the pages.
     pub fn load_shadow(&mut self, pages: &[PageId]) -> bool {
         if self.host.pages.is_empty() || self.rng.one_in(2) {
             return false;

@@ -61,7 +61,7 @@ impl Kind {
 /// The state of a run: the backend, and a shadow of what it should contain.
 pub(super) struct World<'a, B: TestBackend> {
     pub backend: B,
-    /// Kinds of attention in the run, with the plain one of each group.
+    /// Kinds of attention in the run, including the plain kind of each group.
     pub kinds: BTreeSet<Kind>,
     pub case: Case,
     /// Scales and label channels with which the backend was opened.
@@ -228,7 +228,7 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// Adds tokens to a new sequence, whose K and V reach the pool as pages instead of by a step.
+    /// Adds tokens to a new sequence. Their K and V reach the pool as whole pages, not through a step.
     fn add_stored_tokens(&mut self, sequence: usize) {
         let len = self.rng.within(1, self.case.max_len.into()) as u32;
         self.planner.grow(sequence, len);

@@ -78,7 +78,8 @@ impl Stored {
         Self { plane, row: quantised, rope, scales, values, labels }
     }
 
-    /// Writes the row to a page, `[plane, L, piece]`. K and V are contiguous by slot, scales by head.
+    /// Writes the row to a page, `[plane, lane, piece]`. Pieces of scales are ordered by head, then by slot. Other
+    /// pieces contain one row after another, ordered by slot.
     pub fn write(&self, layout: &PoolLayout, layer: LayerId, offset: u32, page: &mut [u8]) {
         let piece = |plane| {
             let strides = layout.page_strides(plane).expect("the pool has it");

@@ -298,7 +298,7 @@ impl Model {
         let cells = self.tree.host_tail_pages(scope, &sequence.tokens, pages);
         let waits = on_device < pages || cells > 0;
         if waits && has_groups {
-            // With groups, the page tables are empty until all is loaded.
+            // With groups, the page tables are empty until all pages are loaded.
             sequence.table.clear();
         }
         sequence.kept = sequence.table.len();

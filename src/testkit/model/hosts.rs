@@ -1,4 +1,4 @@
-//! Moves of the model between the device and host memory. Searches look at all pages.
+//! Moves of pages between the device and host memory, in the model. Searches look at all pages.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;

@@ -43,8 +43,8 @@ impl Model {
         };
         page(tokens, cached)?;
         for at in (0..=cached).rev() {
-            // Candidates have this front, and the tokens of the prompt up to the end of its first page that is not
-            // cached.
+            // A candidate's front is page `at`. The candidate's tokens equal the prompt's up to the end of the prompt's
+            // first page that is not cached.
             let same = self.sequences.iter().filter(|(_, sequence)| {
                 let agrees = sequence.scope == scope && agrees(&sequence.tokens) > cached;
                 agrees && sequence.front.is_some_and(|front| front.at == at)

@@ -50,7 +50,7 @@ struct Sequence {
     planned_len: usize,
     /// Number of pages at the head of `table` that the tree owns and this sequence locks.
     published: usize,
-    /// Number of the next pages of its prefix, which must be loaded and which `table` lacks.
+    /// Number of pages after the published ones that the sequence's lock covers and `table` lacks, until the load.
     pending: usize,
     /// Number of pending pages that were on the device when it began to wait.
     on_device: usize,
@@ -186,8 +186,8 @@ impl Model {
         self.shape.table.tracks as usize
     }
 
-    /// Returns the reach of each further track, and the maximum number of places that a sequence holds in it. The plans
-    /// of the sequence are at most as far ahead as the config allows.
+    /// Returns the reach of each further track, and the maximum number of places that a sequence holds in it. The
+    /// maximum holds for plans within the config's `promise_ahead`.
     fn reaches(&self) -> Vec<(Reach, usize)> {
         let layout = &self.shape.layout;
         let ahead = self.shape.promise_ahead as usize;
@@ -202,7 +202,7 @@ impl Model {
         layout.groups().limited().flat_map(of).collect()
     }
 
-    /// Returns the most pages that a sequence of `places` places holds.
+    /// Returns the maximum number of pages that a sequence of `places` places holds.
     fn most_pages(&self, places: usize) -> usize {
         places + self.reaches().iter().map(|&(_, most)| places.min(most)).sum::<usize>()
     }

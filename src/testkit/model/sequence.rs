@@ -1,4 +1,4 @@
-//! The calls about a sequence after its admission, except those of steps.
+//! The calls about a sequence after its admission; `step.rs` contains the calls about steps.
 
 use super::{AdmissionKind, ForkWant, Lock, Model, PageIs, Released, Sequence, Step};
 use crate::error::Error;

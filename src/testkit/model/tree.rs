@@ -91,7 +91,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Creates an empty tree. Of idle pages, it keeps only those of `kept_generation`; none if that is `None`.
+    /// Creates an empty tree. It keeps only the idle pages of `kept_generation`, or none if that is `None`.
     pub fn new(page_size: u32, kept_generation: Option<u64>) -> Self {
         let page_size = page_size as usize;
         let (pages, cells) = (BTreeMap::new(), BTreeMap::new());
@@ -279,7 +279,7 @@ impl Tree {
     }
 
     /// Returns whether new pages after the first `old` pages become part of the node that ends there. The node must
-    /// have no children, and no user but the caller, whose lock has moved along the cached pages to its end.
+    /// have no children, and no user but the caller, whose lock has moved along the cached pages to the node's end.
     fn can_grow(&self, scope: Scope, tokens: &[TokenId], old: usize, locked: usize) -> bool {
         if old == 0 {
             return false;

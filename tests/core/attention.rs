@@ -272,7 +272,7 @@ fn results_depend_only_on_the_row_and_its_context() {
     }
 }
 
-/// The last tokens of a sequence of several segments, computed in chunks of several sizes by several threads.
+/// Computes the last tokens of a sequence of several segments in chunks of several sizes, by several threads.
 #[test]
 fn segments_of_a_long_row_join_to_the_same_bits_for_any_threads_and_steps() {
     const LEN: u32 = 2_080;

@@ -22,7 +22,7 @@ fn admission(engine: &Engine<Null>, prompt: &[TokenId]) -> Admission {
     engine.admission(Namespace::default(), prompt, 0).expect("it is a prompt")
 }
 
-/// Returns the sequence that leads a prompt, and the number of tokens that will then be cached.
+/// Returns the sequence that leads a prompt, and the number of the prompt's tokens that it will have cached.
 fn leader(engine: &Engine<Null>, prompt: &[TokenId]) -> Option<(SeqKey, u32)> {
     admission(engine, prompt).leader.map(|leader| (leader.seq, leader.cached_len))
 }
@@ -49,7 +49,8 @@ fn a_sequence_that_computes_the_prompt_is_its_leader() {
     let prompt = text(30, 30, 0);
     assert_eq!(leader(&engine, &prompt), None);
     let first = admit(&mut engine, &prompt);
-    // The prompt waits for its whole pages without its last token, and a longer prompt for those of the first sequence.
+    // An equal prompt waits for the whole pages before its last token. Other prompts wait for the whole pages that they
+    // share with the first sequence.
     assert_eq!(leader(&engine, &prompt), Some((first, 28)));
     assert_eq!(leader(&engine, &text(50, 50, 0)), Some((first, 28)));
     assert_eq!(leader(&engine, &text(50, 9, 1)), Some((first, 8)));

@@ -181,7 +181,7 @@ fn the_byte_forms_are_as_documented() {
     assert_eq!(Compaction::list_to_bytes(&[compaction]), bytes);
 }
 
-/// A shape read from bytes has these bytes; no bytes make the reader panic.
+/// If bytes are read as a shape, writing the shape returns the same bytes. No bytes make the reader panic.
 #[test]
 fn garbled_shapes_are_refused() {
     let mut rng = Rng::new(2);

@@ -121,7 +121,7 @@ fn pages_are_equal_after_a_copy_to_the_host_and_back() {
                 let wanted = page(&layout, 100 + u64::from(i));
                 assert!(raw_page(&backend.cuda, i) == wanted, "{layout:?} page {i}");
             }
-            // More than once, so that events and chunks are used again.
+            // The test repeats the moves, so that the backend uses events and chunks again.
             for round in 0..3 {
                 fill_host(&mut backend, 0xee);
                 let copies = copies(&mut rng, 31, PAGES, HOST_PAGES);
@@ -140,7 +140,7 @@ fn pages_are_equal_after_a_copy_to_the_host_and_back() {
                         }
                     }
                 }
-                // Back to other pages: each to its successor's.
+                // Each host page is loaded to the device page of the next copy.
                 let mut back = moves(&copies);
                 let first = back[0].device;
                 for i in 0..back.len() {

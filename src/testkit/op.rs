@@ -1,7 +1,7 @@
 //! The calls of a host to an engine, as plain data.
 //!
-//! An op refers to sequences, prompts and steps by small numbers, which the replay takes modulo the number of live
-//! ones. A replay can therefore make every op in every state, also after other ops were removed from the list.
+//! An op refers to sequences, prompts and steps by small numbers. The replay takes each number modulo the number of
+//! those that exist. It can therefore make every op in every state, also after other ops were removed from the list.
 //! [`literal`](super::shrink::literal) prints a shrunk list as Rust code for a regression test.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
@@ -20,8 +20,8 @@ pub struct Prompt {
     /// Number of shared tokens. Odd: all tokens of `like`; even: half of this number, modulo the length of `like` plus
     /// one.
     pub shared: u16,
-    /// 0: no tokens; above 65,500: longer than allowed; else the number of tokens, modulo about five pages. With 65,500
-    /// one token is [`TokenId::PENDING`](crate::TokenId::PENDING).
+    /// 0: no tokens; above 65,500: longer than allowed; else the number of tokens less one, modulo about five pages.
+    /// With 65,500, one token is [`TokenId::PENDING`](crate::TokenId::PENDING).
     pub len: u16,
     /// Seed of the new tokens.
     pub seed: u8,

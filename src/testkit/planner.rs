@@ -73,7 +73,7 @@ pub enum Item {
         /// Number of tokens, at least 1.
         len: u32,
     },
-    /// The last tokens of a sequence again: queries without K and V to store.
+    /// Queries of a sequence's last tokens once more, without K and V to store.
     Requery {
         /// Index of the sequence.
         sequence: usize,

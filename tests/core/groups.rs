@@ -264,7 +264,7 @@ fn compute(engine: &mut Engine<Null>, seq: SeqKey) -> bool {
 #[test]
 fn a_sequence_holds_the_pages_that_later_tokens_read() {
     let (gpt_oss, gemma, scout) = (Reach::Window(128), Reach::Window(1024), Reach::Chunk(8192));
-    // A page has 16 tokens. Expected are the pages of the whole sequence in group 0, and the tail in each other track.
+    // A page has 16 tokens. The sequence should have all its pages in group 0, and the tail in each other track.
     for (all, others, reach, tokens, pages) in [
         (12, 12, gpt_oss, 8192, 512 + 8),
         (10, 52, gemma, 8192, 512 + 6 * 64),

@@ -116,7 +116,7 @@ pub struct PrefixConfig {
     pub page_size: u32,
     /// Bits of the child table's hashes; fewer than 32, so that a failure is reproducible.
     pub hash_bits: u32,
-    /// 0: no hashes; else the recipe, modulo those that use names.
+    /// 0: no hashes; else the [`Hashing`], modulo those that use names.
     pub hashing: u8,
     /// Capacity of the event buffer in pages, if pages are hashed; 0 for no events.
     pub event_pages: u8,
@@ -548,8 +548,8 @@ impl Both {
         broken.map_err(|broken| format!("{broken:?}"))
     }
 
-    /// Compares, for each step, the number of pages that the fence expects to be idle or dropped with the number that
-    /// the model no longer protects when the steps up to it are complete.
+    /// Compares two numbers of pages for each step: those that the fence expects to be idle or dropped, and those that
+    /// the model no longer protects when the steps up to this step are complete.
     fn compare_deferred(&self) -> Result<(), String> {
         for step in (0..=MAX_STEPS).map(|more| StepId::new(self.completed + more)) {
             let mut after = self.model.clone();

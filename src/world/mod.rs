@@ -45,7 +45,7 @@ pub struct World {
     pub fence: Fence,
     /// The shared spans of the last batch.
     pub finder: SharedPrefixFinder,
-    /// Counters; the levels are computed on demand.
+    /// Counters. [`Engine::stats`](crate::Engine::stats) reads the levels from the tables.
     pub counters: Stats,
     /// Buffers of the systems, reserved at their largest size.
     pub(crate) buffers: Buffers,
@@ -67,7 +67,7 @@ pub(crate) struct Buffers {
     pub loads: Vec<PageMove>,
     /// Sequences of a plan that have pending pages.
     pub waiting: Vec<SeqKey>,
-    /// Moves of accepted drafts, for the backends.
+    /// Moves of accepted drafts, for the backend.
     pub compactions: Vec<Compaction>,
     /// Results of a batch of admissions.
     pub admitted: Vec<Admitted>,

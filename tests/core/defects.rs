@@ -485,9 +485,9 @@ const TAIL_OF_16: Wrong = |call| {
     last_member(call, 0, |row| row.extend_len > 1 && (9..=16).contains(&query_rows(call, row)))
 };
 
-/// Each tuple contains a name, a check with a filter, a defect in the kernels that the filter selects, the number of
-/// seeds, and the first seed of the search. The contract tests on the GPU use the same number of seeds. Only tests of
-/// the CPU use [`Filter::HEADS`], with this number if `KVARENA_SEEDS=all`.
+/// Each tuple contains a name, a check with a filter, and a defect in the kernels that the filter selects. Its numbers
+/// are the number of seeds and the first seed of the search. The contract tests on the GPU use the same number of
+/// seeds. Only tests of the CPU use [`Filter::HEADS`], with this number if `KVARENA_SEEDS=all`.
 #[test]
 fn each_filter_draws_cases_that_show_its_defects() {
     use Check::{Cases, Rotated, Sparse};

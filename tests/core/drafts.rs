@@ -1,5 +1,5 @@
-//! Drafts through the public API: every error, which leaves the state unchanged, and the counters. `replay.rs` compares
-//! random programs of drafts with the model. `trees.rs` tests attention within a tree.
+//! Drafts through the public API: each error leaves the state unchanged, and the counters are right. `replay.rs`
+//! compares random programs of drafts with the model. `trees.rs` tests attention within a tree.
 
 use kvarena::{
     Branch, Capacity, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, Keep,

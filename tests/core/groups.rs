@@ -1,5 +1,5 @@
-//! Groups of layers: attention does not depend on the groups, a sequence keeps only pages that later tokens read, and
-//! arguments that do not fit the groups are rejected.
+//! Groups of layers: attention does not depend on the groups; a sequence keeps only pages that later tokens read; the
+//! backend rejects arguments that do not fit the groups.
 
 use kvarena::backend::CpuError;
 use kvarena::testkit::poison::poison;

@@ -80,7 +80,7 @@ fn a_sequence_that_computes_the_prompt_is_its_leader() {
     assert_eq!(leader(&engine, &text(50, 50, 0)), Some((first, 32)));
 }
 
-/// A sequence may still compute the beginning of a prompt of which the tree already contains more.
+/// The tree may already contain more of a prompt than a slower sequence has computed.
 #[test]
 fn a_slower_sequence_leads_if_it_will_compute_more() {
     let mut engine = engine(64);

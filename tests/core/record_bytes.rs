@@ -56,7 +56,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
     }
 }
 
-/// Returns groups of `layers` layers, or one group if these do not form several.
+/// Returns random groups of `layers` layers, or one group if the drawn groups are invalid.
 fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
     let size = rng.within(1, 5000) as u32;
     let reaches =

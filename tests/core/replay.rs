@@ -242,7 +242,7 @@ fn a_pending_token_finds_no_chunk() {
     assert_eq!(summary.answers.get("plan_batch OutOfTokens"), Some(&1), "{summary:?}");
 }
 
-/// Nearly all pages are promised, several steps are in flight and texts are similar, so that commits find duplicates
+/// Nearly all pages are promised, several steps are in flight and texts are similar. Commits therefore find duplicates,
 /// and pages in the fence back promises.
 #[test]
 fn promises_are_kept() {

@@ -102,7 +102,7 @@ fn fill_host(backend: &mut OnGpu, byte: u8) {
     pages.for_each(|page| backend.lease_mut(page).as_mut().fill(byte));
 }
 
-/// Returns a move for each copy: between its source as a page of the pool and its target as a host page.
+/// Returns a move for each copy. The source of the copy is the page of the pool, and its target is the host page.
 fn moves(copies: &[PageCopy]) -> Vec<PageMove> {
     let host = |page: PageId| HostPageId::new(page.raw());
     copies.iter().map(|copy| PageMove { device: copy.source, host: host(copy.target) }).collect()

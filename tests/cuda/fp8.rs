@@ -63,7 +63,7 @@ fn hard_rows(
     let mut values = Vec::new();
     for _ in 0..TOKENS {
         for head in 0..width / head_dim {
-            // Of eight heads, about one contains zeros and one special numbers. The others are hard to round.
+            // About one head in eight contains zeros, and one in eight special numbers. The others are hard to round.
             let kind = rng.below(8);
             let largest = round(
                 dtype,
@@ -383,7 +383,7 @@ const LARGE: i32 = 100;
 fn scales_may_be_at_both_ends_of_f32() {
     let Some(gpu) = gpu() else { return };
     let largest = 2_f32.powi(127);
-    // f16 has no row of K near the largest scale.
+    // No f16 number is near the largest scale, so K has no such rows of f16.
     for (dtype, end) in
         [(Dtype::Bf16, End::Smallest), (Dtype::F16, End::Smallest), (Dtype::Bf16, End::Largest)]
     {

@@ -1,5 +1,5 @@
 //! A graph is captured once for each key and replayed over many steps, while tables, lengths and the batch change.
-//! Other steps run outside of it between replays.
+//! Other steps run outside of the graph between replays.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,10 +1,10 @@
 /* The order in which the lanes of a warp, the warps of a CTA and the CTAs of a launch run. Only one warp runs at a
  * time, and the order is always the same.
  *
- * Lanes of a warp with the same next instruction form a group and run together. Of a warp's groups, the one whose
- * instruction is first in the text runs, so diverged lanes meet again where their paths join. An instruction that
- * several lanes must execute together waits until all of them have reached it. A warp runs until all its groups wait,
- * or until it has used its slice of instructions. */
+ * Lanes of a warp with the same next instruction form a group and run together. The group whose instruction comes first
+ * in the text runs, so diverged lanes meet again where their paths join. An instruction that several lanes must execute
+ * together waits until all of them have reached it. A warp runs until all its groups wait, or until it has used its
+ * slice of instructions. */
 #include "machine.h"
 #include <stdarg.h>
 #include <stdio.h>

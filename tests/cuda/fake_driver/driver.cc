@@ -38,8 +38,8 @@
  * FAKE_DRIVER_RACES=0: no check for unsynchronised accesses of shared memory (ptx/races.h).
  * FAKE_DRIVER_SLICE (4096): instructions that a warp executes before the next warp's turn. Small numbers interleave the
  * warps finely.
- * FAKE_DRIVER_ORDER=1: some CTAs get few turns; each launch of a kernel slows different CTAs. This shows results that
- * depend on the order of CTAs.
+ * FAKE_DRIVER_ORDER=1: some CTAs get few turns; successive launches of a kernel slow different CTAs. This shows results
+ * that depend on the order of CTAs.
  * FAKE_DRIVER_STREAMS=1: of the streams with work that can run, the one that was created first runs; 2: the one that was
  * created last. This shows missing waits between streams.
  * FAKE_DRIVER_PINS (no limit): maximum bytes of pinned host memory. FAKE_DRIVER_PIN_MS (0): milliseconds of a pinning

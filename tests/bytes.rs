@@ -169,7 +169,8 @@ fn check_pools() {
             let config = EngineConfig::from(pool);
             let bytes = config.bytes().expect("a valid config");
             let tokens = u64::from(6_000 / page_size * page_size);
-            // K and V, and, if scales are made at the store, a number for each token, head, layer and plane.
+            // The pool stores K and V. With scales by token, it also stores a scale for each token, head, layer and
+            // plane.
             let heads = tokens * 3 * 2 * 5;
             let numbers = heads * 40 * u64::from(dtype.size());
             let scales = if scaling == Scaling::ByToken { heads * 4 } else { 0 };

@@ -116,8 +116,8 @@ fn each_refusal_is_an_error() {
             assert_eq!(LIVE.get(), before, "all memory is freed");
             refusals += 1;
         }
-        // Two blocks of the backend; 6 bitmaps and 2 queues of pages; 11 or more of the tree; 5 of sequences, 3 of
-        // steps, 3 buffers.
+        // The backend has 2 tables, the pages 6 bitmaps and 2 queues, the tree 11 or more, sequences 5 and steps 3;
+        // there are 3 buffers.
         assert!(refusals > 30, "only {refusals} tables were refused");
     }
 }
@@ -134,7 +134,7 @@ fn memory_that_the_engine_touches_is_one_allocation() {
     assert_eq!(error.to_string(), format!("the host has no memory for {bytes} bytes"));
 }
 
-/// Numbers at which a computation may overflow, and usual ones.
+/// Returns a number at which a computation may overflow, or a usual number.
 fn number(rng: &mut Rng) -> u32 {
     let power = 1_u32 << rng.below(32);
     rng.pick(&[1, 2, 3, 16, 1024, power, power - 1, power.wrapping_add(1), u32::MAX - 1, u32::MAX])
@@ -142,7 +142,7 @@ fn number(rng: &mut Rng) -> u32 {
 
 #[test]
 fn any_numbers_give_an_engine_or_an_error() {
-    // No block above a megabyte: large configs fail instead of being allocated.
+    // Blocks above a megabyte fail, so no engine with a large config is allocated.
     const ROOM_HERE: usize = 1 << 20;
     let mut rng = Rng::new(10);
     let (mut made, mut refused, mut wrong) = (0, 0, 0);

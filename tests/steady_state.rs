@@ -136,8 +136,8 @@ impl<B: Backend> Host<B> {
         u64::from(self.engine.shape().layout.page_size())
     }
 
-    /// Runs one round of a server: admits some sequences, plans, stores, commits and completes an earlier step,
-    /// finishes some sequences.
+    /// Runs one round of a server: admits some sequences, plans and stores a step, commits and completes an earlier
+    /// step, and finishes some sequences.
     fn round(&mut self, seed: u64, store: &mut impl FnMut(&mut B, &kvarena::BatchPlan<'_>)) {
         self.admit(seed);
         self.disturb(mix(seed ^ 1));
@@ -164,7 +164,7 @@ impl<B: Backend> Host<B> {
             self.live.push(seq);
             self.done.resumes += 1;
         }
-        // One of eight shared prefixes, and a distinct rest.
+        // The prompt has one of eight shared prefixes, and a distinct rest.
         let page = self.page_size();
         let shared = (mix(seed ^ 5) % 8, page * (1 + mix(seed ^ 6) % 6));
         let len = shared.1 + 1 + mix(seed ^ 7) % (4 * page);
@@ -466,7 +466,7 @@ fn groups_of_layers_allocate_nothing() {
 #[test]
 fn hashes_and_events_allocate_nothing() {
     for &hashing in Hashing::ALL {
-        // Event buffers for few pages, so that whole-tree drains occur, and for all pages.
+        // The event buffer has space for few pages, so that some drains emit the whole tree, or for all pages.
         for event_pages in [8, 1000] {
             let plain = config(4, PrefixMode::Radix);
             let config = EngineConfig { hashing: Some(hashing), event_pages, ..plain };

@@ -1,7 +1,7 @@
 //! The calls of a host to an engine, as plain data.
 //!
-//! An op refers to sequences, prompts and steps by small numbers, which the replay takes modulo the number of live
-//! ones. A replay can therefore make every op in every state, also after other ops were removed from the list.
+//! An op refers to sequences, prompts and steps by small numbers. The replay takes each number modulo the number of
+//! those that exist. It can therefore make every op in every state, also after other ops were removed from the list.
 //! [`literal`](super::shrink::literal) prints a shrunk list as Rust code for a regression test.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
@@ -20,8 +20,8 @@ pub struct Prompt {
     /// Number of shared tokens. Odd: all tokens of `like`; even: half of this number, modulo the length of `like` plus
     /// one.
     pub shared: u16,
-    /// 0: no tokens; above 65,500: longer than allowed; else the number of tokens, modulo about five pages. With 65,500
-    /// one token is [`TokenId::PENDING`](crate::TokenId::PENDING).
+    /// 0: no tokens; above 65,500: longer than allowed; else the number of tokens less one, modulo about five pages.
+    /// With 65,500, one token is [`TokenId::PENDING`](crate::TokenId::PENDING).
     pub len: u16,
     /// Seed of the new tokens.
     pub seed: u8,
@@ -84,7 +84,7 @@ pub enum Op {
     },
     /// `abort`
     Abort {
-        /// Below 224 an open step, modulo the open ones, else as with commit.
+        /// Below 224 an open step, modulo the open ones, else as in [`Op::Commit`].
         pick: u8,
     },
     /// `finish`, or `finish_with` and [`Keep::Drop`](crate::Keep::Drop).
@@ -103,7 +103,7 @@ pub enum Op {
     },
     /// `resume`
     Resume {
-        /// Below 200 a preempted sequence, modulo the preempted ones, else as with finish.
+        /// Below 200 a preempted sequence, modulo the preempted ones, else as in [`Op::Finish`].
         pick: u8,
         /// The new promise.
         promise: Promise,
@@ -112,14 +112,14 @@ pub enum Op {
     Mark {
         /// The sequence; above 250 a finished one.
         pick: u8,
-        /// The length is the published tokens, plus this number modulo eight pages, minus half a page.
+        /// The marked length is the published length, plus this number modulo eight pages, minus half a page.
         more: u8,
     },
     /// `load`
     Load {
         /// The first sequence; above 250 a finished one.
         first: u8,
-        /// Number of consecutive sequences, from the first one on. Modulo the number of live sequences plus two.
+        /// Number of consecutive sequences from `first` on, modulo the number of live sequences plus two.
         count: u8,
     },
     /// `save_ahead`
@@ -191,7 +191,7 @@ pub enum Op {
     },
     /// `accept_batch`
     Accept {
-        /// Below 224 the first step with waiting drafts, else as with commit.
+        /// Below 224 the first step with waiting drafts, else as in [`Op::Commit`].
         pick: u8,
         /// Seed of the branches; below 8: branches are invalid or out of order.
         seed: u8,
@@ -352,7 +352,7 @@ pub(super) fn groups(setting: u8) -> Groups {
     shaped.expect("the groups exist")
 }
 
-/// The last setting of [`groups`], and the number of settings with several groups: 1 to this number.
+/// The last setting of [`groups`]. Settings 1 to this number have several groups.
 pub(super) const SETTINGS: u8 = 10;
 
 /// The first setting of [`groups`] whose groups have shapes of their own.

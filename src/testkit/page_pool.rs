@@ -38,7 +38,7 @@ pub enum PageOp {
     Fence {
         /// Chooses private pages.
         which: Which,
-        /// The step that they wait for, modulo 4; 0 is the first step that is not complete.
+        /// The step that the pages wait for, modulo 4; 0 is the first step that is not complete.
         after: u8,
     },
     /// `Fence::complete`; the pool receives the pages that the fence returns.
@@ -51,9 +51,9 @@ pub enum PageOp {
 /// A part of a list of pages, in some order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub struct Which {
-    /// The first page, modulo their number.
+    /// Index of the first page, modulo the length of the list.
     pub first: u16,
-    /// Number of pages from there on, with wraparound, modulo their number plus one.
+    /// Number of pages from `first` on, with wraparound, modulo the length of the list plus one.
     pub count: u16,
     /// Whether the order is reversed.
     pub reversed: bool,

@@ -73,7 +73,7 @@ pub enum Item {
         /// Number of tokens, at least 1.
         len: u32,
     },
-    /// The last tokens of a sequence again: queries without K and V to store.
+    /// Queries of a sequence's last tokens once more, without K and V to store.
     Requery {
         /// Index of the sequence.
         sequence: usize,
@@ -157,7 +157,7 @@ impl Planner {
         Some(self.sequences.len() - 1)
     }
 
-    /// Adds tokens to a sequence, and the pages that they need. Tests call it for tokens whose K and V they write
+    /// Adds tokens to a sequence, and the pages that these tokens need. Tests call it themselves if they write K and V
     /// without a step.
     ///
     /// # Panics
@@ -199,8 +199,8 @@ impl Planner {
     }
 
     /// Adds a sequence with the same tokens; `None` if all rows are in use or the sequence is finished. The child
-    /// shares the whole pages and needs copies of the partial last ones. Finish the child before the parent, which owns
-    /// the shared pages.
+    /// shares the whole pages and needs a copy of each track's partial last page. Finish the child before the parent,
+    /// which owns the shared pages.
     ///
     /// # Panics
     /// As [`Planner::grow`].
@@ -393,7 +393,7 @@ impl Planner {
     }
 }
 
-/// Adds a place to a sequence and to its row. `page` returns the page of each track that has one there.
+/// Adds a place to a sequence and to its row. `page` returns a track's page at this place, if the track has one.
 fn push_place(
     sequence: &mut Planned,
     mut page: impl FnMut(u32) -> Option<PageId>,

@@ -8,7 +8,7 @@ use crate::page::PageState;
 /// A byte that is NaN in every element type.
 const NAN: u8 = 0xFF;
 
-/// Fills all free pages with NaN; `write` writes a page of the backend. O(pages, and bytes of the free pages).
+/// Fills all free pages with NaN; `write` writes a page of the backend. O(pages + bytes of the free pages).
 pub fn poison<B: Backend>(engine: &mut Engine<B>, mut write: impl FnMut(&mut B, PageId, &[u8])) {
     let layout = engine.shape().layout;
     let page = vec![NAN; layout.page_bytes() as usize];

@@ -101,8 +101,8 @@ pub enum PrefixOp {
     ReleaseCells {
         /// The lock, modulo the held ones.
         pick: u8,
-        /// A multiple of 3: now; else once a step is complete, which the replay chooses as in
-        /// [`PrefixOp::DeferUnlock`].
+        /// A multiple of 3 releases the cells at once. Other values release them once a step is complete; the replay
+        /// chooses this step as in [`PrefixOp::DeferUnlock`].
         later: u8,
     },
 }
@@ -116,7 +116,7 @@ pub struct PrefixConfig {
     pub page_size: u32,
     /// Bits of the child table's hashes; fewer than 32, so that a failure is reproducible.
     pub hash_bits: u32,
-    /// 0: no hashes; else the recipe, modulo those that use names.
+    /// 0: no hashes; else the [`Hashing`], modulo those that use names.
     pub hashing: u8,
     /// Capacity of the event buffer in pages, if pages are hashed; 0 for no events.
     pub event_pages: u8,
@@ -209,7 +209,7 @@ struct Held {
     scope: Scope,
     tokens: Vec<TokenId>,
     cells: Cells,
-    /// The last step for which cells wait that this lock has given back.
+    /// The last step that a cell released by this lock waits for.
     last_step: StepId,
 }
 
@@ -548,8 +548,8 @@ impl Both {
         broken.map_err(|broken| format!("{broken:?}"))
     }
 
-    /// Compares the number of pages that the fence expects to be idle or dropped after each step with the effect of
-    /// completing the steps.
+    /// Compares two numbers of pages for each step: those that the fence expects to be idle or dropped, and those that
+    /// the model no longer protects when the steps up to this step are complete.
     fn compare_deferred(&self) -> Result<(), String> {
         for step in (0..=MAX_STEPS).map(|more| StepId::new(self.completed + more)) {
             let mut after = self.model.clone();

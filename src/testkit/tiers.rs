@@ -63,7 +63,7 @@ struct Held {
 /// The tiers of one server.
 pub struct Tiers {
     setting: Setting,
-    /// Numbers of pages, by the number of the page before (0 for none) and their tokens.
+    /// The number of each page, by the number of the page before it (0 for none) and its tokens.
     names: HashMap<(u64, Vec<TokenId>), u64>,
     cached: HashMap<u64, Held>,
     /// Idle pages on the device, oldest first.
@@ -185,8 +185,8 @@ impl Tiers {
         self.host_used -= usize::from(std::mem::take(&mut held.host));
     }
 
-    /// Takes a host page: a free one, or that of the oldest idle page that only host memory has. Returns whether there
-    /// is one.
+    /// Takes a free host page, or else that of the oldest idle page that only host memory has. Returns false if there
+    /// is neither.
     fn take_host(&mut self) -> bool {
         if self.host_used == self.setting.host {
             let Some((_, name)) = self.host_only.pop_first() else { return false };
@@ -203,7 +203,8 @@ impl Tiers {
         self.figures.lost_pages += u64::from(!self.stored.contains(&name));
     }
 
-    /// Fetches a page for a request that uses it. Returns whether the store and host memory allow it.
+    /// Fetches a page for a request that uses it. Returns false if the store lacks the page, or if no host page can be
+    /// taken.
     fn fetch(&mut self, name: u64) -> bool {
         let fetched = self.stored.contains(&name) && self.take_host();
         if fetched {

@@ -42,7 +42,7 @@ pub struct Workload {
     greedy: u64,
     /// Probability, in sixteenths, that an op promises pages.
     promising: u64,
-    /// One of this number of picks is deliberately invalid.
+    /// On average, one in this number of drawn values is deliberately invalid.
     wrong: u64,
     /// Whether about three quarters of the prompts share all tokens of an earlier text; otherwise about half do.
     repeats: bool,
@@ -78,7 +78,7 @@ impl Workload {
         Self { config, rng, weights, greedy, promising, wrong, repeats: false }
     }
 
-    /// Creates the workload of a seed for host memory. The pool is so small that most pages are evicted, and later
+    /// Creates the workload of a seed with host memory. The pool is so small that most pages are evicted, and later
     /// prompts match the evicted pages.
     pub fn with_hosts(seed: u64) -> Self {
         let mut workload = Self::new(seed);
@@ -172,7 +172,7 @@ impl Workload {
             PUTS => Op::Puts { most: self.byte() },
             PUT_DONE => Op::PutDone { pick: self.byte(), ok: !self.rng.one_in(4) },
             FETCH => {
-                // An earlier text, of which the store may have pages.
+                // An odd number shares an earlier text, of which the store may have pages.
                 let prompt = self.prompt();
                 let prompt = Prompt { shared: prompt.shared | 1, ..prompt };
                 Op::Fetch { prompt, most: self.byte() }
@@ -271,7 +271,8 @@ fn draw_separately(rng: &mut Rng, config: &mut SmallConfig) {
 }
 
 fn draw_config(rng: &mut Rng) -> SmallConfig {
-    // Few pages, sometimes many. Rarely pages so large that a row of the page table has several chunks.
+    // The pool has few pages, sometimes many. Rarely, its pages are so large that a row needs several chunks of the
+    // page table.
     let large = rng.one_in(12);
     let page_size = if large { rng.pick(&[341, 600, 1024]) } else { rng.within(1, 5) as u32 };
     let most = if large { 12 } else { rng.pick(&[40, 40, 40, 40, 200]) };

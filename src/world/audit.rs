@@ -11,10 +11,10 @@ use crate::sequence::Sequence;
 use super::World;
 
 impl World {
-    /// Checks the numbered invariants of all tables, for tests and debugging; L2 only in part. O(whole state).
+    /// Checks the numbered invariants of all tables (L2 only in part), for tests and debugging. O(whole state).
     ///
     /// # Errors
-    /// The first broken invariant. If a page shows it, also this page and its owner.
+    /// The first broken invariant. If a page shows the violation, also this page and its owner.
     pub fn verify(&self) -> Result<(), Broken> {
         let broken = |(invariant, page)| Broken {
             invariant,

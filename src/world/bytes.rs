@@ -14,7 +14,7 @@ use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
 
-/// The bytes of an engine's memory, which it takes when it is created.
+/// The bytes that an engine allocates when it is created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

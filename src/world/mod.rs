@@ -1,10 +1,10 @@
 //! All tables together; `bytes` computes their size, and `audit` checks them. `system/` changes them.
 //!
-//! * W1. Every page has exactly one owner, or none, and its state matches: a sequence (Private), a tree node or one of
-//!   its cells (Cached), the fence (Fenced), none (Free).
+//! * W1. Every page has exactly one owner or none, and its state matches the owner: Private for a sequence, Cached for
+//!   a tree node or one of its cells, Fenced for the fence, Free for none.
 //! * W2. A sequence's published pages, followed by its pending ones, are the path of its lock.
 //! * W3. Every lock that the tree counts is held by a sequence, a fetch or the fence. T3 is audited with these locks.
-//! * W4. Outstanding pages of promises <= free + evictable + fenced pages: ARCHITECTURE.md proves it.
+//! * W4. Outstanding pages <= free + evictable + fenced pages. ARCHITECTURE.md proves it.
 
 mod audit;
 mod bytes;
@@ -45,7 +45,7 @@ pub struct World {
     pub fence: Fence,
     /// The shared spans of the last batch.
     pub finder: SharedPrefixFinder,
-    /// Counters; the levels are computed on demand.
+    /// Counters. [`Engine::stats`](crate::Engine::stats) reads the levels from the tables.
     pub counters: Stats,
     /// Buffers of the systems, reserved at their largest size.
     pub(crate) buffers: Buffers,
@@ -67,7 +67,7 @@ pub(crate) struct Buffers {
     pub loads: Vec<PageMove>,
     /// Sequences of a plan that have pending pages.
     pub waiting: Vec<SeqKey>,
-    /// Moves of accepted drafts, for the backends.
+    /// Moves of accepted drafts, for the backend.
     pub compactions: Vec<Compaction>,
     /// Results of a batch of admissions.
     pub admitted: Vec<Admitted>,

@@ -145,8 +145,8 @@ fn stores_convert_to_the_nearest_and_copy_their_own_type_bit_by_bit() {
     let arrays = Arrays::good();
     let mut cpu = opened();
     cpu.begin(&arrays.plan()).expect("a valid plan");
-    // `wide` has ties, an overflow, the smallest subnormal and minus zero, and `kept` has the same rounded to f16. V
-    // has NaNs; a conversion would change the bits of those that signal.
+    // `wide` has ties, an overflow, the smallest subnormal and minus zero, and `kept` has the same numbers rounded to
+    // f16. V has NaNs; a conversion would change the bits of signalling NaNs.
     let wide = [1.0 + 1.0 / 2048.0, 1.0 + 3.0 / 2048.0, 65519.0, 65520.0, 5.9604645e-8, -0.0];
     let kept = [0x3c00, 0x3c02, 0x7bff, 0x7c00, 0x0001, 0x8000].map(f16::from_bits);
     let k: Vec<f32> = wide.iter().copied().cycle().take(120).collect();
@@ -272,7 +272,7 @@ fn results_depend_only_on_the_row_and_its_context() {
     }
 }
 
-/// The last tokens of a sequence of several segments, computed in chunks of several sizes by several threads.
+/// Computes the last tokens of a sequence of several segments in chunks of several sizes, by several threads.
 #[test]
 fn segments_of_a_long_row_join_to_the_same_bits_for_any_threads_and_steps() {
     const LEN: u32 = 2_080;

@@ -142,7 +142,8 @@ fn models_of_the_supported_shape_are_read() {
         Ok(pool(36, grouped, KvDtype::F16))
     );
     assert_eq!(with(json!({"dtype": "torch.float32"})), Ok(pool(36, grouped, KvDtype::F32)));
-    // Every query head has its own K and V; heads divide the width.
+    // Without `num_key_value_heads`, every query head has its own K and V. Without `head_dim`, the heads of a Llama
+    // model divide `hidden_size`.
     assert_eq!(
         with(json!({"num_key_value_heads": null})),
         Ok(pool(36, KvShape::heads(32, 128), bf16))

@@ -1,4 +1,4 @@
-//! Configs without a pool: each error names its value, and no numbers cause a panic.
+//! Invalid configs: each error names its value, and no numbers cause a panic.
 
 use kvarena::testkit::rng::Rng;
 use kvarena::{

@@ -67,7 +67,7 @@ enum Defect {
 }
 
 impl Defect {
-    /// Returns phrases. The contract's report of the defect must contain at least one of them.
+    /// Returns phrases, at least one of which must be in the contract's report of the defect.
     fn reports(self) -> &'static [&'static str] {
         match self {
             Self::Attend(_) | Self::Lse | Self::Sinks | Self::Masks => &["of the bound"],
@@ -118,8 +118,8 @@ impl Defective {
         Call { plan, case: self.case.of_group(group), group }
     }
 
-    /// Returns all items, or all except the last one if the defect satisfies `is`. Does not remove a single item:
-    /// invalid calls of the contract pass one, which the backend must reject.
+    /// Returns all items, or all except the last one if the defect satisfies `is`. Keeps a single item, because the
+    /// contract passes single invalid items, which the backend must reject.
     fn without_last<'a, T>(&self, is: fn(&Defect) -> bool, items: &'a [T]) -> &'a [T] {
         match items {
             [others @ .., _] if items.len() > 1 && self.defect.as_ref().is_some_and(is) => others,
@@ -485,9 +485,9 @@ const TAIL_OF_16: Wrong = |call| {
     last_member(call, 0, |row| row.extend_len > 1 && (9..=16).contains(&query_rows(call, row)))
 };
 
-/// Each row contains a check with a filter, and a defect in the kernels that the filter selects. Then follow the number
-/// of seeds and the first seed of the search. The contract tests on the GPU use the same number of seeds. Only tests of
-/// the CPU use [`Filter::HEADS`], with this number if `KVARENA_SEEDS=all`.
+/// Each tuple contains a name, a check with a filter, and a defect in the kernels that the filter selects. Its numbers
+/// are the number of seeds and the first seed of the search. The contract tests on the GPU use the same number of
+/// seeds. Only tests of the CPU use [`Filter::HEADS`], with this number if `KVARENA_SEEDS=all`.
 #[test]
 fn each_filter_draws_cases_that_show_its_defects() {
     use Check::{Cases, Rotated, Sparse};

@@ -1,5 +1,5 @@
-//! Drafts through the public API: every error, which leaves the state unchanged, and the counters. `replay.rs` compares
-//! random programs of drafts with the model. `trees.rs` tests attention within a tree.
+//! Drafts through the public API: each error leaves the state unchanged, and the counters are right. `replay.rs`
+//! compares random programs of drafts with the model. `trees.rs` tests attention within a tree.
 
 use kvarena::{
     Branch, Capacity, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, Keep,
@@ -190,7 +190,8 @@ fn drafts_that_do_not_fit_take_nothing() {
     let mut host = Host::new(&[40, 60, 60, 60, 60]);
     let items: Vec<_> = (0..5).map(|i| (i, [40, 60, 60, 60, 60][i])).collect();
     let drafts: Vec<_> = host.seqs.iter().map(|&seq| Draft::chain(seq)).collect();
-    // Each sequence has 2 of the 64 pages, with room for 3 more tokens. Pages of 4 must hold the other 37 and 4 * 57.
+    // Each sequence has 2 of the 64 pages, with space for 3 more tokens. The other 37 tokens of one sequence need 10
+    // pages; the other 57 tokens of four sequences need 15 pages each.
     let error = Error::OutOfPages { wanted: 70, available: 54, after: None };
     host.refuses(error, |host| host.plan(&items, &drafts));
 }

@@ -206,7 +206,7 @@ fn without_hashes_there_are_no_events() {
     assert_eq!((bytes.hashes, bytes.events), (0, 0), "pages that are not shared have no hashes");
 }
 
-/// If a sink panics, the next drain emits the whole cache, and later drains the following changes.
+/// If a sink panics, the next drain emits the whole cache. Later drains emit the following changes.
 #[test]
 fn a_sink_that_panics_loses_no_event() {
     for event_pages in [3, 32] {

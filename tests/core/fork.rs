@@ -86,7 +86,8 @@ fn words_of_the_second_of_two_open_plans_are_sent_again() {
     let second = engine.plan_batch(&mut scratch, &next).expect("room");
     assert_eq!(second.table_writes.len(), 1, "the others were in the first");
     engine.commit(first).expect("it is open");
-    // The commit found all pages of the parent published already, so the next plan sends them again.
+    // The commit found that the other sequence had published all pages of the parent. The parent now uses these pages,
+    // so its next plan sends all words again.
     engine.append(parent, &tokens(0..1)).expect("room");
     let plan = engine.plan_batch(&mut scratch, &next).expect("room");
     assert!(plan.table_writes.len() > 2999);

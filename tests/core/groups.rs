@@ -1,5 +1,5 @@
-//! Groups of layers: attention does not depend on the groups, a sequence keeps only pages that later tokens read, and
-//! arguments that do not fit the groups are rejected.
+//! Groups of layers: attention does not depend on the groups; a sequence keeps only pages that later tokens read; the
+//! backend rejects arguments that do not fit the groups.
 
 use kvarena::backend::CpuError;
 use kvarena::testkit::poison::poison;
@@ -264,7 +264,7 @@ fn compute(engine: &mut Engine<Null>, seq: SeqKey) -> bool {
 #[test]
 fn a_sequence_holds_the_pages_that_later_tokens_read() {
     let (gpt_oss, gemma, scout) = (Reach::Window(128), Reach::Window(1024), Reach::Chunk(8192));
-    // A page has 16 tokens. Expected are the pages of the whole sequence in group 0, and the tail in each other track.
+    // A page has 16 tokens. The sequence should have all its pages in group 0, and the tail in each other track.
     for (all, others, reach, tokens, pages) in [
         (12, 12, gpt_oss, 8192, 512 + 8),
         (10, 52, gemma, 8192, 512 + 6 * 64),

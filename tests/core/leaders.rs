@@ -22,7 +22,7 @@ fn admission(engine: &Engine<Null>, prompt: &[TokenId]) -> Admission {
     engine.admission(Namespace::default(), prompt, 0).expect("it is a prompt")
 }
 
-/// Returns the sequence that leads a prompt, and the number of tokens that will then be cached.
+/// Returns the sequence that leads a prompt, and the number of the prompt's tokens that it will have cached.
 fn leader(engine: &Engine<Null>, prompt: &[TokenId]) -> Option<(SeqKey, u32)> {
     admission(engine, prompt).leader.map(|leader| (leader.seq, leader.cached_len))
 }
@@ -49,7 +49,8 @@ fn a_sequence_that_computes_the_prompt_is_its_leader() {
     let prompt = text(30, 30, 0);
     assert_eq!(leader(&engine, &prompt), None);
     let first = admit(&mut engine, &prompt);
-    // The prompt waits for its whole pages without its last token, and a longer prompt for those of the first sequence.
+    // An equal prompt waits for the whole pages before its last token. Other prompts wait for the whole pages that they
+    // share with the first sequence.
     assert_eq!(leader(&engine, &prompt), Some((first, 28)));
     assert_eq!(leader(&engine, &text(50, 50, 0)), Some((first, 28)));
     assert_eq!(leader(&engine, &text(50, 9, 1)), Some((first, 8)));
@@ -71,7 +72,7 @@ fn a_sequence_that_computes_the_prompt_is_its_leader() {
     compute(&mut engine, first, 6);
     assert_eq!((leader(&engine, &prompt), engine.is_leading(&named)), (None, false));
     assert_eq!(admission(&engine, &prompt).cached_len, 28);
-    // A token that is appended singly leads no prompt; a next turn does.
+    // A sequence does not lead with tokens that are appended singly, but it leads with the tokens of a next turn.
     engine.append(first, &[TokenId::new(30)]).expect("room for tokens");
     engine.append(first, &[TokenId::new(31)]).expect("room for tokens");
     assert_eq!(leader(&engine, &text(50, 50, 0)), None);
@@ -79,7 +80,7 @@ fn a_sequence_that_computes_the_prompt_is_its_leader() {
     assert_eq!(leader(&engine, &text(50, 50, 0)), Some((first, 32)));
 }
 
-/// A sequence may still compute the beginning of a prompt of which the tree already contains more.
+/// The tree may already contain more of a prompt than a slower sequence has computed.
 #[test]
 fn a_slower_sequence_leads_if_it_will_compute_more() {
     let mut engine = engine(64);

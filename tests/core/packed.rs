@@ -79,7 +79,7 @@ fn a_tree_is_not_packed() {
         assert_eq!(packed(&engine, &items), want, "{parents:?}");
         engine.abort(step).expect("it is open");
     }
-    // A plain chain is packed. A chain's masks with other positions are not.
+    // A plain chain is packed. A draft with a chain's masks and other positions is not.
     let step = engine.plan_drafts(&mut scratch, &items, &[Draft::chain(seq)]).expect("room").step();
     assert_eq!(packed(&engine, &items), Ok(vec![0, 3]));
     engine.abort(step).expect("it is open");
@@ -152,7 +152,8 @@ fn levels_list_what_is_shared_once() {
     assert_eq!(stale, Err(Error::NotPlanned { seq: others[0].seq, len: 1 }));
 }
 
-/// An undone plan is kept, and another sequence has its row. With equal numbers of tokens, the plans look alike.
+/// The test keeps an aborted plan, whose row another sequence then takes. With equal numbers of tokens, the plans of
+/// both sequences look alike.
 #[test]
 fn a_plan_that_was_undone_has_no_levels() {
     let mut engine = engine();

@@ -12,8 +12,8 @@ use kvarena::{
     StepScratch, TableShape, TableWrite, TokenId,
 };
 
-/// Bytes of the header. Its words: magic, step, rows, tokens, table writes, bytes of a slot with the number of further
-/// tracks above them, spans, members, masks.
+/// Bytes of the header. Its words: magic, step, rows, tokens, table writes, bytes of a slot (low 32 bits) with the
+/// number of tracks after the first (high 32 bits), spans, members, masks.
 const HEADER: usize = 72;
 
 /// The arrays of a random plan. Its pages and rows need not exist.

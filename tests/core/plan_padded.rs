@@ -60,7 +60,7 @@ impl Twins {
         }
     }
 
-    /// Returns the sequences with uncomputed tokens, each with some of them.
+    /// Returns an item for each sequence with unplanned tokens: a random number of these tokens.
     fn items(&mut self) -> Vec<Extend> {
         let (engine, rng) = (&self.engines[0], &mut self.rng);
         let item = |&seq: &SeqKey| {

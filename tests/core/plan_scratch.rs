@@ -63,7 +63,7 @@ fn children_of_a_long_parent_fit_the_scratch() {
             engine.append(seq, &[TokenId::new(7)]).expect("there is room");
             items.push(Extend { seq, len: 1 });
         }
-        // Each child sends once a word for each shared chunk, and its own pages.
+        // In its first plan, each child sends a word for each shared chunk, and the words of its own pages.
         let first = plan(&mut engine, &items);
         let table = engine.shape().table;
         let chunks = LEN.div_ceil(page_size * table.chunk_pages);

@@ -117,8 +117,8 @@ fn a_match_that_would_lock_what_backs_a_promise_is_refused() {
     assert_eq!(engine.stats().evicted_pages, 4, "the rest of what backed the promise");
 }
 
-/// Two equal prompts are computed while two steps are in flight. The commit of the second finds the first's pages. Its
-/// duplicates wait in the fence, where promised pages may be.
+/// Two equal prompts are computed by two steps in flight. The commit of the second step finds the first prompt's pages
+/// in the tree. The second prompt's pages are duplicates; they wait in the fence and back promises.
 #[test]
 fn duplicate_pages_back_promises_after_the_step_is_complete() {
     let mut engine = engine(12);
@@ -126,7 +126,7 @@ fn duplicate_pages_back_promises_after_the_step_is_complete() {
     let first = plan(&mut engine, &[(old, 16)]).expect("all are free");
     let twin = admit(&mut engine, &text(0, 4), 4).expect("nothing is cached yet");
     let second = plan(&mut engine, &[(twin, 16)]).expect("they are promised");
-    // Four pages each; the last four are promised to another sequence.
+    // The two prompts have four pages each. The last four pages are promised to another sequence.
     let other = admit(&mut engine, &text(1, 4), 4).expect("they are free");
     commit(&mut engine, first);
     engine.complete(first).expect("it is committed");

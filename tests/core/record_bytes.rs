@@ -56,7 +56,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
     }
 }
 
-/// Returns groups of `layers` layers, or one group if these do not form several.
+/// Returns random groups of `layers` layers, or one group if the drawn groups are invalid.
 fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
     let size = rng.within(1, 5000) as u32;
     let reaches =
@@ -181,7 +181,7 @@ fn the_byte_forms_are_as_documented() {
     assert_eq!(Compaction::list_to_bytes(&[compaction]), bytes);
 }
 
-/// A shape read from bytes has these bytes; no bytes make the reader panic.
+/// If bytes are read as a shape, writing the shape returns the same bytes. No bytes make the reader panic.
 #[test]
 fn garbled_shapes_are_refused() {
     let mut rng = Rng::new(2);

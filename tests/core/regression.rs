@@ -15,7 +15,7 @@ fn tokens(text: &str) -> Vec<TokenId> {
 }
 
 /// 2026-11-21. `fork` checked that a page for the tail's copy was available, then published the parent's whole pages,
-/// and then took the page. A publish can use the last idle page, if that is the parent's duplicate. The call failed
+/// and then took the page. A publish can use the last idle page, if the parent has a duplicate of it. The call failed
 /// with `OutOfPages` after it had published, and lost a lock.
 #[test]
 fn fork_takes_the_tail_before_it_publishes() {

@@ -164,7 +164,7 @@ fn host_memory() {
     }
 }
 
-/// Cells move to host memory and back, whole and by themselves.
+/// Cells move to host memory and back, each as a whole and independently of its node's pages.
 #[test]
 fn host_memory_with_groups() {
     let mut all = Summary::default();
@@ -188,7 +188,7 @@ fn host_memory_with_groups() {
     }
 }
 
-/// No call relies on a move of a cell before the backend must have made it.
+/// The backend makes each move at the last legal moment, and no call relies on an earlier one.
 #[test]
 fn late_host_memory_with_groups() {
     let mut all = Summary::default();
@@ -242,7 +242,7 @@ fn a_pending_token_finds_no_chunk() {
     assert_eq!(summary.answers.get("plan_batch OutOfTokens"), Some(&1), "{summary:?}");
 }
 
-/// Nearly all pages are promised, several steps are in flight and texts are similar, so that commits find duplicates
+/// Nearly all pages are promised, several steps are in flight and texts are similar. Commits therefore find duplicates,
 /// and pages in the fence back promises.
 #[test]
 fn promises_are_kept() {
@@ -296,7 +296,7 @@ fn rows_that_decode_begin_chunks() {
         let mut ops = workload.take_ops(op_count(120));
         for op in &mut ops {
             if let Op::Admit(prompt) | Op::Match(prompt) | Op::AdmitBatch { prompt, .. } = op {
-                // One less would mean a whole page: see `Prompt::len`.
+                // The replay adds 1 to `len`, so the prompt ends 0 to 3 tokens before the end of a page.
                 prompt.len = (1 + prompt.len % 4) * page_size as u16 - 1 - prompt.len / 4 % 4;
             }
         }

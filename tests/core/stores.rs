@@ -60,8 +60,8 @@ impl Host {
         cached
     }
 
-    /// Gives the store all pages that the engine has for it; `takes` decides which of them it takes. Returns the keys
-    /// in the order of the puts.
+    /// Makes all puts of the engine. The store takes the pages for which `takes` returns true. Returns the keys in the
+    /// order of the puts.
     fn put(
         &mut self,
         store: &mut HashMap<PageHash, Vec<u8>>,
@@ -92,8 +92,8 @@ impl Host {
         }
     }
 
-    /// Fetches pages of a prompt, of which the store writes the first `count`. Returns the fetch and the
-    /// number of its pages.
+    /// Fetches pages of a prompt; the store writes the first `count` pages. Returns the fetch and the number of its
+    /// pages.
     fn fetch(
         &mut self,
         store: &HashMap<PageHash, Vec<u8>>,

@@ -102,7 +102,7 @@ fn fill_host(backend: &mut OnGpu, byte: u8) {
     pages.for_each(|page| backend.lease_mut(page).as_mut().fill(byte));
 }
 
-/// Returns a move for each copy: between its source as a page of the pool and its target as a host page.
+/// Returns a move for each copy. The source of the copy is the page of the pool, and its target is the host page.
 fn moves(copies: &[PageCopy]) -> Vec<PageMove> {
     let host = |page: PageId| HostPageId::new(page.raw());
     copies.iter().map(|copy| PageMove { device: copy.source, host: host(copy.target) }).collect()
@@ -121,7 +121,7 @@ fn pages_are_equal_after_a_copy_to_the_host_and_back() {
                 let wanted = page(&layout, 100 + u64::from(i));
                 assert!(raw_page(&backend.cuda, i) == wanted, "{layout:?} page {i}");
             }
-            // More than once, so that events and chunks are used again.
+            // The test repeats the moves, so that the backend uses events and chunks again.
             for round in 0..3 {
                 fill_host(&mut backend, 0xee);
                 let copies = copies(&mut rng, 31, PAGES, HOST_PAGES);
@@ -140,7 +140,7 @@ fn pages_are_equal_after_a_copy_to_the_host_and_back() {
                         }
                     }
                 }
-                // Back to other pages: each to its successor's.
+                // Each host page is loaded to the device page of the next copy.
                 let mut back = moves(&copies);
                 let first = back[0].device;
                 for i in 0..back.len() {

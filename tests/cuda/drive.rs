@@ -162,8 +162,8 @@ impl Drive {
         layers
     }
 
-    /// Compares one layer's output and log-sum-exp with float64. Of each item it compares at most `rows` pairs of a
-    /// token and a head, at random.
+    /// Compares one layer's output and log-sum-exp with float64. For each item, it compares at most `rows` random pairs
+    /// of a token and a head.
     pub fn check(
         &mut self,
         items: &[Item],

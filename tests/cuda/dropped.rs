@@ -65,7 +65,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
 #[test]
 fn memory_is_freed_after_the_work_that_uses_it() {
     let Some(gpu) = gpu() else { return };
-    // Pages that kernels move, and pages for the copy engines, with and without device memory in between.
+    // Kernels move the pages, or copy engines do, or both do with device memory in between.
     for (layers, layout) in
         [(1, Layout::PageFirst), (8, Layout::PageFirst), (8, Layout::LayerFirst)]
     {

@@ -223,7 +223,7 @@ fn plans_outside_the_pool_are_refused() {
     ] {
         assert_eq!(cuda.begin(&plan(1, &[bad], &[0])), refused(error), "{bad:?}");
     }
-    // Fewer query rows than tokens, and fewer slots.
+    // Fewer query rows than tokens, then more slots than tokens.
     let short = BatchRow { extend_len: 0, ..FIRST };
     assert_eq!(cuda.begin(&plan(1, &[short], &[0])), refused(PlanError::QueryRows { row: 1 }));
     assert_eq!(

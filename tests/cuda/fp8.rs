@@ -37,8 +37,8 @@ fn pool(shape: KvShape, scaling: Scaling, layout: Layout) -> PoolLayout {
     config.layout().expect("a valid pool")
 }
 
-/// Rows that are hard to round: each number is near the middle between two bytes times a scale, or one of the numbers
-/// with a special rule.
+/// Returns rows that are hard to round. Most numbers are near the middle between the values of two adjacent bytes,
+/// times a scale. The others are zeros and numbers with a special rule.
 fn hard_rows(
     dtype: Dtype,
     width: usize,
@@ -63,7 +63,7 @@ fn hard_rows(
     let mut values = Vec::new();
     for _ in 0..TOKENS {
         for head in 0..width / head_dim {
-            // Of eight heads, about one contains zeros and one special numbers. The others are hard to round.
+            // About one head in eight contains zeros, and one in eight special numbers. The others are hard to round.
             let kind = rng.below(8);
             let largest = round(
                 dtype,
@@ -227,7 +227,8 @@ fn shape(scaling: Scaling, dtype: Dtype, head_dim: u32, group: u32) -> Shape {
     }
 }
 
-/// Attention over rows of fp8 with every byte of a number, including subnormal ones; then over a NaN in V, and in K.
+/// Attention reads fp8 rows that contain all bytes of finite numbers, including subnormal ones. Then it reads rows with
+/// a NaN in V, and at last with another NaN in K.
 #[test]
 fn every_byte_is_read_as_it_is() {
     let Some(gpu) = gpu() else { return };
@@ -306,7 +307,7 @@ fn every_byte_is_read_as_it_is() {
                     nans[turn - 1] = out.iter().filter(|x| x.is_nan()).count();
                 }
                 backend.end(StepEnd::Complete(plan.step()));
-                // One byte of V, then of K, of head 0.
+                // Replaces a byte of head 0 by NaN: first in V, then in K.
                 let plane = [kvarena::PlaneName::V, kvarena::PlaneName::K][turn.min(1)];
                 let (page, offset) = shape.pool().page_of(slot);
                 let mut bytes = vec![0; shape.pool().page_bytes() as usize];
@@ -382,7 +383,7 @@ const LARGE: i32 = 100;
 fn scales_may_be_at_both_ends_of_f32() {
     let Some(gpu) = gpu() else { return };
     let largest = 2_f32.powi(127);
-    // f16 has no row of K near the largest scale.
+    // No f16 number is near the largest scale, so K has no such rows of f16.
     for (dtype, end) in
         [(Dtype::Bf16, End::Smallest), (Dtype::F16, End::Smallest), (Dtype::Bf16, End::Largest)]
     {
@@ -483,8 +484,8 @@ fn run_step(
     backend.end(StepEnd::Complete(plan.step()));
 }
 
-/// Rows of q with widely different magnitudes, and rows of zeros: each row is multiplied by its own power of two. The
-/// scales have either sign.
+/// Rows of q have widely different magnitudes: each row is multiplied by its own power of two, and some are zeros. The
+/// scales of attention have either sign.
 #[test]
 fn queries_may_differ_widely_in_magnitude() {
     let Some(gpu) = gpu() else { return };

@@ -1,5 +1,5 @@
 //! A graph is captured once for each key and replayed over many steps, while tables, lengths and the batch change.
-//! Other steps run outside of it between replays.
+//! Other steps run outside of the graph between replays.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -176,7 +176,7 @@ fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64
         backend.synchronize().expect("nothing failed");
         buffers.check(&mut drive, &items, &plan, &inputs, &attend);
     }
-    // The decode kernel, the extend kernel and that of trees may each have work; in decode steps, only one has.
+    // The decode kernel, the extend kernel and the kernel of trees may each have work. In decode steps, only one has.
     let most = if tokens == rows { 1 } else { 6 };
     assert!(graphs.len() <= most, "{} graphs", graphs.len());
 }
@@ -197,7 +197,8 @@ fn mixed_graphs_replay() {
     replay(&gpu, shape(Layout::PageFirst, 16), 6, 200, 120);
 }
 
-/// A few new tokens a row, as in the verification of drafts; and some rows of more than a decode kernel takes.
+/// Rows have a few new tokens, as in the verification of drafts. In the second replay, some rows have more tokens than
+/// a decode kernel takes.
 #[test]
 fn graphs_of_short_queries_replay() {
     let Some(gpu) = gpu() else { return };
@@ -256,8 +257,8 @@ fn a_capture_refuses_an_unstaged_plan() {
     backend.begin(&third.plan()).expect("a valid plan");
 }
 
-/// Rows of every type, in pools of every kind: `prepare` loads all kernels of a step's launches. Without it, a capture
-/// fails with a named error.
+/// For rows of every type, in pools of every kind, `prepare` loads all kernels of a step's launches. Without `prepare`,
+/// a capture fails with a named error.
 #[test]
 fn a_capture_loads_nothing_after_prepare() {
     let latent = KvShape::Latent { rank: 512, rope: 64 };

@@ -139,7 +139,7 @@ impl World {
         })
     }
 
-    /// Returns the same for the first layer in a host page, after all calls are done.
+    /// Returns the first byte of K of a host page's first two tokens in the first layer, after all calls are done.
     fn host_tokens(&mut self, page: u32) -> [u8; 2] {
         self.cuda.synchronize().expect("nothing failed");
         let lease = self.cuda.lease(HostPageId::new(page));

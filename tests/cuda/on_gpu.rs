@@ -1,4 +1,4 @@
-//! Implements the traits of the contract's tests for [`Cuda`]: they pass and read rows of numbers on the host.
+//! Implements the traits of the contract's tests for [`Cuda`]. The tests pass and read rows of numbers on the host.
 
 use std::convert::identity;
 use std::mem::size_of;

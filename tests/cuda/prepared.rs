@@ -16,7 +16,8 @@ use kvarena::{
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 use crate::{device, gpu, seeds};
 
-/// Options of a backend on its own handle, prepared for all calls of a random program; it may load no kernel later.
+/// Options of a backend on its own device handle. `open` prepares it for all calls of a random program, so it may load
+/// no kernel later.
 struct Prepared {
     options: OnGpuOptions,
     attend: Attend,
@@ -94,7 +95,7 @@ fn open(gpu: &Gpu, dtype: KvDtype, shape: KvShape, labels: u32) -> Cuda {
         .expect("a small pool")
 }
 
-/// Returns the names of the loaded kernels without `attend_` and `bf16_`, except those that load the plan and store.
+/// Returns the names of the loaded kernels, without `attend_` and `bf16_`. Omits the kernels that load a plan or store.
 fn loaded(dtype: KvDtype, shape: KvShape, work: &Prepare<'_>) -> Vec<String> {
     let gpu = device(0).expect("the device exists");
     let labels = if work.lists.is_empty() { 0 } else { 2 };

@@ -29,7 +29,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Returns the pool as a layer stores K and V.
+    /// Returns the layout of the pool for the layers of a layer's group.
     fn layout_of(&self, layer: LayerId) -> PoolLayout {
         let layout = self.gpu.cuda.layout();
         layout.of_group(layout.place(layer).group)
@@ -212,7 +212,8 @@ fn the_engine_over_the_gpu_is_the_model() {
     let mut summary = Summary::default();
     for seed in seeds(300) {
         let mut workload = Workload::new(seed);
-        // Such short latent rows have no kernels, and the backend rejects chunks that pages do not divide.
+        // No kernel serves such short latent rows. The backend rejects groups whose chunks do not begin at page table
+        // chunks.
         let drawn = workload.config();
         let config = SmallConfig { kv_heads: drawn.kv_heads.max(1), ..drawn };
         let groups = if has_served_groups(&config) { config.groups } else { 0 };

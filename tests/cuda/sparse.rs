@@ -51,8 +51,8 @@ enum Kind {
     Equal,
     /// The same, with NaN in K: the test compares lists, but not the attention over them.
     Nan,
-    /// Queries whose sum over heads uses all bits of an f32 and is the same in every channel, and K of few distinct
-    /// numbers: scores of the same numbers in another order differ only by rounding.
+    /// The sum of the queries over the heads uses all bits of an f32 and is the same in every channel. K has few
+    /// distinct numbers. Scores of keys with the same numbers in another order therefore differ only by rounding.
     Fine,
 }
 
@@ -204,8 +204,8 @@ impl Both {
     }
 }
 
-/// Chunks of 256 scores, and rows that end inside a chunk, at its end and after it. Many scores are equal, so that the
-/// last digit and the order of positions decide.
+/// Kernels compute scores in chunks of 256. Rows end inside a chunk, at its end and after it. Many scores are equal, so
+/// that their last bits and the order of positions decide.
 #[test]
 fn long_rows_are_selected_as_on_the_cpu() {
     let Some(gpu) = gpu() else { return };

@@ -68,7 +68,7 @@ impl Both {
         Ok(())
     }
 
-    /// Releases the cells that a lock uses. The cells wait for `step`; step 0 is complete.
+    /// Releases the cells that a lock uses. The cells wait for `step`. Step 0 is always complete.
     pub(super) fn release_cells(&mut self, index: usize, step: StepId) {
         let held = &mut self.held[index];
         held.last_step = held.last_step.max(step);

@@ -29,8 +29,8 @@ pub trait Inspect: Backend {
     /// Returns the words of the page tables; `None` without tables.
     fn words(&self) -> Option<&[u32]>;
 
-    /// Returns for each save and load since the last call, in order, whether it failed. Moves that are not in the list
-    /// succeeded.
+    /// Returns a flag for each save and load since the last call, in order: whether it failed. Moves that are not in
+    /// the list succeeded.
     fn take_moves(&mut self) -> Vec<bool> {
         Vec::new()
     }
@@ -120,7 +120,7 @@ pub(super) fn seeds(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
 /// the bytes and the scales depend on the seed.
 pub(super) fn numbers(layout: &PoolLayout, seed: u64, plane: usize, layer: LayerId) -> Vec<f32> {
     let of = &layout.planes()[plane];
-    // Layer and plane have bits of their own, because layers of other groups may have other numbers of planes.
+    // Layer and plane have separate bits, because groups may have different numbers of planes.
     let row = u64::from(layer.raw()) << 40 | (plane as u64) << 32;
     let count = u64::from(of.heads * of.elements);
     let drawn = (0..count).map(|i| (mix(seed ^ mix(row | i)) & 0xff) as u8);

@@ -131,7 +131,7 @@ impl<B: Inspect> Host<B> {
         let failures = self.engine.backend().failures();
         let got = self.engine.accept_batch(step, &named).map(<[Compaction]>::to_vec);
         if let Err(EngineError::Backend(_)) = got {
-            // The moved K and V are lost, so the step is undone.
+            // The moved K and V are lost, so the replay aborts the step.
             agree("a failed call", &(self.engine.backend().failures() > failures), &true)?;
             self.summary.count("accept Backend".to_owned());
             agree("abort", &self.engine.abort(step), &self.model.abort(step))?;

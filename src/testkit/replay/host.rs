@@ -72,8 +72,8 @@ pub(super) struct Host<B> {
     pub(super) scratch: StepScratch,
     /// Pages that each unfinished step may access: those of its rows, or of its copies.
     pub(super) touched: BTreeMap<StepId, BTreeSet<PageId>>,
-    /// Recent leaders. Each has the number of removals of the leader's tokens at the time when the engine named it. It
-    /// also has the prompt's tokens that are cached once the leader has computed them.
+    /// Recent leaders, newest first. The number counts the removals of the leader's tokens before the engine named it.
+    /// The tokens are the part of the prompt that is cached once the leader has computed it.
     pub(super) leaders: VecDeque<(Leader, usize, Vec<TokenId>)>,
     pub(super) store: Store,
     /// An index from events alone.
@@ -162,12 +162,12 @@ impl<B: Inspect> Host<B> {
         self.engine.shape().layout.page_size() as usize
     }
 
-    /// Returns the factor of an op's small numbers, so that they reach several pages of any size.
+    /// Returns the factor for an op's small numbers. Multiplied by it, they reach several pages of any size.
     pub(super) fn scale(&self) -> usize {
         self.page_size().div_ceil(64)
     }
 
-    /// Returns a live sequence, or for high picks a sequence that is finished or never existed.
+    /// Returns a live sequence. For high picks, or if none is live, returns one that is finished or never existed.
     pub(super) fn pick(&self, pick: u8) -> SeqKey {
         if pick > 250 || self.live.is_empty() {
             let count = self.gone.len().max(1);

@@ -8,12 +8,12 @@
  * work may still be in the queue.
  *
  * Work may wait for another stream or device: an event, an exchange between devices, or a kernel that polls memory which
- * another device writes (loads with .sys). A call that waits for such work also runs the other's work. Meanwhile only
- * later work of the same stream and of the default stream is held back.
+ * another device writes (loads with .sys). A call that waits for such work also runs the work of that stream or device.
+ * Meanwhile only later work of the same stream and of the default stream is held back.
  *
- * The driver refuses PTX of a newer ISA than its version, PTX for another device's target, and PTX with an instruction
- * that the machine does not know; the log names that instruction. It refuses a launch with more shared memory than a CTA
- * of the device can have. The process ends with a message if a kernel accesses memory that is not allocated, if
+ * The driver refuses PTX of a newer ISA than its version supports, PTX for another device's target, and PTX with an
+ * instruction that ptx/forms.cc lacks; the log names that instruction. It refuses a launch with more shared memory than
+ * a CTA of the device can have. The process ends with a message if a kernel accesses memory that is not allocated, if
  * unsynchronised warps access the same shared memory, or if a kernel waits for ever. The message names the kernel, the
  * warp and the line of PTX.
  *
@@ -38,8 +38,8 @@
  * FAKE_DRIVER_RACES=0: no check for unsynchronised accesses of shared memory (ptx/races.h).
  * FAKE_DRIVER_SLICE (4096): instructions that a warp executes before the next warp's turn. Small numbers interleave the
  * warps finely.
- * FAKE_DRIVER_ORDER=1: some CTAs get few turns, in each launch of a kernel other ones. This shows results that depend on
- * the order of CTAs.
+ * FAKE_DRIVER_ORDER=1: some CTAs get few turns; successive launches of a kernel slow different CTAs. This shows results
+ * that depend on the order of CTAs.
  * FAKE_DRIVER_STREAMS=1: of the streams with work that can run, the one that was created first runs; 2: the one that was
  * created last. This shows missing waits between streams.
  * FAKE_DRIVER_PINS (no limit): maximum bytes of pinned host memory. FAKE_DRIVER_PIN_MS (0): milliseconds of a pinning
@@ -188,7 +188,7 @@ static bool run(Work& work) {
     if (work.kind == Work::CALL) work.call(work.params, work.grid[0], work.grid[1]);
     return work.kind != Work::KERNEL || run_kernel(work);
 }
-/* Runs or continues a piece of a device's work. Returns whether it is done; then it is removed from the queue. */
+/* Runs or continues a piece of a device's work. If the piece is done, removes it from the queue and returns true. */
 static bool try_run(Device& device, Work** at) {
     running_on = &device;
     Work* work = *at;
@@ -228,7 +228,7 @@ static bool advance(Device& device) {
     for (Device& other : devices) any |= &other != &device && device.queue.first && step(other);
     return any;
 }
-/* Returns whether the stream's work up to `number` is done; without a stream, all of the device's work. */
+/* Returns whether the stream's work up to `number` is done. A null `stream` stands for all streams of the device. */
 static bool reached(const Device& device, void* stream, u64 number) {
     for (const Work* work = device.queue.first; work && work->number <= number; work = work->next)
         if (!stream || work->stream == stream) return false;
@@ -371,7 +371,7 @@ API int cuMemHostUnregister(void* memory) {
 }
 API int cuMemFree_v2(u64 address) { return give_back(at(address)); }
 API int cuMemFreeHost(void* memory) { return give_back(memory); }
-/* Freed in the order of the stream: earlier work of the stream may still use the memory. */
+/* Queues the release in the order of the stream, because earlier work of the stream may still use the memory. */
 API int cuMemFreeAsync(u64 address, void* stream) {
     Lock lock(queue_lock);
     const auto memory = allocations.find(address);
@@ -454,7 +454,7 @@ API int cuMemsetD8_v2(u64 address, u8 byte, size_t bytes) { return wait() ? CAPT
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* What the handles of modules and functions point to. Each text is decoded once, although several contexts load it. */
+/* Targets of the handles of modules and functions. Each text is decoded once, although several contexts load it. */
 struct Module { std::string text; std::shared_ptr<ptx::Module> decoded; };
 struct Function { std::string name; const ptx::Entry* entry; std::shared_ptr<ptx::Module> module; u32 dynamic_most = 48 << 10; };
 
@@ -465,8 +465,8 @@ static std::string first_entry(const char* text) {
 }
 static auto& modules = *new std::map<std::string, std::shared_ptr<ptx::Module>>();  /* by their text; never freed */
 
-/* At the process's end, prints for each loaded kernel: launches, instructions that warps executed, the part of its
-   instructions that ever ran, and optionally the lines of the others. */
+/* At the process's end, prints for each loaded kernel: launches, instructions that warps executed, the percentage of
+   its instructions that ever ran, and optionally the lines of the other instructions. */
 __attribute__((destructor)) static void print_statistics() {
     const u64 wanted = setting("FAKE_DRIVER_STATISTICS", 0);
     if (!wanted) return;

@@ -1,4 +1,4 @@
-/* Integers, floats, predicates: each lane for itself. */
+/* Instructions on integers, floats and predicates that each lane executes by itself. */
 #include <tuple>
 #include "forms.h"
 #include "numbers.h"
@@ -15,7 +15,7 @@ template <class T> void add_integers(Forms& forms, const std::string& u, const s
         forms.push_back(lanes("mad.lo." + type, [](T x, T y, T z) { return T(u64(x) * y + z); }));
         forms.push_back(lanes("neg." + type, [](T x) { return T(-x); }));
     }
-    // What division by zero gives is not said.
+    // PTX does not define the result of a division by zero.
     forms.push_back(lanes("div." + u, [](T x, T y) { return y ? T(x / y) : T(~T(0)); }));
     forms.push_back(lanes("rem." + u, [](T x, T y) { return y ? T(x % y) : x; }));
     forms.push_back(lanes("div." + s, [](S x, S y) { return y == 0 || y == -1 ? S(-T(x)) : S(x / y); }));
@@ -49,7 +49,7 @@ template <class T> void add_integers(Forms& forms, const std::string& u, const s
     }
 }
 
-/* Floating point, of which the unordered comparisons are true where a number is none. */
+/* Adds floating-point instructions. Unordered comparisons are true if an operand is NaN. */
 template <class T> void add_floats(Forms& forms, const std::string& type) {
     for (const char* round : {"", "rn."}) {
         forms.push_back(lanes("add." + std::string(round) + type, [](T x, T y) { return x + y; }));
@@ -133,7 +133,7 @@ float fma_down(float x, float y, float z) {
     const float nearest = float(exact);
     return nearest > exact ? nextafterf(nearest, -INFINITY) : nearest;
 }
-/* Rounded towards zero, of sums that a double has exactly. */
+/* Returns the sum, rounded towards zero. A double must represent the sum exactly. */
 float add_to_zero(float x, float y) {
     const double exact = double(x) + y;
     const float nearest = float(exact);

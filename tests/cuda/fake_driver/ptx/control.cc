@@ -93,7 +93,7 @@ void release_cluster(Cluster& cluster) {
     if (cluster.arrived < alive) return;
     cluster.arrived = 0, ++cluster.generation, cluster.passed = cluster.gathered;
 }
-/* Without `.release`, an arrival publishes only what the warp knew at its last fence. */
+/* Without `.release`, an arrival publishes only the warp's clock at its last fence. */
 template <bool RELEASES> Outcome arrive_cluster(Warp& warp, const Instruction& in) {
     Cluster& cluster = *warp.cta->cluster;
     active_lanes(warp, [&](u32 lane) {
@@ -155,7 +155,7 @@ template <Shuffle KIND> Outcome shuffle(Warp& warp, const Instruction& in) {
         else source = lane + offset, fits = source <= most;
         if (!fits) source = lane;
         else in_range |= 1u << lane;
-        // What a lane gives that does not take part is not said.
+        // PTX does not define the value of a lane that does not take part.
         to[lane] = warp.active >> source & 1 ? from[source] : 0xffffffff;
     });
     set_predicate(warp, in.at[1], in_range);
@@ -213,7 +213,7 @@ void add_control(Forms& forms) {
         {"redux.sync.max.u32", "=4 4 m", reduce_max, M}, {"redux.sync.min.u32", "=4 4 m", reduce_min, M},
         {"redux.sync.add.u32", "=4 4 m", reduce_add, M}, {"redux.sync.add.s32", "=4 4 m", reduce_add, M},
         {"redux.sync.or.b32", "=4 4 m", reduce_or, M}, {"activemask.b32", "=4", active_mask},
-        // Kernels run one after the other, and what a warp writes all see at once.
+        // Kernels of a stream run one after the other, and all warps see each write at once.
         {"griddepcontrol.wait", "", nothing}, {"griddepcontrol.launch_dependents", "", nothing},
         {"membar.cta", "", nothing}, {"membar.gl", "", nothing}, {"membar.sys", "", nothing}, {"fence.acq_rel.gpu", "", nothing},
         {"fence.acq_rel.cta", "", nothing}, {"fence.acq_rel.sys", "", nothing}, {"fence.sc.gpu", "", nothing},

@@ -1,11 +1,11 @@
-/* From one type to another, and registers side by side in a wider one. */
+/* Conversions between types, and moves between a wide register and several narrow ones. */
 #include <tuple>
 #include "forms.h"
 #include "numbers.h"
 
 namespace ptx {
 namespace {
-/* Narrow registers of a wide one (mov.b64 {a, b}, c), and back. Lanes are next to each other in each column. */
+/* Splits a wide register (mov.b64 {a, b}, c); `pack` joins narrow ones. A column contains the lanes in order. */
 template <class Wide, class Narrow> Outcome unpack(Warp& warp, const Instruction& in) {
     constexpr u32 PARTS = sizeof(Wide) / sizeof(Narrow);
     const Wide* from = column<Wide>(warp, in.at[PARTS]);
@@ -50,7 +50,7 @@ void add_conversions(Forms& forms) {
         lanes("cvt.f32.bf16", [](u16 x) { return bf16_to_float(x); }),
         lanes("cvt.rn.f16.f32", [](float x) { return u16(float_to_half(x)); }),
         lanes("cvt.rn.bf16.f32", [](float x) { return u16(float_to_bf16(x)); }),
-        // Of two, the first becomes the upper half.
+        // The first of two operands becomes the upper half.
         lanes("cvt.rn.f16x2.f32", [](float high, float low) { return float_to_half(high) << 16 | float_to_half(low); }),
         lanes("cvt.rn.bf16x2.f32", [](float high, float low) { return float_to_bf16(high) << 16 | float_to_bf16(low); }),
         lanes("cvt.rn.f16x2.e4m3x2", [](u16 x) { return e4m3_to_half(x >> 8) << 16 | e4m3_to_half(x & 255); }),

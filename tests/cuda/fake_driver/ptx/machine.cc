@@ -1,10 +1,10 @@
 /* The order in which the lanes of a warp, the warps of a CTA and the CTAs of a launch run. Only one warp runs at a
  * time, and the order is always the same.
  *
- * Lanes of a warp with the same next instruction form a group and run together. Of a warp's groups, the one whose
- * instruction is first in the text runs, so diverged lanes meet again where their paths join. An instruction that
- * several lanes must execute together waits until all of them have reached it. A warp runs until all its groups wait,
- * or until it has used its slice of instructions. */
+ * Lanes of a warp with the same next instruction form a group and run together. The group whose instruction comes first
+ * in the text runs, so diverged lanes meet again where their paths join. An instruction that several lanes must execute
+ * together waits until all of them have reached it. A warp runs until all its groups wait, or until it has used its
+ * slice of instructions. */
 #include "machine.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -215,7 +215,7 @@ bool Running::go_on() {
     const u64 count = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
     while (started < count || !ctas.empty()) {
         if (polled && ++polls % 32 == 0) return false;
-        // If all CTAs wait, or have run for long, they may wait for a CTA that has not started: the next ones start.
+        // CTAs that all wait, or that have run for long, may wait for a CTA that has not started: the next ones start.
         const u32 together = launch.entry->cluster;
         if (started < count && ctas.size() + together <= std::max(resident, together) && (ctas.empty() || !did || (rounds + polls) % 64 == 63)) {
             auto cluster = std::make_shared<Cluster>();
@@ -234,7 +234,7 @@ bool Running::go_on() {
         did = polled = false, ++turns;
         for (size_t i = 0; i < ctas.size(); ++i) {
             auto& cta = ctas[i];
-            // With FAKE_DRIVER_ORDER, every third CTA gets few turns, in each launch other ones.
+            // With FAKE_DRIVER_ORDER, every third CTA gets few turns; the next launch slows different CTAs.
             const bool waits = orders && (cta->index[0] + number) % 3 == 0 && turns % 16 != 0 && cta->warps_left > 0;
             did |= waits || run_cta(*cta, slice);
             for (const Warp& warp : cta->warps) polled |= warp.alive && warp.polled;

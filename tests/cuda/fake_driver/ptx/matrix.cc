@@ -29,7 +29,7 @@ void multiply(const A& a, const B& b, C& c) {
         for (u32 i = 0; i < 4; ++i) c.at[row + i] = sums[i];
     }
 }
-/* Reads A from four pieces: rows 0 .. 8 and 8 .. 16 for the first 8 k, then the same rows for the last 8 k. */
+/* Reads A from four pieces: rows 0 to 7 and 8 to 15 for the first 8 k, then the same rows for the last 8 k. */
 template <bool BF16> void read_a(const u32* const pieces[4], A& a) {
     for (u32 piece = 0; piece < 4; ++piece) {
         u16 halves[64];
@@ -81,7 +81,8 @@ void transpose(u16* piece) {
     for (u32 row = 0; row < 8; ++row)
         for (u32 column = row + 1; column < 8; ++column) std::swap(piece[row * 8 + column], piece[column * 8 + row]);
 }
-/* An address's words: see Addresses in memory.cc. Lanes 8 i .. + 8 name the rows of piece i. */
+/* Returns the address that a lane supplies; lanes 8 i to 8 i + 7 supply the rows of piece i. `at` are the words of an
+   address operand: see Addresses in memory.cc. */
 u64 row_address(Warp& warp, const u32* at, u32 lane) {
     const i64 offset = static_cast<i32>(at[2] << 1) >> 1;
     return at[1] ? column<u64>(warp, at[0])[lane] + offset : static_cast<u32>(column<u32>(warp, at[0])[lane] + offset);
@@ -131,15 +132,15 @@ struct Matrix {
     Matrix(Warp& warp, const Instruction& in, u64 bits) : start((bits & 0x3fff) << 4), leading((bits >> 16 & 0x3fff) << 4), stride((bits >> 32 & 0x3fff) << 4) {
         const u32 swizzle = bits >> 62;  // none, 128, 64, 32 bytes
         units = swizzle == 0 ? 1 : 16u >> swizzle, mixed = units - 1;
-        if (bits >> 49 & 7) fail(warp, in, 0, "a matrix with a base offset, which the machine does not know");
+        if (bits >> 49 & 7) fail(warp, in, 0, "a matrix with a base offset, which is not supported");
     }
     u64 mix(u64 address) const { return address ^ (address >> 7 & mixed) << 4; }
-    /* Returns the address of values 8 `eighth` .. + 8 along k of row `row`. */
+    /* Returns the address of the 8 values of row `row` that begin at k = 8 `eighth`. */
     u64 k_major(u32 row, u32 eighth) const {
         const u64 across = mixed == 0 ? eighth * leading : eighth * 16;
         return mix(start + row / 8 * stride + row % 8 * 16 * units + across);
     }
-    /* Returns the address of the values of rows `row` .. + 8 at `k`. */
+    /* Returns the address of the values of rows `row` to `row` + 7 at `k`. */
     u64 row_major(u32 row, u32 k) const {
         if (mixed == 0) return start + row / 8 * stride + k / 8 * leading + k % 8 * 16;
         const u32 unit = row / 8;
@@ -147,7 +148,7 @@ struct Matrix {
     }
 };
 
-/* Reads rows `at` .. + 8 of A, or these columns of B, for all 16 k. They become the rows of two pieces. */
+/* Reads rows `at` to `at` + 7 of A, or these columns of B, for all 16 k. They become the rows of two pieces. */
 void read_pieces(Warp& warp, const Instruction& in, const Matrix& matrix, bool row_major, u32 at, u16 pieces[2][64]) {
     for (u32 eighth = 0; eighth < 2; ++eighth) {
         for (u32 i = 0; i < 8; ++i) {
@@ -157,8 +158,8 @@ void read_pieces(Warp& warp, const Instruction& in, const Matrix& matrix, bool r
         if (row_major) transpose(pieces[eighth]);
     }
 }
-/* Operands: N / 2 sums, then A (a descriptor or four registers), B, and whether to add to the sums; then the numbers:
- * signs, and which matrices are row major. */
+/* Operands: N / 2 sums, then A (a descriptor or four registers), B, and whether to add to the sums. Then two signs,
+ * which are ignored, and flags of the matrices that are row major. */
 template <bool BF16, u32 N, bool REGISTERS> void multiply_now(Warp& warp, const AsyncProduct& product) {
     const Instruction& in = *product.instruction;
     A a;

@@ -27,7 +27,7 @@ u8* global_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 byte
     Range& known = warp.cta->launch->known;
     if (address - known.start >= known.bytes || known.bytes - (address - known.start) < bytes) {
         const Range found = find_memory(address);
-        if (found.bytes == 0) fail(warp, in, lane, "global memory at 0x%llx, which is nobody's", static_cast<long long>(address));
+        if (found.bytes == 0) fail(warp, in, lane, "global memory at 0x%llx, which is not allocated", static_cast<long long>(address));
         if (found.bytes - (address - found.start) < bytes)
             fail(warp, in, lane, "global memory at 0x%llx, %u bytes, past the end of %llu bytes at 0x%llx", static_cast<long long>(address), bytes,
                  static_cast<long long>(found.bytes), static_cast<long long>(found.start));
@@ -188,7 +188,7 @@ Outcome commit_copies(Warp& warp, const Instruction&) {
     return Outcome::NEXT;
 }
 /* Records the write of a copy that the warp has waited for, so that warps which synchronise with this warp later may
- * read it. A copy with a later arrival needs no record: the arrival orders the copy before those who wait for it. */
+ * read it. A copy with a later arrival needs no record, because warps that wait for the arrival come after the copy. */
 void touch_copied(Warp& warp, const AsyncCopy& copy, u32 lane) {
     if (!warp.cta->races.wanted) return;
     for (const AsyncCopy* later = &copy; later <= &warp.copies.back(); ++later)
@@ -222,8 +222,8 @@ Outcome arrive_when_copied(Warp& warp, const Instruction& in) {
 }
 void settle_boxes(Cta& cta, u32 barrier);
 
-/* Makes all copies and arrivals that the barrier at `address` waits for, of all warps and of the copy engine. It is
- * called when a lane tests the barrier. */
+/* Makes the copies and arrivals of all warps and of the copy engine that the barrier at `address` waits for. Called
+ * when a lane tests the barrier. */
 void settle_for(Cta& cta, u32 address) {
     settle_boxes(cta, address);
     for (Warp& warp : cta.warps) {
@@ -262,12 +262,13 @@ Counter& counter_at(Warp& warp, const Instruction& in, u32 lane, u64 address) { 
 void advance(Counter& counter) {
     if (counter.pending == 0 && counter.bytes == 0) counter.phase ^= 1, counter.pending = counter.expected;
 }
-/* `known`: what the warp knew when it asked to arrive; none: now. */
+/* Merges `known`, the clock of an arriving warp, into the clock of the barrier at `address`. */
 void leave_at(Cta& cta, u32 address, const Clock& known) {
     Clock& left = cta.races.counters[address];
     left.resize(known.size());
     for (u32 i = 0; i < left.size(); ++i) left[i] = std::max(left[i], known[i]);
 }
+/* `known` is the warp's clock when it issued the arrival; null means its clock now. */
 void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address, Clock* known) { arrive_at(warp, *warp.cta, in, lane, address, known); }
 void arrive_at(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address, Clock* known) {
     reach(warp, cta, in, lane, static_cast<u32>(address));
@@ -383,7 +384,7 @@ Outcome copy_piece(Warp& warp, const Instruction& in) {
     active_lanes(warp, [&](u32 lane) {
         const u32 there = static_cast<u32>(to.of[lane]), rank = there >> RANK_SHIFT;
         PieceCopy piece{&warp, lane, &in, static_cast<u32>(from.of[lane]), there & PLACE, static_cast<u32>(barrier.of[lane]) & PLACE, bytes[lane], {}};
-        if (rank == 0 || barrier.of[lane] >> RANK_SHIFT != rank) fail(warp, in, lane, "bytes and their barrier are not of one CTA that was named");
+        if (rank == 0 || barrier.of[lane] >> RANK_SHIFT != rank) fail(warp, in, lane, "the target and its barrier are not in one CTA that mapa has named");
         if (piece.bytes == 0 || piece.bytes % 16 != 0) fail(warp, in, lane, "%u bytes are copied, not a multiple of 16", piece.bytes);
         Cta& cta = cta_of(warp, in, lane, rank - 1);
         for (u32 last : {0u, piece.bytes - 16})

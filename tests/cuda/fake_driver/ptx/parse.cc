@@ -1,4 +1,4 @@
-/* Parses the text of a PTX file into instructions. If the parser does not know a word, its error names the word and the line. */
+/* Parses the text of a PTX file into instructions. If a word is unknown, the error names the word and the line. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -189,8 +189,8 @@ struct Parser {
             if (name == names[i]) return Special(i);
         return Special::COUNT;
     }
-    /* Marks an operand that is not an index of a virtual register. place_operands replaces the indices by columns, and removes the
-       mark from the others. */
+    /* Marks an operand that is not an index of a virtual register. place_operands replaces the indices by columns, and
+       removes the mark from the other operands. */
     static constexpr u32 CONSTANT = 1u << 31;
     void push_constant(u32 width, u64 bits) {
         if (width < 8) bits &= (1ull << width * 8) - 1;
@@ -256,8 +256,8 @@ struct Parser {
         entry->operands.push_back(CONSTANT | wide), entry->operands.push_back(CONSTANT | static_cast<u32>(text.number & 0x7fffffff));
         if (static_cast<i64>(text.number) != static_cast<i32>(text.number << 1) >> 1) wrong("an offset is too large");
     }
-    /* Returns the opcode's name in the table of forms. For some opcodes the kinds of the operands are a part of it. `width` is the
-       width of the registers that a load or a store moves. */
+    /* Returns the opcode's name in the table of forms. For some opcodes, the name contains the kinds of the operands.
+       `width` becomes the width of the registers that a load or a store moves. */
     string full_name(string_view opcode, const std::vector<Text>& operands, u32& width) const {
         string name(opcode);
         width = 0;

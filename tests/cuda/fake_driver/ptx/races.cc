@@ -36,7 +36,7 @@ void reach(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u32 barrier) {
     const Clock& clock = warp.cta->races.warps[warp.index];
     const auto made = cta.races.made.find(barrier);
     if (made == cta.races.made.end() || made->second.second > clock[made->second.first])
-        fail(warp, in, lane, "nothing makes it wait until CTA %u of the cluster has its mbarrier at 0x%x", cta.rank, barrier);
+        fail(warp, in, lane, "nothing makes the warp wait until CTA %u of the cluster has initialised its mbarrier at 0x%x", cta.rank, barrier);
     const u32 self = warp.cta->races.first + warp.index;
     cta.races.reached[self] = clock[self];
 }
@@ -45,7 +45,7 @@ void end(Cta& cta) {
         u32 known = 0;
         for (const Clock& clock : cta.races.warps) known = std::max(known, clock[i]);
         if (cta.races.reached[i] > known)
-            fail(cta.warps[0], cta.launch->entry->code.back(), 0, "it ends, and nothing makes it wait for what warp %u of the cluster did to its mbarriers", i);
+            fail(cta.warps[0], cta.launch->entry->code.back(), 0, "the CTA ends, and nothing makes it wait for the use of its mbarriers by warp %u of the cluster", i);
     }
 }
 
@@ -58,7 +58,7 @@ void touch(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address, u
     const u64 from = address - SHARED_BASE, end = from + bytes, first = from / 4, past = (end + 3) / 4;
     const u32 first_mask = 15u << from % 4 & 15u, last_mask = 15u >> -end % 4;
     auto mask = [&](u64 at) { return (at == first ? first_mask : 15u) & (at == past - 1 ? last_mask : 15u); };
-    // A warp knows its own times, so it is never late for itself.
+    // A warp's clock contains its own time, so its own earlier writes never fail the check.
     for (u64 at = first; at < past; ++at)
         if (const Races::Write write = races.writes[at]; write.time > clock[write.warp] && (write.mask & mask(at)) != 0)
             fail(warp, in, lane, "%s shared memory at 0x%llx, which warp %u wrote at line %u, and nothing makes one wait for the other",

@@ -191,7 +191,7 @@ KV_AT(AttendLatentRowsParams, rows, 256);
 #define DECODE_EXTRA_FP8 12
 struct DecodeWork {
     u32 work_units;     // units of a work chunk, the same for all: chunk i begins at unit i * work_units
-    u32 unit_end;       // at most its begin if it has no units
+    u32 unit_end;       // end of the chunk's units; not above the chunk's begin if it has no units
     u32 batch_index;    // sequence of its first unit
     u32 unit_start;     // that sequence's first unit
     u32 row;            // batch_rows[batch_index].row, which saves a load before the first tokens
@@ -210,7 +210,7 @@ KV_AT(DecodeWork, extend_len, 24);
 KV_AT(DecodeWork, kv_len, 28);
 
 // The extend plan: ExtendHead, then ExtendWork[work_count], roughly longest first. An item is one ExtendWork of one kv head:
-// item i is work i / kv_heads, head i % kv_heads. CTAs take items in order; the first one of a CTA has the CTA's number.
+// item i is work i / kv_heads, head i % kv_heads. CTAs take items in order; the first item of a CTA has the CTA's number.
 struct ExtendHead {
     u32 work_count;
     u32 reserved[3];  // 0
@@ -240,13 +240,13 @@ KV_AT(ExtendWork, part, 28);
 
 // ---- attention that reads shared spans once: attend_shared_* ------------------------------------------------------------
 //
-// The last `span_ctas` of gridDim.x CTAs work on the items of spans, as products of gathered query rows. The others work on
-// tails, which follow the spans of each row, as attend_decode_* does, with one work chunk for each warp. If a (row, kv head)
-// has several parts, they are counted, and the last part to arrive joins all of them.
+// The last `span_ctas` of gridDim.x CTAs work on the items of spans, as products of gathered query rows. The other CTAs work on
+// tails: the tokens of each row after its spans. They follow attend_decode_*, with one work chunk for each warp. If a (row, kv
+// head) has several parts, the kernel counts them, and the last part to arrive joins all of them.
 //
 // A query tile has up to SPAN_ROWS query rows of a span's members, which see the whole span. It has one tile for each 128
 // tokens of the span. The tiles of all query tiles, head by head, are divided into equal shares: CTA c for spans has tiles c *
-// work_tiles.. (c + 1) * work_tiles, and an item for each query tile among them. Extra tiles after each query tile represent
+// work_tiles.. (c + 1) * work_tiles, and one item for each query tile of these tiles. Extra tiles after each query tile represent
 // the fixed cost of an item.
 
 // The plan: SharedHead, then DecodeWork[ceil(decode_warps / stripes)].
@@ -310,7 +310,7 @@ struct SpanParts {
     u32 member_count;
     u32 parent;        // its parent span, or NO_SPAN
     u32 row_at;        // query rows of earlier query tiles
-    u32 stride;        // distance of its query tiles in tiles, including the extra ones
+    u32 stride;        // tiles from one of its query tiles to the next, including the extra ones
     u32 reserved;
 };
 KV_SIZE(SpanParts, 32);
@@ -341,9 +341,9 @@ struct SpanItem {
     u16 head;
     u16 parts;         // number of items of the query tile, each of another CTA
     u16 next;          // index of the CTA's next item; 0: there is none
-    u16 piece;         // index among the items of the query tile: CTA c's item belongs to the CTAs from c - piece on
+    u16 piece;         // index among the items of the query tile; if CTA c has this item, CTA c - piece has the first one
     u16 member_count;
-    u16 behind;        // for a row's own tokens, 1 + the row's tokens from kv_end on, at most 65535; 0: members see all tokens
+    u16 behind;        // for a row's own tokens, 1 + number of tokens from kv_end on, at most 65535; 0: members see all tokens
     u32 kv_begin;
     u32 kv_end;
     u32 part;          // first row of its sums among the spans' sums
@@ -491,8 +491,8 @@ KV_AT(Lists, page_magic, 16);
 KV_AT(Lists, top, 24);
 KV_AT(Lists, reserved, 28);
 
-// attend_selected_*: decode over lists. The tokens of a row are the entries of its lists: kv_len of batch_rows is its longest
-// list, and a row without lists has 0 query rows.
+// attend_selected_*: decode over lists. The tokens of a row are the entries of its lists: kv_len of batch_rows is the length of
+// the row's longest list. A row without lists has 0 query rows.
 struct AttendSelectedParams {
     AttendParams attend;  // window 0
     Lists lists;
@@ -504,8 +504,8 @@ KV_AT(AttendSelectedParams, lists, 208);
 // ---- latent rows: attend_latent_* ----------------------------------------------------------------------------------------
 //
 // latent_plan.cuh describes the plan: its items are ExtendWork of up to 16, 32 or 64 packed query rows, with `part` as in the
-// extend plan. The plan of the join: number of records, maximum rows of a record, maximum parts of a record, rows between the
-// slots of two parts, then the records:
+// extend plan. The plan of the join: number of records, maximum rows of a record, maximum parts of a record, rows of `partial`
+// from one part of a record to the next, then the records:
 struct LatentJoin {
     u32 qo_start;
     u32 q_begin;

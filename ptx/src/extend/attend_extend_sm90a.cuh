@@ -16,7 +16,7 @@
 #include "fp8.cuh"
 #include "hopper.cuh"
 
-// Items of single sequences: their query rows are neighbours. An item writes results, unless it is a part.
+// Items of single sequences: the query rows of an item are adjacent. An item writes results, unless it is a part.
 struct SequenceItems {
     static constexpr bool SPANS = false;
     struct Lasts {};
@@ -30,10 +30,10 @@ struct SequenceItems {
 enum class Scales { NONE, STATIC, BY_TOKEN };
 template <Scales> struct SharedScales {};
 template <> struct SharedScales<Scales::STATIC> {
-    float head_scales[2];  // K's, of the items whose Q is in the ring
+    float head_scales[2];  // K's scale of the head of each item whose Q is in the ring
 };
 // Scales of the rows of each producer warp: K's of four tiles, which the consumers read after K, and V's of three. A consumer
-// reads the scales of one warp, and its neighbours those of others, so they are in different banks.
+// lane reads scales of one producer warp, and its neighbours those of other warps. 36 columns put these scales in different banks.
 template <> struct SharedScales<Scales::BY_TOKEN> {
     float k_scales[4][4][36], v_scales[4][3][32];
 };
@@ -107,8 +107,8 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 copy16(mine + i * 2048 + 1024, base + (static_cast<u64>(two.w) << 32 | two.z), true);
             }
         }
-        // Copies a quarter of this warp's rows of a tile of fp8 through registers. A lane has 16 bytes of two rows: every
-        // second piece of the rows of one parity, so that the pieces of numbers of neighbouring lanes cover all banks.
+        // Copies a quarter of this warp's rows of a tile of fp8 through registers. A lane has 16 bytes of each of two rows. In a
+        // store, eight lanes write every second piece of an even and of an odd row; the swizzle puts these in different banks.
         static __device__ __forceinline__ u32 quarter_row(u32 lane) { return lane / 4 % 2 * 16 + lane / 16 * 8; }  // the first, among the lanes' rows
         // The place of these rows' offsets in shared memory, and their base.
         struct From {
@@ -433,7 +433,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             for (int i = 0; i < BN / 16; ++i) wgmma_output(Values(), o[0], weights[i], v + (i * 2048 >> 4));
             wgmma_commit();
         };
-        // Masks the tokens that a tree's query does not see; rows past the last repeat it.
+        // Masks the tokens that a tree's query does not see. Rows past the last one use the mask of the last query.
         auto hide = [&](const ExtendWork& work, u32 begin, u32 row) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -454,7 +454,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             const ExtendWork& work = shared.work[turn % 2];
             const u32 position0 = work.kv_len - work.extend_len, row = work.q_begin + warp * 16 + lane / 4;
             if (!FP8 && !Items::SPANS && work.row >= TREE_ROW) return hide(work, begin, row);
-            // Tokens of this lane's columns, relative to its first.
+            // A row sees the tokens from..to, counted from this lane's first column.
             int from[2], to[2];
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -472,7 +472,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         // weight would exceed 2^8.
         auto soften = [&](u32 n, u32 begin) -> bool {
             if constexpr (BY_TOKEN) {
-                // Tokens 8 * i + column are row i of the warp that copied them, tokens + 1 are row 16 + i.
+                // Token 8 * i + column is row i of the warp that copied it; the token after it is row 16 + i.
                 const u32 scales = shared_address(shared.k_scales[n % 4][lane % 4]);
 #pragma unroll
                 for (int i = 0; i < 16; i += 4) {
@@ -554,7 +554,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             for (int n = 0; n < 16; ++n) o[0][n][0] = o[0][n][1] = o[0][n][2] = o[0][n][3] = 0.f;
         };
 
-        // Stores the references of the ending item's sums (over fp8 in base 2), and resets them.
+        // Stores the ending item's maxima (over fp8 in base 2) and its sums of weights, and resets both.
         auto put_away = [&]() {
             shared.ended[thread] = FP8 ? make_float4(top[0][0] * factor_of(0), top[0][1] * factor_of(1), sum[0][0], sum[0][1])
                                        : make_float4(top[0][0], top[0][1], sum[0][0], sum[0][1]);
@@ -576,7 +576,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         shared.v.wait_full(0);
         round();
         // At the loop's head, tile n, counted over all items, belongs to item `turn`, begins at token `begin` and has weights;
-        // no product is in flight. The next tile, of this item or the next, is scored while n is multiplied with V.
+        // no product is in flight. The next tile, of this item or the next, is scored while tile n is multiplied with V.
         for (u32 n = 0, begin = shared.work[turn % 2].kv_begin;; ++n) {
             begin += BN;
             const bool ends = begin >= item.kv_end;

@@ -21,7 +21,7 @@ template <> struct SharedTiles<256> {
     enum { MT = 1, BN = 32, TILE = SPAN_ROWS_256, TAILS = TAIL_WARPS_256, STAGES = 2, JOINED = 2 };
 };
 
-// Type of rows of T whose items belong to spans, in place of T in the extend kernel. ROWS: query rows of a tail.
+// The type that replaces T in the extend kernel for items of spans. ROWS: query rows of a tail.
 template <class T, int ROWS, int TAILS> struct Gathered {};
 template <class T, int ROWS, int TAILS> struct RowsOf<Gathered<T, ROWS, TAILS>> {
     using Type = typename RowsOf<T>::Type;

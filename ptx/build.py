@@ -207,7 +207,7 @@ def assemble(ptxas, text, ptx, arch):
 
 
 def targets(table, text, of_all):
-    """Returns the targets of `of_all` for which the text is assembled. 9.0 is left out if the selection prefers kernels for 9.0 alone."""
+    """Returns the targets of `of_all` for which the text is assembled: not 9.0, if the selection prefers kernels for 9.0 alone."""
     if target(text) == "90a":
         return ["90a"]
     row = text.family

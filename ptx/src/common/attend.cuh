@@ -196,8 +196,8 @@ DEVICE u64 slot_offset(const AttendParams& p, const Look& look, u32 page) {
 
 // ---- trees of drafts --------------------------------------------------------------------------------------------------
 
-// Returns one bit for each of the 32 tokens from `begin` on: whether a query with this mask sees the token. The query sees all
-// tokens before the last 64 of `kv_len`, and none from `kv_len` on.
+// Returns one bit for each of the 32 tokens from `begin` on: whether a query with this mask sees the token. The query
+// sees all tokens before the last 64 of `kv_len`, and none from `kv_len` on.
 DEVICE u32 tree_sees(uint2 mask, u32 kv_len, u32 begin) {
     const int passed = static_cast<int>(begin + 64 - kv_len), word = passed >> 5;
     const u32 old = __brev(mask.y), late = __brev(mask.x);  // bits in the order of tokens; the first is kv_len - 64, perhaps negative

@@ -77,9 +77,9 @@ DEVICE u32 cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// Arrives at the barrier of CTA `rank` of the cluster that corresponds to `at` in this CTA. A thread calls this function
-// after its last read of memory that other threads will overwrite. The arrival does not publish the thread's writes:
-// `.release.cluster` would also wait for the thread's accesses to global memory.
+// Arrives at the barrier of CTA `rank` of the cluster that corresponds to `at` in this CTA. A thread calls this
+// function after its last read of memory that other threads will overwrite. The arrival does not publish the thread's
+// writes: `.release.cluster` would also wait for the thread's accesses to global memory.
 DEVICE void barrier_arrive_of(u32 at, u32 rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }"
                  ::"r"(at), "r"(rank) : "memory");

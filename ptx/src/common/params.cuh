@@ -209,8 +209,9 @@ KV_AT(DecodeWork, qo_start, 20);
 KV_AT(DecodeWork, extend_len, 24);
 KV_AT(DecodeWork, kv_len, 28);
 
-// The extend plan: ExtendHead, then ExtendWork[work_count], roughly longest first. An item is one ExtendWork of one kv head:
-// item i is work i / kv_heads, head i % kv_heads. CTAs take items in order; the first item of a CTA has the CTA's number.
+// The extend plan: ExtendHead, then ExtendWork[work_count], roughly longest first. An item is one ExtendWork of one kv
+// head: item i is work i / kv_heads, head i % kv_heads. CTAs take items in order; the first item of a CTA has the CTA's
+// number.
 struct ExtendHead {
     u32 work_count;
     u32 reserved[3];  // 0
@@ -240,14 +241,14 @@ KV_AT(ExtendWork, part, 28);
 
 // ---- attention that reads shared spans once: attend_shared_* ------------------------------------------------------------
 //
-// The last `span_ctas` of gridDim.x CTAs work on the items of spans, as products of gathered query rows. The other CTAs work on
-// tails: the tokens of each row after its spans. They follow attend_decode_*, with one work chunk for each warp. If a (row, kv
-// head) has several parts, the kernel counts them, and the last part to arrive joins all of them.
+// The last `span_ctas` of gridDim.x CTAs work on the items of spans, as products of gathered query rows. The other CTAs
+// work on tails: the tokens of each row after its spans. They follow attend_decode_*, with one work chunk for each
+// warp. If a (row, kv head) has several parts, the kernel counts them, and the last part to arrive joins all of them.
 //
-// A query tile has up to SPAN_ROWS query rows of a span's members, which see the whole span. It has one tile for each 128
-// tokens of the span. The tiles of all query tiles, head by head, are divided into equal shares: CTA c for spans has tiles c *
-// work_tiles.. (c + 1) * work_tiles, and one item for each query tile of these tiles. Extra tiles after each query tile represent
-// the fixed cost of an item.
+// A query tile has up to SPAN_ROWS query rows of a span's members, which see the whole span. It has one tile for each
+// 128 tokens of the span. The tiles of all query tiles, head by head, are divided into equal shares: CTA c for spans
+// has tiles c * work_tiles.. (c + 1) * work_tiles, and one item for each query tile of these tiles. Extra tiles after
+// each query tile represent the fixed cost of an item.
 
 // The plan: SharedHead, then DecodeWork[ceil(decode_warps / stripes)].
 struct SharedHead {
@@ -304,7 +305,7 @@ KV_AT(RowShare, extend_len, 28);
 #define TAIL_WARPS_ANY 4
 #define TAIL_WARPS_256 2
 struct SpanParts {
-    u32 tile_at;       // the first tile of its first query tile, of each kv head
+    u32 tile_at;       // number of its first query tile's first tile among the tiles of one kv head
     u32 tiles;         // tiles of one of its query tiles
     u32 member_start;  // place of its first member
     u32 member_count;
@@ -341,7 +342,7 @@ struct SpanItem {
     u16 head;
     u16 parts;         // number of items of the query tile, each of another CTA
     u16 next;          // index of the CTA's next item; 0: there is none
-    u16 piece;         // index among the items of the query tile; if CTA c has this item, CTA c - piece has the first one
+    u16 piece;         // index among the query tile's items: if CTA c has this item, CTA c - piece has the first one
     u16 member_count;
     u16 behind;        // for a row's own tokens, 1 + number of tokens from kv_end on, at most 65535; 0: members see all tokens
     u32 kv_begin;
@@ -491,8 +492,8 @@ KV_AT(Lists, page_magic, 16);
 KV_AT(Lists, top, 24);
 KV_AT(Lists, reserved, 28);
 
-// attend_selected_*: decode over lists. The tokens of a row are the entries of its lists: kv_len of batch_rows is the length of
-// the row's longest list. A row without lists has 0 query rows.
+// attend_selected_*: decode over lists. The tokens of a row are the entries of its lists: kv_len of batch_rows is the
+// length of the row's longest list. A row without lists has 0 query rows.
 struct AttendSelectedParams {
     AttendParams attend;  // window 0
     Lists lists;
@@ -503,9 +504,9 @@ KV_AT(AttendSelectedParams, lists, 208);
 
 // ---- latent rows: attend_latent_* ----------------------------------------------------------------------------------------
 //
-// latent_plan.cuh describes the plan: its items are ExtendWork of up to 16, 32 or 64 packed query rows, with `part` as in the
-// extend plan. The plan of the join: number of records, maximum rows of a record, maximum parts of a record, rows of `partial`
-// from one part of a record to the next, then the records:
+// latent_plan.cuh describes the plan: its items are ExtendWork of up to 16, 32 or 64 packed query rows, with `part` as
+// in the extend plan. The plan of the join: number of records, maximum rows of a record, maximum parts of a record,
+// rows of `partial` from one part of a record to the next, then the records:
 struct LatentJoin {
     u32 qo_start;
     u32 q_begin;

@@ -60,8 +60,8 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         : Parts(p), shared(shared), rings(memory), ring(memory + Parts::thread() / 32 * STAGES * SLOT),
           sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[Parts::thread() / 32])) {}
 
-    // The lists of attend_selected_* contain slots, and the previous launch writes the lists. With lists, `directory` of a
-    // tile is the index of a list, `in_chunk` is an entry of that list, and a slot replaces the page number.
+    // The lists of attend_selected_* contain slots, and the previous launch writes the lists. With lists, `directory`
+    // of a tile is the index of a list, `in_chunk` is an entry of that list, and a slot replaces the page number.
     __device__ __forceinline__ const Lists& lists() const { return reinterpret_cast<const AttendSelectedParams*>(&p)->lists; }
 
     __device__ __forceinline__ Tile next_tile() {

@@ -28,7 +28,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     static constexpr int TOKENS_PER_COPY = 32 / CHUNKS;
     static constexpr bool Q_SHARED = D * NT > 256; // whether query fragments do not fit the registers
 
-    static constexpr int SUM = FRAGMENTS * 512;    // bytes of a warp's output sum; the work chunk's last sum overwrites the warp's tiles
+    static constexpr int SUM = FRAGMENTS * 512;    // bytes of a warp's output sum; a chunk's last sum overwrites tiles
     static_assert(SUM <= STAGES * SLOT);
     static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory
 

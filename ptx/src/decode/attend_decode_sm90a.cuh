@@ -50,7 +50,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
     static constexpr u32 PLACES = 3;                        // places of the ring, each for a tile of K and one of V
     static constexpr u32 RING = TILE;                       // offset of the ring in dynamic shared memory, after Q
     static constexpr u32 FEW_ROWS = 32;                     // up to this number of query rows, a warp uses 8 of its 16 (`row_of`)
-    static constexpr u32 FEW_PARTS = 4;                     // maximum parts of a segment whose parts `meet` joins at once
+    static constexpr u32 FEW_PARTS = 4;                     // maximum number of parts of a segment that `meet` joins
     enum { MEET = 1 };                                      // the consumers' named barrier
 
     struct Shared {
@@ -273,7 +273,8 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
     };
     // Threads without a query row read the last one.
     __device__ __forceinline__ PartRow load_part(const Target& target, u32 part, int h) const {
-        // Part 0 is in its CTA's slot for the last segment of a work chunk, the other parts in the slots for the first segment.
+        // Part 0 is in its CTA's slot for the last segment of a work chunk, the other parts in the slots for the first
+        // segment.
         const u32 slot = 2 * (target.first_cta + part * p.stripes) + (part == 0), row = min(row_of(h), rows() - 1);
         const float* const from = part_output(slot) + row * D + lane % 4 * 2;
         PartRow x;
@@ -303,8 +304,8 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
 #pragma unroll
         for (int n = 0; n < 16; ++n) o[n][2 * h] = both.sum(o[n][2 * h], x.o[n].x), o[n][2 * h + 1] = both.sum(o[n][2 * h + 1], x.o[n].y);
     }
-    // Adds the other parts to this CTA's part, which stays in registers. The order is (0 + 1) + (2 + 3), so the result does not
-    // depend on the order of arrival.
+    // Adds the other parts to this CTA's part, which stays in registers. The order is (0 + 1) + (2 + 3), so the result
+    // does not depend on the order of arrival.
     __device__ __forceinline__ void add_parts(const Target& target, float (&o)[16][4], float (&top)[2], float (&sum)[2]) const {
         static_assert(FEW_PARTS == 4);
         const u32 own = (blockIdx.x - target.first_cta) / p.stripes, beside = own ^ 1, first = (own & 2) ^ 2;
@@ -446,7 +447,8 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
     // Joins the parts of a segment. A warp joins four query rows at a time; a lane has four dims of each.
     __device__ __forceinline__ void join(const Pending& pending) const {
         constexpr int FEW = 4, BATCH = 4;  // rows; parts whose loads are in flight together
-        // Part 0 is in its CTA's slot for the last segment of a work chunk, the other parts in the slots for the first segment.
+        // Part 0 is in its CTA's slot for the last segment of a work chunk, the other parts in the slots for the first
+        // segment.
         const u32 slot = 2 * pending.first_cta, apart = 2 * p.stripes, group = p.group;
 #pragma unroll 1
         for (u32 first = warp * FEW; first < pending.rows; first += WARPS * FEW) {

@@ -185,7 +185,8 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
             // once.
             const u32 rows = pending.rows - min(n * 8, pending.rows), wide = rows > 4 ? 4 : rows > 2 ? 2 : 1, abreast = 4 / wide;
             const u32 mine = lane % 4 / wide, column = lane % wide;
-            // Part 0 is in its CTA's slot for the last segment of a work chunk, the other parts in the slots for the first segment.
+            // Part 0 is in its CTA's slot for the last segment of a work chunk, the other parts in the slots for the
+            // first segment.
             const u32 slot = 2 * pending.first_cta, apart = 2 * p.stripes;
             const u64 outputs = reinterpret_cast<u64>(part_output(slot)) + i * 512 + (lane / 4 * 4 + column) * 16;
             const u64 tops = reinterpret_cast<u64>(part_tops(slot)) + (n * 4 + column) * 16;

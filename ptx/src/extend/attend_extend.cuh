@@ -406,8 +406,8 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 __syncthreads();
                 asm volatile("ld.shared.f32 %0, [%1];" : "=f"(factor) : "r"(shared_address(&shared.factor)));
             }
-            // Publishes the offsets of tile + 2 over those of a tile whose copy has begun. Values for which the loop has no
-            // registers come from shared memory.
+            // Publishes the offsets of tile + 2 over those of a tile whose copy has begun. Values for which the loop
+            // has no registers come from shared memory.
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(kv_end) : "r"(shared_address(&shared.kv_end)));
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(row) : "r"(shared_address(&shared.row)));
             u64 head_offset;

@@ -32,8 +32,9 @@ template <Scales> struct SharedScales {};
 template <> struct SharedScales<Scales::STATIC> {
     float head_scales[2];  // K's scale of the head of each item whose Q is in the ring
 };
-// Scales of the rows of each producer warp: K's of four tiles, which the consumers read after K, and V's of three. A consumer
-// lane reads scales of one producer warp, and its neighbours those of other warps. 36 columns put these scales in different banks.
+// Scales of the rows of each producer warp: K's of four tiles, which the consumers read after K, and V's of three. A
+// consumer lane reads scales of one producer warp, and its neighbours those of other warps. 36 columns put these scales
+// in different banks.
 template <> struct SharedScales<Scales::BY_TOKEN> {
     float k_scales[4][4][36], v_scales[4][3][32];
 };
@@ -107,8 +108,9 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 copy16(mine + i * 2048 + 1024, base + (static_cast<u64>(two.w) << 32 | two.z), true);
             }
         }
-        // Copies a quarter of this warp's rows of a tile of fp8 through registers. A lane has 16 bytes of each of two rows. In a
-        // store, eight lanes write every second piece of an even and of an odd row; the swizzle puts these in different banks.
+        // Copies a quarter of this warp's rows of a tile of fp8 through registers. A lane has 16 bytes of each of two
+        // rows. In a store, eight lanes write every second piece of an even and of an odd row; the swizzle puts these
+        // in different banks.
         static __device__ __forceinline__ u32 quarter_row(u32 lane) { return lane / 4 % 2 * 16 + lane / 16 * 8; }  // the first, among the lanes' rows
         // The place of these rows' offsets in shared memory, and their base.
         struct From {
@@ -575,8 +577,9 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         soften(0, shared.work[turn % 2].kv_begin);
         shared.v.wait_full(0);
         round();
-        // At the loop's head, tile n, counted over all items, belongs to item `turn`, begins at token `begin` and has weights;
-        // no product is in flight. The next tile, of this item or the next, is scored while tile n is multiplied with V.
+        // At the loop's head, tile n, counted over all items, belongs to item `turn`, begins at token `begin` and has
+        // weights; no product is in flight. The next tile, of this item or the next, is scored while tile n is
+        // multiplied with V.
         for (u32 n = 0, begin = shared.work[turn % 2].kv_begin;; ++n) {
             begin += BN;
             const bool ends = begin >= item.kv_end;

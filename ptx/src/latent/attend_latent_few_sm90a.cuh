@@ -90,7 +90,8 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         u64 q_full, q_empty;
         uint4 grows;                           // for each warp, whether a row's maximum must be raised
         float top[WARPS][ROWS], sum[WARPS][ROWS];  // over each warp's tokens
-        // All `producers` threads arrive after their copies. One lane of each computing warp arrives after the warp's last read.
+        // All `producers` threads arrive after their copies. One lane of each computing warp arrives after the warp's
+        // last read.
         __device__ __forceinline__ void init(u32 producers) {
             for (u32 i = 0; i < PLACES; ++i) barrier_init(shared_address(full + i), producers), barrier_init(shared_address(empty + i), WARPS);
             barrier_init(shared_address(&q_full), producers), barrier_init(shared_address(&q_empty), WARPS);
@@ -181,7 +182,8 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
                 barrier_wait(shared_address(shared.empty + place), round % 2 ^ 1);
 #pragma unroll
                 for (u32 i = 0; i < 2; ++i) {
-                    // A product covers 16 tokens. The warps copy whole groups of 16, so a product reads no undefined number.
+                    // A product covers 16 tokens. The warps copy whole groups of 16, so a product reads no undefined
+                    // number.
                     if (warp / 2 * 16 + i * 32 >= min(tile.left, size(place))) continue;
                     const u32 group = memory + place * PLACE + (warp + 4 * i) * GROUP;
 #pragma unroll

@@ -325,7 +325,8 @@ template <class T> struct LatentHopper {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, column = lane % 4 * 2, row0 = warp * 16 + lane / 4;
         const u32 half = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
         const Logits logits = Logits::make(p);
-        // Without a soft cap, logits are products times the scale. `weigh` multiplies by the scale if the scale is positive.
+        // Without a soft cap, logits are products times the scale. `weigh` multiplies by the scale if the scale is
+        // positive.
         const bool scaled = !(logits.cap > 0.f) && logits.scale > 0.f;
         const float factor = scaled ? logits.scale : 1.f;
         const u64 q_matrix = matrix_descriptor(memory + Q, 16), weights_matrix = matrix_descriptor(memory + P, 16);
@@ -344,8 +345,9 @@ template <class T> struct LatentHopper {
             if (work.row >= TREE_ROW) first_seen = min(first_seen, work.kv_len - min(work.kv_len, 64));
             sums.clear();
             if (tiles > 0) barrier_wait(shared_address(&shared.q_full), turns++ % 2);
-            // Each iteration scores a tile of this warpgroup, and adds the output of the tile before it, which the other warpgroup
-            // scored. If the other warpgroup scored the item's last tile, one more iteration only adds that tile's output.
+            // Each iteration scores a tile of this warpgroup, and adds the output of the tile before it, which the
+            // other warpgroup scored. If the other warpgroup scored the item's last tile, one more iteration only adds
+            // that tile's output.
             u32 i = (before + half) % 2;
             if (tiles == 1 && i == 1 && lane == 0) barrier_arrive(shared_address(&shared.q_empty));
             for (; i <= tiles; i += 2) {
@@ -462,7 +464,8 @@ template <class T> struct LatentHopper {
     }
 };
 
-// Runs a CTA's items of few query rows. One warpgroup computes. One of the others copies rows of 16 bits; both copy fp8.
+// Runs a CTA's items of few query rows. One warpgroup computes. One of the others copies rows of 16 bits, or both copy
+// rows of fp8.
 template <class Few> DEVICE void attend_latent_few(const AttendParams& p, u32 memory, typename Few::Shared& shared, u32 index, u32 end) {
     if (threadIdx.x == 0) shared.init(Few::PRODUCERS * Few::THREADS);
     __syncthreads();

@@ -62,8 +62,8 @@ DEVICE uint4 quantise(const StoreFp8Params& p, const u32 (&words)[8], u64 at, bo
     }
     u32 bytes[4];
     const u32 bits = __float_as_uint(scale);
-    // Away from the limits of f32, the reciprocal gives a quotient, and the remainder rounds the quotient correctly. The
-    // exception are scales whose reciprocal is rounded too far. Comparisons are false for NaN.
+    // Away from the limits of f32, the reciprocal gives a quotient, and the remainder rounds the quotient correctly.
+    // Exceptions are scales whose reciprocal is rounded too far. Comparisons are false for NaN.
     const bool plain = bits >= 0x21800000 && bits < 0x5d800000 && (bits & 0x7fffff) != 0x7fffff && most < 1.15e18f;
     if (plain) {
         const float inverse = __frcp_rn(scale);

@@ -9,7 +9,7 @@
 #include "attend_extend.cuh"
 #include "shared_parts.cuh"
 
-// The shapes of both kinds for each head_dim. JOINED: number of parts of a sum in registers.
+// The tile shapes of both kinds of CTAs for each head_dim. JOINED: BATCH of SharedJoin.
 template <int D> struct SharedTiles;
 template <> struct SharedTiles<64> {
     enum { MT = 2, BN = 64, TILE = SPAN_ROWS, TAILS = TAIL_WARPS_ANY, STAGES = 4, JOINED = 8 };

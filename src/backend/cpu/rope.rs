@@ -1,4 +1,4 @@
-//! Norm and rotation of q and k, then the store of k and v. It specifies `ptx/src/moves/rope_store.cuh`.
+//! Norms and rotates q and k, then stores k and v. This code specifies `ptx/src/moves/rope_store.cuh`.
 
 use super::{Cpu, CpuError, CpuRows, CpuRowsMut};
 use crate::backend::{Backend, Operand, Rope, check, rope};

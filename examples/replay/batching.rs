@@ -166,7 +166,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Returns the pages that no sequence is promised, minus one page for each running request to decode into.
+    /// Returns the number of available pages, minus one page for each running request to decode into.
     fn spare_pages(&self, host: &Host<'_>) -> i64 {
         i64::from(host.engine.available()) - self.running.len() as i64
     }

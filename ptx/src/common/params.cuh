@@ -2,8 +2,8 @@
 // bytes. The Rust counterpart is src/backend/cuda/kernels/params.rs and its folder. Both sides assert the same sizes and
 // offsets, and `ptx/build.py --check` compares the numbers.
 //
-// There is no padding and no bool. Device addresses, magic factors and most byte strides are u64; other fields are u32 or float, but
-// u16 in SpanItem.
+// There is no padding and no bool. Device addresses, magic factors, most byte strides and SpanMeeting's state are u64.
+// SpanItem has u16 fields. All other fields are u32 or float.
 #pragma once
 
 using u8 = unsigned char;
@@ -37,8 +37,9 @@ KV_AT(BatchRow, kv_len, 12);
 #define PAGE_TOKENS_MAX 1024
 #define KV_HEADS_MAX 65535
 
-// Parameters of attend_decode_*, attend_extend_*, attend_f32, attend_latent_* and attend_latent_join_*. The structs of other
-// kernels (over fp8, shared spans, sparse reads) begin with it.
+// Parameters of attend_decode_*, attend_extend_*, attend_f32, attend_latent_tiles_*, attend_latent_f32 and
+// attend_latent_join_*. The structs of other kernels (over fp8, latent rows on Hopper, shared spans, sparse reads)
+// begin with it.
 struct AttendParams {
     u64 q;              // [tokens, q_heads, head_dim], rows q_stride apart, 16-byte aligned (f32: 4-byte)
     u64 out;            // [tokens, q_heads, head_dim] (over latent rows [.., 512]), rows out_stride apart, aligned like q
@@ -112,7 +113,8 @@ KV_AT(AttendParams, masks, 200);
 
 // The scales of one layer of fp8.
 struct LayerScales {
-    u64 k;            // f32: scale of head h at k + h * head_stride; by token, that of page p, slot s at + p * page_stride + s * 4
+    u64 k;            // f32: scale of head h at k + h * head_stride; by token, the scale of page p, slot s is at
+                      // k + h * head_stride + p * page_stride + s * 4
     u64 v;            // the same for V
     u64 page_stride;  // bytes
     u32 head_stride;  // bytes
@@ -125,7 +127,7 @@ KV_AT(LayerScales, page_stride, 16);
 KV_AT(LayerScales, head_stride, 24);
 KV_AT(LayerScales, by_token, 28);
 
-// Attention over fp8: attend_decode_fp8_*, attend_extend_fp8_* and attend_fp8_f32. K, V and their strides are in bytes.
+// Attention over fp8: attend_decode_fp8_*, attend_extend_fp8_* and attend_fp8_f32. K and V are bytes (E4M3).
 struct AttendFp8Params {
     AttendParams attend;
     LayerScales scales;
@@ -136,7 +138,7 @@ KV_AT(AttendFp8Params, scales, 208);
 
 // The unquantised part of one layer's latent rows of fp8.
 struct LayerRope {
-    u64 at;           // bf16 [elements], for page p, slot s at + p * page_stride + s * slot_stride
+    u64 at;           // bf16 [elements] of page p, slot s: address `at` + p * page_stride + s * slot_stride
     u64 page_stride;  // bytes
     u32 slot_stride;  // bytes
     u32 elements;
@@ -504,8 +506,8 @@ KV_AT(AttendSelectedParams, lists, 208);
 
 // ---- latent rows: attend_latent_* ----------------------------------------------------------------------------------------
 //
-// latent_plan.cuh describes the plan: its items are ExtendWork of up to 16, 32 or 64 packed query rows, with `part` as
-// in the extend plan. The plan of the join: number of records, maximum rows of a record, maximum parts of a record,
+// latent_plan.cuh describes the plan: its items are ExtendWork of up to 16, 32, 64 or 128 packed query rows, with `part`
+// as in the extend plan. The plan of the join: number of records, maximum rows of a record, maximum parts of a record,
 // rows of `partial` from one part of a record to the next, then the records:
 struct LatentJoin {
     u32 qo_start;

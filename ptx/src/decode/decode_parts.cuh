@@ -75,7 +75,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
 
     // The target of a segment's sums.
     struct Target {
-        u32 parts;      // work chunks with units of the (sequence, head); 1: the sum is the result, 0: there are no tokens
+        u32 parts;      // work chunks with tokens of the (sequence, head); 1: the sum is the result; 0: no token here
         u32 first_cta;  // the CTA with the first part
     };
     template <class At> __device__ __forceinline__ Target target(const At& c) const {

@@ -189,9 +189,9 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     static constexpr int ROWS_PER_COPY = THREADS / CHUNKS;
     static constexpr int BYTES = BM * ROW + 4 * TILE;  // dynamic shared memory
     enum { FP8 = over_fp8(T()) };
-    // Number of tiles for which shared memory holds the offsets of the tokens. Over fp8 one suffices, because a barrier separates
-    // the copies of a tile from the offsets of the next. There the other arrays take nearly all shared memory that a CTA may have
-    // on compute capability 8.6, 8.9 and 12.0.
+    // Number of tiles for which shared memory holds the offsets of the tokens. Items of sequences over fp8 have space
+    // for one: the other arrays take nearly all shared memory that a CTA may have on compute capability 8.6, 8.9 and
+    // 12.0. One suffices, because a barrier separates the copies of a tile from the offsets of the next.
     enum { LOOKS = FP8 && !Items::SPANS ? 1 : 2 };
 
     struct Shared : TileScales<FP8 ? BN : 0, LOOKS, typename Items::Lasts> {

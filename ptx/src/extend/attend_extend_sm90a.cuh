@@ -181,8 +181,8 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         for (u32 quarter = 0; quarter < 4; ++quarter) Producer::load_quarter(bytes[quarter], producer.again().from(p.k, 0), quarter);
         bool v = false;
         for (u32 part = 0, tile = 0; part <= last; ++part) {
-            // Loads the next tile meanwhile. After the last tile, it loads that tile again, without use: conditional loads take
-            // registers.
+            // Meanwhile the loop loads the next tile. After the last tile it loads that tile again without using it,
+            // because conditional loads take registers.
             const u32 next = min(part + 1, last), n = filled + tile, to = producer.memory + (v ? V : K) + n % 2 * TILE + producer.again().quarter_at();
             const bool next_v = next == last || next % 2 == 0;
             const u32 next_tile = next == last ? tiles - 1 : next_v ? part / 2 : part / 2 + 1;
@@ -196,8 +196,8 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
 #pragma unroll
             for (u32 quarter = 0; quarter < 4; ++quarter) {
                 if constexpr (BY_TOKEN) {
-                    // A number of V times its scale is rounded; for K, such an error in a logit would be as large as that of
-                    // all products.
+                    // V is multiplied by its scales here and rounded. K is not: the rounding would cause an error of a
+                    // logit as large as all products do.
                     const Producer again = producer.again();
                     if (v) again.template widen_quarter<Values, true>(bytes[quarter], to, quarter, shared.v_scales[again.warp][tile % 3]);
                     else again.template widen_quarter<Keys, false>(bytes[quarter], to, quarter, nullptr);
@@ -376,8 +376,8 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         u32 queries[D / 16][4];
         const u64 k_matrix = matrix_descriptor(tiles_at + K, 16), v_matrix = matrix_descriptor(tiles_at + V, HALF);
 
-        // Over fp8: the factors from scores to logits of this thread's two rows, with their head's scale of K and the powers of
-        // two of Q.
+        // Over fp8: the factors from scores to logits of this thread's two rows. They include the head's scale of K and
+        // the powers of two of Q.
         float factors[2] = {factor, factor};
         auto factor_of = [&](int h) -> float { return !FP8 ? factor : plain ? factors[h] : 1.f; };
         u32 turn = 0;  // index of the item among this CTA's items

@@ -200,8 +200,8 @@ template <class T> struct LatentHopper {
         wait_emptied(shared, n, half);
     }
 
-    // Waits until half of both places is empty again, after `n` tiles. A CTA of a pair must not end earlier: the other CTA
-    // still arrives at its barriers, and the TMA still writes its memory.
+    // Waits, after `n` tiles, until this half of both places is empty again. A CTA of a pair must not end earlier: the
+    // other CTA still arrives at its barriers, and the TMA still writes its memory.
     static __device__ __forceinline__ void wait_emptied(Shared& shared, u32 n, u32 half) {
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) barrier_wait(shared_address(&shared.empty[(n + i) % 2][half]), (n + i) / 2 % 2 ^ 1);
@@ -336,7 +336,7 @@ template <class T> struct LatentHopper {
         const u64 other_matrix = matrix_descriptor(memory + K + (1 - half) * TILE + half * (HALF * BLOCK), BLOCK);
         const u32 weights = memory + P + (warp * 16 + lane % 16) * 128;
         Sums sums;
-        u32 before = 0, turns = 0;  // tiles of earlier items
+        u32 before = 0, turns = 0;  // number of tiles of earlier items; number of earlier items with tokens
         wait_for_previous();
         for (u32 item = 0; index < end; ++index, ++item) {
             const ExtendWork work = load_own_work(p, index, ctas);

@@ -80,7 +80,8 @@ pub struct LatentSplit {
     ctas: u32,
     /// Whether items of [`PAIR`] are available.
     pairs: bool,
-    /// Alignment of the begin of items, a divisor of the page size: kernels read no page before a window's first.
+    /// Items begin at multiples of this number, a divisor of the page size. So kernels read no page before a window's
+    /// first page.
     align: u32,
     /// `[joins, maximum rows of a join, maximum parts of a join, rows from part to part] | LatentJoin[ctas] | first
     /// item of each CTA or pair of CTAs, number of items, rows of an item | ExtendWork[..]`

@@ -98,7 +98,7 @@ pub struct SharedSplit {
     /// The work of the step, if spans are read once.
     pub work: SpanWork,
     accepted: Vec<Accepted>,
-    /// Number of eligible members before each member.
+    /// Numbers of eligible rows and tokens before each member of the step's spans, and in total.
     eligible: Vec<Eligible>,
     /// The input of the last acceptance.
     before: Before,

@@ -207,7 +207,7 @@ def assemble(ptxas, text, ptx, arch):
 
 
 def targets(table, text, of_all):
-    """Returns the targets of `of_all` to assemble the text for: not 9.0, if the selection prefers kernels for 9.0 alone."""
+    """Returns the targets of `of_all` for which the text is assembled: not 9.0, if the selection prefers kernels for 9.0 alone."""
     if target(text) == "90a":
         return ["90a"]
     row = text.family
@@ -260,7 +260,7 @@ def params(table):
     """Returns the differences between the sizes, offsets and constants of *params.cuh and those in Rust."""
     left, right, c, rust = numbers(table)
     wrong = []
-    # Rust has no struct for these; it passes their parts one after another.
+    # Rust has no struct for parameters of several parts; it passes the parts one after another.
     for row in table.families.values():
         ends, at = parts(row), 0
         if len(ends) > 1:
@@ -406,7 +406,7 @@ def build(folder, check, wanted):
             wrong += bad
         # The oldest ptxas must accept the PTX. Its spills do not count, because the driver compiles with its own ptxas.
         oldest = install(OLDEST) / "nvidia/cuda_nvcc/bin/ptxas"
-        # One target is enough: whether it reads a text does not depend on the target.
+        # One target is enough: the oldest ptxas accepts a text for all targets or for none.
         jobs = list({text.name: (text, p, target(text)) for text, p, _ in assembled}.values()) if check else []
         for lines, bad in pool.map(lambda job: assemble(oldest, *job), jobs):
             wrong += [line for line in bad if "ptxas failed" in line]

@@ -68,7 +68,7 @@ impl Running {
 struct Follower {
     request: usize,
     leader: Leader,
-    /// Tokens that were cached when it began to wait.
+    /// Tokens of the prompt that were cached when the request began to wait.
     cached_len: u32,
 }
 
@@ -77,7 +77,7 @@ enum Attempt {
     Admitted {
         seq: SeqKey,
         hit: u32,
-        /// Of `hit`, the tokens that are in host memory.
+        /// The tokens of `hit` that were in host memory.
         host_hit: u32,
     },
     /// The request should wait for a leader; `cached_len` tokens are cached now.
@@ -166,7 +166,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Returns the pages that no sequence is promised, minus one page for each running request to decode into.
+    /// Returns the number of available pages, minus one page for each running request to decode into.
     fn spare_pages(&self, host: &Host<'_>) -> i64 {
         i64::from(host.engine.available()) - self.running.len() as i64
     }
@@ -204,7 +204,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Tries requests again whose leader is done or preempted.
+    /// Tries to admit the followers whose leader is done or preempted.
     fn admit_followers(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
         let mut index = 0;
         while index < self.followers.len() && self.preempted.is_empty() && self.has_room() {

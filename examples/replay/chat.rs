@@ -11,7 +11,7 @@ use crate::rng::{Rng, Zipf};
 const ASSISTANTS: usize = 32;
 /// Number of open conversations.
 const OPEN: usize = 104;
-/// Minimum distance, in requests, of two turns of a conversation, because a user reads before the next question.
+/// Minimum number of requests from one turn of a conversation to the next: the user reads the answer first.
 const THINK: usize = 90;
 /// Maximum number of turns of a conversation.
 const TURNS_MAX: u32 = 12;
@@ -35,7 +35,7 @@ pub fn burst(count: usize, seed: u64) -> Vec<Request> {
 
 struct Conversation {
     system: Piece,
-    /// First token of the conversation's own tokens in the stream; `len` is their number.
+    /// Place in the token stream of the conversation's first own token; `len` is the number of its own tokens.
     first: u64,
     len: u32,
     turns_left: u32,

@@ -66,7 +66,7 @@ fn sequential_figures_are_exact() {
         let naive = naive(&trace, &setting(&args));
         assert_eq!(engine(&trace, &args), naive, "{pages} pages of {page_size}");
     }
-    // Computed by a hand-written program in another language.
+    // A hand-written program in another language computed these figures.
     let args = args("--sequential --pages 12 --page-size 512");
     let Figures { hit_tokens, evicted_pages, skipped, .. } = engine(&trace, &args);
     assert_eq!((hit_tokens, evicted_pages, skipped), (19_968, 28, 0));

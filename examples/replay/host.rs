@@ -61,7 +61,7 @@ pub struct Tally {
     pub hit_tokens: u64,
     /// Tokens of `hit_tokens` that were in host memory alone.
     pub host_hit_tokens: u64,
-    /// Tokens that were fetched from the store. Hits of them also count in `host_hit_tokens`.
+    /// Tokens that were fetched from the store. Hits on these tokens also count in `host_hit_tokens`.
     pub store_hit_tokens: u64,
     /// Pages that the store took.
     pub put_pages: u64,
@@ -72,7 +72,7 @@ pub struct Tally {
     pub preemptions: u64,
     /// Requests that waited for another request to compute their prefix.
     pub followers: u64,
-    /// Cached tokens of those requests that were not cached when they began to wait.
+    /// Tokens that followers hit and that were not cached yet when the follower began to wait.
     pub awaited_tokens: u64,
     /// Maximum number of pages that running requests used at a time.
     pub peak_pages: u32,
@@ -108,7 +108,7 @@ pub struct StepWork {
     /// Maximum over all runs; its excess over the minimum is noise of the machine.
     pub most_ns: u64,
     pub admitted: u32,
-    /// Tokens of the prompts that admissions matched, hit or not.
+    /// Tokens of all prompts that were matched at admission, cached or not.
     pub matched_prompt_tokens: u64,
     pub computed_tokens: u64,
     pub evicted_pages: u64,
@@ -166,7 +166,7 @@ pub struct Outcome {
     pub samples: Vec<Sample>,
     pub page_count: u32,
     pub page_size: u32,
-    /// Bytes of K and V of a token, all layers.
+    /// Bytes of K and V of one token in all layers.
     pub token_bytes: u64,
 }
 
@@ -272,7 +272,7 @@ impl<'a> Host<'a> {
         self.progress.inc(1);
     }
 
-    /// Ends a step. `planned` is the engine's state when all pages of the step were taken.
+    /// Ends a step. `planned` contains the engine's counters after the plan took the step's pages.
     pub fn end_step(&mut self, planned: Stats, running: usize) {
         self.tally.peak_pages = self.tally.peak_pages.max(pages_in_use(&planned));
         self.tally.peak_running = self.tally.peak_running.max(running);

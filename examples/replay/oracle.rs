@@ -47,7 +47,7 @@ pub fn naive(requests: &[Request], setting: &Setting) -> Figures {
 
 struct Oracle<'a> {
     setting: &'a Setting,
-    /// Numbers of pages, by the number of their parent (0 is the root) and their tokens.
+    /// The number of each page, by its parent's number (0 is the root) and its tokens.
     names: HashMap<(u64, Vec<TokenId>), u64>,
     /// The time at which a cached page became idle, by the page's number and group. Outside group 0 an entry is a cell.
     cached: BTreeMap<(u64, usize), u64>,
@@ -140,7 +140,7 @@ impl Oracle<'_> {
         groups.iter().map(most).sum()
     }
 
-    /// Returns the numbers of the whole pages of tokens.
+    /// Returns the number of each whole page of `tokens`. A new page gets the next number.
     fn path(&mut self, tokens: &[TokenId]) -> Vec<u64> {
         let mut parent = 0;
         let pages = tokens.chunks_exact(self.setting.page_size);
@@ -152,7 +152,7 @@ impl Oracle<'_> {
         pages.map(name).collect()
     }
 
-    /// Returns the first place of a group that the token after a mark reads.
+    /// Returns the index of the first page that the token after a mark reads in a group.
     fn first(&self, group: usize, mark: usize) -> usize {
         let (position, (reach, _)) = (mark * self.setting.page_size, self.setting.groups[group]);
         let first = match reach {

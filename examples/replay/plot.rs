@@ -149,7 +149,7 @@ fn used_tiers(samples: &[Sample]) -> usize {
     if all > host { 3 } else { 1 + usize::from(host > device) }
 }
 
-/// Returns the hit rate over the last 50th part of the samples before each sample.
+/// Returns, for each sample, the hit rate since an earlier sample. One 50th of all samples lies between the two.
 fn recent(samples: &[Sample]) -> impl Iterator<Item = (f64, f64)> + '_ {
     let window = (samples.len() / 50).max(1);
     samples.iter().zip(&samples[window.min(samples.len())..]).filter_map(|(from, to)| {
@@ -171,7 +171,7 @@ fn draw_pages<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
         .x_label_area_size(44)
         .y_label_area_size(72)
         .build_cartesian_2d(0.0..end_of(samples), 0.0..f64::from(page_count))?;
-    // The top layer is drawn first, and each lower layer covers the lower part of those before it.
+    // The top layer is drawn first. Each lower layer then covers the lower part of the layers above it.
     for (i, (_, colour)) in STATES.iter().enumerate().rev() {
         let top = samples.iter().map(|s| (s.done as f64, f64::from(layers(s)[i])));
         chart.draw_series(AreaSeries::new(top, 0.0, colour.filled()))?;

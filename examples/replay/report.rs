@@ -61,7 +61,7 @@ pub struct Report {
     pub preemptions: u64,
     /// Requests that waited for another request to compute their prefix.
     pub followers: u64,
-    /// Cached tokens of those requests that were not cached when they began to wait.
+    /// Tokens that followers hit and that were not cached yet when the follower began to wait.
     pub awaited_tokens: u64,
     /// Bytes of K and V that decode reads if each sequence is read separately.
     pub decode_bytes_flat: u64,
@@ -82,7 +82,7 @@ pub struct Report {
     pub steps_above_1ms: usize,
     /// Number of runs over which each step's time is the minimum.
     pub runs: u32,
-    /// Total excess of the steps' slowest runs over their fastest.
+    /// The sum, over the steps, of the slowest run's time minus the fastest run's time.
     pub machine_ns: u64,
     #[serde(skip)]
     pub slowest: Vec<StepWork>,
@@ -310,7 +310,7 @@ impl Report {
         )
     }
 
-    /// Returns the slowest steps with their work, a line each, with the unit of each column at its head.
+    /// Returns a table of the slowest steps and their work. Its first line has the names and units of the columns.
     fn slowest_steps(&self) -> String {
         const HEADS: [&str; 9] = [
             "step",

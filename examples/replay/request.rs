@@ -63,7 +63,7 @@ fn write_piece(piece: Piece, tokens: &mut Vec<TokenId>) {
 fn token(n: u64) -> TokenId {
     let folded = (n ^ (n >> 32)) as u32;
     let scattered = folded.wrapping_mul(0x9E37_79B1);
-    // PENDING is not a token: its number gets the largest token instead.
+    // PENDING is not a valid token, so the largest valid token replaces it.
     TokenId::new(scattered.min(TokenId::PENDING.raw() - 1))
 }
 

@@ -14,7 +14,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Returns a number below `end`, which is small against 2^64.
+    /// Returns a number below `end`. The numbers are nearly uniform if `end` is far below 2^64.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

@@ -40,11 +40,12 @@ pub fn serve(
 
 struct Served {
     hit: u32,
-    /// Of `hit`, the tokens that were in host memory.
+    /// The tokens of `hit` that were in host memory.
     host_hit: u32,
-    /// Maximum pages in use after a plan: with groups of layers, commits release pages.
+    /// Maximum number of pages in use after a plan. With groups of layers, commits release pages, so the maximum need
+    /// not follow the last plan.
     peak_pages: u32,
-    /// State of the engine when all pages of the request were taken.
+    /// The engine's counters after the request's last plan.
     planned: Stats,
 }
 

@@ -15,8 +15,8 @@ use crate::request::{Piece, Request};
 
 /// Default number of tokens of a hash id.
 const HASH_TOKENS: u32 = 512;
-/// First number of tokens without a hash id, including sampled ones. Each hash id owns a range of the numbers below;
-/// ids that are too large for that (64-bit hashes) are spread over the token stream.
+/// First number of tokens without a hash id, including sampled ones. Each hash id owns a range of the numbers below
+/// this one. Ids that are too large for such a range (64-bit hashes) are spread over the token stream.
 const FIRST_OWN: u64 = 1 << 31;
 
 /// A line of the file.
@@ -180,8 +180,8 @@ fn request(
     })
 }
 
-/// Appends a piece, and joins it to the last one if it follows that. Traces number new blocks in order, so a prompt of
-/// many blocks has few pieces.
+/// Appends a piece to the prompt, or extends the last piece if the new piece continues it. Traces number new blocks in
+/// order, so a prompt of many blocks has few pieces.
 fn join(prompt: &mut Vec<Piece>, piece: Piece) {
     match prompt.last_mut() {
         Some(last) if last.first + u64::from(last.len) == piece.first => last.len += piece.len,
@@ -194,7 +194,7 @@ fn first_token(id: u64, size: u32) -> u64 {
     if id < FIRST_OWN / u64::from(size) {
         return id * u64::from(size);
     }
-    // The start is in the lower half of the range, so that a piece does not exceed the range.
+    // The shift keeps the start below 2^63, so that the end of a piece does not overflow.
     (id.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (id >> 29)) >> 1
 }
 

@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (u8, Vec<PageOp>)| {
     let (pages, ops) = input;
-    // Sizes around the words of the bitmap and of its summary.
+    // Small pools cross ends of bitmap words (64 pages); large ones cross the end of a summary word (4,096 pages).
     let pages = match pages {
         0..240 => 1 + u32::from(pages),
         _ => 4090 + u32::from(pages) - 240,

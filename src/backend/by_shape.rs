@@ -12,7 +12,7 @@ pub(super) struct ByShape<T> {
 }
 
 impl<T> ByShape<T> {
-    /// Makes a value for each shape, from the pool as the layers of that shape use it.
+    /// Makes a value for each shape, from the layout of the pool for the layers of that shape.
     pub fn new<E>(
         layout: &PoolLayout,
         mut make: impl FnMut(&PoolLayout) -> Result<T, E>,

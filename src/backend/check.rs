@@ -1,5 +1,5 @@
-//! Checks that all backends share: the plan, attention, layers and pages fit the pool. They precede every effect of a
-//! call.
+//! Checks that all backends share: the plan, attention, layers and pages fit the pool. A call makes them before it
+//! changes anything.
 //!
 //! Plans may arrive as bytes from another process, so the checks trust no field. Each backend wraps [`PlanError`] in
 //! its own error, and adds checks of its own limits. The cost is O(rows, new tokens, table writes, members of
@@ -181,7 +181,7 @@ pub(super) fn page(page: PageId, page_count: u32) -> Result<(), PlanError> {
     if page.raw() < page_count { Ok(()) } else { Err(PlanError::Page { page, page_count }) }
 }
 
-/// Checks copies; `counts` are the numbers of pages of the sources and of the targets.
+/// Checks copies; `counts` are the numbers of pages of the source pool and of the target pool.
 pub(super) fn copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), PlanError> {
     copies
         .iter()

@@ -28,11 +28,11 @@ fn gpus(ranks: usize) -> Option<Vec<u32>> {
     }
 }
 
-/// Sums of a test: the count of each sum, and the addends of each rank.
+/// The sums of a test: the number of elements of each, and the addends of each rank.
 struct Sums {
     counts: Vec<usize>,
     x: Vec<bf16>,
-    /// Addends of each rank, of all sums in order.
+    /// The addends of each rank, for one sum after another.
     parts: Vec<Vec<bf16>>,
 }
 
@@ -45,7 +45,7 @@ impl Sums {
         Self { counts: counts.to_vec(), x, parts }
     }
 
-    /// Returns x after all sums, repeated `times` times, by the specification.
+    /// Returns x after `times` rounds of all sums, computed by the specification.
     fn expected(&self, times: usize) -> Vec<bf16> {
         let mut x = self.x.clone();
         for _ in 0..times {
@@ -60,8 +60,8 @@ impl Sums {
         x
     }
 
-    /// Computes the sums on a rank's GPU: `eager` times one by one, `replays` times in a graph. Calls `pause` before
-    /// each. All ranks meet at `ready`.
+    /// Computes all sums on a rank's GPU: `eager` times as single launches, then `replays` times as one graph. Calls
+    /// `pause` before each launch. At `ready` the ranks wait for one another.
     fn on_rank(
         &self,
         (rank, gpu): (usize, u32),
@@ -142,8 +142,7 @@ fn same(a: bf16, b: bf16) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
 
-/// Long and short sums alternate. Only some blocks take part in short ones, so blocks have counted different numbers of
-/// sums.
+/// Long and short sums alternate. Only some blocks take part in short sums, so the blocks' counts of sums differ.
 #[test]
 fn sums_are_their_specification_bit_by_bit() {
     let _lock = lock_gpus();

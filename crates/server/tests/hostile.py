@@ -24,7 +24,7 @@ from server import Server  # noqa: E402
 
 PROGRAM = sys.argv[1]
 HELP = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True, check=True).stdout
-HEADER, BODY, IDLE = 2, 3, 4  # seconds, of the limits of this script's servers
+HEADER, BODY, IDLE = 2, 3, 4  # time limits of the script's servers, in seconds
 STRICT = os.environ.get("STRICT") == "1"
 PROMPTS = random.Random(1)
 PATIENCE = 15  # seconds after which a client gives up
@@ -59,7 +59,7 @@ def fields(server, **more):
 
 
 def answer(server, data, seconds=60):
-    """Returns status and body of an answer; status 0 without an answer in time."""
+    """Returns status, head and body of an answer. The status is 0 if no answer arrives in time."""
     try:
         with connect(server) as connection:
             connection.settimeout(seconds)
@@ -82,7 +82,7 @@ def complete(server, seconds=60, **more):
 
 
 def first_token(server, length=1):
-    """Returns the seconds to the first event of a stream with a new prompt, so that none of it is cached."""
+    """Returns the seconds to the first event of a stream. The prompt is random, so none of it is cached."""
     body = fields(server, prompt=PROMPTS.choices(range(5, 95), k=length), stream=True, max_tokens=2)
     begun = time.monotonic()
     with connect(server) as connection:
@@ -102,14 +102,14 @@ def median_first_token(server, length=1):
 
 
 def memory(server):
-    """Returns the resident MB: the current and the maximum."""
+    """Returns the current and the maximum resident memory in MiB."""
     with open(f"/proc/{server.process.pid}/status") as file:
         lines = dict(line.split(":", 1) for line in file)
     return [int(lines[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM")]
 
 
 def together(count, play):
-    """Returns the results of `play(i)`, each in its own thread."""
+    """Calls `play(i)` for each i in a thread of its own, and returns the results."""
     results = [None] * count
 
     def one(i):
@@ -312,13 +312,13 @@ def streams(server):
 
 
 def steps(server):
-    """Returns the number of steps, and their seconds."""
+    """Returns the number of steps, and the seconds of all steps together."""
     now = server.metrics()
     return now["generate_step_seconds_count"], now["generate_step_seconds_sum"]
 
 
 def many_choices():
-    """Another client's first token during a request with n=128, after a short prompt and a long one."""
+    """Another client sends a short and then a long prompt during a request with n=128."""
     with Server(PROGRAM, "--quiet", *flags(("--max-n", 128))) as server:
         # A short prompt also waits for the step in flight, which takes longer than the prompt.
         for length, more, bound in ((16, 1, "twice and a step"), (1000, 0, "twice")):

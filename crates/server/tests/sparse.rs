@@ -52,7 +52,7 @@ fn sparse_reads_of_contexts_up_to_k_tokens_equal_full_reads() {
     }
 }
 
-/// Above K tokens the output may change. The test prints the number of changes and the share of attention's weight.
+/// Above K tokens the output may change. The test prints the report: the changed tokens, and the recall of the lists.
 #[test]
 fn recall_is_reported_above_k_tokens() {
     for model in MODELS {

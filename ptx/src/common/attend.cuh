@@ -166,7 +166,7 @@ DEVICE void store_float(u64 at, float a) { asm volatile("st.global.f32 [%0], %1;
 
 // Counts an arrival, and returns whether it is the last of `count`. The last one resets the counter.
 DEVICE bool arrive_last(u32* counter, u32 count) { return atomicInc(counter, count - 1) == count - 1; }
-// The same with a fence: the last arrival sees all earlier writes of the others.
+// The same with a fence: the thread that arrives last sees all writes that the others made before they arrived.
 DEVICE bool arrive_last_fenced(u32* counter, u32 count) {
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(count - 1) : "memory");
@@ -196,8 +196,8 @@ DEVICE u64 slot_offset(const AttendParams& p, const Look& look, u32 page) {
 
 // ---- trees of drafts --------------------------------------------------------------------------------------------------
 
-// Returns one bit for each of the 32 tokens from `begin` on: whether a query with this mask sees the token. It sees all tokens before
-// the last 64 of `kv_len`, and none from `kv_len` on.
+// Returns one bit for each of the 32 tokens from `begin` on: whether a query with this mask sees the token. The query
+// sees all tokens before the last 64 of `kv_len`, and none from `kv_len` on.
 DEVICE u32 tree_sees(uint2 mask, u32 kv_len, u32 begin) {
     const int passed = static_cast<int>(begin + 64 - kv_len), word = passed >> 5;
     const u32 old = __brev(mask.y), late = __brev(mask.x);  // bits in the order of tokens; the first is kv_len - 64, perhaps negative

@@ -21,8 +21,8 @@ template <bool SCALED> DEVICE void widen_row(bf16, u32 bytes, float scale, u32& 
     if (!SCALED) scale = 1.f;
     low = pack(bf16(), low_half(first) * scale, high_half(first) * scale), high = pack(bf16(), low_half(second) * scale, high_half(second) * scale);
 }
-// Converts two numbers of bf16 to T. f16 holds all of them that came from f16 rows, except those rounded up past its maximum,
-// which become the maximum.
+// Converts two numbers of bf16 to T. Numbers that came from f16 rows fit f16, except those that bf16 rounded up past
+// f16's maximum. These become the maximum.
 DEVICE u32 from_bf16(bf16, u32 two) { return two; }
 DEVICE u32 from_bf16(f16, u32 two) {
     const float low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xffff0000);
@@ -43,7 +43,7 @@ DEVICE const AttendFp8Params& fp8_of(const AttendParams& p) { return reinterpret
 template <class Params> DEVICE float head_scale(const Params& p, u64 scales, u32 head) {
     return p.scales.by_token ? 1.f : load_float(scales + static_cast<u64>(head) * p.scales.head_stride);
 }
-// Returns a factor of scores that is a normal, finite number: 0 times minus infinity, and infinity times 0, are NaN.
+// Clamps a factor of scores to normal, finite numbers, because 0 times infinity is NaN.
 DEVICE float finite_factor(float factor) { return fminf(fmaxf(factor, 0x1p-126f), 0x1.fffffep127f); }
 
 // ---- rows of q as f16 -------------------------------------------------------------------------------------------------
@@ -65,8 +65,8 @@ DEVICE u32 to_f16(bf16, u32 two, float up) { return pack(f16(), __uint_as_float(
 
 // ---- weights as f16 ---------------------------------------------------------------------------------------------------
 
-// V is f16 in products, so weights are f16, whatever the type of rows. Weights are relative to a logit that later logits may
-// exceed by 2^8. Times 2^6 (-LIFT) they stay below 2^15, within f16, which also holds weights 2^-30 times as large.
+// V is f16 in products, so weights are f16 for rows of any type. Weights are relative to an earlier maximum logit and
+// are at most 2^8. Times 2^6 (-LIFT) they stay below 2^15, within f16, which then still represents a weight of 2^-30.
 #define LIFT -6.f
 // With scales by token, a weight is multiplied by the scale of its V. Weights are then also relative to a power of two near the
 // maximum scale so far. The lift is the sum of this power's logarithm and LIFT. Each lane has one or more of a warp's scales.

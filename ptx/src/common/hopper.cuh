@@ -66,7 +66,7 @@ DEVICE bool barrier_is_over(u32 at, u32 parity) {
 DEVICE void barrier_arrive_expecting(u32 at, u32 bytes) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(at), "r"(bytes) : "memory");
 }
-// Named barriers for `count` threads; those that only arrive do not wait.
+// Named barriers for `count` threads. Threads that only arrive do not wait.
 DEVICE void named_sync(u32 id, u32 count) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory"); }
 DEVICE void named_arrive(u32 id, u32 count) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory"); }
 
@@ -77,9 +77,9 @@ DEVICE u32 cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// Arrives at the barrier at the same place in CTA `rank` of the cluster. A thread calls it after its last read of memory
-// that other threads will overwrite. The arrival does not publish the thread's writes: `.release.cluster` would also wait
-// for its accesses to global memory.
+// Arrives at the barrier of CTA `rank` of the cluster that corresponds to `at` in this CTA. A thread calls this
+// function after its last read of memory that other threads will overwrite. The arrival does not publish the thread's
+// writes: `.release.cluster` would also wait for the thread's accesses to global memory.
 DEVICE void barrier_arrive_of(u32 at, u32 rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }"
                  ::"r"(at), "r"(rank) : "memory");

@@ -2,8 +2,8 @@
 // bytes. The Rust counterpart is src/backend/cuda/kernels/params.rs and its folder. Both sides assert the same sizes and
 // offsets, and `ptx/build.py --check` compares the numbers.
 //
-// There is no padding and no bool. Device addresses, magic factors and most byte strides are u64; other fields are u32 or float, but
-// u16 in SpanItem.
+// There is no padding and no bool. Device addresses, magic factors, most byte strides and SpanMeeting's state are u64.
+// SpanItem has u16 fields. All other fields are u32 or float.
 #pragma once
 
 using u8 = unsigned char;
@@ -37,8 +37,9 @@ KV_AT(BatchRow, kv_len, 12);
 #define PAGE_TOKENS_MAX 1024
 #define KV_HEADS_MAX 65535
 
-// Parameters of attend_decode_*, attend_extend_*, attend_f32, attend_latent_* and attend_latent_join_*. The structs of other
-// kernels (over fp8, shared spans, sparse reads) begin with it.
+// Parameters of attend_decode_*, attend_extend_*, attend_f32, attend_latent_tiles_*, attend_latent_f32 and
+// attend_latent_join_*. The structs of other kernels (over fp8, latent rows on Hopper, shared spans, sparse reads)
+// begin with it.
 struct AttendParams {
     u64 q;              // [tokens, q_heads, head_dim], rows q_stride apart, 16-byte aligned (f32: 4-byte)
     u64 out;            // [tokens, q_heads, head_dim] (over latent rows [.., 512]), rows out_stride apart, aligned like q
@@ -112,7 +113,8 @@ KV_AT(AttendParams, masks, 200);
 
 // The scales of one layer of fp8.
 struct LayerScales {
-    u64 k;            // f32: scale of head h at k + h * head_stride; by token, that of page p, slot s at + p * page_stride + s * 4
+    u64 k;            // f32: scale of head h at k + h * head_stride; by token, the scale of page p, slot s is at
+                      // k + h * head_stride + p * page_stride + s * 4
     u64 v;            // the same for V
     u64 page_stride;  // bytes
     u32 head_stride;  // bytes
@@ -125,7 +127,7 @@ KV_AT(LayerScales, page_stride, 16);
 KV_AT(LayerScales, head_stride, 24);
 KV_AT(LayerScales, by_token, 28);
 
-// Attention over fp8: attend_decode_fp8_*, attend_extend_fp8_* and attend_fp8_f32. K, V and their strides are in bytes.
+// Attention over fp8: attend_decode_fp8_*, attend_extend_fp8_* and attend_fp8_f32. K and V are bytes (E4M3).
 struct AttendFp8Params {
     AttendParams attend;
     LayerScales scales;
@@ -136,7 +138,7 @@ KV_AT(AttendFp8Params, scales, 208);
 
 // The unquantised part of one layer's latent rows of fp8.
 struct LayerRope {
-    u64 at;           // bf16 [elements], for page p, slot s at + p * page_stride + s * slot_stride
+    u64 at;           // bf16 [elements] of page p, slot s: address `at` + p * page_stride + s * slot_stride
     u64 page_stride;  // bytes
     u32 slot_stride;  // bytes
     u32 elements;
@@ -191,7 +193,7 @@ KV_AT(AttendLatentRowsParams, rows, 256);
 #define DECODE_EXTRA_FP8 12
 struct DecodeWork {
     u32 work_units;     // units of a work chunk, the same for all: chunk i begins at unit i * work_units
-    u32 unit_end;       // at most its begin if it has no units
+    u32 unit_end;       // end of the chunk's units; not above the chunk's begin if it has no units
     u32 batch_index;    // sequence of its first unit
     u32 unit_start;     // that sequence's first unit
     u32 row;            // batch_rows[batch_index].row, which saves a load before the first tokens
@@ -209,8 +211,9 @@ KV_AT(DecodeWork, qo_start, 20);
 KV_AT(DecodeWork, extend_len, 24);
 KV_AT(DecodeWork, kv_len, 28);
 
-// The extend plan: ExtendHead, then ExtendWork[work_count], roughly longest first. An item is one ExtendWork of one kv head:
-// item i is work i / kv_heads, head i % kv_heads. CTAs take items in order; the first one of a CTA has the CTA's number.
+// The extend plan: ExtendHead, then ExtendWork[work_count], roughly longest first. An item is one ExtendWork of one kv
+// head: item i is work i / kv_heads, head i % kv_heads. CTAs take items in order; the first item of a CTA has the CTA's
+// number.
 struct ExtendHead {
     u32 work_count;
     u32 reserved[3];  // 0
@@ -240,14 +243,14 @@ KV_AT(ExtendWork, part, 28);
 
 // ---- attention that reads shared spans once: attend_shared_* ------------------------------------------------------------
 //
-// The last `span_ctas` of gridDim.x CTAs work on the items of spans, as products of gathered query rows. The others work on
-// tails, which follow the spans of each row, as attend_decode_* does, with one work chunk for each warp. If a (row, kv head)
-// has several parts, they are counted, and the last part to arrive joins all of them.
+// The last `span_ctas` of gridDim.x CTAs work on the items of spans, as products of gathered query rows. The other CTAs
+// work on tails: the tokens of each row after its spans. They follow attend_decode_*, with one work chunk for each
+// warp. If a (row, kv head) has several parts, the kernel counts them, and the last part to arrive joins all of them.
 //
-// A query tile has up to SPAN_ROWS query rows of a span's members, which see the whole span. It has one tile for each 128
-// tokens of the span. The tiles of all query tiles, head by head, are divided into equal shares: CTA c for spans has tiles c *
-// work_tiles.. (c + 1) * work_tiles, and an item for each query tile among them. Extra tiles after each query tile represent
-// the fixed cost of an item.
+// A query tile has up to SPAN_ROWS query rows of a span's members, which see the whole span. It has one tile for each
+// 128 tokens of the span. The tiles of all query tiles, head by head, are divided into equal shares: CTA c for spans
+// has tiles c * work_tiles.. (c + 1) * work_tiles, and one item for each query tile of these tiles. Extra tiles after
+// each query tile represent the fixed cost of an item.
 
 // The plan: SharedHead, then DecodeWork[ceil(decode_warps / stripes)].
 struct SharedHead {
@@ -304,13 +307,13 @@ KV_AT(RowShare, extend_len, 28);
 #define TAIL_WARPS_ANY 4
 #define TAIL_WARPS_256 2
 struct SpanParts {
-    u32 tile_at;       // the first tile of its first query tile, of each kv head
+    u32 tile_at;       // number of its first query tile's first tile among the tiles of one kv head
     u32 tiles;         // tiles of one of its query tiles
     u32 member_start;  // place of its first member
     u32 member_count;
     u32 parent;        // its parent span, or NO_SPAN
     u32 row_at;        // query rows of earlier query tiles
-    u32 stride;        // distance of its query tiles in tiles, including the extra ones
+    u32 stride;        // tiles from one of its query tiles to the next, including the extra ones
     u32 reserved;
 };
 KV_SIZE(SpanParts, 32);
@@ -341,9 +344,9 @@ struct SpanItem {
     u16 head;
     u16 parts;         // number of items of the query tile, each of another CTA
     u16 next;          // index of the CTA's next item; 0: there is none
-    u16 piece;         // index among the items of the query tile: CTA c's item belongs to the CTAs from c - piece on
+    u16 piece;         // index among the query tile's items: if CTA c has this item, CTA c - piece has the first one
     u16 member_count;
-    u16 behind;        // for a row's own tokens, 1 + the row's tokens from kv_end on, at most 65535; 0: members see all tokens
+    u16 behind;        // for a row's own tokens, 1 + number of tokens from kv_end on, at most 65535; 0: members see all tokens
     u32 kv_begin;
     u32 kv_end;
     u32 part;          // first row of its sums among the spans' sums
@@ -491,8 +494,8 @@ KV_AT(Lists, page_magic, 16);
 KV_AT(Lists, top, 24);
 KV_AT(Lists, reserved, 28);
 
-// attend_selected_*: decode over lists. The tokens of a row are the entries of its lists: kv_len of batch_rows is its longest
-// list, and a row without lists has 0 query rows.
+// attend_selected_*: decode over lists. The tokens of a row are the entries of its lists: kv_len of batch_rows is the
+// length of the row's longest list. A row without lists has 0 query rows.
 struct AttendSelectedParams {
     AttendParams attend;  // window 0
     Lists lists;
@@ -503,9 +506,9 @@ KV_AT(AttendSelectedParams, lists, 208);
 
 // ---- latent rows: attend_latent_* ----------------------------------------------------------------------------------------
 //
-// latent_plan.cuh describes the plan: its items are ExtendWork of up to 16, 32 or 64 packed query rows, with `part` as in the
-// extend plan. The plan of the join: number of records, maximum rows of a record, maximum parts of a record, rows between the
-// slots of two parts, then the records:
+// latent_plan.cuh describes the plan: its items are ExtendWork of up to 16, 32, 64 or 128 packed query rows, with `part`
+// as in the extend plan. The plan of the join: number of records, maximum rows of a record, maximum parts of a record,
+// rows of `partial` from one part of a record to the next, then the records:
 struct LatentJoin {
     u32 qo_start;
     u32 q_begin;

@@ -22,7 +22,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
     static constexpr int CHUNKS = D / 8;           // 16-byte pieces of a row
     static constexpr int HALF = 16 * ROW;          // K (or V) of a tile
     static constexpr int SLOT = 2 * HALF;          // also 16 rows of D floats
-    static constexpr int STEP = 16 * WARPS;        // tokens between one warp's tiles
+    static constexpr int STEP = 16 * WARPS;        // tokens from one of a warp's tiles to its next
     static constexpr int TOKENS_PER_COPY = 32 / CHUNKS;
     static constexpr bool Q_SHARED = D * NT > Parts::Q_REGISTERS; // whether query fragments do not fit the registers
 
@@ -30,8 +30,9 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
     static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory
 
     struct Shared {
-        // For each warp but the first, or for all at the end of the work chunk: references of its sums, and sums of its
-        // weights.
+        // `tops` has an entry for each warp but the first. `last_tops`, for the end of the work chunk, has one for each
+        // warp. For each query row, an entry contains the maximum to which the warp's sums are relative, and the sum of
+        // its weights.
         float4 tops[WARPS > 1 ? WARPS - 1 : 1][NT][4], last_tops[WARPS][NT][4];
         typename Parts::Pendings pending;
         u32 pages[WARPS][STAGES][16];   // of each warp's tiles
@@ -51,7 +52,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
     u32 ring;   // this warp's
     u32 sums;   // the other warps' output sums, warp 1's first
     u32 pages;  // this warp's pending page numbers
-    u32 heads;  // of each stripe
+    u32 heads;  // number of kv heads of a stripe
     Cursor fetch;
     u32 fetch_at, fetch_end;
     bool fetch_more;
@@ -59,8 +60,8 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         : Parts(p), shared(shared), rings(memory), ring(memory + Parts::thread() / 32 * STAGES * SLOT),
           sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[Parts::thread() / 32])) {}
 
-    // Lists (attend_selected_*) contain slots, and the previous launch writes them. `directory` of a tile is then a list,
-    // `in_chunk` an entry of it, and a slot takes the place of a page number.
+    // The lists of attend_selected_* contain slots, and the previous launch writes the lists. With lists, `directory`
+    // of a tile is the index of a list, `in_chunk` is an entry of that list, and a slot replaces the page number.
     __device__ __forceinline__ const Lists& lists() const { return reinterpret_cast<const AttendSelectedParams*>(&p)->lists; }
 
     __device__ __forceinline__ Tile next_tile() {
@@ -219,7 +220,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
                 }
             }
             float o[NT][D / 16][4];
-            float top[NT][2], sum[NT][2];  // of the thread's two query rows: references of weights, and sums of this thread's tokens
+            float top[NT][2], sum[NT][2];  // for two query rows: maxima to which weights are relative, sums of this thread's weights
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
                 top[n][0] = top[n][1] = MINUS_INF, sum[n][0] = sum[n][1] = 0.f;

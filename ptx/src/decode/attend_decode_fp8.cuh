@@ -24,11 +24,11 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     static constexpr int CHUNKS = D / 16;          // 16-byte pieces of a row
     static constexpr int HALF = TOKENS * D;        // K (or V) of a tile
     static constexpr int SLOT = 2 * HALF;
-    static constexpr int STEP = TOKENS * WARPS;    // tokens between one warp's tiles
+    static constexpr int STEP = TOKENS * WARPS;    // tokens from one of a warp's tiles to its next
     static constexpr int TOKENS_PER_COPY = 32 / CHUNKS;
     static constexpr bool Q_SHARED = D * NT > 256; // whether query fragments do not fit the registers
 
-    static constexpr int SUM = FRAGMENTS * 512;    // bytes of a warp's output sum; the last overwrites its tiles
+    static constexpr int SUM = FRAGMENTS * 512;    // bytes of a warp's output sum; a chunk's last sum overwrites tiles
     static_assert(SUM <= STAGES * SLOT);
     static constexpr int BYTES = WARPS * STAGES * SLOT + (WARPS - 1) * SUM;  // dynamic shared memory
 

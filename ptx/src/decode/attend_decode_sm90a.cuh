@@ -50,7 +50,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
     static constexpr u32 PLACES = 3;                        // places of the ring, each for a tile of K and one of V
     static constexpr u32 RING = TILE;                       // offset of the ring in dynamic shared memory, after Q
     static constexpr u32 FEW_ROWS = 32;                     // up to this number of query rows, a warp uses 8 of its 16 (`row_of`)
-    static constexpr u32 FEW_PARTS = 4;                     // parts that the last CTA to arrive adds to its own
+    static constexpr u32 FEW_PARTS = 4;                     // maximum number of parts of a segment that `meet` joins
     enum { MEET = 1 };                                      // the consumers' named barrier
 
     struct Shared {
@@ -73,7 +73,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
 
     Shared& shared;
     const u32 memory;
-    u32 heads;  // of each stripe
+    u32 heads;  // number of kv heads of a stripe
     Cursor c;
     __device__ __forceinline__ DecodeHopper(const AttendParams& p, Shared& shared, u32 memory, const DecodeWork& work, u32 unit_begin)
         : Parts(p, threadIdx.x % CONSUMERS), shared(shared), memory(memory), heads(p.kv_heads / p.stripes) {
@@ -165,7 +165,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
     template <int H> __device__ __forceinline__ void mask(float (&s)[8][4], u32 begin, u32 end) const {
         const bool tree = c.row >= TREE_ROW;
         const u32 position0 = c.kv_len - c.extend_len, group = p.group, column = lane % 4 * 2;
-        // All tokens up to here are seen; in a tree the last 64 tokens are always checked.
+        // The queries see all tokens up to `first`; in a tree the last 64 tokens are always checked.
         const u32 first = tree ? min(position0, c.kv_len - min(c.kv_len, 65)) : position0 + first_row() / group;
         if (begin + BN - 1 <= first && begin + BN <= end && p.window == 0) return;
 #pragma unroll
@@ -273,7 +273,8 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
     };
     // Threads without a query row read the last one.
     __device__ __forceinline__ PartRow load_part(const Target& target, u32 part, int h) const {
-        // Part 0 is in the slot for the last segment of a work chunk, the other parts in those for the first one.
+        // Part 0 is in its CTA's slot for the last segment of a work chunk, the other parts in the slots for the first
+        // segment.
         const u32 slot = 2 * (target.first_cta + part * p.stripes) + (part == 0), row = min(row_of(h), rows() - 1);
         const float* const from = part_output(slot) + row * D + lane % 4 * 2;
         PartRow x;
@@ -303,8 +304,8 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
 #pragma unroll
         for (int n = 0; n < 16; ++n) o[n][2 * h] = both.sum(o[n][2 * h], x.o[n].x), o[n][2 * h + 1] = both.sum(o[n][2 * h + 1], x.o[n].y);
     }
-    // Adds the other parts to this CTA's, which stays in registers. Parts 0 and 1 are added, and parts 2 and 3, and then both
-    // sums, so the result does not depend on the order of arrival.
+    // Adds the other parts to this CTA's part, which stays in registers. The order is (0 + 1) + (2 + 3), so the result
+    // does not depend on the order of arrival.
     __device__ __forceinline__ void add_parts(const Target& target, float (&o)[16][4], float (&top)[2], float (&sum)[2]) const {
         static_assert(FEW_PARTS == 4);
         const u32 own = (blockIdx.x - target.first_cta) / p.stripes, beside = own ^ 1, first = (own & 2) ^ 2;
@@ -446,7 +447,8 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
     // Joins the parts of a segment. A warp joins four query rows at a time; a lane has four dims of each.
     __device__ __forceinline__ void join(const Pending& pending) const {
         constexpr int FEW = 4, BATCH = 4;  // rows; parts whose loads are in flight together
-        // Part 0 is in the slot for the last segment of a work chunk, the other parts in those for the first one.
+        // Part 0 is in its CTA's slot for the last segment of a work chunk, the other parts in the slots for the first
+        // segment.
         const u32 slot = 2 * pending.first_cta, apart = 2 * p.stripes, group = p.group;
 #pragma unroll 1
         for (u32 first = warp * FEW; first < pending.rows; first += WARPS * FEW) {

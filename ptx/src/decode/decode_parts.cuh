@@ -75,7 +75,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
 
     // The target of a segment's sums.
     struct Target {
-        u32 parts;      // work chunks with units of the (sequence, head); 1: the sum is the result, 0: there are no tokens
+        u32 parts;      // work chunks with tokens of the (sequence, head); 1: the sum is the result; 0: no token here
         u32 first_cta;  // the CTA with the first part
     };
     template <class At> __device__ __forceinline__ Target target(const At& c) const {
@@ -185,7 +185,8 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
             // once.
             const u32 rows = pending.rows - min(n * 8, pending.rows), wide = rows > 4 ? 4 : rows > 2 ? 2 : 1, abreast = 4 / wide;
             const u32 mine = lane % 4 / wide, column = lane % wide;
-            // Part 0 is in the slot for the last segment of a work chunk, the other parts in those for the first one.
+            // Part 0 is in its CTA's slot for the last segment of a work chunk, the other parts in the slots for the
+            // first segment.
             const u32 slot = 2 * pending.first_cta, apart = 2 * p.stripes;
             const u64 outputs = reinterpret_cast<u64>(part_output(slot)) + i * 512 + (lane / 4 * 4 + column) * 16;
             const u64 tops = reinterpret_cast<u64>(part_tops(slot)) + (n * 4 + column) * 16;

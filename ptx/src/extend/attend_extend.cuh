@@ -18,7 +18,7 @@ DEVICE ExtendWork load_work(const AttendParams& p, u32 item) {
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
-// Items of single sequences: their query rows are neighbours. An item writes results, unless it is a part.
+// Items of single sequences: the query rows of an item are adjacent. An item writes results, unless it is a part.
 struct SequenceTiles {
     enum { SPANS = 0 };
     struct Lasts {};
@@ -51,7 +51,7 @@ template <class E> DEVICE void run_items(const AttendParams& p, u8* memory, type
 
 // Writes the result of an item or of a part. A warp has MT fragments of 16 rows. A lane has two rows of each fragment, lane / 4
 // and lane / 4 + 8, and two of every 8 columns, lane % 4 * 2 and the next one. `BARRIER` is the named barrier of the threads that
-// call this; 0 if all threads of the CTA do.
+// call `run`; 0 if all threads of the CTA call it.
 template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
     static constexpr int THREADS = WARPS * 32;
     static constexpr int BM = 16 * MT * WARPS;
@@ -189,9 +189,9 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
     static constexpr int ROWS_PER_COPY = THREADS / CHUNKS;
     static constexpr int BYTES = BM * ROW + 4 * TILE;  // dynamic shared memory
     enum { FP8 = over_fp8(T()) };
-    // Number of tiles for which shared memory holds the offsets of the tokens. Over fp8 one suffices, because a barrier separates
-    // the copies of a tile from the offsets of the next. There the other arrays take nearly all shared memory that a CTA may have
-    // on compute capability 8.6, 8.9 and 12.0.
+    // Number of tiles for which shared memory holds the offsets of the tokens. Items of sequences over fp8 have space
+    // for one: the other arrays take nearly all shared memory that a CTA may have on compute capability 8.6, 8.9 and
+    // 12.0. One suffices, because a barrier separates the copies of a tile from the offsets of the next.
     enum { LOOKS = FP8 && !Items::SPANS ? 1 : 2 };
 
     struct Shared : TileScales<FP8 ? BN : 0, LOOKS, typename Items::Lasts> {
@@ -406,8 +406,8 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
                 __syncthreads();
                 asm volatile("ld.shared.f32 %0, [%1];" : "=f"(factor) : "r"(shared_address(&shared.factor)));
             }
-            // Replaces the offsets of a tile that was copied with those of tile + 2. Values for which the loop has no registers
-            // come from shared memory.
+            // Publishes the offsets of tile + 2 over those of a tile whose copy has begun. Values for which the loop
+            // has no registers come from shared memory.
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(kv_end) : "r"(shared_address(&shared.kv_end)));
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(row) : "r"(shared_address(&shared.row)));
             u64 head_offset;

@@ -16,7 +16,7 @@
 #include "fp8.cuh"
 #include "hopper.cuh"
 
-// Items of single sequences: their query rows are neighbours. An item writes results, unless it is a part.
+// Items of single sequences: the query rows of an item are adjacent. An item writes results, unless it is a part.
 struct SequenceItems {
     static constexpr bool SPANS = false;
     struct Lasts {};
@@ -30,10 +30,11 @@ struct SequenceItems {
 enum class Scales { NONE, STATIC, BY_TOKEN };
 template <Scales> struct SharedScales {};
 template <> struct SharedScales<Scales::STATIC> {
-    float head_scales[2];  // K's, of the items whose Q is in the ring
+    float head_scales[2];  // K's scale of the head of each item whose Q is in the ring
 };
-// Scales of the rows of each producer warp: K's of four tiles, which the consumers read after K, and V's of three. A consumer
-// reads the scales of one warp, and its neighbours those of others, so they are in different banks.
+// Scales of the rows of each producer warp: K's of four tiles, which the consumers read after K, and V's of three. A
+// consumer lane reads scales of one producer warp, and its neighbours those of other warps. 36 columns put these scales
+// in different banks.
 template <> struct SharedScales<Scales::BY_TOKEN> {
     float k_scales[4][4][36], v_scales[4][3][32];
 };
@@ -107,8 +108,9 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
                 copy16(mine + i * 2048 + 1024, base + (static_cast<u64>(two.w) << 32 | two.z), true);
             }
         }
-        // Copies a quarter of this warp's rows of a tile of fp8 through registers. A lane has 16 bytes of two rows: every
-        // second piece of the rows of one parity, so that the pieces of numbers of neighbouring lanes cover all banks.
+        // Copies a quarter of this warp's rows of a tile of fp8 through registers. A lane has 16 bytes of each of two
+        // rows. In a store, eight lanes write every second piece of an even and of an odd row; the swizzle puts these
+        // in different banks.
         static __device__ __forceinline__ u32 quarter_row(u32 lane) { return lane / 4 % 2 * 16 + lane / 16 * 8; }  // the first, among the lanes' rows
         // The place of these rows' offsets in shared memory, and their base.
         struct From {
@@ -179,8 +181,8 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         for (u32 quarter = 0; quarter < 4; ++quarter) Producer::load_quarter(bytes[quarter], producer.again().from(p.k, 0), quarter);
         bool v = false;
         for (u32 part = 0, tile = 0; part <= last; ++part) {
-            // Loads the next tile meanwhile. After the last tile, it loads that tile again, without use: conditional loads take
-            // registers.
+            // Meanwhile the loop loads the next tile. After the last tile it loads that tile again without using it,
+            // because conditional loads take registers.
             const u32 next = min(part + 1, last), n = filled + tile, to = producer.memory + (v ? V : K) + n % 2 * TILE + producer.again().quarter_at();
             const bool next_v = next == last || next % 2 == 0;
             const u32 next_tile = next == last ? tiles - 1 : next_v ? part / 2 : part / 2 + 1;
@@ -194,8 +196,8 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
 #pragma unroll
             for (u32 quarter = 0; quarter < 4; ++quarter) {
                 if constexpr (BY_TOKEN) {
-                    // A number of V times its scale is rounded; for K, such an error in a logit would be as large as that of
-                    // all products.
+                    // V is multiplied by its scales here and rounded. K is not: the rounding would cause an error of a
+                    // logit as large as all products do.
                     const Producer again = producer.again();
                     if (v) again.template widen_quarter<Values, true>(bytes[quarter], to, quarter, shared.v_scales[again.warp][tile % 3]);
                     else again.template widen_quarter<Keys, false>(bytes[quarter], to, quarter, nullptr);
@@ -374,8 +376,8 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         u32 queries[D / 16][4];
         const u64 k_matrix = matrix_descriptor(tiles_at + K, 16), v_matrix = matrix_descriptor(tiles_at + V, HALF);
 
-        // Over fp8: the factors from scores to logits of this thread's two rows, with their head's scale of K and the powers of
-        // two of Q.
+        // Over fp8: the factors from scores to logits of this thread's two rows. They include the head's scale of K and
+        // the powers of two of Q.
         float factors[2] = {factor, factor};
         auto factor_of = [&](int h) -> float { return !FP8 ? factor : plain ? factors[h] : 1.f; };
         u32 turn = 0;  // index of the item among this CTA's items
@@ -433,7 +435,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             for (int i = 0; i < BN / 16; ++i) wgmma_output(Values(), o[0], weights[i], v + (i * 2048 >> 4));
             wgmma_commit();
         };
-        // Masks the tokens that a tree's query does not see; rows past the last repeat it.
+        // Masks the tokens that a tree's query does not see. Rows past the last one use the mask of the last query.
         auto hide = [&](const ExtendWork& work, u32 begin, u32 row) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -454,7 +456,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             const ExtendWork& work = shared.work[turn % 2];
             const u32 position0 = work.kv_len - work.extend_len, row = work.q_begin + warp * 16 + lane / 4;
             if (!FP8 && !Items::SPANS && work.row >= TREE_ROW) return hide(work, begin, row);
-            // Tokens of this lane's columns, relative to its first.
+            // A row sees the tokens from..to, counted from this lane's first column.
             int from[2], to[2];
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -472,7 +474,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         // weight would exceed 2^8.
         auto soften = [&](u32 n, u32 begin) -> bool {
             if constexpr (BY_TOKEN) {
-                // Tokens 8 * i + column are row i of the warp that copied them, tokens + 1 are row 16 + i.
+                // Token 8 * i + column is row i of the warp that copied it; the token after it is row 16 + i.
                 const u32 scales = shared_address(shared.k_scales[n % 4][lane % 4]);
 #pragma unroll
                 for (int i = 0; i < 16; i += 4) {
@@ -554,7 +556,7 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
             for (int n = 0; n < 16; ++n) o[0][n][0] = o[0][n][1] = o[0][n][2] = o[0][n][3] = 0.f;
         };
 
-        // Stores the references of the ending item's sums (over fp8 in base 2), and resets them.
+        // Stores the ending item's maxima (over fp8 in base 2) and its sums of weights, and resets both.
         auto put_away = [&]() {
             shared.ended[thread] = FP8 ? make_float4(top[0][0] * factor_of(0), top[0][1] * factor_of(1), sum[0][0], sum[0][1])
                                        : make_float4(top[0][0], top[0][1], sum[0][0], sum[0][1]);
@@ -575,8 +577,9 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
         soften(0, shared.work[turn % 2].kv_begin);
         shared.v.wait_full(0);
         round();
-        // At the loop's head, tile n, counted over all items, belongs to item `turn`, begins at token `begin` and has weights;
-        // no product is in flight. The next tile, of this item or the next, is scored while n is multiplied with V.
+        // At the loop's head, tile n, counted over all items, belongs to item `turn`, begins at token `begin` and has
+        // weights; no product is in flight. The next tile, of this item or the next, is scored while tile n is
+        // multiplied with V.
         for (u32 n = 0, begin = shared.work[turn % 2].kv_begin;; ++n) {
             begin += BN;
             const bool ends = begin >= item.kv_end;

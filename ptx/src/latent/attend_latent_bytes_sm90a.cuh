@@ -2,10 +2,10 @@
 // registers, multiplies them by their tokens' scales and writes them to shared memory as T. The products then use them like rows
 // of T. The additional rounding to T is much finer than the rounding to fp8.
 //
-// The warpgroup copies 32 rows at a time, 8 with each warp. A warp prefetches its rows into the L2 cache one tile ahead; its
-// registers hold half of their columns. In a pair, each CTA widens one half of a tile's rows, and the TMA copies this half
-// to the other CTA. So each byte is read and widened once for all 128 query rows. A single CTA widens both halves, one after the
-// other.
+// The warpgroup copies 32 rows at a time, each warp 8 of them. A warp prefetches its rows into the L2 cache one tile
+// ahead; its registers hold half of their columns. In a pair, each CTA widens one half of a tile's rows, and the TMA
+// copies this half to the other CTA. So each byte is read and widened once for all 128 query rows. A single CTA widens
+// both halves, one after the other.
 #pragma once
 #include "attend_latent_sm90a.cuh"
 
@@ -66,8 +66,8 @@ template <class T> struct LatentBytes {
         widen_row<true>(T(), low, scale, wide.x, wide.y), widen_row<true>(T(), high, scale, wide.z, wide.w);
         Few::store(to, wide);
     }
-    // Stores 4 blocks of columns. `rows` is the address of this warp's rows in the first block. All addresses are made from one by
-    // XOR with constants and by constant offsets, which saves registers.
+    // Stores 4 blocks of columns. `rows` is the address of this warp's rows in the first block. All addresses derive
+    // from one address by XOR with constants and by constant offsets, which saves registers.
     static __device__ __forceinline__ void store_half(u32 rows, const Bytes& bytes, u32 lane) {
         // Half of the lanes write their second eight first, so that eight lanes at a time use all banks.
         const u32 second = lane / 4 % 2, at = rows + lane % 16 / 4 * E::BLOCK + Few::within(lane / 16, lane % 4 * 2 + second);

@@ -90,7 +90,8 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         u64 q_full, q_empty;
         uint4 grows;                           // for each warp, whether a row's maximum must be raised
         float top[WARPS][ROWS], sum[WARPS][ROWS];  // over each warp's tokens
-        // All `producers` threads arrive after their copies; one lane of each warp arrives after its use.
+        // All `producers` threads arrive after their copies. One lane of each computing warp arrives after the warp's
+        // last read.
         __device__ __forceinline__ void init(u32 producers) {
             for (u32 i = 0; i < PLACES; ++i) barrier_init(shared_address(full + i), producers), barrier_init(shared_address(empty + i), WARPS);
             barrier_init(shared_address(&q_full), producers), barrier_init(shared_address(&q_empty), WARPS);
@@ -143,7 +144,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
         return found.page * p.page_stride + found.slot * p.slot_stride;
     }
 
-    // Copies an item's queries, 4 rows of a warp at a time, with zeros for rows past the last.
+    // Copies an item's queries, with zeros for rows past the last one. Each warp copies 4 rows at a time.
     static __device__ __forceinline__ void copy_queries(const AttendParams& p, u32 memory, u32 index, u32 warp, u32 warps, u32 lane) {
         const ExtendWork work = load_latent_work(p, index);
         const u32 rows = work.extend_len * p.group - work.q_begin;
@@ -181,7 +182,8 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
                 barrier_wait(shared_address(shared.empty + place), round % 2 ^ 1);
 #pragma unroll
                 for (u32 i = 0; i < 2; ++i) {
-                    // A product covers 16 tokens, so whole groups of 16 are copied, and none of its numbers is undefined.
+                    // A product covers 16 tokens. The warps copy whole groups of 16, so a product reads no undefined
+                    // number.
                     if (warp / 2 * 16 + i * 32 >= min(tile.left, size(place))) continue;
                     const u32 group = memory + place * PLACE + (warp + 4 * i) * GROUP;
 #pragma unroll
@@ -265,7 +267,7 @@ template <class T, int ROWS, bool FP8 = false> struct LatentFew {
             prefetch(p.k + offset(p, tile) + lane / 8 * 128);
             if (lane < 8) prefetch(rope.at + tile.page * rope.page_stride + tile.slot * static_cast<u64>(rope.slot_stride));
         };
-        // A product covers 16 tokens, so whole groups of 16 are copied, and none of its numbers is undefined.
+        // A product covers 16 tokens. The warps copy whole groups of 16, so a product reads no undefined number.
         auto has = [&](const Found& tile, u32 place) { return warp / 2 * 16 < min(tile.left, size(place)); };
 #pragma unroll
         for (int place = 0; place < PLACES; ++place) found[place] = look(walk, warp * 8 + lane % 8, size(place));

@@ -200,8 +200,8 @@ template <class T> struct LatentHopper {
         wait_emptied(shared, n, half);
     }
 
-    // Waits until half of both places is empty again, after `n` tiles. A CTA of a pair must not end earlier: the other CTA
-    // still arrives at its barriers, and the TMA still writes its memory.
+    // Waits, after `n` tiles, until this half of both places is empty again. A CTA of a pair must not end earlier: the
+    // other CTA still arrives at its barriers, and the TMA still writes its memory.
     static __device__ __forceinline__ void wait_emptied(Shared& shared, u32 n, u32 half) {
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) barrier_wait(shared_address(&shared.empty[(n + i) % 2][half]), (n + i) / 2 % 2 ^ 1);
@@ -325,7 +325,8 @@ template <class T> struct LatentHopper {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, column = lane % 4 * 2, row0 = warp * 16 + lane / 4;
         const u32 half = __shfl_sync(~0u, threadIdx.x / GROUP, 0);
         const Logits logits = Logits::make(p);
-        // Without a soft cap, logits are products times the scale. If it is positive, `weigh` multiplies by it.
+        // Without a soft cap, logits are products times the scale. `weigh` multiplies by the scale if the scale is
+        // positive.
         const bool scaled = !(logits.cap > 0.f) && logits.scale > 0.f;
         const float factor = scaled ? logits.scale : 1.f;
         const u64 q_matrix = matrix_descriptor(memory + Q, 16), weights_matrix = matrix_descriptor(memory + P, 16);
@@ -335,7 +336,7 @@ template <class T> struct LatentHopper {
         const u64 other_matrix = matrix_descriptor(memory + K + (1 - half) * TILE + half * (HALF * BLOCK), BLOCK);
         const u32 weights = memory + P + (warp * 16 + lane % 16) * 128;
         Sums sums;
-        u32 before = 0, turns = 0;  // tiles of earlier items
+        u32 before = 0, turns = 0;  // number of tiles of earlier items; number of earlier items with tokens
         wait_for_previous();
         for (u32 item = 0; index < end; ++index, ++item) {
             const ExtendWork work = load_own_work(p, index, ctas);
@@ -344,8 +345,9 @@ template <class T> struct LatentHopper {
             if (work.row >= TREE_ROW) first_seen = min(first_seen, work.kv_len - min(work.kv_len, 64));
             sums.clear();
             if (tiles > 0) barrier_wait(shared_address(&shared.q_full), turns++ % 2);
-            // Each iteration scores a tile of this warpgroup, and adds the output of the other's tile before it. If the item's last
-            // tile is the other's, one more iteration adds its output alone.
+            // Each iteration scores a tile of this warpgroup, and adds the output of the tile before it, which the
+            // other warpgroup scored. If the other warpgroup scored the item's last tile, one more iteration only adds
+            // that tile's output.
             u32 i = (before + half) % 2;
             if (tiles == 1 && i == 1 && lane == 0) barrier_arrive(shared_address(&shared.q_empty));
             for (; i <= tiles; i += 2) {
@@ -462,7 +464,8 @@ template <class T> struct LatentHopper {
     }
 };
 
-// Runs a CTA's items of few query rows. One warpgroup computes. Of the others, one copies rows of 16 bits, or both copy fp8.
+// Runs a CTA's items of few query rows. One warpgroup computes. One of the others copies rows of 16 bits, or both copy
+// rows of fp8.
 template <class Few> DEVICE void attend_latent_few(const AttendParams& p, u32 memory, typename Few::Shared& shared, u32 index, u32 end) {
     if (threadIdx.x == 0) shared.init(Few::PRODUCERS * Few::THREADS);
     __syncthreads();

@@ -223,7 +223,7 @@ template <class T, bool FP8> struct LatentTiles {
         }
     }
 
-    // Writes the item's results; if the item is a part of a cut one, writes its partial results.
+    // Writes the item's results. If the item is a part, writes its partial sums instead.
     __device__ __forceinline__ void finish(const float (&o)[8][4], float (&top)[2], float (&sum)[2]) const {
         const u32 rows = work.extend_len * p.group - work.q_begin, parts = work.part & 255, slot = (work.part >> 16) + (work.part >> 8 & 255);
         const u32 column = warp * 64 + lane % 4 * 2;

@@ -11,7 +11,7 @@ template <class T> DEVICE void attend_latent_join(const AttendParams& p) {
     __shared__ float4 sums[WARPS][32];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint4 head = load_uint4(p.plan);
-    const u64 between = head.w;  // number of rows between the slots of two parts
+    const u64 between = head.w;  // rows of `partial` from one part's slot to the next part's
     const u32 most = head.y, count = head.x * most * 4;
     const bool shared = head.z > BATCH;
     let_next_start();

@@ -16,7 +16,7 @@ DEVICE u32 latent_ctas() {
     asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(count));
     return count;
 }
-// Return the first item of list `list`, which belongs to a CTA or a pair, and the first item of the next list.
+// Return the index of the first item of list `list`, which belongs to a CTA or a pair, and that of the next list.
 DEVICE u32 latent_begin(const AttendParams& p, u32 list = blockIdx.x) { return load_u32(p.plan + list * 4ull); }
 DEVICE u32 latent_end(const AttendParams& p, u32 list = blockIdx.x) { return load_u32(p.plan + list * 4ull + 4); }
 DEVICE u32 latent_width(const AttendParams& p) { return load_u32(p.plan + (latent_ctas() + 1) * 4ull); }

@@ -26,7 +26,7 @@ DEVICE void unpack(bool half, const u32 (&words)[8], float (&x)[16]) {
         x[2 * i + 1] = half ? high_half(words[i]) : __uint_as_float(words[i] & 0xffff0000);
     }
 }
-// Returns the maximum over a head, of which `abreast` neighbouring lanes have the numbers.
+// Returns the maximum over a head, whose numbers are in `abreast` neighbouring lanes.
 template <class Max> DEVICE float most_of_head(float most, u32 abreast, Max max) {
     const u32 lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
     const u32 head = ((1u << abreast) - 1) << lane / abreast * abreast;
@@ -62,8 +62,8 @@ DEVICE uint4 quantise(const StoreFp8Params& p, const u32 (&words)[8], u64 at, bo
     }
     u32 bytes[4];
     const u32 bits = __float_as_uint(scale);
-    // Away from the limits of f32, a quotient is computed by the reciprocal and rounded correctly by the remainder, except for
-    // scales whose reciprocal is rounded too far. Comparisons are false for NaN.
+    // Away from the limits of f32, the reciprocal gives a quotient, and the remainder rounds the quotient correctly.
+    // Exceptions are scales whose reciprocal is rounded too far. Comparisons are false for NaN.
     const bool plain = bits >= 0x21800000 && bits < 0x5d800000 && (bits & 0x7fffff) != 0x7fffff && most < 1.15e18f;
     if (plain) {
         const float inverse = __frcp_rn(scale);

@@ -1,4 +1,5 @@
-// Shared by stores into pools of fp8: the place of a token's row, the scale of a head, and a head's numbers by one warp.
+// Shared by stores into pools of fp8: the place of a token's row, the scale of a head, and the store of a head by one
+// warp.
 #pragma once
 #include "move.cuh"
 #include "e4m3.cuh"

@@ -9,7 +9,7 @@
 #include "attend_extend.cuh"
 #include "shared_parts.cuh"
 
-// The shapes of both kinds for each head_dim. JOINED: number of parts of a sum in registers.
+// The tile shapes of both kinds of CTAs for each head_dim. JOINED: BATCH of SharedJoin.
 template <int D> struct SharedTiles;
 template <> struct SharedTiles<64> {
     enum { MT = 2, BN = 64, TILE = SPAN_ROWS, TAILS = TAIL_WARPS_ANY, STAGES = 4, JOINED = 8 };
@@ -21,7 +21,7 @@ template <> struct SharedTiles<256> {
     enum { MT = 1, BN = 32, TILE = SPAN_ROWS_256, TAILS = TAIL_WARPS_256, STAGES = 2, JOINED = 2 };
 };
 
-// Type of rows of T whose items belong to spans, in place of T in the extend kernel. ROWS: query rows of a tail.
+// The type that replaces T in the extend kernel for items of spans. ROWS: query rows of a tail.
 template <class T, int ROWS, int TAILS> struct Gathered {};
 template <class T, int ROWS, int TAILS> struct RowsOf<Gathered<T, ROWS, TAILS>> {
     using Type = typename RowsOf<T>::Type;

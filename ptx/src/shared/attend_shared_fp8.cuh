@@ -1,8 +1,8 @@
 // Decode attention that reads shared spans of fp8 once: attend_shared.cuh over quantised pools (AttendSharedFp8Params).
 //
 // Items widen a tile's bytes in shared memory, like attend_extend.cuh over fp8; tails widen them in registers, like
-// attend_decode_fp8.cuh. Both apply all scales of K to the logits, and all scales of V to the sums, before they write partial sums.
-// The sums therefore join like those of 16-bit pools.
+// attend_decode_fp8.cuh. Both apply all scales of K to the logits. The partial sums that they write contain all scales
+// of V, so the sums join like those of 16-bit pools.
 #pragma once
 #include "attend_decode_fp8.cuh"
 #include "attend_shared.cuh"

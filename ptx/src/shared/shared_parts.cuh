@@ -114,9 +114,10 @@ template <u32 MOST> struct ListedSums {
     __device__ __forceinline__ void add(u32 sum) { listed[atomicAdd(&count, 1)] = static_cast<u16>(sum); }
 };
 
-// A barrier of the CTAs that write parts of one query tile's sum. After it each CTA joins some of the tile's members, because one
-// CTA would need as long for all of them as for four tiles. A CTA waits for the others after its items. It stops waiting after
-// some polls, since the others may not run at the same time. The last CTA to arrive then joins its members too.
+// A barrier of the CTAs that write parts of one query tile's sum. After it each CTA joins some of the tile's members,
+// because one CTA would need as long for all of them as for four tiles. A CTA waits for the others after its items. It
+// stops waiting after some polls, since the others may not run at the same time. The last CTA to arrive then also joins
+// the members of such a CTA.
 struct Meeting {
     enum : u32 { LISTED = 48, TRIES = 96 };  // pieces for which the state can record that they stopped waiting; number of polls
     u32 parts, piece;
@@ -208,8 +209,8 @@ template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
         return turn;
     }
 
-    // Joins the share of warp `warp` of `warps` of the listed sums. The warp loads the records of 32 sums together. While parts
-    // are loaded, it locates the next ones.
+    // Joins the listed sums that belong to warp `warp` of `warps`. The warp loads the records of 32 sums together.
+    // While it loads parts, it locates the next ones.
     template <u32 MOST>
     static __device__ __forceinline__ void join_all(const AttendSharedParams& p, const SharedHead& plan, const ListedSums<MOST>& sums, u32 warp, u32 warps) {
         const u32 count = sums.count, lane = threadIdx.x % 32;
@@ -412,8 +413,8 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
         }
     }
 
-    // Signals that all parts of this warp are written, and joins the sums of which a part of this warp was the last. All arrivals
-    // together at the end take less memory time than one at the end of each segment.
+    // Signals that all parts of this warp are written, and joins the sums of which a part of this warp was the last.
+    // Arrivals all together at the end take less memory time than an arrival at the end of each segment.
     __device__ __forceinline__ void join_pending(Pendings& pendings) {
         const SharedHead plan = load_shared_head(p);
         sync();

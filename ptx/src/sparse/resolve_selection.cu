@@ -1,5 +1,5 @@
-// resolve_selection: writes the slots of the listed positions that their rows see, in order, and their number. Rows without
-// lists are skipped.
+// resolve_selection: writes, for each list, the slots of the positions that the list's row sees, in order, and the
+// number of these slots. It skips rows without lists.
 // Twin:    src/backend/cpu/unit.rs listed      (the specification)
 // Params:  SelectParams (src/common, src/backend/cuda/kernels/params/sparse.rs); q, labels, keys, starts unused
 // Shapes:  positions, listed u32 [batch, kv_heads, top]; counts u32 [batch, kv_heads]

@@ -1,5 +1,5 @@
-// score_labels_DTYPE: computes keys for the rows with lists. A key is a u32 with the order of a score. Each kv head has a key for
-// each position that the row's new token sees, except the token's own position.
+// score_labels_DTYPE: computes keys for the rows with lists. A key is a u32; keys have the order of their scores. Each
+// kv head has a key for each position that the row's new token sees, except the token's own position.
 // DTYPE:   bf16 or f16; each has its own text and entry point
 // Twin:    src/backend/cpu/labels.rs score, order (the specification, bit by bit)
 // Params:  SelectParams (src/common, src/backend/cuda/kernels/params/sparse.rs); positions, listed, counts, gathered unused

@@ -35,7 +35,7 @@ struct Shared {
 
 static_assert(sizeof(Shared) <= 66816);
 
-// Returns the index of the lowest set bit; there is one.
+// Returns the index of the lowest set bit. At least one bit is set.
 DEVICE u32 lowest(u32 bits) { return __popc((bits & -bits) - 1); }
 
 // Sources of keys: those of a row, or the candidates.
@@ -48,8 +48,8 @@ struct SharedKeys {
     __device__ __forceinline__ u32 at(u32 i) const { return keys[i]; }
 };
 
-// The least of the best `wanted` of `count` keys, and the number of equal keys to skip. It is found by digits of 8 bits from the
-// highest on. If fewer than 4 digits are needed, the others are 0.
+// The smallest of the `wanted` greatest of `count` keys, and the number of equal keys to skip. `find_least` finds the
+// key by digits of 8 bits, from the highest on. If fewer than 4 digits are needed, the others are 0.
 struct Least {
     u32 key, skipped;
 };
@@ -193,8 +193,8 @@ DEVICE bool join_parts(const SelectParams& params, u32 parts, u32& candidates, S
     return true;
 }
 
-// Lists the positions marked in `words` words of `s.marks`, from `begin` on: those above the least key, and equal ones after
-// the first `skipped`. `more` and `same` count both kinds so far.
+// Lists the positions marked in `words` words of `s.marks`, from `begin` on: those whose keys are above the least key,
+// and those with equal keys after the first `skipped`. `more` and `same` count both kinds so far.
 DEVICE void list_marked(u64 list, u32 begin, u32 words, u32 skipped, u32& more, u32& same, Shared& s) {
     const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const u32 per = (words + THREADS - 1) / THREADS, from = min(words, thread * per), to = min(words, from + per);

@@ -39,9 +39,9 @@ const NARROW_ROWS: usize = 8;
 /// The remaining units, and the memory for their results.
 struct Queue<'a, U> {
     units: U,
-    /// `[query rows, value lines]` of every unit.
+    /// The output of each remaining unit: `[query rows, value lines]`.
     out: &'a mut [Line],
-    /// `[query rows]` of every unit.
+    /// The softmax of each remaining unit: `[query rows]`.
     softmax: &'a mut [Softmax],
 }
 

@@ -48,7 +48,7 @@ pub enum CpuError {
         /// The path.
         path: CpuPath,
     },
-    /// The environment variable [`PATH_VARIABLE`] has no path as its value.
+    /// The value of the environment variable [`PATH_VARIABLE`] is not the name of a path.
     PathName {
         /// The value, with replacements for characters that are not Unicode.
         name: String,

@@ -47,7 +47,7 @@ pub(super) struct Rows<'a, F> {
 pub(super) struct Tile<'a, T> {
     pub keys: &'a [&'a [T]],
     pub values: &'a [&'a [T]],
-    /// Distance of heads in elements.
+    /// Number of elements from one head to the next.
     pub apart: usize,
     /// The keys of the next tile, if both tiles are in the pool; `None` if this tile is widened.
     pub ahead: Option<&'a [&'a [T]]>,
@@ -268,7 +268,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
         }
     }
 
-    /// Computes `V` vectors of each row from element `at` on, in registers over all positions.
+    /// Computes `V` vectors of each row from element `at` on. Their sums stay in registers over all positions.
     #[inline(always)]
     fn accumulate_part<S: Lanes, const R: usize, const V: usize>(
         &mut self,

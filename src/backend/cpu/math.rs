@@ -98,7 +98,7 @@ pub(super) fn accumulate(
     }
 }
 
-/// Computes `N` vectors of [`accumulate`], in registers over all rows.
+/// Computes `N` vectors of [`accumulate`]. Their sums stay in registers over all rows.
 #[inline(always)]
 fn accumulate_part<const N: usize>(
     out: &mut [F32x8],
@@ -175,7 +175,7 @@ pub(super) fn join((softmax, out): (&mut Softmax, &mut [f32]), later: (Softmax, 
     *softmax = (new_max, softmax.1 * factors.0 + sum * factors.1);
 }
 
-/// Below this, `exp` returns 0. Its result here is close to the smallest normal f32.
+/// Below this number, `exp` returns 0. At this number, its result is close to the smallest normal f32.
 pub(super) const EXP_LOW: f32 = -87.0;
 /// Adding 1.5 * 2^23 rounds a number to a whole one. The low bits of the sum are then the whole number.
 pub(super) const EXP_ROUND: f32 = 12_582_912.0;

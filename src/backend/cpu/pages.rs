@@ -20,7 +20,7 @@ impl Cpu {
     /// # Errors
     /// [`CpuError::Plan`] for a layer or slot that does not exist. [`CpuError::Plane`] if the pool does not have the
     /// plane, if the plane is quantised, or if its order is not [`PlaneOrder::BySlot`](crate::PlaneOrder::BySlot).
-    /// [`Cpu::read_slot`] also reads such planes.
+    /// [`Cpu::read_slot`] also reads quantised planes and planes of another order.
     pub fn slot(
         &self,
         plane: PlaneName,

@@ -1,6 +1,6 @@
 //! The names of the instruction sets of the CPU backend. `simd.rs` detects them.
 
-/// The environment variable with the name of a path, if [`CpuOptions::path`](super::CpuOptions::path) is `None`.
+/// The environment variable that names the path if [`CpuOptions::path`](super::CpuOptions::path) is `None`.
 pub const PATH_VARIABLE: &str = "KVARENA_CPU_PATH";
 
 /// The instruction set of a [`Cpu`](super::Cpu). Results of two paths differ by rounding.

@@ -1,4 +1,4 @@
-//! Norm and rotation of q and k, then the store of k and v. It specifies `ptx/src/moves/rope_store.cuh`.
+//! Norms and rotates q and k, then stores k and v. This code specifies `ptx/src/moves/rope_store.cuh`.
 
 use super::{Cpu, CpuError, CpuRows, CpuRowsMut};
 use crate::backend::{Backend, Operand, Rope, check, rope};
@@ -6,7 +6,7 @@ use crate::id::LayerId;
 use crate::plan::BatchPlan;
 
 impl Cpu {
-    /// Checks a call, rotates q and k in place, and stores k and v.
+    /// Checks a call, norms and rotates q and k in place, and stores k and v.
     pub(super) fn rotate_and_store(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -45,7 +45,7 @@ impl Cpu {
     }
 }
 
-/// Computes `x / rms(x) * weight`.
+/// Computes `x / sqrt(mean(x^2) + eps) * weight`.
 fn scale(head: &mut [f32], weight: super::Elements<'_>, eps: f32) {
     let mean = head.iter().map(|x| x * x).sum::<f32>() / head.len() as f32;
     let scale = 1.0 / (mean + eps).sqrt();

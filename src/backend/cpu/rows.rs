@@ -1,4 +1,4 @@
-//! Rows of numbers of a host: slices of any element type, packed or strided.
+//! The rows of numbers that a host passes: slices of any element type, packed or strided.
 
 use std::ops::Range;
 
@@ -119,7 +119,7 @@ impl ElementsMut<'_> {
 pub struct CpuRows<'a> {
     /// The numbers, from the first row on.
     pub elements: Elements<'a>,
-    /// Distance of rows in elements, as in a view into a fused qkv; `None` if packed.
+    /// Number of elements from one row to the next, as in a view into a fused qkv; `None` if packed.
     pub stride: Option<usize>,
 }
 
@@ -128,7 +128,7 @@ pub struct CpuRows<'a> {
 pub struct CpuRowsMut<'a> {
     /// The numbers, from the first row on. Numbers between strided rows stay unchanged.
     pub elements: ElementsMut<'a>,
-    /// Distance of rows in elements; `None` if packed.
+    /// Number of elements from one row to the next; `None` if packed.
     pub stride: Option<usize>,
 }
 
@@ -153,7 +153,7 @@ rows_from!(f16, F16);
 rows_from!(bf16, Bf16);
 
 impl CpuRows<'_> {
-    /// Returns the numbers as rows at a distance of `stride` elements.
+    /// Returns the numbers as rows that begin `stride` elements apart.
     pub fn strided(self, stride: usize) -> Self {
         Self { stride: Some(stride), ..self }
     }
@@ -170,7 +170,7 @@ impl CpuRows<'_> {
 }
 
 impl CpuRowsMut<'_> {
-    /// Returns the numbers as rows at a distance of `stride` elements.
+    /// Returns the numbers as rows that begin `stride` elements apart.
     pub fn strided(self, stride: usize) -> Self {
         Self { stride: Some(stride), ..self }
     }

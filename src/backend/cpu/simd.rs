@@ -136,7 +136,7 @@ impl<S: Lanes, O: Op> NullaryFnOnce for Call<S, O> {
 
 /// The vector operations of a set.
 pub(super) trait Lanes: Simd {
-    /// Number of result vectors of a row, chosen so that those of four rows fit the registers together.
+    /// Number of result vectors of a row that are computed together. The result vectors of four rows fit the registers.
     const ROW_VECTORS: usize;
 
     /// Widens each number of 16 bits to a lane of 32 bits.

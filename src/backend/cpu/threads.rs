@@ -95,8 +95,8 @@ thread_local! {
 /// Runs `workers`, the first on this thread and the others on the pool's threads, at most one for each core. Waits for
 /// them.
 ///
-/// `work` executes one step, and returns whether more steps may exist. Other workers also stop if the process computes
-/// on more threads than it has cores, because another engine computes.
+/// `work` executes one step, and returns whether more steps may exist. The workers on the pool's threads also stop if
+/// the process computes on more threads than it has cores, which happens if another engine computes.
 pub(super) fn share<W: Send>(workers: &mut [W], work: impl Fn(&mut W) -> bool + Sync) {
     let (first, others) = workers.split_first_mut().expect("there is at least one thread");
     let own = |first: &mut W| {

@@ -178,8 +178,9 @@ const fn e4m3_bytes(byte: usize) -> [u8; 128] {
     bytes
 }
 
-/// The index of the number for each byte before the look-ups. The order compensates for two later steps. Unpacking
-/// makes 8 words from each half of 16 bytes. Then the half of 32 bits that a word occupies decides its vector.
+/// For each place before the look-ups, the index of the number that goes there. The order compensates for two later
+/// steps. Unpacking makes 8 words from each half of 16 bytes. Then the half of 32 bits that a word occupies decides its
+/// vector.
 static E4M3_ORDER: [u8; 64] = {
     let mut order = [0; 64];
     let mut at = 0;

@@ -90,7 +90,8 @@ impl LatentVariants {
         4 * LatentSplit::words_max(LatentItems::Tiles, LATENT_HEADS_MAX, ctas(gpu), sizes)
     }
 
-    /// Returns the variant's index and allocates memory for a new variant; `None` if the plain kernel serves.
+    /// Returns the variant's index, and allocates memory for a new variant. Returns `None` if the pool uses the plain
+    /// kernel, which needs no memory.
     pub(in crate::backend::cuda) fn prepare(
         &mut self,
         gpu: &Gpu,

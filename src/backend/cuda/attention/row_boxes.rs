@@ -50,7 +50,8 @@ fn encode() -> Result<Encode, CudaError> {
     FOUND.get_or_init(find).ok_or(CudaError::Driver { call: "cuTensorMapEncodeTiled", code: 500 })
 }
 
-/// Returns the rows of a box, which divides a page; 0 if the pages are too small or irregular for boxes.
+/// Returns the number of rows of a box: a power of two that divides the page size. Returns 0 if the largest such power
+/// is below the minimum.
 pub(in crate::backend::cuda) fn rows(layout: &PoolLayout) -> u32 {
     let most = 1 << layout.page_size().trailing_zeros();
     if most < ROWS_LEAST { 0 } else { most.min(ROWS_MOST) }

@@ -63,7 +63,7 @@ pub(in crate::backend::cuda) struct SharedDecode {
     shape: SplitShape,
     /// The rows of the staged step that the kernel takes, if the step reads a span once.
     taken: Option<RowAssignment>,
-    /// Bytes from the image's splits to its plan.
+    /// Bytes from the start of the image's splits to this kernel's plan.
     image_at: usize,
     offsets: Offsets,
     /// Partial sums of tails, then of spans; then for each row the maximum logit and the sum of its weights.
@@ -191,7 +191,7 @@ impl SharedDecode {
         if last { used } else { offsets.end }
     }
 
-    /// Returns the time model of the staged step, if the step reads a span once.
+    /// Returns the work of the staged step, if the step reads a span once.
     pub(in crate::backend::cuda) fn work(&self) -> Option<SpanWork> {
         self.taken.map(|_| self.split.work)
     }

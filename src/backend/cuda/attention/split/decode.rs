@@ -12,8 +12,8 @@ use core::mem::size_of;
 
 /// Number of tokens of a decode unit.
 pub const DECODE_UNIT: u32 = 16;
-/// Extra units without tokens at the end of a sequence's head. They represent the fixed cost of the head. For a padding
-/// row, which has no other units, their CTA writes the zeros.
+/// Extra units without tokens at the end of a sequence's head. They represent the fixed cost of the head. A padding row
+/// has no other units; the CTA of its extra units writes the zeros.
 pub const DECODE_EXTRA: u32 = 6;
 /// Extra units for a pool of fp8, whose units take half the time.
 pub const DECODE_EXTRA_FP8: u32 = 12;
@@ -23,8 +23,8 @@ pub const fn decode_extra(is_quantised: bool) -> u32 {
     if is_quantised { DECODE_EXTRA_FP8 } else { DECODE_EXTRA }
 }
 
-/// Query rows of one sequence and kv head that each decode kernel takes: `attend_decode_*_r8` and so on. Only Hopper
-/// has the last kernel.
+/// Maximum number of query rows of one sequence and kv head for each decode kernel: `attend_decode_*_r8` and so on.
+/// Only Hopper has the last kernel.
 pub const DECODE_ROWS: [u32; 3] = [8, 16, 64];
 /// The first decode kernel that supports draft trees.
 const TREES_FROM: usize = 2;
@@ -109,7 +109,8 @@ impl SplitShape {
         most as usize * 4
     }
 
-    /// Returns the number of stripes of a decode plan: the largest divisor of the kv heads up to 8 and up to the CTAs.
+    /// Returns the number of stripes of a decode plan: the largest divisor of `kv_heads` that is at most 8 and at most
+    /// the number of CTAs.
     pub const fn decode_stripes(&self, width: usize) -> u32 {
         let ctas = self.decode_ctas[width];
         let mut stripes = if ctas < 8 { ctas } else { 8 };
@@ -170,7 +171,7 @@ impl DecodeSplit {
             let begin = i as u32 * per;
             *work = [0; DECODE_WORDS];
             work[0] = per;
-            // Chunks after the last unit are empty. The last chunk always is, if it has no CTA in some stripe.
+            // Chunks after the last unit are empty. The last chunk is always empty if it has no CTA in some stripe.
             if begin < total {
                 while self.ends[index] * heads <= begin {
                     index += 1;

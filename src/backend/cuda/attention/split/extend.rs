@@ -22,7 +22,7 @@ impl SplitShape {
         if self.head_dim > 128 { 64 } else { 128 }
     }
 
-    /// Returns the unit in tokens at which extend items are cut.
+    /// Returns the granularity of cuts of extend items, in tokens.
     pub const fn extend_tokens(&self) -> u32 {
         if self.head_dim > 128 { 32 } else { 64 }
     }

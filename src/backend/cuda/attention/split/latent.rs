@@ -17,7 +17,7 @@ use crate::plan::BatchRow;
 /// Maximum number of query rows of a CTA's item in the kernels for compute capability 9.0.
 const LATENT_ROWS: u32 = 64;
 
-/// The kernels whose items are split.
+/// The family of kernels that computes the items.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LatentItems {
     /// The kernels of compute capability 9.0 only.
@@ -80,10 +80,11 @@ pub struct LatentSplit {
     ctas: u32,
     /// Whether items of [`PAIR`] are available.
     pairs: bool,
-    /// Alignment of the begin of items, a divisor of the page size: kernels read no page before a window's first.
+    /// Items begin at multiples of this number, a divisor of the page size. So kernels read no page before a window's
+    /// first page.
     align: u32,
-    /// `[joins, maximum rows of a join, its maximum parts, rows between parts] | LatentJoin[ctas] | first item of each
-    /// CTA or pair of CTAs, number of items, rows of an item | ExtendWork[..]`
+    /// `[joins, maximum rows of a join, maximum parts of a join, rows from part to part] | LatentJoin[ctas] | first
+    /// item of each CTA or pair of CTAs, number of items, rows of an item | ExtendWork[..]`
     words: Vec<u32>,
     used: usize,
     /// The number of turns in which the items were dealt.

@@ -1,7 +1,7 @@
 //! Splits steps whose rows share spans: chooses the spans to read once, and divides the work among CTAs.
 //!
 //! A span is accepted if reading it once is cheaper than a read by each row. The tokens of a rejected span go to its
-//! accepted children. What remains of a row is its *tail*, which the row reads alone. Some CTAs work on the items of
+//! accepted children. The rest of a row is its *tail*, which the row reads alone. Some CTAs work on the items of
 //! spans, as the extend kernel does. The others work on tails, as the decode kernel does, with one work chunk for each
 //! warp ([`SharedGrid`]). Both groups end at about the same time, so computation and memory access overlap.
 //!
@@ -39,7 +39,7 @@ pub const SPANS_MAX: u32 = 64;
 const SPAN_TOKENS: u32 = 128;
 /// Maximum number of items of a step.
 pub const ITEMS_MAX: u32 = 4096;
-/// Number of share lengths that [`SharedSplit::deal`] tries; more only until the first one fits.
+/// Number of share lengths that [`SharedSplit::deal`] tries. It tries more only if none of these fits.
 const SHARES_TRIED: u32 = 16;
 /// Maximum number of query rows of all query tiles of a step.
 pub const PARTIAL_ROWS: u32 = 1 << 16;
@@ -72,11 +72,11 @@ impl Accepted {
 /// The division of a step's spans among CTAs.
 #[derive(Clone, Copy, Debug)]
 struct Deal {
-    /// The time model of the step.
+    /// The work of the step.
     work: SpanWork,
     /// Number of CTAs that work on spans.
     ctas: u32,
-    /// Number of tiles of each of them.
+    /// Number of tiles of each of these CTAs.
     tiles: u32,
 }
 
@@ -95,10 +95,10 @@ pub struct SharedSplit {
     pub members: Vec<SpanMember>,
     pub spans: Vec<SpanParts>,
     pub items: Vec<SpanItem>,
-    /// The time model of the step, if spans are read once.
+    /// The work of the step, if spans are read once.
     pub work: SpanWork,
     accepted: Vec<Accepted>,
-    /// Number of eligible members before each member.
+    /// Numbers of eligible rows and tokens before each member of the step's spans, and in total.
     eligible: Vec<Eligible>,
     /// The input of the last acceptance.
     before: Before,
@@ -317,7 +317,7 @@ impl SharedSplit {
         self.shape.decode_stripes(self.shape.narrowest())
     }
 
-    /// Returns the maximum number of CTAs for spans: each stripe of the tails needs a warp of another CTA.
+    /// Returns the maximum number of CTAs for spans. The other CTAs need a warp for each stripe of the tails.
     const fn span_ctas_max(&self) -> u32 {
         self.grid.ctas.saturating_sub(self.stripes().div_ceil(self.grid.warps))
     }
@@ -326,9 +326,9 @@ impl SharedSplit {
         (span.end - span.begin).div_ceil(SPAN_TOKENS)
     }
 
-    /// Returns the distance, in tiles, between query tiles of `tiles` tiles, if each CTA has `per` tiles. If few extra
-    /// tiles fill whole CTAs, they are added, so that no CTA has two items. Otherwise the extra tiles represent the
-    /// fixed cost of an item.
+    /// Returns the number of tiles from one query tile of `tiles` tiles to the next, if each CTA has `per` tiles. If a
+    /// few extra tiles fill whole CTAs, they are added, so that no CTA has two items. Otherwise the extra tiles
+    /// represent the fixed cost of an item.
     fn stride(&self, tiles: u32, per: u32) -> u32 {
         let up = tiles.next_multiple_of(per);
         up.min(tiles + self.grid.item_tiles)

@@ -112,7 +112,7 @@ impl SharedSplit {
         }));
     }
 
-    /// Lists the members whose queries may be gathered, in order, and counts them before each place.
+    /// Lists the members whose queries may be gathered, in order, and counts these members before each place.
     fn list_members(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>) {
         self.members.clear();
         self.eligible.clear();

@@ -11,7 +11,7 @@ pub struct SpanCosts {
     pub spans: f64,
     /// Fixed time of tails.
     pub tails: f64,
-    /// Throughput of a multiprocessor in decode units, including units without tokens.
+    /// Bandwidth of a multiprocessor over decode units. Units without tokens count as full units.
     pub units: f64,
     /// Memory bandwidth if spans are read once.
     pub memory: f64,

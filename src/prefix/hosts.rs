@@ -19,7 +19,7 @@
 //!
 //! The tree owns the pool of host pages, because locking an idle node frees the host pages of its clean entries.
 //!
-//! Not here: moves to host memory (`offload.rs`) and back (`restore.rs`), bytes.
+//! Not here: moves to host memory (`offload.rs`) and back (`restore.rs`), the contents of pages.
 
 use bytemuck::Zeroable;
 
@@ -69,7 +69,7 @@ pub(super) struct Hosts {
     pub saves: Vec<PageMove>,
     /// All saves before this index are cancelled.
     pub live: usize,
-    /// The nodes of those saves, or of a load, each with its number of entries that move.
+    /// Nodes whose entries the batch of saves or the load moves, each with the number of these entries.
     pub saving: Vec<(NodeKey, u32)>,
     /// Whether the batch of saves was made ahead of evictions, so that its entries keep their device pages.
     pub ahead: bool,
@@ -165,7 +165,8 @@ impl PrefixTree {
         self.keep_ages(page_count + host_pages)
     }
 
-    /// Returns the additional bytes of host memory. The tree's own bytes must count both device pages and host pages.
+    /// Returns the bytes of metadata that host memory adds to a tree. The tree's own bytes are [`PrefixTree::bytes`] of
+    /// the sum of device pages and host pages.
     pub(crate) fn host_bytes(
         page_count: u32,
         host_pages: u32,
@@ -250,7 +251,8 @@ impl PrefixTree {
         }
     }
 
-    /// Queues the last `count` entries of a node to be put, if they can match.
+    /// Records the entry before each of the last `count` entries of a node. Queues these entries to be put if pages
+    /// have hashes and the entries are of the current generation (`is_present`).
     fn queue_puts(&mut self, node: NodeKey, count: u32, is_present: bool) {
         let mut before = self.entry_before(node, count);
         let Self { hosts: Some(hosts), spans, link, chain, .. } = self else { return };

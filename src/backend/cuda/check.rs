@@ -20,7 +20,7 @@ pub(super) fn row_stride(
     let size = u64::from(dtype.size());
     let len = (rows.bytes / size) as usize;
     let stride = check::row_stride(operand, len, rows.stride, tokens, width)?;
-    // A stride beyond 64 bits is longer than any memory. Only a single row can have it, and needs no stride.
+    // A stride beyond 64 bits exceeds any memory, so there is at most one row. The stride is then unused.
     Ok((stride as u64).saturating_mul(size))
 }
 
@@ -111,7 +111,7 @@ pub(super) fn check_packed(
     }
 }
 
-/// Rejects lists of no positions or too many, and pools that no kernel over lists serves.
+/// Rejects lists that are empty or longer than a sequence, and pools that attention over lists does not support.
 pub(super) fn check_pool(top: u32, layout: &PoolLayout, longest_row: u64) -> Result<(), CudaError> {
     sparse::check_top(top, longest_row)?;
     let dtype = layout.dtype();
@@ -121,8 +121,8 @@ pub(super) fn check_pool(top: u32, layout: &PoolLayout, longest_row: u64) -> Res
     if served && counted { Ok(()) } else { Err(CudaError::Lists { dtype }) }
 }
 
-/// Checks that the kernels support this attention, and returns it with the window that kernels take. A window that no
-/// row of the page tables exceeds becomes none, so that kernels can add windows to positions without overflow.
+/// Checks that the kernels support this attention, and returns it with the window that kernels take. A window of at
+/// least `longest_row` tokens becomes `None`, so that kernels can add windows to positions without overflow.
 pub(super) fn check_attend(
     attend: &Attend,
     pool: &Pool,
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(rows(None, 48), Ok(16));
         assert_eq!(rows(Some(10), 56), Ok(20));
         assert_eq!(rows(Some(10), 55), Err(length.into()));
-        // Two strides of 2^62 elements, and one of 2^63, are 2^64 bytes, which would wrap to 0.
+        // Two strides of 2^62 f16 elements are 2^64 bytes, as is one stride of 2^63 elements. Both would wrap to 0.
         for stride in [1 << 62, 1 << 63, usize::MAX] {
             assert!(rows(Some(stride), 1 << 40).is_err());
         }

@@ -70,8 +70,8 @@ pub(super) fn fill<'step, T: SlotNumber>(
         let Some(item) = rest.split_off_first() else { break };
         out.extend(sequences, steps, item);
     }
-    assert!(out.writes.len() == 0, "the words that are taken were counted");
-    assert!(out.new_pages.is_empty(), "the pages that are taken were counted");
+    assert!(out.writes.len() == 0, "the rows write all counted table words");
+    assert!(out.new_pages.is_empty(), "the rows take all counted pages");
     size.pad_rows(PlanSize { rows: items.len(), tokens: needs.tokens }, rows);
     tokens[needs.tokens..].fill(TokenId::new(0));
     let masks = match drafts {
@@ -176,9 +176,9 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
         self.decode::<TRACKS>(sequences, steps, items)
     }
 
-    /// Writes decoding rows up to the first other row. A decoding row computes one token and takes at most one new
-    /// place. Most rows decode; this loop writes them in a third of the instructions of [`PlanWriter::extend`].
-    /// `TRACKS` is the number of tracks if it is 1 or 2, else 0.
+    /// Writes the decode rows at the start of `items`, and returns their number. A decode row computes one token and
+    /// has no unsent pages, so it needs at most one new page in each track. Most rows decode; this loop writes them in
+    /// a third of the instructions of [`PlanWriter::extend`]. `TRACKS` is the number of tracks if it is 1 or 2, else 0.
     fn decode<const TRACKS: usize>(
         &mut self,
         sequences: &mut SequenceTable,

@@ -148,8 +148,8 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    /// If no table writes wait for a plan, compacts sequences: keeps a random subset of the last tokens that a sequence
-    /// may change. Also checks that the backend rejects invalid compactions.
+    /// Compacts live sequences that were not forked: each keeps a random subset of its last tokens. Skips all sequences
+    /// while table writes wait for a plan. Also checks that the backend rejects invalid compactions.
     fn compact(&mut self) {
         let (mut compactions, mut past_rows) = (Vec::new(), Compaction::default());
         for sequence in self.planner.live() {
@@ -157,7 +157,7 @@ impl<B: TestBackend> World<'_, B> {
             if planned.len == 0 || self.parents.contains(&sequence) || !self.planner.is_sent() {
                 continue;
             }
-            // Compaction may write only the sequence's own pages that it has not given back.
+            // Compaction may write only pages that the sequence owns and has not released.
             let own = planned.own_from(self.case.layout.page_size()).max(planned.fixed_len);
             let most = (planned.len - own.min(planned.len)).min(u64::BITS);
             if most == 0 {

@@ -4,9 +4,10 @@
     load.py PROGRAM [options] [-- options of generate]
 
 Needs only Python's standard library. Each client is a process that keeps its share of requests open as streams and
-sends the next request when one has ended. The script prints a row of JSON for each part. A warm-up of the same shape,
-with other prompts, comes first: it captures graphs and chooses implementations of products. Offline, `--bench offline`
-on a GPU includes a warm-up, and `--requests` on the CPU needs none.
+sends the next request when one has ended. The script prints one line of JSON for the served run and one for the
+offline run. A warm-up of the same shape, with other prompts, comes first. On a GPU, the warm-up captures CUDA graphs
+and selects an implementation for each matrix product. The offline run needs no separate warm-up: on a GPU, `generate
+--bench offline` includes one; on the CPU, `generate --requests` needs none.
 
     load.py target/release/generate                                                     # the shipped model, on the CPU
     load.py ./generate --list offline.json --at-a-time 256 --temperature 0.6 --bench \\

@@ -3,8 +3,8 @@
  *
  * Lanes of a warp with the same next instruction form a group and run together. The group whose instruction comes first
  * in the text runs, so diverged lanes meet again where their paths join. An instruction that several lanes must execute
- * together waits until all of them have reached it. A warp runs until all its groups wait, or until it has used its
- * slice of instructions. */
+ * together waits until all of them have reached it. A warp's turn ends when all its groups wait, when it executes an
+ * instruction that polls, or when it has used its slice of instructions. */
 #include "machine.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -215,7 +215,7 @@ bool Running::go_on() {
     const u64 count = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
     while (started < count || !ctas.empty()) {
         if (polled && ++polls % 32 == 0) return false;
-        // CTAs that all wait, or that have run for long, may wait for a CTA that has not started: the next ones start.
+        // The next cluster starts every 64 rounds, or if no running CTA made progress: running CTAs may wait for it.
         const u32 together = launch.entry->cluster;
         if (started < count && ctas.size() + together <= std::max(resident, together) && (ctas.empty() || !did || (rounds + polls) % 64 == 63)) {
             auto cluster = std::make_shared<Cluster>();

@@ -429,6 +429,8 @@ def build(folder, check, wanted):
 def main(*folders):
     """Runs the command line for the tables in these folders."""
     arguments = sys.argv[1:]
+    if unknown := {a for a in arguments if a.startswith("-")} - {"--check", "--texts"}:
+        sys.exit(__doc__ if "--help" in unknown else f"unknown: {', '.join(sorted(unknown))}\n\n{__doc__}")
     if "--texts" in arguments:
         for folder in folders:
             for archive in sorted((folder / "out").glob("*.zst")):

@@ -51,7 +51,7 @@ struct TileShape {
     extra: u32,
     /// Minimum number of units for a CTA.
     least: u32,
-    /// Number of CTAs that share an item: a cluster. They have equally many of its rows, and read the same tokens.
+    /// Number of CTAs that share an item: a cluster. They read the same tokens. Each takes up to 64 of the rows.
     ctas: u32,
 }
 

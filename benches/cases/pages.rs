@@ -1,4 +1,4 @@
-//! Alloc and free: 128 pages of a fragmented pool of 1 Mi pages, half of them in use.
+//! Alloc and free: 128 pages of a fragmented pool. The bench chooses the pool's size and the share of pages in use.
 
 use super::work;
 use kvarena::PageId;

@@ -59,8 +59,8 @@ impl PrefixTree {
         at.is_some().then_some(at)
     }
 
-    /// Moves a cursor back to `cell` if the cursor is at a younger cell. The cell is idle and has what the cursor looks
-    /// for.
+    /// Moves a cursor back to `cell` if the cursor is at a younger cell or at the end. The cell is idle and has what
+    /// the cursor looks for.
     fn seek_cell_from(&mut self, seek: Seek, cell: CellId) {
         let cells = self.cells_mut();
         let at = cells.cursors[seek as usize];
@@ -99,8 +99,8 @@ impl PrefixTree {
         self.seek_cell_from(Seek::HostOnly, cell);
     }
 
-    /// Gives an idle dirty cell host pages, and adds the saves to the batch. Returns false if host pages are lacking,
-    /// or if the cell was removed with its entry, which was dropped to free a host page.
+    /// Takes host pages for an idle dirty cell, and adds the saves to the batch. Returns false if too few host pages
+    /// can be freed. Also returns false if freeing a host page drops this cell's entry, which removes the cell.
     pub(super) fn save_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) -> bool {
         let (range, Cell { entry, group, .. }) =
             (self.cells_ref().range(cell), *self.cell_mut(cell));
@@ -181,8 +181,8 @@ impl PrefixTree {
         cells.saving.clear();
     }
 
-    /// Claims the cells in a lock's tails that are in host memory alone, for a load. Returns the number of their pages,
-    /// without cells that another lock has claimed for this load.
+    /// Claims the cells in a lock's tails that are in host memory alone, for a load. Returns the number of their pages.
+    /// The number does not include cells that another lock has already claimed for this load.
     pub(super) fn claim_cells(&mut self, lock: &PrefixLock, pages: u32, load: u64) -> u32 {
         let mut count = 0;
         self.for_tails(lock, pages, |tree, cell| {
@@ -232,7 +232,7 @@ impl PrefixTree {
         });
     }
 
-    /// Attaches pages that a sequence has computed to a cell that is in host memory alone.
+    /// Attaches device pages to a cell that is in host memory alone. A sequence has computed these pages.
     pub(crate) fn restore_cell(&mut self, cell: CellId, pages: impl Iterator<Item = PageId>) {
         let own = self.cells_mut().pages_mut(cell).iter_mut();
         own.zip(pages).for_each(|(own, page)| *own = page);

@@ -1,8 +1,8 @@
-//! The order of eviction: doubly linked lists of the idle nodes, oldest first, inside their column. All nodes of a list
-//! are evicted before those of the next list. The tree uses one list.
+//! The order of eviction: doubly linked lists of the idle nodes, oldest first. The tree's column of `Usage` stores
+//! the links. All nodes of a list are evicted before those of the next list. The tree uses one list.
 //!
-//! A new node goes to the young end of a list. If a node is split, its prefix becomes its younger neighbour, so both
-//! keep their age.
+//! A new node goes to the young end of a list. A split creates a node for the prefix and inserts it directly after the
+//! split node. So the order of both relative to all other nodes stays the same.
 //!
 //! Not here: when a node becomes idle, and which list it enters (`lock.rs`). `lock.rs` puts parents after their
 //! children (T4), so the first node is always a leaf.
@@ -70,7 +70,7 @@ impl<const LISTS: usize> Order<LISTS> {
         }
     }
 
-    /// Inserts the prefix that was split off a node as its younger neighbour.
+    /// Inserts `prefix`, which was split off `node`, into the list directly after `node`.
     pub fn split(&mut self, column: &mut Column, node: NodeKey, prefix: NodeKey) {
         let younger = column[node].neighbours.younger.replace(prefix);
         column[prefix].neighbours = Neighbours { older: Some(node), younger };

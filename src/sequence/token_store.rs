@@ -1,8 +1,8 @@
 //! The tokens of all sequences, in chunks. Each row's directory lists its chunks, so looking up a position is O(1), and
 //! a long row needs no contiguous memory. Tokens stay on the host.
 //!
-//! A chunk contains the tokens of as many pages as a chunk of the page table, so both stores divide a row at the same
-//! indices.
+//! A chunk of tokens and a chunk of the page table cover the same number of pages. So both divide a row at the same
+//! positions.
 
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ impl TokenStore {
             chunk_pages: shape.chunk_pages,
             chunk_tokens,
             chunks_per_row: shape.chunks_per_row,
-            // Zeroed memory is not touched before its first use.
+            // The system provides zeroed memory on the first write, so unused rows and chunks use no memory.
             directory: zeroed(words)?,
             tokens: zeroed(room)?,
             chunks: ChunkPool::new(shape.chunk_count)?,
@@ -82,8 +82,8 @@ impl TokenStore {
         Err(Error::OutOfTokens { wanted: tokens(chunks), available: tokens(free) })
     }
 
-    /// Adds chunks to a row of `chunks` chunks, for `tokens` tokens in total. The caller has checked that they are
-    /// free.
+    /// Adds chunks to a row until it has room for `tokens` tokens. `chunks` is the row's chunk count, which this method
+    /// updates. The caller has checked that enough chunks are free.
     #[inline]
     pub fn reserve(&mut self, row: RowId, chunks: &mut u32, tokens: u32) {
         while *chunks * self.chunk_tokens < tokens {

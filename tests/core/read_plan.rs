@@ -28,9 +28,13 @@ fn wanted(plan: &BatchPlan<'_>) -> Value {
     })
 }
 
-/// Writes the byte forms of some plans, and their expected decodings. The plans are a prefill of an odd number of
-/// tokens and a decode whose token is unknown, each also padded and with 64-bit slots; a step with a shared span; a
-/// draft tree; and plans of an engine with groups of layers.
+/// Writes the byte forms of some plans, and their expected decodings:
+///
+/// * A prefill of an odd number of tokens, and a decode whose token is unknown. Each is written as planned, then
+///   padded, then padded with 64-bit slots.
+/// * A step with a shared span.
+/// * A draft tree.
+/// * A prefill of an engine with groups of layers, as planned and padded.
 fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
     let pool = PoolConfig { page_size: 4, shape: KvShape::heads(1, 1), ..Default::default() };
     let mut engine = Engine::new(pool, Null).expect("a valid config");

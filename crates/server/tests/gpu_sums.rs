@@ -32,7 +32,7 @@ fn gpus(ranks: usize) -> Option<Vec<u32>> {
 struct Sums {
     counts: Vec<usize>,
     x: Vec<bf16>,
-    /// The addends of each rank, for one sum after another.
+    /// The addends of each rank, concatenated in the order of the sums.
     parts: Vec<Vec<bf16>>,
 }
 
@@ -86,8 +86,8 @@ impl Sums {
         unsafe { peers.add(&device, x.address(), parts.address(), 0) }.expect("loaded");
         device.stream.synchronize().expect("done");
         let graph = device.stream.capture(|| sums(&mut || {})).expect("captured");
-        // Copies to buffers and loads of kernels wait for all work of a GPU. That includes the other ranks' work, which
-        // would wait for this rank's sums.
+        // All ranks finish their setup before any rank launches a sum. A copy or a kernel load waits for all work on
+        // its GPU. If another rank's sum were running on this GPU, it would wait for this rank's sum: a deadlock.
         ready.wait();
         for _ in 0..eager {
             sums(&mut pause).expect("launched");
@@ -166,8 +166,8 @@ fn no_rank_outruns_another() {
     }
 }
 
-/// On one GPU, and on two if there are two: a rank drops a buffer between its sums, while the other rank's stream waits
-/// for this rank in the next sum.
+/// Rank 0 drops a buffer after its first sum, while rank 1's second sum waits for rank 0's second sum. Both ranks use
+/// one GPU. If there are two GPUs, the test also runs with one rank on each.
 #[test]
 fn a_rank_drops_a_buffer_between_its_sums() {
     let _lock = lock_gpus();
@@ -202,7 +202,8 @@ fn the_longest_sum_is_exact() {
     Sums::new(2, &[most, 8, most], 3).agree(&gpus, (1, 1), paces(3));
 }
 
-/// Some numbers have the bits that mark an empty word (a NaN). Others are infinities, or zeros of either sign.
+/// Some addends are 0xffff, a NaN; a pair of them marks an empty word of an inbox. Others are infinities, or zeros of
+/// either sign.
 #[test]
 fn nan_and_infinity_are_summed() {
     let _lock = lock_gpus();

@@ -19,7 +19,7 @@ DEVICE long long load_slot(const StoreFp8Params& p, u32 token) {
 
 DEVICE u64 page_of(const StoreFp8Params& p, u64 slot) { return p.page_size == 1 ? slot : __umul64hi(slot, p.page_magic); }
 
-// The place of a token's row of K or of V, and of its head 0's scale.
+// Byte offsets of a token: `row` in the pool of K or of V, `scale` of head 0 in the scales of K or of V.
 struct Place {
     u64 row, scale;
 };

@@ -1,7 +1,8 @@
-//! B19: rows of q, k and v that are rotated and stored in one call.
+//! B19: one call that norms and rotates q and k, and stores k and v.
 //!
 //! The test computes norm and rotation in float64, and compares them with the q and k that the call wrote. It compares
-//! the pool with a shadow, which contains the written k and the given v. Then it stores the step's own K and V again.
+//! the pool with a shadow, which contains the written k and the given v. Then it stores the step's own K and V over the
+//! test's rows, because the attention of later steps reads them.
 
 use std::ops::Range;
 

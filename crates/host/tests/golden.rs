@@ -64,8 +64,8 @@ fn settings(dtype: KvDtype, overlap: bool, has_one_shape: bool) -> Vec<Setting> 
                     true => Layout::LayerFirst,
                     false => Layout::PageFirst,
                 };
-                let of_step = Setting { dtype, page_size, layout, overlap, ..Setting::default() };
-                settings.push(Setting { prefix, schedule, ..of_step });
+                let plain = Setting { dtype, page_size, layout, overlap, ..Setting::default() };
+                settings.push(Setting { prefix, schedule, ..plain });
             }
         }
     }

@@ -107,7 +107,7 @@ impl<B: TestBackend> World<'_, B> {
         let attend = Attend { scale, window, soft_cap, ..plain };
         // A backend may keep memory for each kind and support few kinds.
         let kind = Kind::of(&self.case, layer, &attend);
-        if self.kinds.len() == KINDS_MAX && !self.kinds.contains(&kind) {
+        if self.kinds.len() >= KINDS_MAX && !self.kinds.contains(&kind) {
             return Attend { soft_cap, ..plain };
         }
         self.kinds.insert(kind);

@@ -82,6 +82,8 @@ pub(super) struct Scratch {
     logits: Vec<f32>,
     /// `[query rows]`: factors of the earlier sums.
     factors: Vec<f32>,
+    /// `[query tokens]`: the positions of the current tile that each token sees.
+    seen: Vec<Range<usize>>,
     /// Results of a unit for a later segment: `[query rows, value lines]`, `[query rows]`.
     part: Vec<Line>,
     part_softmax: Vec<Softmax>,
@@ -102,6 +104,7 @@ impl Scratch {
             + (self.places.scales.capacity() + self.ahead.scales.capacity())
                 * size_of::<[[f32; TILE]; 2]>()
             + self.listed.capacity() * size_of::<u32>()
+            + self.seen.capacity() * size_of::<Range<usize>>()
     }
 
     fn compute<T: Number>(
@@ -194,7 +197,9 @@ impl Scratch {
                 self.load_slots(job, unit, position..position + 1, row);
             }
             std::mem::swap(&mut self.places, &mut self.ahead);
-            self.fold_rows(job, unit, (out, softmax), (tile.len(), 0), |_| 0..tile.len());
+            self.seen.clear();
+            self.seen.push(0..tile.len());
+            self.fold_rows(job, unit, (out, softmax), (tile.len(), 0));
         }
         self.listed = positions;
     }

@@ -16,24 +16,27 @@ use crate::backend::Attend;
 use crate::memory::prefetch_far;
 
 /// Folds one tile into the softmax and the sum of every query row of some kv heads.
-pub(super) struct Fold<'a, T, F> {
-    pub rows: Rows<'a, F>,
+pub(super) struct Fold<'a, T> {
+    pub rows: Rows<'a>,
     pub tile: Tile<'a, T>,
 }
 
-pub(super) struct Rows<'a, F> {
+pub(super) struct Rows<'a> {
     pub attend: &'a Attend,
     /// Number of kv heads, and of query rows for each.
     pub heads: usize,
     pub count: usize,
+    /// Number of query heads of a kv head, so of rows for each query token.
+    pub group: usize,
     /// Number of elements of a row of `q` and of `out`: whole vectors.
     pub widths: [usize; 2],
     /// `[heads, count, width]`
     pub q: &'a [f32],
     /// Scales of K and V for each head; empty unless products are scaled.
     pub scales: &'a [[[f32; TILE]; 2]],
-    /// Returns the positions of the tile that a row sees.
-    pub sees: F,
+    /// The positions of the tile that each query token sees. They are data instead of a closure, because each closure
+    /// type would compile all vector code again.
+    pub seen: &'a [Range<usize>],
     /// `[heads, count, TILE]`
     pub logits: &'a mut [f32],
     /// `[heads, count]`
@@ -41,6 +44,14 @@ pub(super) struct Rows<'a, F> {
     pub factors: &'a mut [f32],
     /// `[heads, count, width]`
     pub out: &'a mut [f32],
+}
+
+impl Rows<'_> {
+    /// Returns the positions of the tile that a row of a kv head sees.
+    #[inline(always)]
+    fn seen(&self, row: usize) -> Range<usize> {
+        self.seen[row / self.group].clone()
+    }
 }
 
 /// The heads of K and V at each position of a tile.
@@ -53,7 +64,7 @@ pub(super) struct Tile<'a, T> {
     pub ahead: Option<&'a [&'a [T]]>,
 }
 
-impl<T: Number, F: Fn(usize) -> Range<usize>> Op for Fold<'_, T, F> {
+impl<T: Number> Op for Fold<'_, T> {
     #[inline(always)]
     fn go<S: Lanes>(mut self, s: S) {
         let (len, heads, count) = (self.tile.keys.len(), self.rows.heads, self.rows.count);
@@ -81,7 +92,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Op for Fold<'_, T, F> {
         }
         for head in 0..heads {
             for row in 0..count {
-                let seen = (self.rows.sees)(row);
+                let seen = self.rows.seen(row);
                 if !seen.is_empty() {
                     self.weigh(s, head * count + row, seen);
                 }
@@ -91,9 +102,9 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Op for Fold<'_, T, F> {
             let mut row = 0;
             while row < count {
                 let block = block_of(count - row);
-                let (seen, mut alike) = ((self.rows.sees)(row), true);
+                let (seen, mut alike) = (self.rows.seen(row), true);
                 for i in 1..block {
-                    alike &= (self.rows.sees)(row + i) == seen;
+                    alike &= self.rows.seen(row + i) == seen;
                 }
                 match block {
                     4 if alike => self.accumulate::<S, 4>(s, head, row, seen),
@@ -101,7 +112,7 @@ impl<T: Number, F: Fn(usize) -> Range<usize>> Op for Fold<'_, T, F> {
                     2 if alike => self.accumulate::<S, 2>(s, head, row, seen),
                     _ => {
                         for i in 0..block {
-                            let seen = (self.rows.sees)(row + i);
+                            let seen = self.rows.seen(row + i);
                             self.accumulate::<S, 1>(s, head, row + i, seen);
                         }
                     }
@@ -122,7 +133,7 @@ fn block_of(rows: usize) -> usize {
     }
 }
 
-impl<T: Number, F: Fn(usize) -> Range<usize>> Fold<'_, T, F> {
+impl<T: Number> Fold<'_, T> {
     /// Prefetches a head's values, and its keys of the next tile.
     #[inline(always)]
     fn prefetch(&self, head: usize, positions: Range<usize>) {

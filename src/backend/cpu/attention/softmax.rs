@@ -24,25 +24,26 @@ impl Scratch {
         (tile, ahead): (Range<u32>, usize),
         results: (&mut [Line], &mut [Softmax]),
     ) {
-        self.fold_rows(job, unit, results, (tile.len(), ahead), |query| {
+        self.seen.clear();
+        self.seen.extend((0..unit.tokens).map(|query| {
             let seen = unit.sees(query, job.attend);
             let (start, end) = (seen.start.max(tile.start), seen.end.min(tile.end));
             start.saturating_sub(tile.start) as usize..end.saturating_sub(tile.start) as usize
-        });
+        }));
+        self.fold_rows(job, unit, results, (tile.len(), ahead));
     }
 
-    /// Folds a tile of `len` positions into the softmax and the sum of every query row. `sees` returns the part of the
-    /// tile that a query token sees.
+    /// Folds a tile of `len` positions into the softmax and the sum of every query row. [`Scratch::seen`] contains
+    /// the part of the tile that each query token sees.
     pub(super) fn fold_rows<T: Number>(
         &mut self,
         job: &Job<'_, T>,
         unit: Unit,
         (out, softmax): (&mut [Line], &mut [Softmax]),
         (len, ahead): (usize, usize),
-        sees: impl Fn(u32) -> Range<usize>,
     ) {
         if job.isa.is_vector() {
-            return self.fold_vectors(job, unit, (out, softmax), (len, ahead), sees);
+            return self.fold_vectors(job, unit, (out, softmax), (len, ahead));
         }
         let (group, vectors) = (job.group(), job.lines() * LINE_VECTORS);
         let value_vectors = job.value_lines() * LINE_VECTORS;
@@ -59,7 +60,7 @@ impl Scratch {
             let rows = softmax.iter_mut().zip(logits.chunks_exact_mut(TILE));
             let outs = out.chunks_exact_mut(value_vectors);
             for (i, ((softmax, logits), out)) in rows.zip(outs).enumerate() {
-                let seen = sees((i / group) as u32);
+                let seen = self.seen[i / group].clone();
                 if seen.is_empty() {
                     continue;
                 }
@@ -78,7 +79,6 @@ impl Scratch {
         unit: Unit,
         (out, softmax): (&mut [Line], &mut [Softmax]),
         (len, ahead_len): (usize, usize),
-        sees: impl Fn(u32) -> Range<usize>,
     ) {
         let group = job.group();
         let widths = [job.lines(), job.value_lines()].map(|lines| lines * Line::NUMBERS);
@@ -87,10 +87,11 @@ impl Scratch {
             attend: job.attend,
             heads,
             count: unit.rows_per_head(group),
+            group,
             widths,
             q: cast_slice(&self.q),
             scales: if scales_products(job) { &self.places.scales[..heads] } else { &[] },
-            sees: |row| sees((row / group) as u32),
+            seen: &self.seen,
             logits: &mut self.logits,
             softmax,
             factors: &mut self.factors,

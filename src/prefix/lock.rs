@@ -5,7 +5,7 @@
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, StepId};
 
-use super::{Link, ONLY_LIST, PrefixMatch, PrefixTree};
+use super::{Link, PrefixMatch, PrefixTree};
 
 /// The tree has changed since the match was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,7 +74,7 @@ impl PrefixTree {
             };
             self.protected -= pages;
             self.evictable += pages;
-            self.order.enter(&mut self.usage, ONLY_LIST, node);
+            self.order.enter(&mut self.usage, node);
         } else {
             self.protected -= self.device_pages(node, entries);
             match self.hosts.is_some() {

@@ -109,9 +109,6 @@ impl Usage {
 
 const _: () = assert!(size_of::<Link>() == 28 && size_of::<Usage>() == 28);
 
-/// The only list of the eviction order, which contains every idle node.
-const ONLY_LIST: usize = 0;
-
 /// The tree.
 pub struct PrefixTree {
     page_size: u32,
@@ -125,7 +122,7 @@ pub struct PrefixTree {
     deferred_nodes: u32,
     /// Index of a node in the list of a [`SharedPrefixFinder`]; valid only if the list has the node at this index.
     passed: RareColumn<u32>,
-    order: Order<1>,
+    order: Order,
     /// When each idle node became idle. Only with cells or host memory: other trees need only the list of idle nodes.
     ages: Option<Box<Ages>>,
     spans: SpanStore,
@@ -196,7 +193,7 @@ impl PrefixTree {
             deferred: RareColumn::new(page_count)?,
             deferred_nodes: 0,
             passed: RareColumn::new(page_count)?,
-            order: Order::new(),
+            order: Order::default(),
             ages: None,
             spans: SpanStore::new(page_count, page_size)?,
             children: ChildTable::new(page_count, hash_bits)?,

@@ -1,11 +1,11 @@
-//! The order of eviction: doubly linked lists of the idle nodes, oldest first. The tree's column of `Usage` stores
-//! the links. All nodes of a list are evicted before those of the next list. The tree uses one list.
+//! The order of eviction: a doubly linked list of the idle nodes, oldest first. The tree's column of `Usage` stores the
+//! links.
 //!
-//! A new node goes to the young end of a list. A split creates a node for the prefix and inserts it directly after the
-//! split node. So the order of both relative to all other nodes stays the same.
+//! A new node goes to the young end. A split creates a node for the prefix and inserts it directly after the split
+//! node. So the order of both relative to all other nodes stays the same.
 //!
-//! Not here: when a node becomes idle, and which list it enters (`lock.rs`). `lock.rs` puts parents after their
-//! children (T4), so the first node is always a leaf.
+//! Not here: when a node becomes idle (`lock.rs`). `lock.rs` puts parents after their children (T4), so the first node
+//! is always a leaf.
 
 use slotmap::SecondaryMap;
 
@@ -13,7 +13,7 @@ use crate::id::NodeKey;
 
 use super::Usage;
 
-/// The links of a node in an order.
+/// The links of a node in the order.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Neighbours {
     older: Option<NodeKey>,
@@ -22,34 +22,25 @@ pub(super) struct Neighbours {
 
 type Column = SecondaryMap<NodeKey, Usage>;
 
-/// The ends of each list.
-pub(super) struct Order<const LISTS: usize> {
-    lists: [Ends; LISTS],
-}
-
-#[derive(Clone, Copy)]
-struct Ends {
+/// The ends of the list.
+#[derive(Default)]
+pub(super) struct Order {
     oldest: Option<NodeKey>,
     youngest: Option<NodeKey>,
 }
 
-impl<const LISTS: usize> Order<LISTS> {
-    pub fn new() -> Self {
-        Self { lists: [Ends { oldest: None, youngest: None }; LISTS] }
-    }
-
+impl Order {
     /// Returns the node to evict next.
     pub fn next(&self) -> Option<NodeKey> {
-        self.first_of(0)
+        self.oldest
     }
 
     /// Returns the node to evict after another.
     pub fn after(&self, column: &Column, node: NodeKey) -> Option<NodeKey> {
-        let younger = column[node].neighbours.younger;
-        younger.or_else(|| self.first_of(self.list_where(|list| list.youngest == Some(node)) + 1))
+        column[node].neighbours.younger
     }
 
-    /// Returns the node of the same list to evict before another.
+    /// Returns the node to evict before another.
     pub fn before(&self, column: &Column, node: NodeKey) -> Option<NodeKey> {
         column[node].neighbours.older
     }
@@ -59,57 +50,37 @@ impl<const LISTS: usize> Order<LISTS> {
         std::iter::successors(self.next(), |&node| self.after(column, node))
     }
 
-    /// Appends a node to the young end of a list.
-    pub fn enter(&mut self, column: &mut Column, list: usize, node: NodeKey) {
-        let older = self.lists[list].youngest;
+    /// Appends a node to the young end.
+    pub fn enter(&mut self, column: &mut Column, node: NodeKey) {
+        let older = self.youngest.replace(node);
         column[node].neighbours = Neighbours { older, younger: None };
-        self.lists[list].youngest = Some(node);
         match older {
             Some(older) => column[older].neighbours.younger = Some(node),
-            None => self.lists[list].oldest = Some(node),
+            None => self.oldest = Some(node),
         }
     }
 
-    /// Inserts `prefix`, which was split off `node`, into the list directly after `node`.
+    /// Inserts `prefix`, which was split off `node`, directly after `node`.
     pub fn split(&mut self, column: &mut Column, node: NodeKey, prefix: NodeKey) {
         let younger = column[node].neighbours.younger.replace(prefix);
         column[prefix].neighbours = Neighbours { older: Some(node), younger };
         match younger {
             Some(younger) => column[younger].neighbours.older = Some(prefix),
-            None => {
-                let list = self.list_where(|list| list.youngest == Some(node));
-                self.lists[list].youngest = Some(prefix);
-            }
+            None => self.youngest = Some(prefix),
         }
     }
 
-    /// Removes a node from its list.
+    /// Removes a node.
     pub fn leave(&mut self, column: &mut Column, node: NodeKey) {
         let Neighbours { older, younger } = column[node].neighbours;
         match older {
             Some(older) => column[older].neighbours.younger = younger,
-            None => {
-                let list = self.list_where(|list| list.oldest == Some(node));
-                self.lists[list].oldest = younger;
-            }
+            None => self.oldest = younger,
         }
         match younger {
             Some(younger) => column[younger].neighbours.older = older,
-            None => {
-                let list = self.list_where(|list| list.youngest == Some(node));
-                self.lists[list].youngest = older;
-            }
+            None => self.youngest = older,
         }
-    }
-
-    /// Returns the first node of this list; if the list is empty, that of the next list with nodes.
-    fn first_of(&self, list: usize) -> Option<NodeKey> {
-        self.lists[list..].iter().find_map(|list| list.oldest)
-    }
-
-    /// Returns the list for which `is` holds. It holds for one of the lists, so the last list need not be checked.
-    fn list_where(&self, is: impl Fn(&Ends) -> bool) -> usize {
-        (0..LISTS - 1).find(|&list| is(&self.lists[list])).unwrap_or(LISTS - 1)
     }
 }
 
@@ -118,77 +89,71 @@ mod tests {
     use super::{Column, Order};
     use crate::id::NodeKey;
     use crate::prefix::Usage;
+    use crate::testkit::rng::Rng;
     use slotmap::SlotMap;
 
-    impl Order<1> {
+    impl Order {
         /// Makes `younger` the younger neighbour of `older`, without the link back; for tests of the audit.
         pub(in crate::prefix) fn bend(column: &mut Column, older: NodeKey, younger: NodeKey) {
             column[older].neighbours.younger = Some(younger);
         }
     }
 
-    /// Two lists, each compared with a vector.
+    /// The list, compared with a vector.
     struct Both {
-        order: Order<2>,
+        order: Order,
         column: Column,
-        naive: [Vec<NodeKey>; 2],
+        naive: Vec<NodeKey>,
     }
 
     impl Both {
         fn agree(&self) {
-            let want: Vec<NodeKey> = self.naive.iter().flatten().copied().collect();
-            assert_eq!(self.order.next(), want.first().copied());
-            assert!(self.order.iter(&self.column).eq(want.iter().copied()));
+            assert_eq!(self.order.next(), self.naive.first().copied());
+            assert!(self.order.iter(&self.column).eq(self.naive.iter().copied()));
             // `iter` reads only the links to younger nodes, so check the links to older ones.
-            for pair in self.naive.iter().flat_map(|list| list.windows(2)) {
-                assert_eq!(self.column[pair[1]].neighbours.older, Some(pair[0]));
+            for pair in self.naive.windows(2) {
+                assert_eq!(self.order.before(&self.column, pair[1]), Some(pair[0]));
+            }
+            if let Some(&first) = self.naive.first() {
+                assert_eq!(self.order.before(&self.column, first), None);
             }
         }
 
-        fn index(&self, node: NodeKey) -> Option<(usize, usize)> {
-            let index =
-                |list: usize| Some((list, self.naive[list].iter().position(|&n| n == node)?));
-            index(0).or_else(|| index(1))
-        }
-
-        /// Makes the change that a random number selects.
-        fn turn(&mut self, node: NodeKey, other: NodeKey, number: usize) {
-            match (self.index(node), self.index(other)) {
+        /// Enters, splits or removes a node.
+        fn change(&mut self, node: NodeKey, other: NodeKey, is_split: bool) {
+            let index = |node| self.naive.iter().position(|&n| n == node);
+            match (index(node), index(other)) {
                 (None, _) => {
-                    self.order.enter(&mut self.column, number % 2, node);
-                    self.naive[number % 2].push(node);
+                    self.order.enter(&mut self.column, node);
+                    self.naive.push(node);
                 }
-                (Some((list, at)), None) if number.is_multiple_of(2) => {
+                (Some(at), None) if is_split => {
                     self.order.split(&mut self.column, node, other);
-                    self.naive[list].insert(at + 1, other);
+                    self.naive.insert(at + 1, other);
                 }
-                (Some((list, at)), _) => {
+                (Some(at), _) => {
                     self.order.leave(&mut self.column, node);
-                    self.naive[list].remove(at);
+                    self.naive.remove(at);
                 }
             }
         }
     }
 
     #[test]
-    fn two_lists_are_one_order() {
+    fn a_list_equals_a_vector() {
         let mut keys = SlotMap::<NodeKey, ()>::with_key();
         let nodes: Vec<NodeKey> = (0..6).map(|_| keys.insert(())).collect();
         let column = nodes.iter().map(|&node| (node, Usage::new(0))).collect();
-        let mut both = Both { order: Order::new(), column, naive: [Vec::new(), Vec::new()] };
-        let mut number: usize = 1;
-        let (mut emptied, mut filled) = ([0; 2], [0; 2]);
+        let mut both = Both { order: Order::default(), column, naive: Vec::new() };
+        let mut rng = Rng::new(1);
+        let (mut emptied, mut filled) = (0, 0);
         for _ in 0..20_000 {
-            // A linear congruential generator; its high bits are the good ones.
-            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let [node, other] = [number >> 40, number >> 50].map(|at| nodes[at % nodes.len()]);
-            both.turn(node, other, number >> 35);
+            let [node, other] = [rng.pick(&nodes), rng.pick(&nodes)];
+            both.change(node, other, rng.one_in(2));
             both.agree();
-            for list in 0..2 {
-                emptied[list] += usize::from(both.naive[list].is_empty());
-                filled[list] += usize::from(both.naive[list].len() > 3);
-            }
+            emptied += usize::from(both.naive.is_empty());
+            filled += usize::from(both.naive.len() == nodes.len());
         }
-        assert!(emptied.iter().chain(&filled).all(|&count| count > 100), "{emptied:?} {filled:?}");
+        assert!(emptied > 100 && filled > 10, "{emptied} {filled}");
     }
 }

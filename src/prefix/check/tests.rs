@@ -7,7 +7,7 @@ use crate::hash::Hashing;
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
 use crate::prefix::deferred::Deferred;
 use crate::prefix::span::Span;
-use crate::prefix::{Link, ONLY_LIST, Order, PrefixTree, Usage};
+use crate::prefix::{Link, Order, PrefixTree, Usage};
 
 const NAMESPACE: Namespace = Namespace::new(0);
 
@@ -176,11 +176,11 @@ fn t4_the_eviction_list_holds_the_idle_nodes_children_first() {
         Order::bend(&mut s.tree.usage, s.other, oldest);
     };
     assert_eq!(broken(loops), "T4: the eviction list has no loop");
-    let locked = |s: &mut Sound| s.tree.order.enter(&mut s.tree.usage, ONLY_LIST, s.trunk);
+    let locked = |s: &mut Sound| s.tree.order.enter(&mut s.tree.usage, s.trunk);
     assert_eq!(broken(locked), "T4: listed nodes are idle");
     let later = |s: &mut Sound| {
         s.tree.order.leave(&mut s.tree.usage, s.child);
-        s.tree.order.enter(&mut s.tree.usage, ONLY_LIST, s.child);
+        s.tree.order.enter(&mut s.tree.usage, s.child);
     };
     assert_eq!(broken(later), "T4: a parent is younger than its children");
     let left_out = |s: &mut Sound| s.tree.order.leave(&mut s.tree.usage, s.other);
@@ -205,7 +205,7 @@ fn t6_every_entry_belongs_to_one_span_or_is_free() {
         let own = s.tree.spans.create(&tokens(&[5]), &[PageId::new(10)]);
         let node = s.tree.spawn(Link { parent: None, span: own }, Scope::default());
         s.tree.link[node].span = second;
-        s.tree.order.enter(&mut s.tree.usage, ONLY_LIST, node);
+        s.tree.order.enter(&mut s.tree.usage, node);
         s.tree.evictable += 1;
     };
     assert_eq!(broken(shared), "T6: an entry belongs to one span");
